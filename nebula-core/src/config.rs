@@ -1,0 +1,157 @@
+//! Everything a node must know before it starts: typed, and valid by construction where a type can say it.
+//! Parts can be replaced while running through the setters of [`crate::Node`].
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use nebula_cert::{CaPool, Identity, Version};
+
+use crate::firewall;
+pub use crate::tunnel::cipher::Cipher;
+
+/// Configuration of one node.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Certificates and key of this node.
+    pub identity: Identity,
+    /// Whom to believe.
+    pub trust: CaPool,
+    /// AEAD of the data path; must be equal network-wide (it is not negotiated).
+    pub cipher: Cipher,
+    /// Certificate version to initiate with; `None`: v1 if there is a v1 certificate, else v2.
+    pub initiating_version: Option<Version>,
+    /// Close tunnels whose peer certificate expired or lost its CA.
+    pub disconnect_invalid: bool,
+    /// Underlay endpoints known from configuration, by overlay address.
+    pub static_hosts: BTreeMap<IpAddr, Vec<SocketAddr>>,
+    /// Rendezvous.
+    pub lighthouse: Lighthouse,
+    /// Packet filter.
+    pub firewall: firewall::Policy,
+    /// Hole punching.
+    pub punchy: Punchy,
+    /// Handshake retries.
+    pub handshakes: Handshakes,
+    /// Liveness.
+    pub timers: Timers,
+    /// Underlay networks preferred over others.
+    pub preferred_ranges: Vec<IpNet>,
+    /// Answer datagrams of unknown tunnels with a recv_error.
+    pub send_recv_error: RecvErrorPolicy,
+    /// Believe recv_errors of peers.
+    pub accept_recv_error: RecvErrorPolicy,
+    /// UDP port this node listens on, advertised to lighthouses with each local address.
+    pub listen_port: u16,
+    /// Drop packets to the IPv4 broadcast address of an own network.
+    pub drop_local_broadcast: bool,
+    /// Drop multicast packets.
+    pub drop_multicast: bool,
+}
+
+impl Config {
+    /// Defaults of Go Nebula 1.11.0 and an empty firewall (which denies everything).
+    #[must_use]
+    pub fn new(identity: Identity, trust: CaPool) -> Self {
+        Self {
+            identity,
+            trust,
+            cipher: Cipher::Aes256Gcm,
+            initiating_version: None,
+            disconnect_invalid: true,
+            static_hosts: BTreeMap::new(),
+            lighthouse: Lighthouse::default(),
+            firewall: firewall::Policy::default(),
+            punchy: Punchy::default(),
+            handshakes: Handshakes::default(),
+            timers: Timers::default(),
+            preferred_ranges: Vec::new(),
+            send_recv_error: RecvErrorPolicy::Always,
+            accept_recv_error: RecvErrorPolicy::Always,
+            listen_port: 0,
+            drop_local_broadcast: false,
+            drop_multicast: false,
+        }
+    }
+}
+
+/// Rendezvous settings.
+#[derive(Debug, Clone)]
+pub struct Lighthouse {
+    /// This node answers for others.
+    pub am_lighthouse: bool,
+    /// Overlay addresses of the lighthouses; each needs an entry in [`Config::static_hosts`].
+    pub hosts: Vec<IpAddr>,
+    /// Time between updates to the lighthouses; `None`: only on events.
+    pub interval: Option<Duration>,
+    /// Extra endpoints to advertise; port 0 means [`Config::listen_port`].
+    pub advertise: Vec<SocketAddr>,
+}
+
+impl Default for Lighthouse {
+    fn default() -> Self {
+        Self { am_lighthouse: false, hosts: Vec::new(), interval: Some(Duration::from_secs(10)), advertise: Vec::new() }
+    }
+}
+
+/// Hole punching settings.
+#[derive(Debug, Clone)]
+pub struct Punchy {
+    /// Keep NAT mappings of idle tunnels open.
+    pub punch: bool,
+    /// Also start a handshake towards whoever asked for us.
+    pub respond: bool,
+    /// Wait before punching.
+    pub delay: Duration,
+    /// Wait before responding.
+    pub respond_delay: Duration,
+}
+
+impl Default for Punchy {
+    fn default() -> Self {
+        Self { punch: false, respond: false, delay: Duration::from_secs(1), respond_delay: Duration::from_secs(5) }
+    }
+}
+
+/// Handshake settings.
+#[derive(Debug, Clone)]
+pub struct Handshakes {
+    /// Wait n times this after attempt n.
+    pub try_interval: Duration,
+    /// Attempts before giving up.
+    pub retries: u32,
+}
+
+impl Default for Handshakes {
+    fn default() -> Self {
+        Self { try_interval: Duration::from_millis(100), retries: 10 }
+    }
+}
+
+/// Liveness settings.
+#[derive(Debug, Clone)]
+pub struct Timers {
+    /// Time between two checks of a tunnel.
+    pub connection_alive_interval: Duration,
+    /// Time a silent peer has to answer a test packet.
+    pub pending_deletion_interval: Duration,
+}
+
+impl Default for Timers {
+    fn default() -> Self {
+        Self { connection_alive_interval: Duration::from_secs(5), pending_deletion_interval: Duration::from_secs(10) }
+    }
+}
+
+/// With whom recv_errors are exchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RecvErrorPolicy {
+    /// Everybody.
+    #[default]
+    Always,
+    /// Nobody.
+    Never,
+    /// Private underlay addresses only.
+    Private,
+}

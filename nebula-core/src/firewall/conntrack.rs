@@ -1,0 +1,1 @@
+//! Flows already allowed: sharded, with expiry and a hard cap.

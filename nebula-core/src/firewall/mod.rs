@@ -1,0 +1,38 @@
+//! Packet filter: rules over the peer's certificate, and the flows already allowed.
+
+mod conntrack;
+mod rules;
+
+use std::time::Duration;
+
+pub use rules::{Cidr, PortRange, Protocol, Rule};
+
+/// Rules and settings; what the configuration says.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    /// Rules for packets from peers.
+    pub inbound: Vec<Rule>,
+    /// Rules for packets to peers.
+    pub outbound: Vec<Rule>,
+    /// Without `local_cidr`, a rule covers any local address even if the own certificate has unsafe networks.
+    pub default_local_cidr_any: bool,
+    /// Idle TCP flows are forgotten after this.
+    pub tcp_timeout: Duration,
+    /// Idle UDP flows.
+    pub udp_timeout: Duration,
+    /// Other idle flows.
+    pub default_timeout: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            inbound: Vec::new(),
+            outbound: Vec::new(),
+            default_local_cidr_any: false,
+            tcp_timeout: Duration::from_secs(12 * 60),
+            udp_timeout: Duration::from_secs(3 * 60),
+            default_timeout: Duration::from_secs(10 * 60),
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Handshakes: one as a pure machine, and those under way.
+
+mod machine;
+mod pending;
+
+pub use machine::Completed;
+pub(crate) use machine::{Error, Initiator, Own, respond};

@@ -1,0 +1,1 @@
+//! Handshakes under way: retries, packets that wait.

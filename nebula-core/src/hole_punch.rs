@@ -1,0 +1,1 @@
+//! When to punch, and to whom (RFC 5128).

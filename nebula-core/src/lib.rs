@@ -1,0 +1,27 @@
+//! The Nebula overlay network as a library: handshakes, lighthouse, firewall and the packet path.
+//!
+//! Two planes, as in a router. The control plane ([`Node`]) is single-owner and decides; the forwarding plane
+//! ([`Forwarder`]) moves packets on any number of threads. Both are sans-IO: time, randomness and bytes come in as
+//! arguments, and what to do comes out as values. The feature `io` adds the Linux driver (threads, tun device, UDP
+//! sockets); the feature `simulator` adds a network of many nodes on one virtual clock.
+
+pub mod config;
+pub mod counters;
+pub mod firewall;
+pub mod forward;
+mod handshake;
+mod hole_punch;
+#[cfg(feature = "io")]
+pub mod io;
+pub mod lighthouse;
+mod node;
+mod output;
+#[cfg(feature = "simulator")]
+pub mod simulator;
+pub mod tunnel;
+pub mod wire;
+
+pub use config::Config;
+pub use forward::{Forwarder, Lane};
+pub use node::{Node, TunnelStatus, WallClock};
+pub use output::{DropReason, Event, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict};

@@ -1,0 +1,210 @@
+//! All that the planes can say: what became of a packet, what to send, what happened.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use crate::forward::Offload;
+use crate::tunnel::{LocalIndex, RemoteIndex};
+use crate::wire::header::MessageType;
+
+/// What became of an overlay packet handed to [`crate::Forwarder::outbound`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Verdict {
+    /// Sealed into the lane's arena; send the lane's runs.
+    Transmit,
+    /// The control plane has to act first; a punt is in the lane.
+    Punt,
+    /// Dropped and counted.
+    Drop(DropReason),
+}
+
+/// Why a packet was dropped. Each has its own counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum DropReason {
+    /// Underlay: shorter than a header, or than header and tag.
+    Truncated,
+    /// Underlay: version, type or subtype that does not exist.
+    UnknownType,
+    /// Underlay: came from inside the own overlay networks (tunnel in tunnel).
+    FromOverlay,
+    /// Underlay: no tunnel has this index.
+    UnknownIndex,
+    /// Underlay: counter already seen or too old.
+    Replayed,
+    /// Underlay: authentication failed.
+    BadTag,
+    /// Overlay: not an IP packet that can be parsed.
+    BadPacket,
+    /// Overlay: destination is this node itself.
+    ToSelf,
+    /// Overlay: broadcast or multicast, dropped by configuration.
+    Broadcast,
+    /// Overlay: no route to the destination.
+    NoRoute,
+    /// Overlay: the remote address does not belong to the peer's certificate.
+    RemoteAddress,
+    /// Overlay: the local address does not belong to this node's certificate.
+    LocalAddress,
+    /// Firewall: no rule allows it.
+    NoRule,
+    /// Conntrack is full of live flows.
+    ConntrackFull,
+    /// The send counter of the tunnel is used up.
+    CounterExhausted,
+    /// The tunnel has no usable endpoint.
+    NoEndpoint,
+    /// Too many packets wait for this peer's handshake.
+    PendingFull,
+    /// The queue to the control plane is full.
+    PuntQueueFull,
+    /// Handshake message that is not valid or not expected.
+    BadHandshake,
+    /// Relayed frame that cannot be handled.
+    Relay,
+    /// Control message that cannot be parsed or may not be sent by this peer.
+    BadMessage,
+    /// A super-packet whose offload description contradicts its bytes.
+    BadOffload,
+}
+
+/// A datagram the control plane wants on the underlay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transmit {
+    /// Destination.
+    pub to: SocketAddr,
+    /// Complete UDP payload.
+    pub datagram: Vec<u8>,
+}
+
+/// An overlay packet that had to be copied because it waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PacketOwned {
+    /// IP packet, possibly a super-packet.
+    pub bytes: Vec<u8>,
+    /// How to cut and finish it.
+    pub offload: Offload,
+}
+
+/// What the forwarding plane hands to the control plane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Punt {
+    /// No tunnel to `peer` yet; keep `packet` and start a handshake.
+    NoTunnel {
+        /// Overlay address of the peer (the gateway for a subnet route).
+        peer: IpAddr,
+        /// The packet that waits.
+        packet: PacketOwned,
+    },
+    /// A handshake datagram (type 0), header included.
+    Handshake {
+        /// Underlay source.
+        from: SocketAddr,
+        /// Complete datagram.
+        datagram: Vec<u8>,
+    },
+    /// A recv_error datagram (type 2).
+    RecvError {
+        /// Underlay source.
+        from: SocketAddr,
+        /// The index the peer does not know.
+        index: RemoteIndex,
+    },
+    /// A datagram for an index nobody has: answer with a recv_error, by policy.
+    UnknownIndex {
+        /// Underlay source.
+        from: SocketAddr,
+        /// Index found in the datagram.
+        index: u32,
+    },
+    /// An authenticated message for the control plane: lighthouse, test, close, relay control.
+    Message {
+        /// Tunnel it came through.
+        tunnel: LocalIndex,
+        /// Underlay source.
+        from: SocketAddr,
+        /// Which message.
+        kind: MessageType,
+        /// Decrypted body.
+        plaintext: Vec<u8>,
+    },
+    /// An authenticated datagram came from another endpoint than the tunnel's.
+    Roamed {
+        /// Tunnel.
+        tunnel: LocalIndex,
+        /// New underlay source.
+        from: SocketAddr,
+    },
+}
+
+/// What happened in the control plane; for logs and metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// A handshake completed and the tunnel is in use.
+    TunnelUp {
+        /// Peer's overlay addresses.
+        peer: Vec<IpAddr>,
+        /// Peer's certificate name.
+        name: String,
+        /// Underlay endpoint.
+        endpoint: SocketAddr,
+        /// Own index.
+        local_index: LocalIndex,
+        /// Whether this node initiated.
+        initiator: bool,
+        /// First attempt to completion (initiator) or processing only (responder: zero).
+        took: Duration,
+    },
+    /// A tunnel is gone.
+    TunnelDown {
+        /// Peer's overlay addresses.
+        peer: Vec<IpAddr>,
+        /// Own index.
+        local_index: LocalIndex,
+        /// Why.
+        reason: TunnelDownReason,
+    },
+    /// All attempts were used.
+    HandshakeTimedOut {
+        /// Intended peer.
+        peer: IpAddr,
+        /// Since the first attempt.
+        after: Duration,
+    },
+    /// A handshake message was refused.
+    HandshakeRefused {
+        /// Underlay source.
+        from: SocketAddr,
+        /// Human-readable reason.
+        reason: String,
+    },
+    /// A peer's endpoint changed.
+    Roamed {
+        /// Peer's overlay addresses.
+        peer: Vec<IpAddr>,
+        /// New endpoint.
+        endpoint: SocketAddr,
+    },
+}
+
+/// Why a tunnel ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TunnelDownReason {
+    /// The peer sent a CloseTunnel.
+    ClosedByPeer,
+    /// This node closed it (stop, or on request).
+    ClosedHere,
+    /// The peer stopped answering.
+    Dead,
+    /// The peer lost its state (recv_error).
+    RecvError,
+    /// The peer's certificate is no longer valid, or blocked.
+    CertificateInvalid,
+    /// The send counter is used up.
+    CounterExhausted,
+    /// A newer tunnel took its place.
+    Superseded,
+}

@@ -1,0 +1,1 @@
+//! Handshake payload, lighthouse and relay-control messages (protobuf).

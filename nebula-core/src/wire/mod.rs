@@ -1,0 +1,5 @@
+//! Parsers of everything that comes off the wire. They never panic and never allocate by a length they read.
+
+pub mod header;
+pub mod ip;
+pub(crate) mod messages;
