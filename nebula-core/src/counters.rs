@@ -1,3 +1,213 @@
-//! Plain numbers, one set per lane, one counter per drop reason and message kind.
+//! Plain numbers, one set per lane, one counter per drop reason and kind of traffic (statistics).
 
-// Owner: forward. One writer per lane, read by anybody: relaxed atomics.
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::DropReason;
+
+/// Which way a packet went when it was counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From the underlay to the overlay.
+    Inbound,
+    /// From the overlay to the underlay.
+    Outbound,
+}
+
+/// What is counted, drops aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Counter {
+    /// Overlay packets delivered to the device, before they were joined.
+    PacketsIn,
+    /// Their bytes.
+    BytesIn,
+    /// Overlay packets sealed, after super-packets were cut.
+    PacketsOut,
+    /// Their bytes.
+    BytesOut,
+    /// Underlay datagrams received, hole punches included.
+    DatagramsIn,
+    /// Their bytes.
+    DatagramBytesIn,
+    /// Datagrams of one byte or none, which only open a NAT mapping.
+    HolePunchesIn,
+    /// Handshake datagrams handed to the control plane.
+    HandshakesIn,
+    /// Lighthouse messages received.
+    LighthouseIn,
+    /// Test requests received.
+    TestRequestsIn,
+    /// Test replies received.
+    TestRepliesIn,
+    /// Close messages received.
+    CloseTunnelIn,
+    /// Relay control messages received.
+    ControlIn,
+    /// Recv_errors received.
+    RecvErrorsIn,
+    /// Packets handed to the control plane because there was no tunnel.
+    NoTunnel,
+    /// Super-packets written to the device in place of several packets.
+    Coalesced,
+}
+
+/// One set of counters. One thread writes, anybody reads; so a relaxed load and store do, without a locked instruction.
+#[derive(Debug, Default)]
+pub struct Counters {
+    values: [AtomicU64; Counter::ALL.len()],
+    dropped: [[AtomicU64; DropReason::ALL.len()]; 2],
+}
+
+impl Counters {
+    /// Adds to a counter. Only by the set's one writer.
+    pub fn add(&self, counter: Counter, n: u64) {
+        add(&self.values[counter as usize], n);
+    }
+    /// Counts a dropped packet. Only by the set's one writer.
+    pub fn drop(&self, direction: Direction, reason: DropReason) {
+        self.drop_many(direction, reason, 1);
+    }
+    /// Counts dropped packets. Only by the set's one writer.
+    pub fn drop_many(&self, direction: Direction, reason: DropReason, n: u64) {
+        add(&self.dropped[direction as usize][reason as usize], n);
+    }
+    /// Current value.
+    #[must_use]
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.values[counter as usize].load(Ordering::Relaxed)
+    }
+    /// Packets dropped so far, for one reason.
+    #[must_use]
+    pub fn dropped(&self, direction: Direction, reason: DropReason) -> u64 {
+        self.dropped[direction as usize][reason as usize].load(Ordering::Relaxed)
+    }
+    /// Adds every counter to `sum`, by its stable name.
+    pub fn add_to(&self, sum: &mut BTreeMap<&'static str, u64>) {
+        for counter in Counter::ALL {
+            *sum.entry(counter.name()).or_default() += self.get(counter);
+        }
+        for direction in [Direction::Inbound, Direction::Outbound] {
+            for reason in DropReason::ALL {
+                *sum.entry(reason.counter_name(direction)).or_default() += self.dropped(direction, reason);
+            }
+        }
+    }
+}
+
+fn add(value: &AtomicU64, n: u64) {
+    value.store(value.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+}
+
+macro_rules! counter_names {
+    ($($variant:ident $name:literal,)*) => {
+        impl Counter {
+            /// Every counter.
+            pub const ALL: [Self; [$(Self::$variant),*].len()] = [$(Self::$variant),*];
+            /// Name in metrics; stable.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+counter_names! {
+    PacketsIn "packets_in",
+    BytesIn "bytes_in",
+    PacketsOut "packets_out",
+    BytesOut "bytes_out",
+    DatagramsIn "datagrams_in",
+    DatagramBytesIn "datagram_bytes_in",
+    HolePunchesIn "hole_punches_in",
+    HandshakesIn "handshakes_in",
+    LighthouseIn "lighthouse_in",
+    TestRequestsIn "test_requests_in",
+    TestRepliesIn "test_replies_in",
+    CloseTunnelIn "close_tunnel_in",
+    ControlIn "control_in",
+    RecvErrorsIn "recv_errors_in",
+    NoTunnel "no_tunnel",
+    Coalesced "coalesced",
+}
+
+macro_rules! drop_names {
+    ($($variant:ident $name:literal,)*) => {
+        impl DropReason {
+            /// Every reason.
+            pub const ALL: [Self; [$(Self::$variant),*].len()] = [$(Self::$variant),*];
+            /// Name in logs; stable.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+            /// Name in metrics; stable.
+            #[must_use]
+            pub const fn counter_name(self, direction: Direction) -> &'static str {
+                match (self, direction) {
+                    $(
+                        (Self::$variant, Direction::Inbound) => concat!("dropped_in_", $name),
+                        (Self::$variant, Direction::Outbound) => concat!("dropped_out_", $name),
+                    )*
+                }
+            }
+        }
+    };
+}
+
+// In the order of the enum: a reason is an index into the array of its counters.
+drop_names! {
+    Truncated "truncated",
+    UnknownType "unknown_type",
+    FromOverlay "from_overlay",
+    UnknownIndex "unknown_index",
+    Replayed "replayed",
+    BadTag "bad_tag",
+    BadPacket "bad_packet",
+    ToSelf "to_self",
+    Broadcast "broadcast",
+    NoRoute "no_route",
+    RemoteAddress "remote_address",
+    LocalAddress "local_address",
+    NoRule "no_rule",
+    ConntrackFull "conntrack_full",
+    CounterExhausted "counter_exhausted",
+    NoEndpoint "no_endpoint",
+    PendingFull "pending_full",
+    PuntQueueFull "punt_queue_full",
+    BadHandshake "bad_handshake",
+    Relay "relay",
+    BadMessage "bad_message",
+    BadOffload "bad_offload",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_and_reason_is_its_own_index_and_has_its_own_name() {
+        for (at, counter) in Counter::ALL.into_iter().enumerate() {
+            assert_eq!(at, counter as usize);
+        }
+        for (at, reason) in DropReason::ALL.into_iter().enumerate() {
+            assert_eq!(at, reason as usize);
+        }
+        let mut sum = BTreeMap::new();
+        Counters::default().add_to(&mut sum);
+        assert_eq!(sum.len(), Counter::ALL.len() + 2 * DropReason::ALL.len());
+    }
+
+    #[test]
+    fn sets_of_several_lanes_add_up() {
+        let [a, b] = [Counters::default(), Counters::default()];
+        a.add(Counter::PacketsIn, 2);
+        b.add(Counter::PacketsIn, 3);
+        b.drop(Direction::Outbound, DropReason::NoRule);
+        let mut sum = BTreeMap::new();
+        a.add_to(&mut sum);
+        b.add_to(&mut sum);
+        assert_eq!((sum["packets_in"], sum["dropped_out_no_rule"], sum["dropped_in_no_rule"]), (5, 1, 0));
+    }
+}

@@ -1,10 +1,13 @@
 //! Packet filter: rules over the peer's certificate, and the flows already allowed.
 
 mod conntrack;
+mod filter;
 mod rules;
 
 use std::time::Duration;
 
+pub(crate) use conntrack::{Conntrack, FlowCache};
+pub(crate) use filter::Filter;
 pub use rules::{Cidr, PortRange, Protocol, Rule};
 
 /// Rules and settings; what the configuration says.
@@ -22,6 +25,8 @@ pub struct Policy {
     pub udp_timeout: Duration,
     /// Other idle flows.
     pub default_timeout: Duration,
+    /// Most flows remembered at a time; when there are more, the longest idle ones are forgotten early.
+    pub max_flows: usize,
 }
 
 impl Default for Policy {
@@ -33,6 +38,8 @@ impl Default for Policy {
             tcp_timeout: Duration::from_secs(12 * 60),
             udp_timeout: Duration::from_secs(3 * 60),
             default_timeout: Duration::from_secs(10 * 60),
+            // About 20 MB when full.
+            max_flows: 1 << 18,
         }
     }
 }

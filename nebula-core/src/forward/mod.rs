@@ -2,12 +2,28 @@
 
 mod coalesce;
 mod inbound;
+mod lane;
+mod layout;
 mod outbound;
 mod route;
 mod segment;
 
-use std::net::SocketAddr;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use ipnet::IpNet;
+
+pub use lane::Lane;
+
+use crate::counters::Counters;
+use crate::firewall::{self, Conntrack, Filter};
+use crate::tunnel::TunnelTable;
+use crate::{DropReason, Verdict};
+use route::Routes;
 
 /// How an overlay (super-)packet must be cut and finished; what a virtio-net header says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,73 +88,106 @@ pub struct Delivery {
     pub header_len: u16,
 }
 
+/// What this node is and allows, as the control plane publishes it.
+#[derive(Debug, Clone)]
+pub(crate) struct LocalPolicy {
+    /// Own overlay addresses, each with the prefix of its network.
+    pub(crate) networks: Vec<IpNet>,
+    /// Networks behind this node, by its certificate.
+    pub(crate) unsafe_networks: Vec<IpNet>,
+    /// Drop packets to the IPv4 broadcast address of an own network.
+    pub(crate) drop_local_broadcast: bool,
+    /// Drop multicast packets.
+    pub(crate) drop_multicast: bool,
+    /// Rules and timeouts.
+    pub(crate) firewall: firewall::Policy,
+}
+
+/// A [`LocalPolicy`] compiled for lanes; replaced as a whole.
+#[derive(Debug)]
+struct Snapshot {
+    routes: Routes,
+    filter: Filter,
+    drop_local_broadcast: bool,
+    drop_multicast: bool,
+}
+
 /// Shared tables. `&self` everywhere; only [`crate::Node`] publishes.
 #[derive(Debug)]
-pub struct Forwarder {}
-
-/// One thread's scratch: arena, deliveries, punts, flow cache, counters. Nothing in it is shared.
-#[derive(Debug)]
-pub struct Lane {}
-
-impl Lane {
-    /// Sealed runs of [`Forwarder::outbound`] since the last [`Lane::clear`].
-    #[must_use]
-    pub fn runs(&self) -> &[Run] {
-        unimplemented!()
-    }
-    /// Memory the runs point into.
-    #[must_use]
-    pub fn arena(&self) -> &[u8] {
-        unimplemented!()
-    }
-    /// Packets of [`Forwarder::inbound`] since the last [`Lane::clear`], in order per flow.
-    #[must_use]
-    pub fn deliveries(&self) -> &[Delivery] {
-        unimplemented!()
-    }
-    /// Memory the headers of deliveries point into.
-    #[must_use]
-    pub fn headers(&self) -> &[u8] {
-        unimplemented!()
-    }
-    /// Ranges of the receive buffer that deliveries point to.
-    #[must_use]
-    pub fn pieces(&self) -> &[Range<usize>] {
-        unimplemented!()
-    }
-    /// Takes what the control plane must handle.
-    pub fn take_punts(&mut self) -> impl Iterator<Item = crate::Punt> {
-        std::iter::empty()
-    }
-    /// Whether another super-packet fits the arena before a flush.
-    #[must_use]
-    pub fn has_room(&self) -> bool {
-        unimplemented!()
-    }
-    /// Forgets runs and deliveries; keeps memory.
-    pub fn clear(&mut self) {
-        unimplemented!()
-    }
+pub struct Forwarder {
+    tunnels: TunnelTable,
+    snapshot: ArcSwap<Snapshot>,
+    conntrack: Conntrack,
+    counters: Mutex<Vec<Arc<Counters>>>,
 }
 
 impl Forwarder {
+    /// Empty tables. `now` is the earliest time that will ever be passed in; `key` is random and makes indexes and hashes
+    /// unpredictable.
+    #[must_use]
+    pub(crate) fn new(local: LocalPolicy, now: Instant, key: [u64; 2]) -> Self {
+        let conntrack = Conntrack::new(now, key[1], local.firewall.max_flows);
+        Self {
+            tunnels: TunnelTable::new(key[0]),
+            snapshot: ArcSwap::from_pointee(Snapshot::new(local, 1)),
+            conntrack,
+            counters: Mutex::default(),
+        }
+    }
+    /// Live tunnels. The control plane publishes and retires here.
+    #[must_use]
+    pub(crate) fn tunnels(&self) -> &TunnelTable {
+        &self.tunnels
+    }
+    /// Replaces addresses, rules and flags. Flows that are already allowed are checked again with their next packet.
+    pub(crate) fn set_policy(&self, local: LocalPolicy) {
+        self.conntrack.set_max_flows(local.firewall.max_flows);
+        let generation = self.snapshot.load().filter.generation().wrapping_add(1);
+        self.snapshot.store(Arc::new(Snapshot::new(local, generation)));
+    }
     /// A lane for one thread.
     #[must_use]
     pub fn lane(&self) -> Lane {
-        unimplemented!()
+        let counters = Arc::new(Counters::default());
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&counters));
+        Lane::new(counters)
+    }
+    /// Sum of the counters of all lanes, by name.
+    #[must_use]
+    pub fn counters(&self) -> BTreeMap<&'static str, u64> {
+        let mut sum = BTreeMap::new();
+        for counters in self.counters.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            counters.add_to(&mut sum);
+        }
+        sum
+    }
+    /// Flows the firewall remembers.
+    #[must_use]
+    pub fn flows(&self) -> usize {
+        self.conntrack.len()
     }
     /// Overlay (super-)packet to sealed datagrams in `lane`.
-    pub fn outbound(
-        &self,
-        _lane: &mut Lane,
-        _now: std::time::Instant,
-        _packet: &mut [u8],
-        _offload: Offload,
-    ) -> crate::Verdict {
-        unimplemented!()
+    ///
+    /// `packet` is only read. After [`Verdict::Transmit`] the lane's runs hold the datagrams (appended to those of earlier
+    /// calls); after [`Verdict::Punt`] the lane's punts hold a copy of the packet; a drop is already counted.
+    pub fn outbound(&self, lane: &mut Lane, now: Instant, packet: &mut [u8], offload: Offload) -> Verdict {
+        outbound::outbound(self, lane, now, packet, offload)
     }
     /// Underlay datagrams to overlay (super-)packets in `lane`. Opens in place in `buffer`; what it cannot finish is punted.
-    pub fn inbound(&self, _lane: &mut Lane, _now: std::time::Instant, _buffer: &mut [u8], _received: &[Received]) {
-        unimplemented!()
+    ///
+    /// All slots of one call must lie in one `buffer`; deliveries point into it, so write them out before it is reused.
+    pub fn inbound(&self, lane: &mut Lane, now: Instant, buffer: &mut [u8], received: &[Received]) {
+        inbound::inbound(self, lane, now, buffer, received);
+    }
+}
+
+impl Snapshot {
+    fn new(local: LocalPolicy, generation: u32) -> Self {
+        Self {
+            drop_local_broadcast: local.drop_local_broadcast,
+            drop_multicast: local.drop_multicast,
+            routes: Routes::new(&local.networks),
+            filter: Filter::new(&local.firewall, &local.networks, &local.unsafe_networks, generation),
+        }
     }
 }

@@ -1,0 +1,148 @@
+//! One thread's scratch: arena, deliveries, punts, caches, counters. Nothing in it is shared but the counters.
+
+use std::net::IpAddr;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::coalesce::Coalescer;
+use super::inbound::Batch;
+use super::{Delivery, Run};
+use crate::Punt;
+use crate::counters::Counters;
+use crate::firewall::FlowCache;
+use crate::tunnel::LocalIndex;
+
+/// More punts than this in one turn are dropped: a flood must not become memory.
+const MAX_PUNTS: usize = 128;
+/// A full super-packet of 1300-byte packets, sealed, with a little to spare.
+const SUPER_PACKET: usize = 72 << 10;
+/// Arena bytes before a flush is due.
+const ARENA: usize = 4 * SUPER_PACKET;
+/// Bytes of a UDP GSO send; the kernel wants the whole to fit one IP packet.
+pub(super) const MAX_RUN: usize = 65_000;
+
+/// One thread's scratch: arena, deliveries, punts, flow cache, counters. Nothing in it is shared.
+///
+/// All memory is taken when first needed and kept; [`Lane::release_memory`] gives it back.
+#[derive(Debug)]
+pub struct Lane {
+    /// As long as it ever was; `used` says how much of it means something, so growing it is rare.
+    pub(super) arena: Vec<u8>,
+    pub(super) used: usize,
+    pub(super) runs: Vec<Run>,
+    pub(super) max_segments: usize,
+    pub(super) deliveries: Vec<Delivery>,
+    pub(super) headers: Vec<u8>,
+    pub(super) pieces: Vec<Range<usize>>,
+    pub(super) coalescer: Coalescer,
+    pub(super) batch: Batch,
+    punts: Vec<Punt>,
+    pub(super) last_tunnel: Option<TunnelHint>,
+    pub(super) flows: FlowCache,
+    pub(super) counters: Arc<Counters>,
+}
+
+/// Where the last packet went. Holds no tunnel, so that a retired one is freed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TunnelHint {
+    pub(super) version: u64,
+    pub(super) peer: IpAddr,
+    pub(super) index: LocalIndex,
+}
+
+impl Lane {
+    pub(super) fn new(counters: Arc<Counters>) -> Self {
+        Self {
+            arena: Vec::new(),
+            used: 0,
+            runs: Vec::new(),
+            max_segments: 64,
+            deliveries: Vec::new(),
+            headers: Vec::new(),
+            pieces: Vec::new(),
+            coalescer: Coalescer::default(),
+            batch: Batch::default(),
+            punts: Vec::new(),
+            last_tunnel: None,
+            flows: FlowCache::default(),
+            counters,
+        }
+    }
+    /// Most datagrams in one run: what the socket's GSO takes (1 without GSO). Default 64.
+    pub fn set_max_segments(&mut self, segments: usize) {
+        self.max_segments = segments.max(1);
+    }
+    /// Whether the overlay device takes TCP and UDP super-packets. Default: neither.
+    pub fn set_coalesce(&mut self, tcp: bool, udp: bool) {
+        self.coalescer.set_enabled(tcp, udp);
+    }
+    /// This lane's counters. The lane's thread is their only writer.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+    /// Sealed runs of [`crate::Forwarder::outbound`] since the last [`Lane::clear`].
+    #[must_use]
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+    /// Memory the runs point into.
+    #[must_use]
+    pub fn arena(&self) -> &[u8] {
+        &self.arena[..self.used]
+    }
+    /// Packets of [`crate::Forwarder::inbound`] since the last [`Lane::clear`], in order per flow.
+    #[must_use]
+    pub fn deliveries(&self) -> &[Delivery] {
+        &self.deliveries
+    }
+    /// Memory the headers of deliveries point into.
+    #[must_use]
+    pub fn headers(&self) -> &[u8] {
+        &self.headers
+    }
+    /// Ranges of the receive buffer that deliveries point to.
+    #[must_use]
+    pub fn pieces(&self) -> &[Range<usize>] {
+        &self.pieces
+    }
+    /// Takes what the control plane must handle.
+    pub fn take_punts(&mut self) -> impl Iterator<Item = Punt> {
+        self.punts.drain(..)
+    }
+    /// Whether another super-packet fits the arena before a flush.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.used + SUPER_PACKET <= ARENA && self.punts.len() < MAX_PUNTS
+    }
+    /// Forgets runs and deliveries; keeps memory, and punts that were not taken.
+    pub fn clear(&mut self) {
+        self.used = 0;
+        self.runs.clear();
+        self.deliveries.clear();
+        self.headers.clear();
+        self.pieces.clear();
+    }
+    /// Gives back the memory that traffic needed, after a time without any. Forgets runs and deliveries.
+    pub fn release_memory(&mut self) {
+        self.clear();
+        self.arena = Vec::new();
+        self.runs = Vec::new();
+        self.deliveries = Vec::new();
+        self.headers = Vec::new();
+        self.pieces = Vec::new();
+        self.punts.shrink_to_fit();
+        self.coalescer.release_memory();
+        self.batch = Batch::default();
+        self.flows = FlowCache::default();
+        self.last_tunnel = None;
+    }
+    /// Adds a punt unless there are too many.
+    pub(super) fn punt(&mut self, punt: Punt) -> bool {
+        let fits = self.punts.len() < MAX_PUNTS;
+        if fits {
+            self.punts.push(punt);
+        }
+        fits
+    }
+}

@@ -1,0 +1,1 @@
+//! Where the parts of a packet are, as far as cutting and joining need it.
