@@ -1,9 +1,23 @@
 //! The 16-byte Nebula header.
+//!
+//! ```text
+//!  0                   1                   2                   3
+//! |version|  type |    subtype    |           reserved            |
+//! |                        receiver's index                       |
+//! |                        message counter                        |
+//! |                                                               |
+//! ```
+//! Big-endian throughout. The reserved bits are sent as zero and not checked, but they are authenticated: additional
+//! data is the header as received, never a re-encoded one.
+
+use crate::DropReason;
 
 /// Bytes of a header.
 pub const HEADER_LEN: usize = 16;
 /// Bytes of an AEAD tag.
 pub const TAG_LEN: usize = 16;
+
+const VERSION: u8 = 1;
 
 /// Type and subtype of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,6 +42,39 @@ pub enum MessageType {
     Control,
 }
 
+impl MessageType {
+    /// Type and subtype as on the wire.
+    #[must_use]
+    pub const fn numbers(self) -> (u8, u8) {
+        match self {
+            Self::Handshake => (0, 0),
+            Self::Data => (1, 0),
+            Self::Relay => (1, 1),
+            Self::RecvError => (2, 0),
+            Self::Lighthouse => (3, 0),
+            Self::TestRequest => (4, 0),
+            Self::TestReply => (4, 1),
+            Self::CloseTunnel => (5, 0),
+            Self::Control => (6, 0),
+        }
+    }
+
+    const fn from_numbers(kind: u8, subtype: u8) -> Option<Self> {
+        match (kind, subtype) {
+            (0, 0) => Some(Self::Handshake),
+            (1, 0) => Some(Self::Data),
+            (1, 1) => Some(Self::Relay),
+            (2, 0) => Some(Self::RecvError),
+            (3, 0) => Some(Self::Lighthouse),
+            (4, 0) => Some(Self::TestRequest),
+            (4, 1) => Some(Self::TestReply),
+            (5, 0) => Some(Self::CloseTunnel),
+            (6, 0) => Some(Self::Control),
+            _ => None,
+        }
+    }
+}
+
 /// A parsed header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
@@ -44,12 +91,80 @@ impl Header {
     ///
     /// # Errors
     /// `Truncated` or `UnknownType`.
-    pub fn parse(_datagram: &[u8]) -> Result<Self, crate::DropReason> {
-        unimplemented!()
+    pub fn parse(datagram: &[u8]) -> Result<Self, DropReason> {
+        let Some(header) = datagram.first_chunk::<HEADER_LEN>() else { return Err(DropReason::Truncated) };
+        let [first, subtype, _, _, i0, i1, i2, i3, counter @ ..] = *header;
+        if first >> 4 != VERSION {
+            return Err(DropReason::UnknownType);
+        }
+        let kind = MessageType::from_numbers(first & 0x0f, subtype).ok_or(DropReason::UnknownType)?;
+        Ok(Self { kind, index: u32::from_be_bytes([i0, i1, i2, i3]), counter: u64::from_be_bytes(counter) })
     }
     /// Wire form.
     #[must_use]
     pub fn to_bytes(self) -> [u8; HEADER_LEN] {
-        unimplemented!()
+        let (kind, subtype) = self.kind.numbers();
+        let mut bytes = [0; HEADER_LEN];
+        bytes[0] = VERSION << 4 | kind;
+        bytes[1] = subtype;
+        bytes[4..8].copy_from_slice(&self.index.to_be_bytes());
+        bytes[8..].copy_from_slice(&self.counter.to_be_bytes());
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn only_the_listed_types_and_subtypes_are_accepted() {
+        let mut accepted = Vec::new();
+        for first in 0..=255 {
+            for subtype in 0..=255 {
+                let mut bytes = [0; HEADER_LEN];
+                (bytes[0], bytes[1]) = (first, subtype);
+                match Header::parse(&bytes) {
+                    Ok(header) => {
+                        assert_eq!(header.to_bytes(), bytes);
+                        accepted.push((first, subtype));
+                    }
+                    Err(reason) => assert_eq!(reason, DropReason::UnknownType),
+                }
+            }
+        }
+        let listed =
+            [(0x10, 0), (0x11, 0), (0x11, 1), (0x12, 0), (0x13, 0), (0x14, 0), (0x14, 1), (0x15, 0), (0x16, 0)];
+        assert_eq!(accepted, listed);
+    }
+
+    #[test]
+    fn reserved_bits_are_not_looked_at() {
+        let mut bytes = Header { kind: MessageType::Data, index: 7, counter: 9 }.to_bytes();
+        (bytes[2], bytes[3]) = (0xff, 0xff);
+        assert_eq!(Header::parse(&bytes), Ok(Header { kind: MessageType::Data, index: 7, counter: 9 }));
+    }
+
+    #[test]
+    fn fifteen_bytes_are_not_a_header() {
+        assert_eq!(Header::parse(&[0x10; 15]), Err(DropReason::Truncated));
+        assert_eq!(Header::parse(&[]), Err(DropReason::Truncated));
+    }
+
+    #[test]
+    fn index_and_counter_are_big_endian() {
+        let header = Header { kind: MessageType::TestRequest, index: 0x1122_3344, counter: 3 };
+        assert_eq!(header.to_bytes(), [0x14, 0, 0, 0, 0x11, 0x22, 0x33, 0x44, 0, 0, 0, 0, 0, 0, 0, 3]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_parse_or_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+            if let Ok(header) = Header::parse(&bytes) {
+                prop_assert_eq!(Header::parse(&header.to_bytes()), Ok(header));
+            }
+        }
     }
 }

@@ -1,1 +1,404 @@
 //! Handshake payload, lighthouse and relay-control messages (protobuf).
+//!
+//! Written fields ascend and zeros are left out, so equal messages are equal bytes, also to those of Go Nebula.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use nebula_cert::Version;
+
+pub(crate) use super::protobuf::Malformed;
+use super::protobuf::{Fields, Value, Writer, read_varint};
+
+/// Endpoints per address family, and relays, that are believed per message. Further ones are skipped, as Go Nebula does.
+pub(crate) const MAX_ADDRESSES: usize = 10;
+
+/// What both handshake messages carry inside Noise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct HandshakePayload<'a> {
+    /// Certificate without its public key.
+    pub(crate) certificate: &'a [u8],
+    pub(crate) initiator_index: u32,
+    pub(crate) responder_index: u32,
+    /// Nanoseconds since the Unix epoch by the sender's clock.
+    pub(crate) time: u64,
+    /// 0 (from peers older than 1.10) and 1 mean version 1.
+    pub(crate) certificate_version: u32,
+}
+
+impl<'a> HandshakePayload<'a> {
+    pub(crate) fn parse(message: &'a [u8]) -> Result<Self, Malformed> {
+        let mut payload = Self::default();
+        for field in Fields::new(message) {
+            if let (1, Value::Bytes(details)) = field? {
+                payload.parse_details(details)?;
+            }
+        }
+        Ok(payload)
+    }
+
+    fn parse_details(&mut self, details: &'a [u8]) -> Result<(), Malformed> {
+        for field in Fields::new(details) {
+            match field? {
+                (1, value) => self.certificate = value.bytes()?,
+                (2, value) => self.initiator_index = value.u32()?,
+                (3, value) => self.responder_index = value.u32()?,
+                (5, value) => self.time = value.u64()?,
+                (8, value) => self.certificate_version = value.u32()?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.message(1, |details| {
+            if !self.certificate.is_empty() {
+                details.bytes(1, self.certificate);
+            }
+            details.number(2, self.initiator_index.into());
+            details.number(3, self.responder_index.into());
+            details.number(5, self.time);
+            details.number(8, self.certificate_version.into());
+        });
+        writer.finish()
+    }
+}
+
+/// Which lighthouse message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MetaKind {
+    /// Node to lighthouse: where is the subject?
+    HostQuery,
+    /// Lighthouse to node: the subject is here.
+    HostQueryReply,
+    /// Node to lighthouse: I am here.
+    HostUpdateNotification,
+    /// Lighthouse to node: the subject wants to reach you from here, punch.
+    HostPunchNotification,
+    /// Lighthouse to node: update taken.
+    HostUpdateNotificationAck,
+    /// Defined but unused, or unknown: to be ignored.
+    Other(u32),
+}
+
+impl MetaKind {
+    fn from_number(number: u32) -> Self {
+        match number {
+            1 => Self::HostQuery,
+            2 => Self::HostQueryReply,
+            3 => Self::HostUpdateNotification,
+            5 => Self::HostPunchNotification,
+            10 => Self::HostUpdateNotificationAck,
+            other => Self::Other(other),
+        }
+    }
+    fn number(self) -> u32 {
+        match self {
+            Self::HostQuery => 1,
+            Self::HostQueryReply => 2,
+            Self::HostUpdateNotification => 3,
+            Self::HostPunchNotification => 5,
+            Self::HostUpdateNotificationAck => 10,
+            Self::Other(other) => other,
+        }
+    }
+}
+
+/// A lighthouse message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Meta {
+    pub(crate) kind: MetaKind,
+    /// Form of the overlay addresses. When read: version 1 exactly if the subject came in its field.
+    pub(crate) version: Version,
+    /// Whom the message is about. Absent in version 2 updates and acknowledgements.
+    pub(crate) subject: Option<IpAddr>,
+    /// Where the subject is: IPv4 first when read and when written.
+    pub(crate) endpoints: Vec<SocketAddr>,
+    /// Overlay addresses of the subject's relays.
+    pub(crate) relays: Vec<IpAddr>,
+}
+
+impl Meta {
+    /// A message without endpoints and relays.
+    pub(crate) fn new(kind: MetaKind, version: Version, subject: Option<IpAddr>) -> Self {
+        Self { kind, version, subject, endpoints: Vec::new(), relays: Vec::new() }
+    }
+
+    pub(crate) fn parse(message: &[u8]) -> Result<Self, Malformed> {
+        let (mut kind, mut details) = (0, None::<MetaDetails>);
+        for field in Fields::new(message) {
+            match field? {
+                (1, value) => kind = value.u32()?,
+                (2, value) => details.get_or_insert_default().parse(value.bytes()?)?,
+                _ => {}
+            }
+        }
+        let details = details.ok_or(Malformed("lighthouse message without details"))?;
+        let old_subject = details.old_subject.map(IpAddr::V4);
+        let mut endpoints = details.v4_endpoints;
+        endpoints.extend(details.v6_endpoints);
+        let mut relays = details.old_relays;
+        relays.extend(details.relays);
+        relays.truncate(MAX_ADDRESSES);
+        Ok(Self {
+            kind: MetaKind::from_number(kind),
+            version: if old_subject.is_some() { Version::V1 } else { Version::V2 },
+            subject: old_subject.or(details.subject),
+            endpoints,
+            relays,
+        })
+    }
+
+    /// Wire form. Version 1 leaves out IPv6 relays, which it cannot name.
+    ///
+    /// # Errors
+    /// Version 1 cannot name an IPv6 subject.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, SubjectNeedsV2> {
+        let old_subject = match (self.version, self.subject) {
+            (Version::V1, Some(IpAddr::V4(subject))) => subject.to_bits(),
+            (Version::V1, Some(subject @ IpAddr::V6(_))) => return Err(SubjectNeedsV2(subject)),
+            _ => 0,
+        };
+        let mut writer = Writer::default();
+        writer.number(1, self.kind.number().into());
+        writer.message(2, |details| {
+            details.number(1, old_subject.into());
+            for endpoint in &self.endpoints {
+                if let (IpAddr::V4(address), port) = split(*endpoint) {
+                    details.message(2, |message| {
+                        message.number(1, address.to_bits().into());
+                        message.number(2, port.into());
+                    });
+                }
+            }
+            for endpoint in &self.endpoints {
+                if let (IpAddr::V6(address), port) = split(*endpoint) {
+                    details.message(4, |message| {
+                        write_address(message, address);
+                        message.number(3, port.into());
+                    });
+                }
+            }
+            match self.version {
+                Version::V1 => details.packed(
+                    5,
+                    self.relays.iter().filter_map(|relay| match relay {
+                        IpAddr::V4(relay) => Some(relay.to_bits()),
+                        IpAddr::V6(_) => None,
+                    }),
+                ),
+                Version::V2 => {
+                    if let Some(subject) = self.subject {
+                        details.message(6, |message| write_address(message, mapped(subject)));
+                    }
+                    for relay in &self.relays {
+                        details.message(7, |message| write_address(message, mapped(*relay)));
+                    }
+                }
+            }
+        });
+        Ok(writer.finish())
+    }
+}
+
+/// A version 1 message cannot speak about an IPv6 address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("version 1 messages cannot name the IPv6 address {0}: use a version 2 certificate")]
+pub(crate) struct SubjectNeedsV2(pub(crate) IpAddr);
+
+/// Details of a lighthouse message while it is read: a second occurrence adds to the first.
+#[derive(Default)]
+struct MetaDetails {
+    old_subject: Option<Ipv4Addr>,
+    subject: Option<IpAddr>,
+    v4_endpoints: Vec<SocketAddr>,
+    v6_endpoints: Vec<SocketAddr>,
+    old_relays: Vec<IpAddr>,
+    relays: Vec<IpAddr>,
+}
+
+impl MetaDetails {
+    fn parse(&mut self, details: &[u8]) -> Result<(), Malformed> {
+        for field in Fields::new(details) {
+            match field? {
+                (1, value) => self.old_subject = nonzero_v4(value.u32()?),
+                (2, value) => push_bounded(&mut self.v4_endpoints, parse_v4_endpoint(value.bytes()?)?),
+                (3, value) => drop(value.u32()?),
+                (4, value) => push_bounded(&mut self.v6_endpoints, parse_v6_endpoint(value.bytes()?)?),
+                (5, Value::Bytes(mut packed)) => {
+                    while !packed.is_empty() {
+                        let relay = Value::Varint(read_varint(&mut packed)?).u32()?;
+                        push_bounded(&mut self.old_relays, Ipv4Addr::from_bits(relay).into());
+                    }
+                }
+                (5, value) => push_bounded(&mut self.old_relays, Ipv4Addr::from_bits(value.u32()?).into()),
+                (6, value) => self.subject = Some(parse_address(value.bytes()?)?),
+                (7, value) => push_bounded(&mut self.relays, parse_address(value.bytes()?)?),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Which relay-control message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ControlKind {
+    /// Please relay, or: somebody wants to reach you through me.
+    CreateRelayRequest,
+    /// Done.
+    CreateRelayResponse,
+    /// Unknown: to be ignored.
+    Other(u32),
+}
+
+/// A relay-control message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Control {
+    pub(crate) kind: ControlKind,
+    /// Form of the overlay addresses; an answer uses that of the request.
+    pub(crate) version: Version,
+    /// Relay index of the sender of the request on this hop.
+    pub(crate) initiator_index: u32,
+    /// Relay index of the sender of the response on this hop.
+    pub(crate) responder_index: u32,
+    /// Far end that asked first.
+    pub(crate) from: IpAddr,
+    /// Far end to be reached.
+    pub(crate) to: IpAddr,
+}
+
+impl Control {
+    pub(crate) fn parse(message: &[u8]) -> Result<Self, Malformed> {
+        let (mut kind, mut initiator_index, mut responder_index) = (0, 0, 0);
+        let (mut old_from, mut old_to, mut from, mut to) = (0, 0, None, None);
+        for field in Fields::new(message) {
+            match field? {
+                (1, value) => kind = value.u32()?,
+                (2, value) => initiator_index = value.u32()?,
+                (3, value) => responder_index = value.u32()?,
+                (4, value) => old_to = value.u32()?,
+                (5, value) => old_from = value.u32()?,
+                (6, value) => to = Some(parse_address(value.bytes()?)?),
+                (7, value) => from = Some(parse_address(value.bytes()?)?),
+                _ => {}
+            }
+        }
+        let kind = match kind {
+            1 => ControlKind::CreateRelayRequest,
+            2 => ControlKind::CreateRelayResponse,
+            other => ControlKind::Other(other),
+        };
+        let version = if old_from != 0 || old_to != 0 { Version::V1 } else { Version::V2 };
+        let (from, to) = match version {
+            Version::V1 => (nonzero_v4(old_from).map(IpAddr::V4), nonzero_v4(old_to).map(IpAddr::V4)),
+            Version::V2 => (from, to),
+        };
+        let from = from.ok_or(Malformed("relay message without its initiator's address"))?;
+        let to = to.ok_or(Malformed("relay message without its target's address"))?;
+        Ok(Self { kind, version, initiator_index, responder_index, from, to })
+    }
+
+    /// Wire form.
+    ///
+    /// # Errors
+    /// Version 1 cannot name an IPv6 address.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, SubjectNeedsV2> {
+        let mut writer = Writer::default();
+        writer.number(
+            1,
+            match self.kind {
+                ControlKind::CreateRelayRequest => 1,
+                ControlKind::CreateRelayResponse => 2,
+                ControlKind::Other(other) => other.into(),
+            },
+        );
+        writer.number(2, self.initiator_index.into());
+        writer.number(3, self.responder_index.into());
+        match self.version {
+            Version::V1 => {
+                for (field, address) in [(4, self.to), (5, self.from)] {
+                    let IpAddr::V4(address) = address else { return Err(SubjectNeedsV2(address)) };
+                    writer.number(field, address.to_bits().into());
+                }
+            }
+            Version::V2 => {
+                for (field, address) in [(6, self.to), (7, self.from)] {
+                    writer.message(field, |message| write_address(message, mapped(address)));
+                }
+            }
+        }
+        Ok(writer.finish())
+    }
+}
+
+fn push_bounded<T>(list: &mut Vec<T>, item: T) {
+    if list.len() < MAX_ADDRESSES {
+        list.push(item);
+    }
+}
+
+fn nonzero_v4(bits: u32) -> Option<Ipv4Addr> {
+    (bits != 0).then(|| Ipv4Addr::from_bits(bits))
+}
+
+/// On the wire an IPv4 overlay address is an IPv4-mapped IPv6 one; nowhere else.
+fn mapped(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    }
+}
+
+/// Address and port, unmapped.
+fn split(endpoint: SocketAddr) -> (IpAddr, u16) {
+    (endpoint.ip().to_canonical(), endpoint.port())
+}
+
+fn write_address(message: &mut Writer, address: Ipv6Addr) {
+    let bits = address.to_bits();
+    message.number(1, (bits >> 64) as u64);
+    message.number(2, bits as u64);
+}
+
+fn parse_address(message: &[u8]) -> Result<IpAddr, Malformed> {
+    parse_address_and_port(message).map(|(address, _)| address)
+}
+
+fn parse_v6_endpoint(message: &[u8]) -> Result<SocketAddr, Malformed> {
+    parse_address_and_port(message).map(SocketAddr::from)
+}
+
+fn parse_address_and_port(message: &[u8]) -> Result<(IpAddr, u16), Malformed> {
+    let (mut high, mut low, mut port) = (0, 0, 0);
+    for field in Fields::new(message) {
+        match field? {
+            (1, value) => high = value.u64()?,
+            (2, value) => low = value.u64()?,
+            (3, value) => port = parse_port(value)?,
+            _ => {}
+        }
+    }
+    let address = Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low));
+    Ok((IpAddr::V6(address).to_canonical(), port))
+}
+
+fn parse_v4_endpoint(message: &[u8]) -> Result<SocketAddr, Malformed> {
+    let (mut address, mut port) = (0, 0);
+    for field in Fields::new(message) {
+        match field? {
+            (1, value) => address = value.u32()?,
+            (2, value) => port = parse_port(value)?,
+            _ => {}
+        }
+    }
+    Ok(SocketAddr::from((Ipv4Addr::from_bits(address), port)))
+}
+
+fn parse_port(value: Value<'_>) -> Result<u16, Malformed> {
+    u16::try_from(value.u64()?).map_err(|_| Malformed("port does not fit 16 bits"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -3,3 +3,4 @@
 pub mod header;
 pub mod ip;
 pub(crate) mod messages;
+mod protobuf;

@@ -1,0 +1,201 @@
+//! The part of the protobuf encoding that Nebula's messages use: bounded reading of borrowed bytes, plain writing.
+
+/// Bytes that are not the message they should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("malformed message: {0}")]
+pub(crate) struct Malformed(pub(crate) &'static str);
+
+/// Value of one field, as its wire type tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Value<'a> {
+    Varint(u64),
+    Bytes(&'a [u8]),
+    /// 32 or 64 bits; no message of Nebula has such a field.
+    Fixed,
+}
+
+impl<'a> Value<'a> {
+    pub(super) fn u64(self) -> Result<u64, Malformed> {
+        let Self::Varint(value) = self else { return Err(Malformed("number field with another wire type")) };
+        Ok(value)
+    }
+    pub(super) fn u32(self) -> Result<u32, Malformed> {
+        u32::try_from(self.u64()?).map_err(|_| Malformed("number does not fit 32 bits"))
+    }
+    pub(super) fn bytes(self) -> Result<&'a [u8], Malformed> {
+        let Self::Bytes(bytes) = self else { return Err(Malformed("bytes field with another wire type")) };
+        Ok(bytes)
+    }
+}
+
+/// Iterates over the fields of a message; ends after the first error.
+pub(super) struct Fields<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(message: &'a [u8]) -> Self {
+        Self { rest: message }
+    }
+
+    fn field(&mut self) -> Result<(u32, Value<'a>), Malformed> {
+        let tag = read_varint(&mut self.rest)?;
+        let number = u32::try_from(tag >> 3).map_err(|_| Malformed("field number too large"))?;
+        if number == 0 || number > MAX_FIELD_NUMBER {
+            return Err(Malformed("field number out of range"));
+        }
+        let value = match tag & 7 {
+            0 => Value::Varint(read_varint(&mut self.rest)?),
+            1 => self.take(8).map(|_| Value::Fixed)?,
+            2 => {
+                let len = read_varint(&mut self.rest)?;
+                Value::Bytes(self.take(usize::try_from(len).map_err(|_| TRUNCATED)?)?)
+            }
+            5 => self.take(4).map(|_| Value::Fixed)?,
+            _ => return Err(Malformed("unknown wire type")),
+        };
+        Ok((number, value))
+    }
+
+    fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+        let (bytes, rest) = self.rest.split_at_checked(len).ok_or(TRUNCATED)?;
+        self.rest = rest;
+        Ok(bytes)
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = Result<(u32, Value<'a>), Malformed>;
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let field = self.field();
+        if field.is_err() {
+            self.rest = &[];
+        }
+        Some(field)
+    }
+}
+
+const TRUNCATED: Malformed = Malformed("truncated");
+const MAX_FIELD_NUMBER: u32 = (1 << 29) - 1;
+
+/// Takes one varint off the front.
+pub(super) fn read_varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
+    let mut value = 0;
+    for (at, &byte) in bytes.iter().enumerate() {
+        if at == 9 && byte > 1 {
+            return Err(Malformed("number does not fit 64 bits"));
+        }
+        value |= u64::from(byte & 0x7f) << (7 * at);
+        if byte & 0x80 == 0 {
+            *bytes = &bytes[at + 1..];
+            return Ok(value);
+        }
+    }
+    Err(TRUNCATED)
+}
+
+/// Appends fields to a message. Call in ascending order of field numbers, as every other implementation writes.
+#[derive(Debug, Default)]
+pub(super) struct Writer {
+    bytes: Vec<u8>,
+}
+
+impl Writer {
+    pub(super) fn finish(self) -> Vec<u8> {
+        self.bytes
+    }
+    /// A number; zero is the default and not written.
+    pub(super) fn number(&mut self, field: u32, value: u64) {
+        if value != 0 {
+            self.varint(u64::from(field << 3));
+            self.varint(value);
+        }
+    }
+    /// Bytes or a nested message, written even if empty.
+    pub(super) fn bytes(&mut self, field: u32, value: &[u8]) {
+        self.varint(u64::from(field << 3 | 2));
+        self.varint(value.len() as u64);
+        self.bytes.extend_from_slice(value);
+    }
+    /// A nested message, written even if empty.
+    pub(super) fn message(&mut self, field: u32, write: impl FnOnce(&mut Self)) {
+        let mut inner = Self::default();
+        write(&mut inner);
+        self.bytes(field, &inner.bytes);
+    }
+    /// A packed list of numbers; nothing if empty.
+    pub(super) fn packed(&mut self, field: u32, values: impl IntoIterator<Item = u32>) {
+        let mut inner = Self::default();
+        values.into_iter().for_each(|value| inner.varint(value.into()));
+        if !inner.bytes.is_empty() {
+            self.bytes(field, &inner.bytes);
+        }
+    }
+
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.bytes.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.bytes.push(value as u8);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn fields(bytes: &[u8]) -> Result<Vec<(u32, Value<'_>)>, Malformed> {
+        Fields::new(bytes).collect()
+    }
+
+    #[test]
+    fn every_wire_type_of_proto3_is_read() {
+        let bytes = [0x08, 0xac, 0x02, 0x12, 2, b'h', b'i', 0x19, 1, 2, 3, 4, 5, 6, 7, 8, 0x25, 1, 2, 3, 4];
+        let expected = [(1, Value::Varint(300)), (2, Value::Bytes(b"hi")), (3, Value::Fixed), (4, Value::Fixed)];
+        assert_eq!(fields(&bytes).unwrap(), expected);
+        for cut in [1, 2, 4, 5, 6, 8, 12, 17, 20] {
+            assert_eq!(fields(&bytes[..cut]), Err(TRUNCATED), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_length_beyond_the_end_is_refused_without_trusting_it() {
+        assert_eq!(fields(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01]), Err(TRUNCATED));
+        assert_eq!(fields(&[0x0a, 0x05, 1, 2, 3, 4]), Err(TRUNCATED));
+    }
+
+    #[test]
+    fn field_zero_groups_and_long_varints_are_refused() {
+        assert!(fields(&[0x00, 0x00]).is_err());
+        assert!(fields(&[0x0b, 0x0c]).is_err());
+        assert!(fields(&[0x08, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x02]).is_err());
+        assert_eq!(
+            fields(&[0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01]).unwrap(),
+            [(1, Value::Varint(u64::MAX))]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn written_fields_are_read_back(field in 1_u32..=MAX_FIELD_NUMBER, number in 1_u64.., bytes: Vec<u8>) {
+            // The writer takes the small field numbers of Nebula's messages.
+            let field = field % 100 + 1;
+            let mut writer = Writer::default();
+            writer.number(field, number);
+            writer.bytes(field, &bytes);
+            let written = writer.finish();
+            prop_assert_eq!(fields(&written).unwrap(), [(field, Value::Varint(number)), (field, Value::Bytes(&bytes))]);
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = fields(&bytes);
+        }
+    }
+}
