@@ -1,10 +1,62 @@
-//! Tun device: queues, virtio-net header, offload negotiation.
+//! Tun device: queues, offload negotiation, packets in and out.
+#![allow(unsafe_code)]
 
-use std::os::fd::OwnedFd;
+use std::ffi::{c_int, c_short, c_uint};
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
+use nix::sys::stat::Mode;
+
+use super::region::Region;
+use super::vnet_header;
+use crate::forward::Offload;
+
+const DEVICE: &str = "/dev/net/tun";
 
 /// An open tun device with one descriptor per queue. Closing the last descriptor removes the device.
 #[derive(Debug)]
-pub struct Tun {}
+pub struct Tun {
+    name: String,
+    queues: Vec<Queue>,
+    offloads: TunOffloads,
+}
+
+/// What a tun device and its kernel agreed to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TunOffloads {
+    /// Super-packets of TCP and UDP.
+    TcpAndUdp,
+    /// Super-packets of TCP only (kernels before 6.2).
+    Tcp,
+    /// Single packets with finished checksums.
+    None,
+}
+
+impl TunOffloads {
+    const LADDER: [Self; 3] = [Self::TcpAndUdp, Self::Tcp, Self::None];
+
+    fn flags(self) -> c_uint {
+        let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+        match self {
+            Self::TcpAndUdp => tcp | libc::TUN_F_USO4 | libc::TUN_F_USO6,
+            Self::Tcp => tcp,
+            Self::None => 0,
+        }
+    }
+}
+
+mod ioctl {
+    use std::ffi::c_int;
+
+    // The kernel's number says int, but the argument is a struct ifreq.
+    nix::ioctl_write_ptr_bad!(set_interface, nix::request_code_write!(b'T', 202, size_of::<c_int>()), libc::ifreq);
+    nix::ioctl_read_bad!(interface, nix::request_code_read!(b'T', 210, size_of::<c_int>()), libc::ifreq);
+    nix::ioctl_write_int_bad!(set_offload, nix::request_code_write!(b'T', 208, size_of::<c_int>()));
+    nix::ioctl_write_ptr!(set_header_len, b'T', 216, c_int);
+}
 
 impl Tun {
     /// Creates a device in the network namespace of the calling thread. Fails if the name exists.
@@ -12,19 +64,234 @@ impl Tun {
     ///
     /// # Errors
     /// No permission, name taken, or no tun support.
-    pub fn create(_name: &str, _queues: usize, _offloads: bool) -> std::io::Result<Self> {
-        unimplemented!()
+    pub fn create(name: &str, queues: usize, offloads: bool) -> io::Result<Self> {
+        if name.len() >= libc::IFNAMSIZ {
+            let text = format!("interface name {name:?} is longer than {} characters", libc::IFNAMSIZ - 1);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let base = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        let base = if queues > 1 { base | libc::IFF_MULTI_QUEUE } else { base };
+        let (first, name) = open_queue(name, base | libc::IFF_TUN_EXCL)?;
+        let mut opened = vec![first];
+        while opened.len() < queues {
+            opened.push(open_queue(&name, base)?.0);
+        }
+        Self::negotiate(opened, name, offloads)
     }
-    /// Adopts queues opened elsewhere (with IFF_VNET_HDR).
+
+    /// Adopts queues opened elsewhere (with IFF_VNET_HDR), and negotiates offloads anew.
     ///
     /// # Errors
-    /// Not a tun descriptor.
-    pub fn from_queues(_queues: Vec<OwnedFd>) -> std::io::Result<Self> {
-        unimplemented!()
+    /// Not a tun descriptor, or queues of different devices.
+    pub fn from_queues(queues: Vec<OwnedFd>) -> io::Result<Self> {
+        let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
+        let mut name = None;
+        for (index, queue) in queues.iter().enumerate() {
+            let mut request = interface_request("", 0);
+            // SAFETY: the descriptor is open, and the kernel writes one ifreq to a live one.
+            unsafe { ioctl::interface(queue.as_raw_fd(), &raw mut request) }
+                .map_err(|errno| invalid(format!("descriptor of queue {index} is not an attached tun queue: {errno}")))?;
+            // SAFETY: TUNGETIFF fills the flags member.
+            let flags = c_int::from(unsafe { request.ifr_ifru.ifru_flags });
+            if flags & libc::IFF_TUN == 0 || flags & libc::IFF_VNET_HDR == 0 {
+                return Err(invalid(format!("queue {index} was opened without IFF_TUN or without IFF_VNET_HDR")));
+            }
+            let this = interface_name(&request);
+            if name.get_or_insert_with(|| this.clone()) != &this {
+                return Err(invalid(format!("queue {index} belongs to {this}, the first one to another device")));
+            }
+        }
+        let name = name.ok_or_else(|| invalid("a tun device needs at least one queue".into()))?;
+        Self::negotiate(queues, name, true)
     }
+
     /// Device name.
     #[must_use]
     pub fn name(&self) -> &str {
-        unimplemented!()
+        &self.name
+    }
+
+    /// What the kernel agreed to.
+    #[must_use]
+    pub fn offloads(&self) -> TunOffloads {
+        self.offloads
+    }
+
+    /// Turns all offloads off, as `create` does when told so.
+    ///
+    /// # Errors
+    /// From the system.
+    pub fn disable_offloads(&mut self) -> io::Result<()> {
+        for queue in &self.queues {
+            // SAFETY: as in `negotiate`.
+            unsafe { ioctl::set_offload(queue.fd.as_raw_fd(), 0) }?;
+        }
+        self.offloads = TunOffloads::None;
+        Ok(())
+    }
+
+    /// The descriptors, to hand them to another process.
+    #[must_use]
+    pub fn into_queues(self) -> Vec<OwnedFd> {
+        self.queues.into_iter().map(|queue| queue.fd).collect()
+    }
+
+    pub(super) fn take_queues(self) -> Vec<Queue> {
+        self.queues
+    }
+
+    fn negotiate(queues: Vec<OwnedFd>, name: String, offloads: bool) -> io::Result<Self> {
+        let header_len = vnet_header::LEN as c_int;
+        for queue in &queues {
+            // SAFETY: the descriptor is an attached tun queue and the kernel reads one int.
+            unsafe { ioctl::set_header_len(queue.as_raw_fd(), &raw const header_len) }?;
+            let flags = OFlag::from_bits_retain(fcntl(queue, FcntlArg::F_GETFL)?);
+            fcntl(queue, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        }
+        let mut rungs = TunOffloads::LADDER.into_iter().filter(|rung| offloads || *rung == TunOffloads::None);
+        let agreed = rungs.find(|rung| {
+            // Offloads belong to the device, but each queue accepts them.
+            queues.iter().all(|queue| {
+                // SAFETY: the descriptor is an attached tun queue; the argument is a number.
+                unsafe { ioctl::set_offload(queue.as_raw_fd(), rung.flags() as c_int) }.is_ok()
+            })
+        });
+        let queues = queues.into_iter().map(|fd| Queue { fd }).collect();
+        // A kernel that refuses even "none" has nothing turned on.
+        Ok(Self { name, queues, offloads: agreed.unwrap_or(TunOffloads::None) })
     }
 }
+
+fn open_queue(name: &str, flags: c_int) -> io::Result<(OwnedFd, String)> {
+    let fd = open(DEVICE, OFlag::O_RDWR | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK, Mode::empty()).map_err(|errno| {
+        let help = match errno {
+            Errno::ENOENT | Errno::ENODEV | Errno::ENXIO => {
+                "the tun module is not loaded (modprobe tun), or the device is missing in this container"
+            }
+            Errno::EACCES | Errno::EPERM => "run as root, or let the container use the device",
+            _ => "is the tun module loaded?",
+        };
+        io::Error::new(io::Error::from(errno).kind(), format!("cannot open {DEVICE}: {errno}: {help}"))
+    })?;
+    let request = interface_request(name, flags);
+    // SAFETY: the descriptor is open, and the kernel reads and updates one ifreq that is alive.
+    unsafe { ioctl::set_interface(fd.as_raw_fd(), &raw const request) }.map_err(|errno| {
+        let help = match errno {
+            Errno::EBUSY => "an interface of this name exists already",
+            Errno::EPERM => "CAP_NET_ADMIN is needed in this network namespace",
+            Errno::EINVAL => "not a usable interface name, or a device of another kind has it",
+            _ => "the kernel refused",
+        };
+        let text = format!("cannot create tun interface {name:?}: {errno}: {help}");
+        io::Error::new(io::Error::from(errno).kind(), text)
+    })?;
+    let mut attached = interface_request("", 0);
+    // SAFETY: as above; asked again because the request was passed as read-only.
+    unsafe { ioctl::interface(fd.as_raw_fd(), &raw mut attached) }?;
+    Ok((fd, interface_name(&attached)))
+}
+
+fn interface_request(name: &str, flags: c_int) -> libc::ifreq {
+    // SAFETY: ifreq is plain data for which all zeroes is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last byte stays zero.
+    for (to, from) in request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_flags = flags as c_short;
+    request
+}
+
+fn interface_name(request: &libc::ifreq) -> String {
+    let bytes: Vec<u8> = request.ifr_name.iter().map(|&byte| byte.cast_unsigned()).take_while(|&byte| byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// One queue of a tun device; any thread may read, any may write.
+#[derive(Debug)]
+pub(super) struct Queue {
+    fd: OwnedFd,
+}
+
+impl AsFd for Queue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// What one read brought.
+#[derive(Debug)]
+pub(super) enum Read<'a> {
+    /// An overlay packet.
+    Packet(&'a mut [u8], Offload),
+    /// A packet whose header contradicts it.
+    Contradictory,
+    /// Nothing to read now.
+    Dry,
+}
+
+/// Room for one packet and its virtio-net header.
+#[derive(Debug)]
+pub(super) struct ReadBuffer(Region);
+
+impl ReadBuffer {
+    // The packet begins on a cache line.
+    const PACKET: usize = 64;
+    // The largest super-packet of a tun device is 64 KiB and an IPv6 header.
+    const LEN: usize = 68 << 10;
+
+    pub(super) fn new() -> io::Result<Self> {
+        Region::new(Self::LEN).map(Self)
+    }
+
+    /// Gives memory back that a burst touched.
+    pub(super) fn release(&mut self) {
+        self.0.release();
+    }
+}
+
+impl Queue {
+    /// Reads one (super-)packet.
+    pub(super) fn read<'a>(&self, buffer: &'a mut ReadBuffer) -> io::Result<Read<'a>> {
+        let memory = &mut buffer.0[ReadBuffer::PACKET - vnet_header::LEN..];
+        let len = match nix::unistd::read(&self.fd, memory) {
+            Ok(len) => len,
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(Read::Dry),
+            Err(errno) => return Err(errno.into()),
+        };
+        let Some((header, packet)) = memory[..len].split_first_chunk_mut() else { return Ok(Read::Contradictory) };
+        Ok(match vnet_header::parse(header, packet) {
+            Some(offload) => Read::Packet(packet, offload),
+            None => Read::Contradictory,
+        })
+    }
+
+    /// Writes one (super-)packet made of `head` and ranges of `payload`. `header_len` is the length of IP and transport
+    /// header together.
+    pub(super) fn write(
+        &self,
+        offload: &Offload,
+        header_len: u16,
+        head: &[u8],
+        payload: &[u8],
+        pieces: &[Range<usize>],
+    ) -> Result<(), Errno> {
+        let empty: &[u8] = &[];
+        let mut slices = [IoSlice::new(empty); 2 + MAX_PIECES];
+        if pieces.len() > MAX_PIECES {
+            return Err(Errno::EMSGSIZE);
+        }
+        for (slice, piece) in slices[2..].iter_mut().zip(pieces) {
+            *slice = IoSlice::new(payload.get(piece.clone()).ok_or(Errno::EFAULT)?);
+        }
+        // A packet delivered as received has its headers in the first piece.
+        let first = if head.is_empty() { &slices[2] } else { &IoSlice::new(head) };
+        let header = vnet_header::build(offload, header_len, first).ok_or(Errno::EINVAL)?;
+        slices[0] = IoSlice::new(&header);
+        slices[1] = IoSlice::new(head);
+        nix::sys::uio::writev(&self.fd, &slices[..2 + pieces.len()]).map(|_| ())
+    }
+}
+
+/// More pieces than a super-packet can have: it holds at most 64 KiB and joined segments are not small.
+pub(super) const MAX_PIECES: usize = 128;

@@ -1,6 +1,13 @@
-//! UDP sockets: GSO and GRO, sendmmsg and recvmmsg, and the fallback ladder.
+//! UDP sockets: options, offload probing, address forms.
 
-use std::net::SocketAddr;
+use std::io;
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, getsockopt, setsockopt, socket, sockopt,
+};
 
 /// Settings of the underlay sockets.
 #[derive(Debug, Clone)]
@@ -21,21 +28,134 @@ impl Default for SocketOptions {
 
 /// One underlay socket in the network namespace of the thread that bound it.
 #[derive(Debug)]
-pub struct UdpSocket {}
+pub struct UdpSocket {
+    inner: std::net::UdpSocket,
+    family: Family,
+    // Cleared for good when the egress device turns out not to do it.
+    gso: AtomicBool,
+    gro: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    V4,
+    V6,
+}
 
 impl UdpSocket {
-    /// Binds one socket (or `count` sharing the port).
+    /// Binds one socket (or `count` sharing the port). `::` takes both address families.
     ///
     /// # Errors
     /// Address in use, no permission.
-    pub fn bind(_address: SocketAddr, _count: usize, _options: &SocketOptions) -> std::io::Result<Vec<Self>> {
-        unimplemented!()
+    pub fn bind(address: SocketAddr, count: usize, options: &SocketOptions) -> io::Result<Vec<Self>> {
+        let mut sockets = Vec::new();
+        let mut address = address;
+        for _ in 0..count.max(1) {
+            let socket = Self::bind_one(address, count > 1, options).map_err(|source| {
+                io::Error::new(source.kind(), format!("cannot listen on UDP {address}: {source}"))
+            })?;
+            // The first one may have chosen the port for all.
+            address.set_port(socket.local_addr()?.port());
+            sockets.push(socket);
+        }
+        Ok(sockets)
     }
+
+    fn bind_one(address: SocketAddr, share_port: bool, options: &SocketOptions) -> io::Result<Self> {
+        let family = if address.is_ipv4() { Family::V4 } else { Family::V6 };
+        let domain = if family == Family::V4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let fd = socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
+        if family == Family::V6 {
+            setsockopt(&fd, sockopt::Ipv6V6Only, &false)?;
+        }
+        if share_port {
+            setsockopt(&fd, sockopt::ReusePort, &true)?;
+        }
+        // Without the privilege to exceed the system's limit, get as near to it as allowed.
+        if options.read_buffer > 0 && setsockopt(&fd, sockopt::RcvBufForce, &options.read_buffer).is_err() {
+            setsockopt(&fd, sockopt::RcvBuf, &options.read_buffer)?;
+        }
+        if options.write_buffer > 0 && setsockopt(&fd, sockopt::SndBufForce, &options.write_buffer).is_err() {
+            setsockopt(&fd, sockopt::SndBuf, &options.write_buffer)?;
+        }
+        // Kernels before 4.18 and 5.0 do not know these.
+        let gso = options.offloads && getsockopt(&fd, sockopt::UdpGsoSegment).is_ok();
+        let gro = options.offloads && setsockopt(&fd, sockopt::UdpGroSegment, &true).is_ok();
+        bind(fd.as_raw_fd(), &SockaddrStorage::from(address))?;
+        Ok(Self { inner: fd.into(), family, gso: AtomicBool::new(gso), gro })
+    }
+
+    /// Adopts a bound socket opened elsewhere, and probes its offloads.
+    ///
+    /// # Errors
+    /// Not a bound UDP socket.
+    pub fn from_fd(fd: OwnedFd, options: &SocketOptions) -> io::Result<Self> {
+        let inner = std::net::UdpSocket::from(fd);
+        inner.set_nonblocking(true)?;
+        let family = if inner.local_addr()?.is_ipv4() { Family::V4 } else { Family::V6 };
+        let gso = options.offloads && getsockopt(&inner, sockopt::UdpGsoSegment).is_ok();
+        let gro = setsockopt(&inner, sockopt::UdpGroSegment, &options.offloads).is_ok() && options.offloads;
+        Ok(Self { inner, family, gso: AtomicBool::new(gso), gro })
+    }
+
     /// Bound address.
     ///
     /// # Errors
     /// From the system.
-    pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
-        unimplemented!()
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.inner.local_addr()
+    }
+
+    /// Whether runs of datagrams leave as one super-datagram, as far as is known now.
+    #[must_use]
+    pub fn sends_runs(&self) -> bool {
+        self.gso.load(Ordering::Relaxed)
+    }
+
+    /// Whether the kernel joins datagrams before they are received.
+    #[must_use]
+    pub fn receives_runs(&self) -> bool {
+        self.gro
+    }
+
+    pub(super) fn stop_sending_runs(&self) {
+        self.gso.store(false, Ordering::Relaxed);
+    }
+
+    /// Sends one datagram; what the system refuses is lost, as on a wire.
+    pub(super) fn send_one(&self, datagram: &[u8], to: SocketAddr) -> io::Result<()> {
+        let to = self.wire_address(to).ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))?;
+        self.inner.send_to(datagram, to).map(|_| ())
+    }
+
+    /// `address` as this socket must be given it; `None`: it cannot reach that family.
+    pub(super) fn wire_address(&self, address: SocketAddr) -> Option<SocketAddr> {
+        match (self.family, address) {
+            (Family::V4, SocketAddr::V4(_)) | (Family::V6, SocketAddr::V6(_)) => Some(address),
+            (Family::V6, SocketAddr::V4(v4)) => {
+                Some(SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0).into())
+            }
+            (Family::V4, SocketAddr::V6(v6)) => {
+                v6.ip().to_ipv4_mapped().map(|v4| SocketAddr::new(v4.into(), v6.port()))
+            }
+        }
     }
 }
+
+impl AsFd for UdpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.as_fd()
+    }
+}
+
+/// `address` as the rest of the program knows it: IPv4-mapped addresses are IPv4.
+pub(super) fn unmapped(ip: Ipv6Addr, port: u16, scope_id: u32) -> SocketAddr {
+    match ip.to_ipv4_mapped() {
+        Some(v4) => SocketAddr::new(v4.into(), port),
+        None => SocketAddrV6::new(ip, port, 0, scope_id).into(),
+    }
+}
+
+#[cfg(test)]
+#[path = "udp_tests.rs"]
+mod tests;

@@ -1,0 +1,33 @@
+//! Waits for descriptors.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+
+/// Which of two descriptors has something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ready {
+    pub(super) first: bool,
+    pub(super) second: bool,
+}
+
+/// Waits until one of two descriptors can be read or has failed, at most `timeout` (`None`: for ever).
+pub(super) fn readable(first: impl AsFd, second: impl AsFd, timeout: Option<Duration>) -> Result<Ready, Errno> {
+    let mut fds = [PollFd::new(first.as_fd(), PollFlags::POLLIN), PollFd::new(second.as_fd(), PollFlags::POLLIN)];
+    match ppoll(&mut fds, timeout.map(TimeSpec::from_duration), None) {
+        Ok(_) => {}
+        Err(Errno::EINTR) => return Ok(Ready { first: false, second: false }),
+        Err(errno) => return Err(errno),
+    }
+    let [first, second] = fds.map(|fd| fd.any().unwrap_or(true));
+    Ok(Ready { first, second })
+}
+
+/// Waits until `fd` can be written, at most `timeout`.
+pub(super) fn writable_within(fd: impl AsFd, timeout: Duration) -> bool {
+    let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLOUT)];
+    matches!(ppoll(&mut fds, Some(TimeSpec::from_duration(timeout)), None), Ok(1))
+}

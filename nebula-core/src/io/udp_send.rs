@@ -1,0 +1,268 @@
+//! Sends sealed runs: many per system call, each as one super-datagram where the path allows it (GSO).
+//!
+//! The ladder down: super-datagrams; this run singly (path MTU); the socket singly (device without checksum offload).
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+use super::poll::writable_within;
+use super::udp::UdpSocket;
+use crate::forward::Run;
+
+// Below the 65,507 bytes that an IPv4 datagram can carry, with room for IP options.
+const MAX_BYTES: usize = 65_000;
+const BATCH: usize = 32;
+
+// A full send buffer drains in microseconds; one that does not is a stuck device.
+const PATIENCE: Duration = Duration::from_millis(5);
+
+/// How many datagrams were lost on sending, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Lost {
+    /// The send buffer or the device's queue stayed full.
+    pub(super) full: u64,
+    /// The system refused this destination.
+    pub(super) refused: u64,
+}
+
+/// One thread's scratch for sending.
+#[derive(Debug)]
+pub(super) struct Sender {
+    messages: Vec<Message>,
+    max_segments: usize,
+}
+
+/// Part of a run that leaves with one message.
+#[derive(Debug, Clone)]
+struct Message {
+    to: SocketAddr,
+    range: Range<usize>,
+    segment_size: usize,
+}
+
+impl Message {
+    fn datagrams(&self) -> u64 {
+        self.range.len().div_ceil(self.segment_size.max(1)) as u64
+    }
+
+    fn is_run(&self) -> bool {
+        self.range.len() > self.segment_size
+    }
+}
+
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; CONTROL_LEN]);
+
+// SAFETY: computes a length from a length.
+const CONTROL_LEN: usize = unsafe { libc::CMSG_SPACE(size_of::<u16>() as u32) } as usize;
+
+impl Sender {
+    pub(super) fn new() -> Self {
+        Self::with_max_segments(max_segments())
+    }
+
+    pub(super) fn with_max_segments(max_segments: usize) -> Self {
+        Self { messages: Vec::new(), max_segments }
+    }
+
+    /// Sends all `runs`, whose bytes are in `arena`. Datagrams that cannot leave are lost, as on a wire, and counted.
+    pub(super) fn send(&mut self, socket: &UdpSocket, arena: &[u8], runs: &[Run]) -> Lost {
+        self.messages.clear();
+        let mut lost = Lost::default();
+        for run in runs {
+            if run.segment_size == 0 || arena.get(run.range.clone()).is_none() {
+                continue;
+            }
+            let Some(to) = socket.wire_address(run.to) else {
+                lost.refused += run.range.len().div_ceil(run.segment_size) as u64;
+                continue;
+            };
+            let per_message = if socket.sends_runs() {
+                (MAX_BYTES / run.segment_size).clamp(1, self.max_segments)
+            } else {
+                1
+            };
+            cut(&mut self.messages, to, run.range.clone(), run.segment_size, per_message);
+        }
+        self.flush(socket, arena, &mut lost);
+        lost
+    }
+
+    fn flush(&mut self, socket: &UdpSocket, arena: &[u8], lost: &mut Lost) {
+        let mut at = 0;
+        while at < self.messages.len() {
+            let end = (at + BATCH).min(self.messages.len());
+            let error = match send_batch(socket, arena, &self.messages[at..end]) {
+                Ok(sent) => {
+                    at += sent;
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let failed = self.messages[at].clone();
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                // The device cannot do checksums for super-datagrams: none of this socket's will leave.
+                Some(libc::EIO) if failed.is_run() => {
+                    socket.stop_sending_runs();
+                    let rest = self.messages.split_off(at);
+                    for message in rest {
+                        cut(&mut self.messages, message.to, message.range, message.segment_size, 1);
+                    }
+                }
+                // Larger than the path allows. Sent singly, the kernel can fragment them.
+                Some(libc::EMSGSIZE | libc::EINVAL) if failed.is_run() => {
+                    let rest = self.messages.split_off(at + 1);
+                    self.messages.truncate(at);
+                    cut(&mut self.messages, failed.to, failed.range, failed.segment_size, 1);
+                    self.messages.extend(rest);
+                }
+                Some(libc::EAGAIN) if writable_within(socket, PATIENCE) => {}
+                Some(libc::EAGAIN) => {
+                    lost.full += self.messages[at..].iter().map(Message::datagrams).sum::<u64>();
+                    return;
+                }
+                Some(libc::ENOBUFS | libc::ENOMEM) => {
+                    lost.full += failed.datagrams();
+                    at += 1;
+                }
+                // No route, a filter's verdict, an answer to an earlier datagram: the business of this destination alone.
+                _ => {
+                    lost.refused += failed.datagrams();
+                    at += 1;
+                }
+            }
+        }
+    }
+}
+
+/// Cuts a run into messages of at most `per_message` datagrams.
+fn cut(messages: &mut Vec<Message>, to: SocketAddr, range: Range<usize>, segment_size: usize, per_message: usize) {
+    let step = segment_size * per_message;
+    let mut start = range.start;
+    while start < range.end {
+        let end = (start + step).min(range.end);
+        messages.push(Message { to, range: start..end, segment_size });
+        start = end;
+    }
+}
+
+/// One sendmmsg. Returns how many messages left (at least one), or why the first did not.
+fn send_batch(socket: &UdpSocket, arena: &[u8], messages: &[Message]) -> io::Result<usize> {
+    // SAFETY: all of these are plain data for which all zeroes is a value.
+    let (mut names, mut slices, mut headers): (
+        [libc::sockaddr_in6; BATCH],
+        [libc::iovec; BATCH],
+        [libc::mmsghdr; BATCH],
+    ) = unsafe { (zeroed(), zeroed(), zeroed()) };
+    let mut controls = [Control([0; CONTROL_LEN]); BATCH];
+    let messages = &messages[..messages.len().min(BATCH)];
+    for (index, message) in messages.iter().enumerate() {
+        let bytes = &arena[message.range.clone()];
+        slices[index] = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let header = &mut headers[index].msg_hdr;
+        header.msg_name = (&raw mut names[index]).cast();
+        header.msg_namelen = write_name(&mut names[index], message.to);
+        header.msg_iov = &raw mut slices[index];
+        header.msg_iovlen = 1;
+        if message.is_run() {
+            header.msg_control = (&raw mut controls[index]).cast();
+            header.msg_controllen = CONTROL_LEN as _;
+            write_segment_size(header, message.segment_size as u16);
+        }
+    }
+    // SAFETY: the first `messages.len()` headers point to names, slices, controls and arena bytes that outlive the call, each
+    // with its true length; the kernel only reads them.
+    let sent = unsafe {
+        libc::sendmmsg(
+            socket.as_fd().as_raw_fd(),
+            headers.as_mut_ptr(),
+            messages.len() as _,
+            (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as _,
+        )
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+fn write_segment_size(header: &libc::msghdr, size: u16) {
+    // SAFETY: the header has a control buffer of CONTROL_LEN aligned bytes, which holds exactly one message with a u16.
+    unsafe {
+        let message = libc::CMSG_FIRSTHDR(header);
+        (*message).cmsg_level = libc::SOL_UDP;
+        (*message).cmsg_type = libc::UDP_SEGMENT;
+        (*message).cmsg_len = libc::CMSG_LEN(size_of::<u16>() as u32) as _;
+        libc::CMSG_DATA(message).cast::<u16>().write_unaligned(size);
+    }
+}
+
+fn write_name(name: &mut libc::sockaddr_in6, to: SocketAddr) -> libc::socklen_t {
+    match to {
+        SocketAddr::V6(v6) => {
+            name.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+            name.sin6_port = v6.port().to_be();
+            name.sin6_addr.s6_addr = v6.ip().octets();
+            name.sin6_scope_id = v6.scope_id();
+            size_of::<libc::sockaddr_in6>() as libc::socklen_t
+        }
+        SocketAddr::V4(v4) => {
+            // SAFETY: sockaddr_in is shorter than sockaddr_in6 and needs no stricter alignment; any bytes are a value of it.
+            let name = unsafe { &mut *std::ptr::from_mut(name).cast::<libc::sockaddr_in>() };
+            name.sin_family = libc::AF_INET as libc::sa_family_t;
+            name.sin_port = v4.port().to_be();
+            name.sin_addr.s_addr = u32::from(*v4.ip()).to_be();
+            size_of::<libc::sockaddr_in>() as libc::socklen_t
+        }
+    }
+}
+
+/// Datagrams that one super-datagram may hold: the kernel's limit was doubled in 6.9, and cannot be asked for. One less
+/// than the limit, because a run's last datagram may be followed by a shorter one.
+fn max_segments() -> usize {
+    // SAFETY: utsname is plain byte arrays; the kernel fills them with terminated strings.
+    let release = unsafe {
+        let mut name: libc::utsname = zeroed();
+        if libc::uname(&raw mut name) != 0 {
+            return 63;
+        }
+        name.release
+    };
+    let release: Vec<u8> = release.iter().map(|&byte| byte.cast_unsigned()).take_while(|&byte| byte != 0).collect();
+    if kernel_version(&release) >= (6, 9) { 127 } else { 63 }
+}
+
+fn kernel_version(release: &[u8]) -> (u32, u32) {
+    let mut numbers = release.split(|byte| !byte.is_ascii_digit()).map(|digits| {
+        std::str::from_utf8(digits).ok().and_then(|digits| digits.parse::<u32>().ok()).unwrap_or(0)
+    });
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_releases_of_distributions_are_understood() {
+        for (release, version) in
+            [("6.18.44-fc-v657", (6, 18)), ("5.15.0-91-generic", (5, 15)), ("6.9", (6, 9)), ("", (0, 0)), ("x.y", (0, 0))]
+        {
+            assert_eq!(kernel_version(release.as_bytes()), version, "{release}");
+        }
+    }
+
+    #[test]
+    fn a_run_is_cut_into_messages_that_keep_datagrams_whole() {
+        let to = SocketAddr::from(([127, 0, 0, 1], 1));
+        let mut messages = Vec::new();
+        cut(&mut messages, to, 100..1150, 100, 4);
+        let ranges: Vec<_> = messages.iter().map(|message| message.range.clone()).collect();
+        assert_eq!(ranges, [100..500, 500..900, 900..1150]);
+        assert_eq!(messages.iter().map(Message::datagrams).sum::<u64>(), 11);
+    }
+}

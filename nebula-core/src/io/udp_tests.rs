@@ -1,0 +1,127 @@
+//! Round trips over loopback: one process sends and receives, nothing needs a privilege.
+
+use std::time::Duration;
+
+use super::super::udp_receive::Receiver;
+use super::super::udp_send::{Lost, Sender};
+use super::*;
+use crate::forward::{Received, Run};
+
+fn bind_local(address: &str, offloads: bool) -> UdpSocket {
+    let options = SocketOptions { offloads, ..SocketOptions::default() };
+    UdpSocket::bind(address.parse().unwrap(), 1, &options).unwrap().pop().unwrap()
+}
+
+/// Receives until `count` datagrams arrived; gives each with its source.
+fn receive_all(socket: &UdpSocket, receiver: &mut Receiver, count: usize) -> (Vec<(SocketAddr, Vec<u8>)>, usize) {
+    let (mut datagrams, mut slots) = (Vec::new(), 0);
+    while datagrams.len() < count {
+        if !receiver.receive(socket).unwrap() {
+            let fds = super::super::poll::readable(socket, socket, Some(Duration::from_secs(5))).unwrap();
+            assert!(fds.first, "{} of {count} datagrams arrived", datagrams.len());
+            continue;
+        }
+        let (memory, received) = receiver.parts();
+        slots += received.len();
+        for Received { from, range, segment_size } in received {
+            datagrams.extend(memory[range.clone()].chunks(*segment_size).map(|bytes| (*from, bytes.to_vec())));
+        }
+    }
+    (datagrams, slots)
+}
+
+/// Bytes whose datagrams all differ.
+fn arena(len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index ^ (index >> 8)) as u8).collect()
+}
+
+fn round_trip(from: &UdpSocket, to: &UdpSocket, target: SocketAddr) -> usize {
+    let arena = arena(150_000);
+    let runs = [
+        Run { to: target, range: 0..100_050, segment_size: 1332 },
+        Run { to: target, range: 100_050..100_051, segment_size: 1 },
+        Run { to: target, range: 100_051..110_000, segment_size: 700 },
+    ];
+    let expected: Vec<Vec<u8>> = runs
+        .iter()
+        .flat_map(|run| arena[run.range.clone()].chunks(run.segment_size).map(<[u8]>::to_vec))
+        .collect();
+    assert_eq!(Sender::new().send(from, &arena, &runs), Lost::default());
+    let (datagrams, slots) = receive_all(to, &mut Receiver::new().unwrap(), expected.len());
+    let port = from.local_addr().unwrap().port();
+    assert!(datagrams.iter().all(|(source, _)| source.port() == port && source.ip() == target.ip()));
+    assert!(datagrams.into_iter().map(|(_, bytes)| bytes).eq(expected), "datagrams changed or changed order");
+    slots
+}
+
+#[test]
+fn runs_arrive_as_the_same_datagrams_and_joined() {
+    let (a, b) = (bind_local("127.0.0.1:0", true), bind_local("127.0.0.1:0", true));
+    assert!(a.sends_runs() && b.receives_runs());
+    let slots = round_trip(&a, &b, b.local_addr().unwrap());
+    assert!(slots < 10, "92 datagrams came in {slots} slots");
+}
+
+#[test]
+fn each_offload_can_be_missing_on_either_side() {
+    for (sends, receives) in [(true, false), (false, true), (false, false)] {
+        let (a, b) = (bind_local("127.0.0.1:0", sends), bind_local("127.0.0.1:0", receives));
+        assert_eq!((a.sends_runs(), b.receives_runs()), (sends, receives));
+        round_trip(&a, &b, b.local_addr().unwrap());
+    }
+}
+
+#[test]
+fn a_dual_stack_socket_speaks_ipv4_with_unmapped_addresses() {
+    let (a, b) = (bind_local("[::]:0", true), bind_local("[::]:0", true));
+    let port = b.local_addr().unwrap().port();
+    round_trip(&a, &b, SocketAddr::from(([127, 0, 0, 1], port)));
+    round_trip(&a, &b, format!("[::1]:{port}").parse().unwrap());
+}
+
+#[test]
+fn an_ipv4_socket_refuses_ipv6_destinations_and_counts_them() {
+    let a = bind_local("127.0.0.1:0", true);
+    let run = Run { to: "[2001:db8::1]:4242".parse().unwrap(), range: 0..2500, segment_size: 1000 };
+    assert_eq!(Sender::new().send(&a, &arena(2500), &[run]), Lost { full: 0, refused: 3 });
+}
+
+#[test]
+fn a_run_the_kernel_refuses_is_sent_singly_and_the_others_still_leave() {
+    let (a, b) = (bind_local("127.0.0.1:0", true), bind_local("127.0.0.1:0", true));
+    let target = b.local_addr().unwrap();
+    let runs = [
+        Run { to: target, range: 0..100, segment_size: 60 },
+        Run { to: target, range: 100..30_050, segment_size: 100 },
+        Run { to: target, range: 30_050..48_050, segment_size: 9000 },
+    ];
+    // More datagrams than any kernel takes at once: refused with the same error as a datagram above the path MTU.
+    assert_eq!(Sender::with_max_segments(1000).send(&a, &arena(50_000), &runs), Lost::default());
+    let (datagrams, _) = receive_all(&b, &mut Receiver::new().unwrap(), 2 + 300 + 2);
+    let lengths: Vec<_> = datagrams.iter().map(|(_, bytes)| bytes.len()).collect();
+    assert_eq!(lengths, [&[60, 40][..], &[100; 299], &[50, 9000, 9000]].concat());
+    assert!(a.sends_runs(), "one refused run says nothing about the socket");
+}
+
+#[test]
+fn sockets_that_share_a_port_are_bound_to_the_same_one() {
+    let sockets = UdpSocket::bind("127.0.0.1:0".parse().unwrap(), 3, &SocketOptions::default()).unwrap();
+    let ports: Vec<_> = sockets.iter().map(|socket| socket.local_addr().unwrap().port()).collect();
+    assert_eq!(ports.len(), 3);
+    assert!(ports[0] != 0 && ports.iter().all(|port| *port == ports[0]));
+}
+
+#[test]
+fn a_taken_port_is_named_in_the_error() {
+    let first = bind_local("127.0.0.1:0", true);
+    let address = first.local_addr().unwrap();
+    let error = UdpSocket::bind(address, 1, &SocketOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    assert!(error.to_string().contains(&address.to_string()), "{error}");
+}
+
+#[test]
+fn nothing_waiting_is_not_an_error() {
+    let socket = bind_local("127.0.0.1:0", true);
+    assert!(!Receiver::new().unwrap().receive(&socket).unwrap());
+}
