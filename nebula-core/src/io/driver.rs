@@ -1,13 +1,29 @@
-//! Threads, punt queue, deadlines, commands: the event loop around `Node` and `Forwarder`.
+//! The event loop around `Node` and `Forwarder`: starts the threads, speaks to them, ends them.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::mpsc::Receiver;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use nebula_cert::{CaPool, Identity};
+use zeroize::Zeroizing;
 
-use super::{Tun, UdpSocket};
-use crate::{Config, Event, TunnelStatus, firewall};
+use super::control_thread::{Control, EndOfControl, InterfaceWatch};
+use super::inbound_thread::Inbound;
+use super::mailbox::Command;
+use super::outbound_thread::Outbound;
+use super::shared::Shared;
+use super::{Tun, TunOffloads, UdpSocket, clock};
+use crate::{Config, Event, Node, TunnelStatus, firewall};
+
+// Address space; only what is used costs memory.
+const DATA_STACK: usize = 256 << 10;
+const CONTROL_STACK: usize = 1 << 20;
+
+const MAX_EVENTS: usize = 64;
+const INTERFACES_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why the driver could not start or had to stop.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +38,18 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// There was no underlay socket to use.
+    #[error("a driver needs at least one UDP socket")]
+    NoSocket,
+    /// A defect in this program.
+    #[error("thread {0} ended unexpectedly; this is a bug, its message is on standard error")]
+    Panicked(String),
+}
+
+impl Error {
+    pub(super) fn io(what: &'static str, errno: nix::errno::Errno) -> Self {
+        Self::Io { what, source: errno.into() }
+    }
 }
 
 /// Settings of the driver itself.
@@ -37,75 +65,185 @@ impl Default for Options {
     }
 }
 
-/// Runs one node until it is stopped.
+/// Runs one node until it is stopped. Dropping it stops it.
 #[derive(Debug)]
-pub struct Driver {}
+pub struct Driver {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    events: Option<Receiver<Event>>,
+}
 
 /// Speaks to a running driver. Cheap to clone; usable from any thread.
 #[derive(Debug, Clone)]
-pub struct Handle {}
+pub struct Handle {
+    shared: Arc<Shared>,
+}
 
 impl Driver {
-    /// Starts the threads. The control thread runs in the caller's network namespace.
+    /// Starts the threads. The control thread runs in the caller's network namespace. Without a tun device packets for
+    /// this node's overlay addresses are counted and dropped.
     ///
     /// # Errors
     /// A thread or descriptor could not be made.
     pub fn start(
-        _config: Config,
-        _tun: Option<Tun>,
-        _sockets: Vec<UdpSocket>,
-        _options: Options,
+        mut config: Config,
+        tun: Option<Tun>,
+        sockets: Vec<UdpSocket>,
+        options: Options,
     ) -> Result<Self, Error> {
-        unimplemented!()
+        let first = sockets.first().ok_or(Error::NoSocket)?;
+        if config.listen_port == 0 {
+            let address = first.local_addr();
+            config.listen_port =
+                address.map_err(|source| Error::Io { what: "cannot read the port of the UDP socket", source })?.port();
+        }
+        let advertises = options.advertise_interfaces && !config.lighthouse.hosts.is_empty();
+        let interval = config.lighthouse.interval.unwrap_or(INTERFACES_INTERVAL);
+        let name = tun.as_ref().map(|tun| tun.name().to_owned());
+        let interfaces = advertises.then(|| InterfaceWatch::new(name, interval));
+
+        let mut seed = Zeroizing::new([0; 32]);
+        aws_lc_rs::rand::fill(&mut *seed)
+            .map_err(|_| Error::Io { what: "cannot get random bytes", source: std::io::Error::other("unspecified") })?;
+        let wall = clock::wall();
+        let (node, forwarder) = Node::new(config, wall.at, wall, *seed);
+        let shared = Arc::new(Shared::new(forwarder, sockets)?);
+        let (sender, events) = sync_channel(MAX_EVENTS);
+        let mut driver = Self { shared: Arc::clone(&shared), threads: Vec::new(), events: Some(events) };
+
+        let end = EndOfControl(Arc::clone(&shared));
+        let control = Control { shared: Arc::clone(&shared), node, wall, events: sender, interfaces };
+        driver.spawn("nebula-control".into(), CONTROL_STACK, move || {
+            let _end = end;
+            control.run()
+        })?;
+        driver.spawn_data_threads(tun)?;
+        Ok(driver)
     }
+
+    fn spawn_data_threads(&mut self, tun: Option<Tun>) -> Result<(), Error> {
+        let offloads = tun.as_ref().map_or(TunOffloads::None, Tun::offloads);
+        let queues: Vec<_> = tun.map(Tun::take_queues).unwrap_or_default().into_iter().map(Arc::new).collect();
+        let sockets = self.shared.sockets.len();
+        for (index, queue) in queues.iter().enumerate() {
+            let outbound = Outbound::new(Arc::clone(&self.shared), Arc::clone(queue), index % sockets)?;
+            self.spawn(format!("nebula-out-{index}"), DATA_STACK, move || outbound.run())?;
+        }
+        for index in 0..sockets {
+            let queue = (!queues.is_empty()).then(|| Arc::clone(&queues[index % queues.len()]));
+            let inbound = Inbound::new(Arc::clone(&self.shared), queue, index, offloads)?;
+            self.spawn(format!("nebula-in-{index}"), DATA_STACK, move || inbound.run())?;
+        }
+        Ok(())
+    }
+
+    fn spawn(
+        &mut self,
+        name: String,
+        stack: usize,
+        body: impl FnOnce() -> Result<(), Error> + Send + 'static,
+    ) -> Result<(), Error> {
+        let shared = Arc::clone(&self.shared);
+        let watch = PanicWatch { shared, name: name.clone() };
+        let thread = Builder::new().name(name).stack_size(stack).spawn(move || {
+            let watch = watch;
+            if let Err(error) = body() {
+                watch.shared.mailbox.fail(error);
+            }
+        });
+        self.threads.push(thread.map_err(|source| Error::Io { what: "cannot start a thread", source })?);
+        Ok(())
+    }
+
     /// A handle.
     #[must_use]
     pub fn handle(&self) -> Handle {
-        unimplemented!()
+        Handle { shared: Arc::clone(&self.shared) }
     }
-    /// What happens from now on; bounded, the oldest unread events are lost first. One reader.
+
+    /// What happens from now on; bounded: while nobody reads, new events are lost and counted. One reader: a second call
+    /// returns a receiver that has ended.
     #[must_use]
     pub fn events(&mut self) -> Receiver<Event> {
-        unimplemented!()
+        self.events.take().unwrap_or_else(|| sync_channel(0).1)
     }
+
     /// Waits until [`Handle::stop`] or a fatal error; closes every tunnel before it returns.
     ///
     /// # Errors
     /// A device or socket failed for good.
-    pub fn run(self) -> Result<(), Error> {
-        unimplemented!()
+    pub fn run(mut self) -> Result<(), Error> {
+        self.join();
+        self.shared.mailbox.take_failure().map_or(Ok(()), Err)
+    }
+
+    fn join(&mut self) {
+        for thread in self.threads.drain(..) {
+            // A panic has been reported to the mailbox.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.shared.mailbox.stop();
+        self.join();
+    }
+}
+
+/// Turns the panic of a thread into an end of the driver.
+#[derive(Debug)]
+struct PanicWatch {
+    shared: Arc<Shared>,
+    name: String,
+}
+
+impl Drop for PanicWatch {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.shared.mailbox.fail(Error::Panicked(std::mem::take(&mut self.name)));
+        }
     }
 }
 
 impl Handle {
     /// Closes all tunnels and ends the driver.
     pub fn stop(&self) {
-        unimplemented!()
+        self.shared.mailbox.stop();
     }
     /// See [`crate::Node::set_identity`].
-    pub fn set_identity(&self, _identity: Identity) {
-        unimplemented!()
+    pub fn set_identity(&self, identity: Identity) {
+        self.shared.mailbox.command(Command::SetIdentity(Box::new(identity)));
     }
     /// See [`crate::Node::set_trust`].
-    pub fn set_trust(&self, _trust: CaPool) {
-        unimplemented!()
+    pub fn set_trust(&self, trust: CaPool) {
+        self.shared.mailbox.command(Command::SetTrust(Box::new(trust)));
     }
     /// See [`crate::Node::set_firewall`].
-    pub fn set_firewall(&self, _policy: firewall::Policy) {
-        unimplemented!()
+    pub fn set_firewall(&self, policy: firewall::Policy) {
+        self.shared.mailbox.command(Command::SetFirewall(Box::new(policy)));
     }
     /// See [`crate::Node::set_static_hosts`].
-    pub fn set_static_hosts(&self, _hosts: BTreeMap<IpAddr, Vec<SocketAddr>>) {
-        unimplemented!()
+    pub fn set_static_hosts(&self, hosts: BTreeMap<IpAddr, Vec<SocketAddr>>) {
+        self.shared.mailbox.command(Command::SetStaticHosts(hosts));
+    }
+    /// See [`crate::Node::connect`].
+    pub fn connect(&self, peer: IpAddr) {
+        self.shared.mailbox.command(Command::Connect(peer));
     }
     /// Live tunnels; empty if the driver has ended.
     #[must_use]
     pub fn tunnels(&self) -> Vec<TunnelStatus> {
-        unimplemented!()
+        let (reply, answer) = sync_channel(1);
+        self.shared.mailbox.command(Command::Tunnels(reply));
+        answer.recv().unwrap_or_default()
     }
     /// Sum of all lanes' counters by name, for metrics.
     #[must_use]
     pub fn counters(&self) -> BTreeMap<&'static str, u64> {
-        unimplemented!()
+        let mut sum = self.shared.forwarder.counters();
+        self.shared.counters.add_to(&mut sum);
+        sum
     }
 }

@@ -1,13 +1,24 @@
 //! The only module that may read clocks or open things: threads, tun device, UDP sockets (Linux).
+//!
+//! Data threads run to completion on the batch they read and wait only when there is nothing to read; one control thread
+//! owns the [`crate::Node`]. [`Driver`] starts and ends them all.
 
+mod clock;
+mod control_thread;
 mod driver;
+mod inbound_thread;
+mod interfaces;
+mod mailbox;
+mod outbound_thread;
 mod poll;
 mod region;
+mod shared;
 mod tun;
 mod udp;
 mod udp_receive;
 mod udp_send;
 mod vnet_header;
+mod warmth;
 
 pub use driver::{Driver, Error, Handle, Options};
 pub use tun::{Tun, TunOffloads};

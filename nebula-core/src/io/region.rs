@@ -35,7 +35,9 @@ impl Region {
         // A huge page would make the first touched byte cost 2 MiB. Kernels without huge pages refuse; that is as good.
         // SAFETY: the range is the mapping made above.
         let _ = unsafe { libc::madvise(start, len, libc::MADV_NOHUGEPAGE) };
-        NonNull::new(start.cast()).map(|start| Self { start, len }).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
+        NonNull::new(start.cast())
+            .map(|start| Self { start, len })
+            .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
     }
 
     /// Gives the memory back; the bytes read as zero afterwards.

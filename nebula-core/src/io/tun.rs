@@ -89,8 +89,9 @@ impl Tun {
         for (index, queue) in queues.iter().enumerate() {
             let mut request = interface_request("", 0);
             // SAFETY: the descriptor is open, and the kernel writes one ifreq to a live one.
-            unsafe { ioctl::interface(queue.as_raw_fd(), &raw mut request) }
-                .map_err(|errno| invalid(format!("descriptor of queue {index} is not an attached tun queue: {errno}")))?;
+            unsafe { ioctl::interface(queue.as_raw_fd(), &raw mut request) }.map_err(|errno| {
+                invalid(format!("descriptor of queue {index} is not an attached tun queue: {errno}"))
+            })?;
             // SAFETY: TUNGETIFF fills the flags member.
             let flags = c_int::from(unsafe { request.ifr_ifru.ifru_flags });
             if flags & libc::IFF_TUN == 0 || flags & libc::IFF_VNET_HDR == 0 {
@@ -203,7 +204,8 @@ fn interface_request(name: &str, flags: c_int) -> libc::ifreq {
 }
 
 fn interface_name(request: &libc::ifreq) -> String {
-    let bytes: Vec<u8> = request.ifr_name.iter().map(|&byte| byte.cast_unsigned()).take_while(|&byte| byte != 0).collect();
+    let bytes: Vec<u8> =
+        request.ifr_name.iter().map(|&byte| byte.cast_unsigned()).take_while(|&byte| byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

@@ -51,9 +51,8 @@ impl UdpSocket {
         let mut sockets = Vec::new();
         let mut address = address;
         for _ in 0..count.max(1) {
-            let socket = Self::bind_one(address, count > 1, options).map_err(|source| {
-                io::Error::new(source.kind(), format!("cannot listen on UDP {address}: {source}"))
-            })?;
+            let socket = Self::bind_one(address, count > 1, options)
+                .map_err(|source| io::Error::new(source.kind(), format!("cannot listen on UDP {address}: {source}")))?;
             // The first one may have chosen the port for all.
             address.set_port(socket.local_addr()?.port());
             sockets.push(socket);

@@ -21,8 +21,6 @@ pub(super) struct Receiver {
     memory: Region,
     received: Vec<Received>,
     slots: usize,
-    // Any slot but the first was written since the last release.
-    spread: bool,
 }
 
 /// Room for the ancillary data of one slot: the segment size of a joined datagram.
@@ -33,7 +31,7 @@ struct Control([u8; 64]);
 impl Receiver {
     pub(super) fn new() -> io::Result<Self> {
         let received = Vec::with_capacity(MAX_SLOTS);
-        Ok(Self { memory: Region::new(SLOT * MAX_SLOTS)?, received, slots: 1, spread: false })
+        Ok(Self { memory: Region::new(SLOT * MAX_SLOTS)?, received, slots: 1 })
     }
 
     /// The receive buffer and what the last [`Receiver::receive`] put there.
@@ -41,15 +39,14 @@ impl Receiver {
         (&mut self.memory, &self.received)
     }
 
-    /// Whether a burst left memory that [`Receiver::release`] would give back.
-    pub(super) fn is_spread(&self) -> bool {
-        self.spread
+    /// The receive buffer.
+    pub(super) fn memory(&self) -> &[u8] {
+        &self.memory
     }
 
     /// Gives memory back that a burst touched.
     pub(super) fn release(&mut self) {
         self.memory.release();
-        self.spread = false;
     }
 
     /// Takes what waits in the socket. `false`: nothing does.
@@ -100,7 +97,6 @@ impl Receiver {
             let segment_size = segment_size(&message.msg_hdr).filter(|&size| size > 0).unwrap_or(len).min(len);
             self.received.push(Received { from, range: start..start + len, segment_size });
         }
-        self.spread |= count > 1;
         self.slots = if count == self.slots { (count * 2).min(MAX_SLOTS) } else { count.max(1) };
         Ok(true)
     }

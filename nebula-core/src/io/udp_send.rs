@@ -71,6 +71,11 @@ impl Sender {
         Self { messages: Vec::new(), max_segments }
     }
 
+    /// Most datagrams in one run that this socket sends as one.
+    pub(super) fn segments(&self, socket: &UdpSocket) -> usize {
+        if socket.sends_runs() { self.max_segments } else { 1 }
+    }
+
     /// Sends all `runs`, whose bytes are in `arena`. Datagrams that cannot leave are lost, as on a wire, and counted.
     pub(super) fn send(&mut self, socket: &UdpSocket, arena: &[u8], runs: &[Run]) -> Lost {
         self.messages.clear();
@@ -83,11 +88,7 @@ impl Sender {
                 lost.refused += run.range.len().div_ceil(run.segment_size) as u64;
                 continue;
             };
-            let per_message = if socket.sends_runs() {
-                (MAX_BYTES / run.segment_size).clamp(1, self.max_segments)
-            } else {
-                1
-            };
+            let per_message = (MAX_BYTES / run.segment_size).clamp(1, self.segments(socket));
             cut(&mut self.messages, to, run.range.clone(), run.segment_size, per_message);
         }
         self.flush(socket, arena, &mut lost);
@@ -237,9 +238,9 @@ fn max_segments() -> usize {
 }
 
 fn kernel_version(release: &[u8]) -> (u32, u32) {
-    let mut numbers = release.split(|byte| !byte.is_ascii_digit()).map(|digits| {
-        std::str::from_utf8(digits).ok().and_then(|digits| digits.parse::<u32>().ok()).unwrap_or(0)
-    });
+    let mut numbers = release
+        .split(|byte| !byte.is_ascii_digit())
+        .map(|digits| std::str::from_utf8(digits).ok().and_then(|digits| digits.parse::<u32>().ok()).unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
@@ -249,9 +250,13 @@ mod tests {
 
     #[test]
     fn kernel_releases_of_distributions_are_understood() {
-        for (release, version) in
-            [("6.18.44-fc-v657", (6, 18)), ("5.15.0-91-generic", (5, 15)), ("6.9", (6, 9)), ("", (0, 0)), ("x.y", (0, 0))]
-        {
+        for (release, version) in [
+            ("6.18.44-fc-v657", (6, 18)),
+            ("5.15.0-91-generic", (5, 15)),
+            ("6.9", (6, 9)),
+            ("", (0, 0)),
+            ("x.y", (0, 0)),
+        ] {
             assert_eq!(kernel_version(release.as_bytes()), version, "{release}");
         }
     }

@@ -42,10 +42,8 @@ fn round_trip(from: &UdpSocket, to: &UdpSocket, target: SocketAddr) -> usize {
         Run { to: target, range: 100_050..100_051, segment_size: 1 },
         Run { to: target, range: 100_051..110_000, segment_size: 700 },
     ];
-    let expected: Vec<Vec<u8>> = runs
-        .iter()
-        .flat_map(|run| arena[run.range.clone()].chunks(run.segment_size).map(<[u8]>::to_vec))
-        .collect();
+    let expected: Vec<Vec<u8>> =
+        runs.iter().flat_map(|run| arena[run.range.clone()].chunks(run.segment_size).map(<[u8]>::to_vec)).collect();
     assert_eq!(Sender::new().send(from, &arena, &runs), Lost::default());
     let (datagrams, slots) = receive_all(to, &mut Receiver::new().unwrap(), expected.len());
     let port = from.local_addr().unwrap().port();

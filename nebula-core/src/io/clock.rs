@@ -1,0 +1,47 @@
+//! The only readings of the clocks.
+#![allow(clippy::disallowed_methods, reason = "this is the rim that reads clocks for everybody else")]
+
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::WallClock;
+
+// Small drift is followed by the kernel; only a step must be told to the node.
+const STEP: Duration = Duration::from_millis(500);
+
+pub(super) fn now() -> Instant {
+    Instant::now()
+}
+
+pub(super) fn wall() -> WallClock {
+    let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    WallClock { at: Instant::now(), unix }
+}
+
+/// A new anchor, if the wall clock is no longer where `anchor` says it should be.
+pub(super) fn step_since(anchor: &WallClock) -> Option<WallClock> {
+    let wall = wall();
+    is_step(anchor, &wall).then_some(wall)
+}
+
+fn is_step(anchor: &WallClock, wall: &WallClock) -> bool {
+    let expected = anchor.unix + wall.at.saturating_duration_since(anchor.at);
+    expected.abs_diff(wall.unix) > STEP
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_step_of_the_wall_clock_moves_the_anchor() {
+        let anchor = wall();
+        let later = |unix_ms: u64| WallClock {
+            at: anchor.at + Duration::from_secs(100),
+            unix: anchor.unix + Duration::from_millis(unix_ms),
+        };
+        assert!(!is_step(&anchor, &later(100_000)));
+        assert!(!is_step(&anchor, &later(100_400)));
+        assert!(is_step(&anchor, &later(101_000)), "set forward");
+        assert!(is_step(&anchor, &later(0)), "set back");
+    }
+}

@@ -1,0 +1,134 @@
+//! The one thread that owns the [`Node`]: punts, commands and deadlines in, datagrams and events out.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+
+use super::mailbox::Command;
+use super::poll::readable;
+use super::shared::Shared;
+use super::{Error, clock, interfaces};
+use crate::{Event, Node, WallClock};
+
+/// Everything the thread owns.
+#[derive(Debug)]
+pub(super) struct Control {
+    pub(super) shared: Arc<Shared>,
+    pub(super) node: Node,
+    pub(super) wall: WallClock,
+    pub(super) events: SyncSender<Event>,
+    pub(super) interfaces: Option<InterfaceWatch>,
+}
+
+impl Control {
+    /// Runs until it is told to stop; closes every tunnel before it returns.
+    pub(super) fn run(mut self) -> Result<(), Error> {
+        loop {
+            if self.turn() {
+                break;
+            }
+            let timeout = self.node.poll_timeout().map(|at| at.saturating_duration_since(clock::now()));
+            let mailbox = &self.shared.mailbox;
+            readable(mailbox, mailbox, timeout).map_err(|errno| Error::io("cannot poll the control queue", errno))?;
+        }
+        self.node.close_all(clock::now());
+        self.flush();
+        Ok(())
+    }
+
+    /// Handles what came and what is due. `true`: time to stop.
+    fn turn(&mut self) -> bool {
+        if let Some(wall) = clock::step_since(&self.wall) {
+            self.wall = wall;
+            self.node.set_wall_clock(wall);
+        }
+        let delivered = self.shared.mailbox.take();
+        for command in delivered.commands {
+            self.obey(command);
+            self.flush();
+        }
+        for punt in delivered.punts {
+            self.node.handle_punt(clock::now(), punt);
+            self.flush();
+        }
+        let now = clock::now();
+        // Before the deadline at which addresses are advertised.
+        if let Some(addresses) = self.interfaces.as_mut().and_then(|watch| watch.changed(now)) {
+            self.node.set_local_addresses(addresses);
+        }
+        if self.node.poll_timeout().is_some_and(|at| at <= now) {
+            self.node.handle_timeout(now);
+        }
+        self.flush();
+        delivered.stop
+    }
+
+    fn obey(&mut self, command: Command) {
+        let now = clock::now();
+        match command {
+            Command::SetIdentity(identity) => self.node.set_identity(now, *identity),
+            Command::SetTrust(trust) => self.node.set_trust(now, *trust),
+            Command::SetFirewall(policy) => self.node.set_firewall(*policy),
+            Command::SetStaticHosts(hosts) => self.node.set_static_hosts(now, hosts),
+            Command::Connect(peer) => self.node.connect(now, peer),
+            // Who asked may have given up.
+            Command::Tunnels(reply) => drop(reply.try_send(self.node.tunnels())),
+        }
+    }
+
+    fn flush(&mut self) {
+        while let Some(transmit) = self.node.poll_transmit() {
+            if self.shared.sockets[0].send_one(&transmit.datagram, transmit.to).is_err() {
+                self.shared.counters.send_refused.add(1);
+            }
+        }
+        while let Some(event) = self.node.poll_event() {
+            if self.events.try_send(event).is_err() {
+                self.shared.counters.events.add(1);
+            }
+        }
+    }
+}
+
+/// Ends the data threads and refuses further mail, however the control thread ends.
+#[derive(Debug)]
+pub(super) struct EndOfControl(pub(super) Arc<Shared>);
+
+impl Drop for EndOfControl {
+    fn drop(&mut self) {
+        self.0.mailbox.close();
+        self.0.halt_data_threads();
+    }
+}
+
+/// Looks at the interfaces now and then.
+#[derive(Debug)]
+pub(super) struct InterfaceWatch {
+    except: Option<String>,
+    interval: Duration,
+    next: Option<Instant>,
+    last: Vec<IpAddr>,
+}
+
+impl InterfaceWatch {
+    /// Looks at most once per `interval`, and not at the interface `except`.
+    pub(super) fn new(except: Option<String>, interval: Duration) -> Self {
+        Self { except, interval, next: None, last: Vec::new() }
+    }
+
+    /// The addresses, if it is time to look and they are others than before.
+    fn changed(&mut self, now: Instant) -> Option<Vec<IpAddr>> {
+        if self.next.is_some_and(|next| now < next) {
+            return None;
+        }
+        self.next = Some(now + self.interval);
+        let addresses = interfaces::reachable_addresses(self.except.as_deref())
+            .inspect_err(|errno| tracing::warn!(%errno, "cannot list the interface addresses"))
+            .ok()?;
+        (addresses != self.last).then(|| {
+            self.last.clone_from(&addresses);
+            addresses
+        })
+    }
+}

@@ -1,0 +1,128 @@
+//! One thread from a UDP socket to the overlay: receive, open, deliver, until the socket is dry; then wait.
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use super::poll::readable;
+use super::shared::Shared;
+use super::tun::{Queue, TunOffloads};
+use super::udp_receive::Receiver;
+use super::udp_send::Sender;
+use super::warmth::Warmth;
+use super::{Error, clock};
+use crate::Lane;
+use crate::counters::Direction;
+use crate::forward::{Delivery, SegmentKind};
+
+/// Everything the thread owns.
+#[derive(Debug)]
+pub(super) struct Inbound {
+    shared: Arc<Shared>,
+    // None: this node has no overlay device.
+    queue: Option<Arc<Queue>>,
+    socket: usize,
+    offloads: TunOffloads,
+    lane: Lane,
+    receiver: Receiver,
+    // Relayed datagrams go back to the underlay from here.
+    sender: Sender,
+    warmth: Warmth,
+}
+
+impl Inbound {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        queue: Option<Arc<Queue>>,
+        socket: usize,
+        offloads: TunOffloads,
+    ) -> Result<Self, Error> {
+        let lane = shared.forwarder.lane();
+        let receiver =
+            Receiver::new().map_err(|source| Error::Io { what: "cannot reserve receive buffers", source })?;
+        let (sender, warmth) = (Sender::new(), Warmth::default());
+        Ok(Self { shared, queue, socket, offloads, lane, receiver, sender, warmth })
+    }
+
+    /// Runs until the driver stops, or socket or device fail.
+    pub(super) fn run(mut self) -> Result<(), Error> {
+        self.lane.set_max_segments(self.sender.segments(&self.shared.sockets[self.socket]));
+        self.announce_offloads();
+        while !self.shared.is_stopping() {
+            if self.turn()? {
+                self.wait()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn announce_offloads(&mut self) {
+        let tcp = self.offloads != TunOffloads::None;
+        self.lane.set_coalesce(tcp, self.offloads == TunOffloads::TcpAndUdp);
+    }
+
+    /// Moves what one receive brings. `true`: the socket is dry.
+    fn turn(&mut self) -> Result<bool, Error> {
+        let received = self.receiver.receive(&self.shared.sockets[self.socket]);
+        if !received.map_err(|source| Error::Io { what: "cannot receive from the UDP socket", source })? {
+            return Ok(true);
+        }
+        let now = clock::now();
+        let (memory, received) = self.receiver.parts();
+        self.warmth.note(now, received.iter().map(|slot| slot.range.len()).sum());
+        self.shared.forwarder.inbound(&mut self.lane, now, memory, received);
+        self.deliver()?;
+        self.shared.send(&mut self.sender, self.socket, &self.lane);
+        self.shared.punt(&mut self.lane, Direction::Inbound);
+        self.lane.clear();
+        Ok(false)
+    }
+
+    fn deliver(&mut self) -> Result<(), Error> {
+        let mut refused = None;
+        for delivery in self.lane.deliveries() {
+            let Some(queue) = &self.queue else {
+                self.shared.counters.no_device.add(1);
+                continue;
+            };
+            match write(queue, &self.lane, self.receiver.memory(), delivery) {
+                Ok(()) => {}
+                // The device is gone, not merely down.
+                Err(Errno::EBADFD | Errno::EBADF) => {
+                    return Err(Error::io("cannot write to the tun device", Errno::EBADFD));
+                }
+                Err(errno) => {
+                    self.shared.counters.tun_write.add(1);
+                    refused = delivery.offload.segment.filter(|_| errno == Errno::EINVAL).or(refused);
+                }
+            }
+        }
+        // Some kernels refuse some super-packets. Peers send again what was in this one, and it comes as single packets.
+        if let Some(segment) = refused {
+            self.offloads = match segment.kind {
+                SegmentKind::Udp if self.offloads == TunOffloads::TcpAndUdp => TunOffloads::Tcp,
+                SegmentKind::Udp | SegmentKind::Tcp => TunOffloads::None,
+            };
+            tracing::warn!(kind = ?segment.kind, "the kernel refused a super-packet: joining of packets is off for this queue");
+            self.announce_offloads();
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), Error> {
+        let timeout = self.warmth.timeout(clock::now());
+        readable(&self.shared.sockets[self.socket], &self.shared.halt, timeout)
+            .map_err(|errno| Error::io("cannot poll the UDP socket", errno))?;
+        if timeout.is_some() && self.warmth.cooled(clock::now()) {
+            self.receiver.release();
+            self.lane.release_memory();
+        }
+        Ok(())
+    }
+}
+
+fn write(queue: &Queue, lane: &Lane, memory: &[u8], delivery: &Delivery) -> Result<(), Errno> {
+    let head = lane.headers().get(delivery.header.clone()).ok_or(Errno::EFAULT)?;
+    let pieces = lane.pieces().get(delivery.pieces.clone()).ok_or(Errno::EFAULT)?;
+    queue.write(&delivery.offload, delivery.header_len, head, memory, pieces)
+}

@@ -1,0 +1,106 @@
+//! What all threads of one driver share.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::Error;
+use super::mailbox::Mailbox;
+use super::udp::UdpSocket;
+use super::udp_send::Sender;
+use crate::counters::Direction;
+use crate::{DropReason, Forwarder, Lane};
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) forwarder: Arc<Forwarder>,
+    pub(super) sockets: Vec<UdpSocket>,
+    pub(super) mailbox: Mailbox,
+    pub(super) counters: IoCounters,
+    /// Readable for good once data threads must end.
+    pub(super) halt: EventFd,
+    stopping: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn new(forwarder: Arc<Forwarder>, sockets: Vec<UdpSocket>) -> Result<Self, Error> {
+        let halt = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|errno| Error::io("cannot make an eventfd", errno))?;
+        let (counters, stopping) = (IoCounters::default(), AtomicBool::new(false));
+        Ok(Self { forwarder, sockets, mailbox: Mailbox::new()?, counters, halt, stopping })
+    }
+
+    /// Whether data threads must end.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Ends the data threads, also those that wait.
+    pub(super) fn halt_data_threads(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        // Nobody reads it, so it cannot be full before it was readable.
+        let _ = self.halt.write(1);
+    }
+
+    /// Sends a lane's runs through one socket.
+    pub(super) fn send(&self, sender: &mut Sender, socket: usize, lane: &Lane) {
+        if !lane.runs().is_empty() {
+            let lost = sender.send(&self.sockets[socket], lane.arena(), lane.runs());
+            self.counters.send_full.add(lost.full);
+            self.counters.send_refused.add(lost.refused);
+        }
+    }
+
+    /// Hands a lane's punts to the control thread.
+    pub(super) fn punt(&self, lane: &mut Lane, direction: Direction) {
+        let counters = Arc::clone(lane.counters());
+        for punt in lane.take_punts() {
+            if !self.mailbox.punt(punt) {
+                counters.drop_many(direction, DropReason::PuntQueueFull, 1);
+            }
+        }
+    }
+}
+
+/// What the rim itself loses.
+#[derive(Debug, Default)]
+pub(super) struct IoCounters {
+    /// Packets for the overlay of a node without a device.
+    pub(super) no_device: IoCounter,
+    /// Packets the tun device refused: it is down, or its queue is full.
+    pub(super) tun_write: IoCounter,
+    /// Datagrams for which the send buffer had no room.
+    pub(super) send_full: IoCounter,
+    /// Datagrams the system refused: no route, a filter, an address family the socket does not have.
+    pub(super) send_refused: IoCounter,
+    /// Events nobody read in time.
+    pub(super) events: IoCounter,
+}
+
+impl IoCounters {
+    pub(super) fn add_to(&self, sum: &mut BTreeMap<&'static str, u64>) {
+        for (name, counter) in [
+            ("lost_no_device", &self.no_device),
+            ("lost_tun_write", &self.tun_write),
+            ("lost_send_full", &self.send_full),
+            ("lost_send_refused", &self.send_refused),
+            ("lost_events", &self.events),
+        ] {
+            sum.insert(name, counter.0.load(Ordering::Relaxed));
+        }
+    }
+}
+
+/// Written by several threads, but only when something is lost.
+#[derive(Debug, Default)]
+pub(super) struct IoCounter(AtomicU64);
+
+impl IoCounter {
+    pub(super) fn add(&self, n: u64) {
+        if n > 0 {
+            self.0.fetch_add(n, Ordering::Relaxed);
+        }
+    }
+}
