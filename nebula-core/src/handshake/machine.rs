@@ -1,9 +1,14 @@
 //! One handshake: Noise IX, certificate, indexes. No clock, no socket: what it needs comes in as arguments.
 
-use nebula_cert::{CaPool, Identity, UnixTime, VerifiedCertificate, Version};
+use nebula_cert::{CaPool, Certificate, Curve, Identity, UnixTime, VerifiedCertificate, Version};
+use snow::HandshakeState;
+use zeroize::Zeroizing;
 
+use super::noise::{self, Ephemeral};
 use crate::tunnel::cipher::Cipher;
 use crate::tunnel::{LocalIndex, RemoteIndex, SessionKeys};
+use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
+use crate::wire::messages::{HandshakePayload, Malformed};
 
 /// What this node brings into a handshake.
 #[derive(Debug, Clone, Copy)]
@@ -38,8 +43,8 @@ pub struct Completed {
 /// Why a handshake message was refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// Noise refused it. An initiator survives this: the next datagram may be the real one.
-    #[error("noise refused the message: {0}")]
+    /// Nothing authenticated it. An initiator survives this: the next datagram may be the real one.
+    #[error("not a usable handshake message: {0}")]
     Noise(String),
     /// Authenticated, but unacceptable: the handshake is over.
     #[error("payload is invalid: {0}")]
@@ -52,34 +57,238 @@ pub(crate) enum Error {
     NoCertificate,
 }
 
+impl From<snow::Error> for Error {
+    fn from(error: snow::Error) -> Self {
+        Self::Noise(match error {
+            snow::Error::Input => "wrong length".into(),
+            snow::Error::Dh => "public key is not valid".into(),
+            snow::Error::Decrypt => "authentication failed (other cipher, or not for this handshake)".into(),
+            other => other.to_string(),
+        })
+    }
+}
+
+impl From<Malformed> for Error {
+    fn from(Malformed(reason): Malformed) -> Self {
+        Self::Payload(reason)
+    }
+}
+
 /// The initiating side, between message 1 and message 2.
-pub(crate) struct Initiator {}
+pub(crate) struct Initiator {
+    /// `None` once message 2 was authentic, whatever became of it.
+    noise: Option<Box<HandshakeState>>,
+    /// As at the start: a reload meanwhile does not change this handshake.
+    identity: Identity,
+    cipher: Cipher,
+    local_index: LocalIndex,
+    own_version: Version,
+}
 
 impl Initiator {
     /// Builds message 1 (complete datagram, header included; counter 1, index 0).
     pub(crate) fn start(
-        _own: Own<'_>,
-        _version: Version,
-        _local_index: LocalIndex,
-        _ephemeral_seed: [u8; 32],
+        own: Own<'_>,
+        version: Version,
+        local_index: LocalIndex,
+        ephemeral_seed: [u8; 32],
     ) -> Result<(Self, Vec<u8>), Error> {
-        unimplemented!()
+        Self::start_with(own, version, local_index, Ephemeral::Seed(Zeroizing::new(ephemeral_seed)))
     }
+
+    pub(super) fn start_with(
+        own: Own<'_>,
+        version: Version,
+        local_index: LocalIndex,
+        ephemeral: Ephemeral,
+    ) -> Result<(Self, Vec<u8>), Error> {
+        let mut noise = Box::new(noise::handshake(own.identity, own.cipher, ephemeral, true)?);
+        let payload = HandshakePayload { initiator_index: local_index.0, ..HandshakePayload::default() };
+        let header = Header { kind: MessageType::Handshake, index: 0, counter: 1 };
+        let datagram = write_message(&mut noise, own, version, header, payload)?;
+        let machine = Self {
+            noise: Some(noise),
+            identity: own.identity.clone(),
+            cipher: own.cipher,
+            local_index,
+            own_version: version,
+        };
+        Ok((machine, datagram))
+    }
+
     /// Reads message 2. After [`Error::Noise`] the machine can be used again; after any other error it is spent.
     /// Does not check which peer answered: compare `Completed::peer` with the intended address.
-    pub(crate) fn finish(&mut self, _datagram: &[u8], _trust: &CaPool, _at: UnixTime) -> Result<Completed, Error> {
-        unimplemented!()
+    pub(crate) fn finish(&mut self, datagram: &[u8], trust: &CaPool, at: UnixTime) -> Result<Completed, Error> {
+        let noise = self.noise.as_mut().ok_or(Error::Payload("the handshake is over"))?;
+        let body = message_body(datagram, self.local_index.0, 2)?;
+        let payload = read_message(noise, body)?;
+        let Some(mut noise) = self.noise.take() else { return Err(Error::Payload("the handshake is over")) };
+        let payload = HandshakePayload::parse(&payload)?;
+        let remote_index = nonzero(payload.responder_index)?;
+        let peer = verify_peer(&noise, &self.identity, payload, trust, at)?;
+        let split = RawSplit::of(&mut noise);
+        Ok(Completed {
+            local_index: self.local_index,
+            remote_index,
+            peer,
+            keys: SessionKeys { cipher: self.cipher, send: *split.to_responder, receive: *split.to_initiator },
+            initiator: true,
+            own_version: self.own_version,
+            peer_time: payload.time,
+        })
+    }
+}
+
+impl std::fmt::Debug for Initiator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Initiator")
+            .field("local_index", &self.local_index)
+            .field("own_version", &self.own_version)
+            .finish_non_exhaustive()
     }
 }
 
 /// The responding side in one step: reads message 1, returns the result and message 2 (complete datagram).
 pub(crate) fn respond(
-    _own: Own<'_>,
-    _local_index: LocalIndex,
-    _ephemeral_seed: [u8; 32],
-    _datagram: &[u8],
-    _trust: &CaPool,
-    _at: UnixTime,
+    own: Own<'_>,
+    local_index: LocalIndex,
+    ephemeral_seed: [u8; 32],
+    datagram: &[u8],
+    trust: &CaPool,
+    at: UnixTime,
 ) -> Result<(Completed, Vec<u8>), Error> {
-    unimplemented!()
+    respond_with(own, local_index, Ephemeral::Seed(Zeroizing::new(ephemeral_seed)), datagram, trust, at)
+}
+
+pub(super) fn respond_with(
+    own: Own<'_>,
+    local_index: LocalIndex,
+    ephemeral: Ephemeral,
+    datagram: &[u8],
+    trust: &CaPool,
+    at: UnixTime,
+) -> Result<(Completed, Vec<u8>), Error> {
+    let body = message_body(datagram, 0, 1)?;
+    let mut noise = noise::handshake(own.identity, own.cipher, ephemeral, false)?;
+    let payload = read_message(&mut noise, body)?;
+    let payload = HandshakePayload::parse(&payload)?;
+    let remote_index = nonzero(payload.initiator_index)?;
+    let peer = verify_peer(&noise, own.identity, payload, trust, at)?;
+    let own_version = match own.identity.certificate(peer.version()) {
+        Some(same) => same.version(),
+        None => own.default_version,
+    };
+    let header = Header { kind: MessageType::Handshake, index: remote_index.0, counter: 2 };
+    let answer = HandshakePayload {
+        initiator_index: remote_index.0,
+        responder_index: local_index.0,
+        ..HandshakePayload::default()
+    };
+    let answer = write_message(&mut noise, own, own_version, header, answer)?;
+    let split = RawSplit::of(&mut noise);
+    let completed = Completed {
+        local_index,
+        remote_index,
+        peer,
+        keys: SessionKeys { cipher: own.cipher, send: *split.to_initiator, receive: *split.to_responder },
+        initiator: false,
+        own_version,
+        peer_time: payload.time,
+    };
+    Ok((completed, answer))
+}
+
+/// What Noise is to read: the datagram without its header, which must be exactly that of the expected message.
+fn message_body(datagram: &[u8], index: u32, counter: u64) -> Result<&[u8], Error> {
+    let expected = Header { kind: MessageType::Handshake, index, counter };
+    match Header::parse(datagram) {
+        Ok(header) if header == expected => Ok(&datagram[HEADER_LEN..]),
+        _ => Err(Error::Noise(format!("its header is not that of handshake message {counter} for index {index}"))),
+    }
+}
+
+fn read_message(noise: &mut HandshakeState, body: &[u8]) -> Result<Vec<u8>, Error> {
+    let mut payload = vec![0; body.len()];
+    let len = noise.read_message(body, &mut payload)?;
+    payload.truncate(len);
+    Ok(payload)
+}
+
+/// Writes a complete datagram with the own certificate of `version` and the own time in its payload.
+fn write_message(
+    noise: &mut HandshakeState,
+    own: Own<'_>,
+    version: Version,
+    header: Header,
+    payload: HandshakePayload<'_>,
+) -> Result<Vec<u8>, Error> {
+    let certificate = own.identity.certificate(version).ok_or(Error::NoCertificate)?.to_handshake();
+    let payload = HandshakePayload {
+        certificate: &certificate,
+        time: own.time,
+        certificate_version: version.number(),
+        ..payload
+    }
+    .encode();
+    // Two public keys and the payload, the last two with a tag each. Message 1 has no tags, but snow wants the room.
+    let longest = HEADER_LEN + 2 * (noise::public_key_len(own.identity.curve()) + TAG_LEN) + payload.len();
+    let mut datagram = vec![0; longest];
+    datagram[..HEADER_LEN].copy_from_slice(&header.to_bytes());
+    let len = noise.write_message(&payload, &mut datagram[HEADER_LEN..])?;
+    datagram.truncate(HEADER_LEN + len);
+    Ok(datagram)
+}
+
+fn nonzero(index: u32) -> Result<RemoteIndex, Error> {
+    if index == 0 { Err(Error::Payload("the peer's index is missing")) } else { Ok(RemoteIndex(index)) }
+}
+
+/// Rebuilds the peer's certificate around the key it proved to hold, and checks both.
+fn verify_peer(
+    noise: &HandshakeState,
+    identity: &Identity,
+    payload: HandshakePayload<'_>,
+    trust: &CaPool,
+    at: UnixTime,
+) -> Result<VerifiedCertificate, Error> {
+    let version = match payload.certificate_version {
+        0 | 1 => Version::V1,
+        2 => Version::V2,
+        _ => return Err(Error::Payload("unknown certificate version")),
+    };
+    if payload.certificate.is_empty() {
+        return Err(Error::Payload("the certificate is missing"));
+    }
+    let key = noise.get_remote_static().ok_or(Error::Payload("the peer's key is missing"))?;
+    let curve: Curve = identity.curve();
+    let certificate =
+        Certificate::from_handshake(version, curve, key, payload.certificate).map_err(Error::Certificate)?;
+    if certificate.curve() != curve {
+        return Err(Error::Payload("the certificate is for another curve"));
+    }
+    if certificate.public_key() != key {
+        return Err(Error::Payload("the certificate is for another key"));
+    }
+    let peer = trust.verify(certificate, at).map_err(Error::Certificate)?;
+    if peer.networks().is_empty() {
+        return Err(Error::Payload("the certificate has no network"));
+    }
+    let is_own = |address| identity.networks().iter().any(|network| network.addr() == address);
+    if peer.networks().iter().any(|network| is_own(network.addr())) {
+        return Err(Error::Payload("the certificate has an address of this node"));
+    }
+    Ok(peer)
+}
+
+/// Traffic keys by direction.
+struct RawSplit {
+    to_responder: Zeroizing<[u8; 32]>,
+    to_initiator: Zeroizing<[u8; 32]>,
+}
+
+impl RawSplit {
+    fn of(noise: &mut HandshakeState) -> Self {
+        let (to_responder, to_initiator) = noise.dangerously_get_raw_split();
+        Self { to_responder: Zeroizing::new(to_responder), to_initiator: Zeroizing::new(to_initiator) }
+    }
 }

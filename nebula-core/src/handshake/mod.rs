@@ -1,6 +1,7 @@
 //! Handshakes: one as a pure machine, and those under way.
 
 mod machine;
+mod noise;
 mod pending;
 
 pub use machine::Completed;
