@@ -1,5 +1,5 @@
 //! What an instance must know to serve one pod (launch contract). Written by the plugin to
-//! `<state dir>/<network>/<containerID>-<ifname>.launch.json` (0600), read by `nebula-cni-instance --launch FILE`.
+//! `<state dir>/<network>/<containerID>-<ifname>.launch` (0600), read by `nebula-cni-instance --launch FILE`.
 //! Holds no key and no token, only paths to them.
 
 use std::net::IpAddr;

@@ -1,3 +1,19 @@
-//! Chained CNI plugin: one run per verb. The instance uses [`launch::LaunchSpec`] of this crate and nothing else.
+//! Chained CNI plugin: one run per verb, no state but the records on disk. The binary reads a [`request`], lets
+//! [`verb`] answer it and prints the [`reply`]. The instance uses [`launch::LaunchSpec`] of this crate and nothing else.
 
+pub mod add;
+pub mod check;
+pub mod del;
+pub mod enrolment;
+pub mod gc;
+pub mod host;
 pub mod launch;
+pub mod lock;
+pub mod prev_result;
+pub mod record;
+pub mod reply;
+pub mod request;
+pub mod settings;
+pub mod status;
+pub mod supervisor;
+pub mod verb;

@@ -1,0 +1,245 @@
+//! ADD: gives a pod its tunnel and passes prevResult on. What fails half-way is undone before the error is printed.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::del::detach;
+use crate::host::{Deadline, Host, Netns};
+use crate::launch::{LaunchSpec, Pod};
+use crate::lock::Lock;
+use crate::prev_result::PrevResult;
+use crate::record::{self, Files, Found, Record, State};
+use crate::reply::{Error, code};
+use crate::request::{Attach, Key, NetworkConfig};
+use crate::settings::Settings;
+use crate::supervisor::StartFailure;
+
+/// Attaches, and returns the result for stdout: printing it is the commit point.
+///
+/// # Errors
+/// With everything undone; if that failed too, the record stays for DEL.
+pub fn run(request: &Attach, host: &Host<'_>) -> Result<String, Error> {
+    let settings = Settings::read(&request.config)?;
+    let deadline = Deadline::after(host.clock, settings.timeout);
+    let prev_result = required_prev_result(&request.config)?;
+    let output = prev_result.as_output(&request.config.version);
+    let Some(pod) = settings.enrolment.decide(&request.args, &request.config)? else { return Ok(output) };
+    let attachment = Attachment::check(request, &settings, &prev_result, pod, host)?;
+
+    let lock = Lock::acquire(&attachment.files, host.clock, deadline)?;
+    if attachment.is_in_place(host) {
+        return Ok(output);
+    }
+    let attached = attachment.attach(&settings, host, deadline);
+    match attached.map_err(|e| named(e, &attachment.pod)) {
+        Ok(()) => Ok(output),
+        Err(error) => Err(match detach(&attachment.files, host) {
+            Ok(()) => {
+                lock.remove();
+                error
+            }
+            Err(undo) => {
+                let details = [error.details.as_str(), &format!("and undoing it failed: {undo}")].join("; ");
+                error.details(details.trim_start_matches("; "))
+            }
+        }),
+    }
+}
+
+/// Undoes an ADD whose result could not be printed.
+///
+/// # Errors
+/// As DEL.
+pub fn undo(request: &Attach, host: &Host<'_>) -> Result<(), Error> {
+    let files = Files::new(&Settings::state_dir(&request.config), &request.key);
+    let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, FENCE_PATIENCE))?;
+    detach(&files, host)?;
+    lock.remove();
+    Ok(())
+}
+
+/// The result of the plugin before us; a chained plugin is nothing without it.
+pub(crate) fn required_prev_result(config: &NetworkConfig) -> Result<PrevResult, Error> {
+    config.prev_result()?.ok_or_else(|| {
+        Error::new(code::CONFIG, "prevResult is missing: nebula-cni-plugin must be chained after an interface plugin")
+            .details("put it behind the plugin that gives pods their address, in the \"plugins\" of a .conflist")
+    })
+}
+
+/// One attachment, checked: from here on the system may be touched.
+struct Attachment<'a> {
+    request: &'a Attach,
+    files: Files,
+    // Held open until the instance has opened it, so that the identity in the launch contract stays true.
+    netns: Netns,
+    pod: Pod,
+    pod_address: IpAddr,
+    instance: PathBuf,
+    device: &'a str,
+}
+
+impl<'a> Attachment<'a> {
+    fn check(
+        request: &'a Attach,
+        settings: &'a Settings,
+        prev_result: &PrevResult,
+        pod: Pod,
+        host: &Host<'_>,
+    ) -> Result<Self, Error> {
+        let pod_address = prev_result.pod_address(&request.key.ifname)?;
+        let device = settings.device.as_str();
+        if device == request.key.ifname || prev_result.has_container_interface(device) {
+            let msg = format!("device {device:?} is the name of an interface the pod already has");
+            return Err(Error::new(code::CONFIG, msg).details("choose another name with the key \"device\""));
+        }
+        let instance = settings.instance_binary(host.plugin_dir.as_deref())?;
+        let netns = open_netns(request, host)?;
+        let files = Files::new(&settings.state_dir, &request.key);
+        Ok(Self { request, files, netns, pod, pod_address, instance, device })
+    }
+
+    /// Whether a repeated ADD finds what it would make.
+    fn is_in_place(&self, host: &Host<'_>) -> bool {
+        let Ok(Found::Record(record)) = Record::load(&self.files.record()) else { return false };
+        let expected = Record { state: State::Running, process: record.process, ..self.record() };
+        *record == expected && record.process.is_some_and(|process| host.supervisor.is_alive(process))
+    }
+
+    fn attach(&self, settings: &Settings, host: &Host<'_>, deadline: Deadline) -> Result<(), Error> {
+        match Record::load(&self.files.record()).map_err(|e| self.io("read the record", &e))? {
+            Found::Record(other) if other.key() != self.request.key => {
+                let msg = format!("{} belongs to container {}", self.files.record().display(), other.container_id);
+                return Err(Error::new(code::CONFIG, msg));
+            }
+            // Also with no record: an instance may have outlived it.
+            _ => detach(&self.files, host)?,
+        }
+        self.fence(settings, host)?;
+
+        let mut record = self.record();
+        record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
+        let launch = self.launch_spec(settings);
+        let bytes = serde_json::to_vec(&launch).map_err(|e| self.io("encode the launch contract", &e.into()))?;
+        record::write_durably(&self.files.launch(), &bytes).map_err(|e| self.io("write the launch contract", &e))?;
+
+        let mut started = |process| {
+            record.process = Some(process);
+            record.save(&self.files)
+        };
+        let outcome = host.supervisor.start(&self.instance, &self.files, host.clock, deadline, &mut started);
+        outcome.map_err(|failure| explain(&failure, settings))?;
+        record.state = State::Running;
+        record.save(&self.files).map_err(|e| self.io("write the record", &e))
+    }
+
+    /// Stops instances of earlier sandboxes of the same pod: two with one certificate would fight over its address.
+    fn fence(&self, settings: &Settings, host: &Host<'_>) -> Result<(), Error> {
+        if self.pod.uid.is_empty() {
+            return Ok(());
+        }
+        let paths = record::list(&settings.state_dir, &self.request.key.network)
+            .map_err(|e| self.io("list the records", &e))?;
+        for path in paths {
+            let Ok(Found::Record(other)) = Record::load(&path) else { continue };
+            if other.pod.uid != self.pod.uid || other.container_id == self.request.key.container_id {
+                continue;
+            }
+            let files = Files::new(&settings.state_dir, &other.key());
+            let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, FENCE_PATIENCE))?;
+            detach(&files, host)?;
+            lock.remove();
+        }
+        Ok(())
+    }
+
+    fn record(&self) -> Record {
+        let Key { network, container_id, ifname } = self.request.key.clone();
+        Record {
+            version: Record::VERSION,
+            state: State::Intent,
+            network,
+            container_id,
+            ifname,
+            netns: self.request.netns.clone(),
+            netns_id: self.netns.id,
+            pod: self.pod.clone(),
+            pod_address: self.pod_address,
+            device: self.device.to_owned(),
+            process: None,
+            status_socket: self.files.status_socket(),
+        }
+    }
+
+    fn launch_spec(&self, settings: &Settings) -> LaunchSpec {
+        let record = self.record();
+        LaunchSpec {
+            version: LaunchSpec::VERSION,
+            network: record.network,
+            container_id: record.container_id,
+            ifname: record.ifname,
+            netns: record.netns,
+            netns_id: record.netns_id,
+            pod: record.pod,
+            pod_address: record.pod_address,
+            device: record.device,
+            mode: settings.mode,
+            port_range: settings.port_range,
+            ca: settings.ca.clone(),
+            nebula: settings.nebula.clone(),
+            status_socket: record.status_socket,
+        }
+    }
+
+    fn io(&self, what: &str, error: &io::Error) -> Error {
+        Error::new(code::IO, format!("cannot {what} in {}: {error}", self.files.dir().display()))
+    }
+}
+
+/// Opens CNI_NETNS once; from then on the open file counts, not the path.
+pub(crate) fn open_netns(request: &Attach, host: &Host<'_>) -> Result<Netns, Error> {
+    let path = request.netns.display();
+    let bad = |why: &dyn std::fmt::Display| Error::new(code::NETNS, format!("CNI_NETNS {path}: {why}"));
+    let netns = host.namespaces.open(&request.netns).map_err(|e| bad(&e))?;
+    let own = host.namespaces.own().map_err(|e| bad(&format!("cannot tell it from the plugin's own: {e}")))?;
+    if netns.id == own && !request.own_netns_allowed {
+        return Err(bad(&"is the network namespace of the plugin itself")
+            .details("pods with hostNetwork must not be given to CNI"));
+    }
+    Ok(netns)
+}
+
+fn named(mut error: Error, pod: &Pod) -> Error {
+    error.msg = format!("pod {}/{}: {}", pod.namespace, pod.name, error.msg);
+    error
+}
+
+fn explain(failure: &StartFailure, settings: &Settings) -> Error {
+    let seconds = settings.timeout.as_secs();
+    match failure {
+        StartFailure::Spawn(_) | StartFailure::Record(_) => Error::new(code::INSTANCE_FAILED, failure.to_string()),
+        StartFailure::Deadline { said } => {
+            let msg = format!("the tunnel was not ready within {seconds} s");
+            let said = if said.is_empty() { "the instance said nothing" } else { said };
+            Error::new(code::DEADLINE, msg).details(said)
+        }
+        StartFailure::Ended { said, .. } => {
+            if let Some(why) = said.strip_prefix(DENIED) {
+                return Error::new(code::IDENTITY_DENIED, "the CA service refused a certificate").details(why.trim());
+            }
+            if let Some(why) = said.strip_prefix(UNAVAILABLE) {
+                let msg = format!("the CA service at {} cannot be asked", settings.ca.url);
+                return Error::new(code::IDENTITY_UNAVAILABLE, msg).details(why.trim());
+            }
+            Error::new(code::INSTANCE_FAILED, failure.to_string()).details(said.as_str())
+        }
+    }
+}
+
+// How a STATUS of the instance begins when the CA is the cause.
+const DENIED: &str = "ca-denied:";
+const UNAVAILABLE: &str = "ca-unavailable:";
+
+// An older sandbox's DEL may be under way; it ends within its own few seconds.
+const FENCE_PATIENCE: Duration = Duration::from_secs(5);

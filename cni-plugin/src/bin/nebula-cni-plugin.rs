@@ -1,0 +1,89 @@
+//! Reads the request, has it answered, prints the reply. Stdout belongs to the CNI protocol alone.
+
+use std::env;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use nebula_cni_plugin::host::{Host, SystemClock, SystemNamespaces};
+use nebula_cni_plugin::reply::{self, Error, code};
+use nebula_cni_plugin::request::{self, Env, Request};
+use nebula_cni_plugin::supervisor::{Direct, launcher};
+use nebula_cni_plugin::{add, verb};
+
+fn main() -> ExitCode {
+    close_inherited_files();
+    let arguments: Vec<OsString> = env::args_os().skip(1).collect();
+    if let Some((verb, rest)) = arguments.split_first() {
+        return if verb == launcher::VERB { launch(rest) } else { about() };
+    }
+    let env: Env = env::vars_os().collect();
+    let (version, request) = request::read(&env, io::stdin().lock());
+    let host = Host {
+        clock: &SystemClock,
+        namespaces: &SystemNamespaces,
+        supervisor: &Direct::new(),
+        plugin_dir: env::current_exe().ok().and_then(|exe| exe.parent().map(Into::into)),
+    };
+    match request {
+        Ok(None) => about(),
+        Ok(Some(request)) => match verb::answer(&request, &host) {
+            Ok(text) => finish(&request, &host, &text),
+            Err(error) => refuse(&error, &version),
+        },
+        Err(error) => refuse(&error, &version),
+    }
+}
+
+// For ADD the print is the commit point: a result nobody received is undone.
+fn finish(request: &Request, host: &Host<'_>, text: &str) -> ExitCode {
+    let Err(e) = print(text) else { return ExitCode::SUCCESS };
+    let mut error = Error::new(code::IO, format!("cannot print the result: {e}"));
+    if let Request::Add(add) = request
+        && let Err(undo) = add::undo(add, host)
+    {
+        error = error.details(format!("and undoing it failed: {undo}"));
+    }
+    eprintln!("nebula-cni-plugin: {error}");
+    ExitCode::FAILURE
+}
+
+fn refuse(error: &Error, version: &str) -> ExitCode {
+    eprintln!("nebula-cni-plugin: {error}");
+    // Nobody is left to tell if this fails; the exit code says it.
+    let _ = print(&error.to_json(version));
+    ExitCode::FAILURE
+}
+
+fn print(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+fn launch(arguments: &[OsString]) -> ExitCode {
+    match launcher::run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn about() -> ExitCode {
+    eprintln!("nebula-cni-plugin {}: a CNI plugin, called by container runtimes.", env!("CARGO_PKG_VERSION"));
+    eprintln!("Put it into a network configuration list behind the plugin that gives pods their address.");
+    eprintln!("CNI versions: {}", reply::SUPPORTED.join(", "));
+    ExitCode::SUCCESS
+}
+
+// Runtimes leak open files into plugins; the instance would hold them as long as the pod lives.
+fn close_inherited_files() {
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return };
+    let open: Vec<i32> = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    for file in open.into_iter().filter(|number| *number > 2) {
+        // The one of the directory just read is closed already.
+        let _ = nix::unistd::close(file);
+    }
+}

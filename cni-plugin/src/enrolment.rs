@@ -1,0 +1,208 @@
+//! Decides whether a pod is ours (admission decision). What cannot be decided is an error, never a "no".
+
+use serde_json::Value;
+
+use crate::launch::Pod;
+use crate::reply::{Error, code};
+use crate::request::{Args, NetworkConfig};
+use crate::settings::{refuse_other_keys, refused};
+
+/// Which namespaces the operator enrolled. Without a list: every pod of the chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Enrolment {
+    /// Every pod.
+    All,
+    /// Pods of these namespaces.
+    Only(Vec<String>),
+    /// Pods of all namespaces but these.
+    Except(Vec<String>),
+}
+
+impl Enrolment {
+    /// Reads the key `enrol`.
+    ///
+    /// # Errors
+    /// Code 7, naming key and value.
+    pub fn read(config: &NetworkConfig) -> Result<Self, Error> {
+        const EXPECTED: &str = "an object with \"namespaces\" or \"exceptNamespaces\"";
+        let Some(value) = config.value("enrol")? else { return Ok(Self::All) };
+        let object = value.as_object().ok_or_else(|| refused("enrol", &value, EXPECTED))?;
+        refuse_other_keys("enrol", object, &["namespaces", "exceptNamespaces"])?;
+        let list = |key: &str| {
+            let name = format!("enrol.{key}");
+            object.get(key).map(|value| namespaces(&name, value)).transpose()
+        };
+        match (list("namespaces")?, list("exceptNamespaces")?) {
+            (None, None) => Ok(Self::All),
+            (Some(only), None) => Ok(Self::Only(only)),
+            (None, Some(except)) => Ok(Self::Except(except)),
+            (Some(_), Some(_)) => Err(refused("enrol", &value, "one of the two lists, not both")),
+        }
+    }
+
+    /// The pod of this request if it is ours, `None` if it is not.
+    ///
+    /// The annotation is written by the pod's owner: it may keep a pod out, never bring one in that the operator left
+    /// out. It is seen only where the configuration declares the capability for annotations.
+    ///
+    /// # Errors
+    /// Code 4 if CNI_ARGS does not say whose pod this is; code 7 for an annotation that is neither "true" nor "false".
+    pub fn decide(&self, args: &Args, config: &NetworkConfig) -> Result<Option<Pod>, Error> {
+        let namespace = argument(args, "K8S_POD_NAMESPACE", is_label)?.ok_or_else(|| missing("K8S_POD_NAMESPACE"))?;
+        let listed = |list: &[String]| list.iter().any(|n| n == namespace);
+        let ours = match self {
+            Self::All => true,
+            Self::Only(list) => listed(list),
+            Self::Except(list) => !listed(list),
+        };
+        if !ours {
+            return Ok(None);
+        }
+        let name = argument(args, "K8S_POD_NAME", is_subdomain)?.ok_or_else(|| missing("K8S_POD_NAME"))?;
+        if opted_out(config, namespace, name)? {
+            return Ok(None);
+        }
+        // Runtimes before CRI's pod uid argument leave it out; the CA then looks the pod up by name.
+        let uid = argument(args, "K8S_POD_UID", is_uid)?.unwrap_or_default();
+        Ok(Some(Pod { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() }))
+    }
+}
+
+fn opted_out(config: &NetworkConfig, namespace: &str, name: &str) -> Result<bool, Error> {
+    let runtime = config.value("runtimeConfig")?.unwrap_or_default();
+    match runtime.get("io.kubernetes.cri.pod-annotations").and_then(|annotations| annotations.get(ANNOTATION)) {
+        None => Ok(false),
+        Some(Value::String(text)) if text == "true" => Ok(false),
+        Some(Value::String(text)) if text == "false" => Ok(true),
+        Some(other) => {
+            let msg = format!("pod {namespace}/{name}: annotation {ANNOTATION} is {other}: cannot decide enrolment");
+            Err(Error::new(code::CONFIG, msg).details("set it to \"true\" or \"false\", or remove it"))
+        }
+    }
+}
+
+fn namespaces(key: &str, value: &Value) -> Result<Vec<String>, Error> {
+    const EXPECTED: &str = "a list of namespace names";
+    let list = value.as_array().ok_or_else(|| refused(key, value, EXPECTED))?;
+    let name = |v: &Value| v.as_str().filter(|n| is_label(n)).map(str::to_owned);
+    list.iter().map(|v| name(v).ok_or_else(|| refused(key, v, EXPECTED))).collect()
+}
+
+fn argument<'a>(args: &'a Args, key: &str, is_valid: fn(&str) -> bool) -> Result<Option<&'a str>, Error> {
+    match args.get(key) {
+        Some(value) if !is_valid(value) => {
+            let value = crate::request::shown(value);
+            Err(Error::new(code::ENVIRONMENT, format!("CNI_ARGS: {key} {value:?} is not a name Kubernetes gives")))
+        }
+        other => Ok(other),
+    }
+}
+
+fn missing(key: &str) -> Error {
+    Error::new(code::ENVIRONMENT, format!("CNI_ARGS holds no {key}: cannot decide enrolment or ask for an identity"))
+        .details("a runtime for Kubernetes passes it; by hand: CNI_ARGS='K8S_POD_NAMESPACE=NS;K8S_POD_NAME=NAME'")
+}
+
+fn is_label(text: &str) -> bool {
+    (1..=63).contains(&text.len()) && is_subdomain(text) && !text.contains('.')
+}
+
+fn is_subdomain(text: &str) -> bool {
+    let alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    text.len() <= 253
+        && text.starts_with(alphanumeric)
+        && text.ends_with(alphanumeric)
+        && text.chars().all(|c| alphanumeric(c) || c == '-' || c == '.')
+}
+
+fn is_uid(text: &str) -> bool {
+    text.len() <= 128 && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+}
+
+const ANNOTATION: &str = "nebula-cni/enrol";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::request::{Env, Request, read};
+
+    fn decide(entry: Value, args: &str) -> Result<Option<Pod>, Error> {
+        let mut all = json!({"cniVersion": "1.1.0", "name": "n"});
+        all.as_object_mut().unwrap().extend(entry.as_object().unwrap().clone());
+        let env: Env = [
+            ("CNI_COMMAND", "ADD"),
+            ("CNI_CONTAINERID", "c"),
+            ("CNI_NETNS", "/n"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_ARGS", args),
+        ]
+        .map(|(k, v)| (k.into(), v.into()))
+        .into();
+        let Some(Request::Add(add)) = read(&env, all.to_string().as_bytes()).1? else { panic!() };
+        Enrolment::read(&add.config)?.decide(&add.args, &add.config)
+    }
+
+    const WEB: &str = "K8S_POD_UID=u-1;K8S_POD_NAME=web-0;IgnoreUnknown=1;K8S_POD_NAMESPACE=shop";
+
+    #[test]
+    fn by_default_every_pod_is_ours() {
+        let pod = decide(json!({}), WEB).unwrap().unwrap();
+        assert_eq!((pod.namespace.as_str(), pod.name.as_str(), pod.uid.as_str()), ("shop", "web-0", "u-1"));
+    }
+
+    #[test]
+    fn lists_include_or_exclude_namespaces() {
+        assert!(decide(json!({"enrol": {"namespaces": ["shop"]}}), WEB).unwrap().is_some());
+        assert!(decide(json!({"enrol": {"namespaces": ["other"]}}), WEB).unwrap().is_none());
+        assert!(decide(json!({"enrol": {"namespaces": []}}), WEB).unwrap().is_none());
+        assert!(decide(json!({"enrol": {"exceptNamespaces": ["shop"]}}), WEB).unwrap().is_none());
+        assert!(decide(json!({"enrol": {"exceptNamespaces": ["other"]}}), WEB).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_pod_may_stay_out_but_not_come_in() {
+        let with = |enrol: Value, annotation: Value| {
+            let annotations = json!({"io.kubernetes.cri.pod-annotations": {"nebula-cni/enrol": annotation}});
+            decide(json!({"enrol": enrol, "runtimeConfig": annotations}), WEB)
+        };
+        assert!(with(json!({}), json!("false")).unwrap().is_none());
+        assert!(with(json!({}), json!("true")).unwrap().is_some());
+        assert!(with(json!({"exceptNamespaces": ["shop"]}), json!("true")).unwrap().is_none());
+        assert_eq!(with(json!({}), json!("maybe")).unwrap_err().code, 7);
+        assert_eq!(with(json!({}), json!(7)).unwrap_err().code, 7);
+    }
+
+    #[test]
+    fn what_cannot_be_decided_is_an_error() {
+        assert_eq!(decide(json!({"enrol": {"exceptNamespaces": ["x"]}}), "K8S_POD_NAME=web").unwrap_err().code, 4);
+        assert_eq!(decide(json!({}), "K8S_POD_NAMESPACE=shop").unwrap_err().code, 4);
+        assert_eq!(decide(json!({}), "").unwrap_err().code, 4);
+    }
+
+    #[test]
+    fn names_kubernetes_never_gives_are_refused() {
+        for args in [
+            "K8S_POD_NAMESPACE=Shop;K8S_POD_NAME=a",
+            "K8S_POD_NAMESPACE=a.b;K8S_POD_NAME=a",
+            "K8S_POD_NAMESPACE=a;K8S_POD_NAME=../x",
+            "K8S_POD_NAMESPACE=a;K8S_POD_NAME=a;K8S_POD_UID=x y",
+        ] {
+            assert_eq!(decide(json!({}), args).unwrap_err().code, 4, "{args}");
+        }
+    }
+
+    #[test]
+    fn the_two_lists_exclude_each_other_and_hold_names() {
+        for enrol in [
+            json!({"namespaces": [], "exceptNamespaces": []}),
+            json!({"namespaces": "a"}),
+            json!({"namespaces": [7]}),
+            json!({"namespaces": ["A"]}),
+            json!(true),
+        ] {
+            assert_eq!(decide(json!({ "enrol": enrol }), WEB).unwrap_err().code, 7, "{enrol}");
+        }
+    }
+}

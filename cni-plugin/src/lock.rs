@@ -1,0 +1,114 @@
+//! One verb at a time per attachment, across processes (advisory file lock).
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::host::{Clock, Deadline};
+use crate::record::Files;
+use crate::reply::{Error, code};
+
+/// A held lock. The kernel frees it when the process ends, however it ends.
+#[derive(Debug)]
+pub struct Lock {
+    path: PathBuf,
+    dir: PathBuf,
+    _file: File,
+}
+
+impl Lock {
+    /// Waits for the lock, creating the directory of the records.
+    ///
+    /// # Errors
+    /// Code 11 if another process holds it until the deadline, code 5 if the file system refuses.
+    pub fn acquire(files: &Files, clock: &dyn Clock, deadline: Deadline) -> Result<Self, Error> {
+        let path = files.lock();
+        let failed = |e: io::Error| Error::new(code::IO, format!("cannot lock {}: {e}", path.display()));
+        loop {
+            let Some(file) = open(files).map_err(failed)? else { continue };
+            match file.try_lock() {
+                // A holder that removed the file when it was done left us with a lock nobody else will see.
+                Ok(()) if !is_still_there(&file, &path) => {}
+                Ok(()) => return Ok(Self { path, dir: files.dir(), _file: file }),
+                Err(TryLockError::WouldBlock) if deadline.is_over(clock) => {
+                    let msg = format!("another call still works on {}", files.record().display());
+                    return Err(Error::new(code::TRY_AGAIN, msg).details("try again"));
+                }
+                Err(TryLockError::WouldBlock) => clock.sleep(POLL),
+                Err(TryLockError::Error(e)) => return Err(failed(e)),
+            }
+        }
+    }
+
+    /// Removes the lock file, and the directory if this was the last attachment of the network.
+    pub fn remove(self) {
+        let _ = fs::remove_file(&self.path);
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+// `None`: the directory went between the two calls; somebody removed the network's last attachment.
+fn open(files: &Files) -> io::Result<Option<File>> {
+    files.create_dir()?;
+    match OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(files.lock()) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+fn is_still_there(file: &File, path: &PathBuf) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(held), Ok(named)) => (held.dev(), held.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
+}
+
+const POLL: Duration = Duration::from_millis(10);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread;
+
+    use super::*;
+    use crate::host::SystemClock;
+    use crate::request::Key;
+
+    fn files(dir: &std::path::Path) -> Files {
+        Files::new(dir, &Key { network: "n".into(), container_id: "c".into(), ifname: "eth0".into() })
+    }
+
+    #[test]
+    fn a_second_caller_is_told_to_try_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        let soon = || Deadline::after(&SystemClock, Duration::from_millis(30));
+        let held = Lock::acquire(&files, &SystemClock, soon()).unwrap();
+        assert_eq!(Lock::acquire(&files, &SystemClock, soon()).unwrap_err().code, 11);
+        drop(held);
+        Lock::acquire(&files, &SystemClock, soon()).unwrap().remove();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn removal_never_lets_two_hold_it_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        let inside = AtomicU32::new(0);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let deadline = Deadline::after(&SystemClock, Duration::from_secs(30));
+                        let lock = Lock::acquire(&files, &SystemClock, deadline).unwrap();
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        lock.remove();
+                    }
+                });
+            }
+        });
+    }
+}

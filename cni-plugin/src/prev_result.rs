@@ -1,0 +1,160 @@
+//! The result of the plugin before us: read for the pod's address, passed on byte for byte.
+
+use std::net::IpAddr;
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::reply::{Error, code};
+
+/// A CNI result. The text is kept as it came: fields of newer specifications must survive us.
+#[derive(Debug, Clone)]
+pub struct PrevResult {
+    raw: Box<RawValue>,
+    value: Value,
+}
+
+impl PrevResult {
+    /// Decodes a result.
+    ///
+    /// # Errors
+    /// Code 6 if it is no JSON object.
+    pub fn parse(raw: &RawValue) -> Result<Self, Error> {
+        let wrong = |why: &str| Error::new(code::CONTENT, format!("prevResult {why}"));
+        let value: Value = serde_json::from_str(raw.get()).map_err(|e| wrong(&format!("cannot be decoded: {e}")))?;
+        if !value.is_object() {
+            return Err(wrong("must be a JSON object"));
+        }
+        Ok(Self { raw: raw.to_owned(), value })
+    }
+
+    /// The result for the runtime: the same bytes, with a `cniVersion` put in front only if there is none.
+    #[must_use]
+    pub fn as_output(&self, version: &str) -> String {
+        let raw = self.raw.get();
+        if self.value.get("cniVersion").and_then(Value::as_str).is_some_and(|v| !v.is_empty()) {
+            return raw.to_owned();
+        }
+        let others = self.value.as_object().is_some_and(|o| o.keys().any(|k| k != "cniVersion"));
+        if self.value.get("cniVersion").is_none() {
+            let rest = raw.strip_prefix('{').unwrap_or(raw);
+            return format!(r#"{{"cniVersion":"{version}"{}{rest}"#, if others { "," } else { "" });
+        }
+        let mut value = self.value.clone();
+        value["cniVersion"] = Value::from(version);
+        value.to_string()
+    }
+
+    /// The first address of the container's interface `ifname`.
+    ///
+    /// # Errors
+    /// Code 7 if there is none, code 6 if an entry on the way to it is malformed.
+    pub fn pod_address(&self, ifname: &str) -> Result<IpAddr, Error> {
+        let interfaces = self.list("interfaces")?;
+        for ip in self.list("ips")? {
+            let on_it = match ip.get("interface") {
+                // Absent: the container interface named by CNI_IFNAME.
+                None | Some(Value::Null) => true,
+                Some(index) => {
+                    let interface =
+                        index.as_u64().and_then(|i| interfaces.get(usize::try_from(i).ok()?)).ok_or_else(|| {
+                            Error::new(code::CONTENT, format!("prevResult: ips[].interface {index} names no interface"))
+                        })?;
+                    is_in_container(interface) && interface.get("name").and_then(Value::as_str) == Some(ifname)
+                }
+            };
+            if on_it {
+                return address(ip);
+            }
+        }
+        let msg = format!("prevResult holds no address of interface {ifname:?}");
+        Err(Error::new(code::CONFIG, msg)
+            .details("nebula-cni-plugin must be chained after the plugin that gives the pod its interface and address"))
+    }
+
+    /// Whether the container has an interface called `name` already.
+    #[must_use]
+    pub fn has_container_interface(&self, name: &str) -> bool {
+        self.list("interfaces").is_ok_and(|interfaces| {
+            interfaces.iter().any(|i| is_in_container(i) && i.get("name").and_then(Value::as_str) == Some(name))
+        })
+    }
+
+    fn list(&self, key: &str) -> Result<&[Value], Error> {
+        match self.value.get(key) {
+            None | Some(Value::Null) => Ok(&[]),
+            Some(Value::Array(list)) => Ok(list),
+            Some(_) => Err(Error::new(code::CONTENT, format!("prevResult: {key} must be a list"))),
+        }
+    }
+}
+
+// Interfaces on the host's side have no sandbox.
+fn is_in_container(interface: &Value) -> bool {
+    interface.get("sandbox").and_then(Value::as_str).is_some_and(|s| !s.is_empty())
+}
+
+fn address(ip: &Value) -> Result<IpAddr, Error> {
+    let text = ip.get("address").and_then(Value::as_str).unwrap_or_default();
+    let wrong = || Error::new(code::CONTENT, format!("prevResult: address {text:?} is not ADDRESS/PREFIX"));
+    let (address, prefix) = text.split_once('/').ok_or_else(wrong)?;
+    let address: IpAddr = address.parse().map_err(|_| wrong())?;
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    prefix.parse::<u8>().ok().filter(|p| *p <= longest).ok_or_else(wrong)?;
+    Ok(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> PrevResult {
+        PrevResult::parse(&serde_json::from_str::<Box<RawValue>>(text).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn the_output_is_the_input_byte_for_byte() {
+        let text = r#"{ "zeta":1.50,"cniVersion" : "1.0.0", "ips":[ ],"x":{"b":1,"a":"\u00e9"}}"#;
+        assert_eq!(parse(text).as_output("1.0.0"), text);
+    }
+
+    #[test]
+    fn a_missing_version_is_filled_in_and_nothing_else() {
+        assert_eq!(parse(r#"{ "b":1, "a":2}"#).as_output("0.4.0"), r#"{"cniVersion":"0.4.0", "b":1, "a":2}"#);
+        assert_eq!(parse("{}").as_output("0.4.0"), r#"{"cniVersion":"0.4.0"}"#);
+        assert_eq!(parse(r#"{"cniVersion":"","b":1}"#).as_output("0.4.0"), r#"{"cniVersion":"0.4.0","b":1}"#);
+    }
+
+    #[test]
+    fn the_pod_address_is_the_first_one_inside_the_container() {
+        let prev = parse(
+            r#"{"interfaces":[{"name":"eth0"},{"name":"net1","sandbox":"/n"},{"name":"eth0","sandbox":"/n"}],
+                "ips":[{"interface":0,"address":"10.0.0.1/24"},{"interface":1,"address":"10.0.0.2/24"},
+                       {"interface":2,"address":"fd00::3/64"},{"interface":2,"address":"10.0.0.4/24"}]}"#,
+        );
+        assert_eq!(prev.pod_address("eth0").unwrap(), "fd00::3".parse::<IpAddr>().unwrap());
+        assert_eq!(prev.pod_address("net1").unwrap(), "10.0.0.2".parse::<IpAddr>().unwrap());
+        assert_eq!(prev.pod_address("eth9").unwrap_err().code, 7);
+        assert!(prev.has_container_interface("net1") && !prev.has_container_interface("nebula0"));
+    }
+
+    #[test]
+    fn an_address_without_an_interface_belongs_to_the_one_asked_for() {
+        let prev = parse(r#"{"ips":[{"version":"4","address":"10.4.0.7/24"}]}"#);
+        assert_eq!(prev.pod_address("eth0").unwrap(), "10.4.0.7".parse::<IpAddr>().unwrap());
+    }
+
+    #[test]
+    fn malformed_results_are_errors() {
+        for text in [
+            r#"{"ips":7}"#,
+            r#"{"ips":[{"address":"10.0.0.1"}]}"#,
+            r#"{"ips":[{"address":"10.0.0.1/33"}]}"#,
+            r#"{"ips":[{"address":7}]}"#,
+            r#"{"ips":[{"interface":1,"address":"10.0.0.1/24"}],"interfaces":[{"name":"eth0","sandbox":"/n"}]}"#,
+            r#"{"ips":[{"interface":-1,"address":"10.0.0.1/24"}]}"#,
+        ] {
+            assert_eq!(parse(text).pod_address("eth0").unwrap_err().code, 6, "{text}");
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! What was attached, durable until it is undone: one file per attachment, replaced by rename (attachment record).
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::host::NetnsId;
+use crate::launch::Pod;
+use crate::request::Key;
+use crate::supervisor::Process;
+
+/// One attachment as it was made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// [`Record::VERSION`].
+    pub version: u32,
+    /// How far it came.
+    pub state: State,
+    /// Network name.
+    pub network: String,
+    /// CNI_CONTAINERID.
+    pub container_id: String,
+    /// CNI_IFNAME.
+    pub ifname: String,
+    /// CNI_NETNS.
+    pub netns: PathBuf,
+    /// The namespace behind that path when it was attached.
+    pub netns_id: NetnsId,
+    /// Whose it is.
+    pub pod: Pod,
+    /// The pod's primary address.
+    pub pod_address: IpAddr,
+    /// Name of the tun device.
+    pub device: String,
+    /// The instance; absent until one was started.
+    pub process: Option<Process>,
+    /// Where the instance answers.
+    pub status_socket: PathBuf,
+}
+
+/// How far an attachment came. "Gone" is the absence of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// About to be made, or half made.
+    Intent,
+    /// The instance said it is ready.
+    Running,
+}
+
+/// What a record file holds.
+#[derive(Debug)]
+pub enum Found {
+    /// No such file.
+    Nothing,
+    /// A record.
+    Record(Box<Record>),
+    /// Something else: torn, or not ours.
+    Garbage(String),
+}
+
+impl Record {
+    /// Current form.
+    pub const VERSION: u32 = 1;
+
+    /// The attachment this record is of.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        Key { network: self.network.clone(), container_id: self.container_id.clone(), ifname: self.ifname.clone() }
+    }
+
+    /// Replaces the record file; on return it is durable.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn save(&self, files: &Files) -> io::Result<()> {
+        write_durably(&files.record(), &serde_json::to_vec(self)?)
+    }
+
+    /// Reads the record file of an attachment.
+    ///
+    /// # Errors
+    /// What the file system says, except that the file is missing.
+    pub fn load(path: &Path) -> io::Result<Found> {
+        let file = match File::open(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+            other => other?,
+        };
+        let mut bytes = Vec::new();
+        file.take(MAX_RECORD).read_to_end(&mut bytes)?;
+        Ok(match serde_json::from_slice::<Self>(&bytes) {
+            Ok(record) if record.version == Self::VERSION => Found::Record(Box::new(record)),
+            Ok(record) => Found::Garbage(format!("has version {}", record.version)),
+            Err(e) => Found::Garbage(e.to_string()),
+        })
+    }
+}
+
+/// The files of one attachment. All of them go when it goes.
+#[derive(Debug, Clone)]
+pub struct Files {
+    state_dir: PathBuf,
+    key: Key,
+}
+
+impl Files {
+    /// Names the files; creates none.
+    #[must_use]
+    pub fn new(state_dir: &Path, key: &Key) -> Self {
+        Self { state_dir: state_dir.to_owned(), key: key.clone() }
+    }
+
+    /// Whose files.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// Where the network's records are.
+    #[must_use]
+    pub fn dir(&self) -> PathBuf {
+        self.state_dir.join(&self.key.network)
+    }
+
+    /// The record.
+    #[must_use]
+    pub fn record(&self) -> PathBuf {
+        self.named("json")
+    }
+
+    /// The launch contract.
+    #[must_use]
+    pub fn launch(&self) -> PathBuf {
+        self.named("launch")
+    }
+
+    /// What the instance writes to stderr.
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.named("log")
+    }
+
+    /// Held while a verb works on the attachment.
+    #[must_use]
+    pub fn lock(&self) -> PathBuf {
+        self.named("lock")
+    }
+
+    /// Where the instance answers.
+    #[must_use]
+    pub fn status_socket(&self) -> PathBuf {
+        self.socket("status")
+    }
+
+    /// Where the instance says that it is ready.
+    #[must_use]
+    pub fn notify_socket(&self) -> PathBuf {
+        self.socket("notify")
+    }
+
+    /// Creates the directory of the network's records.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn create_dir(&self) -> io::Result<()> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(self.dir())
+    }
+
+    /// Removes everything but the lock, the record last: until then a second try knows what to undo.
+    ///
+    /// # Errors
+    /// One line per file that could not be removed.
+    pub fn remove(&self) -> Result<(), Vec<String>> {
+        let (record, launch) = (self.record(), self.launch());
+        let mut problems = Vec::new();
+        let first =
+            [self.notify_socket(), self.status_socket(), temporary(&launch), launch, self.log(), temporary(&record)];
+        for path in first.iter().chain([&record]) {
+            if *path == record && !problems.is_empty() {
+                break;
+            }
+            match fs::remove_file(path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    problems.push(format!("cannot remove {}: {e}", path.display()));
+                }
+                _ => {}
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+
+    fn named(&self, suffix: &str) -> PathBuf {
+        self.dir().join(format!("{}-{}.{suffix}", self.key.container_id, self.key.ifname))
+    }
+
+    // A socket address holds 107 bytes: container ids alone have 64, so sockets are named by a hash, beside the
+    // networks' directories (whose names never begin with a dot).
+    fn socket(&self, purpose: &str) -> PathBuf {
+        let Key { network, container_id, ifname } = &self.key;
+        let hash = fnv1a(&[network, "\0", container_id, "\0", ifname]);
+        self.state_dir.join(format!(".{hash:016x}.{purpose}"))
+    }
+}
+
+/// The record files of a network, in the order of their names.
+///
+/// # Errors
+/// What the file system says, except that the directory is missing.
+pub fn list(state_dir: &Path, network: &str) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(state_dir.join(network)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    let mut paths = entries.map(|entry| entry.map(|e| e.path())).collect::<io::Result<Vec<_>>>()?;
+    paths.retain(|path| path.extension().is_some_and(|e| e == "json"));
+    paths.sort();
+    Ok(paths)
+}
+
+/// Replaces a file so that after a crash it holds the old or the new bytes, readable by root alone.
+///
+/// # Errors
+/// What the file system says.
+pub fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let temporary = temporary(path);
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+}
+
+fn temporary(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".tmp");
+    PathBuf::from(name)
+}
+
+fn fnv1a(parts: &[&str]) -> u64 {
+    let bytes = parts.iter().flat_map(|part| part.bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+const MAX_RECORD: u64 = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn files(dir: &Path) -> Files {
+        let key = Key { network: "net".into(), container_id: "c".repeat(64), ifname: "eth0".into() };
+        Files::new(dir, &key)
+    }
+
+    fn record() -> Record {
+        Record {
+            version: Record::VERSION,
+            state: State::Intent,
+            network: "net".into(),
+            container_id: "c".repeat(64),
+            ifname: "eth0".into(),
+            netns: "/run/netns/x".into(),
+            netns_id: (4, 9),
+            pod: Pod { namespace: "a".into(), name: "b".into(), uid: "c".into() },
+            pod_address: "10.0.0.1".parse().unwrap(),
+            device: "nebula0".into(),
+            process: Some(Process { pid: 7, start_time: 9 }),
+            status_socket: "/x".into(),
+        }
+    }
+
+    #[test]
+    fn a_saved_record_is_read_back_and_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        files.create_dir().unwrap();
+        record().save(&files).unwrap();
+        assert!(matches!(Record::load(&files.record()).unwrap(), Found::Record(r) if *r == record()));
+        assert_eq!(files.record().metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(files.dir().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(list(dir.path(), "net").unwrap(), [files.record()]);
+    }
+
+    #[test]
+    fn torn_and_foreign_files_are_garbage_and_missing_ones_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        files.create_dir().unwrap();
+        assert!(matches!(Record::load(&files.record()).unwrap(), Found::Nothing));
+        let whole = serde_json::to_vec(&record()).unwrap();
+        for cut in 0..whole.len() {
+            fs::write(files.record(), &whole[..cut]).unwrap();
+            assert!(matches!(Record::load(&files.record()).unwrap(), Found::Garbage(_)), "cut at {cut}");
+        }
+        fs::write(files.record(), serde_json::to_vec(&Record { version: 2, ..record() }).unwrap()).unwrap();
+        assert!(matches!(Record::load(&files.record()).unwrap(), Found::Garbage(_)));
+    }
+
+    #[test]
+    fn socket_names_fit_a_socket_address() {
+        let state_dir = PathBuf::from(format!("/{}", "x".repeat(69)));
+        assert!(files(&state_dir).status_socket().as_os_str().len() < 108);
+        assert!(files(&state_dir).notify_socket().as_os_str().len() < 108);
+    }
+
+    #[test]
+    fn remove_takes_all_files_and_may_be_repeated() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        files.create_dir().unwrap();
+        record().save(&files).unwrap();
+        for path in
+            [files.launch(), files.log(), temporary(&files.record()), files.status_socket(), files.notify_socket()]
+        {
+            fs::write(path, b"x").unwrap();
+        }
+        files.remove().unwrap();
+        files.remove().unwrap();
+        assert_eq!(fs::read_dir(files.dir()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

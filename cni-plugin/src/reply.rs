@@ -1,0 +1,138 @@
+//! What goes to stdout: a result is passed on as it came, an error is a JSON object with a code (CNI result and error).
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// Versions of the CNI specification this plugin speaks, oldest first. Chaining began with 0.3.0.
+pub const SUPPORTED: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// The version to answer in when the request names none that we know.
+pub const NEWEST: &str = SUPPORTED[SUPPORTED.len() - 1];
+
+/// Whether `version` is one of ours and not older than `least`.
+#[must_use]
+pub fn speaks(version: &str, least: &str) -> bool {
+    let place = |v: &str| SUPPORTED.iter().position(|s| *s == v);
+    matches!((place(version), place(least)), (Some(version), Some(least)) if version >= least)
+}
+
+/// Error codes: below 100 the specification's, above ours.
+pub mod code {
+    /// The version of the configuration is not one of ours, or too old for the verb.
+    pub const VERSION: u32 = 1;
+    /// No such attachment.
+    pub const UNKNOWN_CONTAINER: u32 = 3;
+    /// A CNI_* variable is missing or malformed.
+    pub const ENVIRONMENT: u32 = 4;
+    /// Reading or writing failed.
+    pub const IO: u32 = 5;
+    /// Stdin is not what it should be.
+    pub const CONTENT: u32 = 6;
+    /// The network configuration is wrong.
+    pub const CONFIG: u32 = 7;
+    /// CNI_NETNS is not a network namespace of a container.
+    pub const NETNS: u32 = 8;
+    /// Later is better.
+    pub const TRY_AGAIN: u32 = 11;
+    /// STATUS: no ADD can succeed on this node.
+    pub const NOT_AVAILABLE: u32 = 50;
+    /// The pod's instance runs no more or does not answer.
+    pub const INSTANCE_UNREACHABLE: u32 = 101;
+    /// The CA service refused the pod.
+    pub const IDENTITY_DENIED: u32 = 102;
+    /// The CA service could not be asked.
+    pub const IDENTITY_UNAVAILABLE: u32 = 103;
+    /// The instance ended before it was ready.
+    pub const INSTANCE_FAILED: u32 = 105;
+    /// Not ready in time.
+    pub const DEADLINE: u32 = 107;
+    /// The tun device in the pod is missing or not as recorded.
+    pub const DEVICE: u32 = 111;
+    /// The pod's certificate is no longer valid.
+    pub const CERTIFICATE_EXPIRED: u32 = 112;
+}
+
+/// A refusal, as a runtime shows it to people: `msg; details`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    /// One of [`code`].
+    pub code: u32,
+    /// One line: what failed, on what, why.
+    pub msg: String,
+    /// What to do about it, or what the instance said.
+    pub details: String,
+}
+
+impl Error {
+    /// An error without details.
+    #[must_use]
+    pub fn new(code: u32, msg: impl Into<String>) -> Self {
+        Self { code, msg: msg.into(), details: String::new() }
+    }
+
+    /// Adds what to do, or what was said.
+    #[must_use]
+    pub fn details(mut self, details: impl Into<String>) -> Self {
+        self.details = details.into();
+        self
+    }
+
+    /// The error object for stdout. `version` is the one of the request.
+    #[must_use]
+    pub fn to_json(&self, version: &str) -> String {
+        #[derive(Serialize)]
+        struct Object<'a> {
+            #[serde(rename = "cniVersion")]
+            version: &'a str,
+            code: u32,
+            msg: &'a str,
+            #[serde(skip_serializing_if = "str::is_empty")]
+            details: &'a str,
+        }
+        let version = if speaks(version, SUPPORTED[0]) { version } else { NEWEST };
+        let object = Object { version, code: self.code, msg: &self.msg, details: &self.details };
+        serde_json::to_string(&object).unwrap_or_else(|_| format!(r#"{{"code":{},"msg":"unprintable"}}"#, self.code))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (code {})", self.msg, self.code)?;
+        if self.details.is_empty() { Ok(()) } else { write!(f, ": {}", self.details) }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The answer to VERSION.
+#[must_use]
+pub fn version(asked: Option<&str>) -> String {
+    let asked = serde_json::Value::from(asked.unwrap_or(NEWEST));
+    let supported = serde_json::Value::from(SUPPORTED.to_vec());
+    format!(r#"{{"cniVersion":{asked},"supportedVersions":{supported}}}"#)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_keeps_the_version_of_the_request_if_we_speak_it() {
+        let error = Error::new(code::CONFIG, "bad \"x\"");
+        assert_eq!(error.to_json("0.3.1"), r#"{"cniVersion":"0.3.1","code":7,"msg":"bad \"x\""}"#);
+        assert_eq!(
+            error.details("fix it").to_json("9.9"),
+            r#"{"cniVersion":"1.1.0","code":7,"msg":"bad \"x\"","details":"fix it"}"#
+        );
+    }
+
+    #[test]
+    fn version_order_is_the_order_of_the_specification() {
+        assert!(speaks("1.0.0", "0.4.0"));
+        assert!(speaks("0.4.0", "0.4.0"));
+        assert!(!speaks("0.3.1", "0.4.0"));
+        assert!(!speaks("0.2.0", "0.3.0"));
+        assert!(!speaks("1.2.0", "0.3.0"));
+    }
+}

@@ -1,0 +1,329 @@
+//! Our entry in the network configuration list, checked whole before anything is touched. Keys of others are not our
+//! business; a wrong value of ours is refused by key and value.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use crate::enrolment::Enrolment;
+use crate::launch::{CaAccess, Mode};
+use crate::reply::{Error, code};
+use crate::request::{self, NetworkConfig};
+
+/// What the operator configured.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The instance binary, if not one of the default places.
+    pub instance: Option<PathBuf>,
+    /// Name of the tun device in the pod.
+    pub device: String,
+    /// Whether ADD waits for the certificate.
+    pub mode: Mode,
+    /// UDP ports an instance may take, inclusive.
+    pub port_range: (u16, u16),
+    /// Where records live.
+    pub state_dir: PathBuf,
+    /// Budget of ADD.
+    pub timeout: Duration,
+    /// Where certificates come from.
+    pub ca: CaAccess,
+    /// Which pods are ours.
+    pub enrolment: Enrolment,
+    /// The tunnel's configuration, for the instance.
+    pub nebula: Value,
+}
+
+impl Settings {
+    /// Reads and checks all keys of ours.
+    ///
+    /// # Errors
+    /// Code 7, naming key and value.
+    pub fn read(config: &NetworkConfig) -> Result<Self, Error> {
+        let keys = Keys { config };
+        Ok(Self {
+            instance: keys.path("instance")?,
+            device: keys.device()?,
+            mode: keys.mode()?,
+            port_range: keys.port_range()?,
+            state_dir: keys.state_dir()?,
+            timeout: keys.timeout()?,
+            ca: keys.ca()?,
+            enrolment: Enrolment::read(config)?,
+            nebula: keys.nebula()?,
+        })
+    }
+
+    /// The state directory alone, whatever is wrong with the other keys: DEL and GC need no more.
+    #[must_use]
+    pub fn state_dir(config: &NetworkConfig) -> PathBuf {
+        Keys { config }.state_dir().unwrap_or_else(|_| PathBuf::from(STATE_DIR))
+    }
+
+    /// The instance binary: the configured one, else beside the plugin, else the usual directory.
+    ///
+    /// # Errors
+    /// Code 7 if there is none.
+    pub fn instance_binary(&self, plugin_dir: Option<&Path>) -> Result<PathBuf, Error> {
+        let places = match &self.instance {
+            Some(configured) => vec![configured.clone()],
+            None => plugin_dir.into_iter().chain([Path::new(BIN_DIR)]).map(|dir| dir.join(INSTANCE)).collect(),
+        };
+        places.iter().find(|place| is_executable(place)).cloned().ok_or_else(|| {
+            let tried = places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
+            Error::new(code::CONFIG, format!("no executable nebula-cni-instance at {tried}"))
+                .details("install it there, or name its path with the key \"instance\"")
+        })
+    }
+}
+
+struct Keys<'a> {
+    config: &'a NetworkConfig,
+}
+
+impl Keys<'_> {
+    fn text(&self, key: &str) -> Result<Option<String>, Error> {
+        match self.config.value(key)? {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(refused(key, &other, "a string")),
+        }
+    }
+
+    fn path(&self, key: &str) -> Result<Option<PathBuf>, Error> {
+        let Some(text) = self.text(key)? else { return Ok(None) };
+        absolute(key, &text).map(Some)
+    }
+
+    fn device(&self) -> Result<String, Error> {
+        let device = self.text("device")?.unwrap_or_else(|| DEVICE.to_owned());
+        // '%' would make the kernel pick a number.
+        if !request::is_ifname(&device) || device == "lo" || device.contains('%') || !device.is_ascii() {
+            return Err(refused("device", &Value::from(device), request::IFNAME_PATTERN));
+        }
+        Ok(device)
+    }
+
+    fn mode(&self) -> Result<Mode, Error> {
+        match self.text("mode")?.as_deref() {
+            None | Some("strict") => Ok(Mode::Strict),
+            Some("lazy") => Ok(Mode::Lazy),
+            Some(other) => Err(refused("mode", &Value::from(other), "\"strict\" or \"lazy\"")),
+        }
+    }
+
+    fn port_range(&self) -> Result<(u16, u16), Error> {
+        let Some(value) = self.config.value("portRange")? else { return Ok(PORT_RANGE) };
+        let port = |v: &Value| v.as_u64().and_then(|p| u16::try_from(p).ok()).filter(|p| *p > 0);
+        match value.as_array().map(Vec::as_slice) {
+            Some([low, high]) => match (port(low), port(high)) {
+                (Some(low), Some(high)) if low <= high => return Ok((low, high)),
+                _ => {}
+            },
+            _ => {}
+        }
+        Err(refused("portRange", &value, "[LOWEST, HIGHEST] within 1 to 65535"))
+    }
+
+    fn state_dir(&self) -> Result<PathBuf, Error> {
+        let dir = self.path("stateDir")?.unwrap_or_else(|| PathBuf::from(STATE_DIR));
+        // The names of the sockets in it must fit a socket address.
+        if dir.as_os_str().len() > 70 {
+            return Err(refused("stateDir", &Value::from(dir.display().to_string()), "at most 70 bytes"));
+        }
+        Ok(dir)
+    }
+
+    fn timeout(&self) -> Result<Duration, Error> {
+        let Some(value) = self.config.value("timeoutSeconds")? else { return Ok(TIMEOUT) };
+        let seconds = value.as_u64().filter(|s| (1..=MAX_TIMEOUT.as_secs()).contains(s));
+        seconds.map(Duration::from_secs).ok_or_else(|| refused("timeoutSeconds", &value, "a whole number from 1 to 60"))
+    }
+
+    fn ca(&self) -> Result<CaAccess, Error> {
+        const EXPECTED: &str = "an object with exactly \"url\", \"tlsCaFile\" and \"tokenFile\"";
+        let Some(value) = self.config.value("ca")? else {
+            return Err(Error::new(
+                code::CONFIG,
+                format!("network configuration: key \"ca\" is missing: expected {EXPECTED}"),
+            ));
+        };
+        let object = value.as_object().ok_or_else(|| refused("ca", &value, EXPECTED))?;
+        refuse_other_keys("ca", object, &["url", "tlsCaFile", "tokenFile"])?;
+        let text = |key: &str| match object.get(key) {
+            Some(Value::String(text)) => Ok(text.as_str()),
+            Some(other) => Err(refused(&format!("ca.{key}"), other, "a string")),
+            None => Err(refused("ca", &value, EXPECTED)),
+        };
+        let url = text("url")?;
+        if url.strip_prefix("https://").is_none_or(|rest| rest.is_empty() || rest.contains(char::is_whitespace)) {
+            return Err(refused("ca.url", &Value::from(url), "https://HOST:PORT"));
+        }
+        Ok(CaAccess {
+            url: url.to_owned(),
+            tls_ca_file: absolute("ca.tlsCaFile", text("tlsCaFile")?)?,
+            token_file: absolute("ca.tokenFile", text("tokenFile")?)?,
+        })
+    }
+
+    fn nebula(&self) -> Result<Value, Error> {
+        let value = self.config.value("nebula")?.unwrap_or_else(|| Value::Object(Map::new()));
+        let object =
+            value.as_object().ok_or_else(|| refused("nebula", &value, "an object with the keys of config.yml"))?;
+        // Said twice, one of them would silently lose.
+        for (section, key, instead) in [
+            ("pki", None, "the key \"ca\": the instance gets its certificate from there"),
+            ("tun", Some("dev"), "the key \"device\""),
+            ("listen", Some("port"), "the key \"portRange\""),
+        ] {
+            let found = object.get(section).and_then(|section| match key {
+                None => Some(section),
+                Some(key) => section.get(key),
+            });
+            if let Some(found) = found {
+                let name = key.map_or_else(|| format!("nebula.{section}"), |key| format!("nebula.{section}.{key}"));
+                return Err(refused(&name, found, &format!("nothing here, but {instead}")));
+            }
+        }
+        Ok(value)
+    }
+}
+
+/// A refusal by key and value.
+pub(crate) fn refused(key: &str, value: &Value, expected: &str) -> Error {
+    let value = request::shown(&value.to_string());
+    Error::new(code::CONFIG, format!("network configuration: key {key:?} has value {value}: expected {expected}"))
+}
+
+/// In objects that are ours alone, an unknown key is a typing error.
+pub(crate) fn refuse_other_keys(name: &str, object: &Map<String, Value>, known: &[&str]) -> Result<(), Error> {
+    match object.iter().find(|(key, _)| !known.contains(&key.as_str())) {
+        Some((key, value)) => {
+            Err(refused(&format!("{name}.{key}"), value, &format!("only the keys {} in {name}", known.join(", "))))
+        }
+        None => Ok(()),
+    }
+}
+
+fn absolute(key: &str, text: &str) -> Result<PathBuf, Error> {
+    if text.starts_with('/') && !text.contains('\0') {
+        Ok(PathBuf::from(text))
+    } else {
+        Err(refused(key, &Value::from(text), "an absolute path"))
+    }
+}
+
+fn is_executable(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+const INSTANCE: &str = "nebula-cni-instance";
+const BIN_DIR: &str = "/opt/cni/bin";
+const STATE_DIR: &str = "/run/nebula-cni";
+const DEVICE: &str = "nebula0";
+// Above the ports Linux gives to outgoing connections by default (32768 to 60999).
+const PORT_RANGE: (u16, u16) = (61000, 65535);
+const TIMEOUT: Duration = Duration::from_secs(20);
+// A kubelet gives up after four minutes and may then never free the sandbox's name.
+const MAX_TIMEOUT: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::request::{Env, Request};
+
+    pub(crate) fn config(entry: &Value) -> NetworkConfig {
+        let mut all = json!({"cniVersion": "1.1.0", "name": "n", "type": "nebula-cni-plugin"});
+        all.as_object_mut().unwrap().extend(entry.as_object().unwrap().clone());
+        let env: Env = [("CNI_COMMAND", "STATUS")].map(|(k, v)| (k.into(), v.into())).into();
+        match crate::request::read(&env, all.to_string().as_bytes()).1.unwrap() {
+            Some(Request::Status(config)) => config,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn good() -> Value {
+        json!({"ca": {"url": "https://ca:8443", "tlsCaFile": "/etc/ca.pem", "tokenFile": "/run/token"}})
+    }
+
+    #[test]
+    fn little_is_required_and_the_rest_has_defaults() {
+        let settings = Settings::read(&config(&good())).unwrap();
+        assert_eq!(settings.device, "nebula0");
+        assert_eq!(settings.mode, Mode::Strict);
+        assert_eq!(settings.timeout, Duration::from_secs(20));
+        assert_eq!(settings.state_dir, Path::new("/run/nebula-cni"));
+        assert_eq!(settings.nebula, json!({}));
+    }
+
+    #[test]
+    fn keys_of_others_are_tolerated() {
+        let mut entry = good();
+        entry["vendorKey"] = json!({"x": [1]});
+        entry["capabilities"] = json!({"portMappings": true});
+        assert!(Settings::read(&config(&entry)).is_ok());
+    }
+
+    #[test]
+    fn each_wrong_value_of_ours_is_refused_by_key_and_value() {
+        for (key, value) in [
+            ("instance", json!("relative/path")),
+            ("instance", json!(7)),
+            ("device", json!("")),
+            ("device", json!("lo")),
+            ("device", json!("neb%d")),
+            ("device", json!("sixteen-bytes-xx")),
+            ("mode", json!("eager")),
+            ("mode", json!(true)),
+            ("portRange", json!([5, 4])),
+            ("portRange", json!([0, 4])),
+            ("portRange", json!([1, 65536])),
+            ("portRange", json!([1])),
+            ("portRange", json!("1-2")),
+            ("stateDir", json!("run")),
+            ("stateDir", json!("/x".repeat(60))),
+            ("timeoutSeconds", json!(0)),
+            ("timeoutSeconds", json!(61)),
+            ("timeoutSeconds", json!(1.5)),
+            ("timeoutSeconds", json!("20")),
+            ("ca", json!("https://ca")),
+            ("ca", json!({"url": "https://ca"})),
+            ("ca", json!({"url": "http://ca", "tlsCaFile": "/a", "tokenFile": "/b"})),
+            ("ca", json!({"url": "https://ca", "tlsCaFile": "a", "tokenFile": "/b"})),
+            ("ca", json!({"url": "https://ca", "tlsCaFile": "/a", "tokenFile": "/b", "token": "x"})),
+            ("nebula", json!([])),
+            ("nebula", json!({"pki": {}})),
+            ("nebula", json!({"tun": {"dev": "x"}})),
+            ("nebula", json!({"listen": {"port": 1}})),
+            ("enrol", json!({"namespace": ["a"]})),
+        ] {
+            let mut entry = good();
+            entry[key] = value.clone();
+            let error = Settings::read(&config(&entry)).expect_err(&format!("{key}: {value}"));
+            assert_eq!(error.code, 7);
+            assert!(error.msg.contains(key), "{}", error.msg);
+        }
+        assert_eq!(Settings::read(&config(&json!({}))).unwrap_err().code, 7);
+    }
+
+    #[test]
+    fn a_wrong_key_does_not_hide_the_state_directory_from_del() {
+        let mut entry = good();
+        entry["mode"] = json!("eager");
+        entry["stateDir"] = json!("/run/other");
+        assert_eq!(Settings::state_dir(&config(&entry)), Path::new("/run/other"));
+    }
+
+    #[test]
+    fn a_missing_instance_binary_names_the_places() {
+        let mut settings = Settings::read(&config(&good())).unwrap();
+        settings.instance = Some(PathBuf::from("/nonexistent/instance"));
+        let error = settings.instance_binary(None).unwrap_err();
+        assert!(error.msg.contains("/nonexistent/instance"), "{error}");
+        settings.instance = Some(PathBuf::from("/bin/sh"));
+        assert_eq!(settings.instance_binary(None).unwrap(), Path::new("/bin/sh"));
+    }
+}

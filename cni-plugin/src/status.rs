@@ -1,0 +1,26 @@
+//! STATUS: could an ADD succeed? Only what would fail every ADD on this node counts: a refusal here keeps all new pods
+//! off it.
+
+use std::path::Path;
+
+use crate::host::Host;
+use crate::reply::{Error, code};
+use crate::request::NetworkConfig;
+use crate::settings::Settings;
+
+/// Checks the configuration, the instance binary and the tun driver.
+///
+/// # Errors
+/// Code 50 with the reason.
+pub fn run(config: &NetworkConfig, host: &Host<'_>) -> Result<(), Error> {
+    let unavailable = |e: Error| Error { code: code::NOT_AVAILABLE, ..e };
+    let settings = Settings::read(config).map_err(unavailable)?;
+    settings.instance_binary(host.plugin_dir.as_deref()).map_err(unavailable)?;
+    if !Path::new(TUN).exists() {
+        return Err(Error::new(code::NOT_AVAILABLE, format!("{TUN} is missing"))
+            .details("load the kernel module \"tun\", or give the container that runs the runtime this device"));
+    }
+    Ok(())
+}
+
+const TUN: &str = "/dev/net/tun";

@@ -1,0 +1,37 @@
+//! The moment between the plugin and the instance: the plugin's own binary, run once more, waits until it is recorded,
+//! leaves the runtime's session and becomes the instance. Its process number is the instance's.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::sys::stat::{Mode, umask};
+use nix::unistd::setsid;
+
+/// First argument of a launcher. Runtimes call plugins without arguments.
+pub const VERB: &str = "launch-instance";
+
+/// Becomes the instance. `arguments` follow [`VERB`]: control group ("" for none), program, its arguments.
+/// Returns only on failure, or (without error) when the plugin died before it let us go.
+///
+/// # Errors
+/// What could not be done.
+pub fn run(arguments: &[OsString]) -> Result<(), String> {
+    let [group, program, rest @ ..] = arguments else { return Err("launcher: too few arguments".to_owned()) };
+    let mut go = [0];
+    if io::stdin().read_exact(&mut go).is_err() {
+        return Ok(());
+    }
+    setsid().map_err(|e| format!("cannot leave the session of the runtime: {}", e.desc()))?;
+    umask(Mode::from_bits_truncate(0o077));
+    if !group.is_empty()
+        && let Err(e) = fs::write(Path::new(group).join("cgroup.procs"), "0")
+    {
+        eprintln!("stays in the runtime's control group: {}: {e}", group.display());
+    }
+    let error = Command::new(program).args(rest).stdin(Stdio::null()).exec();
+    Err(format!("cannot run {}: {error}", program.display()))
+}

@@ -1,0 +1,146 @@
+//! A process that cannot be mistaken for a later one with the same number.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+use crate::host::{Clock, Deadline};
+
+/// A process id with the time it was started, in clock ticks since boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its number.
+    pub pid: i32,
+    /// Field 22 of /proc/PID/stat.
+    pub start_time: u64,
+}
+
+impl Process {
+    /// The process that has this number now.
+    #[must_use]
+    pub fn with_pid(pid: i32) -> Option<Self> {
+        let (_, start_time) = stat(pid)?;
+        Some(Self { pid, start_time })
+    }
+
+    /// Whether it still runs. A zombie only waits for its parent.
+    #[must_use]
+    pub fn is_alive(self) -> bool {
+        stat(self.pid).is_some_and(|(state, start_time)| start_time == self.start_time && !"ZX".contains(state))
+    }
+
+    /// Asks it to end, then insists.
+    ///
+    /// # Errors
+    /// It still runs.
+    pub fn stop(self, clock: &dyn Clock) -> Result<(), String> {
+        let mut refused = String::new();
+        for (signal, patience) in [(Signal::SIGTERM, SIGTERM_PATIENCE), (Signal::SIGKILL, SIGKILL_PATIENCE)] {
+            if !self.is_alive() {
+                return Ok(());
+            }
+            if let Err(e) = kill(Pid::from_raw(self.pid), signal) {
+                refused = format!(": {signal} failed: {}", e.desc());
+            }
+            let deadline = Deadline::after(clock, patience);
+            while self.is_alive() && !deadline.is_over(clock) {
+                clock.sleep(POLL);
+            }
+        }
+        if self.is_alive() { Err(format!("process {} still runs{refused}", self.pid)) } else { Ok(()) }
+    }
+}
+
+/// Processes that were started with `option` followed by `value` among their arguments.
+#[must_use]
+pub fn with_arguments(option: &str, value: &Path) -> Vec<Process> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    let is_ours = |pid: &i32| {
+        let Ok(arguments) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
+        let arguments: Vec<&[u8]> = arguments.split(|byte| *byte == 0).collect();
+        arguments.windows(2).any(|pair| pair[0] == option.as_bytes() && pair[1] == value.as_os_str().as_bytes())
+    };
+    pids.filter(is_ours).filter_map(Process::with_pid).filter(|process| process.is_alive()).collect()
+}
+
+fn stat(pid: i32) -> Option<(char, u64)> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+// "PID (NAME) STATE ..."; the name may hold spaces and parentheses, so count from behind it.
+fn parse_stat(line: &str) -> Option<(char, u64)> {
+    let mut fields = line.get(line.rfind(')')? + 1..)?.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+const SIGTERM_PATIENCE: Duration = Duration::from_secs(2);
+const SIGKILL_PATIENCE: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(5);
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+    use crate::host::SystemClock;
+
+    #[test]
+    fn the_start_time_is_found_behind_any_process_name() {
+        let tail = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
+        assert_eq!(parse_stat(&format!("9 (a b) c) {tail}")), Some(('S', 4711)));
+        for bad in ["", "9 (x", "9 (x)", "9 (x) S 1"] {
+            assert_eq!(parse_stat(bad), None);
+        }
+    }
+
+    #[test]
+    fn a_process_is_stopped_and_another_with_its_number_is_not_touched() {
+        let mut child = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
+        let process = Process::with_pid(child.id() as i32).unwrap();
+        let earlier = Process { start_time: process.start_time - 1, ..process };
+        assert!(process.is_alive() && !earlier.is_alive());
+        earlier.stop(&SystemClock).unwrap();
+        assert!(process.is_alive());
+        process.stop(&SystemClock).unwrap();
+        assert!(!process.is_alive(), "a zombie counts as gone");
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_ignores_sigterm_is_killed() {
+        let script = "trap '' TERM; echo ready; while :; do sleep 1; done";
+        let mut child = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut ready = [0];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
+        let process = Process::with_pid(child.id() as i32).unwrap();
+        process.stop(&SystemClock).unwrap();
+        assert!(!process.is_alive());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_is_found_by_its_arguments() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = Command::new("sh")
+            .args(["-c", "echo ready; read x", "--launch"])
+            .arg(dir.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // The kernel shows the arguments a moment after `spawn` returns.
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let found = with_arguments("--launch", dir.path());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found.iter().map(|p| p.pid).collect::<Vec<_>>(), [child.id() as i32]);
+        assert_eq!(with_arguments("--launch", dir.path()), []);
+    }
+}

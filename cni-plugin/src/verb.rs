@@ -1,0 +1,22 @@
+//! From a request to the text for stdout.
+
+use crate::host::Host;
+use crate::reply::{self, Error};
+use crate::request::Request;
+use crate::{add, check, del, gc, status};
+
+/// Answers a request. The text goes to stdout as it is; verbs without a result give none.
+///
+/// # Errors
+/// The error object to print.
+pub fn answer(request: &Request, host: &Host<'_>) -> Result<String, Error> {
+    let silent = |()| String::new();
+    match request {
+        Request::Add(add) => add::run(add, host),
+        Request::Check(check) => check::run(check, host).map(silent),
+        Request::Del(del) => del::run(del, host).map(silent),
+        Request::Gc(gc) => gc::run(gc, host).map(silent),
+        Request::Status(config) => status::run(config, host).map(silent),
+        Request::Version(asked) => Ok(reply::version(asked.as_deref())),
+    }
+}
