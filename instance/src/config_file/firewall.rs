@@ -1,0 +1,238 @@
+//! `firewall.*` to a policy, with Go Nebula's error texts.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use nebula_core::firewall::{Cidr, Policy, PortRange, Protocol, Rule};
+
+use super::section::Section;
+use super::{Refused, Value};
+
+pub(super) fn read(section: &Section<'_>) -> Result<Policy, Refused> {
+    for path in ["firewall.inbound_action", "firewall.outbound_action"] {
+        match section.string(path).as_deref() {
+            None | Some("drop") => {}
+            Some("reject") => {
+                section.warn(format!("{path}: reject is not supported in this version, packets are dropped"))
+            }
+            Some(other) => section.warn(format!("invalid {path}: {other}, defaulting to drop")),
+        }
+    }
+    let defaults = Policy::default();
+    Ok(Policy {
+        inbound: rules(section, "firewall.inbound")?,
+        outbound: rules(section, "firewall.outbound")?,
+        default_local_cidr_any: section.boolean("firewall.default_local_cidr_any", defaults.default_local_cidr_any),
+        tcp_timeout: timeout(section, "firewall.conntrack.tcp_timeout", defaults.tcp_timeout)?,
+        udp_timeout: timeout(section, "firewall.conntrack.udp_timeout", defaults.udp_timeout)?,
+        default_timeout: timeout(section, "firewall.conntrack.default_timeout", defaults.default_timeout)?,
+    })
+}
+
+fn timeout(section: &Section<'_>, path: &str, default: Duration) -> Result<Duration, Refused> {
+    match section.get(path).and_then(Value::duration) {
+        Some(given) if given.negative || given.magnitude.is_zero() => Err(refuse(format!("{path} must be above zero"))),
+        _ => Ok(section.duration(path, default)),
+    }
+}
+
+fn rules(section: &Section<'_>, table: &str) -> Result<Vec<Rule>, Refused> {
+    let items = match section.get(table) {
+        None => return Ok(Vec::new()),
+        Some(Value::List(items)) => items,
+        Some(_) => return Err(refuse(format!("{table} failed to parse, should be an array of rules"))),
+    };
+    let one = |(index, item): (usize, &Value)| {
+        let (rule, warnings) = rule(item).map_err(|cause| refuse(format!("{table} rule #{index}; {cause}")))?;
+        warnings.into_iter().for_each(|text| section.warn(format!("{table} rule #{index}; {text}")));
+        Ok(rule)
+    };
+    items.iter().enumerate().map(one).collect()
+}
+
+fn refuse(cause: String) -> Refused {
+    Refused::new("Error while loading firewall rules", cause)
+}
+
+fn rule(item: &Value) -> Result<(Rule, Vec<&'static str>), String> {
+    let Value::Map(map) = item else { return Err("could not parse rule".to_owned()) };
+    let mut warnings = Vec::new();
+    let raw = RawRule::read(map, &mut warnings)?;
+    if raw.code.is_some() && raw.port.is_some() {
+        return Err("only one of port or code should be provided".to_owned());
+    }
+    let matches_nothing =
+        [&raw.host, &raw.cidr, &raw.local_cidr, &raw.ca_name, &raw.ca_sha].iter().all(|f| f.is_none());
+    if matches_nothing && raw.groups.is_empty() {
+        return Err("at least one of host, group, cidr, local_cidr, ca_name, or ca_sha must be provided".to_owned());
+    }
+    let (slot, port_text) = match raw.code.as_deref() {
+        Some(code) => ("code", code),
+        None => ("port", raw.port.as_deref().unwrap_or_default()),
+    };
+    let protocol = match raw.proto.as_deref().unwrap_or_default() {
+        "any" => Protocol::Any,
+        "tcp" => Protocol::Tcp,
+        "udp" => Protocol::Udp,
+        "icmp" => Protocol::Icmp,
+        other => return Err(format!("proto was not understood; `{other}`")),
+    };
+    let port = if protocol == Protocol::Icmp {
+        if !port_text.is_empty() {
+            warnings.push("port or code is ignored for proto icmp, matching any ICMP traffic");
+        }
+        PortRange::Any
+    } else {
+        ports(port_text).map_err(|cause| match cause {
+            PortError::Text(cause) => format!("{slot} {cause}"),
+            PortError::Order => "`start port was lower than end port`".to_owned(),
+        })?
+    };
+    if raw.code.is_some() {
+        warnings.push("code is not matched on; it is read as a port");
+    }
+    let cidr = |text: Option<&str>, name: &str| match text {
+        None => Ok(None),
+        Some("any") => Ok(Some(Cidr::Any)),
+        Some(text) => match text.parse() {
+            Ok(prefix) => Ok(Some(Cidr::Prefix(prefix))),
+            Err(_) => Err(format!("{name} did not parse; {text:?} is not a prefix such as 10.0.0.0/8, nor any")),
+        },
+    };
+    let ca_sha = match raw.ca_sha.as_deref() {
+        None => None,
+        Some(text) => Some(
+            text.parse()
+                .map_err(|_| format!("ca_sha did not parse; {text:?} is not a fingerprint of 64 hexadecimal digits"))?,
+        ),
+    };
+    let rule = Rule {
+        protocol,
+        port,
+        cidr: cidr(raw.cidr.as_deref(), "cidr")?,
+        local_cidr: cidr(raw.local_cidr.as_deref(), "local_cidr")?,
+        host: raw.host,
+        groups: raw.groups,
+        ca_name: raw.ca_name,
+        ca_sha,
+    };
+    warnings.extend(sanity(&rule));
+    Ok((rule, warnings))
+}
+
+struct RawRule {
+    port: Option<String>,
+    code: Option<String>,
+    proto: Option<String>,
+    host: Option<String>,
+    groups: Vec<String>,
+    cidr: Option<String>,
+    local_cidr: Option<String>,
+    ca_name: Option<String>,
+    ca_sha: Option<String>,
+}
+
+impl RawRule {
+    fn read(map: &BTreeMap<String, Value>, warnings: &mut Vec<&'static str>) -> Result<Self, String> {
+        let text = |key: &str| match map.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match value.text() {
+                Some(text) => Ok((!text.is_empty()).then(|| text.into_owned())),
+                None => Err(format!("{key} should be a single value, not {}", value.kind())),
+            },
+        };
+        let group = match map.get("group") {
+            Some(Value::List(items)) => match items.as_slice() {
+                [] => None,
+                [one] => {
+                    warnings.push("group was an array with a single value, converting to simple value");
+                    one.text().map(Cow::into_owned)
+                }
+                _ => {
+                    let cause = "group should contain a single value, an array with more than one entry was provided";
+                    return Err(cause.to_owned());
+                }
+            },
+            _ => text("group")?,
+        };
+        let mut groups = match map.get("groups") {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::List(items)) => {
+                let read = |item: &Value| {
+                    item.text()
+                        .map(Cow::into_owned)
+                        .ok_or_else(|| format!("groups should hold strings, not {}", item.kind()))
+                };
+                items.iter().map(read).collect::<Result<_, _>>()?
+            }
+            Some(_) => text("groups")?.into_iter().collect(),
+        };
+        if let Some(group) = group {
+            if !groups.is_empty() {
+                return Err("only one of group or groups should be defined, both provided".to_owned());
+            }
+            groups = vec![group];
+        }
+        Ok(Self {
+            port: text("port")?,
+            code: text("code")?,
+            proto: text("proto")?,
+            host: text("host")?,
+            groups,
+            cidr: text("cidr")?,
+            local_cidr: text("local_cidr")?,
+            ca_name: text("ca_name")?,
+            ca_sha: text("ca_sha")?,
+        })
+    }
+}
+
+enum PortError {
+    Text(String),
+    Order,
+}
+
+fn ports(text: &str) -> Result<PortRange, PortError> {
+    if text == "any" {
+        return Ok(PortRange::Any);
+    }
+    if text == "fragment" {
+        return Ok(PortRange::Fragment);
+    }
+    let number = |digits: &str, what: &str| {
+        let value: i64 =
+            digits.trim().parse().map_err(|_| PortError::Text(format!("{what}was not a number; `{digits}`")))?;
+        u16::try_from(value).map_err(|_| PortError::Text(format!("out of range [0,65535]; `{digits}`")))
+    };
+    let Some((first, last)) = text.split_once('-') else {
+        return Ok(match number(text, "")? {
+            0 => PortRange::Any,
+            port => PortRange::Range(port, port),
+        });
+    };
+    if first.trim().is_empty() || last.trim().is_empty() {
+        return Err(PortError::Text(format!("appears to be a range but could not be parsed; `{text}`")));
+    }
+    let (first, last) = (number(first, "beginning range ")?, number(last, "ending range ")?);
+    match first {
+        0 => Ok(PortRange::Any),
+        _ if first > last => Err(PortError::Order),
+        _ => Ok(PortRange::Range(first, last)),
+    }
+}
+
+/// Combinations that load but rarely mean what they seem to say.
+fn sanity(rule: &Rule) -> Option<&'static str> {
+    let any_group = rule.groups.iter().any(|group| group == "any");
+    let any_host = rule.host.as_deref() == Some("any");
+    if any_group && rule.groups.len() > 1 {
+        Some("groups spec [any] will match any group; the other groups have no effect")
+    } else if any_host && (!rule.groups.is_empty() || rule.cidr.is_some()) {
+        Some("rule will match any host; groups and cidr have no effect")
+    } else if any_group && (rule.host.is_some() || rule.cidr.is_some()) {
+        Some("rule will match any group; host and cidr have no effect")
+    } else {
+        None
+    }
+}

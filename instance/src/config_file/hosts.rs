@@ -1,0 +1,156 @@
+//! Underlay endpoints known from configuration: literal addresses and names to look up.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use super::section::Section;
+use super::{Refused, Value};
+
+/// `static_host_map` and how its names are looked up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StaticHosts {
+    /// Endpoints by overlay address.
+    pub entries: BTreeMap<IpAddr, Vec<HostTarget>>,
+    /// Time between two look-ups.
+    pub cadence: Duration,
+    /// Which answers are used.
+    pub family: NameFamily,
+    /// Longest time one name may take.
+    pub lookup_timeout: Duration,
+}
+
+/// One `host:port`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HostTarget {
+    /// Usable at once.
+    Address(SocketAddr),
+    /// To be looked up.
+    Name {
+        /// DNS name.
+        host: String,
+        /// UDP port.
+        port: u16,
+    },
+}
+
+/// `static_map.network`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum NameFamily {
+    /// A records.
+    #[default]
+    Ip4,
+    /// AAAA records.
+    Ip6,
+    /// Both.
+    Both,
+}
+
+impl StaticHosts {
+    pub(super) fn read(section: &Section<'_>) -> Result<Self, Refused> {
+        Ok(Self {
+            entries: read_map(section)?,
+            cadence: strict_duration(section, "static_map.cadence", Duration::from_secs(30))?,
+            family: match section.string("static_map.network").as_deref() {
+                None | Some("ip4") => NameFamily::Ip4,
+                Some("ip6") => NameFamily::Ip6,
+                Some("ip") => NameFamily::Both,
+                Some(other) => return Err(refuse(format!("static_map.network must be ip, ip4 or ip6, got {other:?}"))),
+            },
+            lookup_timeout: strict_duration(section, "static_map.lookup_timeout", Duration::from_millis(250))?,
+        })
+    }
+
+    /// Whether anything has to be looked up.
+    #[must_use]
+    pub fn has_names(&self) -> bool {
+        self.entries.values().flatten().any(|target| matches!(target, HostTarget::Name { .. }))
+    }
+
+    /// Every name, once.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        let names = self.entries.values().flatten().filter_map(|target| match target {
+            HostTarget::Name { host, .. } => Some(host.clone()),
+            HostTarget::Address(_) => None,
+        });
+        names.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Endpoints with every name replaced by `answers`; names without an answer are left out.
+    #[must_use]
+    pub fn endpoints(&self, answers: &BTreeMap<String, Vec<IpAddr>>) -> BTreeMap<IpAddr, Vec<SocketAddr>> {
+        let resolve = |targets: &Vec<HostTarget>| {
+            let mut endpoints = Vec::new();
+            for target in targets {
+                match target {
+                    HostTarget::Address(address) => endpoints.push(*address),
+                    HostTarget::Name { host, port } => {
+                        let found = answers.get(host).into_iter().flatten();
+                        endpoints.extend(found.map(|ip| SocketAddr::new(*ip, *port)));
+                    }
+                }
+            }
+            endpoints
+        };
+        self.entries.iter().map(|(peer, targets)| (*peer, resolve(targets))).collect()
+    }
+}
+
+impl std::str::FromStr for HostTarget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (host, port) = text.rsplit_once(':').ok_or_else(|| format!("address {text}: missing port in address"))?;
+        let port = port.parse().map_err(|_| format!("address {text}: {port:?} is not a port number"))?;
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        if let Ok(ip) = bare.parse::<IpAddr>() {
+            if ip.is_ipv6() && bare == host {
+                return Err(format!("address {text}: an IPv6 address must be written in brackets, [{host}]:{port}"));
+            }
+            return Ok(Self::Address(SocketAddr::new(ip.to_canonical(), port)));
+        }
+        let name_like = host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
+        if host.is_empty() || host.len() > 253 || !name_like {
+            return Err(format!("address {text}: {host:?} is neither an IP address nor a name"));
+        }
+        Ok(Self::Name { host: host.to_owned(), port })
+    }
+}
+
+fn read_map(section: &Section<'_>) -> Result<BTreeMap<IpAddr, Vec<HostTarget>>, Refused> {
+    let map = match section.get("static_host_map") {
+        None => return Ok(BTreeMap::new()),
+        Some(Value::Map(map)) => map,
+        Some(other) => return Err(refuse(format!("static_host_map must be a map, not {}", other.kind()))),
+    };
+    let mut entries = BTreeMap::new();
+    for (key, value) in map {
+        let at = |cause: String| refuse(format!("static_host_map entry {key}: {cause}"));
+        let peer = key.parse::<IpAddr>().map_err(|_| at("the key is not an overlay address".to_owned()))?;
+        let items = match value {
+            Value::List(items) => items.as_slice(),
+            Value::Null => &[],
+            single => std::slice::from_ref(single),
+        };
+        let parse = |item: &Value| {
+            item.text().ok_or_else(|| at(format!("an endpoint is {}", item.kind())))?.parse().map_err(at)
+        };
+        let targets = items.iter().map(parse).collect::<Result<Vec<HostTarget>, Refused>>()?;
+        entries.insert(peer.to_canonical(), targets);
+    }
+    Ok(entries)
+}
+
+/// Unlike elsewhere a bad duration stops the start, as in Go.
+fn strict_duration(section: &Section<'_>, path: &str, default: Duration) -> Result<Duration, Refused> {
+    let Some(value) = section.get(path) else { return Ok(default) };
+    match value.duration() {
+        Some(duration) if !duration.negative && !duration.magnitude.is_zero() => Ok(duration.magnitude),
+        _ => Err(refuse(format!("{path} must be a duration above zero with a unit, such as 30s"))),
+    }
+}
+
+fn refuse(cause: String) -> Refused {
+    Refused::new("Failed to initialize lighthouse handler", cause)
+}

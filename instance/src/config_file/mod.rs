@@ -1,0 +1,75 @@
+//! `config.yml` as Go Nebula reads it, turned into typed settings (configuration).
+//!
+//! [`load`] or [`parse`] give a tree, [`Settings::read`] checks all of it and gives the typed form. Nothing here
+//! touches the network or changes the system; names are resolved elsewhere.
+
+mod firewall;
+mod hosts;
+mod keys;
+mod merge;
+mod pki;
+mod section;
+mod settings;
+mod value;
+mod yaml;
+
+use std::path::PathBuf;
+
+pub use hosts::{HostTarget, NameFamily, StaticHosts};
+pub use merge::load;
+pub use pki::Pki;
+pub use settings::{Listen, LogFormat, LogLevel, Logging, Settings, TunSettings};
+pub use value::{GoDuration, Value};
+pub use yaml::{MAX_TEXT, parse};
+
+/// Why a configuration cannot be loaded into a tree.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A missing or unreadable path, or a directory without configuration.
+    #[error("no config files found at {}", .0.display())]
+    NoFiles(PathBuf),
+    /// A file that exists cannot be read.
+    #[error("unable to read {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A file is not acceptable YAML.
+    #[error("{}: {source}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: Box<Error>,
+    },
+    /// The text is not acceptable YAML.
+    #[error("yaml: {0}")]
+    Yaml(String),
+    /// A list in one file and a map in another.
+    #[error("{}: cannot merge {key}: it is a list in one file and a map in another", path.display())]
+    MergeKinds {
+        /// The later file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+    },
+}
+
+/// Why a tree does not make a usable configuration: what was being read, and what is wrong with it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}: {cause}")]
+pub struct Refused {
+    /// What failed, in Go Nebula's words where scripts match on them.
+    pub message: &'static str,
+    /// Why, and where.
+    pub cause: String,
+}
+
+impl Refused {
+    pub(crate) fn new(message: &'static str, cause: impl Into<String>) -> Self {
+        Self { message, cause: cause.into() }
+    }
+}

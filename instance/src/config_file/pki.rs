@@ -1,0 +1,124 @@
+//! `pki.*`: certificates, key and trust, from files or inline (credentials).
+
+use std::path::Path;
+
+use nebula_cert::{CaPool, Fingerprint, Identity, UnixTime, Version};
+use zeroize::Zeroizing;
+
+use super::section::Section;
+use super::{Refused, Value, merge};
+
+/// What the node proves itself with, and whom it believes.
+#[derive(Debug, Clone)]
+pub struct Pki {
+    /// Certificates and key.
+    pub identity: Identity,
+    /// CAs and blocklist.
+    pub trust: CaPool,
+}
+
+impl Pki {
+    pub(super) fn read(section: &Section<'_>, now: UnixTime) -> Result<Self, Refused> {
+        let identity = identity(section, now).map_err(|cause| Refused::new("Could not load client cert", cause))?;
+        let trust = trust(section, now).map_err(|cause| Refused::new("Failed to load ca from config", cause))?;
+        if let Err(error) = trust.verify(identity.primary().clone(), now) {
+            section.warn(format!(
+                "pki.cert is not valid under pki.ca ({error}); peers that trust the same CAs will refuse this host"
+            ));
+        }
+        Ok(Self { identity, trust })
+    }
+}
+
+/// `pki.initiating_version`; checked against the certificates by the caller.
+pub(super) fn initiating_version(
+    section: &Section<'_>,
+    identity: Option<&Identity>,
+) -> Result<Option<Version>, Refused> {
+    let refuse = |cause: String| Refused::new("Could not load client cert", cause);
+    let version = match section.int("pki.initiating_version", 0..=i64::from(u32::MAX)) {
+        None | Some(0) => return Ok(None),
+        Some(1) => Version::V1,
+        Some(2) => Version::V2,
+        Some(other) => return Err(refuse(format!("unknown pki.initiating_version: {other}"))),
+    };
+    match identity {
+        Some(identity) if identity.certificate(version).is_none() => Err(refuse(format!(
+            "can not use pki.initiating_version {} without a v{0} certificate in pki.cert",
+            version.number()
+        ))),
+        _ => Ok(Some(version)),
+    }
+}
+
+fn identity(section: &Section<'_>, now: UnixTime) -> Result<Identity, String> {
+    // Go reads the key first; with neither given it is the key that is missed.
+    let key = source(section, "pki.key")?;
+    if key.text.contains("ENCRYPTED PRIVATE KEY") {
+        return Err(format!("error while unmarshaling {}: encrypted host keys are not supported", key.label));
+    }
+    let certificates = source(section, "pki.cert")?;
+    let identity = Identity::from_pem(certificates.text.as_bytes(), key.text.as_bytes())
+        .map_err(|error| format!("{error} ({}, {})", certificates.label, key.label))?;
+    if identity.is_expired(now) {
+        return Err("nebula certificate for this host is expired".to_owned());
+    }
+    Ok(identity)
+}
+
+fn trust(section: &Section<'_>, now: UnixTime) -> Result<CaPool, String> {
+    let source = source(section, "pki.ca")?;
+    let mut pool = CaPool::from_pem(source.text.as_bytes())
+        .map_err(|error| format!("error while adding CA certificate to CA trust store: {error} ({})", source.label))?;
+    let mut usable = false;
+    for ca in pool.certificates() {
+        if ca.is_expired(now) {
+            section.warn(format!("expired certificate present in CA pool: {}", ca.name()));
+        } else {
+            usable = true;
+        }
+    }
+    if !usable {
+        return Err(format!("no valid CA certificates present ({})", source.label));
+    }
+    for fingerprint in blocklist(section)? {
+        pool.block(fingerprint);
+    }
+    Ok(pool)
+}
+
+/// A bare scalar counts as one item: ignoring a blocklist would let the blocked peer in.
+fn blocklist(section: &Section<'_>) -> Result<Vec<Fingerprint>, String> {
+    let items = match section.get("pki.blocklist") {
+        None => return Ok(Vec::new()),
+        Some(Value::List(items)) => items.as_slice(),
+        Some(single) => std::slice::from_ref(single),
+    };
+    let parse = |(index, item): (usize, &Value)| {
+        item.text().and_then(|text| text.trim().to_ascii_lowercase().parse().ok()).ok_or_else(|| {
+            format!("pki.blocklist entry #{index} is not a fingerprint (64 hexadecimal digits) and would block nothing")
+        })
+    };
+    items.iter().enumerate().map(parse).collect()
+}
+
+struct Source {
+    /// `pki.key /etc/nebula/host.key` or `pki.key`.
+    label: String,
+    text: Zeroizing<String>,
+}
+
+fn source(section: &Section<'_>, path: &str) -> Result<Source, String> {
+    let given = section.string(path).filter(|text| !text.is_empty()).map(Zeroizing::new);
+    let Some(given) = given else { return Err(format!("no {path} path or PEM data provided")) };
+    if given.contains("-----BEGIN") {
+        return Ok(Source { label: path.to_owned(), text: given });
+    }
+    if given.starts_with("pkcs11:") {
+        return Err(format!("{path} is a pkcs11 URL, which is not supported; give a file or PEM text"));
+    }
+    match merge::read_bounded(Path::new(given.as_str())) {
+        Ok(text) => Ok(Source { label: format!("{path} {}", *given), text: Zeroizing::new(text) }),
+        Err(error) => Err(format!("unable to read {path} file {}: open {0}: {error}", *given)),
+    }
+}

@@ -1,0 +1,409 @@
+//! All settings, typed and checked, before anything touches the system.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use nebula_cert::{CaPool, Identity, UnixTime, Version};
+use nebula_core::config::{Cipher, Handshakes, Lighthouse, Punchy, RecvErrorPolicy, Timers};
+use nebula_core::{Config, firewall::Policy};
+
+use super::section::Section;
+use super::{HostTarget, Pki, Refused, StaticHosts, Value, firewall, keys, pki};
+
+/// A whole configuration.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Credentials; absent where they come from a CA service.
+    pub pki: Option<Pki>,
+    /// AEAD.
+    pub cipher: Cipher,
+    /// Certificate version to start handshakes with.
+    pub initiating_version: Option<Version>,
+    /// Close tunnels whose peer's certificate became invalid.
+    pub disconnect_invalid: bool,
+    /// Endpoints known from configuration.
+    pub static_hosts: StaticHosts,
+    /// Whether this node answers for others.
+    pub am_lighthouse: bool,
+    /// Overlay addresses of the lighthouses.
+    pub lighthouses: Vec<IpAddr>,
+    /// Time between updates to them.
+    pub lighthouse_interval: Option<Duration>,
+    /// Extra endpoints to advertise.
+    pub advertise: Vec<HostTarget>,
+    /// Rules.
+    pub firewall: Policy,
+    /// Hole punching.
+    pub punchy: Punchy,
+    /// Handshake retries.
+    pub handshakes: Handshakes,
+    /// Liveness.
+    pub timers: Timers,
+    /// Underlay networks preferred over others.
+    pub preferred_ranges: Vec<ipnet::IpNet>,
+    /// Underlay socket.
+    pub listen: Listen,
+    /// Pairs of tun queue and socket.
+    pub routines: usize,
+    /// Overlay device.
+    pub tun: TunSettings,
+    /// Logging.
+    pub logging: Logging,
+    /// Remarks for the log; nothing here stops the start.
+    pub warnings: Vec<String>,
+}
+
+/// `listen.*`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listen {
+    /// Address or name to bind.
+    pub host: String,
+    /// Port; 0: any.
+    pub port: u16,
+    /// Receive buffer in bytes; `None`: the program's choice, 0: the system's.
+    pub read_buffer: Option<usize>,
+    /// Send buffer.
+    pub write_buffer: Option<usize>,
+    /// UDP GSO and GRO.
+    pub offloads: bool,
+    /// Answer datagrams of unknown tunnels.
+    pub send_recv_error: RecvErrorPolicy,
+    /// Believe such answers.
+    pub accept_recv_error: RecvErrorPolicy,
+}
+
+/// `tun.*`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TunSettings {
+    /// No device at all.
+    pub disabled: bool,
+    /// Name; empty: the kernel chooses.
+    pub device: String,
+    /// MTU.
+    pub mtu: u32,
+    /// Transmit queue length.
+    pub tx_queue: u32,
+    /// Segmentation and checksum offloads.
+    pub offloads: bool,
+    /// Drop packets to the broadcast address of an own network.
+    pub drop_local_broadcast: bool,
+    /// Drop multicast.
+    pub drop_multicast: bool,
+}
+
+/// `logging.*`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Logging {
+    /// Least important level that is printed.
+    pub level: LogLevel,
+    /// Line format.
+    pub format: LogFormat,
+    /// Leave the time out.
+    pub disable_timestamp: bool,
+}
+
+/// Level of a log line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LogLevel {
+    /// Each packet.
+    Trace,
+    /// Small changes of state.
+    Debug,
+    /// Tunnels up and down.
+    #[default]
+    Info,
+    /// Needs attention.
+    Warn,
+    /// Does not work.
+    Error,
+}
+
+/// Form of a log line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LogFormat {
+    /// `key=value`.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+impl Settings {
+    /// Reads everything, credentials included. `now` decides about expiry.
+    ///
+    /// # Errors
+    /// The first thing that would make the node unusable or unsafe.
+    pub fn read(tree: &Value, now: UnixTime) -> Result<Self, Refused> {
+        let section = Section::new(tree);
+        let pki = Pki::read(&section, now)?;
+        Self::read_with(tree, section, Some(pki))
+    }
+
+    /// Reads everything but `pki`, which must not be given: credentials come from elsewhere.
+    ///
+    /// # Errors
+    /// As [`Settings::read`].
+    pub fn read_without_pki(tree: &Value) -> Result<Self, Refused> {
+        if tree.at("pki").is_some() {
+            return Err(Refused::new("Unsupported configuration", "pki cannot be set here: the CA service issues it"));
+        }
+        Self::read_with(tree, Section::new(tree), None)
+    }
+
+    fn read_with(tree: &Value, section: Section<'_>, pki: Option<Pki>) -> Result<Self, Refused> {
+        keys::check(&section, tree)?;
+        if let Some(kind) = section.string("stats.type").filter(|kind| !matches!(kind.as_str(), "" | "none")) {
+            section.warn(format!("stats.type: {kind} is not supported and has no effect in this version"));
+        }
+        let initiating_version = pki::initiating_version(&section, pki.as_ref().map(|pki| &pki.identity))?;
+        let firewall = firewall::read(&section)?;
+        let static_hosts = StaticHosts::read(&section)?;
+        let listen = listen(&section)?;
+        let am_lighthouse = section.boolean("lighthouse.am_lighthouse", false);
+        let mut settings = Self {
+            cipher: cipher(&section)?,
+            initiating_version,
+            disconnect_invalid: section.boolean("pki.disconnect_invalid", true),
+            am_lighthouse,
+            lighthouses: lighthouses(&section, am_lighthouse, &static_hosts)?,
+            lighthouse_interval: match section.int("lighthouse.interval", 0..=i64::from(u32::MAX)) {
+                Some(0) => None,
+                seconds => Some(Duration::from_secs(seconds.map_or(10, i64::unsigned_abs))),
+            },
+            advertise: advertise(&section)?,
+            static_hosts,
+            firewall,
+            punchy: punchy(&section),
+            handshakes: handshakes(&section)?,
+            timers: Timers {
+                connection_alive_interval: seconds(&section, "timers.connection_alive_interval", 5),
+                pending_deletion_interval: seconds(&section, "timers.pending_deletion_interval", 10),
+            },
+            preferred_ranges: preferred_ranges(&section),
+            routines: routines(&section),
+            tun: tun(&section),
+            logging: Logging::read(tree).map_err(|cause| Refused::new("failed to apply logging config", cause))?,
+            listen,
+            pki,
+            warnings: Vec::new(),
+        };
+        if let Some(pki) = &settings.pki {
+            for peer in settings.static_hosts.entries.keys() {
+                if !pki.identity.networks().iter().any(|network| network.contains(peer)) {
+                    section.warn(format!("static_host_map key {peer} is not in our networks, it may not be reachable"));
+                }
+            }
+        }
+        settings.warnings = section.into_warnings();
+        Ok(settings)
+    }
+
+    /// The core's configuration for given credentials and what start-up found out.
+    #[must_use]
+    pub fn to_config(&self, identity: Identity, trust: CaPool, listen_port: u16, advertise: Vec<SocketAddr>) -> Config {
+        let mut config = Config::new(identity, trust);
+        config.cipher = self.cipher;
+        config.initiating_version = self.initiating_version;
+        config.disconnect_invalid = self.disconnect_invalid;
+        config.static_hosts = self.static_hosts.endpoints(&Default::default());
+        config.lighthouse = Lighthouse {
+            am_lighthouse: self.am_lighthouse,
+            hosts: self.lighthouses.clone(),
+            interval: self.lighthouse_interval,
+            advertise,
+        };
+        config.firewall = self.firewall.clone();
+        config.punchy = self.punchy.clone();
+        config.handshakes = self.handshakes.clone();
+        config.timers = self.timers.clone();
+        config.preferred_ranges = self.preferred_ranges.clone();
+        config.send_recv_error = self.listen.send_recv_error;
+        config.accept_recv_error = self.listen.accept_recv_error;
+        config.listen_port = listen_port;
+        config.drop_local_broadcast = self.tun.drop_local_broadcast;
+        config.drop_multicast = self.tun.drop_multicast;
+        config
+    }
+}
+
+impl Logging {
+    /// Reads `logging.*` alone: it is needed before anything can be reported.
+    ///
+    /// # Errors
+    /// An unknown level or format.
+    pub fn read(tree: &Value) -> Result<Self, String> {
+        let text = |path: &str| tree.at(path).and_then(Value::text).map(|text| text.to_lowercase());
+        let level = match text("logging.level").as_deref() {
+            None | Some("" | "info") => LogLevel::Info,
+            Some("trace") => LogLevel::Trace,
+            Some("debug") => LogLevel::Debug,
+            Some("warn" | "warning") => LogLevel::Warn,
+            Some("error" | "fatal" | "panic") => LogLevel::Error,
+            Some(other) => {
+                return Err(format!("unknown log level `{other}`. possible levels: [trace debug info warn error]"));
+            }
+        };
+        let format = match text("logging.format").as_deref() {
+            None | Some("" | "text") => LogFormat::Text,
+            Some("json") => LogFormat::Json,
+            Some(other) => return Err(format!("unknown log format `{other}`. possible formats: [text json]")),
+        };
+        let disable_timestamp = tree.at("logging.disable_timestamp").and_then(Value::boolean).unwrap_or(false);
+        Ok(Self { level, format, disable_timestamp })
+    }
+}
+
+fn cipher(section: &Section<'_>) -> Result<Cipher, Refused> {
+    match section.string("cipher").as_deref() {
+        None | Some("aes") => Ok(Cipher::Aes256Gcm),
+        Some("chachapoly") => Ok(Cipher::ChaCha20Poly1305),
+        Some(other) => Err(Refused::new("unknown cipher", format!("cipher={other}: it must be aes or chachapoly"))),
+    }
+}
+
+fn lighthouses(section: &Section<'_>, am_lighthouse: bool, known: &StaticHosts) -> Result<Vec<IpAddr>, Refused> {
+    let refuse = |cause: String| Refused::new("Failed to initialize lighthouse handler", cause);
+    if am_lighthouse && section.int("listen.port", 0..=65535).unwrap_or(0) == 0 {
+        let message = "lighthouse.am_lighthouse enabled on node but no port number is set in config";
+        return Err(refuse(message.to_owned()));
+    }
+    let mut hosts = Vec::new();
+    for (index, text) in section.strings("lighthouse.hosts").iter().enumerate() {
+        let host = text.parse::<IpAddr>().map_err(|_| {
+            refuse(format!("unable to parse lighthouse host entry {}: {text:?} is not an overlay address", index + 1))
+        })?;
+        let host = host.to_canonical();
+        if known.entries.get(&host).is_none_or(Vec::is_empty) {
+            return Err(refuse(format!("lighthouse {host} does not have a static_host_map entry")));
+        }
+        hosts.push(host);
+    }
+    if am_lighthouse && !hosts.is_empty() {
+        section.warn("lighthouse.am_lighthouse enabled on node but upstream lighthouses exist in config");
+    } else if !am_lighthouse && hosts.is_empty() {
+        section.warn(
+            "No lighthouse.hosts configured, this host will only be able to initiate tunnels with static_host_map entries",
+        );
+    }
+    Ok(hosts)
+}
+
+fn advertise(section: &Section<'_>) -> Result<Vec<HostTarget>, Refused> {
+    let parse = |text: String| {
+        text.parse().map_err(|cause: String| {
+            Refused::new("Failed to initialize lighthouse handler", format!("lighthouse.advertise_addrs: {cause}"))
+        })
+    };
+    section.strings("lighthouse.advertise_addrs").into_iter().map(parse).collect()
+}
+
+fn punchy(section: &Section<'_>) -> Punchy {
+    let defaults = Punchy::default();
+    let scalar = section.get("punchy").is_some_and(|value| !matches!(value, Value::Map(_)));
+    Punchy {
+        punch: section.boolean(if scalar { "punchy" } else { "punchy.punch" }, defaults.punch),
+        respond: section.boolean("punchy.respond", section.boolean("punch_back", defaults.respond)),
+        delay: section.duration("punchy.delay", defaults.delay),
+        respond_delay: section.duration("punchy.respond_delay", defaults.respond_delay),
+    }
+}
+
+fn handshakes(section: &Section<'_>) -> Result<Handshakes, Refused> {
+    let defaults = Handshakes::default();
+    let try_interval = section.duration("handshakes.try_interval", defaults.try_interval);
+    if try_interval.is_zero() {
+        return Err(Refused::new("Unsupported configuration", "handshakes.try_interval must be above zero"));
+    }
+    let retries = section.int("handshakes.retries", 1..=1000).and_then(|n| u32::try_from(n).ok());
+    Ok(Handshakes { try_interval, retries: retries.unwrap_or(defaults.retries) })
+}
+
+fn seconds(section: &Section<'_>, path: &str, default: u64) -> Duration {
+    let given = section.int(path, 1..=86_400).map(i64::unsigned_abs);
+    Duration::from_secs(given.unwrap_or(default))
+}
+
+fn preferred_ranges(section: &Section<'_>) -> Vec<ipnet::IpNet> {
+    let parse = |text: String| {
+        let range = text.parse().ok();
+        if range.is_none() {
+            section.warn(format!("preferred_ranges: {text:?} is not a prefix and is skipped"));
+        }
+        range
+    };
+    section.strings("preferred_ranges").into_iter().filter_map(parse).collect()
+}
+
+fn routines(section: &Section<'_>) -> usize {
+    let read = |path: &str| section.int(path, 1..=MAX_ROUTINES).and_then(|n| usize::try_from(n).ok());
+    if let Some(routines) = read("routines") {
+        return routines;
+    }
+    let old = read("listen.routines").max(read("tun.routines"));
+    if old.is_some() {
+        section.warn("listen.routines and tun.routines are deprecated, use routines");
+    }
+    old.unwrap_or(1)
+}
+
+fn listen(section: &Section<'_>) -> Result<Listen, Refused> {
+    let port = match section.get("listen.port") {
+        None => 0,
+        Some(value) => value.int().and_then(|port| u16::try_from(port).ok()).ok_or_else(|| {
+            Refused::new("Failed to open udp listener", "listen.port must be a number from 0 to 65535")
+        })?,
+    };
+    let host = section.string("listen.host").filter(|host| !host.is_empty()).unwrap_or_else(|| "0.0.0.0".to_owned());
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&host).to_owned();
+    let buffer = |path: &str| section.int(path, 0..=i64::from(i32::MAX)).and_then(|n| usize::try_from(n).ok());
+    Ok(Listen {
+        host,
+        port,
+        read_buffer: buffer("listen.read_buffer"),
+        write_buffer: buffer("listen.write_buffer"),
+        offloads: section.boolean("listen.udp_offloads", true),
+        send_recv_error: recv_error(section, "listen.send_recv_error"),
+        accept_recv_error: recv_error(section, "listen.accept_recv_error"),
+    })
+}
+
+fn recv_error(section: &Section<'_>, path: &str) -> RecvErrorPolicy {
+    let Some(value) = section.get(path) else { return RecvErrorPolicy::Always };
+    match value.text().as_deref() {
+        Some("private") => RecvErrorPolicy::Private,
+        Some("never") => RecvErrorPolicy::Never,
+        _ if value.boolean() == Some(false) => RecvErrorPolicy::Never,
+        Some("always") => RecvErrorPolicy::Always,
+        _ if value.boolean() == Some(true) => RecvErrorPolicy::Always,
+        _ => {
+            section.warn(format!("{path} must be always, never or private; using always"));
+            RecvErrorPolicy::Always
+        }
+    }
+}
+
+fn tun(section: &Section<'_>) -> TunSettings {
+    let number = |path: &str, default: u32| {
+        section.int(path, 0..=i64::from(u32::MAX)).and_then(|n| u32::try_from(n).ok()).unwrap_or(default)
+    };
+    let mut device = section.string("tun.dev").unwrap_or_default();
+    if device.len() > MAX_DEVICE_NAME {
+        let end = (0..=MAX_DEVICE_NAME).rev().find(|end| device.is_char_boundary(*end)).unwrap_or(0);
+        section.warn(format!("tun.dev {device:?} is too long, the kernel allows {MAX_DEVICE_NAME} bytes; cut"));
+        device.truncate(end);
+    }
+    TunSettings {
+        disabled: section.boolean("tun.disabled", false),
+        device,
+        mtu: number("tun.mtu", 1300),
+        tx_queue: number("tun.tx_queue", 500),
+        offloads: section.boolean("tun.use_offloads", true),
+        drop_local_broadcast: section.boolean("tun.drop_local_broadcast", false),
+        drop_multicast: section.boolean("tun.drop_multicast", false),
+    }
+}
+
+// IFNAMSIZ without the terminating zero.
+const MAX_DEVICE_NAME: usize = 15;
+// Each routine costs two threads and their buffers; more than this is a typing error.
+const MAX_ROUTINES: i64 = 256;

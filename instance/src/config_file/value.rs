@@ -1,0 +1,340 @@
+//! A configuration tree as it was written, and the lenient way Go Nebula reads scalars out of it.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+
+/// Any YAML or JSON value. Mapping keys of every scalar type are kept as their text, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// Nothing, `null`, `~`.
+    Null,
+    /// `true` or `false`.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A whole number above `i64::MAX`.
+    Uint(u64),
+    /// Any other number.
+    Float(f64),
+    /// Everything else that is not a collection.
+    String(String),
+    /// A sequence.
+    List(Vec<Self>),
+    /// A mapping.
+    Map(BTreeMap<String, Self>),
+}
+
+impl Value {
+    /// An empty mapping.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self::Map(BTreeMap::new())
+    }
+
+    /// The value at a dotted path; `null` counts as absent.
+    #[must_use]
+    pub fn at(&self, path: &str) -> Option<&Self> {
+        let found = path.split('.').try_fold(self, |value, key| match value {
+            Self::Map(map) => map.get(key),
+            _ => None,
+        })?;
+        (*found != Self::Null).then_some(found)
+    }
+
+    /// The text Go would print for a scalar; `None` for collections and null.
+    #[must_use]
+    pub fn text(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            Self::Bool(value) => Cow::Borrowed(if *value { "true" } else { "false" }),
+            Self::Int(value) => value.to_string().into(),
+            Self::Uint(value) => value.to_string().into(),
+            Self::Float(value) => go_float(*value).into(),
+            Self::String(value) => Cow::Borrowed(value),
+            Self::Null | Self::List(_) | Self::Map(_) => return None,
+        })
+    }
+
+    /// Decimal text only, after YAML's own number rules.
+    #[must_use]
+    pub fn int(&self) -> Option<i64> {
+        let text = self.text()?;
+        let digits = text.strip_prefix(['-', '+']).unwrap_or(&text);
+        (!digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok())?
+    }
+
+    /// 1/0, t/f, true/false, y/n, yes/no in any case.
+    #[must_use]
+    pub fn boolean(&self) -> Option<bool> {
+        match self.text()?.to_lowercase().as_str() {
+            "1" | "t" | "true" | "y" | "yes" => Some(true),
+            "0" | "f" | "false" | "n" | "no" => Some(false),
+            _ => None,
+        }
+    }
+
+    /// A Go duration: numbers with units, such as `1h30m` or `1.5s`.
+    #[must_use]
+    pub fn duration(&self) -> Option<GoDuration> {
+        go_duration(&self.text()?)
+    }
+
+    /// What kind of thing this is, for messages.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Null => "nothing",
+            Self::Bool(_) => "a boolean",
+            Self::Int(_) | Self::Uint(_) | Self::Float(_) => "a number",
+            Self::String(_) => "a string",
+            Self::List(_) => "a list",
+            Self::Map(_) => "a map",
+        }
+    }
+
+    /// Whether Go's merge would treat it as unset: `false`, `0`, `""`, null, an empty collection.
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        match self {
+            Self::Null => true,
+            Self::Bool(value) => !value,
+            Self::Int(value) => *value == 0,
+            Self::Uint(value) => *value == 0,
+            Self::Float(value) => *value == 0.0,
+            Self::String(value) => value.is_empty(),
+            Self::List(items) => items.is_empty(),
+            Self::Map(map) => map.is_empty(),
+        }
+    }
+
+    /// Block-style YAML with sorted keys.
+    #[must_use]
+    pub fn to_yaml(&self) -> String {
+        let mut out = String::new();
+        write_yaml(self, 0, &mut out);
+        out
+    }
+}
+
+impl From<&serde_json::Value> for Value {
+    fn from(json: &serde_json::Value) -> Self {
+        match json {
+            serde_json::Value::Null => Self::Null,
+            serde_json::Value::Bool(value) => Self::Bool(*value),
+            serde_json::Value::Number(number) => match (number.as_i64(), number.as_u64()) {
+                (Some(value), _) => Self::Int(value),
+                (None, Some(value)) => Self::Uint(value),
+                (None, None) => Self::Float(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            serde_json::Value::String(value) => Self::String(value.clone()),
+            serde_json::Value::Array(items) => Self::List(items.iter().map(Self::from).collect()),
+            serde_json::Value::Object(map) => Self::Map(map.iter().map(|(k, v)| (k.clone(), v.into())).collect()),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ValueVisitor)
+    }
+}
+
+struct ValueVisitor;
+
+impl<'de> Visitor<'de> for ValueVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a configuration value")
+    }
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(Value::Int(value))
+    }
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(i64::try_from(value).map_or(Value::Uint(value), Value::Int))
+    }
+    fn visit_i128<E>(self, value: i128) -> Result<Value, E> {
+        Ok(Value::Float(value as f64))
+    }
+    fn visit_u128<E>(self, value: u128) -> Result<Value, E> {
+        Ok(Value::Float(value as f64))
+    }
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Value::Float(value))
+    }
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::String(value.to_owned()))
+    }
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(Value::String(value))
+    }
+    fn visit_bytes<E>(self, value: &[u8]) -> Result<Value, E> {
+        Ok(Value::String(String::from_utf8_lossy(value).into_owned()))
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element()? {
+            items.push(item);
+        }
+        Ok(Value::List(items))
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+        let mut map = BTreeMap::new();
+        while let Some(key) = access.next_key::<Value>()? {
+            let key = match &key {
+                Value::Null => "null".to_owned(),
+                key => key.text().ok_or_else(|| de::Error::custom("a mapping key must be a scalar"))?.into_owned(),
+            };
+            if map.contains_key(&key) {
+                return Err(de::Error::custom(format_args!("mapping key {key:?} already defined")));
+            }
+            map.insert(key, access.next_value()?);
+        }
+        Ok(Value::Map(map))
+    }
+}
+
+/// A Go duration can be negative; who reads it decides what that means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GoDuration {
+    /// Below zero.
+    pub negative: bool,
+    /// Its size.
+    pub magnitude: Duration,
+}
+
+fn go_duration(text: &str) -> Option<GoDuration> {
+    let negative = text.starts_with('-');
+    let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
+    if rest == "0" {
+        return Some(GoDuration { negative: false, magnitude: Duration::ZERO });
+    }
+    if rest.is_empty() {
+        return None;
+    }
+    let mut nanos: u128 = 0;
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let (number, tail) = rest.split_at(end);
+        let unit_end = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(unit_end);
+        let scale: u128 = match unit {
+            "ns" => 1,
+            "us" | "µs" | "μs" => 1_000,
+            "ms" => 1_000_000,
+            "s" => 1_000_000_000,
+            "m" => 60_000_000_000,
+            "h" => 3_600_000_000_000,
+            _ => return None,
+        };
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
+            return None;
+        }
+        if !whole.is_empty() {
+            nanos = nanos.checked_add(whole.parse::<u64>().ok().map(u128::from)?.checked_mul(scale)?)?;
+        }
+        let mut place = scale;
+        for digit in fraction.bytes() {
+            place /= 10;
+            nanos = nanos.checked_add(u128::from(digit - b'0') * place)?;
+        }
+        rest = tail;
+    }
+    let nanos = u64::try_from(nanos).ok().filter(|n| i64::try_from(*n).is_ok())?;
+    Some(GoDuration { negative, magnitude: Duration::from_nanos(nanos) })
+}
+
+/// Shortest form by the rule of Go's `%v`.
+fn go_float(value: f64) -> String {
+    if value.is_nan() {
+        return "NaN".to_owned();
+    }
+    if value.is_infinite() {
+        return if value > 0.0 { "+Inf" } else { "-Inf" }.to_owned();
+    }
+    let scientific = format!("{value:e}");
+    let Some((mantissa, exponent)) = scientific.split_once('e') else { return scientific };
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    // Go decides by six digits of precision when it prints the shortest form.
+    if (-4..GO_EXPONENT).contains(&exponent) {
+        return format!("{value}");
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{mantissa}e{sign}{:02}", exponent.abs())
+}
+
+fn write_yaml(value: &Value, indent: usize, out: &mut String) {
+    match value {
+        Value::Map(map) if !map.is_empty() => {
+            for (key, value) in map {
+                push_indent(indent, out);
+                out.push_str(&yaml_scalar(key));
+                out.push(':');
+                write_child(value, indent + 4, out);
+            }
+        }
+        Value::List(items) if !items.is_empty() => {
+            for item in items {
+                push_indent(indent, out);
+                out.push('-');
+                write_child(item, indent + 2, out);
+            }
+        }
+        scalar => {
+            out.push_str(&scalar_yaml(scalar));
+            out.push('\n');
+        }
+    }
+}
+
+fn write_child(value: &Value, indent: usize, out: &mut String) {
+    if matches!(value, Value::Map(map) if !map.is_empty()) || matches!(value, Value::List(list) if !list.is_empty()) {
+        out.push('\n');
+        write_yaml(value, indent, out);
+    } else {
+        out.push(' ');
+        out.push_str(&scalar_yaml(value));
+        out.push('\n');
+    }
+}
+
+fn scalar_yaml(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::List(_) => "[]".to_owned(),
+        Value::Map(_) => "{}".to_owned(),
+        Value::String(text) => yaml_scalar(text),
+        other => other.text().unwrap_or_default().into_owned(),
+    }
+}
+
+/// Plain where nothing can be misread, double-quoted (JSON rules) otherwise.
+fn yaml_scalar(text: &str) -> String {
+    let plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/')
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c))
+        && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_lowercase().as_str());
+    if plain { text.to_owned() } else { serde_json::Value::from(text).to_string() }
+}
+
+fn push_indent(indent: usize, out: &mut String) {
+    out.extend(std::iter::repeat_n(' ', indent));
+}
+
+// Ten to the power of 6 and up print as `1e+06`, so that such a number is no valid integer in a configuration.
+const GO_EXPONENT: i32 = 6;

@@ -1,0 +1,260 @@
+//! The `nebula` daemon: configuration in, a running node out, signals handled.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nebula_cert::UnixTime;
+use nebula_core::io::{Driver, Options, SocketOptions, Tun, UdpSocket};
+
+use crate::config_file::{self, Listen, Logging, NameFamily, Refused, Settings, Value};
+use crate::netns::Namespace;
+use crate::overlay_link::OverlayLink;
+use crate::reload::Reloader;
+use crate::signals::{Signal, Signals, go_name};
+use crate::{errno, events, log, names, notify};
+
+/// A configuration that was read and merged, with logging already as it says.
+#[derive(Debug)]
+pub struct Loaded {
+    tree: Value,
+    path: PathBuf,
+}
+
+/// Why the daemon did not start or had to stop.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Before there is a log: printed bare.
+    #[error("{0}")]
+    BeforeLog(String),
+    /// While starting.
+    #[error("{message}: {cause}")]
+    Start {
+        /// What failed.
+        message: &'static str,
+        /// Why.
+        cause: String,
+    },
+    /// While running.
+    #[error("Error while running: {0}")]
+    Running(String),
+}
+
+impl From<Refused> for Error {
+    fn from(Refused { message, cause }: Refused) -> Self {
+        Self::Start { message, cause }
+    }
+}
+
+impl Loaded {
+    /// Reads `path` and switches logging to what it says.
+    ///
+    /// # Errors
+    /// The file cannot be read, or its `logging` is wrong.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let (tree, warnings) =
+            config_file::load(path).map_err(|error| Error::BeforeLog(format!("failed to load config: {error}")))?;
+        let logging = Logging::read(&tree)
+            .map_err(|cause| Error::BeforeLog(format!("failed to apply logging config: {cause}")))?;
+        log::apply(logging);
+        log_warnings(&warnings);
+        Ok(Self { tree, path: path.to_owned() })
+    }
+
+    /// Checks everything that can be checked without touching the system (`-test`).
+    ///
+    /// # Errors
+    /// The first mistake.
+    pub fn test(&self) -> Result<(), Error> {
+        tracing::info!("{}", printable(&self.tree));
+        let settings = Settings::read(&self.tree, unix_now())?;
+        log_warnings(&settings.warnings);
+        Ok(())
+    }
+
+    /// Starts the node and returns when it was told to stop.
+    ///
+    /// # Errors
+    /// It could not start, or a device failed for good.
+    pub fn serve(self) -> Result<(), Error> {
+        let start = |message| move |error: std::io::Error| Error::Start { message, cause: errno::text(&error) };
+        let signals = Signals::block().map_err(start("Failed to set up signal handling"))?;
+        let settings = Settings::read(&self.tree, unix_now())?;
+        log_warnings(&settings.warnings);
+        let listen = listen_address(&settings.listen)?;
+        let (driver, device, udp) = open(&settings, listen)?;
+        log_start(&settings, &device, udp);
+        let handle = driver.handle();
+        let running = run_with_signals(driver, signals, Reloader::new(self.path, settings, handle))?;
+        running.map_err(|error| Error::Running(error.to_string()))?;
+        tracing::info!("Goodbye");
+        Ok(())
+    }
+}
+
+type Outcome = Result<(), nebula_core::io::Error>;
+
+fn run_with_signals(mut driver: Driver, signals: Signals, mut reloader: Reloader) -> Result<Outcome, Error> {
+    let thread = |error: std::io::Error| Error::Start { message: "Failed to start a thread", cause: error.to_string() };
+    let received = driver.events();
+    std::thread::Builder::new().name("events".to_owned()).spawn(move || events::log(&received)).map_err(thread)?;
+    let handle = driver.handle();
+    let wait = move || loop {
+        match signals.wait() {
+            Signal::SIGHUP => {
+                tracing::info!("Caught HUP, reloading config");
+                reloader.reload(unix_now());
+            }
+            signal => {
+                tracing::info!(signal = go_name(signal), "Caught signal, shutting down");
+                handle.stop();
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".to_owned()).spawn(wait).map_err(thread)?;
+    notify::ready();
+    Ok(driver.run())
+}
+
+/// From here on the system is changed; what is opened closes when the driver ends.
+fn open(settings: &Settings, listen: SocketAddr) -> Result<(Driver, String, SocketAddr), Error> {
+    let Some(pki) = &settings.pki else {
+        return Err(Error::Start { message: "Could not load client cert", cause: "no certificate".to_owned() });
+    };
+    let tun = if settings.tun.disabled {
+        None
+    } else {
+        let tun = &settings.tun;
+        Some(Tun::create(&tun.device, settings.routines, tun.offloads).map_err(|error| {
+            let cause = match error.kind() {
+                std::io::ErrorKind::PermissionDenied => {
+                    format!("{} (run as root or with CAP_NET_ADMIN)", errno::text(&error))
+                }
+                _ => format!("could not create tun device {}: {}", tun.device, errno::text(&error)),
+            };
+            Error::Start { message: "Failed to get a tun/tap device", cause }
+        })?)
+    };
+    let udp = |error: std::io::Error| Error::Start {
+        message: "Failed to open udp listener",
+        cause: format!("unable to bind to socket: {} ({listen})", errno::text(&error)),
+    };
+    let sockets = UdpSocket::bind(listen, settings.routines, &socket_options(&settings.listen)).map_err(udp)?;
+    let bound = sockets.first().map_or(Ok(listen), UdpSocket::local_addr).map_err(udp)?;
+    let device = tun.as_ref().map_or("disabled", Tun::name).to_owned();
+    if tun.is_some() {
+        let link = OverlayLink {
+            device: device.clone(),
+            mtu: settings.tun.mtu,
+            tx_queue: settings.tun.tx_queue,
+            addresses: pki.identity.networks().to_vec(),
+        };
+        link.configure(&Namespace::Own).map_err(|error| Error::Running(error.to_string()))?;
+    }
+    let advertise = names::resolve_once(&settings.advertise);
+    let config = settings.to_config(pki.identity.clone(), pki.trust.clone(), bound.port(), advertise);
+    let driver =
+        Driver::start(config, tun, sockets, Options::default()).map_err(|error| Error::Running(chain(&error)))?;
+    Ok((driver, device, bound))
+}
+
+/// Socket settings of a configuration.
+#[must_use]
+pub fn socket_options(listen: &Listen) -> SocketOptions {
+    let defaults = SocketOptions::default();
+    SocketOptions {
+        read_buffer: listen.read_buffer.unwrap_or(defaults.read_buffer),
+        write_buffer: listen.write_buffer.unwrap_or(defaults.write_buffer),
+        offloads: listen.offloads,
+    }
+}
+
+/// Address to bind; a name is looked up.
+///
+/// # Errors
+/// The name has no address.
+pub fn listen_address(listen: &Listen) -> Result<SocketAddr, Error> {
+    if let Ok(ip) = listen.host.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, listen.port));
+    }
+    let refuse = |cause: String| Error::Start { message: "Failed to resolve listen.host", cause };
+    let found = names::look_up(&listen.host, NameFamily::Both, Duration::from_secs(5)).map_err(refuse)?;
+    let first = found.first().ok_or_else(|| refuse(format!("{} has no address", listen.host)))?;
+    Ok(SocketAddr::new(*first, listen.port))
+}
+
+/// Remarks on a configuration.
+pub fn log_warnings(warnings: &[String]) {
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+}
+
+/// An error with all its causes on one line.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// The wall clock, in seconds.
+#[must_use]
+#[allow(clippy::disallowed_methods, reason = "the rim reads the clock and hands it on as an argument")]
+pub fn unix_now() -> UnixTime {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    UnixTime::try_from(since.as_secs()).unwrap_or(UnixTime::MAX)
+}
+
+fn log_start(settings: &Settings, device: &str, udp: SocketAddr) {
+    for (direction, rules) in [("outgoing", &settings.firewall.outbound), ("incoming", &settings.firewall.inbound)] {
+        for rule in rules {
+            tracing::info!(direction, rule = ?rule, "Firewall rule added");
+        }
+    }
+    tracing::info!(addr = %udp, "listening");
+    tracing::info!(preferredRanges = ?settings.preferred_ranges, "Main HostMap created");
+    tracing::info!("punchy {}", if settings.punchy.punch { "enabled" } else { "disabled" });
+    tracing::info!(sendRecvError = ?settings.listen.send_recv_error, "Loaded send_recv_error config");
+    tracing::info!(acceptRecvError = ?settings.listen.accept_recv_error, "Loaded accept_recv_error config");
+    let networks = settings.pki.as_ref().map(|pki| pki.identity.networks().to_vec()).unwrap_or_default();
+    tracing::info!(interface = device, networks = ?networks, build = env!("CARGO_PKG_VERSION"), udpAddr = %udp,
+        "Nebula interface is active");
+}
+
+/// The merged tree as YAML, without an inline private key.
+fn printable(tree: &Value) -> String {
+    let mut tree = tree.clone();
+    if let Value::Map(root) = &mut tree
+        && let Some(Value::Map(pki)) = root.get_mut("pki")
+        && let Some(Value::String(key)) = pki.get_mut("key")
+        && key.contains("-----BEGIN")
+    {
+        "(inline key not shown)".clone_into(key);
+    }
+    tree.to_yaml()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inline_private_key_is_never_printed() {
+        let tree =
+            config_file::parse("pki: {key: \"-----BEGIN NEBULA X25519 PRIVATE KEY-----\\nabc\", ca: /x}").unwrap();
+        let text = printable(&tree);
+        assert!(!text.contains("PRIVATE"), "{text}");
+        assert!(text.contains("ca: /x"), "{text}");
+    }
+}

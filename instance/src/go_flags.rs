@@ -1,0 +1,147 @@
+//! Command-line flags by the rules of Go's flag package: `-x`, `--x`, `-x=v`, `-x v`.
+
+/// A flag the program knows.
+#[derive(Debug, Clone, Copy)]
+pub struct Flag {
+    /// Without dashes.
+    pub name: &'static str,
+    /// Takes a value; otherwise it is a boolean.
+    pub takes_value: bool,
+    /// One line for `-help`.
+    pub help: &'static str,
+}
+
+/// What the user gave.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Parsed {
+    values: Vec<(&'static str, String)>,
+}
+
+/// Why the command line is not acceptable.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// `-help` or `-h`.
+    #[error("flag: help requested")]
+    Help,
+    /// No such flag.
+    #[error("flag provided but not defined: -{0}")]
+    Unknown(String),
+    /// Last word, and a value is missing.
+    #[error("flag needs an argument: -{0}")]
+    NeedsValue(String),
+    /// Not a boolean.
+    #[error("invalid boolean value {value:?} for -{name}: parse error")]
+    NotBoolean {
+        /// Flag.
+        name: String,
+        /// What was given.
+        value: String,
+    },
+    /// Dashes without a name.
+    #[error("bad flag syntax: {0}")]
+    Syntax(String),
+}
+
+impl Parsed {
+    /// Value of a flag; the last one wins.
+    #[must_use]
+    pub fn value(&self, name: &str) -> Option<&str> {
+        self.values.iter().rev().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// Whether a boolean flag is on.
+    #[must_use]
+    pub fn is_set(&self, name: &str) -> bool {
+        self.value(name) == Some("true")
+    }
+}
+
+/// Parses the words after the program's name. Stops at the first word that is no flag.
+///
+/// # Errors
+/// The first word that is wrong.
+pub fn parse(words: impl IntoIterator<Item = String>, flags: &[Flag]) -> Result<Parsed, Error> {
+    let mut parsed = Parsed::default();
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        if word == "--" || word == "-" || !word.starts_with('-') {
+            break;
+        }
+        let body = word.strip_prefix("--").or_else(|| word.strip_prefix('-')).unwrap_or(&word);
+        if body.is_empty() || body.starts_with(['-', '=']) {
+            return Err(Error::Syntax(word));
+        }
+        let (name, value) = match body.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (body, None),
+        };
+        let Some(flag) = flags.iter().find(|flag| flag.name == name) else {
+            let help = matches!(name, "help" | "h");
+            return Err(if help { Error::Help } else { Error::Unknown(name.to_owned()) });
+        };
+        let value = match (flag.takes_value, value) {
+            (true, Some(value)) => value,
+            (true, None) => words.next().ok_or_else(|| Error::NeedsValue(name.to_owned()))?,
+            (false, None) => "true".to_owned(),
+            (false, Some(value)) => match value.as_str() {
+                "1" | "t" | "T" | "TRUE" | "true" | "True" => "true".to_owned(),
+                "0" | "f" | "F" | "FALSE" | "false" | "False" => "false".to_owned(),
+                _ => return Err(Error::NotBoolean { name: name.to_owned(), value }),
+            },
+        };
+        parsed.values.push((flag.name, value));
+    }
+    Ok(parsed)
+}
+
+/// The text `-help` prints.
+#[must_use]
+pub fn usage(program: &str, flags: &[Flag]) -> String {
+    let mut text = format!("Usage of {program}:\n");
+    for flag in flags {
+        let kind = if flag.takes_value { " string" } else { "" };
+        text.push_str(&format!("  -{}{kind}\n    \t{}\n", flag.name, flag.help));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FLAGS: &[Flag] =
+        &[Flag { name: "config", takes_value: true, help: "" }, Flag { name: "test", takes_value: false, help: "" }];
+
+    fn words(line: &str) -> Result<Parsed, Error> {
+        parse(line.split_whitespace().map(str::to_owned), FLAGS)
+    }
+
+    #[test]
+    fn one_dash_two_dashes_and_equals_are_the_same() {
+        for line in ["-config a", "--config a", "-config=a", "--config=a", "-config b -config a"] {
+            assert_eq!(words(line).unwrap().value("config"), Some("a"), "{line}");
+        }
+    }
+
+    #[test]
+    fn booleans_take_no_word_but_an_explicit_value() {
+        assert!(words("-test rest").unwrap().is_set("test"));
+        assert!(!words("-test=false").unwrap().is_set("test"));
+        assert_eq!(words("-test=maybe"), Err(Error::NotBoolean { name: "test".to_owned(), value: "maybe".to_owned() }));
+    }
+
+    #[test]
+    fn parsing_stops_at_the_first_other_word() {
+        assert_eq!(words("extra -nope").unwrap(), Parsed::default());
+        assert_eq!(words("-- -nope").unwrap(), Parsed::default());
+    }
+
+    #[test]
+    fn errors_name_the_flag() {
+        assert_eq!(words("-nope").unwrap_err().to_string(), "flag provided but not defined: -nope");
+        assert_eq!(words("-config").unwrap_err().to_string(), "flag needs an argument: -config");
+        assert_eq!(words("--help"), Err(Error::Help));
+        assert_eq!(words("---test"), Err(Error::Syntax("---test".to_owned())));
+    }
+}

@@ -1,0 +1,223 @@
+//! Log lines on stdout as Go Nebula 1.11 writes them (slog text or JSON).
+
+use std::fmt::{self, Write as _};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Registry, reload};
+
+use crate::config_file::{LogFormat, LogLevel, Logging};
+
+/// Starts logging, or changes how it is done.
+pub fn apply(logging: Logging) {
+    FORM.store(form_bits(logging), Ordering::Relaxed);
+    match FILTER.get() {
+        Some(filter) => {
+            // Fails only when the subscriber is gone, and it lives as long as the process.
+            let _ = filter.reload(targets(logging.level));
+        }
+        None => {
+            let (filter, handle) = reload::Layer::new(targets(logging.level));
+            let lines = tracing_subscriber::fmt::layer().event_format(Slog).with_writer(std::io::stdout);
+            if tracing_subscriber::registry().with(filter).with(lines).try_init().is_ok() {
+                let _ = FILTER.set(handle);
+            }
+        }
+    }
+}
+
+static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
+static FORM: AtomicU8 = AtomicU8::new(0);
+const JSON: u8 = 1;
+const NO_TIME: u8 = 2;
+
+fn form_bits(logging: Logging) -> u8 {
+    let json = if logging.format == LogFormat::Json { JSON } else { 0 };
+    json | if logging.disable_timestamp { NO_TIME } else { 0 }
+}
+
+/// Own crates at the asked level; libraries only when something is wrong.
+fn targets(level: LogLevel) -> Targets {
+    let level = match level {
+        LogLevel::Trace => LevelFilter::TRACE,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Error => LevelFilter::ERROR,
+    };
+    Targets::new().with_default(level.min(LevelFilter::ERROR)).with_target("nebula", level)
+}
+
+struct Slog;
+
+impl<S, N> FormatEvent<S, N> for Slog
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let form = FORM.load(Ordering::Relaxed);
+        #[allow(clippy::disallowed_methods, reason = "a log line carries the wall clock")]
+        let time = (form & NO_TIME == 0).then(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let level = level_name(*event.metadata().level());
+        let line = if form & JSON == 0 { text_line(time, level, &fields) } else { json_line(time, level, &fields) };
+        writer.write_str(&line)
+    }
+}
+
+#[derive(Default)]
+struct Fields {
+    message: String,
+    rest: Vec<(&'static str, serde_json::Value)>,
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.record_str(field, &format!("{value:?}"));
+    }
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "message" {
+            value.clone_into(&mut self.message);
+        } else {
+            self.rest.push((field.name(), value.into()));
+        }
+    }
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.rest.push((field.name(), value.into()));
+    }
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.rest.push((field.name(), value.into()));
+    }
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.rest.push((field.name(), value.into()));
+    }
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.rest.push((field.name(), value.into()));
+    }
+    fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
+        self.rest.push((field.name(), value.to_string().into()));
+    }
+}
+
+fn level_name(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "ERROR",
+        Level::WARN => "WARN",
+        Level::INFO => "INFO",
+        Level::DEBUG => "DEBUG",
+        // slog has no such level; Go Nebula's sits four below debug.
+        Level::TRACE => "DEBUG-4",
+    }
+}
+
+fn text_line(time: Option<Duration>, level: &str, fields: &Fields) -> String {
+    let mut line = String::new();
+    if let Some(time) = time {
+        let _ = write!(line, "time={} ", rfc3339(time, 3));
+    }
+    let _ = write!(line, "level={level} msg={}", quoted(&fields.message));
+    for (name, value) in &fields.rest {
+        let _ = match value {
+            serde_json::Value::String(text) => write!(line, " {name}={}", quoted(text)),
+            other => write!(line, " {name}={other}"),
+        };
+    }
+    line.push('\n');
+    line
+}
+
+fn json_line(time: Option<Duration>, level: &str, fields: &Fields) -> String {
+    let mut object = serde_json::Map::new();
+    if let Some(time) = time {
+        object.insert("time".to_owned(), rfc3339(time, 9).into());
+    }
+    object.insert("level".to_owned(), level.into());
+    object.insert("msg".to_owned(), fields.message.as_str().into());
+    for (name, value) in &fields.rest {
+        object.insert((*name).to_owned(), value.clone());
+    }
+    format!("{}\n", serde_json::Value::Object(object))
+}
+
+/// Bare where slog's text handler would leave it bare.
+fn quoted(text: &str) -> std::borrow::Cow<'_, str> {
+    let bare = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '"' | '=' | '\\');
+    if !text.is_empty() && text.chars().all(bare) { text.into() } else { format!("{text:?}").into() }
+}
+
+/// UTC, with that many decimals.
+fn rfc3339(since_epoch: Duration, decimals: usize) -> String {
+    let seconds = since_epoch.as_secs();
+    let (days, second_of_day) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil(days);
+    let (hour, minute, second) = (second_of_day / 3600, second_of_day / 60 % 60, second_of_day % 60);
+    let nanos = format!("{:09}", since_epoch.subsec_nanos());
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{}Z", &nanos[..decimals.min(9)])
+}
+
+/// Date of a day number since 1970-01-01, in the proleptic Gregorian calendar.
+fn civil(days: u64) -> (u64, u64, u64) {
+    // Years are counted from a 1st of March, so that a leap day ends its year.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, expected) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_400, "2000-02-29T00:00:00.000Z"),
+            (4_107_542_399, "2100-02-28T23:59:59.000Z"),
+            (4_107_542_400, "2100-03-01T00:00:00.000Z"),
+        ] {
+            assert_eq!(rfc3339(Duration::from_secs(seconds), 3), expected);
+        }
+        assert_eq!(rfc3339(Duration::new(1, 2_003_004), 9), "1970-01-01T00:00:01.002003004Z");
+    }
+
+    #[test]
+    fn text_lines_quote_only_what_needs_it() {
+        let fields = Fields {
+            message: "Nebula interface is active".to_owned(),
+            rest: vec![("interface", "nebula1".into()), ("error", "a \"b\"".into()), ("port", 4242.into())],
+        };
+        assert_eq!(
+            text_line(None, "INFO", &fields),
+            "level=INFO msg=\"Nebula interface is active\" interface=nebula1 error=\"a \\\"b\\\"\" port=4242\n"
+        );
+        assert_eq!(quoted(""), "\"\"");
+        assert_eq!(quoted("a=b"), "\"a=b\"");
+    }
+
+    #[test]
+    fn json_lines_keep_the_order_of_slog() {
+        let fields = Fields { message: "x".to_owned(), rest: vec![("count", 1.into())] };
+        let line = json_line(Some(Duration::ZERO), "WARN", &fields);
+        assert_eq!(
+            line,
+            "{\"time\":\"1970-01-01T00:00:00.000000000Z\",\"level\":\"WARN\",\"msg\":\"x\",\"count\":1}\n"
+        );
+    }
+}

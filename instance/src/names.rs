@@ -1,0 +1,120 @@
+//! Looks up the names in `static_host_map` in the background, again and again.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+use hickory_resolver::TokioResolver;
+use hickory_resolver::config::LookupIpStrategy;
+
+use crate::config_file::{HostTarget, NameFamily, StaticHosts};
+
+/// Endpoints by overlay address.
+pub type Endpoints = BTreeMap<IpAddr, Vec<SocketAddr>>;
+
+/// A thread that looks names up. It ends when this is dropped.
+#[derive(Debug)]
+pub struct NameWatch {
+    replace: SyncSender<StaticHosts>,
+}
+
+impl NameWatch {
+    /// Starts looking up the names of `hosts`; `changed` gets all endpoints whenever an answer changes them.
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn start(hosts: StaticHosts, changed: impl FnMut(Endpoints) + Send + 'static) -> std::io::Result<Self> {
+        let (replace, commands) = sync_channel(4);
+        std::thread::Builder::new().name("names".to_owned()).spawn(move || watch(hosts, &commands, changed))?;
+        Ok(Self { replace })
+    }
+
+    /// Continues with other hosts, at once.
+    pub fn replace(&self, hosts: StaticHosts) {
+        // A full queue means several replacements are waiting already; the thread cannot be far behind.
+        let _ = self.replace.send(hosts);
+    }
+}
+
+fn watch(mut hosts: StaticHosts, commands: &Receiver<StaticHosts>, mut changed: impl FnMut(Endpoints)) {
+    let mut known = hosts.endpoints(&BTreeMap::new());
+    loop {
+        let answers = look_up_all(&hosts);
+        let endpoints = hosts.endpoints(&answers);
+        if endpoints != known {
+            tracing::info!(staticHosts = ?endpoints, "DNS results changed for host list");
+            known.clone_from(&endpoints);
+            changed(endpoints);
+        }
+        let wait = if hosts.has_names() { hosts.cadence } else { FOREVER };
+        match commands.recv_timeout(wait) {
+            Ok(new) => {
+                known = new.endpoints(&BTreeMap::new());
+                hosts = new;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+fn look_up_all(hosts: &StaticHosts) -> BTreeMap<String, Vec<IpAddr>> {
+    let mut answers = BTreeMap::new();
+    for name in hosts.names() {
+        match look_up(&name, hosts.family, hosts.lookup_timeout) {
+            Ok(addresses) => {
+                answers.insert(name, addresses);
+            }
+            Err(error) => {
+                tracing::error!(hostname = name, error, network = ?hosts.family, "DNS resolution failed for static_map host");
+            }
+        }
+    }
+    answers
+}
+
+/// First address of every target, names included; what cannot be resolved is left out with an error in the log.
+#[must_use]
+pub fn resolve_once(targets: &[HostTarget]) -> Vec<SocketAddr> {
+    let resolve = |target: &HostTarget| match target {
+        HostTarget::Address(address) => Some(*address),
+        HostTarget::Name { host, port } => match look_up(host, NameFamily::Both, Duration::from_secs(5)) {
+            Ok(addresses) => addresses.first().map(|ip| SocketAddr::new(*ip, *port)),
+            Err(error) => {
+                tracing::error!(hostname = host, error, "Failed to resolve");
+                None
+            }
+        },
+    };
+    targets.iter().filter_map(resolve).collect()
+}
+
+/// Addresses of one name, by the hosts file and DNS.
+///
+/// # Errors
+/// What the resolver says, or that it took too long.
+pub fn look_up(name: &str, family: NameFamily, timeout: Duration) -> Result<Vec<IpAddr>, String> {
+    // Names are rare: a runtime for the time of one look-up keeps memory free between them, and reads
+    // /etc/resolv.conf and /etc/hosts afresh.
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
+    runtime.block_on(async {
+        let mut builder = TokioResolver::builder_tokio().map_err(|error| format!("system resolver: {error}"))?;
+        builder.options_mut().ip_strategy = match family {
+            NameFamily::Ip4 => LookupIpStrategy::Ipv4Only,
+            NameFamily::Ip6 => LookupIpStrategy::Ipv6Only,
+            NameFamily::Both => LookupIpStrategy::Ipv4AndIpv6,
+        };
+        let resolver = builder.build().map_err(|error| format!("system resolver: {error}"))?;
+        match tokio::time::timeout(timeout, resolver.lookup_ip(name)).await {
+            Err(_) => Err(format!("no answer within {} ms", timeout.as_millis())),
+            Ok(Err(error)) => Err(error.to_string()),
+            Ok(Ok(answer)) => Ok(answer.iter().take(MAX_ANSWERS).collect()),
+        }
+    })
+}
+
+const FOREVER: Duration = Duration::from_secs(365 * 86_400);
+// More endpoints than this for one name help nobody and would be handshaken with all at once.
+const MAX_ANSWERS: usize = 32;

@@ -1,0 +1,153 @@
+//! Replaces parts of a running node after SIGHUP: everything is checked before anything is applied.
+
+use std::path::PathBuf;
+
+use nebula_cert::{Identity, UnixTime, Version};
+use nebula_core::firewall::Policy;
+use nebula_core::io::Handle;
+
+use crate::config_file::{self, Settings};
+use crate::names::NameWatch;
+use crate::{daemon, log};
+
+/// What a running node was started or last reloaded with.
+#[derive(Debug)]
+pub struct Reloader {
+    path: PathBuf,
+    current: Settings,
+    handle: Handle,
+    names: Option<NameWatch>,
+}
+
+impl Reloader {
+    /// For a node that runs with `current`, read from `path`.
+    #[must_use]
+    pub fn new(path: PathBuf, current: Settings, handle: Handle) -> Self {
+        let mut reloader = Self { path, current, handle, names: None };
+        reloader.watch_names();
+        reloader
+    }
+
+    /// Reads the configuration again. A configuration with any mistake changes nothing.
+    pub fn reload(&mut self, now: UnixTime) {
+        let tree = match config_file::load(&self.path) {
+            Ok((tree, _)) => tree,
+            Err(error) => {
+                tracing::error!(%error, "Error occurred while reloading config");
+                return;
+            }
+        };
+        let settings = Settings::read(&tree, now).and_then(|new| check_identity(&self.current, &new).map(|()| new));
+        match settings {
+            Ok(settings) => self.apply(settings),
+            Err(refused) => {
+                tracing::error!(error = %refused, "Error occurred while reloading config, nothing was changed");
+            }
+        }
+    }
+
+    fn apply(&mut self, new: Settings) {
+        log::apply(new.logging);
+        daemon::log_warnings(&new.warnings);
+        for key in needs_restart(&self.current, &new) {
+            tracing::warn!(key, "The change of this setting takes effect at the next start");
+        }
+        if let (Some(old_pki), Some(new_pki)) = (&self.current.pki, &new.pki) {
+            self.handle.set_trust(new_pki.trust.clone());
+            tracing::info!("Trusted CA certificates refreshed");
+            if fingerprints(&old_pki.identity) != fingerprints(&new_pki.identity) {
+                self.handle.set_identity(new_pki.identity.clone());
+            }
+            tracing::info!(cert = new_pki.identity.primary().name(), "Client certificate(s) refreshed from disk");
+        }
+        if !same_policy(&self.current.firewall, &new.firewall) {
+            self.handle.set_firewall(new.firewall.clone());
+            tracing::info!("New firewall has been installed");
+        }
+        let hosts_changed = self.current.static_hosts != new.static_hosts;
+        self.current = new;
+        if hosts_changed {
+            self.handle.set_static_hosts(self.current.static_hosts.endpoints(&Default::default()));
+            self.watch_names();
+            tracing::info!("static_host_map has been reloaded");
+        }
+    }
+
+    fn watch_names(&mut self) {
+        let hosts = self.current.static_hosts.clone();
+        match &self.names {
+            Some(watch) => watch.replace(hosts),
+            None if hosts.has_names() => {
+                let handle = self.handle.clone();
+                match NameWatch::start(hosts, move |endpoints| handle.set_static_hosts(endpoints)) {
+                    Ok(watch) => self.names = Some(watch),
+                    Err(error) => tracing::error!(%error, "Names in static_host_map cannot be looked up"),
+                }
+            }
+            None => {}
+        }
+    }
+}
+
+/// Peers know this node by its addresses, and live tunnels by its curve: neither may change while running.
+fn check_identity(old: &Settings, new: &Settings) -> Result<(), config_file::Refused> {
+    let (Some(old), Some(new)) = (&old.pki, &new.pki) else { return Ok(()) };
+    let refuse =
+        |cause: &str| Err(config_file::Refused { message: "Could not load client cert", cause: cause.to_owned() });
+    if old.identity.curve() != new.identity.curve() {
+        return refuse("Curve in new cert was different from old");
+    }
+    for version in [Version::V1, Version::V2] {
+        let (before, after) = (old.identity.certificate(version), new.identity.certificate(version));
+        match (before, after) {
+            (Some(before), Some(after)) if before.networks() != after.networks() => {
+                return refuse("Networks in new cert was different from old");
+            }
+            (Some(before), None) if version == Version::V2 => {
+                if new.identity.networks() != before.networks() {
+                    return refuse(
+                        "Removing a V2 cert is not permitted unless it has identical networks to the new V1 cert",
+                    );
+                }
+            }
+            _ => {}
+        }
+    }
+    if old.identity.networks().first() != new.identity.networks().first() {
+        return refuse("Networks in new cert was different from old");
+    }
+    Ok(())
+}
+
+fn fingerprints(identity: &Identity) -> [Option<nebula_cert::Fingerprint>; 2] {
+    [Version::V1, Version::V2].map(|version| identity.certificate(version).map(nebula_cert::Certificate::fingerprint))
+}
+
+fn same_policy(a: &Policy, b: &Policy) -> bool {
+    a.inbound == b.inbound
+        && a.outbound == b.outbound
+        && a.default_local_cidr_any == b.default_local_cidr_any
+        && (a.tcp_timeout, a.udp_timeout, a.default_timeout) == (b.tcp_timeout, b.udp_timeout, b.default_timeout)
+}
+
+fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
+    let changed = [
+        ("cipher", old.cipher != new.cipher),
+        ("listen.host", old.listen.host != new.listen.host),
+        ("listen.port", old.listen.port != new.listen.port),
+        ("listen.read_buffer", old.listen.read_buffer != new.listen.read_buffer),
+        ("listen.write_buffer", old.listen.write_buffer != new.listen.write_buffer),
+        ("listen.send_recv_error", old.listen.send_recv_error != new.listen.send_recv_error),
+        ("listen.accept_recv_error", old.listen.accept_recv_error != new.listen.accept_recv_error),
+        ("routines", old.routines != new.routines),
+        ("tun", old.tun != new.tun),
+        ("lighthouse.am_lighthouse", old.am_lighthouse != new.am_lighthouse),
+        ("lighthouse.hosts", old.lighthouses != new.lighthouses),
+        ("lighthouse.interval", old.lighthouse_interval != new.lighthouse_interval),
+        ("lighthouse.advertise_addrs", old.advertise != new.advertise),
+        ("preferred_ranges", old.preferred_ranges != new.preferred_ranges),
+        ("pki.disconnect_invalid", old.disconnect_invalid != new.disconnect_invalid),
+        ("pki.initiating_version", old.initiating_version != new.initiating_version),
+    ];
+    changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect()
+}
