@@ -27,6 +27,7 @@ pub(super) fn read(section: &Section<'_>) -> Result<Policy, Refused> {
         tcp_timeout: timeout(section, "firewall.conntrack.tcp_timeout", defaults.tcp_timeout)?,
         udp_timeout: timeout(section, "firewall.conntrack.udp_timeout", defaults.udp_timeout)?,
         default_timeout: timeout(section, "firewall.conntrack.default_timeout", defaults.default_timeout)?,
+        max_flows: defaults.max_flows,
     })
 }
 
