@@ -1,17 +1,32 @@
 //! Trusted roots and blocklist; the only source of [`VerifiedCertificate`].
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+use ipnet::IpNet;
 
 use crate::{Certificate, Error, Fingerprint, UnixTime};
 
 /// Trusted CA certificates and blocked fingerprints.
 #[derive(Debug, Clone, Default)]
-pub struct CaPool {}
+pub struct CaPool {
+    authorities: BTreeMap<Fingerprint, Authority>,
+    blocked: BTreeSet<Fingerprint>,
+}
+
+#[derive(Debug, Clone)]
+struct Authority {
+    certificate: Arc<Certificate>,
+    name: Arc<str>,
+}
 
 /// A certificate that a [`CaPool`] accepted, with what the firewall needs to know of its issuer. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct VerifiedCertificate {
     certificate: Arc<Certificate>,
+    fingerprint: Fingerprint,
+    /// P-256: that of the other form of the signature, which a blocklist may name instead.
+    alternate_fingerprint: Option<Fingerprint>,
     issuer: Fingerprint,
     issuer_name: Arc<str>,
 }
@@ -22,50 +37,154 @@ impl CaPool {
     pub fn new() -> Self {
         Self::default()
     }
+
     /// Reads a PEM bundle of CA certificates. Expired ones are kept (verification then says "root expired").
     ///
     /// # Errors
     /// No certificate at all, one that is not a CA, or one whose own signature is wrong.
-    pub fn from_pem(_pem: &[u8]) -> Result<Self, Error> {
-        unimplemented!()
+    pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
+        let mut pool = Self::new();
+        Certificate::bundle_from_pem(pem)?.into_iter().try_for_each(|ca| pool.add(ca))?;
+        Ok(pool)
     }
+
     /// Adds one CA.
     ///
     /// # Errors
     /// As [`CaPool::from_pem`].
-    pub fn add(&mut self, _ca: Certificate) -> Result<(), Error> {
-        unimplemented!()
+    pub fn add(&mut self, ca: Certificate) -> Result<(), Error> {
+        if !ca.is_ca() {
+            return Err(Error::NotACa { name: ca.name().to_owned() });
+        }
+        if !ca.is_signed_by(ca.public_key()) {
+            return Err(Error::NotSelfSigned { name: ca.name().to_owned() });
+        }
+        let name = Arc::from(ca.name());
+        self.authorities.insert(ca.fingerprint(), Authority { certificate: Arc::new(ca), name });
+        Ok(())
     }
+
     /// Blocks a certificate by fingerprint (for P-256: both signature forms are recognised).
-    pub fn block(&mut self, _fingerprint: Fingerprint) {
-        unimplemented!()
+    pub fn block(&mut self, fingerprint: Fingerprint) {
+        self.blocked.insert(fingerprint);
     }
+
+    /// Whether a fingerprint is blocked.
+    #[must_use]
+    pub fn is_blocked(&self, fingerprint: Fingerprint) -> bool {
+        self.blocked.contains(&fingerprint)
+    }
+
     /// CA certificates, in order of their fingerprints.
     pub fn certificates(&self) -> impl Iterator<Item = &Certificate> {
-        std::iter::empty()
+        self.authorities.values().map(|authority| &*authority.certificate)
     }
+
     /// Full verification at `at` seconds since the epoch.
     ///
     /// # Errors
     /// The first reason of refusal, in the order Go Nebula checks them.
-    pub fn verify(&self, _certificate: Certificate, _at: UnixTime) -> Result<VerifiedCertificate, Error> {
-        unimplemented!()
+    pub fn verify(&self, certificate: Certificate, at: UnixTime) -> Result<VerifiedCertificate, Error> {
+        let fingerprint = certificate.fingerprint();
+        let (issuer, authority) = self.check(&certificate, fingerprint, at)?;
+        let ca = &authority.certificate;
+        if !certificate.is_signed_by(ca.public_key()) {
+            return Err(Error::Signature { name: certificate.name().to_owned(), ca: ca.name().to_owned() });
+        }
+        check_constraints(ca, &certificate)?;
+        let alternate_fingerprint = certificate.alternate_fingerprint();
+        self.check_alternate(&certificate, alternate_fingerprint)?;
+        let issuer_name = Arc::clone(&authority.name);
+        let certificate = Arc::new(certificate);
+        Ok(VerifiedCertificate { certificate, fingerprint, alternate_fingerprint, issuer, issuer_name })
     }
+
     /// Cheap check of a live peer: blocklist, issuer still trusted, times. No signature.
     ///
     /// # Errors
     /// As [`CaPool::verify`].
-    pub fn recheck(&self, _certificate: &VerifiedCertificate, _at: UnixTime) -> Result<(), Error> {
-        unimplemented!()
+    pub fn recheck(&self, certificate: &VerifiedCertificate, at: UnixTime) -> Result<(), Error> {
+        self.check_alternate(certificate, certificate.alternate_fingerprint)?;
+        self.check(certificate, certificate.fingerprint, at).map(drop)
+    }
+
+    fn check(
+        &self,
+        certificate: &Certificate,
+        fingerprint: Fingerprint,
+        at: UnixTime,
+    ) -> Result<(Fingerprint, &Authority), Error> {
+        let name = || certificate.name().to_owned();
+        if self.is_blocked(fingerprint) {
+            return Err(Error::Blocked { name: name(), fingerprint });
+        }
+        let issuer = certificate.issuer().ok_or_else(|| Error::NoIssuer { name: name() })?;
+        let authority = self.authorities.get(&issuer).ok_or_else(|| Error::UnknownCa { name: name(), issuer })?;
+        let ca = &authority.certificate;
+        if ca.curve() != certificate.curve() {
+            return Err(Error::CaCurve { name: name(), certificate: certificate.curve(), ca: ca.curve() });
+        }
+        if ca.is_expired(at) {
+            let (not_before, not_after) = (ca.not_before(), ca.not_after());
+            return Err(Error::CaExpired { ca: ca.name().to_owned(), not_before, not_after, at });
+        }
+        if certificate.is_expired(at) {
+            let (not_before, not_after) = (certificate.not_before(), certificate.not_after());
+            return Err(Error::Expired { name: name(), not_before, not_after, at });
+        }
+        Ok((issuer, authority))
+    }
+
+    fn check_alternate(&self, certificate: &Certificate, alternate: Option<Fingerprint>) -> Result<(), Error> {
+        match alternate.filter(|&fingerprint| self.is_blocked(fingerprint)) {
+            Some(fingerprint) => Err(Error::Blocked { name: certificate.name().to_owned(), fingerprint }),
+            None => Ok(()),
+        }
     }
 }
 
+/// What a CA's own contents allow it to sign; an empty list is no limit.
+pub(crate) fn check_constraints(ca: &Certificate, certificate: &Certificate) -> Result<(), Error> {
+    if certificate.not_after() > ca.not_after() {
+        return Err(Error::ExpiresAfterCa { not_after: certificate.not_after(), ca: ca.not_after() });
+    }
+    if certificate.not_before() < ca.not_before() {
+        return Err(Error::ValidBeforeCa { not_before: certificate.not_before(), ca: ca.not_before() });
+    }
+    if let Some(group) =
+        certificate.groups().iter().find(|group| !ca.groups().is_empty() && !ca.groups().contains(group))
+    {
+        return Err(Error::GroupNotInCa { group: group.clone() });
+    }
+    if let Some(network) = first_outside(ca.networks(), certificate.networks()) {
+        return Err(Error::NetworkNotInCa { network });
+    }
+    match first_outside(ca.unsafe_networks(), certificate.unsafe_networks()) {
+        Some(network) => Err(Error::UnsafeNetworkNotInCa { network }),
+        None => Ok(()),
+    }
+}
+
+fn first_outside(limits: &[IpNet], networks: &[IpNet]) -> Option<IpNet> {
+    let inside = |network: &&IpNet| {
+        limits.iter().any(|limit| limit.contains(&network.addr()) && limit.prefix_len() <= network.prefix_len())
+    };
+    networks.iter().find(|network| !limits.is_empty() && !inside(network)).copied()
+}
+
 impl VerifiedCertificate {
+    /// Name of this certificate in blocklists, computed once.
+    #[must_use]
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
     /// Fingerprint of the CA that vouches for it (`ca_sha` in firewall rules).
     #[must_use]
     pub fn issuer_fingerprint(&self) -> Fingerprint {
         self.issuer
     }
+
     /// Name of that CA (`ca_name` in firewall rules).
     #[must_use]
     pub fn issuer_name(&self) -> &str {

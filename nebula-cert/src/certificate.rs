@@ -1,8 +1,15 @@
 //! A certificate of either version, as its callers see it.
 
-use ipnet::IpNet;
+use std::borrow::Cow;
+use std::fmt;
 
-use crate::Error;
+use ipnet::IpNet;
+use sha2::{Digest as _, Sha256};
+
+use crate::{Error, pem, signature, v1, v2};
+
+/// Longest encoded certificate that is read or issued, in bytes.
+pub const MAX_CERTIFICATE_SIZE: usize = 65_536;
 
 /// Seconds since the Unix epoch; certificates have no finer time.
 pub type UnixTime = i64;
@@ -25,6 +32,20 @@ impl Version {
             Self::V2 => 2,
         }
     }
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::V1 => "NEBULA CERTIFICATE",
+            Self::V2 => "NEBULA CERTIFICATE V2",
+        }
+    }
+}
+
+/// `v1` or `v2`.
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}", self.number())
+    }
 }
 
 /// Curve of the keys: X25519/Ed25519, or P-256 for both uses.
@@ -36,9 +57,56 @@ pub enum Curve {
     P256,
 }
 
+impl Curve {
+    /// 0 or 1, as in certificates.
+    pub(crate) fn number(self) -> u8 {
+        match self {
+            Self::Curve25519 => 0,
+            Self::P256 => 1,
+        }
+    }
+
+    pub(crate) fn from_number(number: u64) -> Result<Self, Error> {
+        match number {
+            0 => Ok(Self::Curve25519),
+            1 => Ok(Self::P256),
+            _ => Err(Error::UnknownCurve(number)),
+        }
+    }
+
+    /// Bytes of a public key.
+    pub(crate) fn public_key_length(self) -> usize {
+        match self {
+            Self::Curve25519 => 32,
+            Self::P256 => 65,
+        }
+    }
+}
+
+/// `CURVE25519` or `P256`.
+impl fmt::Display for Curve {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Curve25519 => "CURVE25519",
+            Self::P256 => "P256",
+        })
+    }
+}
+
 /// SHA-256 that names a certificate in blocklists and `issuer` fields; prints as lower-case hex.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
+
+impl Fingerprint {
+    /// An issuer field; absent when empty.
+    pub(crate) fn from_issuer(bytes: &[u8]) -> Result<Option<Self>, Error> {
+        match bytes.try_into() {
+            Ok(fingerprint) => Ok(Some(Self(fingerprint))),
+            Err(_) if bytes.is_empty() => Ok(None),
+            Err(_) => Err(Error::IssuerLength { length: bytes.len() }),
+        }
+    }
+}
 
 /// A parsed certificate. Parsing checks form only; trust comes from [`crate::CaPool::verify`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,44 +132,69 @@ impl Certificate {
     ///
     /// # Errors
     /// No certificate, more than one, or an invalid one.
-    pub fn from_pem(_pem: &[u8]) -> Result<Self, Error> {
-        unimplemented!()
+    pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
+        let mut certificates = Self::bundle_from_pem(pem)?;
+        match certificates.pop() {
+            Some(certificate) if certificates.is_empty() => Ok(certificate),
+            Some(_) => Err(Error::SeveralCertificates { count: certificates.len() + 1 }),
+            None => Err(Error::NoPemBlock),
+        }
     }
     /// Reads every certificate of a PEM bundle, in order.
     ///
     /// # Errors
     /// A wrong label, junk after the last block, or an invalid certificate.
-    pub fn bundle_from_pem(_pem: &[u8]) -> Result<Vec<Self>, Error> {
-        unimplemented!()
+    pub fn bundle_from_pem(pem: &[u8]) -> Result<Vec<Self>, Error> {
+        let read = |block: pem::Block| match [Version::V1, Version::V2].into_iter().find(|v| v.label() == block.label) {
+            Some(version) => Self::from_bytes(version, &block.contents),
+            None => Err(Error::NotACertificate { label: block.label }),
+        };
+        pem::all(pem)?.into_iter().map(read).collect()
     }
     /// PEM text with the label of the version.
     #[must_use]
     pub fn to_pem(&self) -> String {
-        unimplemented!()
+        pem::encode(self.version.label(), &self.to_bytes())
     }
     /// Reads the binary form inside a PEM block.
     ///
     /// # Errors
     /// Any violation of the format.
-    pub fn from_bytes(_version: Version, _bytes: &[u8]) -> Result<Self, Error> {
-        unimplemented!()
+    pub fn from_bytes(version: Version, bytes: &[u8]) -> Result<Self, Error> {
+        match version {
+            Version::V1 => v1::decode(bytes, None),
+            Version::V2 => v2::decode(bytes, None),
+        }
     }
     /// The binary form inside a PEM block.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        unimplemented!()
+        match self.version {
+            Version::V1 => v1::encode(self),
+            Version::V2 => v2::encode(self),
+        }
     }
     /// Rebuilds a peer's certificate from the handshake: the key (and for v2 the curve) travel outside of it.
     ///
     /// # Errors
     /// A key inside the bytes, another curve, or any violation of the format.
-    pub fn from_handshake(_version: Version, _curve: Curve, _public_key: &[u8], _bytes: &[u8]) -> Result<Self, Error> {
-        unimplemented!()
+    pub fn from_handshake(version: Version, curve: Curve, public_key: &[u8], bytes: &[u8]) -> Result<Self, Error> {
+        let certificate = match version {
+            Version::V1 => v1::decode(bytes, Some((curve, public_key)))?,
+            Version::V2 => v2::decode(bytes, Some((curve, public_key)))?,
+        };
+        if certificate.curve != curve {
+            return Err(Error::Curve { found: certificate.curve, expected: curve });
+        }
+        Ok(certificate)
     }
     /// The bytes sent inside a handshake: without the public key.
     #[must_use]
     pub fn to_handshake(&self) -> Vec<u8> {
-        unimplemented!()
+        match self.version {
+            Version::V1 => v1::encode_for_handshake(self),
+            Version::V2 => v2::encode_for_handshake(self),
+        }
     }
     /// Encoding.
     #[must_use]
@@ -166,28 +259,103 @@ impl Certificate {
     /// Name of this certificate in blocklists.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
-        unimplemented!()
+        self.fingerprint_with(&self.signature)
     }
     /// Whether it is not valid at `at` (both ends inclusive).
     #[must_use]
     pub fn is_expired(&self, at: UnixTime) -> bool {
         self.not_before > at || self.not_after < at
     }
-}
 
-impl std::fmt::Debug for Fingerprint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
+    /// What the signature is made over.
+    pub(crate) fn signed_bytes(&self) -> Cow<'_, [u8]> {
+        match self.version {
+            Version::V1 => Cow::Borrowed(&self.raw_details),
+            Version::V2 => Cow::Owned(v2::signed_bytes(self)),
+        }
+    }
+
+    /// Whether the owner of `public_key` (of this certificate's curve) signed it.
+    pub(crate) fn is_signed_by(&self, public_key: &[u8]) -> bool {
+        signature::verify(self.curve, public_key, &self.signed_bytes(), &self.signature)
+    }
+
+    /// P-256 only: the fingerprint of the same certificate with the other, equally valid, form of its signature.
+    pub(crate) fn alternate_fingerprint(&self) -> Option<Fingerprint> {
+        match self.curve {
+            Curve::Curve25519 => None,
+            Curve::P256 => signature::other_form(&self.signature).map(|other| self.fingerprint_with(&other)),
+        }
+    }
+
+    /// Checks the contents; the rules do not depend on whether it was read or is to be signed.
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        let expected = self.curve.public_key_length();
+        match self.public_key.len() {
+            0 => return Err(Error::PublicKeyMissing),
+            length if length != expected => return Err(Error::PublicKey { curve: self.curve, length }),
+            _ => {}
+        }
+        if !self.is_ca && self.networks.is_empty() {
+            return Err(Error::NoNetworks { name: self.name.clone() });
+        }
+        match self.version {
+            Version::V1 => v1::validate(self),
+            Version::V2 => v2::validate(self),
+        }
+    }
+
+    fn fingerprint_with(&self, signature: &[u8]) -> Fingerprint {
+        let hashed = match self.version {
+            Version::V1 => v1::encode_with(self, signature),
+            Version::V2 => [&*self.signed_bytes(), signature].concat(),
+        };
+        Fingerprint(Sha256::digest(hashed).into())
     }
 }
-impl std::fmt::Display for Fingerprint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 impl std::str::FromStr for Fingerprint {
     type Err = Error;
-    fn from_str(_text: &str) -> Result<Self, Error> {
-        unimplemented!()
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let invalid = || Error::FingerprintText(text.chars().take(80).collect());
+        let digit = |byte: u8| char::from(byte).to_digit(16).ok_or_else(invalid);
+        let digits = text.as_bytes();
+        if digits.len() != 64 {
+            return Err(invalid());
+        }
+        let mut fingerprint = [0; 32];
+        for (byte, pair) in fingerprint.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = pair.iter().try_fold(0, |value, &text| Ok(value << 4 | digit(text)? as u8))?;
+        }
+        Ok(Self(fingerprint))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_reads_what_it_prints_in_either_case() {
+        let fingerprint = Fingerprint(std::array::from_fn(|at| at as u8 * 8));
+        assert_eq!(fingerprint.to_string().parse(), Ok(fingerprint));
+        assert_eq!(fingerprint.to_string().to_uppercase().parse(), Ok(fingerprint));
+    }
+
+    #[test]
+    fn text_that_is_not_64_hex_digits_is_no_fingerprint() {
+        for text in ["", "00", &"g".repeat(64), &"é".repeat(32), &"0".repeat(65)] {
+            assert!(matches!(text.parse::<Fingerprint>(), Err(Error::FingerprintText(_))), "{text}");
+        }
     }
 }

@@ -1,14 +1,15 @@
-//! Private keys of hosts and CAs: zeroized on drop, never printed.
+//! Private keys of hosts: zeroized on drop, never printed.
 
+use p256::elliptic_curve::sec1::ToSec1Point as _;
 use zeroize::Zeroizing;
 
-use crate::{Curve, Error};
+use crate::{Curve, Error, pem};
 
 /// A host's key for the handshake (X25519 or P-256 ECDH).
 #[derive(Clone)]
 pub struct PrivateKey {
     curve: Curve,
-    secret: Zeroizing<Vec<u8>>,
+    secret: Zeroizing<[u8; SECRET_LENGTH]>,
 }
 
 impl PrivateKey {
@@ -16,111 +17,205 @@ impl PrivateKey {
     ///
     /// # Errors
     /// The system has no randomness.
-    pub fn generate(_curve: Curve) -> Result<Self, Error> {
-        unimplemented!()
+    pub fn generate(curve: Curve) -> Result<Self, Error> {
+        let secret = match curve {
+            Curve::Curve25519 => random_secret()?,
+            Curve::P256 => random_scalar()?,
+        };
+        Ok(Self { curve, secret })
     }
+
     /// Reads `NEBULA X25519 PRIVATE KEY` or `NEBULA P256 PRIVATE KEY`.
     ///
     /// # Errors
     /// Another label, a wrong length, or a P-256 scalar out of range.
-    pub fn from_pem(_pem: &[u8]) -> Result<Self, Error> {
-        unimplemented!()
+    pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
+        let block = pem::first(pem)?;
+        match curve_of(&block.label, private_label) {
+            Some(curve) => Self::from_bytes(curve, &block.contents),
+            None => Err(Error::NotAPrivateKey { label: block.label }),
+        }
     }
+
     /// From raw bytes.
     ///
     /// # Errors
     /// A wrong length or a P-256 scalar out of range.
-    pub fn from_bytes(_curve: Curve, _bytes: &[u8]) -> Result<Self, Error> {
-        unimplemented!()
+    pub fn from_bytes(curve: Curve, bytes: &[u8]) -> Result<Self, Error> {
+        if bytes.len() != SECRET_LENGTH {
+            return Err(Error::KeyLength { curve, expected: SECRET_LENGTH, length: bytes.len() });
+        }
+        let mut secret = Zeroizing::new([0; SECRET_LENGTH]);
+        secret.copy_from_slice(bytes);
+        if curve == Curve::P256 {
+            scalar(&*secret)?;
+        }
+        Ok(Self { curve, secret })
     }
+
     /// PEM text.
     #[must_use]
     pub fn to_pem(&self) -> Zeroizing<String> {
-        unimplemented!()
+        Zeroizing::new(pem::encode(private_label(self.curve), &*self.secret))
     }
+
     /// Curve.
     #[must_use]
     pub fn curve(&self) -> Curve {
         self.curve
     }
+
     /// Raw secret, for the Noise implementation.
     #[must_use]
     pub fn secret_bytes(&self) -> &[u8] {
-        &self.secret
+        &*self.secret
     }
+
     /// The public half as certificates carry it.
     #[must_use]
     pub fn public_key(&self) -> Vec<u8> {
-        unimplemented!()
+        match self.curve {
+            Curve::Curve25519 => {
+                let secret = x25519_dalek::StaticSecret::from(*self.secret);
+                x25519_dalek::PublicKey::from(&secret).to_bytes().to_vec()
+            }
+            // The scalar was checked when the key was made.
+            Curve::P256 => scalar(&*self.secret).map(|key| public_point(&key)).unwrap_or_default(),
+        }
     }
+
     /// PEM text of the public half.
     #[must_use]
     pub fn public_pem(&self) -> String {
-        unimplemented!()
+        pem::encode(public_label(self.curve), &self.public_key())
     }
 }
 
 /// Reads a host's public key PEM into curve and raw bytes.
 ///
 /// # Errors
-/// Another label or a wrong length.
-pub fn public_key_from_pem(_pem: &[u8]) -> Result<(Curve, Vec<u8>), Error> {
-    unimplemented!()
+/// Another label, a wrong length, or no point of the curve.
+pub fn public_key_from_pem(pem: &[u8]) -> Result<(Curve, Vec<u8>), Error> {
+    let block = pem::first(pem)?;
+    let Some(curve) = curve_of(&block.label, public_label) else {
+        return Err(Error::NotAPublicKey { label: block.label });
+    };
+    check_public_key(curve, &block.contents)?;
+    Ok((curve, block.contents.to_vec()))
 }
 
-/// A CA's key (Ed25519 or P-256 ECDSA).
-#[derive(Clone)]
-pub struct SigningKey {
-    curve: Curve,
-    secret: Zeroizing<Vec<u8>>,
+/// Length, and for P-256 that it is an uncompressed point of the curve.
+pub(crate) fn check_public_key(curve: Curve, bytes: &[u8]) -> Result<(), Error> {
+    let length = bytes.len();
+    let valid = length == curve.public_key_length()
+        && match curve {
+            Curve::Curve25519 => true,
+            Curve::P256 => p256::PublicKey::from_sec1_bytes(bytes).is_ok(),
+        };
+    valid.then_some(()).ok_or(Error::PublicKey { curve, length })
 }
 
-impl SigningKey {
-    /// A new random key.
-    ///
-    /// # Errors
-    /// The system has no randomness.
-    pub fn generate(_curve: Curve) -> Result<Self, Error> {
-        unimplemented!()
-    }
-    /// Reads a plain CA key.
-    ///
-    /// # Errors
-    /// Another label, a wrong length, or an encrypted key (use [`SigningKey::from_encrypted_pem`]).
-    pub fn from_pem(_pem: &[u8]) -> Result<Self, Error> {
-        unimplemented!()
-    }
-    /// Reads an encrypted CA key.
-    ///
-    /// # Errors
-    /// A wrong passphrase or parameters out of bounds.
-    pub fn from_encrypted_pem(_pem: &[u8], _passphrase: &[u8]) -> Result<Self, Error> {
-        unimplemented!()
-    }
-    /// PEM text.
-    #[must_use]
-    pub fn to_pem(&self) -> Zeroizing<String> {
-        unimplemented!()
-    }
-    /// Curve.
-    #[must_use]
-    pub fn curve(&self) -> Curve {
-        self.curve
-    }
-    /// The public half.
-    #[must_use]
-    pub fn public_key(&self) -> Vec<u8> {
-        unimplemented!()
+/// A P-256 private key; zero and the group order or more are refused.
+pub(crate) fn scalar(bytes: &[u8]) -> Result<p256::SecretKey, Error> {
+    p256::SecretKey::from_slice(bytes).map_err(|_| Error::KeyOutOfRange)
+}
+
+/// The uncompressed point of a P-256 private key.
+pub(crate) fn public_point(key: &p256::SecretKey) -> Vec<u8> {
+    key.public_key().to_sec1_point(false).as_bytes().to_vec()
+}
+
+pub(crate) fn random_secret() -> Result<Zeroizing<[u8; SECRET_LENGTH]>, Error> {
+    let mut secret = Zeroizing::new([0; SECRET_LENGTH]);
+    fill_random(&mut *secret)?;
+    Ok(secret)
+}
+
+/// Draws until it is a valid P-256 scalar; the first draw fails once in 2^32.
+pub(crate) fn random_scalar() -> Result<Zeroizing<[u8; SECRET_LENGTH]>, Error> {
+    loop {
+        let secret = random_secret()?;
+        if scalar(&*secret).is_ok() {
+            return Ok(secret);
+        }
     }
 }
+
+pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<(), Error> {
+    getrandom::fill(bytes).map_err(|error| Error::NoRandomness(error.to_string()))
+}
+
+/// The curve whose label this is.
+pub(crate) fn curve_of(label: &str, label_of: fn(Curve) -> &'static str) -> Option<Curve> {
+    [Curve::Curve25519, Curve::P256].into_iter().find(|&curve| label_of(curve) == label)
+}
+
+fn private_label(curve: Curve) -> &'static str {
+    match curve {
+        Curve::Curve25519 => "NEBULA X25519 PRIVATE KEY",
+        Curve::P256 => "NEBULA P256 PRIVATE KEY",
+    }
+}
+
+fn public_label(curve: Curve) -> &'static str {
+    match curve {
+        Curve::Curve25519 => "NEBULA X25519 PUBLIC KEY",
+        Curve::P256 => "NEBULA P256 PUBLIC KEY",
+    }
+}
+
+pub(crate) const SECRET_LENGTH: usize = 32;
 
 impl std::fmt::Debug for PrivateKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "PrivateKey({:?}, redacted)", self.curve)
+        write!(f, "PrivateKey({}, redacted)", self.curve)
     }
 }
-impl std::fmt::Debug for SigningKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SigningKey({:?}, redacted)", self.curve)
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generated_keys_read_back_from_pem_with_the_same_public_half() {
+        for curve in [Curve::Curve25519, Curve::P256] {
+            let key = PrivateKey::generate(curve).unwrap();
+            let read = PrivateKey::from_pem(key.to_pem().as_bytes()).unwrap();
+            assert_eq!(read.secret_bytes(), key.secret_bytes());
+            assert_eq!(public_key_from_pem(key.public_pem().as_bytes()), Ok((curve, read.public_key())));
+        }
+    }
+
+    #[test]
+    fn p256_scalars_out_of_range_are_refused() {
+        let order = [
+            &[0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff][..],
+            &[0xbc, 0xe6, 0xfa, 0xad, 0xa7, 0x17, 0x9e, 0x84, 0xf3, 0xb9, 0xca, 0xc2, 0xfc, 0x63, 0x25, 0x51],
+        ]
+        .concat();
+        for bytes in [&[0; 32][..], &[0xff; 32], &order] {
+            assert_eq!(PrivateKey::from_bytes(Curve::P256, bytes).unwrap_err(), Error::KeyOutOfRange);
+        }
+        let below = [&order[..31], &[0x50]].concat();
+        assert!(PrivateKey::from_bytes(Curve::P256, &below).is_ok());
+    }
+
+    #[test]
+    fn a_public_key_off_the_curve_is_refused() {
+        let text = pem::encode(public_label(Curve::P256), &[4; 65]);
+        assert_eq!(public_key_from_pem(text.as_bytes()), Err(Error::PublicKey { curve: Curve::P256, length: 65 }));
+    }
+
+    #[test]
+    fn keys_of_another_kind_are_named_in_the_refusal() {
+        let key = PrivateKey::generate(Curve::Curve25519).unwrap();
+        let error = PrivateKey::from_pem(key.public_pem().as_bytes()).unwrap_err();
+        assert_eq!(error, Error::NotAPrivateKey { label: "NEBULA X25519 PUBLIC KEY".into() });
+    }
+
+    #[test]
+    fn debug_output_holds_no_secret() {
+        let key = PrivateKey::from_bytes(Curve::Curve25519, &[0xab; 32]).unwrap();
+        assert_eq!(format!("{key:?}"), "PrivateKey(CURVE25519, redacted)");
     }
 }

@@ -2,21 +2,75 @@
 //!
 //! The library never asks the time and opens no socket. [`VerifiedCertificate`] can only come from
 //! [`CaPool::verify`], so code that takes one cannot forget the check.
+//!
+//! Main types: [`Certificate`] (parsed, not yet trusted), [`CaPool`] (whom to trust), [`Identity`] (a node's own
+//! certificates and key), [`Template`] (what to sign). Parsing accepts exactly what Go Nebula accepts and re-encodes
+//! byte for byte; issuing is stricter. Not supported: PKCS#11 keys.
+//!
+//! ```
+//! use nebula_cert::{CaPool, Curve, PrivateKey, SigningKey, Template, Version};
+//!
+//! # fn main() -> Result<(), nebula_cert::Error> {
+//! let now = 1_800_000_000; // seconds since 1970; the caller brings the clock
+//! let template = Template {
+//!     version: Version::V2,
+//!     curve: Curve::Curve25519,
+//!     name: "my network".into(),
+//!     networks: vec![],
+//!     unsafe_networks: vec![],
+//!     groups: vec![],
+//!     not_before: now,
+//!     not_after: now + 365 * 86_400,
+//!     public_key: vec![],
+//! };
+//!
+//! // A CA signs itself; its certificate is what every node trusts.
+//! let ca_key = SigningKey::generate(Curve::Curve25519)?;
+//! let ca = template.clone().self_sign(&ca_key)?;
+//!
+//! // A host makes its own key; only the public half travels to the CA.
+//! let host_key = PrivateKey::generate(Curve::Curve25519)?;
+//! let host = Template {
+//!     name: "web-1".into(),
+//!     networks: vec!["10.0.0.1/16".parse().unwrap()],
+//!     groups: vec!["web".into()],
+//!     not_after: now + 86_400,
+//!     public_key: host_key.public_key(),
+//!     ..template
+//! }
+//! .sign(&ca, &ca_key)?;
+//!
+//! // Anyone who trusts the CA can verify the host, from PEM text or from a handshake.
+//! let pool = CaPool::from_pem(ca.to_pem().as_bytes())?;
+//! let verified = pool.verify(host, now + 60)?;
+//! assert_eq!(verified.name(), "web-1");
+//! assert_eq!(verified.issuer_name(), "my network");
+//! # Ok(())
+//! # }
+//! ```
 
 mod ca_pool;
 mod certificate;
+mod encrypted_key;
 mod error;
 mod identity;
 pub mod issuance;
+mod json;
 mod key;
 mod pem;
+mod protobuf;
 mod sign;
+mod signature;
+mod signing_key;
+mod timestamp;
 mod v1;
 mod v2;
 
 pub use ca_pool::{CaPool, VerifiedCertificate};
-pub use certificate::{Certificate, Curve, Fingerprint, UnixTime, Version};
+pub use certificate::{Certificate, Curve, Fingerprint, MAX_CERTIFICATE_SIZE, UnixTime, Version};
+pub use encrypted_key::PassphraseCost;
 pub use error::Error;
 pub use identity::Identity;
-pub use key::{PrivateKey, SigningKey, public_key_from_pem};
+pub use key::{PrivateKey, public_key_from_pem};
 pub use sign::Template;
+pub use signing_key::SigningKey;

@@ -1,0 +1,197 @@
+//! CA keys protected by a passphrase: Argon2id, then AES-256-GCM.
+
+use argon2::{Algorithm, Argon2, Params, Version};
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use zeroize::Zeroizing;
+
+use crate::Error;
+use crate::key::fill_random;
+use crate::protobuf::{BadWire, Fields, Value, put_bytes, put_number};
+
+/// How hard it is to try a passphrase (Argon2id). The default is what `nebula-cert ca -encrypt` uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PassphraseCost {
+    /// Memory in KiB, at least 8 for each lane and at most 4 GiB.
+    pub memory_kib: u32,
+    /// Passes over the memory.
+    pub iterations: u32,
+    /// Lanes, 1 to 255.
+    pub parallelism: u32,
+}
+
+impl Default for PassphraseCost {
+    fn default() -> Self {
+        Self { memory_kib: 2 << 20, iterations: 1, parallelism: 4 }
+    }
+}
+
+impl PassphraseCost {
+    fn check(self) -> Result<Params, Error> {
+        let Self { memory_kib, iterations, parallelism } = self;
+        let out_of_bounds = Error::PassphraseCost { memory_kib, iterations, parallelism };
+        let work = u64::from(memory_kib) * u64::from(iterations);
+        if memory_kib > MAX_MEMORY_KIB || work > MAX_WORK_KIB || !(1..=255).contains(&parallelism) {
+            return Err(out_of_bounds);
+        }
+        if memory_kib < 8 * parallelism {
+            return Err(out_of_bounds);
+        }
+        Params::new(memory_kib, iterations, parallelism, Some(KEY_LENGTH)).map_err(|_| out_of_bounds)
+    }
+}
+
+/// Opens the contents of an encrypted PEM block.
+pub(crate) fn decrypt(contents: &[u8], passphrase: &[u8]) -> Result<Zeroizing<Vec<u8>>, Error> {
+    let sealed = Sealed::read(contents)?;
+    if sealed.algorithm != ALGORITHM.as_bytes() {
+        let name = String::from_utf8_lossy(sealed.algorithm).chars().take(40).collect();
+        return Err(Error::EncryptionAlgorithm(name));
+    }
+    if sealed.argon2_version != ARGON2_VERSION {
+        return Err(Error::EncryptedKeyFormat("the argon2 version is not 19"));
+    }
+    if sealed.salt.len() < MIN_SALT {
+        return Err(Error::EncryptedKeyFormat("the salt is shorter than 16 bytes"));
+    }
+    let (nonce, ciphertext) =
+        sealed.blob.split_first_chunk::<NONCE_LEN>().ok_or(Error::EncryptedKeyFormat("the ciphertext is too short"))?;
+    let key = derive(passphrase, sealed.salt, sealed.cost)?;
+    let mut buffer = Zeroizing::new(ciphertext.to_vec());
+    let nonce = Nonce::assume_unique_for_key(*nonce);
+    let length = key.open_in_place(nonce, Aad::empty(), &mut buffer).map_err(|_| Error::Passphrase)?.len();
+    buffer.truncate(length);
+    Ok(buffer)
+}
+
+/// Makes the contents of an encrypted PEM block.
+pub(crate) fn encrypt(secret: &[u8], passphrase: &[u8], cost: PassphraseCost) -> Result<Vec<u8>, Error> {
+    let mut salt = [0; SALT];
+    let mut nonce = [0; NONCE_LEN];
+    fill_random(&mut salt)?;
+    fill_random(&mut nonce)?;
+    let key = derive(passphrase, &salt, cost)?;
+    let mut ciphertext = Zeroizing::new(secret.to_vec());
+    let tag = key
+        .seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::empty(), &mut ciphertext)
+        .map_err(|_| Error::EncryptedKeyFormat("the key is too long to encrypt"))?;
+
+    let mut argon2 = Vec::new();
+    put_number(&mut argon2, 1, ARGON2_VERSION);
+    put_number(&mut argon2, 2, cost.memory_kib.into());
+    put_number(&mut argon2, 3, cost.iterations.into());
+    put_number(&mut argon2, 4, cost.parallelism.into());
+    put_bytes(&mut argon2, 5, &salt);
+    let mut metadata = Vec::new();
+    put_bytes(&mut metadata, 1, ALGORITHM.as_bytes());
+    put_bytes(&mut metadata, 2, &argon2);
+    let mut out = Vec::new();
+    put_bytes(&mut out, 1, &metadata);
+    put_bytes(&mut out, 2, &[&nonce[..], &ciphertext, tag.as_ref()].concat());
+    Ok(out)
+}
+
+struct Sealed<'a> {
+    algorithm: &'a [u8],
+    argon2_version: u64,
+    cost: PassphraseCost,
+    salt: &'a [u8],
+    blob: &'a [u8],
+}
+
+impl<'a> Sealed<'a> {
+    fn read(contents: &'a [u8]) -> Result<Self, Error> {
+        let cost = PassphraseCost { memory_kib: 0, iterations: 0, parallelism: 0 };
+        let mut sealed = Self { algorithm: &[], argon2_version: 0, cost, salt: &[], blob: &[] };
+        let (mut metadata, mut argon2): (&[u8], &[u8]) = (&[], &[]);
+        each(contents, |number, value| match (number, value) {
+            (1, Value::Bytes(bytes)) => metadata = bytes,
+            (2, Value::Bytes(bytes)) => sealed.blob = bytes,
+            _ => {}
+        })?;
+        each(metadata, |number, value| match (number, value) {
+            (1, Value::Bytes(bytes)) => sealed.algorithm = bytes,
+            (2, Value::Bytes(bytes)) => argon2 = bytes,
+            _ => {}
+        })?;
+        each(argon2, |number, value| match (number, value) {
+            (1, Value::Varint(version)) => sealed.argon2_version = version,
+            (2, Value::Varint(memory)) => sealed.cost.memory_kib = memory as u32,
+            (3, Value::Varint(iterations)) => sealed.cost.iterations = iterations as u32,
+            (4, Value::Varint(parallelism)) => sealed.cost.parallelism = parallelism as u32,
+            (5, Value::Bytes(salt)) => sealed.salt = salt,
+            _ => {}
+        })?;
+        Ok(sealed)
+    }
+}
+
+fn each<'a>(message: &'a [u8], mut read: impl FnMut(u32, Value<'a>)) -> Result<(), Error> {
+    let mut fields = Fields::new(message);
+    while let Some((number, value)) = fields.next().map_err(|BadWire| Error::EncryptedKeyFormat("not protobuf"))? {
+        read(number, value);
+    }
+    Ok(())
+}
+
+fn derive(passphrase: &[u8], salt: &[u8], cost: PassphraseCost) -> Result<LessSafeKey, Error> {
+    let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, cost.check()?);
+    let mut key = Zeroizing::new([0; KEY_LENGTH]);
+    argon2.hash_password_into(passphrase, salt, &mut *key).map_err(|error| match error {
+        argon2::Error::OutOfMemory => Error::OutOfMemory { memory_kib: cost.memory_kib },
+        _ => Error::Passphrase,
+    })?;
+    UnboundKey::new(&AES_256_GCM, &*key).map(LessSafeKey::new).map_err(|_| Error::Passphrase)
+}
+
+const ALGORITHM: &str = "AES-256-GCM";
+const ARGON2_VERSION: u64 = 0x13;
+const KEY_LENGTH: usize = 32;
+const MIN_SALT: usize = 16;
+const SALT: usize = 32;
+const MAX_MEMORY_KIB: u32 = 4 << 20;
+// 64 GiB written: a minute or two, thirty times the default.
+const MAX_WORK_KIB: u64 = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_that_would_exhaust_the_machine_are_refused_before_any_work() {
+        for (memory_kib, iterations, parallelism) in [
+            (0, 1, 1),
+            (64, 0, 1),
+            (64, 1, 0),
+            (64, 1, 256),
+            (u32::MAX, 1, 4),
+            (MAX_MEMORY_KIB + 1, 1, 4),
+            (64, u32::MAX, 1),
+            (31, 1, 4),
+        ] {
+            let cost = PassphraseCost { memory_kib, iterations, parallelism };
+            let expected = Error::PassphraseCost { memory_kib, iterations, parallelism };
+            assert_eq!(encrypt(b"k", b"p", cost), Err(expected));
+        }
+    }
+
+    #[test]
+    fn every_truncation_of_an_encrypted_key_is_refused() {
+        let cost = PassphraseCost { memory_kib: 16, iterations: 1, parallelism: 1 };
+        let whole = encrypt(&[7; 32], b"p", cost).unwrap();
+        assert_eq!(*decrypt(&whole, b"p").unwrap(), [7; 32]);
+        for length in 0..whole.len() {
+            assert!(decrypt(&whole[..length], b"p").is_err(), "{length}");
+        }
+    }
+
+    #[test]
+    fn every_altered_byte_of_an_encrypted_key_is_noticed() {
+        let cost = PassphraseCost { memory_kib: 16, iterations: 1, parallelism: 1 };
+        let mut bytes = encrypt(&[7; 32], b"p", cost).unwrap();
+        for at in 0..bytes.len() {
+            bytes[at] ^= 1;
+            assert!(decrypt(&bytes, b"p").is_err(), "{at}");
+            bytes[at] ^= 1;
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Private keys of CAs: zeroized on drop, never printed.
+
+use ed25519_dalek::Signer as _;
+use p256::ecdsa::Signature;
+use zeroize::Zeroizing;
+
+use crate::encrypted_key::{self, PassphraseCost};
+use crate::key::{curve_of, public_point, random_scalar, random_secret, scalar};
+use crate::{Curve, Error, pem};
+
+/// A CA's key (Ed25519 or P-256 ECDSA).
+#[derive(Clone)]
+pub struct SigningKey {
+    curve: Curve,
+    /// As in files: seed and public half for Ed25519, scalar for P-256.
+    secret: Zeroizing<Vec<u8>>,
+}
+
+impl SigningKey {
+    /// A new random key.
+    ///
+    /// # Errors
+    /// The system has no randomness.
+    pub fn generate(curve: Curve) -> Result<Self, Error> {
+        let secret = match curve {
+            Curve::Curve25519 => ed25519_dalek::SigningKey::from_bytes(&*random_secret()?).to_keypair_bytes().to_vec(),
+            Curve::P256 => random_scalar()?.to_vec(),
+        };
+        Ok(Self { curve, secret: Zeroizing::new(secret) })
+    }
+
+    /// Reads a plain CA key.
+    ///
+    /// # Errors
+    /// Another label, a wrong length, or an encrypted key (use [`SigningKey::from_encrypted_pem`]).
+    pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
+        let block = pem::first(pem)?;
+        match curve_of(&block.label, plain_label) {
+            Some(curve) => Self::from_bytes(curve, &block.contents),
+            None if curve_of(&block.label, encrypted_label).is_some() => Err(Error::KeyEncrypted),
+            None => Err(Error::NotASigningKey { label: block.label }),
+        }
+    }
+
+    /// Reads an encrypted CA key.
+    ///
+    /// # Errors
+    /// A wrong passphrase or parameters out of bounds.
+    pub fn from_encrypted_pem(pem: &[u8], passphrase: &[u8]) -> Result<Self, Error> {
+        let block = pem::first(pem)?;
+        match curve_of(&block.label, encrypted_label) {
+            Some(curve) => Self::from_bytes(curve, &encrypted_key::decrypt(&block.contents, passphrase)?),
+            None if curve_of(&block.label, plain_label).is_some() => Err(Error::KeyNotEncrypted),
+            None => Err(Error::NotASigningKey { label: block.label }),
+        }
+    }
+
+    /// PEM text.
+    #[must_use]
+    pub fn to_pem(&self) -> Zeroizing<String> {
+        Zeroizing::new(pem::encode(plain_label(self.curve), &self.secret))
+    }
+
+    /// PEM text protected by a passphrase; takes as long as `cost` says.
+    ///
+    /// # Errors
+    /// A cost out of bounds, not enough memory for it, or no randomness.
+    pub fn to_encrypted_pem(&self, passphrase: &[u8], cost: PassphraseCost) -> Result<String, Error> {
+        let contents = encrypted_key::encrypt(&self.secret, passphrase, cost)?;
+        Ok(pem::encode(encrypted_label(self.curve), &contents))
+    }
+
+    /// Curve.
+    #[must_use]
+    pub fn curve(&self) -> Curve {
+        self.curve
+    }
+
+    /// The public half.
+    #[must_use]
+    pub fn public_key(&self) -> Vec<u8> {
+        match self.curve {
+            Curve::Curve25519 => self.ed25519().verifying_key().to_bytes().to_vec(),
+            // The scalar was checked when the key was made.
+            Curve::P256 => scalar(&self.secret).map(|key| public_point(&key)).unwrap_or_default(),
+        }
+    }
+
+    /// Signs as certificates need it; P-256 in low-S form.
+    pub(crate) fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error> {
+        match self.curve {
+            Curve::Curve25519 => Ok(self.ed25519().sign(message).to_bytes().to_vec()),
+            Curve::P256 => {
+                let key = p256::ecdsa::SigningKey::from(scalar(&self.secret)?);
+                let signature: Signature = key.sign(message);
+                Ok(signature.normalize_s().to_der().as_bytes().to_vec())
+            }
+        }
+    }
+
+    fn from_bytes(curve: Curve, bytes: &[u8]) -> Result<Self, Error> {
+        let key = Self { curve, secret: Zeroizing::new(bytes.to_vec()) };
+        let expected = match curve {
+            Curve::Curve25519 => ED25519_LENGTH,
+            Curve::P256 => crate::key::SECRET_LENGTH,
+        };
+        if bytes.len() != expected {
+            return Err(Error::KeyLength { curve, expected, length: bytes.len() });
+        }
+        match curve {
+            // A public half of another key would make signatures that leak the private one.
+            Curve::Curve25519 if !bytes.ends_with(&key.public_key()) => Err(Error::KeyHalves),
+            Curve::Curve25519 => Ok(key),
+            Curve::P256 => scalar(bytes).map(|_| key),
+        }
+    }
+
+    fn ed25519(&self) -> ed25519_dalek::SigningKey {
+        // The length was checked when the key was made; the public half is always derived again.
+        let mut seed = Zeroizing::new([0; ED25519_LENGTH / 2]);
+        seed.iter_mut().zip(self.secret.iter()).for_each(|(to, from)| *to = *from);
+        ed25519_dalek::SigningKey::from_bytes(&seed)
+    }
+}
+
+fn plain_label(curve: Curve) -> &'static str {
+    match curve {
+        Curve::Curve25519 => "NEBULA ED25519 PRIVATE KEY",
+        Curve::P256 => "NEBULA ECDSA P256 PRIVATE KEY",
+    }
+}
+
+fn encrypted_label(curve: Curve) -> &'static str {
+    match curve {
+        Curve::Curve25519 => "NEBULA ED25519 ENCRYPTED PRIVATE KEY",
+        Curve::P256 => "NEBULA ECDSA P256 ENCRYPTED PRIVATE KEY",
+    }
+}
+
+const ED25519_LENGTH: usize = 64;
+
+impl std::fmt::Debug for SigningKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SigningKey({}, redacted)", self.curve)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::signature;
+
+    #[test]
+    fn generated_keys_read_back_from_pem() {
+        for curve in [Curve::Curve25519, Curve::P256] {
+            let key = SigningKey::generate(curve).unwrap();
+            assert_eq!(SigningKey::from_pem(key.to_pem().as_bytes()).unwrap().secret, key.secret);
+        }
+    }
+
+    #[test]
+    fn signatures_verify_and_p256_ones_are_low_s() {
+        for curve in [Curve::Curve25519, Curve::P256] {
+            let key = SigningKey::generate(curve).unwrap();
+            for message in 0..20_u8 {
+                let made = key.sign(&[message]).unwrap();
+                assert!(signature::verify(curve, &key.public_key(), &[message], &made));
+                assert!(!signature::verify(curve, &key.public_key(), &[message + 1], &made));
+                if curve == Curve::P256 {
+                    let parsed = Signature::from_der(&made).unwrap();
+                    assert_eq!(parsed.normalize_s(), parsed);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_ed25519_key_with_a_foreign_public_half_is_refused() {
+        let mut bytes = SigningKey::generate(Curve::Curve25519).unwrap().secret.to_vec();
+        bytes[63] ^= 1;
+        assert_eq!(SigningKey::from_bytes(Curve::Curve25519, &bytes).unwrap_err(), Error::KeyHalves);
+    }
+
+    #[test]
+    fn an_encrypted_key_opens_only_with_its_passphrase() {
+        let cost = PassphraseCost { memory_kib: 64, iterations: 1, parallelism: 2 };
+        for curve in [Curve::Curve25519, Curve::P256] {
+            let key = SigningKey::generate(curve).unwrap();
+            let text = key.to_encrypted_pem(b"secret", cost).unwrap();
+            assert_eq!(SigningKey::from_encrypted_pem(text.as_bytes(), b"secret").unwrap().secret, key.secret);
+            assert_eq!(SigningKey::from_encrypted_pem(text.as_bytes(), b"Secret").unwrap_err(), Error::Passphrase);
+            assert_eq!(SigningKey::from_pem(text.as_bytes()).unwrap_err(), Error::KeyEncrypted);
+            let plain = key.to_pem();
+            assert_eq!(
+                SigningKey::from_encrypted_pem(plain.as_bytes(), b"secret").unwrap_err(),
+                Error::KeyNotEncrypted
+            );
+        }
+    }
+}
