@@ -65,7 +65,7 @@ impl Counters {
         add(&self.values[counter as usize], n);
     }
     /// Counts a dropped packet. Only by the set's one writer.
-    pub fn drop(&self, direction: Direction, reason: DropReason) {
+    pub fn drop_one(&self, direction: Direction, reason: DropReason) {
         self.drop_many(direction, reason, 1);
     }
     /// Counts dropped packets. Only by the set's one writer.
@@ -204,7 +204,7 @@ mod tests {
         let [a, b] = [Counters::default(), Counters::default()];
         a.add(Counter::PacketsIn, 2);
         b.add(Counter::PacketsIn, 3);
-        b.drop(Direction::Outbound, DropReason::NoRule);
+        b.drop_one(Direction::Outbound, DropReason::NoRule);
         let mut sum = BTreeMap::new();
         a.add_to(&mut sum);
         b.add_to(&mut sum);

@@ -1,21 +1,94 @@
-//! Rules and own addresses, compiled for one lookup per flow.
+//! Rules and own addresses, compiled: what one published policy says about a flow.
+
+use std::net::IpAddr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::Policy;
+use super::index::RuleIndex;
+use super::{Peer, Policy};
+use crate::DropReason;
+use crate::counters::Direction;
+use crate::wire::ip::FlowKey;
 
 /// One published set of rules.
 #[derive(Debug)]
 pub(crate) struct Filter {
     generation: u32,
+    inbound: RuleIndex,
+    outbound: RuleIndex,
+    networks: Vec<IpNet>,
+    unsafe_networks: Vec<IpNet>,
+    timeouts: Timeouts,
+}
+
+/// How long an idle flow is remembered, in milliseconds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Timeouts {
+    pub(super) tcp: u64,
+    pub(super) udp: u64,
+    pub(super) other: u64,
 }
 
 impl Filter {
-    pub(crate) fn new(_policy: &Policy, _networks: &[IpNet], _unsafe_networks: &[IpNet], generation: u32) -> Self {
-        Self { generation }
+    /// `networks` are the own addresses with the prefixes of their networks.
+    pub(crate) fn new(policy: &Policy, networks: &[IpNet], unsafe_networks: &[IpNet], generation: u32) -> Self {
+        // Behind a gateway a rule must say that it means the networks there.
+        let all_local = unsafe_networks.is_empty() || policy.default_local_cidr_any;
+        let default_local = (!all_local).then_some(networks);
+        Self {
+            generation,
+            inbound: RuleIndex::new(&policy.inbound, default_local),
+            outbound: RuleIndex::new(&policy.outbound, default_local),
+            networks: networks.to_vec(),
+            unsafe_networks: unsafe_networks.to_vec(),
+            timeouts: Timeouts {
+                tcp: millis(policy.tcp_timeout),
+                udp: millis(policy.udp_timeout),
+                other: millis(policy.default_timeout),
+            },
+        }
     }
     /// Differs from that of the rules before.
     pub(crate) fn generation(&self) -> u32 {
         self.generation
     }
+    pub(super) fn timeouts(&self) -> Timeouts {
+        self.timeouts
+    }
+    /// Whether peer and this node may use the addresses of the flow at all.
+    pub(super) fn check_addresses(&self, flow: &FlowKey, peer: Peer<'_>) -> Result<(), DropReason> {
+        let remote_is_peers = if is_address_of(flow.remote, peer.networks) {
+            // An address that the peer has in another network is none of ours.
+            is_inside(flow.remote, &self.networks)
+        } else {
+            is_inside(flow.remote, peer.unsafe_networks)
+        };
+        if !remote_is_peers {
+            return Err(DropReason::RemoteAddress);
+        }
+        if !is_address_of(flow.local, &self.networks) && !is_inside(flow.local, &self.unsafe_networks) {
+            return Err(DropReason::LocalAddress);
+        }
+        Ok(())
+    }
+    /// Whether a rule allows a flow that begins in `direction`.
+    pub(super) fn allows(&self, direction: Direction, flow: &FlowKey, peer: Peer<'_>) -> bool {
+        match direction {
+            Direction::Inbound => self.inbound.allows(flow, flow.local_port, peer),
+            Direction::Outbound => self.outbound.allows(flow, flow.remote_port, peer),
+        }
+    }
+}
+
+fn is_address_of(address: IpAddr, networks: &[IpNet]) -> bool {
+    networks.iter().any(|network| network.addr() == address)
+}
+
+fn is_inside(address: IpAddr, networks: &[IpNet]) -> bool {
+    networks.iter().any(|network| network.contains(&address))
+}
+
+fn millis(duration: Duration) -> u64 {
+    duration.as_millis().try_into().unwrap_or(u64::MAX)
 }

@@ -2,13 +2,30 @@
 
 mod conntrack;
 mod filter;
+mod flow_cache;
+mod flow_table;
+mod index;
 mod rules;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-pub(crate) use conntrack::{Conntrack, FlowCache};
+use ipnet::IpNet;
+use nebula_cert::{Fingerprint, VerifiedCertificate};
+
+pub(crate) use conntrack::Conntrack;
 pub(crate) use filter::Filter;
+pub(crate) use flow_cache::FlowCache;
 pub use rules::{Cidr, PortRange, Protocol, Rule};
+
+use crate::DropReason;
+use crate::counters::Direction;
+use crate::tunnel::Tunnel;
+use crate::wire::ip::FlowKey;
+use conntrack::Seen;
+use flow_cache::Passed;
+
+/// A lane asks the shared table about a flow it sees all the time only this often.
+const CACHE_MS: u64 = 1_000;
 
 /// Rules and settings; what the configuration says.
 #[derive(Debug, Clone)]
@@ -41,5 +58,74 @@ impl Default for Policy {
             // About 20 MB when full.
             max_flows: 1 << 18,
         }
+    }
+}
+
+/// What the rules ask of a peer's certificate.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer<'a> {
+    name: &'a str,
+    groups: &'a [String],
+    networks: &'a [IpNet],
+    unsafe_networks: &'a [IpNet],
+    issuer: Fingerprint,
+    issuer_name: &'a str,
+}
+
+impl<'a> From<&'a VerifiedCertificate> for Peer<'a> {
+    fn from(certificate: &'a VerifiedCertificate) -> Self {
+        Self {
+            name: certificate.name(),
+            groups: certificate.groups(),
+            networks: certificate.networks(),
+            unsafe_networks: certificate.unsafe_networks(),
+            issuer: certificate.issuer_fingerprint(),
+            issuer_name: certificate.issuer_name(),
+        }
+    }
+}
+
+/// The rules of the moment and the flows of the node.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Firewall<'a> {
+    pub(crate) filter: &'a Filter,
+    pub(crate) conntrack: &'a Conntrack,
+}
+
+impl Firewall<'_> {
+    /// Whether a packet of `flow` may pass. `cache` is the lane's own.
+    pub(crate) fn check(
+        &self,
+        cache: &mut FlowCache,
+        now: Instant,
+        direction: Direction,
+        flow: &FlowKey,
+        tunnel: &Tunnel,
+    ) -> Result<(), DropReason> {
+        let hash = self.conntrack.hash(flow);
+        let now = self.conntrack.millis(now);
+        let passed =
+            Passed { flow: *flow, direction, tunnel: tunnel.local_index, generation: self.filter.generation() };
+        if !cache.contains(hash, &passed, now) {
+            self.decide(hash, now, direction, flow, Peer::from(&tunnel.peer))?;
+            // Short timeouts need the shared table to hear of the flow more often.
+            let cache_for = CACHE_MS.min(self.filter.timeouts().of(flow) / 4);
+            cache.insert(hash, passed, now + cache_for);
+        }
+        Ok(())
+    }
+
+    fn decide(
+        &self,
+        hash: u64,
+        now: u64,
+        direction: Direction,
+        flow: &FlowKey,
+        peer: Peer<'_>,
+    ) -> Result<(), DropReason> {
+        self.filter.check_addresses(flow, peer)?;
+        let timeouts = self.filter.timeouts();
+        let seen = Seen { direction, now, generation: self.filter.generation(), timeouts };
+        self.conntrack.admit(hash, flow, seen, |direction| self.filter.allows(direction, flow, peer))
     }
 }

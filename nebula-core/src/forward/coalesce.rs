@@ -1,14 +1,268 @@
 //! Joins consecutive packets of a flow into a super-packet (GRO).
+//!
+//! Only what cutting would restore is joined, byte for byte (but for IPv4 identifiers that mean nothing); and a packet
+//! never overtakes another of its flow.
 
+use std::ops::Range;
+
+use super::checksum::Sum;
+use super::layout::{Layout, TCP_PSH, read_u16, read_u32};
+use super::{Delivery, Offload, Segment, SegmentKind};
+use crate::wire::ip::{FlowKey, Packet, protocol};
+
+/// The kernel refuses longer chains of UDP on older versions; 64 of 1300 bytes do not fit a packet anyway.
+const MAX_PACKETS: usize = 64;
+const MAX_LEN: usize = 65_535;
+/// Flows that may be joined at the same time.
+const MAX_OPEN: usize = 16;
+
+const TCP_ACK: u8 = 0x10;
+const TCP_ECE: u8 = 0x40;
+
+/// Chains of packets of one receive batch.
 #[derive(Debug, Default)]
 pub(super) struct Coalescer {
     tcp: bool,
     udp: bool,
+    /// In the order in which they began.
+    chains: Vec<Chain>,
+    links: Vec<Link>,
+    /// Chains that may still grow, by position; one per flow at most.
+    open: Vec<usize>,
+}
+
+/// Packets of one flow in the order of their arrival.
+#[derive(Debug)]
+struct Chain {
+    flow: FlowKey,
+    /// The first packet, whole.
+    first: Range<usize>,
+    /// What can be joined to it; `None`: nothing.
+    joint: Option<Joint>,
+    head: usize,
+    tail: usize,
+    packets: usize,
+    /// Of all packets together.
+    payload: usize,
+}
+
+/// What the next packet of a chain must look like.
+#[derive(Debug, Clone, Copy)]
+struct Joint {
+    layout: Layout,
+    /// Payload of every packet but the last.
+    size: usize,
+    /// Sequence number that comes next (TCP).
+    sequence: u32,
+    /// IPv4 identifier that comes next, unless the packet says it means nothing.
+    id: Option<u16>,
+    pushed: bool,
+}
+
+#[derive(Debug)]
+struct Link {
+    payload: Range<usize>,
+    next: Option<usize>,
 }
 
 impl Coalescer {
     pub(super) fn set_enabled(&mut self, tcp: bool, udp: bool) {
         (self.tcp, self.udp) = (tcp, udp);
     }
-    pub(super) fn release_memory(&mut self) {}
+    pub(super) fn release_memory(&mut self) {
+        *self = Self { tcp: self.tcp, udp: self.udp, ..Self::default() };
+    }
+    /// Adds a packet that lies at `range` of `buffer`.
+    pub(super) fn push(&mut self, buffer: &[u8], range: Range<usize>, packet: &Packet) {
+        let joint = self.joint(&buffer[range.clone()], packet);
+        let has_chains = matches!(packet.flow.protocol, protocol::TCP | protocol::UDP) && !packet.flow.fragment;
+        let found = has_chains.then(|| self.open.iter().rposition(|at| self.chains[*at].flow == packet.flow)).flatten();
+        if let Some(place) = found {
+            let at = self.open[place];
+            if let Some(joint) = joint
+                && self.chains[at].takes(buffer, &range, &joint)
+            {
+                let payload = range.start + joint.layout.header..range.end;
+                let ends = self.chains[at].append(&joint, payload.len());
+                let tail = std::mem::replace(&mut self.chains[at].tail, self.links.len());
+                self.links[tail].next = Some(self.links.len());
+                self.links.push(Link { payload, next: None });
+                if ends {
+                    self.open.remove(place);
+                }
+                return;
+            }
+            self.open.remove(place);
+        }
+        self.begin(range, packet.flow, joint);
+    }
+    /// Puts everything into deliveries. Returns how many are super-packets.
+    pub(super) fn finish(
+        &mut self,
+        buffer: &[u8],
+        deliveries: &mut Vec<Delivery>,
+        headers: &mut Vec<u8>,
+        pieces: &mut Vec<Range<usize>>,
+    ) -> u64 {
+        let mut joined = 0;
+        for chain in &self.chains {
+            let (header, first_piece) = (headers.len(), pieces.len());
+            let joint = chain.joint.filter(|_| chain.packets > 1);
+            if let Some(joint) = &joint {
+                joined += 1;
+                chain.write_header(&buffer[chain.first.clone()], joint, headers);
+                let mut next = Some(chain.head);
+                while let Some(link) = next.and_then(|at| self.links.get(at)) {
+                    pieces.push(link.payload.clone());
+                    next = link.next;
+                }
+            } else {
+                pieces.push(chain.first.clone());
+            }
+            deliveries.push(Delivery {
+                header: header..headers.len(),
+                pieces: first_piece..pieces.len(),
+                offload: joint.as_ref().map(Joint::offload).unwrap_or_default(),
+                header_len: joint.map_or(0, |joint| joint.layout.header as u16),
+            });
+        }
+        self.chains.clear();
+        self.links.clear();
+        self.open.clear();
+        joined
+    }
+
+    fn begin(&mut self, range: Range<usize>, flow: FlowKey, joint: Option<Joint>) {
+        let at = self.chains.len();
+        let header = joint.map_or(0, |joint| joint.layout.header);
+        let (link, payload) = (self.links.len(), range.start + header..range.end);
+        // What is pushed wants to be delivered, so nothing follows it.
+        if joint.is_some_and(|joint| !joint.pushed) {
+            if self.open.len() == MAX_OPEN {
+                self.open.remove(0);
+            }
+            self.open.push(at);
+        }
+        self.chains.push(Chain {
+            flow,
+            first: range,
+            joint,
+            head: link,
+            tail: link,
+            packets: 1,
+            payload: payload.len(),
+        });
+        self.links.push(Link { payload, next: None });
+    }
+    /// `None`: a packet that neither begins nor continues a chain.
+    fn joint(&self, bytes: &[u8], packet: &Packet) -> Option<Joint> {
+        let layout = Layout::of(bytes, packet)?;
+        let payload = bytes.len() - layout.header;
+        let enabled = match layout.kind {
+            SegmentKind::Tcp => self.tcp,
+            SegmentKind::Udp => self.udp,
+        };
+        // No IPv4 options, no IPv6 extension headers.
+        let plain = layout.transport == if layout.v6 { 40 } else { 20 };
+        if !enabled || !plain || payload == 0 || bytes.len() > MAX_LEN {
+            return None;
+        }
+        let mut id = None;
+        if layout.v6 {
+            if usize::from(read_u16(bytes, 4)) + 40 != bytes.len() {
+                return None;
+            }
+        } else {
+            const DONT_FRAGMENT: u8 = 0x40;
+            const RESERVED: u8 = 0x80;
+            let intact = Sum::default().add(&bytes[..20]).partial() == 0xffff;
+            if usize::from(read_u16(bytes, 2)) != bytes.len() || !intact || bytes[6] & RESERVED != 0 {
+                return None;
+            }
+            id = (bytes[6] & DONT_FRAGMENT == 0).then(|| read_u16(bytes, 4).wrapping_add(1));
+        }
+        let mut joint = Joint { layout, size: payload, sequence: 0, id, pushed: false };
+        match layout.kind {
+            SegmentKind::Tcp => {
+                let flags = bytes[layout.transport + 13];
+                if flags & !(TCP_PSH | TCP_ECE) != TCP_ACK {
+                    return None;
+                }
+                joint.pushed = flags & TCP_PSH != 0;
+                joint.sequence = layout.sequence(bytes).wrapping_add(payload as u32);
+            }
+            SegmentKind::Udp => {
+                // Cutting would give a checksum to those that have none.
+                let has_checksum = read_u16(bytes, layout.transport + 6) != 0;
+                if !has_checksum || usize::from(read_u16(bytes, layout.transport + 4)) != 8 + payload {
+                    return None;
+                }
+            }
+        }
+        Some(joint)
+    }
+}
+
+impl Chain {
+    /// Whether the packet at `range` continues the chain so that cutting restores it.
+    fn takes(&self, buffer: &[u8], range: &Range<usize>, next: &Joint) -> bool {
+        let Some(joint) = &self.joint else {
+            return false;
+        };
+        let (first, bytes) = (&buffer[self.first.clone()], &buffer[range.clone()]);
+        let layout = &joint.layout;
+        *layout == next.layout
+            && next.size <= joint.size
+            && self.packets < MAX_PACKETS
+            && layout.header + self.payload + next.size <= MAX_LEN
+            && same_ip_header(layout, first, bytes)
+            && joint.id.is_none_or(|id| read_u16(bytes, 4) == id)
+            && (layout.kind == SegmentKind::Udp || joint.continues_tcp(first, bytes))
+    }
+    /// Notes a packet. `true`: it is the last that fits.
+    fn append(&mut self, next: &Joint, payload: usize) -> bool {
+        self.packets += 1;
+        self.payload += payload;
+        let Some(joint) = &mut self.joint else {
+            return true;
+        };
+        (joint.sequence, joint.id, joint.pushed) = (next.sequence, next.id, next.pushed);
+        payload < joint.size || next.pushed
+    }
+    /// Header of the super-packet: that of the first packet, with the lengths of the whole and a checksum to finish.
+    fn write_header(&self, first: &[u8], joint: &Joint, headers: &mut Vec<u8>) {
+        let (layout, start) = (&joint.layout, headers.len());
+        headers.extend_from_slice(&first[..layout.header]);
+        let (header, len) = (&mut headers[start..], layout.header + self.payload);
+        layout.set_lengths(header, len);
+        if joint.pushed {
+            *layout.tcp_flags(header) |= TCP_PSH;
+        }
+        let sum = layout.pseudo_header(header, len).partial();
+        layout.set_checksum(header, sum);
+    }
+}
+
+/// Type of service with its congestion bits, time to live, flags; addresses are part of the flow.
+fn same_ip_header(layout: &Layout, a: &[u8], b: &[u8]) -> bool {
+    if layout.v6 { a[..4] == b[..4] && a[6..8] == b[6..8] } else { a[..2] == b[..2] && a[6..10] == b[6..10] }
+}
+
+impl Joint {
+    /// Follows in sequence and differs in nothing but PSH: acknowledgement, window and options included.
+    fn continues_tcp(&self, first: &[u8], bytes: &[u8]) -> bool {
+        let at = self.layout.transport;
+        let same = |range: Range<usize>| first[range.clone()] == bytes[range];
+        read_u32(bytes, at + 4) == self.sequence
+            && same(at + 8..at + 13)
+            && (first[at + 13] ^ bytes[at + 13]) & !TCP_PSH == 0
+            && same(at + 14..at + 16)
+            && same(at + 18..self.layout.header)
+    }
+    fn offload(&self) -> Offload {
+        Offload {
+            segment: Some(Segment { kind: self.layout.kind, size: self.size as u16 }),
+            checksum: Some((self.layout.transport as u16, self.layout.checksum_offset() as u16)),
+        }
+    }
 }

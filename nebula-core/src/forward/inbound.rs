@@ -1,19 +1,266 @@
 //! Underlay datagrams to overlay (super-)packets, stage by stage (ingress path).
 
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::PoisonError;
 use std::time::Instant;
 
-use super::{Forwarder, Lane, Received};
+use super::{Forwarder, Lane, Received, Snapshot};
+use crate::counters::{Counter, Direction};
+use crate::firewall::Firewall;
+use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
+use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
+use crate::wire::ip::{FlowKey, Packet};
+use crate::{DropReason, Punt};
+
+/// No control message is longer: peers have buffers of 9001 bytes.
+const MAX_MESSAGE: usize = 9001;
+/// Unauthenticated datagrams that reach the control plane in one call, of each kind that needs no state to forge.
+const MAX_UNAUTHENTICATED: usize = 16;
 
 /// Scratch of one call.
 #[derive(Debug, Default)]
-pub(super) struct Batch {}
+pub(super) struct Batch {
+    pieces: Vec<Piece>,
+    /// Tunnels that were reported as roamed.
+    roamed: Vec<LocalIndex>,
+    unknown: usize,
+    recv_errors: usize,
+}
 
-pub(super) fn inbound(
-    _forwarder: &Forwarder,
-    _lane: &mut Lane,
-    _now: Instant,
-    _buffer: &mut [u8],
-    _received: &[Received],
-) {
-    unimplemented!()
+/// One datagram for a tunnel.
+#[derive(Debug)]
+struct Piece {
+    range: Range<usize>,
+    from: SocketAddr,
+    header: Header,
+    /// Not yet refused.
+    good: bool,
+}
+
+pub(super) fn inbound(forwarder: &Forwarder, lane: &mut Lane, now: Instant, buffer: &mut [u8], received: &[Received]) {
+    let snapshot = forwarder.snapshot.load();
+    let mut batch = std::mem::take(&mut lane.batch);
+    for slot in received {
+        sort(lane, &mut batch, &snapshot, buffer, slot);
+    }
+    let mut pieces = std::mem::take(&mut batch.pieces);
+    for run in pieces.chunk_by_mut(|a, b| a.header.index == b.header.index && a.from == b.from) {
+        Stage { forwarder, snapshot: &snapshot, now, lane, batch: &mut batch }.run(buffer, run);
+    }
+    let super_packets = lane.coalescer.finish(buffer, &mut lane.deliveries, &mut lane.headers, &mut lane.pieces);
+    lane.counters.add(Counter::Coalesced, super_packets);
+    pieces.clear();
+    batch.roamed.clear();
+    lane.batch = Batch { pieces, roamed: batch.roamed, unknown: 0, recv_errors: 0 };
+}
+
+/// Reads headers: what belongs to a tunnel becomes a piece, the rest is finished here.
+fn sort(lane: &mut Lane, batch: &mut Batch, snapshot: &Snapshot, buffer: &[u8], slot: &Received) {
+    let Some(bytes) = buffer.get(slot.range.clone()).filter(|bytes| !bytes.is_empty()) else {
+        // An empty datagram is a hole punch too; a range outside the buffer cannot be counted as anything better.
+        lane.counters.add(Counter::DatagramsIn, 1);
+        lane.counters.add(Counter::HolePunchesIn, 1);
+        return;
+    };
+    let size = if slot.segment_size == 0 { bytes.len() } else { slot.segment_size };
+    let count = bytes.len().div_ceil(size) as u64;
+    lane.counters.add(Counter::DatagramsIn, count);
+    lane.counters.add(Counter::DatagramBytesIn, bytes.len() as u64);
+    // A tunnel inside a tunnel would loop.
+    if snapshot.routes.is_overlay(slot.from.ip()) {
+        lane.counters.drop_many(Direction::Inbound, DropReason::FromOverlay, count);
+        return;
+    }
+    for (nth, datagram) in bytes.chunks(size).enumerate() {
+        if datagram.len() == 1 {
+            lane.counters.add(Counter::HolePunchesIn, 1);
+            continue;
+        }
+        let start = slot.range.start + nth * size;
+        if let Err(reason) = sort_one(lane, batch, slot.from, start, datagram) {
+            lane.counters.drop_one(Direction::Inbound, reason);
+        }
+    }
+}
+
+fn sort_one(
+    lane: &mut Lane,
+    batch: &mut Batch,
+    from: SocketAddr,
+    start: usize,
+    datagram: &[u8],
+) -> Result<(), DropReason> {
+    let header = Header::parse(datagram)?;
+    let (counter, punt) = match header.kind {
+        MessageType::Handshake if datagram.len() > MAX_MESSAGE => return Err(DropReason::BadHandshake),
+        MessageType::Handshake => (Counter::HandshakesIn, Punt::Handshake { from, datagram: datagram.to_vec() }),
+        MessageType::RecvError if batch.recv_errors >= MAX_UNAUTHENTICATED => return Err(DropReason::PuntQueueFull),
+        MessageType::RecvError => {
+            batch.recv_errors += 1;
+            (Counter::RecvErrorsIn, Punt::RecvError { from, index: RemoteIndex(header.index) })
+        }
+        // No relays yet, so no relay index is known.
+        MessageType::Relay => return Err(DropReason::Relay),
+        _ => {
+            let range = start..start + datagram.len();
+            batch.pieces.push(Piece { range, from, header, good: true });
+            return Ok(());
+        }
+    };
+    if !lane.punt(punt) {
+        return Err(DropReason::PuntQueueFull);
+    }
+    lane.counters.add(counter, 1);
+    Ok(())
+}
+
+/// What the stages of one run of datagrams share.
+struct Stage<'a> {
+    forwarder: &'a Forwarder,
+    snapshot: &'a Snapshot,
+    now: Instant,
+    lane: &'a mut Lane,
+    batch: &'a mut Batch,
+}
+
+impl Stage<'_> {
+    /// Datagrams of one source for one index.
+    fn run(&mut self, buffer: &mut [u8], run: &mut [Piece]) {
+        let Some((from, index)) = run.first().map(|piece| (piece.from, piece.header.index)) else {
+            return;
+        };
+        let Some(tunnel) = self.forwarder.tunnels.by_index(LocalIndex(index)) else {
+            return self.unknown(from, index, run.len());
+        };
+        if !self.authenticate(buffer, &tunnel, run) {
+            return;
+        }
+        tunnel.mark_received();
+        self.notice_roaming(&tunnel, from);
+        let mut last = None;
+        for piece in run.iter().filter(|piece| piece.good) {
+            let plaintext = piece.range.start + HEADER_LEN..piece.range.end - TAG_LEN;
+            let result = match piece.header.kind {
+                MessageType::Data => self.data(buffer, plaintext, &tunnel, &mut last),
+                kind => self.message(&buffer[plaintext], &tunnel, from, kind),
+            };
+            if let Err(reason) = result {
+                self.lane.counters.drop_one(Direction::Inbound, reason);
+            }
+        }
+    }
+
+    fn unknown(&mut self, from: SocketAddr, index: u32, datagrams: usize) {
+        self.lane.counters.drop_many(Direction::Inbound, DropReason::UnknownIndex, datagrams as u64);
+        // One answer tells the peer as much as one for each datagram.
+        if self.batch.unknown < MAX_UNAUTHENTICATED {
+            self.batch.unknown += 1;
+            self.lane.punt(Punt::UnknownIndex { from, index });
+        }
+    }
+
+    /// Checks counters, opens in place, records counters. What fails is counted and no longer good. `true` if any is good.
+    fn authenticate(&mut self, buffer: &mut [u8], tunnel: &Tunnel, run: &mut [Piece]) -> bool {
+        let counters = &self.lane.counters;
+        let replay = || tunnel.session.replay.lock().unwrap_or_else(PoisonError::into_inner);
+        let refuse = |piece: &mut Piece, reason| {
+            piece.good = false;
+            counters.drop_one(Direction::Inbound, reason);
+        };
+        {
+            let window = replay();
+            for piece in &mut *run {
+                if piece.range.len() < HEADER_LEN + TAG_LEN {
+                    refuse(piece, DropReason::Truncated);
+                } else if !window.check(piece.header.counter) {
+                    refuse(piece, DropReason::Replayed);
+                }
+            }
+        }
+        let mut any = false;
+        for piece in run.iter_mut().filter(|piece| piece.good) {
+            let (head, body) = buffer[piece.range.clone()].split_at_mut(HEADER_LEN);
+            if tunnel.session.receive_key.open(piece.header.counter, head, body) {
+                any = true;
+            } else {
+                refuse(piece, DropReason::BadTag);
+            }
+        }
+        if !any {
+            return false;
+        }
+        let mut window = replay();
+        let mut any = false;
+        for piece in run.iter_mut().filter(|piece| piece.good) {
+            // The same counter may be twice in the run, or in another lane's hands.
+            if window.commit(piece.header.counter) {
+                any = true;
+            } else {
+                refuse(piece, DropReason::Replayed);
+            }
+        }
+        any
+    }
+
+    fn notice_roaming(&mut self, tunnel: &Tunnel, from: SocketAddr) {
+        let index = tunnel.local_index;
+        if tunnel.endpoint() != Some(from) && !self.batch.roamed.contains(&index) {
+            self.batch.roamed.push(index);
+            self.lane.punt(Punt::Roamed { tunnel: index, from });
+        }
+    }
+
+    /// An overlay packet. `last` is the flow before it in the run, and what became of it.
+    fn data(
+        &mut self,
+        buffer: &[u8],
+        plaintext: Range<usize>,
+        tunnel: &Tunnel,
+        last: &mut Option<(FlowKey, Result<(), DropReason>)>,
+    ) -> Result<(), DropReason> {
+        let packet = Packet::inbound(&buffer[plaintext.clone()])?;
+        match last {
+            Some((flow, verdict)) if *flow == packet.flow => (*verdict)?,
+            _ => {
+                let firewall = Firewall { filter: &self.snapshot.filter, conntrack: &self.forwarder.conntrack };
+                let verdict = firewall.check(&mut self.lane.flows, self.now, Direction::Inbound, &packet.flow, tunnel);
+                *last = Some((packet.flow, verdict));
+                verdict?;
+            }
+        }
+        self.lane.counters.add(Counter::PacketsIn, 1);
+        self.lane.counters.add(Counter::BytesIn, plaintext.len() as u64);
+        self.lane.coalescer.push(buffer, plaintext, &packet);
+        Ok(())
+    }
+
+    /// A message for the control plane.
+    fn message(
+        &mut self,
+        plaintext: &[u8],
+        tunnel: &Tunnel,
+        from: SocketAddr,
+        kind: MessageType,
+    ) -> Result<(), DropReason> {
+        let counter = match kind {
+            MessageType::Lighthouse => Counter::LighthouseIn,
+            MessageType::TestRequest => Counter::TestRequestsIn,
+            MessageType::TestReply => Counter::TestRepliesIn,
+            MessageType::CloseTunnel => Counter::CloseTunnelIn,
+            MessageType::Control => Counter::ControlIn,
+            MessageType::Handshake | MessageType::Data | MessageType::Relay | MessageType::RecvError => {
+                return Err(DropReason::UnknownType);
+            }
+        };
+        if plaintext.len() > MAX_MESSAGE {
+            return Err(DropReason::BadMessage);
+        }
+        let punt = Punt::Message { tunnel: tunnel.local_index, from, kind, plaintext: plaintext.to_vec() };
+        if !self.lane.punt(punt) {
+            return Err(DropReason::PuntQueueFull);
+        }
+        self.lane.counters.add(counter, 1);
+        Ok(())
+    }
 }

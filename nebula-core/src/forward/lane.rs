@@ -137,6 +137,14 @@ impl Lane {
         self.flows = FlowCache::default();
         self.last_tunnel = None;
     }
+    /// Makes sure that `bytes` more fit the arena.
+    pub(super) fn make_room(&mut self, bytes: usize) {
+        let needed = self.used + bytes;
+        if needed > self.arena.len() {
+            // Twice the need, so that growing is over after a few packets; a ping needs a few hundred bytes only.
+            self.arena.resize(needed.max((self.arena.len() * 2).min(ARENA)), 0);
+        }
+    }
     /// Adds a punt unless there are too many.
     pub(super) fn punt(&mut self, punt: Punt) -> bool {
         let fits = self.punts.len() < MAX_PUNTS;

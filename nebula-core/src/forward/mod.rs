@@ -1,5 +1,6 @@
 //! The forwarding plane: shared tables that lanes read without waiting, and one lane of scratch per thread.
 
+mod checksum;
 mod coalesce;
 mod inbound;
 mod lane;
@@ -9,7 +10,7 @@ mod route;
 mod segment;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -19,10 +20,10 @@ use ipnet::IpNet;
 
 pub use lane::Lane;
 
+use crate::Verdict;
 use crate::counters::Counters;
 use crate::firewall::{self, Conntrack, Filter};
 use crate::tunnel::TunnelTable;
-use crate::{DropReason, Verdict};
 use route::Routes;
 
 /// How an overlay (super-)packet must be cut and finished; what a virtio-net header says.
@@ -160,6 +161,10 @@ impl Forwarder {
             counters.add_to(&mut sum);
         }
         sum
+    }
+    /// Forgets flows that were idle for too long. New flows clear away old ones; this is for times without new flows.
+    pub(crate) fn expire_flows(&self, now: Instant) {
+        self.conntrack.expire(now, &self.snapshot.load().filter);
     }
     /// Flows the firewall remembers.
     #[must_use]

@@ -1,1 +1,120 @@
-//! Placeholder.
+//! Cuts a super-packet into packets of sealed size and finishes checksums (TSO, USO).
+
+use super::checksum::{self, Sum};
+use super::layout::{Layout, TCP_CWR, TCP_FIN, TCP_PSH, read_u16};
+use super::{Offload, SegmentKind};
+use crate::DropReason;
+use crate::wire::ip::Packet;
+
+/// The kernel makes at most about 1400 (64 KiB in segments of 48 bytes); what says more is no honest description.
+const MAX_SEGMENTS: usize = 2048;
+
+/// How one (super-)packet becomes packets.
+#[derive(Debug)]
+pub(super) struct Cut<'a> {
+    packet: &'a [u8],
+    shape: Shape,
+}
+
+#[derive(Debug)]
+enum Shape {
+    /// As it is, but for a checksum to finish: (start, offset).
+    Whole { checksum: Option<(u16, u16)> },
+    /// Into `count` packets with `size` bytes of payload, the last with what is left.
+    Segments { layout: Layout, size: usize, count: usize },
+}
+
+impl<'a> Cut<'a> {
+    /// Checks `offload` against the packet.
+    pub(super) fn new(packet: &'a [u8], parsed: &Packet, offload: Offload) -> Result<Self, DropReason> {
+        let shape = Self::shape(packet, parsed, offload).ok_or(DropReason::BadOffload)?;
+        Ok(Self { packet, shape })
+    }
+    fn shape(packet: &[u8], parsed: &Packet, offload: Offload) -> Option<Shape> {
+        if let Some((start, offset)) = offload.checksum {
+            // The device computes up to the end of the packet, so the field must be inside.
+            let end = usize::from(start) + usize::from(offset) + 2;
+            if end > packet.len() {
+                return None;
+            }
+        }
+        let Some(segment) = offload.segment else {
+            return Some(Shape::Whole { checksum: offload.checksum });
+        };
+        let layout = Layout::of(packet, parsed).filter(|layout| layout.kind == segment.kind)?;
+        let size = usize::from(segment.size);
+        let count = (packet.len() - layout.header).div_ceil(size.max(1));
+        if count == 1 {
+            return Some(Shape::Whole { checksum: offload.checksum });
+        }
+        let fits = size > 0 && count > 0 && count <= MAX_SEGMENTS && layout.header + size <= usize::from(u16::MAX);
+        fits.then_some(Shape::Segments { layout, size, count })
+    }
+    /// How many packets it becomes.
+    pub(super) fn count(&self) -> usize {
+        match self.shape {
+            Shape::Whole { .. } => 1,
+            Shape::Segments { count, .. } => count,
+        }
+    }
+    /// Bytes of all of them.
+    pub(super) fn total_len(&self) -> usize {
+        match &self.shape {
+            Shape::Whole { .. } => self.packet.len(),
+            Shape::Segments { layout, count, .. } => self.packet.len() + (count - 1) * layout.header,
+        }
+    }
+    /// Bytes of the `index`th.
+    pub(super) fn len(&self, index: usize) -> usize {
+        match &self.shape {
+            Shape::Whole { .. } => self.packet.len(),
+            Shape::Segments { layout, size, .. } => {
+                let payload = self.packet.len() - layout.header;
+                layout.header + (*size).min(payload - index * size)
+            }
+        }
+    }
+    /// Writes the `index`th packet into `out`, which is exactly as long as it.
+    pub(super) fn write(&self, index: usize, out: &mut [u8]) {
+        match self.shape {
+            Shape::Whole { checksum } => {
+                out.copy_from_slice(self.packet);
+                if let Some((start, offset)) = checksum {
+                    checksum::finish_partial(out, start.into(), offset.into());
+                }
+            }
+            Shape::Segments { layout, size, count } => {
+                let (header, payload) = out.split_at_mut(layout.header);
+                header.copy_from_slice(&self.packet[..layout.header]);
+                let from = layout.header + index * size;
+                payload.copy_from_slice(&self.packet[from..from + payload.len()]);
+                self.patch(header, payload, &layout, index, size, count);
+            }
+        }
+    }
+
+    fn patch(&self, header: &mut [u8], payload: &[u8], layout: &Layout, index: usize, size: usize, count: usize) {
+        let len = header.len() + payload.len();
+        if !layout.v6 {
+            let id = read_u16(header, 4).wrapping_add(index as u16);
+            header[4..6].copy_from_slice(&id.to_be_bytes());
+        }
+        layout.set_lengths(header, len);
+        if layout.kind == SegmentKind::Tcp {
+            let sequence = layout.sequence(header).wrapping_add((index * size) as u32);
+            header[layout.transport + 4..layout.transport + 8].copy_from_slice(&sequence.to_be_bytes());
+            let flags = layout.tcp_flags(header);
+            if index > 0 {
+                *flags &= !TCP_CWR;
+            }
+            if index + 1 < count {
+                *flags &= !(TCP_FIN | TCP_PSH);
+            }
+        }
+        layout.set_checksum(header, 0);
+        // Headers are whole 32-bit words, so the payload starts at an even place of the sum.
+        let pseudo: Sum = layout.pseudo_header(header, len);
+        let sum = pseudo.add(&header[layout.transport..]).add(payload);
+        layout.set_checksum(header, sum.complement());
+    }
+}

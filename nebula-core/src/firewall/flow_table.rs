@@ -1,0 +1,190 @@
+//! One shard of the flow table: a compact hash table whose entries are also linked by age.
+
+use crate::counters::Direction;
+use crate::wire::ip::FlowKey;
+
+/// Lists of entries by age: three protocol classes (each has one timeout, so age order is expiry order), and in each
+/// class those that never got an answer apart from those that did.
+const LISTS: usize = 6;
+const NONE: u32 = u32::MAX;
+
+/// An allowed flow.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) flow: FlowKey,
+    /// In which it began.
+    pub(super) direction: Direction,
+    /// Packets went both ways.
+    pub(super) answered: bool,
+    /// Of the rules that allowed it last.
+    pub(super) generation: u32,
+    pub(super) last_used: u64,
+    hash: u32,
+    newer: u32,
+    older: u32,
+}
+
+/// Position of an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct At(u32);
+
+#[derive(Debug, Clone, Copy)]
+struct List {
+    oldest: u32,
+    newest: u32,
+}
+
+/// Open addressing over 4-byte positions, so an entry is stored once and a flow costs about 80 bytes.
+#[derive(Debug)]
+pub(super) struct FlowTable {
+    /// Position of an entry plus one; 0 is empty. A power of two long, or empty.
+    slots: Vec<u32>,
+    entries: Vec<Entry>,
+    /// Positions in `entries` that are free, linked through `newer`.
+    vacant: u32,
+    len: usize,
+    lists: [List; LISTS],
+}
+
+impl Default for FlowTable {
+    fn default() -> Self {
+        let empty = List { oldest: NONE, newest: NONE };
+        Self { slots: Vec::new(), entries: Vec::new(), vacant: NONE, len: 0, lists: [empty; LISTS] }
+    }
+}
+
+impl Entry {
+    pub(super) fn new(flow: FlowKey, direction: Direction, generation: u32, now: u64) -> Self {
+        Self { flow, direction, answered: false, generation, last_used: now, hash: 0, newer: NONE, older: NONE }
+    }
+    fn list(&self) -> usize {
+        let class = match self.flow.protocol {
+            6 => 0,
+            17 => 1,
+            _ => 2,
+        };
+        class * 2 + usize::from(self.answered)
+    }
+}
+
+impl FlowTable {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+    pub(super) fn entry(&self, at: At) -> &Entry {
+        &self.entries[at.0 as usize]
+    }
+    /// The oldest entry of each list.
+    pub(super) fn oldest(&self) -> impl Iterator<Item = At> {
+        self.lists.iter().map(|list| list.oldest).filter(|at| *at != NONE).map(At)
+    }
+    pub(super) fn find(&self, hash: u64, flow: &FlowKey) -> Option<At> {
+        let hash = hash as u32;
+        let mask = self.slots.len().wrapping_sub(1);
+        let mut slot = hash as usize & mask;
+        loop {
+            let at = self.slots.get(slot)?.checked_sub(1)?;
+            let entry = &self.entries[at as usize];
+            if entry.hash == hash && entry.flow == *flow {
+                return Some(At(at));
+            }
+            slot = (slot + 1) & mask;
+        }
+    }
+    /// Notes a packet of the flow; it becomes the newest.
+    pub(super) fn touch(&mut self, At(at): At, now: u64, generation: u32, answered: bool) {
+        self.unlink(at);
+        let entry = &mut self.entries[at as usize];
+        entry.last_used = now;
+        entry.generation = generation;
+        entry.answered |= answered;
+        self.link_newest(at);
+    }
+    /// Adds a flow that is not in the table.
+    pub(super) fn insert(&mut self, hash: u64, mut entry: Entry) {
+        entry.hash = hash as u32;
+        if (self.len + 1) * 4 > self.slots.len() * 3 {
+            self.rehash((self.slots.len() * 2).max(16));
+        }
+        let at = if self.vacant == NONE {
+            self.entries.push(entry);
+            (self.entries.len() - 1) as u32
+        } else {
+            let at = self.vacant;
+            self.vacant = self.entries[at as usize].newer;
+            self.entries[at as usize] = entry;
+            at
+        };
+        self.place(at);
+        self.link_newest(at);
+        self.len += 1;
+    }
+    pub(super) fn remove(&mut self, At(at): At) {
+        self.unlink(at);
+        let mask = self.slots.len() - 1;
+        let mut hole = self.entries[at as usize].hash as usize & mask;
+        while self.slots[hole] != at + 1 {
+            hole = (hole + 1) & mask;
+        }
+        // Move later entries of the same cluster back, unless that would put them before their home.
+        let mut slot = hole;
+        loop {
+            slot = (slot + 1) & mask;
+            let Some(other) = self.slots[slot].checked_sub(1) else {
+                break;
+            };
+            let home = self.entries[other as usize].hash as usize & mask;
+            if slot.wrapping_sub(home) & mask >= slot.wrapping_sub(hole) & mask {
+                self.slots[hole] = self.slots[slot];
+                hole = slot;
+            }
+        }
+        self.slots[hole] = 0;
+        self.entries[at as usize].newer = self.vacant;
+        self.vacant = at;
+        self.len -= 1;
+    }
+    /// Gives memory back when nothing is left.
+    pub(super) fn shrink(&mut self) {
+        if self.len == 0 {
+            *self = Self::default();
+        }
+    }
+
+    fn rehash(&mut self, slots: usize) {
+        let old = std::mem::replace(&mut self.slots, vec![0; slots]);
+        for at in old.into_iter().filter_map(|slot| slot.checked_sub(1)) {
+            self.place(at);
+        }
+    }
+    fn place(&mut self, at: u32) {
+        let mask = self.slots.len() - 1;
+        let mut slot = self.entries[at as usize].hash as usize & mask;
+        while self.slots[slot] != 0 {
+            slot = (slot + 1) & mask;
+        }
+        self.slots[slot] = at + 1;
+    }
+    fn link_newest(&mut self, at: u32) {
+        let list = self.entries[at as usize].list();
+        let older = std::mem::replace(&mut self.lists[list].newest, at);
+        self.entries[at as usize].older = older;
+        self.entries[at as usize].newer = NONE;
+        match self.entries.get_mut(older as usize) {
+            Some(entry) => entry.newer = at,
+            None => self.lists[list].oldest = at,
+        }
+    }
+    fn unlink(&mut self, at: u32) {
+        let Entry { older, newer, .. } = self.entries[at as usize];
+        let list = self.entries[at as usize].list();
+        match self.entries.get_mut(older as usize) {
+            Some(entry) => entry.newer = newer,
+            None => self.lists[list].oldest = newer,
+        }
+        match self.entries.get_mut(newer as usize) {
+            Some(entry) => entry.older = older,
+            None => self.lists[list].newest = older,
+        }
+    }
+}
