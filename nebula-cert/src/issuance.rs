@@ -6,8 +6,12 @@ use serde::{Deserialize, Serialize};
 
 /// Path of the one call.
 pub const CERTIFICATE_PATH: &str = "/v1/certificate";
-/// Longest request and reply body either side accepts, in bytes.
+/// Path of the trust bundle (`GET`, with an entity tag to poll cheaply).
+pub const TRUST_PATH: &str = "/v1/trust";
+/// Longest request body the service accepts, in bytes.
 pub const MAX_BODY: usize = 64 * 1024;
+/// Longest reply body a caller must accept, in bytes: a long blocklist is part of it.
+pub const MAX_REPLY: usize = 4 * 1024 * 1024;
 
 /// Request body.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -60,6 +64,15 @@ pub struct Reply {
     pub ca: String,
     /// Blocked fingerprints, lower-case hex.
     #[serde(default)]
+    pub blocklist: Vec<String>,
+}
+
+/// Reply body of [`TRUST_PATH`]: whom to trust from now on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trust {
+    /// PEM bundle of the CAs to trust.
+    pub ca: String,
+    /// Blocked fingerprints, lower-case hex.
     pub blocklist: Vec<String>,
 }
 

@@ -1,0 +1,240 @@
+//! Overlay addresses of pods: how one is computed, allotted, and who may hold one (address management).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use nebula_cert::UnixTime;
+use serde::{Deserialize, Serialize};
+
+/// Where a pod's overlay address comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AddressMode {
+    /// Computed from the pod's primary address; needs no memory, so any number of services agree.
+    Derive,
+    /// Allotted from the overlay prefix and remembered per pod.
+    Pool,
+}
+
+/// Why a pod address has no image in an overlay prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum DeriveError {
+    /// An IPv6 pod address cannot become an IPv4 overlay address.
+    #[error("an IPv6 pod address has no image in the IPv4 overlay {0}")]
+    Family(IpNet),
+    /// All host bits are zero or, in IPv4, all one.
+    #[error("it would become {0}, the network or broadcast address of the overlay")]
+    Reserved(IpAddr),
+}
+
+/// The overlay address of a pod: its host bits in `overlay`; an IPv4 address in the low 32 bits of an IPv6 overlay.
+///
+/// # Errors
+/// The address has no image that a host may use.
+pub(crate) fn derive(pod: IpAddr, overlay: IpNet) -> Result<IpNet, DeriveError> {
+    let image = match (overlay, pod) {
+        (IpNet::V4(prefix), IpAddr::V4(pod)) => {
+            let host = pod.to_bits() & prefix.hostmask().to_bits();
+            IpAddr::V4(Ipv4Addr::from_bits(prefix.network().to_bits() | host))
+        }
+        (IpNet::V6(prefix), IpAddr::V6(pod)) => {
+            let host = pod.to_bits() & prefix.hostmask().to_bits();
+            IpAddr::V6(Ipv6Addr::from_bits(prefix.network().to_bits() | host))
+        }
+        (IpNet::V6(prefix), IpAddr::V4(pod)) => {
+            let host = u128::from(pod.to_bits()) & prefix.hostmask().to_bits();
+            IpAddr::V6(Ipv6Addr::from_bits(prefix.network().to_bits() | host))
+        }
+        (IpNet::V4(_), IpAddr::V6(_)) => return Err(DeriveError::Family(overlay)),
+    };
+    if is_usable(image, overlay) { Ok(with_prefix_of(image, overlay)) } else { Err(DeriveError::Reserved(image)) }
+}
+
+/// Whether a host may have `address` in `overlay`.
+fn is_usable(address: IpAddr, overlay: IpNet) -> bool {
+    let host_bits = overlay.max_prefix_len() - overlay.prefix_len();
+    // Prefixes of one or two addresses have neither a network nor a broadcast address (RFC 3021, RFC 6164).
+    host_bits < 2 || (address != overlay.network() && (overlay.addr().is_ipv6() || address != overlay.broadcast()))
+}
+
+fn with_prefix_of(address: IpAddr, overlay: IpNet) -> IpNet {
+    // The length came from a prefix of the same family, so it fits.
+    IpNet::new(address, overlay.prefix_len()).unwrap_or_else(|_| IpNet::from(address))
+}
+
+/// Addresses of a pool in the order they are handed out, starting after `last`, wrapping once, at most
+/// [`LONGEST_SEARCH`] of them.
+pub(crate) fn candidates(overlay: IpNet, last: Option<IpAddr>) -> impl Iterator<Item = IpNet> {
+    let base = bits(overlay.network());
+    let host_bits = u32::from(overlay.max_prefix_len() - overlay.prefix_len());
+    let hosts = 1_u128.checked_shl(host_bits).unwrap_or(u128::MAX);
+    let start = match last {
+        Some(last) if overlay.contains(&last) => bits(last) - base + 1,
+        _ => 0,
+    };
+    (0..hosts.min(LONGEST_SEARCH)).filter_map(move |step| {
+        let bits = base + (start + step) % hosts;
+        let address = match overlay {
+            IpNet::V4(_) => IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(bits).ok()?)),
+            IpNet::V6(_) => IpAddr::V6(Ipv6Addr::from_bits(bits)),
+        };
+        is_usable(address, overlay).then(|| with_prefix_of(address, overlay))
+    })
+}
+
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u128::from(address.to_bits()),
+        IpAddr::V6(address) => address.to_bits(),
+    }
+}
+
+/// Who an identity belongs to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Subject {
+    /// A host that enrolled with a token.
+    Host {
+        /// Certificate name; one host keeps it over many tokens.
+        name: String,
+    },
+    /// A pod a node vouched for.
+    Pod {
+        /// Kubernetes namespace.
+        namespace: String,
+        /// Pod name.
+        name: String,
+        /// Pod UID.
+        uid: String,
+        /// Primary address.
+        address: IpAddr,
+    },
+}
+
+/// Who holds an overlay address, and until when.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Holder {
+    /// The holder.
+    pub(crate) subject: Subject,
+    /// Last second of its longest-lived certificate or reservation.
+    pub(crate) until: UnixTime,
+}
+
+impl Holder {
+    /// Whether `asker` may have this holder's address at `now`.
+    ///
+    /// A pod whose address the primary network has given to another pod is gone: the overlay address follows the pod
+    /// address, or the new pod could not start for as long as the old certificate lives. Two *different* pod addresses
+    /// with one image mean that the overlay prefix is too small for the pod networks; that is refused.
+    #[must_use]
+    pub(crate) fn yields_to(&self, asker: &Subject, mode: AddressMode, now: UnixTime) -> bool {
+        self.until < now
+            || match (&self.subject, asker) {
+                (Subject::Host { name: held }, Subject::Host { name }) => held == name,
+                (Subject::Pod { uid: held, address: theirs, .. }, Subject::Pod { uid, address, .. }) => {
+                    held == uid || (mode == AddressMode::Derive && theirs == address)
+                }
+                _ => false,
+            }
+    }
+}
+
+impl std::fmt::Display for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Host { name } => write!(f, "host {name}"),
+            Self::Pod { namespace, name, .. } => write!(f, "pod {namespace}/{name}"),
+        }
+    }
+}
+
+/// Addresses looked at before a pool counts as full: bounds one request's work in a huge prefix.
+const LONGEST_SEARCH: u128 = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(pod: &str, overlay: &str) -> Result<String, DeriveError> {
+        derive(pod.parse().unwrap(), overlay.parse().unwrap()).map(|net| net.to_string())
+    }
+
+    fn pod(uid: &str, address: &str) -> Subject {
+        let address = address.parse().unwrap();
+        Subject::Pod { namespace: "default".into(), name: "web".into(), uid: uid.into(), address }
+    }
+
+    #[test]
+    fn host_bits_move_into_the_overlay_prefix() {
+        assert_eq!(image("10.244.3.7", "10.42.0.0/16").unwrap(), "10.42.3.7/16");
+        assert_eq!(image("192.168.77.5", "100.64.0.0/10").unwrap(), "100.104.77.5/10");
+        assert_eq!(image("2001:db8::1:2", "fd42::/64").unwrap(), "fd42::1:2/64");
+    }
+
+    #[test]
+    fn an_ipv4_pod_address_is_embedded_in_an_ipv6_overlay() {
+        assert_eq!(image("10.244.3.7", "fd42::/96").unwrap(), "fd42::af4:307/96");
+        assert_eq!(image("10.244.3.7", "fd42:1::/48").unwrap(), "fd42:1::af4:307/48");
+    }
+
+    #[test]
+    fn host_bits_of_the_overlay_itself_are_ignored() {
+        assert_eq!(image("10.244.3.7", "10.42.9.9/16").unwrap(), "10.42.3.7/16");
+    }
+
+    #[test]
+    fn network_and_broadcast_images_are_refused() {
+        assert!(matches!(image("10.244.0.0", "10.42.0.0/16"), Err(DeriveError::Reserved(_))));
+        assert!(matches!(image("10.244.255.255", "10.42.0.0/16"), Err(DeriveError::Reserved(_))));
+        assert!(matches!(image("0.0.0.0", "fd42::/96"), Err(DeriveError::Reserved(_))));
+        assert_eq!(image("10.0.0.255", "10.42.0.0/16").unwrap(), "10.42.0.255/16");
+    }
+
+    #[test]
+    fn an_ipv6_pod_has_no_ipv4_image() {
+        assert!(matches!(image("fd00::1", "10.42.0.0/16"), Err(DeriveError::Family(_))));
+    }
+
+    #[test]
+    fn pool_candidates_skip_reserved_ones_and_wrap_once() {
+        let all = |last: Option<&str>| -> Vec<String> {
+            candidates("10.0.0.0/29".parse().unwrap(), last.map(|last| last.parse().unwrap()))
+                .map(|net| net.addr().to_string())
+                .collect()
+        };
+        assert_eq!(all(None), ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6"]);
+        assert_eq!(all(Some("10.0.0.5")), ["10.0.0.6", "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"]);
+        assert_eq!(all(Some("192.0.2.1")).len(), 6);
+    }
+
+    #[test]
+    fn a_huge_pool_is_searched_only_so_far() {
+        let last = Some("fd42::ffff:ffff:ffff:fffe".parse().unwrap());
+        assert!(candidates("::/0".parse().unwrap(), None).count() <= LONGEST_SEARCH as usize);
+        assert!(candidates("fd42::/64".parse().unwrap(), last).count() <= LONGEST_SEARCH as usize);
+    }
+
+    #[test]
+    fn a_reused_pod_address_goes_to_the_newer_pod_only_when_derived() {
+        let old = Holder { subject: pod("one", "10.244.0.5"), until: 1_000 };
+        assert!(old.yields_to(&pod("two", "10.244.0.5"), AddressMode::Derive, 10));
+        assert!(!old.yields_to(&pod("two", "10.244.0.5"), AddressMode::Pool, 10));
+        assert!(old.yields_to(&pod("two", "10.244.0.5"), AddressMode::Pool, 1_001));
+    }
+
+    #[test]
+    fn two_pod_addresses_with_one_image_are_a_conflict() {
+        let held = Holder { subject: pod("one", "10.244.0.5"), until: 1_000 };
+        assert!(!held.yields_to(&pod("two", "10.245.0.5"), AddressMode::Derive, 10));
+        assert!(held.yields_to(&pod("one", "10.245.0.5"), AddressMode::Derive, 10));
+    }
+
+    #[test]
+    fn hosts_and_pods_never_take_each_others_address() {
+        let host = Subject::Host { name: "lighthouse".into() };
+        let held = Holder { subject: host.clone(), until: 1_000 };
+        assert!(held.yields_to(&host, AddressMode::Derive, 10));
+        assert!(!held.yields_to(&Subject::Host { name: "other".into() }, AddressMode::Derive, 10));
+        assert!(!held.yields_to(&pod("one", "10.244.0.5"), AddressMode::Derive, 10));
+    }
+}

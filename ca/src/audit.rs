@@ -1,0 +1,76 @@
+//! The audit log: one JSON line per certificate issued, request refused and command obeyed; never a secret.
+
+use std::{
+    fs::OpenOptions,
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::PathBuf,
+};
+
+use ipnet::IpNet;
+use nebula_cert::UnixTime;
+use serde::Serialize;
+
+use crate::time;
+
+/// Appends to the log. The file is opened for each line, so it may be rotated at any time.
+#[derive(Debug, Clone)]
+pub(crate) struct AuditLog {
+    path: PathBuf,
+}
+
+/// What happened.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Event<'a> {
+    /// `issued`, `repeated`, `refused`, `token_created` or `revoked`.
+    pub(crate) event: &'static str,
+    /// Address of the caller, or `control` for a command on the CA's own host.
+    pub(crate) source: String,
+    /// Which proof was given: `token ID` or `node`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) proof: Option<String>,
+    /// The pod or host it was about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) subject: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<&'a str>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub(crate) networks: &'a [IpNet],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub(crate) groups: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fingerprint: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) not_after: Option<String>,
+    /// Why it was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) code: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) message: Option<String>,
+}
+
+impl AuditLog {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// Writes one line. A failure is logged, not passed on: the ledger has every certificate as well.
+    pub(crate) fn write(&self, event: &Event<'_>, now: UnixTime) {
+        if let Err(error) = self.append(event, now) {
+            tracing::error!(path = %self.path.display(), %error, "cannot write the audit log");
+        }
+    }
+
+    fn append(&self, event: &Event<'_>, now: UnixTime) -> io::Result<()> {
+        #[derive(Serialize)]
+        struct Line<'a> {
+            time: String,
+            #[serde(flatten)]
+            event: &'a Event<'a>,
+        }
+        let mut line = serde_json::to_vec(&Line { time: time::rfc3339(now), event })?;
+        line.push(b'\n');
+        // One write of one line: lines of several writers do not mix.
+        OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?.write_all(&line)
+    }
+}

@@ -1,0 +1,172 @@
+//! The signing CA: its certificate, its key, and the bundle of CAs to trust.
+
+use ipnet::IpNet;
+use nebula_cert::{CaPool, Certificate, SigningKey, Template, UnixTime, Version};
+
+use crate::{
+    directory::{CA_CERTIFICATE, CA_KEY, Directory, FileError},
+    refusal::Refusal,
+    time,
+};
+
+/// A CA certificate with its key.
+pub(crate) struct Authority {
+    certificate: Certificate,
+    key: SigningKey,
+    bundle: String,
+}
+
+/// What shall be certified.
+#[derive(Debug, Clone)]
+pub(crate) struct Grant {
+    pub(crate) name: String,
+    pub(crate) networks: Vec<IpNet>,
+    pub(crate) unsafe_networks: Vec<IpNet>,
+    pub(crate) groups: Vec<String>,
+    /// Seconds.
+    pub(crate) life: i64,
+}
+
+/// Why the CA cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// A file cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Not a CA bundle.
+    #[error("ca.crt is not a bundle of Nebula CA certificates: {0}")]
+    Certificate(nebula_cert::Error),
+    /// Not a CA key.
+    #[error("ca.key is not a Nebula CA key: {0}")]
+    Key(nebula_cert::Error),
+    /// An encrypted key without a passphrase.
+    #[error("ca.key is encrypted; put its passphrase into the environment variable {PASSPHRASE}")]
+    NoPassphrase,
+    /// An encrypted key with a wrong passphrase.
+    #[error("ca.key cannot be decrypted with the passphrase in {PASSPHRASE}: {0}")]
+    WrongPassphrase(nebula_cert::Error),
+    /// Key and certificate do not belong together.
+    #[error("ca.key belongs to none of the certificates in ca.crt; the two files must be of one CA")]
+    Mismatch,
+}
+
+impl Authority {
+    /// Reads certificate and key, the latter encrypted or not.
+    pub(crate) fn read(directory: &Directory, passphrase: Option<&str>) -> Result<Self, AuthorityError> {
+        let (bundle, certificates) = read_bundle(directory)?;
+        let pem = directory.read(CA_KEY)?;
+        let key = if pem.contains(" ENCRYPTED ") {
+            let passphrase = passphrase.ok_or(AuthorityError::NoPassphrase)?;
+            SigningKey::from_encrypted_pem(pem.as_bytes(), passphrase.as_bytes())
+                .map_err(AuthorityError::WrongPassphrase)?
+        } else {
+            SigningKey::from_pem(pem.as_bytes()).map_err(AuthorityError::Key)?
+        };
+        let public_key = key.public_key();
+        let is_ours = |certificate: &Certificate| {
+            certificate.curve() == key.curve() && certificate.public_key() == public_key.as_slice()
+        };
+        let certificate = certificates.into_iter().find(is_ours).ok_or(AuthorityError::Mismatch)?;
+        Ok(Self { certificate, key, bundle })
+    }
+
+    pub(crate) fn certificate(&self) -> &Certificate {
+        &self.certificate
+    }
+
+    /// PEM of all trusted CAs.
+    pub(crate) fn bundle(&self) -> &str {
+        &self.bundle
+    }
+
+    /// Last second of a certificate of that life signed at `now`: never beyond the CA.
+    pub(crate) fn end_of_life(&self, life: i64, now: UnixTime) -> UnixTime {
+        now.saturating_add(life).min(self.certificate.not_after())
+    }
+
+    /// Refuses when the CA certificate itself is not valid.
+    pub(crate) fn check_validity(&self, now: UnixTime) -> Result<(), Refusal> {
+        let ca = &self.certificate;
+        if ca.is_expired(now) {
+            let (from, to) = (time::rfc3339(ca.not_before()), time::rfc3339(ca.not_after()));
+            return Err(Refusal::CaExpired(format!("valid from {from} to {to}")));
+        }
+        Ok(())
+    }
+
+    /// Signs for a public key of the CA's curve.
+    pub(crate) fn sign(&self, grant: &Grant, public_key: Vec<u8>, now: UnixTime) -> Result<Certificate, Refusal> {
+        self.check_validity(now)?;
+        let ca = &self.certificate;
+        let template = Template {
+            version: ca.version(),
+            curve: ca.curve(),
+            name: grant.name.clone(),
+            networks: grant.networks.clone(),
+            unsafe_networks: grant.unsafe_networks.clone(),
+            groups: grant.groups.clone(),
+            not_before: now.saturating_sub(CLOCK_SKEW).max(ca.not_before()),
+            not_after: self.end_of_life(grant.life, now),
+            public_key,
+        };
+        template.sign(ca, &self.key).map_err(Refusal::CaConstraint)
+    }
+}
+
+/// Reads the bundle of trusted CAs, without the key.
+pub(crate) fn read_bundle(directory: &Directory) -> Result<(String, Vec<Certificate>), AuthorityError> {
+    let bundle = directory.read(CA_CERTIFICATE)?;
+    // The pool checks that each is a CA with a good signature.
+    CaPool::from_pem(bundle.as_bytes()).map_err(AuthorityError::Certificate)?;
+    let certificates = Certificate::bundle_from_pem(bundle.as_bytes()).map_err(AuthorityError::Certificate)?;
+    Ok((bundle.to_string(), certificates))
+}
+
+/// Says what about a grant none of the CAs could ever sign, so that a token for it is not made in the first place.
+pub(crate) fn check_grant(grant: &Grant, authorities: &[Certificate]) -> Result<(), String> {
+    if grant.name.is_empty() || grant.name.len() > crate::policy::LONGEST_NAME {
+        return Err("the name must have 1 to 253 characters".to_owned());
+    }
+    if grant.name.chars().chain(grant.groups.iter().flat_map(|group| group.chars())).any(char::is_control) {
+        return Err("name and groups must not contain control characters".to_owned());
+    }
+    if grant.networks.is_empty() {
+        return Err("at least one network is needed, for example 10.42.0.1/16".to_owned());
+    }
+    let mut verdict = Err("there is no CA certificate".to_owned());
+    for ca in authorities {
+        verdict = check_constraints(grant, ca);
+        if verdict.is_ok() {
+            break;
+        }
+    }
+    verdict
+}
+
+fn check_constraints(grant: &Grant, ca: &Certificate) -> Result<(), String> {
+    let is_v4 = |network: &IpNet| network.addr().is_ipv4();
+    let is_v1 = ca.version() == Version::V1;
+    if is_v1 && !(grant.networks.len() == 1 && grant.networks.iter().chain(&grant.unsafe_networks).all(is_v4)) {
+        return Err("this CA is of version 1: exactly one network, and IPv4 only".to_owned());
+    }
+    // An empty list in the CA certificate means no constraint.
+    let all_within = |inner: &[IpNet], outer: &[IpNet]| -> Result<(), String> {
+        match inner.iter().find(|inner| !outer.is_empty() && !outer.iter().any(|outer| outer.trunc().contains(*inner)))
+        {
+            Some(network) => Err(format!("{network} is in none of the networks the CA certificate allows")),
+            None => Ok(()),
+        }
+    };
+    all_within(&grant.networks, ca.networks())?;
+    all_within(&grant.unsafe_networks, ca.unsafe_networks())?;
+    match grant.groups.iter().find(|group| !ca.groups().is_empty() && !ca.groups().contains(group)) {
+        Some(group) => Err(format!("{group:?} is not one of the groups the CA certificate allows")),
+        None => Ok(()),
+    }
+}
+
+/// Environment variable with the passphrase of an encrypted CA key.
+pub const PASSPHRASE: &str = "NEBULA_CA_PASSPHRASE";
+
+/// Clocks of hosts differ by seconds; a certificate must be valid at a peer as soon as its owner has it.
+const CLOCK_SKEW: i64 = 60;

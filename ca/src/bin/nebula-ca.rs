@@ -1,0 +1,368 @@
+//! `nebula-ca`: reads the command line, calls the library, prints.
+
+use std::{
+    io::{self, Write},
+    net::SocketAddr,
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::{Context, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ipnet::IpNet;
+use nebula_ca::{
+    Answer, Command, Directory, ENROLMENT_PREFIX, ListedCertificate, ListedToken, NewCa, NewToken, PASSPHRASE, Server,
+    Settings, TokenHash, call, default_tls_names, generate, now, parse_duration, time_left,
+};
+use nebula_cert::{Curve, Version};
+use tracing_subscriber::EnvFilter;
+use zeroize::Zeroizing;
+
+/// Certificate service for Nebula: signs for hosts with a one-time token and for pods their node vouches for.
+///
+/// A service lives in one directory. Start with:
+///
+///   nebula-ca init --dir /var/lib/nebula-ca --overlay 10.42.0.0/16
+///
+///   nebula-ca serve --dir /var/lib/nebula-ca --listen 127.0.0.1:8443
+///
+///   nebula-ca token create --dir /var/lib/nebula-ca --name lighthouse --network 10.42.0.1/16
+#[derive(Parser)]
+#[command(name = "nebula-ca", version, verbatim_doc_comment)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Init(Init),
+    Serve(Serve),
+    /// One-time enrolment tokens for hosts
+    #[command(subcommand)]
+    Token(Token),
+    /// List issued certificates
+    List(Listing),
+    Revoke(Revoke),
+}
+
+/// Make a new CA: its key and certificate, TLS identity, node token and policy
+///
+/// Nothing that exists is overwritten. ca.crt and ca.key are ordinary Nebula files: copy them to back the CA up.
+#[derive(Args)]
+struct Init {
+    #[command(flatten)]
+    dir: Dir,
+    /// Name of the CA certificate
+    #[arg(long, default_value = "nebula-ca")]
+    name: String,
+    /// Certificate version: 1 for peers older than Nebula 1.10, IPv4 only
+    #[arg(long = "cert-version", visible_alias = "version", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
+    version: u8,
+    /// Curve of all keys
+    #[arg(long, value_enum, default_value_t = CurveName::Curve25519)]
+    curve: CurveName,
+    /// Life of the CA
+    #[arg(long, default_value = "3650d", value_parser = duration)]
+    duration: i64,
+    /// Networks the CA may sign for, for ever; without this it may sign for any
+    #[arg(long, value_delimiter = ',', value_name = "NETWORK")]
+    networks: Vec<IpNet>,
+    /// Prefixes that pods get overlay addresses from [default: --networks, or 10.42.0.0/16]
+    #[arg(long, value_delimiter = ',', value_name = "PREFIX")]
+    overlay: Vec<IpNet>,
+    /// Host name or IP address under which clients reach the service; repeat for more [default: localhost, 127.0.0.1, ::1]
+    #[arg(long = "tls-name", value_name = "NAME")]
+    tls_names: Vec<String>,
+}
+
+/// Run the service until SIGTERM or SIGINT
+///
+/// An encrypted ca.key is opened with the passphrase in the environment variable NEBULA_CA_PASSPHRASE. What is logged is set by
+/// RUST_LOG (default: info). Each decision is also a JSON line in audit.log.
+#[derive(Args)]
+struct Serve {
+    #[command(flatten)]
+    dir: Dir,
+    /// Address and port to listen on; port 0 takes a free one and logs it
+    #[arg(long, default_value = "127.0.0.1:8443")]
+    listen: SocketAddr,
+}
+
+#[derive(Subcommand)]
+enum Token {
+    Create(CreateToken),
+    /// List tokens and what became of them
+    List(Listing),
+}
+
+/// Make a one-time token and print it; it cannot be shown again
+///
+/// Works while the service runs and while it does not. The first key the token is used with is the only one it is ever good for.
+#[derive(Args)]
+struct CreateToken {
+    #[command(flatten)]
+    dir: Dir,
+    /// Name of the certificate
+    #[arg(long)]
+    name: String,
+    /// Overlay address of the host with the length of the overlay prefix, for example 10.42.0.1/16
+    #[arg(
+        long = "network",
+        visible_alias = "networks",
+        value_delimiter = ',',
+        required = true,
+        value_name = "ADDRESS/LENGTH"
+    )]
+    networks: Vec<IpNet>,
+    /// Groups for firewall rules
+    #[arg(long, value_delimiter = ',')]
+    groups: Vec<String>,
+    /// Networks behind the host that it may route
+    #[arg(long, value_delimiter = ',', value_name = "NETWORK")]
+    unsafe_networks: Vec<IpNet>,
+    /// How long the token is accepted, at most 30d
+    #[arg(long, default_value = "1h", value_parser = duration)]
+    ttl: i64,
+    /// Life of the certificate
+    #[arg(long, default_value = "24h", value_parser = duration)]
+    life: i64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct Listing {
+    #[command(flatten)]
+    dir: Dir,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Block a certificate until it expires
+///
+/// Instances drop tunnels to it when they next fetch the blocklist. A pod that its node still vouches for gets a new certificate:
+/// delete the pod to keep it out.
+#[derive(Args)]
+struct Revoke {
+    #[command(flatten)]
+    dir: Dir,
+    /// Fingerprint, or the name of all certificates to block
+    #[arg(value_name = "FINGERPRINT|NAME")]
+    which: String,
+}
+
+#[derive(Args)]
+struct Dir {
+    /// Directory of the service
+    #[arg(long = "dir", value_name = "DIR")]
+    path: PathBuf,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum CurveName {
+    #[value(name = "25519", alias = "X25519", alias = "Curve25519", alias = "CURVE25519")]
+    Curve25519,
+    #[value(name = "P256", alias = "p256")]
+    P256,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // One line with every cause; a broken stderr leaves nobody to tell.
+            let _ = writeln!(io::stderr(), "nebula-ca: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(verb: Verb) -> anyhow::Result<()> {
+    match verb {
+        Verb::Init(init) => init.run(),
+        Verb::Serve(serve) => serve.run(),
+        Verb::Token(Token::Create(create)) => create.run(),
+        Verb::Token(Token::List(listing)) => list_tokens(&listing),
+        Verb::List(listing) => list_issued(&listing),
+        Verb::Revoke(revoke) => revoke.run(),
+    }
+}
+
+impl Init {
+    fn run(self) -> anyhow::Result<()> {
+        let directory = self.dir.open();
+        let overlay = match (self.overlay.is_empty(), self.networks.is_empty()) {
+            (false, _) => self.overlay,
+            (true, false) => self.networks.clone(),
+            (true, true) => vec![IpNet::new([10, 42, 0, 0].into(), 16)?],
+        };
+        let shown: Vec<String> = overlay.iter().map(|prefix| prefix.trunc().to_string()).collect();
+        let new = NewCa {
+            name: self.name,
+            version: if self.version == 1 { Version::V1 } else { Version::V2 },
+            curve: match self.curve {
+                CurveName::Curve25519 => Curve::Curve25519,
+                CurveName::P256 => Curve::P256,
+            },
+            life: self.duration,
+            networks: self.networks,
+            overlay,
+            tls_names: if self.tls_names.is_empty() { default_tls_names() } else { self.tls_names },
+        };
+        let at = now();
+        let ca = new.make(&directory, at)?;
+        let path = directory.path().display();
+        print(&format!(
+            "made CA {:?} in {path}: valid for {}, pods get addresses of {}\n\
+             clients need {path}/tls.crt, nodes also {path}/node.token; {path}/ca.key must never leave this host\n\
+             next: nebula-ca serve --dir {path} --listen 127.0.0.1:8443\n",
+            ca.name(),
+            time_left(ca.not_after() - at),
+            shown.join(", "),
+        ))
+    }
+}
+
+impl Serve {
+    fn run(self) -> anyhow::Result<()> {
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).init();
+        if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
+            bail!("another TLS provider is installed already");
+        }
+        let passphrase = std::env::var(PASSPHRASE).ok().map(Zeroizing::new);
+        let settings = Settings { directory: self.dir.open(), listen: self.listen, passphrase };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+        runtime.block_on(async {
+            use tokio::signal::unix::{SignalKind, signal};
+            let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
+            let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch for SIGINT")?;
+            let server = Server::open(&settings)?;
+            tracing::info!(address = %server.address()?, dir = %settings.directory.path().display(), "listening");
+            server
+                .run(async move {
+                    tokio::select! {
+                        _ = terminate.recv() => {}
+                        _ = interrupt.recv() => {}
+                    }
+                })
+                .await;
+            anyhow::Ok(())
+        })
+    }
+}
+
+impl CreateToken {
+    fn run(self) -> anyhow::Result<()> {
+        let secret = match generate(ENROLMENT_PREFIX) {
+            Ok(secret) => secret,
+            Err(error) => bail!("the system has no randomness: {error}"),
+        };
+        let command = Command::CreateToken(NewToken {
+            hash: TokenHash::of(&secret).to_hex(),
+            name: self.name,
+            networks: self.networks,
+            unsafe_networks: self.unsafe_networks,
+            groups: self.groups.into_iter().filter(|group| !group.is_empty()).collect(),
+            ttl: self.ttl,
+            life: self.life,
+        });
+        let Answer::TokenCreated(created) = ask(&self.dir, &command)? else { bail!(UNEXPECTED) };
+        if self.json {
+            let mut shown = serde_json::to_value(&created)?;
+            shown["token"] = secret.as_str().into();
+            print(&format!("{shown:#}\n"))
+        } else {
+            print(&format!("{}\n", *secret))
+        }
+    }
+}
+
+impl Revoke {
+    fn run(self) -> anyhow::Result<()> {
+        let command = Command::Revoke { which: self.which };
+        let Answer::Revoked { fingerprints, is_foreign } = ask(&self.dir, &command)? else { bail!(UNEXPECTED) };
+        let note = if is_foreign { " (not issued here; blocked for good)" } else { "" };
+        fingerprints.iter().try_for_each(|fingerprint| print(&format!("revoked {fingerprint}{note}\n")))
+    }
+}
+
+fn list_tokens(listing: &Listing) -> anyhow::Result<()> {
+    let Answer::Tokens { tokens } = ask(&listing.dir, &Command::ListTokens)? else { bail!(UNEXPECTED) };
+    if listing.json {
+        return print(&format!("{}\n", serde_json::to_string_pretty(&tokens)?));
+    }
+    let at = now();
+    let row = |listed: &ListedToken| {
+        let token = &listed.token;
+        let state = match (&token.used, token.expires < at) {
+            (Some(_), _) => "used".to_owned(),
+            (None, true) => "expired".to_owned(),
+            (None, false) => format!("open for {}", time_left(token.expires + 1 - at)),
+        };
+        [listed.id.clone(), token.name.clone(), join(&token.networks), join(&token.groups), state]
+    };
+    print(&table(["TOKEN", "NAME", "NETWORKS", "GROUPS", "STATE"], tokens.iter().map(row)))
+}
+
+fn list_issued(listing: &Listing) -> anyhow::Result<()> {
+    let Answer::Issued { certificates } = ask(&listing.dir, &Command::ListIssued)? else { bail!(UNEXPECTED) };
+    if listing.json {
+        return print(&format!("{}\n", serde_json::to_string_pretty(&certificates)?));
+    }
+    let at = now();
+    let row = |listed: &ListedCertificate| {
+        let issued = &listed.issued;
+        let left = match issued.revoked {
+            Some(_) => "revoked".to_owned(),
+            None => time_left(issued.not_after + 1 - at),
+        };
+        [issued.name.clone(), join(&issued.networks), join(&issued.groups), left, listed.fingerprint.clone()]
+    };
+    print(&table(["NAME", "NETWORKS", "GROUPS", "LEFT", "FINGERPRINT"], certificates.iter().map(row)))
+}
+
+fn ask(dir: &Dir, command: &Command) -> anyhow::Result<Answer> {
+    match call(&dir.open(), command)? {
+        Answer::Failed { message } => bail!(message),
+        answer => Ok(answer),
+    }
+}
+
+impl Dir {
+    fn open(&self) -> Directory {
+        Directory::new(&self.path)
+    }
+}
+
+fn duration(text: &str) -> Result<i64, String> {
+    parse_duration(text).map_err(|error| error.to_string())
+}
+
+fn join<T: ToString>(items: &[T]) -> String {
+    if items.is_empty() { "-".to_owned() } else { items.iter().map(T::to_string).collect::<Vec<_>>().join(",") }
+}
+
+/// Columns as wide as their widest cell, the last one ragged.
+fn table<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    let rows: Vec<[String; N]> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    let mut text = String::new();
+    for row in &rows {
+        let line: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        text.push_str(line.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Writes to standard output; a closed pipe is an error like any other.
+fn print(text: &str) -> anyhow::Result<()> {
+    io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")
+}
+
+const UNEXPECTED: &str = "the running nebula-ca gave the answer to another question; is it of another version?";

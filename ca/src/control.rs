@@ -1,0 +1,221 @@
+//! Commands of the operator, carried out on the ledger: make tokens, list, revoke.
+
+use ipnet::IpNet;
+use nebula_cert::{Certificate, Fingerprint, UnixTime};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    audit::{AuditLog, Event},
+    authority::{Grant, check_grant},
+    policy::Policy,
+    proof::token::TokenHash,
+    store::{IssuedRecord, Store, StoreError, TokenRecord},
+    time,
+};
+
+/// What an operator may ask for.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Command {
+    /// Make a one-time token; its secret never leaves the asking process.
+    CreateToken(NewToken),
+    /// List tokens.
+    ListTokens,
+    /// List certificates.
+    ListIssued,
+    /// Block certificates by fingerprint, or all valid ones of a name.
+    Revoke {
+        /// Fingerprint or certificate name.
+        which: String,
+    },
+}
+
+/// A token to be made.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewToken {
+    /// SHA-256 of the secret, lower-case hex.
+    pub hash: String,
+    /// Certificate name.
+    pub name: String,
+    /// Overlay addresses.
+    pub networks: Vec<IpNet>,
+    /// Networks behind the host.
+    pub unsafe_networks: Vec<IpNet>,
+    /// Groups.
+    pub groups: Vec<String>,
+    /// Seconds for which the token is accepted.
+    pub ttl: i64,
+    /// Seconds for which the certificate is valid.
+    pub life: i64,
+}
+
+/// The answer to a [`Command`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+pub enum Answer {
+    /// The token exists.
+    TokenCreated(ListedToken),
+    /// All tokens.
+    Tokens {
+        /// Newest last.
+        tokens: Vec<ListedToken>,
+    },
+    /// All certificates.
+    Issued {
+        /// Newest last.
+        certificates: Vec<ListedCertificate>,
+    },
+    /// These certificates are blocked.
+    Revoked {
+        /// Fingerprints, lower-case hex.
+        fingerprints: Vec<String>,
+        /// Blocked although this service did not issue it.
+        is_foreign: bool,
+    },
+    /// The command was refused.
+    Failed {
+        /// Why, and what to do.
+        message: String,
+    },
+}
+
+/// A token as listed.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ListedToken {
+    /// Short name; tells nothing about the secret.
+    pub id: String,
+    /// What it is good for.
+    #[serde(flatten)]
+    pub token: TokenRecord,
+}
+
+/// A certificate as listed.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ListedCertificate {
+    /// Fingerprint, lower-case hex.
+    pub fingerprint: String,
+    /// The certificate.
+    #[serde(flatten)]
+    pub issued: IssuedRecord,
+}
+
+/// Carries out commands on a store that this process has open.
+pub(crate) struct Operator<'a> {
+    pub(crate) store: &'a dyn Store,
+    /// The CAs that might sign; a token must suit one of them.
+    pub(crate) authorities: &'a [Certificate],
+    pub(crate) policy: &'a Policy,
+    pub(crate) audit: &'a AuditLog,
+}
+
+impl Operator<'_> {
+    /// Carries out one command.
+    pub(crate) fn obey(&self, command: &Command, now: UnixTime) -> Answer {
+        let answer = match command {
+            Command::CreateToken(token) => self.create_token(token, now),
+            Command::ListTokens => self.list_tokens(),
+            Command::ListIssued => self.list_issued(),
+            Command::Revoke { which } => self.revoke(which, now),
+        };
+        answer.unwrap_or_else(|message| Answer::Failed { message })
+    }
+
+    fn create_token(&self, token: &NewToken, now: UnixTime) -> Result<Answer, String> {
+        let hash = TokenHash::from_hex(&token.hash).ok_or("the token's hash is not 64 hex digits")?;
+        let grant = Grant {
+            name: token.name.clone(),
+            networks: token.networks.clone(),
+            unsafe_networks: token.unsafe_networks.clone(),
+            groups: token.groups.clone(),
+            life: token.life,
+        };
+        check_grant(&grant, self.authorities)?;
+        if token.life > self.policy.longest_host_life {
+            let longest = time::time_left(self.policy.longest_host_life);
+            return Err(format!("the life is longer than the policy's hosts.longest_life of {longest}"));
+        }
+        if token.life < 1 || !(1..=LONGEST_TTL).contains(&token.ttl) {
+            return Err("a token must live between 1s and 30d".to_owned());
+        }
+        let record = TokenRecord {
+            name: grant.name,
+            networks: grant.networks,
+            unsafe_networks: grant.unsafe_networks,
+            groups: grant.groups,
+            life: token.life,
+            created: now,
+            expires: now.saturating_add(token.ttl),
+            used: None,
+        };
+        if self.store.token(&hash).map_err(text)?.is_some() {
+            return Err("this token exists already".to_owned());
+        }
+        self.store.add_token(&hash, &record).map_err(text)?;
+        self.write_audit(
+            Event {
+                event: "token_created",
+                proof: Some(format!("token {}", hash.id())),
+                name: Some(&record.name),
+                networks: &record.networks,
+                groups: &record.groups,
+                not_after: Some(time::rfc3339(record.expires)),
+                ..Event::default()
+            },
+            now,
+        );
+        Ok(Answer::TokenCreated(ListedToken { id: hash.id(), token: record }))
+    }
+
+    fn list_tokens(&self) -> Result<Answer, String> {
+        let mut tokens = self.store.tokens().map_err(text)?;
+        tokens.sort_by_key(|(_, token)| token.created);
+        let tokens = tokens.into_iter().map(|(hash, token)| ListedToken { id: hash.id(), token }).collect();
+        Ok(Answer::Tokens { tokens })
+    }
+
+    fn list_issued(&self) -> Result<Answer, String> {
+        let mut issued = self.store.all_issued().map_err(text)?;
+        issued.sort_by_key(|(_, issued)| issued.issued);
+        let listed = |(fingerprint, issued): (Fingerprint, _)| ListedCertificate {
+            fingerprint: fingerprint.to_string(),
+            issued,
+        };
+        Ok(Answer::Issued { certificates: issued.into_iter().map(listed).collect() })
+    }
+
+    fn revoke(&self, which: &str, now: UnixTime) -> Result<Answer, String> {
+        let (fingerprints, is_foreign) = match which.parse::<Fingerprint>() {
+            Ok(fingerprint) => (vec![fingerprint], self.store.issued(&fingerprint).map_err(text)?.is_none()),
+            Err(_) => {
+                let is_meant = |issued: &IssuedRecord| issued.name == which && issued.not_after >= now;
+                let issued = self.store.all_issued().map_err(text)?;
+                (issued.into_iter().filter(|(_, issued)| is_meant(issued)).map(|(id, _)| id).collect(), false)
+            }
+        };
+        if fingerprints.is_empty() {
+            return Err(format!("no valid certificate has the name or fingerprint {which:?}; see `nebula-ca list`"));
+        }
+        if self.store.blocklist(now).map_err(text)?.len() + fingerprints.len() > LONGEST_BLOCKLIST {
+            return Err(format!("the blocklist is full ({LONGEST_BLOCKLIST}); replace the CA certificate instead"));
+        }
+        self.store.revoke(&fingerprints, now).map_err(text)?;
+        let fingerprints: Vec<String> = fingerprints.iter().map(ToString::to_string).collect();
+        for fingerprint in &fingerprints {
+            self.write_audit(Event { event: "revoked", fingerprint: Some(fingerprint), ..Event::default() }, now);
+        }
+        Ok(Answer::Revoked { fingerprints, is_foreign })
+    }
+
+    fn write_audit(&self, event: Event<'_>, now: UnixTime) {
+        self.audit.write(&Event { source: "control".to_owned(), ..event }, now);
+    }
+}
+
+fn text(error: StoreError) -> String {
+    error.to_string()
+}
+
+const LONGEST_TTL: i64 = 30 * 86_400;
+/// Fits into [`nebula_cert::issuance::MAX_REPLY`] with room for the rest.
+const LONGEST_BLOCKLIST: usize = 50_000;

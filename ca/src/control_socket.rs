@@ -1,0 +1,181 @@
+//! The Unix socket on which a running service takes commands: one JSON line in, one JSON line out.
+//!
+//! The store file has one owner at a time. Reaching the owner through its socket keeps every step in one process, and
+//! where no service runs the asking process becomes the owner for one command.
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Read, Write},
+    os::unix::{fs::PermissionsExt, net::UnixStream},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt},
+    net::UnixListener,
+};
+
+use crate::{
+    audit::AuditLog,
+    authority::{self, AuthorityError},
+    control::{Answer, Command, Operator},
+    directory::{AUDIT_LOG, CONTROL_SOCKET, Directory, FileError, POLICY, STORE},
+    policy::{Policy, PolicyError},
+    store::{RedbStore, StoreError},
+    time,
+};
+
+/// Why a command reached neither a service nor the store.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The socket is there but the talk failed.
+    #[error("the running nebula-ca did not answer on its control socket {}", path.display())]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// What failed.
+        #[source]
+        source: io::Error,
+    },
+    /// The answer is not one.
+    #[error("the running nebula-ca answered something else than expected; is it of another version?")]
+    Answer(#[source] serde_json::Error),
+    /// The store cannot be opened.
+    #[error("cannot use the store {STORE}")]
+    Store(#[from] StoreError),
+    /// A file of the directory cannot be read.
+    #[error("the directory is not complete; was it made with `nebula-ca init`?")]
+    File(#[from] FileError),
+    /// The policy is not valid.
+    #[error("cannot use {POLICY}")]
+    Policy(#[from] PolicyError),
+    /// The CA certificate is not valid.
+    #[error("cannot use the CA certificate")]
+    Authority(#[from] AuthorityError),
+}
+
+/// Gives a command to the running service of a directory, or carries it out where none runs.
+///
+/// # Errors
+/// Neither works. A command that was refused is an [`Answer::Failed`].
+pub fn call(directory: &Directory, command: &Command) -> Result<Answer, ControlError> {
+    let path = directory.file(CONTROL_SOCKET);
+    // A service that is starting has the store already and the socket not yet; one that is stopping, the reverse.
+    for _ in 0..ATTEMPTS {
+        match UnixStream::connect(&path) {
+            Ok(stream) => return talk(stream, command, path),
+            Err(error) if is_nobody_there(&error) => {}
+            Err(source) => return Err(ControlError::Socket { path, source }),
+        }
+        match obey_alone(directory, command) {
+            Err(ControlError::Store(StoreError::InUse)) => thread::sleep(BETWEEN_ATTEMPTS),
+            outcome => return outcome,
+        }
+    }
+    Err(StoreError::InUse.into())
+}
+
+fn is_nobody_there(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+fn obey_alone(directory: &Directory, command: &Command) -> Result<Answer, ControlError> {
+    let (_, authorities) = authority::read_bundle(directory)?;
+    let policy = Policy::parse(&directory.read(POLICY)?)?;
+    let audit = AuditLog::new(directory.file(AUDIT_LOG));
+    let store = RedbStore::open(&directory.file(STORE))?;
+    let operator = Operator { store: &store, authorities: &authorities, policy: &policy, audit: &audit };
+    Ok(operator.obey(command, time::now()))
+}
+
+fn talk(mut stream: UnixStream, command: &Command, path: PathBuf) -> Result<Answer, ControlError> {
+    let json = serde_json::to_vec(command).map_err(ControlError::Answer)?;
+    let exchange = || {
+        stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+        stream.set_write_timeout(Some(ANSWER_WITHIN))?;
+        stream.write_all(&json)?;
+        stream.write_all(b"\n")?;
+        let mut answer = String::new();
+        BufReader::new(stream.take(LONGEST_ANSWER)).read_line(&mut answer)?;
+        Ok(answer)
+    };
+    let answer: String = exchange().map_err(|source| ControlError::Socket { path, source })?;
+    serde_json::from_str(&answer).map_err(ControlError::Answer)
+}
+
+/// The listening socket; removed when dropped.
+pub(crate) struct ControlSocket {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl ControlSocket {
+    /// Listens, for the owner of the directory only. The caller owns the store, so a socket that is there is stale.
+    pub(crate) fn bind(directory: &Directory) -> io::Result<Self> {
+        let path = directory.file(CONTROL_SOCKET);
+        let unready = directory.file(".control.sock.new");
+        remove(&unready)?;
+        let listener = UnixListener::bind(&unready)?;
+        // Under its name it never has wider rights.
+        fs::set_permissions(&unready, fs::Permissions::from_mode(0o600))?;
+        fs::rename(&unready, &path)?;
+        Ok(Self { listener, path })
+    }
+
+    /// Takes commands, one at a time, for ever. `obey` may block.
+    pub(crate) async fn serve(&self, obey: impl Fn(Command) -> Answer + Clone + Send + 'static) {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, _)) => {
+                    let answered = tokio::time::timeout(ANSWER_WITHIN, answer(stream, obey.clone())).await;
+                    if let Ok(Err(error)) = answered {
+                        tracing::warn!(%error, "a command on the control socket was not answered");
+                    }
+                }
+                Err(error) => {
+                    // Out of descriptors, most likely: trying again at once would only burn the processor.
+                    tracing::warn!(%error, "cannot accept on the control socket");
+                    tokio::time::sleep(BETWEEN_ATTEMPTS).await;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the control socket");
+        }
+    }
+}
+
+async fn answer(stream: tokio::net::UnixStream, obey: impl Fn(Command) -> Answer + Send + 'static) -> io::Result<()> {
+    let (reader, mut writer) = stream.into_split();
+    let mut line = Vec::new();
+    tokio::io::BufReader::new(reader.take(LONGEST_COMMAND)).read_until(b'\n', &mut line).await?;
+    let answer = match serde_json::from_slice(&line) {
+        Ok(command) => tokio::task::spawn_blocking(move || obey(command)).await.map_err(io::Error::other)?,
+        Err(error) => Answer::Failed { message: format!("not a command of this version: {error}") },
+    };
+    let mut json = serde_json::to_vec(&answer)?;
+    json.push(b'\n');
+    writer.write_all(&json).await?;
+    writer.shutdown().await
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// In bytes; a token with many networks and groups is far below.
+const LONGEST_COMMAND: u64 = 64 * 1024;
+const LONGEST_ANSWER: u64 = 1 << 30;
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(50);
+const ATTEMPTS: u32 = 100;

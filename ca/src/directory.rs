@@ -1,0 +1,116 @@
+//! The service's directory: what each file in it is called, and how secrets are written and read.
+
+use std::{
+    fs,
+    io::{self, Write},
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use zeroize::Zeroizing;
+
+/// A directory with everything one CA service needs.
+#[derive(Debug, Clone)]
+pub struct Directory(PathBuf);
+
+/// A file of the directory cannot be read or made.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {verb} {}", path.display())]
+pub struct FileError {
+    verb: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+impl Directory {
+    /// The directory at `path`; nothing is read yet.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Path of one file.
+    #[must_use]
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Whether a file is there; a dangling link counts.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.file(name).symlink_metadata().is_ok()
+    }
+
+    /// Reads a text file; the memory is wiped afterwards, as most of these are secret.
+    ///
+    /// # Errors
+    /// It is not readable, not UTF-8, or absurdly long.
+    pub fn read(&self, name: &str) -> Result<Zeroizing<String>, FileError> {
+        let path = self.file(name);
+        let failed = |source| FileError { verb: "read", path: path.clone(), source };
+        let length = fs::metadata(&path).map_err(failed)?.len();
+        if length > LONGEST_FILE {
+            return Err(failed(io::Error::other(format!("it has {length} bytes, more than any valid one"))));
+        }
+        fs::read_to_string(&path).map(Zeroizing::new).map_err(failed)
+    }
+
+    /// Makes the directory, for its owner only, unless it exists.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn make(&self) -> Result<(), FileError> {
+        use std::os::unix::fs::DirBuilderExt;
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
+        made.map_err(|source| FileError { verb: "make directory", path: self.0.clone(), source })
+    }
+
+    /// Writes a file that does not exist yet and sees it through to the disk.
+    ///
+    /// # Errors
+    /// It exists, or cannot be written.
+    pub fn write_new(&self, name: &str, text: &str, mode: u32) -> Result<(), FileError> {
+        let path = self.file(name);
+        let write = || {
+            let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&path)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()
+        };
+        write().map_err(|source| FileError { verb: "write", path: path.clone(), source })
+    }
+
+    /// Secrets in this directory that others than the owner can read.
+    pub fn exposed_secrets(&self) -> impl Iterator<Item = PathBuf> + '_ {
+        [CA_KEY, TLS_KEY, NODE_TOKEN]
+            .into_iter()
+            .map(|name| self.file(name))
+            .filter(|path| fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o077 != 0))
+    }
+}
+
+/// CA certificates in PEM; the one that matches [`CA_KEY`] signs, all are handed out as trusted.
+pub(crate) const CA_CERTIFICATE: &str = "ca.crt";
+/// Key of the signing CA.
+pub(crate) const CA_KEY: &str = "ca.key";
+/// TLS certificate chain of the service; clients trust it.
+pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
+/// TLS key of the service.
+pub(crate) const TLS_KEY: &str = "tls.key";
+/// Secret of the node proof.
+pub(crate) const NODE_TOKEN: &str = "node.token";
+/// The policy.
+pub(crate) const POLICY: &str = "policy.jsonc";
+/// The ledger.
+pub(crate) const STORE: &str = "store.redb";
+/// One JSON line for every request that was answered or refused.
+pub(crate) const AUDIT_LOG: &str = "audit.log";
+/// How the commands reach a running service.
+pub(crate) const CONTROL_SOCKET: &str = "control.sock";
+
+const LONGEST_FILE: u64 = 4 << 20;

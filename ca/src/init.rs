@@ -1,0 +1,161 @@
+//! Makes the directory of a new CA service: CA, TLS identity, node token and policy.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use nebula_cert::{Certificate, Curve, SigningKey, Template, UnixTime, Version};
+
+use crate::{
+    directory::{CA_CERTIFICATE, CA_KEY, Directory, FileError, NODE_TOKEN, POLICY, STORE, TLS_CERTIFICATE, TLS_KEY},
+    proof::token,
+    time,
+};
+
+/// What a new service shall be like.
+#[derive(Debug, Clone)]
+pub struct NewCa {
+    /// Name of the CA certificate.
+    pub name: String,
+    /// Encoding of all certificates.
+    pub version: Version,
+    /// Curve of all keys.
+    pub curve: Curve,
+    /// Life of the CA certificate in seconds.
+    pub life: i64,
+    /// The only networks the CA may ever sign for; empty for no constraint.
+    pub networks: Vec<IpNet>,
+    /// Prefixes that pods get their addresses from.
+    pub overlay: Vec<IpNet>,
+    /// Host names and IP addresses under which clients reach the service.
+    pub tls_names: Vec<String>,
+}
+
+/// Why no service was made.
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    /// Something is there already.
+    #[error(
+        "{0} exists; nothing was changed. Use another directory, or move this CA away if it is not needed any more"
+    )]
+    Exists(String),
+    /// A file cannot be made.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The CA certificate cannot be made.
+    #[error("cannot make the CA certificate: {0}")]
+    Certificate(#[from] nebula_cert::Error),
+    /// The TLS certificate cannot be made.
+    #[error("cannot make the TLS certificate; are the --tls-name values host names or IP addresses?")]
+    Tls(#[from] rcgen::Error),
+    /// No randomness.
+    #[error("the system has no randomness: {0}")]
+    Random(getrandom::Error),
+    /// The options do not fit together.
+    #[error("the resulting policy would not be valid: {0}")]
+    Policy(#[from] crate::PolicyError),
+}
+
+impl NewCa {
+    /// Makes everything, or refuses before the first file is written. Files that are there are never overwritten.
+    ///
+    /// # Errors
+    /// Any file of the service exists, or something cannot be made.
+    pub fn make(self, directory: &Directory, now: UnixTime) -> Result<Certificate, InitError> {
+        for name in [CA_CERTIFICATE, CA_KEY, TLS_CERTIFICATE, TLS_KEY, NODE_TOKEN, POLICY, STORE] {
+            if directory.has(name) {
+                return Err(InitError::Exists(directory.file(name).display().to_string()));
+            }
+        }
+        let key = SigningKey::generate(self.curve)?;
+        let template = Template {
+            version: self.version,
+            curve: self.curve,
+            name: self.name,
+            networks: self.networks,
+            unsafe_networks: Vec::new(),
+            groups: Vec::new(),
+            not_before: now,
+            not_after: now.saturating_add(self.life),
+            public_key: key.public_key(),
+        };
+        let ca = template.self_sign(&key)?;
+        let policy = policy_text(&self.overlay);
+        crate::Policy::parse(&policy)?.check_against(&ca)?;
+        let (tls_certificate, tls_key) = tls_identity(self.tls_names, now)?;
+        let node_token = token::generate(token::NODE_PREFIX).map_err(InitError::Random)?;
+
+        directory.make()?;
+        directory.write_new(CA_KEY, &key.to_pem(), 0o600)?;
+        directory.write_new(CA_CERTIFICATE, &ca.to_pem(), 0o644)?;
+        directory.write_new(TLS_KEY, &tls_key, 0o600)?;
+        directory.write_new(TLS_CERTIFICATE, &tls_certificate, 0o644)?;
+        directory.write_new(NODE_TOKEN, &format!("{}\n", *node_token), 0o600)?;
+        directory.write_new(POLICY, &policy, 0o644)?;
+        Ok(ca)
+    }
+}
+
+/// A self-signed certificate that clients pin as their only trusted one, and its key, both in PEM.
+fn tls_identity(names: Vec<String>, now: UnixTime) -> Result<(String, zeroize::Zeroizing<String>), rcgen::Error> {
+    let mut parameters = rcgen::CertificateParams::new(names)?;
+    parameters.distinguished_name = rcgen::DistinguishedName::new();
+    parameters.distinguished_name.push(rcgen::DnType::CommonName, "nebula-ca");
+    let year = |years: i64| i32::try_from(time::year(now) + years).unwrap_or(9_999).clamp(1_970, 9_999);
+    // Pinned by copy, so its end protects nobody: long enough not to be the outage of some far night.
+    parameters.not_before = rcgen::date_time_ymd(year(-1), 1, 1);
+    parameters.not_after = rcgen::date_time_ymd(year(20), 1, 1);
+    parameters.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
+    let key = rcgen::KeyPair::generate()?;
+    let certificate = parameters.self_signed(&key)?;
+    Ok((certificate.pem(), zeroize::Zeroizing::new(key.serialize_pem())))
+}
+
+/// Names for the TLS certificate when none are given.
+#[must_use]
+pub fn default_tls_names() -> Vec<String> {
+    let loopback = [IpAddr::from([127, 0, 0, 1]), IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1])];
+    std::iter::once("localhost".to_owned()).chain(loopback.map(|address| address.to_string())).collect()
+}
+
+/// The policy file of a new service; documents every key.
+pub(crate) fn policy_text(overlay: &[IpNet]) -> String {
+    let overlay: Vec<String> = overlay.iter().map(|prefix| format!("\"{}\"", prefix.trunc())).collect();
+    POLICY_TEXT.replace("OVERLAY", &overlay.join(", "))
+}
+
+const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. Read when nebula-ca starts.
+// JSON; lines that start with // are comments. Misspelt keys are refused.
+{
+  // What a pod gets whose node presents the node token (file node.token).
+  // Without this section no node proof is accepted.
+  "pods": {
+    // Name and groups of the certificate. {name}, {namespace} and {uid} are those of the pod.
+    "name": "{name}.{namespace}.pod",
+    "groups": ["ns:{namespace}"],
+
+    // Where the overlay address comes from:
+    //   "derive"  the pod address's host bits in each overlay prefix, or the pod's IPv4 address embedded in an
+    //             IPv6 prefix of /96 or shorter. A pod that inherits a deleted pod's address inherits its overlay address.
+    //   "pool"    the next free address of each overlay prefix; free again when its last certificate has expired.
+    "address": "derive",
+
+    // One address from each of these prefixes. They are the overlay networks of the certificates.
+    "overlay": [OVERLAY],
+
+    // Networks in which the primary CNI plugin gives addresses to pods. If given, pods from elsewhere are refused, and
+    // it is checked that no two pod addresses can become one overlay address (mode "derive").
+    "pod_networks": [],
+
+    // Overlay addresses and networks no pod gets, for example those of lighthouses.
+    "reserved": [],
+
+    // Life of a pod's certificate; never longer than the CA's. Units: d, h, m, s.
+    "life": "24h"
+  },
+
+  // What a host gets is written into its enrolment token (nebula-ca token create), within this limit.
+  "hosts": {
+    "longest_life": "365d"
+  }
+}
+"#;

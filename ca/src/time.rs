@@ -1,0 +1,117 @@
+//! Durations and instants as people write and read them, and the one look at the clock.
+
+use nebula_cert::UnixTime;
+
+/// Seconds since the epoch.
+#[allow(clippy::disallowed_methods, reason = "the rim: everything inside takes the time as an argument")]
+#[must_use]
+pub fn now() -> UnixTime {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |age| i64::try_from(age.as_secs()).unwrap_or(i64::MAX))
+}
+
+/// Reads a duration such as `24h`, `1h30m` or `90s` (units `d`, `h`, `m`, `s`) into seconds.
+///
+/// # Errors
+/// Anything else, zero, and more than 100 years.
+pub fn parse_duration(text: &str) -> Result<i64, DurationError> {
+    let refuse = || DurationError(text.chars().take(40).collect());
+    let (mut total, mut rest) = (0_i64, text);
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(refuse)?;
+        let count: i64 = rest[..digits].parse().map_err(|_| refuse())?;
+        let unit = match rest.as_bytes()[digits] {
+            b'd' => 86_400,
+            b'h' => 3_600,
+            b'm' => 60,
+            b's' => 1,
+            _ => return Err(refuse()),
+        };
+        total = count.checked_mul(unit).and_then(|part| total.checked_add(part)).ok_or_else(refuse)?;
+        rest = &rest[digits + 1..];
+    }
+    if (1..=LONGEST).contains(&total) { Ok(total) } else { Err(refuse()) }
+}
+
+/// A text that is not a duration.
+#[derive(Debug, thiserror::Error)]
+#[error("not a duration between 1s and 100 years: {0:?} (write for example 24h, 1h30m or 365d)")]
+pub struct DurationError(String);
+
+/// The two largest units of a number of seconds, as `23h59m`; `expired` when nothing is left.
+#[must_use]
+pub fn time_left(seconds: i64) -> String {
+    match seconds {
+        ..=0 => "expired".to_owned(),
+        1..60 => format!("{seconds}s"),
+        60..3_600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3_600..86_400 => format!("{}h{:02}m", seconds / 3_600, seconds % 3_600 / 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds % 86_400 / 3_600),
+    }
+}
+
+/// An instant as RFC 3339 in UTC.
+#[must_use]
+pub(crate) fn rfc3339(at: UnixTime) -> String {
+    let (days, second) = (at.div_euclid(86_400), at.rem_euclid(86_400));
+    let (year, month, day) = civil(days);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3_600, second % 3_600 / 60, second % 60)
+}
+
+/// Year of an instant, in UTC.
+pub(crate) fn year(at: UnixTime) -> i64 {
+    civil(at.div_euclid(86_400)).0
+}
+
+/// Days since the epoch to year, month and day. Counts years from March, so that the leap day is the last of its year.
+fn civil(days: i64) -> (i64, i64, i64) {
+    const DAYS_IN_400_YEARS: i64 = 146_097;
+    const FROM_MARCH_0000_TO_1970: i64 = 719_468;
+    let shifted = days.saturating_add(FROM_MARCH_0000_TO_1970);
+    let (era, day_of_era) = (shifted.div_euclid(DAYS_IN_400_YEARS), shifted.rem_euclid(DAYS_IN_400_YEARS));
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let months_since_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * months_since_march + 2) / 5 + 1;
+    let month = if months_since_march < 10 { months_since_march + 3 } else { months_since_march - 9 };
+    (era * 400 + year_of_era + i64::from(month <= 2), month, day)
+}
+
+const LONGEST: i64 = 100 * 366 * 86_400;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_add_up_their_units() {
+        assert_eq!(parse_duration("24h").unwrap(), 86_400);
+        assert_eq!(parse_duration("1h30m").unwrap(), 5_400);
+        assert_eq!(parse_duration("2d1s").unwrap(), 172_801);
+    }
+
+    #[test]
+    fn nonsense_and_overflow_are_refused_not_wrapped() {
+        for text in ["", "h", "10", "-1h", "0s", "1w", "1h 1m", "9223372036854775807d", "99999999999999999999s", "1é"]
+        {
+            assert!(parse_duration(text).is_err(), "{text:?} was accepted");
+        }
+    }
+
+    #[test]
+    fn instants_read_as_utc() {
+        assert_eq!(rfc3339(0), "1970-01-01T00:00:00Z");
+        assert_eq!(rfc3339(951_827_696), "2000-02-29T12:34:56Z");
+        assert_eq!(rfc3339(4_107_542_400), "2100-03-01T00:00:00Z");
+        assert_eq!(rfc3339(-1), "1969-12-31T23:59:59Z");
+    }
+
+    #[test]
+    fn time_left_shows_two_units() {
+        assert_eq!(time_left(0), "expired");
+        assert_eq!(time_left(59), "59s");
+        assert_eq!(time_left(86_399), "23h59m");
+        assert_eq!(time_left(90_000), "1d01h");
+    }
+}
