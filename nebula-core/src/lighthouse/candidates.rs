@@ -1,1 +1,173 @@
-//! Placeholder.
+//! A peer's known endpoints, merged and ranked (ICE candidates).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+
+/// Endpoints of one peer by who named them. Every list is cut, so no source can make it grow.
+#[derive(Debug, Default)]
+pub(crate) struct Candidates {
+    learnt: Option<SocketAddr>,
+    reported: BTreeMap<IpAddr, Vec<SocketAddr>>,
+    refused: BTreeSet<SocketAddr>,
+}
+
+impl Candidates {
+    /// The peer proved to be reachable here.
+    pub(crate) fn learn(&mut self, endpoint: SocketAddr) {
+        self.learnt = Some(endpoint);
+        self.refused.clear();
+    }
+
+    /// Replaces what `lighthouse` said before.
+    pub(crate) fn report(&mut self, lighthouse: IpAddr, endpoints: Vec<SocketAddr>) {
+        self.reported.insert(lighthouse, endpoints);
+    }
+
+    /// Somebody else answered there; not tried again before a handshake succeeds.
+    pub(crate) fn refuse(&mut self, endpoint: SocketAddr) {
+        if self.refused.len() < MAX_REFUSED {
+            self.refused.insert(endpoint);
+        }
+    }
+
+    /// All usable endpoints, best first.
+    pub(crate) fn ranked(&self, fixed: &[SocketAddr], rules: &Rules<'_>) -> Vec<SocketAddr> {
+        let named = self.reported.values().flatten().chain(&self.learnt).chain(fixed);
+        let mut usable: Vec<_> = named.copied().filter(|at| rules.usable(*at) && !self.refused.contains(at)).collect();
+        usable.sort_by_key(|at| rank(*at, rules.preferred));
+        usable.dedup();
+        usable
+    }
+}
+
+/// What makes an endpoint usable and better than another.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules<'a> {
+    /// Networks of this node's certificate: an endpoint inside would be a tunnel in a tunnel.
+    pub(crate) overlay: &'a [IpNet],
+    /// Underlay networks that come first.
+    pub(crate) preferred: &'a [IpNet],
+}
+
+impl Rules<'_> {
+    pub(crate) fn usable(&self, endpoint: SocketAddr) -> bool {
+        let address = endpoint.ip();
+        endpoint.port() != 0
+            && !address.is_unspecified()
+            && !address.is_multicast()
+            && !self.overlay.iter().any(|network| network.contains(&address))
+    }
+
+    /// Cuts a list from the wire to [`MAX_PER_FAMILY`] of each family first, then drops what is not usable.
+    pub(crate) fn screen(&self, endpoints: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+        let (mut ipv4, mut ipv6) = (0, 0);
+        let within_limit = endpoints.into_iter().filter(|at| {
+            let count = if at.is_ipv4() { &mut ipv4 } else { &mut ipv6 };
+            *count += 1;
+            *count <= MAX_PER_FAMILY
+        });
+        within_limit.filter(|at| self.usable(*at)).collect()
+    }
+}
+
+/// Preferred, then IPv6, then public IPv4, then private IPv4; then by number.
+fn rank(endpoint: SocketAddr, preferred: &[IpNet]) -> (bool, bool, bool, IpAddr, u16) {
+    let address = endpoint.ip();
+    let private = matches!(address, IpAddr::V4(v4) if v4.is_private());
+    let is_preferred = preferred.iter().any(|network| network.contains(&address));
+    (!is_preferred, address.is_ipv4(), private, address, endpoint.port())
+}
+
+/// Endpoints of each family believed per source.
+pub(crate) const MAX_PER_FAMILY: usize = 10;
+const MAX_REFUSED: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO_RULES: Rules<'_> = Rules { overlay: &[], preferred: &[] };
+
+    fn endpoints(texts: &[&str]) -> Vec<SocketAddr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn endpoints_are_ranked_preferred_then_ipv6_then_public_then_private() {
+        let mut candidates = Candidates::default();
+        let lighthouse = "10.0.0.1".parse().unwrap();
+        candidates.report(
+            lighthouse,
+            endpoints(&[
+                "10.2.3.4:4242",
+                "203.0.113.9:4242",
+                "203.0.113.9:1000",
+                "[2001:db8::1]:4242",
+                "192.168.7.7:1",
+            ]),
+        );
+        let preferred = ["192.168.7.0/24".parse().unwrap()];
+        let rules = Rules { overlay: &[], preferred: &preferred };
+        assert_eq!(
+            candidates.ranked(&[], &rules),
+            endpoints(&[
+                "192.168.7.7:1",
+                "[2001:db8::1]:4242",
+                "203.0.113.9:1000",
+                "203.0.113.9:4242",
+                "10.2.3.4:4242"
+            ])
+        );
+    }
+
+    #[test]
+    fn endpoints_named_by_several_sources_appear_once() {
+        let mut candidates = Candidates::default();
+        let at = endpoints(&["203.0.113.9:4242"]);
+        candidates.report("10.0.0.1".parse().unwrap(), at.clone());
+        candidates.report("10.0.0.2".parse().unwrap(), at.clone());
+        candidates.learn(at[0]);
+        assert_eq!(candidates.ranked(&at, &NO_RULES), at);
+    }
+
+    #[test]
+    fn a_new_report_replaces_the_old_one_of_the_same_lighthouse() {
+        let mut candidates = Candidates::default();
+        let lighthouse = "10.0.0.1".parse().unwrap();
+        candidates.report(lighthouse, endpoints(&["203.0.113.1:1"]));
+        candidates.report(lighthouse, endpoints(&["203.0.113.2:1"]));
+        assert_eq!(candidates.ranked(&[], &NO_RULES), endpoints(&["203.0.113.2:1"]));
+    }
+
+    #[test]
+    fn endpoints_inside_the_overlay_are_never_used() {
+        let overlay = ["10.42.0.1/16".parse().unwrap()];
+        let rules = Rules { overlay: &overlay, preferred: &[] };
+        let fixed = endpoints(&["10.42.9.9:4242", "10.43.9.9:4242"]);
+        assert_eq!(Candidates::default().ranked(&fixed, &rules), endpoints(&["10.43.9.9:4242"]));
+    }
+
+    #[test]
+    fn an_endpoint_where_somebody_else_answered_is_left_out_until_a_handshake_succeeds() {
+        let fixed = endpoints(&["203.0.113.1:1", "203.0.113.2:1"]);
+        let mut candidates = Candidates::default();
+        candidates.refuse(fixed[0]);
+        assert_eq!(candidates.ranked(&fixed, &NO_RULES), fixed[1..]);
+        candidates.learn(fixed[1]);
+        assert_eq!(candidates.ranked(&fixed, &NO_RULES), fixed);
+    }
+
+    #[test]
+    fn a_report_is_cut_per_family_before_it_is_filtered() {
+        let overlay = ["10.42.0.1/16".parse().unwrap()];
+        let rules = Rules { overlay: &overlay, preferred: &[] };
+        let mut long: Vec<SocketAddr> = vec!["10.42.0.9:1".parse().unwrap()];
+        long.extend((0..20).map(|n| SocketAddr::from(([203, 0, 113, n], 1))));
+        long.push("[2001:db8::1]:1".parse().unwrap());
+        let screened = rules.screen(long);
+        assert_eq!(screened.iter().filter(|at| at.is_ipv4()).count(), MAX_PER_FAMILY - 1);
+        assert_eq!(screened.iter().filter(|at| at.is_ipv6()).count(), 1);
+    }
+}

@@ -1,5 +1,111 @@
 //! Rendezvous: ask lighthouses where peers are, tell them where this node is, answer for others.
 
-mod allow_list;
 mod candidates;
 mod server;
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+
+pub(crate) use candidates::{Candidates, Rules};
+pub(crate) use server::{Report, Server};
+
+use crate::config;
+
+/// The client's side: where peers may be, and where this node is.
+#[derive(Debug, Default)]
+pub(crate) struct Client {
+    peers: BTreeMap<IpAddr, Candidates>,
+    local_addresses: Vec<IpAddr>,
+}
+
+impl Client {
+    /// What is known of a peer.
+    pub(crate) fn candidates(&mut self, peer: IpAddr) -> &mut Candidates {
+        self.peers.entry(peer).or_default()
+    }
+
+    /// Where to try `peer`, best first; `fixed` comes from the configuration.
+    pub(crate) fn endpoints(&self, peer: IpAddr, fixed: &[SocketAddr], rules: &Rules<'_>) -> Vec<SocketAddr> {
+        match self.peers.get(&peer) {
+            Some(known) => known.ranked(fixed, rules),
+            None => Candidates::default().ranked(fixed, rules),
+        }
+    }
+
+    /// Drops what is known of a peer that is gone.
+    pub(crate) fn forget(&mut self, peer: IpAddr) {
+        self.peers.remove(&peer);
+    }
+
+    /// Returns whether anything changed.
+    pub(crate) fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
+        let changed = self.local_addresses != addresses;
+        self.local_addresses = addresses;
+        changed
+    }
+
+    /// What to tell the lighthouses: configured endpoints, then local addresses with the listen port.
+    pub(crate) fn advertised(
+        &self,
+        settings: &config::Lighthouse,
+        listen_port: u16,
+        rules: &Rules<'_>,
+    ) -> Vec<SocketAddr> {
+        let configured = settings.advertise.iter().map(|at| match at.port() {
+            0 => SocketAddr::new(at.ip(), listen_port),
+            _ => *at,
+        });
+        let local = self.local_addresses.iter().filter(|address| !is_local_only(**address));
+        let local = local.map(|address| SocketAddr::new(*address, listen_port));
+        let mut advertised = Vec::new();
+        for endpoint in configured.chain(local) {
+            if rules.usable(endpoint) && !advertised.contains(&endpoint) {
+                advertised.push(endpoint);
+            }
+        }
+        advertised
+    }
+}
+
+/// Of no use to anybody else.
+fn is_local_only(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local(),
+    }
+}
+
+/// The address of `host` to name to a peer with these networks: the first inside one of them, else its first.
+pub(crate) fn address_for(host: &[IpAddr], networks: &[IpNet]) -> Option<IpAddr> {
+    let shared = host.iter().find(|address| networks.iter().any(|network| network.contains(*address)));
+    shared.or_else(|| host.first()).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn configured_endpoints_are_advertised_before_local_addresses() {
+        let mut client = Client::default();
+        let addresses = ["127.0.0.1", "169.254.1.1", "::1", "fe80::1", "192.168.1.2", "10.42.0.2", "2001:db8::2"];
+        client.set_local_addresses(addresses.iter().map(|text| text.parse().unwrap()).collect());
+        let settings = config::Lighthouse {
+            advertise: vec!["203.0.113.1:0".parse().unwrap(), "203.0.113.1:99".parse().unwrap()],
+            ..config::Lighthouse::default()
+        };
+        let overlay = ["10.42.0.2/16".parse().unwrap()];
+        let advertised = client.advertised(&settings, 4242, &Rules { overlay: &overlay, preferred: &[] });
+        let expected = ["203.0.113.1:4242", "203.0.113.1:99", "192.168.1.2:4242", "[2001:db8::2]:4242"];
+        assert_eq!(advertised, expected.map(|text| text.parse().unwrap()));
+    }
+
+    #[test]
+    fn a_host_is_named_by_the_address_the_asker_can_route() {
+        let host: [IpAddr; 2] = ["fd00::2".parse().unwrap(), "10.42.0.2".parse().unwrap()];
+        assert_eq!(address_for(&host, &["10.42.0.7/16".parse().unwrap()]), Some(host[1]));
+        assert_eq!(address_for(&host, &["172.16.0.7/16".parse().unwrap()]), Some(host[0]));
+    }
+}

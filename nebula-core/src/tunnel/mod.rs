@@ -1,6 +1,7 @@
 //! A tunnel: a verified peer, where it is, and the session keys (a security association).
 
 pub mod cipher;
+pub(crate) mod liveness;
 mod replay_window;
 mod session;
 mod table;
