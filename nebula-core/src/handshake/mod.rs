@@ -6,3 +6,4 @@ mod pending;
 
 pub use machine::Completed;
 pub(crate) use machine::{Error, Initiator, Own, respond};
+pub(crate) use pending::{Pending, PendingHandshakes, Waiting};

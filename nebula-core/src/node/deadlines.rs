@@ -1,1 +1,156 @@
-//! Placeholder.
+//! What happens when each kind of deadline is due.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use nebula_cert::Version;
+
+use super::Node;
+use super::timer::Due;
+use super::tunnels::Live;
+use crate::TunnelDownReason;
+use crate::hole_punch::{Action, KEEPALIVE, PUNCH};
+use crate::tunnel::liveness::{Decision, Facts, Next};
+use crate::tunnel::{LocalIndex, Tunnel};
+use crate::wire::header::MessageType;
+
+impl Node {
+    pub(super) fn handle_due(&mut self, now: Instant, due: Due) {
+        match due {
+            Due::Handshake(peer) => self.handshake_due(now, peer),
+            Due::Tunnel(index) => self.check_tunnel(now, index),
+            Due::LighthouseUpdate => self.update_lighthouses(now),
+            Due::HolePunch => self.punch_due(now),
+        }
+    }
+
+    /// The traffic check of one tunnel.
+    fn check_tunnel(&mut self, now: Instant, index: LocalIndex) {
+        let Some(live) = self.tunnels.get(index) else { return };
+        let facts = self.facts(now, live);
+        let Some(live) = self.tunnels.get_mut(index) else { return };
+        let decision = live.liveness.decide(facts);
+        let tunnel = Arc::clone(&live.tunnel);
+        let timers = &self.config.timers;
+        let wait = match decision {
+            Decision::Alive { .. } | Decision::Idle => timers.connection_alive_interval,
+            Decision::Probe | Decision::Await => timers.pending_deletion_interval,
+            Decision::Close(reason) => return self.close_tunnel(index, reason),
+            Decision::Remove(reason) => return self.remove_tunnel(index, reason),
+        };
+        self.timer.set(Due::Tunnel(index), self.coalesced(now + wait));
+        match decision {
+            Decision::Probe => self.outbox.message(&tunnel, MessageType::TestRequest, &[]),
+            Decision::Alive { punch: true, .. } | Decision::Idle => self.keep_mapping(&tunnel),
+            _ => {}
+        }
+        match decision {
+            Decision::Alive { next: Next::Rehandshake, .. } => self.rehandshake(now, index),
+            Decision::Alive { next: Next::BecomePrimary, .. } => self.forwarder.tunnels().set_primary(&tunnel),
+            _ => {}
+        }
+    }
+
+    fn facts(&self, now: Instant, live: &Live) -> Facts {
+        let tunnel = &live.tunnel;
+        let (received, sent) = tunnel.take_traffic();
+        let own = self.config.identity.networks().first().map(ipnet::IpNet::addr);
+        let counter = tunnel.session.next_counter();
+        let certificate = self.config.identity.certificate(tunnel.own_version);
+        let certificate_in_use = certificate.is_none_or(|current| current.fingerprint() == live.own_certificate);
+        Facts {
+            received,
+            sent,
+            primary: self.is_primary(tunnel),
+            certificate_refused: self.is_refused(now, live),
+            exhausted: counter >= COUNTER_LIMIT,
+            outdated: self.is_outdated(live),
+            may_become_primary: own <= tunnel.peer_addresses.first().copied()
+                && counter < RENEW_AT
+                && certificate_in_use,
+        }
+    }
+
+    /// Whether the peer's certificate stopped being acceptable.
+    fn is_refused(&self, now: Instant, live: &Live) -> bool {
+        match self.config.trust.recheck(&live.tunnel.peer, self.unix_seconds(now)) {
+            Ok(()) => false,
+            Err(_) => self.config.disconnect_invalid,
+        }
+    }
+
+    /// Whether a successor of this tunnel would be made with something newer.
+    fn is_outdated(&self, live: &Live) -> bool {
+        let tunnel = &live.tunnel;
+        let Some(current) = self.config.identity.certificate(tunnel.own_version) else { return true };
+        current.fingerprint() != live.own_certificate
+            || self.peer_prefers(live).is_some()
+            || tunnel.own_version < self.default_version()
+            || tunnel.session.next_counter() >= RENEW_AT
+    }
+
+    /// The higher version that both sides hold but this tunnel does not use.
+    fn peer_prefers(&self, live: &Live) -> Option<Version> {
+        let theirs = live.tunnel.peer.version();
+        (theirs > live.tunnel.own_version && self.config.identity.certificate(theirs).is_some()).then_some(theirs)
+    }
+
+    fn rehandshake(&mut self, now: Instant, index: LocalIndex) {
+        let Some(live) = self.tunnels.get(index) else { return };
+        let version = self.peer_prefers(live);
+        if let Some(&peer) = live.tunnel.peer_addresses.first() {
+            self.start_handshake(now, peer, version);
+        }
+    }
+
+    /// Closes every tunnel whose peer is no longer trusted.
+    pub(super) fn close_refused(&mut self, now: Instant) {
+        let refused = self.tunnels.iter().filter(|live| self.is_refused(now, live));
+        let refused: Vec<_> = refused.map(|live| live.tunnel.local_index).collect();
+        for index in refused {
+            self.close_tunnel(index, TunnelDownReason::CertificateInvalid);
+        }
+    }
+
+    /// One byte that keeps NATs on the way open. Lighthouses hear from this node often enough.
+    fn keep_mapping(&mut self, tunnel: &Tunnel) {
+        let to_lighthouse = tunnel.peer_addresses.iter().any(|address| self.is_lighthouse(*address));
+        if self.config.punchy.punch
+            && !to_lighthouse
+            && let Some(endpoint) = tunnel.endpoint()
+        {
+            self.outbox.datagram(endpoint, KEEPALIVE.to_vec());
+        }
+    }
+
+    fn punch_due(&mut self, now: Instant) {
+        while let Some(action) = self.punches.pop(now) {
+            match action {
+                Action::Punch(endpoints) => {
+                    for endpoint in endpoints {
+                        self.outbox.datagram(endpoint, PUNCH.to_vec());
+                    }
+                }
+                Action::Respond(peer) => self.test(now, peer),
+            }
+        }
+        if let Some(next) = self.punches.next() {
+            self.timer.set(Due::HolePunch, next);
+        }
+    }
+
+    /// Sends a test request, through a new tunnel if there is none.
+    fn test(&mut self, now: Instant, peer: IpAddr) {
+        if let Some(tunnel) = self.forwarder.tunnels().by_address(peer) {
+            self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
+        } else {
+            self.start_handshake(now, peer, None);
+            self.pending.push_test(peer);
+        }
+    }
+}
+
+// Long before a counter could run out, and rare: at a million packets per second, every four and a half hours.
+const RENEW_AT: u64 = 1 << 34;
+const COUNTER_LIMIT: u64 = u64::MAX - (1 << 40);

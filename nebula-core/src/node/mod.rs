@@ -1,16 +1,35 @@
 //! The control plane: owns every control table, wires the parts together.
 
 mod deadlines;
+mod handshakes;
+mod outbox;
+mod rendezvous;
 mod timer;
+mod tunnels;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nebula_cert::{CaPool, Identity};
+use nebula_cert::{CaPool, Identity, UnixTime};
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
-use crate::{Config, Event, Forwarder, Punt, Transmit, firewall};
+use self::outbox::Outbox;
+use self::timer::{Due, Timer};
+use self::tunnels::Tunnels;
+use crate::config::RecvErrorPolicy;
+use crate::counters::Direction;
+use crate::forward::LocalPolicy;
+use crate::handshake::PendingHandshakes;
+use crate::hole_punch::HolePunch;
+use crate::lighthouse;
+use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
+use crate::wire::header::{Header, MessageType};
+use crate::{
+    Config, DropReason, Event, Forwarder, Lane, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict, firewall,
+};
 
 /// Ties the monotonic clock to the wall clock, for certificates and the handshake's Time field.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +38,17 @@ pub struct WallClock {
     pub at: Instant,
     /// Wall clock then, since the Unix epoch.
     pub unix: Duration,
+}
+
+impl WallClock {
+    /// The wall clock at `now`, since the Unix epoch.
+    #[must_use]
+    pub fn unix_at(&self, now: Instant) -> Duration {
+        match now.checked_duration_since(self.at) {
+            Some(since) => self.unix.saturating_add(since),
+            None => self.unix.saturating_sub(self.at.saturating_duration_since(now)),
+        }
+    }
 }
 
 /// A live tunnel, for people and programs that ask.
@@ -31,9 +61,9 @@ pub struct TunnelStatus {
     /// Current endpoint.
     pub endpoint: Option<SocketAddr>,
     /// Own index.
-    pub local_index: crate::tunnel::LocalIndex,
+    pub local_index: LocalIndex,
     /// Peer's index.
-    pub remote_index: crate::tunnel::RemoteIndex,
+    pub remote_index: RemoteIndex,
     /// Next send counter.
     pub message_counter: u64,
     /// Carries this node's packets to the peer.
@@ -47,72 +77,343 @@ pub struct TunnelStatus {
 /// After any `handle_*` or setter: drain [`Node::poll_transmit`], then [`Node::poll_event`], then read
 /// [`Node::poll_timeout`]. Time never goes back.
 #[derive(Debug)]
-pub struct Node {}
+pub struct Node {
+    config: Config,
+    wall: WallClock,
+    rng: ChaCha20Rng,
+    /// The latest time any verb was given.
+    now: Instant,
+    epoch: Instant,
+    timer: Timer,
+    pending: PendingHandshakes,
+    tunnels: Tunnels,
+    lighthouse: lighthouse::Client,
+    server: lighthouse::Server,
+    punches: HolePunch,
+    outbox: Outbox,
+    forwarder: Arc<Forwarder>,
+    lane: Lane,
+}
 
 impl Node {
     /// A node and its forwarding plane. `seed` feeds the only random generator.
     #[must_use]
-    pub fn new(_config: Config, _now: Instant, _wall: WallClock, _seed: [u8; 32]) -> (Self, Arc<Forwarder>) {
-        unimplemented!()
+    pub fn new(config: Config, now: Instant, wall: WallClock, seed: [u8; 32]) -> (Self, Arc<Forwarder>) {
+        let mut rng = ChaCha20Rng::from_seed(seed);
+        let key = [rng.next_u64(), rng.next_u64()];
+        let forwarder = Arc::new(Forwarder::new(local_policy(&config), now, key));
+        let lane = forwarder.lane();
+        let mut timer = Timer::default();
+        if !config.lighthouse.am_lighthouse && !config.lighthouse.hosts.is_empty() {
+            timer.set(Due::LighthouseUpdate, now);
+        }
+        let node = Self {
+            config,
+            wall,
+            rng,
+            now,
+            epoch: now,
+            timer,
+            pending: PendingHandshakes::default(),
+            tunnels: Tunnels::default(),
+            lighthouse: lighthouse::Client::default(),
+            server: lighthouse::Server::default(),
+            punches: HolePunch::default(),
+            outbox: Outbox::default(),
+            forwarder: Arc::clone(&forwarder),
+            lane,
+        };
+        (node, forwarder)
     }
+
     /// Something the forwarding plane could not finish.
-    pub fn handle_punt(&mut self, _now: Instant, _punt: Punt) {
-        unimplemented!()
+    pub fn handle_punt(&mut self, now: Instant, punt: Punt) {
+        self.now = now;
+        match punt {
+            Punt::NoTunnel { peer, packet } => self.handle_no_tunnel(now, peer, packet),
+            Punt::Handshake { from, datagram } => self.handle_handshake(now, from, &datagram),
+            Punt::RecvError { from, index } => self.handle_recv_error(from, index),
+            Punt::UnknownIndex { from, index } => self.answer_unknown_index(from, index),
+            Punt::Message { tunnel, from: _, kind, plaintext } => self.handle_message(now, tunnel, kind, &plaintext),
+            Punt::Roamed { tunnel, from } => self.handle_roamed(now, tunnel, from),
+        }
     }
+
     /// A deadline passed.
-    pub fn handle_timeout(&mut self, _now: Instant) {
-        unimplemented!()
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.now = now;
+        while let Some(due) = self.timer.pop(now) {
+            self.handle_due(now, due);
+        }
     }
+
     /// Next datagram to send.
     #[must_use]
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        unimplemented!()
+        self.outbox.next_transmit()
     }
+
     /// Next thing that happened.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {
-        unimplemented!()
+        self.outbox.next_event()
     }
+
     /// When to call [`Node::handle_timeout`]; `None`: nothing is due.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        unimplemented!()
+        self.timer.next()
     }
+
     /// Re-anchors the wall clock (start, and after a clock step).
-    pub fn set_wall_clock(&mut self, _wall: WallClock) {
-        unimplemented!()
+    pub fn set_wall_clock(&mut self, wall: WallClock) {
+        self.wall = wall;
     }
+
     /// New certificate or key: used for new handshakes at once; live tunnels re-handshake.
-    pub fn set_identity(&mut self, _now: Instant, _identity: Identity) {
-        unimplemented!()
+    pub fn set_identity(&mut self, now: Instant, identity: Identity) {
+        self.now = now;
+        self.config.identity = identity;
+        self.forwarder.set_policy(local_policy(&self.config));
     }
+
     /// New CAs or blocklist: live tunnels are checked again.
-    pub fn set_trust(&mut self, _now: Instant, _trust: CaPool) {
-        unimplemented!()
+    pub fn set_trust(&mut self, now: Instant, trust: CaPool) {
+        self.now = now;
+        self.config.trust = trust;
+        self.close_refused(now);
     }
+
     /// New rules; known flows are checked again.
-    pub fn set_firewall(&mut self, _policy: firewall::Policy) {
-        unimplemented!()
+    pub fn set_firewall(&mut self, policy: firewall::Policy) {
+        self.config.firewall = policy;
+        self.forwarder.set_policy(local_policy(&self.config));
     }
+
     /// New static endpoints (also after a DNS look-up).
-    pub fn set_static_hosts(&mut self, _now: Instant, _hosts: BTreeMap<IpAddr, Vec<SocketAddr>>) {
-        unimplemented!()
+    pub fn set_static_hosts(&mut self, now: Instant, hosts: BTreeMap<IpAddr, Vec<SocketAddr>>) {
+        self.now = now;
+        let old = std::mem::replace(&mut self.config.static_hosts, hosts);
+        let changed = self.config.static_hosts.iter().filter(|(peer, endpoints)| old.get(peer) != Some(endpoints));
+        let changed: Vec<_> = changed.map(|(peer, _)| *peer).collect();
+        for peer in changed {
+            self.retry_if_endpoints_changed(peer);
+        }
     }
+
     /// Addresses of local interfaces, to advertise to lighthouses.
-    pub fn set_local_addresses(&mut self, _addresses: Vec<IpAddr>) {
-        unimplemented!()
+    pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) {
+        if self.lighthouse.set_local_addresses(addresses) && self.has_lighthouses() {
+            self.timer.set(Due::LighthouseUpdate, self.now);
+        }
     }
+
     /// Starts a handshake if there is no tunnel.
-    pub fn connect(&mut self, _now: Instant, _peer: IpAddr) {
-        unimplemented!()
+    pub fn connect(&mut self, now: Instant, peer: IpAddr) {
+        self.now = now;
+        if self.forwarder.tunnels().by_address(peer).is_none() {
+            self.start_handshake(now, peer, None);
+        }
     }
+
     /// Closes every tunnel (sends CloseTunnel); drain transmits afterwards.
-    pub fn close_all(&mut self, _now: Instant) {
-        unimplemented!()
+    pub fn close_all(&mut self, now: Instant) {
+        self.now = now;
+        for index in self.tunnels.indexes() {
+            self.close_tunnel(index, TunnelDownReason::ClosedHere);
+        }
     }
+
     /// Live tunnels, ordered by peer address.
     #[must_use]
     pub fn tunnels(&self) -> Vec<TunnelStatus> {
-        unimplemented!()
+        let mut tunnels: Vec<_> = self.tunnels.iter().map(|live| self.status(live)).collect();
+        tunnels.sort_by(|a, b| (&a.peer, a.local_index).cmp(&(&b.peer, b.local_index)));
+        tunnels
+    }
+
+    fn status(&self, live: &tunnels::Live) -> TunnelStatus {
+        let tunnel = &live.tunnel;
+        TunnelStatus {
+            peer: tunnel.peer_addresses.clone(),
+            name: tunnel.peer.name().to_owned(),
+            endpoint: tunnel.endpoint(),
+            local_index: tunnel.local_index,
+            remote_index: tunnel.remote_index,
+            message_counter: tunnel.session.next_counter(),
+            primary: self.is_primary(tunnel),
+            handshake: live.took,
+        }
+    }
+
+    fn handle_no_tunnel(&mut self, now: Instant, peer: IpAddr, packet: PacketOwned) {
+        if self.forwarder.tunnels().by_address(peer).is_some() {
+            // The tunnel came up while the punt was on its way.
+            self.forward(now, packet);
+            return;
+        }
+        self.start_handshake(now, peer, None);
+        if !self.pending.push_packet(peer, packet) {
+            self.count(DropReason::PendingFull);
+        }
+    }
+
+    fn handle_message(&mut self, now: Instant, index: LocalIndex, kind: MessageType, body: &[u8]) {
+        let Some(tunnel) = self.tunnels.get(index).map(|live| Arc::clone(&live.tunnel)) else { return };
+        match kind {
+            MessageType::Lighthouse => self.handle_lighthouse_message(now, &tunnel, body),
+            MessageType::TestRequest => self.outbox.message(&tunnel, MessageType::TestReply, body),
+            MessageType::CloseTunnel => self.remove_tunnel(index, TunnelDownReason::ClosedByPeer),
+            // That it came is all it says; the data path noted it.
+            MessageType::TestReply => {}
+            MessageType::Handshake
+            | MessageType::Data
+            | MessageType::Relay
+            | MessageType::RecvError
+            | MessageType::Control => self.count(DropReason::BadMessage),
+        }
+    }
+
+    /// Follows a peer whose authenticated traffic comes from elsewhere.
+    fn handle_roamed(&mut self, now: Instant, index: LocalIndex, from: SocketAddr) {
+        let Some(live) = self.tunnels.get_mut(index) else { return };
+        let old = live.tunnel.endpoint();
+        let flaps_back = live.left.is_some_and(|(place, at)| place == from && now < at + NO_RETURN);
+        if old == Some(from) || flaps_back {
+            return;
+        }
+        live.left = old.map(|place| (place, now));
+        live.tunnel.set_endpoint(Some(from));
+        let peer = live.tunnel.peer_addresses.clone();
+        for &address in &peer {
+            self.lighthouse.candidates(address).learn(from);
+        }
+        self.outbox.event(Event::Roamed { peer, endpoint: from });
+    }
+
+    /// The peer does not know the tunnel any more. Unauthenticated, so only believed from where the peer is.
+    fn handle_recv_error(&mut self, from: SocketAddr, index: RemoteIndex) {
+        if !applies(self.config.accept_recv_error, from) {
+            return;
+        }
+        let of_peer = self.tunnels.of_remote(index);
+        let lost = of_peer.filter(|live| live.tunnel.endpoint().is_none_or(|endpoint| endpoint == from));
+        let lost: Vec<_> = lost.map(|live| live.tunnel.local_index).collect();
+        for index in lost {
+            self.remove_tunnel(index, TunnelDownReason::RecvError);
+        }
+    }
+
+    fn answer_unknown_index(&mut self, from: SocketAddr, index: u32) {
+        if applies(self.config.send_recv_error, from) {
+            let header = Header { kind: MessageType::RecvError, index, counter: 0 };
+            self.outbox.datagram(from, header.to_bytes().to_vec());
+        }
+    }
+
+    /// Tells the peer and removes the tunnel.
+    fn close_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
+        if let Some(live) = self.tunnels.get(index) {
+            self.outbox.message(&live.tunnel, MessageType::CloseTunnel, &[]);
+        }
+        self.remove_tunnel(index, reason);
+    }
+
+    /// Removes a tunnel here; the youngest other one to the same peer takes over.
+    fn remove_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
+        let Some(live) = self.tunnels.remove(index) else { return };
+        self.timer.cancel(Due::Tunnel(index));
+        self.forwarder.tunnels().retire(index);
+        let peer = live.tunnel.peer_addresses.clone();
+        for &address in &peer {
+            if self.forwarder.tunnels().by_address(address).is_none() {
+                if let Some(heir) = self.tunnels.youngest(address) {
+                    self.forwarder.tunnels().set_primary(heir);
+                } else if reason != TunnelDownReason::RecvError && !self.pending.contains(address) {
+                    // After a recv_error the peer is known to be where it was.
+                    self.lighthouse.forget(address);
+                }
+            }
+        }
+        let gone = peer.iter().all(|address| self.tunnels.of_peer(*address).is_empty());
+        if gone {
+            self.server.forget(&peer);
+        }
+        if gone && reason == TunnelDownReason::RecvError && peer.iter().any(|address| self.is_lighthouse(*address)) {
+            self.timer.set(Due::LighthouseUpdate, self.now);
+        }
+        self.outbox.event(Event::TunnelDown { peer, local_index: index, reason });
+    }
+
+    /// Sends an overlay packet through the forwarding plane, as a data lane would.
+    fn forward(&mut self, now: Instant, mut packet: PacketOwned) {
+        self.lane.clear();
+        let verdict = self.forwarder.outbound(&mut self.lane, now, &mut packet.bytes, packet.offload);
+        if verdict == Verdict::Transmit {
+            for run in self.lane.runs() {
+                for datagram in self.lane.arena()[run.range.clone()].chunks(run.segment_size.max(1)) {
+                    self.outbox.datagram(run.to, datagram.to_vec());
+                }
+            }
+        }
+        // A second punt would go round in circles.
+        self.lane.take_punts().for_each(drop);
+        self.lane.clear();
+    }
+
+    fn is_own_address(&self, address: IpAddr) -> bool {
+        self.config.identity.networks().iter().any(|network| network.addr() == address)
+    }
+
+    fn is_primary(&self, tunnel: &Arc<Tunnel>) -> bool {
+        let first = tunnel.peer_addresses.first();
+        let primary = first.and_then(|address| self.forwarder.tunnels().by_address(*address));
+        primary.is_some_and(|primary| Arc::ptr_eq(&primary, tunnel))
+    }
+
+    /// Counts what was refused here.
+    fn count(&self, reason: DropReason) {
+        let direction = if reason == DropReason::PendingFull { Direction::Outbound } else { Direction::Inbound };
+        self.lane.counters().drop_many(direction, reason, 1);
+    }
+
+    fn unix_seconds(&self, now: Instant) -> UnixTime {
+        UnixTime::try_from(self.wall.unix_at(now).as_secs()).unwrap_or(UnixTime::MAX)
+    }
+
+    /// Rounds a check up to a common grid, so that many tunnels wake the thread once.
+    fn coalesced(&self, at: Instant) -> Instant {
+        let since = at.saturating_duration_since(self.epoch);
+        let over = since.as_nanos() % GRID.as_nanos();
+        let missing = if over == 0 { 0 } else { GRID.as_nanos() - over };
+        at + Duration::from_nanos(u64::try_from(missing).unwrap_or_default())
     }
 }
+
+/// What the forwarding plane has to know of the configuration.
+fn local_policy(config: &Config) -> LocalPolicy {
+    let certificate = config.identity.primary();
+    LocalPolicy {
+        networks: certificate.networks().to_vec(),
+        unsafe_networks: certificate.unsafe_networks().to_vec(),
+        drop_local_broadcast: config.drop_local_broadcast,
+        drop_multicast: config.drop_multicast,
+        firewall: config.firewall.clone(),
+    }
+}
+
+/// Whether the policy covers this underlay address.
+fn applies(policy: RecvErrorPolicy, address: SocketAddr) -> bool {
+    match policy {
+        RecvErrorPolicy::Always => true,
+        RecvErrorPolicy::Never => false,
+        RecvErrorPolicy::Private => match address.ip() {
+            IpAddr::V4(v4) => v4.is_private(),
+            IpAddr::V6(v6) => v6.is_unique_local(),
+        },
+    }
+}
+
+// Two paths of a peer that both carry traffic must not make the tunnel flap.
+const NO_RETURN: Duration = Duration::from_secs(2);
+const GRID: Duration = Duration::from_millis(500);

@@ -1,1 +1,100 @@
-//! Placeholder.
+//! One queue of deadlines, keyed by what is due: setting a key again moves it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Instant;
+
+use crate::tunnel::LocalIndex;
+
+/// What becomes due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Due {
+    /// Next attempt of the handshake with this peer.
+    Handshake(IpAddr),
+    /// Traffic check of this tunnel.
+    Tunnel(LocalIndex),
+    /// Tell the lighthouses where this node is.
+    LighthouseUpdate,
+    /// The oldest scheduled hole punch.
+    HolePunch,
+}
+
+/// Deadlines in order of time. A key has at most one.
+#[derive(Debug, Default)]
+pub(super) struct Timer {
+    order: BTreeSet<(Instant, Due)>,
+    at: BTreeMap<Due, Instant>,
+}
+
+impl Timer {
+    pub(super) fn set(&mut self, due: Due, at: Instant) {
+        if let Some(old) = self.at.insert(due, at) {
+            self.order.remove(&(old, due));
+        }
+        self.order.insert((at, due));
+    }
+
+    pub(super) fn cancel(&mut self, due: Due) {
+        if let Some(old) = self.at.remove(&due) {
+            self.order.remove(&(old, due));
+        }
+    }
+
+    /// Takes the earliest deadline that is not after `now`.
+    pub(super) fn pop(&mut self, now: Instant) -> Option<Due> {
+        let &(at, due) = self.order.first().filter(|(at, _)| *at <= now)?;
+        self.order.remove(&(at, due));
+        self.at.remove(&due);
+        Some(due)
+    }
+
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.order.first().map(|(at, _)| *at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
+    fn base() -> Instant {
+        Instant::now()
+    }
+
+    #[test]
+    fn deadlines_come_out_in_order_of_time_and_not_early() {
+        let start = base();
+        let mut timer = Timer::default();
+        timer.set(Due::Tunnel(LocalIndex(1)), start + Duration::from_secs(2));
+        timer.set(Due::LighthouseUpdate, start + Duration::from_secs(1));
+        assert_eq!(timer.pop(start), None);
+        assert_eq!(timer.next(), Some(start + Duration::from_secs(1)));
+        let late = start + Duration::from_secs(5);
+        assert_eq!(timer.pop(late), Some(Due::LighthouseUpdate));
+        assert_eq!(timer.pop(late), Some(Due::Tunnel(LocalIndex(1))));
+        assert_eq!(timer.pop(late), None);
+    }
+
+    #[test]
+    fn setting_a_key_again_moves_its_deadline() {
+        let start = base();
+        let mut timer = Timer::default();
+        timer.set(Due::HolePunch, start);
+        timer.set(Due::HolePunch, start + Duration::from_secs(3));
+        assert_eq!(timer.pop(start + Duration::from_secs(1)), None);
+        assert_eq!(timer.pop(start + Duration::from_secs(3)), Some(Due::HolePunch));
+        assert_eq!(timer.next(), None);
+    }
+
+    #[test]
+    fn a_cancelled_deadline_never_fires() {
+        let start = base();
+        let mut timer = Timer::default();
+        timer.set(Due::LighthouseUpdate, start);
+        timer.cancel(Due::LighthouseUpdate);
+        assert_eq!(timer.pop(start + Duration::from_secs(1)), None);
+    }
+}

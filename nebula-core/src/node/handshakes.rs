@@ -1,0 +1,337 @@
+//! Starts handshakes, answers those of others, and puts finished ones to use.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nebula_cert::{Fingerprint, Version};
+use rand_chacha::rand_core::RngCore as _;
+
+use super::Node;
+use super::outbox::seal;
+use super::timer::Due;
+use super::tunnels::{Live, Opening};
+use crate::handshake::{Completed, Error, Initiator, Own, Pending, Waiting, respond};
+use crate::tunnel::liveness::Liveness;
+use crate::tunnel::{LocalIndex, Tunnel};
+use crate::wire::header::{HEADER_LEN, Header, MessageType};
+use crate::{DropReason, Event, TunnelDownReason};
+
+impl Node {
+    /// Starts a handshake unless one is under way. `version` forces that of the own certificate.
+    pub(super) fn start_handshake(&mut self, now: Instant, peer: IpAddr, version: Option<Version>) {
+        self.start_handshake_with(now, peer, version, Waiting::default());
+    }
+
+    fn start_handshake_with(&mut self, now: Instant, peer: IpAddr, version: Option<Version>, waiting: Waiting) {
+        if self.pending.contains(peer) || self.is_own_address(peer) {
+            return;
+        }
+        let version = version.unwrap_or_else(|| self.version_towards(peer));
+        let Some(own_certificate) =
+            self.config.identity.certificate(version).map(nebula_cert::Certificate::fingerprint)
+        else {
+            return;
+        };
+        if !self.pending.has_room() {
+            self.count(DropReason::PendingFull);
+            return;
+        }
+        let Some(local_index) = self.reserve_index() else { return };
+        let seed = self.random_seed();
+        let (machine, message) = match Initiator::start(self.own(now), version, local_index, seed) {
+            Ok(started) => started,
+            Err(error) => {
+                self.forwarder.tunnels().release(local_index);
+                tracing::warn!(%peer, error = %error, "cannot start a handshake");
+                return;
+            }
+        };
+        self.pending.insert(peer, Pending::new(local_index, own_certificate, machine, message, now, waiting));
+        self.timer.set(Due::Handshake(peer), now + self.config.handshakes.try_interval);
+        self.ask_lighthouses(now, peer);
+        if !self.endpoints_of(peer).is_empty() {
+            self.attempt(peer);
+        }
+    }
+
+    /// The pause after the last attempt is over.
+    pub(super) fn handshake_due(&mut self, now: Instant, peer: IpAddr) {
+        let retries = self.config.handshakes.retries;
+        let Some(pending) = self.pending.get_mut(peer) else { return };
+        if pending.attempts >= retries {
+            let after = now.saturating_duration_since(pending.started);
+            self.abandon(peer);
+            self.forget_if_gone(peer);
+            self.outbox.event(Event::HandshakeTimedOut { peer, after });
+            return;
+        }
+        self.attempt(peer);
+        let Some(pending) = self.pending.get_mut(peer) else { return };
+        let (attempts, pause) = (pending.attempts, pending.pause(self.config.handshakes.try_interval));
+        self.timer.set(Due::Handshake(peer), now + pause);
+        if attempts == ASK_AGAIN_AT && self.endpoints_of(peer).len() <= 1 {
+            self.ask_lighthouses(now, peer);
+        }
+    }
+
+    /// Tries at once if the peer may be somewhere new. Counts as an attempt, but moves no timer.
+    pub(super) fn retry_if_endpoints_changed(&mut self, peer: IpAddr) {
+        let endpoints = self.endpoints_of(peer);
+        let retries = self.config.handshakes.retries;
+        if self.pending.get_mut(peer).is_some_and(|it| it.attempts < retries && it.tried != endpoints) {
+            self.attempt(peer);
+        }
+    }
+
+    /// Sends message 1 to every endpoint known.
+    fn attempt(&mut self, peer: IpAddr) {
+        let endpoints = self.endpoints_of(peer);
+        let Some(pending) = self.pending.get_mut(peer) else { return };
+        pending.attempts += 1;
+        for &endpoint in &endpoints {
+            self.outbox.datagram(endpoint, pending.message.clone());
+        }
+        pending.tried = endpoints;
+    }
+
+    /// Ends a handshake without result.
+    fn abandon(&mut self, peer: IpAddr) -> Option<(Pending, Waiting)> {
+        let (pending, waiting) = self.pending.remove(peer)?;
+        self.timer.cancel(Due::Handshake(peer));
+        self.forwarder.tunnels().release(pending.local_index);
+        Some((pending, waiting))
+    }
+
+    fn forget_if_gone(&mut self, peer: IpAddr) {
+        if self.tunnels.of_peer(peer).is_empty() {
+            self.lighthouse.forget(peer);
+        }
+    }
+
+    /// A datagram of type 0.
+    pub(super) fn handle_handshake(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
+        match Header::parse(datagram) {
+            Ok(Header { kind: MessageType::Handshake, counter: 1, index: 0 }) => {
+                self.handle_first_message(now, from, datagram);
+            }
+            Ok(Header { kind: MessageType::Handshake, counter: 2.., index }) if index != 0 => {
+                self.handle_second_message(now, from, LocalIndex(index), datagram);
+            }
+            _ => self.count(DropReason::BadHandshake),
+        }
+    }
+
+    fn handle_first_message(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
+        let digest = Opening::digest(&datagram[HEADER_LEN..]);
+        if let Some(live) = self.tunnels.opened_by(&digest) {
+            let reply = live.opening.as_ref().map(|opening| opening.reply.to_vec()).unwrap_or_default();
+            self.outbox.datagram(from, reply);
+            return;
+        }
+        let Some(local_index) = self.reserve_index() else { return };
+        let seed = self.random_seed();
+        let at = self.unix_seconds(now);
+        let answer = respond(self.own(now), local_index, seed, datagram, &self.config.trust, at);
+        let (done, reply) = match answer {
+            Ok((done, reply)) if self.peer_is_acceptable(&done) => (done, reply),
+            outcome => {
+                self.forwarder.tunnels().release(local_index);
+                let reason = outcome.err().map_or_else(|| OWN_ADDRESS.to_owned(), |error| describe(&error));
+                self.refused(from, reason);
+                return;
+            }
+        };
+        let peer = done.peer.networks()[0].addr();
+        if let Some(primary) = self.forwarder.tunnels().by_address(peer)
+            && !primary.initiator
+            && primary.peer_time >= done.peer_time
+        {
+            self.forwarder.tunnels().release(local_index);
+            self.outbox.message(&primary, MessageType::TestRequest, &[]);
+            return;
+        }
+        let own_certificate = self.fingerprint(done.own_version);
+        self.outbox.datagram(from, reply.clone());
+        let opening = Some(Opening { digest, reply: reply.into_boxed_slice() });
+        self.establish(now, done, from, own_certificate, opening, None);
+    }
+
+    fn handle_second_message(&mut self, now: Instant, from: SocketAddr, index: LocalIndex, datagram: &[u8]) {
+        let Some(peer) = self.pending.peer_of(index) else {
+            self.count(DropReason::BadHandshake);
+            return;
+        };
+        let at = self.unix_seconds(now);
+        let Some(pending) = self.pending.get_mut(peer) else { return };
+        match pending.machine.finish(datagram, &self.config.trust, at) {
+            // Anybody can send this; the answer of the peer may still come.
+            Err(Error::Noise(_)) => self.count(DropReason::BadHandshake),
+            Err(error) => {
+                self.refused(from, describe(&error));
+                self.restart_elsewhere(now, peer, from);
+            }
+            Ok(done) if !self.peer_is_acceptable(&done) => {
+                self.refused(from, OWN_ADDRESS.to_owned());
+                self.restart_elsewhere(now, peer, from);
+            }
+            Ok(done) if done.peer.networks().iter().all(|network| network.addr() != peer) => {
+                self.refused(from, format!("{} answered for {peer}", done.peer.name()));
+                let stranger = Tunnel::new(done, Some(from));
+                if let Some(close) = seal(&stranger, MessageType::CloseTunnel, &[]) {
+                    self.outbox.datagram(from, close);
+                }
+                self.restart_elsewhere(now, peer, from);
+            }
+            Ok(done) => {
+                let Some((pending, waiting)) = self.pending.remove(peer) else { return };
+                self.timer.cancel(Due::Handshake(peer));
+                let took = now.saturating_duration_since(pending.started);
+                self.establish(now, done, from, pending.own_certificate, None, Some(took));
+                self.flush(now, peer, waiting);
+            }
+        }
+    }
+
+    /// Somebody else lives at `wrong`: starts over at the other endpoints, with what waits.
+    fn restart_elsewhere(&mut self, now: Instant, peer: IpAddr, wrong: SocketAddr) {
+        let Some((old, waiting)) = self.abandon(peer) else { return };
+        self.lighthouse.candidates(peer).refuse(wrong);
+        if old.attempts < self.config.handshakes.retries {
+            self.start_handshake_with(now, peer, None, waiting);
+            if let Some(pending) = self.pending.get_mut(peer) {
+                // Wrong answers must not keep a handshake alive for ever.
+                pending.attempts = pending.attempts.max(old.attempts + 1);
+                pending.started = old.started;
+            }
+        } else {
+            let after = now.saturating_duration_since(old.started);
+            self.forget_if_gone(peer);
+            self.outbox.event(Event::HandshakeTimedOut { peer, after });
+        }
+    }
+
+    /// Puts a finished handshake to use as the primary tunnel of its peer.
+    fn establish(
+        &mut self,
+        now: Instant,
+        done: Completed,
+        from: SocketAddr,
+        own_certificate: Fingerprint,
+        opening: Option<Opening>,
+        took: Option<Duration>,
+    ) {
+        let tunnel = Arc::new(Tunnel::new(done, Some(from)));
+        self.forwarder.tunnels().publish(Arc::clone(&tunnel));
+        self.forwarder.tunnels().set_primary(&tunnel);
+        self.timer
+            .set(Due::Tunnel(tunnel.local_index), self.coalesced(now + self.config.timers.connection_alive_interval));
+        self.outbox.event(Event::TunnelUp {
+            peer: tunnel.peer_addresses.clone(),
+            name: tunnel.peer.name().to_owned(),
+            endpoint: from,
+            local_index: tunnel.local_index,
+            initiator: tunnel.initiator,
+            took: took.unwrap_or_default(),
+        });
+        self.tunnels.insert(Live {
+            tunnel: Arc::clone(&tunnel),
+            liveness: Liveness::default(),
+            own_certificate,
+            took,
+            opening,
+            left: None,
+        });
+        for &address in &tunnel.peer_addresses {
+            self.lighthouse.candidates(address).learn(from);
+            while let &[oldest, _, _, _, _, _, ..] = self.tunnels.of_peer(address) {
+                self.remove_tunnel(oldest, TunnelDownReason::Superseded);
+            }
+            for packet in self.pending.take_packets(address) {
+                self.forward(now, packet);
+            }
+        }
+        if tunnel.peer_addresses.iter().any(|address| self.is_lighthouse(*address)) {
+            self.send_update(&tunnel);
+        }
+    }
+
+    /// Sends what waited for the tunnel to `peer`.
+    fn flush(&mut self, now: Instant, peer: IpAddr, waiting: Waiting) {
+        let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return };
+        for subject in waiting.queries {
+            self.send_query(&tunnel, subject);
+        }
+        if waiting.test {
+            self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
+        }
+        for packet in waiting.packets {
+            self.forward(now, packet);
+        }
+    }
+
+    fn refused(&mut self, from: SocketAddr, reason: String) {
+        self.count(DropReason::BadHandshake);
+        self.outbox.event(Event::HandshakeRefused { from, reason });
+    }
+
+    /// Nobody may claim an address of this node, not even this node itself.
+    fn peer_is_acceptable(&self, done: &Completed) -> bool {
+        !done.peer.networks().is_empty()
+            && !done.peer.networks().iter().any(|network| self.is_own_address(network.addr()))
+    }
+
+    fn own(&self, now: Instant) -> Own<'_> {
+        let time = u64::try_from(self.wall.unix_at(now).as_nanos()).unwrap_or(u64::MAX);
+        Own {
+            identity: &self.config.identity,
+            default_version: self.default_version(),
+            cipher: self.config.cipher,
+            time,
+        }
+    }
+
+    /// Version of the own certificate to initiate with.
+    pub(super) fn default_version(&self) -> Version {
+        let has = |version: &Version| self.config.identity.certificate(*version).is_some();
+        let first_held = if has(&Version::V1) { Version::V1 } else { Version::V2 };
+        self.config.initiating_version.filter(has).unwrap_or(first_held)
+    }
+
+    /// A version 1 certificate says nothing to a peer with an IPv6 address.
+    fn version_towards(&self, peer: IpAddr) -> Version {
+        let has_v2 = self.config.identity.certificate(Version::V2).is_some();
+        if peer.is_ipv6() && has_v2 { Version::V2 } else { self.default_version() }
+    }
+
+    /// Of the own certificate of that version; of the primary one if there is none.
+    fn fingerprint(&self, version: Version) -> Fingerprint {
+        let identity = &self.config.identity;
+        identity.certificate(version).unwrap_or_else(|| identity.primary()).fingerprint()
+    }
+
+    fn reserve_index(&mut self) -> Option<LocalIndex> {
+        self.forwarder.tunnels().reserve(self.rng.next_u32())
+    }
+
+    fn random_seed(&mut self) -> [u8; 32] {
+        let mut seed = [0; 32];
+        self.rng.fill_bytes(&mut seed);
+        seed
+    }
+}
+
+/// The error with its causes, for people.
+fn describe(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    text
+}
+
+const OWN_ADDRESS: &str = "the peer's certificate claims an address of this node, or none";
+/// The attempt at which lighthouses are asked once more.
+const ASK_AGAIN_AT: u32 = 5;

@@ -1,0 +1,54 @@
+//! What the control plane wants to say: datagrams and events, in order.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use crate::tunnel::Tunnel;
+use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
+use crate::{Event, Transmit};
+
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    transmits: VecDeque<Transmit>,
+    events: VecDeque<Event>,
+}
+
+impl Outbox {
+    pub(super) fn datagram(&mut self, to: SocketAddr, datagram: Vec<u8>) {
+        self.transmits.push_back(Transmit { to, datagram });
+    }
+
+    /// Seals a message into the tunnel. Nothing is sent if the tunnel has no endpoint or no counter left.
+    pub(super) fn message(&mut self, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
+        if let Some(to) = tunnel.endpoint()
+            && let Some(datagram) = seal(tunnel, kind, body)
+        {
+            tunnel.mark_sent();
+            self.datagram(to, datagram);
+        }
+    }
+
+    pub(super) fn event(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    pub(super) fn next_transmit(&mut self) -> Option<Transmit> {
+        self.transmits.pop_front()
+    }
+
+    pub(super) fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+}
+
+/// A complete datagram with the next counter of `tunnel`; `None` if the counter is used up.
+pub(super) fn seal(tunnel: &Tunnel, kind: MessageType, body: &[u8]) -> Option<Vec<u8>> {
+    let counter = tunnel.session.reserve(1)?;
+    let header = Header { kind, index: tunnel.remote_index.0, counter }.to_bytes();
+    let mut datagram = Vec::with_capacity(HEADER_LEN + body.len() + TAG_LEN);
+    datagram.extend(header);
+    datagram.extend(body);
+    let tag = tunnel.session.send_key.seal(counter, &header, &mut datagram[HEADER_LEN..]);
+    datagram.extend(tag);
+    Some(datagram)
+}

@@ -1,0 +1,180 @@
+//! Speaks with lighthouses, and as one.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+use nebula_cert::Version;
+
+use super::Node;
+use super::timer::Due;
+use crate::DropReason;
+use crate::hole_punch::Action;
+use crate::lighthouse::{Report, Rules, address_for};
+use crate::tunnel::Tunnel;
+use crate::wire::header::MessageType;
+use crate::wire::messages::{Meta, MetaKind};
+
+impl Node {
+    /// Asks every lighthouse where `subject` is; through a new tunnel where there is none.
+    pub(super) fn ask_lighthouses(&mut self, now: Instant, subject: IpAddr) {
+        if !self.has_lighthouses() || self.is_lighthouse(subject) {
+            return;
+        }
+        for lighthouse in self.config.lighthouse.hosts.clone() {
+            if let Some(tunnel) = self.forwarder.tunnels().by_address(lighthouse) {
+                self.send_query(&tunnel, subject);
+            } else {
+                self.start_handshake(now, lighthouse, None);
+                self.pending.push_query(lighthouse, subject);
+            }
+        }
+    }
+
+    /// Tells every lighthouse where this node is, and schedules the next time.
+    pub(super) fn update_lighthouses(&mut self, now: Instant) {
+        if !self.has_lighthouses() {
+            return;
+        }
+        for lighthouse in self.config.lighthouse.hosts.clone() {
+            if let Some(tunnel) = self.forwarder.tunnels().by_address(lighthouse) {
+                self.send_update(&tunnel);
+            } else {
+                // The update follows when the tunnel is up.
+                self.start_handshake(now, lighthouse, None);
+            }
+        }
+        if let Some(interval) = self.config.lighthouse.interval {
+            self.timer.set(Due::LighthouseUpdate, self.coalesced(now + interval));
+        }
+    }
+
+    pub(super) fn send_query(&mut self, lighthouse: &Tunnel, subject: IpAddr) {
+        self.send_meta(lighthouse, &Meta::new(MetaKind::HostQuery, lighthouse.own_version, Some(subject)));
+    }
+
+    /// Tells a lighthouse where this node is.
+    pub(super) fn send_update(&mut self, lighthouse: &Tunnel) {
+        let version = lighthouse.own_version;
+        let own = self.config.identity.certificate(version).and_then(|certificate| certificate.networks().first());
+        let subject = own.map(ipnet::IpNet::addr).filter(|_| version == Version::V1);
+        let mut update = Meta::new(MetaKind::HostUpdateNotification, version, subject);
+        let settings = &self.config.lighthouse;
+        update.endpoints = self.lighthouse.advertised(settings, self.config.listen_port, &self.endpoint_rules());
+        self.send_meta(lighthouse, &update);
+    }
+
+    fn send_meta(&mut self, tunnel: &Tunnel, message: &Meta) {
+        match message.encode() {
+            Ok(body) => self.outbox.message(tunnel, MessageType::Lighthouse, &body),
+            Err(error) => tracing::warn!(peer = tunnel.peer.name(), %error, "cannot send a lighthouse message"),
+        }
+    }
+
+    pub(super) fn handle_lighthouse_message(&mut self, now: Instant, tunnel: &Arc<Tunnel>, body: &[u8]) {
+        let Ok(message) = Meta::parse(body) else {
+            self.count(DropReason::BadMessage);
+            return;
+        };
+        let serves = self.config.lighthouse.am_lighthouse;
+        let from_lighthouse = tunnel.peer_addresses.iter().any(|address| self.is_lighthouse(*address));
+        match (message.kind, message.subject) {
+            (MetaKind::HostQuery, Some(subject)) if serves => self.answer_query(tunnel, message.version, subject),
+            (MetaKind::HostUpdateNotification, _) if serves => self.store_update(tunnel, message),
+            (MetaKind::HostQueryReply, Some(subject)) if from_lighthouse => {
+                self.handle_reply(tunnel, subject, message.endpoints);
+            }
+            (MetaKind::HostPunchNotification, Some(asker)) if from_lighthouse => {
+                self.schedule_punches(now, asker, message.endpoints);
+            }
+            (MetaKind::HostUpdateNotificationAck | MetaKind::Other(_), _) => {}
+            _ => self.count(DropReason::BadMessage),
+        }
+    }
+
+    /// A lighthouse told where a peer is.
+    fn handle_reply(&mut self, lighthouse: &Tunnel, subject: IpAddr, endpoints: Vec<SocketAddr>) {
+        // Answers nobody waits for would only take memory.
+        if !self.pending.contains(subject) && self.tunnels.of_peer(subject).is_empty() {
+            return;
+        }
+        let Some(&source) = lighthouse.peer_addresses.first() else { return };
+        let endpoints = self.endpoint_rules().screen(endpoints);
+        self.lighthouse.candidates(subject).report(source, endpoints);
+        self.retry_if_endpoints_changed(subject);
+    }
+
+    /// A lighthouse told that `asker` is about to call from these endpoints.
+    fn schedule_punches(&mut self, now: Instant, asker: IpAddr, endpoints: Vec<SocketAddr>) {
+        let endpoints = self.endpoint_rules().screen(endpoints);
+        let punchy = &self.config.punchy;
+        if !endpoints.is_empty() {
+            self.punches.schedule(now + punchy.delay, Action::Punch(endpoints));
+        }
+        if punchy.respond {
+            self.punches.schedule(now + punchy.respond_delay, Action::Respond(asker));
+        }
+        if let Some(next) = self.punches.next() {
+            self.timer.set(Due::HolePunch, next);
+        }
+    }
+
+    /// As a lighthouse: tells the asker where the subject is, and the subject that the asker will call.
+    fn answer_query(&mut self, asker: &Arc<Tunnel>, version: Version, subject: IpAddr) {
+        let Some(known) = self.whereabouts(subject) else { return };
+        let mut reply = Meta::new(MetaKind::HostQueryReply, version, Some(subject));
+        (reply.endpoints, reply.relays) = (known.endpoints, known.relays);
+        self.send_meta(asker, &reply);
+
+        let Some(called) = self.forwarder.tunnels().by_address(subject) else { return };
+        let Some(calling) = address_for(&asker.peer_addresses, called.peer.networks()) else { return };
+        let Some(known) = self.whereabouts(calling) else { return };
+        let mut notice = Meta::new(MetaKind::HostPunchNotification, called.peer.version(), Some(calling));
+        notice.endpoints = known.endpoints;
+        self.send_meta(&called, &notice);
+    }
+
+    /// Where a host is: as its tunnel shows, then as it says itself.
+    fn whereabouts(&self, host: IpAddr) -> Option<Report> {
+        let learnt = self.forwarder.tunnels().by_address(host).and_then(|tunnel| tunnel.endpoint());
+        let reported = self.server.report(host);
+        if learnt.is_none() && reported.is_none() {
+            return None;
+        }
+        let mut known = reported.unwrap_or_default();
+        known.endpoints.splice(0..0, learnt);
+        Some(known)
+    }
+
+    /// As a lighthouse: remembers what a host says of itself.
+    fn store_update(&mut self, tunnel: &Arc<Tunnel>, update: Meta) {
+        let host = &tunnel.peer_addresses;
+        if update.subject.is_some_and(|subject| !host.contains(&subject)) {
+            self.count(DropReason::BadMessage);
+            return;
+        }
+        let endpoints = self.endpoint_rules().screen(update.endpoints);
+        self.server.store(host, &Report { endpoints, relays: update.relays });
+        let subject = host.first().copied().filter(|_| update.version == Version::V1);
+        self.send_meta(tunnel, &Meta::new(MetaKind::HostUpdateNotificationAck, update.version, subject));
+    }
+
+    /// Where `peer` may be, best first.
+    pub(super) fn endpoints_of(&self, peer: IpAddr) -> Vec<SocketAddr> {
+        let fixed = self.config.static_hosts.get(&peer).map_or(&[][..], Vec::as_slice);
+        self.lighthouse.endpoints(peer, fixed, &self.endpoint_rules())
+    }
+
+    fn endpoint_rules(&self) -> Rules<'_> {
+        Rules { overlay: self.config.identity.networks(), preferred: &self.config.preferred_ranges }
+    }
+
+    pub(super) fn is_lighthouse(&self, address: IpAddr) -> bool {
+        self.config.lighthouse.hosts.contains(&address)
+    }
+
+    /// Whether there is anybody to ask: lighthouses do not ask each other.
+    pub(super) fn has_lighthouses(&self) -> bool {
+        !self.config.lighthouse.am_lighthouse && !self.config.lighthouse.hosts.is_empty()
+    }
+}

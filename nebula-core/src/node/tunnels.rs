@@ -1,0 +1,125 @@
+//! What the control plane knows of each live tunnel beyond what the data path needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nebula_cert::Fingerprint;
+
+use crate::tunnel::liveness::Liveness;
+use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
+
+/// A live tunnel with its control state.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) tunnel: Arc<Tunnel>,
+    pub(super) liveness: Liveness,
+    /// The own certificate this tunnel was made with.
+    pub(super) own_certificate: Fingerprint,
+    /// Time from start to message 2, if this node initiated.
+    pub(super) took: Option<Duration>,
+    /// The exchange that made it, if this node responded.
+    pub(super) opening: Option<Opening>,
+    /// Where it was before it roamed, and when it left.
+    pub(super) left: Option<(SocketAddr, Instant)>,
+}
+
+/// A handshake this node answered: the same message 1 gets the same message 2 again.
+#[derive(Debug)]
+pub(super) struct Opening {
+    /// Names message 1.
+    pub(super) digest: [u8; 32],
+    /// Message 2, header included.
+    pub(super) reply: Box<[u8]>,
+}
+
+impl Opening {
+    /// Names a message 1; the header says nothing about the handshake.
+    pub(super) fn digest(message: &[u8]) -> [u8; 32] {
+        let mut digest = [0; 32];
+        digest.copy_from_slice(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, message).as_ref());
+        digest
+    }
+}
+
+/// All live tunnels.
+#[derive(Debug, Default)]
+pub(super) struct Tunnels {
+    live: BTreeMap<LocalIndex, Live>,
+    /// Oldest first.
+    by_peer: BTreeMap<IpAddr, Vec<LocalIndex>>,
+    by_remote: BTreeSet<(RemoteIndex, LocalIndex)>,
+    by_opening: BTreeMap<[u8; 32], LocalIndex>,
+}
+
+impl Tunnels {
+    pub(super) fn insert(&mut self, live: Live) {
+        let index = live.tunnel.local_index;
+        for &address in &live.tunnel.peer_addresses {
+            self.by_peer.entry(address).or_default().push(index);
+        }
+        self.by_remote.insert((live.tunnel.remote_index, index));
+        if let Some(opening) = &live.opening {
+            self.by_opening.insert(opening.digest, index);
+        }
+        self.live.insert(index, live);
+    }
+
+    pub(super) fn remove(&mut self, index: LocalIndex) -> Option<Live> {
+        let live = self.live.remove(&index)?;
+        for address in &live.tunnel.peer_addresses {
+            if let Some(indexes) = self.by_peer.get_mut(address) {
+                indexes.retain(|other| *other != index);
+                if indexes.is_empty() {
+                    self.by_peer.remove(address);
+                }
+            }
+        }
+        self.by_remote.remove(&(live.tunnel.remote_index, index));
+        if let Some(opening) = &live.opening
+            && self.by_opening.get(&opening.digest) == Some(&index)
+        {
+            self.by_opening.remove(&opening.digest);
+        }
+        Some(live)
+    }
+
+    pub(super) fn get(&self, index: LocalIndex) -> Option<&Live> {
+        self.live.get(&index)
+    }
+
+    pub(super) fn get_mut(&mut self, index: LocalIndex) -> Option<&mut Live> {
+        self.live.get_mut(&index)
+    }
+
+    /// In order of their indexes.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Live> {
+        self.live.values()
+    }
+
+    pub(super) fn indexes(&self) -> Vec<LocalIndex> {
+        self.live.keys().copied().collect()
+    }
+
+    /// Tunnels to the peer with this address, oldest first.
+    pub(super) fn of_peer(&self, address: IpAddr) -> &[LocalIndex] {
+        self.by_peer.get(&address).map_or(&[], Vec::as_slice)
+    }
+
+    /// The youngest tunnel to the peer with this address.
+    pub(super) fn youngest(&self, address: IpAddr) -> Option<&Arc<Tunnel>> {
+        self.of_peer(address).last().and_then(|index| self.live.get(index)).map(|live| &live.tunnel)
+    }
+
+    /// Tunnels whose peer chose this index; several peers may choose the same.
+    pub(super) fn of_remote(&self, index: RemoteIndex) -> impl Iterator<Item = &Live> {
+        let range = (index, LocalIndex(0))..=(index, LocalIndex(u32::MAX));
+        self.by_remote.range(range).filter_map(|(_, local)| self.live.get(local))
+    }
+
+    /// The tunnel that this message 1 made.
+    pub(super) fn opened_by(&self, digest: &[u8; 32]) -> Option<&Live> {
+        self.by_opening.get(digest).and_then(|index| self.live.get(index))
+    }
+}
