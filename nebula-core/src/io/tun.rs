@@ -76,8 +76,7 @@ impl Tun {
         while opened.len() < queues {
             opened.push(open_queue(&name, base)?.0);
         }
-        let ladder = if offloads { &TunOffloads::LADDER[..] } else { &[TunOffloads::None] };
-        Self::negotiate(opened, name, ladder)
+        Self::negotiate(opened, name, offloads)
     }
 
     /// Adopts queues opened elsewhere (with IFF_VNET_HDR), and negotiates offloads anew.
@@ -104,7 +103,7 @@ impl Tun {
             }
         }
         let name = name.ok_or_else(|| invalid("a tun device needs at least one queue".into()))?;
-        Self::negotiate(queues, name, &TunOffloads::LADDER)
+        Self::negotiate(queues, name, true)
     }
 
     /// Device name.
@@ -142,7 +141,7 @@ impl Tun {
         self.queues
     }
 
-    fn negotiate(queues: Vec<OwnedFd>, name: String, ladder: &[TunOffloads]) -> io::Result<Self> {
+    fn negotiate(queues: Vec<OwnedFd>, name: String, offloads: bool) -> io::Result<Self> {
         let header_len = vnet_header::LEN as c_int;
         for queue in &queues {
             // SAFETY: the descriptor is an attached tun queue and the kernel reads one int.
@@ -150,7 +149,8 @@ impl Tun {
             let flags = OFlag::from_bits_retain(fcntl(queue, FcntlArg::F_GETFL)?);
             fcntl(queue, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         }
-        let agreed = ladder.iter().copied().find(|rung| {
+        let mut rungs = TunOffloads::LADDER.into_iter().filter(|rung| offloads || *rung == TunOffloads::None);
+        let agreed = rungs.find(|rung| {
             // Offloads belong to the device, but each queue accepts them.
             queues.iter().all(|queue| {
                 // SAFETY: the descriptor is an attached tun queue; the argument is a number.
@@ -297,7 +297,3 @@ impl Queue {
 
 /// More pieces than a super-packet can have: it holds at most 64 KiB and joined segments are not small.
 pub(super) const MAX_PIECES: usize = 128;
-
-#[cfg(test)]
-#[path = "tun_tests.rs"]
-mod tests;

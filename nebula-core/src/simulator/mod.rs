@@ -1,1 +1,618 @@
-//! Many nodes on one virtual clock.
+//! A network of many nodes on one virtual clock: deterministic by its seed, and as fast as the machine.
+//!
+//! Time jumps to the next arrival or deadline, so an hour of keepalives takes milliseconds. Keys and certificates are
+//! random; everything else follows from the seed.
+
+mod authority;
+mod flow;
+mod host;
+mod link;
+mod nat;
+mod packet;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use nebula_cert::{Curve, Fingerprint, Identity, UnixTime, Version};
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
+
+pub use authority::{Authority, Subject};
+pub use flow::Step;
+pub use link::Link;
+pub use nat::{Dependence, NatBehaviour};
+
+use self::flow::Flow;
+use self::host::Host;
+use self::nat::Nat;
+use self::packet::Contents;
+use crate::firewall::Rule;
+use crate::{Config, Event, Node, TunnelStatus, Verdict, WallClock};
+
+/// A host of a [`SimNet`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostId(usize);
+
+/// A NAT of a [`SimNet`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NatId(usize);
+
+/// A host to be added to a [`SimNet`]. The n-th host is 10.42.0.n/16 in the overlay and 198.51.100.n:4242 on the
+/// underlay unless told otherwise, and its firewall lets everything through.
+pub struct HostSpec {
+    name: String,
+    versions: Vec<Version>,
+    networks: Option<Vec<IpNet>>,
+    groups: Vec<String>,
+    underlay: Option<SocketAddr>,
+    nat: Option<NatId>,
+    not_after: UnixTime,
+    knows: Vec<HostId>,
+    lighthouses: Vec<HostId>,
+    configure: Box<dyn FnOnce(&mut Config)>,
+}
+
+impl HostSpec {
+    /// A host with a version 2 certificate.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            versions: vec![Version::V2],
+            networks: None,
+            groups: Vec::new(),
+            underlay: None,
+            nat: None,
+            not_after: authority::NOT_AFTER,
+            knows: Vec::new(),
+            lighthouses: Vec::new(),
+            configure: Box::new(|_| {}),
+        }
+    }
+    /// Certificates of these versions.
+    #[must_use]
+    pub fn versions(mut self, versions: &[Version]) -> Self {
+        self.versions = versions.to_vec();
+        self
+    }
+    /// Overlay addresses.
+    #[must_use]
+    pub fn networks(mut self, networks: &[&str]) -> Self {
+        self.networks = Some(networks.iter().map(|text| text.parse().expect("a network")).collect());
+        self
+    }
+    /// Groups in the certificate.
+    #[must_use]
+    pub fn groups(mut self, groups: &[&str]) -> Self {
+        self.groups = groups.iter().map(|&group| group.to_owned()).collect();
+        self
+    }
+    /// Address of the UDP socket.
+    #[must_use]
+    pub fn underlay(mut self, underlay: &str) -> Self {
+        self.underlay = Some(underlay.parse().expect("an endpoint"));
+        self
+    }
+    /// Behind a NAT, with a private underlay address.
+    #[must_use]
+    pub fn behind(mut self, nat: NatId) -> Self {
+        self.nat = Some(nat);
+        self
+    }
+    /// The certificate ends this long after the start of the simulation.
+    #[must_use]
+    pub fn expires_after(mut self, life: Duration) -> Self {
+        self.not_after = START + UnixTime::try_from(life.as_secs()).unwrap_or(UnixTime::MAX - START);
+        self
+    }
+    /// Knows the endpoint of `host` from its configuration.
+    #[must_use]
+    pub fn knows(mut self, host: HostId) -> Self {
+        self.knows.push(host);
+        self
+    }
+    /// Uses `host` as a lighthouse.
+    #[must_use]
+    pub fn lighthouse(mut self, host: HostId) -> Self {
+        self.lighthouses.push(host);
+        self.knows(host)
+    }
+    /// Is a lighthouse.
+    #[must_use]
+    pub fn am_lighthouse(self) -> Self {
+        self.config(|config| config.lighthouse.am_lighthouse = true)
+    }
+    /// Anything else.
+    #[must_use]
+    pub fn config(mut self, change: impl FnOnce(&mut Config) + 'static) -> Self {
+        let before = std::mem::replace(&mut self.configure, Box::new(|_| {}));
+        self.configure = Box::new(|config| {
+            before(config);
+            change(config);
+        });
+        self
+    }
+}
+
+/// Datagram on its way.
+#[derive(Debug)]
+struct InFlight {
+    from: SocketAddr,
+    to: SocketAddr,
+    datagram: Vec<u8>,
+}
+
+/// A simulated network.
+pub struct SimNet {
+    seed: u64,
+    rng: ChaCha20Rng,
+    start: Instant,
+    now: Instant,
+    authority: Authority,
+    link: Link,
+    hosts: Vec<Host>,
+    nats: Vec<Nat>,
+    in_flight: BTreeMap<(Instant, u64), InFlight>,
+    sent: u64,
+    cut: BTreeSet<(HostId, HostId)>,
+    pings: u16,
+    flow: Flow,
+}
+
+impl SimNet {
+    /// A network whose hosts use Curve25519.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self::with_curve(seed, Curve::Curve25519)
+    }
+
+    /// A network whose hosts use this curve.
+    #[must_use]
+    pub fn with_curve(seed: u64, curve: Curve) -> Self {
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "an Instant cannot be made otherwise; the clock is virtual from here"
+        )]
+        let start = Instant::now();
+        Self {
+            seed,
+            rng: ChaCha20Rng::seed_from_u64(seed),
+            start,
+            now: start,
+            authority: Authority::new(curve),
+            link: Link::default(),
+            hosts: Vec::new(),
+            nats: Vec::new(),
+            in_flight: BTreeMap::new(),
+            sent: 0,
+            cut: BTreeSet::new(),
+            pings: 0,
+            flow: Flow::default(),
+        }
+    }
+
+    /// Hosts that know each other's endpoints from their configuration.
+    pub fn nodes<const N: usize>(&mut self, names: [&str; N]) -> [HostId; N] {
+        let hosts = names.map(|name| self.add(HostSpec::new(name)));
+        for a in hosts {
+            for b in hosts {
+                if a != b {
+                    self.introduce(a, b);
+                }
+            }
+        }
+        hosts
+    }
+
+    /// Adds a host and starts it.
+    pub fn add(&mut self, spec: HostSpec) -> HostId {
+        let id = HostId(self.hosts.len());
+        let number = u8::try_from(id.0 + 1).expect("a small network");
+        let default_network = IpNet::new(Ipv4Addr::new(10, 42, 0, number).into(), 16).expect("16 is a prefix length");
+        let default_underlay = match spec.nat {
+            None => SocketAddr::from(([198, 51, 100, number], PORT)),
+            Some(nat) => SocketAddr::from(([192, 168, u8::try_from(nat.0).expect("few NATs"), number], PORT)),
+        };
+        let subject = Subject {
+            name: spec.name.clone(),
+            networks: spec.networks.unwrap_or_else(|| vec![default_network]),
+            groups: spec.groups,
+            versions: spec.versions,
+            not_after: spec.not_after,
+        };
+        let mut config = Config::new(self.authority.identity(&subject), self.authority.trust());
+        config.listen_port = PORT;
+        config.firewall.inbound = vec![Rule::any()];
+        config.firewall.outbound = vec![Rule::any()];
+        for host in spec.knows {
+            let host = &self.hosts[host.0];
+            for address in &host.overlay {
+                config.static_hosts.insert(*address, vec![host.underlay]);
+            }
+        }
+        config.lighthouse.hosts = spec.lighthouses.iter().map(|host| self.hosts[host.0].overlay[0]).collect();
+        (spec.configure)(&mut config);
+        let underlay = spec.underlay.unwrap_or(default_underlay);
+        let nat = spec.nat.map(|nat| nat.0);
+        let (wall, seed) = (self.wall(), self.random_seed());
+        self.hosts.push(Host::new(spec.name, underlay, nat, config, self.now, wall, seed));
+        id
+    }
+
+    /// Adds a NAT with a public address of its own.
+    pub fn add_nat(&mut self, behaviour: NatBehaviour) -> NatId {
+        let number = u8::try_from(self.nats.len() + 1).expect("few NATs");
+        self.nats.push(Nat::new(IpAddr::from([203, 0, 113, number]), behaviour));
+        NatId(self.nats.len() - 1)
+    }
+
+    /// Tells `host` the endpoint of `peer`, as its configuration would.
+    pub fn introduce(&mut self, host: HostId, peer: HostId) {
+        let peer = &self.hosts[peer.0];
+        let known: Vec<_> = peer.overlay.iter().map(|address| (*address, vec![peer.underlay])).collect();
+        self.hosts[host.0].add_static_hosts(self.now, known);
+    }
+
+    /// The authority that signed every host of this network.
+    #[must_use]
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    /// A new certificate and key for `host`, like its present one.
+    #[must_use]
+    pub fn renewed_identity(&self, host: HostId, versions: &[Version]) -> Identity {
+        let host = &self.hosts[host.0];
+        let present = host.identity().primary();
+        self.authority.identity(&Subject {
+            name: host.name.clone(),
+            networks: present.networks().to_vec(),
+            groups: present.groups().to_vec(),
+            versions: versions.to_vec(),
+            not_after: authority::NOT_AFTER,
+        })
+    }
+
+    /// Fingerprint of the host's certificate, as a blocklist names it.
+    #[must_use]
+    pub fn fingerprint(&self, host: HostId) -> Fingerprint {
+        self.hosts[host.0].identity().primary().fingerprint()
+    }
+
+    /// Every path behaves like this from now on.
+    pub fn set_link(&mut self, link: Link) {
+        self.link = link;
+    }
+
+    /// Nothing passes between the two any more.
+    pub fn cut(&mut self, a: HostId, b: HostId) {
+        self.cut.extend([(a, b), (b, a)]);
+    }
+
+    /// Undoes [`SimNet::cut`].
+    pub fn heal(&mut self, a: HostId, b: HostId) {
+        self.cut.remove(&(a, b));
+        self.cut.remove(&(b, a));
+    }
+
+    /// The host has another underlay endpoint from now on; its tunnels stay.
+    pub fn move_to(&mut self, host: HostId, underlay: &str) {
+        self.hosts[host.0].underlay = underlay.parse().expect("an endpoint");
+    }
+
+    /// The host loses all state, as after a crash, and starts again.
+    pub fn restart(&mut self, host: HostId) {
+        let (wall, seed) = (self.wall(), self.random_seed());
+        self.hosts[host.0].restart(self.now, wall, seed);
+        self.dispatch(host);
+    }
+
+    /// Calls a verb of the node's control plane.
+    pub fn control<T>(&mut self, host: HostId, verb: impl FnOnce(&mut Node, Instant) -> T) -> T {
+        let now = self.now;
+        let result = self.hosts[host.0].control(|node| verb(node, now));
+        self.dispatch(host);
+        result
+    }
+
+    /// First overlay address.
+    #[must_use]
+    pub fn overlay(&self, host: HostId) -> IpAddr {
+        self.hosts[host.0].overlay[0]
+    }
+
+    /// Endpoint of the host's socket.
+    #[must_use]
+    pub fn underlay(&self, host: HostId) -> SocketAddr {
+        self.hosts[host.0].underlay
+    }
+
+    /// Live tunnels.
+    #[must_use]
+    pub fn tunnels(&self, host: HostId) -> Vec<TunnelStatus> {
+        self.hosts[host.0].node.tunnels()
+    }
+
+    /// Tunnels of `host` to `peer`.
+    #[must_use]
+    pub fn tunnels_to(&self, host: HostId, peer: HostId) -> Vec<TunnelStatus> {
+        let address = self.overlay(peer);
+        self.tunnels(host).into_iter().filter(|tunnel| tunnel.peer.contains(&address)).collect()
+    }
+
+    /// Where `host` believes `peer` to be.
+    #[must_use]
+    pub fn endpoint_of(&self, host: HostId, peer: HostId) -> Option<SocketAddr> {
+        self.tunnels_to(host, peer).into_iter().find(|tunnel| tunnel.primary)?.endpoint
+    }
+
+    /// Everything that happened at a host.
+    #[must_use]
+    pub fn events(&self, host: HostId) -> &[Event] {
+        &self.hosts[host.0].events
+    }
+
+    /// A counter of a host, summed over its lanes.
+    #[must_use]
+    pub fn counter(&self, host: HostId, name: &str) -> u64 {
+        *self.hosts[host.0].forwarder.counters().get(name).unwrap_or_else(|| panic!("no counter named {name}"))
+    }
+
+    /// Payloads of the UDP packets a host received on an overlay port.
+    #[must_use]
+    pub fn payloads(&self, host: HostId, port: u16) -> Vec<Vec<u8>> {
+        let received = self.hosts[host.0].received.iter();
+        let wanted = received.filter_map(|packet| match packet::read(packet) {
+            Contents::Udp { port: to, payload, .. } if to == port => Some(payload),
+            _ => None,
+        });
+        wanted.collect()
+    }
+
+    /// What went over the underlay, oldest first.
+    pub fn flow(&self) -> impl DoubleEndedIterator<Item = &Step> {
+        self.flow.steps()
+    }
+
+    /// The packet flow as text: one column per host.
+    #[must_use]
+    pub fn diagram(&self) -> String {
+        let names: Vec<_> = self.hosts.iter().map(|host| host.name.as_str()).collect();
+        format!("seed {}\n{}", self.seed, self.flow.diagram(&names))
+    }
+
+    /// Time since the start.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.now.saturating_duration_since(self.start)
+    }
+
+    /// A ping between the first overlay addresses.
+    pub fn ping(&mut self, from: HostId, to: HostId) -> Ping<'_> {
+        let addresses = (self.overlay(from), self.overlay(to));
+        Ping { net: self, from, to, addresses }
+    }
+
+    /// Sends a UDP packet through the overlay.
+    pub fn send_udp(&mut self, from: HostId, to: HostId, ports: (u16, u16), payload: &[u8]) -> Verdict {
+        let packet = packet::udp(self.overlay(from), self.overlay(to), ports.0, ports.1, payload);
+        self.send_packet(from, &packet)
+    }
+
+    /// Sends an IP packet as a program on `from` would.
+    pub fn send_packet(&mut self, from: HostId, packet: &[u8]) -> Verdict {
+        let now = self.now;
+        let verdict = self.hosts[from.0].send(now, packet);
+        self.dispatch(from);
+        verdict
+    }
+
+    /// Puts a datagram onto the underlay, as anybody on it can.
+    pub fn inject(&mut self, from: SocketAddr, to: SocketAddr, datagram: &[u8]) {
+        let at = self.now + self.link.latency;
+        self.post(at, InFlight { from, to, datagram: datagram.to_vec() });
+    }
+
+    /// Runs for this long.
+    pub fn run_for(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.next_event().is_some_and(|at| at <= end) {
+            self.step();
+        }
+        self.now = end;
+    }
+
+    /// Runs until `done` or for `limit`; whether it is done.
+    pub fn run_until(&mut self, limit: Duration, done: impl Fn(&Self) -> bool) -> bool {
+        let end = self.now + limit;
+        while !done(self) {
+            if self.next_event().is_none_or(|at| at > end) {
+                self.now = end;
+                return done(self);
+            }
+            self.step();
+        }
+        true
+    }
+
+    /// Panics with the packet flow unless `done` within `limit`.
+    pub fn expect(&mut self, what: &str, limit: Duration, done: impl Fn(&Self) -> bool) {
+        assert!(self.run_until(limit, done), "{what}: not within {limit:?}\n{}", self.diagram());
+    }
+
+    /// Handles the next arrival or deadline; false if nothing will ever happen.
+    pub fn step(&mut self) -> bool {
+        let Some(at) = self.next_event() else { return false };
+        self.now = self.now.max(at);
+        if let Some(entry) = self.in_flight.first_entry().filter(|entry| entry.key().0 <= self.now) {
+            let arrived = entry.remove();
+            if let Some((host, from)) = self.locate(&arrived) {
+                self.hosts[host.0].receive(self.now, from, &arrived.datagram);
+                self.dispatch(host);
+            }
+            return true;
+        }
+        for id in 0..self.hosts.len() {
+            let host = &mut self.hosts[id];
+            if host.node.poll_timeout().is_some_and(|due| due <= self.now) {
+                host.timeout(self.now);
+                let next = host.node.poll_timeout();
+                assert!(next.is_none_or(|next| next > self.now), "{} leaves a deadline that is due", host.name);
+                self.dispatch(HostId(id));
+            }
+        }
+        true
+    }
+
+    fn next_event(&self) -> Option<Instant> {
+        let deadlines = self.hosts.iter().filter_map(|host| host.node.poll_timeout());
+        deadlines.chain(self.in_flight.first_key_value().map(|((at, _), _)| *at)).min()
+    }
+
+    /// Puts everything a host wants to send onto the underlay.
+    fn dispatch(&mut self, sender: HostId) {
+        while let Some(transmit) = self.hosts[sender.0].next_datagram() {
+            let host = &self.hosts[sender.0];
+            let from = match host.nat {
+                Some(nat) if !self.shares_nat(nat, transmit.to) => {
+                    self.nats[nat].outbound(self.now, host.underlay, transmit.to)
+                }
+                _ => host.underlay,
+            };
+            let datagram = InFlight { from, to: transmit.to, datagram: transmit.datagram };
+            let receiver = self.locate(&datagram).map(|(host, _)| host);
+            let blocked = receiver.is_some_and(|receiver| self.cut.contains(&(sender, receiver)));
+            let arrivals = match blocked {
+                true => Vec::new(),
+                false => self.link.arrivals(datagram.datagram.len(), &mut self.rng),
+            };
+            self.flow.push(Step {
+                at: self.elapsed(),
+                sender: self.hosts[sender.0].name.clone(),
+                receiver: receiver.map(|receiver| self.hosts[receiver.0].name.clone()),
+                from,
+                to: datagram.to,
+                datagram: datagram.datagram.clone(),
+                copies: if receiver.is_some() { arrivals.len() } else { 0 },
+            });
+            for delay in arrivals {
+                let InFlight { from, to, ref datagram } = datagram;
+                self.post(self.now + delay, InFlight { from, to, datagram: datagram.clone() });
+            }
+        }
+    }
+
+    fn post(&mut self, at: Instant, datagram: InFlight) {
+        self.in_flight.insert((at, self.sent), datagram);
+        self.sent += 1;
+    }
+
+    /// Who receives a datagram, and whom it sees as the source.
+    fn locate(&self, datagram: &InFlight) -> Option<(HostId, SocketAddr)> {
+        let to = datagram.to;
+        let private = match self.nats.iter().position(|nat| nat.public == to.ip()) {
+            Some(nat) => {
+                let inside = self.nats[nat].inbound(self.now, to.port(), datagram.from)?;
+                return self.host_at(inside, Some(nat)).map(|host| (host, datagram.from));
+            }
+            // A private destination is only reached from behind the same NAT.
+            None => self.hosts.iter().find(|host| host.underlay == datagram.from).and_then(|host| host.nat),
+        };
+        let direct = self.host_at(to, None);
+        direct.or_else(|| self.host_at(to, Some(private?))).map(|host| (host, datagram.from))
+    }
+
+    fn host_at(&self, underlay: SocketAddr, nat: Option<usize>) -> Option<HostId> {
+        self.hosts.iter().position(|host| host.underlay == underlay && host.nat == nat).map(HostId)
+    }
+
+    fn shares_nat(&self, nat: usize, to: SocketAddr) -> bool {
+        self.host_at(to, Some(nat)).is_some()
+    }
+
+    fn wall(&self) -> WallClock {
+        let start = Duration::from_secs(u64::try_from(START).unwrap_or_default());
+        WallClock { at: self.now, unix: start + self.elapsed() }
+    }
+
+    fn random_seed(&mut self) -> [u8; 32] {
+        let mut seed = [0; 32];
+        self.rng.fill_bytes(&mut seed);
+        seed
+    }
+}
+
+/// A ping in the making.
+#[must_use = "nothing is sent before one of its verbs is called"]
+pub struct Ping<'a> {
+    net: &'a mut SimNet,
+    from: HostId,
+    to: HostId,
+    addresses: (IpAddr, IpAddr),
+}
+
+impl Ping<'_> {
+    /// Between these overlay addresses.
+    pub fn between(self, from: &str, to: &str) -> Self {
+        Self { addresses: (from.parse().expect("an address"), to.parse().expect("an address")), ..self }
+    }
+
+    /// Pings once a second until an answer comes; returns how long it took. Panics with the packet flow after a minute.
+    pub fn until_delivered(self) -> Duration {
+        let net = self.net;
+        let began = net.now;
+        let identifier = net.next_ping();
+        for sequence in 0..60 {
+            net.echo(self.from, self.addresses, identifier, sequence);
+            if net.run_until(Duration::from_secs(1), |net| net.answered(self.from, identifier, None)) {
+                return net.now.saturating_duration_since(began);
+            }
+        }
+        let [from, to] = [self.from, self.to].map(|host| net.hosts[host.0].name.clone());
+        panic!("no ping from {from} to {to} was answered within a minute\n{}", net.diagram());
+    }
+
+    /// Pings once; whether the answer comes within `limit`.
+    pub fn is_answered_within(self, limit: Duration) -> bool {
+        let identifier = self.net.next_ping();
+        self.net.echo(self.from, self.addresses, identifier, 0);
+        self.net.run_until(limit, |net| net.answered(self.from, identifier, None))
+    }
+
+    /// Pings this often at this distance, all with one identifier; returns how many were answered.
+    pub fn train(self, count: u16, distance: Duration) -> usize {
+        let identifier = self.net.next_ping();
+        for sequence in 0..count {
+            self.net.echo(self.from, self.addresses, identifier, sequence);
+            self.net.run_for(distance);
+        }
+        self.net.run_for(Duration::from_secs(1));
+        (0..count).filter(|sequence| self.net.answered(self.from, identifier, Some(*sequence))).count()
+    }
+}
+
+impl SimNet {
+    fn next_ping(&mut self) -> u16 {
+        self.pings += 1;
+        self.pings
+    }
+
+    fn echo(&mut self, from: HostId, addresses: (IpAddr, IpAddr), identifier: u16, sequence: u16) {
+        let _verdict = self.send_packet(from, &packet::echo(addresses.0, addresses.1, false, identifier, sequence));
+    }
+
+    fn answered(&self, host: HostId, wanted: u16, wanted_sequence: Option<u16>) -> bool {
+        self.hosts[host.0].received.iter().any(|packet| match packet::read(packet) {
+            Contents::EchoReply { identifier, sequence } => {
+                identifier == wanted && wanted_sequence.is_none_or(|wanted| wanted == sequence)
+            }
+            _ => false,
+        })
+    }
+}
+
+const PORT: u16 = 4242;
+/// Wall clock at the start, inside the life of every certificate.
+const START: UnixTime = 1_800_000_000;

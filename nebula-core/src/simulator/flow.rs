@@ -1,0 +1,104 @@
+//! What went over the simulated underlay, for people who read a failed test.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::wire::header::Header;
+
+/// One datagram that was sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Since the start of the simulation.
+    pub at: Duration,
+    /// Name of the sender.
+    pub sender: String,
+    /// Name of the receiver, if an endpoint of a host was met.
+    pub receiver: Option<String>,
+    /// Source as the receiver sees it.
+    pub from: SocketAddr,
+    /// Destination as the sender wrote it.
+    pub to: SocketAddr,
+    /// The whole UDP payload.
+    pub datagram: Vec<u8>,
+    /// Copies that arrive.
+    pub copies: usize,
+}
+
+impl Step {
+    /// Type, index and counter, or what else it is.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match (&self.datagram[..], Header::parse(&self.datagram)) {
+            ([byte], _) => format!("punch {byte}"),
+            (_, Ok(header)) => format!("{:?} {:08x} #{}", header.kind, header.index, header.counter),
+            (other, Err(_)) => format!("{} bytes", other.len()),
+        }
+    }
+}
+
+/// The last datagrams.
+#[derive(Debug, Default)]
+pub(super) struct Flow {
+    steps: VecDeque<Step>,
+}
+
+impl Flow {
+    pub(super) fn push(&mut self, step: Step) {
+        if self.steps.len() == KEPT {
+            self.steps.pop_front();
+        }
+        self.steps.push_back(step);
+    }
+
+    pub(super) fn steps(&self) -> impl DoubleEndedIterator<Item = &Step> {
+        self.steps.iter()
+    }
+
+    /// One column per host, one arrow per datagram; `x` marks a lost one.
+    pub(super) fn diagram(&self, names: &[&str]) -> String {
+        let mut text = format!("{:>10} ", "");
+        for name in names {
+            let _ = write!(text, "{name:^COLUMN$}");
+        }
+        text.push('\n');
+        let skipped = self.steps.len().saturating_sub(SHOWN);
+        if skipped > 0 {
+            let _ = writeln!(text, "{:>10} ({skipped} earlier datagrams left out)", "");
+        }
+        for step in self.steps.iter().skip(skipped) {
+            let column = |wanted: &str| names.iter().position(|name| *name == wanted);
+            let mut line: Vec<char> = " ".repeat(COLUMN * names.len()).chars().collect();
+            for at in 0..names.len() {
+                line[at * COLUMN + COLUMN / 2] = '|';
+            }
+            let sender = column(&step.sender).unwrap_or(0);
+            let receiver = step.receiver.as_deref().and_then(column).unwrap_or(sender);
+            let [left, right] = [sender.min(receiver), sender.max(receiver)].map(|at| at * COLUMN + COLUMN / 2);
+            line[left..right].fill('-');
+            line[sender * COLUMN + COLUMN / 2] = 'o';
+            let head = if receiver > sender { '>' } else { '<' };
+            line[receiver * COLUMN + COLUMN / 2] = if step.copies == 0 { 'x' } else { head };
+            let fate = match step.copies {
+                0 => " lost",
+                1 => "",
+                _ => " twice",
+            };
+            let line: String = line.into_iter().collect();
+            let _ = writeln!(
+                text,
+                "{:>9.3}s {line} {} {} -> {}{fate}",
+                step.at.as_secs_f64(),
+                step.describe(),
+                step.from,
+                step.to
+            );
+        }
+        text
+    }
+}
+
+const KEPT: usize = 100_000;
+const SHOWN: usize = 120;
+const COLUMN: usize = 14;

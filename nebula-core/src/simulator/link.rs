@@ -1,0 +1,67 @@
+//! What happens to a datagram between two hosts: latency, loss, reorder, duplicate, MTU (netem).
+
+use std::time::Duration;
+
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::RngCore as _;
+
+/// Properties of every path of the network. Probabilities are in percent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Link {
+    /// Least time on the way.
+    pub latency: Duration,
+    /// Up to this much more, at random: datagrams overtake each other.
+    pub jitter: Duration,
+    /// Lost datagrams.
+    pub loss: u32,
+    /// Datagrams that arrive twice.
+    pub duplicate: u32,
+    /// Longer datagrams are lost.
+    pub mtu: Option<usize>,
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Self { latency: Duration::from_millis(5), jitter: Duration::ZERO, loss: 0, duplicate: 0, mtu: None }
+    }
+}
+
+impl Link {
+    /// After how long each copy of a datagram arrives; none if it is lost.
+    pub(super) fn arrivals(&self, length: usize, rng: &mut ChaCha20Rng) -> Vec<Duration> {
+        if self.mtu.is_some_and(|mtu| length > mtu) || chance(rng, self.loss) {
+            return Vec::new();
+        }
+        let copies = if chance(rng, self.duplicate) { 2 } else { 1 };
+        let jitter = u64::try_from(self.jitter.as_nanos()).unwrap_or(u64::MAX);
+        let mut delay = || if jitter == 0 { 0 } else { rng.next_u64() % jitter };
+        (0..copies).map(|_| self.latency + Duration::from_nanos(delay())).collect()
+    }
+}
+
+fn chance(rng: &mut ChaCha20Rng, percent: u32) -> bool {
+    percent > 0 && rng.next_u32() % 100 < percent
+}
+
+#[cfg(test)]
+mod tests {
+    use rand_chacha::rand_core::SeedableRng as _;
+
+    use super::*;
+
+    #[test]
+    fn a_lossy_link_loses_about_the_given_share() {
+        let mut rng = ChaCha20Rng::from_seed([1; 32]);
+        let link = Link { loss: 30, ..Link::default() };
+        let arrived = (0..10_000).filter(|_| !link.arrivals(100, &mut rng).is_empty()).count();
+        assert!((6_700..7_300).contains(&arrived), "{arrived} of 10000");
+    }
+
+    #[test]
+    fn a_datagram_above_the_mtu_is_lost() {
+        let mut rng = ChaCha20Rng::from_seed([1; 32]);
+        let link = Link { mtu: Some(1400), ..Link::default() };
+        assert_eq!(link.arrivals(1401, &mut rng), []);
+        assert_eq!(link.arrivals(1400, &mut rng), [link.latency]);
+    }
+}
