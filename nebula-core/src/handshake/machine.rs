@@ -1,6 +1,6 @@
 //! One handshake: Noise IX, certificate, indexes. No clock, no socket: what it needs comes in as arguments.
 
-use nebula_cert::{CaPool, Certificate, Curve, Identity, UnixTime, VerifiedCertificate, Version};
+use nebula_cert::{CaPool, Certificate, Identity, UnixTime, VerifiedCertificate, Version};
 use snow::HandshakeState;
 use zeroize::Zeroizing;
 
@@ -69,8 +69,8 @@ impl From<snow::Error> for Error {
 }
 
 impl From<Malformed> for Error {
-    fn from(Malformed(reason): Malformed) -> Self {
-        Self::Payload(reason)
+    fn from(malformed: Malformed) -> Self {
+        Self::Payload(malformed.reason())
     }
 }
 
@@ -260,7 +260,7 @@ fn verify_peer(
         return Err(Error::Payload("the certificate is missing"));
     }
     let key = noise.get_remote_static().ok_or(Error::Payload("the peer's key is missing"))?;
-    let curve: Curve = identity.curve();
+    let curve = identity.curve();
     let certificate =
         Certificate::from_handshake(version, curve, key, payload.certificate).map_err(Error::Certificate)?;
     if certificate.curve() != curve {
@@ -292,3 +292,8 @@ impl RawSplit {
         Self { to_responder: Zeroizing::new(to_responder), to_initiator: Zeroizing::new(to_initiator) }
     }
 }
+
+#[cfg(test)]
+mod recorded;
+#[cfg(test)]
+mod tests;

@@ -6,27 +6,33 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use nebula_cert::Version;
 
-pub(crate) use super::protobuf::Malformed;
+pub use super::protobuf::Malformed;
 use super::protobuf::{Fields, Value, Writer, read_varint};
 
 /// Endpoints per address family, and relays, that are believed per message. Further ones are skipped, as Go Nebula does.
-pub(crate) const MAX_ADDRESSES: usize = 10;
+pub const MAX_ADDRESSES: usize = 10;
 
 /// What both handshake messages carry inside Noise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct HandshakePayload<'a> {
+pub struct HandshakePayload<'a> {
     /// Certificate without its public key.
-    pub(crate) certificate: &'a [u8],
-    pub(crate) initiator_index: u32,
-    pub(crate) responder_index: u32,
+    pub certificate: &'a [u8],
+    /// Index the initiator allocated; the responder copies it back.
+    pub initiator_index: u32,
+    /// Index the responder allocated; 0 in message 1.
+    pub responder_index: u32,
     /// Nanoseconds since the Unix epoch by the sender's clock.
-    pub(crate) time: u64,
+    pub time: u64,
     /// 0 (from peers older than 1.10) and 1 mean version 1.
-    pub(crate) certificate_version: u32,
+    pub certificate_version: u32,
 }
 
 impl<'a> HandshakePayload<'a> {
-    pub(crate) fn parse(message: &'a [u8]) -> Result<Self, Malformed> {
+    /// Reads a decrypted payload.
+    ///
+    /// # Errors
+    /// Not protobuf, or a known field with another type.
+    pub fn parse(message: &'a [u8]) -> Result<Self, Malformed> {
         let mut payload = Self::default();
         for field in Fields::new(message) {
             if let (1, Value::Bytes(details)) = field? {
@@ -50,7 +56,9 @@ impl<'a> HandshakePayload<'a> {
         Ok(())
     }
 
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// Wire form.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.message(1, |details| {
             if !self.certificate.is_empty() {
@@ -67,7 +75,7 @@ impl<'a> HandshakePayload<'a> {
 
 /// Which lighthouse message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MetaKind {
+pub enum MetaKind {
     /// Node to lighthouse: where is the subject?
     HostQuery,
     /// Lighthouse to node: the subject is here.
@@ -107,25 +115,31 @@ impl MetaKind {
 
 /// A lighthouse message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Meta {
-    pub(crate) kind: MetaKind,
+pub struct Meta {
+    /// Which message.
+    pub kind: MetaKind,
     /// Form of the overlay addresses. When read: version 1 exactly if the subject came in its field.
-    pub(crate) version: Version,
+    pub version: Version,
     /// Whom the message is about. Absent in version 2 updates and acknowledgements.
-    pub(crate) subject: Option<IpAddr>,
+    pub subject: Option<IpAddr>,
     /// Where the subject is: IPv4 first when read and when written.
-    pub(crate) endpoints: Vec<SocketAddr>,
+    pub endpoints: Vec<SocketAddr>,
     /// Overlay addresses of the subject's relays.
-    pub(crate) relays: Vec<IpAddr>,
+    pub relays: Vec<IpAddr>,
 }
 
 impl Meta {
     /// A message without endpoints and relays.
-    pub(crate) fn new(kind: MetaKind, version: Version, subject: Option<IpAddr>) -> Self {
+    #[must_use]
+    pub fn new(kind: MetaKind, version: Version, subject: Option<IpAddr>) -> Self {
         Self { kind, version, subject, endpoints: Vec::new(), relays: Vec::new() }
     }
 
-    pub(crate) fn parse(message: &[u8]) -> Result<Self, Malformed> {
+    /// Reads a message; lists longer than [`MAX_ADDRESSES`] are cut.
+    ///
+    /// # Errors
+    /// Not protobuf, a known field with another type, or no details.
+    pub fn parse(message: &[u8]) -> Result<Self, Malformed> {
         let (mut kind, mut details) = (0, None::<MetaDetails>);
         for field in Fields::new(message) {
             match field? {
@@ -154,7 +168,7 @@ impl Meta {
     ///
     /// # Errors
     /// Version 1 cannot name an IPv6 subject.
-    pub(crate) fn encode(&self) -> Result<Vec<u8>, SubjectNeedsV2> {
+    pub fn encode(&self) -> Result<Vec<u8>, SubjectNeedsV2> {
         let old_subject = match (self.version, self.subject) {
             (Version::V1, Some(IpAddr::V4(subject))) => subject.to_bits(),
             (Version::V1, Some(subject @ IpAddr::V6(_))) => return Err(SubjectNeedsV2(subject)),
@@ -205,7 +219,7 @@ impl Meta {
 /// A version 1 message cannot speak about an IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("version 1 messages cannot name the IPv6 address {0}: use a version 2 certificate")]
-pub(crate) struct SubjectNeedsV2(pub(crate) IpAddr);
+pub struct SubjectNeedsV2(pub IpAddr);
 
 /// Details of a lighthouse message while it is read: a second occurrence adds to the first.
 #[derive(Default)]
@@ -244,7 +258,7 @@ impl MetaDetails {
 
 /// Which relay-control message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ControlKind {
+pub enum ControlKind {
     /// Please relay, or: somebody wants to reach you through me.
     CreateRelayRequest,
     /// Done.
@@ -255,22 +269,27 @@ pub(crate) enum ControlKind {
 
 /// A relay-control message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Control {
-    pub(crate) kind: ControlKind,
+pub struct Control {
+    /// Which message.
+    pub kind: ControlKind,
     /// Form of the overlay addresses; an answer uses that of the request.
-    pub(crate) version: Version,
+    pub version: Version,
     /// Relay index of the sender of the request on this hop.
-    pub(crate) initiator_index: u32,
+    pub initiator_index: u32,
     /// Relay index of the sender of the response on this hop.
-    pub(crate) responder_index: u32,
+    pub responder_index: u32,
     /// Far end that asked first.
-    pub(crate) from: IpAddr,
+    pub from: IpAddr,
     /// Far end to be reached.
-    pub(crate) to: IpAddr,
+    pub to: IpAddr,
 }
 
 impl Control {
-    pub(crate) fn parse(message: &[u8]) -> Result<Self, Malformed> {
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// Not protobuf, a known field with another type, or an address missing.
+    pub fn parse(message: &[u8]) -> Result<Self, Malformed> {
         let (mut kind, mut initiator_index, mut responder_index) = (0, 0, 0);
         let (mut old_from, mut old_to, mut from, mut to) = (0, 0, None, None);
         for field in Fields::new(message) {
@@ -304,7 +323,7 @@ impl Control {
     ///
     /// # Errors
     /// Version 1 cannot name an IPv6 address.
-    pub(crate) fn encode(&self) -> Result<Vec<u8>, SubjectNeedsV2> {
+    pub fn encode(&self) -> Result<Vec<u8>, SubjectNeedsV2> {
         let mut writer = Writer::default();
         writer.number(
             1,

@@ -2,5 +2,5 @@
 
 pub mod header;
 pub mod ip;
-pub(crate) mod messages;
+pub mod messages;
 mod protobuf;

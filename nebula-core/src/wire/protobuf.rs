@@ -3,7 +3,15 @@
 /// Bytes that are not the message they should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed message: {0}")]
-pub(crate) struct Malformed(pub(crate) &'static str);
+pub struct Malformed(pub(super) &'static str);
+
+impl Malformed {
+    /// What is wrong with them.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        self.0
+    }
+}
 
 /// Value of one field, as its wire type tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -177,11 +177,11 @@ mod meta {
             let written = meta.encode().unwrap();
             prop_assert_eq!(Meta::parse(&written), Ok(meta.clone()));
             meta.version = Version::V1;
-            if let (Some(IpAddr::V4(subject)), Ok(written)) = (meta.subject, meta.encode()) {
-                if !subject.is_unspecified() {
-                    meta.relays.retain(IpAddr::is_ipv4);
-                    prop_assert_eq!(Meta::parse(&written), Ok(meta));
-                }
+            if let (Some(IpAddr::V4(subject)), Ok(written)) = (meta.subject, meta.encode())
+                && !subject.is_unspecified()
+            {
+                meta.relays.retain(IpAddr::is_ipv4);
+                prop_assert_eq!(Meta::parse(&written), Ok(meta));
             }
         }
     }
