@@ -115,12 +115,11 @@ impl Keys<'_> {
     fn port_range(&self) -> Result<(u16, u16), Error> {
         let Some(value) = self.config.value("portRange")? else { return Ok(PORT_RANGE) };
         let port = |v: &Value| v.as_u64().and_then(|p| u16::try_from(p).ok()).filter(|p| *p > 0);
-        match value.as_array().map(Vec::as_slice) {
-            Some([low, high]) => match (port(low), port(high)) {
-                (Some(low), Some(high)) if low <= high => return Ok((low, high)),
-                _ => {}
-            },
-            _ => {}
+        if let Some([low, high]) = value.as_array().map(Vec::as_slice)
+            && let (Some(low), Some(high)) = (port(low), port(high))
+            && low <= high
+        {
+            return Ok((low, high));
         }
         Err(refused("portRange", &value, "[LOWEST, HIGHEST] within 1 to 65535"))
     }

@@ -1,0 +1,77 @@
+//! A stand-in for `nebula-cni-instance`: this test binary itself, called by a script that the harness writes. What it
+//! does is said by keys of the tunnel's configuration, which the plugin hands on unread.
+
+use std::io::Write;
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{env, fs, process, thread};
+
+use nebula_cni_plugin::launch::LaunchSpec;
+use serde_json::{Value, json};
+
+/// The name of the test that is the instance.
+pub(crate) const TEST: &str = "fake_instance::serves_when_it_is_launched";
+
+#[test]
+fn serves_when_it_is_launched() {
+    let arguments: Vec<String> = env::args().collect();
+    if let Some(at) = arguments.iter().position(|a| a == "--launch") {
+        run(Path::new(&arguments[at + 1]));
+    }
+}
+
+fn run(launch: &Path) {
+    let spec: LaunchSpec = serde_json::from_slice(&fs::read(launch).unwrap()).unwrap();
+    let key = |name: &str| spec.nebula.get(name).and_then(Value::as_str).map(str::to_owned);
+    if let Some(path) = key("fakeReport") {
+        fs::write(path, report().to_string()).unwrap();
+    }
+    if let Some(line) = key("fakeStderr") {
+        eprintln!("{line}\n");
+    }
+    if let Some(status) = key("fakeStatus") {
+        notify(&format!("STATUS={status}"));
+    }
+    match key("fake").as_deref() {
+        Some("exit") => process::exit(3),
+        Some("hang") => live(launch),
+        _ => {}
+    }
+    let overlay = spec.nebula.get("fakeOverlay").cloned().unwrap_or_else(|| json!([]));
+    let status = json!({"pid": process::id(), "uid": spec.pod.uid, "state": "running", "overlay": overlay,
+        "certificate": {"not_after": 4_000_000_000_i64}});
+    let listener = UnixListener::bind(&spec.status_socket).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.unwrap().write_all(status.to_string().as_bytes());
+        }
+    });
+    notify("READY=1\nSTATUS=serving");
+    live(launch);
+}
+
+// Until it is stopped; but never longer than the test it belongs to, whose directory goes when it ends.
+fn live(launch: &Path) -> ! {
+    let state_dir = launch.parent().and_then(Path::parent).unwrap();
+    for _ in 0..600 {
+        thread::sleep(Duration::from_millis(100));
+        if !state_dir.parent().unwrap().exists() {
+            break;
+        }
+    }
+    process::exit(0)
+}
+
+fn notify(text: &str) {
+    let socket = UnixDatagram::unbound().unwrap();
+    socket.send_to(text.as_bytes(), env::var_os("NOTIFY_SOCKET").unwrap()).unwrap();
+}
+
+fn report() -> Value {
+    let files: Vec<PathBuf> =
+        fs::read_dir("/proc/self/fd").unwrap().filter_map(|e| fs::read_link(e.unwrap().path()).ok()).collect();
+    let session = nix::unistd::getsid(None).unwrap().as_raw();
+    json!({"files": files, "cwd": env::current_dir().unwrap(), "session": session, "pid": process::id(),
+        "environment": env::vars().map(|(k, _)| k).collect::<Vec<_>>()})
+}
