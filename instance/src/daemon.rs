@@ -57,7 +57,7 @@ impl Loaded {
             config_file::load(path).map_err(|error| Error::BeforeLog(format!("failed to load config: {error}")))?;
         let logging = Logging::read(&tree)
             .map_err(|cause| Error::BeforeLog(format!("failed to apply logging config: {cause}")))?;
-        log::apply(logging);
+        log::start(logging, log::Output::Stdout);
         log_warnings(&warnings);
         Ok(Self { tree, path: path.to_owned() })
     }

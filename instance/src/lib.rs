@@ -1,5 +1,7 @@
 //! The host side of Nebula: the `nebula` daemon and one pod's tunnel, around `nebula-core`.
 
+pub mod admin;
+pub mod ca_client;
 pub mod config_file;
 pub mod daemon;
 mod errno;
@@ -10,5 +12,7 @@ pub mod names;
 pub mod netns;
 pub mod notify;
 pub mod overlay_link;
+pub mod pod;
+pub mod pod_tunnel;
 pub mod reload;
 pub mod signals;

@@ -1,4 +1,4 @@
-//! Log lines on stdout as Go Nebula 1.11 writes them (slog text or JSON).
+//! Log lines as Go Nebula 1.11 writes them (slog text or JSON).
 
 use std::fmt::{self, Write as _};
 use std::sync::OnceLock;
@@ -10,6 +10,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
@@ -18,21 +19,38 @@ use tracing_subscriber::{Registry, reload};
 
 use crate::config_file::{LogFormat, LogLevel, Logging};
 
-/// Starts logging, or changes how it is done.
+/// Where lines go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// Standard output, as Go Nebula does.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// Starts logging; later calls only change how it is done.
+pub fn start(logging: Logging, output: Output) {
+    apply(logging);
+    if FILTER.get().is_some() {
+        return;
+    }
+    let (filter, handle) = reload::Layer::new(targets(logging.level));
+    let writer = match output {
+        Output::Stdout => BoxMakeWriter::new(std::io::stdout),
+        Output::Stderr => BoxMakeWriter::new(std::io::stderr),
+    };
+    let lines = tracing_subscriber::fmt::layer().event_format(Slog).with_writer(writer);
+    if tracing_subscriber::registry().with(filter).with(lines).try_init().is_ok() {
+        let _ = FILTER.set(handle);
+    }
+}
+
+/// Changes level and form of the lines.
 pub fn apply(logging: Logging) {
     FORM.store(form_bits(logging), Ordering::Relaxed);
-    match FILTER.get() {
-        Some(filter) => {
-            // Fails only when the subscriber is gone, and it lives as long as the process.
-            let _ = filter.reload(targets(logging.level));
-        }
-        None => {
-            let (filter, handle) = reload::Layer::new(targets(logging.level));
-            let lines = tracing_subscriber::fmt::layer().event_format(Slog).with_writer(std::io::stdout);
-            if tracing_subscriber::registry().with(filter).with(lines).try_init().is_ok() {
-                let _ = FILTER.set(handle);
-            }
-        }
+    if let Some(filter) = FILTER.get() {
+        // Fails only when the subscriber is gone, and it lives as long as the process.
+        let _ = filter.reload(targets(logging.level));
     }
 }
 

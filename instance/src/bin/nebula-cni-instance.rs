@@ -1,0 +1,55 @@
+//! The tunnel of one pod: started by the CNI plugin with a launch file, ended by a signal or with the pod.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use nebula_instance::go_flags::{self, Flag};
+use nebula_instance::{notify, pod_tunnel};
+
+fn main() -> ExitCode {
+    let flags = match go_flags::parse(std::env::args().skip(1), FLAGS) {
+        Ok(flags) => flags,
+        Err(go_flags::Error::Help) => {
+            print(&format!("{ABOUT}\n{}", go_flags::usage("nebula-cni-instance", FLAGS)));
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprint!("{error}\n{}", go_flags::usage("nebula-cni-instance", FLAGS));
+            return ExitCode::from(2);
+        }
+    };
+    if flags.is_set("version") {
+        print(concat!("nebula-cni-instance ", env!("CARGO_PKG_VERSION"), "\n"));
+        return ExitCode::SUCCESS;
+    }
+    let Some(launch) = flags.value("launch") else {
+        eprintln!(
+            "nebula-cni-instance: --launch FILE is missing; the CNI plugin writes the file and starts this program"
+        );
+        return ExitCode::from(2);
+    };
+    match pod_tunnel::read_launch(Path::new(launch)).and_then(pod_tunnel::serve) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            notify::status(&error.to_string());
+            eprintln!("nebula-cni-instance: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print(text: &str) {
+    // Nobody is left to tell when standard output is closed.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+const ABOUT: &str = "\
+Gives one pod its Nebula tunnel: makes the device in the pod's network namespace, asks the CA service for a
+certificate, and moves packets until the pod is gone or SIGTERM arrives. Logs to standard error.
+";
+
+const FLAGS: &[Flag] = &[
+    Flag { name: "launch", takes_value: true, help: "Launch file that the CNI plugin wrote" },
+    Flag { name: "version", takes_value: false, help: "Print version" },
+];
