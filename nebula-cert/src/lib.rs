@@ -49,6 +49,8 @@
 //! # }
 //! ```
 
+#![warn(missing_docs)]
+
 mod ca_pool;
 mod certificate;
 mod encrypted_key;

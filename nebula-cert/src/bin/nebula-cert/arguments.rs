@@ -1,0 +1,134 @@
+//! Go flag forms (`-x v`, `-x=v`, `--x`, `-x=false`) on top of clap.
+
+use clap::builder::Styles;
+use clap::{Arg, Command};
+
+/// The words were wrong, so the help of the mode is worth printing.
+#[derive(Debug)]
+pub(crate) struct Usage(String);
+
+impl Usage {
+    pub(crate) fn error(text: impl Into<String>) -> anyhow::Error {
+        anyhow::Error::new(Self(text.into()))
+    }
+}
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// A mode as a command of its own.
+pub(crate) fn prepare(command: Command) -> Command {
+    let name = format!("nebula-cert {}", command.get_name());
+    let mut command = command
+        .bin_name(name)
+        .no_binary_name(true)
+        .args_override_self(true)
+        .styles(Styles::plain())
+        .after_help("One dash works as well as two. A path of - means standard input or output.");
+    command.build();
+    command
+}
+
+/// Rewrites the words for clap, in which only `--flag=value` is unambiguous.
+pub(crate) fn from_go_form(command: &Command, words: &[String]) -> Vec<String> {
+    let mut out = Vec::new();
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let Some(flag) = word.strip_prefix("--").or_else(|| word.strip_prefix('-')).filter(|flag| !flag.is_empty())
+        else {
+            out.push(word.clone());
+            continue;
+        };
+        let name = flag.split_once('=').map_or(flag, |(name, _)| name);
+        let known = command.get_arguments().find(|argument| is_called(argument, name));
+        let wants_value = known.and_then(Arg::get_num_args).is_some_and(|values| values.min_values() > 0);
+        match words.as_slice().first().filter(|_| wants_value && name == flag) {
+            // Go takes the next word as the value whatever it looks like.
+            Some(value) => {
+                out.push(format!("--{flag}={value}"));
+                words.next();
+            }
+            None if flag == "h" => out.push("--help".to_owned()),
+            None => out.push(format!("--{flag}")),
+        }
+    }
+    out
+}
+
+/// The values Go takes for a boolean flag.
+pub(crate) fn boolean(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("true or false expected"),
+    }
+}
+
+/// A flag that Go tools require to be given and not empty.
+pub(crate) fn required<'a>(flag: &str, value: &'a str) -> anyhow::Result<&'a str> {
+    if value.is_empty() { Err(Usage::error(format!("-{flag} is required"))) } else { Ok(value) }
+}
+
+/// Flags of the Go tool that this one knows but cannot honour; saying nothing would lose a file or a key.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Unsupported {
+    /// Not supported: QR codes can be made from the certificate file with any QR tool.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH")]
+    out_qr: String,
+    /// Not supported: keys in hardware modules.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "URL")]
+    pkcs11: String,
+}
+
+impl Unsupported {
+    pub(crate) fn refuse(&self) -> anyhow::Result<()> {
+        if !self.out_qr.is_empty() {
+            anyhow::bail!("-out-qr is not supported: leave it out and make the QR code from the certificate file");
+        }
+        if !self.pkcs11.is_empty() {
+            anyhow::bail!("-pkcs11 is not supported: this tool only works with keys in files");
+        }
+        Ok(())
+    }
+}
+
+fn is_called(argument: &Arg, name: &str) -> bool {
+    argument.get_long_and_visible_aliases().is_some_and(|names| names.contains(&name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rewritten(words: &[&str]) -> String {
+        let command = prepare(
+            Command::new("t").arg(Arg::new("name").long("name")).arg(Arg::new("json").long("json").num_args(0..=1)),
+        );
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        from_go_form(&command, &words).join(" ")
+    }
+
+    #[test]
+    fn one_dash_two_dashes_and_both_value_forms_are_the_same() {
+        for words in [&["-name", "x"][..], &["--name", "x"], &["-name=x"], &["--name=x"]] {
+            assert_eq!(rewritten(words), "--name=x");
+        }
+    }
+
+    #[test]
+    fn a_value_may_look_like_a_flag() {
+        assert_eq!(rewritten(&["-name", "-"]), "--name=-");
+        assert_eq!(rewritten(&["-name", "-json", "-json"]), "--name=-json --json");
+    }
+
+    #[test]
+    fn a_boolean_takes_no_following_word() {
+        assert_eq!(rewritten(&["-json", "-name", "x"]), "--json --name=x");
+        assert_eq!(rewritten(&["-json=false", "-h"]), "--json=false --help");
+    }
+}

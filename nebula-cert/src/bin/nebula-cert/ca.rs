@@ -1,0 +1,115 @@
+//! `nebula-cert ca`: a self-signed certificate authority.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use nebula_cert::{PassphraseCost, SigningKey, Template, Version};
+use zeroize::Zeroizing;
+
+use crate::arguments::{Unsupported, Usage, boolean, required};
+use crate::duration::GoDuration;
+use crate::{contents, file, passphrase};
+
+#[derive(clap::Args)]
+pub(crate) struct Flags {
+    /// Required: name of the certificate authority.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    name: String,
+    /// Version of the certificate format.
+    #[arg(long, default_value = "2")]
+    version: u32,
+    /// How long it is valid, with units h, m and s.
+    #[arg(long, default_value = "8760h")]
+    duration: GoDuration,
+    /// Where to write the private key; an existing file is never overwritten.
+    #[arg(long, default_value = "ca.key", value_name = "PATH")]
+    out_key: String,
+    /// Where to write the certificate; an existing file is never overwritten.
+    #[arg(long, default_value = "ca.crt", value_name = "PATH")]
+    out_crt: String,
+    /// Comma separated groups: limits which groups subordinate certificates can use.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    groups: String,
+    /// Comma separated networks: limits which networks subordinate certificates can use.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    networks: String,
+    /// Comma separated networks: limits which unsafe networks subordinate certificates can use.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    unsafe_networks: String,
+    /// Curve: 25519 or P256.
+    #[arg(long, default_value = "25519")]
+    curve: String,
+    /// Protect the private key with the passphrase in the environment variable NEBULA_CA_PASSPHRASE.
+    #[arg(long, default_value = "false", default_missing_value = "true", num_args = 0..=1, require_equals = true,
+          value_parser = boolean, action = clap::ArgAction::Set)]
+    encrypt: bool,
+    /// Memory in KiB that trying one passphrase costs.
+    #[arg(long, default_value_t = PassphraseCost::default().memory_kib)]
+    argon_memory: u32,
+    /// Passes over that memory.
+    #[arg(long, default_value_t = PassphraseCost::default().iterations)]
+    argon_iterations: u32,
+    /// Lanes, 1 to 255.
+    #[arg(long, default_value_t = PassphraseCost::default().parallelism)]
+    argon_parallelism: u32,
+    /// Deprecated, see -networks.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    ips: String,
+    /// Deprecated, see -unsafe-networks.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    subnets: String,
+    #[command(flatten)]
+    unsupported: Unsupported,
+}
+
+pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
+    flags.unsupported.refuse()?;
+    required("name", &flags.name)?;
+    required("out-key", &flags.out_key)?;
+    required("out-crt", &flags.out_crt)?;
+    if flags.duration <= GoDuration(0) {
+        return Err(Usage::error("-duration must be greater than 0"));
+    }
+    let version = contents::version(flags.version)?;
+    let networks = contents::networks("networks", &flags.networks, &flags.ips)?;
+    let unsafe_networks = contents::networks("unsafe-networks", &flags.unsafe_networks, &flags.subnets)?;
+    for (flag, networks) in [("networks", &networks), ("unsafe-networks", &unsafe_networks)] {
+        if let Some(network) = contents::first_ipv6(networks).filter(|_| version == Version::V1) {
+            let rule = "v1 certificates can only be ipv4";
+            return Err(Usage::error(format!("invalid -{flag} definition: {rule}, have {network}")));
+        }
+    }
+    let curve = contents::curve(&flags.curve)?;
+    file::check_outputs(&[("out-key", &flags.out_key), ("out-crt", &flags.out_crt)])?;
+    file::must_not_exist("CA key", &flags.out_key)?;
+    file::must_not_exist("CA cert", &flags.out_crt)?;
+
+    let key = SigningKey::generate(curve)?;
+    let template = Template {
+        version,
+        curve,
+        name: flags.name,
+        networks,
+        unsafe_networks,
+        groups: contents::groups(&flags.groups),
+        not_before: now.as_secs() as i64,
+        not_after: flags.duration.after(now),
+        public_key: key.public_key(),
+    };
+    let certificate = template.self_sign(&key).context("error while signing")?;
+    let key_text = if flags.encrypt {
+        let passphrase = passphrase::from_environment().ok_or_else(|| {
+            anyhow!("no passphrase to encrypt out-key with: put it into the environment as {}", passphrase::VARIABLE)
+        })?;
+        let cost = PassphraseCost {
+            memory_kib: flags.argon_memory,
+            iterations: flags.argon_iterations,
+            parallelism: flags.argon_parallelism,
+        };
+        Zeroizing::new(key.to_encrypted_pem(&passphrase, cost).context("error while encrypting out-key")?)
+    } else {
+        key.to_pem()
+    };
+    file::write_new("out-key", &flags.out_key, &key_text)?;
+    file::write_new("out-crt", &flags.out_crt, &certificate.to_pem())
+}

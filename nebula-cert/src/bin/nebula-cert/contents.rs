@@ -1,0 +1,46 @@
+//! Flag values that say what a certificate holds: lists, curves, versions.
+
+use anyhow::bail;
+use ipnet::IpNet;
+use nebula_cert::{Curve, Version};
+
+use crate::arguments::Usage;
+
+/// Comma separated words; blanks around them and empty ones are dropped.
+pub(crate) fn groups(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|group| !group.is_empty()).map(str::to_owned).collect()
+}
+
+/// Comma separated networks. The deprecated flag counts only if the new one is empty.
+pub(crate) fn networks(flag: &str, text: &str, deprecated: &str) -> anyhow::Result<Vec<IpNet>> {
+    let text = if text.is_empty() { deprecated } else { text };
+    let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
+    words.map(|word| word.parse().map_err(|_| bad_network(flag, word))).collect()
+}
+
+/// The version numbers that exist.
+pub(crate) fn version(number: u32) -> anyhow::Result<Version> {
+    match number {
+        1 => Ok(Version::V1),
+        2 => Ok(Version::V2),
+        _ => Err(Usage::error("-version must be either 1 or 2")),
+    }
+}
+
+/// The curve names the Go tool takes.
+pub(crate) fn curve(name: &str) -> anyhow::Result<Curve> {
+    match name {
+        "25519" | "X25519" | "Curve25519" | "CURVE25519" => Ok(Curve::Curve25519),
+        "P256" => Ok(Curve::P256),
+        _ => bail!("invalid curve: {name}, expected 25519 or P256"),
+    }
+}
+
+/// The first network that v1 certificates cannot hold.
+pub(crate) fn first_ipv6(networks: &[IpNet]) -> Option<&IpNet> {
+    networks.iter().find(|network| matches!(network, IpNet::V6(_)))
+}
+
+fn bad_network(flag: &str, word: &str) -> anyhow::Error {
+    Usage::error(format!("invalid -{flag} definition: {word}, expected address/prefix length such as 10.0.0.1/16"))
+}

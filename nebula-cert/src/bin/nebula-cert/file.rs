@@ -1,0 +1,75 @@
+//! Files and `-`: private modes, nothing overwritten by accident.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use zeroize::Zeroizing;
+
+/// Reads an input file; `-` is standard input.
+pub(crate) fn read(flag: &str, path: &str) -> anyhow::Result<Zeroizing<Vec<u8>>> {
+    let mut contents = Zeroizing::new(Vec::new());
+    let result = match path {
+        STDIO => std::io::stdin().take(LIMIT).read_to_end(&mut contents),
+        path => File::open(path).and_then(|file| file.take(LIMIT).read_to_end(&mut contents)),
+    };
+    result.with_context(|| format!("error while reading {flag}: {path}"))?;
+    Ok(contents)
+}
+
+/// Refuses before any work is done if a file that must not be overwritten exists.
+pub(crate) fn must_not_exist(what: &str, path: &str) -> anyhow::Result<()> {
+    if path != STDIO && Path::new(path).exists() {
+        bail!("refusing to overwrite existing {what}: {path}");
+    }
+    Ok(())
+}
+
+/// Writes a file that must not exist yet, readable by its owner only; `-` is standard output.
+pub(crate) fn write_new(flag: &str, path: &str, contents: &str) -> anyhow::Result<()> {
+    write(flag, path, contents, OpenOptions::new().write(true).create_new(true).mode(PRIVATE))
+}
+
+/// As [`write_new`], but an existing file is replaced.
+pub(crate) fn write_over(flag: &str, path: &str, contents: &str) -> anyhow::Result<()> {
+    write(flag, path, contents, OpenOptions::new().write(true).create(true).truncate(true).mode(PRIVATE))
+}
+
+/// Standard input and output can each serve one flag only.
+pub(crate) fn check_inputs(paths: &[(&str, &str)]) -> anyhow::Result<()> {
+    one_dash(paths, "only one input may read from stdin")
+}
+
+/// As [`check_inputs`].
+pub(crate) fn check_outputs(paths: &[(&str, &str)]) -> anyhow::Result<()> {
+    one_dash(paths, "only one output may write to stdout")
+}
+
+fn one_dash(paths: &[(&str, &str)], rule: &str) -> anyhow::Result<()> {
+    let dashes: Vec<_> = paths.iter().filter(|(_, path)| *path == STDIO).collect();
+    match dashes[..] {
+        [(first, _), (second, _), ..] => bail!("-{first} and -{second} both set to \"-\", {rule}"),
+        _ => Ok(()),
+    }
+}
+
+fn write(flag: &str, path: &str, contents: &str, options: &OpenOptions) -> anyhow::Result<()> {
+    let result = match path {
+        STDIO => std::io::stdout().write_all(contents.as_bytes()),
+        path => options.open(path).and_then(|mut file| {
+            // A file that is replaced may have been readable by others.
+            if file.metadata()?.is_file() {
+                file.set_permissions(Permissions::from_mode(PRIVATE))?;
+            }
+            file.write_all(contents.as_bytes())
+        }),
+    };
+    result.with_context(|| format!("error while writing {flag}: {path}"))
+}
+
+const STDIO: &str = "-";
+const PRIVATE: u32 = 0o600;
+// One byte more than the PEM reader takes, so that it is the one to complain.
+const LIMIT: u64 = (4 << 20) + 1;

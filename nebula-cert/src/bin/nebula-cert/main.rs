@@ -1,0 +1,145 @@
+//! `nebula-cert`: makes keys, signs, prints and verifies certificates, with the flags of the Go tool.
+
+mod arguments;
+mod ca;
+mod contents;
+mod duration;
+mod file;
+mod keygen;
+mod passphrase;
+mod print;
+mod sign;
+mod verify;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use clap::{CommandFactory as _, FromArgMatches as _, Parser};
+
+use arguments::Usage;
+
+/// Makes keys, signs, prints and verifies Nebula certificates.
+#[derive(Parser)]
+#[command(name = "nebula-cert", disable_help_flag = true, disable_help_subcommand = true)]
+enum Mode {
+    /// Create a self-signed certificate authority.
+    Ca(ca::Flags),
+    /// Create a key pair for a host; the public key can be passed to `nebula-cert sign`.
+    Keygen(keygen::Flags),
+    /// Create and sign a certificate for a host.
+    Sign(sign::Flags),
+    /// Print details about a certificate.
+    Print(print::Flags),
+    /// Verify that a certificate is not expired and was signed by a trusted authority.
+    Verify(verify::Flags),
+}
+
+fn main() -> ExitCode {
+    let words: Result<Vec<String>, _> = std::env::args_os().skip(1).map(|word| word.into_string()).collect();
+    let Ok(words) = words else {
+        complain("an argument is not UTF-8 text");
+        return ExitCode::FAILURE;
+    };
+    run(&words)
+}
+
+fn run(words: &[String]) -> ExitCode {
+    let mut help = false;
+    let mut words = words.iter();
+    let mode = loop {
+        let Some(word) = words.next() else {
+            if !help {
+                complain("No mode was provided\n");
+            }
+            say_on_stderr(&overview());
+            return if help { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        };
+        match word.strip_prefix("--").or_else(|| word.strip_prefix('-')) {
+            Some("version") => return print_version(),
+            Some("h" | "help") => help = true,
+            Some(_) => {
+                complain(&format!("unknown flag before the mode: {word}\n"));
+                say_on_stderr(&overview());
+                return ExitCode::FAILURE;
+            }
+            None => break word,
+        }
+    };
+    let mut commands = Mode::command();
+    let Some(command) = commands.find_subcommand_mut(mode) else {
+        complain(&format!("unknown mode: {mode}"));
+        return ExitCode::FAILURE;
+    };
+    let mut command = arguments::prepare(command.clone());
+    if help {
+        say_on_stderr(&command.render_long_help().to_string());
+        return ExitCode::SUCCESS;
+    }
+    match execute(mode, &mut command, words.as_slice()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(&error, &mut command),
+    }
+}
+
+fn execute(mode: &str, command: &mut clap::Command, words: &[String]) -> anyhow::Result<()> {
+    let words = arguments::from_go_form(command, words);
+    let matches = command.try_get_matches_from_mut(words)?;
+    match mode {
+        "ca" => ca::run(ca::Flags::from_arg_matches(&matches)?, now()),
+        "keygen" => keygen::run(&keygen::Flags::from_arg_matches(&matches)?),
+        "sign" => sign::run(sign::Flags::from_arg_matches(&matches)?, now()),
+        "print" => print::run(&print::Flags::from_arg_matches(&matches)?),
+        _ => verify::run(&verify::Flags::from_arg_matches(&matches)?, now()),
+    }
+}
+
+/// Says what went wrong, and how the mode is used if the words were at fault.
+fn report(error: &anyhow::Error, command: &mut clap::Command) -> ExitCode {
+    if let Some(error) = error.downcast_ref::<clap::Error>() {
+        if error.kind() == clap::error::ErrorKind::DisplayHelp {
+            say_on_stderr(&error.to_string());
+            return ExitCode::SUCCESS;
+        }
+        let text = error.to_string();
+        complain(text.strip_prefix("error: ").unwrap_or(&text).trim_end());
+        return ExitCode::FAILURE;
+    }
+    complain(&format!("{error:#}"));
+    if error.is::<Usage>() {
+        say_on_stderr(&command.render_long_help().to_string());
+    }
+    ExitCode::FAILURE
+}
+
+fn overview() -> String {
+    let modes = Mode::command().get_subcommands().fold(String::new(), |text, mode| {
+        format!("{text}  {:8} {}\n", mode.get_name(), mode.get_about().map(ToString::to_string).unwrap_or_default())
+    });
+    format!(
+        "Usage: nebula-cert <mode> <flags>\n\nModes:\n{modes}\nGlobal flags:\n  -version  Print the version\n  \
+         -h, -help Print this text\n\nFor the flags of a mode: nebula-cert <mode> -h\n"
+    )
+}
+
+fn print_version() -> ExitCode {
+    match writeln!(std::io::stdout(), "Version: {}", env!("CARGO_PKG_VERSION")) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn complain(text: &str) {
+    say_on_stderr(&format!("Error: {text}\n"));
+}
+
+fn say_on_stderr(text: &str) {
+    // Nobody is left to tell if stderr is closed.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// Time since 1970.
+#[expect(clippy::disallowed_methods, reason = "the one place of this tool that reads the clock")]
+fn now() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}

@@ -1,0 +1,52 @@
+//! `nebula-cert print`: certificates as JSON.
+
+use std::io::Write as _;
+
+use anyhow::Context as _;
+use nebula_cert::Certificate;
+use serde::Serialize as _;
+use serde_json::Value;
+use serde_json::ser::{PrettyFormatter, Serializer};
+
+use crate::arguments::{Unsupported, boolean, required};
+use crate::file;
+
+#[derive(clap::Args)]
+pub(crate) struct Flags {
+    /// Required: file with one or more certificates.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    path: String,
+    /// One line with a JSON array of all certificates, instead of one indented object for each.
+    #[arg(long, default_value = "false", default_missing_value = "true", num_args = 0..=1, require_equals = true,
+          value_parser = boolean, action = clap::ArgAction::Set)]
+    json: bool,
+    #[command(flatten)]
+    unsupported: Unsupported,
+}
+
+pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
+    flags.unsupported.refuse()?;
+    required("path", &flags.path)?;
+    let text = file::read("path", &flags.path)?;
+    let certificates = Certificate::bundle_from_pem(&text).context("error while unmarshaling cert")?;
+    let mut objects = certificates.iter().map(Certificate::to_json);
+    let printed = if flags.json {
+        format!("{}\n", objects.collect::<Value>())
+    } else {
+        objects.try_fold(String::new(), |text, object| anyhow::Ok(text + &indented(&object)? + "\n"))?
+    };
+    std::io::stdout().write_all(like_go(&printed).as_bytes()).context("error while writing to stdout")
+}
+
+fn indented(object: &Value) -> anyhow::Result<String> {
+    let mut out = Vec::new();
+    object.serialize(&mut Serializer::with_formatter(&mut out, PrettyFormatter::with_indent(b"\t")))?;
+    Ok(String::from_utf8(out)?)
+}
+
+/// Go's encoder escapes these characters, which can only occur inside strings.
+fn like_go(json: &str) -> String {
+    let escapes =
+        [('<', "\\u003c"), ('>', "\\u003e"), ('&', "\\u0026"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")];
+    escapes.iter().fold(json.to_owned(), |text, (character, escape)| text.replace(*character, escape))
+}

@@ -1,0 +1,307 @@
+//! The `nebula-cert` program as scripts written for the Go tool use it.
+#![cfg(feature = "cli")]
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use nebula_cert::{Certificate, Curve, Identity, SigningKey, Version};
+use tempfile::TempDir;
+
+const VECTORS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/vectors/certs");
+
+/// An empty folder in which the program runs.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    /// A folder with `ca.crt` and `ca.key`.
+    fn with_ca(flags: &str) -> Self {
+        let folder = Self::new();
+        folder.succeeds(&format!("ca -name test {flags}"));
+        folder
+    }
+
+    fn command(&self, words: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nebula-cert"));
+        command.current_dir(self.0.path()).env_remove("NEBULA_CA_PASSPHRASE").args(words.split_whitespace());
+        command
+    }
+
+    fn run(&self, words: &str) -> Output {
+        self.command(words).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// Standard output of a run that must succeed in silence on standard error.
+    fn succeeds(&self, words: &str) -> String {
+        let output = self.run(words);
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), &*errors), (Some(0), ""), "{words}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Standard error of a run that must fail with exit code 1 and an empty standard output.
+    fn fails(&self, words: &str) -> String {
+        let output = self.run(words);
+        assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]), "{words}");
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(errors.starts_with("Error: "), "{words}: {errors}");
+        errors
+    }
+
+    fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.0.path().join(name)).unwrap()
+    }
+
+    fn certificate(&self, name: &str) -> Certificate {
+        Certificate::from_pem(&self.read(name)).unwrap()
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+#[test]
+fn a_ca_and_a_host_made_with_the_usual_flags_belong_together() {
+    let folder = Folder::new();
+    folder.succeeds("ca -name bench -duration 240h");
+    folder.succeeds("sign -name a -ip 10.9.0.1/24 -duration 24h");
+    folder.succeeds("verify -ca ca.crt -crt a.crt");
+    let identity = Identity::read(folder.path().join("a.crt"), folder.path().join("a.key")).unwrap();
+    assert_eq!(identity.primary().name(), "a");
+    assert_eq!(identity.primary().version(), Version::V2);
+    assert_eq!(identity.networks(), ["10.9.0.1/24".parse().unwrap()]);
+    assert_eq!(identity.primary().not_after() - identity.primary().not_before(), 24 * 3_600);
+    let ca = folder.certificate("ca.crt");
+    assert_eq!(ca.not_after() - ca.not_before(), 240 * 3_600);
+    for name in ["ca.crt", "ca.key", "a.crt", "a.key"] {
+        let mode = fs::metadata(folder.path().join(name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+}
+
+#[test]
+fn every_flag_reaches_the_certificate() {
+    let folder = Folder::with_ca("-version=1 --curve P256 -groups a,b,c -ips 10.0.0.0/8 -subnets=192.168.0.0/16");
+    let ca = folder.certificate("ca.crt");
+    assert_eq!((ca.version(), ca.curve(), ca.is_ca()), (Version::V1, Curve::P256, true));
+    assert_eq!(ca.groups(), ["a", "b", "c"]);
+    folder.succeeds(
+        "sign -version 2 -name h -networks 10.2.0.1/16,10.1.0.1/16 -unsafe-networks 192.168.1.0/24 -groups b,,a",
+    );
+    let host = folder.certificate("h.crt");
+    assert_eq!((host.version(), host.curve()), (Version::V2, Curve::P256));
+    assert_eq!(host.networks(), ["10.1.0.1/16".parse().unwrap(), "10.2.0.1/16".parse().unwrap()]);
+    assert_eq!(host.unsafe_networks(), ["192.168.1.0/24".parse().unwrap()]);
+    assert_eq!(host.groups(), ["b", "a"]);
+    assert_eq!(host.not_after(), ca.not_after() - 1, "without a duration one second before the CA");
+    folder.succeeds("sign -name o -ip 10.1.0.9/16");
+    assert_eq!(folder.certificate("o.crt").version(), Version::V1, "the version of the CA is the default");
+    folder.succeeds("verify -ca ca.crt -crt h.crt");
+}
+
+#[test]
+fn a_public_key_made_elsewhere_is_signed_without_writing_a_key() {
+    for curve in ["25519", "P256"] {
+        let folder = Folder::with_ca(&format!("-curve {curve}"));
+        folder.succeeds(&format!("keygen -curve {curve} -out-key k -out-pub p"));
+        folder.succeeds("sign -name h -networks 10.0.0.1/8 -in-pub p");
+        assert!(!folder.path().join("h.key").exists());
+        Identity::read(folder.path().join("h.crt"), folder.path().join("k")).unwrap();
+        let other = if curve == "P256" { "25519" } else { "P256" };
+        folder.succeeds(&format!("keygen -curve {other} -out-key k -out-pub p"));
+        let errors = folder.fails("sign -name i -networks 10.0.0.1/8 -in-pub p");
+        assert!(errors.starts_with("Error: curve of in-pub does not match ca"), "{errors}");
+    }
+}
+
+#[test]
+fn existing_keys_and_certificates_are_never_overwritten() {
+    let folder = Folder::with_ca("");
+    folder.succeeds("sign -name h -networks 10.0.0.1/8");
+    let before = ["ca.key", "ca.crt", "h.key", "h.crt"].map(|name| folder.read(name));
+    assert_eq!(folder.fails("ca -name x"), "Error: refusing to overwrite existing CA key: ca.key\n");
+    let errors = folder.fails("ca -name x -out-key new.key");
+    assert_eq!(errors, "Error: refusing to overwrite existing CA cert: ca.crt\n");
+    let errors = folder.fails("sign -name h -networks 10.0.0.1/8");
+    assert_eq!(errors, "Error: refusing to overwrite existing cert: h.crt\n");
+    let errors = folder.fails("sign -name h -networks 10.0.0.1/8 -out-crt new.crt");
+    assert_eq!(errors, "Error: refusing to overwrite existing key: h.key\n");
+    assert_eq!(before, ["ca.key", "ca.crt", "h.key", "h.crt"].map(|name| folder.read(name)));
+    assert!(!folder.path().join("new.key").exists() && !folder.path().join("new.crt").exists());
+}
+
+#[test]
+fn keygen_replaces_files_and_makes_them_private() {
+    let folder = Folder::new();
+    fs::write(folder.path().join("k"), "old").unwrap();
+    fs::set_permissions(folder.path().join("k"), fs::Permissions::from_mode(0o644)).unwrap();
+    folder.succeeds("keygen -out-key k -out-pub p");
+    assert_eq!(fs::metadata(folder.path().join("k")).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(folder.read("k").starts_with(b"-----BEGIN NEBULA X25519 PRIVATE KEY-----\n"));
+}
+
+#[test]
+fn a_dash_means_standard_input_or_output() {
+    let folder = Folder::with_ca("");
+    let text = folder.succeeds("sign -name h -networks 10.0.0.1/8 -out-crt - -out-key h.key");
+    assert_eq!(Certificate::from_pem(text.as_bytes()).unwrap().name(), "h");
+    let mut child = folder
+        .command("verify -ca ca.crt -crt -")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0));
+    let errors = folder.fails("verify -ca - -crt -");
+    assert_eq!(errors, "Error: -ca and -crt both set to \"-\", only one input may read from stdin\n");
+    let errors = folder.fails("keygen -out-key - -out-pub -");
+    assert_eq!(errors, "Error: -out-key and -out-pub both set to \"-\", only one output may write to stdout\n");
+}
+
+#[test]
+fn printed_json_is_that_of_the_go_tool() {
+    let folder = Folder::new();
+    for name in ["dual-25519/host-bundle", "v1-p256/ca-constrained", "v2-25519/host-v6only", "v1-25519/host-groups"] {
+        let recorded = fs::read_to_string(format!("{VECTORS}/{name}.json")).unwrap();
+        assert_eq!(folder.succeeds(&format!("print -json -path {VECTORS}/{name}.crt")), recorded);
+        let plain = folder.succeeds(&format!("print -json=false -path {VECTORS}/{name}.crt"));
+        assert!(plain.starts_with("{\n\t\""), "{plain}");
+        let objects: Vec<serde_json::Value> =
+            serde_json::Deserializer::from_str(&plain).into_iter().collect::<Result<_, _>>().unwrap();
+        assert_eq!(serde_json::Value::from(objects).to_string(), recorded.trim_end());
+    }
+}
+
+#[test]
+fn verify_names_every_bad_certificate_and_the_reason() {
+    let folder = Folder::new();
+    let errors =
+        folder.fails(&format!("verify -ca {VECTORS}/v2-25519/ca.crt -crt {VECTORS}/v2-25519/host-expired.crt"));
+    assert!(errors.contains("v2 host-expired with fingerprint"), "{errors}");
+    assert!(errors.contains(": certificate is expired"), "{errors}");
+    let bundle = format!("{VECTORS}/dual-25519/host-bundle.crt");
+    let errors = folder.fails(&format!("verify -ca {VECTORS}/v2-25519/ca-other.crt -crt {bundle}"));
+    assert_eq!(errors.lines().count(), 2);
+    assert!(errors.lines().all(|line| line.contains("could not find ca for the certificate")), "{errors}");
+    folder.succeeds(&format!("verify -ca {VECTORS}/dual-25519/ca-bundle.crt -crt {bundle}"));
+    let ca = format!("{VECTORS}/v2-25519/ca.crt");
+    assert!(folder.fails(&format!("verify -ca {ca} -crt {ca}")).contains("no issuer in certificate"));
+}
+
+#[test]
+fn an_encrypted_ca_key_needs_the_passphrase_from_the_environment() {
+    let folder = Folder::new();
+    let flags = "ca -name e -encrypt -argon-memory 64 -argon-iterations 1 -argon-parallelism 1";
+    assert!(folder.fails(flags).contains("NEBULA_CA_PASSPHRASE"));
+    assert!(!folder.path().join("ca.key").exists());
+    let status = folder.command(flags).env("NEBULA_CA_PASSPHRASE", "open sesame").status().unwrap();
+    assert!(status.success());
+    SigningKey::from_encrypted_pem(&folder.read("ca.key"), b"open sesame").unwrap();
+    let sign = "sign -name h -networks 10.0.0.1/8";
+    assert!(folder.fails(sign).starts_with("Error: ca-key is encrypted"));
+    let wrong = folder.command(sign).env("NEBULA_CA_PASSPHRASE", "open barley").output().unwrap();
+    let text = "Error: error while parsing encrypted ca-key: invalid passphrase or corrupt private key\n";
+    assert_eq!(String::from_utf8(wrong.stderr).unwrap(), text);
+    assert!(folder.command(sign).env("NEBULA_CA_PASSPHRASE", "open sesame").status().unwrap().success());
+}
+
+#[test]
+fn a_ca_refuses_what_it_may_not_sign() {
+    let folder = Folder::with_ca("-groups a -networks 10.1.0.0/16 -unsafe-networks 192.168.0.0/16 -duration 10h");
+    for (flags, reason) in [
+        ("-networks 10.2.0.1/16", "a network assignment outside the limitations of the signing ca: 10.2.0.1/16"),
+        ("-networks 10.1.0.1/16 -groups z", "certificate contained a group not present on the signing ca: z"),
+        ("-networks 10.1.0.1/16 -unsafe-networks 0.0.0.0/0", "an unsafe network assignment outside the limitations"),
+        ("-networks 10.1.0.1/16 -duration 11h", "certificate expires after signing certificate"),
+    ] {
+        let errors = folder.fails(&format!("sign -name h {flags}"));
+        assert!(errors.starts_with("Error: error while signing: ") && errors.contains(reason), "{errors}");
+        assert!(!folder.path().join("h.key").exists() && !folder.path().join("h.crt").exists());
+    }
+    let other = Folder::with_ca("");
+    fs::copy(other.path().join("ca.key"), folder.path().join("other.key")).unwrap();
+    let errors = folder.fails("sign -name h -networks 10.1.0.1/16 -ca-key other.key");
+    assert!(errors.starts_with("Error: refusing to sign, root certificate does not match private key"), "{errors}");
+}
+
+#[test]
+fn an_expired_ca_signs_nothing() {
+    let folder = Folder::new();
+    let ca = format!("-ca-crt {VECTORS}/v2-25519/ca-expired.crt -ca-key {VECTORS}/v2-25519/ca-expired.key");
+    let errors = folder.fails(&format!("sign -name h -networks 10.0.0.1/8 {ca}"));
+    assert!(errors.starts_with("Error: ca certificate is expired"), "{errors}");
+}
+
+#[test]
+fn wrong_words_are_answered_with_the_reason_and_the_help_of_the_mode() {
+    let folder = Folder::with_ca("");
+    for (words, reason) in [
+        ("ca", "-name is required"),
+        ("ca -name x -duration -1h", "-duration must be greater than 0"),
+        ("ca -name x -version 3", "-version must be either 1 or 2"),
+        ("ca -name x -version 1 -networks fd00::/8", "v1 certificates can only be ipv4, have fd00::/8"),
+        ("keygen -out-key k", "-out-pub is required"),
+        ("sign -name x", "-networks is required"),
+        ("sign -name x -networks 10.0.0.1", "invalid -networks definition: 10.0.0.1"),
+        ("sign -name x -networks 10.0.0.1/8 -in-pub p -out-key k", "cannot set both -in-pub and -out-key"),
+        (
+            "sign -version 1 -name x -networks 10.0.0.1/8,10.0.0.2/8",
+            "v1 certificates can only have a single ipv4 address",
+        ),
+        ("print", "-path is required"),
+        ("verify -ca ca.crt", "-crt is required"),
+    ] {
+        let errors = folder.fails(words);
+        assert!(errors.lines().next().unwrap().contains(reason), "{words}: {errors}");
+        assert!(errors.contains("Usage: nebula-cert "), "{words}: {errors}");
+    }
+    for words in
+        ["sign -nmae x", "ca -name x -duration 1d", "sign -name", "sign -name x -groups a b", "print -json=maybe"]
+    {
+        assert!(!folder.fails(words).is_empty());
+    }
+    assert_eq!(folder.fails("forge -name x"), "Error: unknown mode: forge\n");
+    assert!(folder.fails("").contains("No mode was provided"));
+    assert!(folder.fails("-verbose ca").contains("unknown flag before the mode: -verbose"));
+}
+
+#[test]
+fn what_is_not_supported_is_an_error() {
+    let folder = Folder::with_ca("");
+    assert!(folder.fails("sign -name x -networks 10.0.0.1/8 -out-qr q.png").contains("-out-qr is not supported"));
+    assert!(folder.fails("keygen -pkcs11 pkcs11:x -out-pub p").contains("-pkcs11 is not supported"));
+    assert!(!folder.path().join("x.crt").exists());
+}
+
+#[test]
+fn version_goes_to_stdout_and_help_to_stderr() {
+    let folder = Folder::new();
+    for words in ["-version", "--version"] {
+        assert!(folder.succeeds(words).starts_with("Version: "));
+    }
+    for words in ["-h", "-help", "--help", "sign -h", "sign -help", "-h sign"] {
+        let output = folder.run(words);
+        assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b""[..]), "{words}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains("Usage: nebula-cert"), "{words}: {text}");
+        assert_eq!(text.contains("--unsafe-networks"), words.contains("sign"), "{words}: {text}");
+    }
+}
+
+#[test]
+fn a_key_given_as_a_certificate_is_named() {
+    let folder = Folder::with_ca("");
+    let errors = folder.fails("print -path ca.key");
+    let text = "Error: error while unmarshaling cert: bytes did not contain a proper certificate banner";
+    assert!(errors.starts_with(text), "{errors}");
+    assert!(folder.fails("print -path missing.crt").contains("missing.crt"));
+}
