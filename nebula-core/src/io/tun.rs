@@ -76,7 +76,8 @@ impl Tun {
         while opened.len() < queues {
             opened.push(open_queue(&name, base)?.0);
         }
-        Self::negotiate(opened, name, offloads)
+        let ladder = if offloads { &TunOffloads::LADDER[..] } else { &[TunOffloads::None] };
+        Self::negotiate(opened, name, ladder)
     }
 
     /// Adopts queues opened elsewhere (with IFF_VNET_HDR), and negotiates offloads anew.
@@ -103,7 +104,7 @@ impl Tun {
             }
         }
         let name = name.ok_or_else(|| invalid("a tun device needs at least one queue".into()))?;
-        Self::negotiate(queues, name, true)
+        Self::negotiate(queues, name, &TunOffloads::LADDER)
     }
 
     /// Device name.
@@ -141,7 +142,7 @@ impl Tun {
         self.queues
     }
 
-    fn negotiate(queues: Vec<OwnedFd>, name: String, offloads: bool) -> io::Result<Self> {
+    fn negotiate(queues: Vec<OwnedFd>, name: String, ladder: &[TunOffloads]) -> io::Result<Self> {
         let header_len = vnet_header::LEN as c_int;
         for queue in &queues {
             // SAFETY: the descriptor is an attached tun queue and the kernel reads one int.
@@ -149,8 +150,7 @@ impl Tun {
             let flags = OFlag::from_bits_retain(fcntl(queue, FcntlArg::F_GETFL)?);
             fcntl(queue, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         }
-        let mut rungs = TunOffloads::LADDER.into_iter().filter(|rung| offloads || *rung == TunOffloads::None);
-        let agreed = rungs.find(|rung| {
+        let agreed = ladder.iter().copied().find(|rung| {
             // Offloads belong to the device, but each queue accepts them.
             queues.iter().all(|queue| {
                 // SAFETY: the descriptor is an attached tun queue; the argument is a number.
@@ -297,3 +297,7 @@ impl Queue {
 
 /// More pieces than a super-packet can have: it holds at most 64 KiB and joined segments are not small.
 pub(super) const MAX_PIECES: usize = 128;
+
+#[cfg(test)]
+#[path = "tun_tests.rs"]
+mod tests;

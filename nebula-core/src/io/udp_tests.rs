@@ -123,3 +123,27 @@ fn nothing_waiting_is_not_an_error() {
     let socket = bind_local("127.0.0.1:0", true);
     assert!(!Receiver::new().unwrap().receive(&socket).unwrap());
 }
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_run_above_the_path_mtu_is_sent_singly_and_fragmented() {
+    let thread = std::thread::spawn(|| {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        for arguments in ["link set lo mtu 1400", "link set lo up"] {
+            let status = std::process::Command::new("ip").args(arguments.split(' ')).status().unwrap();
+            assert!(status.success(), "ip {arguments}");
+        }
+        let (a, b) = (bind_local("127.0.0.1:0", true), bind_local("127.0.0.1:0", true));
+        let target = b.local_addr().unwrap();
+        let runs = [
+            Run { to: target, range: 0..30_000, segment_size: 1400 },
+            Run { to: target, range: 30_000..60_000, segment_size: 1300 },
+        ];
+        assert_eq!(Sender::new().send(&a, &arena(60_000), &runs), Lost::default());
+        let count = 30_000_usize.div_ceil(1400) + 30_000_usize.div_ceil(1300);
+        let (datagrams, _) = receive_all(&b, &mut Receiver::new().unwrap(), count);
+        assert_eq!(datagrams.iter().map(|(_, bytes)| bytes.len()).sum::<usize>(), 60_000);
+        assert!(a.sends_runs());
+    });
+    thread.join().unwrap();
+}

@@ -1,0 +1,374 @@
+//! Two hosts, each a network namespace with a driver, joined by a veth pair: what the kernel does with our packets.
+//!
+//! A namespace belongs to one thread and has no name, so the kernel removes it with everything in it when the thread and
+//! the driver end, also after a failure.
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nebula_cert::{CaPool, Certificate, Curve, Identity, PrivateKey, SigningKey, Template, Version};
+use nebula_core::firewall::Rule;
+use nebula_core::io::{Driver, Error, Handle, Options, SocketOptions, Tun, UdpSocket};
+use nebula_core::{Config, Event, TunnelDownReason};
+use nix::sched::{CloneFlags, unshare};
+
+const OVERLAY: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 128, 0, 1), Ipv4Addr::new(10, 128, 0, 2)];
+const UNDERLAY: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
+const PORT: u16 = 4242;
+
+/// One test at a time: they count threads, and two at once would share two cores with each other's streams.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A network namespace and the thread that lives in it.
+struct Namespace {
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+    tid: i32,
+}
+
+impl Namespace {
+    fn new() -> Self {
+        let (jobs, inbox) = channel::<Job>();
+        let (tell, told) = channel();
+        let thread = std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            tell.send(nix::unistd::gettid().as_raw()).unwrap();
+            inbox.into_iter().for_each(|job| job());
+        });
+        Self { jobs: Some(jobs), thread: Some(thread), tid: told.recv().unwrap() }
+    }
+
+    /// Starts `job` in the namespace. Jobs run one after the other; the receiver ends if the job panics.
+    fn start<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+        let (tell, told) = channel();
+        let job = Box::new(move || drop(tell.send(job())));
+        self.jobs.as_ref().unwrap().send(job).expect("an earlier job of this namespace panicked");
+        told
+    }
+
+    fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        self.start(job).recv().expect("the job panicked")
+    }
+
+    fn ip(&self, arguments: impl Into<String>) {
+        let arguments = arguments.into();
+        self.run(move || {
+            let output = Command::new("ip").args(arguments.split_whitespace()).output().unwrap();
+            assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+        });
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        self.jobs.take();
+        let _ = self.thread.take().unwrap().join();
+    }
+}
+
+/// Certificates for the two hosts.
+struct Authority {
+    key: SigningKey,
+    certificate: Certificate,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let key = SigningKey::generate(Curve::Curve25519).unwrap();
+        let mut template = template("test authority");
+        template.public_key = key.public_key();
+        Self { certificate: template.self_sign(&key).unwrap(), key }
+    }
+
+    fn identity(&self, host: usize) -> Identity {
+        let key = PrivateKey::generate(Curve::Curve25519).unwrap();
+        let mut template = template(["a", "b"][host]);
+        template.networks = vec![format!("{}/24", OVERLAY[host]).parse().unwrap()];
+        template.public_key = key.public_key();
+        template.not_after -= 1;
+        Identity::new(vec![template.sign(&self.certificate, &self.key).unwrap()], key).unwrap()
+    }
+
+    fn trust(&self) -> CaPool {
+        let mut trust = CaPool::new();
+        trust.add(self.certificate.clone()).unwrap();
+        trust
+    }
+}
+
+fn template(name: &str) -> Template {
+    Template {
+        version: Version::V2,
+        curve: Curve::Curve25519,
+        name: name.into(),
+        networks: Vec::new(),
+        unsafe_networks: Vec::new(),
+        groups: Vec::new(),
+        not_before: 1,
+        not_after: 4_000_000_000,
+        public_key: Vec::new(),
+    }
+}
+
+/// What the two drivers of a test differ in.
+#[derive(Clone, Copy)]
+struct Setup {
+    tun_offloads: bool,
+    udp_offloads: bool,
+    routines: usize,
+    bind: &'static str,
+    overlay_mtu: u16,
+    underlay_mtu: u16,
+    tun: [bool; 2],
+}
+
+const USUAL: Setup = Setup {
+    tun_offloads: true,
+    udp_offloads: true,
+    routines: 1,
+    bind: "0.0.0.0",
+    overlay_mtu: 1300,
+    underlay_mtu: 1500,
+    tun: [true, true],
+};
+
+struct Host {
+    namespace: Namespace,
+    handle: Handle,
+    events: Receiver<Event>,
+    driver: Option<JoinHandle<Result<(), Error>>>,
+}
+
+impl Host {
+    fn start(namespace: Namespace, authority: &Authority, index: usize, setup: Setup) -> Self {
+        let mut config = Config::new(authority.identity(index), authority.trust());
+        config.firewall.inbound = vec![Rule::any()];
+        config.firewall.outbound = vec![Rule::any()];
+        let peer = 1 - index;
+        let endpoint = SocketAddr::from((UNDERLAY[peer], PORT));
+        config.static_hosts = BTreeMap::from([(IpAddr::from(OVERLAY[peer]), vec![endpoint])]);
+        let mut driver = namespace.run(move || {
+            let tun = setup.tun[index].then(|| Tun::create("overlay0", setup.routines, setup.tun_offloads).unwrap());
+            let options = SocketOptions { offloads: setup.udp_offloads, ..SocketOptions::default() };
+            let address = SocketAddr::new(setup.bind.parse().unwrap(), PORT);
+            let sockets = UdpSocket::bind(address, setup.routines, &options).unwrap();
+            Driver::start(config, tun, sockets, Options::default()).unwrap()
+        });
+        if setup.tun[index] {
+            namespace.ip(format!("addr add {}/24 dev overlay0", OVERLAY[index]));
+            namespace.ip(format!("link set overlay0 mtu {} up", setup.overlay_mtu));
+        }
+        let (handle, events) = (driver.handle(), driver.events());
+        Self { namespace, handle, events, driver: Some(std::thread::spawn(|| driver.run())) }
+    }
+
+    fn stop(&mut self) -> Result<(), Error> {
+        self.handle.stop();
+        self.wait()
+    }
+
+    fn wait(&mut self) -> Result<(), Error> {
+        self.driver.take().unwrap().join().unwrap()
+    }
+
+    fn expect_event(&self, what: impl Fn(&Event) -> bool) {
+        while !what(&self.events.recv_timeout(Duration::from_secs(10)).expect("the event did not come")) {}
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.handle.stop();
+        if let Some(driver) = self.driver.take() {
+            let _ = driver.join();
+        }
+    }
+}
+
+fn pair(setup: Setup) -> [Host; 2] {
+    let namespaces = [Namespace::new(), Namespace::new()];
+    namespaces[0].ip(format!("link add under0 type veth peer name under0 netns {}", namespaces[1].tid));
+    for (namespace, address) in namespaces.iter().zip(UNDERLAY) {
+        namespace.ip(format!("addr add {address}/24 dev under0"));
+        namespace.ip(format!("link set under0 mtu {} up", setup.underlay_mtu));
+        namespace.ip("link set lo up");
+    }
+    let authority = Authority::new();
+    let mut index = 0..;
+    namespaces.map(|namespace| Host::start(namespace, &authority, index.next().unwrap(), setup))
+}
+
+fn ping(from: &Host, to: Ipv4Addr) -> bool {
+    from.namespace.run(move || {
+        let arguments = ["-q", "-n", "-c", "1", "-W", "5", &to.to_string()].map(str::to_owned);
+        Command::new("ping").args(arguments).output().unwrap().status.success()
+    })
+}
+
+/// Sends `len` bytes over the overlay and compares what arrives.
+fn transfer(hosts: &[Host; 2], from: usize, len: usize) {
+    let to = 1 - from;
+    let address = SocketAddr::from((OVERLAY[to], 5000));
+    let listener = hosts[to].namespace.run(move || TcpListener::bind(address).unwrap());
+    let sent = hosts[from].namespace.start(move || {
+        let bytes: Vec<u8> = (0..len).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect();
+        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(10)).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.write_all(&bytes).unwrap();
+        bytes
+    });
+    listener.set_nonblocking(true).unwrap();
+    let mut stream = (0..1000)
+        .find_map(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            listener.accept().ok()
+        })
+        .expect("nobody connected")
+        .0;
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).unwrap();
+    assert!(received == sent.recv().expect("the sender failed"), "the bytes changed on the way");
+}
+
+/// Threads of all drivers of this process.
+fn driver_threads() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.map(|name| name.trim().to_owned()).filter(|name| name.starts_with("nebula-")).collect()
+}
+
+fn counter(host: &Host, name: &str) -> u64 {
+    *host.handle.counters().get(name).unwrap_or_else(|| panic!("no counter {name}"))
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn hosts_ping_and_stream_over_the_overlay_with_every_combination_of_offloads() {
+    let _alone = alone();
+    for (tun_offloads, udp_offloads) in [(true, true), (true, false), (false, true), (false, false)] {
+        let hosts = pair(Setup { tun_offloads, udp_offloads, ..USUAL });
+        assert!(ping(&hosts[0], OVERLAY[1]), "no answer with offloads {tun_offloads} {udp_offloads}");
+        transfer(&hosts, 0, 8 << 20);
+        transfer(&hosts, 1, 8 << 20);
+        let coalesced = counter(&hosts[1], "coalesced");
+        assert_eq!(
+            coalesced > 0,
+            tun_offloads,
+            "{coalesced} super-packets with offloads {tun_offloads} {udp_offloads}"
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn several_routines_share_one_device_and_one_port() {
+    let _alone = alone();
+    let hosts = pair(Setup { routines: 2, ..USUAL });
+    assert!(ping(&hosts[0], OVERLAY[1]));
+    for from in [0, 1, 0, 1] {
+        transfer(&hosts, from, 2 << 20);
+    }
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_dual_stack_socket_reaches_ipv4_peers() {
+    let _alone = alone();
+    let hosts = pair(Setup { bind: "::", ..USUAL });
+    assert!(ping(&hosts[0], OVERLAY[1]));
+    transfer(&hosts, 0, 1 << 20);
+    let endpoint = hosts[1].handle.tunnels()[0].endpoint;
+    assert_eq!(endpoint, Some(SocketAddr::from((UNDERLAY[0], PORT))), "mapped addresses must not leak");
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn datagrams_above_the_path_mtu_still_arrive() {
+    let _alone = alone();
+    let hosts = pair(Setup { overlay_mtu: 1400, underlay_mtu: 1400, ..USUAL });
+    assert!(ping(&hosts[0], OVERLAY[1]));
+    transfer(&hosts, 0, 1 << 20);
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_host_without_a_device_shakes_hands_and_counts_what_it_cannot_deliver() {
+    let _alone = alone();
+    let hosts = pair(Setup { tun: [false, true], ..USUAL });
+    hosts[1].namespace.ip("link set overlay0 up");
+    hosts[1].handle.connect(OVERLAY[0].into());
+    hosts[0].expect_event(|event| matches!(event, Event::TunnelUp { .. }));
+    assert!(!ping(&hosts[1], OVERLAY[0]), "nobody is there to answer");
+    assert_eq!(counter(&hosts[0], "lost_no_device"), 1);
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_stopped_driver_tells_its_peer_and_leaves_nothing() {
+    let _alone = alone();
+    let mut hosts = pair(USUAL);
+    assert!(ping(&hosts[0], OVERLAY[1]));
+    assert_eq!(driver_threads().len(), 6);
+    hosts[0].stop().unwrap();
+    hosts[1].expect_event(|event| matches!(event, Event::TunnelDown { reason: TunnelDownReason::ClosedByPeer, .. }));
+    assert_eq!(driver_threads().len(), 3);
+    assert!(hosts[0].handle.tunnels().is_empty());
+    hosts[0].namespace.run(|| {
+        Tun::create("overlay0", 1, true).expect("the old device is gone");
+        std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)).expect("the old socket is closed");
+    });
+    hosts[1].stop().unwrap();
+    assert_eq!(driver_threads(), [""; 0]);
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_removed_device_ends_the_driver_with_an_error() {
+    let _alone = alone();
+    let mut hosts = pair(USUAL);
+    assert!(ping(&hosts[0], OVERLAY[1]));
+    hosts[0].namespace.ip("link del overlay0");
+    let error = hosts[0].wait().unwrap_err();
+    assert!(error.to_string().contains("tun device"), "{error}");
+    hosts[1].expect_event(|event| matches!(event, Event::TunnelDown { .. }));
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_connected_idle_driver_wakes_less_than_twice_a_second() {
+    let _alone = alone();
+    let hosts = pair(USUAL);
+    assert!(ping(&hosts[0], OVERLAY[1]));
+    std::thread::sleep(Duration::from_secs(1));
+    let before = wake_ups();
+    std::thread::sleep(Duration::from_secs(6));
+    let woken = wake_ups() - before;
+    // Two drivers, six seconds.
+    assert!(woken < 2 * 2 * 6, "{woken} wake-ups of two drivers in six seconds");
+}
+
+/// Voluntary context switches of all driver threads.
+fn wake_ups() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
+    let of_drivers = statuses.filter(|status| status.starts_with("Name:\tnebula-"));
+    of_drivers
+        .filter_map(|status| {
+            let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"))?;
+            line.split_whitespace().last()?.parse::<u64>().ok()
+        })
+        .sum()
+}
