@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use nebula_cert::Version;
-use nebula_core::simulator::SimNet;
+use nebula_core::Event;
+use nebula_core::simulator::{HostSpec, SimNet};
 
 #[test]
 fn a_new_identity_is_taken_up_without_a_lost_ping() {
@@ -47,9 +48,9 @@ fn a_node_that_renews_every_minute_keeps_few_tunnels() {
 }
 
 #[test]
-fn a_tunnel_moves_up_when_both_sides_hold_version_two() {
+fn adding_a_version_to_both_sides_loses_nothing() {
     let mut net = SimNet::new(4);
-    let spec = |name| nebula_core::simulator::HostSpec::new(name).versions(&[Version::V1]);
+    let spec = |name| HostSpec::new(name).versions(&[Version::V1]);
     let b = net.add(spec("b"));
     let a = net.add(spec("a").knows(b));
     net.ping(a, b).until_delivered();
@@ -58,4 +59,6 @@ fn a_tunnel_moves_up_when_both_sides_hold_version_two() {
         net.control(host, |node, now| node.set_identity(now, identity));
     }
     assert_eq!(net.ping(a, b).train(60, Duration::from_secs(1)), 60);
+    assert_eq!((net.tunnels(a).len(), net.tunnels(b).len()), (1, 1));
+    assert!(net.events(a).iter().filter(|event| matches!(event, Event::TunnelUp { .. })).count() > 1);
 }

@@ -45,6 +45,18 @@ fn an_expired_peer_stays_connected_if_configured_so() {
 }
 
 #[test]
+fn a_blocked_peer_is_disconnected_whatever_is_configured_about_expired_ones() {
+    let mut net = SimNet::new(6);
+    let b = net.add(HostSpec::new("b"));
+    let a = net.add(HostSpec::new("a").knows(b).config(|config| config.disconnect_invalid = false));
+    net.ping(a, b).until_delivered();
+    let mut trust = net.authority().trust();
+    trust.block(net.fingerprint(b));
+    net.control(a, |node, now| node.set_trust(now, trust));
+    assert!(net.tunnels(a).is_empty());
+}
+
+#[test]
 fn hosts_of_two_authorities_never_connect() {
     let mut net = SimNet::new(4);
     let b = net.add(HostSpec::new("b"));

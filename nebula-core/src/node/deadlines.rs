@@ -76,6 +76,7 @@ impl Node {
     fn is_refused(&self, now: Instant, live: &Live) -> bool {
         match self.config.trust.recheck(&live.tunnel.peer, self.unix_seconds(now)) {
             Ok(()) => false,
+            Err(nebula_cert::Error::Blocked { .. }) => true,
             Err(_) => self.config.disconnect_invalid,
         }
     }

@@ -253,6 +253,7 @@ impl SimNet {
         let peer = &self.hosts[peer.0];
         let known: Vec<_> = peer.overlay.iter().map(|address| (*address, vec![peer.underlay])).collect();
         self.hosts[host.0].add_static_hosts(self.now, known);
+        self.dispatch(host);
     }
 
     /// The authority that signed every host of this network.
