@@ -188,3 +188,64 @@ impl FlowTable {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn flow(port: u16, protocol: u8) -> FlowKey {
+        let address = [10, 0, 0, 1].into();
+        FlowKey { local: address, remote: address, local_port: port, remote_port: 0, protocol, fragment: false }
+    }
+
+    proptest! {
+        // Few hash values, so that clusters form, wrap around and are torn open in every way.
+        #[test]
+        fn the_table_agrees_with_a_map_and_keeps_every_list_in_order_of_age(
+            steps in prop::collection::vec((0_u8..4, 0_u16..40, 0_u64..5), 1..400),
+        ) {
+            let mut table = FlowTable::default();
+            let mut model = BTreeMap::new();
+            for (now, (step, port, spread)) in steps.into_iter().enumerate() {
+                let now = now as u64;
+                let protocol = [6, 17, 1][usize::from(port % 3)];
+                // The same port always has the same hash.
+                let hash = u64::from(port % 5).wrapping_sub(2);
+                let flow = flow(port, protocol);
+                let found = table.find(hash, &flow);
+                prop_assert_eq!(found.map(|at| table.entry(at).last_used), model.get(&port).map(|(used, _)| *used));
+                match (step, found) {
+                    (0 | 1, None) => {
+                        table.insert(hash, Entry::new(flow, Direction::Inbound, 1, now));
+                        model.insert(port, (now, false));
+                    }
+                    (0 | 1, Some(at)) => {
+                        table.touch(at, now, 1, spread == 0);
+                        let answered = model[&port].1 || spread == 0;
+                        model.insert(port, (now, answered));
+                    }
+                    (_, Some(at)) => {
+                        table.remove(at);
+                        model.remove(&port);
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(table.len(), model.len());
+                let mut oldest = BTreeMap::new();
+                for (port, (used, answered)) in &model {
+                    let place: &mut u64 = oldest.entry((port % 3, *answered)).or_insert(*used);
+                    *place = (*place).min(*used);
+                }
+                let mut expected: Vec<u64> = oldest.into_values().collect();
+                let mut actual: Vec<u64> = table.oldest().map(|at| table.entry(at).last_used).collect();
+                expected.sort_unstable();
+                actual.sort_unstable();
+                prop_assert_eq!(actual, expected);
+            }
+        }
+    }
+}

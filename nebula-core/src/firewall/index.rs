@@ -107,6 +107,14 @@ impl RuleIndex {
     }
 }
 
+#[cfg(test)]
+impl RuleIndex {
+    /// Port blocks in use.
+    pub(super) fn blocks(&self) -> usize {
+        [&self.any, &self.tcp, &self.udp, &self.icmp].map(|ports| ports.blocks.len()).into_iter().sum()
+    }
+}
+
 impl Ports {
     fn for_each(&mut self, range: PortRange, mut add: impl FnMut(&mut Peers)) {
         let (first, last) = match range {

@@ -6,6 +6,8 @@ mod flow_cache;
 mod flow_table;
 mod index;
 mod rules;
+#[cfg(test)]
+mod tests;
 
 use std::time::{Duration, Instant};
 
