@@ -8,6 +8,10 @@ mod layout;
 mod outbound;
 mod route;
 mod segment;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -188,3 +188,154 @@ const fn inverse(odd: u32) -> u32 {
     }
     x
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use nebula_cert::VerifiedCertificate;
+
+    use super::*;
+    use crate::forward::testing;
+    use crate::handshake::Completed;
+    use crate::tunnel::cipher::Cipher;
+    use crate::tunnel::{RemoteIndex, SessionKeys};
+
+    fn tunnel(local_index: LocalIndex, peer: VerifiedCertificate) -> Arc<Tunnel> {
+        let done = Completed {
+            local_index,
+            remote_index: RemoteIndex(9),
+            peer,
+            keys: SessionKeys { cipher: Cipher::Aes256Gcm, send: [1; 32], receive: [2; 32] },
+            initiator: true,
+            own_version: nebula_cert::Version::V2,
+            peer_time: 0,
+        };
+        Arc::new(Tunnel::new(done, None))
+    }
+
+    fn add(table: &TunnelTable, networks: &[&str]) -> LocalIndex {
+        let index = table.reserve(3).unwrap();
+        let tunnel = tunnel(index, testing::verified(networks));
+        table.publish(Arc::clone(&tunnel));
+        table.set_primary(&tunnel);
+        index
+    }
+
+    #[test]
+    fn a_tunnel_is_found_by_its_index_and_by_every_address_of_its_peer() {
+        let table = TunnelTable::new(0x0123_4567_89ab_cdef);
+        let index = add(&table, &["10.1.0.2/16", "fd00::2/64"]);
+        assert_eq!(table.by_index(index).unwrap().local_index, index);
+        for address in ["10.1.0.2", "fd00::2"] {
+            assert_eq!(table.by_address(address.parse().unwrap()).unwrap().local_index, index);
+        }
+        assert!(table.by_address("10.1.0.3".parse().unwrap()).is_none());
+        assert!((0..10_000).all(|n| n == index.0 || table.by_index(LocalIndex(n)).is_none()));
+        assert!((0..32).all(|bit| table.by_index(LocalIndex(index.0 ^ 1 << bit)).is_none()));
+    }
+
+    #[test]
+    fn a_retired_tunnel_is_gone_at_once_with_its_keys() {
+        let table = TunnelTable::new(1);
+        let index = add(&table, &["10.1.0.2/16"]);
+        let retired = Arc::downgrade(&table.retire(index).unwrap());
+        assert!(retired.upgrade().is_none());
+        assert!(table.by_index(index).is_none() && table.by_address("10.1.0.2".parse().unwrap()).is_none());
+        assert!(table.retire(index).is_none());
+    }
+
+    #[test]
+    fn retiring_an_old_tunnel_leaves_the_primary_in_place() {
+        let table = TunnelTable::new(1);
+        let [old, new] = [add(&table, &["10.1.0.2/16"]), add(&table, &["10.1.0.2/16"])];
+        let before = table.version();
+        assert!(table.retire(old).is_some());
+        assert_eq!(table.by_address("10.1.0.2".parse().unwrap()).unwrap().local_index, new);
+        assert_ne!(table.version(), before);
+    }
+
+    #[test]
+    fn indexes_are_never_zero_never_taken_twice_and_rest_before_they_return() {
+        for key in [0, 1, 0xfeed_beef_dead_cafe] {
+            let table = TunnelTable::new(key);
+            let taken: BTreeSet<_> = (0..5000).map(|random| table.reserve(random).unwrap()).collect();
+            assert_eq!(taken.len(), 5000);
+            taken.iter().for_each(|index| table.release(*index));
+            // Slots come back, each under a new index.
+            let again: BTreeSet<_> = (0..5000).map(|random| table.reserve(random).unwrap()).collect();
+            assert!(again.is_disjoint(&taken) && !again.contains(&LocalIndex(0)));
+        }
+    }
+
+    #[test]
+    fn an_index_is_given_back_only_by_who_has_it() {
+        let table = TunnelTable::new(1);
+        let index = table.reserve(0).unwrap();
+        table.release(index);
+        table.release(index);
+        let next: Vec<_> = (0..40).map(|_| table.reserve(0).unwrap()).collect();
+        assert_eq!(next.iter().collect::<BTreeSet<_>>().len(), 40);
+    }
+
+    #[test]
+    fn every_slot_has_its_place_and_the_table_has_an_end() {
+        let mut expected = (0, 0);
+        for slot in 0..SLOTS {
+            assert_eq!(locate(slot), Some(expected));
+            expected.1 += 1;
+            if expected.1 == (FIRST_CHUNK as usize) << expected.0 {
+                expected = (expected.0 + 1, 0);
+            }
+        }
+        assert_eq!(expected, (CHUNKS, 0));
+        assert_eq!(locate(SLOTS), None);
+        assert_eq!(locate(u32::MAX), None);
+        assert!(SLOTS <= 1 << SLOT_BITS);
+        let table = TunnelTable::new(1);
+        table.vacancies.lock().unwrap().fresh = SLOTS - 1;
+        assert!(table.reserve(0).is_some());
+        assert_eq!(table.reserve(0), None);
+    }
+
+    #[test]
+    fn scrambling_loses_nothing_and_depends_on_the_key() {
+        for key in [0, 5, u64::MAX, 0x0123_4567_89ab_cdef] {
+            let scramble = Scramble(key);
+            for x in (0..100_000_u32).chain((0..100_000).map(|n: u32| n.wrapping_mul(0x9e37_79b1))) {
+                let (slot, generation) = scramble.parts(scramble.index(x));
+                assert_eq!(slot | generation << SLOT_BITS, x);
+            }
+        }
+        assert_ne!(Scramble(1).index(0), Scramble(2).index(0));
+        assert_ne!(Scramble(1).index(0), Scramble(1 << 32 | 1).index(0));
+    }
+
+    #[test]
+    fn readers_see_a_whole_tunnel_or_none_while_tunnels_come_and_go() {
+        let table = TunnelTable::new(1);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let address: IpAddr = "10.1.0.2".parse().unwrap();
+        let peer = testing::verified(&["10.1.0.2/16"]);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        if let Some(tunnel) = table.by_address(address) {
+                            assert_eq!(tunnel.peer_addresses, [address]);
+                            assert_ne!(tunnel.local_index, LocalIndex(0));
+                        }
+                    }
+                });
+            }
+            for _ in 0..2000 {
+                let tunnel = tunnel(table.reserve(0).unwrap(), peer.clone());
+                table.publish(Arc::clone(&tunnel));
+                table.set_primary(&tunnel);
+                assert!(table.by_address(address).is_some());
+                table.retire(tunnel.local_index);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}
