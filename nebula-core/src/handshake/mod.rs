@@ -4,6 +4,5 @@ mod machine;
 mod noise;
 mod pending;
 
-pub use machine::Completed;
-pub(crate) use machine::{Error, Initiator, Own, respond};
+pub(crate) use machine::{Completed, Error, Initiator, Own, respond};
 pub(crate) use pending::{Pending, PendingHandshakes, Waiting};

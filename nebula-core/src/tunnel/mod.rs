@@ -94,3 +94,55 @@ impl Tunnel {
         (self.received.swap(false, Ordering::Relaxed), self.sent.swap(false, Ordering::Relaxed))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use nebula_cert::{CaPool, Identity, Version};
+
+    use super::cipher::Cipher;
+    use super::*;
+    use crate::handshake::{Initiator, Own, respond};
+
+    const CERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/vectors/certs/v2-25519/");
+
+    fn tunnel() -> Tunnel {
+        let identity = |name| Identity::read(format!("{CERTS}{name}.crt"), format!("{CERTS}{name}.key")).unwrap();
+        let (plain, multi) = (identity("host-plain"), identity("host-multi"));
+        let trust = CaPool::from_pem(&std::fs::read(format!("{CERTS}ca.crt")).unwrap()).unwrap();
+        let own = |identity| Own { identity, default_version: Version::V2, cipher: Cipher::Aes256Gcm, time: 7 };
+        let (_, first) = Initiator::start(own(&multi), Version::V2, LocalIndex(1), [1; 32]).unwrap();
+        let (done, _) = respond(own(&plain), LocalIndex(2), [2; 32], &first, &trust, 1_800_000_000).unwrap();
+        Tunnel::new(done, Some("192.0.2.1:4242".parse().unwrap()))
+    }
+
+    #[test]
+    fn every_address_of_the_certificate_is_the_peer_and_the_first_is_primary() {
+        let tunnel = tunnel();
+        let addresses: [IpAddr; 4] =
+            ["10.3.0.9", "10.77.9.9", "fd01:2:3::9", "fd77::9"].map(|text| text.parse().unwrap());
+        assert_eq!(tunnel.peer_addresses, addresses);
+        assert_eq!((tunnel.local_index, tunnel.remote_index), (LocalIndex(2), RemoteIndex(1)));
+        assert_eq!((tunnel.peer_time, tunnel.initiator), (7, false));
+    }
+
+    #[test]
+    fn a_new_tunnel_counts_as_sent_to_and_marks_are_cleared_when_taken() {
+        let tunnel = tunnel();
+        assert_eq!(tunnel.take_traffic(), (false, true));
+        assert_eq!(tunnel.take_traffic(), (false, false));
+        tunnel.mark_received();
+        assert_eq!(tunnel.take_traffic(), (true, false));
+        tunnel.mark_sent();
+        assert_eq!(tunnel.take_traffic(), (false, true));
+    }
+
+    #[test]
+    fn the_endpoint_can_move_and_go() {
+        let tunnel = tunnel();
+        assert_eq!(tunnel.endpoint(), Some("192.0.2.1:4242".parse().unwrap()));
+        tunnel.set_endpoint(Some("[2001:db8::1]:1".parse().unwrap()));
+        assert_eq!(tunnel.endpoint(), Some("[2001:db8::1]:1".parse().unwrap()));
+        tunnel.set_endpoint(None);
+        assert_eq!(tunnel.endpoint(), None);
+    }
+}
