@@ -11,8 +11,6 @@ use ipnet::IpNet;
 use nebula_cert::UnixTime;
 use serde::Serialize;
 
-use crate::time;
-
 /// Appends to the log. The file is opened for each line, so it may be rotated at any time.
 #[derive(Debug, Clone)]
 pub(crate) struct AuditLog {
@@ -68,7 +66,7 @@ impl AuditLog {
             #[serde(flatten)]
             event: &'a Event<'a>,
         }
-        let mut line = serde_json::to_vec(&Line { time: time::rfc3339(now), event })?;
+        let mut line = serde_json::to_vec(&Line { time: nebula_cert::rfc3339(now), event })?;
         line.push(b'\n');
         // One write of one line: lines of several writers do not mix.
         OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?.write_all(&line)

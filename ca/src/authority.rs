@@ -6,7 +6,6 @@ use nebula_cert::{CaPool, Certificate, SigningKey, Template, UnixTime, Version};
 use crate::{
     directory::{CA_CERTIFICATE, CA_KEY, Directory, FileError},
     refusal::Refusal,
-    time,
 };
 
 /// A CA certificate with its key.
@@ -88,7 +87,7 @@ impl Authority {
     pub(crate) fn check_validity(&self, now: UnixTime) -> Result<(), Refusal> {
         let ca = &self.certificate;
         if ca.is_expired(now) {
-            let (from, to) = (time::rfc3339(ca.not_before()), time::rfc3339(ca.not_after()));
+            let (from, to) = (nebula_cert::rfc3339(ca.not_before()), nebula_cert::rfc3339(ca.not_after()));
             return Err(Refusal::CaExpired(format!("valid from {from} to {to}")));
         }
         Ok(())

@@ -1,10 +1,11 @@
 //! Commands of the operator, carried out on the ledger: make tokens, list, revoke.
 
 use ipnet::IpNet;
-use nebula_cert::{Certificate, Fingerprint, UnixTime};
+use nebula_cert::{Certificate, Fingerprint, UnixTime, rfc3339};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    address::{AddressMode, Subject},
     audit::{AuditLog, Event},
     authority::{Grant, check_grant},
     policy::Policy,
@@ -131,6 +132,7 @@ impl Operator<'_> {
             life: token.life,
         };
         check_grant(&grant, self.authorities)?;
+        self.check_addresses(&grant, now)?;
         if token.life > self.policy.longest_host_life {
             let longest = time::time_left(self.policy.longest_host_life);
             return Err(format!("the life is longer than the policy's hosts.longest_life of {longest}"));
@@ -159,7 +161,7 @@ impl Operator<'_> {
                 name: Some(&record.name),
                 networks: &record.networks,
                 groups: &record.groups,
-                not_after: Some(time::rfc3339(record.expires)),
+                not_after: Some(rfc3339(record.expires)),
                 ..Event::default()
             },
             now,
@@ -167,16 +169,30 @@ impl Operator<'_> {
         Ok(Answer::TokenCreated(ListedToken { id: hash.id(), token: record }))
     }
 
+    /// Better now than when the host stands there with its token. Checked again when the certificate is issued.
+    fn check_addresses(&self, grant: &Grant, now: UnixTime) -> Result<(), String> {
+        let host = Subject::Host { name: grant.name.clone() };
+        for network in &grant.networks {
+            if let Some(holder) = self.store.holder(network.addr()).map_err(text)?
+                && !holder.yields_to(&host, AddressMode::Pool, now)
+            {
+                let until = rfc3339(holder.until);
+                return Err(format!("{} belongs to {} until {until}; choose another", network.addr(), holder.subject));
+            }
+        }
+        Ok(())
+    }
+
     fn list_tokens(&self) -> Result<Answer, String> {
         let mut tokens = self.store.tokens().map_err(text)?;
-        tokens.sort_by_key(|(_, token)| token.created);
+        tokens.sort_by(|(_, a), (_, b)| (a.created, &a.name).cmp(&(b.created, &b.name)));
         let tokens = tokens.into_iter().map(|(hash, token)| ListedToken { id: hash.id(), token }).collect();
         Ok(Answer::Tokens { tokens })
     }
 
     fn list_issued(&self) -> Result<Answer, String> {
         let mut issued = self.store.all_issued().map_err(text)?;
-        issued.sort_by_key(|(_, issued)| issued.issued);
+        issued.sort_by(|(_, a), (_, b)| (a.issued, &a.name).cmp(&(b.issued, &b.name)));
         let listed = |(fingerprint, issued): (Fingerprint, _)| ListedCertificate {
             fingerprint: fingerprint.to_string(),
             issued,

@@ -19,7 +19,6 @@ use crate::{
     },
     refusal::Refusal,
     store::{AllotError, Issue, IssuedRecord, Pool, RecordError, Store, StoreError},
-    time,
     trust::Trust,
 };
 
@@ -90,7 +89,7 @@ impl Issuer {
             return Err(Refusal::TokenUsed);
         }
         if token.expires < now {
-            return Err(Refusal::TokenExpired(time::rfc3339(token.expires)));
+            return Err(Refusal::TokenExpired(nebula_cert::rfc3339(token.expires)));
         }
         if let Some(used) = &token.used
             && let Some(repeat) = self.repeat(&used.certificate, now)?
@@ -203,3 +202,6 @@ impl Issuer {
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+#[cfg(test)]
+mod tests;

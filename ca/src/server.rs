@@ -295,7 +295,7 @@ impl Service {
             networks: &record.networks,
             groups: &record.groups,
             fingerprint: Some(&issued.fingerprint),
-            not_after: Some(time::rfc3339(record.not_after)),
+            not_after: Some(nebula_cert::rfc3339(record.not_after)),
             ..Event::default()
         };
         self.audit.write(&event, now);

@@ -76,3 +76,4 @@ pub use identity::Identity;
 pub use key::{PrivateKey, public_key_from_pem};
 pub use sign::Template;
 pub use signing_key::SigningKey;
+pub use timestamp::rfc3339;

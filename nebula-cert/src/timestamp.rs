@@ -3,7 +3,8 @@
 use crate::UnixTime;
 
 /// `2026-11-20T13:18:40Z`; any `i64` gives some text, years outside 0..=9999 get more digits.
-pub(crate) fn rfc3339(time: UnixTime) -> String {
+#[must_use]
+pub fn rfc3339(time: UnixTime) -> String {
     let days = time.div_euclid(86_400);
     let second = time.rem_euclid(86_400);
     // Days are counted from 0000-03-01 in 400-year eras, so that the leap day is the last day of a year.

@@ -57,7 +57,7 @@ struct Init {
     #[arg(long, default_value = "nebula-ca")]
     name: String,
     /// Certificate version: 1 for peers older than Nebula 1.10, IPv4 only
-    #[arg(long = "cert-version", visible_alias = "version", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
+    #[arg(long = "version", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     version: u8,
     /// Curve of all keys
     #[arg(long, value_enum, default_value_t = CurveName::Curve25519)]

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::redb::RedbStore;
 use crate::{
-    address::{AddressMode, Subject},
+    address::{AddressMode, Holder, Subject},
     proof::token::TokenHash,
 };
 
@@ -28,6 +28,8 @@ pub(crate) trait Store: Send + Sync {
     fn tokens(&self) -> Result<Vec<(TokenHash, TokenRecord)>, StoreError>;
     /// What is known of a pod.
     fn pod(&self, uid: &str) -> Result<Option<PodRecord>, StoreError>;
+    /// Who holds an overlay address, or held it last.
+    fn holder(&self, address: IpAddr) -> Result<Option<Holder>, StoreError>;
     /// Allots one address of each pool to a pod until `until`, or extends what it has.
     fn allot(&self, pod: &Subject, pool: &Pool<'_>, until: UnixTime, now: UnixTime) -> Result<Vec<IpNet>, AllotError>;
     /// Records an issued certificate; a certificate may be handed out only after this returned `Ok`.

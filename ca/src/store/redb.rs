@@ -98,6 +98,10 @@ impl Store for RedbStore {
         self.get(PODS, uid.as_bytes())
     }
 
+    fn holder(&self, address: IpAddr) -> Result<Option<Holder>, StoreError> {
+        self.get(ADDRESSES, &address_key(address))
+    }
+
     fn allot(&self, pod: &Subject, pool: &Pool<'_>, until: UnixTime, now: UnixTime) -> Result<Vec<IpNet>, AllotError> {
         self.write(|transaction| {
             let held = match pod {

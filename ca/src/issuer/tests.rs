@@ -1,0 +1,462 @@
+use nebula_cert::{CaPool, Certificate, Curve, PassphraseCost, PrivateKey, SigningKey, Template, Version, rfc3339};
+use tempfile::TempDir;
+
+use super::*;
+use crate::{
+    audit::AuditLog,
+    control::{Answer, Command, NewToken, Operator},
+    directory::{CA_CERTIFICATE, CA_KEY, Directory},
+    store::RedbStore,
+};
+
+const NOW: UnixTime = 1_800_000_000;
+const NODE_SECRET: &str = "nebula-node-0123456789012345678901234567890123456789";
+const DERIVE: &str = r#"{"pods": {"overlay": ["10.42.0.0/16"], "reserved": ["10.42.0.1"]}}"#;
+const POOL: &str =
+    r#"{"pods": {"overlay": ["10.42.0.0/29"], "reserved": ["10.42.0.1"], "address": "pool", "life": "1h"}}"#;
+
+struct Fixture {
+    issuer: Issuer,
+    audit: AuditLog,
+    directory: TempDir,
+}
+
+impl Fixture {
+    fn new(policy: &str) -> Self {
+        Self::with_ca(policy, |ca| ca)
+    }
+
+    fn with_ca(policy: &str, change: impl FnOnce(Template) -> Template) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let at = Directory::new(directory.path());
+        let key = SigningKey::generate(Curve::Curve25519).unwrap();
+        let ca = change(template()).self_sign(&key).unwrap();
+        at.write_new(CA_CERTIFICATE, &ca.to_pem(), 0o644).unwrap();
+        at.write_new(CA_KEY, &key.to_pem(), 0o600).unwrap();
+        let policy = Policy::parse(policy).unwrap();
+        policy.check_against(&ca).unwrap();
+        let store = RedbStore::open(&at.file("store.redb")).unwrap();
+        let token = NodeToken::new(NODE_SECRET).unwrap();
+        let authority = Authority::read(&at, None).unwrap();
+        let issuer = Issuer::new(authority, policy, Some(token), Box::new(store));
+        Self { issuer, audit: AuditLog::new(at.file("audit.log")), directory }
+    }
+
+    fn obey(&self, command: &Command, now: UnixTime) -> Answer {
+        let authorities = std::slice::from_ref(self.issuer.authority.certificate());
+        let store = self.issuer.store.as_ref();
+        Operator { store, authorities, policy: &self.issuer.policy, audit: &self.audit }.obey(command, now)
+    }
+
+    fn token(&self, secret: &str, name: &str, network: &str) -> Answer {
+        self.obey(&Command::CreateToken(new_token(secret, name, network)), NOW)
+    }
+
+    fn enrol(&self, secret: &str, key: &PrivateKey, now: UnixTime) -> Result<Issued, Refusal> {
+        let proof = Proof::Token { token: secret.to_owned() };
+        self.issuer.issue(&Request { public_key: key.public_pem(), proof }, now)
+    }
+
+    fn pod(&self, pod: Pod, now: UnixTime) -> Result<Certificate, Refusal> {
+        let proof = Proof::Node { token: NODE_SECRET.to_owned(), pod };
+        let issued = self.issuer.issue(&Request { public_key: key().public_pem(), proof }, now)?;
+        Ok(Certificate::from_pem(issued.reply.certificate.as_bytes()).unwrap())
+    }
+}
+
+fn template() -> Template {
+    Template {
+        version: Version::V2,
+        curve: Curve::Curve25519,
+        name: "ca".into(),
+        networks: vec![],
+        unsafe_networks: vec![],
+        groups: vec![],
+        not_before: NOW - 1_000,
+        not_after: NOW + 1_000_000,
+        public_key: vec![],
+    }
+}
+
+fn new_token(secret: &str, name: &str, network: &str) -> NewToken {
+    NewToken {
+        hash: TokenHash::of(secret).to_hex(),
+        name: name.into(),
+        networks: vec![network.parse().unwrap()],
+        unsafe_networks: vec![],
+        groups: vec!["web".into()],
+        ttl: 3_600,
+        life: 7_200,
+    }
+}
+
+fn key() -> PrivateKey {
+    PrivateKey::generate(Curve::Curve25519).unwrap()
+}
+
+fn pod(uid: &str, name: &str, address: &str) -> Pod {
+    Pod { namespace: "shop".into(), name: name.into(), uid: uid.into(), address: address.parse().unwrap() }
+}
+
+fn code<T>(outcome: Result<T, Refusal>) -> &'static str {
+    outcome.err().map_or("issued", |refusal| refusal.code())
+}
+
+fn network(certificate: &Certificate) -> String {
+    certificate.networks().iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn a_token_gives_exactly_what_it_was_made_for() {
+    let ca = Fixture::new(DERIVE);
+    ca.token("secret", "edge", "10.42.0.9/16");
+    let key = key();
+    let issued = ca.enrol("secret", &key, NOW).unwrap();
+    let pool = CaPool::from_pem(issued.reply.ca.as_bytes()).unwrap();
+    let certificate = Certificate::from_pem(issued.reply.certificate.as_bytes()).unwrap();
+    let verified = pool.verify(certificate, NOW).unwrap();
+    assert_eq!((verified.name(), network(&verified).as_str()), ("edge", "10.42.0.9/16"));
+    assert_eq!(verified.groups(), ["web"]);
+    assert_eq!(verified.public_key(), key.public_key());
+    assert_eq!(verified.not_after(), NOW + 7_200);
+    assert!(verified.not_before() < NOW);
+}
+
+#[test]
+fn a_token_is_good_for_one_key_and_repeats_its_answer_to_that_key() {
+    let ca = Fixture::new(DERIVE);
+    ca.token("secret", "edge", "10.42.0.9/16");
+    let (first, other) = (key(), key());
+    let issued = ca.enrol("secret", &first, NOW).unwrap();
+    assert_eq!(code(ca.enrol("secret", &other, NOW)), "token_used");
+    let again = ca.enrol("secret", &first, NOW + 10).unwrap();
+    assert!(again.is_repeat);
+    assert_eq!(again.reply.certificate, issued.reply.certificate);
+    assert_eq!(code(ca.enrol("secret", &first, NOW + 3_601)), "token_expired");
+    assert_eq!(code(ca.enrol("secret", &other, NOW + 3_601)), "token_used");
+}
+
+#[test]
+fn tokens_end_with_their_last_second_and_unknown_ones_are_unknown() {
+    let ca = Fixture::new(DERIVE);
+    ca.token("one", "one", "10.42.0.9/16");
+    ca.token("two", "two", "10.42.0.10/16");
+    assert_eq!(code(ca.enrol("one", &key(), NOW + 3_600)), "issued");
+    assert_eq!(code(ca.enrol("two", &key(), NOW + 3_601)), "token_expired");
+    assert_eq!(code(ca.enrol("Two", &key(), NOW)), "unknown_token");
+    assert_eq!(code(ca.enrol("", &key(), NOW)), "unknown_token");
+}
+
+#[test]
+fn a_refused_request_does_not_use_up_the_token() {
+    let ca = Fixture::new(DERIVE);
+    ca.token("secret", "edge", "10.42.0.9/16");
+    let wrong_curve = PrivateKey::generate(Curve::P256).unwrap();
+    assert_eq!(code(ca.enrol("secret", &wrong_curve, NOW)), "wrong_curve");
+    let proof = Proof::Token { token: "secret".into() };
+    assert_eq!(code(ca.issuer.issue(&Request { public_key: "x".into(), proof }, NOW)), "bad_public_key");
+    assert_eq!(code(ca.enrol("secret", &key(), NOW)), "issued");
+}
+
+#[test]
+fn a_token_whose_address_was_taken_meanwhile_is_refused_and_stays_unused() {
+    let ca = Fixture::new(DERIVE);
+    ca.token("one", "one", "10.42.0.9/16");
+    ca.token("two", "two", "10.42.0.9/16");
+    assert_eq!(code(ca.enrol("one", &key(), NOW)), "issued");
+    assert_eq!(code(ca.enrol("two", &key(), NOW)), "address_conflict");
+    let tokens = ca.issuer.store.tokens().unwrap();
+    assert!(tokens.iter().any(|(_, token)| token.name == "two" && token.used.is_none()));
+}
+
+#[test]
+fn a_token_for_a_held_address_is_not_even_made() {
+    let ca = Fixture::new(DERIVE);
+    ca.token("one", "one", "10.42.0.9/16");
+    ca.enrol("one", &key(), NOW).unwrap();
+    let Answer::Failed { message } = ca.token("two", "two", "10.42.0.9/16") else { panic!("made") };
+    assert!(message.contains("10.42.0.9 belongs to host one"), "{message}");
+    assert!(matches!(ca.token("again", "one", "10.42.0.9/16"), Answer::TokenCreated(_)));
+}
+
+#[test]
+fn a_token_the_ca_could_never_honour_is_not_made() {
+    let ca = Fixture::with_ca(r#"{"hosts": {"longest_life": "3h"}}"#, |template| Template {
+        networks: vec!["10.42.0.0/16".parse().unwrap()],
+        groups: vec!["web".into()],
+        ..template
+    });
+    let refused = |change: fn(&mut NewToken)| {
+        let mut token = new_token("secret", "edge", "10.42.0.9/16");
+        change(&mut token);
+        match ca.obey(&Command::CreateToken(token), NOW) {
+            Answer::Failed { message } => message,
+            answer => panic!("made: {answer:?}"),
+        }
+    };
+    assert!(refused(|token| token.networks = vec!["10.43.0.9/16".parse().unwrap()]).contains("10.43.0.9/16"));
+    assert!(refused(|token| token.groups = vec!["admin".into()]).contains("admin"));
+    assert!(refused(|token| token.networks = vec![]).contains("network"));
+    assert!(refused(|token| token.name = String::new()).contains("name"));
+    assert!(refused(|token| token.name = "a\nb".into()).contains("control"));
+    assert!(refused(|token| token.life = 10_801).contains("longest_life"));
+    assert!(refused(|token| token.ttl = 0).contains("30d"));
+    assert!(refused(|token| token.ttl = i64::MAX).contains("30d"));
+    assert!(refused(|token| token.hash = "zz".into()).contains("hex"));
+    assert!(matches!(ca.token("secret", "edge", "10.42.0.9/16"), Answer::TokenCreated(_)));
+}
+
+#[test]
+fn a_pod_gets_name_groups_and_derived_address() {
+    let ca = Fixture::new(DERIVE);
+    let certificate = ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    assert_eq!((certificate.name(), network(&certificate).as_str()), ("web-0.shop.pod", "10.42.0.5/16"));
+    assert_eq!(certificate.groups(), ["ns:shop"]);
+    assert_eq!(certificate.not_after(), NOW + 86_400);
+}
+
+#[test]
+fn a_pod_may_get_an_address_in_each_of_two_overlays() {
+    let ca = Fixture::new(r#"{"pods": {"overlay": ["10.42.0.0/16", "fd42::/96"]}}"#);
+    let certificate = ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    assert_eq!(network(&certificate), "10.42.0.5/16,fd42::af4:5/96");
+}
+
+#[test]
+fn an_ipv4_address_in_ipv6_clothes_is_the_ipv4_address() {
+    let ca = Fixture::new(DERIVE);
+    let certificate = ca.pod(pod("u-1", "web-0", "::ffff:10.244.0.5"), NOW).unwrap();
+    assert_eq!(network(&certificate), "10.42.0.5/16");
+}
+
+#[test]
+fn the_same_pod_asking_again_keeps_its_identity() {
+    let ca = Fixture::new(DERIVE);
+    let first = ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    let second = ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW + 50_000).unwrap();
+    assert_eq!((first.name(), first.networks()), (second.name(), second.networks()));
+    assert_ne!(first.public_key(), second.public_key());
+}
+
+#[test]
+fn a_sandbox_made_anew_has_the_same_name_and_the_new_address() {
+    let ca = Fixture::new(DERIVE);
+    ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    let moved = ca.pod(pod("u-1", "web-0", "10.244.0.6"), NOW).unwrap();
+    assert_eq!((moved.name(), network(&moved).as_str()), ("web-0.shop.pod", "10.42.0.6/16"));
+}
+
+#[test]
+fn one_uid_cannot_become_another_pod() {
+    let ca = Fixture::new(DERIVE);
+    ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    assert_eq!(code(ca.pod(pod("u-1", "web-1", "10.244.0.5"), NOW)), "pod_uid_conflict");
+}
+
+#[test]
+fn a_new_pod_with_a_reused_address_is_recorded_as_the_holder() {
+    let ca = Fixture::new(DERIVE);
+    ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    ca.pod(pod("u-2", "web-1", "10.244.0.5"), NOW + 1).unwrap();
+    let holder = ca.issuer.store.holder("10.42.0.5".parse().unwrap()).unwrap().unwrap();
+    assert_eq!(holder.subject.to_string(), "pod shop/web-1");
+}
+
+#[test]
+fn two_pod_addresses_with_one_overlay_address_are_refused() {
+    let ca = Fixture::new(DERIVE);
+    ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    assert_eq!(code(ca.pod(pod("u-2", "web-1", "10.245.0.5"), NOW)), "address_conflict");
+    assert_eq!(code(ca.pod(pod("u-2", "web-1", "10.245.0.5"), NOW + 86_401)), "issued");
+}
+
+#[test]
+fn pods_and_hosts_do_not_take_each_others_addresses() {
+    let ca = Fixture::new(DERIVE);
+    ca.token("secret", "edge", "10.42.0.9/16");
+    ca.enrol("secret", &key(), NOW).unwrap();
+    assert_eq!(code(ca.pod(pod("u-1", "web-0", "10.244.0.9"), NOW)), "address_conflict");
+    assert_eq!(code(ca.pod(pod("u-1", "web-0", "10.244.0.1"), NOW)), "reserved_address");
+}
+
+#[test]
+fn the_node_proof_needs_its_token_and_a_pods_policy() {
+    let with = |fixture: &Fixture, token: &str| {
+        let proof = Proof::Node { token: token.into(), pod: pod("u-1", "web-0", "10.244.0.5") };
+        code(fixture.issuer.issue(&Request { public_key: key().public_pem(), proof }, NOW))
+    };
+    let ca = Fixture::new(DERIVE);
+    assert_eq!(with(&ca, "wrong"), "bad_node_token");
+    assert_eq!(with(&ca, NODE_SECRET), "issued");
+    assert_eq!(with(&Fixture::new("{}"), NODE_SECRET), "node_proof_disabled");
+    // Whoever has no token does not learn what the pod description lacks.
+    let proof = Proof::Node { token: "wrong".into(), pod: pod("", "", "0.0.0.0") };
+    assert_eq!(code(ca.issuer.issue(&Request { public_key: "x".into(), proof }, NOW)), "bad_node_token");
+}
+
+#[test]
+fn a_pool_gives_each_pod_its_own_address_and_remembers_it() {
+    let ca = Fixture::new(POOL);
+    let one = ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    let two = ca.pod(pod("u-2", "web-1", "10.244.0.5"), NOW).unwrap();
+    let one_again = ca.pod(pod("u-1", "web-0", "10.244.0.7"), NOW + 60).unwrap();
+    assert_eq!((network(&one).as_str(), network(&two).as_str()), ("10.42.0.2/29", "10.42.0.3/29"));
+    assert_eq!(network(&one_again), network(&one));
+}
+
+#[test]
+fn a_pool_address_is_free_again_only_after_its_longest_certificate() {
+    let ca = Fixture::new(POOL);
+    for number in 0..5 {
+        ca.pod(pod(&format!("u-{number}"), &format!("web-{number}"), "10.244.0.5"), NOW + number).unwrap();
+    }
+    assert_eq!(code(ca.pod(pod("u-9", "web-9", "10.244.0.5"), NOW + 3_600)), "pool_exhausted");
+    let late = ca.pod(pod("u-9", "web-9", "10.244.0.5"), NOW + 3_601).unwrap();
+    assert_eq!(network(&late), "10.42.0.2/29");
+}
+
+#[test]
+fn no_certificate_outlives_the_ca() {
+    let ca = Fixture::new(DERIVE);
+    let end = NOW + 1_000_000;
+    let late = ca.pod(pod("u-1", "web-0", "10.244.0.5"), end - 10).unwrap();
+    assert_eq!(late.not_after(), end);
+    assert_eq!(code(ca.pod(pod("u-1", "web-0", "10.244.0.5"), end + 1)), "ca_expired");
+    assert_eq!(code(ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW - 1_001)), "ca_expired");
+    let early = ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW - 1_000).unwrap();
+    assert_eq!(early.not_before(), NOW - 1_000);
+    assert_eq!(code(ca.issuer.health(end + 1)), "ca_expired");
+}
+
+#[test]
+fn constraints_of_the_ca_hold_whatever_the_policy_says() {
+    let ca = Fixture::with_ca(DERIVE, |template| Template { groups: vec!["ns:bank".into()], ..template });
+    assert_eq!(code(ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW)), "ca_constraint");
+}
+
+#[test]
+fn a_policy_beyond_the_ca_is_refused_at_start() {
+    let key = SigningKey::generate(Curve::Curve25519).unwrap();
+    let networks = vec!["10.42.0.0/16".parse().unwrap()];
+    let ca = Template { networks, groups: vec!["web".into()], ..template() }.self_sign(&key).unwrap();
+    let check = |text: &str| Policy::parse(text).unwrap().check_against(&ca);
+    assert!(check(r#"{"pods": {"overlay": ["10.43.0.0/16"]}}"#).is_err());
+    assert!(check(r#"{"pods": {"overlay": ["10.42.0.0/15"]}}"#).is_err());
+    assert!(check(r#"{"pods": {"overlay": ["10.42.0.0/16"], "groups": ["admin"]}}"#).is_err());
+    assert!(check(r#"{"pods": {"overlay": ["10.42.0.0/16"], "groups": ["web"]}}"#).is_ok());
+    assert!(check("{}").is_ok());
+    let v1 = Template { version: Version::V1, ..template() }.self_sign(&key).unwrap();
+    let check = |text: &str| Policy::parse(text).unwrap().check_against(&v1);
+    assert!(check(r#"{"pods": {"overlay": ["fd42::/64"]}}"#).is_err());
+    assert!(check(r#"{"pods": {"overlay": ["10.42.0.0/16", "10.43.0.0/16"]}}"#).is_err());
+    assert!(check(r#"{"pods": {"overlay": ["10.42.0.0/16"]}}"#).is_ok());
+}
+
+#[test]
+fn revocation_blocks_until_expiry_and_is_not_undone_by_the_token() {
+    let ca = Fixture::new(DERIVE);
+    ca.token("secret", "edge", "10.42.0.9/16");
+    let key = key();
+    let issued = ca.enrol("secret", &key, NOW).unwrap();
+    let before = ca.issuer.trust(NOW).unwrap();
+    let Answer::Revoked { fingerprints, is_foreign } = ca.obey(&Command::Revoke { which: "edge".into() }, NOW) else {
+        panic!("not revoked")
+    };
+    assert_eq!((fingerprints, is_foreign), (vec![issued.fingerprint.clone()], false));
+    let after = ca.issuer.trust(NOW).unwrap();
+    assert_eq!(after.body.blocklist, [issued.fingerprint]);
+    assert_ne!(after.etag, before.etag);
+    assert_eq!(code(ca.enrol("secret", &key, NOW)), "certificate_revoked");
+    assert!(ca.issuer.trust(NOW + 7_201).unwrap().body.blocklist.is_empty());
+}
+
+#[test]
+fn a_certificate_signed_elsewhere_can_be_blocked_by_fingerprint() {
+    let ca = Fixture::new(DERIVE);
+    let which = "ab".repeat(32);
+    let answer = ca.obey(&Command::Revoke { which: which.clone() }, NOW);
+    assert!(matches!(answer, Answer::Revoked { is_foreign: true, .. }));
+    assert_eq!(ca.issuer.trust(NOW + 999_999_999).unwrap().body.blocklist, [which]);
+    assert!(matches!(ca.obey(&Command::Revoke { which: "nobody".into() }, NOW), Answer::Failed { .. }));
+}
+
+#[test]
+fn pruning_forgets_what_is_over_and_nothing_else() {
+    let ca = Fixture::new(DERIVE);
+    ca.token("old", "old", "10.42.0.9/16");
+    ca.enrol("old", &key(), NOW).unwrap();
+    ca.obey(&Command::Revoke { which: "old".into() }, NOW);
+    ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    ca.issuer.store.prune(NOW + 7_201).unwrap();
+    assert!(ca.issuer.store.tokens().unwrap().is_empty());
+    let names: Vec<String> = ca.issuer.store.all_issued().unwrap().into_iter().map(|(_, issued)| issued.name).collect();
+    assert_eq!(names, ["web-0.shop.pod"]);
+    assert!(ca.issuer.store.pod("u-1").unwrap().is_some());
+    assert!(ca.issuer.store.holder("10.42.0.9".parse().unwrap()).unwrap().is_none());
+    assert!(ca.issuer.store.holder("10.42.0.5".parse().unwrap()).unwrap().is_some());
+}
+
+#[test]
+fn the_store_is_open_once_and_survives_reopening() {
+    let ca = Fixture::new(DERIVE);
+    let path = ca.directory.path().join("store.redb");
+    assert!(matches!(RedbStore::open(&path), Err(StoreError::InUse)));
+    ca.token("secret", "edge", "10.42.0.9/16");
+    let Fixture { issuer, directory, .. } = ca;
+    drop(issuer);
+    assert_eq!(RedbStore::open(&path).unwrap().tokens().unwrap().len(), 1);
+    drop(directory);
+}
+
+#[test]
+fn the_audit_log_has_a_line_of_json_and_no_hash_in_it() {
+    let ca = Fixture::new(DERIVE);
+    ca.token("secret", "edge", "10.42.0.9/16");
+    let text = std::fs::read_to_string(ca.directory.path().join("audit.log")).unwrap();
+    let line: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&line["event"], &line["name"]), (&"token_created".into(), &"edge".into()));
+    assert_eq!(line["time"], rfc3339(NOW));
+    assert!(!text.contains(&TokenHash::of("secret").to_hex()));
+}
+
+#[test]
+fn an_encrypted_ca_key_needs_its_passphrase() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = Directory::new(directory.path());
+    let key = SigningKey::generate(Curve::P256).unwrap();
+    let ca = Template { curve: Curve::P256, ..template() }.self_sign(&key).unwrap();
+    let cost = PassphraseCost { memory_kib: 64, iterations: 1, parallelism: 1 };
+    at.write_new(CA_CERTIFICATE, &ca.to_pem(), 0o644).unwrap();
+    at.write_new(CA_KEY, &key.to_encrypted_pem(b"open sesame", cost).unwrap(), 0o600).unwrap();
+    assert!(Authority::read(&at, Some("open sesame")).is_ok());
+    let error = |passphrase| Authority::read(&at, passphrase).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error(None).contains("NEBULA_CA_PASSPHRASE"));
+    assert!(error(Some("wrong")).contains("cannot be decrypted"));
+}
+
+#[test]
+fn the_ca_that_matches_the_key_signs_and_the_whole_bundle_is_handed_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = Directory::new(directory.path());
+    let (old, new) =
+        (SigningKey::generate(Curve::Curve25519).unwrap(), SigningKey::generate(Curve::Curve25519).unwrap());
+    let ca = |key: &SigningKey, name: &str| Template { name: name.into(), ..template() }.self_sign(key).unwrap();
+    let bundle = format!("{}{}", ca(&old, "old").to_pem(), ca(&new, "new").to_pem());
+    at.write_new(CA_CERTIFICATE, &bundle, 0o644).unwrap();
+    at.write_new(CA_KEY, &new.to_pem(), 0o600).unwrap();
+    let authority = Authority::read(&at, None).unwrap();
+    assert_eq!(authority.certificate().name(), "new");
+    assert_eq!(CaPool::from_pem(authority.bundle().as_bytes()).unwrap().certificates().count(), 2);
+}
+
+#[test]
+fn a_key_of_another_ca_is_refused_at_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = Directory::new(directory.path());
+    let key = SigningKey::generate(Curve::Curve25519).unwrap();
+    let other = SigningKey::generate(Curve::Curve25519).unwrap();
+    at.write_new(CA_CERTIFICATE, &template().self_sign(&key).unwrap().to_pem(), 0o644).unwrap();
+    at.write_new(CA_KEY, &other.to_pem(), 0o600).unwrap();
+    let error = Authority::read(&at, None).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.contains("one CA"), "{error}");
+}

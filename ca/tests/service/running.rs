@@ -1,0 +1,236 @@
+//! A CA in a temporary directory, its running process, and a caller that pins its TLS certificate.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    net::SocketAddr,
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use nebula_cert::{
+    CaPool, Certificate, Curve, PrivateKey, VerifiedCertificate,
+    issuance::{Pod, Proof, Reply, Request},
+};
+use serde_json::Value;
+use tempfile::TempDir;
+use ureq::tls::{RootCerts, TlsConfig};
+
+/// A directory made by `nebula-ca init`.
+pub(crate) struct Ca {
+    directory: TempDir,
+}
+
+impl Ca {
+    pub(crate) fn init() -> Self {
+        Self::init_with(&[])
+    }
+
+    pub(crate) fn init_with(options: &[&str]) -> Self {
+        let ca = Self { directory: tempfile::tempdir().unwrap() };
+        let made = ca.run("init", options);
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        ca
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join("ca").join(name)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> String {
+        fs::read_to_string(self.file(name)).unwrap()
+    }
+
+    /// Runs one command on this directory, for example `token create`.
+    pub(crate) fn run(&self, verb: &str, options: &[&str]) -> Output {
+        Command::new(PROGRAM)
+            .args(verb.split(' '))
+            .arg("--dir")
+            .arg(self.file(""))
+            .args(options)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    }
+
+    /// Standard output of a command that must succeed.
+    pub(crate) fn output(&self, verb: &str, options: &[&str]) -> String {
+        let output = self.run(verb, options);
+        assert!(output.status.success(), "{verb}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Standard error of a command that must fail.
+    pub(crate) fn failure(&self, verb: &str, options: &[&str]) -> String {
+        let output = self.run(verb, options);
+        assert_eq!(output.status.code(), Some(1), "{verb} succeeded");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    pub(crate) fn json(&self, verb: &str, options: &[&str]) -> Value {
+        let options = [options, &["--json"]].concat();
+        serde_json::from_str(&self.output(verb, &options)).unwrap()
+    }
+
+    pub(crate) fn token(&self, name: &str, network: &str, options: &[&str]) -> String {
+        let options = [&["--name", name, "--network", network], options].concat();
+        self.output("token create", &options).trim().to_owned()
+    }
+
+    pub(crate) fn serve(&self) -> Service {
+        let mut child = Command::new(PROGRAM)
+            .args(["serve", "--listen", "127.0.0.1:0", "--dir"])
+            .arg(self.file(""))
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stderr = child.stderr.take().unwrap();
+        let (sender, lines) = mpsc::channel();
+        // Reads on after the address is known, so that the service never blocks on a full pipe.
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        let mut log = Vec::new();
+        let address = loop {
+            let line = lines.recv_timeout(Duration::from_secs(30)).unwrap_or_else(|_| panic!("not started: {log:?}"));
+            if let Some((_, tail)) = line.split_once("address=") {
+                break tail.split(' ').next().unwrap().parse().unwrap();
+            }
+            log.push(line);
+        };
+        Service { child, address, caller: Caller::new(address, &self.text("tls.crt")), lines }
+    }
+}
+
+/// A running `nebula-ca serve`; killed when dropped.
+pub(crate) struct Service {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    pub(crate) caller: Caller,
+    lines: mpsc::Receiver<String>,
+}
+
+impl Service {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// SIGKILL: no chance to tidy up.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM; the exit status must be 0. Gives back everything that was logged since the start.
+    pub(crate) fn stop(mut self) -> String {
+        let killed = Command::new("kill").arg(self.pid().to_string()).status().unwrap();
+        assert!(killed.success());
+        assert!(self.child.wait().unwrap().success());
+        self.lines.iter().collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Speaks HTTPS to a service and trusts its certificate only.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    agent: ureq::Agent,
+    url: String,
+}
+
+impl Caller {
+    pub(crate) fn new(address: SocketAddr, certificate: &str) -> Self {
+        let root = ureq::tls::Certificate::from_pem(certificate.as_bytes()).unwrap();
+        let tls = TlsConfig::builder()
+            .root_certs(RootCerts::new_with_certs(&[root]))
+            .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+            .build();
+        let agent = ureq::Agent::config_builder()
+            .tls_config(tls)
+            .http_status_as_error(false)
+            .timeout_global(Some(Duration::from_secs(30)))
+            .build()
+            .into();
+        Self { agent, url: format!("https://{address}") }
+    }
+
+    /// Status, entity tag and body.
+    pub(crate) fn get(&self, path: &str, known: &str) -> (u16, String, String) {
+        let mut reply = self.agent.get(format!("{}{path}", self.url)).header("if-none-match", known).call().unwrap();
+        let tag = reply.headers().get("etag").map_or("", |tag| tag.to_str().unwrap()).to_owned();
+        (reply.status().as_u16(), tag, reply.body_mut().read_to_string().unwrap())
+    }
+
+    /// Status and body.
+    pub(crate) fn post(&self, path: &str, body: &[u8]) -> Result<(u16, String), ureq::Error> {
+        let mut reply = self.agent.post(format!("{}{path}", self.url)).send(body)?;
+        let mut text = String::new();
+        reply.body_mut().as_reader().read_to_string(&mut text)?;
+        Ok((reply.status().as_u16(), text))
+    }
+
+    pub(crate) fn request(&self, request: &Request) -> Result<Reply, (u16, String)> {
+        let body = serde_json::to_vec(request).unwrap();
+        let (status, text) = self.post(nebula_cert::issuance::CERTIFICATE_PATH, &body).unwrap();
+        match status {
+            200 => Ok(serde_json::from_str(&text).unwrap()),
+            _ => Err((status, code(&text))),
+        }
+    }
+
+    pub(crate) fn enrol(&self, token: &str, key: &PrivateKey) -> Result<Reply, (u16, String)> {
+        self.request(&Request { public_key: key.public_pem(), proof: Proof::Token { token: token.into() } })
+    }
+
+    pub(crate) fn pod(&self, token: &str, pod: Pod, key: &PrivateKey) -> Result<Reply, (u16, String)> {
+        self.request(&Request { public_key: key.public_pem(), proof: Proof::Node { token: token.into(), pod } })
+    }
+}
+
+/// The code of a refusal, after checking that it is one.
+pub(crate) fn code(body: &str) -> String {
+    let refusal: nebula_cert::issuance::Refusal =
+        serde_json::from_str(body).unwrap_or_else(|_| panic!("not a refusal: {body:?}"));
+    assert!(!refusal.message.is_empty() && !refusal.message.contains('\n'), "{refusal:?}");
+    refusal.code
+}
+
+pub(crate) fn refused(status: u16, code: &str) -> Result<String, (u16, String)> {
+    Err((status, code.to_owned()))
+}
+
+/// The certificate of a reply, verified the way a peer does.
+pub(crate) fn verified(reply: &Reply) -> VerifiedCertificate {
+    let pool = CaPool::from_pem(reply.ca.as_bytes()).unwrap();
+    let certificate = Certificate::from_pem(reply.certificate.as_bytes()).unwrap();
+    pool.verify(certificate, nebula_ca::now()).unwrap()
+}
+
+pub(crate) fn key() -> PrivateKey {
+    PrivateKey::generate(Curve::Curve25519).unwrap()
+}
+
+pub(crate) fn pod(number: u16) -> Pod {
+    let [high, low] = number.to_be_bytes();
+    Pod {
+        namespace: "shop".into(),
+        name: format!("web-{number}"),
+        uid: format!("00000000-0000-0000-0000-{number:012}"),
+        address: [10, 244, high, low].into(),
+    }
+}
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_nebula-ca");
