@@ -145,12 +145,19 @@ impl Certificate {
     /// # Errors
     /// A wrong label, junk after the last block, or an invalid certificate.
     pub fn bundle_from_pem(pem: &[u8]) -> Result<Vec<Self>, Error> {
-        let read = |block: pem::Block| match [Version::V1, Version::V2].into_iter().find(|v| v.label() == block.label) {
-            Some(version) => Self::from_bytes(version, &block.contents),
-            None => Err(Error::NotACertificate { label: block.label }),
+        let blocks = pem::all(pem)?;
+        let is_alone = blocks.len() == 1;
+        let read = |block: pem::Block| {
+            let line = block.line;
+            // With several blocks the reader needs to be told which one.
+            Self::from_block(block).map_err(|reason| match is_alone {
+                true => reason,
+                false => Error::InBlock { line, reason: Box::new(reason) },
+            })
         };
-        pem::all(pem)?.into_iter().map(read).collect()
+        blocks.into_iter().map(read).collect()
     }
+
     /// PEM text with the label of the version.
     #[must_use]
     pub fn to_pem(&self) -> String {
@@ -179,15 +186,12 @@ impl Certificate {
     /// # Errors
     /// A key inside the bytes, another curve, or any violation of the format.
     pub fn from_handshake(version: Version, curve: Curve, public_key: &[u8], bytes: &[u8]) -> Result<Self, Error> {
-        let certificate = match version {
-            Version::V1 => v1::decode(bytes, Some((curve, public_key)))?,
-            Version::V2 => v2::decode(bytes, Some((curve, public_key)))?,
-        };
-        if certificate.curve != curve {
-            return Err(Error::Curve { found: certificate.curve, expected: curve });
+        match version {
+            Version::V1 => v1::decode(bytes, Some((curve, public_key))),
+            Version::V2 => v2::decode(bytes, Some((curve, public_key))),
         }
-        Ok(certificate)
     }
+
     /// The bytes sent inside a handshake: without the public key.
     #[must_use]
     pub fn to_handshake(&self) -> Vec<u8> {
@@ -265,6 +269,13 @@ impl Certificate {
     #[must_use]
     pub fn is_expired(&self, at: UnixTime) -> bool {
         self.not_before > at || self.not_after < at
+    }
+
+    fn from_block(block: pem::Block) -> Result<Self, Error> {
+        match [Version::V1, Version::V2].into_iter().find(|version| version.label() == block.label) {
+            Some(version) => Self::from_bytes(version, &block.contents),
+            None => Err(Error::NotACertificate { label: block.label }),
+        }
     }
 
     /// What the signature is made over.
@@ -350,6 +361,16 @@ mod tests {
         let fingerprint = Fingerprint(std::array::from_fn(|at| at as u8 * 8));
         assert_eq!(fingerprint.to_string().parse(), Ok(fingerprint));
         assert_eq!(fingerprint.to_string().to_uppercase().parse(), Ok(fingerprint));
+    }
+
+    #[test]
+    fn a_bad_block_of_a_bundle_is_named_by_its_line() {
+        let bundle = [Version::V1, Version::V2].map(|version| pem::encode(version.label(), b"")).concat();
+        let empty = |version| Error::Empty { version };
+        let refused = Error::InBlock { line: 1, reason: Box::new(empty(Version::V1)) };
+        assert_eq!(Certificate::bundle_from_pem(bundle.as_bytes()), Err(refused));
+        let alone = pem::encode(Version::V2.label(), b"");
+        assert_eq!(Certificate::bundle_from_pem(alone.as_bytes()), Err(empty(Version::V2)));
     }
 
     #[test]

@@ -57,6 +57,14 @@ pub enum Error {
         /// Line of the text, from 1.
         line: usize,
     },
+    /// One block of several is wrong.
+    #[error("block at line {line}: {reason}")]
+    InBlock {
+        /// Line of its BEGIN, from 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: Box<Self>,
+    },
     /// Exactly one certificate was wanted.
     #[error("expected one certificate, found {count}")]
     SeveralCertificates {

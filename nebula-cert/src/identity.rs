@@ -17,25 +17,10 @@ pub struct Identity {
 
 #[derive(Debug)]
 struct Inner {
-    certificates: Certificates,
+    primary: Certificate,
+    /// The v1 certificate beside a v2 one.
+    secondary: Option<Certificate>,
     key: PrivateKey,
-}
-
-#[derive(Debug)]
-enum Certificates {
-    V1(Certificate),
-    V2(Certificate),
-    Both { v1: Certificate, v2: Certificate },
-}
-
-impl Certificates {
-    fn iter(&self) -> impl Iterator<Item = &Certificate> {
-        let (first, second) = match self {
-            Self::V1(certificate) | Self::V2(certificate) => (certificate, None),
-            Self::Both { v1, v2 } => (v1, Some(v2)),
-        };
-        std::iter::once(first).chain(second)
-    }
 }
 
 impl Identity {
@@ -58,23 +43,21 @@ impl Identity {
             }
             *slot = Some(certificate);
         }
-        let certificates = match (v1, v2) {
+        let (primary, secondary) = match (v1, v2) {
             (None, None) => return Err(Error::NoCertificates),
-            (Some(v1), None) => Certificates::V1(v1),
-            (None, Some(v2)) => Certificates::V2(v2),
+            (Some(only), None) | (None, Some(only)) => (only, None),
             (Some(v1), Some(v2)) => {
                 check_pair(&v1, &v2)?;
-                Certificates::Both { v1, v2 }
+                (v2, Some(v1))
             }
         };
-        for certificate in certificates.iter() {
-            // Last, so that a pair of different hosts is reported as such.
-            if certificate.curve() != key.curve() || certificate.public_key() != key.public_key() {
-                return Err(Error::KeyMismatch { name: certificate.name().to_owned() });
-            }
+        // Last, so that a pair of different hosts is reported as such. One is enough: a pair agrees about its key.
+        if primary.curve() != key.curve() || primary.public_key() != key.public_key() {
+            return Err(Error::KeyMismatch { name: primary.name().to_owned() });
         }
-        Ok(Self { inner: Arc::new(Inner { certificates, key }) })
+        Ok(Self { inner: Arc::new(Inner { primary, secondary, key }) })
     }
+
     /// From PEM text.
     ///
     /// # Errors
@@ -101,16 +84,19 @@ impl Identity {
     /// The certificate of that version.
     #[must_use]
     pub fn certificate(&self, version: Version) -> Option<&Certificate> {
-        self.inner.certificates.iter().find(|certificate| certificate.version() == version)
+        self.certificates().find(|certificate| certificate.version() == version)
     }
     /// The certificate that defines this node's addresses: v2 if there is one.
     #[must_use]
     pub fn primary(&self) -> &Certificate {
-        match &self.inner.certificates {
-            Certificates::V1(certificate) | Certificates::V2(certificate) => certificate,
-            Certificates::Both { v2, .. } => v2,
-        }
+        &self.inner.primary
     }
+
+    /// Every certificate, the primary one first.
+    pub fn certificates(&self) -> impl Iterator<Item = &Certificate> {
+        std::iter::once(&self.inner.primary).chain(&self.inner.secondary)
+    }
+
     /// Networks of [`Identity::primary`].
     #[must_use]
     pub fn networks(&self) -> &[IpNet] {
@@ -129,7 +115,7 @@ impl Identity {
     /// Whether any of its certificates is not valid at `at`.
     #[must_use]
     pub fn is_expired(&self, at: UnixTime) -> bool {
-        self.inner.certificates.iter().any(|certificate| certificate.is_expired(at))
+        self.certificates().any(|certificate| certificate.is_expired(at))
     }
 }
 

@@ -9,6 +9,8 @@ use crate::Error;
 
 /// One `-----BEGIN label-----` block. The contents may be a secret.
 pub(crate) struct Block {
+    /// Line of its BEGIN, from 1.
+    pub(crate) line: usize,
     pub(crate) label: String,
     pub(crate) contents: Zeroizing<Vec<u8>>,
 }
@@ -101,7 +103,7 @@ impl<'a> Lines<'a> {
                 if boundary(line, END) == Some(label.as_bytes()) {
                     let contents = decode(&text)
                         .ok_or(Error::PemMalformed { line: begin, what: "the text inside is not base64" })?;
-                    return Ok(Block { label: label.to_owned(), contents });
+                    return Ok(Block { line: begin, label: label.to_owned(), contents });
                 }
                 let what = "the block that begins here has no END line with the same label";
                 return Err(Error::PemMalformed { line: begin, what });

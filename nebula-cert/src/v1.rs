@@ -149,7 +149,7 @@ impl<'a> Details<'a> {
 }
 
 fn unpack(numbers: &[u32], field: &'static str) -> Result<Vec<IpNet>, Error> {
-    if numbers.len() % 2 != 0 {
+    if !numbers.len().is_multiple_of(2) {
         return Err(Error::OddNumbers { field });
     }
     Ok(numbers.chunks_exact(2).map(|pair| network(pair[0], pair[1])).collect())

@@ -15,44 +15,52 @@ pub(crate) fn decode(bytes: &[u8], handshake: Option<(Curve, &[u8])>) -> Result<
         return Err(Error::TooLong { version: Version::V2, length: bytes.len(), limit: MAX_CERTIFICATE_SIZE });
     }
     // Bytes after the sequence, and elements after the signature inside it, are ignored, as Go does.
-    let mut outer = Der(Der(bytes).value(SEQUENCE).ok_or(malformed("no certificate sequence"))?);
-    let raw_details = outer.element(DETAILS).ok_or(malformed("no details"))?;
-    let curve = match outer.optional(CURVE).ok_or(malformed("the curve"))? {
+    let mut outer = Der(Der(bytes).value(SEQUENCE, "no certificate sequence")?);
+    let raw_details = outer.element(DETAILS, "no details")?;
+    let curve = match outer.optional(CURVE, "the curve")? {
         None => handshake.map_or(Curve::Curve25519, |(curve, _)| curve),
         Some(&[number]) => Curve::from_number(number.into())?,
         Some(_) => return Err(malformed("the curve is not one byte")),
     };
-    let public_key = match (outer.optional(PUBLIC_KEY).ok_or(malformed("the public key"))?, handshake) {
+    let public_key = match (outer.optional(PUBLIC_KEY, "the public key")?, handshake) {
         (None, Some((_, public_key))) => public_key,
         (Some(_), Some(_)) => return Err(Error::PublicKeyPresent),
         (public_key, None) => public_key.unwrap_or_default(),
     };
-    let signature = outer.nonempty(SIGNATURE).ok_or(malformed("no signature"))?;
+    let signature = outer.nonempty(SIGNATURE, "no signature")?;
     if let Some((expected, _)) = handshake.filter(|&(expected, _)| expected != curve) {
         return Err(Error::Curve { found: curve, expected });
     }
 
-    let mut details = Der(Der(raw_details).nonempty(DETAILS).ok_or(malformed("no details"))?);
-    let name = details.value(NAME).ok_or(malformed("no name"))?;
+    let mut details = Der(Der(raw_details).nonempty(DETAILS, "no details")?);
+    let name = details.value(NAME, "no name")?;
     if !(1..=MAX_NAME).contains(&name.len()) {
         return Err(Error::NameLength { length: name.len() });
     }
+    // In the order of the elements.
+    let networks = read_networks(details.optional(NETWORKS, "the networks")?)?;
+    let unsafe_networks = read_networks(details.optional(UNSAFE_NETWORKS, "the unsafe networks")?)?;
+    let groups = read_groups(details.optional(GROUPS, "the groups")?)?;
+    let is_ca = match details.optional(IS_CA, "the CA flag")? {
+        None => false,
+        Some(&[flag]) => flag != 0,
+        Some(_) => return Err(malformed("the CA flag is not one byte")),
+    };
+    let not_before = details.integer(NOT_BEFORE, "no valid notBefore")?;
+    let not_after = details.integer(NOT_AFTER, "no valid notAfter")?;
+    let issuer = Fingerprint::from_issuer(details.optional(ISSUER, "the issuer")?.unwrap_or_default())?;
     let mut certificate = Certificate {
         version: Version::V2,
         curve,
         // Go does not check names and groups for UTF-8. The signature covers the raw bytes, so replacing is safe.
         name: String::from_utf8_lossy(name).into_owned(),
-        networks: networks(details.optional(NETWORKS).ok_or(malformed("the networks"))?)?,
-        unsafe_networks: networks(details.optional(UNSAFE_NETWORKS).ok_or(malformed("the unsafe networks"))?)?,
-        groups: groups(details.optional(GROUPS).ok_or(malformed("the groups"))?)?,
-        is_ca: match details.optional(IS_CA).ok_or(malformed("the CA flag"))? {
-            None => false,
-            Some(&[flag]) => flag != 0,
-            Some(_) => return Err(malformed("the CA flag is not one byte")),
-        },
-        not_before: details.integer(NOT_BEFORE).ok_or(malformed("no valid notBefore"))?,
-        not_after: details.integer(NOT_AFTER).ok_or(malformed("no valid notAfter"))?,
-        issuer: Fingerprint::from_issuer(details.optional(ISSUER).ok_or(malformed("the issuer"))?.unwrap_or_default())?,
+        networks,
+        unsafe_networks,
+        groups,
+        is_ca,
+        not_before,
+        not_after,
+        issuer,
         public_key: public_key.to_vec(),
         signature: signature.to_vec(),
         raw_details: raw_details.to_vec(),
@@ -141,17 +149,17 @@ pub(crate) fn validate(certificate: &Certificate) -> Result<(), Error> {
     Ok(())
 }
 
-fn networks(list: Option<&[u8]>) -> Result<Vec<IpNet>, Error> {
+fn read_networks(list: Option<&[u8]>) -> Result<Vec<IpNet>, Error> {
     let mut list = Der(list.unwrap_or_default());
     let mut networks = Vec::new();
     while !list.0.is_empty() {
-        networks.push(network(list.value(OCTET_STRING).ok_or(malformed("a network is no octet string"))?)?);
+        networks.push(read_network(list.value(OCTET_STRING, "a network is no octet string")?)?);
     }
     Ok(networks)
 }
 
-fn network(bytes: &[u8]) -> Result<IpNet, Error> {
-    let (&length, address) = bytes.split_last().ok_or(malformed("a network is empty"))?;
+fn read_network(bytes: &[u8]) -> Result<IpNet, Error> {
+    let (&length, address) = bytes.split_last().ok_or_else(|| malformed("a network is empty"))?;
     if let Ok(address) = <[u8; 4]>::try_from(address) {
         let network = Ipv4Net::new(Ipv4Addr::from(address), length);
         return network.map(IpNet::V4).map_err(|_| Error::PrefixLength { length, bits: 32 });
@@ -172,57 +180,61 @@ fn network_bytes(network: &IpNet) -> Vec<u8> {
     bytes
 }
 
-fn groups(list: Option<&[u8]>) -> Result<Vec<String>, Error> {
+fn read_groups(list: Option<&[u8]>) -> Result<Vec<String>, Error> {
     let mut list = Der(list.unwrap_or_default());
     let mut groups = Vec::new();
     while !list.0.is_empty() {
-        let group = list.nonempty(UTF8_STRING).ok_or(malformed("a group is empty or no UTF-8 string"))?;
+        let group = list.nonempty(UTF8_STRING, "a group is empty or no UTF-8 string")?;
         groups.push(String::from_utf8_lossy(group).into_owned());
     }
     Ok(groups)
 }
 
-/// Reads DER elements one after the other; nothing is returned for anything that is not strict DER.
+/// Reads DER elements one after the other; `what` is the complaint about anything that is not strict DER.
 struct Der<'a>(&'a [u8]);
 
 impl<'a> Der<'a> {
     /// The content of the next element, which must have this tag.
-    fn value(&mut self, tag: u8) -> Option<&'a [u8]> {
+    fn value(&mut self, tag: u8, what: &'static str) -> Result<&'a [u8], Error> {
+        self.take(tag).ok_or_else(|| malformed(what))
+    }
+
+    /// As [`Der::value`], but empty content is refused too.
+    fn nonempty(&mut self, tag: u8, what: &'static str) -> Result<&'a [u8], Error> {
+        self.take(tag).filter(|content| !content.is_empty()).ok_or_else(|| malformed(what))
+    }
+
+    /// The next element with its tag and length.
+    fn element(&mut self, tag: u8, what: &'static str) -> Result<&'a [u8], Error> {
+        let bytes = self.0;
+        self.value(tag, what)?;
+        Ok(&bytes[..bytes.len() - self.0.len()])
+    }
+
+    /// The content of the next element if it has this tag.
+    fn optional(&mut self, tag: u8, what: &'static str) -> Result<Option<&'a [u8]>, Error> {
+        match self.0.first() {
+            Some(&found) if found == tag => self.value(tag, what).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn integer(&mut self, tag: u8, what: &'static str) -> Result<i64, Error> {
+        let content = self.nonempty(tag, what)?;
+        if content.len() > 8 || integer_bytes(content).len() != content.len() {
+            return Err(malformed(what));
+        }
+        let sign = if content[0] & 0x80 == 0 { 0 } else { -1 };
+        Ok(content.iter().fold(sign, |value, &byte| value << 8 | i64::from(byte)))
+    }
+
+    fn take(&mut self, tag: u8) -> Option<&'a [u8]> {
         let bytes = self.0;
         let (header, length) = Self::header(bytes, tag)?;
         let end = header.checked_add(length)?;
         let content = bytes.get(header..end)?;
         self.0 = bytes.get(end..)?;
         Some(content)
-    }
-
-    /// As [`Der::value`], but empty content is refused too.
-    fn nonempty(&mut self, tag: u8) -> Option<&'a [u8]> {
-        self.value(tag).filter(|content| !content.is_empty())
-    }
-
-    /// The next element with its tag and length.
-    fn element(&mut self, tag: u8) -> Option<&'a [u8]> {
-        let bytes = self.0;
-        self.value(tag)?;
-        bytes.get(..bytes.len() - self.0.len())
-    }
-
-    /// The content of the next element if it has this tag; outer `None` if it has but is malformed.
-    fn optional(&mut self, tag: u8) -> Option<Option<&'a [u8]>> {
-        match self.0.first() {
-            Some(&found) if found == tag => self.value(tag).map(Some),
-            _ => Some(None),
-        }
-    }
-
-    fn integer(&mut self, tag: u8) -> Option<i64> {
-        let content = self.nonempty(tag)?;
-        if content.len() > 8 || integer_bytes(content).len() != content.len() {
-            return None;
-        }
-        let sign = if content[0] & 0x80 == 0 { 0 } else { -1 };
-        Some(content.iter().fold(sign, |value, &byte| value << 8 | i64::from(byte)))
     }
 
     /// Lengths of header and content.
@@ -310,10 +322,10 @@ mod tests {
     fn integers_survive_a_round_trip_and_must_be_minimal() {
         for value in [0, 1, 127, 128, 255, 256, -1, -128, -129, i64::MAX, i64::MIN] {
             let bytes = wrap(NOT_BEFORE, integer_bytes(&value.to_be_bytes()));
-            assert_eq!(Der(&bytes).integer(NOT_BEFORE), Some(value));
+            assert_eq!(Der(&bytes).integer(NOT_BEFORE, ""), Ok(value));
         }
         for bytes in [&[NOT_BEFORE, 2, 0, 1][..], &[NOT_BEFORE, 2, 0xff, 0xff], &[NOT_BEFORE, 0], &[NOT_BEFORE, 9]] {
-            assert_eq!(Der(bytes).integer(NOT_BEFORE), None);
+            assert_eq!(Der(bytes).integer(NOT_BEFORE, "x"), Err(malformed("x")));
         }
     }
 
@@ -321,11 +333,43 @@ mod tests {
     fn lengths_survive_a_round_trip_and_must_be_minimal() {
         for length in [0, 1, 127, 128, 255, 256, 65_535, 65_536] {
             let bytes = wrap(NAME, &vec![7; length]);
-            assert_eq!(Der(&bytes).value(NAME).map(<[u8]>::len), Some(length));
+            assert_eq!(Der(&bytes).value(NAME, "").map(<[u8]>::len), Ok(length));
         }
         for bytes in [&[NAME, 0x81, 1, 7][..], &[NAME, 0x82, 0, 1, 7], &[NAME, 0x80], &[NAME, 0x84, 255, 255, 255, 255]]
         {
-            assert_eq!(Der(bytes).value(NAME), None);
+            assert_eq!(Der(bytes).value(NAME, "x"), Err(malformed("x")));
         }
+    }
+
+    /// A P-256 certificate in handshake form, with an element between details and signature.
+    fn handshake_with(element: &[u8]) -> Result<Certificate, Error> {
+        let key = crate::SigningKey::generate(Curve::P256).unwrap();
+        let template = crate::Template {
+            version: Version::V2,
+            curve: Curve::P256,
+            name: "ca".into(),
+            networks: vec![],
+            unsafe_networks: vec![],
+            groups: vec![],
+            not_before: 0,
+            not_after: 1,
+            public_key: vec![],
+        };
+        let certificate = template.self_sign(&key).unwrap();
+        let mut content = [&certificate.raw_details, element].concat();
+        put(&mut content, SIGNATURE, &certificate.signature);
+        decode(&wrap(SEQUENCE, &content), Some((Curve::P256, &certificate.public_key)))
+            .inspect(|rebuilt| assert_eq!(*rebuilt, certificate))
+    }
+
+    #[test]
+    fn a_handshake_may_repeat_the_curve_but_not_change_it_and_never_holds_the_key() {
+        assert!(handshake_with(&[]).is_ok());
+        assert!(handshake_with(&[CURVE, 1, 1]).is_ok());
+        let other = Error::Curve { found: Curve::Curve25519, expected: Curve::P256 };
+        assert_eq!(handshake_with(&[CURVE, 1, 0]), Err(other));
+        assert_eq!(handshake_with(&[CURVE, 1, 2]), Err(Error::UnknownCurve(2)));
+        assert!(matches!(handshake_with(&[CURVE, 2, 0, 1]), Err(Error::Malformed { .. })));
+        assert_eq!(handshake_with(&[PUBLIC_KEY, 1, 4]), Err(Error::PublicKeyPresent));
     }
 }

@@ -1,5 +1,6 @@
 //! The `nebula-cert` program as scripts written for the Go tool use it.
 #![cfg(feature = "cli")]
+#![allow(clippy::unwrap_used, reason = "a test ends where an unwrap fails")]
 
 use std::fs;
 use std::io::Write as _;

@@ -29,12 +29,31 @@ pub(crate) fn must_not_exist(what: &str, path: &str) -> anyhow::Result<()> {
 
 /// Writes a file that must not exist yet, readable by its owner only; `-` is standard output.
 pub(crate) fn write_new(flag: &str, path: &str, contents: &str) -> anyhow::Result<()> {
-    write(flag, path, contents, OpenOptions::new().write(true).create_new(true).mode(PRIVATE))
+    let result = match path {
+        STDIO => std::io::stdout().write_all(contents.as_bytes()),
+        path => OpenOptions::new().write(true).create_new(true).mode(PRIVATE).open(path).and_then(|mut file| {
+            // Half a file would be in the way of the next attempt.
+            file.write_all(contents.as_bytes()).inspect_err(|_| drop(std::fs::remove_file(path)))
+        }),
+    };
+    result.with_context(|| format!("error while writing {flag}: {path}"))
 }
 
 /// As [`write_new`], but an existing file is replaced.
 pub(crate) fn write_over(flag: &str, path: &str, contents: &str) -> anyhow::Result<()> {
-    write(flag, path, contents, OpenOptions::new().write(true).create(true).truncate(true).mode(PRIVATE))
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(PRIVATE);
+    let result = match path {
+        STDIO => std::io::stdout().write_all(contents.as_bytes()),
+        path => options.open(path).and_then(|mut file| {
+            // A file that is replaced may have been readable by others.
+            if file.metadata()?.is_file() {
+                file.set_permissions(Permissions::from_mode(PRIVATE))?;
+            }
+            file.write_all(contents.as_bytes())
+        }),
+    };
+    result.with_context(|| format!("error while writing {flag}: {path}"))
 }
 
 /// Standard input and output can each serve one flag only.
@@ -53,20 +72,6 @@ fn one_dash(paths: &[(&str, &str)], rule: &str) -> anyhow::Result<()> {
         [(first, _), (second, _), ..] => bail!("-{first} and -{second} both set to \"-\", {rule}"),
         _ => Ok(()),
     }
-}
-
-fn write(flag: &str, path: &str, contents: &str, options: &OpenOptions) -> anyhow::Result<()> {
-    let result = match path {
-        STDIO => std::io::stdout().write_all(contents.as_bytes()),
-        path => options.open(path).and_then(|mut file| {
-            // A file that is replaced may have been readable by others.
-            if file.metadata()?.is_file() {
-                file.set_permissions(Permissions::from_mode(PRIVATE))?;
-            }
-            file.write_all(contents.as_bytes())
-        }),
-    };
-    result.with_context(|| format!("error while writing {flag}: {path}"))
 }
 
 const STDIO: &str = "-";

@@ -76,7 +76,7 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
 
     let ca_key = read_ca_key(&flags.ca_key)?;
     let ca = read_ca(&flags.ca_crt)?;
-    let version = version.unwrap_or(ca.version());
+    let version = version.unwrap_or_else(|| ca.version());
     if version == Version::V1 {
         check_v1(&networks, &unsafe_networks)?;
     }
