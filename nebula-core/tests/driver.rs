@@ -3,6 +3,8 @@
 //! A namespace belongs to one thread and has no name, so the kernel removes it with everything in it when the thread and
 //! the driver end, also after a failure.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};

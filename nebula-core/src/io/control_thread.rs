@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::mailbox::Command;
 use super::poll::readable;
 use super::shared::Shared;
+use super::udp::UdpSocket;
 use super::{Error, clock, interfaces};
 use crate::{Event, Node, WallClock};
 
@@ -16,6 +17,7 @@ use crate::{Event, Node, WallClock};
 pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
     pub(super) node: Node,
+    pub(super) socket: Arc<UdpSocket>,
     pub(super) wall: WallClock,
     pub(super) events: SyncSender<Event>,
     pub(super) interfaces: Option<InterfaceWatch>,
@@ -79,7 +81,7 @@ impl Control {
 
     fn flush(&mut self) {
         while let Some(transmit) = self.node.poll_transmit() {
-            if self.shared.sockets[0].send_one(&transmit.datagram, transmit.to).is_err() {
+            if self.socket.send_one(&transmit.datagram, transmit.to).is_err() {
                 self.shared.counters.send_refused.add(1);
             }
         }

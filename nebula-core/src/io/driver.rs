@@ -107,31 +107,42 @@ impl Driver {
             .map_err(|_| Error::Io { what: "cannot get random bytes", source: std::io::Error::other("unspecified") })?;
         let wall = clock::wall();
         let (node, forwarder) = Node::new(config, wall.at, wall, *seed);
-        let shared = Arc::new(Shared::new(forwarder, sockets)?);
+        let shared = Arc::new(Shared::new(forwarder)?);
+        let sockets: Vec<_> = sockets.into_iter().map(Arc::new).collect();
         let (sender, events) = sync_channel(MAX_EVENTS);
         let mut driver = Self { shared: Arc::clone(&shared), threads: Vec::new(), events: Some(events) };
 
         let end = EndOfControl(Arc::clone(&shared));
-        let control = Control { shared: Arc::clone(&shared), node, wall, events: sender, interfaces };
+        let control = Control {
+            shared: Arc::clone(&shared),
+            node,
+            socket: Arc::clone(&sockets[0]),
+            wall,
+            events: sender,
+            interfaces,
+        };
         driver.spawn("nebula-control".into(), CONTROL_STACK, move || {
             let _end = end;
             control.run()
         })?;
-        driver.spawn_data_threads(tun)?;
+        driver.spawn_data_threads(tun, &sockets)?;
         Ok(driver)
     }
 
-    fn spawn_data_threads(&mut self, tun: Option<Tun>) -> Result<(), Error> {
+    fn spawn_data_threads(&mut self, tun: Option<Tun>, sockets: &[Arc<UdpSocket>]) -> Result<(), Error> {
         let offloads = tun.as_ref().map_or(TunOffloads::None, Tun::offloads);
         let queues: Vec<_> = tun.map(Tun::take_queues).unwrap_or_default().into_iter().map(Arc::new).collect();
-        let sockets = self.shared.sockets.len();
         for (index, queue) in queues.iter().enumerate() {
-            let outbound = Outbound::new(Arc::clone(&self.shared), Arc::clone(queue), index % sockets)?;
+            let outbound = Outbound::new(
+                Arc::clone(&self.shared),
+                Arc::clone(queue),
+                Arc::clone(&sockets[index % sockets.len()]),
+            )?;
             self.spawn(format!("nebula-out-{index}"), DATA_STACK, move || outbound.run())?;
         }
-        for index in 0..sockets {
+        for (index, socket) in sockets.iter().enumerate() {
             let queue = (!queues.is_empty()).then(|| Arc::clone(&queues[index % queues.len()]));
-            let inbound = Inbound::new(Arc::clone(&self.shared), queue, index, offloads)?;
+            let inbound = Inbound::new(Arc::clone(&self.shared), queue, Arc::clone(socket), offloads)?;
             self.spawn(format!("nebula-in-{index}"), DATA_STACK, move || inbound.run())?;
         }
         Ok(())

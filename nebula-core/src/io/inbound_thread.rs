@@ -7,6 +7,7 @@ use nix::errno::Errno;
 use super::poll::readable;
 use super::shared::Shared;
 use super::tun::{Queue, TunOffloads};
+use super::udp::UdpSocket;
 use super::udp_receive::Receiver;
 use super::udp_send::Sender;
 use super::warmth::Warmth;
@@ -21,7 +22,7 @@ pub(super) struct Inbound {
     shared: Arc<Shared>,
     // None: this node has no overlay device.
     queue: Option<Arc<Queue>>,
-    socket: usize,
+    socket: Arc<UdpSocket>,
     offloads: TunOffloads,
     lane: Lane,
     receiver: Receiver,
@@ -34,7 +35,7 @@ impl Inbound {
     pub(super) fn new(
         shared: Arc<Shared>,
         queue: Option<Arc<Queue>>,
-        socket: usize,
+        socket: Arc<UdpSocket>,
         offloads: TunOffloads,
     ) -> Result<Self, Error> {
         let lane = shared.forwarder.lane();
@@ -46,7 +47,7 @@ impl Inbound {
 
     /// Runs until the driver stops, or socket or device fail.
     pub(super) fn run(mut self) -> Result<(), Error> {
-        self.lane.set_max_segments(self.sender.segments(&self.shared.sockets[self.socket]));
+        self.lane.set_max_segments(self.sender.segments(&self.socket));
         self.announce_offloads();
         while !self.shared.is_stopping() {
             if self.turn()? {
@@ -63,7 +64,7 @@ impl Inbound {
 
     /// Moves what one receive brings. `true`: the socket is dry.
     fn turn(&mut self) -> Result<bool, Error> {
-        let received = self.receiver.receive(&self.shared.sockets[self.socket]);
+        let received = self.receiver.receive(&self.socket);
         if !received.map_err(|source| Error::Io { what: "cannot receive from the UDP socket", source })? {
             return Ok(true);
         }
@@ -72,7 +73,7 @@ impl Inbound {
         self.warmth.note(now, received.iter().map(|slot| slot.range.len()).sum());
         self.shared.forwarder.inbound(&mut self.lane, now, memory, received);
         self.deliver()?;
-        self.shared.send(&mut self.sender, self.socket, &self.lane);
+        self.shared.send(&mut self.sender, &self.socket, &self.lane);
         self.shared.punt(&mut self.lane, Direction::Inbound);
         self.lane.clear();
         Ok(false)
@@ -111,7 +112,7 @@ impl Inbound {
 
     fn wait(&mut self) -> Result<(), Error> {
         let timeout = self.warmth.timeout(clock::now());
-        readable(&self.shared.sockets[self.socket], &self.shared.halt, timeout)
+        readable(&*self.socket, &self.shared.halt, timeout)
             .map_err(|errno| Error::io("cannot poll the UDP socket", errno))?;
         if timeout.is_some() && self.warmth.cooled(clock::now()) {
             self.receiver.release();

@@ -20,7 +20,7 @@ const FLUSH: usize = 32 << 10;
 pub(super) struct Outbound {
     shared: Arc<Shared>,
     queue: Arc<Queue>,
-    socket: usize,
+    socket: Arc<UdpSocket>,
     lane: Lane,
     buffer: ReadBuffer,
     sender: Sender,
@@ -28,7 +28,7 @@ pub(super) struct Outbound {
 }
 
 impl Outbound {
-    pub(super) fn new(shared: Arc<Shared>, queue: Arc<Queue>, socket: usize) -> Result<Self, Error> {
+    pub(super) fn new(shared: Arc<Shared>, queue: Arc<Queue>, socket: Arc<UdpSocket>) -> Result<Self, Error> {
         let lane = shared.forwarder.lane();
         let buffer = ReadBuffer::new().map_err(|source| Error::Io { what: "cannot reserve a read buffer", source })?;
         Ok(Self { shared, queue, socket, lane, buffer, sender: Sender::new(), warmth: Warmth::default() })
@@ -36,7 +36,7 @@ impl Outbound {
 
     /// Runs until the driver stops or the device fails.
     pub(super) fn run(mut self) -> Result<(), Error> {
-        self.lane.set_max_segments(self.sender.segments(self.socket()));
+        self.lane.set_max_segments(self.sender.segments(&self.socket));
         while !self.shared.is_stopping() {
             if self.turn()? {
                 self.wait()?;
@@ -62,7 +62,7 @@ impl Outbound {
             }
         }
         self.warmth.note(now, self.lane.arena().len());
-        self.shared.send(&mut self.sender, self.socket, &self.lane);
+        self.shared.send(&mut self.sender, &self.socket, &self.lane);
         self.shared.punt(&mut self.lane, Direction::Outbound);
         self.lane.clear();
         Ok(dry)
@@ -77,9 +77,5 @@ impl Outbound {
             self.lane.release_memory();
         }
         Ok(())
-    }
-
-    fn socket(&self) -> &UdpSocket {
-        &self.shared.sockets[self.socket]
     }
 }

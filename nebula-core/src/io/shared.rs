@@ -1,4 +1,4 @@
-//! What all threads of one driver share.
+//! What all threads of one driver, and its handles, share. No device and no socket: those end with the threads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,6 @@ use crate::{DropReason, Forwarder, Lane};
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) forwarder: Arc<Forwarder>,
-    pub(super) sockets: Vec<UdpSocket>,
     pub(super) mailbox: Mailbox,
     pub(super) counters: IoCounters,
     /// Readable for good once data threads must end.
@@ -25,11 +24,11 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(forwarder: Arc<Forwarder>, sockets: Vec<UdpSocket>) -> Result<Self, Error> {
+    pub(super) fn new(forwarder: Arc<Forwarder>) -> Result<Self, Error> {
         let halt = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|errno| Error::io("cannot make an eventfd", errno))?;
         let (counters, stopping) = (IoCounters::default(), AtomicBool::new(false));
-        Ok(Self { forwarder, sockets, mailbox: Mailbox::new()?, counters, halt, stopping })
+        Ok(Self { forwarder, mailbox: Mailbox::new()?, counters, halt, stopping })
     }
 
     /// Whether data threads must end.
@@ -45,9 +44,9 @@ impl Shared {
     }
 
     /// Sends a lane's runs through one socket.
-    pub(super) fn send(&self, sender: &mut Sender, socket: usize, lane: &Lane) {
+    pub(super) fn send(&self, sender: &mut Sender, socket: &UdpSocket, lane: &Lane) {
         if !lane.runs().is_empty() {
-            let lost = sender.send(&self.sockets[socket], lane.arena(), lane.runs());
+            let lost = sender.send(socket, lane.arena(), lane.runs());
             self.counters.send_full.add(lost.full);
             self.counters.send_refused.add(lost.refused);
         }
