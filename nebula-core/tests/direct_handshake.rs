@@ -53,6 +53,25 @@ fn at_most_a_hundred_packets_wait_for_a_handshake() {
 }
 
 #[test]
+fn the_bytes_that_wait_are_bounded_over_all_peers() {
+    let mut net = SimNet::new(7);
+    let hosts = net.nodes(["a", "b", "c", "d", "e"]);
+    for peer in &hosts[1..] {
+        for _ in 0..100 {
+            let _verdict = net.send_udp(hosts[0], *peer, (1, 2), &[0; 60_000]);
+        }
+    }
+    let dropped = net.counter(hosts[0], "dropped_out_pending_full");
+    let waiting = (400 - dropped) * 60_028;
+    assert!((15 << 20..=16 << 20).contains(&waiting), "{waiting} bytes wait");
+    net.run_for(Duration::from_secs(1));
+    net.control(hosts[0], |node, now| node.close_all(now));
+    net.cut(hosts[0], hosts[1]);
+    let _verdict = net.send_udp(hosts[0], hosts[1], (1, 2), b"there is room again");
+    assert_eq!(net.counter(hosts[0], "dropped_out_pending_full"), dropped);
+}
+
+#[test]
 fn the_first_frame_of_each_direction_has_counter_three() {
     let mut net = SimNet::new(5);
     let [a, b] = net.nodes(["a", "b"]);

@@ -57,3 +57,17 @@ fn recv_errors_can_be_refused_by_configuration() {
     assert!(!net.ping(a, b).is_answered_within(Duration::from_secs(1)));
     assert_eq!(net.tunnels(a).len(), 1, "b has a public address");
 }
+
+#[test]
+fn a_peer_that_restarts_again_and_again_leaves_at_most_five_tunnels() {
+    let mut net = SimNet::new(5);
+    let [a, b] = net.nodes(["a", "b"]);
+    for _ in 0..8 {
+        net.ping(a, b).until_delivered();
+        net.restart(a);
+    }
+    assert_eq!(net.tunnels(b).len(), 5);
+    net.ping(a, b).until_delivered();
+    net.run_for(Duration::from_secs(60));
+    assert_eq!(net.tunnels(b).len(), 1, "the others aged out");
+}

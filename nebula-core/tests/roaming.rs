@@ -38,7 +38,7 @@ fn a_stranger_who_copies_a_datagram_does_not_move_the_tunnel() {
     let mut net = SimNet::new(9);
     let [a, b] = net.nodes(["a", "b"]);
     net.ping(a, b).until_delivered();
-    let copied = net.flow().filter(|step| step.sender == "b").next_back().unwrap().clone();
+    let copied = net.flow().rfind(|step| step.sender == "b").unwrap().clone();
     net.inject("192.0.2.66:666".parse().unwrap(), copied.to, &copied.datagram);
     net.run_for(Duration::from_secs(1));
     assert_eq!(net.endpoint_of(a, b), Some(net.underlay(b)));

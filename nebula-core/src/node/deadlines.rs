@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nebula_cert::Version;
 
@@ -22,7 +22,15 @@ impl Node {
             Due::Tunnel(index) => self.check_tunnel(now, index),
             Due::LighthouseUpdate => self.update_lighthouses(now),
             Due::HolePunch => self.punch_due(now),
+            Due::Housekeeping => self.keep_house(now),
         }
+    }
+
+    /// Gives back what is no longer needed.
+    pub(super) fn keep_house(&mut self, now: Instant) {
+        self.forwarder.expire_flows(now);
+        self.lane.release_memory();
+        self.timer.set(Due::Housekeeping, self.coalesced(now + HOUSEKEEPING));
     }
 
     /// The traffic check of one tunnel.
@@ -154,4 +162,6 @@ impl Node {
 
 // Long before a counter could run out, and rare: at a million packets per second, every four and a half hours.
 const RENEW_AT: u64 = 1 << 34;
+/// No flow times out faster than this by default.
+const HOUSEKEEPING: Duration = Duration::from_secs(180);
 const COUNTER_LIMIT: u64 = u64::MAX - (1 << 40);

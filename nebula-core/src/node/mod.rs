@@ -107,7 +107,7 @@ impl Node {
         if !config.lighthouse.am_lighthouse && !config.lighthouse.hosts.is_empty() {
             timer.set(Due::LighthouseUpdate, now);
         }
-        let node = Self {
+        let mut node = Self {
             config,
             wall,
             rng,
@@ -123,6 +123,7 @@ impl Node {
             forwarder: Arc::clone(&forwarder),
             lane,
         };
+        node.keep_house(now);
         (node, forwarder)
     }
 

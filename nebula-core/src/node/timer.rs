@@ -17,6 +17,8 @@ pub(super) enum Due {
     LighthouseUpdate,
     /// The oldest scheduled hole punch.
     HolePunch,
+    /// Give back what idle flows and bursts took.
+    Housekeeping,
 }
 
 /// Deadlines in order of time. A key has at most one.

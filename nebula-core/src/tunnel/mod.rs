@@ -53,7 +53,7 @@ pub struct Tunnel {
 impl Tunnel {
     /// A tunnel from a completed handshake.
     #[must_use]
-    pub fn new(done: crate::handshake::Completed, endpoint: Option<SocketAddr>) -> Self {
+    pub(crate) fn new(done: crate::handshake::Completed, endpoint: Option<SocketAddr>) -> Self {
         Self {
             local_index: done.local_index,
             remote_index: done.remote_index,
