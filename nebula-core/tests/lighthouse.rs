@@ -1,9 +1,12 @@
 //! Hosts that find each other through a lighthouse.
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use nebula_cert::Version;
+use nebula_core::Punt;
 use nebula_core::simulator::{HostId, HostSpec, NatBehaviour, SimNet};
+use nebula_core::wire::header::MessageType;
 
 fn with_lighthouse(seed: u64) -> (SimNet, HostId) {
     let mut net = SimNet::new(seed);
@@ -51,7 +54,7 @@ fn two_hosts_behind_home_routers_punch_through() {
     net.run_for(Duration::from_secs(1));
     let took = net.ping(a, b).until_delivered();
     assert!(took < Duration::from_secs(4), "{took:?}\n{}", net.diagram());
-    assert_eq!(net.endpoint_of(a, b).unwrap().ip(), "203.0.113.2".parse::<std::net::IpAddr>().unwrap());
+    assert_eq!(net.endpoint_of(a, b).unwrap().ip(), "203.0.113.2".parse::<IpAddr>().unwrap());
 }
 
 #[test]
@@ -112,15 +115,98 @@ fn a_host_that_moved_is_found_at_its_new_endpoint() {
     assert_eq!(net.endpoint_of(a, b), Some("198.51.100.99:999".parse().unwrap()));
 }
 
-#[test]
-fn replies_from_a_host_that_is_no_lighthouse_are_ignored() {
+/// A lighthouse message of version 1 about `subject`, as it comes out of a tunnel.
+fn message(kind: u8, subject: IpAddr, endpoint: SocketAddr) -> Vec<u8> {
+    let (IpAddr::V4(subject), IpAddr::V4(address)) = (subject, endpoint.ip()) else { panic!("IPv4 only") };
+    let mut place = vec![0x08];
+    push_varint(&mut place, address.to_bits());
+    place.push(0x10);
+    push_varint(&mut place, endpoint.port().into());
+    let mut details = vec![0x08];
+    push_varint(&mut details, subject.to_bits());
+    details.extend([0x12, place.len() as u8]);
+    details.extend(place);
+    let mut message = vec![0x08, kind, 0x12, details.len() as u8];
+    message.extend(details);
+    message
+}
+
+fn push_varint(bytes: &mut Vec<u8>, mut number: u32) {
+    while number > 0x7f {
+        bytes.push((number & 0x7f) as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+}
+
+const REPLY: u8 = 2;
+const UPDATE: u8 = 3;
+const PUNCH: u8 = 5;
+
+/// Lets `host` read a message as if `sender` had sent it.
+fn tell(net: &mut SimNet, host: HostId, sender: HostId, plaintext: Vec<u8>) {
+    let (tunnel, from) = (net.tunnels_to(host, sender)[0].local_index, net.underlay(sender));
+    let kind = MessageType::Lighthouse;
+    net.control(host, |node, now| node.handle_punt(now, Punt::Message { tunnel, from, kind, plaintext }));
+}
+
+/// A host that waits for a peer its lighthouse does not know, and has a tunnel with an ordinary host.
+fn waiting() -> (SimNet, [HostId; 4]) {
     let (mut net, lighthouse) = with_lighthouse(10);
-    let b = net.add(HostSpec::new("b"));
-    // To a, the impostor is an ordinary peer; it believes to be a lighthouse itself.
-    let impostor = net.add(HostSpec::new("impostor").am_lighthouse());
-    let a = net.add(HostSpec::new("a").lighthouse(lighthouse).knows(impostor));
-    net.ping(a, impostor).until_delivered();
-    assert!(!net.ping(a, b).is_answered_within(Duration::from_secs(10)));
-    let to_impostor = net.flow().filter(|step| step.receiver.as_deref() == Some("impostor"));
-    assert!(to_impostor.filter(|step| step.datagram[0] == 0x13).count() == 0, "it is not even asked");
+    let peer = net.add(HostSpec::new("peer"));
+    let other = net.add(HostSpec::new("other"));
+    let host = net.add(HostSpec::new("host").lighthouse(lighthouse).knows(other));
+    net.run_for(Duration::from_secs(1));
+    net.ping(host, other).until_delivered();
+    let address = net.overlay(peer);
+    net.control(host, |node, now| node.connect(now, address));
+    (net, [lighthouse, peer, other, host])
+}
+
+#[test]
+fn only_a_lighthouse_is_believed_where_a_peer_is() {
+    let (mut net, [lighthouse, peer, other, host]) = waiting();
+    let reply = message(REPLY, net.overlay(peer), net.underlay(peer));
+    tell(&mut net, host, other, reply.clone());
+    net.run_for(Duration::from_secs(1));
+    assert!(net.tunnels(peer).is_empty());
+    tell(&mut net, host, lighthouse, reply);
+    net.run_for(Duration::from_secs(1));
+    assert_eq!(net.tunnels(peer).len(), 1);
+}
+
+#[test]
+fn only_a_lighthouse_makes_a_host_punch() {
+    let (mut net, [lighthouse, peer, other, host]) = waiting();
+    let notice = message(PUNCH, net.overlay(peer), net.underlay(peer));
+    let punches = |net: &SimNet| net.flow().filter(|step| step.datagram == [0]).count();
+    tell(&mut net, host, other, notice.clone());
+    net.run_for(Duration::from_secs(2));
+    assert_eq!(punches(&net), 0);
+    tell(&mut net, host, lighthouse, notice);
+    net.run_for(Duration::from_millis(900));
+    assert_eq!(punches(&net), 0, "it waits a second");
+    net.run_for(Duration::from_millis(200));
+    assert_eq!(punches(&net), 1);
+}
+
+#[test]
+fn nobody_reports_an_endpoint_for_somebody_else() {
+    let (mut net, lighthouse) = with_lighthouse(11);
+    let [a, b, c] = ["a", "b", "c"].map(|name| net.add(HostSpec::new(name).lighthouse(lighthouse)));
+    net.run_for(Duration::from_secs(1));
+    let poison = message(UPDATE, net.overlay(b), "192.0.2.66:666".parse().unwrap());
+    tell(&mut net, lighthouse, c, poison);
+    assert_eq!(net.counter(lighthouse, "dropped_in_bad_message"), 1);
+    net.ping(a, b).until_delivered();
+    assert!(net.flow().all(|step| step.to.port() != 666));
+}
+
+#[test]
+fn an_endpoint_inside_the_overlay_is_not_tried() {
+    let (mut net, [lighthouse, peer, _, host]) = waiting();
+    let reply = message(REPLY, net.overlay(peer), "10.42.0.77:4242".parse().unwrap());
+    tell(&mut net, host, lighthouse, reply);
+    net.run_for(Duration::from_secs(10));
+    assert!(net.flow().all(|step| step.to.ip() != "10.42.0.77".parse::<IpAddr>().unwrap()));
 }

@@ -23,21 +23,21 @@ pub(crate) struct Own<'a> {
 
 /// A finished handshake.
 #[derive(Debug)]
-pub struct Completed {
+pub(crate) struct Completed {
     /// Own index.
-    pub local_index: LocalIndex,
+    pub(crate) local_index: LocalIndex,
     /// Peer's index.
-    pub remote_index: RemoteIndex,
+    pub(crate) remote_index: RemoteIndex,
     /// Who the peer proved to be.
-    pub peer: VerifiedCertificate,
+    pub(crate) peer: VerifiedCertificate,
     /// Traffic keys.
-    pub keys: SessionKeys,
+    pub(crate) keys: SessionKeys,
     /// Whether this node initiated.
-    pub initiator: bool,
+    pub(crate) initiator: bool,
     /// Version of the own certificate sent.
-    pub own_version: Version,
+    pub(crate) own_version: Version,
     /// Time field of the peer's message.
-    pub peer_time: u64,
+    pub(crate) peer_time: u64,
 }
 
 /// Why a handshake message was refused.
