@@ -1,7 +1,7 @@
 //! Flows already allowed: sharded, with expiry and a hard cap (connection tracking).
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -15,6 +15,8 @@ use crate::wire::ip::FlowKey;
 const SHARDS: usize = 16;
 /// A flow that got answers is not forgotten early for another one unless it is idle for this long.
 const KEEP_ANSWERED_MS: u64 = 30_000;
+/// Time between two searches of the whole table for expired flows.
+const SEARCH_EVERY_MS: u64 = 10_000;
 /// Expired flows cleared away with each new one: more than one, so that the table shrinks, but bounded work.
 const SWEEP: usize = 4;
 
@@ -24,6 +26,7 @@ pub(crate) struct Conntrack {
     start: Instant,
     keys: [u64; 4],
     max_per_shard: AtomicUsize,
+    next_search: AtomicU64,
     shards: [Mutex<FlowTable>; SHARDS],
 }
 
@@ -31,7 +34,13 @@ impl Conntrack {
     /// An empty table; `key` makes collisions unpredictable.
     pub(crate) fn new(start: Instant, key: u64, max_flows: usize) -> Self {
         let keys = std::array::from_fn(|n| split_mix(key.wrapping_add(n as u64)));
-        let conntrack = Self { start, keys, max_per_shard: AtomicUsize::new(0), shards: Default::default() };
+        let conntrack = Self {
+            start,
+            keys,
+            max_per_shard: AtomicUsize::new(0),
+            next_search: AtomicU64::new(0),
+            shards: Default::default(),
+        };
         conntrack.set_max_flows(max_flows);
         conntrack
     }
@@ -42,10 +51,14 @@ impl Conntrack {
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| lock(shard).len()).sum()
     }
-    /// Forgets what has expired.
+    /// Forgets what has expired, if the last time is not just past.
     pub(crate) fn expire(&self, now: Instant, filter: &Filter) {
         let timeouts = filter.timeouts();
         let now = self.millis(now);
+        if now < self.next_search.load(Ordering::Relaxed) {
+            return;
+        }
+        self.next_search.store(now + SEARCH_EVERY_MS, Ordering::Relaxed);
         for shard in &self.shards {
             let mut table = lock(shard);
             while expire_one(&mut table, now, timeouts) {}

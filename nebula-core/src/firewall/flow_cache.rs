@@ -42,5 +42,5 @@ impl FlowCache {
 }
 
 fn place(hash: u64, direction: Direction) -> usize {
-    (hash >> 48) as usize % ENTRIES ^ direction as usize
+    ((hash >> 48) as usize % ENTRIES) ^ direction as usize
 }

@@ -167,6 +167,7 @@ impl Forwarder {
         sum
     }
     /// Forgets flows that were idle for too long. New flows clear away old ones; this is for times without new flows.
+    /// Cheap if called often.
     pub(crate) fn expire_flows(&self, now: Instant) {
         self.conntrack.expire(now, &self.snapshot.load().filter);
     }

@@ -131,7 +131,7 @@ impl Spec {
             SegmentKind::Tcp => {
                 transport[4..8].copy_from_slice(&self.sequence.to_be_bytes());
                 transport[8..12].copy_from_slice(&77_u32.to_be_bytes());
-                transport[12] = ((20 + self.options.len()) / 4 << 4) as u8;
+                transport[12] = (((20 + self.options.len()) / 4) << 4) as u8;
                 transport[13] = self.flags;
                 transport[14..16].copy_from_slice(&self.window.to_be_bytes());
                 transport[20..].copy_from_slice(&self.options);
@@ -141,6 +141,20 @@ impl Spec {
             }
         }
         packet
+    }
+    /// Makes the checksums of a changed packet right again.
+    pub(super) fn finish(&self, packet: &mut [u8]) {
+        if !self.v6 {
+            packet[10..12].fill(0);
+            let sum = !naive_sum(&[&packet[..20]]);
+            packet[10..12].copy_from_slice(&sum.to_be_bytes());
+        }
+        self.set_checksum(packet, 0);
+        let sum = match !naive_sum(&[&pseudo_header(packet, self), &packet[self.transport()..]]) {
+            0 => 0xffff,
+            sum => sum,
+        };
+        self.set_checksum(packet, sum);
     }
     fn set_checksum(&self, packet: &mut [u8], sum: u16) {
         let field = self.transport() + self.checksum_offset();

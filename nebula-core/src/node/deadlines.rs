@@ -35,6 +35,7 @@ impl Node {
 
     /// The traffic check of one tunnel.
     fn check_tunnel(&mut self, now: Instant, index: LocalIndex) {
+        self.forwarder.expire_flows(now);
         let Some(live) = self.tunnels.get(index) else { return };
         let facts = self.facts(now, live);
         let Some(live) = self.tunnels.get_mut(index) else { return };

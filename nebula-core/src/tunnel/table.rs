@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(expected, (CHUNKS, 0));
         assert_eq!(locate(SLOTS), None);
         assert_eq!(locate(u32::MAX), None);
-        assert!(SLOTS <= 1 << SLOT_BITS);
+        const { assert!(SLOTS <= 1 << SLOT_BITS) };
         let table = TunnelTable::new(1);
         table.vacancies.lock().unwrap().fresh = SLOTS - 1;
         assert!(table.reserve(0).is_some());
