@@ -234,11 +234,11 @@ mod tests {
     use super::*;
     use crate::request::{Env, Request};
 
-    pub(crate) fn config(entry: &Value) -> NetworkConfig {
+    fn config(entry: &Value) -> NetworkConfig {
         let mut all = json!({"cniVersion": "1.1.0", "name": "n", "type": "nebula-cni-plugin"});
         all.as_object_mut().unwrap().extend(entry.as_object().unwrap().clone());
         let env: Env = [("CNI_COMMAND", "STATUS")].map(|(k, v)| (k.into(), v.into())).into();
-        match crate::request::read(&env, all.to_string().as_bytes()).1.unwrap() {
+        match request::read(&env, all.to_string().as_bytes()).1.unwrap() {
             Some(Request::Status(config)) => config,
             other => panic!("{other:?}"),
         }

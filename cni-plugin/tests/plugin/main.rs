@@ -1,5 +1,7 @@
 //! Drives the built plugin as a runtime does: environment and stdin in, stdout and exit code out.
 
+#![allow(clippy::unwrap_used, reason = "in the helpers of tests too, a panic is the report")]
+
 mod add;
 mod bad_input;
 mod check;
