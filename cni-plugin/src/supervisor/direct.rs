@@ -120,7 +120,8 @@ fn wait_until_ready(
     let pid = pid_of(child);
     let mut last_status = None;
     let said = |status: Option<String>| {
-        let line = last_line(&files.log()).filter(|line| status.as_ref() != Some(line));
+        // Usually the last line of the log repeats the status.
+        let line = last_line(&files.log()).filter(|line| status.as_ref().is_none_or(|status| !line.contains(status)));
         status.into_iter().chain(line).collect::<Vec<_>>().join("; ")
     };
     loop {

@@ -70,7 +70,7 @@ fn the_instance_inherits_nothing_of_the_runtime() {
     let has =
         |list: &str, text: &str| report[list].as_array().unwrap().iter().any(|v| v.as_str().unwrap().contains(text));
     assert!(!has("files", "leaked-by-the-runtime"), "{report}");
-    assert!(has("files", "c1-eth0.log"), "stderr goes to the log: {report}");
+    assert!(has("files", "-eth0.log"), "stderr goes to the log: {report}");
     assert!(!has("environment", "SECRET") && !has("environment", "CNI_"), "{report}");
     assert!(has("environment", "NOTIFY_SOCKET"));
     node.call("DEL").expect_ok();
@@ -93,6 +93,14 @@ fn a_failed_start_is_explained_and_undone() {
         no_residue(&node);
         node.call("DEL").expect_ok();
     }
+}
+
+#[test]
+fn what_the_instance_says_twice_is_shown_once() {
+    let said = "ca-denied: pod not bound";
+    let node =
+        Node::with_nebula(json!({"fake": "exit", "fakeStatus": said, "fakeStderr": format!("instance: {said}")}));
+    assert_eq!(node.call("ADD").error()["details"], "pod not bound");
 }
 
 #[test]
@@ -175,16 +183,17 @@ fn a_repeated_add_replaces_what_is_stale() {
 fn a_new_sandbox_of_a_pod_fences_the_old_one() {
     let mut node = Node::new();
     node.call("ADD").expect_ok();
-    let first = node.process();
-    node.set("CNI_CONTAINERID", "c2");
+    let (first, first_id) = (node.process(), node.id().to_owned());
+    let second_id = format!("{first_id}-again");
+    node.set("CNI_CONTAINERID", &second_id);
     node.call("ADD").expect_ok();
     assert!(!first.is_alive() && node.process().is_alive());
     let second = node.process();
-    node.set("CNI_CONTAINERID", "c1");
+    node.set("CNI_CONTAINERID", &first_id);
     assert!(node.record().is_none());
     node.call("DEL").expect_ok();
     assert!(second.is_alive(), "the late DEL of the old sandbox does not touch the new one");
-    node.set("CNI_CONTAINERID", "c2");
+    node.set("CNI_CONTAINERID", &second_id);
     node.call("DEL").expect_ok();
     no_residue(&node);
 }
@@ -196,7 +205,6 @@ fn attachments_of_different_pods_do_not_disturb_each_other() {
         .map(|i| {
             let mut node = Node::new();
             node.entry["stateDir"] = shared.entry["stateDir"].clone();
-            node.set("CNI_CONTAINERID", &format!("parallel{i}-{}", std::process::id()));
             node.set("CNI_ARGS", &format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-{i};K8S_POD_UID=u{i}"));
             node
         })

@@ -12,7 +12,6 @@ fn del_leaves_nothing_whatever_is_missing() {
     {
         for (j, state) in states.iter().enumerate() {
             let mut node = Node::new();
-            node.set("CNI_CONTAINERID", &format!("del{i}{j}-{}", std::process::id()));
             node.call("ADD").expect_ok();
             let process = node.process();
             let record = node.files().record();

@@ -42,7 +42,8 @@ fn gc_keeps_what_is_listed_under_either_key() {
     let mut node = attached();
     without_netns(&node);
     for key in ["cni.dev/valid-attachments", "cni.dev/attachments"] {
-        gc(&mut node, key, json!([{"containerID": "c1", "ifname": "eth0"}]));
+        let list = json!([{"containerID": node.id(), "ifname": "eth0"}]);
+        gc(&mut node, key, list);
         assert!(node.process().is_alive());
     }
     node.call("DEL").expect_ok();

@@ -5,11 +5,14 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::{env, fs};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::{env, fs, process};
 
+use nebula_cni_plugin::host::SystemClock;
 use nebula_cni_plugin::record::{Files, Found, Record};
 use nebula_cni_plugin::request::Key;
 use nebula_cni_plugin::supervisor::process::{Process, with_arguments};
+use nebula_cni_plugin::supervisor::{Direct, Supervisor};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -22,6 +25,8 @@ pub(crate) const PLUGIN: &str = env!("CARGO_BIN_EXE_nebula-cni-plugin");
 pub(crate) const NETNS: &str = "/proc/self/ns/uts";
 
 pub(crate) const PREV: &str = r#"{ "cniVersion":"1.0.0", "interfaces":[{"name":"veth1"},{"name":"eth0","sandbox":"/n"}],"ips":[{"address":"10.4.0.7/24","interface":1}],"dns":{} }"#;
+
+static NODES: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) struct Node {
     root: TempDir,
@@ -70,8 +75,10 @@ impl Node {
             "stateDir": root.path().join("state"), "timeoutSeconds": 20,
             "ca": {"url": "https://ca.test:8443", "tlsCaFile": "/etc/ca.pem", "tokenFile": "/run/token"}, "nebula": {},
         });
+        // Control groups are the whole machine's, so ids are never used twice.
+        let id = format!("c{}-{}", NODES.fetch_add(1, Ordering::Relaxed), process::id());
         let env = [
-            ("CNI_CONTAINERID", "c1"),
+            ("CNI_CONTAINERID", id.as_str()),
             ("CNI_NETNS", NETNS),
             ("CNI_IFNAME", "eth0"),
             ("CNI_PATH", "/opt/cni/bin"),
@@ -89,6 +96,10 @@ impl Node {
 
     pub(crate) fn set(&mut self, name: &str, value: &str) {
         self.env.insert(name.to_owned(), value.to_owned());
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        &self.env["CNI_CONTAINERID"]
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -151,14 +162,23 @@ impl Node {
             }
         }
         for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
-            // Other tests share the network's name but not the container id.
-            let id = &self.env["CNI_CONTAINERID"];
+            let id = self.id();
             let group = Path::new(root).join("nebula-cni/net").join(format!("{id}-eth0"));
-            if id != "c1" && group.exists() {
+            if group.exists() {
                 left.push(group.display().to_string());
             }
         }
         left
+    }
+}
+
+// Also after a failed assertion.
+impl Drop for Node {
+    fn drop(&mut self) {
+        for process in with_arguments("--launch", &self.files().launch()) {
+            let _ = process.stop(&SystemClock);
+        }
+        Direct::new().clean_up(&self.files(), &SystemClock);
     }
 }
 

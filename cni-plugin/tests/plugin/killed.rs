@@ -9,7 +9,6 @@ use crate::harness::Node;
 
 fn killed_after(delay: Duration, nebula: serde_json::Value) -> (bool, bool) {
     let mut node = Node::with_nebula(nebula);
-    node.set("CNI_CONTAINERID", &format!("killed{}-{}", delay.as_micros(), std::process::id()));
     let mut child = node.spawn("ADD");
     thread::sleep(delay);
     child.kill().unwrap();
