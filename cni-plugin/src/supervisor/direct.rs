@@ -119,11 +119,6 @@ fn wait_until_ready(
 ) -> Result<(), StartFailure> {
     let pid = pid_of(child);
     let mut last_status = None;
-    let said = |status: Option<String>| {
-        // Usually the last line of the log repeats the status.
-        let line = last_line(&files.log()).filter(|line| status.as_ref().is_none_or(|status| !line.contains(status)));
-        status.into_iter().chain(line).collect::<Vec<_>>().join("; ")
-    };
     loop {
         let ended = child.try_wait().map_err(StartFailure::Spawn)?;
         // First the exit, then the socket: what it said before it ended is in there by now.
@@ -135,12 +130,23 @@ fn wait_until_ready(
             }
         }
         if let Some(status) = ended {
-            return Err(StartFailure::Ended { status: status.to_string(), said: said(last_status) });
+            return Err(StartFailure::Ended {
+                status: status.to_string(),
+                said: last_words(last_status, &files.log()),
+            });
         }
         if deadline.is_over(clock) {
-            return Err(StartFailure::Deadline { said: said(last_status) });
+            return Err(StartFailure::Deadline {
+                said: last_status.or_else(|| last_line(&files.log())).unwrap_or_default(),
+            });
         }
     }
+}
+
+/// The status, and the last line of the log if that says something else: a crash has no status.
+fn last_words(status: Option<String>, log: &Path) -> String {
+    let line = last_line(log).filter(|line| status.as_ref().is_none_or(|status| !line.contains(status)));
+    status.into_iter().chain(line).collect::<Vec<_>>().join("; ")
 }
 
 fn pid_of(child: &Child) -> i32 {

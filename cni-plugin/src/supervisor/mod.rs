@@ -68,7 +68,7 @@ pub enum StartFailure {
     /// It did not get ready in time.
     #[error("the instance was not ready in time")]
     Deadline {
-        /// Its last STATUS and its last line on stderr.
+        /// Its last STATUS, or else its last line on stderr.
         said: String,
     },
 }
