@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nebula_cert::UnixTime;
+use nebula_core::config::RecvErrorPolicy;
+use nebula_core::firewall::{Cidr, PortRange, Protocol, Rule};
 use nebula_core::io::{Driver, Options, SocketOptions, Tun, UdpSocket};
 
 use crate::config_file::{self, Listen, Logging, NameFamily, Refused, Settings, Value};
@@ -219,17 +221,55 @@ pub fn unix_now() -> UnixTime {
 fn log_start(settings: &Settings, device: &str, udp: SocketAddr) {
     for (direction, rules) in [("outgoing", &settings.firewall.outbound), ("incoming", &settings.firewall.inbound)] {
         for rule in rules {
-            tracing::info!(direction, rule = ?rule, "Firewall rule added");
+            tracing::info!(firewallRule = describe(direction, rule), "Firewall rule added");
         }
     }
     tracing::info!(addr = %udp, "listening");
     tracing::info!(preferredRanges = ?settings.preferred_ranges, "Main HostMap created");
     tracing::info!("punchy {}", if settings.punchy.punch { "enabled" } else { "disabled" });
-    tracing::info!(sendRecvError = ?settings.listen.send_recv_error, "Loaded send_recv_error config");
-    tracing::info!(acceptRecvError = ?settings.listen.accept_recv_error, "Loaded accept_recv_error config");
+    tracing::info!(sendRecvError = recv_error(settings.listen.send_recv_error), "Loaded send_recv_error config");
+    tracing::info!(acceptRecvError = recv_error(settings.listen.accept_recv_error), "Loaded accept_recv_error config");
     let networks = settings.pki.as_ref().map(|pki| pki.identity.networks().to_vec()).unwrap_or_default();
     tracing::info!(interface = device, networks = ?networks, build = env!("CARGO_PKG_VERSION"), udpAddr = %udp,
         "Nebula interface is active");
+}
+
+fn recv_error(policy: RecvErrorPolicy) -> &'static str {
+    match policy {
+        RecvErrorPolicy::Always => "always",
+        RecvErrorPolicy::Never => "never",
+        RecvErrorPolicy::Private => "private",
+    }
+}
+
+/// As Go prints its map of the same fields.
+fn describe(direction: &str, rule: &Rule) -> String {
+    let (first, last) = match rule.port {
+        PortRange::Any => (0, 0),
+        PortRange::Fragment => (-1, -1),
+        PortRange::Range(first, last) => (i32::from(first), i32::from(last)),
+    };
+    let protocol = match rule.protocol {
+        Protocol::Any => 0,
+        Protocol::Icmp => 1,
+        Protocol::Tcp => 6,
+        Protocol::Udp => 17,
+    };
+    let cidr = |cidr: Option<Cidr>| match cidr {
+        None => String::new(),
+        Some(Cidr::Any) => "any".to_owned(),
+        Some(Cidr::Prefix(prefix)) => prefix.to_string(),
+    };
+    format!(
+        "map[caName:{} caSha:{} cidr:{} direction:{direction} endPort:{last} groups:[{}] host:{} localCidr:{} \
+         proto:{protocol} startPort:{first}]",
+        rule.ca_name.as_deref().unwrap_or_default(),
+        rule.ca_sha.map(|sha| sha.to_string()).unwrap_or_default(),
+        cidr(rule.cidr),
+        rule.groups.join(" "),
+        rule.host.as_deref().unwrap_or_default(),
+        cidr(rule.local_cidr),
+    )
 }
 
 /// The merged tree as YAML, without an inline private key.

@@ -15,13 +15,13 @@ fn log_one(event: &Event) {
     match event {
         Event::TunnelUp { peer, name, endpoint, local_index, initiator, took } => {
             let stage = if *initiator { "map[stage:2 style:ix_psk0]" } else { "map[stage:1 style:ix_psk0]" };
-            let index = format!("{local_index:?}");
+            let index = local_index.0;
             let duration = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
             tracing::info!(vpnAddrs = ?peer, from = %endpoint, certName = name, localIndex = index, handshake = stage,
                 durationNs = duration, "Handshake message received");
         }
         Event::TunnelDown { peer, local_index, reason } => {
-            let index = format!("{local_index:?}");
+            let index = local_index.0;
             match reason {
                 TunnelDownReason::ClosedByPeer => {
                     tracing::info!(vpnAddrs = ?peer, localIndex = index, "Close tunnel received, tearing down.");

@@ -103,12 +103,10 @@ fn check_identity(old: &Settings, new: &Settings) -> Result<(), config_file::Ref
             (Some(before), Some(after)) if before.networks() != after.networks() => {
                 return refuse("Networks in new cert was different from old");
             }
-            (Some(before), None) if version == Version::V2 => {
-                if new.identity.networks() != before.networks() {
-                    return refuse(
-                        "Removing a V2 cert is not permitted unless it has identical networks to the new V1 cert",
-                    );
-                }
+            (Some(before), None) if version == Version::V2 && new.identity.networks() != before.networks() => {
+                return refuse(
+                    "Removing a V2 cert is not permitted unless it has identical networks to the new V1 cert",
+                );
             }
             _ => {}
         }

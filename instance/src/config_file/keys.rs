@@ -37,7 +37,7 @@ fn report_unknown(section: &Section<'_>, value: &Value, prefix: String) {
             KEYS.iter().any(|(known, _)| known.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with('.')));
         if has_children && matches!(value, Value::Map(_)) {
             report_unknown(section, value, path);
-        } else if !exact && !(has_children && *value == Value::Null) {
+        } else if !(exact || has_children && *value == Value::Null) {
             section.warn(format!("unknown key {path} is ignored"));
         }
     }

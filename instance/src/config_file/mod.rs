@@ -10,6 +10,8 @@ mod merge;
 mod pki;
 mod section;
 mod settings;
+#[cfg(test)]
+mod tests;
 mod value;
 mod yaml;
 
@@ -43,7 +45,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: Box<Error>,
+        source: Box<Self>,
     },
     /// The text is not acceptable YAML.
     #[error("yaml: {0}")]

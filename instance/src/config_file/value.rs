@@ -292,8 +292,10 @@ fn write_yaml(value: &Value, indent: usize, out: &mut String) {
         Value::List(items) if !items.is_empty() => {
             for item in items {
                 push_indent(indent, out);
-                out.push('-');
-                write_child(item, indent + 2, out);
+                out.push_str("- ");
+                let mut block = String::new();
+                write_yaml(item, indent + 2, &mut block);
+                out.push_str(block.trim_start_matches(' '));
             }
         }
         scalar => {

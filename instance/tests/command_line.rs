@@ -1,0 +1,151 @@
+//! The programs as a shell sees them: flags, exit codes, and which text goes where. Nothing here touches the network.
+
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+use std::process::{Command, Output};
+
+use nebula_cert::{Curve, PrivateKey, SigningKey, Template, Version};
+
+fn run(program: &str, arguments: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = Command::new(program).args(arguments).output().unwrap();
+    (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+fn nebula(arguments: &[&str]) -> (i32, String, String) {
+    run(env!("CARGO_BIN_EXE_nebula"), arguments)
+}
+
+/// A folder with `config.yml`, and credentials valid for a year beside it.
+fn network(more: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let ca_key = SigningKey::generate(Curve::Curve25519).unwrap();
+    let key = PrivateKey::generate(Curve::Curve25519).unwrap();
+    let template = |name: &str, public_key, networks: &[&str]| Template {
+        version: Version::V2,
+        curve: Curve::Curve25519,
+        name: name.to_owned(),
+        networks: networks.iter().map(|network| network.parse().unwrap()).collect(),
+        unsafe_networks: Vec::new(),
+        groups: Vec::new(),
+        not_before: 1,
+        not_after: 5_000_000_000,
+        public_key,
+    };
+    let ca = template("ca", ca_key.public_key(), &[]).self_sign(&ca_key).unwrap();
+    let host = template("host", key.public_key(), &["10.42.0.7/16"]).sign(&ca, &ca_key).unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("ca.crt"), ca.to_pem()).unwrap();
+    std::fs::write(path("host.crt"), host.to_pem()).unwrap();
+    std::fs::write(path("host.key"), key.to_pem().as_str()).unwrap();
+    let at = folder.path().display();
+    let config = format!("pki: {{ca: {at}/ca.crt, cert: {at}/host.crt, key: {at}/host.key}}\n{more}\n");
+    std::fs::write(path("config.yml"), config).unwrap();
+    folder
+}
+
+fn test_config(more: &str) -> (i32, String, String) {
+    let folder = network(more);
+    nebula(&["-test", "-config", folder.path().join("config.yml").to_str().unwrap()])
+}
+
+#[test]
+fn version_is_printed_on_stdout() {
+    for flag in ["-version", "--version", "-version=true"] {
+        let (code, stdout, stderr) = nebula(&[flag]);
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        assert!(stdout.starts_with("Version: ") && stdout.ends_with('\n'), "{stdout}");
+    }
+}
+
+#[test]
+fn help_is_printed_on_stderr() {
+    for flag in ["-help", "-h"] {
+        let (code, stdout, stderr) = nebula(&[flag]);
+        assert_eq!((code, stdout.as_str()), (0, ""));
+        assert!(stderr.contains("-config"), "{stderr}");
+    }
+}
+
+#[test]
+fn an_unknown_flag_ends_with_code_2() {
+    let (code, _, stderr) = nebula(&["-nope"]);
+    assert_eq!(code, 2);
+    assert!(stderr.starts_with("flag provided but not defined: -nope\n"), "{stderr}");
+    assert_eq!(nebula(&["-config"]).0, 2);
+}
+
+#[test]
+fn without_a_configuration_it_says_where_it_looked() {
+    let (code, stdout, _) = nebula(&[]);
+    assert_eq!(code, 1);
+    assert!(stdout.starts_with("no default config found at ") && stdout.contains("config.yml"), "{stdout}");
+}
+
+#[test]
+fn a_path_without_configuration_is_reported_without_log_formatting() {
+    let (code, stdout, _) = nebula(&["-config", "/nonexistent/config.yml"]);
+    assert_eq!(code, 1);
+    assert_eq!(stdout, "failed to load config: no config files found at /nonexistent/config.yml");
+}
+
+#[test]
+fn a_wrong_log_level_is_reported_without_log_formatting() {
+    let (code, stdout, _) = test_config("logging: {level: loud}");
+    assert_eq!(code, 1);
+    assert!(stdout.starts_with("failed to apply logging config: "), "{stdout}");
+}
+
+#[test]
+fn a_good_configuration_is_printed_and_passes() {
+    let (code, stdout, stderr) =
+        test_config("tun: {dev: neb1}\nfirewall: {inbound: [{port: any, proto: icmp, host: any}]}");
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    let first = stdout.lines().next().unwrap();
+    assert!(first.starts_with("time=20") && first.contains(" level=INFO msg=\"firewall:\\n"), "{first}");
+    assert!(first.contains("dev: neb1"), "{first}");
+}
+
+#[test]
+fn a_bad_rule_fails_the_test_with_its_place() {
+    let (code, stdout, _) = test_config("firewall: {inbound: [{port: 1-, proto: tcp, host: any}]}");
+    assert_eq!(code, 1);
+    let last = stdout.lines().last().unwrap();
+    assert!(
+        last.contains("level=ERROR msg=\"Error while loading firewall rules\" error=\"firewall.inbound rule #0; "),
+        "{last}"
+    );
+}
+
+#[test]
+fn json_logs_are_objects_and_levels_filter() {
+    let (code, stdout, _) = test_config("logging: {format: json, disable_timestamp: true, level: warn}\nnonsense: 1");
+    assert_eq!(code, 0);
+    let lines: Vec<serde_json::Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(!lines.is_empty());
+    for line in &lines {
+        assert_eq!(line["level"], "WARN");
+        assert_eq!(line.get("time"), None);
+    }
+    assert!(lines.iter().any(|line| line["msg"] == "unknown key nonsense is ignored"), "{stdout}");
+}
+
+#[test]
+fn the_init_program_refuses_to_pretend() {
+    let program = env!("CARGO_BIN_EXE_nebula-cni-init");
+    assert_eq!(run(program, &["--version"]).0, 0);
+    assert!(run(program, &["--help"]).1.contains("not available in this release"));
+    let (code, _, stderr) = run(program, &[]);
+    assert_ne!(code, 0);
+    assert!(stderr.contains("not available in this release"), "{stderr}");
+}
+
+#[test]
+fn an_instance_without_a_usable_launch_file_says_so() {
+    let program = env!("CARGO_BIN_EXE_nebula-cni-instance");
+    assert_eq!(run(program, &["--version"]).0, 0);
+    assert_eq!(run(program, &[]).0, 2);
+    assert_eq!(run(program, &["--nope"]).0, 2);
+    let (code, stdout, stderr) = run(program, &["--launch", "/nonexistent/x.launch"]);
+    assert_eq!((code, stdout.as_str()), (1, ""));
+    assert!(stderr.contains("launch file /nonexistent/x.launch: no such file or directory"), "{stderr}");
+}
