@@ -194,7 +194,7 @@ impl Issuer {
 
     fn failed(&self, error: &StoreError) -> Refusal {
         self.store_failed.store(true, Ordering::Relaxed);
-        tracing::error!(%error, "the store failed: no certificate is issued until nebula-ca is restarted");
+        tracing::error!(%error, "the store failed; nothing was handed out. If the disk is in order again, restart nebula-ca");
         Refusal::Internal
     }
 }

@@ -235,7 +235,12 @@ impl Serve {
         }
         let passphrase = std::env::var(PASSPHRASE).ok().map(Zeroizing::new);
         let settings = Settings { directory: self.dir.open(), listen: self.listen, passphrase };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            // They wait for one disk; more would only be more to hold.
+            .max_blocking_threads(8)
+            .build()
+            .context("cannot start")?;
         runtime.block_on(async {
             use tokio::signal::unix::{SignalKind, signal};
             let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
