@@ -1,0 +1,295 @@
+//! A network of namespaces for one test: hosts on one switch, daemons in them, everything removed on drop.
+#![allow(dead_code, reason = "each test file uses its part of the world")]
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, setns};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Namespaces, processes and files of one test.
+pub struct World {
+    id: String,
+    dir: PathBuf,
+    hosts: u8,
+    daemons: Vec<(String, Child)>,
+    namespaces: Vec<String>,
+}
+
+static WORLDS: AtomicU32 = AtomicU32::new(0);
+
+impl World {
+    /// A switch without hosts. Panics with the reason if the machine cannot make namespaces.
+    pub fn new() -> Self {
+        let id = format!("nbt{}-{}", std::process::id(), WORLDS.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(&id);
+        std::fs::create_dir_all(&dir).expect("a temporary directory");
+        let mut world = Self { id, dir, hosts: 0, daemons: Vec::new(), namespaces: Vec::new() };
+        let switch = world.namespace("s");
+        run("ip", &["-n", &switch, "link", "add", "br0", "type", "bridge", "forward_delay", "0"]);
+        run("ip", &["-n", &switch, "link", "set", "br0", "up"]);
+        world
+    }
+
+    /// Where files of this test go.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Full name of the namespace of `host`.
+    pub fn namespace_of(&self, host: &str) -> String {
+        format!("{}-{host}", self.id)
+    }
+
+    /// Adds a namespace with nothing but loopback.
+    pub fn namespace(&mut self, name: &str) -> String {
+        let full = self.namespace_of(name);
+        run("ip", &["netns", "add", &full]);
+        self.namespaces.push(full.clone());
+        run("ip", &["-n", &full, "link", "set", "lo", "up"]);
+        full
+    }
+
+    /// Adds a host on the switch and returns its underlay address (192.0.2.0/24).
+    pub fn host(&mut self, name: &str) -> Ipv4Addr {
+        self.hosts += 1;
+        let address = Ipv4Addr::new(192, 0, 2, self.hosts);
+        let namespace = self.namespace(name);
+        self.attach(&namespace, "eth0", &format!("{address}/24"));
+        address
+    }
+
+    /// Joins `namespace` to the switch by a device with an address.
+    pub fn attach(&mut self, namespace: &str, device: &str, address: &str) {
+        let switch = self.namespace_of("s");
+        let port = format!("p{}", self.namespaces.len());
+        run("ip", &["-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", device, "netns", namespace]);
+        run("ip", &["-n", &switch, "link", "set", &port, "master", "br0", "up"]);
+        run("ip", &["-n", namespace, "addr", "add", address, "dev", device]);
+        run("ip", &["-n", namespace, "link", "set", device, "up"]);
+    }
+
+    /// Starts a daemon in the namespace of `host`; its output goes to `<dir>/<host>.log`.
+    pub fn start(&mut self, host: &str, program: &Path, arguments: &[&str]) {
+        let log = File::options().create(true).append(true).open(self.log_path(host)).expect("a log file");
+        let child = Command::new("ip")
+            .args(["netns", "exec", &self.namespace_of(host)])
+            .arg(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a second handle of the log"))
+            .stderr(log)
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start {}: {error}", program.display()));
+        self.daemons.push((host.to_owned(), child));
+    }
+
+    /// Stops the daemon of `host` with `signal` and waits for its end; kills it after 5 s.
+    pub fn stop(&mut self, host: &str, signal: Signal) {
+        let Some(at) = self.daemons.iter().position(|(name, _)| name == host) else { return };
+        let (_, mut child) = self.daemons.remove(at);
+        end(&mut child, signal);
+    }
+
+    /// Process id of the daemon of `host` (`ip netns exec` replaces itself by the program).
+    pub fn pid(&self, host: &str) -> u32 {
+        self.daemons.iter().find(|(name, _)| name == host).map(|(_, child)| child.id()).expect("a daemon of that host")
+    }
+
+    fn log_path(&self, host: &str) -> PathBuf {
+        self.dir.join(format!("{host}.log"))
+    }
+
+    /// What the daemon of `host` wrote.
+    pub fn log(&self, host: &str) -> String {
+        std::fs::read_to_string(self.log_path(host)).unwrap_or_default()
+    }
+
+    /// Writes a file of this test and returns its path.
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.dir.join(name);
+        std::fs::write(&path, text).expect("write a file of the test");
+        path
+    }
+
+    /// Runs a command in the namespace of `host`.
+    pub fn exec(&self, host: &str, command: &[&str]) -> Output {
+        Command::new("ip")
+            .args(["netns", "exec", &self.namespace_of(host)])
+            .args(command)
+            .output()
+            .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"))
+    }
+
+    /// Pings until one reply comes, for at most `within`. Panics with every log if none does.
+    pub fn ping(&self, host: &str, target: &str, within: Duration) {
+        let until = Instant::now() + within;
+        while Instant::now() < until {
+            if self.exec(host, &["ping", "-n", "-q", "-c", "1", "-W", "1", target]).status.success() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        panic!("no ping reply from {target} to {host} within {within:?}\n{}", self.all_logs());
+    }
+
+    /// Sends `count` pings and returns how many were answered.
+    pub fn pings(&self, host: &str, target: &str, count: u32, interval: &str) -> u32 {
+        let output = self.exec(host, &["ping", "-n", "-c", &count.to_string(), "-i", interval, "-W", "1", target]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines()
+            .find_map(|line| line.split(", ").nth(1)?.split(' ').next()?.parse().ok())
+            .unwrap_or_else(|| panic!("ping said nothing countable: {text}"))
+    }
+
+    /// Sends `bytes` of a known stream over TCP between two hosts and compares every byte on arrival.
+    pub fn transfer(&self, from: &str, to: &str, to_address: IpAddr, bytes: usize) {
+        let server = self.namespace_of(to);
+        let client = self.namespace_of(from);
+        let (ready, listening) = std::sync::mpsc::channel();
+        let receiver = thread::spawn(move || {
+            enter(&server);
+            let listener = TcpListener::bind(SocketAddr::new(to_address, 0)).expect("listen on the overlay address");
+            ready.send(listener.local_addr().expect("own address")).expect("the sender waits");
+            let (mut stream, _) = listener.accept().expect("a connection");
+            stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+            let mut expected = Pattern::new(bytes as u64);
+            let (mut chunk, mut want) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+            let mut total = 0;
+            loop {
+                let n = stream.read(&mut chunk).expect("the stream goes on");
+                if n == 0 {
+                    break;
+                }
+                expected.fill(&mut want[..n]);
+                assert!(chunk[..n] == want[..n], "byte stream differs within {total}..{}", total + n);
+                total += n;
+            }
+            stream.write_all(&(total as u64).to_be_bytes()).expect("answer the count");
+            total
+        });
+        let address = listening.recv_timeout(Duration::from_secs(5)).expect("the receiver listens");
+        let sender = thread::spawn(move || {
+            enter(&client);
+            let mut stream =
+                TcpStream::connect_timeout(&address, Duration::from_secs(10)).expect("connect over the overlay");
+            stream.set_write_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+            stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+            let mut pattern = Pattern::new(bytes as u64);
+            let mut chunk = vec![0; 1 << 16];
+            let mut left = bytes;
+            while left > 0 {
+                let n = left.min(chunk.len());
+                pattern.fill(&mut chunk[..n]);
+                stream.write_all(&chunk[..n]).expect("the stream goes on");
+                left -= n;
+            }
+            stream.shutdown(std::net::Shutdown::Write).expect("end of stream");
+            let mut count = [0; 8];
+            stream.read_exact(&mut count).expect("the receiver's count");
+            u64::from_be_bytes(count)
+        });
+        let sent = sender.join();
+        let received = receiver.join();
+        let (Ok(sent), Ok(received)) = (sent, received) else {
+            panic!("transfer {from} -> {to} failed\n{}", self.all_logs());
+        };
+        assert_eq!((sent as usize, received), (bytes, bytes));
+    }
+
+    /// The end of every daemon's log.
+    pub fn all_logs(&self) -> String {
+        let mut text = String::new();
+        for name in self.namespaces.iter().filter_map(|full| full.strip_prefix(&format!("{}-", self.id))) {
+            let log = self.log(name);
+            let tail: Vec<&str> = log.lines().rev().take(25).collect();
+            text += &format!("--- {name}\n");
+            for line in tail.iter().rev() {
+                text += &format!("{line}\n");
+            }
+        }
+        text
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for (_, mut child) in self.daemons.drain(..) {
+            end(&mut child, Signal::SIGTERM);
+        }
+        for namespace in &self.namespaces {
+            // A namespace that is already gone is no fault.
+            let _ = Command::new("ip").args(["netns", "del", namespace]).stderr(Stdio::null()).status();
+        }
+        if thread::panicking() {
+            eprintln!("files of the failed test: {}", self.dir.display());
+        } else {
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+/// Runs a command that must succeed; returns its standard output.
+pub fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(
+        output.status.success(),
+        "{program} {} failed: {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Moves the calling thread into a named namespace.
+pub fn enter(namespace: &str) {
+    let file = File::open(format!("/run/netns/{namespace}")).expect("the namespace exists");
+    setns(file, CloneFlags::CLONE_NEWNET).expect("enter the namespace (needs root)");
+}
+
+fn end(child: &mut Child, signal: Signal) {
+    let pid = Pid::from_raw(child.id().cast_signed());
+    let _ = kill(pid, signal);
+    for _ in 0..250 {
+        if matches!(child.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// A byte stream that both ends can make: xorshift words.
+struct Pattern {
+    state: u64,
+    word: [u8; 8],
+    used: usize,
+}
+
+impl Pattern {
+    fn new(seed: u64) -> Self {
+        Self { state: seed | 1, word: [0; 8], used: 8 }
+    }
+
+    fn fill(&mut self, buffer: &mut [u8]) {
+        for byte in buffer {
+            if self.used == 8 {
+                self.state ^= self.state << 13;
+                self.state ^= self.state >> 7;
+                self.state ^= self.state << 17;
+                self.word = self.state.to_le_bytes();
+                self.used = 0;
+            }
+            *byte = self.word[self.used];
+            self.used += 1;
+        }
+    }
+}
