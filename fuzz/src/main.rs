@@ -1,0 +1,16 @@
+//! The fuzzer: one binary for all targets, chosen by `FUZZ_TARGET`, so that the sanitized build links once.
+#![no_main]
+
+use std::sync::OnceLock;
+
+use libfuzzer_sys::fuzz_target;
+
+static TARGET: OnceLock<fn(&[u8])> = OnceLock::new();
+
+fuzz_target!(|data: &[u8]| {
+    let run = TARGET.get_or_init(|| {
+        let name = std::env::var("FUZZ_TARGET").expect("FUZZ_TARGET names the target");
+        nebula_fuzz::target(&name).unwrap_or_else(|| panic!("no target {name}"))
+    });
+    run(data);
+});
