@@ -208,7 +208,22 @@ fn our_firewall_refuses_what_no_rule_allows() {
     net.world.start("o", Path::new("iperf3"), &["-s", "-1", "-p", "5301"]);
     let udp = net.world.exec(
         "g",
-        &["timeout", "5", "iperf3", "-c", "10.77.0.2", "-p", "5301", "-u", "-b", "1M", "-t", "1", "--connect-timeout", "2000"],
+        &[
+            "timeout",
+            "5",
+            "iperf3",
+            "-c",
+            "10.77.0.2",
+            "-p",
+            "5301",
+            "-u",
+            "-b",
+            "1M",
+            "-t",
+            "1",
+            "--connect-timeout",
+            "2000",
+        ],
     );
     assert!(!udp.status.success(), "UDP went through although no rule allows it");
     net.world.ping("g", "10.77.0.2", SOON);
@@ -225,11 +240,7 @@ fn bin(name: &str, built: &str) -> PathBuf {
 
 /// A Go binary of a suite. The certificate tool of 1.11 signs for all, so that every release reads the same files.
 fn go(_case: &Case, program: &str, suite: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../target/peers")
-        .join(suite)
-        .join("usr/bin")
-        .join(program);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/peers").join(suite).join("usr/bin").join(program);
     assert!(path.exists(), "{} is missing: run .ci/go-nebula first", path.display());
     path
 }

@@ -32,7 +32,10 @@ fn every_binary_runs_in_an_empty_chroot() {
         let output = in_chroot(root.path(), name);
         assert!(output.status.success(), "{name}: {output:?}");
         let said = [output.stdout, output.stderr].concat();
-        assert!(String::from_utf8_lossy(&said).contains("0.1.0") || name == "nebula-cni-plugin", "{name} hides its version");
+        assert!(
+            String::from_utf8_lossy(&said).contains("0.1.0") || name == "nebula-cni-plugin",
+            "{name} hides its version"
+        );
     }
 }
 

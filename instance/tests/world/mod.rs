@@ -1,6 +1,8 @@
 //! A network of namespaces for one test: hosts on one switch, daemons in them, everything removed on drop.
 #![allow(dead_code, reason = "each test file uses its part of the world")]
 
+pub mod cluster;
+
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -78,7 +80,12 @@ impl World {
 
     /// Starts a daemon in the namespace of `host`; its output goes to `<dir>/<host>.log`.
     pub fn start(&mut self, host: &str, program: &Path, arguments: &[&str]) {
-        let log = File::options().create(true).append(true).open(self.log_path(host)).expect("a log file");
+        self.start_in(host, host, program, arguments);
+    }
+
+    /// As [`World::start`], for a further daemon called `name` on `host`.
+    pub fn start_in(&mut self, name: &str, host: &str, program: &Path, arguments: &[&str]) {
+        let log = File::options().create(true).append(true).open(self.log_path(name)).expect("a log file");
         let child = Command::new("ip")
             .args(["netns", "exec", &self.namespace_of(host)])
             .arg(program)
@@ -88,7 +95,7 @@ impl World {
             .stderr(log)
             .spawn()
             .unwrap_or_else(|error| panic!("cannot start {}: {error}", program.display()));
-        self.daemons.push((host.to_owned(), child));
+        self.daemons.push((name.to_owned(), child));
     }
 
     /// Stops the daemon of `host` with `signal` and waits for its end; kills it after 5 s.
@@ -207,10 +214,13 @@ impl World {
     /// The end of every daemon's log.
     pub fn all_logs(&self) -> String {
         let mut text = String::new();
-        for name in self.namespaces.iter().filter_map(|full| full.strip_prefix(&format!("{}-", self.id))) {
-            let log = self.log(name);
+        for entry in std::fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            if entry.path().extension().is_none_or(|extension| extension != "log") {
+                continue;
+            }
+            let log = std::fs::read_to_string(entry.path()).unwrap_or_default();
             let tail: Vec<&str> = log.lines().rev().take(25).collect();
-            text += &format!("--- {name}\n");
+            text += &format!("--- {}\n", entry.file_name().display());
             for line in tail.iter().rev() {
                 text += &format!("{line}\n");
             }

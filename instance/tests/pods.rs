@@ -1,0 +1,199 @@
+//! Pods through a CNI chain of Debian's `bridge` and our plugin, with our CA and lighthouse: the whole life of a pod.
+
+mod world;
+
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use world::cluster::{Cluster, Node, alive, gone_within, links};
+
+const SOON: Duration = Duration::from_secs(10);
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn two_pods_on_two_nodes_talk_over_the_overlay_and_leave_nothing() {
+    let mut cluster = Cluster::new();
+    let one = cluster.node("n1", "1.0.0");
+    let two = cluster.node("n2", "0.4.0");
+    cluster.world.namespace("web");
+    cluster.world.namespace("db");
+    let web = one.chain_ok(&cluster.world, "add", "web");
+    two.chain_ok(&cluster.world, "add", "db");
+    assert_eq!(pod_address(&web), "10.244.1.2", "the result is the primary plugin's: {web}");
+    assert_eq!((one.overlay("web").as_str(), two.overlay("db").as_str()), ("10.42.1.2", "10.42.2.2"));
+
+    cluster.world.ping("web", "10.42.2.2", SOON);
+    cluster.world.ping("db", "10.42.1.2", SOON);
+    cluster.world.ping("web", world::cluster::LIGHTHOUSE, SOON);
+    cluster.world.transfer("web", "db", "10.42.2.2".parse().expect("an address"), 50_000_000);
+    one.chain_ok(&cluster.world, "check", "web");
+    two.chain_ok(&cluster.world, "check", "db");
+
+    let status = one.status("web");
+    assert_eq!(status["groups"], serde_json::json!(["ns:shop"]));
+    assert_eq!(status["certificate"]["name"], "web.shop.pod");
+    let pids = [pid(&status), pid(&two.status("db"))];
+    for (node, pod) in [(&one, "web"), (&two, "db")] {
+        node.chain_ok(&cluster.world, "del", pod);
+        node.chain_ok(&cluster.world, "del", pod);
+        assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+        let left = links(&cluster.world.namespace_of(&node.name));
+        assert!(left.iter().all(|link| ["lo", "eth0", "cni0"].contains(&link.as_str())), "links left: {left:?}");
+        assert_eq!(links(&cluster.world.namespace_of(pod)), ["lo"]);
+    }
+    assert!(pids.iter().all(|pid| !alive(*pid)), "an instance still runs");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn two_pods_on_one_node_talk_over_the_overlay() {
+    let mut cluster = Cluster::new();
+    let node = cluster.node("n1", "0.3.1");
+    for pod in ["a", "b"] {
+        cluster.world.namespace(pod);
+        node.chain_ok(&cluster.world, "add", pod);
+    }
+    cluster.world.ping("a", &node.overlay("b"), SOON);
+    cluster.world.ping("b", &node.overlay("a"), SOON);
+    for pod in ["a", "b"] {
+        node.chain_ok(&cluster.world, "del", pod);
+    }
+    assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn add_fails_with_a_reason_and_undoes_itself_when_the_ca_is_away_and_works_when_it_is_back() {
+    let mut cluster = Cluster::new();
+    let mut node = cluster.node("n1", "1.0.0");
+    node.conf["plugins"][1]["timeoutSeconds"] = 3.into();
+    cluster.world.namespace("web");
+    cluster.world.stop("control", nix::sys::signal::Signal::SIGTERM);
+    let began = Instant::now();
+    let error = failed(&node, &cluster, "add", "web");
+    assert!(began.elapsed() < Duration::from_secs(6), "ADD kept the runtime waiting for {:?}", began.elapsed());
+    assert!([103, 107].contains(&error["code"].as_u64().expect("a code")), "{error}");
+    assert!(error["msg"].as_str().is_some_and(|msg| msg.contains("shop/web")), "the message names the pod: {error}");
+    assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+    node.chain_ok(&cluster.world, "del", "web");
+    cluster.start_ca();
+    node.chain_ok(&cluster.world, "add", "web");
+    cluster.world.ping("web", world::cluster::LIGHTHOUSE, SOON);
+    node.chain_ok(&cluster.world, "del", "web");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn add_is_refused_with_the_check_that_failed_when_the_node_token_is_wrong() {
+    let mut cluster = Cluster::new();
+    let mut node = cluster.node("n1", "1.0.0");
+    let wrong = cluster.world.write("wrong.token", "nebnode_0000000000000000000000000000000000000000000");
+    node.conf["plugins"][1]["ca"]["tokenFile"] = wrong.display().to_string().into();
+    cluster.world.namespace("web");
+    let error = failed(&node, &cluster, "add", "web");
+    assert_eq!(error["code"], 102, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("token"), "the error names the failed check: {text}");
+    assert!(!text.contains("nebnode_0000"), "the error holds a secret: {text}");
+    assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+    node.chain_ok(&cluster.world, "del", "web");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn check_fails_once_the_instance_is_dead_and_del_still_succeeds() {
+    let mut cluster = Cluster::new();
+    let node = cluster.node("n1", "1.0.0");
+    cluster.world.namespace("web");
+    node.chain_ok(&cluster.world, "add", "web");
+    let instance = pid(&node.status("web"));
+    kill(instance);
+    assert!(gone_within(instance, Duration::from_secs(2)));
+    let error = failed(&node, &cluster, "check", "web");
+    assert!(error["msg"].as_str().is_some_and(|msg| msg.contains("shop/web") || msg.contains("instance")), "{error}");
+    node.chain_ok(&cluster.world, "del", "web");
+    assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn an_instance_whose_pod_is_gone_ends_itself() {
+    let mut cluster = Cluster::new();
+    let node = cluster.node("n1", "1.0.0");
+    let namespace = cluster.world.namespace("web");
+    node.chain_ok(&cluster.world, "add", "web");
+    let instance = pid(&node.status("web"));
+    assert!(alive(instance));
+    world::run("ip", &["netns", "del", &namespace]);
+    assert!(gone_within(instance, Duration::from_secs(10)), "the instance keeps the dead pod's namespace");
+    // The runtime sends DEL with a namespace that no longer exists.
+    node.chain_ok(&cluster.world, "del", "web");
+    assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn del_succeeds_when_every_record_is_lost() {
+    let mut cluster = Cluster::new();
+    let node = cluster.node("n1", "1.0.0");
+    let namespace = cluster.world.namespace("web");
+    node.chain_ok(&cluster.world, "add", "web");
+    let instance = pid(&node.status("web"));
+    std::fs::remove_dir_all(node.dir.join("state")).expect("the records are there");
+    node.chain_ok(&cluster.world, "del", "web");
+    world::run("ip", &["netns", "del", &namespace]);
+    assert!(gone_within(instance, Duration::from_secs(10)), "an instance without a record outlives its pod");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn pods_added_in_parallel_all_come_up() {
+    let mut cluster = Cluster::new();
+    let node = cluster.node("n1", "1.0.0");
+    let pods: Vec<String> = (0..8).map(|n| format!("p{n}")).collect();
+    for pod in &pods {
+        cluster.world.namespace(pod);
+    }
+    let world = &cluster.world;
+    thread::scope(|scope| {
+        for pod in &pods {
+            let node = &node;
+            scope.spawn(move || node.chain_ok(world, "add", pod));
+        }
+    });
+    let last = node.overlay(&pods[7]);
+    for pod in &pods[..7] {
+        cluster.world.ping(pod, &last, SOON);
+    }
+    thread::scope(|scope| {
+        for pod in &pods {
+            let node = &node;
+            scope.spawn(move || node.chain_ok(world, "del", pod));
+        }
+    });
+    assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+}
+
+fn failed(node: &Node, cluster: &Cluster, verb: &str, pod: &str) -> Value {
+    let output = node.chain(&cluster.world, verb, pod);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!output.status.success(), "{verb} of {pod} succeeded: {said}");
+    serde_json::from_str(&said).unwrap_or_else(|_| panic!("not an error object: {said}"))
+}
+
+fn pod_address(result: &Value) -> String {
+    result["ips"][0]["address"].as_str().and_then(|net| net.split('/').next()).unwrap_or_default().to_owned()
+}
+
+fn pid(status: &Value) -> u64 {
+    let pid = status["pid"].as_u64().expect("the status names its process");
+    assert!(Path::new(&format!("/proc/{pid}")).exists());
+    pid
+}
+
+fn kill(pid: u64) {
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a process id"));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("kill the instance");
+}

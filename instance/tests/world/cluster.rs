@@ -1,0 +1,282 @@
+//! A control host with our CA and lighthouse, and nodes whose pods are attached through a CNI chain.
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::{World, run};
+
+/// Overlay address of the lighthouse.
+pub const LIGHTHOUSE: &str = "10.42.255.1";
+
+/// The world, with a CA and a lighthouse in it.
+pub struct Cluster {
+    pub world: World,
+    control: std::net::Ipv4Addr,
+    nodes: u8,
+}
+
+impl Cluster {
+    /// Starts `nebula-ca` and a lighthouse that enrolled with a one-time token.
+    pub fn new() -> Self {
+        let mut world = World::new();
+        let control = world.host("control");
+        let ca = world.dir().join("ca").display().to_string();
+        let tool = binary("nebula-ca");
+        let init = ["init", "--dir", &ca, "--tls-name", &control.to_string(), "--overlay", "10.42.0.0/16"];
+        succeed(Command::new(&tool).args(init));
+        let mut cluster = Self { world, control, nodes: 0 };
+        cluster.start_ca();
+        let network = format!("{LIGHTHOUSE}/16");
+        let create = ["token", "create", "--dir", &ca, "--name", "lighthouse", "--network", &network];
+        let token = succeed(Command::new(&tool).args(create));
+        let token_file = cluster.world.write("lighthouse.token", &token);
+        let out = cluster.world.dir().join("lighthouse");
+        let enrolled = cluster.world.exec(
+            "control",
+            &[
+                &binary("nebula").display().to_string(),
+                "enrol",
+                "-ca-url",
+                &cluster.ca_url(),
+                "-tls-ca",
+                &cluster.ca_file("tls.crt"),
+                "-token-file",
+                &token_file.display().to_string(),
+                "-out-dir",
+                &out.display().to_string(),
+            ],
+        );
+        assert!(enrolled.status.success(), "{}", String::from_utf8_lossy(&enrolled.stderr));
+        cluster.start_lighthouse();
+        cluster
+    }
+
+    /// `https://...` of the CA.
+    pub fn ca_url(&self) -> String {
+        format!("https://{}:8443", self.control)
+    }
+
+    /// Path of a file in the CA's directory.
+    pub fn ca_file(&self, name: &str) -> String {
+        self.world.dir().join("ca").join(name).display().to_string()
+    }
+
+    /// Starts the CA and waits until it answers its control socket.
+    pub fn start_ca(&mut self) {
+        let ca = self.world.dir().join("ca");
+        let listen = format!("{}:8443", self.control);
+        let dir = ca.display().to_string();
+        self.world.start("control", &binary("nebula-ca"), &["serve", "--dir", &dir, "--listen", &listen]);
+        let until = Instant::now() + Duration::from_secs(10);
+        while UnixStream::connect(ca.join("control.sock")).is_err() {
+            assert!(Instant::now() < until, "the CA does not start\n{}", self.world.all_logs());
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn start_lighthouse(&mut self) {
+        let pki = self.world.dir().join("lighthouse").display().to_string();
+        let config = format!(
+            "pki: {{ca: {pki}/ca.crt, cert: {pki}/host.crt, key: {pki}/host.key}}
+lighthouse: {{am_lighthouse: true}}
+listen: {{host: 0.0.0.0, port: 4242}}
+tun: {{dev: neb0}}
+firewall:
+  outbound: [{{port: any, proto: any, host: any}}]
+  inbound: [{{port: any, proto: icmp, host: any}}]
+"
+        );
+        let path = self.world.write("lighthouse.yml", &config);
+        // The control host runs two daemons; the lighthouse has a name of its own in the same namespace.
+        self.world.start_in("lighthouse", "control", &binary("nebula"), &["-config", &path.display().to_string()]);
+    }
+
+    /// Adds a node with a chain of `bridge` and our plugin at `cni_version`.
+    pub fn node(&mut self, name: &str, cni_version: &str) -> Node {
+        self.nodes += 1;
+        self.world.host(name);
+        let subnet = format!("10.244.{}.0/24", self.nodes);
+        let dir = self.world.dir().join(name);
+        std::fs::create_dir_all(dir.join("bin")).expect("a folder for the node");
+        for plugin in ["bridge", "host-local", "loopback", "portmap"] {
+            let _ = std::os::unix::fs::symlink(format!("/usr/lib/cni/{plugin}"), dir.join("bin").join(plugin));
+        }
+        for ours in ["nebula-cni-plugin", "nebula-cni-instance"] {
+            let _ = std::os::unix::fs::symlink(binary(ours), dir.join("bin").join(ours));
+        }
+        let network = self.world.namespace_of(name);
+        let conf = json!({
+            "cniVersion": cni_version,
+            "name": network,
+            "plugins": [
+                { "type": "bridge", "bridge": "cni0", "isGateway": true,
+                  "ipam": { "type": "host-local", "dataDir": dir.join("ipam"), "ranges": [[{ "subnet": subnet }]],
+                            "routes": [{ "dst": "0.0.0.0/0" }] } },
+                { "type": "nebula-cni-plugin",
+                  "instance": binary("nebula-cni-instance"),
+                  "stateDir": dir.join("state"),
+                  "ca": { "url": self.ca_url(), "tlsCaFile": self.ca_file("tls.crt"), "tokenFile": self.ca_file("node.token") },
+                  "nebula": {
+                      "static_host_map": { LIGHTHOUSE: [format!("{}:4242", self.control)] },
+                      "lighthouse": { "hosts": [LIGHTHOUSE] },
+                      "firewall": {
+                          "outbound": [{ "port": "any", "proto": "any", "host": "any" }],
+                          "inbound": [{ "port": "any", "proto": "icmp", "host": "any" },
+                                      { "port": "any", "proto": "any", "group": "ns:shop" }] } } }
+            ]
+        });
+        Node { name: name.to_owned(), network, dir, conf }
+    }
+}
+
+/// A node and its chain.
+pub struct Node {
+    pub name: String,
+    /// CNI network name.
+    pub network: String,
+    pub dir: PathBuf,
+    pub conf: Value,
+}
+
+impl Node {
+    /// Where the plugin keeps its records.
+    pub fn records(&self) -> PathBuf {
+        self.dir.join("state").join(&self.network)
+    }
+
+    /// Runs the chain as a runtime does; `pod` is also the name of its namespace.
+    pub fn chain(&self, world: &World, verb: &str, pod: &str) -> Output {
+        let conf = self.dir.join("net.conflist");
+        std::fs::write(&conf, serde_json::to_vec_pretty(&self.conf).expect("JSON")).expect("write the chain");
+        let netns = format!("/run/netns/{}", world.namespace_of(pod));
+        Command::new("nsenter")
+            .arg(format!("--net=/run/netns/{}", world.namespace_of(&self.name)))
+            .arg(shared("tools/cni-chain.py"))
+            .arg("--conf")
+            .arg(&conf)
+            .arg("--path")
+            .arg(self.dir.join("bin"))
+            .arg("--cache")
+            .arg(self.dir.join("cache"))
+            .args([
+                "--id",
+                pod,
+                "--netns",
+                &netns,
+                "--pod",
+                &format!("shop/{pod}/uid-{pod}"),
+                "--order",
+                "shuffled",
+                "--record",
+            ])
+            .arg(self.dir.join("calls.jsonl"))
+            .arg(verb)
+            .output()
+            .expect("cni-chain.py runs")
+    }
+
+    /// As [`Node::chain`]; panics with everything that is known if it fails. Returns the result.
+    pub fn chain_ok(&self, world: &World, verb: &str, pod: &str) -> Value {
+        let output = self.chain(world, verb, pod);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            output.status.success(),
+            "{verb} of {pod}: {said}{}\n{}\n{}",
+            String::from_utf8_lossy(&output.stderr),
+            self.instance_logs(),
+            world.all_logs()
+        );
+        serde_json::from_str(&said).unwrap_or(Value::Null)
+    }
+
+    /// What the instance of `pod` says of itself.
+    pub fn status(&self, pod: &str) -> Value {
+        let launch = self.records().join(format!("{pod}-eth0.launch"));
+        let launch: Value =
+            serde_json::from_slice(&std::fs::read(&launch).expect("a launch file")).expect("the launch file is JSON");
+        status_at(Path::new(launch["status_socket"].as_str().expect("a status socket")))
+    }
+
+    /// The overlay address of `pod`.
+    pub fn overlay(&self, pod: &str) -> String {
+        let status = self.status(pod);
+        status["overlay"][0].as_str().and_then(|net| net.split('/').next()).expect("an overlay address").to_owned()
+    }
+
+    /// Files of the plugin that are not locks.
+    pub fn leftovers(&self) -> Vec<PathBuf> {
+        let Ok(entries) = std::fs::read_dir(self.records()) else { return Vec::new() };
+        entries
+            .map(|entry| entry.expect("a directory entry").path())
+            .filter(|path| path.extension().is_none_or(|extension| extension != "lock"))
+            .collect()
+    }
+
+    fn instance_logs(&self) -> String {
+        let mut text = String::new();
+        for entry in std::fs::read_dir(self.records()).into_iter().flatten().flatten() {
+            if entry.path().extension().is_some_and(|extension| extension == "log") {
+                text += &format!("--- {}\n", entry.path().display());
+                text += &std::fs::read_to_string(entry.path()).unwrap_or_default();
+            }
+        }
+        text
+    }
+}
+
+/// Reads one status document.
+pub fn status_at(socket: &Path) -> Value {
+    let mut stream = UnixStream::connect(socket).unwrap_or_else(|error| panic!("{}: {error}", socket.display()));
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("a status document");
+    serde_json::from_str(&text).expect("the status document is JSON")
+}
+
+/// Whether a process with this id runs (a zombie does not).
+pub fn alive(pid: u64) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or_default().trim_start().starts_with('Z'))
+}
+
+/// Waits until the process is gone.
+pub fn gone_within(pid: u64, within: Duration) -> bool {
+    let until = Instant::now() + within;
+    while alive(pid) {
+        if Instant::now() > until {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    true
+}
+
+/// Names of the links in a namespace.
+pub fn links(namespace: &str) -> Vec<String> {
+    run("ip", &["-n", namespace, "-o", "link"])
+        .lines()
+        .filter_map(|line| Some(line.split(": ").nth(1)?.split('@').next()?.to_owned()))
+        .collect()
+}
+
+/// A binary of the release build.
+pub fn binary(name: &str) -> PathBuf {
+    let dir = std::env::var_os("NEBULA_BIN_DIR").expect("NEBULA_BIN_DIR names the folder of the release build");
+    Path::new(&dir).join(name)
+}
+
+/// A file of the shared test tools.
+pub fn shared(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared").join(path)
+}
+
+fn succeed(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
