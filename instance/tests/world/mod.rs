@@ -1,5 +1,5 @@
 //! A network of namespaces for one test: hosts on one switch, daemons in them, everything removed on drop.
-#![allow(dead_code, reason = "each test file uses its part of the world")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part of the world")]
 
 pub mod cluster;
 
