@@ -1,0 +1,167 @@
+//! One function per parser, and two that drive whole nodes. The fuzzer and the corpus replay run the same functions.
+
+mod network;
+mod pair;
+
+use std::collections::BTreeMap;
+
+use nebula_cert::{CaPool, Certificate, Curve, PrivateKey, SigningKey, Version};
+use nebula_core::wire::header::Header;
+use nebula_core::wire::ip;
+use nebula_core::wire::messages::{Control, HandshakePayload, Meta};
+
+/// What is fuzzed, by name; each has a corpus in `corpus/<name>`.
+pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+    ("cert_pem", cert_pem),
+    ("cert_v1", cert_v1),
+    ("cert_v2", cert_v2),
+    ("key_pem", key_pem),
+    ("header", header),
+    ("inner_ip", inner_ip),
+    ("handshake", handshake),
+    ("lighthouse", lighthouse),
+    ("relay_control", relay_control),
+    ("overlay_packet", pair::overlay_packet),
+    ("underlay", pair::underlay),
+    ("node", network::node),
+    ("config", config),
+    ("cni_request", cni_request),
+    ("launch_spec", launch_spec),
+    ("issuance", issuance),
+];
+
+/// The function of a target.
+pub fn target(name: &str) -> Option<fn(&[u8])> {
+    TARGETS.iter().find(|(known, _)| *known == name).map(|(_, run)| *run)
+}
+
+/// PEM bundles: what is read must be written back as something that reads the same.
+fn cert_pem(data: &[u8]) {
+    let Ok(certificates) = Certificate::bundle_from_pem(data) else { return };
+    for certificate in certificates {
+        let again = Certificate::from_pem(certificate.to_pem().as_bytes()).expect("what we wrote reads");
+        assert_eq!(again.fingerprint(), certificate.fingerprint());
+    }
+    let _ = CaPool::from_pem(data);
+}
+
+fn cert_v1(data: &[u8]) {
+    certificate(Version::V1, data);
+}
+
+fn cert_v2(data: &[u8]) {
+    certificate(Version::V2, data);
+}
+
+/// A certificate that parses has a stable form, and is not trusted by a pool that knows nobody.
+fn certificate(version: Version, data: &[u8]) {
+    if let Ok(certificate) = Certificate::from_bytes(version, data) {
+        let bytes = certificate.to_bytes();
+        let again = Certificate::from_bytes(version, &bytes).expect("what we wrote reads");
+        assert_eq!(again.fingerprint(), certificate.fingerprint());
+        assert_eq!(again.to_bytes(), bytes);
+        assert!(CaPool::new().verify(certificate, 1_800_000_000).is_err());
+    }
+    for curve in [Curve::Curve25519, Curve::P256] {
+        let (key, rest) = data.split_at(data.len().min(if curve == Curve::P256 { 65 } else { 32 }));
+        let _ = Certificate::from_handshake(version, curve, key, rest);
+    }
+}
+
+fn key_pem(data: &[u8]) {
+    let _ = PrivateKey::from_pem(data);
+    let _ = SigningKey::from_pem(data);
+    let _ = nebula_cert::public_key_from_pem(data);
+}
+
+/// A header that parses is written back as the same bytes, but for the reserved field.
+fn header(data: &[u8]) {
+    let Ok(header) = Header::parse(data) else { return };
+    let mut expected = data[..16].to_vec();
+    expected[2..4].fill(0);
+    assert_eq!(header.to_bytes().as_slice(), expected);
+}
+
+/// Both directions see the same flow, mirrored.
+fn inner_ip(data: &[u8]) {
+    let (out, inn) = (ip::outbound_flow(data), ip::inbound_flow(data));
+    match (out, inn) {
+        (Ok(out), Ok(inn)) => {
+            assert_eq!((out.local, out.remote), (inn.remote, inn.local));
+            assert_eq!((out.protocol, out.fragment), (inn.protocol, inn.fragment));
+        }
+        (out, inn) => assert_eq!(out.is_ok(), inn.is_ok()),
+    }
+}
+
+fn handshake(data: &[u8]) {
+    if let Ok(payload) = HandshakePayload::parse(data) {
+        let bytes = payload.encode();
+        assert_eq!(HandshakePayload::parse(&bytes).expect("what we wrote reads"), payload);
+    }
+    pair::handshake_payload(data);
+}
+
+fn lighthouse(data: &[u8]) {
+    if let Ok(meta) = Meta::parse(data) {
+        assert!(meta.endpoints.len() <= 20 && meta.relays.len() <= 20);
+        if let Ok(bytes) = meta.encode() {
+            let again = Meta::parse(&bytes).expect("what we wrote reads");
+            assert_eq!((again.kind, &again.endpoints), (meta.kind, &meta.endpoints));
+        }
+    }
+    pair::lighthouse_message(data);
+}
+
+fn relay_control(data: &[u8]) {
+    if let Ok(control) = Control::parse(data)
+        && let Ok(bytes) = control.encode()
+    {
+        assert_eq!(Control::parse(&bytes).expect("what we wrote reads"), control);
+    }
+}
+
+fn config(data: &[u8]) {
+    use nebula_instance::config_file;
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(tree) = config_file::parse(text) else { return };
+    let _ = config_file::Settings::read_without_pki(&tree);
+    let _ = tree.to_yaml();
+}
+
+/// The first line is the environment (`K=V` separated by NUL), the rest is standard input.
+fn cni_request(data: &[u8]) {
+    use nebula_cni_plugin::request::{self, Env};
+    let cut = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
+    let (first, stdin) = data.split_at(cut);
+    let pairs: BTreeMap<String, String> = first
+        .split(|byte| *byte == 0)
+        .filter_map(|pair| {
+            let text = String::from_utf8_lossy(pair).into_owned();
+            text.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()))
+        })
+        .collect();
+    let env: Env = pairs.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
+    let (version, request) = request::read(&env, stdin);
+    if let Err(error) = request {
+        let _ = error.to_json(&version);
+    }
+}
+
+fn launch_spec(data: &[u8]) {
+    let Ok(spec) = serde_json::from_slice::<nebula_cni_plugin::launch::LaunchSpec>(data) else { return };
+    let bytes = serde_json::to_vec(&spec).expect("a launch contract is JSON");
+    let again: nebula_cni_plugin::launch::LaunchSpec = serde_json::from_slice(&bytes).expect("what we wrote reads");
+    assert_eq!(again, spec);
+}
+
+fn issuance(data: &[u8]) {
+    use nebula_cert::issuance::{Refusal, Reply, Request};
+    if let Ok(request) = serde_json::from_slice::<Request>(data) {
+        let shown = format!("{request:?}");
+        assert!(!shown.contains("token\":"), "a secret is printed");
+        let _ = nebula_cert::public_key_from_pem(request.public_key.as_bytes());
+    }
+    let _ = serde_json::from_slice::<Reply>(data);
+    let _ = serde_json::from_slice::<Refusal>(data);
+}
