@@ -1,6 +1,6 @@
 //! Status of one pod's tunnel on a unix socket: each connection gets one JSON document.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,6 +34,18 @@ pub struct Status {
 
 /// Status shared with the thread that answers.
 pub type Shared = Arc<Mutex<Status>>;
+
+/// Reads the document of the instance that listens at `path`.
+///
+/// # Errors
+/// Nobody listens, or no document comes in time.
+pub fn ask(path: &Path) -> std::io::Result<String> {
+    let stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    let mut text = String::new();
+    stream.take(LONGEST_ANSWER).read_to_string(&mut text)?;
+    Ok(text)
+}
 
 /// A listening status socket. Dropping it removes the file.
 #[derive(Debug)]
@@ -140,6 +152,9 @@ fn fixed_part(status: &Status) -> Value {
 const PATIENCE: Duration = Duration::from_millis(500);
 // Keeps one answer within a few hundred KiB.
 const MAX_TUNNELS: usize = 2000;
+
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+const LONGEST_ANSWER: u64 = 16 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -11,11 +11,20 @@ use nebula_cni_plugin::launch::CaAccess;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
 use zeroize::{Zeroize, Zeroizing};
 
-/// Asks one CA service on behalf of one pod.
+/// Asks one CA service on behalf of one pod or one host.
 #[derive(Debug, Clone)]
 pub struct CaClient {
     access: CaAccess,
-    pod: Pod,
+    subject: Subject,
+}
+
+/// Whom the certificate is for, and so what the token proves.
+#[derive(Debug, Clone)]
+enum Subject {
+    /// A pod that the holder of the node token vouches for.
+    Pod(Pod),
+    /// The host that a one-time enrolment token was made for.
+    Host,
 }
 
 /// What the CA gave, checked as far as that is possible here.
@@ -45,10 +54,16 @@ pub enum Error {
 }
 
 impl CaClient {
-    /// A client; nothing is read or sent yet.
+    /// A client for a pod, with the node's token; nothing is read or sent yet.
     #[must_use]
     pub fn new(access: CaAccess, pod: Pod) -> Self {
-        Self { access, pod }
+        Self { access, subject: Subject::Pod(pod) }
+    }
+
+    /// A client for a host, with a one-time enrolment token; nothing is read or sent yet.
+    #[must_use]
+    pub fn for_host(access: CaAccess) -> Self {
+        Self { access, subject: Subject::Host }
     }
 
     /// Makes a new key in memory and asks once for a certificate of it. Takes at most about `timeout`.
@@ -66,20 +81,32 @@ impl CaClient {
     fn request_with(&self, curve: Curve, timeout: Duration, now: UnixTime) -> Result<Issued, Error> {
         let key =
             PrivateKey::generate(curve).map_err(|error| Error::Unavailable(format!("cannot make a key: {error}")))?;
+        self.request_for(key, timeout, now).map(|(issued, _)| issued)
+    }
+
+    /// Asks once for a certificate of `key`; also returns the answer as it came.
+    ///
+    /// # Errors
+    /// The CA refused, or there is no usable answer.
+    pub fn request_for(&self, key: PrivateKey, timeout: Duration, now: UnixTime) -> Result<(Issued, Reply), Error> {
         let body = self.body(&key)?;
         let reply = self.post(&body, timeout)?;
-        accept(&reply, key, now)
-            .map_err(|cause| Error::Unavailable(format!("unusable answer from {}: {cause}", self.url())))
+        let issued = accept(&reply, key, now)
+            .map_err(|cause| Error::Unavailable(format!("unusable answer from {}: {cause}", self.url())))?;
+        Ok((issued, reply))
     }
 
     fn body(&self, key: &PrivateKey) -> Result<Zeroizing<Vec<u8>>, Error> {
         let token = self.token()?;
-        let proof = Proof::Node { token: token.trim().to_owned(), pod: self.pod.clone() };
+        let token = token.trim().to_owned();
+        let proof = match &self.subject {
+            Subject::Pod(pod) => Proof::Node { token, pod: pod.clone() },
+            Subject::Host => Proof::Token { token },
+        };
         let mut request = Request { public_key: key.public_pem(), proof };
         let body = serde_json::to_vec(&request);
-        if let Proof::Node { token, .. } = &mut request.proof {
-            token.zeroize();
-        }
+        let (Proof::Node { token, .. } | Proof::Token { token }) = &mut request.proof;
+        token.zeroize();
         body.map(Zeroizing::new).map_err(|error| Error::Unavailable(format!("cannot write the request: {error}")))
     }
 
@@ -88,7 +115,7 @@ impl CaClient {
         let token = read_bounded(&self.access.token_file)
             .map_err(|error| self.unreadable("token_file", &self.access.token_file, &error))?;
         if token.trim().is_empty() {
-            return Err(Error::Unavailable(format!("the node token {} is empty", self.access.token_file.display())));
+            return Err(Error::Unavailable(format!("the token file {} is empty", self.access.token_file.display())));
         }
         Ok(token)
     }

@@ -4,6 +4,7 @@ pub mod admin;
 pub mod ca_client;
 pub mod config_file;
 pub mod daemon;
+pub mod enrol;
 mod errno;
 mod events;
 pub mod go_flags;

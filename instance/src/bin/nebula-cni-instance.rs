@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use nebula_instance::go_flags::{self, Flag};
-use nebula_instance::{notify, pod_tunnel};
+use nebula_instance::{admin, notify, pod_tunnel};
 
 fn main() -> ExitCode {
     let flags = match go_flags::parse(std::env::args().skip(1), FLAGS) {
@@ -22,6 +22,25 @@ fn main() -> ExitCode {
     if flags.is_set("version") {
         print(concat!("nebula-cni-instance ", env!("CARGO_PKG_VERSION"), "\n"));
         return ExitCode::SUCCESS;
+    }
+    if let Some(launch) = flags.value("status") {
+        let spec = match pod_tunnel::read_launch(Path::new(launch)) {
+            Ok(spec) => spec,
+            Err(error) => {
+                eprintln!("nebula-cni-instance: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        return match admin::ask(&spec.status_socket) {
+            Ok(document) => {
+                print(&document);
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("nebula-cni-instance: no answer at {}: {error}", spec.status_socket.display());
+                ExitCode::FAILURE
+            }
+        };
     }
     let Some(launch) = flags.value("launch") else {
         eprintln!(
@@ -51,5 +70,6 @@ certificate, and moves packets until the pod is gone or SIGTERM arrives. Logs to
 
 const FLAGS: &[Flag] = &[
     Flag { name: "launch", takes_value: true, help: "Launch file that the CNI plugin wrote" },
+    Flag { name: "status", takes_value: true, help: "Print the status (JSON) of the instance with this launch file" },
     Flag { name: "version", takes_value: false, help: "Print version" },
 ];
