@@ -10,20 +10,21 @@ impl Sum {
     /// Adds bytes.
     #[must_use]
     pub(super) fn add(self, bytes: &[u8]) -> Self {
-        // Sums of native words are swapped sums of big-endian words; four lanes let the compiler use vectors.
-        let mut lanes = [0_u64; 4];
-        let mut blocks = bytes.chunks_exact(16);
-        for block in &mut blocks {
-            for (lane, word) in lanes.iter_mut().zip(block.chunks_exact(4)) {
-                *lane += u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
+        // Sums of native words are swapped sums of big-endian words; eight lanes let the compiler use vectors.
+        let mut lanes = [0_u64; 8];
+        let (blocks, rest) = bytes.as_chunks::<32>();
+        for block in blocks {
+            let (words, _) = block.as_chunks::<4>();
+            for (lane, word) in lanes.iter_mut().zip(words) {
+                *lane += u64::from(u32::from_ne_bytes(*word));
             }
         }
         let mut native: u64 = lanes.iter().sum();
-        let mut words = blocks.remainder().chunks_exact(2);
-        for word in &mut words {
-            native += u64::from(u16::from_ne_bytes([word[0], word[1]]));
+        let (words, last) = rest.as_chunks::<2>();
+        for word in words {
+            native += u64::from(u16::from_ne_bytes(*word));
         }
-        if let [last] = *words.remainder() {
+        if let [last] = *last {
             native += u64::from(u16::from_ne_bytes([last, 0]));
         }
         Self(self.0 + u64::from(u16::from_be(fold(native))))
