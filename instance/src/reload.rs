@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use nebula_cert::{Identity, UnixTime, Version};
+use nebula_core::config::Punchy;
 use nebula_core::firewall::Policy;
 use nebula_core::io::Handle;
 
@@ -128,6 +129,10 @@ fn same_policy(a: &Policy, b: &Policy) -> bool {
         && (a.tcp_timeout, a.udp_timeout, a.default_timeout) == (b.tcp_timeout, b.udp_timeout, b.default_timeout)
 }
 
+fn same_punchy(a: &Punchy, b: &Punchy) -> bool {
+    (a.punch, a.respond, a.delay, a.respond_delay) == (b.punch, b.respond, b.delay, b.respond_delay)
+}
+
 fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
     let changed = [
         ("cipher", old.cipher != new.cipher),
@@ -138,6 +143,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("listen.send_recv_error", old.listen.send_recv_error != new.listen.send_recv_error),
         ("listen.accept_recv_error", old.listen.accept_recv_error != new.listen.accept_recv_error),
         ("routines", old.routines != new.routines),
+        ("punchy", !same_punchy(&old.punchy, &new.punchy)),
         ("tun", old.tun != new.tun),
         ("lighthouse.am_lighthouse", old.am_lighthouse != new.am_lighthouse),
         ("lighthouse.hosts", old.lighthouses != new.lighthouses),
@@ -148,4 +154,72 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("pki.initiating_version", old.initiating_version != new.initiating_version),
     ];
     changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config_file::Pki;
+    use nebula_cert::{CaPool, Curve, PrivateKey, SigningKey, Template};
+
+    fn settings(text: &str) -> Settings {
+        Settings::read_without_pki(&config_file::parse(text).unwrap()).unwrap()
+    }
+
+    fn host(curve: Curve, certificates: &[(Version, &[&str])]) -> Settings {
+        let ca_key = SigningKey::generate(curve).unwrap();
+        let key = PrivateKey::generate(curve).unwrap();
+        let template = |version, public_key, networks: &[&str]| Template {
+            version,
+            curve,
+            name: "x".to_owned(),
+            networks: networks.iter().map(|network| network.parse().unwrap()).collect(),
+            unsafe_networks: Vec::new(),
+            groups: Vec::new(),
+            not_before: 1,
+            not_after: 2,
+            public_key,
+        };
+        let ca = template(Version::V2, ca_key.public_key(), &[]).self_sign(&ca_key).unwrap();
+        let sign = |(version, networks): &(Version, &[&str])| {
+            template(*version, key.public_key(), networks).sign(&ca, &ca_key).unwrap()
+        };
+        let certificates = certificates.iter().map(sign).collect();
+        let identity = Identity::new(certificates, key.clone()).unwrap();
+        Settings { pki: Some(Pki { identity, trust: CaPool::new() }), ..settings("{}") }
+    }
+
+    const A: &[&str] = &["10.42.0.7/16"];
+    const B: &[&str] = &["10.42.0.8/16"];
+
+    #[test]
+    fn a_running_node_keeps_its_addresses_and_its_curve() {
+        let (v1, v2, p256) = (Version::V1, Version::V2, Curve::P256);
+        let c25519 = Curve::Curve25519;
+        let both: &[&str] = &["10.42.0.7/16", "fd77::7/64"];
+        for (old, new, refusal) in [
+            (host(c25519, &[(v2, A)]), host(c25519, &[(v2, A)]), None),
+            (host(c25519, &[(v1, A)]), host(c25519, &[(v1, A), (v2, A)]), None),
+            (host(c25519, &[(v1, A), (v2, A)]), host(c25519, &[(v1, A)]), None),
+            (host(c25519, &[(v2, A)]), host(c25519, &[(v2, B)]), Some("Networks in new cert was different from old")),
+            (host(c25519, &[(v1, A)]), host(c25519, &[(v2, B)]), Some("Networks in new cert was different from old")),
+            (host(c25519, &[(v2, A)]), host(p256, &[(v2, A)]), Some("Curve in new cert was different from old")),
+            (host(c25519, &[(v1, A), (v2, both)]), host(c25519, &[(v1, A)]), Some("Removing a V2 cert")),
+        ] {
+            let result = check_identity(&old, &new).map_err(|refused| refused.cause);
+            match refusal {
+                None => assert_eq!(result, Ok(())),
+                Some(text) => assert!(result.as_ref().is_err_and(|cause| cause.starts_with(text)), "{result:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_change_while_running_is_named() {
+        let old = settings("tun: {mtu: 1300}\nlisten: {port: 1}\npunchy: {punch: true}");
+        let new = settings("tun: {mtu: 1400}\nlisten: {port: 2}\nfirewall: {default_local_cidr_any: true}");
+        assert_eq!(needs_restart(&old, &new), ["listen.port", "punchy", "tun"]);
+        assert!(!same_policy(&old.firewall, &new.firewall));
+        assert!(same_policy(&old.firewall, &old.firewall));
+    }
 }

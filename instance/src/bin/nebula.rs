@@ -118,7 +118,7 @@ fn run(path: &Path, test: bool) -> Result<(), Error> {
 fn default_config() -> Result<PathBuf, String> {
     let program =
         std::env::current_exe().map_err(|error| format!("failed to find the program's own path: {error}\n"))?;
-    let folder = program.parent().unwrap_or(Path::new("/"));
+    let folder = program.parent().unwrap_or_else(|| Path::new("/"));
     let candidates = [folder.join("config.yaml"), folder.join("config.yml")];
     match candidates.iter().find(|path| path.exists()) {
         Some(found) => Ok(found.clone()),
