@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where an unwrap fails")]
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{Cursor, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -199,16 +199,16 @@ fn verify_names_every_bad_certificate_and_the_reason() {
 }
 
 #[test]
-fn an_encrypted_ca_key_needs_the_passphrase_from_the_environment() {
+fn without_a_terminal_an_encrypted_ca_key_needs_the_passphrase_from_the_environment() {
     let folder = Folder::new();
     let flags = "ca -name e -encrypt -argon-memory 64 -argon-iterations 1 -argon-parallelism 1";
-    assert!(folder.fails(flags).contains("NEBULA_CA_PASSPHRASE"));
+    assert!(folder.fails(flags).starts_with("Error: out-key must be encrypted interactively"));
     assert!(!folder.path().join("ca.key").exists());
     let status = folder.command(flags).env("NEBULA_CA_PASSPHRASE", "open sesame").status().unwrap();
     assert!(status.success());
     SigningKey::from_encrypted_pem(&folder.read("ca.key"), b"open sesame").unwrap();
     let sign = "sign -name h -networks 10.0.0.1/8";
-    assert!(folder.fails(sign).starts_with("Error: ca-key is encrypted"));
+    assert!(folder.fails(sign).starts_with("Error: ca-key is encrypted and must be decrypted interactively"));
     let wrong = folder.command(sign).env("NEBULA_CA_PASSPHRASE", "open barley").output().unwrap();
     let text = "Error: error while parsing encrypted ca-key: invalid passphrase or corrupt private key\n";
     assert_eq!(String::from_utf8(wrong.stderr).unwrap(), text);
@@ -275,10 +275,58 @@ fn wrong_words_are_answered_with_the_reason_and_the_help_of_the_mode() {
     assert!(folder.fails("-verbose ca").contains("unknown flag before the mode: -verbose"));
 }
 
+/// Width in pixels and text of a QR code.
+fn read_qr_code(png: &[u8]) -> (usize, String) {
+    let mut reader = png::Decoder::new(Cursor::new(png)).read_info().unwrap();
+    let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+    let info = reader.next_frame(&mut pixels).unwrap();
+    let (width, height) = (info.width as usize, info.height as usize);
+    let mut image = rqrr::PreparedImage::prepare_from_greyscale(width, height, |x, y| pixels[y * width + x]);
+    let [code] = &image.detect_grids()[..] else { panic!("not one code") };
+    let (meta, text) = code.decode().unwrap();
+    assert_eq!(meta.ecc_level, 0, "recovery level M is number 0");
+    // Five pixels for each module, and four white modules on each side.
+    assert_eq!(width, (meta.version.to_size() + 8) * 5);
+    (width, text)
+}
+
+#[test]
+fn a_qr_code_holds_the_text_of_the_certificate() {
+    let folder = Folder::with_ca("-out-qr ca.png");
+    assert_eq!(read_qr_code(&folder.read("ca.png")).1.as_bytes(), folder.read("ca.crt"));
+    fs::write(folder.path().join("h.png"), "old").unwrap();
+    folder.succeeds("sign -name h -networks 10.0.0.1/8 -out-qr h.png");
+    assert_eq!(read_qr_code(&folder.read("h.png")).1.as_bytes(), folder.read("h.crt"));
+    let mode = fs::metadata(folder.path().join("ca.png")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let both = [folder.read("ca.crt"), folder.read("h.crt")].concat();
+    fs::write(folder.path().join("both.crt"), &both).unwrap();
+    assert!(folder.succeeds("print -path both.crt -out-qr both.png").starts_with('{'));
+    assert_eq!(read_qr_code(&folder.read("both.png")).1.as_bytes(), both);
+}
+
+#[test]
+fn a_qr_code_on_standard_output_comes_alone() {
+    let folder = Folder::with_ca("");
+    let output = folder.run("print -path ca.crt -out-qr -");
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(read_qr_code(&output.stdout).1.as_bytes(), folder.read("ca.crt"));
+    let errors = folder.fails("sign -name h -networks 10.0.0.1/8 -out-crt - -out-qr -");
+    assert_eq!(errors, "Error: -out-crt and -out-qr both set to \"-\", only one output may write to stdout\n");
+}
+
+#[test]
+fn a_certificate_too_long_for_a_qr_code_leaves_no_file_behind() {
+    let folder = Folder::new();
+    let groups: Vec<String> = (0..300).map(|number| format!("group-{number}")).collect();
+    let errors = folder.fails(&format!("ca -name x -groups {} -out-qr q.png", groups.join(",")));
+    assert!(errors.starts_with("Error: error while generating qr code: "), "{errors}");
+    assert!(fs::read_dir(folder.path()).unwrap().next().is_none());
+}
+
 #[test]
 fn what_is_not_supported_is_an_error() {
     let folder = Folder::with_ca("");
-    assert!(folder.fails("sign -name x -networks 10.0.0.1/8 -out-qr q.png").contains("-out-qr is not supported"));
     assert!(folder.fails("keygen -pkcs11 pkcs11:x -out-pub p").contains("-pkcs11 is not supported"));
     assert!(!folder.path().join("x.crt").exists());
 }

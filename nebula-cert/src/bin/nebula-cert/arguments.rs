@@ -74,22 +74,16 @@ pub(crate) fn required<'a>(flag: &str, value: &'a str) -> anyhow::Result<&'a str
     if value.is_empty() { Err(Usage::error(format!("-{flag} is required"))) } else { Ok(value) }
 }
 
-/// Flags of the Go tool that this one knows but cannot honour; saying nothing would lose a file or a key.
+/// A flag that some builds of the Go tool have; saying nothing about it would leave a key where nobody expects it.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Unsupported {
-    /// Not supported: QR codes can be made from the certificate file with any QR tool.
-    #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH")]
-    out_qr: String,
+pub(crate) struct Hardware {
     /// Not supported: keys in hardware modules.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "URL")]
     pkcs11: String,
 }
 
-impl Unsupported {
+impl Hardware {
     pub(crate) fn refuse(&self) -> anyhow::Result<()> {
-        if !self.out_qr.is_empty() {
-            anyhow::bail!("-out-qr is not supported: leave it out and make the QR code from the certificate file");
-        }
         if !self.pkcs11.is_empty() {
             anyhow::bail!("-pkcs11 is not supported: this tool only works with keys in files");
         }

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use nebula_cert::{PassphraseCost, SigningKey, Template, Version};
 use zeroize::Zeroizing;
 
-use crate::arguments::{Unsupported, Usage, boolean, required};
+use crate::arguments::{Hardware, Usage, boolean, required};
 use crate::duration::GoDuration;
-use crate::{contents, file, passphrase};
+use crate::passphrase::{self, Asked};
+use crate::{contents, file, qr};
 
 #[derive(clap::Args)]
 pub(crate) struct Flags {
@@ -27,6 +28,9 @@ pub(crate) struct Flags {
     /// Where to write the certificate; an existing file is never overwritten.
     #[arg(long, default_value = "ca.crt", value_name = "PATH")]
     out_crt: String,
+    /// Where to write a PNG image with the certificate as a QR code; an existing file is overwritten.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH")]
+    out_qr: String,
     /// Comma separated groups: limits which groups subordinate certificates can use.
     #[arg(long, default_value = "", hide_default_value = true)]
     groups: String,
@@ -39,7 +43,8 @@ pub(crate) struct Flags {
     /// Curve: 25519 or P256.
     #[arg(long, default_value = "25519")]
     curve: String,
-    /// Protect the private key with the passphrase in the environment variable NEBULA_CA_PASSPHRASE.
+    /// Protect the private key with a passphrase: that in the environment variable NEBULA_CA_PASSPHRASE, or one that
+    /// is asked for.
     #[arg(long, default_value = "false", default_missing_value = "true", num_args = 0..=1, require_equals = true,
           value_parser = boolean, action = clap::ArgAction::Set)]
     encrypt: bool,
@@ -59,11 +64,11 @@ pub(crate) struct Flags {
     #[arg(long, default_value = "", hide_default_value = true)]
     subnets: String,
     #[command(flatten)]
-    unsupported: Unsupported,
+    hardware: Hardware,
 }
 
 pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
-    flags.unsupported.refuse()?;
+    flags.hardware.refuse()?;
     required("name", &flags.name)?;
     required("out-key", &flags.out_key)?;
     required("out-crt", &flags.out_crt)?;
@@ -80,7 +85,7 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
         }
     }
     let curve = contents::curve(&flags.curve)?;
-    file::check_outputs(&[("out-key", &flags.out_key), ("out-crt", &flags.out_crt)])?;
+    file::check_outputs(&[("out-key", &flags.out_key), ("out-crt", &flags.out_crt), ("out-qr", &flags.out_qr)])?;
     file::must_not_exist("CA key", &flags.out_key)?;
     file::must_not_exist("CA cert", &flags.out_crt)?;
 
@@ -98,8 +103,9 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
     };
     let certificate = template.self_sign(&key).context("error while signing")?;
     let key_text = if flags.encrypt {
-        let passphrase = passphrase::from_environment().ok_or_else(|| {
-            anyhow!("no passphrase to encrypt out-key with: put it into the environment as {}", passphrase::VARIABLE)
+        let passphrase = passphrase::ask(&Asked {
+            no_terminal: "out-key must be encrypted interactively",
+            never_given: "no passphrase specified, remove -encrypt flag to write out-key in plaintext",
         })?;
         let cost = PassphraseCost {
             memory_kib: flags.argon_memory,
@@ -110,6 +116,9 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
     } else {
         key.to_pem()
     };
+    let text = certificate.to_pem();
+    let image = qr::wanted(&flags.out_qr, &text)?;
     file::write_new("out-key", &flags.out_key, &key_text)?;
-    file::write_new("out-crt", &flags.out_crt, &certificate.to_pem())
+    file::write_new("out-crt", &flags.out_crt, &text)?;
+    file::write_image("out-qr", &flags.out_qr, image.as_deref())
 }

@@ -40,20 +40,30 @@ pub(crate) fn write_new(flag: &str, path: &str, contents: &str) -> anyhow::Resul
 }
 
 /// As [`write_new`], but an existing file is replaced.
-pub(crate) fn write_over(flag: &str, path: &str, contents: &str) -> anyhow::Result<()> {
+pub(crate) fn write_over(flag: &str, path: &str, contents: &[u8]) -> anyhow::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(PRIVATE);
     let result = match path {
-        STDIO => std::io::stdout().write_all(contents.as_bytes()),
+        STDIO => std::io::stdout().write_all(contents),
         path => options.open(path).and_then(|mut file| {
             // A file that is replaced may have been readable by others.
             if file.metadata()?.is_file() {
                 file.set_permissions(Permissions::from_mode(PRIVATE))?;
             }
-            file.write_all(contents.as_bytes())
+            file.write_all(contents)
         }),
     };
     result.with_context(|| format!("error while writing {flag}: {path}"))
+}
+
+/// Writes an image if there is one; an existing file is replaced.
+pub(crate) fn write_image(flag: &str, path: &str, image: Option<&[u8]>) -> anyhow::Result<()> {
+    image.map_or(Ok(()), |image| write_over(flag, path, image))
+}
+
+/// Whether a path stands for standard input or output.
+pub(crate) fn is_stdio(path: &str) -> bool {
+    path == STDIO
 }
 
 /// Standard input and output can each serve one flag only.

@@ -2,7 +2,7 @@
 
 use nebula_cert::PrivateKey;
 
-use crate::arguments::{Unsupported, required};
+use crate::arguments::{Hardware, required};
 use crate::{contents, file};
 
 #[derive(clap::Args)]
@@ -17,16 +17,16 @@ pub(crate) struct Flags {
     #[arg(long, default_value = "25519")]
     curve: String,
     #[command(flatten)]
-    unsupported: Unsupported,
+    hardware: Hardware,
 }
 
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
-    flags.unsupported.refuse()?;
+    flags.hardware.refuse()?;
     required("out-key", &flags.out_key)?;
     required("out-pub", &flags.out_pub)?;
     let curve = contents::curve(&flags.curve)?;
     file::check_outputs(&[("out-key", &flags.out_key), ("out-pub", &flags.out_pub)])?;
     let key = PrivateKey::generate(curve)?;
-    file::write_over("out-key", &flags.out_key, &key.to_pem())?;
-    file::write_over("out-pub", &flags.out_pub, &key.public_pem())
+    file::write_over("out-key", &flags.out_key, key.to_pem().as_bytes())?;
+    file::write_over("out-pub", &flags.out_pub, key.public_pem().as_bytes())
 }

@@ -8,6 +8,7 @@ mod file;
 mod keygen;
 mod passphrase;
 mod print;
+mod qr;
 mod sign;
 mod verify;
 

@@ -1,13 +1,99 @@
-//! The passphrase of a CA key.
+//! The passphrase of a CA key: from the environment, or typed without being shown.
 
+use std::io::{Stdin, Write as _, stderr, stdin};
 use std::os::unix::ffi::OsStringExt as _;
 
+use anyhow::{Context as _, bail};
+use nix::sys::termios::{LocalFlags, SetArg, SpecialCharacterIndices as Key, Termios, tcgetattr, tcsetattr};
 use zeroize::Zeroizing;
 
-/// From the environment; nothing if it is unset or empty.
-pub(crate) fn from_environment() -> Option<Zeroizing<Vec<u8>>> {
+/// What to say when there is no passphrase; it depends on what it was for.
+pub(crate) struct Asked {
+    /// Standard input is no terminal.
+    pub(crate) no_terminal: &'static str,
+    /// Nothing was typed at any of the prompts.
+    pub(crate) never_given: &'static str,
+}
+
+/// From the environment, or from the terminal on standard input.
+pub(crate) fn ask(asked: &Asked) -> anyhow::Result<Zeroizing<Vec<u8>>> {
+    if let Some(passphrase) = from_environment() {
+        return Ok(passphrase);
+    }
+    for _ in 0..TRIES {
+        let Ok(terminal) = Silent::new() else {
+            bail!("{}, or with its passphrase in the environment variable {VARIABLE}", asked.no_terminal);
+        };
+        // Nobody is left to see the prompt if stderr is closed.
+        let _ = stderr().write_all(b"Enter passphrase: ");
+        let passphrase = terminal.read_line().context("error reading passphrase");
+        let _ = stderr().write_all(b"\n");
+        let passphrase = passphrase?;
+        if !passphrase.is_empty() {
+            return Ok(passphrase);
+        }
+    }
+    bail!(asked.never_given)
+}
+
+fn from_environment() -> Option<Zeroizing<Vec<u8>>> {
     let passphrase = Zeroizing::new(std::env::var_os(VARIABLE)?.into_vec());
     (!passphrase.is_empty()).then_some(passphrase)
 }
 
-pub(crate) const VARIABLE: &str = "NEBULA_CA_PASSPHRASE";
+/// The terminal on standard input while it does not show what is typed; as it was before when dropped.
+struct Silent {
+    input: Stdin,
+    before: Termios,
+}
+
+impl Silent {
+    fn new() -> nix::Result<Self> {
+        let input = stdin();
+        let before = tcgetattr(&input)?;
+        let mut silent = before.clone();
+        // An interrupt by signal would leave the terminal silent for the shell: its key ends the line instead.
+        silent.local_flags.remove(LocalFlags::ECHO | LocalFlags::ISIG);
+        silent.local_flags.insert(LocalFlags::ICANON);
+        silent.control_chars[Key::VEOL as usize] = INTERRUPT;
+        tcsetattr(&input, SetArg::TCSANOW, &silent)?;
+        Ok(Self { input, before })
+    }
+
+    /// One line without its end.
+    fn read_line(&self) -> anyhow::Result<Zeroizing<Vec<u8>>> {
+        // Allocated once, so that no copy of the beginning stays behind.
+        let mut line = Zeroizing::new(Vec::with_capacity(LONGEST));
+        let mut byte = Zeroizing::new([0]);
+        loop {
+            // Past the buffer of the standard library, which would keep a copy.
+            if nix::unistd::read(&self.input, &mut *byte)? == 0 {
+                bail!("the input has ended");
+            }
+            match byte[0] {
+                INTERRUPT => bail!("interrupted"),
+                b'\n' => break,
+                _ if line.len() == LONGEST => bail!("longer than {LONGEST} bytes"),
+                other => line.push(other),
+            }
+        }
+        if line.last() == Some(&b'\r') {
+            line.pop();
+        }
+        Ok(line)
+    }
+}
+
+impl Drop for Silent {
+    fn drop(&mut self) {
+        // The process ends soon after; there is nothing left to try.
+        let _ = tcsetattr(&self.input, SetArg::TCSANOW, &self.before);
+    }
+}
+
+const VARIABLE: &str = "NEBULA_CA_PASSPHRASE";
+const TRIES: usize = 5;
+// What a terminal delivers in one line.
+const LONGEST: usize = 4096;
+// Control and C.
+const INTERRUPT: u8 = 3;

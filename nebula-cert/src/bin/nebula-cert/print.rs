@@ -8,8 +8,8 @@ use serde::Serialize as _;
 use serde_json::Value;
 use serde_json::ser::{PrettyFormatter, Serializer};
 
-use crate::arguments::{Unsupported, boolean, required};
-use crate::file;
+use crate::arguments::{boolean, required};
+use crate::{file, qr};
 
 #[derive(clap::Args)]
 pub(crate) struct Flags {
@@ -20,22 +20,28 @@ pub(crate) struct Flags {
     #[arg(long, default_value = "false", default_missing_value = "true", num_args = 0..=1, require_equals = true,
           value_parser = boolean, action = clap::ArgAction::Set)]
     json: bool,
-    #[command(flatten)]
-    unsupported: Unsupported,
+    /// Where to write a PNG image with all certificates as a QR code; an existing file is overwritten.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH")]
+    out_qr: String,
 }
 
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
-    flags.unsupported.refuse()?;
     required("path", &flags.path)?;
     let text = file::read("path", &flags.path)?;
     let certificates = Certificate::bundle_from_pem(&text).context("error while unmarshaling cert")?;
+    let pem: String = certificates.iter().map(Certificate::to_pem).collect();
+    let image = qr::wanted(&flags.out_qr, &pem)?;
+    if file::is_stdio(&flags.out_qr) {
+        return file::write_image("out-qr", &flags.out_qr, image.as_deref());
+    }
     let mut objects = certificates.iter().map(Certificate::to_json);
     let printed = if flags.json {
         format!("{}\n", objects.collect::<Value>())
     } else {
         objects.try_fold(String::new(), |text, object| anyhow::Ok(text + &indented(&object)? + "\n"))?
     };
-    std::io::stdout().write_all(like_go(&printed).as_bytes()).context("error while writing to stdout")
+    std::io::stdout().write_all(like_go(&printed).as_bytes()).context("error while writing to stdout")?;
+    file::write_image("out-qr", &flags.out_qr, image.as_deref())
 }
 
 fn indented(object: &Value) -> anyhow::Result<String> {

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, bail};
 use ipnet::IpNet;
 use nebula_cert::{Certificate, Error, PrivateKey, SigningKey, Template, Version, public_key_from_pem};
 
-use crate::arguments::{Unsupported, Usage, required};
+use crate::arguments::{Hardware, Usage, required};
 use crate::duration::GoDuration;
-use crate::{contents, file, passphrase};
+use crate::passphrase::{self, Asked};
+use crate::{contents, file, qr};
 
 #[derive(clap::Args)]
 pub(crate) struct Flags {
@@ -30,7 +31,8 @@ pub(crate) struct Flags {
     /// Version of the certificate format [default: that of the CA].
     #[arg(long, default_value = "0", hide_default_value = true)]
     version: u32,
-    /// Private key of the CA; an encrypted one is opened with NEBULA_CA_PASSPHRASE from the environment.
+    /// Private key of the CA; an encrypted one is opened with the passphrase in NEBULA_CA_PASSPHRASE, or one that is
+    /// asked for.
     #[arg(long, default_value = "ca.key", value_name = "PATH")]
     ca_key: String,
     /// Certificate of the CA.
@@ -45,6 +47,9 @@ pub(crate) struct Flags {
     /// Where to write the certificate; an existing file is never overwritten [default: <name>.crt].
     #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH")]
     out_crt: String,
+    /// Where to write a PNG image with the certificate as a QR code; an existing file is overwritten.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH")]
+    out_qr: String,
     /// Deprecated, see -networks.
     #[arg(long, default_value = "", hide_default_value = true)]
     ip: String,
@@ -52,11 +57,11 @@ pub(crate) struct Flags {
     #[arg(long, default_value = "", hide_default_value = true)]
     subnets: String,
     #[command(flatten)]
-    unsupported: Unsupported,
+    hardware: Hardware,
 }
 
 pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
-    flags.unsupported.refuse()?;
+    flags.hardware.refuse()?;
     required("ca-key", &flags.ca_key)?;
     required("ca-crt", &flags.ca_crt)?;
     required("name", &flags.name)?;
@@ -72,7 +77,7 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
     let out_key = path_or(&flags.out_key, &flags.name, "key");
     let out_crt = path_or(&flags.out_crt, &flags.name, "crt");
     file::check_inputs(&[("ca-key", &flags.ca_key), ("ca-crt", &flags.ca_crt), ("in-pub", &flags.in_pub)])?;
-    file::check_outputs(&[("out-key", &out_key), ("out-crt", &out_crt)])?;
+    file::check_outputs(&[("out-key", &out_key), ("out-crt", &out_crt), ("out-qr", &flags.out_qr)])?;
 
     let ca_key = read_ca_key(&flags.ca_key)?;
     let ca = read_ca(&flags.ca_crt)?;
@@ -118,10 +123,13 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
         ),
         other => other.context("error while signing")?,
     };
+    let text = certificate.to_pem();
+    let image = qr::wanted(&flags.out_qr, &text)?;
     if let Some(key) = private_key {
         file::write_new("out-key", &out_key, &key.to_pem())?;
     }
-    file::write_new("out-crt", &out_crt, &certificate.to_pem())
+    file::write_new("out-crt", &out_crt, &text)?;
+    file::write_image("out-qr", &flags.out_qr, image.as_deref())
 }
 
 fn path_or(path: &str, name: &str, ending: &str) -> String {
@@ -132,8 +140,9 @@ fn read_ca_key(path: &str) -> anyhow::Result<SigningKey> {
     let text = file::read("ca-key", path)?;
     match SigningKey::from_pem(&text) {
         Err(Error::KeyEncrypted) => {
-            let passphrase = passphrase::from_environment().ok_or_else(|| {
-                anyhow!("ca-key is encrypted: put its passphrase into the environment as {}", passphrase::VARIABLE)
+            let passphrase = passphrase::ask(&Asked {
+                no_terminal: "ca-key is encrypted and must be decrypted interactively",
+                never_given: "cannot open encrypted ca-key without passphrase",
             })?;
             SigningKey::from_encrypted_pem(&text, &passphrase).context("error while parsing encrypted ca-key")
         }
