@@ -1,5 +1,7 @@
 //! Pods through a CNI chain of Debian's `bridge` and our plugin, with our CA and lighthouse: the whole life of a pod.
 
+#![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
+
 mod world;
 
 use std::path::Path;

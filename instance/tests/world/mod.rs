@@ -1,5 +1,6 @@
 //! A network of namespaces for one test: hosts on one switch, daemons in them, everything removed on drop.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part of the world")]
+#![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
 pub mod cluster;
 
