@@ -185,6 +185,8 @@ impl<'a> Attachment<'a> {
             pod_address: record.pod_address,
             device: record.device,
             mode: settings.mode,
+            overlay: settings.overlay.clone(),
+            budget_seconds: settings.timeout.as_secs().saturating_sub(UNDO_SECONDS).max(1),
             port_range: settings.port_range,
             ca: settings.ca.clone(),
             nebula: settings.nebula.clone(),
@@ -243,3 +245,6 @@ const UNAVAILABLE: &str = "ca-unavailable:";
 
 // An older sandbox's DEL may be under way; it ends within its own few seconds.
 const FENCE_PATIENCE: Duration = Duration::from_secs(5);
+
+// Of the budget of ADD, what is kept for undoing a start that failed and telling why.
+const UNDO_SECONDS: u64 = 2;

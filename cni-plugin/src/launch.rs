@@ -5,6 +5,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 /// The launch contract. Readers refuse another `version`.
@@ -31,6 +32,10 @@ pub struct LaunchSpec {
     pub device: String,
     /// Whether readiness waits for the certificate.
     pub mode: Mode,
+    /// Overlay prefixes that are routed to the device before there is a certificate, so that nothing for them leaves in clear.
+    pub overlay: Vec<IpNet>,
+    /// Seconds a strict start may take; then the instance gives up and says why.
+    pub budget_seconds: u64,
     /// UDP ports in the host namespace the instance may choose from, inclusive.
     pub port_range: (u16, u16),
     /// Where certificates come from.

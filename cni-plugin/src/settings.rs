@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use crate::enrolment::Enrolment;
@@ -20,6 +21,8 @@ pub struct Settings {
     pub device: String,
     /// Whether ADD waits for the certificate.
     pub mode: Mode,
+    /// Overlay prefixes that must not leave in clear before there is a certificate.
+    pub overlay: Vec<IpNet>,
     /// UDP ports an instance may take, inclusive.
     pub port_range: (u16, u16),
     /// Where records live.
@@ -45,6 +48,7 @@ impl Settings {
             instance: keys.path("instance")?,
             device: keys.device()?,
             mode: keys.mode()?,
+            overlay: keys.overlay()?,
             port_range: keys.port_range()?,
             state_dir: keys.state_dir()?,
             timeout: keys.timeout()?,
@@ -110,6 +114,23 @@ impl Keys<'_> {
             Some("lazy") => Ok(Mode::Lazy),
             Some(other) => Err(refused("mode", &Value::from(other), "\"strict\" or \"lazy\"")),
         }
+    }
+
+    fn overlay(&self) -> Result<Vec<IpNet>, Error> {
+        const EXPECTED: &str = "a list of prefixes such as [\"10.42.0.0/16\"]";
+        let value = self.config.value("overlay")?.unwrap_or_else(|| Value::Array(Vec::new()));
+        let list = value.as_array().filter(|list| list.len() <= MAX_OVERLAY);
+        let prefixes: Option<Vec<IpNet>> = list.and_then(|list| {
+            list.iter().map(|item| item.as_str()?.parse::<IpNet>().ok().map(|net| net.trunc())).collect()
+        });
+        let prefixes = prefixes.ok_or_else(|| refused("overlay", &value, EXPECTED))?;
+        if prefixes.is_empty() && self.mode()? == Mode::Lazy {
+            return Err(Error::new(code::CONFIG, "network configuration: mode \"lazy\" needs the key \"overlay\"").details(
+                "list the overlay's prefixes: until the pod has its certificate, they are routed to its closed device, so that \
+                 nothing for them leaves in clear",
+            ));
+        }
+        Ok(prefixes)
     }
 
     fn port_range(&self) -> Result<(u16, u16), Error> {
@@ -221,6 +242,7 @@ const INSTANCE: &str = "nebula-cni-instance";
 const BIN_DIR: &str = "/opt/cni/bin";
 const STATE_DIR: &str = "/run/nebula-cni";
 const DEVICE: &str = "nebula0";
+const MAX_OVERLAY: usize = 64;
 // Above the ports Linux gives to outgoing connections by default (32768 to 60999).
 const PORT_RANGE: (u16, u16) = (61000, 65535);
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -276,6 +298,8 @@ mod tests {
             ("device", json!("neb%d")),
             ("device", json!("sixteen-bytes-xx")),
             ("mode", json!("eager")),
+            ("overlay", json!("10.42.0.0/16")),
+            ("overlay", json!(["10.42.0.0"])),
             ("mode", json!(true)),
             ("portRange", json!([5, 4])),
             ("portRange", json!([0, 4])),
@@ -324,5 +348,17 @@ mod tests {
         assert!(error.msg.contains("/nonexistent/instance"), "{error}");
         settings.instance = Some(PathBuf::from("/bin/sh"));
         assert_eq!(settings.instance_binary(None).unwrap(), Path::new("/bin/sh"));
+    }
+
+    #[test]
+    fn lazy_pods_need_to_know_what_must_not_leave_in_clear() {
+        let mut entry = good();
+        entry["mode"] = json!("lazy");
+        entry["overlay"] = json!([]);
+        let error = Settings::read(&config(&entry)).unwrap_err();
+        assert!(error.msg.contains("\"overlay\""), "{error:?}");
+        entry["overlay"] = json!(["10.42.7.7/16", "fd42::/64"]);
+        let overlay = Settings::read(&config(&entry)).unwrap().overlay;
+        assert_eq!(overlay, ["10.42.0.0/16", "fd42::/64"].map(|net| net.parse::<IpNet>().unwrap()));
     }
 }

@@ -152,6 +152,7 @@ fn open(settings: &Settings, listen: SocketAddr) -> Result<(Driver, String, Sock
             mtu: settings.tun.mtu,
             tx_queue: settings.tun.tx_queue,
             addresses: pki.identity.networks().to_vec(),
+            routes: Vec::new(),
         };
         link.configure(&Namespace::Own).map_err(|error| Error::Running(error.to_string()))?;
     }

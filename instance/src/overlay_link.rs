@@ -1,10 +1,11 @@
 //! Addresses, MTU and state of the tun link (rtnetlink).
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags};
-use rtnetlink::{AddressMessageBuilder, LinkUnspec};
+use rtnetlink::packet_route::route::RouteScope;
+use rtnetlink::{AddressMessageBuilder, LinkUnspec, RouteMessageBuilder};
 
 use crate::netns::Namespace;
 
@@ -19,6 +20,8 @@ pub struct OverlayLink {
     pub tx_queue: u32,
     /// Own addresses with the prefix lengths of their networks; the kernel adds the routes to these networks.
     pub addresses: Vec<IpNet>,
+    /// Further prefixes routed to the device.
+    pub routes: Vec<IpNet>,
 }
 
 /// Why a link could not be configured.
@@ -91,6 +94,21 @@ impl OverlayLink {
         }
         let up = LinkUnspec::new_with_index(index).up().build();
         handle.link().change(up).execute().await.map_err(|source| self.refused("bring the link up".into(), source))?;
+        for route in &self.routes {
+            let message = match route {
+                IpNet::V4(net) => RouteMessageBuilder::<Ipv4Addr>::new()
+                    .destination_prefix(net.network(), net.prefix_len())
+                    .output_interface(index)
+                    .scope(RouteScope::Link)
+                    .build(),
+                IpNet::V6(net) => RouteMessageBuilder::<Ipv6Addr>::new()
+                    .destination_prefix(net.network(), net.prefix_len())
+                    .output_interface(index)
+                    .build(),
+            };
+            let added = handle.route().add(message).replace().execute().await;
+            added.map_err(|source| self.refused(format!("add the route {route}"), source))?;
+        }
         connection.abort();
         Ok(())
     }

@@ -11,6 +11,7 @@ pub type Moment = Duration;
 #[derive(Debug)]
 pub struct LifeCycle {
     mode: Mode,
+    budget: Duration,
     born: Moment,
     /// When to ask next; none while a request is under way.
     ask_at: Option<Moment>,
@@ -60,11 +61,12 @@ pub enum Install {
 }
 
 impl LifeCycle {
-    /// A pod that has nothing yet. `seed` spreads the renewals of many pods.
+    /// A pod that has nothing yet; a strict one gives up after `budget`. `seed` spreads the renewals of many pods.
     #[must_use]
-    pub fn new(mode: Mode, now: Moment, seed: u64) -> Self {
+    pub fn new(mode: Mode, budget: Duration, now: Moment, seed: u64) -> Self {
         Self {
             mode,
+            budget,
             born: now,
             ask_at: Some(now),
             failures: 0,
@@ -94,7 +96,7 @@ impl LifeCycle {
             self.ask_at = self.ask_at.map(|at| at.min(now));
             return Some(Step::Close);
         }
-        if self.must_hurry() && now >= self.born + STRICT_BUDGET {
+        if self.must_hurry() && now >= self.born + self.budget {
             let cause = self.last_failure.clone().unwrap_or_else(|| "no answer in time".to_owned());
             return Some(Step::GiveUp(GiveUp::Unavailable(cause)));
         }
@@ -109,7 +111,7 @@ impl LifeCycle {
     #[must_use]
     pub fn deadline(&self) -> Option<Moment> {
         let expiry = self.certificate.filter(|_| !self.closed).map(|held| held.expires);
-        let budget = self.must_hurry().then(|| self.born + STRICT_BUDGET);
+        let budget = self.must_hurry().then(|| self.born + self.budget);
         [self.ask_at, expiry, budget].into_iter().flatten().min()
     }
 
@@ -146,7 +148,7 @@ impl LifeCycle {
 
     fn patience(&self, now: Moment) -> Duration {
         if self.must_hurry() {
-            let left = (self.born + STRICT_BUDGET).saturating_sub(now);
+            let left = (self.born + self.budget).saturating_sub(now);
             left.clamp(Duration::from_millis(200), ASK_WITHIN)
         } else {
             ASK_WITHIN
@@ -183,8 +185,6 @@ impl Jitter {
     }
 }
 
-// The plugin waits 20 s by default; the reason must reach it before it stops listening.
-const STRICT_BUDGET: Duration = Duration::from_secs(18);
 const ASK_WITHIN: Duration = Duration::from_secs(10);
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const STRICT_RETRY: Duration = Duration::from_secs(2);
@@ -198,6 +198,7 @@ mod tests {
 
     const START: Moment = Duration::from_secs(1_800_000_000);
     const DAY: Duration = Duration::from_secs(86_400);
+    const STRICT_BUDGET: Duration = Duration::from_secs(18);
 
     fn seconds(n: u64) -> Duration {
         Duration::from_secs(n)
@@ -208,7 +209,7 @@ mod tests {
     }
 
     fn running(mode: Mode, seed: u64) -> LifeCycle {
-        let mut life = LifeCycle::new(mode, START, seed);
+        let mut life = LifeCycle::new(mode, STRICT_BUDGET, START, seed);
         assert!(asks(&mut life, START));
         assert_eq!(life.issued(START, START + DAY), Install::Open);
         life
@@ -216,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_new_pod_asks_once_and_waits_for_the_answer() {
-        let mut life = LifeCycle::new(Mode::Strict, START, 1);
+        let mut life = LifeCycle::new(Mode::Strict, STRICT_BUDGET, START, 1);
         assert!(asks(&mut life, START));
         assert_eq!(life.poll(START + seconds(5)), None);
         assert!(!life.is_open());
@@ -289,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_strict_start_ends_at_once_when_denied() {
-        let mut life = LifeCycle::new(Mode::Strict, START, 1);
+        let mut life = LifeCycle::new(Mode::Strict, STRICT_BUDGET, START, 1);
         assert!(asks(&mut life, START));
         life.failed(START, true, "unknown pod".to_owned());
         assert_eq!(life.poll(START), Some(Step::GiveUp(GiveUp::Denied("unknown pod".to_owned()))));
@@ -297,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_strict_start_retries_until_its_budget_and_then_says_why() {
-        let mut life = LifeCycle::new(Mode::Strict, START, 1);
+        let mut life = LifeCycle::new(Mode::Strict, STRICT_BUDGET, START, 1);
         let mut now = START;
         let mut tries = 0;
         loop {
@@ -321,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_request_that_never_ends_does_not_outlast_the_budget() {
-        let mut life = LifeCycle::new(Mode::Strict, START, 1);
+        let mut life = LifeCycle::new(Mode::Strict, STRICT_BUDGET, START, 1);
         assert!(asks(&mut life, START));
         assert_eq!(life.deadline(), Some(START + STRICT_BUDGET));
         assert!(matches!(life.poll(START + STRICT_BUDGET), Some(Step::GiveUp(GiveUp::Unavailable(_)))));
@@ -329,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_lazy_pod_never_gives_up() {
-        let mut life = LifeCycle::new(Mode::Lazy, START, 1);
+        let mut life = LifeCycle::new(Mode::Lazy, STRICT_BUDGET, START, 1);
         let mut now = START;
         for _ in 0..500 {
             now = life.deadline().unwrap().max(now);
@@ -342,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_certificate_that_lives_for_seconds_does_not_cause_a_storm() {
-        let mut life = LifeCycle::new(Mode::Strict, START, 1);
+        let mut life = LifeCycle::new(Mode::Strict, STRICT_BUDGET, START, 1);
         assert!(asks(&mut life, START));
         let _ = life.issued(START, START + seconds(1));
         assert!(life.poll(START).is_none());

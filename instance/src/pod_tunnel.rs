@@ -124,7 +124,7 @@ pub fn serve(spec: LaunchSpec) -> Result<(), Error> {
         },
     );
     let mut pod = PodTunnel {
-        life: LifeCycle::new(spec.mode, wall_clock(), random()),
+        life: LifeCycle::new(spec.mode, Duration::from_secs(spec.budget_seconds), wall_clock(), random()),
         path: DataPath::Unopened { tun, sockets },
         spec,
         settings,
@@ -136,7 +136,10 @@ pub fn serve(spec: LaunchSpec) -> Result<(), Error> {
     };
     if pod.spec.mode == Mode::Lazy {
         // Up but without a reader: what is routed to it goes nowhere.
-        pod.link(Vec::new()).configure(&pod.namespace).map_err(|error| link_failed(&error))?;
+        let routes = pod.spec.overlay.clone();
+        OverlayLink { routes, ..pod.link(Vec::new()) }
+            .configure(&pod.namespace)
+            .map_err(|error| link_failed(&error))?;
         notify::ready();
     }
     pod.run(&inputs)
@@ -342,6 +345,7 @@ impl PodTunnel {
             mtu: self.settings.tun.mtu,
             tx_queue: self.settings.tun.tx_queue,
             addresses,
+            routes: Vec::new(),
         }
     }
 
@@ -442,6 +446,8 @@ mod tests {
             "pod_address": "10.244.1.7",
             "device": "nebula0",
             "mode": "strict",
+            "overlay": ["10.42.0.0/16"],
+            "budget_seconds": 18,
             "port_range": [20000, 20003],
             "ca": {"url": "https://ca:8443", "tls_ca_file": "/a", "token_file": "/b"},
             "nebula": {},
