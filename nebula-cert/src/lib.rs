@@ -7,6 +7,20 @@
 //! certificates and key), [`Template`] (what to sign). Parsing accepts exactly what Go Nebula accepts and re-encodes
 //! byte for byte; issuing is stricter. Not supported: PKCS#11 keys.
 //!
+//! The `nebula-cert` tool takes the command lines of the Go tool and gives the same files, exit codes and JSON. A test
+//! runs both side by side; these are the differences, all on purpose:
+//!
+//! | Case | Here | In Go 1.11 |
+//! | --- | --- | --- |
+//! | a key, public key or QR code replaces a file that others can read | the file becomes private | it stays readable |
+//! | words left over, such as `-groups a, b -duration 1h` | an error | ignored, with every flag after them |
+//! | `sign -networks ,` | `-networks is required` | refused while signing |
+//! | `print` of a file that is damaged after its first certificate | prints nothing | prints what comes before |
+//! | `verify` with an empty `-crt` | an error: nothing was verified | success |
+//! | `verify` with an empty `-ca` | an error about the file | an unknown issuer |
+//! | `verify` of an expired or self-signed certificate | names it in one line | prints all of its JSON |
+//! | messages | begin as in Go and go on with details; an unknown flag is named once | |
+//!
 //! ```
 //! use nebula_cert::{CaPool, Curve, PrivateKey, SigningKey, Template, Version};
 //!

@@ -272,7 +272,7 @@ fn wrong_words_are_answered_with_the_reason_and_the_help_of_the_mode() {
     }
     assert_eq!(folder.fails("forge -name x"), "Error: unknown mode: forge\n");
     assert!(folder.fails("").contains("No mode was provided"));
-    assert!(folder.fails("-verbose ca").contains("unknown flag before the mode: -verbose"));
+    assert!(folder.fails("-verbose ca").contains("flag provided but not defined: -verbose"));
 }
 
 /// Width in pixels and text of a QR code.

@@ -1,6 +1,7 @@
 //! Go flag forms (`-x v`, `-x=v`, `--x`, `-x=false`) on top of clap.
 
 use clap::builder::Styles;
+use clap::error::{ContextKind, ErrorKind};
 use clap::{Arg, Command};
 
 /// The words were wrong, so the help of the mode is worth printing.
@@ -69,6 +70,43 @@ pub(crate) fn boolean(text: &str) -> Result<bool, &'static str> {
     }
 }
 
+/// A number as Go flags take it, with the base in its prefix.
+pub(crate) fn unsigned(text: &str) -> Result<u64, &'static str> {
+    let (digits, base) = match text.get(..2).map(str::to_ascii_lowercase).as_deref() {
+        Some("0x") => (&text[2..], 16),
+        Some("0o") => (&text[2..], 8),
+        Some("0b") => (&text[2..], 2),
+        Some(_) if text.starts_with('0') => (&text[1..], 8),
+        _ => (text, 10),
+    };
+    match u64::from_str_radix(digits, base) {
+        Ok(number) if !digits.starts_with('+') => Ok(number),
+        _ => Err("a number from 0 to 18446744073709551615 expected"),
+    }
+}
+
+/// What was wrong with the words, as the Go tool puts it.
+pub(crate) fn complaint(error: &clap::Error) -> String {
+    let context = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
+    // `--name <NAME>`, `--json[=<JSON>]` or the word itself.
+    let argument = context(ContextKind::InvalidArg);
+    let is_flag = argument.starts_with('-');
+    let is_boolean = argument.contains("[=");
+    let flag = argument.trim_start_matches('-').split([' ', '[', '=']).next().unwrap_or_default();
+    let value = context(ContextKind::InvalidValue);
+    let reason = std::error::Error::source(error).map(|reason| format!(": {reason}")).unwrap_or_default();
+    match error.kind() {
+        ErrorKind::UnknownArgument if is_flag => format!("flag provided but not defined: -{flag}"),
+        ErrorKind::UnknownArgument => format!("{argument:?} is neither a flag nor the value of one"),
+        ErrorKind::InvalidValue if value.is_empty() => format!("flag needs an argument: -{flag}"),
+        ErrorKind::ValueValidation if is_boolean => {
+            format!("invalid boolean value {value:?} for -{flag}: parse error{reason}")
+        }
+        ErrorKind::ValueValidation => format!("invalid value {value:?} for flag -{flag}: parse error{reason}"),
+        _ => error.to_string().trim_start_matches("error: ").trim_end().to_owned(),
+    }
+}
+
 /// A flag that Go tools require to be given and not empty.
 pub(crate) fn required<'a>(flag: &str, value: &'a str) -> anyhow::Result<&'a str> {
     if value.is_empty() { Err(Usage::error(format!("-{flag} is required"))) } else { Ok(value) }
@@ -111,6 +149,16 @@ mod tests {
     fn one_dash_two_dashes_and_both_value_forms_are_the_same() {
         for words in [&["-name", "x"][..], &["--name", "x"], &["-name=x"], &["--name=x"]] {
             assert_eq!(rewritten(words), "--name=x");
+        }
+    }
+
+    #[test]
+    fn numbers_read_as_go_reads_them() {
+        for (text, number) in [("2", 2), ("0x2", 2), ("0X1f", 31), ("010", 8), ("0b11", 3), ("0o17", 15), ("0", 0)] {
+            assert_eq!(unsigned(text), Ok(number), "{text}");
+        }
+        for text in ["", "-1", "+1", "two", "0x", "0x+1", "08", "18446744073709551616", "1 ", "\u{e9}\u{e9}"] {
+            assert!(unsigned(text).is_err(), "{text}");
         }
     }
 

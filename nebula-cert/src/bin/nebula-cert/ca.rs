@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use nebula_cert::{PassphraseCost, SigningKey, Template, Version};
 use zeroize::Zeroizing;
 
-use crate::arguments::{Hardware, Usage, boolean, required};
+use crate::arguments::{Hardware, Usage, boolean, required, unsigned};
 use crate::duration::GoDuration;
 use crate::passphrase::{self, Asked};
 use crate::{contents, file, qr};
@@ -17,8 +17,8 @@ pub(crate) struct Flags {
     #[arg(long, default_value = "", hide_default_value = true)]
     name: String,
     /// Version of the certificate format.
-    #[arg(long, default_value = "2")]
-    version: u32,
+    #[arg(long, default_value = "2", value_parser = unsigned)]
+    version: u64,
     /// How long it is valid, with units h, m and s.
     #[arg(long, default_value = "8760h")]
     duration: GoDuration,
@@ -49,14 +49,14 @@ pub(crate) struct Flags {
           value_parser = boolean, action = clap::ArgAction::Set)]
     encrypt: bool,
     /// Memory in KiB that trying one passphrase costs.
-    #[arg(long, default_value_t = PassphraseCost::default().memory_kib)]
-    argon_memory: u32,
+    #[arg(long, default_value_t = PassphraseCost::default().memory_kib.into(), value_parser = unsigned)]
+    argon_memory: u64,
     /// Passes over that memory.
-    #[arg(long, default_value_t = PassphraseCost::default().iterations)]
-    argon_iterations: u32,
+    #[arg(long, default_value_t = PassphraseCost::default().iterations.into(), value_parser = unsigned)]
+    argon_iterations: u64,
     /// Lanes, 1 to 255.
-    #[arg(long, default_value_t = PassphraseCost::default().parallelism)]
-    argon_parallelism: u32,
+    #[arg(long, default_value_t = PassphraseCost::default().parallelism.into(), value_parser = unsigned)]
+    argon_parallelism: u64,
     /// Deprecated, see -networks.
     #[arg(long, default_value = "", hide_default_value = true)]
     ips: String,
@@ -84,6 +84,7 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
             return Err(Usage::error(format!("invalid -{flag} definition: {rule}, have {network}")));
         }
     }
+    let cost = if flags.encrypt { Some(passphrase_cost(&flags)?) } else { None };
     let curve = contents::curve(&flags.curve)?;
     file::check_outputs(&[("out-key", &flags.out_key), ("out-crt", &flags.out_crt), ("out-qr", &flags.out_qr)])?;
     file::must_not_exist("CA key", &flags.out_key)?;
@@ -102,16 +103,11 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
         public_key: key.public_key(),
     };
     let certificate = template.self_sign(&key).context("error while signing")?;
-    let key_text = if flags.encrypt {
+    let key_text = if let Some(cost) = cost {
         let passphrase = passphrase::ask(&Asked {
             no_terminal: "out-key must be encrypted interactively",
             never_given: "no passphrase specified, remove -encrypt flag to write out-key in plaintext",
         })?;
-        let cost = PassphraseCost {
-            memory_kib: flags.argon_memory,
-            iterations: flags.argon_iterations,
-            parallelism: flags.argon_parallelism,
-        };
         Zeroizing::new(key.to_encrypted_pem(&passphrase, cost).context("error while encrypting out-key")?)
     } else {
         key.to_pem()
@@ -121,4 +117,16 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
     file::write_new("out-key", &flags.out_key, &key_text)?;
     file::write_new("out-crt", &flags.out_crt, &text)?;
     file::write_image("out-qr", &flags.out_qr, image.as_deref())
+}
+
+fn passphrase_cost(flags: &Flags) -> anyhow::Result<PassphraseCost> {
+    let bounded = |flag, value: u64, most: u32, unit| match u32::try_from(value) {
+        Ok(value) if (1..=most).contains(&value) => Ok(value),
+        _ => Err(Usage::error(format!("-{flag} must be greater than 0 and no more than {most}{unit}"))),
+    };
+    Ok(PassphraseCost {
+        memory_kib: bounded("argon-memory", flags.argon_memory, u32::MAX, " KiB")?,
+        iterations: bounded("argon-iterations", flags.argon_iterations, u32::MAX, "")?,
+        parallelism: bounded("argon-parallelism", flags.argon_parallelism, 255, "")?,
+    })
 }

@@ -15,11 +15,11 @@ pub(crate) fn groups(text: &str) -> Vec<String> {
 pub(crate) fn networks(flag: &str, text: &str, deprecated: &str) -> anyhow::Result<Vec<IpNet>> {
     let text = if text.is_empty() { deprecated } else { text };
     let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
-    words.map(|word| word.parse().map_err(|_| bad_network(flag, word))).collect()
+    words.map(|word| network(word).ok_or_else(|| bad_network(flag, word))).collect()
 }
 
 /// The version numbers that exist.
-pub(crate) fn version(number: u32) -> anyhow::Result<Version> {
+pub(crate) fn version(number: u64) -> anyhow::Result<Version> {
     match number {
         1 => Ok(Version::V1),
         2 => Ok(Version::V2),
@@ -39,6 +39,13 @@ pub(crate) fn curve(name: &str) -> anyhow::Result<Curve> {
 /// The first network that v1 certificates cannot hold.
 pub(crate) fn first_ipv6(networks: &[IpNet]) -> Option<&IpNet> {
     networks.iter().find(|network| matches!(network, IpNet::V6(_)))
+}
+
+/// Address and prefix length. No leading zeros: others read them as octal numbers, or not at all.
+fn network(word: &str) -> Option<IpNet> {
+    let (address, length) = word.split_once('/')?;
+    let plain = length == "0" || length.starts_with(|digit: char| ('1'..='9').contains(&digit));
+    IpNet::new(address.parse().ok()?, length.parse().ok().filter(|_| plain)?).ok()
 }
 
 fn bad_network(flag: &str, word: &str) -> anyhow::Error {

@@ -8,14 +8,19 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use zeroize::Zeroizing;
 
-/// Reads an input file; `-` is standard input.
+/// Reads the input file of a flag; `-` is standard input.
 pub(crate) fn read(flag: &str, path: &str) -> anyhow::Result<Zeroizing<Vec<u8>>> {
+    read_or(&format!("error while reading {flag}:"), path)
+}
+
+/// As [`read`], with other words for the case that it fails.
+pub(crate) fn read_or(complaint: &str, path: &str) -> anyhow::Result<Zeroizing<Vec<u8>>> {
     let mut contents = Zeroizing::new(Vec::new());
     let result = match path {
         STDIO => std::io::stdin().take(LIMIT).read_to_end(&mut contents),
         path => File::open(path).and_then(|file| file.take(LIMIT).read_to_end(&mut contents)),
     };
-    result.with_context(|| format!("error while reading {flag}: {path}"))?;
+    result.with_context(|| format!("{complaint} {path}"))?;
     Ok(contents)
 }
 

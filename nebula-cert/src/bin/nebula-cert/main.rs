@@ -60,7 +60,7 @@ fn run(words: &[String]) -> ExitCode {
             Some("version") => return print_version(),
             Some("h" | "help") => help = true,
             Some(_) => {
-                complain(&format!("unknown flag before the mode: {word}\n"));
+                complain(&format!("flag provided but not defined: -{}\n", word.trim_start_matches('-')));
                 say_on_stderr(&overview());
                 return ExitCode::FAILURE;
             }
@@ -102,8 +102,8 @@ fn report(error: &anyhow::Error, command: &mut clap::Command) -> ExitCode {
             say_on_stderr(&error.to_string());
             return ExitCode::SUCCESS;
         }
-        let text = error.to_string();
-        complain(text.strip_prefix("error: ").unwrap_or(&text).trim_end());
+        let help = format!("the flags are listed by: {} -h", command.get_bin_name().unwrap_or_default());
+        complain(&format!("{}\n{help}", arguments::complaint(error)));
         return ExitCode::FAILURE;
     }
     complain(&format!("{error:#}"));

@@ -27,7 +27,7 @@ pub(crate) struct Flags {
 
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
     required("path", &flags.path)?;
-    let text = file::read("path", &flags.path)?;
+    let text = file::read_or("unable to read cert;", &flags.path)?;
     let certificates = Certificate::bundle_from_pem(&text).context("error while unmarshaling cert")?;
     let pem: String = certificates.iter().map(Certificate::to_pem).collect();
     let image = qr::wanted(&flags.out_qr, &pem)?;

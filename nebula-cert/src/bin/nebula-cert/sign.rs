@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use ipnet::IpNet;
 use nebula_cert::{Certificate, Error, PrivateKey, SigningKey, Template, Version, public_key_from_pem};
 
-use crate::arguments::{Hardware, Usage, required};
+use crate::arguments::{Hardware, Usage, required, unsigned};
 use crate::duration::GoDuration;
 use crate::passphrase::{self, Asked};
 use crate::{contents, file, qr};
@@ -29,8 +29,8 @@ pub(crate) struct Flags {
     #[arg(long, default_value = "0", hide_default_value = true)]
     duration: GoDuration,
     /// Version of the certificate format [default: that of the CA].
-    #[arg(long, default_value = "0", hide_default_value = true)]
-    version: u32,
+    #[arg(long, default_value = "0", hide_default_value = true, value_parser = unsigned)]
+    version: u64,
     /// Private key of the CA; an encrypted one is opened with the passphrase in NEBULA_CA_PASSPHRASE, or one that is
     /// asked for.
     #[arg(long, default_value = "ca.key", value_name = "PATH")]

@@ -23,8 +23,8 @@ pub(crate) fn run(flags: &Flags, now: Duration) -> anyhow::Result<()> {
     required("crt", &flags.crt)?;
     file::check_inputs(&[("ca", &flags.ca), ("crt", &flags.crt)])?;
     let pool = CaPool::from_pem(&file::read("ca", &flags.ca)?).context("error while adding ca cert to pool")?;
-    let certificates =
-        Certificate::bundle_from_pem(&file::read("crt", &flags.crt)?).context("error while parsing crt")?;
+    let certificates = Certificate::bundle_from_pem(&file::read_or("unable to read crt:", &flags.crt)?)
+        .context("error while parsing crt")?;
     let mut faults = Vec::new();
     for certificate in certificates {
         let subject = format!("{} {}", certificate.version(), certificate.name().escape_debug());
