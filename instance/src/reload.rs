@@ -3,13 +3,12 @@
 use std::path::PathBuf;
 
 use nebula_cert::{Identity, UnixTime, Version};
-use nebula_core::config::Punchy;
 use nebula_core::firewall::Policy;
 use nebula_core::io::Handle;
 
 use crate::config_file::{self, Settings};
 use crate::names::NameWatch;
-use crate::{daemon, log};
+use crate::{daemon, log, names};
 
 /// What a running node was started or last reloaded with.
 #[derive(Debug)]
@@ -65,12 +64,37 @@ impl Reloader {
             self.handle.set_firewall(new.firewall.clone());
             tracing::info!("New firewall has been installed");
         }
+        let (listen, old_listen) = (&new.listen, &self.current.listen);
+        let recv_error = (listen.send_recv_error, listen.accept_recv_error);
+        if (old_listen.send_recv_error, old_listen.accept_recv_error) != recv_error {
+            self.handle.set_recv_error(recv_error.0, recv_error.1);
+            tracing::info!("listen.send_recv_error and listen.accept_recv_error have been reloaded");
+        }
+        if self.current.punchy != new.punchy {
+            self.handle.set_punchy(new.punchy.clone());
+            tracing::info!("punchy has been reloaded");
+        }
+        if self.current.preferred_ranges != new.preferred_ranges {
+            self.handle.set_preferred_ranges(new.preferred_ranges.clone());
+            tracing::info!("preferred_ranges has been reloaded");
+        }
+        if self.current.disconnect_invalid != new.disconnect_invalid {
+            self.handle.set_disconnect_invalid(new.disconnect_invalid);
+            tracing::info!("pki.disconnect_invalid has been reloaded");
+        }
         let hosts_changed = self.current.static_hosts != new.static_hosts;
+        let rendezvous_changed = !same_rendezvous(&self.current, &new);
         self.current = new;
         if hosts_changed {
             self.handle.set_static_hosts(self.current.static_hosts.endpoints(&Default::default()));
             self.watch_names();
             tracing::info!("static_host_map has been reloaded");
+        }
+        // After the endpoints of new lighthouses.
+        if rendezvous_changed {
+            let advertise = names::resolve_once(&self.current.advertise);
+            self.handle.set_lighthouse(self.current.lighthouse(advertise));
+            tracing::info!("lighthouse settings have been reloaded");
         }
     }
 
@@ -129,8 +153,9 @@ fn same_policy(a: &Policy, b: &Policy) -> bool {
         && (a.tcp_timeout, a.udp_timeout, a.default_timeout) == (b.tcp_timeout, b.udp_timeout, b.default_timeout)
 }
 
-fn same_punchy(a: &Punchy, b: &Punchy) -> bool {
-    (a.punch, a.respond, a.delay, a.respond_delay) == (b.punch, b.respond, b.delay, b.respond_delay)
+fn same_rendezvous(a: &Settings, b: &Settings) -> bool {
+    (&a.lighthouses, a.lighthouse_interval, &a.advertise) == (&b.lighthouses, b.lighthouse_interval, &b.advertise)
+        && (&a.remote_allow, &a.local_allow) == (&b.remote_allow, &b.local_allow)
 }
 
 fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
@@ -140,17 +165,9 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("listen.port", old.listen.port != new.listen.port),
         ("listen.read_buffer", old.listen.read_buffer != new.listen.read_buffer),
         ("listen.write_buffer", old.listen.write_buffer != new.listen.write_buffer),
-        ("listen.send_recv_error", old.listen.send_recv_error != new.listen.send_recv_error),
-        ("listen.accept_recv_error", old.listen.accept_recv_error != new.listen.accept_recv_error),
         ("routines", old.routines != new.routines),
-        ("punchy", !same_punchy(&old.punchy, &new.punchy)),
         ("tun", old.tun != new.tun),
         ("lighthouse.am_lighthouse", old.am_lighthouse != new.am_lighthouse),
-        ("lighthouse.hosts", old.lighthouses != new.lighthouses),
-        ("lighthouse.interval", old.lighthouse_interval != new.lighthouse_interval),
-        ("lighthouse.advertise_addrs", old.advertise != new.advertise),
-        ("preferred_ranges", old.preferred_ranges != new.preferred_ranges),
-        ("pki.disconnect_invalid", old.disconnect_invalid != new.disconnect_invalid),
         ("pki.initiating_version", old.initiating_version != new.initiating_version),
     ];
     changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect()
@@ -218,7 +235,7 @@ mod tests {
     fn what_cannot_change_while_running_is_named() {
         let old = settings("tun: {mtu: 1300}\nlisten: {port: 1}\npunchy: {punch: true}");
         let new = settings("tun: {mtu: 1400}\nlisten: {port: 2}\nfirewall: {default_local_cidr_any: true}");
-        assert_eq!(needs_restart(&old, &new), ["listen.port", "punchy", "tun"]);
+        assert_eq!(needs_restart(&old, &new), ["listen.port", "tun"]);
         assert!(!same_policy(&old.firewall, &new.firewall));
         assert!(same_policy(&old.firewall, &old.firewall));
     }

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use nebula_cert::{CaPool, Identity, Version};
 
 use crate::firewall;
+pub use crate::lighthouse::{AllowList, BadPattern, InterfaceRules, LocalAllowList, NoDefault, RemoteAllowList};
 pub use crate::tunnel::cipher::Cipher;
 
 /// Configuration of one node.
@@ -77,7 +78,7 @@ impl Config {
 }
 
 /// Rendezvous settings.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Lighthouse {
     /// This node answers for others.
     pub am_lighthouse: bool,
@@ -87,16 +88,27 @@ pub struct Lighthouse {
     pub interval: Option<Duration>,
     /// Extra endpoints to advertise; port 0 means [`Config::listen_port`].
     pub advertise: Vec<SocketAddr>,
+    /// Underlay addresses at which peers may be.
+    pub remote_allow: RemoteAllowList,
+    /// Addresses of this host that may be advertised.
+    pub local_allow: LocalAllowList,
 }
 
 impl Default for Lighthouse {
     fn default() -> Self {
-        Self { am_lighthouse: false, hosts: Vec::new(), interval: Some(Duration::from_secs(10)), advertise: Vec::new() }
+        Self {
+            am_lighthouse: false,
+            hosts: Vec::new(),
+            interval: Some(Duration::from_secs(10)),
+            advertise: Vec::new(),
+            remote_allow: RemoteAllowList::default(),
+            local_allow: LocalAllowList::default(),
+        }
     }
 }
 
 /// Hole punching settings.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Punchy {
     /// Keep NAT mappings of idle tunnels open.
     pub punch: bool,

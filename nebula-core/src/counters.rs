@@ -180,6 +180,7 @@ drop_names! {
     Relay "relay",
     BadMessage "bad_message",
     BadOffload "bad_offload",
+    AddressNotAllowed "address_not_allowed",
 }
 
 #[cfg(test)]

@@ -67,6 +67,8 @@ pub enum DropReason {
     BadMessage,
     /// A super-packet whose offload description contradicts its bytes.
     BadOffload,
+    /// Handshake with an underlay address that the allow lists exclude.
+    AddressNotAllowed,
 }
 
 /// A datagram the control plane wants on the underlay.

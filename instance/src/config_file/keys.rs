@@ -1,10 +1,10 @@
 //! Which keys exist, and what is said about those that are unknown or have no effect here.
 
+use super::Value;
 use super::section::Section;
-use super::{Refused, Value};
 
-/// Remarks on every key that is not read; an error for those whose absence would let traffic through.
-pub(super) fn check(section: &Section<'_>, tree: &Value) -> Result<(), Refused> {
+/// Remarks on every key that is not read.
+pub(super) fn check(section: &Section<'_>, tree: &Value) {
     for (path, state) in KEYS {
         let Some(value) = section.get(path) else { continue };
         match state {
@@ -12,20 +12,9 @@ pub(super) fn check(section: &Section<'_>, tree: &Value) -> Result<(), Refused> 
             NoEffect => section.warn(format!("{path} is not supported and has no effect in this version")),
             NoEffectIfSet if value.is_zero() || value.boolean() == Some(false) => {}
             NoEffectIfSet => section.warn(format!("{path} is not supported and has no effect in this version")),
-            RefusedIfSet if value.is_zero() => {}
-            RefusedIfSet => {
-                return Err(Refused::new(
-                    "Unsupported configuration",
-                    format!(
-                        "{path} restricts which addresses are used, but this version cannot enforce it and would \
-                         ignore the restriction; remove {path} to start without it"
-                    ),
-                ));
-            }
         }
     }
     report_unknown(section, tree, String::new());
-    Ok(())
 }
 
 fn report_unknown(section: &Section<'_>, value: &Value, prefix: String) {
@@ -53,11 +42,9 @@ enum State {
     NoEffect,
     /// Ignored, and said so unless it is off or empty.
     NoEffectIfSet,
-    /// Ignoring it would open something; only accepted empty.
-    RefusedIfSet,
 }
 
-use State::{NoEffect, NoEffectIfSet, Read, RefusedIfSet, Tuning};
+use State::{NoEffect, NoEffectIfSet, Read, Tuning};
 
 const KEYS: &[(&str, State)] = &[
     ("pki.ca", Read),
@@ -78,9 +65,9 @@ const KEYS: &[(&str, State)] = &[
     ("lighthouse.serve_dns", NoEffectIfSet),
     ("lighthouse.dns.host", Tuning),
     ("lighthouse.dns.port", Tuning),
-    ("lighthouse.remote_allow_list", RefusedIfSet),
-    ("lighthouse.remote_allow_ranges", RefusedIfSet),
-    ("lighthouse.local_allow_list", RefusedIfSet),
+    ("lighthouse.remote_allow_list", Read),
+    ("lighthouse.remote_allow_ranges", Read),
+    ("lighthouse.local_allow_list", Read),
     ("lighthouse.calculated_remotes", NoEffectIfSet),
     ("listen.host", Read),
     ("listen.port", Read),

@@ -3,6 +3,7 @@
 //! [`load`] or [`parse`] give a tree, [`Settings::read`] checks all of it and gives the typed form. Nothing here
 //! touches the network or changes the system; names are resolved elsewhere.
 
+mod allow_list;
 mod firewall;
 mod hosts;
 mod keys;

@@ -4,11 +4,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use nebula_cert::{CaPool, Identity, UnixTime, Version};
-use nebula_core::config::{Cipher, Handshakes, Lighthouse, Punchy, RecvErrorPolicy, Timers};
+use nebula_core::config::{
+    Cipher, Handshakes, Lighthouse, LocalAllowList, Punchy, RecvErrorPolicy, RemoteAllowList, Timers,
+};
 use nebula_core::{Config, firewall::Policy};
 
 use super::section::Section;
-use super::{HostTarget, Pki, Refused, StaticHosts, Value, firewall, keys, pki};
+use super::{HostTarget, Pki, Refused, StaticHosts, Value, allow_list, firewall, keys, pki};
 
 /// A whole configuration.
 #[derive(Debug, Clone)]
@@ -31,6 +33,10 @@ pub struct Settings {
     pub lighthouse_interval: Option<Duration>,
     /// Extra endpoints to advertise.
     pub advertise: Vec<HostTarget>,
+    /// Underlay addresses at which peers may be.
+    pub remote_allow: RemoteAllowList,
+    /// Addresses of this host that may be advertised.
+    pub local_allow: LocalAllowList,
     /// Rules.
     pub firewall: Policy,
     /// Hole punching.
@@ -151,7 +157,7 @@ impl Settings {
     }
 
     fn read_with(tree: &Value, section: Section<'_>, pki: Option<Pki>) -> Result<Self, Refused> {
-        keys::check(&section, tree)?;
+        keys::check(&section, tree);
         if let Some(kind) = section.string("stats.type").filter(|kind| !matches!(kind.as_str(), "" | "none")) {
             section.warn(format!("stats.type: {kind} is not supported and has no effect in this version"));
         }
@@ -171,6 +177,8 @@ impl Settings {
                 seconds => Some(Duration::from_secs(seconds.map_or(10, i64::unsigned_abs))),
             },
             advertise: advertise(&section)?,
+            remote_allow: allow_list::remote(&section)?,
+            local_allow: allow_list::local(&section)?,
             static_hosts,
             firewall,
             punchy: punchy(&section),
@@ -206,12 +214,7 @@ impl Settings {
         config.initiating_version = self.initiating_version;
         config.disconnect_invalid = self.disconnect_invalid;
         config.static_hosts = self.static_hosts.endpoints(&Default::default());
-        config.lighthouse = Lighthouse {
-            am_lighthouse: self.am_lighthouse,
-            hosts: self.lighthouses.clone(),
-            interval: self.lighthouse_interval,
-            advertise,
-        };
+        config.lighthouse = self.lighthouse(advertise);
         config.firewall = self.firewall.clone();
         config.punchy = self.punchy.clone();
         config.handshakes = self.handshakes.clone();
@@ -223,6 +226,21 @@ impl Settings {
         config.drop_local_broadcast = self.tun.drop_local_broadcast;
         config.drop_multicast = self.tun.drop_multicast;
         config
+    }
+}
+
+impl Settings {
+    /// The core's rendezvous settings, with the names in `lighthouse.advertise_addrs` looked up.
+    #[must_use]
+    pub fn lighthouse(&self, advertise: Vec<SocketAddr>) -> Lighthouse {
+        Lighthouse {
+            am_lighthouse: self.am_lighthouse,
+            hosts: self.lighthouses.clone(),
+            interval: self.lighthouse_interval,
+            advertise,
+            remote_allow: self.remote_allow.clone(),
+            local_allow: self.local_allow.clone(),
+        }
     }
 }
 

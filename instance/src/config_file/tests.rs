@@ -276,11 +276,60 @@ nonsense: {deeper: 1}",
 }
 
 #[test]
-fn a_restriction_that_cannot_be_enforced_refuses_to_start() {
-    for key in ["remote_allow_list", "local_allow_list"] {
-        let text = refusal(&format!("lighthouse: {{{key}: {{'10.0.0.0/8': false}}}}"));
-        assert!(text.contains(&format!("lighthouse.{key}")), "{text}");
-        settings(&format!("lighthouse: {{{key}: {{}}}}"));
+fn allow_lists_are_read_with_yes_and_no_but_no_other_booleans() {
+    let settings = settings(
+        "lighthouse: {remote_allow_list: {0.0.0.0/0: false, 10.0.0.0/8: yes, 10.1.0.0/16: n},
+          remote_allow_ranges: {10.42.0.0/16: {192.168.0.0/16: true}},
+          local_allow_list: {interfaces: {tun.*: false, 'docker.*': no}, '10.0.0.0/8': true}}",
+    );
+    let list = |rules: &[(&str, bool)]| {
+        let rules = rules.iter().map(|(prefix, allowed)| (prefix.parse().unwrap(), *allowed));
+        nebula_core::config::AllowList::new(rules).unwrap()
+    };
+    let everybody = list(&[("0.0.0.0/0", false), ("10.0.0.0/8", true), ("10.1.0.0/16", false)]);
+    let range = ("10.42.0.0/16".parse().unwrap(), list(&[("192.168.0.0/16", true)]));
+    assert_eq!(settings.remote_allow, nebula_core::config::RemoteAllowList::new(everybody, [range]));
+    assert_eq!(settings.local_allow.addresses, list(&[("10.0.0.0/8", true)]));
+    let interfaces = &settings.local_allow.interfaces;
+    assert_eq!(["tun0", "docker0", "eth0"].map(|name| interfaces.allows(name)), [false, false, true]);
+    assert_eq!(settings.warnings.iter().filter(|text| text.contains("allow")).count(), 0);
+}
+
+#[test]
+fn a_mistake_in_an_allow_list_refuses_to_start_in_the_words_of_go() {
+    for (lists, expected) in [
+        ("remote_allow_list: 1", "config `lighthouse.remote_allow_list` has invalid type: int"),
+        (
+            "remote_allow_list: {10.0.0.0/8: 'true'}",
+            "config `lighthouse.remote_allow_list` has invalid value (type string): true",
+        ),
+        ("remote_allow_list: {10.0.0.0/8: 1}", "config `lighthouse.remote_allow_list` has invalid value (type int): 1"),
+        ("remote_allow_list: {x: true}", "config `lighthouse.remote_allow_list` has invalid CIDR: x."),
+        (
+            "local_allow_list: {10.0.0.0/8: true, 10.1.0.0/16: false}",
+            "config `lighthouse.local_allow_list` contains both true and false rules, but no default set for 0.0.0.0/0",
+        ),
+        (
+            "remote_allow_ranges: {10.0.0.0/8: {'::1/128': y, '::2/128': n}}",
+            "config `lighthouse.remote_allow_ranges.10.0.0.0/8` contains both true and false rules, \
+             but no default set for ::/0",
+        ),
+        ("remote_allow_ranges: {x: {}}", "config `lighthouse.remote_allow_ranges` has invalid CIDR: x."),
+        (
+            "local_allow_list: {interfaces: x}",
+            "config `lighthouse.local_allow_list.interfaces` is invalid (type string)",
+        ),
+        (
+            "local_allow_list: {interfaces: {a: true, b: false}}",
+            "config `lighthouse.local_allow_list.interfaces` values must all be the same true/false value",
+        ),
+        (
+            "local_allow_list: {interfaces: {'[': true}}",
+            "config `lighthouse.local_allow_list.interfaces` has invalid key: [:",
+        ),
+    ] {
+        let text = refusal(&format!("lighthouse: {{{lists}}}"));
+        assert!(text.contains(expected), "{lists}: {text}");
     }
 }
 

@@ -1,6 +1,5 @@
 //! The one thread that owns the [`Node`]: punts, commands and deadlines in, datagrams and events out.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
@@ -10,6 +9,7 @@ use super::poll::readable;
 use super::shared::Shared;
 use super::udp::UdpSocket;
 use super::{Error, clock, interfaces};
+use crate::lighthouse::LocalAddress;
 use crate::{Event, Node, WallClock};
 
 /// Everything the thread owns.
@@ -73,6 +73,11 @@ impl Control {
             Command::SetTrust(trust) => self.node.set_trust(now, *trust),
             Command::SetFirewall(policy) => self.node.set_firewall(*policy),
             Command::SetStaticHosts(hosts) => self.node.set_static_hosts(now, hosts),
+            Command::SetLighthouse(settings) => self.node.set_lighthouse(now, *settings),
+            Command::SetPunchy(punchy) => self.node.set_punchy(punchy),
+            Command::SetPreferredRanges(ranges) => self.node.set_preferred_ranges(ranges),
+            Command::SetDisconnectInvalid(disconnect) => self.node.set_disconnect_invalid(now, disconnect),
+            Command::SetRecvError { send, accept } => self.node.set_recv_error(send, accept),
             Command::Connect(peer) => self.node.connect(now, peer),
             // Who asked may have given up.
             Command::Tunnels(reply) => drop(reply.try_send(self.node.tunnels())),
@@ -110,7 +115,7 @@ pub(super) struct InterfaceWatch {
     except: Option<String>,
     interval: Duration,
     next: Option<Instant>,
-    last: Vec<IpAddr>,
+    last: Vec<LocalAddress>,
 }
 
 impl InterfaceWatch {
@@ -120,7 +125,7 @@ impl InterfaceWatch {
     }
 
     /// The addresses, if it is time to look and they are others than before.
-    fn changed(&mut self, now: Instant) -> Option<Vec<IpAddr>> {
+    fn changed(&mut self, now: Instant) -> Option<Vec<LocalAddress>> {
         if self.next.is_some_and(|next| now < next) {
             return None;
         }

@@ -16,7 +16,7 @@ use super::mailbox::Command;
 use super::outbound_thread::Outbound;
 use super::shared::Shared;
 use super::{Tun, TunOffloads, UdpSocket, clock};
-use crate::{Config, Event, Node, TunnelStatus, firewall};
+use crate::{Config, Event, Node, TunnelStatus, config, firewall};
 
 // Address space; only what is used costs memory.
 const DATA_STACK: usize = 256 << 10;
@@ -97,7 +97,7 @@ impl Driver {
             config.listen_port =
                 address.map_err(|source| Error::Io { what: "cannot read the port of the UDP socket", source })?.port();
         }
-        let advertises = options.advertise_interfaces && !config.lighthouse.hosts.is_empty();
+        let advertises = options.advertise_interfaces && !config.lighthouse.am_lighthouse;
         let interval = config.lighthouse.interval.unwrap_or(INTERFACES_INTERVAL);
         let name = tun.as_ref().map(|tun| tun.name().to_owned());
         let interfaces = advertises.then(|| InterfaceWatch::new(name, interval));
@@ -238,6 +238,26 @@ impl Handle {
     /// See [`crate::Node::set_static_hosts`].
     pub fn set_static_hosts(&self, hosts: BTreeMap<IpAddr, Vec<SocketAddr>>) {
         self.shared.mailbox.command(Command::SetStaticHosts(hosts));
+    }
+    /// See [`crate::Node::set_lighthouse`].
+    pub fn set_lighthouse(&self, settings: config::Lighthouse) {
+        self.shared.mailbox.command(Command::SetLighthouse(Box::new(settings)));
+    }
+    /// See [`crate::Node::set_punchy`].
+    pub fn set_punchy(&self, punchy: config::Punchy) {
+        self.shared.mailbox.command(Command::SetPunchy(punchy));
+    }
+    /// See [`crate::Node::set_preferred_ranges`].
+    pub fn set_preferred_ranges(&self, ranges: Vec<ipnet::IpNet>) {
+        self.shared.mailbox.command(Command::SetPreferredRanges(ranges));
+    }
+    /// See [`crate::Node::set_disconnect_invalid`].
+    pub fn set_disconnect_invalid(&self, disconnect: bool) {
+        self.shared.mailbox.command(Command::SetDisconnectInvalid(disconnect));
+    }
+    /// See [`crate::Node::set_recv_error`].
+    pub fn set_recv_error(&self, send: config::RecvErrorPolicy, accept: config::RecvErrorPolicy) {
+        self.shared.mailbox.command(Command::SetRecvError { send, accept });
     }
     /// See [`crate::Node::connect`].
     pub fn connect(&self, peer: IpAddr) {

@@ -6,16 +6,19 @@ use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
+use crate::lighthouse::LocalAddress;
+
 /// Addresses of interfaces that are up in the network namespace of the calling thread, but for those of interface `except`.
-pub(super) fn reachable_addresses(except: Option<&str>) -> Result<Vec<IpAddr>, Errno> {
-    let mut addresses: Vec<IpAddr> = getifaddrs()?
+pub(super) fn reachable_addresses(except: Option<&str>) -> Result<Vec<LocalAddress>, Errno> {
+    let mut addresses: Vec<_> = getifaddrs()?
         .filter(|entry| entry.flags.contains(InterfaceFlags::IFF_UP) && Some(entry.interface_name.as_str()) != except)
         .filter_map(|entry| {
             let address = entry.address?;
             let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+            let address = v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))?;
+            Some(LocalAddress { address, interface: entry.interface_name })
         })
-        .filter(is_reachable)
+        .filter(|local| is_reachable(&local.address))
         .collect();
     // The kernel's order changes; a changed order is not news for anybody.
     addresses.sort_unstable();
@@ -53,6 +56,6 @@ mod tests {
     #[test]
     fn the_system_can_be_asked() {
         let addresses = reachable_addresses(None).unwrap();
-        assert!(addresses.iter().all(is_reachable), "{addresses:?}");
+        assert!(addresses.iter().all(|local| is_reachable(&local.address)), "{addresses:?}");
     }
 }

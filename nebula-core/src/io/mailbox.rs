@@ -6,10 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use ipnet::IpNet;
 use nebula_cert::{CaPool, Identity};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::Error;
+use crate::config::{self, RecvErrorPolicy};
 use crate::{Punt, TunnelStatus, firewall};
 
 const MAX_PUNTS: usize = 1024;
@@ -24,6 +26,11 @@ pub(super) enum Command {
     SetTrust(Box<CaPool>),
     SetFirewall(Box<firewall::Policy>),
     SetStaticHosts(BTreeMap<IpAddr, Vec<SocketAddr>>),
+    SetLighthouse(Box<config::Lighthouse>),
+    SetPunchy(config::Punchy),
+    SetPreferredRanges(Vec<IpNet>),
+    SetDisconnectInvalid(bool),
+    SetRecvError { send: RecvErrorPolicy, accept: RecvErrorPolicy },
     Connect(IpAddr),
     Tunnels(SyncSender<Vec<TunnelStatus>>),
 }

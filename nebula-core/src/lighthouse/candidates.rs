@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
+use super::RemoteAllowList;
+
 /// Endpoints of one peer by who named them. Every list is cut, so no source can make it grow.
 #[derive(Debug, Default)]
 pub(crate) struct Candidates {
@@ -49,10 +51,20 @@ pub(crate) struct Rules<'a> {
     pub(crate) overlay: &'a [IpNet],
     /// Underlay networks that come first.
     pub(crate) preferred: &'a [IpNet],
+    /// Where peers may be.
+    pub(crate) allowed: &'a RemoteAllowList,
+    /// Overlay addresses of the peer it is about.
+    pub(crate) peer: &'a [IpAddr],
 }
 
 impl Rules<'_> {
+    /// Whether the peer may be tried, and believed to be, there.
     pub(crate) fn usable(&self, endpoint: SocketAddr) -> bool {
+        self.reachable(endpoint) && self.allowed.allows(self.peer, endpoint.ip())
+    }
+
+    /// Whether a datagram to this endpoint could arrive, and not through the overlay.
+    pub(crate) fn reachable(&self, endpoint: SocketAddr) -> bool {
         let address = endpoint.ip();
         endpoint.port() != 0
             && !address.is_unspecified()
@@ -88,7 +100,13 @@ const MAX_REFUSED: usize = 64;
 mod tests {
     use super::*;
 
-    const NO_RULES: Rules<'_> = Rules { overlay: &[], preferred: &[] };
+    impl Rules<'static> {
+        /// Everything goes.
+        pub(crate) fn none() -> Self {
+            static ALL: std::sync::LazyLock<RemoteAllowList> = std::sync::LazyLock::new(RemoteAllowList::default);
+            Self { overlay: &[], preferred: &[], allowed: &ALL, peer: &[] }
+        }
+    }
 
     fn endpoints(texts: &[&str]) -> Vec<SocketAddr> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
@@ -109,7 +127,7 @@ mod tests {
             ]),
         );
         let preferred = ["192.168.7.0/24".parse().unwrap()];
-        let rules = Rules { overlay: &[], preferred: &preferred };
+        let rules = Rules { preferred: &preferred, ..Rules::none() };
         assert_eq!(
             candidates.ranked(&[], &rules),
             endpoints(&[
@@ -129,7 +147,7 @@ mod tests {
         candidates.report("10.0.0.1".parse().unwrap(), at.clone());
         candidates.report("10.0.0.2".parse().unwrap(), at.clone());
         candidates.learn(at[0]);
-        assert_eq!(candidates.ranked(&at, &NO_RULES), at);
+        assert_eq!(candidates.ranked(&at, &Rules::none()), at);
     }
 
     #[test]
@@ -138,13 +156,13 @@ mod tests {
         let lighthouse = "10.0.0.1".parse().unwrap();
         candidates.report(lighthouse, endpoints(&["203.0.113.1:1"]));
         candidates.report(lighthouse, endpoints(&["203.0.113.2:1"]));
-        assert_eq!(candidates.ranked(&[], &NO_RULES), endpoints(&["203.0.113.2:1"]));
+        assert_eq!(candidates.ranked(&[], &Rules::none()), endpoints(&["203.0.113.2:1"]));
     }
 
     #[test]
     fn endpoints_inside_the_overlay_are_never_used() {
         let overlay = ["10.42.0.1/16".parse().unwrap()];
-        let rules = Rules { overlay: &overlay, preferred: &[] };
+        let rules = Rules { overlay: &overlay, ..Rules::none() };
         let fixed = endpoints(&["10.42.9.9:4242", "10.43.9.9:4242"]);
         assert_eq!(Candidates::default().ranked(&fixed, &rules), endpoints(&["10.43.9.9:4242"]));
     }
@@ -154,15 +172,15 @@ mod tests {
         let fixed = endpoints(&["203.0.113.1:1", "203.0.113.2:1"]);
         let mut candidates = Candidates::default();
         candidates.refuse(fixed[0]);
-        assert_eq!(candidates.ranked(&fixed, &NO_RULES), fixed[1..]);
+        assert_eq!(candidates.ranked(&fixed, &Rules::none()), fixed[1..]);
         candidates.learn(fixed[1]);
-        assert_eq!(candidates.ranked(&fixed, &NO_RULES), fixed);
+        assert_eq!(candidates.ranked(&fixed, &Rules::none()), fixed);
     }
 
     #[test]
     fn a_report_is_cut_per_family_before_it_is_filtered() {
         let overlay = ["10.42.0.1/16".parse().unwrap()];
-        let rules = Rules { overlay: &overlay, preferred: &[] };
+        let rules = Rules { overlay: &overlay, ..Rules::none() };
         let mut long: Vec<SocketAddr> = vec!["10.42.0.9:1".parse().unwrap()];
         long.extend((0..20).map(|n| SocketAddr::from(([203, 0, 113, n], 1))));
         long.push("[2001:db8::1]:1".parse().unwrap());

@@ -1,5 +1,6 @@
 //! Rendezvous: ask lighthouses where peers are, tell them where this node is, answer for others.
 
+mod allow_list;
 mod candidates;
 mod server;
 
@@ -8,16 +9,26 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
+pub use allow_list::{AllowList, BadPattern, InterfaceRules, LocalAllowList, NoDefault, RemoteAllowList};
 pub(crate) use candidates::{Candidates, Rules};
 pub(crate) use server::{Report, Server};
 
 use crate::config;
 
+/// An address of this host.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LocalAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// Name of the interface that has it.
+    pub interface: String,
+}
+
 /// The client's side: where peers may be, and where this node is.
 #[derive(Debug, Default)]
 pub(crate) struct Client {
     peers: BTreeMap<IpAddr, Candidates>,
-    local_addresses: Vec<IpAddr>,
+    local_addresses: Vec<LocalAddress>,
 }
 
 impl Client {
@@ -40,7 +51,7 @@ impl Client {
     }
 
     /// Returns whether anything changed.
-    pub(crate) fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) -> bool {
+    pub(crate) fn set_local_addresses(&mut self, addresses: Vec<LocalAddress>) -> bool {
         let changed = self.local_addresses != addresses;
         self.local_addresses = addresses;
         changed
@@ -57,11 +68,14 @@ impl Client {
             0 => SocketAddr::new(at.ip(), listen_port),
             _ => *at,
         });
-        let local = self.local_addresses.iter().filter(|address| !is_local_only(**address));
-        let local = local.map(|address| SocketAddr::new(*address, listen_port));
+        let told = |local: &&LocalAddress| {
+            !is_local_only(local.address) && settings.local_allow.allows(&local.interface, local.address)
+        };
+        let local = self.local_addresses.iter().filter(told);
+        let local = local.map(|local| SocketAddr::new(local.address, listen_port));
         let mut advertised = Vec::new();
         for endpoint in configured.chain(local) {
-            if rules.usable(endpoint) && !advertised.contains(&endpoint) {
+            if rules.reachable(endpoint) && !advertised.contains(&endpoint) {
                 advertised.push(endpoint);
             }
         }
@@ -87,17 +101,39 @@ pub(crate) fn address_for(host: &[IpAddr], networks: &[IpNet]) -> Option<IpAddr>
 mod tests {
     use super::*;
 
+    fn local(interface: &str, address: &str) -> LocalAddress {
+        LocalAddress { address: address.parse().unwrap(), interface: interface.to_owned() }
+    }
+
+    #[test]
+    fn local_addresses_are_advertised_only_if_their_interface_and_they_themselves_may_be_told() {
+        let mut client = Client::default();
+        let addresses = [("eth0", "192.168.1.2"), ("eth0", "172.16.0.2"), ("docker0", "192.168.9.2")];
+        client.set_local_addresses(addresses.map(|(interface, address)| local(interface, address)).to_vec());
+        let settings = config::Lighthouse {
+            advertise: vec!["172.16.0.9:1".parse().unwrap()],
+            local_allow: LocalAllowList {
+                addresses: AllowList::new([("172.16.0.0/12".parse().unwrap(), false)]).unwrap(),
+                interfaces: InterfaceRules::new(["docker.*"], false).unwrap(),
+            },
+            ..config::Lighthouse::default()
+        };
+        let advertised = client.advertised(&settings, 4242, &Rules::none());
+        let expected = ["172.16.0.9:1", "192.168.1.2:4242"];
+        assert_eq!(advertised, expected.map(|text| text.parse().unwrap()), "what was configured is always told");
+    }
+
     #[test]
     fn configured_endpoints_are_advertised_before_local_addresses() {
         let mut client = Client::default();
         let addresses = ["127.0.0.1", "169.254.1.1", "::1", "fe80::1", "192.168.1.2", "10.42.0.2", "2001:db8::2"];
-        client.set_local_addresses(addresses.iter().map(|text| text.parse().unwrap()).collect());
+        client.set_local_addresses(addresses.map(|text| local("eth0", text)).to_vec());
         let settings = config::Lighthouse {
             advertise: vec!["203.0.113.1:0".parse().unwrap(), "203.0.113.1:99".parse().unwrap()],
             ..config::Lighthouse::default()
         };
         let overlay = ["10.42.0.2/16".parse().unwrap()];
-        let advertised = client.advertised(&settings, 4242, &Rules { overlay: &overlay, preferred: &[] });
+        let advertised = client.advertised(&settings, 4242, &Rules { overlay: &overlay, ..Rules::none() });
         let expected = ["203.0.113.1:4242", "203.0.113.1:99", "192.168.1.2:4242", "[2001:db8::2]:4242"];
         assert_eq!(advertised, expected.map(|text| text.parse().unwrap()));
     }

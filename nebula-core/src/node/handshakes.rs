@@ -123,6 +123,10 @@ impl Node {
     }
 
     fn handle_first_message(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
+        if !self.config.lighthouse.remote_allow.allows_somebody(from.ip()) {
+            self.count(DropReason::AddressNotAllowed);
+            return;
+        }
         let digest = Opening::digest(&datagram[HEADER_LEN..]);
         if let Some(live) = self.tunnels.opened_by(&digest) {
             let reply = live.opening.as_ref().map(|opening| opening.reply.to_vec()).unwrap_or_default();
@@ -142,6 +146,11 @@ impl Node {
                 return;
             }
         };
+        if !self.may_be_at(&done, from) {
+            self.forwarder.tunnels().release(local_index);
+            self.count(DropReason::AddressNotAllowed);
+            return;
+        }
         let peer = done.peer.networks()[0].addr();
         if let Some(primary) = self.forwarder.tunnels().by_address(peer)
             && !primary.initiator
@@ -162,6 +171,10 @@ impl Node {
             self.count(DropReason::BadHandshake);
             return;
         };
+        if !self.config.lighthouse.remote_allow.allows(&[peer], from.ip()) {
+            self.count(DropReason::AddressNotAllowed);
+            return;
+        }
         let at = self.unix_seconds(now);
         let Some(pending) = self.pending.get_mut(peer) else { return };
         match pending.machine.finish(datagram, &self.config.trust, at) {
@@ -181,6 +194,10 @@ impl Node {
                 if let Some(close) = seal(&stranger, MessageType::CloseTunnel, &[]) {
                     self.outbox.datagram(from, close);
                 }
+                self.restart_elsewhere(now, peer, from);
+            }
+            Ok(done) if !self.may_be_at(&done, from) => {
+                self.count(DropReason::AddressNotAllowed);
                 self.restart_elsewhere(now, peer, from);
             }
             Ok(done) => {
@@ -279,6 +296,12 @@ impl Node {
     fn peer_is_acceptable(&self, done: &Completed) -> bool {
         !done.peer.networks().is_empty()
             && !done.peer.networks().iter().any(|network| self.is_own_address(network.addr()))
+    }
+
+    /// Whether the allow lists let the peer, by each of its addresses, be at this endpoint.
+    fn may_be_at(&self, done: &Completed, endpoint: SocketAddr) -> bool {
+        let addresses: Vec<_> = done.peer.networks().iter().map(ipnet::IpNet::addr).collect();
+        self.config.lighthouse.remote_allow.allows(&addresses, endpoint.ip())
     }
 
     fn own(&self, now: Instant) -> Own<'_> {

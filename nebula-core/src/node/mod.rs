@@ -19,12 +19,12 @@ use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 use self::outbox::Outbox;
 use self::timer::{Due, Timer};
 use self::tunnels::Tunnels;
-use crate::config::RecvErrorPolicy;
+use crate::config::{self, RecvErrorPolicy};
 use crate::counters::Direction;
 use crate::forward::LocalPolicy;
 use crate::handshake::PendingHandshakes;
 use crate::hole_punch::HolePunch;
-use crate::lighthouse;
+use crate::lighthouse::{self, LocalAddress};
 use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
 use crate::wire::header::{Header, MessageType};
 use crate::{
@@ -202,8 +202,43 @@ impl Node {
         }
     }
 
+    /// New rendezvous settings. Whether this node is a lighthouse cannot change while it runs.
+    pub fn set_lighthouse(&mut self, now: Instant, settings: config::Lighthouse) {
+        self.now = now;
+        let am_lighthouse = self.config.lighthouse.am_lighthouse;
+        self.config.lighthouse = config::Lighthouse { am_lighthouse, ..settings };
+        if self.has_lighthouses() {
+            self.timer.set(Due::LighthouseUpdate, now);
+        } else {
+            self.timer.cancel(Due::LighthouseUpdate);
+        }
+    }
+
+    /// New hole punching settings, for punches that are not yet scheduled.
+    pub fn set_punchy(&mut self, punchy: config::Punchy) {
+        self.config.punchy = punchy;
+    }
+
+    /// New underlay networks preferred over others.
+    pub fn set_preferred_ranges(&mut self, ranges: Vec<ipnet::IpNet>) {
+        self.config.preferred_ranges = ranges;
+    }
+
+    /// Whether tunnels whose peer's certificate expired or lost its CA are closed; those that are live are checked.
+    pub fn set_disconnect_invalid(&mut self, now: Instant, disconnect: bool) {
+        self.now = now;
+        self.config.disconnect_invalid = disconnect;
+        self.close_refused(now);
+    }
+
+    /// New rules for recv_errors: whom to send them to, and whose to believe.
+    pub fn set_recv_error(&mut self, send: RecvErrorPolicy, accept: RecvErrorPolicy) {
+        self.config.send_recv_error = send;
+        self.config.accept_recv_error = accept;
+    }
+
     /// Addresses of local interfaces, to advertise to lighthouses.
-    pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) {
+    pub fn set_local_addresses(&mut self, addresses: Vec<LocalAddress>) {
         if self.lighthouse.set_local_addresses(addresses) && self.has_lighthouses() {
             self.timer.set(Due::LighthouseUpdate, self.now);
         }
@@ -280,7 +315,8 @@ impl Node {
         let Some(live) = self.tunnels.get_mut(index) else { return };
         let old = live.tunnel.endpoint();
         let flaps_back = live.left.is_some_and(|(place, at)| place == from && now < at + NO_RETURN);
-        if old == Some(from) || flaps_back {
+        let allowed = self.config.lighthouse.remote_allow.allows(&live.tunnel.peer_addresses, from.ip());
+        if old == Some(from) || flaps_back || !allowed {
             return;
         }
         live.left = old.map(|place| (place, now));

@@ -60,7 +60,7 @@ impl Node {
         let subject = own.map(ipnet::IpNet::addr).filter(|_| version == Version::V1);
         let mut update = Meta::new(MetaKind::HostUpdateNotification, version, subject);
         let settings = &self.config.lighthouse;
-        update.endpoints = self.lighthouse.advertised(settings, self.config.listen_port, &self.endpoint_rules());
+        update.endpoints = self.lighthouse.advertised(settings, self.config.listen_port, &self.endpoint_rules(&[]));
         self.send_meta(lighthouse, &update);
     }
 
@@ -99,14 +99,14 @@ impl Node {
             return;
         }
         let Some(&source) = lighthouse.peer_addresses.first() else { return };
-        let endpoints = self.endpoint_rules().screen(endpoints);
+        let endpoints = self.endpoint_rules(&[subject]).screen(endpoints);
         self.lighthouse.candidates(subject).report(source, endpoints);
         self.retry_if_endpoints_changed(subject);
     }
 
     /// A lighthouse told that `asker` is about to call from these endpoints.
     fn schedule_punches(&mut self, now: Instant, asker: IpAddr, endpoints: Vec<SocketAddr>) {
-        let endpoints = self.endpoint_rules().screen(endpoints);
+        let endpoints = self.endpoint_rules(&[asker]).screen(endpoints);
         let punchy = &self.config.punchy;
         if !endpoints.is_empty() {
             self.punches.schedule(now + punchy.delay, Action::Punch(endpoints));
@@ -153,7 +153,7 @@ impl Node {
             self.count(DropReason::BadMessage);
             return;
         }
-        let endpoints = self.endpoint_rules().screen(update.endpoints);
+        let endpoints = self.endpoint_rules(host).screen(update.endpoints);
         self.server.store(host, &Report { endpoints, relays: update.relays });
         let subject = host.first().copied().filter(|_| update.version == Version::V1);
         self.send_meta(tunnel, &Meta::new(MetaKind::HostUpdateNotificationAck, update.version, subject));
@@ -162,11 +162,17 @@ impl Node {
     /// Where `peer` may be, best first.
     pub(super) fn endpoints_of(&self, peer: IpAddr) -> Vec<SocketAddr> {
         let fixed = self.config.static_hosts.get(&peer).map_or(&[][..], Vec::as_slice);
-        self.lighthouse.endpoints(peer, fixed, &self.endpoint_rules())
+        self.lighthouse.endpoints(peer, fixed, &self.endpoint_rules(&[peer]))
     }
 
-    fn endpoint_rules(&self) -> Rules<'_> {
-        Rules { overlay: self.config.identity.networks(), preferred: &self.config.preferred_ranges }
+    /// What holds for endpoints of the peer with these overlay addresses.
+    fn endpoint_rules<'a>(&'a self, peer: &'a [IpAddr]) -> Rules<'a> {
+        Rules {
+            overlay: self.config.identity.networks(),
+            preferred: &self.config.preferred_ranges,
+            allowed: &self.config.lighthouse.remote_allow,
+            peer,
+        }
     }
 
     pub(super) fn is_lighthouse(&self, address: IpAddr) -> bool {

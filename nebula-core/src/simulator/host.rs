@@ -9,6 +9,7 @@ use nebula_cert::Identity;
 
 use super::packet::{self, Contents};
 use crate::forward::{Delivery, Offload, Received};
+use crate::lighthouse::LocalAddress;
 use crate::{Config, Event, Forwarder, Lane, Node, Transmit, Verdict, WallClock};
 
 /// A host as the network sees it.
@@ -44,7 +45,7 @@ impl Host {
         let lane = forwarder.lane();
         let (events, received, outgoing) = (Vec::new(), Vec::new(), VecDeque::new());
         let mut host = Self { name, overlay, underlay, nat, node, forwarder, lane, config, events, received, outgoing };
-        host.node.set_local_addresses(vec![underlay.ip()]);
+        host.node.set_local_addresses(vec![LocalAddress { address: underlay.ip(), interface: "eth0".to_owned() }]);
         host.collect();
         host
     }

@@ -1,0 +1,95 @@
+//! Settings that change while a node runs.
+
+use std::time::Duration;
+
+use nebula_core::config::{self, AllowList, RemoteAllowList};
+use nebula_core::simulator::{HostId, HostSpec, SimNet};
+use nebula_core::wire::header::{Header, MessageType};
+
+fn uses(net: &mut SimNet, host: HostId, lighthouses: &[HostId]) {
+    let hosts = lighthouses.iter().map(|lighthouse| net.overlay(*lighthouse)).collect();
+    for &lighthouse in lighthouses {
+        net.introduce(host, lighthouse);
+    }
+    let settings = config::Lighthouse { hosts, ..config::Lighthouse::default() };
+    net.control(host, |node, now| node.set_lighthouse(now, settings));
+}
+
+#[test]
+fn a_host_moves_from_one_lighthouse_to_another() {
+    let mut net = SimNet::new(1);
+    let [old, new] = ["old", "new"].map(|name| net.add(HostSpec::new(name).am_lighthouse()));
+    let a = net.add(HostSpec::new("a").lighthouse(old));
+    let b = net.add(HostSpec::new("b").lighthouse(new));
+    net.run_for(Duration::from_secs(1));
+    assert!(!net.ping(b, a).is_answered_within(Duration::from_secs(6)), "they have no lighthouse in common");
+    uses(&mut net, a, &[new]);
+    net.run_for(Duration::from_secs(1));
+    net.ping(b, a).until_delivered();
+}
+
+#[test]
+fn a_host_without_lighthouses_tells_nobody_where_it_is() {
+    let mut net = SimNet::new(2);
+    let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
+    let a = net.add(HostSpec::new("a").lighthouse(lighthouse));
+    net.run_for(Duration::from_secs(1));
+    uses(&mut net, a, &[]);
+    let before = net.elapsed();
+    net.run_for(Duration::from_secs(60));
+    let told = net.flow().filter(|step| {
+        let kind = Header::parse(&step.datagram).map(|header| header.kind);
+        step.sender == "a" && step.at > before && matches!(kind, Ok(MessageType::Lighthouse))
+    });
+    assert_eq!(told.count(), 0, "{}", net.diagram());
+}
+
+#[test]
+fn a_node_never_becomes_a_lighthouse_while_it_runs() {
+    let mut net = SimNet::new(3);
+    let host = net.add(HostSpec::new("host"));
+    let settings = config::Lighthouse { am_lighthouse: true, ..config::Lighthouse::default() };
+    net.control(host, |node, now| node.set_lighthouse(now, settings));
+    let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name).lighthouse(host)));
+    net.run_for(Duration::from_secs(1));
+    assert!(!net.ping(a, b).is_answered_within(Duration::from_secs(6)));
+}
+
+#[test]
+fn a_new_allow_list_holds_for_the_next_handshake() {
+    let mut net = SimNet::new(4);
+    let [a, b] = net.nodes(["a", "b"]);
+    let refuse = AllowList::new([("198.51.100.0/24".parse().unwrap(), false)]).unwrap();
+    let settings =
+        config::Lighthouse { remote_allow: RemoteAllowList::new(refuse, []), ..config::Lighthouse::default() };
+    net.control(b, |node, now| node.set_lighthouse(now, settings));
+    assert!(!net.ping(a, b).is_answered_within(Duration::from_secs(6)));
+    net.control(b, |node, now| node.set_lighthouse(now, config::Lighthouse::default()));
+    net.ping(a, b).until_delivered();
+}
+
+#[test]
+fn tunnels_with_expired_certificates_are_closed_once_that_is_asked_for() {
+    let mut net = SimNet::new(5);
+    let lax = |config: &mut nebula_core::Config| config.disconnect_invalid = false;
+    let a = net.add(HostSpec::new("a").config(lax));
+    let b = net.add(HostSpec::new("b").knows(a).expires_after(Duration::from_secs(60)));
+    net.ping(b, a).until_delivered();
+    net.run_for(Duration::from_secs(120));
+    assert_eq!(net.tunnels_to(a, b).len(), 1);
+    net.control(a, |node, now| node.set_disconnect_invalid(now, true));
+    assert_eq!(net.tunnels_to(a, b).len(), 0);
+}
+
+#[test]
+fn keepalive_punches_start_when_they_are_switched_on() {
+    let mut net = SimNet::new(6);
+    let [a, b] = net.nodes(["a", "b"]);
+    net.ping(a, b).until_delivered();
+    net.run_for(Duration::from_secs(60));
+    let punches = |net: &SimNet| net.flow().filter(|step| step.datagram == [1]).count();
+    assert_eq!(punches(&net), 0);
+    net.control(a, |node, _| node.set_punchy(config::Punchy { punch: true, ..config::Punchy::default() }));
+    net.run_for(Duration::from_secs(60));
+    assert!(punches(&net) >= 10, "{}", net.diagram());
+}
