@@ -1,1 +1,27 @@
+//! What the benchmarks share: hosts that are driven by hand, and packets made beforehand.
 
+mod host;
+mod packet;
+
+use std::time::Duration;
+
+use criterion::Criterion;
+
+pub use host::{Host, connect, identity, network};
+pub use packet::{Stream, tcp_acknowledgement, tcp_super_packet, udp};
+
+/// Short runs: the whole suite takes less than three minutes.
+#[must_use]
+pub fn criterion() -> Criterion {
+    Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1))
+        .configure_from_args()
+}
+
+/// Whether each benchmark shall only run once, to see that it works.
+#[must_use]
+pub fn is_smoke_test() -> bool {
+    std::env::args().any(|arg| arg == "--test")
+}

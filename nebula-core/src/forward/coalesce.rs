@@ -366,6 +366,13 @@ mod tests {
     }
 
     #[test]
+    fn acknowledgements_of_another_connection_do_not_interrupt_a_stream() {
+        let acknowledgement = Spec { source_port: 50_000, ..Spec::new(SegmentKind::Tcp, false) };
+        let specs: Vec<_> = stream(4).into_iter().flat_map(|spec| [spec, acknowledgement.clone()]).collect();
+        assert_eq!(lengths(&specs), [440, 40, 40, 40, 40]);
+    }
+
+    #[test]
     fn interleaved_flows_are_joined_each_by_itself() {
         let specs: Vec<_> = stream(4)
             .into_iter()
