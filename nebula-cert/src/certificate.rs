@@ -292,7 +292,9 @@ impl Certificate {
     }
 
     /// P-256 only: the fingerprint of the same certificate with the other, equally valid, form of its signature.
-    pub(crate) fn alternate_fingerprint(&self) -> Option<Fingerprint> {
+    /// A blocklist for releases of Go Nebula before 1.10.3 needs both.
+    #[must_use]
+    pub fn alternate_fingerprint(&self) -> Option<Fingerprint> {
         match self.curve {
             Curve::Curve25519 => None,
             Curve::P256 => signature::other_form(&self.signature).map(|other| self.fingerprint_with(&other)),

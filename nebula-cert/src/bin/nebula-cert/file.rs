@@ -61,6 +61,18 @@ pub(crate) fn write_over(flag: &str, path: &str, contents: &[u8]) -> anyhow::Res
     result.with_context(|| format!("error while writing {flag}: {path}"))
 }
 
+/// Replaces a file in one step, so that nobody ever reads half of it; `-` is standard output.
+pub(crate) fn replace(flag: &str, path: &str, contents: &str) -> anyhow::Result<()> {
+    if is_stdio(path) {
+        return write_over(flag, path, contents.as_bytes());
+    }
+    let beside = format!("{path}.{}.new", std::process::id());
+    write_new(flag, &beside, contents)?;
+    std::fs::rename(&beside, path)
+        .inspect_err(|_| drop(std::fs::remove_file(&beside)))
+        .with_context(|| format!("error while writing {flag}: {path}"))
+}
+
 /// Writes an image if there is one; an existing file is replaced.
 pub(crate) fn write_image(flag: &str, path: &str, image: Option<&[u8]>) -> anyhow::Result<()> {
     image.map_or(Ok(()), |image| write_over(flag, path, image))

@@ -1,14 +1,19 @@
 //! `nebula-cert`: makes keys, signs, prints and verifies certificates, with the flags of the Go tool.
 
 mod arguments;
+mod blocklist;
 mod ca;
+mod completions;
 mod contents;
 mod duration;
 mod file;
+mod inspect;
 mod keygen;
+mod man;
 mod passphrase;
 mod print;
 mod qr;
+mod renew;
 mod sign;
 mod verify;
 
@@ -34,6 +39,16 @@ enum Mode {
     Print(print::Flags),
     /// Verify that a certificate is not expired and was signed by a trusted authority.
     Verify(verify::Flags),
+    /// Sign a certificate of a host again: the same identity, valid from now.
+    Renew(renew::Flags),
+    /// Show how long the certificates of a folder are still valid; exit code 1 if one needs attention.
+    Inspect(inspect::Flags),
+    /// Print the fingerprints that block a certificate.
+    Blocklist(blocklist::Flags),
+    /// Print the script that completes words for a shell.
+    Completions(completions::Flags),
+    /// Print the manual page, or write that of every mode into a folder.
+    Man(man::Flags),
 }
 
 fn main() -> ExitCode {
@@ -91,6 +106,11 @@ fn execute(mode: &str, command: &mut clap::Command, words: &[String]) -> anyhow:
         "keygen" => keygen::run(&keygen::Flags::from_arg_matches(&matches)?),
         "sign" => sign::run(sign::Flags::from_arg_matches(&matches)?, now()),
         "print" => print::run(&print::Flags::from_arg_matches(&matches)?),
+        "renew" => renew::run(&renew::Flags::from_arg_matches(&matches)?, now()),
+        "inspect" => inspect::run(&inspect::Flags::from_arg_matches(&matches)?, now()),
+        "blocklist" => blocklist::run(&blocklist::Flags::from_arg_matches(&matches)?),
+        "completions" => completions::run(&completions::Flags::from_arg_matches(&matches)?, Mode::command()),
+        "man" => man::run(&man::Flags::from_arg_matches(&matches)?, Mode::command()),
         _ => verify::run(&verify::Flags::from_arg_matches(&matches)?, now()),
     }
 }
@@ -115,7 +135,7 @@ fn report(error: &anyhow::Error, command: &mut clap::Command) -> ExitCode {
 
 fn overview() -> String {
     let modes = Mode::command().get_subcommands().fold(String::new(), |text, mode| {
-        format!("{text}  {:8} {}\n", mode.get_name(), mode.get_about().map(ToString::to_string).unwrap_or_default())
+        format!("{text}  {:11} {}\n", mode.get_name(), mode.get_about().map(ToString::to_string).unwrap_or_default())
     });
     format!(
         "Usage: nebula-cert <mode> <flags>\n\nModes:\n{modes}\nGlobal flags:\n  -version  Print the version\n  \

@@ -136,7 +136,7 @@ fn path_or(path: &str, name: &str, ending: &str) -> String {
     if path.is_empty() { format!("{name}.{ending}") } else { path.to_owned() }
 }
 
-fn read_ca_key(path: &str) -> anyhow::Result<SigningKey> {
+pub(crate) fn read_ca_key(path: &str) -> anyhow::Result<SigningKey> {
     let text = file::read("ca-key", path)?;
     match SigningKey::from_pem(&text) {
         Err(Error::KeyEncrypted) => {
