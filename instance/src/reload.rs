@@ -166,6 +166,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("listen.read_buffer", old.listen.read_buffer != new.listen.read_buffer),
         ("listen.write_buffer", old.listen.write_buffer != new.listen.write_buffer),
         ("routines", old.routines != new.routines),
+        ("timers, counters and tunnels", old.timers != new.timers),
         ("tun", old.tun != new.tun),
         ("lighthouse.am_lighthouse", old.am_lighthouse != new.am_lighthouse),
         ("pki.initiating_version", old.initiating_version != new.initiating_version),

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -141,18 +142,33 @@ impl Default for Handshakes {
     }
 }
 
-/// Liveness settings.
-#[derive(Debug, Clone)]
+/// Liveness settings, and when a live tunnel looks for a better path.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timers {
     /// Time between two checks of a tunnel.
     pub connection_alive_interval: Duration,
     /// Time a silent peer has to answer a test packet.
     pub pending_deletion_interval: Duration,
+    /// Close tunnels that carried nothing for this long; `None`: keep them.
+    pub inactivity_timeout: Option<Duration>,
+    /// Datagrams to a peer after which better endpoints are tried; `None`: never.
+    pub try_promote: Option<NonZeroU64>,
+    /// Datagrams to a peer after which the lighthouses are asked again; `None`: never.
+    pub requery_every: Option<NonZeroU64>,
+    /// Shortest time between two such questions about one peer.
+    pub requery_wait: Duration,
 }
 
 impl Default for Timers {
     fn default() -> Self {
-        Self { connection_alive_interval: Duration::from_secs(5), pending_deletion_interval: Duration::from_secs(10) }
+        Self {
+            connection_alive_interval: Duration::from_secs(5),
+            pending_deletion_interval: Duration::from_secs(10),
+            inactivity_timeout: None,
+            try_promote: NonZeroU64::new(1000),
+            requery_every: NonZeroU64::new(5000),
+            requery_wait: Duration::from_secs(60),
+        }
     }
 }
 

@@ -209,4 +209,6 @@ pub enum TunnelDownReason {
     CounterExhausted,
     /// A newer tunnel took its place.
     Superseded,
+    /// It carried nothing for too long.
+    Inactive,
 }

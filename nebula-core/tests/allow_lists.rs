@@ -8,7 +8,8 @@ use nebula_core::config::{AllowList, InterfaceRules, RemoteAllowList};
 use nebula_core::simulator::{HostSpec, SimNet};
 
 fn list(rules: &[(&str, bool)]) -> AllowList {
-    AllowList::new(rules.iter().map(|(prefix, allowed)| (prefix.parse().unwrap(), *allowed))).unwrap()
+    let rules = rules.iter().map(|(prefix, allowed)| (prefix.parse().expect("a prefix"), *allowed));
+    AllowList::new(rules).expect("rules with a default")
 }
 
 fn refuses(prefix: &'static str) -> impl FnOnce(&mut Config) {
@@ -16,7 +17,7 @@ fn refuses(prefix: &'static str) -> impl FnOnce(&mut Config) {
 }
 
 fn refuses_peers(peers: &'static str, prefix: &'static str) -> impl FnOnce(&mut Config) {
-    let range = (peers.parse().unwrap(), list(&[(prefix, false)]));
+    let range = (peers.parse().expect("a prefix"), list(&[(prefix, false)]));
     move |config| config.lighthouse.remote_allow = RemoteAllowList::new(AllowList::default(), [range])
 }
 

@@ -9,7 +9,6 @@ pub(super) fn check(section: &Section<'_>, tree: &Value) {
         let Some(value) = section.get(path) else { continue };
         match state {
             Read | Tuning => {}
-            NoEffect => section.warn(format!("{path} is not supported and has no effect in this version")),
             NoEffectIfSet if value.is_zero() || value.boolean() == Some(false) => {}
             NoEffectIfSet => section.warn(format!("{path} is not supported and has no effect in this version")),
         }
@@ -38,13 +37,11 @@ enum State {
     Read,
     /// Tunes something that is sized differently here; harmless to ignore.
     Tuning,
-    /// Ignored, and said so.
-    NoEffect,
     /// Ignored, and said so unless it is off or empty.
     NoEffectIfSet,
 }
 
-use State::{NoEffect, NoEffectIfSet, Read, Tuning};
+use State::{NoEffectIfSet, Read, Tuning};
 
 const KEYS: &[(&str, State)] = &[
     ("pki.ca", Read),
@@ -123,13 +120,13 @@ const KEYS: &[(&str, State)] = &[
     ("handshakes.retries", Read),
     ("handshakes.trigger_buffer", Tuning),
     ("handshakes.query_buffer", Tuning),
-    ("tunnels.drop_inactive", NoEffectIfSet),
-    ("tunnels.inactivity_timeout", Tuning),
+    ("tunnels.drop_inactive", Read),
+    ("tunnels.inactivity_timeout", Read),
     ("timers.connection_alive_interval", Read),
     ("timers.pending_deletion_interval", Read),
-    ("timers.requery_wait_duration", NoEffect),
-    ("counters.try_promote", NoEffect),
-    ("counters.requery_every_packets", NoEffect),
+    ("timers.requery_wait_duration", Read),
+    ("counters.try_promote", Read),
+    ("counters.requery_every_packets", Read),
     ("preferred_ranges", Read),
     ("sshd.enabled", NoEffectIfSet),
     ("sshd.listen", Tuning),

@@ -1,6 +1,7 @@
 //! All settings, typed and checked, before anything touches the system.
 
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use nebula_cert::{CaPool, Identity, UnixTime, Version};
@@ -183,10 +184,7 @@ impl Settings {
             firewall,
             punchy: punchy(&section),
             handshakes: handshakes(&section)?,
-            timers: Timers {
-                connection_alive_interval: seconds(&section, "timers.connection_alive_interval", 5),
-                pending_deletion_interval: seconds(&section, "timers.pending_deletion_interval", 10),
-            },
+            timers: timers(&section),
             preferred_ranges: preferred_ranges(&section),
             routines: routines(&section),
             tun: tun(&section),
@@ -334,6 +332,23 @@ fn handshakes(section: &Section<'_>) -> Result<Handshakes, Refused> {
     }
     let retries = section.int("handshakes.retries", 1..=1000).and_then(|n| u32::try_from(n).ok());
     Ok(Handshakes { try_interval, retries: retries.unwrap_or(defaults.retries) })
+}
+
+fn timers(section: &Section<'_>) -> Timers {
+    let defaults = Timers::default();
+    let inactivity = section.duration("tunnels.inactivity_timeout", Duration::from_secs(600));
+    let every = |path: &str, default: Option<NonZeroU64>| match section.int(path, 0..=i64::from(u32::MAX)) {
+        Some(packets) => NonZeroU64::new(packets.unsigned_abs()),
+        None => default,
+    };
+    Timers {
+        connection_alive_interval: seconds(section, "timers.connection_alive_interval", 5),
+        pending_deletion_interval: seconds(section, "timers.pending_deletion_interval", 10),
+        inactivity_timeout: section.boolean("tunnels.drop_inactive", false).then_some(inactivity),
+        try_promote: every("counters.try_promote", defaults.try_promote),
+        requery_every: every("counters.requery_every_packets", defaults.requery_every),
+        requery_wait: section.duration("timers.requery_wait_duration", defaults.requery_wait),
+    }
 }
 
 fn seconds(section: &Section<'_>, path: &str, default: u64) -> Duration {

@@ -276,6 +276,23 @@ nonsense: {deeper: 1}",
 }
 
 #[test]
+fn when_tunnels_are_dropped_and_moved_can_be_set() {
+    let defaults = settings("tunnels: {inactivity_timeout: 5m}").timers;
+    assert_eq!(defaults, nebula_core::config::Timers::default(), "inactive tunnels stay unless drop_inactive is set");
+    let timers = settings(
+        "tunnels: {drop_inactive: true, inactivity_timeout: 5m}
+counters: {try_promote: 7, requery_every_packets: 0}
+timers: {requery_wait_duration: 3s}",
+    )
+    .timers;
+    assert_eq!(timers.inactivity_timeout, Some(Duration::from_secs(300)));
+    assert_eq!((timers.try_promote.map(u64::from), timers.requery_every), (Some(7), None));
+    assert_eq!(timers.requery_wait, Duration::from_secs(3));
+    let timers = settings("tunnels: {drop_inactive: true}").timers;
+    assert_eq!(timers.inactivity_timeout, Some(Duration::from_secs(600)));
+}
+
+#[test]
 fn allow_lists_are_read_with_yes_and_no_but_no_other_booleans() {
     let settings = settings(
         "lighthouse: {remote_allow_list: {0.0.0.0/0: false, 10.0.0.0/8: yes, 10.1.0.0/16: n},

@@ -1,6 +1,7 @@
 //! What happens when each kind of deadline is due.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,8 +37,13 @@ impl Node {
     /// The traffic check of one tunnel.
     fn check_tunnel(&mut self, now: Instant, index: LocalIndex) {
         self.forwarder.expire_flows(now);
+        let Some(live) = self.tunnels.get_mut(index) else { return };
+        let (received, sent) = live.tunnel.take_traffic();
+        if received || sent {
+            live.used = now;
+        }
         let Some(live) = self.tunnels.get(index) else { return };
-        let facts = self.facts(now, live);
+        let facts = self.facts(now, live, received, sent);
         let Some(live) = self.tunnels.get_mut(index) else { return };
         let decision = live.liveness.decide(facts);
         let tunnel = Arc::clone(&live.tunnel);
@@ -59,11 +65,50 @@ impl Node {
             Decision::Alive { next: Next::BecomePrimary, .. } => self.forwarder.tunnels().set_primary(&tunnel),
             _ => {}
         }
+        if facts.primary && sent {
+            self.seek_better_path(now, index);
+        }
     }
 
-    fn facts(&self, now: Instant, live: &Live) -> Facts {
+    /// Tries preferred endpoints, and asks the lighthouses for further ones, after many datagrams. Counted at the traffic
+    /// check and not per packet: that costs the data path nothing. Whether an endpoint works shows by the peer's answer.
+    fn seek_better_path(&mut self, now: Instant, index: LocalIndex) {
+        let timers = &self.config.timers;
+        let Some(live) = self.tunnels.get_mut(index) else { return };
+        let counter = live.tunnel.session.next_counter();
+        let due = |since: u64, every: Option<NonZeroU64>| every.is_some_and(|every| counter - since >= every.get());
+        let promote = due(live.promoted_at, timers.try_promote);
+        let ask = due(live.asked_at, timers.requery_every) && now >= live.ask_after;
+        if promote {
+            live.promoted_at = counter;
+        }
+        if ask {
+            (live.asked_at, live.ask_after) = (counter, now + timers.requery_wait);
+        }
+        let tunnel = Arc::clone(&live.tunnel);
+        let Some(&peer) = tunnel.peer_addresses.first() else { return };
+        if promote && !self.config.lighthouse.am_lighthouse {
+            self.promote(&tunnel, peer);
+        }
+        if ask {
+            self.ask_lighthouses(now, peer);
+        }
+    }
+
+    fn promote(&mut self, tunnel: &Tunnel, peer: IpAddr) {
+        let preferred = |at: SocketAddr| self.config.preferred_ranges.iter().any(|range| range.contains(&at.ip()));
+        let better = match tunnel.endpoint() {
+            Some(current) if preferred(current) => return,
+            Some(_) => self.endpoints_of(peer).into_iter().filter(|at| preferred(*at)).collect(),
+            None => self.endpoints_of(peer),
+        };
+        for endpoint in better {
+            self.outbox.message_to(endpoint, tunnel, MessageType::TestRequest, &[]);
+        }
+    }
+
+    fn facts(&self, now: Instant, live: &Live, received: bool, sent: bool) -> Facts {
         let tunnel = &live.tunnel;
-        let (received, sent) = tunnel.take_traffic();
         let own = self.config.identity.networks().first().map(ipnet::IpNet::addr);
         let counter = tunnel.session.next_counter();
         let certificate = self.config.identity.certificate(tunnel.own_version);
@@ -73,6 +118,7 @@ impl Node {
             sent,
             primary: self.is_primary(tunnel),
             certificate_refused: self.is_refused(now, live),
+            inactive: self.config.timers.inactivity_timeout.is_some_and(|limit| now >= live.used + limit),
             exhausted: counter >= COUNTER_LIMIT,
             outdated: self.is_outdated(live),
             may_become_primary: own <= tunnel.peer_addresses.first().copied()

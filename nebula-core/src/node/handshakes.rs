@@ -258,6 +258,10 @@ impl Node {
             took,
             opening,
             left: None,
+            used: now,
+            promoted_at: 0,
+            asked_at: 0,
+            ask_after: now,
         });
         for &address in &tunnel.peer_addresses {
             self.lighthouse.candidates(address).learn(from);

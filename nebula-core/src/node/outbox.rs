@@ -20,9 +20,14 @@ impl Outbox {
 
     /// Seals a message into the tunnel. Nothing is sent if the tunnel has no endpoint or no counter left.
     pub(super) fn message(&mut self, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
-        if let Some(to) = tunnel.endpoint()
-            && let Some(datagram) = seal(tunnel, kind, body)
-        {
+        if let Some(to) = tunnel.endpoint() {
+            self.message_to(to, tunnel, kind, body);
+        }
+    }
+
+    /// As [`Outbox::message`], but to an endpoint where the peer may be.
+    pub(super) fn message_to(&mut self, to: SocketAddr, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
+        if let Some(datagram) = seal(tunnel, kind, body) {
             tunnel.mark_sent();
             self.datagram(to, datagram);
         }

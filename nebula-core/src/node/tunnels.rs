@@ -23,6 +23,14 @@ pub(super) struct Live {
     pub(super) opening: Option<Opening>,
     /// Where it was before it roamed, and when it left.
     pub(super) left: Option<(SocketAddr, Instant)>,
+    /// Last check that found traffic.
+    pub(super) used: Instant,
+    /// Send counter when better endpoints were last tried.
+    pub(super) promoted_at: u64,
+    /// Send counter when the lighthouses were last asked.
+    pub(super) asked_at: u64,
+    /// When they may be asked again.
+    pub(super) ask_after: Instant,
 }
 
 /// A handshake this node answered: the same message 1 gets the same message 2 again.

@@ -19,6 +19,8 @@ pub(crate) struct Facts {
     pub(crate) primary: bool,
     /// The peer's certificate may not be used any longer.
     pub(crate) certificate_refused: bool,
+    /// It carried nothing for so long that it may go.
+    pub(crate) inactive: bool,
     /// No send counter is left.
     pub(crate) exhausted: bool,
     /// The own certificate, its version or the counters ask for a new handshake.
@@ -77,7 +79,7 @@ impl Liveness {
             return Decision::Remove(TunnelDownReason::Dead);
         }
         if facts.primary && !facts.sent {
-            return Decision::Idle;
+            return if facts.inactive { Decision::Close(TunnelDownReason::Inactive) } else { Decision::Idle };
         }
         self.awaiting_answer = true;
         if facts.primary { Decision::Probe } else { Decision::Await }
@@ -94,6 +96,7 @@ mod tests {
             sent: false,
             primary: true,
             certificate_refused: false,
+            inactive: false,
             exhausted: false,
             outdated: false,
             may_become_primary: false,
@@ -106,6 +109,14 @@ mod tests {
         for _ in 0..100 {
             assert_eq!(liveness.decide(quiet_primary()), Decision::Idle);
         }
+    }
+
+    #[test]
+    fn an_inactive_primary_is_closed_but_not_while_an_answer_is_owed() {
+        let mut liveness = Liveness::default();
+        let inactive = Facts { inactive: true, ..quiet_primary() };
+        assert_eq!(liveness.decide(inactive), Decision::Close(TunnelDownReason::Inactive));
+        assert_eq!(liveness.decide(Facts { sent: true, ..inactive }), Decision::Probe);
     }
 
     #[test]
