@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nebula_cert::issuance::{CERTIFICATE_PATH, MAX_BODY, Pod, Proof, Refusal, Reply, Request};
+use nebula_cert::issuance::{CERTIFICATE_PATH, MAX_REPLY, Pod, Proof, Refusal, Reply, Request};
 use nebula_cert::{CaPool, Certificate, Curve, Identity, PrivateKey, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
@@ -127,7 +127,7 @@ impl CaClient {
         let mut response =
             agent.post(&url).header("content-type", "application/json").send(body).map_err(unavailable)?;
         let status = response.status().as_u16();
-        let limit = MAX_BODY as u64;
+        let limit = MAX_REPLY as u64;
         let body = response.body_mut().with_config().limit(limit).read_to_vec().map_err(unavailable)?;
         read_answer(status, &body).map_err(|error| match error {
             Error::Unavailable(cause) => Error::Unavailable(format!("{url} {cause}")),

@@ -8,6 +8,7 @@ use nebula_instance::go_flags::{self, Flag};
 use nebula_instance::{admin, notify, pod_tunnel};
 
 fn main() -> ExitCode {
+    nebula_core::io::share_one_heap();
     let flags = match go_flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,
         Err(go_flags::Error::Help) => {

@@ -11,6 +11,7 @@ use nebula_instance::enrol;
 use nebula_instance::go_flags::{self, Flag};
 
 fn main() -> ExitCode {
+    nebula_core::io::share_one_heap();
     if std::env::args().nth(1).as_deref() == Some("enrol") {
         return enrol();
     }

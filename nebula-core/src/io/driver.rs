@@ -103,8 +103,12 @@ impl Driver {
         let interfaces = advertises.then(|| InterfaceWatch::new(name, interval));
 
         let mut seed = Zeroizing::new([0; 32]);
-        aws_lc_rs::rand::fill(&mut *seed)
-            .map_err(|_| Error::Io { what: "cannot get random bytes", source: std::io::Error::other("unspecified") })?;
+        // From the system itself: the generator of the cryptographic library gathers entropy of its own first, which takes
+        // longer than all the rest of a start and leaves memory behind.
+        getrandom::fill(&mut *seed).map_err(|error| Error::Io {
+            what: "cannot get random bytes",
+            source: std::io::Error::other(error.to_string()),
+        })?;
         let wall = clock::wall();
         let (node, forwarder) = Node::new(config, wall.at, wall, *seed);
         let shared = Arc::new(Shared::new(forwarder)?);

@@ -6,6 +6,7 @@
 mod clock;
 mod control_thread;
 mod driver;
+mod heap;
 mod inbound_thread;
 mod interfaces;
 mod mailbox;
@@ -21,5 +22,6 @@ mod vnet_header;
 mod warmth;
 
 pub use driver::{Driver, Error, Handle, Options};
+pub use heap::share_one_heap;
 pub use tun::{Tun, TunOffloads};
 pub use udp::{SocketOptions, UdpSocket};

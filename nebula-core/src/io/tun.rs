@@ -107,6 +107,14 @@ impl Tun {
         Self::negotiate(queues, name, &TunOffloads::LADDER)
     }
 
+    /// Length of super-packet at which a device of this MTU works best: sealed, it fills exactly one send, where a longer
+    /// one would leave a rest that costs as much as a full one. `None`: the MTU is too large for super-packets.
+    #[must_use]
+    pub fn best_super_packet(mtu: u32) -> Option<u32> {
+        let segments = MAX_RUN / mtu.saturating_add(SEALING);
+        (segments > 1 && mtu > HEADERS).then(|| segments * (mtu - HEADERS) + RESERVED)
+    }
+
     /// Device name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -294,6 +302,15 @@ impl Queue {
         nix::sys::uio::writev(&self.fd, &slices[..2 + pieces.len()]).map(|_| ())
     }
 }
+
+// What one UDP send takes, as in `Lane`.
+const MAX_RUN: u32 = 65_000;
+// Nebula's header and the tag.
+const SEALING: u32 = 32;
+// IPv4 and TCP with timestamps: what is in every packet and only once in a super-packet.
+const HEADERS: u32 = 52;
+// Linux keeps this much of the limit free for headers of all layers.
+const RESERVED: u32 = 400;
 
 /// More pieces than a super-packet can have: it holds at most 64 KiB and joined segments are not small.
 pub(super) const MAX_PIECES: usize = 128;

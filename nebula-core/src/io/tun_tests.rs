@@ -198,3 +198,15 @@ fn a_stream_passes_in_super_packets() {
 fn a_stream_passes_in_single_packets_without_offloads() {
     assert_eq!(transfer_between_devices(false), 0);
 }
+
+#[test]
+fn a_super_packet_of_the_best_size_fills_one_send() {
+    for (mtu, segments) in [(1300, 48), (1420, 44), (8800, 7)] {
+        let size = Tun::best_super_packet(mtu).unwrap();
+        assert_eq!((size - 400) / (mtu - 52), segments, "{mtu}");
+        assert!(segments * (mtu + 32) <= 65_000 && (segments + 1) * (mtu + 32) > 65_000, "{mtu}");
+        assert!(size < 1 << 16);
+    }
+    assert_eq!(Tun::best_super_packet(40_000), None);
+    assert_eq!(Tun::best_super_packet(0), None);
+}
