@@ -61,7 +61,7 @@ fn in_chroot(root: &Path, name: &str) -> std::process::Output {
     if name == "nebula-cni-plugin" {
         command.env_clear().env("CNI_COMMAND", "VERSION");
     } else {
-        command.arg("-version");
+        command.arg("--version");
     }
     command.output().expect("chroot runs")
 }
