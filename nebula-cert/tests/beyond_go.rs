@@ -2,68 +2,13 @@
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test ends where an unwrap fails")]
 
+mod folder;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
 
-use nebula_cert::{CaPool, Certificate, Identity};
-use tempfile::TempDir;
-
-/// An empty folder in which the program runs.
-struct Folder(TempDir);
-
-impl Folder {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    /// A folder with `ca.crt` and `ca.key`.
-    fn with_ca(flags: &str) -> Self {
-        let folder = Self::new();
-        folder.succeeds(&format!("ca -name test {flags}"));
-        folder
-    }
-
-    fn command(&self, words: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_nebula-cert"));
-        command.current_dir(self.0.path()).env_remove("NEBULA_CA_PASSPHRASE").args(words.split_whitespace());
-        command
-    }
-
-    fn run(&self, words: &str) -> Output {
-        self.command(words).stdin(Stdio::null()).output().unwrap()
-    }
-
-    /// Standard output of a run that must succeed in silence on standard error.
-    fn succeeds(&self, words: &str) -> String {
-        let output = self.run(words);
-        let errors = String::from_utf8(output.stderr).unwrap();
-        assert_eq!((output.status.code(), &*errors), (Some(0), ""), "{words}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// Standard error of a run that must fail with exit code 1 and an empty standard output.
-    fn fails(&self, words: &str) -> String {
-        let output = self.run(words);
-        assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]), "{words}");
-        let errors = String::from_utf8(output.stderr).unwrap();
-        assert!(errors.starts_with("Error: "), "{words}: {errors}");
-        errors
-    }
-
-    fn read(&self, name: &str) -> Vec<u8> {
-        fs::read(self.0.path().join(name)).unwrap()
-    }
-
-    fn certificate(&self, name: &str) -> Certificate {
-        Certificate::from_pem(&self.read(name)).unwrap()
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
+use folder::Folder;
+use nebula_cert::{CaPool, Identity};
 
 #[test]
 fn a_renewed_certificate_is_the_same_identity_with_a_new_validity() {
