@@ -107,7 +107,10 @@ fn lighthouse(data: &[u8]) {
         assert!(meta.endpoints.len() <= 20 && meta.relays.len() <= 20);
         if let Ok(bytes) = meta.encode() {
             let again = Meta::parse(&bytes).expect("what we wrote reads");
-            assert_eq!((again.kind, &again.endpoints), (meta.kind, &meta.endpoints));
+            // A mapped address arrives in the list of IPv6 and leaves in that of IPv4; each takes ten.
+            let of = |v4: bool| meta.endpoints.iter().filter(move |endpoint| endpoint.is_ipv4() == v4).take(10);
+            let expected: Vec<_> = of(true).chain(of(false)).copied().collect();
+            assert_eq!((again.kind, again.endpoints), (meta.kind, expected));
         }
     }
     pair::lighthouse_message(data);

@@ -27,7 +27,7 @@ pub fn node(data: &[u8]) {
             4 if x != y => net.heal(x, y),
             5 if x != lighthouse => {
                 moves += 1;
-                net.move_to(x, &format!("198.51.100.{moves}:4242"));
+                net.move_to(x, &format!("203.0.113.{moves}:4242"));
             }
             6 => net.restart(x),
             7 => {
