@@ -50,9 +50,10 @@ pub fn node(data: &[u8]) {
             net.heal(x, y);
         }
     }
-    // Longer than a dead tunnel lives, and than a lighthouse is left without an update.
+    // Longer than a lighthouse is left without an update; and pings go on for longer than a dead tunnel lives.
     net.run_for(Duration::from_secs(30));
-    let (a, b) = (hosts[1], hosts[2]);
-    assert!(net.ping(a, b).is_answered_within(Duration::from_secs(30)), "a does not reach b: {}", net.diagram());
-    assert!(net.ping(b, a).is_answered_within(Duration::from_secs(30)), "b does not reach a: {}", net.diagram());
+    for (x, y) in [(hosts[1], hosts[2]), (hosts[2], hosts[1])] {
+        let answered = (0..60).any(|_| net.ping(x, y).is_answered_within(Duration::from_secs(1)));
+        assert!(answered, "a healed network does not carry packets: {}", net.diagram());
+    }
 }
