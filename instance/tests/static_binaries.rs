@@ -45,7 +45,7 @@ fn every_binary_runs_in_an_empty_chroot() {
 fn a_key_is_made_in_an_empty_chroot() {
     let root = tempfile::tempdir().expect("a temporary directory");
     std::fs::copy(release().join("nebula-cert"), root.path().join("program")).expect("copy the binary");
-    let output = Command::new("chroot")
+    let output = Command::new("/usr/sbin/chroot")
         .arg(root.path())
         .args(["/program", "keygen", "-out-key", "/k", "-out-pub", "/p"])
         .output()
@@ -56,7 +56,7 @@ fn a_key_is_made_in_an_empty_chroot() {
 }
 
 fn in_chroot(root: &Path, name: &str) -> std::process::Output {
-    let mut command = Command::new("chroot");
+    let mut command = Command::new("/usr/sbin/chroot");
     command.arg(root).arg("/program");
     if name == "nebula-cni-plugin" {
         command.env_clear().env("CNI_COMMAND", "VERSION");
