@@ -6,9 +6,11 @@
 mod authority;
 mod flow;
 mod host;
+mod host_spec;
 mod link;
 mod nat;
 mod packet;
+mod ping;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -21,8 +23,10 @@ use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
 pub use authority::{Authority, Subject};
 pub use flow::Step;
+pub use host_spec::HostSpec;
 pub use link::Link;
 pub use nat::{Dependence, NatBehaviour};
+pub use ping::Ping;
 
 use self::flow::Flow;
 use self::host::Host;
@@ -38,103 +42,6 @@ pub struct HostId(usize);
 /// A NAT of a [`SimNet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NatId(usize);
-
-/// A host to be added to a [`SimNet`]. The n-th host is 10.42.0.n/16 in the overlay and 198.51.100.n:4242 on the
-/// underlay unless told otherwise, and its firewall lets everything through.
-pub struct HostSpec {
-    name: String,
-    versions: Vec<Version>,
-    networks: Option<Vec<IpNet>>,
-    groups: Vec<String>,
-    underlay: Option<SocketAddr>,
-    nat: Option<NatId>,
-    not_after: UnixTime,
-    knows: Vec<HostId>,
-    lighthouses: Vec<HostId>,
-    configure: Box<dyn FnOnce(&mut Config)>,
-}
-
-impl HostSpec {
-    /// A host with a version 2 certificate.
-    #[must_use]
-    pub fn new(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            versions: vec![Version::V2],
-            networks: None,
-            groups: Vec::new(),
-            underlay: None,
-            nat: None,
-            not_after: authority::NOT_AFTER,
-            knows: Vec::new(),
-            lighthouses: Vec::new(),
-            configure: Box::new(|_| {}),
-        }
-    }
-    /// Certificates of these versions.
-    #[must_use]
-    pub fn versions(mut self, versions: &[Version]) -> Self {
-        self.versions = versions.to_vec();
-        self
-    }
-    /// Overlay addresses.
-    #[must_use]
-    pub fn networks(mut self, networks: &[&str]) -> Self {
-        self.networks = Some(networks.iter().map(|text| text.parse().expect("a network")).collect());
-        self
-    }
-    /// Groups in the certificate.
-    #[must_use]
-    pub fn groups(mut self, groups: &[&str]) -> Self {
-        self.groups = groups.iter().map(|&group| group.to_owned()).collect();
-        self
-    }
-    /// Address of the UDP socket.
-    #[must_use]
-    pub fn underlay(mut self, underlay: &str) -> Self {
-        self.underlay = Some(underlay.parse().expect("an endpoint"));
-        self
-    }
-    /// Behind a NAT, with a private underlay address.
-    #[must_use]
-    pub fn behind(mut self, nat: NatId) -> Self {
-        self.nat = Some(nat);
-        self
-    }
-    /// The certificate ends this long after the start of the simulation.
-    #[must_use]
-    pub fn expires_after(mut self, life: Duration) -> Self {
-        self.not_after = START + UnixTime::try_from(life.as_secs()).unwrap_or(UnixTime::MAX - START);
-        self
-    }
-    /// Knows the endpoint of `host` from its configuration.
-    #[must_use]
-    pub fn knows(mut self, host: HostId) -> Self {
-        self.knows.push(host);
-        self
-    }
-    /// Uses `host` as a lighthouse.
-    #[must_use]
-    pub fn lighthouse(mut self, host: HostId) -> Self {
-        self.lighthouses.push(host);
-        self.knows(host)
-    }
-    /// Is a lighthouse.
-    #[must_use]
-    pub fn am_lighthouse(self) -> Self {
-        self.config(|config| config.lighthouse.am_lighthouse = true)
-    }
-    /// Anything else.
-    #[must_use]
-    pub fn config(mut self, change: impl FnOnce(&mut Config) + 'static) -> Self {
-        let before = std::mem::replace(&mut self.configure, Box::new(|_| {}));
-        self.configure = Box::new(|config| {
-            before(config);
-            change(config);
-        });
-        self
-    }
-}
 
 /// Datagram on its way.
 #[derive(Debug)]
@@ -542,75 +449,6 @@ impl SimNet {
         let mut seed = [0; 32];
         self.rng.fill_bytes(&mut seed);
         seed
-    }
-}
-
-/// A ping in the making.
-#[must_use = "nothing is sent before one of its verbs is called"]
-pub struct Ping<'a> {
-    net: &'a mut SimNet,
-    from: HostId,
-    to: HostId,
-    addresses: (IpAddr, IpAddr),
-}
-
-impl Ping<'_> {
-    /// Between these overlay addresses.
-    pub fn between(self, from: &str, to: &str) -> Self {
-        Self { addresses: (from.parse().expect("an address"), to.parse().expect("an address")), ..self }
-    }
-
-    /// Pings once a second until an answer comes; returns how long it took. Panics with the packet flow after a minute.
-    pub fn until_delivered(self) -> Duration {
-        let net = self.net;
-        let began = net.now;
-        let identifier = net.next_ping();
-        for sequence in 0..60 {
-            net.echo(self.from, self.addresses, identifier, sequence);
-            if net.run_until(Duration::from_secs(1), |net| net.answered(self.from, identifier, None)) {
-                return net.now.saturating_duration_since(began);
-            }
-        }
-        let [from, to] = [self.from, self.to].map(|host| net.hosts[host.0].name.clone());
-        panic!("no ping from {from} to {to} was answered within a minute\n{}", net.diagram());
-    }
-
-    /// Pings once; whether the answer comes within `limit`.
-    pub fn is_answered_within(self, limit: Duration) -> bool {
-        let identifier = self.net.next_ping();
-        self.net.echo(self.from, self.addresses, identifier, 0);
-        self.net.run_until(limit, |net| net.answered(self.from, identifier, None))
-    }
-
-    /// Pings this often at this distance, all with one identifier; returns how many were answered.
-    pub fn train(self, count: u16, distance: Duration) -> usize {
-        let identifier = self.net.next_ping();
-        for sequence in 0..count {
-            self.net.echo(self.from, self.addresses, identifier, sequence);
-            self.net.run_for(distance);
-        }
-        self.net.run_for(Duration::from_secs(1));
-        (0..count).filter(|sequence| self.net.answered(self.from, identifier, Some(*sequence))).count()
-    }
-}
-
-impl SimNet {
-    fn next_ping(&mut self) -> u16 {
-        self.pings += 1;
-        self.pings
-    }
-
-    fn echo(&mut self, from: HostId, addresses: (IpAddr, IpAddr), identifier: u16, sequence: u16) {
-        let _verdict = self.send_packet(from, &packet::echo(addresses.0, addresses.1, false, identifier, sequence));
-    }
-
-    fn answered(&self, host: HostId, wanted: u16, wanted_sequence: Option<u16>) -> bool {
-        self.hosts[host.0].received.iter().any(|packet| match packet::read(packet) {
-            Contents::EchoReply { identifier, sequence } => {
-                identifier == wanted && wanted_sequence.is_none_or(|wanted| wanted == sequence)
-            }
-            _ => false,
-        })
     }
 }
 
