@@ -5,7 +5,7 @@ use p256::ecdsa::Signature;
 use zeroize::Zeroizing;
 
 use crate::encrypted_key::{self, PassphraseCost};
-use crate::key::{curve_of, public_point, random_scalar, random_secret, scalar};
+use crate::key::{SECRET_LENGTH, curve_of, public_point, random_scalar, random_secret, scalar};
 use crate::{Curve, Error, pem};
 
 /// A CA's key (Ed25519 or P-256 ECDSA).
@@ -22,9 +22,20 @@ impl SigningKey {
     /// # Errors
     /// The system has no randomness.
     pub fn generate(curve: Curve) -> Result<Self, Error> {
+        match curve {
+            Curve::Curve25519 => Self::from_seed(curve, &*random_secret()?),
+            Curve::P256 => Self::from_seed(curve, &*random_scalar()?),
+        }
+    }
+
+    /// The key that follows from these bytes: the Ed25519 seed, or the P-256 scalar. They must be as secret as the key.
+    ///
+    /// # Errors
+    /// A P-256 scalar out of range.
+    pub fn from_seed(curve: Curve, seed: &[u8; SECRET_LENGTH]) -> Result<Self, Error> {
         let secret = match curve {
-            Curve::Curve25519 => ed25519_dalek::SigningKey::from_bytes(&*random_secret()?).to_keypair_bytes().to_vec(),
-            Curve::P256 => random_scalar()?.to_vec(),
+            Curve::Curve25519 => ed25519_dalek::SigningKey::from_bytes(seed).to_keypair_bytes().to_vec(),
+            Curve::P256 => scalar(seed).map(|_| seed.to_vec())?,
         };
         Ok(Self { curve, secret: Zeroizing::new(secret) })
     }
@@ -102,7 +113,7 @@ impl SigningKey {
         let key = Self { curve, secret: Zeroizing::new(bytes.to_vec()) };
         let expected = match curve {
             Curve::Curve25519 => ED25519_LENGTH,
-            Curve::P256 => crate::key::SECRET_LENGTH,
+            Curve::P256 => SECRET_LENGTH,
         };
         if bytes.len() != expected {
             return Err(Error::KeyLength { curve, expected, length: bytes.len() });

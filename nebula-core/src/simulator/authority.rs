@@ -1,13 +1,18 @@
 //! A certificate authority for simulated networks.
 
+use std::sync::{Mutex, PoisonError};
+
 use ipnet::IpNet;
 use nebula_cert::{CaPool, Certificate, Curve, Identity, PrivateKey, SigningKey, Template, UnixTime, Version};
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
-/// Makes certificates that a simulated network trusts. Keys come from the system, so they differ from run to run.
+/// Makes certificates that a simulated network trusts. All keys follow from a seed: never use them for anything else.
 #[derive(Debug)]
 pub struct Authority {
     certificate: Certificate,
     key: SigningKey,
+    secrets: Mutex<ChaCha20Rng>,
 }
 
 /// What a certificate shall say.
@@ -29,7 +34,16 @@ impl Authority {
     /// A new authority, valid for all of the simulated time.
     #[must_use]
     pub fn new(curve: Curve) -> Self {
-        let key = SigningKey::generate(curve).expect("the system has randomness");
+        Self::seeded(curve, 0)
+    }
+
+    /// One of its own kind for every seed.
+    #[must_use]
+    pub fn seeded(curve: Curve, seed: u64) -> Self {
+        let mut secrets = ChaCha20Rng::seed_from_u64(seed);
+        // Another stream than the network's own draws from the same seed.
+        secrets.set_stream(1);
+        let key = first_valid(&mut secrets, |secret| SigningKey::from_seed(curve, secret).ok());
         let template = Template {
             version: Version::V2,
             curve,
@@ -41,7 +55,8 @@ impl Authority {
             not_after: NOT_AFTER,
             public_key: key.public_key(),
         };
-        Self { certificate: template.self_sign(&key).expect("the template is valid"), key }
+        let certificate = template.self_sign(&key).expect("the template is valid");
+        Self { certificate, key, secrets: Mutex::new(secrets) }
     }
 
     /// Trust in this authority.
@@ -55,7 +70,8 @@ impl Authority {
     /// A new key with its certificates. Version 1 carries the first network if it is IPv4.
     #[must_use]
     pub fn identity(&self, subject: &Subject) -> Identity {
-        let key = PrivateKey::generate(self.key.curve()).expect("the system has randomness");
+        let mut secrets = self.secrets.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = first_valid(&mut secrets, |secret| PrivateKey::from_bytes(self.key.curve(), secret).ok());
         let sign = |&version: &Version| {
             let networks = match version {
                 Version::V1 => subject.networks.iter().take(1).copied().collect(),
@@ -75,6 +91,17 @@ impl Authority {
             template.sign(&self.certificate, &self.key).expect("the subject is valid")
         };
         Identity::new(subject.versions.iter().map(sign).collect(), key).expect("certificates and key belong together")
+    }
+}
+
+/// Draws until it is a key; a draw fails once in 2^32.
+fn first_valid<T>(secrets: &mut ChaCha20Rng, key: impl Fn(&[u8; 32]) -> Option<T>) -> T {
+    loop {
+        let mut secret = [0; 32];
+        secrets.fill_bytes(&mut secret);
+        if let Some(key) = key(&secret) {
+            return key;
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::wire::header::Header;
 pub struct Step {
     /// Since the start of the simulation.
     pub at: Duration,
-    /// Name of the sender.
+    /// Name of the sender; `stranger` for what a test put onto the underlay itself.
     pub sender: String,
     /// Name of the receiver, if an endpoint of a host was met.
     pub receiver: Option<String>,
@@ -58,47 +58,56 @@ impl Flow {
 
     /// One column per host, one arrow per datagram; `x` marks a lost one.
     pub(super) fn diagram(&self, names: &[&str]) -> String {
-        let mut text = format!("{:>10} ", "");
-        for name in names {
+        let skipped = self.steps.len().saturating_sub(SHOWN);
+        let mut names = names.to_vec();
+        if self.steps.iter().skip(skipped).any(|step| step.sender == STRANGER) {
+            names.push(STRANGER);
+        }
+        let mut text = format!("{:>11}", "");
+        for name in &names {
             let _ = write!(text, "{name:^COLUMN$}");
         }
-        text.push('\n');
-        let skipped = self.steps.len().saturating_sub(SHOWN);
+        let _ = writeln!(text, " type, index, counter, bytes, from -> to");
         if skipped > 0 {
             let _ = writeln!(text, "{:>10} ({skipped} earlier datagrams left out)", "");
         }
         for step in self.steps.iter().skip(skipped) {
-            let column = |wanted: &str| names.iter().position(|name| *name == wanted);
-            let mut line: Vec<char> = " ".repeat(COLUMN * names.len()).chars().collect();
-            for at in 0..names.len() {
-                line[at * COLUMN + COLUMN / 2] = '|';
-            }
-            let sender = column(&step.sender).unwrap_or(0);
-            let receiver = step.receiver.as_deref().and_then(column).unwrap_or(sender);
-            let [left, right] = [sender.min(receiver), sender.max(receiver)].map(|at| at * COLUMN + COLUMN / 2);
-            line[left..right].fill('-');
-            line[sender * COLUMN + COLUMN / 2] = 'o';
-            let head = if receiver > sender { '>' } else { '<' };
-            line[receiver * COLUMN + COLUMN / 2] = if step.copies == 0 { 'x' } else { head };
-            let fate = match step.copies {
-                0 => " lost",
-                1 => "",
-                _ => " twice",
-            };
-            let line: String = line.into_iter().collect();
-            let _ = writeln!(
-                text,
-                "{:>9.3}s {line} {} {} -> {}{fate}",
-                step.at.as_secs_f64(),
-                step.describe(),
-                step.from,
-                step.to
-            );
+            let _ = writeln!(text, "{}", step.line(&names));
         }
         text
     }
 }
 
+impl Step {
+    fn line(&self, names: &[&str]) -> String {
+        let column = |wanted: &str| names.iter().position(|name| *name == wanted);
+        let mut arrow = vec![' '; COLUMN * names.len()];
+        for at in 0..names.len() {
+            arrow[at * COLUMN + COLUMN / 2] = '|';
+        }
+        let sender = column(&self.sender).unwrap_or(0);
+        let receiver = self.receiver.as_deref().and_then(column).unwrap_or(sender);
+        let [left, right] = [sender.min(receiver), sender.max(receiver)].map(|at| at * COLUMN + COLUMN / 2);
+        arrow[left..right].fill('-');
+        let head = if receiver > sender { '>' } else { '<' };
+        arrow[receiver * COLUMN + COLUMN / 2] = if self.copies == 0 { 'x' } else { head };
+        if receiver != sender || self.copies > 0 {
+            arrow[sender * COLUMN + COLUMN / 2] = 'o';
+        }
+        let fate = match (self.copies, &self.receiver) {
+            (0, None) => " nobody there",
+            (0, Some(_)) => " lost",
+            (1, _) => "",
+            _ => " twice",
+        };
+        let arrow: String = arrow.into_iter().collect();
+        let (at, what) = (self.at.as_secs_f64(), self.describe());
+        format!("{at:>9.3}s {arrow} {what}, {} B, {} -> {}{fate}", self.datagram.len(), self.from, self.to)
+    }
+}
+
+/// Sender of datagrams that come from no host.
+pub(super) const STRANGER: &str = "stranger";
 const KEPT: usize = 100_000;
-const SHOWN: usize = 120;
+const SHOWN: usize = 200;
 const COLUMN: usize = 14;

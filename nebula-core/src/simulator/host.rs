@@ -19,6 +19,7 @@ pub(super) struct Host {
     /// Address of its socket; private if it is behind a NAT.
     pub(super) underlay: SocketAddr,
     pub(super) nat: Option<usize>,
+    pub(super) is_up: bool,
     pub(super) node: Node,
     pub(super) forwarder: Arc<Forwarder>,
     lane: Lane,
@@ -44,7 +45,9 @@ impl Host {
         let (node, forwarder) = Node::new(config.clone(), now, wall, seed);
         let lane = forwarder.lane();
         let (events, received, outgoing) = (Vec::new(), Vec::new(), VecDeque::new());
-        let mut host = Self { name, overlay, underlay, nat, node, forwarder, lane, config, events, received, outgoing };
+        let is_up = true;
+        let mut host =
+            Self { name, overlay, underlay, nat, is_up, node, forwarder, lane, config, events, received, outgoing };
         host.node.set_local_addresses(vec![LocalAddress { address: underlay.ip(), interface: "eth0".to_owned() }]);
         host.collect();
         host
@@ -73,6 +76,11 @@ impl Host {
         let result = change(&mut self.node);
         self.collect();
         result
+    }
+
+    /// When [`Host::timeout`] is due.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.node.poll_timeout().filter(|_| self.is_up)
     }
 
     pub(super) fn timeout(&mut self, now: Instant) {

@@ -1,7 +1,7 @@
 //! A network of many nodes on one virtual clock: deterministic by its seed, and as fast as the machine.
 //!
-//! Time jumps to the next arrival or deadline, so an hour of keepalives takes milliseconds. Keys and certificates are
-//! random; everything else follows from the seed.
+//! Time jumps to the next arrival or deadline, so an hour of keepalives takes milliseconds. Everything follows from the
+//! seed, keys and certificates too: the same seed and the same calls give the same datagrams, byte for byte.
 
 mod authority;
 mod flow;
@@ -26,6 +26,7 @@ pub use flow::Step;
 pub use host_spec::HostSpec;
 pub use link::Link;
 pub use nat::{Dependence, NatBehaviour};
+pub use packet::UdpPacket;
 pub use ping::Ping;
 
 use self::flow::Flow;
@@ -59,6 +60,8 @@ pub struct SimNet {
     now: Instant,
     authority: Authority,
     link: Link,
+    /// Paths that differ from [`SimNet::link`].
+    links: BTreeMap<(HostId, HostId), Link>,
     hosts: Vec<Host>,
     nats: Vec<Nat>,
     in_flight: BTreeMap<(Instant, u64), InFlight>,
@@ -88,8 +91,9 @@ impl SimNet {
             rng: ChaCha20Rng::seed_from_u64(seed),
             start,
             now: start,
-            authority: Authority::new(curve),
+            authority: Authority::seeded(curve, seed),
             link: Link::default(),
+            links: BTreeMap::new(),
             hosts: Vec::new(),
             nats: Vec::new(),
             in_flight: BTreeMap::new(),
@@ -120,7 +124,7 @@ impl SimNet {
         let default_network = IpNet::new(Ipv4Addr::new(10, 42, 0, number).into(), 16).expect("16 is a prefix length");
         let default_underlay = match spec.nat {
             None => SocketAddr::from(([198, 51, 100, number], PORT)),
-            Some(nat) => SocketAddr::from(([192, 168, u8::try_from(nat.0).expect("few NATs"), number], PORT)),
+            Some(nat) => private_endpoint(nat, id),
         };
         let subject = Subject {
             name: spec.name.clone(),
@@ -192,6 +196,12 @@ impl SimNet {
     /// Every path behaves like this from now on.
     pub fn set_link(&mut self, link: Link) {
         self.link = link;
+        self.links.clear();
+    }
+
+    /// The path between the two behaves like this from now on, in both directions.
+    pub fn set_link_between(&mut self, a: HostId, b: HostId, link: Link) {
+        self.links.extend([((a, b), link), ((b, a), link)]);
     }
 
     /// Nothing passes between the two any more.
@@ -205,12 +215,42 @@ impl SimNet {
         self.cut.remove(&(b, a));
     }
 
-    /// The host has another underlay endpoint from now on; its tunnels stay.
+    /// The host has another underlay endpoint from now on, behind no NAT; its tunnels stay.
     pub fn move_to(&mut self, host: HostId, underlay: &str) {
-        self.hosts[host.0].underlay = underlay.parse().expect("an endpoint");
+        let host = &mut self.hosts[host.0];
+        (host.underlay, host.nat) = (underlay.parse().expect("an endpoint"), None);
     }
 
-    /// The host loses all state, as after a crash, and starts again.
+    /// The host has a private endpoint behind `nat` from now on; its tunnels stay.
+    pub fn move_behind(&mut self, host: HostId, nat: NatId) {
+        let underlay = private_endpoint(nat, host);
+        let host = &mut self.hosts[host.0];
+        (host.underlay, host.nat) = (underlay, Some(nat.0));
+    }
+
+    /// The NAT forgets its mappings; whoever sends through it gets new ports.
+    pub fn rebind(&mut self, nat: NatId) {
+        self.nats[nat.0].rebind();
+    }
+
+    /// The host says goodbye and is gone.
+    pub fn stop(&mut self, host: HostId) {
+        self.control(host, |node, now| node.close_all(now));
+        self.kill(host);
+    }
+
+    /// The host is gone without a word, and loses all state.
+    pub fn kill(&mut self, host: HostId) {
+        self.hosts[host.0].is_up = false;
+    }
+
+    /// Whether the host runs.
+    #[must_use]
+    pub fn is_up(&self, host: HostId) -> bool {
+        self.hosts[host.0].is_up
+    }
+
+    /// The host loses all state, as after a crash, and starts again; also after [`SimNet::stop`] and [`SimNet::kill`].
     pub fn restart(&mut self, host: HostId) {
         let (wall, seed) = (self.wall(), self.random_seed());
         self.hosts[host.0].restart(self.now, wall, seed);
@@ -279,6 +319,12 @@ impl SimNet {
         wanted.collect()
     }
 
+    /// The UDP packets a host received on the overlay since the last call.
+    pub fn take_udp(&mut self, host: HostId) -> Vec<UdpPacket> {
+        let received = std::mem::take(&mut self.hosts[host.0].received);
+        received.iter().filter_map(|packet| packet::read_udp(packet)).collect()
+    }
+
     /// What went over the underlay, oldest first.
     pub fn flow(&self) -> impl DoubleEndedIterator<Item = &Step> {
         self.flow.steps()
@@ -320,7 +366,10 @@ impl SimNet {
     /// Puts a datagram onto the underlay, as anybody on it can.
     pub fn inject(&mut self, from: SocketAddr, to: SocketAddr, datagram: &[u8]) {
         let at = self.now + self.link.latency;
-        self.post(at, InFlight { from, to, datagram: datagram.to_vec() });
+        let datagram = InFlight { from, to, datagram: datagram.to_vec() };
+        let receiver = self.locate(&datagram).map(|(host, _)| host);
+        self.note(flow::STRANGER, receiver, &datagram, 1);
+        self.post(at, datagram);
     }
 
     /// Runs for this long.
@@ -357,6 +406,9 @@ impl SimNet {
         if let Some(entry) = self.in_flight.first_entry().filter(|entry| entry.key().0 <= self.now) {
             let arrived = entry.remove();
             if let Some((host, from)) = self.locate(&arrived) {
+                if let Some(nat) = self.nats.iter_mut().find(|nat| nat.public == arrived.to.ip()) {
+                    nat.passed(self.now, arrived.to.port());
+                }
                 self.hosts[host.0].receive(self.now, from, &arrived.datagram);
                 self.dispatch(host);
             }
@@ -364,9 +416,9 @@ impl SimNet {
         }
         for id in 0..self.hosts.len() {
             let host = &mut self.hosts[id];
-            if host.node.poll_timeout().is_some_and(|due| due <= self.now) {
+            if host.next_deadline().is_some_and(|due| due <= self.now) {
                 host.timeout(self.now);
-                let next = host.node.poll_timeout();
+                let next = host.next_deadline();
                 assert!(next.is_none_or(|next| next > self.now), "{} leaves a deadline that is due", host.name);
                 self.dispatch(HostId(id));
             }
@@ -375,7 +427,7 @@ impl SimNet {
     }
 
     fn next_event(&self) -> Option<Instant> {
-        let deadlines = self.hosts.iter().filter_map(|host| host.node.poll_timeout());
+        let deadlines = self.hosts.iter().filter_map(Host::next_deadline);
         deadlines.chain(self.in_flight.first_key_value().map(|((at, _), _)| *at)).min()
     }
 
@@ -392,24 +444,31 @@ impl SimNet {
             let datagram = InFlight { from, to: transmit.to, datagram: transmit.datagram };
             let receiver = self.locate(&datagram).map(|(host, _)| host);
             let blocked = receiver.is_some_and(|receiver| self.cut.contains(&(sender, receiver)));
+            let link = receiver.and_then(|receiver| self.links.get(&(sender, receiver))).copied().unwrap_or(self.link);
             let arrivals = match blocked {
                 true => Vec::new(),
-                false => self.link.arrivals(datagram.datagram.len(), &mut self.rng),
+                false => link.arrivals(datagram.datagram.len(), &mut self.rng),
             };
-            self.flow.push(Step {
-                at: self.elapsed(),
-                sender: self.hosts[sender.0].name.clone(),
-                receiver: receiver.map(|receiver| self.hosts[receiver.0].name.clone()),
-                from,
-                to: datagram.to,
-                datagram: datagram.datagram.clone(),
-                copies: if receiver.is_some() { arrivals.len() } else { 0 },
-            });
+            let name = self.hosts[sender.0].name.clone();
+            self.note(&name, receiver, &datagram, arrivals.len());
             for delay in arrivals {
                 let InFlight { from, to, ref datagram } = datagram;
                 self.post(self.now + delay, InFlight { from, to, datagram: datagram.clone() });
             }
         }
+    }
+
+    /// Records a datagram for the diagram.
+    fn note(&mut self, sender: &str, receiver: Option<HostId>, datagram: &InFlight, arrivals: usize) {
+        self.flow.push(Step {
+            at: self.elapsed(),
+            sender: sender.to_owned(),
+            receiver: receiver.map(|receiver| self.hosts[receiver.0].name.clone()),
+            from: datagram.from,
+            to: datagram.to,
+            datagram: datagram.datagram.clone(),
+            copies: if receiver.is_some() { arrivals } else { 0 },
+        });
     }
 
     fn post(&mut self, at: Instant, datagram: InFlight) {
@@ -433,7 +492,8 @@ impl SimNet {
     }
 
     fn host_at(&self, underlay: SocketAddr, nat: Option<usize>) -> Option<HostId> {
-        self.hosts.iter().position(|host| host.underlay == underlay && host.nat == nat).map(HostId)
+        let is_there = |host: &Host| host.is_up && host.underlay == underlay && host.nat == nat;
+        self.hosts.iter().position(is_there).map(HostId)
     }
 
     fn shares_nat(&self, nat: usize, to: SocketAddr) -> bool {
@@ -450,6 +510,12 @@ impl SimNet {
         self.rng.fill_bytes(&mut seed);
         seed
     }
+}
+
+/// Where the n-th host is behind a NAT.
+fn private_endpoint(nat: NatId, host: HostId) -> SocketAddr {
+    let [nat, host] = [nat.0, host.0 + 1].map(|number| u8::try_from(number).expect("a small network"));
+    SocketAddr::from(([192, 168, nat, host], PORT))
 }
 
 const PORT: u16 = 4242;

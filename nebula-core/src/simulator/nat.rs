@@ -33,8 +33,14 @@ pub struct NatBehaviour {
     pub mapping: Dependence,
     /// Who may send to a public port.
     pub filtering: Dependence,
-    /// A mapping that sent nothing for this long is gone.
+    /// A mapping that was not used for this long is gone.
     pub expiry: Duration,
+    /// Whether datagrams that come in keep a mapping open, too.
+    pub inbound_refresh: bool,
+    /// Whether a host behind the NAT reaches another one there by its public endpoint.
+    pub hairpinning: bool,
+    /// Whether the public port is the private one, where no other host has it.
+    pub preserves_port: bool,
 }
 
 impl NatBehaviour {
@@ -45,6 +51,9 @@ impl NatBehaviour {
             mapping: Dependence::EndpointIndependent,
             filtering: Dependence::AddressAndPortDependent,
             expiry: Duration::from_secs(30),
+            inbound_refresh: false,
+            hairpinning: true,
+            preserves_port: false,
         }
     }
     /// A new public port for every destination ("symmetric"): punching fails towards its like.
@@ -68,12 +77,12 @@ pub(super) struct Nat {
     pub(super) public: IpAddr,
     behaviour: NatBehaviour,
     mappings: BTreeMap<Key, Mapping>,
-    next_port: u16,
+    last_port: u16,
 }
 
 impl Nat {
     pub(super) fn new(public: IpAddr, behaviour: NatBehaviour) -> Self {
-        Self { public, behaviour, mappings: BTreeMap::new(), next_port: 40_000 }
+        Self { public, behaviour, mappings: BTreeMap::new(), last_port: FIRST_PORT }
     }
 
     /// A datagram leaves; returns its public source.
@@ -81,18 +90,22 @@ impl Nat {
         let expiry = self.behaviour.expiry;
         self.mappings.retain(|_, mapping| now < mapping.used + expiry);
         let key = (source, self.behaviour.mapping.part(remote));
-        let next_port = &mut self.next_port;
-        let mapping = self.mappings.entry(key).or_insert_with(|| {
-            *next_port += 1;
-            Mapping { port: *next_port, used: now, contacted: BTreeSet::new() }
-        });
+        let port = match self.mappings.get(&key) {
+            Some(mapping) => mapping.port,
+            None => self.free_port(source.port()),
+        };
+        let mapping = self.mappings.entry(key).or_insert(Mapping { port, used: now, contacted: BTreeSet::new() });
         mapping.used = now;
         mapping.contacted.insert(remote);
-        SocketAddr::new(self.public, mapping.port)
+        SocketAddr::new(self.public, port)
     }
 
     /// A datagram arrives at a public port; returns the private destination if it may pass.
     pub(super) fn inbound(&self, now: Instant, port: u16, remote: SocketAddr) -> Option<SocketAddr> {
+        // A source with the NAT's own address was sent from behind it.
+        if remote.ip() == self.public && !self.behaviour.hairpinning {
+            return None;
+        }
         let live = |mapping: &&Mapping| now < mapping.used + self.behaviour.expiry;
         let filtering = self.behaviour.filtering;
         let (key, mapping) = self.mappings.iter().find(|(_, mapping)| mapping.port == port)?;
@@ -100,7 +113,38 @@ impl Nat {
         let known = mapping.contacted.iter().any(|seen| filtering.part(*seen) == filtering.part(remote));
         known.then_some(key.0)
     }
+
+    /// A datagram passed to a public port.
+    pub(super) fn passed(&mut self, now: Instant, port: u16) {
+        if self.behaviour.inbound_refresh
+            && let Some(mapping) = self.mappings.values_mut().find(|mapping| mapping.port == port)
+        {
+            mapping.used = now;
+        }
+    }
+
+    /// Forgets every mapping, as a router does that starts again; new ones get new ports.
+    pub(super) fn rebind(&mut self) {
+        self.mappings.clear();
+    }
+
+    fn free_port(&mut self, private: u16) -> u16 {
+        let taken = |port: u16| self.mappings.values().any(|mapping| mapping.port == port);
+        if self.behaviour.preserves_port && !taken(private) {
+            return private;
+        }
+        let mut port = self.last_port;
+        loop {
+            port = if port == u16::MAX { FIRST_PORT } else { port + 1 };
+            if !taken(port) {
+                self.last_port = port;
+                return port;
+            }
+        }
+    }
 }
+
+const FIRST_PORT: u16 = 40_000;
 
 #[cfg(test)]
 mod tests {
@@ -142,5 +186,78 @@ mod tests {
         let public = nat.outbound(now, at("192.168.1.2:4242"), at("198.51.100.1:1"));
         let later = now + Duration::from_secs(31);
         assert_eq!(nat.inbound(later, public.port(), at("198.51.100.1:1")), None);
+    }
+
+    /// A NAT with one mapping: from the inside to 198.51.100.1:1.
+    fn opened(behaviour: NatBehaviour) -> (Nat, Instant, SocketAddr) {
+        let now = base();
+        let mut nat = Nat::new("203.0.113.1".parse().unwrap(), behaviour);
+        let public = nat.outbound(now, at("192.168.1.2:4242"), at("198.51.100.1:1"));
+        (nat, now, public)
+    }
+
+    const KINDS: [Dependence; 3] =
+        [Dependence::EndpointIndependent, Dependence::AddressDependent, Dependence::AddressAndPortDependent];
+
+    #[test]
+    fn a_new_port_is_used_as_the_mapping_says() {
+        for (mapping, [same_address, other_address]) in
+            KINDS.into_iter().zip([[true, true], [true, false], [false, false]])
+        {
+            let (mut nat, now, public) = opened(NatBehaviour { mapping, ..NatBehaviour::home() });
+            let mut again = |remote| nat.outbound(now, at("192.168.1.2:4242"), at(remote)) == public;
+            assert!(again("198.51.100.1:1"), "{mapping:?}");
+            assert_eq!(again("198.51.100.1:2"), same_address, "{mapping:?}");
+            assert_eq!(again("198.51.100.2:1"), other_address, "{mapping:?}");
+        }
+    }
+
+    #[test]
+    fn datagrams_come_in_as_the_filtering_says() {
+        for (filtering, [other_port, other_address]) in
+            KINDS.into_iter().zip([[true, true], [true, false], [false, false]])
+        {
+            let (nat, now, public) = opened(NatBehaviour { filtering, ..NatBehaviour::home() });
+            let passes = |remote| nat.inbound(now, public.port(), at(remote)).is_some();
+            assert!(passes("198.51.100.1:1"), "{filtering:?}");
+            assert_eq!(passes("198.51.100.1:2"), other_port, "{filtering:?}");
+            assert_eq!(passes("198.51.100.2:1"), other_address, "{filtering:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_hairpinning_nat_lets_its_own_hosts_in_from_outside() {
+        for hairpinning in [true, false] {
+            let filtering = Dependence::EndpointIndependent;
+            let (mut nat, now, public) = opened(NatBehaviour { hairpinning, filtering, ..NatBehaviour::home() });
+            let other = nat.outbound(now, at("192.168.1.3:4242"), public);
+            assert_eq!(nat.inbound(now, public.port(), other).is_some(), hairpinning);
+        }
+    }
+
+    #[test]
+    fn a_port_is_preserved_unless_another_host_has_it() {
+        let (mut nat, now, public) = opened(NatBehaviour { preserves_port: true, ..NatBehaviour::home() });
+        assert_eq!(public.port(), 4242);
+        let second = nat.outbound(now, at("192.168.1.3:4242"), at("198.51.100.1:1"));
+        assert_ne!(second.port(), 4242);
+    }
+
+    #[test]
+    fn datagrams_that_come_in_keep_a_mapping_open_only_if_the_nat_says_so() {
+        for inbound_refresh in [true, false] {
+            let (mut nat, now, public) = opened(NatBehaviour { inbound_refresh, ..NatBehaviour::home() });
+            nat.passed(now + Duration::from_secs(20), public.port());
+            let later = now + Duration::from_secs(40);
+            assert_eq!(nat.inbound(later, public.port(), at("198.51.100.1:1")).is_some(), inbound_refresh);
+        }
+    }
+
+    #[test]
+    fn a_rebound_nat_uses_new_ports_and_forgets_the_old_ones() {
+        let (mut nat, now, public) = opened(NatBehaviour::home());
+        nat.rebind();
+        assert_eq!(nat.inbound(now, public.port(), at("198.51.100.1:1")), None);
+        assert_ne!(nat.outbound(now, at("192.168.1.2:4242"), at("198.51.100.1:1")), public);
     }
 }

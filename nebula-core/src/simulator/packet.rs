@@ -11,6 +11,27 @@ pub(super) enum Contents {
     Other,
 }
 
+/// A UDP packet that came out of the overlay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UdpPacket {
+    /// Overlay source.
+    pub from: IpAddr,
+    /// Overlay destination.
+    pub to: IpAddr,
+    /// Destination port.
+    pub port: u16,
+    /// Payload.
+    pub payload: Vec<u8>,
+}
+
+pub(super) fn read_udp(packet: &[u8]) -> Option<UdpPacket> {
+    let (_, to, _, _) = split(packet)?;
+    match read(packet) {
+        Contents::Udp { from, port, payload } => Some(UdpPacket { from, to, port, payload }),
+        _ => None,
+    }
+}
+
 pub(super) fn echo(from: IpAddr, to: IpAddr, reply: bool, identifier: u16, sequence: u16) -> Vec<u8> {
     let (kind, protocol) = match (from, reply) {
         (IpAddr::V4(_), false) => (8, ICMP),
