@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use super::Filter;
 use super::filter::Timeouts;
-use super::flow_table::{Entry, FlowTable};
+use super::flow_table::{At, Entry, FlowTable};
 use crate::DropReason;
 use crate::counters::Direction;
 use crate::wire::ip::FlowKey;
 
 const SHARDS: usize = 16;
-/// A flow that got answers is not forgotten early for another one unless it is idle for this long.
+/// A flow that got answers is not forgotten early for another one of its peer unless it is idle for this long.
 const KEEP_ANSWERED_MS: u64 = 30_000;
 /// Time between two searches of the whole table for expired flows.
 const SEARCH_EVERY_MS: u64 = 10_000;
@@ -91,7 +91,7 @@ impl Conntrack {
         allows: impl Fn(Direction) -> bool,
     ) -> Result<(), DropReason> {
         let mut table = lock(&self.shards[(hash >> 60) as usize % SHARDS]);
-        let Seen { direction, now, generation, timeouts } = seen;
+        let Seen { peer, direction, now, generation, timeouts } = seen;
         if let Some(at) = table.find(hash, flow) {
             let entry = table.entry(at);
             let is_live = now < entry.last_used.saturating_add(timeouts.of(flow));
@@ -110,10 +110,10 @@ impl Conntrack {
                 break;
             }
         }
-        if table.len() >= self.max_per_shard.load(Ordering::Relaxed) && !evict(&mut table, now) {
+        if table.len() >= self.max_per_shard.load(Ordering::Relaxed) && !make_room(&mut table, now, peer) {
             return Err(DropReason::ConntrackFull);
         }
-        table.insert(hash, Entry::new(*flow, direction, generation, now));
+        table.insert(hash, peer, Entry::new(*flow, direction, generation, now));
         Ok(())
     }
 }
@@ -121,6 +121,8 @@ impl Conntrack {
 /// A packet's circumstances.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen {
+    /// Whose tunnel it uses: flows are counted against this address.
+    pub(super) peer: IpAddr,
     pub(super) direction: Direction,
     pub(super) now: u64,
     pub(super) generation: u32,
@@ -149,13 +151,18 @@ fn expire_one(table: &mut FlowTable, now: u64, timeouts: Timeouts) -> bool {
     expired.inspect(|at| table.remove(*at)).is_some()
 }
 
-/// Makes room: first a flow that never got an answer (a scan, a one-way stream), then one idle for long.
-fn evict(table: &mut FlowTable, now: u64) -> bool {
-    let candidate = table.oldest().min_by_key(|at| (table.entry(*at).answered, table.entry(*at).last_used));
-    let victim = candidate.filter(|at| {
-        let entry = table.entry(*at);
-        !entry.answered || now >= entry.last_used.saturating_add(KEEP_ANSWERED_MS)
-    });
+/// Makes room for a flow of `peer`. A peer with its share pays for its new flow itself: first with one that never got an
+/// answer (a scan, a one-way stream), then with one idle for long. A peer below its share takes the room of one that holds
+/// more, so nobody is locked out by others and nobody below its share loses a flow to them.
+fn make_room(table: &mut FlowTable, now: u64, peer: IpAddr) -> bool {
+    let victim = if table.has_its_share(peer) {
+        let is_idle = |at: &At| now >= table.entry(*at).last_used.saturating_add(KEEP_ANSWERED_MS);
+        let [unanswered, answered] = table.oldest_of(peer);
+        unanswered.or_else(|| answered.filter(is_idle))
+    } else {
+        let [unanswered, answered] = table.oldest_of_heaviest();
+        unanswered.or(answered)
+    };
     victim.inspect(|at| table.remove(*at)).is_some()
 }
 
@@ -176,4 +183,116 @@ fn split_mix(x: u64) -> u64 {
     let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ x >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const CAP: usize = 24;
+
+    fn address(peer: u8) -> IpAddr {
+        [10, 0, 0, 2 + peer].into()
+    }
+
+    fn flow(peer: u8, port: u16) -> FlowKey {
+        let (local, remote) = (address(0), address(peer));
+        FlowKey { local, remote, local_port: port, remote_port: 0, protocol: 17, fragment: false }
+    }
+
+    /// What a table must hold: flow to (answered, last used).
+    type Model = BTreeMap<(u8, u16), (bool, u64)>;
+
+    fn held(model: &Model, peer: u8) -> usize {
+        model.keys().filter(|(holder, _)| *holder == peer).count()
+    }
+
+    /// One new flow, if there is or can be made room. The flow that had to go.
+    fn add(table: &mut FlowTable, model: &mut Model, now: u64, peer: u8, port: u16) -> Result<Option<(u8, u16)>, ()> {
+        if table.len() >= CAP && !make_room(table, now, address(peer)) {
+            return Err(());
+        }
+        let hash = u64::from(port) << 8 | u64::from(peer);
+        table.insert(hash, address(peer), Entry::new(flow(peer, port), Direction::Inbound, 1, now));
+        let is_gone = |(peer, port): &&(u8, u16)| {
+            let hash = u64::from(*port) << 8 | u64::from(*peer);
+            table.find(hash, &flow(*peer, *port)).is_none()
+        };
+        let gone: Vec<_> = model.keys().filter(is_gone).copied().collect();
+        assert!(gone.len() <= 1, "one flow makes room for one");
+        model.retain(|key, _| !gone.contains(key));
+        model.insert((peer, port), (false, now));
+        Ok(gone.first().copied())
+    }
+
+    proptest! {
+        #[test]
+        fn a_full_table_takes_from_who_has_most_and_shuts_out_nobody(
+            steps in prop::collection::vec((0_u8..5, 0_u16..400, 0_u8..4, 0_u64..20_000), 1..300),
+        ) {
+            let (mut table, mut model, mut now) = (FlowTable::default(), Model::new(), 0);
+            for (peer, port, step, wait) in steps {
+                now += wait;
+                let hash = u64::from(port) << 8 | u64::from(peer);
+                if let Some(at) = table.find(hash, &flow(peer, port)) {
+                    let answered = model[&(peer, port)].0 || step == 0;
+                    table.touch(at, now, 1, answered);
+                    model.insert((peer, port), (answered, now));
+                    continue;
+                }
+                let before = model.clone();
+                let peers = (0..5).filter(|other| *other == peer || held(&before, *other) > 0).count();
+                let has_its_share = held(&before, peer) * peers >= before.len();
+                match add(&mut table, &mut model, now, peer, port) {
+                    Ok(None) => prop_assert!(before.len() < CAP),
+                    Ok(Some((victim, gone))) => {
+                        let (answered, last_used) = before[&(victim, gone)];
+                        if has_its_share {
+                            prop_assert_eq!(victim, peer, "it pays for itself");
+                            prop_assert!(!answered || now >= last_used + KEEP_ANSWERED_MS);
+                        } else {
+                            let average = before.len().div_ceil(peers);
+                            prop_assert!(held(&before, victim) >= average && victim != peer);
+                        }
+                        let before_it = before.iter().any(|((other, _), (with, used))| {
+                            *other == victim && (*with, *used) < (answered, last_used)
+                        });
+                        prop_assert!(!before_it, "unanswered flows go first, and the longest idle of them");
+                    }
+                    Err(()) => {
+                        prop_assert!(has_its_share && before.len() == CAP);
+                        let all_live = before.iter().filter(|((other, _), _)| *other == peer)
+                            .all(|(_, (answered, used))| *answered && now < used + KEEP_ANSWERED_MS);
+                        prop_assert!(all_live);
+                    }
+                }
+                prop_assert!(table.len() <= CAP && table.len() == model.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_flood_of_one_peer_costs_others_nothing() {
+        let (mut table, mut model) = (FlowTable::default(), Model::new());
+        for port in 0..3 {
+            add(&mut table, &mut model, 0, 1, port).unwrap();
+        }
+        for port in 0..10_000 {
+            add(&mut table, &mut model, 1, 2, port).unwrap();
+        }
+        assert_eq!((held(&model, 1), held(&model, 2)), (3, CAP - 3));
+        // Even flows with answers make room for a peer that has less.
+        for port in 9_900..10_000 {
+            let hash = u64::from(port) << 8 | 2;
+            if let Some(at) = table.find(hash, &flow(2, port)) {
+                table.touch(at, 2, 1, true);
+            }
+        }
+        assert!(add(&mut table, &mut model, 3, 2, 20_000).is_err());
+        assert_eq!(add(&mut table, &mut model, 3, 3, 1).unwrap().unwrap().0, 2);
+    }
 }

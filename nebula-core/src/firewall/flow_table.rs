@@ -1,11 +1,13 @@
 //! One shard of the flow table: a compact hash table whose entries are also linked by age.
 
+use std::net::IpAddr;
+
+use super::shares::Shares;
 use crate::counters::Direction;
 use crate::wire::ip::FlowKey;
 
-/// Lists of entries by age: three protocol classes (each has one timeout, so age order is expiry order), and in each
-/// class those that never got an answer apart from those that did.
-const LISTS: usize = 6;
+/// Protocol classes: each has one timeout, so age order is expiry order.
+const CLASSES: usize = 3;
 const NONE: u32 = u32::MAX;
 
 /// An allowed flow.
@@ -20,50 +22,101 @@ pub(super) struct Entry {
     pub(super) generation: u32,
     pub(super) last_used: u64,
     hash: u32,
-    newer: u32,
-    older: u32,
+    /// Place in the shares.
+    holder: u32,
+    /// In the list of its class, and in that of its holder.
+    links: [Link; 2],
 }
 
 /// Position of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct At(u32);
 
+/// Neighbours in a list.
 #[derive(Debug, Clone, Copy)]
-struct List {
+struct Link {
+    newer: u32,
+    older: u32,
+}
+
+/// Which of an entry's links a list uses.
+#[derive(Debug, Clone, Copy)]
+enum By {
+    Class,
+    Holder,
+}
+
+/// Entries by age.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct List {
     oldest: u32,
     newest: u32,
 }
 
-/// Open addressing over 4-byte positions, so an entry is stored once and a flow costs about 80 bytes.
+/// Open addressing over 4-byte positions, so an entry is stored once and a flow costs about 100 bytes.
 #[derive(Debug)]
 pub(super) struct FlowTable {
     /// Position of an entry plus one; 0 is empty. A power of two long, or empty.
     slots: Vec<u32>,
     entries: Vec<Entry>,
-    /// Positions in `entries` that are free, linked through `newer`.
+    /// Positions in `entries` that are free, linked through their first `newer`.
     vacant: u32,
     len: usize,
-    lists: [List; LISTS],
+    classes: [List; CLASSES],
+    shares: Shares,
 }
 
 impl Default for FlowTable {
     fn default() -> Self {
-        let empty = List { oldest: NONE, newest: NONE };
-        Self { slots: Vec::new(), entries: Vec::new(), vacant: NONE, len: 0, lists: [empty; LISTS] }
+        Self {
+            slots: Vec::new(),
+            entries: Vec::new(),
+            vacant: NONE,
+            len: 0,
+            classes: [List::EMPTY; CLASSES],
+            shares: Shares::default(),
+        }
     }
 }
 
 impl Entry {
     pub(super) fn new(flow: FlowKey, direction: Direction, generation: u32, now: u64) -> Self {
-        Self { flow, direction, answered: false, generation, last_used: now, hash: 0, newer: NONE, older: NONE }
+        let links = [Link { newer: NONE, older: NONE }; 2];
+        Self { flow, direction, answered: false, generation, last_used: now, hash: 0, holder: 0, links }
     }
-    fn list(&self) -> usize {
-        let class = match self.flow.protocol {
+    fn class(&self) -> usize {
+        match self.flow.protocol {
             6 => 0,
             17 => 1,
             _ => 2,
-        };
-        class * 2 + usize::from(self.answered)
+        }
+    }
+}
+
+impl List {
+    pub(super) const EMPTY: Self = Self { oldest: NONE, newest: NONE };
+
+    fn oldest(&self) -> Option<At> {
+        (self.oldest != NONE).then_some(At(self.oldest))
+    }
+    fn push(&mut self, entries: &mut [Entry], by: By, at: u32) {
+        let older = std::mem::replace(&mut self.newest, at);
+        entries[at as usize].links[by as usize] = Link { newer: NONE, older };
+        match entries.get_mut(older as usize) {
+            Some(entry) => entry.links[by as usize].newer = at,
+            None => self.oldest = at,
+        }
+    }
+    fn unlink(&mut self, entries: &mut [Entry], by: By, at: u32) {
+        let Link { older, newer } = entries[at as usize].links[by as usize];
+        match entries.get_mut(older as usize) {
+            Some(entry) => entry.links[by as usize].newer = newer,
+            None => self.oldest = newer,
+        }
+        match entries.get_mut(newer as usize) {
+            Some(entry) => entry.links[by as usize].older = older,
+            None => self.newest = older,
+        }
     }
 }
 
@@ -74,9 +127,22 @@ impl FlowTable {
     pub(super) fn entry(&self, at: At) -> &Entry {
         &self.entries[at.0 as usize]
     }
-    /// The oldest entry of each list.
+    /// The oldest entry of each class.
     pub(super) fn oldest(&self) -> impl Iterator<Item = At> {
-        self.lists.iter().map(|list| list.oldest).filter(|at| *at != NONE).map(At)
+        self.classes.iter().filter_map(List::oldest)
+    }
+    /// Whether `peer` holds at least as many flows as it would if all peers held equally many.
+    pub(super) fn has_its_share(&self, peer: IpAddr) -> bool {
+        let (held, peers) = self.shares.of(peer).map_or((0, 1), |holder| (holder.flows, 0));
+        held * (self.shares.len() + peers) >= self.len
+    }
+    /// The oldest flows of `peer`: without an answer, with answers.
+    pub(super) fn oldest_of(&self, peer: IpAddr) -> [Option<At>; 2] {
+        self.shares.of(peer).map_or([None; 2], |holder| holder.lists.map(|list| list.oldest()))
+    }
+    /// The same of a peer that holds at least its share.
+    pub(super) fn oldest_of_heaviest(&mut self) -> [Option<At>; 2] {
+        self.shares.heaviest(self.len).map_or([None; 2], |holder| holder.lists.map(|list| list.oldest()))
     }
     pub(super) fn find(&self, hash: u64, flow: &FlowKey) -> Option<At> {
         let hash = hash as u32;
@@ -100,9 +166,10 @@ impl FlowTable {
         entry.answered |= answered;
         self.link_newest(at);
     }
-    /// Adds a flow that is not in the table.
-    pub(super) fn insert(&mut self, hash: u64, mut entry: Entry) {
+    /// Adds a flow of `peer` that is not in the table.
+    pub(super) fn insert(&mut self, hash: u64, peer: IpAddr, mut entry: Entry) {
         entry.hash = hash as u32;
+        entry.holder = self.shares.join(peer);
         if (self.len + 1) * 4 > self.slots.len() * 3 {
             self.rehash((self.slots.len() * 2).max(16));
         }
@@ -111,7 +178,7 @@ impl FlowTable {
             (self.entries.len() - 1) as u32
         } else {
             let at = self.vacant;
-            self.vacant = self.entries[at as usize].newer;
+            self.vacant = self.entries[at as usize].links[0].newer;
             self.entries[at as usize] = entry;
             at
         };
@@ -140,7 +207,8 @@ impl FlowTable {
             }
         }
         self.slots[hole] = 0;
-        self.entries[at as usize].newer = self.vacant;
+        self.shares.leave(self.entries[at as usize].holder);
+        self.entries[at as usize].links[0].newer = self.vacant;
         self.vacant = at;
         self.len -= 1;
     }
@@ -166,26 +234,14 @@ impl FlowTable {
         self.slots[slot] = at + 1;
     }
     fn link_newest(&mut self, at: u32) {
-        let list = self.entries[at as usize].list();
-        let older = std::mem::replace(&mut self.lists[list].newest, at);
-        self.entries[at as usize].older = older;
-        self.entries[at as usize].newer = NONE;
-        match self.entries.get_mut(older as usize) {
-            Some(entry) => entry.newer = at,
-            None => self.lists[list].oldest = at,
-        }
+        let Entry { holder, answered, .. } = self.entries[at as usize];
+        self.classes[self.entries[at as usize].class()].push(&mut self.entries, By::Class, at);
+        self.shares.lists(holder)[usize::from(answered)].push(&mut self.entries, By::Holder, at);
     }
     fn unlink(&mut self, at: u32) {
-        let Entry { older, newer, .. } = self.entries[at as usize];
-        let list = self.entries[at as usize].list();
-        match self.entries.get_mut(older as usize) {
-            Some(entry) => entry.newer = newer,
-            None => self.lists[list].oldest = newer,
-        }
-        match self.entries.get_mut(newer as usize) {
-            Some(entry) => entry.older = older,
-            None => self.lists[list].newest = older,
-        }
+        let Entry { holder, answered, .. } = self.entries[at as usize];
+        self.classes[self.entries[at as usize].class()].unlink(&mut self.entries, By::Class, at);
+        self.shares.lists(holder)[usize::from(answered)].unlink(&mut self.entries, By::Holder, at);
     }
 }
 
@@ -196,6 +252,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Peers of even and odd ports.
+    fn peer(port: u16) -> IpAddr {
+        [10, 0, 0, 2 + (port % 2) as u8].into()
+    }
 
     fn flow(port: u16, protocol: u8) -> FlowKey {
         let address = [10, 0, 0, 1].into();
@@ -220,7 +281,7 @@ mod tests {
                 prop_assert_eq!(found.map(|at| table.entry(at).last_used), model.get(&port).map(|(used, _)| *used));
                 match (step, found) {
                     (0 | 1, None) => {
-                        table.insert(hash, Entry::new(flow, Direction::Inbound, 1, now));
+                        table.insert(hash, peer(port), Entry::new(flow, Direction::Inbound, 1, now));
                         model.insert(port, (now, false));
                     }
                     (0 | 1, Some(at)) => {
@@ -235,16 +296,23 @@ mod tests {
                     _ => {}
                 }
                 prop_assert_eq!(table.len(), model.len());
-                let mut oldest = BTreeMap::new();
-                for (port, (used, answered)) in &model {
-                    let place: &mut u64 = oldest.entry((port % 3, *answered)).or_insert(*used);
-                    *place = (*place).min(*used);
-                }
-                let mut expected: Vec<u64> = oldest.into_values().collect();
+                let oldest = |wanted: &dyn Fn(u16, bool) -> bool| {
+                    let of = model.iter().filter(|(port, (_, answered))| wanted(**port, *answered));
+                    of.map(|(_, (used, _))| *used).min()
+                };
+                let mut expected: Vec<_> = (0..3).filter_map(|class| oldest(&|port, _| port % 3 == class)).collect();
                 let mut actual: Vec<u64> = table.oldest().map(|at| table.entry(at).last_used).collect();
                 expected.sort_unstable();
                 actual.sort_unstable();
                 prop_assert_eq!(actual, expected);
+                for parity in [0, 1] {
+                    let expected = [false, true].map(|with| oldest(&|port, answered| port % 2 == parity && answered == with));
+                    let actual = table.oldest_of(peer(parity)).map(|at| at.map(|at| table.entry(at).last_used));
+                    prop_assert_eq!(actual, expected);
+                    let held = model.keys().filter(|port| *port % 2 == parity).count();
+                    let both = model.keys().map(|port| port % 2).chain([parity]).collect::<std::collections::BTreeSet<_>>().len();
+                    prop_assert_eq!(table.has_its_share(peer(parity)), held * both >= model.len());
+                }
             }
         }
     }

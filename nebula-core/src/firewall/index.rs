@@ -150,6 +150,7 @@ impl Ports {
             let size = sizes.trailing_zeros();
             sizes &= sizes - 1;
             let start = (u32::from(port) >> size << size) as u16;
+            step();
             if self.blocks.get(&(size as u8, start)).is_some_and(|peers| peers.allows(flow, peer)) {
                 return true;
             }
@@ -196,10 +197,14 @@ fn is_for_everyone(rule: &Rule) -> bool {
 impl Named {
     fn allows(&self, flow: &FlowKey, peer: Peer<'_>) -> bool {
         let in_peer = |group: &String| peer.groups.contains(group);
+        step();
         let by_host = self.hosts.get(peer.name).is_some_and(|constraints| constraints.allow(flow, peer));
         let by_groups = || {
-            let sets = peer.groups.iter().filter_map(|group| self.groups.get(group)).flatten();
-            sets.into_iter().any(|(others, constraints)| others.iter().all(in_peer) && constraints.allow(flow, peer))
+            let sets = peer.groups.iter().inspect(|_| step()).filter_map(|group| self.groups.get(group)).flatten();
+            sets.into_iter().any(|(others, constraints)| {
+                step();
+                others.iter().all(in_peer) && constraints.allow(flow, peer)
+            })
         };
         let by_cidr = || self.cidrs.containing(flow.remote).any(|constraints| constraints.allow(flow, peer));
         by_host || by_groups() || by_cidr()
@@ -222,6 +227,7 @@ impl Constraints {
     }
     fn allow(&self, flow: &FlowKey, peer: Peer<'_>) -> bool {
         self.0.iter().any(|(ca, locals)| {
+            step();
             ca.vouches(peer) && (locals.any || locals.prefixes.containing(flow.local).next().is_some())
         })
     }
@@ -254,8 +260,25 @@ impl<T: Default> Prefixes<T> {
 impl<T> Prefixes<T> {
     fn containing(&self, address: IpAddr) -> impl Iterator<Item = &T> {
         self.lengths[usize::from(address.is_ipv6())].iter().filter_map(move |length| {
+            step();
             let prefix = IpNet::new(address, *length).ok()?;
             self.values.get(&prefix.trunc())
         })
     }
+}
+
+/// Called for every table looked into and every entry compared; tests count it.
+#[cfg(not(test))]
+#[inline(always)]
+fn step() {}
+
+#[cfg(test)]
+fn step() {
+    STEPS.set(STEPS.get() + 1);
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Work done on this thread.
+    pub(super) static STEPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }

@@ -6,6 +6,7 @@ mod flow_cache;
 mod flow_table;
 mod index;
 mod rules;
+mod shares;
 #[cfg(test)]
 mod tests;
 
@@ -44,7 +45,8 @@ pub struct Policy {
     pub udp_timeout: Duration,
     /// Other idle flows.
     pub default_timeout: Duration,
-    /// Most flows remembered at a time; when there are more, the longest idle ones are forgotten early.
+    /// Most flows remembered at a time; when there are more, the longest idle ones of the peers that hold the most are
+    /// forgotten early.
     pub max_flows: usize,
 }
 
@@ -57,7 +59,7 @@ impl Default for Policy {
             tcp_timeout: Duration::from_secs(12 * 60),
             udp_timeout: Duration::from_secs(3 * 60),
             default_timeout: Duration::from_secs(10 * 60),
-            // About 20 MB when full.
+            // About 25 MB when full.
             max_flows: 1 << 18,
         }
     }
@@ -127,7 +129,9 @@ impl Firewall<'_> {
     ) -> Result<(), DropReason> {
         self.filter.check_addresses(flow, peer)?;
         let timeouts = self.filter.timeouts();
-        let seen = Seen { direction, now, generation: self.filter.generation(), timeouts };
+        // A certificate has at least one network.
+        let peer_address = peer.networks.first().map_or(flow.remote, IpNet::addr);
+        let seen = Seen { peer: peer_address, direction, now, generation: self.filter.generation(), timeouts };
         self.conntrack.admit(hash, flow, seen, |direction| self.filter.allows(direction, flow, peer))
     }
 }

@@ -216,6 +216,38 @@ fn a_range_of_all_ports_is_a_few_entries() {
     assert_eq!([0, 1, 2, 32768, 65535].map(at), [false, true, true, true, true]);
 }
 
+/// `count` rules of every sort of which none fits a peer `peer` of the group `web` at port 53.
+fn many_rules(count: u32) -> Vec<Rule> {
+    let rule = |n: u32| {
+        let base = Rule { protocol: Protocol::Udp, ..Rule::default() };
+        let port = 1_000 + (n % 50_000) as u16;
+        let prefix = IpNet::new(IpAddr::from((172 << 24 | n << 8).to_be_bytes()), 24).unwrap();
+        match n % 5 {
+            0 => Rule { host: Some(format!("other-{n}")), ..base },
+            1 => Rule { groups: vec![format!("group-{n}"), "web".to_owned()], ..base },
+            2 => Rule { cidr: Some(Cidr::Prefix(prefix)), ..base },
+            3 => Rule { port: PortRange::Range(port, port + 10), ..Rule { host: Some("any".to_owned()), ..base } },
+            _ => Rule { local_cidr: Some(Cidr::Prefix(prefix)), ..base },
+        }
+    };
+    (0..count).map(rule).collect()
+}
+
+#[test]
+fn ten_thousand_rules_are_searched_in_about_as_many_steps_as_ten() {
+    let certificate = Certificate::new("10.1.0.2/16", &["web", "prod"]);
+    let flow = flow("10.1.0.1", 53, "10.1.0.2", 9, 17);
+    let steps = |count| {
+        let index = index::RuleIndex::new(&many_rules(count), None);
+        index::STEPS.set(0);
+        assert!(!index.allows(&flow, flow.local_port, certificate.peer()));
+        index::STEPS.get()
+    };
+    let (few, many) = (steps(10), steps(10_000));
+    // The only growth: blocks of ports come in at most 17 lengths.
+    assert!(few >= 5 && many <= few + 17, "{few} steps for 10 rules, {many} for 10,000");
+}
+
 /// Section 8.2 of the behaviour reference, read aloud.
 fn reference(rules: &[Rule], default_local: Option<&[IpNet]>, flow: &FlowKey, port: u16, peer: Peer<'_>) -> bool {
     rules.iter().any(|rule| {
@@ -253,6 +285,11 @@ fn reference(rules: &[Rule], default_local: Option<&[IpNet]>, flow: &FlowKey, po
         let nobody_named = rule.host.is_none() && rule.groups.is_empty() && rule.cidr.is_none();
         protocol && port && ca && local && (host || groups || cidr || nobody_named)
     })
+}
+
+/// Tens of thousands, unless PROPTEST_CASES says how many.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(20_000)
 }
 
 fn any_address() -> impl Strategy<Value = IpAddr> {
@@ -307,7 +344,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
     #[test]
     fn the_index_says_what_a_scan_of_all_rules_says(
         rules in prop::collection::vec(any_rule(), 0..12),
