@@ -34,7 +34,7 @@ fn seal_open(c: &mut Criterion) {
 fn replay_window(c: &mut Criterion) {
     let mut group = c.benchmark_group("replay_window");
     group.throughput(Throughput::Elements(1));
-    let (mut window, mut counter) = (ReplayWindow::new(), 3);
+    let (window, mut counter) = (ReplayWindow::new(), 3);
     group.bench_function("in_order", |bencher| {
         bencher.iter(|| {
             counter += 1;

@@ -18,6 +18,7 @@ mod node;
 mod output;
 #[cfg(feature = "simulator")]
 pub mod simulator;
+mod sync;
 pub mod tunnel;
 pub mod wire;
 

@@ -2,13 +2,12 @@
 
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::sync::PoisonError;
 use std::time::Instant;
 
 use super::{Forwarder, Lane, Received, Snapshot};
 use crate::counters::{Counter, Direction};
 use crate::firewall::Firewall;
-use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
+use crate::tunnel::{CounterSet, LocalIndex, RemoteIndex, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 use crate::wire::ip::{FlowKey, Packet};
 use crate::{DropReason, Punt};
@@ -160,44 +159,43 @@ impl Stage<'_> {
         }
     }
 
-    /// Checks counters, opens in place, records counters. What fails is counted and no longer good. `true` if any is good.
+    /// Checks counters, opens in place, records counters, block by block. What fails is counted and no longer good. `true` if any is good.
     fn authenticate(&mut self, buffer: &mut [u8], tunnel: &Tunnel, run: &mut [Piece]) -> bool {
         let counters = &self.lane.counters;
-        let replay = || tunnel.session.replay.lock().unwrap_or_else(PoisonError::into_inner);
+        let window = &tunnel.session.replay;
         let refuse = |piece: &mut Piece, reason| {
             piece.good = false;
             counters.drop_one(Direction::Inbound, reason);
         };
-        {
-            let window = replay();
-            for piece in &mut *run {
+        let mut any = false;
+        let same_block = |a: &Piece, b: &Piece| CounterSet::spans(a.header.counter, b.header.counter);
+        for block in run.chunk_by_mut(same_block) {
+            let Some(first) = block.first().map(|piece| piece.header.counter) else { continue };
+            let possible = window.check_around(first);
+            let mut opened = CounterSet::around(first);
+            for piece in &mut *block {
+                let counter = piece.header.counter;
                 if piece.range.len() < HEADER_LEN + TAG_LEN {
                     refuse(piece, DropReason::Truncated);
-                } else if !window.check(piece.header.counter) {
+                    continue;
+                }
+                let (head, body) = buffer[piece.range.clone()].split_at_mut(HEADER_LEN);
+                if !possible.contains(counter) {
+                    refuse(piece, DropReason::Replayed);
+                } else if !tunnel.session.receive_key.open(counter, head, body) {
+                    refuse(piece, DropReason::BadTag);
+                } else if !opened.insert(counter) {
                     refuse(piece, DropReason::Replayed);
                 }
             }
-        }
-        let mut any = false;
-        for piece in run.iter_mut().filter(|piece| piece.good) {
-            let (head, body) = buffer[piece.range.clone()].split_at_mut(HEADER_LEN);
-            if tunnel.session.receive_key.open(piece.header.counter, head, body) {
-                any = true;
-            } else {
-                refuse(piece, DropReason::BadTag);
-            }
-        }
-        if !any {
-            return false;
-        }
-        let mut window = replay();
-        let mut any = false;
-        for piece in run.iter_mut().filter(|piece| piece.good) {
-            // The same counter may be twice in the run, or in another lane's hands.
-            if window.commit(piece.header.counter) {
-                any = true;
-            } else {
-                refuse(piece, DropReason::Replayed);
+            // The same counters may be in another lane's hands.
+            let fresh = window.commit_set(opened);
+            for piece in block.iter_mut().filter(|piece| piece.good) {
+                if fresh.contains(piece.header.counter) {
+                    any = true;
+                } else {
+                    refuse(piece, DropReason::Replayed);
+                }
             }
         }
         any

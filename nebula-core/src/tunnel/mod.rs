@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::ArcSwapOption;
 use nebula_cert::{VerifiedCertificate, Version};
 
+pub(crate) use replay_window::CounterSet;
 pub use replay_window::ReplayWindow;
 pub use session::{Session, SessionKeys};
 pub use table::TunnelTable;

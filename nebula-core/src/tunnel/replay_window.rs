@@ -1,63 +1,116 @@
-//! Sliding bitmap against replays (RFC 6479): checked and committed by run.
+//! Sliding bitmap against replays (RFC 6479) that any number of lanes use at once without a lock.
+//!
+//! The ring holds blocks of 32 counters, each in one atomic word: which of them were accepted, and which lap of the ring
+//! they belong to. Accepting a counter is one compare-and-swap of its block, so of several lanes that hold the same
+//! counter exactly one succeeds, and nothing is cleared when the window moves on: a word of an older lap means that none of
+//! its block was accepted yet. `highest` moves before the block is written. Whoever finds its block on a newer lap thus
+//! also finds `highest` so far ahead that its counter is too old.
 
-const WORDS: usize = 128;
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+/// Counters of a block.
+const BLOCK: u64 = 32;
+/// One block more than the window is long: the newest and the oldest block can both be partly in it.
+const BLOCKS: u64 = ReplayWindow::LEN / BLOCK + 1;
 
 /// Accepted counters of one tunnel.
 #[derive(Debug)]
 pub struct ReplayWindow {
-    /// Highest counter accepted.
-    current: u64,
-    /// Bit `counter mod LEN` for the last `LEN` counters up to `current`; bits ahead of it are stale.
-    bits: [u64; WORDS],
+    /// Highest counter accepted, or about to be.
+    highest: AtomicU64,
+    /// Low half: bit n is counter n of the block. High half: the lap, modulo 2^32. A wrap of it needs 2^45 counters, and
+    /// refuses at worst: what is far behind `highest` is too old whatever the word says.
+    blocks: [AtomicU64; BLOCKS as usize],
+}
+
+/// Counters of one block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CounterSet {
+    block: u64,
+    bits: u32,
+}
+
+impl CounterSet {
+    /// No counter yet, of those that can be in a set with `counter`.
+    pub(crate) fn around(counter: u64) -> Self {
+        Self { block: counter / BLOCK, bits: 0 }
+    }
+    /// Whether two counters can be in one set.
+    pub(crate) fn spans(one: u64, other: u64) -> bool {
+        one / BLOCK == other / BLOCK
+    }
+    /// Adds a counter; false if it is in the set already.
+    pub(crate) fn insert(&mut self, counter: u64) -> bool {
+        let known = self.contains(counter);
+        self.bits |= bit(counter);
+        !known
+    }
+    /// Whether the counter is in the set.
+    pub(crate) fn contains(self, counter: u64) -> bool {
+        debug_assert_eq!(self.block, counter / BLOCK);
+        self.bits & bit(counter) != 0
+    }
 }
 
 impl ReplayWindow {
     /// Counters this wide below the highest are still accepted once.
-    pub const LEN: u64 = 64 * WORDS as u64;
+    pub const LEN: u64 = if cfg!(all(test, loom)) { 2 * BLOCK } else { 8192 };
     /// A window that has seen counters 0, 1 and 2 (the handshake).
     #[must_use]
     pub fn new() -> Self {
-        let mut bits = [0; WORDS];
-        bits[0] = 0b111;
-        Self { current: 2, bits }
+        let blocks = std::array::from_fn(|block| AtomicU64::new(if block == 0 { 0b111 } else { 0 }));
+        Self { highest: AtomicU64::new(2), blocks }
     }
     /// Whether `counter` could be new. Before decryption.
     #[must_use]
     pub fn check(&self, counter: u64) -> bool {
-        let Some(behind) = self.current.checked_sub(counter) else { return true };
-        let (word, bit) = position(counter);
-        behind < Self::LEN && self.bits[word] & bit == 0
+        self.check_around(counter).contains(counter)
     }
     /// Records `counter`; false if another lane was first or it is too old. After authentication.
-    pub fn commit(&mut self, counter: u64) -> bool {
-        if !self.check(counter) {
-            return false;
+    pub fn commit(&self, counter: u64) -> bool {
+        let set = CounterSet { bits: bit(counter), ..CounterSet::around(counter) };
+        self.commit_set(set).bits != 0
+    }
+    /// Which counters of the block of `counter` could be new.
+    #[must_use]
+    pub(crate) fn check_around(&self, counter: u64) -> CounterSet {
+        let set = CounterSet::around(counter);
+        let (word, lap) = self.place(set.block);
+        CounterSet { bits: self.unseen(set.block, lap, word.load(Ordering::Acquire)), ..set }
+    }
+    /// Records all counters of a set and returns those that were new, as [`ReplayWindow::commit`] would one by one in
+    /// ascending order.
+    pub(crate) fn commit_set(&self, set: CounterSet) -> CounterSet {
+        let Some(highest_bit) = set.bits.checked_ilog2() else { return set };
+        let last = set.block * BLOCK + u64::from(highest_bit);
+        if last > self.highest.load(Ordering::Relaxed) {
+            self.highest.fetch_max(last, Ordering::Relaxed);
         }
-        if counter > self.current {
-            self.forget_between(self.current, counter);
-            self.current = counter;
+        let (word, lap) = self.place(set.block);
+        let mut current = word.load(Ordering::Acquire);
+        loop {
+            let fresh = set.bits & self.unseen(set.block, lap, current);
+            if fresh == 0 {
+                return CounterSet { bits: 0, ..set };
+            }
+            let new = u64::from(lap) << 32 | u64::from(seen(lap, current) | fresh);
+            // Release, so that who finds this lap in the word finds `highest` moved too.
+            match word.compare_exchange_weak(current, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return CounterSet { bits: fresh, ..set },
+                Err(changed) => current = changed,
+            }
         }
-        let (word, bit) = position(counter);
-        self.bits[word] |= bit;
-        true
     }
 
-    /// Clears the bits of all counters after `low` and before `high`, at most the whole window.
-    fn forget_between(&mut self, low: u64, high: u64) {
-        let mut left = high - low - 1;
-        if left >= Self::LEN {
-            self.bits = [0; WORDS];
-            return;
-        }
-        let mut next = low + 1;
-        while left > 0 {
-            let (word, bit) = position(next);
-            let take = left.min(64 - u64::from(bit.trailing_zeros()));
-            let ones = if take == 64 { u64::MAX } else { (1 << take) - 1 };
-            self.bits[word] &= !(ones << bit.trailing_zeros());
-            next += take;
-            left -= take;
-        }
+    /// Which counters of a block are in the window and not recorded in `word`. `word` must have been read before the call.
+    fn unseen(&self, block: u64, lap: u32, word: u64) -> u32 {
+        let lowest = self.highest.load(Ordering::Relaxed).saturating_sub(Self::LEN - 1);
+        let too_old = lowest.saturating_sub(block * BLOCK);
+        if too_old >= BLOCK { 0 } else { u32::MAX << too_old & !seen(lap, word) }
+    }
+    /// Word of a block, and the lap in which it holds that block.
+    fn place(&self, block: u64) -> (&AtomicU64, u32) {
+        (&self.blocks[(block % BLOCKS) as usize], (block / BLOCKS) as u32)
     }
 }
 
@@ -67,12 +120,16 @@ impl Default for ReplayWindow {
     }
 }
 
-/// Word and bit of a counter in the ring.
-fn position(counter: u64) -> (usize, u64) {
-    ((counter / 64) as usize % WORDS, 1 << (counter % 64))
+fn bit(counter: u64) -> u32 {
+    1 << (counter % BLOCK)
 }
 
-#[cfg(test)]
+/// Recorded counters of a block in its lap.
+fn seen(lap: u32, word: u64) -> u32 {
+    if (word >> 32) as u32 == lap { word as u32 } else { 0 }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::collections::BTreeSet;
 
@@ -108,7 +165,7 @@ mod tests {
 
     #[test]
     fn handshake_counters_are_seen_and_three_is_the_first() {
-        let mut window = ReplayWindow::new();
+        let window = ReplayWindow::new();
         for counter in 0..3 {
             assert!(!window.check(counter) && !window.commit(counter));
         }
@@ -118,7 +175,7 @@ mod tests {
 
     #[test]
     fn exactly_the_window_below_the_highest_is_accepted() {
-        let mut window = ReplayWindow::new();
+        let window = ReplayWindow::new();
         assert!(window.commit(100_000));
         assert!(!window.check(100_000 - LEN));
         assert!(window.commit(100_000 - LEN + 1));
@@ -128,7 +185,7 @@ mod tests {
 
     #[test]
     fn the_ring_does_not_remember_counters_that_left_it() {
-        let mut window = ReplayWindow::new();
+        let window = ReplayWindow::new();
         for counter in 3..LEN {
             assert!(window.commit(counter));
         }
@@ -143,7 +200,7 @@ mod tests {
     #[test]
     fn a_jump_of_the_whole_window_forgets_everything() {
         for jump in [LEN - 1, LEN, LEN + 1, LEN + 2, 5 * LEN] {
-            let mut window = ReplayWindow::new();
+            let window = ReplayWindow::new();
             for counter in 3..LEN {
                 window.commit(counter);
             }
@@ -157,13 +214,69 @@ mod tests {
 
     #[test]
     fn the_last_counter_does_not_overflow() {
-        let mut window = ReplayWindow::new();
+        let window = ReplayWindow::new();
         assert!(window.commit(u64::MAX));
         assert!(!window.commit(u64::MAX));
         assert!(window.commit(u64::MAX - 1));
         assert!(window.commit(u64::MAX - LEN + 1));
         assert!(!window.commit(u64::MAX - LEN));
         assert!(!window.commit(3));
+    }
+
+    #[test]
+    fn a_set_is_recorded_as_its_counters_would_be_one_by_one() {
+        let (window, single) = (ReplayWindow::new(), ReplayWindow::new());
+        // The newest block, then the oldest of which a part is too old, then one that is too old as a whole.
+        let newest = 100_000;
+        for first in [newest, newest - LEN, newest - LEN - 40] {
+            for step in [3, 1] {
+                let counters = || (first..first + 32).step_by(step).filter(|counter| counter / BLOCK == first / BLOCK);
+                let mut set = CounterSet::around(first);
+                assert!(counters().all(|counter| set.insert(counter)) && !set.insert(first));
+                let possible = window.check_around(first);
+                assert!(counters().all(|counter| possible.contains(counter) == single.check(counter)));
+                let fresh = window.commit_set(set);
+                for counter in counters() {
+                    assert_eq!(fresh.contains(counter), single.commit(counter), "{counter}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_set_moves_nothing() {
+        let window = ReplayWindow::new();
+        assert_eq!(window.commit_set(CounterSet::around(50_000)), CounterSet::around(50_000));
+        assert!(window.commit(3));
+    }
+
+    #[test]
+    fn lanes_that_race_for_the_same_counters_accept_each_once_and_all_in_the_window() {
+        const LANES: usize = 4;
+        const COUNTERS: u64 = 3 * LEN;
+        let window = ReplayWindow::new();
+        let accepted: Vec<AtomicU64> = (0..COUNTERS).map(|_| AtomicU64::new(0)).collect();
+        // Lanes stay close enough to each other that no counter leaves the window before all have tried it.
+        let step = std::sync::Barrier::new(LANES);
+        std::thread::scope(|scope| {
+            for lane in 0..LANES as u64 {
+                let (window, accepted, step) = (&window, &accepted, &step);
+                scope.spawn(move || {
+                    for part in 0..COUNTERS / 1024 {
+                        for n in 0..1024 {
+                            let counter = part * 1024 + (n * (2 * lane + 1)) % 1024;
+                            if window.check(counter) && window.commit(counter) {
+                                accepted[counter as usize].fetch_add(1, Ordering::Relaxed);
+                            }
+                        }
+                        step.wait();
+                    }
+                });
+            }
+        });
+        for (counter, times) in accepted.iter().enumerate() {
+            assert_eq!(times.load(Ordering::Relaxed), u64::from(counter > 2), "{counter}");
+        }
     }
 
     proptest! {
@@ -176,7 +289,7 @@ mod tests {
                 1 => prop_oneof![Just(-8193_i64), Just(-8192), Just(-8191), Just(8191), Just(8192), Just(8193)],
             ], 1..400))
         {
-            let (mut window, mut model) = (ReplayWindow::new(), Model::new());
+            let (window, mut model) = (ReplayWindow::new(), Model::new());
             for step in steps {
                 let counter = model.current.saturating_add_signed(step);
                 prop_assert_eq!(window.check(counter), model.check(counter), "check {}", counter);

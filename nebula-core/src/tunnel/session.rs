@@ -1,10 +1,9 @@
 //! Immutable keys, an atomic send counter, the replay window (SA state).
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use super::ReplayWindow;
 use super::cipher::{AeadKey, Cipher};
+use crate::sync::CachePadded;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Keys of both directions, as a handshake yields them. Zeroized on drop.
 #[derive(zeroize::Zeroize, zeroize::ZeroizeOnDrop)]
@@ -31,9 +30,10 @@ pub struct Session {
     pub send_key: AeadKey,
     /// Opens.
     pub receive_key: AeadKey,
-    next: AtomicU64,
-    /// Locked once per run of datagrams, not per datagram.
-    pub replay: Mutex<ReplayWindow>,
+    /// Written with every run sent, while other lanes read the keys.
+    next: CachePadded<AtomicU64>,
+    /// Which counters of the peer were accepted.
+    pub(crate) replay: CachePadded<ReplayWindow>,
 }
 
 // The handshake messages are counted as 1 and 2 in both directions.
@@ -52,8 +52,8 @@ impl Session {
         Self {
             send_key: AeadKey::new(keys.cipher, &keys.send),
             receive_key: AeadKey::new(keys.cipher, &keys.receive),
-            next: AtomicU64::new(FIRST_COUNTER),
-            replay: Mutex::new(ReplayWindow::new()),
+            next: CachePadded::new(AtomicU64::new(FIRST_COUNTER)),
+            replay: CachePadded::new(ReplayWindow::new()),
         }
     }
     /// Takes `n` consecutive send counters; the first is returned, `None` near exhaustion (`2^64 - 1 - 2^40`).

@@ -237,7 +237,7 @@ fn recorded_counters_start_at_three_and_replays_are_refused() {
     recordings.extend(Recording::all(".passive.json", 5));
     for recording in recordings {
         let session = Session::new(SessionKeys { cipher: recording.cipher(), send: [0; 32], receive: [0; 32] });
-        let mut windows = [ReplayWindow::new(), ReplayWindow::new()];
+        let windows = [ReplayWindow::new(), ReplayWindow::new()];
         let mut replays = 0;
         for frame in recording.frames() {
             let header = Header::parse(&frame.datagram).unwrap();
@@ -344,7 +344,7 @@ fn captured_initiators_of_every_release_are_answered() {
         let (_, second) = datagrams.iter().find(|(from_initiator, _)| !from_initiator).unwrap();
         assert_eq!(second[..HEADER_LEN], answer[..HEADER_LEN], "{name}");
 
-        let mut windows = [ReplayWindow::new(), ReplayWindow::new()];
+        let windows = [ReplayWindow::new(), ReplayWindow::new()];
         for (from_initiator, datagram) in datagrams.iter().filter(|(_, datagram)| datagram.len() > 1) {
             let header = Header::parse(datagram).unwrap();
             if header.kind != MessageType::Handshake {
