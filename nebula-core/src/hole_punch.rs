@@ -40,6 +40,10 @@ impl HolePunch {
         (entry.key().0 <= now).then(|| entry.remove())
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
     pub(crate) fn next(&self) -> Option<Instant> {
         self.waiting.first_key_value().map(|((at, _), _)| *at)
     }

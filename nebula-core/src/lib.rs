@@ -24,5 +24,5 @@ pub mod wire;
 
 pub use config::Config;
 pub use forward::{Forwarder, Lane};
-pub use node::{Node, TunnelStatus, WallClock};
+pub use node::{Node, TableSizes, TunnelStatus, WallClock};
 pub use output::{DropReason, Event, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict};

@@ -86,6 +86,15 @@ impl PendingHandshakes {
         self.by_peer.len() < MAX_HANDSHAKES
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.by_peer.len().max(self.by_index.len())
+    }
+
+    /// Bytes of the packets that wait, over all peers.
+    pub(crate) fn waiting_bytes(&self) -> usize {
+        self.waiting_bytes
+    }
+
     pub(crate) fn insert(&mut self, peer: IpAddr, pending: Pending) {
         self.waiting_bytes += pending.waiting.bytes();
         self.by_index.insert(pending.local_index, peer);

@@ -45,6 +45,16 @@ impl Client {
         }
     }
 
+    /// Peers of which something is known.
+    pub(crate) fn len(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// Drops what is known of all but some peers.
+    pub(crate) fn retain(&mut self, keep: impl Fn(IpAddr) -> bool) {
+        self.peers.retain(|peer, _| keep(*peer));
+    }
+
     /// Drops what is known of a peer that is gone.
     pub(crate) fn forget(&mut self, peer: IpAddr) {
         self.peers.remove(&peer);

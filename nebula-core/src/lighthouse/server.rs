@@ -34,6 +34,11 @@ impl Server {
         self.hosts.get(primary).map(|packed| unpack(packed))
     }
 
+    /// Addresses under which a report is found.
+    pub(crate) fn len(&self) -> usize {
+        self.hosts.len() + self.aliases.len()
+    }
+
     /// Drops a host whose last tunnel is gone.
     pub(crate) fn forget(&mut self, host: &[IpAddr]) {
         let Some((primary, others)) = host.split_first() else { return };

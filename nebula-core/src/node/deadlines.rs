@@ -31,6 +31,8 @@ impl Node {
     pub(super) fn keep_house(&mut self, now: Instant) {
         self.forwarder.expire_flows(now);
         self.lane.release_memory();
+        // After a recv_error the endpoints of a peer outlive its tunnel, but not for ever.
+        self.lighthouse.retain(|peer| !self.tunnels.of_peer(peer).is_empty() || self.pending.contains(peer));
         self.timer.set(Due::Housekeeping, self.coalesced(now + HOUSEKEEPING));
     }
 

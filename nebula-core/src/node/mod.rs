@@ -4,6 +4,7 @@ mod deadlines;
 mod handshakes;
 mod outbox;
 mod rendezvous;
+mod table_sizes;
 mod timer;
 mod tunnels;
 
@@ -15,6 +16,8 @@ use std::time::{Duration, Instant};
 use nebula_cert::{CaPool, Identity, UnixTime};
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
+
+pub use self::table_sizes::TableSizes;
 
 use self::outbox::Outbox;
 use self::timer::{Due, Timer};

@@ -101,6 +101,12 @@ impl Tunnels {
         self.live.get_mut(&index)
     }
 
+    /// Entries of the tables that lead to a tunnel.
+    pub(super) fn lookups(&self) -> usize {
+        let by_peer: usize = self.by_peer.values().map(Vec::len).sum();
+        by_peer + self.by_remote.len() + self.by_opening.len()
+    }
+
     /// In order of their indexes.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Live> {
         self.live.values()

@@ -71,6 +71,11 @@ impl Host {
         self.control(|node| node.set_static_hosts(now, hosts));
     }
 
+    /// Changes its configuration for the next start.
+    pub(super) fn edit_config(&mut self, change: impl FnOnce(&mut Config)) {
+        change(&mut self.config);
+    }
+
     /// Calls verbs of the node.
     pub(super) fn control<T>(&mut self, change: impl FnOnce(&mut Node) -> T) -> T {
         let result = change(&mut self.node);

@@ -4,11 +4,13 @@
 //! seed, keys and certificates too: the same seed and the same calls give the same datagrams, byte for byte.
 
 mod authority;
+mod exercise;
 mod flow;
 mod host;
 mod host_spec;
 mod link;
 mod nat;
+mod operation;
 mod packet;
 mod ping;
 
@@ -22,10 +24,12 @@ use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
 pub use authority::{Authority, Subject};
+pub use exercise::{Exercise, REACHABLE_AGAIN_WITHIN};
 pub use flow::Step;
 pub use host_spec::HostSpec;
 pub use link::Link;
 pub use nat::{Dependence, NatBehaviour};
+pub use operation::Operation;
 pub use packet::UdpPacket;
 pub use ping::Ping;
 
@@ -34,7 +38,7 @@ use self::host::Host;
 use self::nat::Nat;
 use self::packet::Contents;
 use crate::firewall::Rule;
-use crate::{Config, Event, Node, TunnelStatus, Verdict, WallClock};
+use crate::{Config, Event, Node, TableSizes, TunnelStatus, Verdict, WallClock};
 
 /// A host of a [`SimNet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -173,6 +177,12 @@ impl SimNet {
         &self.authority
     }
 
+    /// What `host` proves itself with when it starts.
+    #[must_use]
+    pub fn identity(&self, host: HostId) -> &Identity {
+        self.hosts[host.0].identity()
+    }
+
     /// A new certificate and key for `host`, like its present one.
     #[must_use]
     pub fn renewed_identity(&self, host: HostId, versions: &[Version]) -> Identity {
@@ -257,6 +267,11 @@ impl SimNet {
         self.dispatch(host);
     }
 
+    /// Changes what `host` will start with the next time, as an edited configuration file does.
+    pub fn edit_config(&mut self, host: HostId, change: impl FnOnce(&mut Config)) {
+        self.hosts[host.0].edit_config(change);
+    }
+
     /// Calls a verb of the node's control plane.
     pub fn control<T>(&mut self, host: HostId, verb: impl FnOnce(&mut Node, Instant) -> T) -> T {
         let now = self.now;
@@ -294,6 +309,12 @@ impl SimNet {
     #[must_use]
     pub fn endpoint_of(&self, host: HostId, peer: HostId) -> Option<SocketAddr> {
         self.tunnels_to(host, peer).into_iter().find(|tunnel| tunnel.primary)?.endpoint
+    }
+
+    /// How much a host remembers.
+    #[must_use]
+    pub fn table_sizes(&self, host: HostId) -> TableSizes {
+        self.hosts[host.0].node.table_sizes()
     }
 
     /// Everything that happened at a host.

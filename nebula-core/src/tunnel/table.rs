@@ -136,6 +136,14 @@ impl TunnelTable {
         let index = *self.by_address.pin().get(&address)?;
         self.by_index(index)
     }
+    /// Overlay addresses with a primary tunnel.
+    pub(crate) fn primaries(&self) -> usize {
+        self.by_address.len()
+    }
+    /// Indexes reserved for tunnels that are not published.
+    pub(crate) fn reserved(&self) -> usize {
+        self.vacancies.lock().unwrap_or_else(PoisonError::into_inner).reserved.len()
+    }
     /// Changes with every publish, change of primary and retire: what was looked up under the same version still holds.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
