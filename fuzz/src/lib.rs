@@ -5,7 +5,8 @@ mod pair;
 
 use std::collections::BTreeMap;
 
-use nebula_cert::{CaPool, Certificate, Curve, PrivateKey, SigningKey, Version};
+use base64::Engine as _;
+use nebula_cert::{CaPool, Certificate, Curve, PassphraseCost, PrivateKey, SigningKey, Version};
 use nebula_core::wire::header::Header;
 use nebula_core::wire::ip;
 use nebula_core::wire::messages::{Control, HandshakePayload, Meta};
@@ -16,6 +17,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("cert_v1", cert_v1),
     ("cert_v2", cert_v2),
     ("key_pem", key_pem),
+    ("encrypted_key", encrypted_key),
     ("header", header),
     ("inner_ip", inner_ip),
     ("handshake", handshake),
@@ -73,6 +75,24 @@ fn key_pem(data: &[u8]) {
     let _ = SigningKey::from_pem(data);
     let _ = nebula_cert::public_key_from_pem(data);
 }
+
+/// The file as it is, and the data as the contents of its PEM block: the fuzzer should not have to find base64.
+fn encrypted_key(data: &[u8]) {
+    let _ = SigningKey::from_encrypted_pem_within(data, PASSPHRASE, CHEAP);
+    for curve in ["ED25519", "ECDSA P256"] {
+        let body = base64::engine::general_purpose::STANDARD.encode(data);
+        let label = format!("NEBULA {curve} ENCRYPTED PRIVATE KEY");
+        let pem = format!("-----BEGIN {label}-----\n{body}\n-----END {label}-----\n");
+        if let Ok(key) = SigningKey::from_encrypted_pem_within(pem.as_bytes(), PASSPHRASE, CHEAP) {
+            let again = SigningKey::from_pem(key.to_pem().as_bytes()).expect("what we wrote reads");
+            assert_eq!(again.public_key(), key.public_key());
+        }
+    }
+}
+
+const PASSPHRASE: &[u8] = b"passphrase";
+/// Thousands of inputs a second instead of one in two.
+const CHEAP: PassphraseCost = PassphraseCost { memory_kib: 64, iterations: 2, parallelism: 4 };
 
 /// A header that parses is written back as the same bytes, but for the reserved field.
 fn header(data: &[u8]) {

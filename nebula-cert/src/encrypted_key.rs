@@ -26,6 +26,15 @@ impl Default for PassphraseCost {
 }
 
 impl PassphraseCost {
+    /// The dearest key this library opens: 4 GiB, and 64 GiB written, which is a minute or two.
+    pub const HIGHEST: Self = Self { memory_kib: MAX_MEMORY_KIB, iterations: u32::MAX, parallelism: 255 };
+
+    fn exceeds(self, limit: Self) -> bool {
+        self.memory_kib > limit.memory_kib
+            || self.iterations > limit.iterations
+            || self.parallelism > limit.parallelism
+    }
+
     fn check(self) -> Result<Params, Error> {
         let Self { memory_kib, iterations, parallelism } = self;
         let out_of_bounds = Error::PassphraseCost { memory_kib, iterations, parallelism };
@@ -40,8 +49,8 @@ impl PassphraseCost {
     }
 }
 
-/// Opens the contents of an encrypted PEM block.
-pub(crate) fn decrypt(contents: &[u8], passphrase: &[u8]) -> Result<Zeroizing<Vec<u8>>, Error> {
+/// Opens the contents of an encrypted PEM block whose cost is within `limit`.
+pub(crate) fn decrypt(contents: &[u8], passphrase: &[u8], limit: PassphraseCost) -> Result<Zeroizing<Vec<u8>>, Error> {
     let sealed = Sealed::read(contents)?;
     if sealed.algorithm != ALGORITHM.as_bytes() {
         let name = String::from_utf8_lossy(sealed.algorithm).chars().take(40).collect();
@@ -55,6 +64,10 @@ pub(crate) fn decrypt(contents: &[u8], passphrase: &[u8]) -> Result<Zeroizing<Ve
     }
     let (nonce, ciphertext) =
         sealed.blob.split_first_chunk::<NONCE_LEN>().ok_or(Error::EncryptedKeyFormat("the ciphertext is too short"))?;
+    if sealed.cost.exceeds(limit) {
+        let PassphraseCost { memory_kib, iterations, parallelism } = sealed.cost;
+        return Err(Error::PassphraseCost { memory_kib, iterations, parallelism });
+    }
     let key = derive(passphrase, sealed.salt, sealed.cost)?;
     let mut buffer = Zeroizing::new(ciphertext.to_vec());
     let nonce = Nonce::assume_unique_for_key(*nonce);
@@ -156,6 +169,8 @@ const MAX_WORK_KIB: u64 = 64 << 20;
 mod tests {
     use super::*;
 
+    const HIGHEST: PassphraseCost = PassphraseCost::HIGHEST;
+
     #[test]
     fn costs_that_would_exhaust_the_machine_are_refused_before_any_work() {
         for (memory_kib, iterations, parallelism) in [
@@ -175,12 +190,27 @@ mod tests {
     }
 
     #[test]
+    fn a_key_dearer_than_the_callers_limit_is_refused_before_any_work() {
+        let cost = PassphraseCost { memory_kib: 64, iterations: 2, parallelism: 2 };
+        let contents = encrypt(&[7; 32], b"p", cost).unwrap();
+        assert!(decrypt(&contents, b"p", cost).is_ok());
+        for limit in [
+            PassphraseCost { memory_kib: 63, ..cost },
+            PassphraseCost { iterations: 1, ..cost },
+            PassphraseCost { parallelism: 1, ..cost },
+        ] {
+            let refused = Error::PassphraseCost { memory_kib: 64, iterations: 2, parallelism: 2 };
+            assert_eq!(decrypt(&contents, b"p", limit).unwrap_err(), refused);
+        }
+    }
+
+    #[test]
     fn every_truncation_of_an_encrypted_key_is_refused() {
         let cost = PassphraseCost { memory_kib: 16, iterations: 1, parallelism: 1 };
         let whole = encrypt(&[7; 32], b"p", cost).unwrap();
-        assert_eq!(*decrypt(&whole, b"p").unwrap(), [7; 32]);
+        assert_eq!(*decrypt(&whole, b"p", HIGHEST).unwrap(), [7; 32]);
         for length in 0..whole.len() {
-            assert!(decrypt(&whole[..length], b"p").is_err(), "{length}");
+            assert!(decrypt(&whole[..length], b"p", HIGHEST).is_err(), "{length}");
         }
     }
 
@@ -190,7 +220,7 @@ mod tests {
         let mut bytes = encrypt(&[7; 32], b"p", cost).unwrap();
         for at in 0..bytes.len() {
             bytes[at] ^= 1;
-            assert!(decrypt(&bytes, b"p").is_err(), "{at}");
+            assert!(decrypt(&bytes, b"p", HIGHEST).is_err(), "{at}");
             bytes[at] ^= 1;
         }
     }

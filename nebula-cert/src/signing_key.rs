@@ -58,9 +58,17 @@ impl SigningKey {
     /// # Errors
     /// A wrong passphrase or parameters out of bounds.
     pub fn from_encrypted_pem(pem: &[u8], passphrase: &[u8]) -> Result<Self, Error> {
+        Self::from_encrypted_pem_within(pem, passphrase, PassphraseCost::HIGHEST)
+    }
+
+    /// Reads an encrypted CA key from a source that is not trusted to choose how much work opening it is.
+    ///
+    /// # Errors
+    /// As [`SigningKey::from_encrypted_pem`], and [`Error::PassphraseCost`] if a part of the cost exceeds `limit`.
+    pub fn from_encrypted_pem_within(pem: &[u8], passphrase: &[u8], limit: PassphraseCost) -> Result<Self, Error> {
         let block = pem::first(pem)?;
         match curve_of(&block.label, encrypted_label) {
-            Some(curve) => Self::from_bytes(curve, &encrypted_key::decrypt(&block.contents, passphrase)?),
+            Some(curve) => Self::from_bytes(curve, &encrypted_key::decrypt(&block.contents, passphrase, limit)?),
             None if curve_of(&block.label, plain_label).is_some() => Err(Error::KeyNotEncrypted),
             None => Err(Error::NotASigningKey { label: block.label }),
         }
