@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hickory_resolver::TokioResolver;
@@ -13,10 +14,14 @@ use crate::config_file::{HostTarget, NameFamily, StaticHosts};
 /// Endpoints by overlay address.
 pub type Endpoints = BTreeMap<IpAddr, Vec<SocketAddr>>;
 
+/// Addresses by name.
+type Answers = BTreeMap<String, Vec<IpAddr>>;
+
 /// A thread that looks names up. It ends when this is dropped.
 #[derive(Debug)]
 pub struct NameWatch {
     replace: SyncSender<StaticHosts>,
+    latest: Arc<Mutex<(NameFamily, Answers)>>,
 }
 
 impl NameWatch {
@@ -26,22 +31,49 @@ impl NameWatch {
     /// No thread could be started.
     pub fn start(hosts: StaticHosts, changed: impl FnMut(Endpoints) + Send + 'static) -> std::io::Result<Self> {
         let (replace, commands) = sync_channel(4);
-        std::thread::Builder::new().name("names".to_owned()).spawn(move || watch(hosts, &commands, changed))?;
-        Ok(Self { replace })
+        let latest = Arc::<Mutex<(NameFamily, Answers)>>::default();
+        let shared = Arc::clone(&latest);
+        let run = move || watch(hosts, &commands, &shared, look_up, changed);
+        std::thread::Builder::new().name("names".to_owned()).spawn(run)?;
+        Ok(Self { replace, latest })
     }
 
-    /// Continues with other hosts, at once.
+    /// Endpoints of other hosts, as far as the names that were already looked up tell.
+    #[must_use]
+    pub fn endpoints(&self, hosts: &StaticHosts) -> Endpoints {
+        known_endpoints(hosts, &self.latest)
+    }
+
+    /// Continues with other hosts, at once. Their endpoints are passed on again, because an answer about the hosts before
+    /// may have been on its way.
     pub fn replace(&self, hosts: StaticHosts) {
         // A full queue means several replacements are waiting already; the thread cannot be far behind.
         let _ = self.replace.send(hosts);
     }
 }
 
-fn watch(mut hosts: StaticHosts, commands: &Receiver<StaticHosts>, mut changed: impl FnMut(Endpoints)) {
+fn watch(
+    mut hosts: StaticHosts,
+    commands: &Receiver<StaticHosts>,
+    latest: &Mutex<(NameFamily, Answers)>,
+    mut look_up: impl FnMut(&str, NameFamily, Duration) -> Result<Vec<IpAddr>, String>,
+    mut changed: impl FnMut(Endpoints),
+) {
     let mut known = hosts.endpoints(&BTreeMap::new());
     loop {
-        let answers = look_up_all(&hosts);
+        let mut answers = Answers::new();
+        for name in hosts.names() {
+            match look_up(&name, hosts.family, hosts.lookup_timeout) {
+                Ok(addresses) => {
+                    answers.insert(name, addresses);
+                }
+                Err(error) => {
+                    tracing::error!(hostname = name, error, network = ?hosts.family, "DNS resolution failed for static_map host");
+                }
+            }
+        }
         let endpoints = hosts.endpoints(&answers);
+        *latest.lock().unwrap_or_else(PoisonError::into_inner) = (hosts.family, answers);
         if endpoints != known {
             tracing::info!(staticHosts = ?endpoints, "DNS results changed for host list");
             known.clone_from(&endpoints);
@@ -50,7 +82,8 @@ fn watch(mut hosts: StaticHosts, commands: &Receiver<StaticHosts>, mut changed: 
         let wait = if hosts.has_names() { hosts.cadence } else { FOREVER };
         match commands.recv_timeout(wait) {
             Ok(new) => {
-                known = new.endpoints(&BTreeMap::new());
+                known = known_endpoints(&new, latest);
+                changed(known.clone());
                 hosts = new;
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -59,19 +92,10 @@ fn watch(mut hosts: StaticHosts, commands: &Receiver<StaticHosts>, mut changed: 
     }
 }
 
-fn look_up_all(hosts: &StaticHosts) -> BTreeMap<String, Vec<IpAddr>> {
-    let mut answers = BTreeMap::new();
-    for name in hosts.names() {
-        match look_up(&name, hosts.family, hosts.lookup_timeout) {
-            Ok(addresses) => {
-                answers.insert(name, addresses);
-            }
-            Err(error) => {
-                tracing::error!(hostname = name, error, network = ?hosts.family, "DNS resolution failed for static_map host");
-            }
-        }
-    }
-    answers
+fn known_endpoints(hosts: &StaticHosts, latest: &Mutex<(NameFamily, Answers)>) -> Endpoints {
+    let latest = latest.lock().unwrap_or_else(PoisonError::into_inner);
+    let (family, answers) = &*latest;
+    if *family == hosts.family { hosts.endpoints(answers) } else { hosts.endpoints(&Answers::new()) }
 }
 
 /// First address of every target, names included; what cannot be resolved is left out with an error in the log.
@@ -118,3 +142,50 @@ pub fn look_up(name: &str, family: NameFamily, timeout: Duration) -> Result<Vec<
 const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 // More endpoints than this for one name help nobody and would be handshaken with all at once.
 const MAX_ANSWERS: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hosts(text: &str) -> StaticHosts {
+        let tree = crate::config_file::parse(text).unwrap();
+        crate::config_file::Settings::read_without_pki(&tree).unwrap().static_hosts
+    }
+
+    fn endpoints(at: &[&str]) -> Endpoints {
+        BTreeMap::from([("10.42.0.1".parse().unwrap(), at.iter().map(|text| text.parse().unwrap()).collect())])
+    }
+
+    #[test]
+    fn an_answer_about_old_hosts_never_outlives_their_replacement() {
+        let old = hosts("static_host_map: {10.42.0.1: ['old.example:1']}");
+        let new = hosts("static_host_map: {10.42.0.1: ['192.0.2.2:2']}");
+        let (replace, commands) = sync_channel(1);
+        let mut replace = Some(replace);
+        let look_up = |_: &str, _, _| {
+            // The reload happens while the answer is on its way; afterwards nobody is left to ask for more.
+            replace.take().expect("only the old hosts have a name").send(new.clone()).unwrap();
+            Ok(vec!["192.0.2.1".parse().unwrap()])
+        };
+        let mut seen = Vec::new();
+        watch(old, &commands, &Mutex::default(), look_up, |endpoints| seen.push(endpoints));
+        assert_eq!(seen, [endpoints(&["192.0.2.1:1"]), endpoints(&["192.0.2.2:2"])]);
+    }
+
+    #[test]
+    fn a_replacement_keeps_the_answers_for_names_that_stay() {
+        let old = hosts("static_host_map: {10.42.0.1: ['lighthouse.example:1']}");
+        let new = hosts("static_host_map: {10.42.0.1: ['lighthouse.example:2', '192.0.2.2:2']}");
+        let (replace, commands) = sync_channel(1);
+        let mut replace = Some(replace);
+        let look_up = |_: &str, _, _| match replace.take() {
+            Some(replace) => {
+                replace.send(new.clone()).map(|()| vec!["192.0.2.1".parse().unwrap()]).map_err(|_| String::new())
+            }
+            None => Ok(vec!["192.0.2.1".parse().unwrap()]),
+        };
+        let mut seen = Vec::new();
+        watch(old, &commands, &Mutex::default(), look_up, |endpoints| seen.push(endpoints));
+        assert_eq!(seen, [endpoints(&["192.0.2.1:1"]), endpoints(&["192.0.2.1:2", "192.0.2.2:2"])]);
+    }
+}

@@ -1,5 +1,6 @@
 //! Replaces parts of a running node after SIGHUP: everything is checked before anything is applied.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use nebula_cert::{Identity, UnixTime, Version};
@@ -39,14 +40,21 @@ impl Reloader {
         };
         let settings = Settings::read(&tree, now).and_then(|new| check_identity(&self.current, &new).map(|()| new));
         match settings {
-            Ok(settings) => self.apply(settings),
+            Ok(settings) => {
+                // May wait for a name server, so before anything is applied.
+                let advertise = match same_rendezvous(&self.current, &settings) {
+                    true => Vec::new(),
+                    false => names::resolve_once(&settings.advertise),
+                };
+                self.handle.clone().together(|| self.apply(settings, advertise));
+            }
             Err(refused) => {
                 tracing::error!(error = %refused, "Error occurred while reloading config, nothing was changed");
             }
         }
     }
 
-    fn apply(&mut self, new: Settings) {
+    fn apply(&mut self, new: Settings, advertise: Vec<SocketAddr>) {
         log::apply(new.logging);
         daemon::log_warnings(&new.warnings);
         for key in needs_restart(&self.current, &new) {
@@ -86,13 +94,14 @@ impl Reloader {
         let rendezvous_changed = !same_rendezvous(&self.current, &new);
         self.current = new;
         if hosts_changed {
-            self.handle.set_static_hosts(self.current.static_hosts.endpoints(&Default::default()));
+            let hosts = &self.current.static_hosts;
+            let known = self.names.as_ref().map(|watch| watch.endpoints(hosts));
+            self.handle.set_static_hosts(known.unwrap_or_else(|| hosts.endpoints(&Default::default())));
             self.watch_names();
             tracing::info!("static_host_map has been reloaded");
         }
         // After the endpoints of new lighthouses.
         if rendezvous_changed {
-            let advertise = names::resolve_once(&self.current.advertise);
             self.handle.set_lighthouse(self.current.lighthouse(advertise));
             tracing::info!("lighthouse settings have been reloaded");
         }

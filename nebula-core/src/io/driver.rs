@@ -227,6 +227,11 @@ impl Handle {
     pub fn stop(&self) {
         self.shared.mailbox.stop();
     }
+    /// The control plane obeys everything that is said through this or any other handle while `changes` runs at once,
+    /// before it looks at another packet: a reload is never half done. `changes` must not ask for an answer.
+    pub fn together<T>(&self, changes: impl FnOnce() -> T) -> T {
+        self.shared.mailbox.gather(changes)
+    }
     /// See [`crate::Node::set_identity`].
     pub fn set_identity(&self, identity: Identity) {
         self.shared.mailbox.command(Command::SetIdentity(Box::new(identity)));

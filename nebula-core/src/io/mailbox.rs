@@ -49,6 +49,8 @@ struct Content {
     punts: VecDeque<Punt>,
     punt_bytes: usize,
     commands: VecDeque<Command>,
+    /// Commands are being gathered that only make sense together.
+    gathering: bool,
     stop: bool,
     failure: Option<Error>,
     closed: bool,
@@ -89,13 +91,22 @@ impl Mailbox {
     /// Leaves a command, waiting for room; lost if the control thread has ended.
     pub(super) fn command(&self, command: Command) {
         let mut content = self.content();
-        while content.commands.len() >= MAX_COMMANDS && !content.closed {
+        while content.commands.len() >= MAX_COMMANDS && !content.closed && !content.gathering {
             content = self.room.wait(content).unwrap_or_else(PoisonError::into_inner);
         }
         if !content.closed {
             content.commands.push_back(command);
             self.wake();
         }
+    }
+
+    /// All commands left while this runs are taken at once, or not yet. Their number is not limited, so it must be by the
+    /// caller.
+    pub(super) fn gather<T>(&self, commands: impl FnOnce() -> T) -> T {
+        let gathering = Gathering::begin(self);
+        let result = commands();
+        drop(gathering);
+        result
     }
 
     /// Asks the control thread to end.
@@ -124,7 +135,7 @@ impl Mailbox {
         let _ = self.wake.read();
         content.punt_bytes = 0;
         let punts = std::mem::take(&mut content.punts);
-        let commands = std::mem::take(&mut content.commands);
+        let commands = if content.gathering { VecDeque::new() } else { std::mem::take(&mut content.commands) };
         self.room.notify_all();
         Delivered { punts, commands, stop: content.stop }
     }
@@ -145,6 +156,29 @@ impl Mailbox {
     fn wake(&self) {
         // Fails only when the counter is at its limit, and then the reader is awake already.
         let _ = self.wake.write(1);
+    }
+}
+
+/// Ends the gathering however the gatherer ends.
+struct Gathering<'a>(&'a Mailbox);
+
+impl<'a> Gathering<'a> {
+    /// Waits until nobody else gathers.
+    fn begin(mailbox: &'a Mailbox) -> Self {
+        let mut content = mailbox.content();
+        while content.gathering && !content.closed {
+            content = mailbox.room.wait(content).unwrap_or_else(PoisonError::into_inner);
+        }
+        content.gathering = true;
+        Self(mailbox)
+    }
+}
+
+impl Drop for Gathering<'_> {
+    fn drop(&mut self) {
+        self.0.content().gathering = false;
+        self.0.room.notify_all();
+        self.0.wake();
     }
 }
 
@@ -222,6 +256,19 @@ mod tests {
         let (reply, answer) = std::sync::mpsc::sync_channel(1);
         mailbox.command(Command::Tunnels(reply));
         assert!(answer.recv().is_err(), "a question to nobody is not answered");
+    }
+
+    #[test]
+    fn commands_that_are_gathered_are_taken_together() {
+        let mailbox = Mailbox::new().unwrap();
+        mailbox.gather(|| {
+            for _ in 0..MAX_COMMANDS + 1 {
+                mailbox.command(Command::SetStaticHosts(BTreeMap::new()));
+                assert!(mailbox.take().commands.is_empty());
+            }
+        });
+        assert!(is_awake(&mailbox));
+        assert_eq!(mailbox.take().commands.len(), MAX_COMMANDS + 1);
     }
 
     #[test]
