@@ -165,11 +165,13 @@ fn same_policy(a: &Policy, b: &Policy) -> bool {
 fn same_rendezvous(a: &Settings, b: &Settings) -> bool {
     (&a.lighthouses, a.lighthouse_interval, &a.advertise) == (&b.lighthouses, b.lighthouse_interval, &b.advertise)
         && (&a.remote_allow, &a.local_allow) == (&b.remote_allow, &b.local_allow)
+        && a.calculated_remotes == b.calculated_remotes
 }
 
 fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
     let changed = [
         ("cipher", old.cipher != new.cipher),
+        ("handshakes", old.handshakes != new.handshakes),
         ("listen.host", old.listen.host != new.listen.host),
         ("listen.port", old.listen.port != new.listen.port),
         ("listen.read_buffer", old.listen.read_buffer != new.listen.read_buffer),

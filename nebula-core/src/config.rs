@@ -3,14 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
 use ipnet::IpNet;
 use nebula_cert::{CaPool, Identity, Version};
 
 use crate::firewall;
-pub use crate::lighthouse::{AllowList, BadPattern, InterfaceRules, LocalAllowList, NoDefault, RemoteAllowList};
+pub use crate::lighthouse::{
+    AllowList, BadPattern, CalculatedRemotes, Calculation, InterfaceRules, LocalAllowList, NoDefault, OtherFamily,
+    RemoteAllowList,
+};
 pub use crate::tunnel::cipher::Cipher;
 
 /// Configuration of one node.
@@ -89,6 +92,8 @@ pub struct Lighthouse {
     pub interval: Option<Duration>,
     /// Extra endpoints to advertise; port 0 means [`Config::listen_port`].
     pub advertise: Vec<SocketAddr>,
+    /// Endpoints to guess for peers that have no entry in [`Config::static_hosts`].
+    pub calculated_remotes: CalculatedRemotes,
     /// Underlay addresses at which peers may be.
     pub remote_allow: RemoteAllowList,
     /// Addresses of this host that may be advertised.
@@ -102,6 +107,7 @@ impl Default for Lighthouse {
             hosts: Vec::new(),
             interval: Some(Duration::from_secs(10)),
             advertise: Vec::new(),
+            calculated_remotes: CalculatedRemotes::default(),
             remote_allow: RemoteAllowList::default(),
             local_allow: LocalAllowList::default(),
         }
@@ -113,6 +119,8 @@ impl Default for Lighthouse {
 pub struct Punchy {
     /// Keep NAT mappings of idle tunnels open.
     pub punch: bool,
+    /// Keep those towards every known endpoint of the peer open, and not only that of the tunnel.
+    pub target_all_remotes: bool,
     /// Also start a handshake towards whoever asked for us.
     pub respond: bool,
     /// Wait before punching.
@@ -123,22 +131,36 @@ pub struct Punchy {
 
 impl Default for Punchy {
     fn default() -> Self {
-        Self { punch: false, respond: false, delay: Duration::from_secs(1), respond_delay: Duration::from_secs(5) }
+        Self {
+            punch: false,
+            target_all_remotes: false,
+            respond: false,
+            delay: Duration::from_secs(1),
+            respond_delay: Duration::from_secs(5),
+        }
     }
 }
 
 /// Handshake settings.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handshakes {
     /// Wait n times this after attempt n.
     pub try_interval: Duration,
     /// Attempts before giving up.
     pub retries: u32,
+    /// Handshakes of others that are answered per second; more are dropped, first those of sources that send most, and
+    /// their retries find room. `None`: all. Go Nebula has no such cap.
+    pub max_new_per_second: Option<NonZeroU32>,
 }
 
 impl Default for Handshakes {
     fn default() -> Self {
-        Self { try_interval: Duration::from_millis(100), retries: 10 }
+        Self {
+            try_interval: Duration::from_millis(100),
+            retries: 10,
+            // About half a core; a fleet that returns all at once is through after a few retries.
+            max_new_per_second: NonZeroU32::new(4000),
+        }
     }
 }
 

@@ -181,6 +181,7 @@ drop_names! {
     BadMessage "bad_message",
     BadOffload "bad_offload",
     AddressNotAllowed "address_not_allowed",
+    HandshakeLimit "handshake_limit",
 }
 
 #[cfg(test)]

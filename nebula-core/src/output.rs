@@ -69,6 +69,8 @@ pub enum DropReason {
     BadOffload,
     /// Handshake with an underlay address that the allow lists exclude.
     AddressNotAllowed,
+    /// More new handshakes per second than are answered, or than this source may have of them.
+    HandshakeLimit,
 }
 
 /// A datagram the control plane wants on the underlay.
@@ -168,7 +170,7 @@ pub enum Event {
         /// Why.
         reason: TunnelDownReason,
     },
-    /// All attempts were used.
+    /// All attempts were used, or another handshake needed the place of one that found no endpoint.
     HandshakeTimedOut {
         /// Intended peer.
         peer: IpAddr,

@@ -79,3 +79,22 @@ fn an_idle_connected_node_wakes_less_than_twice_a_second() {
     }
     assert!(wakes < 4 * 2 * 600 / 2, "{wakes} events for four nodes in ten minutes");
 }
+
+#[test]
+fn keepalive_punches_go_to_every_known_endpoint_of_the_peer_if_that_is_asked_for() {
+    for everywhere in [false, true] {
+        let mut net = SimNet::new(7);
+        let b = net.add(HostSpec::new("b"));
+        let known = (net.overlay(b), vec![net.underlay(b), "192.0.2.7:7".parse().unwrap()]);
+        let a = net.add(HostSpec::new("a").config(move |config| {
+            config.punchy.punch = true;
+            config.punchy.target_all_remotes = everywhere;
+            config.static_hosts.extend([known]);
+        }));
+        net.ping(a, b).until_delivered();
+        net.run_for(Duration::from_secs(30));
+        let punches = net.flow().filter(|step| step.sender == "a" && step.datagram == [1]);
+        let to: std::collections::BTreeSet<_> = punches.map(|step| step.to).collect();
+        assert_eq!(to.len(), 1 + usize::from(everywhere), "{to:?}");
+    }
+}

@@ -93,3 +93,60 @@ fn keepalive_punches_start_when_they_are_switched_on() {
     net.run_for(Duration::from_secs(60));
     assert!(punches(&net) >= 10, "{}", net.diagram());
 }
+
+#[test]
+fn advertised_endpoints_of_a_reload_are_told_at_once() {
+    let mut net = SimNet::new(7);
+    let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
+    let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name).lighthouse(lighthouse)));
+    net.run_for(Duration::from_secs(1));
+    let hosts = vec![net.overlay(lighthouse)];
+    let advertise = vec!["203.0.113.77:777".parse().unwrap()];
+    let settings = config::Lighthouse { hosts, advertise, ..config::Lighthouse::default() };
+    net.control(b, |node, now| node.set_lighthouse(now, settings));
+    net.run_for(Duration::from_millis(100));
+    net.ping(a, b).until_delivered();
+    let tried = net.flow().any(|step| step.sender == "a" && step.to == "203.0.113.77:777".parse().unwrap());
+    assert!(tried, "{}", net.diagram());
+}
+
+#[test]
+fn two_peers_that_reload_everything_at_the_same_instant_never_lose_the_tunnel() {
+    let mut net = SimNet::new(8);
+    let [old, new] = ["old", "new"].map(|name| net.add(HostSpec::new(name).am_lighthouse()));
+    let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name).lighthouse(old)));
+    net.run_for(Duration::from_secs(1));
+    net.ping(a, b).until_delivered();
+    for round in 0..4 {
+        for host in [a, b] {
+            let identity = net.renewed_identity(host, &[nebula_cert::Version::V2]);
+            let trust = net.authority().trust();
+            let calculated = config::Calculation { mask: "198.51.100.0/24".parse().unwrap(), port: 4242 };
+            let calculated = config::CalculatedRemotes::new([("10.42.0.0/16".parse().unwrap(), vec![calculated])]);
+            let settings = config::Lighthouse {
+                advertise: vec![std::net::SocketAddr::from(([203, 0, 113, round], 4242))],
+                calculated_remotes: calculated.unwrap(),
+                ..config::Lighthouse::default()
+            };
+            let lighthouse = if round % 2 == 0 { new } else { old };
+            let hosts = vec![net.overlay(lighthouse)];
+            let endpoints = [(net.overlay(lighthouse), vec![net.underlay(lighthouse)])].into();
+            net.control(host, |node, now| {
+                node.set_trust(now, trust);
+                node.set_identity(now, identity);
+                node.set_firewall(nebula_core::firewall::Policy {
+                    inbound: vec![nebula_core::firewall::Rule::any()],
+                    outbound: vec![nebula_core::firewall::Rule::any()],
+                    ..nebula_core::firewall::Policy::default()
+                });
+                node.set_static_hosts(now, endpoints);
+                node.set_lighthouse(now, config::Lighthouse { hosts, ..settings });
+            });
+        }
+        assert_eq!(net.ping(a, b).train(120, Duration::from_millis(250)), 120, "round {round}\n{}", net.diagram());
+    }
+    for host in [a, b] {
+        let peers = net.tunnels_to(host, if host == a { b } else { a });
+        assert_eq!(peers.len(), 1, "one tunnel is left of all those rounds");
+    }
+}

@@ -62,14 +62,14 @@ fn list(path: &str, rules: &BTreeMap<String, Value>) -> Result<AllowList, Refuse
     AllowList::new(parsed).map_err(|error| refuse(format!("config `{path}` {error}")))
 }
 
-fn prefix(path: &str, text: &str) -> Result<IpNet, Refused> {
+pub(super) fn prefix(path: &str, text: &str) -> Result<IpNet, Refused> {
     text.parse().map_err(|_| {
         let cause = format!("{text:?} is not a prefix such as 10.0.0.0/8");
         refuse(format!("config `{path}` has invalid CIDR: {text}. {cause}"))
     })
 }
 
-fn map<'a>(section: &Section<'a>, path: &str) -> Result<Option<&'a BTreeMap<String, Value>>, Refused> {
+pub(super) fn map<'a>(section: &Section<'a>, path: &str) -> Result<Option<&'a BTreeMap<String, Value>>, Refused> {
     match section.get(path) {
         None => Ok(None),
         Some(Value::Map(map)) => Ok(Some(map)),
@@ -98,12 +98,12 @@ fn invalid_value(path: &str, value: &Value) -> Refused {
     refuse(format!("config `{path}` has invalid value (type {}): {}", go_type(value), shown(value)))
 }
 
-fn shown(value: &Value) -> String {
+pub(super) fn shown(value: &Value) -> String {
     value.text().map_or_else(|| value.kind().to_owned(), std::borrow::Cow::into_owned)
 }
 
 /// As Go names the type.
-fn go_type(value: &Value) -> &'static str {
+pub(super) fn go_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "<nil>",
         Value::Bool(_) => "bool",
@@ -116,6 +116,6 @@ fn go_type(value: &Value) -> &'static str {
     }
 }
 
-fn refuse(cause: String) -> Refused {
+pub(super) fn refuse(cause: String) -> Refused {
     Refused::new("Failed to initialize lighthouse handler", cause)
 }

@@ -4,6 +4,7 @@
 //! touches the network or changes the system; names are resolved elsewhere.
 
 mod allow_list;
+mod calculated_remotes;
 mod firewall;
 mod hosts;
 mod keys;

@@ -1,17 +1,17 @@
 //! All settings, typed and checked, before anything touches the system.
 
 use std::net::{IpAddr, SocketAddr};
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
 use nebula_cert::{CaPool, Identity, UnixTime, Version};
 use nebula_core::config::{
-    Cipher, Handshakes, Lighthouse, LocalAllowList, Punchy, RecvErrorPolicy, RemoteAllowList, Timers,
+    CalculatedRemotes, Cipher, Handshakes, Lighthouse, LocalAllowList, Punchy, RecvErrorPolicy, RemoteAllowList, Timers,
 };
 use nebula_core::{Config, firewall::Policy};
 
 use super::section::Section;
-use super::{HostTarget, Pki, Refused, StaticHosts, Value, allow_list, firewall, keys, pki};
+use super::{HostTarget, Pki, Refused, StaticHosts, Value, allow_list, calculated_remotes, firewall, keys, pki};
 
 /// A whole configuration.
 #[derive(Debug, Clone)]
@@ -34,6 +34,8 @@ pub struct Settings {
     pub lighthouse_interval: Option<Duration>,
     /// Extra endpoints to advertise.
     pub advertise: Vec<HostTarget>,
+    /// Endpoints to guess for peers.
+    pub calculated_remotes: CalculatedRemotes,
     /// Underlay addresses at which peers may be.
     pub remote_allow: RemoteAllowList,
     /// Addresses of this host that may be advertised.
@@ -178,6 +180,7 @@ impl Settings {
                 seconds => Some(Duration::from_secs(seconds.map_or(10, i64::unsigned_abs))),
             },
             advertise: advertise(&section)?,
+            calculated_remotes: calculated_remotes::read(&section)?,
             remote_allow: allow_list::remote(&section)?,
             local_allow: allow_list::local(&section)?,
             static_hosts,
@@ -236,6 +239,7 @@ impl Settings {
             hosts: self.lighthouses.clone(),
             interval: self.lighthouse_interval,
             advertise,
+            calculated_remotes: self.calculated_remotes.clone(),
             remote_allow: self.remote_allow.clone(),
             local_allow: self.local_allow.clone(),
         }
@@ -318,6 +322,7 @@ fn punchy(section: &Section<'_>) -> Punchy {
     let scalar = section.get("punchy").is_some_and(|value| !matches!(value, Value::Map(_)));
     Punchy {
         punch: section.boolean(if scalar { "punchy" } else { "punchy.punch" }, defaults.punch),
+        target_all_remotes: section.boolean("punchy.target_all_remotes", defaults.target_all_remotes),
         respond: section.boolean("punchy.respond", section.boolean("punch_back", defaults.respond)),
         delay: section.duration("punchy.delay", defaults.delay),
         respond_delay: section.duration("punchy.respond_delay", defaults.respond_delay),
@@ -331,7 +336,12 @@ fn handshakes(section: &Section<'_>) -> Result<Handshakes, Refused> {
         return Err(Refused::new("Unsupported configuration", "handshakes.try_interval must be above zero"));
     }
     let retries = section.int("handshakes.retries", 1..=1000).and_then(|n| u32::try_from(n).ok());
-    Ok(Handshakes { try_interval, retries: retries.unwrap_or(defaults.retries) })
+    let cap = section.int("handshakes.max_new_per_second", 0..=i64::from(u32::MAX)).and_then(|n| u32::try_from(n).ok());
+    Ok(Handshakes {
+        try_interval,
+        retries: retries.unwrap_or(defaults.retries),
+        max_new_per_second: cap.map_or(defaults.max_new_per_second, NonZeroU32::new),
+    })
 }
 
 fn timers(section: &Section<'_>) -> Timers {

@@ -313,6 +313,86 @@ fn allow_lists_are_read_with_yes_and_no_but_no_other_booleans() {
 }
 
 #[test]
+fn calculated_remotes_are_read_by_range_with_ports_as_numbers_or_text() {
+    let settings = settings(
+        "lighthouse: {calculated_remotes: {10.42.0.0/16: [{mask: 192.168.1.9/16, port: 4242}, {mask: 172.16.0.0/12, port: '1'}],
+          'fd00::/64': [{mask: '2001:db8::/64', port: 65535}], 10.43.0.0/16: []}}
+punchy: {target_all_remotes: true}",
+    );
+    let guess = |mask: &str, port| nebula_core::config::Calculation { mask: mask.parse().unwrap(), port };
+    let expected = nebula_core::config::CalculatedRemotes::new([
+        ("10.42.0.0/16".parse().unwrap(), vec![guess("192.168.1.9/16", 4242), guess("172.16.0.0/12", 1)]),
+        ("fd00::/64".parse().unwrap(), vec![guess("2001:db8::/64", 65535)]),
+        ("10.43.0.0/16".parse().unwrap(), Vec::new()),
+    ]);
+    assert_eq!(settings.calculated_remotes, expected.unwrap());
+    assert!(settings.punchy.target_all_remotes);
+    assert_eq!(settings.warnings.iter().filter(|text| text.contains("remotes")).count(), 0);
+}
+
+#[test]
+fn a_mistake_in_calculated_remotes_refuses_to_start_in_the_words_of_go() {
+    for (ranges, expected) in [
+        ("1", "config `lighthouse.calculated_remotes` has invalid type: int"),
+        ("{x: []}", "config `lighthouse.calculated_remotes` has invalid CIDR: x"),
+        (
+            "{10.0.0.0/8: {}}",
+            "config 'lighthouse.calculated_remotes.10.0.0.0/8': \
+             calculated_remotes entry has invalid type: map[string]interface {}",
+        ),
+        (
+            "{10.0.0.0/8: [1]}",
+            "config 'lighthouse.calculated_remotes.10.0.0.0/8': calculated_remotes entry: invalid type: int",
+        ),
+        (
+            "{10.0.0.0/8: [{port: 1}]}",
+            "config 'lighthouse.calculated_remotes.10.0.0.0/8': calculated_remotes entry: missing mask",
+        ),
+        (
+            "{10.0.0.0/8: [{mask: 1, port: 1}]}",
+            "config 'lighthouse.calculated_remotes.10.0.0.0/8': calculated_remotes entry: invalid mask (type int): 1",
+        ),
+        (
+            "{10.0.0.0/8: [{mask: 10.0.0.1, port: 1}]}",
+            "config 'lighthouse.calculated_remotes.10.0.0.0/8': calculated_remotes entry: invalid mask: 10.0.0.1",
+        ),
+        (
+            "{10.0.0.0/8: [{mask: '::/0', port: 1}]}",
+            "config 'lighthouse.calculated_remotes.10.0.0.0/8': calculated_remotes entry: invalid mask: ::/0 for cidr: 10.0.0.0/8",
+        ),
+        (
+            "{10.0.0.0/8: [{mask: 10.0.0.0/8}]}",
+            "config 'lighthouse.calculated_remotes.10.0.0.0/8': calculated_remotes entry: missing port",
+        ),
+        (
+            "{10.0.0.0/8: [{mask: 10.0.0.0/8, port: x}]}",
+            "config 'lighthouse.calculated_remotes.10.0.0.0/8': calculated_remotes entry: invalid port: x",
+        ),
+        (
+            "{10.0.0.0/8: [{mask: 10.0.0.0/8, port: 1.5}]}",
+            "config 'lighthouse.calculated_remotes.10.0.0.0/8': calculated_remotes entry: invalid port (type float64): 1.5",
+        ),
+        (
+            "{10.0.0.0/8: [{mask: 10.0.0.0/8, port: 65536}]}",
+            "config 'lighthouse.calculated_remotes.10.0.0.0/8': calculated_remotes entry: invalid port: 65536",
+        ),
+    ] {
+        let tree = parse(&format!("lighthouse: {{calculated_remotes: {ranges}}}")).unwrap();
+        let refused = Settings::read_without_pki(&tree).unwrap_err();
+        assert!(refused.cause.starts_with(expected), "{ranges}: {}", refused.cause);
+    }
+}
+
+#[test]
+fn the_cap_of_new_handshakes_can_be_set_and_lifted() {
+    let cap = |text: &str| settings(text).handshakes.max_new_per_second.map(u32::from);
+    assert_eq!(cap("{}"), Some(4000));
+    assert_eq!(cap("handshakes: {max_new_per_second: 10}"), Some(10));
+    assert_eq!(cap("handshakes: {max_new_per_second: 0}"), None);
+    assert_eq!(cap("handshakes: {max_new_per_second: -1}"), Some(4000), "with a warning");
+}
+
+#[test]
 fn a_mistake_in_an_allow_list_refuses_to_start_in_the_words_of_go() {
     for (lists, expected) in [
         ("remote_allow_list: 1", "config `lighthouse.remote_allow_list` has invalid type: int"),

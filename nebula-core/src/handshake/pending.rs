@@ -59,7 +59,9 @@ impl std::fmt::Debug for Pending {
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     /// Overlay packets, oldest first.
-    pub(crate) packets: VecDeque<PacketOwned>,
+    packets: VecDeque<PacketOwned>,
+    /// Their bytes.
+    bytes: usize,
     /// Peers this lighthouse shall be asked about.
     pub(crate) queries: Vec<IpAddr>,
     /// A test request, so that the peer sees this node.
@@ -67,8 +69,21 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    fn bytes(&self) -> usize {
-        self.packets.iter().map(|packet| packet.bytes.len()).sum()
+    fn push(&mut self, packet: PacketOwned) {
+        self.bytes += packet.bytes.len();
+        self.packets.push_back(packet);
+    }
+
+    fn pop(&mut self) -> Option<PacketOwned> {
+        let oldest = self.packets.pop_front()?;
+        self.bytes -= oldest.bytes.len();
+        Some(oldest)
+    }
+
+    /// Takes the packets, oldest first.
+    pub(crate) fn take_packets(&mut self) -> VecDeque<PacketOwned> {
+        self.bytes = 0;
+        std::mem::take(&mut self.packets)
     }
 }
 
@@ -95,8 +110,15 @@ impl PendingHandshakes {
         self.waiting_bytes
     }
 
+    /// Whose handshake gives way to another when there is no room: the oldest of those that had their time to learn an
+    /// endpoint and learnt none. Peers that somebody knows keep their place whatever a scan does.
+    pub(crate) fn displaceable(&self, now: Instant) -> Option<IpAddr> {
+        let hopeless = self.by_peer.iter().filter(|(_, it)| it.tried.is_empty() && now >= it.started + TIME_TO_LEARN);
+        hopeless.min_by_key(|(_, pending)| pending.started).map(|(peer, _)| *peer)
+    }
+
     pub(crate) fn insert(&mut self, peer: IpAddr, pending: Pending) {
-        self.waiting_bytes += pending.waiting.bytes();
+        self.waiting_bytes += pending.waiting.bytes;
         self.by_index.insert(pending.local_index, peer);
         self.by_peer.insert(peer, pending);
     }
@@ -109,6 +131,11 @@ impl PendingHandshakes {
         self.by_peer.contains_key(&peer)
     }
 
+    /// Everybody a handshake with is under way.
+    pub(crate) fn peers(&self) -> Vec<IpAddr> {
+        self.by_peer.keys().copied().collect()
+    }
+
     /// Whose handshake has this index.
     pub(crate) fn peer_of(&self, index: LocalIndex) -> Option<IpAddr> {
         self.by_index.get(&index).copied()
@@ -119,28 +146,39 @@ impl PendingHandshakes {
         let mut pending = self.by_peer.remove(&peer)?;
         self.by_index.remove(&pending.local_index);
         let waiting = std::mem::take(&mut pending.waiting);
-        self.waiting_bytes -= waiting.bytes();
+        self.waiting_bytes -= waiting.bytes;
         Some((pending, waiting))
     }
 
     /// Takes the packets that wait for `peer`: it can be reached by another way.
     pub(crate) fn take_packets(&mut self, peer: IpAddr) -> VecDeque<PacketOwned> {
         let Some(pending) = self.by_peer.get_mut(&peer) else { return VecDeque::new() };
-        let packets = std::mem::take(&mut pending.waiting.packets);
-        self.waiting_bytes -= packets.iter().map(|packet| packet.bytes.len()).sum::<usize>();
-        packets
+        self.waiting_bytes -= pending.waiting.bytes;
+        pending.waiting.take_packets()
     }
 
-    /// Keeps a packet until the tunnel is up; false if there is no room or no handshake.
-    pub(crate) fn push_packet(&mut self, peer: IpAddr, packet: PacketOwned) -> bool {
-        let Some(pending) = self.by_peer.get_mut(&peer) else { return false };
+    /// Keeps a packet until the tunnel is up. Returns how many packets were lost: this one if there is no handshake or
+    /// the peer has its share, or the oldest of whoever holds most if the room of all is used up.
+    pub(crate) fn push_packet(&mut self, peer: IpAddr, packet: PacketOwned) -> u64 {
         let length = packet.bytes.len();
-        if pending.waiting.packets.len() >= MAX_PACKETS_PER_PEER || self.waiting_bytes + length > MAX_WAITING_BYTES {
-            return false;
+        let Some(pending) = self.by_peer.get(&peer) else { return 1 };
+        if pending.waiting.packets.len() >= MAX_PACKETS_PER_PEER {
+            return 1;
         }
-        self.waiting_bytes += length;
-        pending.waiting.packets.push_back(packet);
-        true
+        let own = pending.waiting.bytes + length;
+        let mut lost = 0;
+        while self.waiting_bytes + length > MAX_WAITING_BYTES {
+            let largest = self.by_peer.values_mut().max_by_key(|it| it.waiting.bytes);
+            let Some(victim) = largest.filter(|it| it.waiting.bytes > own) else { return lost + 1 };
+            let Some(oldest) = victim.waiting.pop() else { return lost + 1 };
+            self.waiting_bytes -= oldest.bytes.len();
+            lost += 1;
+        }
+        if let Some(pending) = self.by_peer.get_mut(&peer) {
+            self.waiting_bytes += length;
+            pending.waiting.push(packet);
+        }
+        lost
     }
 
     /// Asks `lighthouse` about `subject` as soon as its tunnel is up.
@@ -161,7 +199,78 @@ impl PendingHandshakes {
 }
 
 const MAX_HANDSHAKES: usize = 8192;
+/// Lighthouses far away answer within this.
+const TIME_TO_LEARN: Duration = Duration::from_secs(1);
 const MAX_PACKETS_PER_PEER: usize = 100;
 const MAX_QUERIES: usize = 64;
 // Packets may be 64 KiB super-packets: a hundred per peer would not bound anything.
 const MAX_WAITING_BYTES: usize = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use nebula_cert::{Identity, Version};
+
+    use super::*;
+    use crate::forward::Offload;
+    use crate::handshake::Own;
+    use crate::tunnel::cipher::Cipher;
+
+    const CERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/vectors/certs/v2-25519/");
+
+    fn peer(number: u32) -> IpAddr {
+        IpAddr::from((0x0a2a_0000 + number).to_be_bytes())
+    }
+
+    fn packet(len: usize) -> PacketOwned {
+        PacketOwned { bytes: vec![0; len], offload: Offload::default() }
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
+    fn pending(count: u32) -> (PendingHandshakes, Instant) {
+        let start = Instant::now();
+        let identity = Identity::read(format!("{CERTS}host-plain.crt"), format!("{CERTS}host-plain.key")).unwrap();
+        let own = Own { identity: &identity, default_version: Version::V2, cipher: Cipher::Aes256Gcm, time: 7 };
+        let fingerprint = identity.primary().fingerprint();
+        let mut handshakes = PendingHandshakes::default();
+        for number in 0..count {
+            let index = LocalIndex(number + 1);
+            let (machine, message) = Initiator::start(own, Version::V2, index, [1; 32]).unwrap();
+            let started = start + Duration::from_millis(number.into());
+            let pending = Pending::new(index, fingerprint, machine, message, started, Waiting::default());
+            handshakes.insert(peer(number), pending);
+        }
+        (handshakes, start)
+    }
+
+    #[test]
+    fn only_a_handshake_that_found_no_endpoint_in_time_gives_way() {
+        let (mut handshakes, start) = pending(3);
+        handshakes.get_mut(peer(0)).unwrap().tried = vec!["192.0.2.1:1".parse().unwrap()];
+        assert_eq!(handshakes.displaceable(start + TIME_TO_LEARN), None);
+        assert_eq!(handshakes.displaceable(start + TIME_TO_LEARN * 2), Some(peer(1)), "the oldest one");
+        handshakes.remove(peer(1));
+        handshakes.remove(peer(2));
+        assert_eq!(handshakes.displaceable(start + TIME_TO_LEARN * 2), None);
+    }
+
+    #[test]
+    fn the_oldest_packets_of_whoever_holds_most_give_way() {
+        let (mut handshakes, _) = pending(4);
+        const SUPER_PACKET: usize = 60_000;
+        let mut kept = 0;
+        'full: for greedy in 0..3 {
+            for _ in 0..MAX_PACKETS_PER_PEER {
+                if handshakes.push_packet(peer(greedy), packet(SUPER_PACKET)) > 0 {
+                    break 'full;
+                }
+                kept += SUPER_PACKET;
+            }
+        }
+        assert!(kept <= MAX_WAITING_BYTES && kept > MAX_WAITING_BYTES - SUPER_PACKET);
+        assert_eq!(handshakes.push_packet(peer(3), packet(SUPER_PACKET)), 1, "one of somebody else is lost");
+        assert_eq!(handshakes.take_packets(peer(3)).len(), 1, "but not this one");
+        let waiting = (0..3).map(|greedy| handshakes.take_packets(peer(greedy)).len()).sum::<usize>();
+        assert_eq!(waiting, kept / SUPER_PACKET - 1);
+        assert_eq!(handshakes.waiting_bytes, 0);
+    }
+}

@@ -166,7 +166,7 @@ pub struct BadPattern {
 }
 
 /// A prefix of IPv4 addresses written as IPv6 ones means the IPv4 addresses.
-fn canonical(prefix: IpNet) -> IpNet {
+pub(super) fn canonical(prefix: IpNet) -> IpNet {
     let unmapped = match prefix {
         IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96)),
         IpNet::V4(_) => None,

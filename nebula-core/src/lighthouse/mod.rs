@@ -1,6 +1,7 @@
 //! Rendezvous: ask lighthouses where peers are, tell them where this node is, answer for others.
 
 mod allow_list;
+mod calculated;
 mod candidates;
 mod server;
 
@@ -10,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 
 pub use allow_list::{AllowList, BadPattern, InterfaceRules, LocalAllowList, NoDefault, RemoteAllowList};
+pub use calculated::{CalculatedRemotes, Calculation, OtherFamily};
 pub(crate) use candidates::{Candidates, Rules};
 pub(crate) use server::{Report, Server};
 

@@ -1,6 +1,6 @@
 //! What happens when each kind of deadline is due.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,10 +98,9 @@ impl Node {
     }
 
     fn promote(&mut self, tunnel: &Tunnel, peer: IpAddr) {
-        let preferred = |at: SocketAddr| self.config.preferred_ranges.iter().any(|range| range.contains(&at.ip()));
         let better = match tunnel.endpoint() {
-            Some(current) if preferred(current) => return,
-            Some(_) => self.endpoints_of(peer).into_iter().filter(|at| preferred(*at)).collect(),
+            Some(current) if self.is_preferred(current) => return,
+            Some(_) => self.endpoints_of(peer).into_iter().filter(|at| self.is_preferred(*at)).collect(),
             None => self.endpoints_of(peer),
         };
         for endpoint in better {
@@ -174,10 +173,14 @@ impl Node {
     /// One byte that keeps NATs on the way open. Lighthouses hear from this node often enough.
     fn keep_mapping(&mut self, tunnel: &Tunnel) {
         let to_lighthouse = tunnel.peer_addresses.iter().any(|address| self.is_lighthouse(*address));
-        if self.config.punchy.punch
-            && !to_lighthouse
-            && let Some(endpoint) = tunnel.endpoint()
-        {
+        if !self.config.punchy.punch || to_lighthouse {
+            return;
+        }
+        let endpoints = match tunnel.peer_addresses.first() {
+            Some(&peer) if self.config.punchy.target_all_remotes => self.endpoints_of(peer),
+            _ => tunnel.endpoint().into_iter().collect(),
+        };
+        for endpoint in endpoints {
             self.outbox.datagram(endpoint, KEEPALIVE.to_vec());
         }
     }

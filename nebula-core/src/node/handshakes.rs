@@ -33,7 +33,7 @@ impl Node {
         else {
             return;
         };
-        if !self.pending.has_room() {
+        if !self.make_room(now) {
             self.count(DropReason::PendingFull);
             return;
         }
@@ -53,6 +53,20 @@ impl Node {
         if !self.endpoints_of(peer).is_empty() {
             self.attempt(peer);
         }
+    }
+
+    /// Ends a hopeless handshake if there is no room for another one; false if there is none.
+    fn make_room(&mut self, now: Instant) -> bool {
+        if self.pending.has_room() {
+            return true;
+        }
+        let Some(peer) = self.pending.displaceable(now) else { return false };
+        if let Some((displaced, _)) = self.abandon(peer) {
+            let after = now.saturating_duration_since(displaced.started);
+            self.forget_if_gone(peer);
+            self.outbox.event(Event::HandshakeTimedOut { peer, after });
+        }
+        true
     }
 
     /// The pause after the last attempt is over.
@@ -130,7 +144,16 @@ impl Node {
         let digest = Opening::digest(&datagram[HEADER_LEN..]);
         if let Some(live) = self.tunnels.opened_by(&digest) {
             let reply = live.opening.as_ref().map(|opening| opening.reply.to_vec()).unwrap_or_default();
+            let tunnel = Arc::clone(&live.tunnel);
             self.outbox.datagram(from, reply);
+            // The same message on a better path: the answer to a test, which nobody else can give, moves the tunnel.
+            if self.is_preferred(from) && !tunnel.endpoint().is_some_and(|current| self.is_preferred(current)) {
+                self.outbox.message_to(from, &tunnel, MessageType::TestRequest, &[]);
+            }
+            return;
+        }
+        if !self.admission.admit(now, from.ip()) {
+            self.count(DropReason::HandshakeLimit);
             return;
         }
         let Some(local_index) = self.reserve_index() else { return };
@@ -278,15 +301,15 @@ impl Node {
     }
 
     /// Sends what waited for the tunnel to `peer`.
-    fn flush(&mut self, now: Instant, peer: IpAddr, waiting: Waiting) {
+    fn flush(&mut self, now: Instant, peer: IpAddr, mut waiting: Waiting) {
         let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return };
-        for subject in waiting.queries {
+        for subject in std::mem::take(&mut waiting.queries) {
             self.send_query(&tunnel, subject);
         }
         if waiting.test {
             self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
         }
-        for packet in waiting.packets {
+        for packet in waiting.take_packets() {
             self.forward(now, packet);
         }
     }

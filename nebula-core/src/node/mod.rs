@@ -25,7 +25,7 @@ use self::tunnels::Tunnels;
 use crate::config::{self, RecvErrorPolicy};
 use crate::counters::Direction;
 use crate::forward::LocalPolicy;
-use crate::handshake::PendingHandshakes;
+use crate::handshake::{Admission, PendingHandshakes};
 use crate::hole_punch::HolePunch;
 use crate::lighthouse::{self, LocalAddress};
 use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
@@ -89,6 +89,7 @@ pub struct Node {
     epoch: Instant,
     timer: Timer,
     pending: PendingHandshakes,
+    admission: Admission,
     tunnels: Tunnels,
     lighthouse: lighthouse::Client,
     server: lighthouse::Server,
@@ -104,6 +105,7 @@ impl Node {
     pub fn new(config: Config, now: Instant, wall: WallClock, seed: [u8; 32]) -> (Self, Arc<Forwarder>) {
         let mut rng = ChaCha20Rng::from_seed(seed);
         let key = [rng.next_u64(), rng.next_u64()];
+        let admission = Admission::new(config.handshakes.max_new_per_second, now, rng.next_u64());
         let forwarder = Arc::new(Forwarder::new(local_policy(&config), now, key));
         let lane = forwarder.lane();
         let mut timer = Timer::default();
@@ -118,6 +120,7 @@ impl Node {
             epoch: now,
             timer,
             pending: PendingHandshakes::default(),
+            admission,
             tunnels: Tunnels::default(),
             lighthouse: lighthouse::Client::default(),
             server: lighthouse::Server::default(),
@@ -215,6 +218,9 @@ impl Node {
         } else {
             self.timer.cancel(Due::LighthouseUpdate);
         }
+        for peer in self.pending.peers() {
+            self.retry_if_endpoints_changed(peer);
+        }
     }
 
     /// New hole punching settings, for punches that are not yet scheduled.
@@ -292,9 +298,8 @@ impl Node {
             return;
         }
         self.start_handshake(now, peer, None);
-        if !self.pending.push_packet(peer, packet) {
-            self.count(DropReason::PendingFull);
-        }
+        let lost = self.pending.push_packet(peer, packet);
+        self.lane.counters().drop_many(Direction::Outbound, DropReason::PendingFull, lost);
     }
 
     fn handle_message(&mut self, now: Instant, index: LocalIndex, kind: MessageType, body: &[u8]) {

@@ -1,5 +1,6 @@
 //! Speaks with lighthouses, and as one.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
@@ -161,8 +162,9 @@ impl Node {
 
     /// Where `peer` may be, best first.
     pub(super) fn endpoints_of(&self, peer: IpAddr) -> Vec<SocketAddr> {
-        let fixed = self.config.static_hosts.get(&peer).map_or(&[][..], Vec::as_slice);
-        self.lighthouse.endpoints(peer, fixed, &self.endpoint_rules(&[peer]))
+        let fixed = self.config.static_hosts.get(&peer).map(|fixed| Cow::Borrowed(fixed.as_slice()));
+        let fixed = fixed.unwrap_or_else(|| self.config.lighthouse.calculated_remotes.endpoints(peer).into());
+        self.lighthouse.endpoints(peer, &fixed, &self.endpoint_rules(&[peer]))
     }
 
     /// What holds for endpoints of the peer with these overlay addresses.
@@ -173,6 +175,11 @@ impl Node {
             allowed: &self.config.lighthouse.remote_allow,
             peer,
         }
+    }
+
+    /// Whether this endpoint is in a network that comes before others.
+    pub(super) fn is_preferred(&self, endpoint: SocketAddr) -> bool {
+        self.config.preferred_ranges.iter().any(|range| range.contains(&endpoint.ip()))
     }
 
     pub(super) fn is_lighthouse(&self, address: IpAddr) -> bool {

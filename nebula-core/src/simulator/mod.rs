@@ -305,6 +305,12 @@ impl SimNet {
         self.tunnels(host).into_iter().filter(|tunnel| tunnel.peer.contains(&address)).collect()
     }
 
+    /// Uses up send counters of the primary tunnel from `host` to `peer`, as that many datagrams would.
+    pub fn spend_counters(&mut self, host: HostId, peer: HostId, count: u64) {
+        let tunnel = self.hosts[host.0].forwarder.tunnels().by_address(self.overlay(peer)).expect("a tunnel");
+        let _first = tunnel.session.reserve(count).expect("counters that are left");
+    }
+
     /// Where `host` believes `peer` to be.
     #[must_use]
     pub fn endpoint_of(&self, host: HostId, peer: HostId) -> Option<SocketAddr> {
