@@ -30,9 +30,7 @@ impl PassphraseCost {
     pub const HIGHEST: Self = Self { memory_kib: MAX_MEMORY_KIB, iterations: u32::MAX, parallelism: 255 };
 
     fn exceeds(self, limit: Self) -> bool {
-        self.memory_kib > limit.memory_kib
-            || self.iterations > limit.iterations
-            || self.parallelism > limit.parallelism
+        self.memory_kib > limit.memory_kib || self.iterations > limit.iterations || self.parallelism > limit.parallelism
     }
 
     fn check(self) -> Result<Params, Error> {
