@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use crate::signature::VerifyingKey;
 use crate::{Certificate, Error, Fingerprint, UnixTime};
 
 /// Trusted CA certificates and blocked fingerprints.
@@ -17,6 +18,7 @@ pub struct CaPool {
 #[derive(Debug, Clone)]
 struct Authority {
     certificate: Arc<Certificate>,
+    key: VerifyingKey,
     name: Arc<str>,
 }
 
@@ -56,11 +58,10 @@ impl CaPool {
         if !ca.is_ca() {
             return Err(Error::NotACa { name: ca.name().to_owned() });
         }
-        if !ca.is_signed_by(ca.public_key()) {
-            return Err(Error::NotSelfSigned { name: ca.name().to_owned() });
-        }
+        let key = VerifyingKey::new(ca.curve(), ca.public_key()).filter(|key| ca.is_signed_by(key));
+        let key = key.ok_or_else(|| Error::NotSelfSigned { name: ca.name().to_owned() })?;
         let name = Arc::from(ca.name());
-        self.authorities.insert(ca.fingerprint(), Authority { certificate: Arc::new(ca), name });
+        self.authorities.insert(ca.fingerprint(), Authority { certificate: Arc::new(ca), key, name });
         Ok(())
     }
 
@@ -88,7 +89,7 @@ impl CaPool {
         let fingerprint = certificate.fingerprint();
         let (issuer, authority) = self.check(&certificate, fingerprint, at)?;
         let ca = &authority.certificate;
-        if !certificate.is_signed_by(ca.public_key()) {
+        if !certificate.is_signed_by(&authority.key) {
             return Err(Error::Signature { name: certificate.name().to_owned(), ca: ca.name().to_owned() });
         }
         check_constraints(ca, &certificate)?;

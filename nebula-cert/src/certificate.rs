@@ -6,6 +6,7 @@ use std::fmt;
 use ipnet::IpNet;
 use sha2::{Digest as _, Sha256};
 
+use crate::signature::VerifyingKey;
 use crate::{Error, pem, signature, v1, v2};
 
 /// Longest encoded certificate that is read or issued, in bytes.
@@ -286,9 +287,9 @@ impl Certificate {
         }
     }
 
-    /// Whether the owner of `public_key` (of this certificate's curve) signed it.
-    pub(crate) fn is_signed_by(&self, public_key: &[u8]) -> bool {
-        signature::verify(self.curve, public_key, &self.signed_bytes(), &self.signature)
+    /// Whether the owner of `key` signed it.
+    pub(crate) fn is_signed_by(&self, key: &VerifyingKey) -> bool {
+        key.verifies(&self.signed_bytes(), &self.signature)
     }
 
     /// P-256 only: the fingerprint of the same certificate with the other, equally valid, form of its signature.

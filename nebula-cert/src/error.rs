@@ -470,6 +470,15 @@ pub enum Error {
         /// Name of the CA.
         ca: String,
     },
+    /// A signer that is not in memory cannot be used.
+    #[error("the signing key cannot be used: {reason}")]
+    Signer {
+        /// What it said.
+        reason: String,
+    },
+    /// A signer returned something that is no signature of its key.
+    #[error("the signing key made a signature that does not verify with its own public key")]
+    SignerFault,
     /// Ends before it begins.
     #[error("certificate would never be valid: {} is before {}", rfc3339(*not_after), rfc3339(*not_before))]
     NeverValid {

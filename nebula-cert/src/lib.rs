@@ -4,8 +4,8 @@
 //! [`CaPool::verify`], so code that takes one cannot forget the check.
 //!
 //! Main types: [`Certificate`] (parsed, not yet trusted), [`CaPool`] (whom to trust), [`Identity`] (a node's own
-//! certificates and key), [`Template`] (what to sign). Parsing accepts exactly what Go Nebula accepts and re-encodes
-//! byte for byte; issuing is stricter. Not supported: PKCS#11 keys.
+//! certificates and key), [`Template`] (what to sign), [`Signer`] (a CA's key: a [`SigningKey`] in memory, or one that is
+//! kept elsewhere). Parsing accepts exactly what Go Nebula accepts and re-encodes byte for byte; issuing is stricter.
 //!
 //! The `nebula-cert` tool takes the command lines of the Go tool and gives the same files, exit codes and JSON. A test
 //! runs both side by side; these are the differences, all on purpose:
@@ -63,7 +63,7 @@
 //! # }
 //! ```
 
-#![warn(missing_docs)]
+#![deny(missing_docs)]
 
 mod ca_pool;
 mod certificate;
@@ -77,6 +77,7 @@ mod pem;
 mod protobuf;
 mod sign;
 mod signature;
+mod signer;
 mod signing_key;
 mod timestamp;
 mod v1;
@@ -87,7 +88,8 @@ pub use certificate::{Certificate, Curve, Fingerprint, MAX_CERTIFICATE_SIZE, Uni
 pub use encrypted_key::PassphraseCost;
 pub use error::Error;
 pub use identity::Identity;
-pub use key::{PrivateKey, public_key_from_pem};
+pub use key::{PrivateKey, public_key_from_pem, public_key_to_pem};
 pub use sign::Template;
+pub use signer::Signer;
 pub use signing_key::SigningKey;
 pub use timestamp::rfc3339;

@@ -4,7 +4,8 @@ use ipnet::IpNet;
 
 use crate::ca_pool::check_constraints;
 use crate::key::check_public_key;
-use crate::{Certificate, Curve, Error, Fingerprint, SigningKey, UnixTime, Version, v1, v2};
+use crate::signature::{self, VerifyingKey};
+use crate::{Certificate, Curve, Error, Fingerprint, Signer, UnixTime, Version, v1, v2};
 
 /// What a certificate to be signed shall say.
 #[derive(Debug, Clone)]
@@ -35,8 +36,8 @@ impl Template {
     /// Whether the CA is expired is the caller's to ask: see [`Certificate::is_expired`].
     ///
     /// # Errors
-    /// The constraint that was violated.
-    pub fn sign(self, ca: &Certificate, key: &SigningKey) -> Result<Certificate, Error> {
+    /// The constraint that was violated, or the signer's own failure.
+    pub fn sign(self, ca: &Certificate, key: &dyn Signer) -> Result<Certificate, Error> {
         if !ca.is_ca() {
             return Err(Error::NotACa { name: ca.name().to_owned() });
         }
@@ -54,8 +55,8 @@ impl Template {
     /// Signs itself as a CA; `public_key` is taken from `key`.
     ///
     /// # Errors
-    /// Invalid contents.
-    pub fn self_sign(mut self, key: &SigningKey) -> Result<Certificate, Error> {
+    /// Invalid contents, or the signer's own failure.
+    pub fn self_sign(mut self, key: &dyn Signer) -> Result<Certificate, Error> {
         self.public_key = key.public_key();
         issue(self.into_certificate(true, None), key)
     }
@@ -79,7 +80,7 @@ impl Template {
     }
 }
 
-fn issue(mut certificate: Certificate, key: &SigningKey) -> Result<Certificate, Error> {
+fn issue(mut certificate: Certificate, key: &dyn Signer) -> Result<Certificate, Error> {
     if certificate.curve != key.curve() {
         return Err(Error::Curve { found: certificate.curve, expected: key.curve() });
     }
@@ -96,7 +97,16 @@ fn issue(mut certificate: Certificate, key: &SigningKey) -> Result<Certificate, 
         Version::V1 => v1::encode_details(&certificate, &certificate.public_key),
         Version::V2 => v2::encode_details(&certificate),
     };
-    certificate.signature = key.sign(&certificate.signed_bytes())?;
+    let made = key.sign(&certificate.signed_bytes())?;
+    certificate.signature = match certificate.curve {
+        Curve::Curve25519 => made,
+        Curve::P256 => signature::low_s(&made).ok_or(Error::SignerFault)?,
+    };
+    // A faulty signature can give away the key that made it.
+    let public_key = VerifyingKey::new(key.curve(), &key.public_key());
+    if !public_key.is_some_and(|public_key| certificate.is_signed_by(&public_key)) {
+        return Err(Error::SignerFault);
+    }
     // Whatever is issued can be read: the reader's limits (sizes, name length) hold here too.
     Certificate::from_bytes(certificate.version, &certificate.to_bytes())
 }
@@ -104,7 +114,7 @@ fn issue(mut certificate: Certificate, key: &SigningKey) -> Result<Certificate, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CaPool, PrivateKey};
+    use crate::{CaPool, PrivateKey, SigningKey};
 
     fn template(version: Version, curve: Curve) -> Template {
         Template {
@@ -229,6 +239,55 @@ mod tests {
         let v6 = network("fd00::1/64");
         let refused = refusal(|_| {}, |host| (host.version, host.networks) = (Version::V1, vec![v6]));
         assert_eq!(refused, Error::Ipv6InV1 { network: v6 });
+    }
+
+    /// What a signature passes through on its way.
+    type Passage = fn(Vec<u8>) -> Result<Vec<u8>, Error>;
+
+    /// A signer that lives elsewhere.
+    struct Elsewhere(SigningKey, Passage);
+
+    impl Signer for Elsewhere {
+        fn curve(&self) -> Curve {
+            self.0.curve()
+        }
+        fn public_key(&self) -> Vec<u8> {
+            self.0.public_key()
+        }
+        fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error> {
+            Signer::sign(&self.0, message).and_then(self.1)
+        }
+    }
+
+    #[test]
+    fn a_signer_elsewhere_issues_the_same_low_s_certificates() {
+        for curve in [Curve::Curve25519, Curve::P256] {
+            let key = SigningKey::generate(curve).unwrap();
+            let ca = template(Version::V2, curve).self_sign(&key).unwrap();
+            let host = host(Version::V2, curve);
+            let other_form = |made: Vec<u8>| Ok(signature::other_form(&made).unwrap_or(made));
+            let elsewhere = Elsewhere(key.clone(), other_form);
+            assert_eq!(host.clone().sign(&ca, &elsewhere), host.sign(&ca, &key));
+        }
+    }
+
+    #[test]
+    fn a_faulty_signer_issues_nothing() {
+        for curve in [Curve::Curve25519, Curve::P256] {
+            let key = SigningKey::generate(curve).unwrap();
+            let faults: [Passage; 3] = [
+                |_| Ok(Vec::new()),
+                |mut made| {
+                    made.iter_mut().last().into_iter().for_each(|byte| *byte ^= 1);
+                    Ok(made)
+                },
+                |_| Err(Error::Signer { reason: "unplugged".into() }),
+            ];
+            let refusals =
+                faults.map(|fault| template(Version::V2, curve).self_sign(&Elsewhere(key.clone(), fault)).unwrap_err());
+            let unplugged = Error::Signer { reason: "unplugged".into() };
+            assert_eq!(refusals, [Error::SignerFault, Error::SignerFault, unplugged]);
+        }
     }
 
     #[test]

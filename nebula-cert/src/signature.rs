@@ -1,27 +1,46 @@
 //! Signatures of both curves: Ed25519, and ECDSA P-256 with SHA-256 in DER.
 
-use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, ParsedPublicKey};
 use p256::ecdsa::Signature;
 
 use crate::Curve;
 
-/// Whether `signature` is one of `public_key` over `message`. High-S signatures count, as in Go.
-pub(crate) fn verify(curve: Curve, public_key: &[u8], message: &[u8], signature: &[u8]) -> bool {
-    match curve {
-        Curve::Curve25519 => verify_ed25519(public_key, message, signature).is_some(),
-        Curve::P256 => UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, public_key).verify(message, signature).is_ok(),
+/// A public key made ready once, to verify many signatures.
+#[derive(Debug, Clone)]
+pub(crate) enum VerifyingKey {
+    Ed25519(ed25519_dalek::VerifyingKey),
+    P256(ParsedPublicKey),
+}
+
+impl VerifyingKey {
+    /// Nothing if the bytes are no key of the curve.
+    pub(crate) fn new(curve: Curve, public_key: &[u8]) -> Option<Self> {
+        Some(match curve {
+            Curve::Curve25519 => {
+                Self::Ed25519(ed25519_dalek::VerifyingKey::from_bytes(public_key.try_into().ok()?).ok()?)
+            }
+            Curve::P256 => Self::P256(ParsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, public_key).ok()?),
+        })
     }
+
+    /// Whether `signature` is one of this key over `message`. High-S signatures count, as in Go.
+    pub(crate) fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
+        match self {
+            // The strict form refuses some signatures that Go accepts.
+            Self::Ed25519(key) => ed25519_dalek::Signature::from_slice(signature)
+                .is_ok_and(|signature| ed25519_dalek::Verifier::verify(key, message, &signature).is_ok()),
+            Self::P256(key) => key.verify_sig(message, signature).is_ok(),
+        }
+    }
+}
+
+/// The signature with the smaller of s and n - s, the form in which certificates are issued.
+pub(crate) fn low_s(signature: &[u8]) -> Option<Vec<u8>> {
+    Some(Signature::from_der(signature).ok()?.normalize_s().to_der().as_bytes().to_vec())
 }
 
 /// The signature with s replaced by n - s: as valid as the first, but with another fingerprint.
 pub(crate) fn other_form(signature: &[u8]) -> Option<Vec<u8>> {
     let (r, s) = Signature::from_der(signature).ok()?.split_scalars();
     Some(Signature::from_scalars(r, -s).ok()?.to_der().as_bytes().to_vec())
-}
-
-fn verify_ed25519(public_key: &[u8], message: &[u8], signature: &[u8]) -> Option<()> {
-    let key = ed25519_dalek::VerifyingKey::from_bytes(public_key.try_into().ok()?).ok()?;
-    let signature = ed25519_dalek::Signature::from_slice(signature).ok()?;
-    // The strict form refuses some signatures that Go accepts.
-    ed25519_dalek::Verifier::verify(&key, message, &signature).ok()
 }

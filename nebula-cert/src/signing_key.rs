@@ -167,7 +167,7 @@ impl std::fmt::Debug for SigningKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::signature;
+    use crate::signature::VerifyingKey;
 
     #[test]
     fn generated_keys_read_back_from_pem() {
@@ -181,10 +181,11 @@ mod tests {
     fn signatures_verify_and_p256_ones_are_low_s() {
         for curve in [Curve::Curve25519, Curve::P256] {
             let key = SigningKey::generate(curve).unwrap();
+            let public_key = VerifyingKey::new(curve, &key.public_key()).unwrap();
             for message in 0..20_u8 {
                 let made = key.sign(&[message]).unwrap();
-                assert!(signature::verify(curve, &key.public_key(), &[message], &made));
-                assert!(!signature::verify(curve, &key.public_key(), &[message + 1], &made));
+                assert!(public_key.verifies(&[message], &made));
+                assert!(!public_key.verifies(&[message + 1], &made));
                 if curve == Curve::P256 {
                     let parsed = Signature::from_der(&made).unwrap();
                     assert_eq!(parsed.normalize_s(), parsed);

@@ -145,6 +145,25 @@ fn verify_names_every_bad_certificate_and_the_reason() {
 }
 
 #[test]
+fn a_long_bundle_is_verified_whole_and_reported_in_its_order() {
+    let (folder, other) = (Folder::with_ca(""), Folder::with_ca(""));
+    folder.succeeds("sign -name good -networks 10.0.0.1/8");
+    let mut bundle = folder.read("good.crt").repeat(300);
+    for (name, times) in [("a", 1), ("b", 99), ("c", 1)] {
+        other.succeeds(&format!("sign -name {name} -networks 10.0.0.2/8"));
+        bundle.extend(other.read(&format!("{name}.crt")));
+        bundle.extend(folder.read("good.crt").repeat(times));
+    }
+    fs::write(folder.path().join("bundle"), &bundle).unwrap();
+    let errors = folder.fails("verify -ca ca.crt -crt bundle");
+    let names: Vec<_> = errors.lines().map(|line| line.split(" v2 ").nth(1).unwrap()[..1].to_owned()).collect();
+    assert_eq!(names, ["a", "b", "c"], "{errors}");
+    let good = folder.read("good.crt").repeat(400);
+    fs::write(folder.path().join("bundle"), good).unwrap();
+    folder.succeeds("verify -ca ca.crt -crt bundle");
+}
+
+#[test]
 fn without_a_terminal_an_encrypted_ca_key_needs_the_passphrase_from_the_environment() {
     let folder = Folder::new();
     let flags = "ca -name e -encrypt -argon-memory 64 -argon-iterations 1 -argon-parallelism 1";

@@ -1,9 +1,10 @@
 //! `nebula-cert verify`: silent if every certificate is good.
 
+use std::thread::Builder;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use nebula_cert::{CaPool, Certificate, Error};
+use nebula_cert::{CaPool, Certificate, Error, UnixTime};
 
 use crate::arguments::required;
 use crate::file;
@@ -25,24 +26,42 @@ pub(crate) fn run(flags: &Flags, now: Duration) -> anyhow::Result<()> {
     let pool = CaPool::from_pem(&file::read("ca", &flags.ca)?).context("error while adding ca cert to pool")?;
     let certificates = Certificate::bundle_from_pem(&file::read_or("unable to read crt:", &flags.crt)?)
         .context("error while parsing crt")?;
-    let mut faults = Vec::new();
-    for certificate in certificates {
-        let subject = format!("{} {}", certificate.version(), certificate.name().escape_debug());
-        let fingerprint = certificate.fingerprint();
-        match pool.verify(certificate, now.as_secs() as i64) {
-            Ok(_) => {}
-            Err(error @ Error::UnknownCa { issuer, .. }) => {
-                faults.push(format!("error while verifying certificate {subject} with issuer {issuer}: {error}"));
-            }
-            Err(error) => {
-                faults.push(format!(
-                    "error while verifying certificate {subject} with fingerprint {fingerprint}: {error}"
-                ));
-            }
-        }
-    }
+    let faults = faults(&pool, &certificates, now.as_secs() as i64);
     if !faults.is_empty() {
         bail!(faults.join("\n"));
     }
     Ok(())
 }
+
+/// What is wrong, in the order of the file. All processors share a long file.
+fn faults(pool: &CaPool, certificates: &[Certificate], at: UnixTime) -> Vec<String> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = certificates.len().div_ceil(processors).max(WORTH_A_THREAD);
+    let check = |part: &[Certificate]| part.iter().filter_map(|certificate| fault(pool, certificate, at)).collect();
+    std::thread::scope(|scope| {
+        let (own, others) = certificates.split_at(share.min(certificates.len()));
+        let threads: Vec<_> = others
+            .chunks(share)
+            .map(|part| (part, Builder::new().spawn_scoped(scope, move || check(part)).ok()))
+            .collect();
+        let mut faults: Vec<String> = check(own);
+        for (part, thread) in threads {
+            // Without a thread, or if one panicked, the work is still to be done.
+            faults.extend(thread.and_then(|thread| thread.join().ok()).unwrap_or_else(|| check(part)));
+        }
+        faults
+    })
+}
+
+fn fault(pool: &CaPool, certificate: &Certificate, at: UnixTime) -> Option<String> {
+    let error = pool.verify(certificate.clone(), at).err()?;
+    let detail = match error {
+        Error::UnknownCa { issuer, .. } => format!("issuer {issuer}"),
+        _ => format!("fingerprint {}", certificate.fingerprint()),
+    };
+    let (version, name) = (certificate.version(), certificate.name().escape_debug());
+    Some(format!("error while verifying certificate {version} {name} with {detail}: {error}"))
+}
+
+// A thread takes about as long to start as a signature to verify.
+const WORTH_A_THREAD: usize = 32;

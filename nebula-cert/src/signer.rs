@@ -1,0 +1,71 @@
+//! Who signs for a CA: a key in memory, or whatever keeps a key to itself.
+
+use crate::{Curve, Error, SigningKey};
+
+/// Signs for a CA. [`SigningKey`] holds the key in memory; a token or a remote service only lends its signature.
+///
+/// What a signer returns is brought into low-S form and checked before it becomes part of a certificate.
+///
+/// ```
+/// use nebula_cert::{Curve, Error, Signer, SigningKey, Template, Version};
+///
+/// /// Stands for a service that is asked over the network.
+/// struct Remote(SigningKey);
+///
+/// impl Signer for Remote {
+///     fn curve(&self) -> Curve {
+///         self.0.curve()
+///     }
+///     fn public_key(&self) -> Vec<u8> {
+///         self.0.public_key()
+///     }
+///     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error> {
+///         Signer::sign(&self.0, message)
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Error> {
+/// let remote = Remote(SigningKey::generate(Curve::P256)?);
+/// let template = Template {
+///     version: Version::V2,
+///     curve: remote.curve(),
+///     name: "my network".into(),
+///     networks: vec![],
+///     unsafe_networks: vec![],
+///     groups: vec![],
+///     not_before: 1_800_000_000,
+///     not_after: 1_900_000_000,
+///     public_key: vec![],
+/// };
+/// let ca = template.self_sign(&remote)?;
+/// assert_eq!(ca.public_key(), remote.public_key());
+/// # Ok(())
+/// # }
+/// ```
+pub trait Signer {
+    /// Curve of the key.
+    fn curve(&self) -> Curve;
+
+    /// The public half as certificates carry it: 32 bytes, or an uncompressed P-256 point of 65 bytes.
+    fn public_key(&self) -> Vec<u8>;
+
+    /// Signs a message of any length. Ed25519: 64 bytes. P-256: ECDSA over SHA-256 in DER, s in either form.
+    ///
+    /// # Errors
+    /// The key cannot be used, for example [`Error::Signer`].
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error>;
+}
+
+impl Signer for SigningKey {
+    fn curve(&self) -> Curve {
+        self.curve()
+    }
+
+    fn public_key(&self) -> Vec<u8> {
+        self.public_key()
+    }
+
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error> {
+        self.sign(message)
+    }
+}
