@@ -9,6 +9,32 @@ use crate::signature::VerifyingKey;
 use crate::{Certificate, Error, Fingerprint, UnixTime};
 
 /// Trusted CA certificates and blocked fingerprints.
+///
+/// ```
+/// use nebula_cert::{CaPool, Certificate, Error};
+///
+/// let mut pool = CaPool::from_pem(b"\
+/// -----BEGIN NEBULA CERTIFICATE V2-----
+/// MH+gGYAHZXhhbXBsZYQB/4UEawCbgYYFASb4uYGCIOOYappZ4I4nOYqWwps1/rRn
+/// 6CW1FpcQa/TFXJ+gdJp0g0B5dWwQMGahl+dBdTrkZd/HABNKC7zXxeOpGnZ5SoiL
+/// hGhrjtEAttN2dq/rVGu21Z9LcePGc8L0gs9Ctkc/xgMG
+/// -----END NEBULA CERTIFICATE V2-----
+/// ")?;
+/// let host = Certificate::from_pem(b"\
+/// -----BEGIN NEBULA CERTIFICATE V2-----
+/// MIGsoEaABXdlYi0xoQcEBQoAAAEQowUMA3dlYoUEawCbgYYFASb4uYCHIEsgdJ/Q
+/// 3gFKPH7Ug+w2o/6HZAXJKngsiWd0nnEWNpXlgiBuY0SZqAuFWXj7awIkNdjJevZM
+/// /XOVE9UUzpNEE+RCHINA86GxG7lYDKqbeSUYYDsFoyte+qhy8WrsGVZjLEp1Q+pM
+/// NWVjgVXSaZOHDnDM5HcYT0EgWxaFZwOqRFAUNXTxCQ==
+/// -----END NEBULA CERTIFICATE V2-----
+/// ")?;
+/// let verified = pool.verify(host.clone(), 1_800_000_000)?;
+/// assert_eq!((verified.name(), verified.issuer_name()), ("web-1", "example"));
+///
+/// pool.block(verified.fingerprint());
+/// assert!(matches!(pool.verify(host, 1_800_000_000), Err(Error::Blocked { .. })));
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct CaPool {
     authorities: BTreeMap<Fingerprint, Authority>,
@@ -23,6 +49,17 @@ struct Authority {
 }
 
 /// A certificate that a [`CaPool`] accepted, with what the firewall needs to know of its issuer. Cheap to clone.
+///
+/// It reads like the [`Certificate`] inside, and cannot be made in another way than by [`CaPool::verify`]:
+///
+/// ```
+/// use nebula_cert::VerifiedCertificate;
+///
+/// /// The caller has checked the peer: it had nothing else to pass.
+/// fn may_deploy(peer: &VerifiedCertificate) -> bool {
+///     peer.issuer_name() == "example" && peer.groups().iter().any(|group| group == "deploy")
+/// }
+/// ```
 #[derive(Debug, Clone)]
 pub struct VerifiedCertificate {
     certificate: Arc<Certificate>,

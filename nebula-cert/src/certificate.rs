@@ -95,6 +95,15 @@ impl fmt::Display for Curve {
 }
 
 /// SHA-256 that names a certificate in blocklists and `issuer` fields; prints as lower-case hex.
+///
+/// ```
+/// use nebula_cert::Fingerprint;
+///
+/// let text = "e834180872d4ddcad710db6adacd26810ed98ed98aca1069fb3f2c1b8319071a";
+/// let fingerprint: Fingerprint = text.parse()?;
+/// assert_eq!(fingerprint.to_string(), text);
+/// # Ok::<(), nebula_cert::Error>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 
@@ -110,6 +119,25 @@ impl Fingerprint {
 }
 
 /// A parsed certificate. Parsing checks form only; trust comes from [`crate::CaPool::verify`].
+///
+/// ```
+/// use nebula_cert::{Certificate, Version};
+///
+/// let text = "\
+/// -----BEGIN NEBULA CERTIFICATE V2-----
+/// MIGsoEaABXdlYi0xoQcEBQoAAAEQowUMA3dlYoUEawCbgYYFASb4uYCHIEsgdJ/Q
+/// 3gFKPH7Ug+w2o/6HZAXJKngsiWd0nnEWNpXlgiBuY0SZqAuFWXj7awIkNdjJevZM
+/// /XOVE9UUzpNEE+RCHINA86GxG7lYDKqbeSUYYDsFoyte+qhy8WrsGVZjLEp1Q+pM
+/// NWVjgVXSaZOHDnDM5HcYT0EgWxaFZwOqRFAUNXTxCQ==
+/// -----END NEBULA CERTIFICATE V2-----
+/// ";
+/// let certificate = Certificate::from_pem(text.as_bytes())?;
+/// assert_eq!((certificate.name(), certificate.version()), ("web-1", Version::V2));
+/// assert_eq!(certificate.networks(), ["10.0.0.1/16".parse().unwrap()]);
+/// assert!(!certificate.is_ca() && !certificate.is_expired(1_800_000_000));
+/// assert_eq!(certificate.to_pem(), text);
+/// # Ok::<(), nebula_cert::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificate {
     pub(crate) version: Version,

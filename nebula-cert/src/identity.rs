@@ -10,6 +10,31 @@ use zeroize::Zeroizing;
 use crate::{Certificate, Curve, Error, PrivateKey, UnixTime, Version, pem};
 
 /// What a node proves itself with: a v1 certificate, a v2 certificate or both, and the key of both. Cheap to clone.
+///
+/// ```
+/// use nebula_cert::{Curve, Error, Identity, PrivateKey, SigningKey, Template, Version};
+///
+/// let (ca_key, key) = (SigningKey::generate(Curve::P256)?, PrivateKey::generate(Curve::P256)?);
+/// let template = Template {
+///     version: Version::V2,
+///     curve: Curve::P256,
+///     name: "web-1".into(),
+///     networks: vec!["10.0.0.1/16".parse().unwrap()],
+///     unsafe_networks: vec![],
+///     groups: vec![],
+///     not_before: 1_800_000_000,
+///     not_after: 1_900_000_000,
+///     public_key: key.public_key(),
+/// };
+/// let ca = template.clone().self_sign(&ca_key)?;
+/// let host = template.sign(&ca, &ca_key)?;
+///
+/// let identity = Identity::new(vec![host.clone()], key)?;
+/// assert_eq!(identity.networks(), ["10.0.0.1/16".parse().unwrap()]);
+/// let other = PrivateKey::generate(Curve::P256)?;
+/// assert!(matches!(Identity::new(vec![host], other), Err(Error::KeyMismatch { .. })));
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Identity {
     inner: Arc<Inner>,

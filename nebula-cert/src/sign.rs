@@ -8,6 +8,32 @@ use crate::signature::{self, VerifyingKey};
 use crate::{Certificate, Curve, Error, Fingerprint, Signer, UnixTime, Version, v1, v2};
 
 /// What a certificate to be signed shall say.
+///
+/// ```
+/// use nebula_cert::{Curve, Error, PrivateKey, SigningKey, Template, Version};
+///
+/// let key = SigningKey::generate(Curve::Curve25519)?;
+/// let template = Template {
+///     version: Version::V2,
+///     curve: Curve::Curve25519,
+///     name: "my network".into(),
+///     networks: vec!["10.0.0.0/16".parse().unwrap()],
+///     unsafe_networks: vec![],
+///     groups: vec!["web".into()],
+///     not_before: 1_800_000_000,
+///     not_after: 1_900_000_000,
+///     public_key: vec![],
+/// };
+/// let ca = template.clone().self_sign(&key)?;
+///
+/// // What the CA's own certificate allows is the policy.
+/// let public_key = PrivateKey::generate(Curve::Curve25519)?.public_key();
+/// let host = Template { name: "web-1".into(), networks: vec!["10.0.0.1/16".parse().unwrap()], public_key, ..template };
+/// let admin = Template { groups: vec!["admin".into()], ..host.clone() };
+/// assert_eq!(host.sign(&ca, &key)?.issuer(), Some(ca.fingerprint()));
+/// assert_eq!(admin.sign(&ca, &key), Err(Error::GroupNotInCa { group: "admin".into() }));
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Template {
     /// Encoding.

@@ -9,6 +9,19 @@ use crate::key::{SECRET_LENGTH, curve_of, public_point, random_scalar, random_se
 use crate::{Curve, Error, pem};
 
 /// A CA's key (Ed25519 or P-256 ECDSA).
+///
+/// ```
+/// use nebula_cert::{Curve, Error, PassphraseCost, SigningKey};
+///
+/// let key = SigningKey::generate(Curve::P256)?;
+/// // So cheap to guess only in an example; PassphraseCost::default() takes 2 GiB of memory.
+/// let cost = PassphraseCost { memory_kib: 64, iterations: 1, parallelism: 1 };
+/// let text = key.to_encrypted_pem(b"a passphrase", cost)?;
+/// assert_eq!(SigningKey::from_encrypted_pem(text.as_bytes(), b"a passphrase")?.public_key(), key.public_key());
+/// assert_eq!(SigningKey::from_encrypted_pem(text.as_bytes(), b"another").unwrap_err(), Error::Passphrase);
+/// assert_eq!(SigningKey::from_pem(text.as_bytes()).unwrap_err(), Error::KeyEncrypted);
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Clone)]
 pub struct SigningKey {
     curve: Curve,
