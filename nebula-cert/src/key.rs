@@ -6,6 +6,17 @@ use zeroize::Zeroizing;
 use crate::{Curve, Error, pem};
 
 /// A host's key for the handshake (X25519 or P-256 ECDH).
+///
+/// ```
+/// use nebula_cert::{Curve, PrivateKey, public_key_from_pem};
+///
+/// let key = PrivateKey::generate(Curve::Curve25519)?;
+/// // Only the public half leaves the host.
+/// assert_eq!(public_key_from_pem(key.public_pem().as_bytes())?, (Curve::Curve25519, key.public_key()));
+/// assert_eq!(format!("{key:?}"), "PrivateKey(CURVE25519, redacted)");
+/// assert_eq!(PrivateKey::from_pem(key.to_pem().as_bytes())?.secret_bytes(), key.secret_bytes());
+/// # Ok::<(), nebula_cert::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct PrivateKey {
     curve: Curve,
@@ -87,7 +98,7 @@ impl PrivateKey {
     /// PEM text of the public half.
     #[must_use]
     pub fn public_pem(&self) -> String {
-        pem::encode(public_label(self.curve), &self.public_key())
+        public_key_to_pem(self.curve, &self.public_key())
     }
 }
 
@@ -102,6 +113,12 @@ pub fn public_key_from_pem(pem: &[u8]) -> Result<(Curve, Vec<u8>), Error> {
     };
     check_public_key(curve, &block.contents)?;
     Ok((curve, block.contents.to_vec()))
+}
+
+/// PEM text of a host's public key, the reverse of [`public_key_from_pem`].
+#[must_use]
+pub fn public_key_to_pem(curve: Curve, public_key: &[u8]) -> String {
+    pem::encode(public_label(curve), public_key)
 }
 
 /// Length, and for P-256 that it is an uncompressed point of the curve.

@@ -6,6 +6,7 @@
 //! Main types: [`Certificate`] (parsed, not yet trusted), [`CaPool`] (whom to trust), [`Identity`] (a node's own
 //! certificates and key), [`Template`] (what to sign), [`Signer`] (a CA's key: a [`SigningKey`] in memory, or one that is
 //! kept elsewhere). Parsing accepts exactly what Go Nebula accepts and re-encodes byte for byte; issuing is stricter.
+//! The feature `pkcs11` adds CA keys in hardware tokens.
 //!
 //! The `nebula-cert` tool takes the command lines of the Go tool and gives the same files, exit codes and JSON. A test
 //! runs both side by side; these are the differences, all on purpose:
@@ -19,6 +20,9 @@
 //! | `verify` with an empty `-crt` | an error: nothing was verified | success |
 //! | `verify` with an empty `-ca` | an error about the file | an unknown issuer |
 //! | `verify` of an expired or self-signed certificate | names it in one line | prints all of its JSON |
+//! | `-pkcs11` that fits several tokens, or none | an error that names them | the first slot |
+//! | `sign -pkcs11` with a certificate that is not of that key | refused | signs what nobody can verify |
+//! | `-pkcs11` with an Ed25519 key | a CA like any other | only P-256 |
 //! | messages | begin as in Go and go on with details; an unknown flag is named once | |
 //!
 //! ```
@@ -74,6 +78,8 @@ pub mod issuance;
 mod json;
 mod key;
 mod pem;
+#[cfg(feature = "pkcs11")]
+pub mod pkcs11;
 mod protobuf;
 mod sign;
 mod signature;

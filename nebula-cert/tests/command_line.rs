@@ -290,10 +290,20 @@ fn a_certificate_too_long_for_a_qr_code_leaves_no_file_behind() {
 }
 
 #[test]
-fn what_is_not_supported_is_an_error() {
+#[cfg(target_feature = "crt-static")]
+fn a_static_build_says_how_to_get_one_that_can_use_tokens() {
     let folder = Folder::with_ca("");
-    assert!(folder.fails("keygen -pkcs11 pkcs11:x -out-pub p").contains("-pkcs11 is not supported"));
+    let token = "-pkcs11 pkcs11:token=x?module-path=/m.so";
+    for mode in
+        ["keygen -out-pub p", "ca -name x -curve P256", "sign -name x -networks 10.0.0.1/8", "renew -crt ca.crt"]
+    {
+        let errors = folder.fails(&format!("{mode} {token}"));
+        assert!(errors.starts_with("Error: -pkcs11 is not supported by this static build"), "{mode}: {errors}");
+        assert!(errors.contains("--features pkcs11"), "{errors}");
+    }
     assert!(!folder.path().join("x.crt").exists());
+    let errors = folder.fails("print pkcs11:token=x?pin-value=1234");
+    assert!(errors.contains("pin-value=...") && !errors.contains("1234"), "{errors}");
 }
 
 #[test]

@@ -4,6 +4,8 @@ use clap::builder::Styles;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{Arg, Command};
 
+use crate::hardware::shown;
+
 /// The words were wrong, so the help of the mode is worth printing.
 #[derive(Debug)]
 pub(crate) struct Usage(String);
@@ -97,7 +99,7 @@ pub(crate) fn complaint(error: &clap::Error) -> String {
     let reason = std::error::Error::source(error).map(|reason| format!(": {reason}")).unwrap_or_default();
     match error.kind() {
         ErrorKind::UnknownArgument if is_flag => format!("flag provided but not defined: -{flag}"),
-        ErrorKind::UnknownArgument => format!("{argument:?} is neither a flag nor the value of one"),
+        ErrorKind::UnknownArgument => format!("{:?} is neither a flag nor the value of one", shown(&argument)),
         ErrorKind::InvalidValue if value.is_empty() => format!("flag needs an argument: -{flag}"),
         ErrorKind::ValueValidation if is_boolean => {
             format!("invalid boolean value {value:?} for -{flag}: parse error{reason}")
@@ -112,21 +114,12 @@ pub(crate) fn required<'a>(flag: &str, value: &'a str) -> anyhow::Result<&'a str
     if value.is_empty() { Err(Usage::error(format!("-{flag} is required"))) } else { Ok(value) }
 }
 
-/// A flag that some builds of the Go tool have; saying nothing about it would leave a key where nobody expects it.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Hardware {
-    /// Not supported: keys in hardware modules.
-    #[arg(long, default_value = "", hide_default_value = true, value_name = "URL")]
-    pkcs11: String,
-}
-
-impl Hardware {
-    pub(crate) fn refuse(&self) -> anyhow::Result<()> {
-        if !self.pkcs11.is_empty() {
-            anyhow::bail!("-pkcs11 is not supported: this tool only works with keys in files");
-        }
-        Ok(())
-    }
+/// Flags that still work in place of newer ones, in all modes that have those.
+#[derive(clap::Args)]
+pub(crate) struct Deprecated {
+    /// Deprecated, see -unsafe-networks.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub(crate) subnets: String,
 }
 
 fn is_called(argument: &Arg, name: &str) -> bool {

@@ -3,16 +3,14 @@
 use std::io::Write as _;
 
 use anyhow::Context as _;
-use nebula_cert::Certificate;
 
-use crate::arguments::{boolean, required};
-use crate::file;
+use crate::arguments::boolean;
+use crate::bundle::Bundle;
 
 #[derive(clap::Args)]
 pub(crate) struct Flags {
-    /// Required: file with one or more certificates to block.
-    #[arg(long, default_value = "", hide_default_value = true)]
-    path: String,
+    #[command(flatten)]
+    bundle: Bundle,
     /// A JSON array of fingerprints, instead of lines for the configuration file.
     #[arg(long, default_value = "false", default_missing_value = "true", num_args = 0..=1, require_equals = true,
           value_parser = boolean, action = clap::ArgAction::Set)]
@@ -20,9 +18,7 @@ pub(crate) struct Flags {
 }
 
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
-    required("path", &flags.path)?;
-    let text = file::read_or("unable to read cert;", &flags.path)?;
-    let certificates = Certificate::bundle_from_pem(&text).context("error while unmarshaling cert")?;
+    let certificates = flags.bundle.read()?;
     // A P-256 signature has two valid forms, so whoever holds such a certificate can give it either fingerprint.
     let fingerprints = certificates.iter().flat_map(|certificate| {
         let both = std::iter::once(certificate.fingerprint()).chain(certificate.alternate_fingerprint());

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::Context as _;
-use nebula_cert::{PassphraseCost, SigningKey, Template, Version};
+use anyhow::{Context as _, bail};
+use nebula_cert::{Curve, PassphraseCost, Signer, SigningKey, Template, Version};
 use zeroize::Zeroizing;
 
-use crate::arguments::{Hardware, Usage, boolean, required, unsigned};
+use crate::arguments::{Deprecated, Usage, boolean, required, unsigned};
 use crate::duration::GoDuration;
+use crate::hardware::Hardware;
 use crate::passphrase::{self, Asked};
 use crate::{contents, file, qr};
 
@@ -22,9 +23,9 @@ pub(crate) struct Flags {
     /// How long it is valid, with units h, m and s.
     #[arg(long, default_value = "8760h")]
     duration: GoDuration,
-    /// Where to write the private key; an existing file is never overwritten.
-    #[arg(long, default_value = "ca.key", value_name = "PATH")]
-    out_key: String,
+    /// Where to write the private key; an existing file is never overwritten [default: ca.key].
+    #[arg(long, value_name = "PATH")]
+    out_key: Option<String>,
     /// Where to write the certificate; an existing file is never overwritten.
     #[arg(long, default_value = "ca.crt", value_name = "PATH")]
     out_crt: String,
@@ -60,37 +61,46 @@ pub(crate) struct Flags {
     /// Deprecated, see -networks.
     #[arg(long, default_value = "", hide_default_value = true)]
     ips: String,
-    /// Deprecated, see -unsafe-networks.
-    #[arg(long, default_value = "", hide_default_value = true)]
-    subnets: String,
+    #[command(flatten)]
+    deprecated: Deprecated,
     #[command(flatten)]
     hardware: Hardware,
 }
 
 pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
-    flags.hardware.refuse()?;
+    let in_token = flags.hardware.is_wanted()?;
     required("name", &flags.name)?;
-    required("out-key", &flags.out_key)?;
+    let out_key = match flags.out_key.as_deref() {
+        Some(_) if in_token => return Err(Usage::error("cannot set -out-key with -pkcs11")),
+        _ if in_token => None,
+        path => Some(required("out-key", path.unwrap_or("ca.key"))?),
+    };
     required("out-crt", &flags.out_crt)?;
     if flags.duration <= GoDuration(0) {
         return Err(Usage::error("-duration must be greater than 0"));
     }
     let version = contents::version(flags.version)?;
     let networks = contents::networks("networks", &flags.networks, &flags.ips)?;
-    let unsafe_networks = contents::networks("unsafe-networks", &flags.unsafe_networks, &flags.subnets)?;
+    let unsafe_networks = contents::networks("unsafe-networks", &flags.unsafe_networks, &flags.deprecated.subnets)?;
     for (flag, networks) in [("networks", &networks), ("unsafe-networks", &unsafe_networks)] {
         if let Some(network) = contents::first_ipv6(networks).filter(|_| version == Version::V1) {
             let rule = "v1 certificates can only be ipv4";
             return Err(Usage::error(format!("invalid -{flag} definition: {rule}, have {network}")));
         }
     }
-    let cost = if flags.encrypt { Some(passphrase_cost(&flags)?) } else { None };
+    let cost = if flags.encrypt && !in_token { Some(passphrase_cost(&flags)?) } else { None };
     let curve = contents::curve(&flags.curve)?;
-    file::check_outputs(&[("out-key", &flags.out_key), ("out-crt", &flags.out_crt), ("out-qr", &flags.out_qr)])?;
-    file::must_not_exist("CA key", &flags.out_key)?;
+    let outputs = [("out-key", out_key.unwrap_or_default()), ("out-crt", &*flags.out_crt), ("out-qr", &*flags.out_qr)];
+    file::check_outputs(&outputs)?;
+    out_key.map_or(Ok(()), |path| file::must_not_exist("CA key", path))?;
     file::must_not_exist("CA cert", &flags.out_crt)?;
 
-    let key = SigningKey::generate(curve)?;
+    let (key, new_key): (Box<dyn Signer>, _) = if in_token {
+        (open(&flags.hardware, curve)?, None)
+    } else {
+        let key = SigningKey::generate(curve)?;
+        (Box::new(key.clone()), Some(key))
+    };
     let template = Template {
         version,
         curve,
@@ -102,21 +112,37 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
         not_after: flags.duration.after(now),
         public_key: key.public_key(),
     };
-    let certificate = template.self_sign(&key).context("error while signing")?;
-    let key_text = if let Some(cost) = cost {
-        let passphrase = passphrase::ask(&Asked {
-            no_terminal: "out-key must be encrypted interactively",
-            never_given: "no passphrase specified, remove -encrypt flag to write out-key in plaintext",
-        })?;
-        Zeroizing::new(key.to_encrypted_pem(&passphrase, cost).context("error while encrypting out-key")?)
-    } else {
-        key.to_pem()
-    };
+    let certificate = template.self_sign(&*key).context("error while signing")?;
+    let key_text = new_key.map(|key| key_text(&key, cost)).transpose()?;
     let text = certificate.to_pem();
     let image = qr::wanted(&flags.out_qr, &text)?;
-    file::write_new("out-key", &flags.out_key, &key_text)?;
+    if let Some((path, text)) = out_key.zip(key_text) {
+        file::write_new("out-key", path, &text)?;
+    }
     file::write_new("out-crt", &flags.out_crt, &text)?;
     file::write_image("out-qr", &flags.out_qr, image.as_deref())
+}
+
+/// The key in the token, which must be of the curve that was asked for.
+fn open(hardware: &Hardware, curve: Curve) -> anyhow::Result<Box<dyn Signer>> {
+    let key = hardware.open()?;
+    if key.curve() != curve {
+        let flag = match key.curve() {
+            Curve::Curve25519 => "25519",
+            Curve::P256 => "P256",
+        };
+        bail!("invalid curve for PKCS#11: {curve}, the key in the token needs -curve {flag}");
+    }
+    Ok(key)
+}
+
+fn key_text(key: &SigningKey, cost: Option<PassphraseCost>) -> anyhow::Result<Zeroizing<String>> {
+    let Some(cost) = cost else { return Ok(key.to_pem()) };
+    let passphrase = passphrase::ask(&Asked {
+        no_terminal: "out-key must be encrypted interactively",
+        never_given: "no passphrase specified, remove -encrypt flag to write out-key in plaintext",
+    })?;
+    Ok(Zeroizing::new(key.to_encrypted_pem(&passphrase, cost).context("error while encrypting out-key")?))
 }
 
 fn passphrase_cost(flags: &Flags) -> anyhow::Result<PassphraseCost> {

@@ -2,11 +2,13 @@
 
 mod arguments;
 mod blocklist;
+mod bundle;
 mod ca;
 mod completions;
 mod contents;
 mod duration;
 mod file;
+mod hardware;
 mod inspect;
 mod keygen;
 mod man;
@@ -84,7 +86,7 @@ fn run(words: &[String]) -> ExitCode {
     };
     let mut commands = Mode::command();
     let Some(command) = commands.find_subcommand_mut(mode) else {
-        complain(&format!("unknown mode: {mode}"));
+        complain(&format!("unknown mode: {}", hardware::shown(mode)));
         return ExitCode::FAILURE;
     };
     let mut command = arguments::prepare(command.clone());

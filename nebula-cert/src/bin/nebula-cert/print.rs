@@ -8,14 +8,14 @@ use serde::Serialize as _;
 use serde_json::Value;
 use serde_json::ser::{PrettyFormatter, Serializer};
 
-use crate::arguments::{boolean, required};
+use crate::arguments::boolean;
+use crate::bundle::Bundle;
 use crate::{file, qr};
 
 #[derive(clap::Args)]
 pub(crate) struct Flags {
-    /// Required: file with one or more certificates.
-    #[arg(long, default_value = "", hide_default_value = true)]
-    path: String,
+    #[command(flatten)]
+    bundle: Bundle,
     /// One line with a JSON array of all certificates, instead of one indented object for each.
     #[arg(long, default_value = "false", default_missing_value = "true", num_args = 0..=1, require_equals = true,
           value_parser = boolean, action = clap::ArgAction::Set)]
@@ -26,9 +26,7 @@ pub(crate) struct Flags {
 }
 
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
-    required("path", &flags.path)?;
-    let text = file::read_or("unable to read cert;", &flags.path)?;
-    let certificates = Certificate::bundle_from_pem(&text).context("error while unmarshaling cert")?;
+    let certificates = flags.bundle.read()?;
     let pem: String = certificates.iter().map(Certificate::to_pem).collect();
     let image = qr::wanted(&flags.out_qr, &pem)?;
     if file::is_stdio(&flags.out_qr) {

@@ -8,7 +8,8 @@ use nebula_cert::{CaPool, Certificate, PrivateKey, Template, public_key_from_pem
 use crate::arguments::{Usage, required};
 use crate::duration::GoDuration;
 use crate::file;
-use crate::sign::read_ca_key;
+use crate::hardware::Hardware;
+use crate::sign::ca_key;
 
 #[derive(clap::Args)]
 pub(crate) struct Flags {
@@ -33,11 +34,15 @@ pub(crate) struct Flags {
     /// Certificate of the CA; further ones in the file may have issued the old certificate, but sign nothing.
     #[arg(long, default_value = "ca.crt", value_name = "PATH")]
     ca_crt: String,
+    #[command(flatten)]
+    hardware: Hardware,
 }
 
 pub(crate) fn run(flags: &Flags, now: Duration) -> anyhow::Result<()> {
     required("crt", &flags.crt)?;
-    required("ca-key", &flags.ca_key)?;
+    if !flags.hardware.is_wanted()? {
+        required("ca-key", &flags.ca_key)?;
+    }
     required("ca-crt", &flags.ca_crt)?;
     if !flags.in_pub.is_empty() && !flags.out_key.is_empty() {
         return Err(Usage::error("cannot set both -in-pub and -out-key"));
@@ -87,7 +92,7 @@ pub(crate) fn run(flags: &Flags, now: Duration) -> anyhow::Result<()> {
         not_after: if flags.duration > GoDuration(0) { flags.duration.after(now) } else { as_before },
         public_key,
     };
-    let renewed = template.sign(&ca, &read_ca_key(&flags.ca_key)?).context("error while signing")?;
+    let renewed = template.sign(&ca, &*ca_key(&flags.hardware, &flags.ca_key)?).context("error while signing")?;
     if let Some(key) = private_key {
         file::write_new("out-key", &flags.out_key, &key.to_pem())?;
     }

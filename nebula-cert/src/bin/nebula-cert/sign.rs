@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use ipnet::IpNet;
-use nebula_cert::{Certificate, Error, PrivateKey, SigningKey, Template, Version, public_key_from_pem};
+use nebula_cert::{Certificate, Curve, Error, PrivateKey, Signer, SigningKey, Template, Version, public_key_from_pem};
 
-use crate::arguments::{Hardware, Usage, required, unsigned};
+use crate::arguments::{Deprecated, Usage, required, unsigned};
 use crate::duration::GoDuration;
+use crate::hardware::Hardware;
 use crate::passphrase::{self, Asked};
 use crate::{contents, file, qr};
 
@@ -38,7 +39,8 @@ pub(crate) struct Flags {
     /// Certificate of the CA.
     #[arg(long, default_value = "ca.crt", value_name = "PATH")]
     ca_crt: String,
-    /// Sign this public key instead of making a key pair; excludes -out-key.
+    /// Sign this public key instead of making a key pair; excludes -out-key. With -pkcs11 and without this flag, the
+    /// certificate is for the key in the token itself.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH")]
     in_pub: String,
     /// Where to write the private key; an existing file is never overwritten [default: <name>.key].
@@ -53,18 +55,22 @@ pub(crate) struct Flags {
     /// Deprecated, see -networks.
     #[arg(long, default_value = "", hide_default_value = true)]
     ip: String,
-    /// Deprecated, see -unsafe-networks.
-    #[arg(long, default_value = "", hide_default_value = true)]
-    subnets: String,
+    #[command(flatten)]
+    deprecated: Deprecated,
     #[command(flatten)]
     hardware: Hardware,
 }
 
 pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
-    flags.hardware.refuse()?;
-    required("ca-key", &flags.ca_key)?;
+    let in_token = flags.hardware.is_wanted()?;
+    if !in_token {
+        required("ca-key", &flags.ca_key)?;
+    }
     required("ca-crt", &flags.ca_crt)?;
     required("name", &flags.name)?;
+    if in_token && !flags.out_key.is_empty() {
+        return Err(Usage::error("cannot set -out-key with -pkcs11"));
+    }
     if !flags.in_pub.is_empty() && !flags.out_key.is_empty() {
         return Err(Usage::error("cannot set both -in-pub and -out-key"));
     }
@@ -72,14 +78,14 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
     if networks.is_empty() {
         return Err(Usage::error("-networks is required"));
     }
-    let unsafe_networks = contents::networks("unsafe-networks", &flags.unsafe_networks, &flags.subnets)?;
+    let unsafe_networks = contents::networks("unsafe-networks", &flags.unsafe_networks, &flags.deprecated.subnets)?;
     let version = if flags.version == 0 { None } else { Some(contents::version(flags.version)?) };
     let out_key = path_or(&flags.out_key, &flags.name, "key");
     let out_crt = path_or(&flags.out_crt, &flags.name, "crt");
     file::check_inputs(&[("ca-key", &flags.ca_key), ("ca-crt", &flags.ca_crt), ("in-pub", &flags.in_pub)])?;
     file::check_outputs(&[("out-key", &out_key), ("out-crt", &out_crt), ("out-qr", &flags.out_qr)])?;
 
-    let ca_key = read_ca_key(&flags.ca_key)?;
+    let ca_key = ca_key(&flags.hardware, &flags.ca_key)?;
     let ca = read_ca(&flags.ca_crt)?;
     let version = version.unwrap_or_else(|| ca.version());
     if version == Version::V1 {
@@ -89,16 +95,19 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
     if ca.is_expired(not_before) {
         bail!("ca certificate is expired: {:?} in {}", ca.name(), flags.ca_crt);
     }
-    let (public_key, private_key) = if flags.in_pub.is_empty() {
-        let key = PrivateKey::generate(ca_key.curve())?;
-        (key.public_key(), Some(key))
-    } else {
+    let (public_key, private_key) = if !flags.in_pub.is_empty() {
         let text = file::read("in-pub", &flags.in_pub)?;
         let (curve, key) = public_key_from_pem(&text).context("error while parsing in-pub")?;
         if curve != ca_key.curve() {
             bail!("curve of in-pub does not match ca: {curve} and {}", ca_key.curve());
         }
         (key, None)
+    } else if in_token {
+        // As in Go: the host is the machine with the token.
+        (token_host_key(&*ca_key)?, None)
+    } else {
+        let key = PrivateKey::generate(ca_key.curve())?;
+        (key.public_key(), Some(key))
     };
     file::must_not_exist("cert", &out_crt)?;
     if private_key.is_some() {
@@ -115,11 +124,11 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
         not_after: if flags.duration > GoDuration(0) { flags.duration.after(now) } else { ca.not_after() - 1 },
         public_key,
     };
-    let certificate = match template.sign(&ca, &ca_key) {
+    let certificate = match template.sign(&ca, &*ca_key) {
         Err(Error::CaKeyMismatch { .. }) => bail!(
             "refusing to sign, root certificate does not match private key: {} and {}",
             flags.ca_crt,
-            flags.ca_key
+            if in_token { "the key in the token" } else { &flags.ca_key }
         ),
         other => other.context("error while signing")?,
     };
@@ -136,7 +145,22 @@ fn path_or(path: &str, name: &str, ending: &str) -> String {
     if path.is_empty() { format!("{name}.{ending}") } else { path.to_owned() }
 }
 
-pub(crate) fn read_ca_key(path: &str) -> anyhow::Result<SigningKey> {
+/// The key of a CA, in a token or in a file.
+pub(crate) fn ca_key(hardware: &Hardware, path: &str) -> anyhow::Result<Box<dyn Signer>> {
+    if hardware.is_wanted()? { hardware.open() } else { Ok(Box::new(read_ca_key(path)?)) }
+}
+
+/// The key of a token as that of a host, which only a P-256 one can be: Ed25519 keys sign, but agree on nothing.
+fn token_host_key(key: &dyn Signer) -> anyhow::Result<Vec<u8>> {
+    match key.curve() {
+        Curve::P256 => Ok(key.public_key()),
+        Curve::Curve25519 => {
+            Err(Usage::error("-in-pub is required: an Ed25519 key in a token cannot be that of a host"))
+        }
+    }
+}
+
+fn read_ca_key(path: &str) -> anyhow::Result<SigningKey> {
     let text = file::read("ca-key", path)?;
     match SigningKey::from_pem(&text) {
         Err(Error::KeyEncrypted) => {

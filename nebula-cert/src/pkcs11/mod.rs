@@ -1,0 +1,36 @@
+//! CA keys in hardware tokens, reached through the PKCS#11 module of the vendor (feature `pkcs11`).
+//!
+//! A module is a shared library, so this works in dynamically linked programs only; a static one gets
+//! [`TokenError::StaticProgram`]. PINs are zeroized and never part of an error or of `Debug` output.
+//!
+//! ```no_run
+//! use nebula_cert::pkcs11::{TokenKey, Uri};
+//! use nebula_cert::{Certificate, Curve, Signer as _, Template, Version};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let uri = "pkcs11:token=ca;object=network?pin-source=file:/etc/ca.pin&module-path=/usr/lib/softhsm/libsofthsm2.so";
+//! let key = TokenKey::open(&uri.parse::<Uri>()?)?;
+//! let ca = Template {
+//!     version: Version::V2,
+//!     curve: key.curve(),
+//!     name: "my network".into(),
+//!     networks: vec![],
+//!     unsafe_networks: vec![],
+//!     groups: vec![],
+//!     not_before: 1_800_000_000,
+//!     not_after: 1_900_000_000,
+//!     public_key: vec![],
+//! }
+//! .self_sign(&key)?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod error;
+mod point;
+mod token;
+mod uri;
+
+pub use error::TokenError;
+pub use token::TokenKey;
+pub use uri::Uri;
