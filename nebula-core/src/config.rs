@@ -33,6 +33,8 @@ pub struct Config {
     pub static_hosts: BTreeMap<IpAddr, Vec<SocketAddr>>,
     /// Rendezvous.
     pub lighthouse: Lighthouse,
+    /// Networks behind other nodes.
+    pub subnets: Vec<SubnetRoute>,
     /// Packet filter.
     pub firewall: firewall::Policy,
     /// Hole punching.
@@ -67,6 +69,7 @@ impl Config {
             disconnect_invalid: true,
             static_hosts: BTreeMap::new(),
             lighthouse: Lighthouse::default(),
+            subnets: Vec::new(),
             firewall: firewall::Policy::default(),
             punchy: Punchy::default(),
             handshakes: Handshakes::default(),
@@ -78,6 +81,32 @@ impl Config {
             drop_local_broadcast: false,
             drop_multicast: false,
         }
+    }
+}
+
+/// A network that is reached through other nodes, whose certificates must hold it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubnetRoute {
+    /// Destinations; the longest prefix that holds an address counts. Own networks come before.
+    pub network: IpNet,
+    /// Nodes that take packets for it; each flow stays on one while that has a tunnel.
+    pub gateways: Vec<Gateway>,
+}
+
+/// One gateway of a [`SubnetRoute`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gateway {
+    /// Its overlay address.
+    pub address: IpAddr,
+    /// Its part of the flows, relative to the weights of the others.
+    pub weight: NonZeroU32,
+}
+
+impl Gateway {
+    /// A gateway of weight 1.
+    #[must_use]
+    pub fn new(address: IpAddr) -> Self {
+        Self { address, weight: NonZeroU32::MIN }
     }
 }
 

@@ -50,6 +50,8 @@ pub enum Counter {
     NoTunnel,
     /// Super-packets written to the device in place of several packets.
     Coalesced,
+    /// Refused packets that were answered with a reset or an ICMP error.
+    Rejected,
 }
 
 /// One set of counters. One thread writes, anybody reads; so a relaxed load and store do, without a locked instruction.
@@ -130,6 +132,7 @@ counter_names! {
     RecvErrorsIn "recv_errors_in",
     NoTunnel "no_tunnel",
     Coalesced "coalesced",
+    Rejected "rejected",
 }
 
 macro_rules! drop_names {

@@ -101,6 +101,11 @@ pub enum Punt {
         /// The packet that waits.
         packet: PacketOwned,
     },
+    /// Start a handshake with `peer`: its packets take another gateway meanwhile, or it may take those of another.
+    Connect {
+        /// Overlay address of a gateway.
+        peer: IpAddr,
+    },
     /// A handshake datagram (type 0), header included.
     Handshake {
         /// Underlay source.

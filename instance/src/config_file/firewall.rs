@@ -4,32 +4,45 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use nebula_core::firewall::{Cidr, Policy, PortRange, Protocol, Rule};
+use nebula_core::firewall::{Action, Cidr, Policy, PortRange, Protocol, Rule};
 
 use super::section::Section;
 use super::{Refused, Value};
 
 pub(super) fn read(section: &Section<'_>) -> Result<Policy, Refused> {
-    for path in ["firewall.inbound_action", "firewall.outbound_action"] {
-        match section.string(path).as_deref() {
-            None | Some("drop") => {}
-            Some("reject") => {
-                section.warn(format!("{path}: reject is not supported in this version, packets are dropped"))
-            }
-            Some(other) => section.warn(format!("invalid {path}: {other}, defaulting to drop")),
-        }
-    }
     let defaults = Policy::default();
     Ok(Policy {
         inbound: rules(section, "firewall.inbound")?,
         outbound: rules(section, "firewall.outbound")?,
+        inbound_action: action(section, "firewall.inbound_action"),
+        outbound_action: action(section, "firewall.outbound_action"),
         default_local_cidr_any: section.boolean("firewall.default_local_cidr_any", defaults.default_local_cidr_any),
         tcp_timeout: timeout(section, "firewall.conntrack.tcp_timeout", defaults.tcp_timeout)?,
         udp_timeout: timeout(section, "firewall.conntrack.udp_timeout", defaults.udp_timeout)?,
         default_timeout: timeout(section, "firewall.conntrack.default_timeout", defaults.default_timeout)?,
-        max_flows: defaults.max_flows,
+        max_flows: max_flows(section).unwrap_or(defaults.max_flows),
     })
 }
+
+fn action(section: &Section<'_>, path: &str) -> Action {
+    match section.string(path).as_deref() {
+        None | Some("drop") => Action::Drop,
+        Some("reject") => Action::Reject,
+        Some(other) => {
+            section.warn(format!("invalid {path}: {other}, defaulting to drop"));
+            Action::Drop
+        }
+    }
+}
+
+/// Go reads the number and ignores it; 0 means the default.
+fn max_flows(section: &Section<'_>) -> Option<usize> {
+    let flows = section.int("firewall.conntrack.max_connections", 0..=MAX_FLOWS)?;
+    usize::try_from(flows).ok().filter(|flows| *flows > 0)
+}
+
+// About a gigabyte and a half.
+const MAX_FLOWS: i64 = 1 << 24;
 
 fn timeout(section: &Section<'_>, path: &str, default: Duration) -> Result<Duration, Refused> {
     match section.get(path).and_then(Value::duration) {

@@ -81,6 +81,23 @@ impl Conntrack {
         let hash = fold(hash ^ remote[0], remote[1] ^ c);
         fold(hash ^ rest, d)
     }
+    /// Whether a flow passed, is not yet forgotten, and would pass again. It counts as no packet of the flow.
+    pub(super) fn knows(
+        &self,
+        hash: u64,
+        flow: &FlowKey,
+        now: u64,
+        generation: u32,
+        timeouts: Timeouts,
+        allows: impl Fn(Direction) -> bool,
+    ) -> bool {
+        let table = lock(&self.shards[(hash >> 60) as usize % SHARDS]);
+        table.find(hash, flow).is_some_and(|at| {
+            let entry = table.entry(at);
+            let is_live = now < entry.last_used.saturating_add(timeouts.of(flow));
+            is_live && (entry.generation == generation || allows(entry.direction))
+        })
+    }
     /// Lets a known flow pass, or a new one if `allows` says so for the direction it begins in. A flow admitted under
     /// another generation of rules is asked about again, in the direction in which it began.
     pub(super) fn admit(

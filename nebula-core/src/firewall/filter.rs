@@ -6,7 +6,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::index::RuleIndex;
-use super::{Peer, Policy};
+use super::{Action, Peer, Policy};
 use crate::DropReason;
 use crate::counters::Direction;
 use crate::wire::ip::FlowKey;
@@ -19,6 +19,8 @@ pub(crate) struct Filter {
     outbound: RuleIndex,
     networks: Vec<IpNet>,
     unsafe_networks: Vec<IpNet>,
+    /// Inbound, outbound.
+    rejects: [bool; 2],
     timeouts: Timeouts,
 }
 
@@ -42,6 +44,7 @@ impl Filter {
             outbound: RuleIndex::new(&policy.outbound, default_local),
             networks: networks.to_vec(),
             unsafe_networks: unsafe_networks.to_vec(),
+            rejects: [policy.inbound_action, policy.outbound_action].map(|action| action == Action::Reject),
             timeouts: Timeouts {
                 tcp: millis(policy.tcp_timeout),
                 udp: millis(policy.udp_timeout),
@@ -52,6 +55,10 @@ impl Filter {
     /// Differs from that of the rules before.
     pub(crate) fn generation(&self) -> u32 {
         self.generation
+    }
+    /// Whether refused packets of a direction are answered.
+    pub(crate) fn rejects(&self, direction: Direction) -> bool {
+        self.rejects[direction as usize]
     }
     pub(super) fn timeouts(&self) -> Timeouts {
         self.timeouts

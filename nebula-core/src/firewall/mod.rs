@@ -37,6 +37,10 @@ pub struct Policy {
     pub inbound: Vec<Rule>,
     /// Rules for packets to peers.
     pub outbound: Vec<Rule>,
+    /// What becomes of refused packets from peers.
+    pub inbound_action: Action,
+    /// What becomes of refused packets to peers.
+    pub outbound_action: Action,
     /// Without `local_cidr`, a rule covers any local address even if the own certificate has unsafe networks.
     pub default_local_cidr_any: bool,
     /// Idle TCP flows are forgotten after this.
@@ -50,11 +54,23 @@ pub struct Policy {
     pub max_flows: usize,
 }
 
+/// What becomes of a refused packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Action {
+    /// Its sender hears nothing.
+    #[default]
+    Drop,
+    /// Its sender gets a TCP reset or an ICMP error.
+    Reject,
+}
+
 impl Default for Policy {
     fn default() -> Self {
         Self {
             inbound: Vec::new(),
             outbound: Vec::new(),
+            inbound_action: Action::Drop,
+            outbound_action: Action::Drop,
             default_local_cidr_any: false,
             tcp_timeout: Duration::from_secs(12 * 60),
             udp_timeout: Duration::from_secs(3 * 60),
@@ -117,6 +133,39 @@ impl Firewall<'_> {
             cache.insert(hash, passed, now + cache_for);
         }
         Ok(())
+    }
+
+    /// Whether an ICMP error of `flow` about a packet of `quoted` may pass: by a rule, or because the quoted packet is of a
+    /// flow that passed. Errors are no flows themselves: neither remembered nor let through because one was.
+    pub(crate) fn check_error(
+        &self,
+        now: Instant,
+        direction: Direction,
+        flow: &FlowKey,
+        quoted: Option<&FlowKey>,
+        tunnel: &Tunnel,
+    ) -> Result<(), DropReason> {
+        self.decide_error(self.conntrack.millis(now), direction, flow, quoted, Peer::from(&tunnel.peer))
+    }
+
+    fn decide_error(
+        &self,
+        now: u64,
+        direction: Direction,
+        flow: &FlowKey,
+        quoted: Option<&FlowKey>,
+        peer: Peer<'_>,
+    ) -> Result<(), DropReason> {
+        self.filter.check_addresses(flow, peer)?;
+        let is_related = |quoted: &FlowKey| {
+            let (generation, timeouts) = (self.filter.generation(), self.filter.timeouts());
+            let allows = |direction| self.filter.allows(direction, quoted, peer);
+            // Another peer's flow is none of this one's business.
+            self.filter.check_addresses(quoted, peer).is_ok()
+                && self.conntrack.knows(self.conntrack.hash(quoted), quoted, now, generation, timeouts, allows)
+        };
+        let passes = self.filter.allows(direction, flow, peer) || quoted.is_some_and(is_related);
+        if passes { Ok(()) } else { Err(DropReason::NoRule) }
     }
 
     fn decide(

@@ -4,11 +4,15 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Instant;
 
-use super::{Forwarder, Lane, Received, Snapshot};
+use super::outbound::seal;
+use super::reject::{self, MAX_ANSWERS};
+use super::segment::Cut;
+use super::{Forwarder, Lane, Offload, Received, Snapshot};
 use crate::counters::{Counter, Direction};
 use crate::firewall::Firewall;
 use crate::tunnel::{CounterSet, LocalIndex, RemoteIndex, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
+use crate::wire::icmp;
 use crate::wire::ip::{FlowKey, Packet};
 use crate::{DropReason, Punt};
 
@@ -25,6 +29,8 @@ pub(super) struct Batch {
     roamed: Vec<LocalIndex>,
     unknown: usize,
     recv_errors: usize,
+    /// Refused packets that were answered.
+    answers: usize,
 }
 
 /// One datagram for a tunnel.
@@ -51,7 +57,7 @@ pub(super) fn inbound(forwarder: &Forwarder, lane: &mut Lane, now: Instant, buff
     lane.counters.add(Counter::Coalesced, super_packets);
     pieces.clear();
     batch.roamed.clear();
-    lane.batch = Batch { pieces, roamed: batch.roamed, unknown: 0, recv_errors: 0 };
+    lane.batch = Batch { pieces, roamed: batch.roamed, unknown: 0, recv_errors: 0, answers: 0 };
 }
 
 /// Reads headers: what belongs to a tunnel becomes a piece, the rest is finished here.
@@ -218,19 +224,50 @@ impl Stage<'_> {
         last: &mut Option<(FlowKey, Result<(), DropReason>)>,
     ) -> Result<(), DropReason> {
         let packet = Packet::inbound(&buffer[plaintext.clone()])?;
-        match last {
-            Some((flow, verdict)) if *flow == packet.flow => (*verdict)?,
+        if icmp::is_error(&buffer[plaintext.clone()], &packet) {
+            let quoted = icmp::quoted_outbound(&buffer[plaintext.clone()], &packet);
+            let firewall = Firewall { filter: &self.snapshot.filter, conntrack: &self.forwarder.conntrack };
+            firewall.check_error(self.now, Direction::Inbound, &packet.flow, quoted.as_ref(), tunnel)?;
+            self.deliver(buffer, plaintext, &packet);
+            return Ok(());
+        }
+        let verdict = match last {
+            Some((flow, verdict)) if *flow == packet.flow => *verdict,
             _ => {
                 let firewall = Firewall { filter: &self.snapshot.filter, conntrack: &self.forwarder.conntrack };
                 let verdict = firewall.check(&mut self.lane.flows, self.now, Direction::Inbound, &packet.flow, tunnel);
                 *last = Some((packet.flow, verdict));
-                verdict?;
+                verdict
             }
+        };
+        if verdict == Err(DropReason::NoRule) && self.snapshot.filter.rejects(Direction::Inbound) {
+            self.answer(&buffer[plaintext.clone()], &packet, tunnel);
         }
+        verdict?;
+        self.deliver(buffer, plaintext, &packet);
+        Ok(())
+    }
+
+    fn deliver(&mut self, buffer: &[u8], plaintext: Range<usize>, packet: &Packet) {
         self.lane.counters.add(Counter::PacketsIn, 1);
         self.lane.counters.add(Counter::BytesIn, plaintext.len() as u64);
-        self.lane.coalescer.push(buffer, plaintext, &packet);
-        Ok(())
+        self.lane.coalescer.push(buffer, plaintext, packet);
+    }
+
+    /// Tells the sender of a refused packet, through the tunnel.
+    #[cold]
+    fn answer(&mut self, packet: &[u8], parsed: &Packet, tunnel: &Tunnel) {
+        if self.batch.answers >= MAX_ANSWERS {
+            return;
+        }
+        let Some(answer) = reject::answer(packet, parsed) else { return };
+        let Some(to) = tunnel.endpoint() else { return };
+        let cut = Packet::outbound(&answer).and_then(|parsed| Cut::new(&answer, &parsed, Offload::default()));
+        if cut.and_then(|cut| seal(self.lane, tunnel, &cut, to)).is_ok() {
+            self.batch.answers += 1;
+            self.lane.counters.add(Counter::Rejected, 1);
+            tunnel.mark_sent();
+        }
     }
 
     /// A message for the control plane.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::coalesce::Coalescer;
 use super::inbound::Batch;
-use super::{Delivery, Run};
+use super::wanted::Wanted;
+use super::{Delivery, Offload, Run};
 use crate::Punt;
 use crate::counters::Counters;
 use crate::firewall::FlowCache;
@@ -38,6 +39,7 @@ pub struct Lane {
     pub(super) batch: Batch,
     punts: Vec<Punt>,
     pub(super) last_tunnel: Option<TunnelHint>,
+    pub(super) wanted: Wanted,
     pub(super) flows: FlowCache,
     pub(super) counters: Arc<Counters>,
 }
@@ -64,6 +66,7 @@ impl Lane {
             batch: Batch::default(),
             punts: Vec::new(),
             last_tunnel: None,
+            wanted: Wanted::default(),
             flows: FlowCache::default(),
             counters,
         }
@@ -144,6 +147,14 @@ impl Lane {
             // Twice the need, so that growing is over after a few packets; a ping needs a few hundred bytes only.
             self.arena.resize(needed.max((self.arena.len() * 2).min(ARENA)), 0);
         }
+    }
+    /// Gives `packet` to the device.
+    pub(super) fn deliver_built(&mut self, packet: &[u8]) {
+        let start = self.headers.len();
+        self.headers.extend_from_slice(packet);
+        let pieces = self.pieces.len()..self.pieces.len();
+        let header = start..self.headers.len();
+        self.deliveries.push(Delivery { header, pieces, offload: Offload::default(), header_len: 0 });
     }
     /// Adds a punt unless there are too many.
     pub(super) fn punt(&mut self, punt: Punt) -> bool {

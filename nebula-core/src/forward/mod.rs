@@ -2,16 +2,19 @@
 
 mod checksum;
 mod coalesce;
+mod echo;
 mod inbound;
 mod lane;
 mod layout;
 mod outbound;
+mod reject;
 mod route;
 mod segment;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+mod wanted;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,9 +25,11 @@ use std::time::Instant;
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 
+pub use echo::echo_reply;
 pub use lane::Lane;
 
 use crate::Verdict;
+use crate::config::SubnetRoute;
 use crate::counters::Counters;
 use crate::firewall::{self, Conntrack, Filter};
 use crate::tunnel::TunnelTable;
@@ -100,6 +105,8 @@ pub(crate) struct LocalPolicy {
     pub(crate) networks: Vec<IpNet>,
     /// Networks behind this node, by its certificate.
     pub(crate) unsafe_networks: Vec<IpNet>,
+    /// Networks behind other nodes.
+    pub(crate) subnets: Vec<SubnetRoute>,
     /// Drop packets to the IPv4 broadcast address of an own network.
     pub(crate) drop_local_broadcast: bool,
     /// Drop multicast packets.
@@ -179,7 +186,8 @@ impl Forwarder {
     /// Overlay (super-)packet to sealed datagrams in `lane`.
     ///
     /// `packet` is only read. After [`Verdict::Transmit`] the lane's runs hold the datagrams (appended to those of earlier
-    /// calls); after [`Verdict::Punt`] the lane's punts hold a copy of the packet; a drop is already counted.
+    /// calls); after [`Verdict::Punt`] the lane's punts hold a copy of the packet; a drop is already counted. Deliveries are
+    /// answers to refused packets: they go back to the device.
     pub fn outbound(&self, lane: &mut Lane, now: Instant, packet: &mut [u8], offload: Offload) -> Verdict {
         outbound::outbound(self, lane, now, packet, offload)
     }
@@ -196,7 +204,7 @@ impl Snapshot {
         Self {
             drop_local_broadcast: local.drop_local_broadcast,
             drop_multicast: local.drop_multicast,
-            routes: Routes::new(&local.networks),
+            routes: Routes::new(&local.networks, &local.subnets),
             filter: Filter::new(&local.firewall, &local.networks, &local.unsafe_networks, generation),
         }
     }

@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::lane::{MAX_RUN, TunnelHint};
+use super::reject::{self, MAX_ANSWERS};
+use super::route::NextHop;
 use super::segment::Cut;
 use super::{Forwarder, Lane, Offload, Run, Snapshot};
 use crate::counters::{Counter, Direction};
 use crate::firewall::Firewall;
 use crate::tunnel::{Tunnel, TunnelTable};
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
-use crate::wire::ip::Packet;
+use crate::wire::icmp;
+use crate::wire::ip::{FlowKey, Packet};
 use crate::{DropReason, PacketOwned, Punt, Verdict};
 
 /// What keeps a packet from being sealed now.
@@ -33,7 +36,8 @@ pub(super) fn outbound(
     packet: &[u8],
     offload: Offload,
 ) -> Verdict {
-    let reason = match forward(forwarder, lane, now, packet, offload) {
+    let snapshot = forwarder.snapshot.load();
+    let reason = match forward(forwarder, &snapshot, lane, now, packet, offload) {
         Ok(()) => return Verdict::Transmit,
         Err(Stop::NoTunnel(peer)) => {
             let packet = PacketOwned { bytes: packet.to_vec(), offload };
@@ -43,27 +47,46 @@ pub(super) fn outbound(
             }
             DropReason::PuntQueueFull
         }
-        Err(Stop::Drop(reason)) => reason,
+        Err(Stop::Drop(reason)) => {
+            if snapshot.filter.rejects(Direction::Outbound) {
+                answer(lane, packet, reason);
+            }
+            reason
+        }
     };
     lane.counters.drop_one(Direction::Outbound, reason);
     Verdict::Drop(reason)
 }
 
-fn forward(forwarder: &Forwarder, lane: &mut Lane, now: Instant, packet: &[u8], offload: Offload) -> Result<(), Stop> {
-    let snapshot = forwarder.snapshot.load();
+fn forward(
+    forwarder: &Forwarder,
+    snapshot: &Snapshot,
+    lane: &mut Lane,
+    now: Instant,
+    packet: &[u8],
+    offload: Offload,
+) -> Result<(), Stop> {
     let parsed = Packet::outbound(packet)?;
     let cut = Cut::new(packet, &parsed, offload)?;
-    let peer = route(&snapshot, parsed.flow.remote)?;
-    let tunnel = find_tunnel(&forwarder.tunnels, lane, peer).ok_or(Stop::NoTunnel(peer))?;
+    let hop = route(snapshot, &parsed.flow)?;
+    let tunnel = find_tunnel(&forwarder.tunnels, lane, hop.peer)
+        .or_else(|| find_other(&forwarder.tunnels, lane, now, &hop))
+        .ok_or(Stop::NoTunnel(hop.peer))?;
     let firewall = Firewall { filter: &snapshot.filter, conntrack: &forwarder.conntrack };
-    firewall.check(&mut lane.flows, now, Direction::Outbound, &parsed.flow, &tunnel)?;
+    if icmp::is_error(packet, &parsed) {
+        let quoted = icmp::quoted_inbound(packet, &parsed);
+        firewall.check_error(now, Direction::Outbound, &parsed.flow, quoted.as_ref(), &tunnel)?;
+    } else {
+        firewall.check(&mut lane.flows, now, Direction::Outbound, &parsed.flow, &tunnel)?;
+    }
     let to = tunnel.endpoint().ok_or(DropReason::NoEndpoint)?;
     seal(lane, &tunnel, &cut, to)?;
     tunnel.mark_sent();
     Ok(())
 }
 
-fn route(snapshot: &Snapshot, destination: IpAddr) -> Result<IpAddr, DropReason> {
+fn route<'a>(snapshot: &'a Snapshot, flow: &FlowKey) -> Result<NextHop<'a>, DropReason> {
+    let destination = flow.remote;
     if snapshot.drop_local_broadcast && snapshot.routes.is_broadcast(destination) {
         return Err(DropReason::Broadcast);
     }
@@ -73,7 +96,41 @@ fn route(snapshot: &Snapshot, destination: IpAddr) -> Result<IpAddr, DropReason>
     if snapshot.drop_multicast && destination.is_multicast() {
         return Err(DropReason::Broadcast);
     }
-    snapshot.routes.peer(destination).ok_or(DropReason::NoRoute)
+    snapshot.routes.next_hop(flow).ok_or(DropReason::NoRoute)
+}
+
+/// Another gateway with a tunnel, in the order of the configuration. Those without one are asked for, as the chosen one is,
+/// so that flows return to their own gateway.
+#[cold]
+fn find_other(tunnels: &TunnelTable, lane: &mut Lane, now: Instant, hop: &NextHop<'_>) -> Option<Arc<Tunnel>> {
+    for other in hop.others() {
+        let tunnel = find_tunnel(tunnels, lane, other);
+        // Without any tunnel the packet itself asks for the chosen gateway.
+        let missing = if tunnel.is_some() { hop.peer } else { other };
+        if lane.wanted.ask(missing, now) {
+            lane.punt(Punt::Connect { peer: missing });
+        }
+        if tunnel.is_some() {
+            return tunnel;
+        }
+    }
+    None
+}
+
+/// Tells the sender of a refused packet, through the device.
+#[cold]
+fn answer(lane: &mut Lane, packet: &[u8], reason: DropReason) {
+    let tells = matches!(
+        reason,
+        DropReason::NoRule | DropReason::NoRoute | DropReason::RemoteAddress | DropReason::LocalAddress
+    );
+    if !tells || lane.deliveries.len() >= MAX_ANSWERS {
+        return;
+    }
+    if let Some(answer) = Packet::outbound(packet).ok().and_then(|parsed| reject::answer(packet, &parsed)) {
+        lane.deliver_built(&answer);
+        lane.counters.add(Counter::Rejected, 1);
+    }
 }
 
 fn find_tunnel(tunnels: &TunnelTable, lane: &mut Lane, peer: IpAddr) -> Option<Arc<Tunnel>> {
@@ -88,7 +145,7 @@ fn find_tunnel(tunnels: &TunnelTable, lane: &mut Lane, peer: IpAddr) -> Option<A
 }
 
 /// Cuts and seals straight into the arena: `[header][packet][tag]` after one another.
-fn seal(lane: &mut Lane, tunnel: &Tunnel, cut: &Cut<'_>, to: SocketAddr) -> Result<(), DropReason> {
+pub(super) fn seal(lane: &mut Lane, tunnel: &Tunnel, cut: &Cut<'_>, to: SocketAddr) -> Result<(), DropReason> {
     let count = cut.count();
     let first = tunnel.session.reserve(count as u64).ok_or(DropReason::CounterExhausted)?;
     let bytes = cut.total_len();

@@ -190,6 +190,7 @@ pub(super) fn local_policy(networks: &[&str]) -> LocalPolicy {
     LocalPolicy {
         networks: nets(networks),
         unsafe_networks: Vec::new(),
+        subnets: Vec::new(),
         drop_local_broadcast: false,
         drop_multicast: false,
         firewall,

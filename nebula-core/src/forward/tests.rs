@@ -2,9 +2,11 @@
 
 use proptest::prelude::*;
 
+use super::reject::MAX_ANSWERS;
 use super::testing::{Side, Spec, TCP_ACK, local_policy, pair};
 use super::{Offload, Received, Segment, SegmentKind};
 use crate::counters::{Counter, Direction};
+use crate::firewall::{Action, Policy};
 use crate::tunnel::cipher::Cipher;
 use crate::wire::header::{Header, MessageType};
 use crate::{DropReason, Punt, Verdict};
@@ -371,4 +373,36 @@ fn a_super_packet_of_one_byte_segments_is_refused() {
     let (packet, offload) = Spec { payload: vec![3; 60_000], ..Spec::new(SegmentKind::Tcp, false) }.build_super(1);
     assert_eq!(a.send(&packet, offload), Verdict::Drop(DropReason::BadOffload));
     assert_eq!(a.tunnel.session.next_counter(), 3);
+}
+
+#[test]
+fn a_flood_of_refused_packets_has_a_bounded_number_of_answers() {
+    let [mut a, mut b] = pair(Cipher::Aes256Gcm);
+    let mut refusing = local_policy(&["10.1.0.2/16", "fd00::2/64"]);
+    refusing.firewall = Policy { inbound_action: Action::Reject, ..Policy::default() };
+    b.forwarder.set_policy(refusing);
+    let datagrams: Vec<_> = (0..1000).map(|_| sealed(&a, MessageType::Data, &ping())).collect();
+    assert!(b.receive(a.endpoint, &datagrams).is_empty());
+    let answers = b.sent();
+    assert_eq!(answers.len(), MAX_ANSWERS);
+    assert_eq!(dropped(&b, Direction::Inbound, DropReason::NoRule), 1000);
+    // To the device, in one turn of the other direction.
+    let mut refusing = local_policy(&["10.1.0.1/16", "fd00::1/64"]);
+    refusing.firewall = Policy { outbound_action: Action::Reject, ..Policy::default() };
+    a.forwarder.set_policy(refusing);
+    for _ in 0..1000 {
+        assert_eq!(a.send(&ping(), Offload::default()), Verdict::Drop(DropReason::NoRule));
+    }
+    assert_eq!(a.lane.deliveries().len(), MAX_ANSWERS);
+}
+
+#[test]
+fn a_refused_super_packet_has_one_answer() {
+    let [mut a, _] = pair(Cipher::Aes256Gcm);
+    let mut refusing = local_policy(&["10.1.0.1/16", "fd00::1/64"]);
+    refusing.firewall = Policy { outbound_action: Action::Reject, ..Policy::default() };
+    a.forwarder.set_policy(refusing);
+    let (packet, offload) = Spec { payload: vec![3; 5000], ..Spec::new(SegmentKind::Tcp, false) }.build_super(1000);
+    assert_eq!(a.send(&packet, offload), Verdict::Drop(DropReason::NoRule));
+    assert_eq!(a.lane.deliveries().len(), 1);
 }

@@ -78,6 +78,7 @@ impl Control {
             Command::SetPreferredRanges(ranges) => self.node.set_preferred_ranges(ranges),
             Command::SetDisconnectInvalid(disconnect) => self.node.set_disconnect_invalid(now, disconnect),
             Command::SetRecvError { send, accept } => self.node.set_recv_error(send, accept),
+            Command::SetSubnets(subnets) => self.node.set_subnets(subnets),
             Command::Connect(peer) => self.node.connect(now, peer),
             // Who asked may have given up.
             Command::Tunnels(reply) => drop(reply.try_send(self.node.tunnels())),

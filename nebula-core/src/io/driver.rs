@@ -268,6 +268,10 @@ impl Handle {
     pub fn set_recv_error(&self, send: config::RecvErrorPolicy, accept: config::RecvErrorPolicy) {
         self.shared.mailbox.command(Command::SetRecvError { send, accept });
     }
+    /// See [`crate::Node::set_subnets`].
+    pub fn set_subnets(&self, subnets: Vec<config::SubnetRoute>) {
+        self.shared.mailbox.command(Command::SetSubnets(subnets));
+    }
     /// See [`crate::Node::connect`].
     pub fn connect(&self, peer: IpAddr) {
         self.shared.mailbox.command(Command::Connect(peer));

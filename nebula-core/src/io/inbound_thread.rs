@@ -1,6 +1,7 @@
 //! One thread from a UDP socket to the overlay: receive, open, deliver, until the socket is dry; then wait.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use nix::errno::Errno;
 
@@ -12,9 +13,12 @@ use super::udp_receive::Receiver;
 use super::udp_send::Sender;
 use super::warmth::Warmth;
 use super::{Error, clock};
-use crate::Lane;
 use crate::counters::Direction;
-use crate::forward::{Delivery, SegmentKind};
+use crate::forward::{Delivery, Offload, SegmentKind, echo_reply};
+use crate::{Lane, Verdict};
+
+// Pings of one receive that are answered without a device.
+const MAX_REPLIES: usize = 64;
 
 /// Everything the thread owns.
 #[derive(Debug)]
@@ -72,11 +76,33 @@ impl Inbound {
         let (memory, received) = self.receiver.parts();
         self.warmth.note(now, received.iter().map(|slot| slot.range.len()).sum());
         self.shared.forwarder.inbound(&mut self.lane, now, memory, received);
-        self.deliver()?;
+        if self.queue.is_some() {
+            self.deliver()?;
+        } else {
+            self.answer_pings(now);
+        }
         self.shared.send(&mut self.sender, &self.socket, &self.lane);
         self.shared.punt(&mut self.lane, Direction::Inbound);
         self.lane.clear();
         Ok(false)
+    }
+
+    /// There is no device, but pings are answered as if there were one.
+    fn answer_pings(&mut self, now: Instant) {
+        let memory = self.receiver.memory();
+        let packet = |delivery: &Delivery| {
+            let piece = self.lane.pieces().get(delivery.pieces.clone())?.first()?;
+            memory.get(piece.clone())
+        };
+        let deliveries = self.lane.deliveries();
+        let replies = deliveries.iter().filter_map(|delivery| echo_reply(packet(delivery)?)).take(MAX_REPLIES);
+        let replies: Vec<_> = replies.collect();
+        self.shared.counters.no_device.add((deliveries.len() - replies.len()) as u64);
+        for mut reply in replies {
+            match self.shared.forwarder.outbound(&mut self.lane, now, &mut reply, Offload::default()) {
+                Verdict::Transmit | Verdict::Punt | Verdict::Drop(_) => {}
+            }
+        }
     }
 
     fn deliver(&mut self) -> Result<(), Error> {
@@ -122,7 +148,8 @@ impl Inbound {
     }
 }
 
-fn write(queue: &Queue, lane: &Lane, memory: &[u8], delivery: &Delivery) -> Result<(), Errno> {
+/// Writes one packet of a lane; `memory` is what its pieces point into.
+pub(super) fn write(queue: &Queue, lane: &Lane, memory: &[u8], delivery: &Delivery) -> Result<(), Errno> {
     let head = lane.headers().get(delivery.header.clone()).ok_or(Errno::EFAULT)?;
     let pieces = lane.pieces().get(delivery.pieces.clone()).ok_or(Errno::EFAULT)?;
     queue.write(&delivery.offload, delivery.header_len, head, memory, pieces)

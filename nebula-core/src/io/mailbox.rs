@@ -31,6 +31,7 @@ pub(super) enum Command {
     SetPreferredRanges(Vec<IpNet>),
     SetDisconnectInvalid(bool),
     SetRecvError { send: RecvErrorPolicy, accept: RecvErrorPolicy },
+    SetSubnets(Vec<config::SubnetRoute>),
     Connect(IpAddr),
     Tunnels(SyncSender<Vec<TunnelStatus>>),
 }
@@ -194,7 +195,7 @@ fn weight(punt: &Punt) -> usize {
         Punt::NoTunnel { packet, .. } => packet.bytes.len(),
         Punt::Handshake { datagram, .. } => datagram.len(),
         Punt::Message { plaintext, .. } => plaintext.len(),
-        Punt::RecvError { .. } | Punt::UnknownIndex { .. } | Punt::Roamed { .. } => 0,
+        Punt::Connect { .. } | Punt::RecvError { .. } | Punt::UnknownIndex { .. } | Punt::Roamed { .. } => 0,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::inbound_thread::write;
 use super::poll::readable;
 use super::shared::Shared;
 use super::tun::{Queue, Read, ReadBuffer};
@@ -63,9 +64,19 @@ impl Outbound {
         }
         self.warmth.note(now, self.lane.arena().len());
         self.shared.send(&mut self.sender, &self.socket, &self.lane);
+        self.deliver();
         self.shared.punt(&mut self.lane, Direction::Outbound);
         self.lane.clear();
         Ok(dry)
+    }
+
+    /// Answers to refused packets.
+    fn deliver(&self) {
+        for delivery in self.lane.deliveries() {
+            if write(&self.queue, &self.lane, &[], delivery).is_err() {
+                self.shared.counters.tun_write.add(1);
+            }
+        }
     }
 
     fn wait(&mut self) -> Result<(), Error> {

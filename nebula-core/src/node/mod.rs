@@ -138,6 +138,7 @@ impl Node {
         self.now = now;
         match punt {
             Punt::NoTunnel { peer, packet } => self.handle_no_tunnel(now, peer, packet),
+            Punt::Connect { peer } => self.connect(now, peer),
             Punt::Handshake { from, datagram } => self.handle_handshake(now, from, &datagram),
             Punt::RecvError { from, index } => self.handle_recv_error(from, index),
             Punt::UnknownIndex { from, index } => self.answer_unknown_index(from, index),
@@ -194,6 +195,12 @@ impl Node {
     /// New rules; known flows are checked again.
     pub fn set_firewall(&mut self, policy: firewall::Policy) {
         self.config.firewall = policy;
+        self.forwarder.set_policy(local_policy(&self.config));
+    }
+
+    /// New networks behind other nodes, for the next packets.
+    pub fn set_subnets(&mut self, subnets: Vec<config::SubnetRoute>) {
+        self.config.subnets = subnets;
         self.forwarder.set_policy(local_policy(&self.config));
     }
 
@@ -441,6 +448,7 @@ fn local_policy(config: &Config) -> LocalPolicy {
     LocalPolicy {
         networks: certificate.networks().to_vec(),
         unsafe_networks: certificate.unsafe_networks().to_vec(),
+        subnets: config.subnets.clone(),
         drop_local_broadcast: config.drop_local_broadcast,
         drop_multicast: config.drop_multicast,
         firewall: config.firewall.clone(),

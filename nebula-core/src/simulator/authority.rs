@@ -22,6 +22,8 @@ pub struct Subject {
     pub name: String,
     /// Overlay addresses with their networks.
     pub networks: Vec<IpNet>,
+    /// Networks behind the host.
+    pub unsafe_networks: Vec<IpNet>,
     /// Groups.
     pub groups: Vec<String>,
     /// One certificate of each.
@@ -82,7 +84,7 @@ impl Authority {
                 curve: self.key.curve(),
                 name: subject.name.clone(),
                 networks,
-                unsafe_networks: Vec::new(),
+                unsafe_networks: subject.unsafe_networks.clone(),
                 groups: subject.groups.clone(),
                 not_before: NOT_BEFORE,
                 not_after: subject.not_after,

@@ -99,6 +99,7 @@ impl Host {
         let slot = Received { from, range: 0..buffer.len(), segment_size: buffer.len() };
         self.forwarder.inbound(&mut self.lane, now, &mut buffer, &[slot]);
         let packets: Vec<_> = self.lane.deliveries().iter().map(|delivery| self.assemble(delivery, &buffer)).collect();
+        self.transmit_runs();
         self.punt(now);
         for packet in packets {
             self.deliver(now, packet);
@@ -109,13 +110,19 @@ impl Host {
     pub(super) fn send(&mut self, now: Instant, packet: &[u8]) -> Verdict {
         let mut packet = packet.to_vec();
         let verdict = self.forwarder.outbound(&mut self.lane, now, &mut packet, Offload::default());
+        self.transmit_runs();
+        let answers: Vec<_> = self.lane.deliveries().iter().map(|delivery| self.assemble(delivery, &[])).collect();
+        self.received.extend(answers);
+        self.punt(now);
+        verdict
+    }
+
+    fn transmit_runs(&mut self) {
         for run in self.lane.runs() {
             for datagram in self.lane.arena()[run.range.clone()].chunks(run.segment_size.max(1)) {
                 self.outgoing.push_back(Transmit { to: run.to, datagram: datagram.to_vec() });
             }
         }
-        self.punt(now);
-        verdict
     }
 
     /// Next datagram for the underlay.

@@ -15,6 +15,7 @@ pub struct HostSpec {
     pub(super) name: String,
     pub(super) versions: Vec<Version>,
     pub(super) networks: Option<Vec<IpNet>>,
+    pub(super) unsafe_networks: Vec<IpNet>,
     pub(super) groups: Vec<String>,
     pub(super) underlay: Option<SocketAddr>,
     pub(super) nat: Option<NatId>,
@@ -32,6 +33,7 @@ impl HostSpec {
             name: name.to_owned(),
             versions: vec![Version::V2],
             networks: None,
+            unsafe_networks: Vec::new(),
             groups: Vec::new(),
             underlay: None,
             nat: None,
@@ -51,6 +53,12 @@ impl HostSpec {
     #[must_use]
     pub fn networks(mut self, networks: &[&str]) -> Self {
         self.networks = Some(networks.iter().map(|text| text.parse().expect("a network")).collect());
+        self
+    }
+    /// Networks behind the host, by its certificate.
+    #[must_use]
+    pub fn unsafe_networks(mut self, networks: &[&str]) -> Self {
+        self.unsafe_networks = networks.iter().map(|text| text.parse().expect("a network")).collect();
         self
     }
     /// Groups in the certificate.

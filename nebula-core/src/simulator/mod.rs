@@ -133,6 +133,7 @@ impl SimNet {
         let subject = Subject {
             name: spec.name.clone(),
             networks: spec.networks.unwrap_or_else(|| vec![default_network]),
+            unsafe_networks: spec.unsafe_networks,
             groups: spec.groups,
             versions: spec.versions,
             not_after: spec.not_after,
@@ -191,6 +192,7 @@ impl SimNet {
         self.authority.identity(&Subject {
             name: host.name.clone(),
             networks: present.networks().to_vec(),
+            unsafe_networks: present.unsafe_networks().to_vec(),
             groups: present.groups().to_vec(),
             versions: versions.to_vec(),
             not_after: authority::NOT_AFTER,
@@ -350,6 +352,12 @@ impl SimNet {
     pub fn take_udp(&mut self, host: HostId) -> Vec<UdpPacket> {
         let received = std::mem::take(&mut self.hosts[host.0].received);
         received.iter().filter_map(|packet| packet::read_udp(packet)).collect()
+    }
+
+    /// IP packets a host received from the overlay, oldest first; answers to its own refused packets are among them.
+    #[must_use]
+    pub fn packets(&self, host: HostId) -> &[Vec<u8>] {
+        &self.hosts[host.0].received
     }
 
     /// What went over the underlay, oldest first.

@@ -1,6 +1,7 @@
 //! Parsers of everything that comes off the wire. They never panic and never allocate by a length they read.
 
 pub mod header;
+pub mod icmp;
 pub mod ip;
 pub mod messages;
 mod protobuf;
