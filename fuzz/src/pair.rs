@@ -36,6 +36,7 @@ fn authority() -> &'static (Authority, Identity, Identity) {
             authority.identity(&Subject {
                 name: name.to_owned(),
                 networks: vec![network.parse().expect("a network")],
+                unsafe_networks: Vec::new(),
                 groups: Vec::new(),
                 versions: vec![Version::V2],
                 not_after: 1_900_000_000,

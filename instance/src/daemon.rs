@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_cert::UnixTime;
@@ -14,6 +15,8 @@ use crate::netns::Namespace;
 use crate::overlay_link::OverlayLink;
 use crate::reload::Reloader;
 use crate::signals::{Signal, Signals, go_name};
+use crate::subnets::Subnets;
+use crate::system_routes::{self, Overlay};
 use crate::{errno, events, log, names, notify};
 
 /// A configuration that was read and merged, with logging already as it says.
@@ -85,14 +88,27 @@ impl Loaded {
         let settings = Settings::read(&self.tree, unix_now())?;
         log_warnings(&settings.warnings);
         let listen = listen_address(&settings.listen)?;
-        let (driver, device, udp) = open(&settings, listen)?;
+        let Opened { driver, device, link, udp } = open(&settings, listen)?;
         log_start(&settings, &device, udp);
         let handle = driver.handle();
-        let running = run_with_signals(driver, signals, Reloader::new(self.path, settings, handle))?;
+        let subnets = Arc::new(Subnets::new(handle.clone(), settings.tun.routes.subnet_routes()));
+        if let Some(link) = link.as_ref().filter(|_| settings.tun.follow_system_routes) {
+            follow_system_routes(link, &settings, &subnets)?;
+        }
+        let reloader = Reloader::new(self.path, settings, handle, link, subnets);
+        let running = run_with_signals(driver, signals, reloader)?;
         running.map_err(|error| Error::Running(error.to_string()))?;
         tracing::info!("Goodbye");
         Ok(())
     }
+}
+
+fn follow_system_routes(link: &OverlayLink, settings: &Settings, subnets: &Arc<Subnets>) -> Result<(), Error> {
+    let start =
+        |error: std::io::Error| Error::Start { message: "Failed to follow system routes", cause: errno::text(&error) };
+    let device = nix::net::if_::if_nametoindex(link.device.as_str()).map_err(|errno| start(errno.into()))?;
+    let overlay = Overlay { networks: link.addresses.clone(), device };
+    system_routes::follow(overlay, settings.tun.system_routes_buffer, Arc::clone(subnets)).map_err(start)
 }
 
 type Outcome = Result<(), nebula_core::io::Error>;
@@ -120,8 +136,17 @@ fn run_with_signals(mut driver: Driver, signals: Signals, mut reloader: Reloader
     Ok(driver.run())
 }
 
+/// A node that runs.
+struct Opened {
+    driver: Driver,
+    /// Name of the device, or that there is none.
+    device: String,
+    link: Option<OverlayLink>,
+    udp: SocketAddr,
+}
+
 /// From here on the system is changed; what is opened closes when the driver ends.
-fn open(settings: &Settings, listen: SocketAddr) -> Result<(Driver, String, SocketAddr), Error> {
+fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
     let Some(pki) = &settings.pki else {
         return Err(Error::Start { message: "Could not load client cert", cause: "no certificate".to_owned() });
     };
@@ -146,21 +171,15 @@ fn open(settings: &Settings, listen: SocketAddr) -> Result<(Driver, String, Sock
     let sockets = UdpSocket::bind(listen, settings.routines, &socket_options(&settings.listen)).map_err(udp)?;
     let bound = sockets.first().map_or(Ok(listen), UdpSocket::local_addr).map_err(udp)?;
     let device = tun.as_ref().map_or("disabled", Tun::name).to_owned();
-    if tun.is_some() {
-        let link = OverlayLink {
-            device: device.clone(),
-            mtu: settings.tun.mtu,
-            tx_queue: settings.tun.tx_queue,
-            addresses: pki.identity.networks().to_vec(),
-            routes: Vec::new(),
-        };
+    let link = tun.is_some().then(|| OverlayLink::new(&device, &settings.tun, pki.identity.networks().to_vec()));
+    if let Some(link) = &link {
         link.configure(&Namespace::Own).map_err(|error| Error::Running(error.to_string()))?;
     }
     let advertise = names::resolve_once(&settings.advertise);
     let config = settings.to_config(pki.identity.clone(), pki.trust.clone(), bound.port(), advertise);
     let driver =
         Driver::start(config, tun, sockets, Options::default()).map_err(|error| Error::Running(chain(&error)))?;
-    Ok((driver, device, bound))
+    Ok(Opened { driver, device, link, udp: bound })
 }
 
 /// Socket settings of a configuration.

@@ -16,4 +16,7 @@ pub mod overlay_link;
 pub mod pod;
 pub mod pod_tunnel;
 pub mod reload;
+mod rtnetlink;
 pub mod signals;
+mod subnets;
+mod system_routes;

@@ -19,7 +19,7 @@ use crate::config_file::{Settings, Value};
 use crate::daemon::{chain, log_warnings, socket_options};
 use crate::names::{self, NameWatch};
 use crate::netns::Namespace;
-use crate::overlay_link::OverlayLink;
+use crate::overlay_link::{LinkRoute, OverlayLink};
 use crate::pod::{GiveUp, Install, LifeCycle, Moment, Step};
 use crate::signals::{Signal, Signals, go_name};
 use crate::{errno, events, log, notify};
@@ -136,7 +136,8 @@ pub fn serve(spec: LaunchSpec) -> Result<(), Error> {
     };
     if pod.spec.mode == Mode::Lazy {
         // Up but without a reader: what is routed to it goes nowhere.
-        let routes = pod.spec.overlay.clone();
+        let to_device = |network: &IpNet| LinkRoute { network: *network, mtu: None, metric: 0, source: None };
+        let routes = pod.spec.overlay.iter().map(to_device).collect();
         OverlayLink { routes, ..pod.link(Vec::new()) }
             .configure(&pod.namespace)
             .map_err(|error| link_failed(&error))?;
@@ -340,13 +341,7 @@ impl PodTunnel {
     }
 
     fn link(&self, addresses: Vec<IpNet>) -> OverlayLink {
-        OverlayLink {
-            device: self.spec.device.clone(),
-            mtu: self.settings.tun.mtu,
-            tx_queue: self.settings.tun.tx_queue,
-            addresses,
-            routes: Vec::new(),
-        }
+        OverlayLink::new(&self.spec.device, &self.settings.tun, addresses)
     }
 
     fn update(&self, change: impl FnOnce(&mut Status)) {

@@ -2,13 +2,16 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use nebula_cert::{Identity, UnixTime, Version};
 use nebula_core::firewall::Policy;
 use nebula_core::io::Handle;
 
-use crate::config_file::{self, Settings};
+use crate::config_file::{self, Settings, TunSettings};
 use crate::names::NameWatch;
+use crate::overlay_link::OverlayLink;
+use crate::subnets::Subnets;
 use crate::{daemon, log, names};
 
 /// What a running node was started or last reloaded with.
@@ -17,14 +20,23 @@ pub struct Reloader {
     path: PathBuf,
     current: Settings,
     handle: Handle,
+    /// None: there is no device.
+    link: Option<OverlayLink>,
+    subnets: Arc<Subnets>,
     names: Option<NameWatch>,
 }
 
 impl Reloader {
     /// For a node that runs with `current`, read from `path`.
     #[must_use]
-    pub fn new(path: PathBuf, current: Settings, handle: Handle) -> Self {
-        let mut reloader = Self { path, current, handle, names: None };
+    pub(crate) fn new(
+        path: PathBuf,
+        current: Settings,
+        handle: Handle,
+        link: Option<OverlayLink>,
+        subnets: Arc<Subnets>,
+    ) -> Self {
+        let mut reloader = Self { path, current, handle, link, subnets, names: None };
         reloader.watch_names();
         reloader
     }
@@ -90,6 +102,7 @@ impl Reloader {
             self.handle.set_disconnect_invalid(new.disconnect_invalid);
             tracing::info!("pki.disconnect_invalid has been reloaded");
         }
+        self.apply_routes(&new);
         let hosts_changed = self.current.static_hosts != new.static_hosts;
         let rendezvous_changed = !same_rendezvous(&self.current, &new);
         self.current = new;
@@ -105,6 +118,24 @@ impl Reloader {
             self.handle.set_lighthouse(self.current.lighthouse(advertise));
             tracing::info!("lighthouse settings have been reloaded");
         }
+    }
+
+    /// The forwarding plane first: what the kernel then sends has somewhere to go.
+    fn apply_routes(&mut self, new: &Settings) {
+        if self.current.tun.routes.subnets != new.tun.routes.subnets {
+            self.subnets.configure(new.tun.routes.subnet_routes());
+            tracing::info!("tun.unsafe_routes has been reloaded");
+        }
+        let Some(old) = &self.link else { return };
+        // Addresses do not change while running, nor does the queue.
+        let link = OverlayLink::new(&old.device, &new.tun, old.addresses.clone());
+        if (link.mtu, &link.routes) == (old.mtu, &old.routes) {
+            return;
+        }
+        if let Err(error) = link.update_here(old) {
+            tracing::error!(%error, "Failed to update the routes of the tun device");
+        }
+        self.link = Some(link);
     }
 
     fn watch_names(&mut self) {
@@ -159,6 +190,7 @@ fn same_policy(a: &Policy, b: &Policy) -> bool {
     a.inbound == b.inbound
         && a.outbound == b.outbound
         && a.default_local_cidr_any == b.default_local_cidr_any
+        && (a.inbound_action, a.outbound_action, a.max_flows) == (b.inbound_action, b.outbound_action, b.max_flows)
         && (a.tcp_timeout, a.udp_timeout, a.default_timeout) == (b.tcp_timeout, b.udp_timeout, b.default_timeout)
 }
 
@@ -166,6 +198,12 @@ fn same_rendezvous(a: &Settings, b: &Settings) -> bool {
     (&a.lighthouses, a.lighthouse_interval, &a.advertise) == (&b.lighthouses, b.lighthouse_interval, &b.advertise)
         && (&a.remote_allow, &a.local_allow) == (&b.remote_allow, &b.local_allow)
         && a.calculated_remotes == b.calculated_remotes
+}
+
+/// Routes and MTU may differ.
+fn same_device(old: &TunSettings, new: &TunSettings) -> bool {
+    let reloadable = TunSettings { mtu: old.mtu, routes: old.routes.clone(), ..new.clone() };
+    *old == reloadable
 }
 
 fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
@@ -178,7 +216,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("listen.write_buffer", old.listen.write_buffer != new.listen.write_buffer),
         ("routines", old.routines != new.routines),
         ("timers, counters and tunnels", old.timers != new.timers),
-        ("tun", old.tun != new.tun),
+        ("tun", !same_device(&old.tun, &new.tun)),
         ("lighthouse.am_lighthouse", old.am_lighthouse != new.am_lighthouse),
         ("pki.initiating_version", old.initiating_version != new.initiating_version),
     ];
@@ -246,7 +284,8 @@ mod tests {
     #[test]
     fn what_cannot_change_while_running_is_named() {
         let old = settings("tun: {mtu: 1300}\nlisten: {port: 1}\npunchy: {punch: true}");
-        let new = settings("tun: {mtu: 1400}\nlisten: {port: 2}\nfirewall: {default_local_cidr_any: true}");
+        let new =
+            settings("tun: {mtu: 1400, disabled: true}\nlisten: {port: 2}\nfirewall: {default_local_cidr_any: true}");
         assert_eq!(needs_restart(&old, &new), ["listen.port", "tun"]);
         assert!(!same_policy(&old.firewall, &new.firewall));
         assert!(same_policy(&old.firewall, &old.firewall));

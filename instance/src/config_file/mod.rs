@@ -10,6 +10,7 @@ mod hosts;
 mod keys;
 mod merge;
 mod pki;
+mod routes;
 mod section;
 mod settings;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use std::path::PathBuf;
 pub use hosts::{HostTarget, NameFamily, StaticHosts};
 pub use merge::load;
 pub use pki::Pki;
+pub use routes::{OwnRoute, Routes, UnsafeRoute};
 pub use settings::{Listen, LogFormat, LogLevel, Logging, Settings, TunSettings};
 pub use value::{GoDuration, Value};
 pub use yaml::{MAX_TEXT, parse};

@@ -11,7 +11,9 @@ use nebula_core::config::{
 use nebula_core::{Config, firewall::Policy};
 
 use super::section::Section;
-use super::{HostTarget, Pki, Refused, StaticHosts, Value, allow_list, calculated_remotes, firewall, keys, pki};
+use super::{
+    HostTarget, Pki, Refused, Routes, StaticHosts, Value, allow_list, calculated_remotes, firewall, keys, pki,
+};
 
 /// A whole configuration.
 #[derive(Debug, Clone)]
@@ -98,6 +100,12 @@ pub struct TunSettings {
     pub drop_local_broadcast: bool,
     /// Drop multicast.
     pub drop_multicast: bool,
+    /// Destinations with a route of their own.
+    pub routes: Routes,
+    /// Whether routes that others put into the kernel are followed, by gateways inside the overlay.
+    pub follow_system_routes: bool,
+    /// Receive buffer for news of them in bytes; 0: the system's.
+    pub system_routes_buffer: usize,
 }
 
 /// `logging.*`.
@@ -190,7 +198,7 @@ impl Settings {
             timers: timers(&section),
             preferred_ranges: preferred_ranges(&section),
             routines: routines(&section),
-            tun: tun(&section),
+            tun: tun(&section, pki.as_ref().map_or(&[], |pki| pki.identity.networks()))?,
             logging: Logging::read(tree).map_err(|cause| Refused::new("failed to apply logging config", cause))?,
             listen,
             pki,
@@ -224,6 +232,7 @@ impl Settings {
         config.send_recv_error = self.listen.send_recv_error;
         config.accept_recv_error = self.listen.accept_recv_error;
         config.listen_port = listen_port;
+        config.subnets = self.tun.routes.subnet_routes();
         config.drop_local_broadcast = self.tun.drop_local_broadcast;
         config.drop_multicast = self.tun.drop_multicast;
         config
@@ -425,7 +434,16 @@ fn recv_error(section: &Section<'_>, path: &str) -> RecvErrorPolicy {
     }
 }
 
-fn tun(section: &Section<'_>) -> TunSettings {
+impl TunSettings {
+    /// MTU of the device: large enough for every route. Routes without an MTU of their own get [`TunSettings::mtu`].
+    #[must_use]
+    pub fn device_mtu(&self) -> u32 {
+        self.mtu.max(self.routes.largest_mtu())
+    }
+}
+
+/// `networks` are own networks as far as they are known yet.
+fn tun(section: &Section<'_>, networks: &[ipnet::IpNet]) -> Result<TunSettings, Refused> {
     let number = |path: &str, default: u32| {
         section.int(path, 0..=i64::from(u32::MAX)).and_then(|n| u32::try_from(n).ok()).unwrap_or(default)
     };
@@ -435,7 +453,8 @@ fn tun(section: &Section<'_>) -> TunSettings {
         section.warn(format!("tun.dev {device:?} is too long, the kernel allows {MAX_DEVICE_NAME} bytes; cut"));
         device.truncate(end);
     }
-    TunSettings {
+    let buffer = section.int("tun.use_system_route_table_buffer_size", 0..=i64::from(i32::MAX));
+    Ok(TunSettings {
         disabled: section.boolean("tun.disabled", false),
         device,
         mtu: number("tun.mtu", 1300),
@@ -443,7 +462,10 @@ fn tun(section: &Section<'_>) -> TunSettings {
         offloads: section.boolean("tun.use_offloads", true),
         drop_local_broadcast: section.boolean("tun.drop_local_broadcast", false),
         drop_multicast: section.boolean("tun.drop_multicast", false),
-    }
+        routes: Routes::read(section, networks)?,
+        follow_system_routes: section.boolean("tun.use_system_route_table", false),
+        system_routes_buffer: buffer.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0),
+    })
 }
 
 // IFNAMSIZ without the terminating zero.

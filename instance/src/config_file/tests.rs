@@ -226,6 +226,9 @@ logging: {level: WARNING, format: json, disable_timestamp: true}",
             offloads: false,
             drop_local_broadcast: true,
             drop_multicast: true,
+            routes: Routes::default(),
+            follow_system_routes: false,
+            system_routes_buffer: 0,
         }
     );
     assert_eq!((settings.handshakes.try_interval, settings.handshakes.retries), (Duration::from_millis(50), 20));
@@ -251,7 +254,7 @@ fn the_same_configuration_as_json_means_the_same() {
 fn keys_without_effect_and_unknown_keys_are_named() {
     let warnings = settings(
         "relay: {am_relay: true, use_relays: true}
-tun: {unsafe_routes: [{route: 192.168.0.0/16, via: 10.42.0.1}], routes: , mtu: 1300}
+tun: {unsafe_routes: [{route: 192.168.0.0/16, via: 10.42.0.1}], routes: , mtu: 1300, use_system_route_table: true}
 lighthouse: {serve_dns: true}
 sshd: {enabled: false}
 stats: {type: prometheus}
@@ -262,7 +265,6 @@ nonsense: {deeper: 1}",
     .join("\n");
     for expected in [
         "relay.am_relay is not supported",
-        "tun.unsafe_routes is not supported",
         "lighthouse.serve_dns is not supported",
         "stats.type: prometheus is not supported",
         "unknown key listen.prot",
@@ -270,7 +272,7 @@ nonsense: {deeper: 1}",
     ] {
         assert!(warnings.contains(expected), "{expected} not in\n{warnings}");
     }
-    for silent in ["use_relays", "sshd", "tun.routes", "tun.mtu"] {
+    for silent in ["use_relays", "sshd", "tun."] {
         assert!(!warnings.contains(silent), "{silent} in\n{warnings}");
     }
 }
@@ -691,4 +693,38 @@ proptest! {
             prop_assert!(parse(&tree.to_yaml()).is_ok());
         }
     }
+}
+
+#[test]
+fn refused_packets_are_answered_if_configured_and_nonsense_means_drop() {
+    use nebula_core::firewall::Action;
+    let actions = |text: &str| {
+        let settings = settings(text);
+        (settings.firewall.inbound_action, settings.firewall.outbound_action, settings.warnings.join("\n"))
+    };
+    let (inbound, outbound, warnings) = actions("firewall: {inbound_action: reject, outbound_action: drop}");
+    assert_eq!((inbound, outbound), (Action::Reject, Action::Drop));
+    assert!(!warnings.contains("action"), "{warnings}");
+    let (_, outbound, warnings) = actions("firewall: {outbound_action: shout}");
+    assert_eq!(outbound, Action::Drop);
+    assert!(warnings.contains("invalid firewall.outbound_action: shout, defaulting to drop"), "{warnings}");
+}
+
+#[test]
+fn the_number_of_flows_can_be_limited() {
+    let flows = |text: &str| settings(text).firewall.max_flows;
+    let default = flows("{}");
+    assert_eq!(flows("firewall: {conntrack: {max_connections: 100000}}"), 100_000);
+    assert_eq!(flows("firewall: {conntrack: {max_connections: 0}}"), default);
+    assert_eq!(flows("firewall: {conntrack: {max_connections: -1}}"), default);
+}
+
+#[test]
+fn the_device_is_large_enough_for_every_route() {
+    let tun = |text: &str| settings(&format!("tun: {text}")).tun;
+    assert_eq!(tun("{mtu: 1300}").device_mtu(), 1300);
+    let routes = "[{route: 10.42.1.0/24, mtu: 8000}, {route: 10.42.2.0/24, mtu: 600}]";
+    assert_eq!(tun(&format!("{{mtu: 1300, routes: {routes}}}")).device_mtu(), 8000);
+    let routes = "[{route: 192.168.0.0/16, via: 10.42.0.1, mtu: 2000}]";
+    assert_eq!(tun(&format!("{{mtu: 1300, unsafe_routes: {routes}}}")).device_mtu(), 2000);
 }

@@ -1,0 +1,321 @@
+//! `tun.routes` and `tun.unsafe_routes`: what goes through the tunnel beside own networks, by which nodes, how large.
+
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+
+use ipnet::IpNet;
+use nebula_core::config::{Gateway, SubnetRoute};
+
+use super::section::Section;
+use super::{Refused, Value};
+
+/// Routes of the overlay device.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Routes {
+    /// Parts of own networks with an MTU of their own.
+    pub own: Vec<OwnRoute>,
+    /// Networks behind other nodes.
+    pub subnets: Vec<UnsafeRoute>,
+}
+
+/// An entry of `tun.routes`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnRoute {
+    /// Part of an own network.
+    pub network: IpNet,
+    /// MTU towards it.
+    pub mtu: u32,
+}
+
+/// An entry of `tun.unsafe_routes`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnsafeRoute {
+    /// Destinations and gateways.
+    pub route: SubnetRoute,
+    /// MTU towards them; `None`: that of the tunnel.
+    pub mtu: Option<u32>,
+    /// Metric of the kernel's route; 0: the kernel's default.
+    pub metric: u32,
+    /// Whether the kernel gets a route at all.
+    pub install: bool,
+}
+
+impl Routes {
+    /// `networks` are own networks as far as they are known yet.
+    pub(super) fn read(section: &Section<'_>, networks: &[IpNet]) -> Result<Self, Refused> {
+        let own = |cause| Refused::new("Could not parse tun.routes", cause);
+        let unsafe_routes = |cause| Refused::new("Could not parse tun.unsafe_routes", cause);
+        Ok(Self {
+            own: entries(section, OWN)
+                .and_then(|entries| entries.iter().map(|entry| own_route(entry, networks)).collect())
+                .map_err(own)?,
+            subnets: entries(section, UNSAFE)
+                .and_then(|entries| entries.iter().map(|entry| unsafe_route(entry, networks)).collect())
+                .map_err(unsafe_routes)?,
+        })
+    }
+
+    /// What the forwarding plane has to know.
+    #[must_use]
+    pub fn subnet_routes(&self) -> Vec<SubnetRoute> {
+        self.subnets.iter().map(|unsafe_route| unsafe_route.route.clone()).collect()
+    }
+
+    /// The largest MTU of all.
+    #[must_use]
+    pub fn largest_mtu(&self) -> u32 {
+        let subnets = self.subnets.iter().filter_map(|route| route.mtu);
+        self.own.iter().map(|route| route.mtu).chain(subnets).max().unwrap_or(0)
+    }
+}
+
+const OWN: &str = "tun.routes";
+const UNSAFE: &str = "tun.unsafe_routes";
+const MIN_MTU: i64 = 500;
+const MAX_NUMBER: i64 = i32::MAX as i64;
+
+/// One map of a list; messages count from 1, as Go's.
+struct Entry<'a> {
+    number: usize,
+    list: &'static str,
+    map: &'a Value,
+}
+
+fn entries<'a>(section: &Section<'a>, list: &'static str) -> Result<Vec<Entry<'a>>, String> {
+    let items = match section.get(list) {
+        None => return Ok(Vec::new()),
+        Some(Value::List(items)) => items,
+        Some(_) => return Err(format!("{list} is not an array")),
+    };
+    let entry = |(index, map): (usize, &'a Value)| match map {
+        Value::Map(_) => Ok(Entry { number: index + 1, list, map }),
+        _ => Err(format!("entry {} in {list} is invalid", index + 1)),
+    };
+    items.iter().enumerate().map(entry).collect()
+}
+
+impl<'a> Entry<'a> {
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.at(key)
+    }
+    fn fail(&self, key: &str, what: impl std::fmt::Display) -> String {
+        format!("entry {}.{key} in {} {what}", self.number, self.list)
+    }
+    fn integer(&self, key: &str, value: &Value) -> Result<i64, String> {
+        value.int().ok_or_else(|| self.fail(key, format_args!("is not an integer: {}", shown(value))))
+    }
+    fn mtu(&self) -> Result<Option<u32>, String> {
+        let Some(value) = self.get("mtu") else { return Ok(None) };
+        match self.integer("mtu", value)? {
+            // In Go a route without its own.
+            0 if self.list == UNSAFE => Ok(None),
+            mtu if mtu < MIN_MTU => Err(self.fail("mtu", format_args!("is below {MIN_MTU}: {mtu}"))),
+            mtu => u32::try_from(mtu).map(Some).map_err(|_| self.fail("mtu", format_args!("is too large: {mtu}"))),
+        }
+    }
+    fn network(&self) -> Result<IpNet, String> {
+        let value = self.get("route").ok_or_else(|| self.fail("route", "is not present"))?;
+        let text = value.text().unwrap_or_default();
+        text.parse().map_err(|_| {
+            self.fail("route", format_args!("failed to parse: {text:?} is not a prefix such as 192.168.0.0/16"))
+        })
+    }
+}
+
+fn own_route(entry: &Entry<'_>, networks: &[IpNet]) -> Result<OwnRoute, String> {
+    let mtu = entry.mtu()?.ok_or_else(|| entry.fail("mtu", "is not present"))?;
+    let network = entry.network()?;
+    if !networks.is_empty() && !networks.iter().any(|own| own.contains(&network)) {
+        let own: Vec<_> = networks.iter().map(ToString::to_string).collect();
+        let own = own.join(" ");
+        let what = format!("is not contained within the configured vpn networks; route: {network}, networks: [{own}]");
+        return Err(entry.fail("route", what));
+    }
+    Ok(OwnRoute { network, mtu })
+}
+
+fn unsafe_route(entry: &Entry<'_>, networks: &[IpNet]) -> Result<UnsafeRoute, String> {
+    let mtu = entry.mtu()?;
+    let metric = match entry.get("metric") {
+        None => 0,
+        Some(value) => {
+            let metric = entry.integer("metric", value)?;
+            u32::try_from(metric)
+                .ok()
+                .filter(|metric| i64::from(*metric) <= MAX_NUMBER)
+                .ok_or_else(|| entry.fail("metric", format_args!("is not in range (0-{MAX_NUMBER}) : {metric}")))?
+        }
+    };
+    let gateways = gateways(entry)?;
+    let install = match entry.get("install") {
+        None => true,
+        Some(value) => {
+            value.boolean().ok_or_else(|| entry.fail("install", format_args!("is not a boolean: {}", shown(value))))?
+        }
+    };
+    let network = entry.network()?;
+    if let Some(own) = networks.iter().find(|own| own.contains(&network.addr())) {
+        let what = format!("is contained within the configured vpn networks; route: {network}, network: {own}");
+        return Err(entry.fail("route", what));
+    }
+    Ok(UnsafeRoute { route: SubnetRoute { network, gateways }, mtu, metric, install })
+}
+
+fn gateways(entry: &Entry<'_>) -> Result<Vec<Gateway>, String> {
+    match entry.get("via") {
+        None => Err(entry.fail("via", "is not present")),
+        Some(Value::String(text)) => {
+            let address = parse_address(text).map_err(|cause| entry.fail("via", cause))?;
+            Ok(vec![Gateway::new(address)])
+        }
+        Some(Value::List(items)) => {
+            items.iter().enumerate().map(|(index, item)| gateway(entry.number, index + 1, item)).collect()
+        }
+        Some(other) => {
+            let found = match other {
+                Value::Bool(_) => "bool",
+                Value::Int(_) | Value::Uint(_) => "int",
+                Value::Float(_) => "float64",
+                Value::Null | Value::String(_) | Value::List(_) | Value::Map(_) => "map[string]interface {}",
+            };
+            Err(entry.fail("via", format_args!("is not a string or list of gateways: found {found}")))
+        }
+    }
+}
+
+fn gateway(route: usize, number: usize, item: &Value) -> Result<Gateway, String> {
+    if !matches!(item, Value::Map(_)) {
+        return Err(format!("entry {number} in {UNSAFE}[{route}].via is invalid"));
+    }
+    let fail = |key: &str, what: String| format!("entry .{key} in {UNSAFE}[{route}].via[{number}] {what}");
+    let address = match item.at("gateway") {
+        None => return Err(fail("gateway", "is not present".to_owned())),
+        Some(Value::String(text)) => parse_address(text).map_err(|cause| fail("gateway", cause))?,
+        Some(_) => return Err(fail("gateway", "is not a string".to_owned())),
+    };
+    let weight = match item.at("weight") {
+        None => NonZeroU32::MIN,
+        Some(value) => {
+            let weight = value.int().ok_or_else(|| fail("weight", "is not an integer".to_owned()))?;
+            let in_range = u32::try_from(weight).ok().filter(|weight| i64::from(*weight) <= MAX_NUMBER);
+            in_range
+                .and_then(NonZeroU32::new)
+                .ok_or_else(|| fail("weight", format!("is not in range (1-{MAX_NUMBER}) : {weight}")))?
+        }
+    };
+    Ok(Gateway { address, weight })
+}
+
+fn parse_address(text: &str) -> Result<IpAddr, String> {
+    let address = text.parse::<IpAddr>();
+    address
+        .map(|address| address.to_canonical())
+        .map_err(|_| format!("failed to parse address: {text:?} is not an IP address"))
+}
+
+fn shown(value: &Value) -> String {
+    value.text().map_or_else(|| value.kind().to_owned(), |text| format!("{text:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Routes, String> {
+        let tree = super::super::parse(&format!("tun: {{{text}}}")).unwrap();
+        let networks: Vec<IpNet> = ["10.99.0.1/24", "fd99::1/64"].iter().map(|text| text.parse().unwrap()).collect();
+        Routes::read(&Section::new(&tree), &networks).map_err(|refused| refused.to_string())
+    }
+
+    #[test]
+    fn every_form_of_a_gateway_is_read() {
+        let routes = read(
+            "unsafe_routes: [{route: 192.168.1.0/24, via: 10.99.0.2}, {route: 192.168.2.0/24, mtu: 1000, metric: 7, \
+             install: false, via: [{gateway: 10.99.0.2, weight: 10}, {gateway: 10.99.0.3}]}], \
+             routes: [{route: 10.99.0.128/25, mtu: 8000}]",
+        )
+        .unwrap();
+        let [plain, weighted] = routes.subnets.as_slice() else { panic!("{routes:?}") };
+        assert_eq!((plain.mtu, plain.metric, plain.install), (None, 0, true));
+        assert_eq!(plain.route.gateways, [Gateway::new("10.99.0.2".parse().unwrap())]);
+        assert_eq!((weighted.mtu, weighted.metric, weighted.install), (Some(1000), 7, false));
+        let weights: Vec<_> = weighted.route.gateways.iter().map(|gateway| gateway.weight.get()).collect();
+        assert_eq!(weights, [10, 1]);
+        assert_eq!(routes.own, [OwnRoute { network: "10.99.0.128/25".parse().unwrap(), mtu: 8000 }]);
+        assert_eq!(routes.largest_mtu(), 8000);
+    }
+
+    #[test]
+    fn quoted_numbers_are_numbers() {
+        let routes =
+            read("unsafe_routes: [{route: 1.0.0.0/8, metric: '77', via: [{gateway: 10.99.0.2, weight: '5'}]}]")
+                .unwrap();
+        assert_eq!((routes.subnets[0].metric, routes.subnets[0].route.gateways[0].weight.get()), (77, 5));
+    }
+
+    #[test]
+    fn mistakes_are_refused_in_the_words_of_go() {
+        for (text, cause) in [
+            ("unsafe_routes: 5", "tun.unsafe_routes is not an array"),
+            ("unsafe_routes: [5]", "entry 1 in tun.unsafe_routes is invalid"),
+            ("unsafe_routes: [{via: 10.99.0.2}]", "entry 1.route in tun.unsafe_routes is not present"),
+            ("unsafe_routes: [{route: 1.0.0.0/8}]", "entry 1.via in tun.unsafe_routes is not present"),
+            (
+                "unsafe_routes: [{route: 1.0.0.0/8, via: 5}]",
+                "entry 1.via in tun.unsafe_routes is not a string or list of gateways: found int",
+            ),
+            (
+                "unsafe_routes: [{route: 1.0.0.0/8, via: x}]",
+                "entry 1.via in tun.unsafe_routes failed to parse address: ",
+            ),
+            ("unsafe_routes: [{route: x, via: 10.99.0.2}]", "entry 1.route in tun.unsafe_routes failed to parse: "),
+            ("unsafe_routes: [{route: 1.0.0.0/8, via: [5]}]", "entry 1 in tun.unsafe_routes[1].via is invalid"),
+            (
+                "unsafe_routes: [{route: 1.0.0.0/8, via: [{weight: 1}]}]",
+                "entry .gateway in tun.unsafe_routes[1].via[1] is not present",
+            ),
+            (
+                "unsafe_routes: [{route: 1.0.0.0/8, via: [{gateway: 10.99.0.2}, {gateway: 5}]}]",
+                "entry .gateway in tun.unsafe_routes[1].via[2] is not a string",
+            ),
+            (
+                "unsafe_routes: [{route: 1.0.0.0/8, via: [{gateway: 10.99.0.2, weight: x}]}]",
+                "entry .weight in tun.unsafe_routes[1].via[1] is not an integer",
+            ),
+            (
+                "unsafe_routes: [{route: 1.0.0.0/8, via: [{gateway: 10.99.0.2, weight: 0}]}]",
+                "entry .weight in tun.unsafe_routes[1].via[1] is not in range (1-2147483647) : 0",
+            ),
+            (
+                "unsafe_routes: [{route: 10.99.0.0/16, via: 10.99.0.2}]",
+                "entry 1.route in tun.unsafe_routes is contained within the configured vpn networks; \
+                 route: 10.99.0.0/16, network: 10.99.0.1/24",
+            ),
+            (
+                "unsafe_routes: [{route: 1.0.0.0/8, via: 10.99.0.2, mtu: 100}]",
+                "entry 1.mtu in tun.unsafe_routes is below 500: 100",
+            ),
+            (
+                "unsafe_routes: [{route: 1.0.0.0/8, via: 10.99.0.2, metric: -1}]",
+                "entry 1.metric in tun.unsafe_routes is not in range (0-2147483647) : -1",
+            ),
+            (
+                "unsafe_routes: [{route: 1.0.0.0/8, via: 10.99.0.2, install: maybe}]",
+                "entry 1.install in tun.unsafe_routes is not a boolean: ",
+            ),
+            ("routes: 5", "tun.routes is not an array"),
+            ("routes: [{route: 10.99.0.0/25}]", "entry 1.mtu in tun.routes is not present"),
+            ("routes: [{mtu: 1000}]", "entry 1.route in tun.routes is not present"),
+            ("routes: [{mtu: 400, route: 10.99.0.0/25}]", "entry 1.mtu in tun.routes is below 500: 400"),
+            ("routes: [{mtu: x, route: 10.99.0.0/25}]", "entry 1.mtu in tun.routes is not an integer: "),
+            (
+                "routes: [{mtu: 1000, route: 10.99.0.0/16}]",
+                "entry 1.route in tun.routes is not contained within the configured vpn networks; \
+                 route: 10.99.0.0/16, networks: [10.99.0.1/24 fd99::1/64]",
+            ),
+        ] {
+            let refused = read(text).unwrap_err();
+            assert!(refused.contains(cause), "{text}: {refused}");
+        }
+    }
+}

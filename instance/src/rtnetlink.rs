@@ -1,0 +1,230 @@
+//! The few messages of rtnetlink(7) that a tun link needs: one change at a time, each with the kernel's answer.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use ipnet::IpNet;
+use nix::libc;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, connect, recv, send, socket,
+};
+
+/// A route to the link itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkRoute {
+    /// Destinations.
+    pub network: IpNet,
+    /// MTU towards them; `None`: that of the device.
+    pub mtu: Option<u32>,
+    /// Metric; 0: the kernel's default.
+    pub metric: u32,
+    /// Own address, for the route to an own network that the kernel makes by itself.
+    pub source: Option<IpAddr>,
+}
+
+/// Asks the kernel for one change at a time and waits for its answer. The messages are written here: a library that knows
+/// all of them would be a tenth of the program.
+pub(crate) struct Kernel {
+    socket: OwnedFd,
+    sequence: u32,
+}
+
+impl Kernel {
+    pub(crate) fn connect() -> io::Result<Self> {
+        let route = SockProtocol::NetlinkRoute;
+        let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, route)?;
+        connect(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    pub(crate) fn change(&mut self, index: u32, attribute: u16, value: u32) -> io::Result<()> {
+        let mut body = link_header(index, 0);
+        push_attribute(&mut body, attribute, &value.to_ne_bytes());
+        self.ask(libc::RTM_NEWLINK, 0, &body)
+    }
+
+    pub(crate) fn bring_up(&mut self, index: u32) -> io::Result<()> {
+        self.ask(libc::RTM_NEWLINK, 0, &link_header(index, libc::IFF_UP as u32))
+    }
+
+    pub(crate) fn add_address(&mut self, index: u32, address: IpNet) -> io::Result<()> {
+        self.ask(libc::RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_REPLACE, &address_body(index, address))
+    }
+
+    /// Adds a route, or changes the one to the same network with the same metric. `device_mtu` is the MTU of the device.
+    pub(crate) fn add_route(&mut self, index: u32, route: &LinkRoute, device_mtu: u32) -> io::Result<()> {
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+        self.ask(libc::RTM_NEWROUTE, flags, &route_body(index, route, device_mtu))
+    }
+
+    pub(crate) fn remove_route(&mut self, index: u32, route: &LinkRoute) -> io::Result<()> {
+        self.ask(libc::RTM_DELROUTE, 0, &route_body(index, &LinkRoute { mtu: None, ..route.clone() }, 0))
+    }
+
+    fn ask(&mut self, kind: u16, flags: i32, body: &[u8]) -> io::Result<()> {
+        self.sequence += 1;
+        let flags = (libc::NLM_F_REQUEST | libc::NLM_F_ACK | flags) as u16;
+        let mut message = Vec::with_capacity(HEADER + body.len());
+        message.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
+        message.extend_from_slice(&kind.to_ne_bytes());
+        message.extend_from_slice(&flags.to_ne_bytes());
+        message.extend_from_slice(&self.sequence.to_ne_bytes());
+        message.extend_from_slice(&[0; 4]);
+        message.extend_from_slice(body);
+        send(self.socket.as_raw_fd(), &message, MsgFlags::empty())?;
+        let mut answer = [0; 4096];
+        loop {
+            let len = recv(self.socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+            if let Some(code) = answer_to(self.sequence, &answer[..len]) {
+                return if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code.saturating_neg())) };
+            }
+        }
+    }
+}
+
+/// The error code (0: done) in the kernel's answer to the request `sequence`; `None`: it is something else.
+fn answer_to(sequence: u32, message: &[u8]) -> Option<i32> {
+    let (_, rest) = message.split_first_chunk::<4>()?;
+    let (kind, rest) = rest.split_first_chunk()?;
+    let (_, rest) = rest.split_first_chunk::<2>()?;
+    let (answered, rest) = rest.split_first_chunk()?;
+    let (_, rest) = rest.split_first_chunk::<4>()?;
+    let (code, _) = rest.split_first_chunk()?;
+    let is_answer = i32::from(u16::from_ne_bytes(*kind)) == libc::NLMSG_ERROR;
+    (is_answer && u32::from_ne_bytes(*answered) == sequence).then(|| i32::from_ne_bytes(*code))
+}
+
+/// struct ifinfomsg; the flags in `set` are switched on.
+fn link_header(index: u32, set: u32) -> Vec<u8> {
+    let mut body = vec![libc::AF_UNSPEC as u8, 0, 0, 0];
+    for word in [index, set, set] {
+        body.extend_from_slice(&word.to_ne_bytes());
+    }
+    body
+}
+
+/// struct ifaddrmsg and its attributes.
+fn address_body(index: u32, address: IpNet) -> Vec<u8> {
+    let (family, flags) = match address {
+        IpNet::V4(_) => (libc::AF_INET, 0),
+        // Nobody can have the same address behind a tun, and detecting that would delay its use by a second.
+        IpNet::V6(_) => (libc::AF_INET6, libc::IFA_F_NODAD),
+    };
+    let mut body = vec![family as u8, address.prefix_len(), flags as u8, libc::RT_SCOPE_UNIVERSE];
+    body.extend_from_slice(&index.to_ne_bytes());
+    match address {
+        IpNet::V4(network) => {
+            push_attribute(&mut body, libc::IFA_ADDRESS, &network.addr().octets());
+            push_attribute(&mut body, libc::IFA_LOCAL, &network.addr().octets());
+            if network.prefix_len() < 31 {
+                push_attribute(&mut body, libc::IFA_BROADCAST, &network.broadcast().octets());
+            }
+        }
+        IpNet::V6(network) => {
+            push_attribute(&mut body, libc::IFA_ADDRESS, &network.addr().octets());
+            push_attribute(&mut body, libc::IFA_LOCAL, &network.addr().octets());
+        }
+    }
+    body
+}
+
+/// struct rtmsg and its attributes.
+fn route_body(index: u32, route: &LinkRoute, device_mtu: u32) -> Vec<u8> {
+    let (family, scope, headers) = match route.network {
+        IpNet::V4(_) => (libc::AF_INET, libc::RT_SCOPE_LINK, 40),
+        IpNet::V6(_) => (libc::AF_INET6, libc::RT_SCOPE_UNIVERSE, 60),
+    };
+    let protocol = if route.source.is_some() { libc::RTPROT_KERNEL } else { libc::RTPROT_STATIC };
+    let (table, kind) = (libc::RT_TABLE_MAIN, libc::RTN_UNICAST);
+    let mut body = vec![family as u8, route.network.prefix_len(), 0, 0, table, protocol, scope, kind, 0, 0, 0, 0];
+    push_address(&mut body, libc::RTA_DST, route.network.network());
+    push_attribute(&mut body, libc::RTA_OIF, &index.to_ne_bytes());
+    if route.metric > 0 {
+        push_attribute(&mut body, libc::RTA_PRIORITY, &route.metric.to_ne_bytes());
+    }
+    if let Some(source) = route.source {
+        push_address(&mut body, libc::RTA_PREFSRC, source);
+    }
+    if let Some(mtu) = route.mtu {
+        let mut metrics = Vec::new();
+        push_attribute(&mut metrics, RTAX_MTU, &mtu.to_ne_bytes());
+        if mtu != device_mtu {
+            // Else the kernel would tell peers a segment size that fits the device but not the route.
+            push_attribute(&mut metrics, RTAX_ADVMSS, &mtu.saturating_sub(headers).to_ne_bytes());
+        }
+        push_attribute(&mut body, libc::RTA_METRICS, &metrics);
+    }
+    body
+}
+
+fn push_address(body: &mut Vec<u8>, kind: u16, address: IpAddr) {
+    match address {
+        IpAddr::V4(ip) => push_attribute(body, kind, &ip.octets()),
+        IpAddr::V6(ip) => push_attribute(body, kind, &ip.octets()),
+    }
+}
+
+/// `value` is a whole number of words, so nothing has to be padded.
+fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    body.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
+    body.extend_from_slice(&kind.to_ne_bytes());
+    body.extend_from_slice(value);
+}
+
+// struct nlmsghdr.
+const HEADER: usize = 16;
+// linux/rtnetlink.h: metrics of a route.
+const RTAX_MTU: u16 = 2;
+const RTAX_ADVMSS: u16 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_answer_to_the_request_counts() {
+        let mut message = [0; 36];
+        message[4..6].copy_from_slice(&2u16.to_ne_bytes());
+        message[8..12].copy_from_slice(&7u32.to_ne_bytes());
+        message[16..20].copy_from_slice(&(-17i32).to_ne_bytes());
+        assert_eq!(answer_to(7, &message), Some(-17));
+        assert_eq!(answer_to(8, &message), None, "the answer to another request");
+        assert_eq!(answer_to(7, &message[..19]), None, "cut short");
+        message[4] = 16;
+        assert_eq!(answer_to(7, &message), None, "news about a link");
+    }
+
+    #[test]
+    fn addresses_are_written_as_the_kernel_reads_them() {
+        let v4 = address_body(3, "10.1.2.3/24".parse().unwrap());
+        assert_eq!(v4[..4], [2, 24, 0, 0]);
+        assert_eq!(v4[8..], [8, 0, 1, 0, 10, 1, 2, 3, 8, 0, 2, 0, 10, 1, 2, 3, 8, 0, 4, 0, 10, 1, 2, 255]);
+        assert_eq!(address_body(3, "10.1.2.3/32".parse().unwrap()).len(), 24, "one host has no broadcast address");
+        let v6 = address_body(3, "fd00::1/64".parse().unwrap());
+        assert_eq!((v6[..4].to_vec(), v6.len()), (vec![10, 64, 2, 0], 48));
+    }
+
+    #[test]
+    fn routes_are_written_as_the_kernel_reads_them() {
+        let route = |network: &str| LinkRoute { network: network.parse().unwrap(), mtu: None, metric: 0, source: None };
+        let v4 = route_body(3, &route("10.1.2.3/16"), 1300);
+        assert_eq!(v4[..8], [2, 16, 0, 0, 254, 4, 253, 1]);
+        assert_eq!(v4[12..20], [8, 0, 1, 0, 10, 1, 0, 0]);
+        assert_eq!(v4[20..24], [8, 0, 4, 0]);
+        assert_eq!(route_body(3, &route("fd00::/8"), 1300).len(), 40);
+        let full = LinkRoute { mtu: Some(1000), metric: 7, source: Some([10, 1, 0, 9].into()), ..route("10.1.0.0/16") };
+        let full = route_body(3, &full, 1300);
+        assert_eq!(full[5], 2, "by the kernel");
+        assert_eq!(full[28..36], [8, 0, 6, 0, 7, 0, 0, 0]);
+        assert_eq!(full[36..44], [8, 0, 7, 0, 10, 1, 0, 9]);
+        assert_eq!(full[44..], [20, 0, 8, 0, 8, 0, 2, 0, 232, 3, 0, 0, 8, 0, 8, 0, 192, 3, 0, 0]);
+    }
+
+    #[test]
+    fn a_refusal_of_the_kernel_comes_back_as_its_error() {
+        let mut kernel = Kernel::connect().unwrap();
+        let error = kernel.change(u32::MAX >> 1, libc::IFLA_MTU, 1300).unwrap_err();
+        assert!(matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EPERM)), "{error}");
+    }
+}

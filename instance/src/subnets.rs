@@ -1,0 +1,93 @@
+//! Networks behind other nodes: those of the configuration, and those learnt from the kernel's routes.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ipnet::IpNet;
+use nebula_core::config::{Gateway, SubnetRoute};
+use nebula_core::io::Handle;
+
+/// Tells the driver about every change of either.
+#[derive(Debug)]
+pub(crate) struct Subnets {
+    handle: Handle,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    configured: Vec<SubnetRoute>,
+    learnt: BTreeMap<IpNet, Vec<Gateway>>,
+}
+
+impl Subnets {
+    /// For a driver that was started with `configured`.
+    pub(crate) fn new(handle: Handle, configured: Vec<SubnetRoute>) -> Self {
+        Self { handle, table: Mutex::new(Table { configured, learnt: BTreeMap::new() }) }
+    }
+
+    /// The configuration changed.
+    pub(crate) fn configure(&self, configured: Vec<SubnetRoute>) {
+        let mut table = self.table();
+        table.configured = configured;
+        self.handle.set_subnets(table.all());
+    }
+
+    /// The kernel has a route through these gateways, or (none) no longer has one.
+    pub(crate) fn learn(&self, network: IpNet, gateways: Vec<Gateway>) {
+        let mut table = self.table();
+        if table.learn(network, gateways) {
+            self.handle.set_subnets(table.all());
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn learn(&mut self, network: IpNet, gateways: Vec<Gateway>) -> bool {
+        if gateways.is_empty() {
+            return self.learnt.remove(&network).is_some();
+        }
+        // Whoever may change the kernel's routes may also fill this; but not without end.
+        let fits = self.learnt.len() < MAX_LEARNT || self.learnt.contains_key(&network);
+        if !fits {
+            tracing::warn!(%network, "Too many system routes, this one is not followed");
+        }
+        fits && self.learnt.insert(network, gateways.clone()) != Some(gateways)
+    }
+
+    /// What the kernel says comes before the configuration.
+    fn all(&self) -> Vec<SubnetRoute> {
+        let configured = self.configured.iter().filter(|route| !self.learnt.contains_key(&route.network.trunc()));
+        let learnt = self.learnt.iter();
+        let learnt = learnt.map(|(network, gateways)| SubnetRoute { network: *network, gateways: gateways.clone() });
+        configured.cloned().chain(learnt).collect()
+    }
+}
+
+const MAX_LEARNT: usize = 65_536;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(network: &str, gateway: &str) -> SubnetRoute {
+        SubnetRoute { network: network.parse().unwrap(), gateways: vec![Gateway::new(gateway.parse().unwrap())] }
+    }
+
+    #[test]
+    fn what_is_learnt_hides_what_is_configured_until_it_is_gone() {
+        let configured = vec![route("192.168.1.0/24", "10.1.0.2"), route("192.168.2.0/24", "10.1.0.2")];
+        let mut table = Table { configured: configured.clone(), learnt: BTreeMap::new() };
+        let learnt = route("192.168.1.0/24", "10.1.0.3");
+        assert!(table.learn(learnt.network, learnt.gateways.clone()));
+        assert!(!table.learn(learnt.network, learnt.gateways.clone()), "nothing new");
+        assert_eq!(table.all(), [configured[1].clone(), learnt.clone()]);
+        assert!(table.learn(learnt.network, Vec::new()));
+        assert!(!table.learn(learnt.network, Vec::new()), "gone already");
+        assert_eq!(table.all(), configured);
+    }
+}
