@@ -114,6 +114,7 @@ pub fn identity(authority: &Authority, number: u32) -> Identity {
     authority.identity(&Subject {
         name: format!("host-{number}"),
         networks: vec![IpNet::new(overlay(number).into(), 8).expect("8 is a prefix length")],
+        unsafe_networks: Vec::new(),
         groups: vec!["pods".to_owned(), "default".to_owned()],
         versions: vec![Version::V2],
         not_after: 2_000_000_000,
