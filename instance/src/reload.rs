@@ -59,6 +59,8 @@ impl Reloader {
                     false => names::resolve_once(&settings.advertise),
                 };
                 self.handle.clone().together(|| self.apply(settings, advertise));
+                // What the kernel sends by new routes has somewhere to go now.
+                self.update_link();
             }
             Err(refused) => {
                 tracing::error!(error = %refused, "Error occurred while reloading config, nothing was changed");
@@ -102,7 +104,10 @@ impl Reloader {
             self.handle.set_disconnect_invalid(new.disconnect_invalid);
             tracing::info!("pki.disconnect_invalid has been reloaded");
         }
-        self.apply_routes(&new);
+        if self.current.tun.routes.subnets != new.tun.routes.subnets {
+            self.subnets.configure(new.tun.routes.subnet_routes());
+            tracing::info!("tun.unsafe_routes has been reloaded");
+        }
         let hosts_changed = self.current.static_hosts != new.static_hosts;
         let rendezvous_changed = !same_rendezvous(&self.current, &new);
         self.current = new;
@@ -120,15 +125,10 @@ impl Reloader {
         }
     }
 
-    /// The forwarding plane first: what the kernel then sends has somewhere to go.
-    fn apply_routes(&mut self, new: &Settings) {
-        if self.current.tun.routes.subnets != new.tun.routes.subnets {
-            self.subnets.configure(new.tun.routes.subnet_routes());
-            tracing::info!("tun.unsafe_routes has been reloaded");
-        }
+    fn update_link(&mut self) {
         let Some(old) = &self.link else { return };
         // Addresses do not change while running, nor does the queue.
-        let link = OverlayLink::new(&old.device, &new.tun, old.addresses.clone());
+        let link = OverlayLink::new(&old.device, &self.current.tun, old.addresses.clone());
         if (link.mtu, &link.routes) == (old.mtu, &old.routes) {
             return;
         }
