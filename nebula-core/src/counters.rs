@@ -55,7 +55,9 @@ pub enum Counter {
 }
 
 /// One set of counters. One thread writes, anybody reads; so a relaxed load and store do, without a locked instruction.
+/// Aligned, so that no two lanes write to the same cache line.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub struct Counters {
     values: [AtomicU64; Counter::ALL.len()],
     dropped: [[AtomicU64; DropReason::ALL.len()]; 2],

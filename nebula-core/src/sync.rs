@@ -1,11 +1,24 @@
-//! What lanes share is built from these: std's atomics and locks or, in models (`.ci/loom`), loom's, which tries every
-//! order of their steps.
+//! What lanes share is built from these: std's atomics and locks, and lock-free cells and maps. In models (`.ci/loom`)
+//! they are loom's, which tries every order of their steps.
 
 #[cfg(not(all(test, loom)))]
-pub(crate) use std::sync::atomic;
+mod real {
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic};
+
+    pub(crate) use arc_swap::ArcSwapOption;
+    pub(crate) use papaya::HashMap;
+
+    /// What [`ArcSwapOption::load`] gives: a value held without a write to memory that others read.
+    pub(crate) type Loaded<T> = arc_swap::Guard<Option<std::sync::Arc<T>>>;
+}
 
 #[cfg(all(test, loom))]
-pub(crate) use loom::sync::atomic;
+mod modelled;
+
+#[cfg(all(test, loom))]
+pub(crate) use modelled::*;
+#[cfg(not(all(test, loom)))]
+pub(crate) use real::*;
 
 /// A value in cache lines of its own, so that writing it does not slow down who reads its neighbours. Two lines, because
 /// processors fetch them in pairs.

@@ -1,8 +1,7 @@
 //! Flows already allowed: sharded, with expiry and a hard cap (connection tracking).
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::Instant;
 
 use super::Filter;
@@ -10,9 +9,11 @@ use super::filter::Timeouts;
 use super::flow_table::{At, Entry, FlowTable};
 use crate::DropReason;
 use crate::counters::Direction;
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{CachePadded, Mutex, MutexGuard};
 use crate::wire::ip::FlowKey;
 
-const SHARDS: usize = 16;
+const SHARDS: usize = if cfg!(all(test, loom)) { 1 } else { 16 };
 /// A flow that got answers is not forgotten early for another one of its peer unless it is idle for this long.
 const KEEP_ANSWERED_MS: u64 = 30_000;
 /// Time between two searches of the whole table for expired flows.
@@ -20,14 +21,15 @@ const SEARCH_EVERY_MS: u64 = 10_000;
 /// Expired flows cleared away with each new one: more than one, so that the table shrinks, but bounded work.
 const SWEEP: usize = 4;
 
-/// Flows already allowed.
+/// Flows already allowed. Lanes come here with flows that are not in their own [`super::FlowCache`]: new ones, and each
+/// known one once in a while. Every packet reads `start` and `keys`, so nothing that is written lies beside them.
 #[derive(Debug)]
 pub(crate) struct Conntrack {
     start: Instant,
     keys: [u64; 4],
-    max_per_shard: AtomicUsize,
-    next_search: AtomicU64,
-    shards: [Mutex<FlowTable>; SHARDS],
+    max_per_shard: CachePadded<AtomicUsize>,
+    next_search: CachePadded<AtomicU64>,
+    shards: [CachePadded<Mutex<FlowTable>>; SHARDS],
 }
 
 impl Conntrack {
@@ -37,9 +39,9 @@ impl Conntrack {
         let conntrack = Self {
             start,
             keys,
-            max_per_shard: AtomicUsize::new(0),
-            next_search: AtomicU64::new(0),
-            shards: Default::default(),
+            max_per_shard: CachePadded::new(AtomicUsize::new(0)),
+            next_search: CachePadded::new(AtomicU64::new(0)),
+            shards: std::array::from_fn(|_| CachePadded::new(Mutex::new(FlowTable::default()))),
         };
         conntrack.set_max_flows(max_flows);
         conntrack

@@ -1,15 +1,19 @@
-//! Flows one lane saw pass a moment ago: keeps bulk traffic off the shared flow table.
+//! Flows one lane saw pass a moment ago: keeps known flows off the shared flow table.
 
 use crate::counters::Direction;
 use crate::tunnel::LocalIndex;
 use crate::wire::ip::FlowKey;
 
-const ENTRIES: usize = 64;
+const SMALLEST: usize = 64;
+// About 300 KB.
+const LARGEST: usize = 4096;
 
-/// A small direct-mapped cache. Taken into memory with the first flow.
+/// A direct-mapped cache as large as the number of flows at a time needs. Taken into memory with the first flow.
 #[derive(Debug, Default)]
 pub(crate) struct FlowCache {
     entries: Vec<Option<Entry>>,
+    /// Flows that had to leave before their time since the cache has this size.
+    displaced: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,17 +34,85 @@ struct Entry {
 impl FlowCache {
     /// Whether exactly this passed and need not be looked up again before `until`.
     pub(super) fn contains(&self, hash: u64, passed: &Passed, now: u64) -> bool {
-        let entry = self.entries.get(place(hash, passed.direction)).and_then(Option::as_ref);
+        let entry = self.entries.get(self.place(hash, passed.direction)).and_then(Option::as_ref);
         entry.is_some_and(|entry| entry.passed == *passed && now < entry.until)
     }
-    pub(super) fn insert(&mut self, hash: u64, passed: Passed, until: u64) {
-        if self.entries.is_empty() {
-            self.entries = vec![None; ENTRIES];
+    /// Remembers until `until` what passed at `now`.
+    pub(super) fn insert(&mut self, hash: u64, passed: Passed, now: u64, until: u64) {
+        let displaced = self.entries.get(self.place(hash, passed.direction)).and_then(Option::as_ref);
+        if displaced.is_some_and(|entry| now < entry.until && entry.passed.flow != passed.flow) {
+            self.displaced += 1;
         }
-        self.entries[place(hash, passed.direction)] = Some(Entry { passed, until });
+        // Two busy flows in one place would meet in the shared table with every packet.
+        if self.entries.is_empty() || self.displaced > self.entries.len() && self.entries.len() < LARGEST {
+            self.entries = vec![None; (self.entries.len() * 2).max(SMALLEST)];
+            self.displaced = 0;
+        }
+        let place = self.place(hash, passed.direction);
+        self.entries[place] = Some(Entry { passed, until });
+    }
+
+    fn place(&self, hash: u64, direction: Direction) -> usize {
+        // A power of two long, or empty.
+        ((hash >> 32) as usize ^ direction as usize) & self.entries.len().wrapping_sub(1)
     }
 }
 
-fn place(hash: u64, direction: Direction) -> usize {
-    ((hash >> 48) as usize % ENTRIES) ^ direction as usize
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn passed(port: u16) -> Passed {
+        let address = [10, 0, 0, 1].into();
+        let flow =
+            FlowKey { local: address, remote: address, local_port: port, remote_port: 0, protocol: 6, fragment: false };
+        Passed { flow, direction: Direction::Inbound, tunnel: LocalIndex(1), generation: 1 }
+    }
+
+    fn hash(port: u16) -> u64 {
+        u64::from(port).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    /// How many packets of `flows` flows, one of each in turn, had to ask the shared table.
+    fn asked(cache: &mut FlowCache, flows: u16, rounds: u64) -> usize {
+        let mut asked = 0;
+        for now in 0..rounds {
+            for port in 0..flows {
+                if !cache.contains(hash(port), &passed(port), now) {
+                    asked += 1;
+                    cache.insert(hash(port), passed(port), now, now + 1000);
+                }
+            }
+        }
+        asked
+    }
+
+    #[test]
+    fn a_flow_asks_once_until_its_time_is_over() {
+        let mut cache = FlowCache::default();
+        assert_eq!(asked(&mut cache, 1, 1000), 1);
+        assert!(!cache.contains(hash(0), &passed(0), 1000));
+        assert!(!cache.contains(hash(0), &Passed { generation: 2, ..passed(0) }, 1));
+        assert!(!cache.contains(hash(0), &Passed { direction: Direction::Outbound, ..passed(0) }, 1));
+        assert!(!cache.contains(hash(0), &Passed { tunnel: LocalIndex(2), ..passed(0) }, 1));
+    }
+
+    #[test]
+    fn few_flows_keep_the_cache_small_and_many_make_it_grow_until_they_fit() {
+        let mut cache = FlowCache::default();
+        asked(&mut cache, 8, 100);
+        assert_eq!(cache.entries.len(), SMALLEST);
+        asked(&mut cache, 500, 100);
+        assert!(cache.entries.len() > 500);
+        let packets = 500 * 100;
+        let asked = asked(&mut cache, 500, 100);
+        assert!(asked < packets / 10, "{asked} of {packets}");
+    }
+
+    #[test]
+    fn the_cache_does_not_grow_without_end() {
+        let mut cache = FlowCache::default();
+        asked(&mut cache, 30_000, 3);
+        assert_eq!(cache.entries.len(), LARGEST);
+    }
 }

@@ -130,7 +130,7 @@ impl Firewall<'_> {
             self.decide(hash, now, direction, flow, Peer::from(&tunnel.peer))?;
             // Short timeouts need the shared table to hear of the flow more often.
             let cache_for = CACHE_MS.min(self.filter.timeouts().of(flow) / 4);
-            cache.insert(hash, passed, now + cache_for);
+            cache.insert(hash, passed, now, now + cache_for);
         }
         Ok(())
     }

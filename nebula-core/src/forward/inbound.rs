@@ -135,20 +135,21 @@ impl Stage<'_> {
         let Some((from, index)) = run.first().map(|piece| (piece.from, piece.header.index)) else {
             return;
         };
-        let Some(tunnel) = self.forwarder.tunnels.by_index(LocalIndex(index)) else {
+        let lookup = self.forwarder.tunnels.look_up(LocalIndex(index));
+        let Some(tunnel) = lookup.tunnel() else {
             return self.unknown(from, index, run.len());
         };
-        if !self.authenticate(buffer, &tunnel, run) {
+        if !self.authenticate(buffer, tunnel, run) {
             return;
         }
         tunnel.mark_received();
-        self.notice_roaming(&tunnel, from);
+        self.notice_roaming(tunnel, from);
         let mut last = None;
         for piece in run.iter().filter(|piece| piece.good) {
             let plaintext = piece.range.start + HEADER_LEN..piece.range.end - TAG_LEN;
             let result = match piece.header.kind {
-                MessageType::Data => self.data(buffer, plaintext, &tunnel, &mut last),
-                kind => self.message(&buffer[plaintext], &tunnel, from, kind),
+                MessageType::Data => self.data(buffer, plaintext, tunnel, &mut last),
+                kind => self.message(&buffer[plaintext], tunnel, from, kind),
             };
             if let Err(reason) = result {
                 self.lane.counters.drop_one(Direction::Inbound, reason);

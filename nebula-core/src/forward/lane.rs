@@ -1,6 +1,5 @@
 //! One thread's scratch: arena, deliveries, punts, caches, counters. Nothing in it is shared but the counters.
 
-use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use super::{Delivery, Offload, Run};
 use crate::Punt;
 use crate::counters::Counters;
 use crate::firewall::FlowCache;
-use crate::tunnel::LocalIndex;
+use crate::tunnel::TunnelHint;
 
 /// More punts than this in one turn are dropped: a flood must not become memory.
 const MAX_PUNTS: usize = 128;
@@ -38,18 +37,10 @@ pub struct Lane {
     pub(super) coalescer: Coalescer,
     pub(super) batch: Batch,
     punts: Vec<Punt>,
-    pub(super) last_tunnel: Option<TunnelHint>,
+    pub(super) last_tunnel: TunnelHint,
     pub(super) wanted: Wanted,
     pub(super) flows: FlowCache,
     pub(super) counters: Arc<Counters>,
-}
-
-/// Where the last packet went. Holds no tunnel, so that a retired one is freed.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct TunnelHint {
-    pub(super) version: u64,
-    pub(super) peer: IpAddr,
-    pub(super) index: LocalIndex,
 }
 
 impl Lane {
@@ -65,7 +56,7 @@ impl Lane {
             coalescer: Coalescer::default(),
             batch: Batch::default(),
             punts: Vec::new(),
-            last_tunnel: None,
+            last_tunnel: TunnelHint::default(),
             wanted: Wanted::default(),
             flows: FlowCache::default(),
             counters,
@@ -138,7 +129,7 @@ impl Lane {
         self.coalescer.release_memory();
         self.batch = Batch::default();
         self.flows = FlowCache::default();
-        self.last_tunnel = None;
+        self.last_tunnel = TunnelHint::default();
     }
     /// Makes sure that `bytes` more fit the arena.
     pub(super) fn make_room(&mut self, bytes: usize) {

@@ -1,17 +1,16 @@
 //! Overlay (super-)packet to underlay datagrams, stage by stage (egress path).
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Instant;
 
-use super::lane::{MAX_RUN, TunnelHint};
+use super::lane::MAX_RUN;
 use super::reject::{self, MAX_ANSWERS};
 use super::route::NextHop;
 use super::segment::Cut;
 use super::{Forwarder, Lane, Offload, Run, Snapshot};
 use crate::counters::{Counter, Direction};
 use crate::firewall::Firewall;
-use crate::tunnel::{Tunnel, TunnelTable};
+use crate::tunnel::{Lookup, Tunnel, TunnelTable};
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 use crate::wire::icmp;
 use crate::wire::ip::{FlowKey, Packet};
@@ -69,18 +68,20 @@ fn forward(
     let parsed = Packet::outbound(packet)?;
     let cut = Cut::new(packet, &parsed, offload)?;
     let hop = route(snapshot, &parsed.flow)?;
-    let tunnel = find_tunnel(&forwarder.tunnels, lane, hop.peer)
-        .or_else(|| find_other(&forwarder.tunnels, lane, now, &hop))
-        .ok_or(Stop::NoTunnel(hop.peer))?;
+    let mut lookup = lane.last_tunnel.look_up(&forwarder.tunnels, hop.peer);
+    if lookup.tunnel().is_none() {
+        lookup = find_other(&forwarder.tunnels, lane, now, &hop);
+    }
+    let tunnel = lookup.tunnel().ok_or(Stop::NoTunnel(hop.peer))?;
     let firewall = Firewall { filter: &snapshot.filter, conntrack: &forwarder.conntrack };
     if icmp::is_error(packet, &parsed) {
         let quoted = icmp::quoted_inbound(packet, &parsed);
-        firewall.check_error(now, Direction::Outbound, &parsed.flow, quoted.as_ref(), &tunnel)?;
+        firewall.check_error(now, Direction::Outbound, &parsed.flow, quoted.as_ref(), tunnel)?;
     } else {
-        firewall.check(&mut lane.flows, now, Direction::Outbound, &parsed.flow, &tunnel)?;
+        firewall.check(&mut lane.flows, now, Direction::Outbound, &parsed.flow, tunnel)?;
     }
     let to = tunnel.endpoint().ok_or(DropReason::NoEndpoint)?;
-    seal(lane, &tunnel, &cut, to)?;
+    seal(lane, tunnel, &cut, to)?;
     tunnel.mark_sent();
     Ok(())
 }
@@ -102,19 +103,19 @@ fn route<'a>(snapshot: &'a Snapshot, flow: &FlowKey) -> Result<NextHop<'a>, Drop
 /// Another gateway with a tunnel, in the order of the configuration. Those without one are asked for, as the chosen one is,
 /// so that flows return to their own gateway.
 #[cold]
-fn find_other(tunnels: &TunnelTable, lane: &mut Lane, now: Instant, hop: &NextHop<'_>) -> Option<Arc<Tunnel>> {
+fn find_other(tunnels: &TunnelTable, lane: &mut Lane, now: Instant, hop: &NextHop<'_>) -> Lookup {
     for other in hop.others() {
-        let tunnel = find_tunnel(tunnels, lane, other);
+        let lookup = lane.last_tunnel.look_up(tunnels, other);
         // Without any tunnel the packet itself asks for the chosen gateway.
-        let missing = if tunnel.is_some() { hop.peer } else { other };
+        let missing = if lookup.tunnel().is_some() { hop.peer } else { other };
         if lane.wanted.ask(missing, now) {
             lane.punt(Punt::Connect { peer: missing });
         }
-        if tunnel.is_some() {
-            return tunnel;
+        if lookup.tunnel().is_some() {
+            return lookup;
         }
     }
-    None
+    Lookup::nothing()
 }
 
 /// Tells the sender of a refused packet, through the device.
@@ -131,17 +132,6 @@ fn answer(lane: &mut Lane, packet: &[u8], reason: DropReason) {
         lane.deliver_built(&answer);
         lane.counters.add(Counter::Rejected, 1);
     }
-}
-
-fn find_tunnel(tunnels: &TunnelTable, lane: &mut Lane, peer: IpAddr) -> Option<Arc<Tunnel>> {
-    // Read before the look-up: a change during it makes the hint stale, never wrong.
-    let version = tunnels.version();
-    if let Some(hint) = lane.last_tunnel.filter(|hint| hint.version == version && hint.peer == peer) {
-        return tunnels.by_index(hint.index);
-    }
-    let tunnel = tunnels.by_address(peer)?;
-    lane.last_tunnel = Some(TunnelHint { version, peer, index: tunnel.local_index });
-    Some(tunnel)
 }
 
 /// Cuts and seals straight into the arena: `[header][packet][tag]` after one another.

@@ -1,6 +1,7 @@
 //! A tunnel: a verified peer, where it is, and the session keys (a security association).
 
 pub mod cipher;
+mod hint;
 pub(crate) mod liveness;
 mod replay_window;
 mod session;
@@ -13,9 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::ArcSwapOption;
 use nebula_cert::{VerifiedCertificate, Version};
 
+pub(crate) use hint::TunnelHint;
 pub(crate) use replay_window::CounterSet;
 pub use replay_window::ReplayWindow;
 pub use session::{Session, SessionKeys};
+pub(crate) use table::Lookup;
 pub use table::TunnelTable;
 
 /// Index this node allocated; peers put it into datagrams to this node.

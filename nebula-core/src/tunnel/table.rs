@@ -2,19 +2,18 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-use arc_swap::ArcSwapOption;
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use super::{LocalIndex, Tunnel};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{ArcSwapOption, HashMap, Loaded, Mutex};
 
 /// Low bits of an index before scrambling: the slot. The rest is the slot's generation, so an index comes back only
 /// after its slot was used 4096 times.
 const SLOT_BITS: u32 = 20;
 const GENERATIONS: u32 = 1 << (32 - SLOT_BITS);
 /// Chunk `k` holds `FIRST_CHUNK << k` slots, so that a node with few tunnels has a small table.
-const FIRST_CHUNK: u32 = 16;
+const FIRST_CHUNK: u32 = if cfg!(all(test, loom)) { 1 } else { 16 };
 const CHUNKS: usize = 16;
 const SLOTS: u32 = FIRST_CHUNK * ((1 << CHUNKS) - 1);
 
@@ -28,7 +27,7 @@ type Slot = ArcSwapOption<Tunnel>;
 pub struct TunnelTable {
     chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
     /// Indexes, not tunnels: a map reclaims late, but the keys of a retired tunnel must go at once.
-    by_address: papaya::HashMap<IpAddr, LocalIndex>,
+    by_address: HashMap<IpAddr, LocalIndex>,
     version: AtomicU64,
     vacancies: Mutex<Vacancies>,
     scramble: Scramble,
@@ -55,9 +54,9 @@ impl TunnelTable {
     pub fn new(key: u64) -> Self {
         Self {
             chunks: Default::default(),
-            by_address: papaya::HashMap::new(),
+            by_address: HashMap::new(),
             version: AtomicU64::new(1),
-            vacancies: Mutex::default(),
+            vacancies: Mutex::new(Vacancies::default()),
             scramble: Scramble(key),
         }
     }
@@ -133,8 +132,16 @@ impl TunnelTable {
     /// Primary tunnel to a peer.
     #[must_use]
     pub fn by_address(&self, address: IpAddr) -> Option<Arc<Tunnel>> {
-        let index = *self.by_address.pin().get(&address)?;
-        self.by_index(index)
+        self.by_index(self.primary(address)?)
+    }
+    /// As [`TunnelTable::by_index`], for lanes: without counting a reference, which would be a write to memory that all
+    /// lanes of the tunnel read.
+    pub(crate) fn look_up(&self, index: LocalIndex) -> Lookup {
+        Lookup { index, slot: self.slot(index).map(ArcSwapOption::load) }
+    }
+    /// Index of the primary tunnel to a peer.
+    pub(crate) fn primary(&self, address: IpAddr) -> Option<LocalIndex> {
+        Some(*self.by_address.pin().get(&address)?)
     }
     /// Overlay addresses with a primary tunnel.
     pub(crate) fn primaries(&self) -> usize {
@@ -156,6 +163,24 @@ impl TunnelTable {
     }
     fn changed(&self) {
         self.version.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// What was in a slot. A tunnel that is retired meanwhile stays until this is dropped, so keep it for one packet only.
+#[derive(Debug)]
+pub(crate) struct Lookup {
+    index: LocalIndex,
+    slot: Option<Loaded<Tunnel>>,
+}
+
+impl Lookup {
+    /// Finds no tunnel.
+    pub(crate) fn nothing() -> Self {
+        Self { index: LocalIndex(0), slot: None }
+    }
+    /// The tunnel that was looked for.
+    pub(crate) fn tunnel(&self) -> Option<&Tunnel> {
+        self.slot.as_ref()?.as_deref().filter(|tunnel| tunnel.local_index == self.index)
     }
 }
 
@@ -197,7 +222,7 @@ const fn inverse(odd: u32) -> u32 {
     x
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::collections::BTreeSet;
 

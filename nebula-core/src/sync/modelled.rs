@@ -1,0 +1,77 @@
+//! Loom's types, and stand-ins for arc-swap and papaya. Each operation of those is one step here, which is what they
+//! promise; models check what is built upon the promise.
+
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::sync::Arc;
+
+pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, atomic};
+
+/// `arc_swap::ArcSwapOption`.
+#[derive(Debug)]
+pub(crate) struct ArcSwapOption<T>(Mutex<Option<Arc<T>>>);
+
+/// `arc_swap::Guard`.
+#[derive(Debug)]
+pub(crate) struct Loaded<T>(Option<Arc<T>>);
+
+impl<T> ArcSwapOption<T> {
+    pub(crate) fn new(value: Option<Arc<T>>) -> Self {
+        Self(Mutex::new(value))
+    }
+    pub(crate) fn empty() -> Self {
+        Self::new(None)
+    }
+    pub(crate) fn load_full(&self) -> Option<Arc<T>> {
+        self.0.lock().unwrap().clone()
+    }
+    pub(crate) fn load(&self) -> Loaded<T> {
+        Loaded(self.load_full())
+    }
+    pub(crate) fn store(&self, value: Option<Arc<T>>) {
+        *self.0.lock().unwrap() = value;
+    }
+}
+
+impl<T> Deref for Loaded<T> {
+    type Target = Option<Arc<T>>;
+
+    fn deref(&self) -> &Option<Arc<T>> {
+        &self.0
+    }
+}
+
+/// `papaya::HashMap`.
+#[derive(Debug)]
+pub(crate) struct HashMap<K, V>(Mutex<BTreeMap<K, V>>);
+
+/// `papaya::HashMapRef`.
+#[derive(Debug)]
+pub(crate) struct Pinned<'a, K, V>(&'a HashMap<K, V>);
+
+impl<K: Ord, V: Clone> HashMap<K, V> {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(BTreeMap::new()))
+    }
+    pub(crate) fn pin(&self) -> Pinned<'_, K, V> {
+        Pinned(self)
+    }
+}
+
+impl<K: Ord, V: Clone> Pinned<'_, K, V> {
+    /// By value: a reference could not outlive the lock of this stand-in.
+    pub(crate) fn get(&self, key: &K) -> Option<Box<V>> {
+        self.0.0.lock().unwrap().get(key).cloned().map(Box::new)
+    }
+    pub(crate) fn insert(&self, key: K, value: V) {
+        self.0.0.lock().unwrap().insert(key, value);
+    }
+    pub(crate) fn remove_if(&self, key: &K, condition: impl FnOnce(&K, &V) -> bool) -> Result<Option<V>, ()> {
+        let mut map = self.0.0.lock().unwrap();
+        match map.get(key) {
+            None => Ok(None),
+            Some(value) if condition(key, value) => Ok(map.remove(key)),
+            Some(_) => Err(()),
+        }
+    }
+}
