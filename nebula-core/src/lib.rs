@@ -14,6 +14,8 @@ mod hole_punch;
 #[cfg(feature = "io")]
 pub mod io;
 pub mod lighthouse;
+#[cfg(all(test, loom))]
+mod models;
 mod node;
 mod output;
 #[cfg(feature = "simulator")]

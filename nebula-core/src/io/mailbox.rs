@@ -3,21 +3,22 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::PoisonError;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use ipnet::IpNet;
 use nebula_cert::{CaPool, Identity};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::Error;
+use super::wake::Wake;
 use crate::config::{self, RecvErrorPolicy};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{Punt, TunnelStatus, firewall};
 
 const MAX_PUNTS: usize = 1024;
 // A packet that waits for a tunnel may be a super-packet.
 const MAX_PUNT_BYTES: usize = 4 << 20;
-const MAX_COMMANDS: usize = 64;
+const MAX_COMMANDS: usize = if cfg!(all(test, loom)) { 1 } else { 64 };
 
 /// Something a [`super::Handle`] wants.
 #[derive(Debug)]
@@ -42,7 +43,7 @@ pub(super) struct Mailbox {
     content: Mutex<Content>,
     // Commands were taken, or nobody reads any more.
     room: Condvar,
-    wake: EventFd,
+    wake: Wake,
 }
 
 #[derive(Debug, Default)]
@@ -67,9 +68,7 @@ pub(super) struct Delivered {
 
 impl Mailbox {
     pub(super) fn new() -> Result<Self, Error> {
-        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
-            .map_err(|errno| Error::io("cannot make an eventfd", errno))?;
-        Ok(Self { content: Mutex::default(), room: Condvar::new(), wake })
+        Ok(Self { content: Mutex::new(Content::default()), room: Condvar::new(), wake: Wake::new()? })
     }
 
     /// Leaves a punt. `false`: there are too many.
@@ -84,7 +83,7 @@ impl Mailbox {
         content.punts.push_back(punt);
         // The first one wakes the reader, which takes all.
         if content.punts.len() == 1 {
-            self.wake();
+            self.wake.raise();
         }
         true
     }
@@ -97,7 +96,7 @@ impl Mailbox {
         }
         if !content.closed {
             content.commands.push_back(command);
-            self.wake();
+            self.wake.raise();
         }
     }
 
@@ -113,7 +112,7 @@ impl Mailbox {
     /// Asks the control thread to end.
     pub(super) fn stop(&self) {
         self.content().stop = true;
-        self.wake();
+        self.wake.raise();
     }
 
     /// Asks the control thread to end because of `error`; the first error counts.
@@ -122,7 +121,7 @@ impl Mailbox {
         content.stop = true;
         content.failure.get_or_insert(error);
         drop(content);
-        self.wake();
+        self.wake.raise();
     }
 
     pub(super) fn take_failure(&self) -> Option<Error> {
@@ -132,8 +131,7 @@ impl Mailbox {
     /// Takes everything.
     pub(super) fn take(&self) -> Delivered {
         let mut content = self.content();
-        // Nothing to read is as good.
-        let _ = self.wake.read();
+        self.wake.lower();
         content.punt_bytes = 0;
         let punts = std::mem::take(&mut content.punts);
         let commands = if content.gathering { VecDeque::new() } else { std::mem::take(&mut content.commands) };
@@ -152,11 +150,6 @@ impl Mailbox {
 
     fn content(&self) -> MutexGuard<'_, Content> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wake(&self) {
-        // Fails only when the counter is at its limit, and then the reader is awake already.
-        let _ = self.wake.write(1);
     }
 }
 
@@ -179,7 +172,7 @@ impl Drop for Gathering<'_> {
     fn drop(&mut self) {
         self.0.content().gathering = false;
         self.0.room.notify_all();
-        self.0.wake();
+        self.0.wake.raise();
     }
 }
 
@@ -199,7 +192,12 @@ fn weight(punt: &Punt) -> usize {
     }
 }
 
+#[cfg(all(test, loom))]
+#[path = "mailbox_models.rs"]
+mod models;
+
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use std::time::Duration;
 

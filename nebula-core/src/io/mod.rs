@@ -19,6 +19,7 @@ mod udp;
 mod udp_receive;
 mod udp_send;
 mod vnet_header;
+mod wake;
 mod warmth;
 
 pub use driver::{Driver, Error, Handle, Options};

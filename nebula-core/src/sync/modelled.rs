@@ -53,6 +53,9 @@ impl<K: Ord, V: Clone> HashMap<K, V> {
     pub(crate) fn new() -> Self {
         Self(Mutex::new(BTreeMap::new()))
     }
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
     pub(crate) fn pin(&self) -> Pinned<'_, K, V> {
         Pinned(self)
     }

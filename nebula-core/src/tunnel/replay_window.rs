@@ -129,7 +129,8 @@ fn seen(lap: u32, word: u64) -> u32 {
     if (word >> 32) as u32 == lap { word as u32 } else { 0 }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use std::collections::BTreeSet;
 

@@ -222,7 +222,8 @@ const fn inverse(odd: u32) -> u32 {
     x
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use std::collections::BTreeSet;
 

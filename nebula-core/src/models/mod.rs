@@ -1,0 +1,35 @@
+//! What lanes share, tried in every order of its steps (loom). `.ci/loom` runs these.
+
+mod flows;
+mod replay_window;
+mod tunnels;
+
+use std::sync::Arc;
+
+use nebula_cert::VerifiedCertificate;
+
+use crate::handshake::Completed;
+use crate::tunnel::cipher::Cipher;
+use crate::tunnel::{LocalIndex, RemoteIndex, SessionKeys, Tunnel};
+
+/// Runs `model` in every order of the steps of its threads, but with at most this many switches that no thread asked for:
+/// known defects of such code show with two, and the number of orders grows by a power with each.
+pub(crate) fn check(switches: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(switches);
+    builder.check(model);
+}
+
+/// A tunnel to `peer`.
+fn tunnel(local_index: LocalIndex, peer: VerifiedCertificate) -> Arc<Tunnel> {
+    let done = Completed {
+        local_index,
+        remote_index: RemoteIndex(9),
+        peer,
+        keys: SessionKeys { cipher: Cipher::Aes256Gcm, send: [1; 32], receive: [2; 32] },
+        initiator: true,
+        own_version: nebula_cert::Version::V2,
+        peer_time: 0,
+    };
+    Arc::new(Tunnel::new(done, None))
+}
