@@ -22,6 +22,7 @@ pub struct World {
     id: String,
     dir: PathBuf,
     hosts: u8,
+    ports: u32,
     daemons: Vec<(String, Child)>,
     namespaces: Vec<String>,
 }
@@ -34,7 +35,7 @@ impl World {
         let id = format!("nbt{}-{}", std::process::id(), WORLDS.fetch_add(1, Ordering::Relaxed));
         let dir = std::env::temp_dir().join(&id);
         std::fs::create_dir_all(&dir).expect("a temporary directory");
-        let mut world = Self { id, dir, hosts: 0, daemons: Vec::new(), namespaces: Vec::new() };
+        let mut world = Self { id, dir, hosts: 0, ports: 0, daemons: Vec::new(), namespaces: Vec::new() };
         let switch = world.namespace("s");
         run("ip", &["-n", &switch, "link", "add", "br0", "type", "bridge", "forward_delay", "0"]);
         run("ip", &["-n", &switch, "link", "set", "br0", "up"]);
@@ -72,7 +73,8 @@ impl World {
     /// Joins `namespace` to the switch by a device with an address.
     pub fn attach(&mut self, namespace: &str, device: &str, address: &str) {
         let switch = self.namespace_of("s");
-        let port = format!("p{}", self.namespaces.len());
+        self.ports += 1;
+        let port = format!("p{}", self.ports);
         run("ip", &["-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", device, "netns", namespace]);
         run("ip", &["-n", &switch, "link", "set", &port, "master", "br0", "up"]);
         run("ip", &["-n", namespace, "addr", "add", address, "dev", device]);
