@@ -47,7 +47,7 @@ impl Served {
     fn message(&self, at: usize, message: &Meta) -> Punt {
         let (tunnel, _, from) = self.hosts[at];
         let plaintext = message.encode().expect("version 2 names everything");
-        Punt::Message { tunnel, from, kind: MessageType::Lighthouse, plaintext }
+        Punt::Message { tunnel, from: from.into(), kind: MessageType::Lighthouse, plaintext }
     }
     fn update(&self, at: usize) -> Punt {
         let (_, _, from) = self.hosts[at];

@@ -53,7 +53,7 @@ impl Host {
     }
     /// Hands a handshake message to the control plane.
     pub fn handshake(&mut self, from: SocketAddr, datagram: Vec<u8>) -> Option<Transmit> {
-        self.node.handle_punt(self.now, Punt::Handshake { from, datagram });
+        self.node.handle_punt(self.now, Punt::Handshake { from: from.into(), datagram });
         self.node.poll_transmit()
     }
     /// Own index of the only tunnel.

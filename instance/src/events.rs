@@ -13,11 +13,12 @@ pub(crate) fn log(events: &Receiver<Event>) {
 
 fn log_one(event: &Event) {
     match event {
-        Event::TunnelUp { peer, name, endpoint, local_index, initiator, took } => {
+        Event::TunnelUp { peer, name, endpoint, relay, local_index, initiator, took } => {
             let stage = if *initiator { "map[stage:2 style:ix_psk0]" } else { "map[stage:1 style:ix_psk0]" };
             let index = local_index.0;
             let duration = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-            tracing::info!(vpnAddrs = ?peer, from = %endpoint, certName = name, localIndex = index, handshake = stage,
+            let from = if relay.is_some() { format!("{endpoint} (relayed)") } else { endpoint.to_string() };
+            tracing::info!(vpnAddrs = ?peer, %from, certName = name, localIndex = index, handshake = stage,
                 durationNs = duration, "Handshake message received");
         }
         Event::TunnelDown { peer, local_index, reason } => {

@@ -35,6 +35,8 @@ pub struct Config {
     pub lighthouse: Lighthouse,
     /// Networks behind other nodes.
     pub subnets: Vec<SubnetRoute>,
+    /// Relays.
+    pub relay: Relay,
     /// Packet filter.
     pub firewall: firewall::Policy,
     /// Hole punching.
@@ -70,6 +72,7 @@ impl Config {
             static_hosts: BTreeMap::new(),
             lighthouse: Lighthouse::default(),
             subnets: Vec::new(),
+            relay: Relay::default(),
             firewall: firewall::Policy::default(),
             punchy: Punchy::default(),
             handshakes: Handshakes::default(),
@@ -140,6 +143,23 @@ impl Default for Lighthouse {
             remote_allow: RemoteAllowList::default(),
             local_allow: LocalAllowList::default(),
         }
+    }
+}
+
+/// Relay settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Relay {
+    /// This node passes datagrams between others. It uses no relays itself.
+    pub am_relay: bool,
+    /// Try the relays of peers beside their endpoints.
+    pub use_relays: bool,
+    /// Overlay addresses of the relays through which this node can be reached; told to lighthouses.
+    pub relays: Vec<IpAddr>,
+}
+
+impl Default for Relay {
+    fn default() -> Self {
+        Self { am_relay: false, use_relays: true, relays: Vec::new() }
     }
 }
 

@@ -52,6 +52,10 @@ pub enum Counter {
     Coalesced,
     /// Refused packets that were answered with a reset or an ICMP error.
     Rejected,
+    /// Datagrams passed on between two peers.
+    RelayedDatagrams,
+    /// Their bytes.
+    RelayedBytes,
 }
 
 /// One set of counters. One thread writes, anybody reads; so a relaxed load and store do, without a locked instruction.
@@ -135,6 +139,8 @@ counter_names! {
     NoTunnel "no_tunnel",
     Coalesced "coalesced",
     Rejected "rejected",
+    RelayedDatagrams "relayed_datagrams",
+    RelayedBytes "relayed_bytes",
 }
 
 macro_rules! drop_names {

@@ -18,6 +18,7 @@ pub mod lighthouse;
 mod models;
 mod node;
 mod output;
+pub mod relay;
 #[cfg(feature = "simulator")]
 pub mod simulator;
 mod sync;
@@ -27,4 +28,4 @@ pub mod wire;
 pub use config::Config;
 pub use forward::{Forwarder, Lane};
 pub use node::{Node, TableSizes, TunnelStatus, WallClock};
-pub use output::{DropReason, Event, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict};
+pub use output::{DropReason, Event, Origin, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict};

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::forward::Offload;
+use crate::relay::RelayIndex;
 use crate::tunnel::{LocalIndex, RemoteIndex};
 use crate::wire::header::MessageType;
 
@@ -53,7 +54,7 @@ pub enum DropReason {
     ConntrackFull,
     /// The send counter of the tunnel is used up.
     CounterExhausted,
-    /// The tunnel has no usable endpoint.
+    /// There is no way to the peer: no endpoint, and no relay.
     NoEndpoint,
     /// Too many packets wait for this peer's handshake.
     PendingFull,
@@ -61,7 +62,7 @@ pub enum DropReason {
     PuntQueueFull,
     /// Handshake message that is not valid or not expected.
     BadHandshake,
-    /// Relayed frame that cannot be handled.
+    /// Relayed frame, or request for a relay, that may not or cannot be served.
     Relay,
     /// Control message that cannot be parsed or may not be sent by this peer.
     BadMessage,
@@ -91,6 +92,44 @@ pub struct PacketOwned {
     pub offload: Offload,
 }
 
+/// Which way a datagram came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// From this underlay source.
+    Direct(SocketAddr),
+    /// Inside a datagram of a relay, which authenticated it.
+    Relayed {
+        /// Underlay source of the outer datagram.
+        from: SocketAddr,
+        /// Own index of the hop.
+        hop: RelayIndex,
+    },
+}
+
+impl Origin {
+    /// Where the peer itself is.
+    #[must_use]
+    pub fn endpoint(self) -> Option<SocketAddr> {
+        match self {
+            Self::Direct(from) => Some(from),
+            Self::Relayed { .. } => None,
+        }
+    }
+    /// Underlay source: of the peer, or of its relay.
+    #[must_use]
+    pub fn underlay(self) -> SocketAddr {
+        match self {
+            Self::Direct(from) | Self::Relayed { from, .. } => from,
+        }
+    }
+}
+
+impl From<SocketAddr> for Origin {
+    fn from(from: SocketAddr) -> Self {
+        Self::Direct(from)
+    }
+}
+
 /// What the forwarding plane hands to the control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Punt {
@@ -108,22 +147,22 @@ pub enum Punt {
     },
     /// A handshake datagram (type 0), header included.
     Handshake {
-        /// Underlay source.
-        from: SocketAddr,
+        /// Which way it came.
+        from: Origin,
         /// Complete datagram.
         datagram: Vec<u8>,
     },
     /// A recv_error datagram (type 2).
     RecvError {
-        /// Underlay source.
-        from: SocketAddr,
-        /// The index the peer does not know.
+        /// Which way it came.
+        from: Origin,
+        /// The index the peer does not know; of a tunnel or, if it came directly, of a relay.
         index: RemoteIndex,
     },
     /// A datagram for an index nobody has: answer with a recv_error, by policy.
     UnknownIndex {
-        /// Underlay source.
-        from: SocketAddr,
+        /// Which way it came.
+        from: Origin,
         /// Index found in the datagram.
         index: u32,
     },
@@ -131,8 +170,8 @@ pub enum Punt {
     Message {
         /// Tunnel it came through.
         tunnel: LocalIndex,
-        /// Underlay source.
-        from: SocketAddr,
+        /// Which way it came.
+        from: Origin,
         /// Which message.
         kind: MessageType,
         /// Decrypted body.
@@ -157,8 +196,10 @@ pub enum Event {
         peer: Vec<IpAddr>,
         /// Peer's certificate name.
         name: String,
-        /// Underlay endpoint.
+        /// Underlay endpoint: of the peer, or of its relay.
         endpoint: SocketAddr,
+        /// The relay between, by its overlay address.
+        relay: Option<IpAddr>,
         /// Own index.
         local_index: LocalIndex,
         /// Whether this node initiated.

@@ -145,7 +145,7 @@ const PUNCH: u8 = 5;
 
 /// Lets `host` read a message as if `sender` had sent it.
 fn tell(net: &mut SimNet, host: HostId, sender: HostId, plaintext: Vec<u8>) {
-    let (tunnel, from) = (net.tunnels_to(host, sender)[0].local_index, net.underlay(sender));
+    let (tunnel, from) = (net.tunnels_to(host, sender)[0].local_index, net.underlay(sender).into());
     let kind = MessageType::Lighthouse;
     net.control(host, |node, now| node.handle_punt(now, Punt::Message { tunnel, from, kind, plaintext }));
 }

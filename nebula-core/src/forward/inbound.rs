@@ -10,11 +10,12 @@ use super::segment::Cut;
 use super::{Forwarder, Lane, Offload, Received, Snapshot};
 use crate::counters::{Counter, Direction};
 use crate::firewall::Firewall;
+use crate::relay::RelayIndex;
 use crate::tunnel::{CounterSet, LocalIndex, RemoteIndex, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 use crate::wire::icmp;
 use crate::wire::ip::{FlowKey, Packet};
-use crate::{DropReason, Punt};
+use crate::{DropReason, Origin, Punt};
 
 /// No control message is longer: peers have buffers of 9001 bytes.
 const MAX_MESSAGE: usize = 9001;
@@ -25,6 +26,8 @@ const MAX_UNAUTHENTICATED: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pieces: Vec<Piece>,
+    /// What was inside datagrams of relays.
+    pub(super) relayed: Vec<Piece>,
     /// Tunnels that were reported as roamed.
     roamed: Vec<LocalIndex>,
     unknown: usize,
@@ -35,12 +38,29 @@ pub(super) struct Batch {
 
 /// One datagram for a tunnel.
 #[derive(Debug)]
-struct Piece {
-    range: Range<usize>,
+pub(super) struct Piece {
+    pub(super) range: Range<usize>,
     from: SocketAddr,
     header: Header,
     /// Not yet refused.
-    good: bool,
+    pub(super) good: bool,
+}
+
+impl Piece {
+    fn is_relay(&self) -> bool {
+        self.header.kind == MessageType::Relay
+    }
+    /// Bytes that are authenticated only: the header; of a relay's datagram all but the tag.
+    fn plain_len(&self) -> usize {
+        if self.is_relay() { self.range.len().saturating_sub(TAG_LEN) } else { HEADER_LEN }
+    }
+    pub(super) fn tunnel_index(&self) -> LocalIndex {
+        LocalIndex(self.header.index)
+    }
+    /// Whether both can be handled in one go.
+    pub(super) fn joins(&self, other: &Self) -> bool {
+        self.header.index == other.header.index && self.from == other.from && self.is_relay() == other.is_relay()
+    }
 }
 
 pub(super) fn inbound(forwarder: &Forwarder, lane: &mut Lane, now: Instant, buffer: &mut [u8], received: &[Received]) {
@@ -50,14 +70,19 @@ pub(super) fn inbound(forwarder: &Forwarder, lane: &mut Lane, now: Instant, buff
         sort(lane, &mut batch, &snapshot, buffer, slot);
     }
     let mut pieces = std::mem::take(&mut batch.pieces);
-    for run in pieces.chunk_by_mut(|a, b| a.header.index == b.header.index && a.from == b.from) {
-        Stage { forwarder, snapshot: &snapshot, now, lane, batch: &mut batch }.run(buffer, run);
+    for run in pieces.chunk_by_mut(|a, b| a.joins(b)) {
+        let mut stage = Stage { forwarder, snapshot: &snapshot, now, lane, batch: &mut batch };
+        match run.first().map(|piece| (piece.from, piece.header.index, piece.is_relay())) {
+            Some((from, index, true)) => stage.hop(buffer, run, from, RelayIndex(index)),
+            Some((from, index, false)) => stage.tunnel(buffer, run, from.into(), LocalIndex(index)),
+            None => {}
+        }
     }
     let super_packets = lane.coalescer.finish(buffer, &mut lane.deliveries, &mut lane.headers, &mut lane.pieces);
     lane.counters.add(Counter::Coalesced, super_packets);
     pieces.clear();
     batch.roamed.clear();
-    lane.batch = Batch { pieces, roamed: batch.roamed, unknown: 0, recv_errors: 0, answers: 0 };
+    lane.batch = Batch { pieces, relayed: batch.relayed, roamed: batch.roamed, unknown: 0, recv_errors: 0, answers: 0 };
 }
 
 /// Reads headers: what belongs to a tunnel becomes a piece, the rest is finished here.
@@ -83,16 +108,17 @@ fn sort(lane: &mut Lane, batch: &mut Batch, snapshot: &Snapshot, buffer: &[u8], 
             continue;
         }
         let start = slot.range.start + nth * size;
-        if let Err(reason) = sort_one(lane, batch, slot.from, start, datagram) {
+        if let Err(reason) = sort_one(lane, batch, slot.from.into(), start, datagram) {
             lane.counters.drop_one(Direction::Inbound, reason);
         }
     }
 }
 
-fn sort_one(
+/// `start` is where the datagram begins in the buffer.
+pub(super) fn sort_one(
     lane: &mut Lane,
     batch: &mut Batch,
-    from: SocketAddr,
+    from: Origin,
     start: usize,
     datagram: &[u8],
 ) -> Result<(), DropReason> {
@@ -105,11 +131,15 @@ fn sort_one(
             batch.recv_errors += 1;
             (Counter::RecvErrorsIn, Punt::RecvError { from, index: RemoteIndex(header.index) })
         }
-        // No relays yet, so no relay index is known.
-        MessageType::Relay => return Err(DropReason::Relay),
         _ => {
             let range = start..start + datagram.len();
-            batch.pieces.push(Piece { range, from, header, good: true });
+            let piece = Piece { range, from: from.underlay(), header, good: true };
+            match from {
+                Origin::Direct(_) => batch.pieces.push(piece),
+                // Nothing is relayed twice.
+                Origin::Relayed { .. } if piece.is_relay() => return Err(DropReason::Relay),
+                Origin::Relayed { .. } => batch.relayed.push(piece),
+            }
             return Ok(());
         }
     };
@@ -121,29 +151,32 @@ fn sort_one(
 }
 
 /// What the stages of one run of datagrams share.
-struct Stage<'a> {
-    forwarder: &'a Forwarder,
+pub(super) struct Stage<'a> {
+    pub(super) forwarder: &'a Forwarder,
     snapshot: &'a Snapshot,
     now: Instant,
-    lane: &'a mut Lane,
-    batch: &'a mut Batch,
+    pub(super) lane: &'a mut Lane,
+    pub(super) batch: &'a mut Batch,
 }
 
 impl Stage<'_> {
-    /// Datagrams of one source for one index.
-    fn run(&mut self, buffer: &mut [u8], run: &mut [Piece]) {
-        let Some((from, index)) = run.first().map(|piece| (piece.from, piece.header.index)) else {
-            return;
-        };
-        let lookup = self.forwarder.tunnels.look_up(LocalIndex(index));
+    /// Datagrams for one tunnel that came one way.
+    pub(super) fn tunnel(&mut self, buffer: &mut [u8], run: &mut [Piece], from: Origin, index: LocalIndex) {
+        let lookup = self.forwarder.tunnels.look_up(index);
         let Some(tunnel) = lookup.tunnel() else {
-            return self.unknown(from, index, run.len());
+            self.lane.counters.drop_many(Direction::Inbound, DropReason::UnknownIndex, run.len() as u64);
+            return self.unknown(from, index.0);
         };
         if !self.authenticate(buffer, tunnel, run) {
             return;
         }
-        tunnel.mark_received();
-        self.notice_roaming(tunnel, from);
+        match from {
+            Origin::Direct(endpoint) => {
+                tunnel.mark_received();
+                self.notice_roaming(tunnel, endpoint);
+            }
+            Origin::Relayed { .. } => tunnel.mark_relayed(),
+        }
         let mut last = None;
         for piece in run.iter().filter(|piece| piece.good) {
             let plaintext = piece.range.start + HEADER_LEN..piece.range.end - TAG_LEN;
@@ -157,8 +190,8 @@ impl Stage<'_> {
         }
     }
 
-    fn unknown(&mut self, from: SocketAddr, index: u32, datagrams: usize) {
-        self.lane.counters.drop_many(Direction::Inbound, DropReason::UnknownIndex, datagrams as u64);
+    /// Lets the peer know that its datagrams lead nowhere.
+    pub(super) fn unknown(&mut self, from: Origin, index: u32) {
         // One answer tells the peer as much as one for each datagram.
         if self.batch.unknown < MAX_UNAUTHENTICATED {
             self.batch.unknown += 1;
@@ -167,7 +200,7 @@ impl Stage<'_> {
     }
 
     /// Checks counters, opens in place, records counters, block by block. What fails is counted and no longer good. `true` if any is good.
-    fn authenticate(&mut self, buffer: &mut [u8], tunnel: &Tunnel, run: &mut [Piece]) -> bool {
+    pub(super) fn authenticate(&mut self, buffer: &mut [u8], tunnel: &Tunnel, run: &mut [Piece]) -> bool {
         let counters = &self.lane.counters;
         let window = &tunnel.session.replay;
         let refuse = |piece: &mut Piece, reason| {
@@ -186,7 +219,7 @@ impl Stage<'_> {
                     refuse(piece, DropReason::Truncated);
                     continue;
                 }
-                let (head, body) = buffer[piece.range.clone()].split_at_mut(HEADER_LEN);
+                let (head, body) = buffer[piece.range.clone()].split_at_mut(piece.plain_len());
                 if !possible.contains(counter) {
                     refuse(piece, DropReason::Replayed);
                 } else if !tunnel.session.receive_key.open(counter, head, body) {
@@ -208,7 +241,7 @@ impl Stage<'_> {
         any
     }
 
-    fn notice_roaming(&mut self, tunnel: &Tunnel, from: SocketAddr) {
+    pub(super) fn notice_roaming(&mut self, tunnel: &Tunnel, from: SocketAddr) {
         let index = tunnel.local_index;
         if tunnel.endpoint() != Some(from) && !self.batch.roamed.contains(&index) {
             self.batch.roamed.push(index);
@@ -262,9 +295,9 @@ impl Stage<'_> {
             return;
         }
         let Some(answer) = reject::answer(packet, parsed) else { return };
-        let Some(to) = tunnel.endpoint() else { return };
+        let Some(carrier) = self.forwarder.carrier(tunnel) else { return };
         let cut = Packet::outbound(&answer).and_then(|parsed| Cut::new(&answer, &parsed, Offload::default()));
-        if cut.and_then(|cut| seal(self.lane, tunnel, &cut, to)).is_ok() {
+        if cut.and_then(|cut| seal(self.lane, tunnel, &cut, &carrier)).is_ok() {
             self.batch.answers += 1;
             self.lane.counters.add(Counter::Rejected, 1);
             tunnel.mark_sent();
@@ -276,7 +309,7 @@ impl Stage<'_> {
         &mut self,
         plaintext: &[u8],
         tunnel: &Tunnel,
-        from: SocketAddr,
+        from: Origin,
         kind: MessageType,
     ) -> Result<(), DropReason> {
         let counter = match kind {

@@ -8,6 +8,7 @@ mod lane;
 mod layout;
 mod outbound;
 mod reject;
+mod relayed;
 mod route;
 mod segment;
 #[cfg(test)]
@@ -27,11 +28,13 @@ use ipnet::IpNet;
 
 pub use echo::echo_reply;
 pub use lane::Lane;
+pub(crate) use relayed::Carrier;
 
 use crate::Verdict;
 use crate::config::SubnetRoute;
 use crate::counters::Counters;
 use crate::firewall::{self, Conntrack, Filter};
+use crate::relay::RelayTable;
 use crate::tunnel::TunnelTable;
 use route::Routes;
 
@@ -128,6 +131,7 @@ struct Snapshot {
 #[derive(Debug)]
 pub struct Forwarder {
     tunnels: TunnelTable,
+    relays: RelayTable,
     snapshot: ArcSwap<Snapshot>,
     conntrack: Conntrack,
     counters: Mutex<Vec<Arc<Counters>>>,
@@ -141,6 +145,7 @@ impl Forwarder {
         let conntrack = Conntrack::new(now, key[1], local.firewall.max_flows);
         Self {
             tunnels: TunnelTable::new(key[0]),
+            relays: RelayTable::default(),
             snapshot: ArcSwap::from_pointee(Snapshot::new(local, 1)),
             conntrack,
             counters: Mutex::default(),
@@ -150,6 +155,11 @@ impl Forwarder {
     #[must_use]
     pub(crate) fn tunnels(&self) -> &TunnelTable {
         &self.tunnels
+    }
+    /// Hops this node is part of. The control plane publishes and retires here.
+    #[must_use]
+    pub(crate) fn relays(&self) -> &RelayTable {
+        &self.relays
     }
     /// Replaces addresses, rules and flags. Flows that are already allowed are checked again with their next packet.
     pub(crate) fn set_policy(&self, local: LocalPolicy) {

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::lane::MAX_RUN;
 use super::reject::{self, MAX_ANSWERS};
+use super::relayed::Carrier;
 use super::route::NextHop;
 use super::segment::Cut;
 use super::{Forwarder, Lane, Offload, Run, Snapshot};
@@ -80,8 +81,9 @@ fn forward(
     } else {
         firewall.check(&mut lane.flows, now, Direction::Outbound, &parsed.flow, tunnel)?;
     }
-    let to = tunnel.endpoint().ok_or(DropReason::NoEndpoint)?;
-    seal(lane, tunnel, &cut, to)?;
+    // Without a way to the peer its tunnel is worth as much as none.
+    let carrier = forwarder.carrier(tunnel).ok_or(Stop::NoTunnel(hop.peer))?;
+    seal(lane, tunnel, &cut, &carrier)?;
     tunnel.mark_sent();
     Ok(())
 }
@@ -134,24 +136,32 @@ fn answer(lane: &mut Lane, packet: &[u8], reason: DropReason) {
     }
 }
 
-/// Cuts and seals straight into the arena: `[header][packet][tag]` after one another.
-pub(super) fn seal(lane: &mut Lane, tunnel: &Tunnel, cut: &Cut<'_>, to: SocketAddr) -> Result<(), DropReason> {
+/// Cuts and seals straight into the arena: `[header][packet][tag]` after one another, each in a frame of the relay if there
+/// is one.
+pub(super) fn seal(lane: &mut Lane, tunnel: &Tunnel, cut: &Cut<'_>, carrier: &Carrier) -> Result<(), DropReason> {
     let count = cut.count();
     let first = tunnel.session.reserve(count as u64).ok_or(DropReason::CounterExhausted)?;
+    let frames = carrier.frames(count as u64)?;
+    let (before, after) = if frames.is_some() { (HEADER_LEN, TAG_LEN) } else { (0, 0) };
     let bytes = cut.total_len();
-    lane.make_room(bytes + count * (HEADER_LEN + TAG_LEN));
+    lane.make_room(bytes + count * (before + HEADER_LEN + TAG_LEN + after));
     for index in 0..count {
         let counter = first + index as u64;
         let header = Header { kind: MessageType::Data, index: tunnel.remote_index.0, counter }.to_bytes();
         let inner = cut.len(index);
-        let (start, end) = (lane.used, lane.used + HEADER_LEN + inner + TAG_LEN);
-        let (head, rest) = lane.arena[start..end].split_at_mut(HEADER_LEN);
+        let (start, end) = (lane.used, lane.used + before + HEADER_LEN + inner + TAG_LEN + after);
+        let datagram = &mut lane.arena[start..end];
+        let (head, rest) = datagram[before..].split_at_mut(HEADER_LEN);
         let (body, tail) = rest.split_at_mut(inner);
+        let tail = &mut tail[..TAG_LEN];
         head.copy_from_slice(&header);
         cut.write(index, body);
         tail.copy_from_slice(&tunnel.session.send_key.seal(counter, &header, body));
+        if let Some(frames) = &frames {
+            frames.close(index as u64, datagram);
+        }
         lane.used = end;
-        add_to_runs(&mut lane.runs, lane.max_segments, to, start, end);
+        add_to_runs(&mut lane.runs, lane.max_segments, carrier.to, start, end);
     }
     lane.counters.add(Counter::PacketsOut, count as u64);
     lane.counters.add(Counter::BytesOut, bytes as u64);
@@ -159,7 +169,7 @@ pub(super) fn seal(lane: &mut Lane, tunnel: &Tunnel, cut: &Cut<'_>, to: SocketAd
 }
 
 /// Extends the last run if the datagram can be part of the same GSO send.
-fn add_to_runs(runs: &mut Vec<Run>, max_segments: usize, to: SocketAddr, start: usize, end: usize) {
+pub(super) fn add_to_runs(runs: &mut Vec<Run>, max_segments: usize, to: SocketAddr, start: usize, end: usize) {
     if let Some(run) = runs.last_mut() {
         let len = run.range.len();
         // A shorter datagram ends a run: it is only a whole number of segments long while all have the same size.

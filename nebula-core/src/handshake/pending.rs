@@ -9,6 +9,7 @@ use nebula_cert::Fingerprint;
 use super::Initiator;
 use crate::output::PacketOwned;
 use crate::tunnel::LocalIndex;
+use crate::wire::messages::Control;
 
 /// One handshake under way.
 pub(crate) struct Pending {
@@ -66,6 +67,10 @@ pub(crate) struct Waiting {
     pub(crate) queries: Vec<IpAddr>,
     /// A test request, so that the peer sees this node.
     pub(crate) test: bool,
+    /// Peers to be reached through this relay.
+    pub(crate) relayed: Vec<IpAddr>,
+    /// Requests for a relay to this peer, and the tunnels they came by.
+    pub(crate) requests: Vec<(LocalIndex, Control)>,
 }
 
 impl Waiting {
@@ -184,9 +189,20 @@ impl PendingHandshakes {
     /// Asks `lighthouse` about `subject` as soon as its tunnel is up.
     pub(crate) fn push_query(&mut self, lighthouse: IpAddr, subject: IpAddr) {
         let Some(pending) = self.by_peer.get_mut(&lighthouse) else { return };
-        let queries = &mut pending.waiting.queries;
-        if queries.len() < MAX_QUERIES && !queries.contains(&subject) {
-            queries.push(subject);
+        push_bounded(&mut pending.waiting.queries, subject);
+    }
+
+    /// Reaches `peer` through `relay` as soon as its tunnel is up.
+    pub(crate) fn push_relayed(&mut self, relay: IpAddr, peer: IpAddr) {
+        if let Some(pending) = self.by_peer.get_mut(&relay) {
+            push_bounded(&mut pending.waiting.relayed, peer);
+        }
+    }
+
+    /// Serves the request of the peer with this tunnel as soon as the tunnel to its target is up.
+    pub(crate) fn push_request(&mut self, tunnel: LocalIndex, request: Control) {
+        if let Some(pending) = self.by_peer.get_mut(&request.to) {
+            push_bounded(&mut pending.waiting.requests, (tunnel, request));
         }
     }
 
@@ -198,11 +214,17 @@ impl PendingHandshakes {
     }
 }
 
+fn push_bounded<T: PartialEq>(list: &mut Vec<T>, item: T) {
+    if list.len() < MAX_WISHES && !list.contains(&item) {
+        list.push(item);
+    }
+}
+
 const MAX_HANDSHAKES: usize = 8192;
 /// Lighthouses far away answer within this.
 const TIME_TO_LEARN: Duration = Duration::from_secs(1);
 const MAX_PACKETS_PER_PEER: usize = 100;
-const MAX_QUERIES: usize = 64;
+const MAX_WISHES: usize = 64;
 // Packets may be 64 KiB super-packets: a hundred per peer would not bound anything.
 const MAX_WAITING_BYTES: usize = 16 << 20;
 

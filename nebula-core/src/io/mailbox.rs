@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     fn handshake(len: usize) -> Punt {
-        Punt::Handshake { from: SocketAddr::from(([127, 0, 0, 1], 1)), datagram: vec![0; len] }
+        Punt::Handshake { from: SocketAddr::from(([127, 0, 0, 1], 1)).into(), datagram: vec![0; len] }
     }
 
     fn is_awake(mailbox: &Mailbox) -> bool {

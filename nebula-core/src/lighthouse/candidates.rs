@@ -12,6 +12,8 @@ use super::RemoteAllowList;
 pub(crate) struct Candidates {
     learnt: Option<SocketAddr>,
     reported: BTreeMap<IpAddr, Vec<SocketAddr>>,
+    /// Relays by who named them: a lighthouse, or the relay itself by passing on what the peer sent.
+    relays: BTreeMap<IpAddr, Vec<IpAddr>>,
     refused: BTreeSet<SocketAddr>,
 }
 
@@ -25,6 +27,21 @@ impl Candidates {
     /// Replaces what `lighthouse` said before.
     pub(crate) fn report(&mut self, lighthouse: IpAddr, endpoints: Vec<SocketAddr>) {
         self.reported.insert(lighthouse, endpoints);
+    }
+
+    /// Replaces the relays that `source` named before. Returns whether that changed anything.
+    pub(crate) fn report_relays(&mut self, source: IpAddr, relays: Vec<IpAddr>) -> bool {
+        let room = self.relays.len() < MAX_RELAY_SOURCES || self.relays.contains_key(&source);
+        let changed = room && self.relays.get(&source).map_or(&[][..], Vec::as_slice) != relays;
+        if changed {
+            self.relays.insert(source, relays);
+        }
+        changed
+    }
+
+    /// Every relay of the peer, by number.
+    pub(crate) fn relays(&self) -> BTreeSet<IpAddr> {
+        self.relays.values().flatten().copied().collect()
     }
 
     /// Somebody else answered there; not tried again before a handshake succeeds.
@@ -95,6 +112,7 @@ fn rank(endpoint: SocketAddr, preferred: &[IpNet]) -> (bool, bool, bool, IpAddr,
 /// Endpoints of each family believed per source.
 pub(crate) const MAX_PER_FAMILY: usize = 10;
 const MAX_REFUSED: usize = 64;
+const MAX_RELAY_SOURCES: usize = 16;
 
 #[cfg(test)]
 mod tests {

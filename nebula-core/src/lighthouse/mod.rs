@@ -5,7 +5,7 @@ mod calculated;
 mod candidates;
 mod server;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
@@ -55,6 +55,11 @@ impl Client {
     /// Drops what is known of all but some peers.
     pub(crate) fn retain(&mut self, keep: impl Fn(IpAddr) -> bool) {
         self.peers.retain(|peer, _| keep(*peer));
+    }
+
+    /// Relays of a peer, by number.
+    pub(crate) fn relays(&self, peer: IpAddr) -> BTreeSet<IpAddr> {
+        self.peers.get(&peer).map(Candidates::relays).unwrap_or_default()
     }
 
     /// Drops what is known of a peer that is gone.

@@ -40,10 +40,13 @@ impl Node {
     fn check_tunnel(&mut self, now: Instant, index: LocalIndex) {
         self.forwarder.expire_flows(now);
         let Some(live) = self.tunnels.get_mut(index) else { return };
-        let (received, sent) = live.tunnel.take_traffic();
+        let traffic = live.tunnel.take_traffic();
+        let (received, sent) = (traffic.received(), traffic.sent);
         if received || sent {
             live.used = now;
         }
+        self.note_relayed(now, index, traffic);
+        self.note_relay_traffic(now, index);
         let Some(live) = self.tunnels.get(index) else { return };
         let facts = self.facts(now, live, received, sent);
         let Some(live) = self.tunnels.get_mut(index) else { return };
@@ -58,17 +61,19 @@ impl Node {
         };
         self.timer.set(Due::Tunnel(index), self.coalesced(now + wait));
         match decision {
-            Decision::Probe => self.outbox.message(&tunnel, MessageType::TestRequest, &[]),
+            Decision::Probe => self.probe(&tunnel),
             Decision::Alive { punch: true, .. } | Decision::Idle => self.keep_mapping(&tunnel),
             _ => {}
         }
         match decision {
             Decision::Alive { next: Next::Rehandshake, .. } => self.rehandshake(now, index),
             Decision::Alive { next: Next::BecomePrimary, .. } => self.forwarder.tunnels().set_primary(&tunnel),
+            Decision::Alive { .. } if !facts.primary => self.migrate_relays(now, &tunnel),
             _ => {}
         }
         if facts.primary && sent {
             self.seek_better_path(now, index);
+            self.seek_direct_path(now, &tunnel);
         }
     }
 
@@ -204,7 +209,7 @@ impl Node {
     /// Sends a test request, through a new tunnel if there is none.
     fn test(&mut self, now: Instant, peer: IpAddr) {
         if let Some(tunnel) = self.forwarder.tunnels().by_address(peer) {
-            self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
+            self.send(&tunnel, MessageType::TestRequest, &[]);
         } else {
             self.start_handshake(now, peer, None);
             self.pending.push_test(peer);

@@ -12,10 +12,11 @@ use super::outbox::seal;
 use super::timer::Due;
 use super::tunnels::{Live, Opening};
 use crate::handshake::{Completed, Error, Initiator, Own, Pending, Waiting, respond};
+use crate::relay::Allowance;
 use crate::tunnel::liveness::Liveness;
 use crate::tunnel::{LocalIndex, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType};
-use crate::{DropReason, Event, TunnelDownReason};
+use crate::{DropReason, Event, Origin, TunnelDownReason};
 
 impl Node {
     /// Starts a handshake unless one is under way. `version` forces that of the own certificate.
@@ -81,6 +82,7 @@ impl Node {
             return;
         }
         self.attempt(peer);
+        self.try_relays(now, peer);
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let (attempts, pause) = (pending.attempts, pending.pause(self.config.handshakes.try_interval));
         self.timer.set(Due::Handshake(peer), now + pause);
@@ -124,7 +126,7 @@ impl Node {
     }
 
     /// A datagram of type 0.
-    pub(super) fn handle_handshake(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
+    pub(super) fn handle_handshake(&mut self, now: Instant, from: Origin, datagram: &[u8]) {
         match Header::parse(datagram) {
             Ok(Header { kind: MessageType::Handshake, counter: 1, index: 0 }) => {
                 self.handle_first_message(now, from, datagram);
@@ -136,8 +138,10 @@ impl Node {
         }
     }
 
-    fn handle_first_message(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
-        if !self.config.lighthouse.remote_allow.allows_somebody(from.ip()) {
+    fn handle_first_message(&mut self, now: Instant, from: Origin, datagram: &[u8]) {
+        if let Origin::Direct(at) = from
+            && !self.config.lighthouse.remote_allow.allows_somebody(at.ip())
+        {
             self.count(DropReason::AddressNotAllowed);
             return;
         }
@@ -145,14 +149,17 @@ impl Node {
         if let Some(live) = self.tunnels.opened_by(&digest) {
             let reply = live.opening.as_ref().map(|opening| opening.reply.to_vec()).unwrap_or_default();
             let tunnel = Arc::clone(&live.tunnel);
-            self.outbox.datagram(from, reply);
+            self.answer(from, reply);
             // The same message on a better path: the answer to a test, which nobody else can give, moves the tunnel.
-            if self.is_preferred(from) && !tunnel.endpoint().is_some_and(|current| self.is_preferred(current)) {
-                self.outbox.message_to(from, &tunnel, MessageType::TestRequest, &[]);
+            if let Origin::Direct(at) = from {
+                let better = |current| self.is_preferred(at) && !self.is_preferred(current);
+                if tunnel.endpoint().is_none_or(better) && self.may_try(&tunnel, at) {
+                    self.outbox.message_to(at, &tunnel, MessageType::TestRequest, &[]);
+                }
             }
             return;
         }
-        if !self.admission.admit(now, from.ip()) {
+        if !self.admission.admit(now, from.underlay().ip()) {
             self.count(DropReason::HandshakeLimit);
             return;
         }
@@ -165,7 +172,7 @@ impl Node {
             outcome => {
                 self.forwarder.tunnels().release(local_index);
                 let reason = outcome.err().map_or_else(|| OWN_ADDRESS.to_owned(), |error| describe(&error));
-                self.refused(from, reason);
+                self.refused(from.underlay(), reason);
                 return;
             }
         };
@@ -180,21 +187,23 @@ impl Node {
             && primary.peer_time >= done.peer_time
         {
             self.forwarder.tunnels().release(local_index);
-            self.outbox.message(&primary, MessageType::TestRequest, &[]);
+            self.send(&primary, MessageType::TestRequest, &[]);
             return;
         }
         let own_certificate = self.fingerprint(done.own_version);
-        self.outbox.datagram(from, reply.clone());
+        self.answer(from, reply.clone());
         let opening = Some(Opening { digest, reply: reply.into_boxed_slice() });
         self.establish(now, done, from, own_certificate, opening, None);
     }
 
-    fn handle_second_message(&mut self, now: Instant, from: SocketAddr, index: LocalIndex, datagram: &[u8]) {
+    fn handle_second_message(&mut self, now: Instant, from: Origin, index: LocalIndex, datagram: &[u8]) {
         let Some(peer) = self.pending.peer_of(index) else {
             self.count(DropReason::BadHandshake);
             return;
         };
-        if !self.config.lighthouse.remote_allow.allows(&[peer], from.ip()) {
+        if let Origin::Direct(at) = from
+            && !self.config.lighthouse.remote_allow.allows(&[peer], at.ip())
+        {
             self.count(DropReason::AddressNotAllowed);
             return;
         }
@@ -204,18 +213,18 @@ impl Node {
             // Anybody can send this; the answer of the peer may still come.
             Err(Error::Noise(_)) => self.count(DropReason::BadHandshake),
             Err(error) => {
-                self.refused(from, describe(&error));
+                self.refused(from.underlay(), describe(&error));
                 self.restart_elsewhere(now, peer, from);
             }
             Ok(done) if !self.peer_is_acceptable(&done) => {
-                self.refused(from, OWN_ADDRESS.to_owned());
+                self.refused(from.underlay(), OWN_ADDRESS.to_owned());
                 self.restart_elsewhere(now, peer, from);
             }
             Ok(done) if done.peer.networks().iter().all(|network| network.addr() != peer) => {
-                self.refused(from, format!("{} answered for {peer}", done.peer.name()));
-                let stranger = Tunnel::new(done, Some(from));
+                self.refused(from.underlay(), format!("{} answered for {peer}", done.peer.name()));
+                let stranger = Tunnel::new(done, None);
                 if let Some(close) = seal(&stranger, MessageType::CloseTunnel, &[]) {
-                    self.outbox.datagram(from, close);
+                    self.answer(from, close);
                 }
                 self.restart_elsewhere(now, peer, from);
             }
@@ -234,9 +243,11 @@ impl Node {
     }
 
     /// Somebody else lives at `wrong`: starts over at the other endpoints, with what waits.
-    fn restart_elsewhere(&mut self, now: Instant, peer: IpAddr, wrong: SocketAddr) {
+    fn restart_elsewhere(&mut self, now: Instant, peer: IpAddr, wrong: Origin) {
         let Some((old, waiting)) = self.abandon(peer) else { return };
-        self.lighthouse.candidates(peer).refuse(wrong);
+        if let Origin::Direct(wrong) = wrong {
+            self.lighthouse.candidates(peer).refuse(wrong);
+        }
         if old.attempts < self.config.handshakes.retries {
             self.start_handshake_with(now, peer, None, waiting);
             if let Some(pending) = self.pending.get_mut(peer) {
@@ -256,12 +267,13 @@ impl Node {
         &mut self,
         now: Instant,
         done: Completed,
-        from: SocketAddr,
+        from: Origin,
         own_certificate: Fingerprint,
         opening: Option<Opening>,
         took: Option<Duration>,
     ) {
-        let tunnel = Arc::new(Tunnel::new(done, Some(from)));
+        let tunnel = Arc::new(Tunnel::new(done, from.endpoint()));
+        let relay = self.set_relay_of(&tunnel, from);
         self.forwarder.tunnels().publish(Arc::clone(&tunnel));
         self.forwarder.tunnels().set_primary(&tunnel);
         self.timer
@@ -269,7 +281,8 @@ impl Node {
         self.outbox.event(Event::TunnelUp {
             peer: tunnel.peer_addresses.clone(),
             name: tunnel.peer.name().to_owned(),
-            endpoint: from,
+            endpoint: from.underlay(),
+            relay,
             local_index: tunnel.local_index,
             initiator: tunnel.initiator,
             took: took.unwrap_or_default(),
@@ -285,15 +298,21 @@ impl Node {
             promoted_at: 0,
             asked_at: 0,
             ask_after: now,
+            introductions: Allowance::default(),
         });
         for &address in &tunnel.peer_addresses {
-            self.lighthouse.candidates(address).learn(from);
+            let known = self.lighthouse.candidates(address);
+            from.endpoint().map(|endpoint| known.learn(endpoint));
+            relay.map(|relay| known.report_relays(relay, vec![relay]));
             while let &[oldest, _, _, _, _, _, ..] = self.tunnels.of_peer(address) {
                 self.remove_tunnel(oldest, TunnelDownReason::Superseded);
             }
             for packet in self.pending.take_packets(address) {
                 self.forward(now, packet);
             }
+        }
+        if tunnel.initiator {
+            self.migrate_relays(now, &tunnel);
         }
         if tunnel.peer_addresses.iter().any(|address| self.is_lighthouse(*address)) {
             self.send_update(&tunnel);
@@ -307,7 +326,13 @@ impl Node {
             self.send_query(&tunnel, subject);
         }
         if waiting.test {
-            self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
+            self.send(&tunnel, MessageType::TestRequest, &[]);
+        }
+        for peer in waiting.relayed {
+            self.try_relay(now, &tunnel, peer);
+        }
+        for (from, request) in waiting.requests {
+            self.introduce(now, from, request);
         }
         for packet in waiting.take_packets() {
             self.forward(now, packet);
@@ -326,7 +351,8 @@ impl Node {
     }
 
     /// Whether the allow lists let the peer, by each of its addresses, be at this endpoint.
-    fn may_be_at(&self, done: &Completed, endpoint: SocketAddr) -> bool {
+    fn may_be_at(&self, done: &Completed, from: Origin) -> bool {
+        let Origin::Direct(endpoint) = from else { return true };
         let addresses: Vec<_> = done.peer.networks().iter().map(ipnet::IpNet::addr).collect();
         self.config.lighthouse.remote_allow.allows(&addresses, endpoint.ip())
     }

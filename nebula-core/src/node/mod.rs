@@ -3,10 +3,12 @@
 mod deadlines;
 mod handshakes;
 mod outbox;
+mod relays;
 mod rendezvous;
 mod table_sizes;
 mod timer;
 mod tunnels;
+mod ways;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -28,10 +30,12 @@ use crate::forward::LocalPolicy;
 use crate::handshake::{Admission, PendingHandshakes};
 use crate::hole_punch::HolePunch;
 use crate::lighthouse::{self, LocalAddress};
+use crate::relay;
 use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
 use crate::wire::header::{Header, MessageType};
 use crate::{
-    Config, DropReason, Event, Forwarder, Lane, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict, firewall,
+    Config, DropReason, Event, Forwarder, Lane, Origin, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict,
+    firewall,
 };
 
 /// Ties the monotonic clock to the wall clock, for certificates and the handshake's Time field.
@@ -63,6 +67,8 @@ pub struct TunnelStatus {
     pub name: String,
     /// Current endpoint.
     pub endpoint: Option<SocketAddr>,
+    /// Relay that is used while there is no endpoint, by its overlay address.
+    pub relay: Option<IpAddr>,
     /// Own index.
     pub local_index: LocalIndex,
     /// Peer's index.
@@ -94,6 +100,7 @@ pub struct Node {
     lighthouse: lighthouse::Client,
     server: lighthouse::Server,
     punches: HolePunch,
+    relays: relay::Entries,
     outbox: Outbox,
     forwarder: Arc<Forwarder>,
     lane: Lane,
@@ -125,6 +132,7 @@ impl Node {
             lighthouse: lighthouse::Client::default(),
             server: lighthouse::Server::default(),
             punches: HolePunch::default(),
+            relays: relay::Entries::default(),
             outbox: Outbox::default(),
             forwarder: Arc::clone(&forwarder),
             lane,
@@ -140,9 +148,11 @@ impl Node {
             Punt::NoTunnel { peer, packet } => self.handle_no_tunnel(now, peer, packet),
             Punt::Connect { peer } => self.connect(now, peer),
             Punt::Handshake { from, datagram } => self.handle_handshake(now, from, &datagram),
-            Punt::RecvError { from, index } => self.handle_recv_error(from, index),
+            Punt::RecvError { from, index } => self.handle_recv_error(now, from, index),
             Punt::UnknownIndex { from, index } => self.answer_unknown_index(from, index),
-            Punt::Message { tunnel, from: _, kind, plaintext } => self.handle_message(now, tunnel, kind, &plaintext),
+            Punt::Message { tunnel, from, kind, plaintext } => {
+                self.handle_message(now, tunnel, from, kind, &plaintext);
+            }
             Punt::Roamed { tunnel, from } => self.handle_roamed(now, tunnel, from),
         }
     }
@@ -263,15 +273,19 @@ impl Node {
     /// Starts a handshake if there is no tunnel.
     pub fn connect(&mut self, now: Instant, peer: IpAddr) {
         self.now = now;
-        if self.forwarder.tunnels().by_address(peer).is_none() {
+        if !self.is_reachable(peer) {
             self.start_handshake(now, peer, None);
+            self.try_relays(now, peer);
         }
     }
 
     /// Closes every tunnel (sends CloseTunnel); drain transmits afterwards.
     pub fn close_all(&mut self, now: Instant) {
         self.now = now;
-        for index in self.tunnels.indexes() {
+        let mut indexes = self.tunnels.indexes();
+        // Relays last: they carry the farewells of the others.
+        indexes.sort_by_key(|index| self.tunnels.get(*index).is_some_and(|live| live.tunnel.endpoint().is_some()));
+        for index in indexes {
             self.close_tunnel(index, TunnelDownReason::ClosedHere);
         }
     }
@@ -290,6 +304,7 @@ impl Node {
             peer: tunnel.peer_addresses.clone(),
             name: tunnel.peer.name().to_owned(),
             endpoint: tunnel.endpoint(),
+            relay: self.relay_of(tunnel),
             local_index: tunnel.local_index,
             remote_index: tunnel.remote_index,
             message_counter: tunnel.session.next_counter(),
@@ -299,34 +314,44 @@ impl Node {
     }
 
     fn handle_no_tunnel(&mut self, now: Instant, peer: IpAddr, packet: PacketOwned) {
-        if self.forwarder.tunnels().by_address(peer).is_some() {
+        if self.is_reachable(peer) {
             // The tunnel came up while the punt was on its way.
             self.forward(now, packet);
             return;
         }
         self.start_handshake(now, peer, None);
+        self.try_relays(now, peer);
         let lost = self.pending.push_packet(peer, packet);
         self.lane.counters().drop_many(Direction::Outbound, DropReason::PendingFull, lost);
     }
 
-    fn handle_message(&mut self, now: Instant, index: LocalIndex, kind: MessageType, body: &[u8]) {
+    fn handle_message(&mut self, now: Instant, index: LocalIndex, from: Origin, kind: MessageType, body: &[u8]) {
         let Some(tunnel) = self.tunnels.get(index).map(|live| Arc::clone(&live.tunnel)) else { return };
         match kind {
             MessageType::Lighthouse => self.handle_lighthouse_message(now, &tunnel, body),
-            MessageType::TestRequest => self.outbox.message(&tunnel, MessageType::TestReply, body),
+            MessageType::TestRequest => self.answer_test(&tunnel, from, body),
+            MessageType::TestReply => self.handle_test_reply(now, &tunnel, from),
             MessageType::CloseTunnel => self.remove_tunnel(index, TunnelDownReason::ClosedByPeer),
-            // That it came is all it says; the data path noted it.
-            MessageType::TestReply => {}
-            MessageType::Handshake
-            | MessageType::Data
-            | MessageType::Relay
-            | MessageType::RecvError
-            | MessageType::Control => self.count(DropReason::BadMessage),
+            MessageType::Control => self.handle_control(now, &tunnel, body),
+            MessageType::Handshake | MessageType::Data | MessageType::Relay | MessageType::RecvError => {
+                self.count(DropReason::BadMessage)
+            }
         }
     }
 
     /// Follows a peer whose authenticated traffic comes from elsewhere.
     fn handle_roamed(&mut self, now: Instant, index: LocalIndex, from: SocketAddr) {
+        let Some(tunnel) = self.tunnels.get(index).map(|live| Arc::clone(&live.tunnel)) else { return };
+        if tunnel.endpoint().is_none() && self.forwarder.carrier(&tunnel).is_some() {
+            // What comes directly may have no way back: the relay is used until an answer shows that there is one.
+            self.challenge(&tunnel, from);
+        } else {
+            self.follow(now, index, from);
+        }
+    }
+
+    /// Moves a tunnel to where its peer is.
+    fn follow(&mut self, now: Instant, index: LocalIndex, from: SocketAddr) {
         let Some(live) = self.tunnels.get_mut(index) else { return };
         let old = live.tunnel.endpoint();
         let flaps_back = live.left.is_some_and(|(place, at)| place == from && now < at + NO_RETURN);
@@ -343,30 +368,33 @@ impl Node {
         self.outbox.event(Event::Roamed { peer, endpoint: from });
     }
 
-    /// The peer does not know the tunnel any more. Unauthenticated, so only believed from where the peer is.
-    fn handle_recv_error(&mut self, from: SocketAddr, index: RemoteIndex) {
-        if !applies(self.config.accept_recv_error, from) {
+    /// The peer does not know the tunnel or relay any more. Unauthenticated, so only believed from where the peer is.
+    fn handle_recv_error(&mut self, now: Instant, from: Origin, index: RemoteIndex) {
+        if !applies(self.config.accept_recv_error, from.underlay()) {
             return;
         }
-        let of_peer = self.tunnels.of_remote(index);
-        let lost = of_peer.filter(|live| live.tunnel.endpoint().is_none_or(|endpoint| endpoint == from));
+        let lost = self.tunnels.of_remote(index).filter(|live| self.comes_from_peer(&live.tunnel, from));
         let lost: Vec<_> = lost.map(|live| live.tunnel.local_index).collect();
         for index in lost {
             self.remove_tunnel(index, TunnelDownReason::RecvError);
         }
+        if let Origin::Direct(from) = from {
+            self.renew_relays(now, from, index);
+        }
     }
 
-    fn answer_unknown_index(&mut self, from: SocketAddr, index: u32) {
-        if applies(self.config.send_recv_error, from) {
+    fn answer_unknown_index(&mut self, from: Origin, index: u32) {
+        if applies(self.config.send_recv_error, from.underlay()) {
             let header = Header { kind: MessageType::RecvError, index, counter: 0 };
-            self.outbox.datagram(from, header.to_bytes().to_vec());
+            self.answer(from, header.to_bytes().to_vec());
         }
     }
 
     /// Tells the peer and removes the tunnel.
     fn close_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
         if let Some(live) = self.tunnels.get(index) {
-            self.outbox.message(&live.tunnel, MessageType::CloseTunnel, &[]);
+            let tunnel = Arc::clone(&live.tunnel);
+            self.send(&tunnel, MessageType::CloseTunnel, &[]);
         }
         self.remove_tunnel(index, reason);
     }
@@ -387,8 +415,10 @@ impl Node {
                 }
             }
         }
+        self.forget_hops(&live.tunnel);
         let gone = peer.iter().all(|address| self.tunnels.of_peer(*address).is_empty());
         if gone {
+            peer.iter().for_each(|address| self.rest_hops(*address));
             self.server.forget(&peer);
         }
         if gone && reason == TunnelDownReason::RecvError && peer.iter().any(|address| self.is_lighthouse(*address)) {

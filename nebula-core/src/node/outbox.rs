@@ -18,14 +18,7 @@ impl Outbox {
         self.transmits.push_back(Transmit { to, datagram });
     }
 
-    /// Seals a message into the tunnel. Nothing is sent if the tunnel has no endpoint or no counter left.
-    pub(super) fn message(&mut self, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
-        if let Some(to) = tunnel.endpoint() {
-            self.message_to(to, tunnel, kind, body);
-        }
-    }
-
-    /// As [`Outbox::message`], but to an endpoint where the peer may be.
+    /// Seals a message into the tunnel, to an endpoint where the peer may be. Nothing is sent without a counter.
     pub(super) fn message_to(&mut self, to: SocketAddr, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
         if let Some(datagram) = seal(tunnel, kind, body) {
             tunnel.mark_sent();

@@ -45,6 +45,7 @@ impl Node {
                 self.start_handshake(now, lighthouse, None);
             }
         }
+        self.connect_relays(now);
         if let Some(interval) = self.config.lighthouse.interval {
             self.timer.set(Due::LighthouseUpdate, self.coalesced(now + interval));
         }
@@ -61,13 +62,16 @@ impl Node {
         let subject = own.map(ipnet::IpNet::addr).filter(|_| version == Version::V1);
         let mut update = Meta::new(MetaKind::HostUpdateNotification, version, subject);
         let settings = &self.config.lighthouse;
+        if !self.config.relay.am_relay {
+            update.relays.clone_from(&self.config.relay.relays);
+        }
         update.endpoints = self.lighthouse.advertised(settings, self.config.listen_port, &self.endpoint_rules(&[]));
         self.send_meta(lighthouse, &update);
     }
 
     fn send_meta(&mut self, tunnel: &Tunnel, message: &Meta) {
         match message.encode() {
-            Ok(body) => self.outbox.message(tunnel, MessageType::Lighthouse, &body),
+            Ok(body) => self.send(tunnel, MessageType::Lighthouse, &body),
             Err(error) => tracing::warn!(peer = tunnel.peer.name(), %error, "cannot send a lighthouse message"),
         }
     }
@@ -83,7 +87,7 @@ impl Node {
             (MetaKind::HostQuery, Some(subject)) if serves => self.answer_query(tunnel, message.version, subject),
             (MetaKind::HostUpdateNotification, _) if serves => self.store_update(tunnel, message),
             (MetaKind::HostQueryReply, Some(subject)) if from_lighthouse => {
-                self.handle_reply(tunnel, subject, message.endpoints);
+                self.handle_reply(now, tunnel, subject, message);
             }
             (MetaKind::HostPunchNotification, Some(asker)) if from_lighthouse => {
                 self.schedule_punches(now, asker, message.endpoints);
@@ -94,15 +98,20 @@ impl Node {
     }
 
     /// A lighthouse told where a peer is.
-    fn handle_reply(&mut self, lighthouse: &Tunnel, subject: IpAddr, endpoints: Vec<SocketAddr>) {
+    fn handle_reply(&mut self, now: Instant, lighthouse: &Tunnel, subject: IpAddr, reply: Meta) {
         // Answers nobody waits for would only take memory.
         if !self.pending.contains(subject) && self.tunnels.of_peer(subject).is_empty() {
             return;
         }
         let Some(&source) = lighthouse.peer_addresses.first() else { return };
-        let endpoints = self.endpoint_rules(&[subject]).screen(endpoints);
-        self.lighthouse.candidates(subject).report(source, endpoints);
+        let endpoints = self.endpoint_rules(&[subject]).screen(reply.endpoints);
+        let known = self.lighthouse.candidates(subject);
+        known.report(source, endpoints);
+        let new_relays = known.report_relays(source, reply.relays);
         self.retry_if_endpoints_changed(subject);
+        if new_relays {
+            self.try_relays(now, subject);
+        }
     }
 
     /// A lighthouse told that `asker` is about to call from these endpoints.

@@ -23,6 +23,8 @@ pub struct TableSizes {
     pub reports: usize,
     /// Punches that wait for their delay.
     pub punches: usize,
+    /// Hops through relays that this node is part of, as an end or in the middle.
+    pub relay_hops: usize,
     /// Deadlines set.
     pub deadlines: usize,
     /// Flows the firewall remembers.
@@ -43,6 +45,7 @@ impl Node {
             candidates: self.lighthouse.len(),
             reports: self.server.len(),
             punches: self.punches.len(),
+            relay_hops: self.forwarder.relays().len(),
             deadlines: self.timer.len(),
             flows: self.forwarder.flows(),
         }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::Fingerprint;
 
+use crate::relay::Allowance;
 use crate::tunnel::liveness::Liveness;
 use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
 
@@ -31,6 +32,8 @@ pub(super) struct Live {
     pub(super) asked_at: u64,
     /// When they may be asked again.
     pub(super) ask_after: Instant,
+    /// Handshakes that this peer may have this node start for it, as a relay.
+    pub(super) introductions: Allowance,
 }
 
 /// A handshake this node answered: the same message 1 gets the same message 2 again.

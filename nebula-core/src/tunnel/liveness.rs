@@ -57,6 +57,11 @@ pub(crate) enum Next {
 }
 
 impl Liveness {
+    /// Whether the peer owes an answer.
+    pub(crate) fn is_awaiting(&self) -> bool {
+        self.awaiting_answer
+    }
+
     /// Decides what to do, once per check.
     #[must_use]
     pub(crate) fn decide(&mut self, facts: Facts) -> Decision {

@@ -9,7 +9,7 @@ mod table;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
 use nebula_cert::{VerifiedCertificate, Version};
@@ -20,6 +20,8 @@ pub use replay_window::ReplayWindow;
 pub use session::{Session, SessionKeys};
 pub(crate) use table::Lookup;
 pub use table::TunnelTable;
+
+use crate::relay::Hop;
 
 /// Index this node allocated; peers put it into datagrams to this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,8 +52,22 @@ pub struct Tunnel {
     /// Time value of the peer's handshake message, nanoseconds since the Unix epoch by the peer's clock.
     pub peer_time: u64,
     endpoint: ArcSwapOption<SocketAddr>,
+    /// Both indexes of the hop to use without an endpoint; 0: there is none.
+    hop: AtomicU64,
     received: AtomicBool,
+    relayed: AtomicBool,
     sent: AtomicBool,
+}
+
+/// What a tunnel carried since somebody looked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traffic {
+    /// Authenticated traffic came from the peer's endpoint.
+    pub direct: bool,
+    /// Authenticated traffic came through a relay.
+    pub relayed: bool,
+    /// Something was sent.
+    pub sent: bool,
 }
 
 impl Tunnel {
@@ -68,7 +84,9 @@ impl Tunnel {
             own_version: done.own_version,
             peer_time: done.peer_time,
             endpoint: ArcSwapOption::new(endpoint.map(Arc::new)),
+            hop: AtomicU64::new(0),
             received: AtomicBool::new(false),
+            relayed: AtomicBool::new(false),
             sent: AtomicBool::new(true),
         }
     }
@@ -81,10 +99,28 @@ impl Tunnel {
     pub fn set_endpoint(&self, endpoint: Option<SocketAddr>) {
         self.endpoint.store(endpoint.map(Arc::new));
     }
-    /// Notes authenticated traffic from the peer.
+    /// The hop to use while there is no endpoint.
+    #[must_use]
+    pub(crate) fn hop(&self) -> Option<Hop> {
+        let packed = self.hop.load(Ordering::Relaxed);
+        let hop = Hop { tunnel: LocalIndex((packed >> 32) as u32), index: RemoteIndex(packed as u32) };
+        (packed != 0).then_some(hop)
+    }
+    /// Reaches the peer by this hop while there is no endpoint.
+    pub(crate) fn set_hop(&self, hop: Option<Hop>) {
+        let packed = hop.map_or(0, |hop| u64::from(hop.tunnel.0) << 32 | u64::from(hop.index.0));
+        self.hop.store(packed, Ordering::Relaxed);
+    }
+    /// Notes authenticated traffic from the peer's endpoint.
     pub fn mark_received(&self) {
         if !self.received.load(Ordering::Relaxed) {
             self.received.store(true, Ordering::Relaxed);
+        }
+    }
+    /// Notes authenticated traffic from the peer through a relay.
+    pub fn mark_relayed(&self) {
+        if !self.relayed.load(Ordering::Relaxed) {
+            self.relayed.store(true, Ordering::Relaxed);
         }
     }
     /// Notes traffic to the peer.
@@ -93,9 +129,18 @@ impl Tunnel {
             self.sent.store(true, Ordering::Relaxed);
         }
     }
-    /// (received, sent) since the last call; clears both.
-    pub fn take_traffic(&self) -> (bool, bool) {
-        (self.received.swap(false, Ordering::Relaxed), self.sent.swap(false, Ordering::Relaxed))
+    /// Traffic since the last call.
+    pub fn take_traffic(&self) -> Traffic {
+        let take = |mark: &AtomicBool| mark.swap(false, Ordering::Relaxed);
+        Traffic { direct: take(&self.received), relayed: take(&self.relayed), sent: take(&self.sent) }
+    }
+}
+
+impl Traffic {
+    /// The peer was heard.
+    #[must_use]
+    pub fn received(self) -> bool {
+        self.direct || self.relayed
     }
 }
 
@@ -132,12 +177,15 @@ mod tests {
     #[test]
     fn a_new_tunnel_counts_as_sent_to_and_marks_are_cleared_when_taken() {
         let tunnel = tunnel();
-        assert_eq!(tunnel.take_traffic(), (false, true));
-        assert_eq!(tunnel.take_traffic(), (false, false));
+        let nothing = Traffic { direct: false, relayed: false, sent: false };
+        assert_eq!(tunnel.take_traffic(), Traffic { sent: true, ..nothing });
+        assert_eq!(tunnel.take_traffic(), nothing);
         tunnel.mark_received();
-        assert_eq!(tunnel.take_traffic(), (true, false));
+        assert_eq!(tunnel.take_traffic(), Traffic { direct: true, ..nothing });
+        tunnel.mark_relayed();
+        assert_eq!(tunnel.take_traffic(), Traffic { relayed: true, ..nothing });
         tunnel.mark_sent();
-        assert_eq!(tunnel.take_traffic(), (false, true));
+        assert_eq!(tunnel.take_traffic(), Traffic { sent: true, ..nothing });
     }
 
     #[test]
@@ -148,5 +196,16 @@ mod tests {
         assert_eq!(tunnel.endpoint(), Some("[2001:db8::1]:1".parse().unwrap()));
         tunnel.set_endpoint(None);
         assert_eq!(tunnel.endpoint(), None);
+    }
+
+    #[test]
+    fn a_hop_is_kept_as_it_was_set() {
+        let tunnel = tunnel();
+        assert_eq!(tunnel.hop(), None);
+        let hop = Hop { tunnel: LocalIndex(0x8000_0001), index: RemoteIndex(0xffff_fffe) };
+        tunnel.set_hop(Some(hop));
+        assert_eq!(tunnel.hop(), Some(hop));
+        tunnel.set_hop(None);
+        assert_eq!(tunnel.hop(), None);
     }
 }

@@ -1,0 +1,482 @@
+//! Relays in every role: asks for them, accepts them as an end, serves them in the middle.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nebula_cert::Version;
+use rand_chacha::rand_core::RngCore as _;
+
+use super::Node;
+use super::timer::Due;
+use crate::relay::{Entry, Hop, Kind, RelayIndex, Role, State, Way};
+use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
+use crate::wire::header::MessageType;
+use crate::wire::messages::{Control, ControlKind};
+use crate::{DropReason, Origin, config};
+
+impl Node {
+    /// New relay settings. Without `am_relay` nothing is passed on any more.
+    pub fn set_relay(&mut self, now: Instant, settings: config::Relay) {
+        self.now = now;
+        self.config.relay = settings;
+        for index in self.relays.iter().map(|entry| entry.index).collect::<Vec<_>>() {
+            self.publish_hop(index);
+        }
+        if self.has_lighthouses() {
+            self.timer.set(Due::LighthouseUpdate, now);
+        }
+    }
+
+    /// Has a tunnel with each relay that is told to others: a relay may have no other way to a host behind a NAT.
+    pub(super) fn connect_relays(&mut self, now: Instant) {
+        if self.config.relay.am_relay {
+            return;
+        }
+        for relay in self.config.relay.relays.clone() {
+            if self.forwarder.tunnels().by_address(relay).is_none() {
+                self.start_handshake(now, relay, None);
+            }
+        }
+    }
+
+    /// Sends message 1 of the handshake with `peer` through each of its relays, and makes what is missing for that.
+    pub(super) fn try_relays(&mut self, now: Instant, peer: IpAddr) {
+        let uses_relays = self.config.relay.use_relays && !self.config.relay.am_relay;
+        if !uses_relays || !self.pending.contains(peer) {
+            return;
+        }
+        for relay in self.lighthouse.relays(peer) {
+            if relay == peer || self.is_own_address(relay) {
+                continue;
+            }
+            match self.forwarder.tunnels().by_address(relay) {
+                Some(tunnel) if tunnel.endpoint().is_some() => self.try_relay(now, &tunnel, peer),
+                _ => {
+                    self.start_handshake(now, relay, None);
+                    self.pending.push_relayed(relay, peer);
+                }
+            }
+        }
+    }
+
+    /// As [`Node::try_relays`], for one relay to which there is a tunnel.
+    pub(super) fn try_relay(&mut self, now: Instant, relay: &Tunnel, peer: IpAddr) {
+        if relay.peer_addresses.contains(&peer) || relay.endpoint().is_none() {
+            return;
+        }
+        let way = Way { tunnel: relay.local_index, kind: Kind::Terminal, far: peer };
+        if let Some(hop) = self.relays.at(way).and_then(Entry::hop) {
+            self.open_through(hop, peer);
+        } else if let Some(index) = self.entry(now, way, State::Requested, relay.peer.version()) {
+            self.ask(now, index, peer);
+        }
+    }
+
+    /// Sends message 1 of the handshake with `peer` by a hop.
+    fn open_through(&mut self, hop: Hop, peer: IpAddr) {
+        let Some(message) = self.pending.get_mut(peer).map(|pending| pending.message.clone()) else { return };
+        let Some(carrier) = self.forwarder.carrier_by(hop) else { return };
+        if let Ok(frame) = carrier.wrap(message) {
+            self.outbox.datagram(carrier.to, frame);
+        }
+    }
+
+    pub(super) fn handle_control(&mut self, now: Instant, tunnel: &Arc<Tunnel>, body: &[u8]) {
+        let Ok(message) = Control::parse(body) else { return self.count(DropReason::BadMessage) };
+        let served = match message.kind {
+            // Nothing is relayed twice.
+            _ if tunnel.endpoint().is_none() => false,
+            ControlKind::CreateRelayRequest => self.handle_relay_request(now, tunnel, message),
+            ControlKind::CreateRelayResponse => self.handle_relay_response(now, tunnel, message),
+            ControlKind::Other(_) => true,
+        };
+        if !served {
+            self.count(DropReason::Relay);
+        }
+    }
+
+    /// Returns whether it may be served.
+    fn handle_relay_request(&mut self, now: Instant, tunnel: &Tunnel, request: Control) -> bool {
+        let of_neighbour = |address: IpAddr| tunnel.peer_addresses.contains(&address);
+        let (from, to) = (request.from, request.to);
+        if request.initiator_index == 0 || self.is_own_address(from) {
+            false
+        } else if self.is_own_address(to) {
+            !of_neighbour(from) && self.accept_relay(now, tunnel, request)
+        } else if of_neighbour(from) && !of_neighbour(to) && self.config.relay.am_relay {
+            self.introduce(now, tunnel.local_index, request)
+        } else {
+            false
+        }
+    }
+
+    /// As the end: somebody can be reached through this neighbour.
+    fn accept_relay(&mut self, now: Instant, tunnel: &Tunnel, request: Control) -> bool {
+        let way = Way { tunnel: tunnel.local_index, kind: Kind::Terminal, far: request.from };
+        let Some(index) = self.entry(now, way, State::Established, request.version) else { return false };
+        self.relays.set_remote(index, RemoteIndex(request.initiator_index));
+        if let Some(entry) = self.relays.get_mut(index) {
+            (entry.state, entry.form) = (State::Established, request.version);
+        }
+        self.respond(index, request.from, request.to);
+        self.way_opened(index);
+        true
+    }
+
+    /// As the relay: makes the hop to the target, through a new tunnel if there is none.
+    pub(super) fn introduce(&mut self, now: Instant, asker: LocalIndex, request: Control) -> bool {
+        let Some(live) = self.tunnels.get_mut(asker) else { return false };
+        let Some(&from) = live.tunnel.peer_addresses.first() else { return false };
+        let Some(target) = self.forwarder.tunnels().by_address(request.to) else {
+            let may = self.pending.contains(request.to) || live.introductions.take(now);
+            if may {
+                self.start_handshake(now, request.to, None);
+                self.pending.push_request(asker, request);
+            }
+            return may;
+        };
+        if target.endpoint().is_none() {
+            return false;
+        }
+        let near = Way { tunnel: asker, kind: Kind::Forwarding, far: request.to };
+        let beyond = Way { tunnel: target.local_index, kind: Kind::Forwarding, far: from };
+        let Some(near) = self.entry(now, near, State::PeerRequested, request.version) else { return false };
+        let Some(beyond) = self.entry(now, beyond, State::Requested, request.version) else { return false };
+        self.relays.set_remote(near, RemoteIndex(request.initiator_index));
+        if let Some(entry) = self.relays.get_mut(near) {
+            (entry.owed, entry.form) = (true, request.version);
+        }
+        self.ask(now, beyond, request.to);
+        self.publish_around(near);
+        true
+    }
+
+    /// Returns whether it answers a request of this node.
+    fn handle_relay_response(&mut self, now: Instant, tunnel: &Tunnel, response: Control) -> bool {
+        let index = RelayIndex(response.initiator_index);
+        let entry = self.relays.get_mut(index).filter(|entry| entry.way.tunnel == tunnel.local_index);
+        let Some(entry) = entry.filter(|entry| entry.asked.is_some() && response.responder_index != 0) else {
+            return false;
+        };
+        (entry.state, entry.touched) = (State::Established, now);
+        let kind = entry.way.kind;
+        self.relays.set_remote(index, RemoteIndex(response.responder_index));
+        match kind {
+            Kind::Terminal => self.way_opened(index),
+            Kind::Forwarding => self.join(index),
+        }
+        true
+    }
+
+    /// As the relay: one hop is ready. Tells whoever waits if the other one is, too.
+    fn join(&mut self, index: RelayIndex) {
+        let mut joined = false;
+        for other in self.counterparts(index) {
+            let Some(entry) = self.relays.get_mut(other) else { continue };
+            // Asked by this node, and not answered yet.
+            if entry.state == State::Requested {
+                continue;
+            }
+            entry.state = State::Established;
+            joined = true;
+            self.pay(other);
+        }
+        if joined {
+            self.pay(index);
+        }
+        self.publish_around(index);
+    }
+
+    /// Sends the response that a neighbour waits for.
+    fn pay(&mut self, index: RelayIndex) {
+        let Some(entry) = self.relays.get_mut(index).filter(|entry| entry.owed) else { return };
+        entry.owed = false;
+        let way = entry.way;
+        let from = self.tunnels.get(way.tunnel).and_then(|live| live.tunnel.peer_addresses.first().copied());
+        if let Some(from) = from {
+            self.respond(index, from, way.far);
+        }
+    }
+
+    /// As an end: a hop to `far` can be used. What waits for it goes out at once.
+    fn way_opened(&mut self, index: RelayIndex) {
+        self.publish_hop(index);
+        let Some(entry) = self.relays.get(index).copied() else { return };
+        self.choose_hops(entry.way.far);
+        if let Some(hop) = entry.hop() {
+            self.open_through(hop, entry.way.far);
+        }
+    }
+
+    /// The entry for a way; a new one begins in `state`. One that was let go begins anew.
+    fn entry(&mut self, now: Instant, way: Way, state: State, form: Version) -> Option<RelayIndex> {
+        if let Some(index) = self.relays.at(way).map(|entry| entry.index) {
+            let entry = self.relays.get_mut(index)?;
+            entry.touched = now;
+            if entry.state != State::Established {
+                entry.state = if entry.state == State::Requested { State::Requested } else { state };
+            }
+            return Some(index);
+        }
+        let new = RelayIndex(self.rng.next_u32());
+        let inserted = self.relays.insert(now, new, way, state, form)?;
+        if let Some(evicted) = inserted.evicted {
+            let neighbour = self.tunnels.get(evicted.way.tunnel).map(|live| Arc::clone(&live.tunnel));
+            self.retire_hop(&evicted, neighbour.as_ref().map_or(&[], |tunnel| &tunnel.peer_addresses));
+        }
+        self.publish_hop(new);
+        Some(inserted.entry.index)
+    }
+
+    /// Sends a request for a hop to its neighbour. `to` is the address by which the target was named.
+    fn ask(&mut self, now: Instant, index: RelayIndex, to: IpAddr) {
+        let Some(entry) = self.relays.get_mut(index) else { return };
+        entry.asked = Some(now);
+        let entry = *entry;
+        let from = match entry.way.kind {
+            Kind::Terminal => self.own_address(entry.form),
+            Kind::Forwarding => Some(entry.way.far),
+        };
+        let Some(from) = from else { return };
+        self.send_control(
+            &entry,
+            Control {
+                kind: ControlKind::CreateRelayRequest,
+                version: entry.form,
+                initiator_index: index.0,
+                responder_index: 0,
+                from,
+                to,
+            },
+        );
+    }
+
+    /// Asks again for a hop that this node has.
+    fn ask_again(&mut self, now: Instant, index: RelayIndex) {
+        let Some(entry) = self.relays.get(index) else { return };
+        let to = match entry.way.kind {
+            Kind::Terminal => Some(entry.way.far),
+            Kind::Forwarding => {
+                self.tunnels.get(entry.way.tunnel).and_then(|it| it.tunnel.peer_addresses.first().copied())
+            }
+        };
+        if let Some(to) = to {
+            self.ask(now, index, to);
+        }
+    }
+
+    fn respond(&mut self, index: RelayIndex, from: IpAddr, to: IpAddr) {
+        let Some(entry) = self.relays.get(index).copied() else { return };
+        let Some(remote) = entry.remote else { return };
+        self.send_control(
+            &entry,
+            Control {
+                kind: ControlKind::CreateRelayResponse,
+                version: entry.form,
+                initiator_index: remote.0,
+                responder_index: index.0,
+                from,
+                to,
+            },
+        );
+    }
+
+    fn send_control(&mut self, entry: &Entry, message: Control) {
+        let Some(tunnel) = self.forwarder.tunnels().by_index(entry.way.tunnel) else { return };
+        match message.encode() {
+            Ok(body) => {
+                tracing::debug!(peer = tunnel.peer.name(), kind = ?message.kind, relayFrom = %message.from,
+                    relayTo = %message.to, "relay control message");
+                self.send(&tunnel, MessageType::Control, &body);
+            }
+            Err(error) => tracing::debug!(peer = tunnel.peer.name(), %error, "cannot ask for a relay"),
+        }
+    }
+
+    /// What this node is called in a message of this form.
+    fn own_address(&self, form: Version) -> Option<IpAddr> {
+        let mut own = self.config.identity.networks().iter().map(ipnet::IpNet::addr);
+        own.find(|address| form == Version::V2 || address.is_ipv4())
+    }
+
+    /// The other hops of the ways that go over this one, as the relay; best first.
+    fn counterparts(&self, index: RelayIndex) -> Vec<RelayIndex> {
+        let Some(entry) = self.relays.get(index) else { return Vec::new() };
+        let Some(live) = self.tunnels.get(entry.way.tunnel) else { return Vec::new() };
+        self.beyond(entry.way, &live.tunnel.peer_addresses)
+    }
+
+    /// As [`Node::counterparts`], for a hop by the neighbour with these addresses.
+    fn beyond(&self, way: Way, neighbour: &[IpAddr]) -> Vec<RelayIndex> {
+        if way.kind == Kind::Terminal {
+            return Vec::new();
+        }
+        let primary = self.forwarder.tunnels().by_address(way.far).map(|tunnel| tunnel.local_index);
+        let mut tunnels = self.tunnels.of_peer(way.far).to_vec();
+        tunnels.sort_by_key(|tunnel| Some(*tunnel) != primary);
+        let ways = tunnels
+            .into_iter()
+            .flat_map(|tunnel| neighbour.iter().map(move |&far| Way { tunnel, kind: Kind::Forwarding, far }));
+        ways.filter_map(|way| self.relays.at(way).map(|entry| entry.index)).collect()
+    }
+
+    /// Publishes a hop and those on its other side, whose datagrams may leave by it.
+    fn publish_around(&mut self, index: RelayIndex) {
+        for other in self.counterparts(index) {
+            self.publish_hop(other);
+        }
+        self.publish_hop(index);
+    }
+
+    fn publish_hop(&mut self, index: RelayIndex) {
+        let Some(way) = self.relays.get(index).map(|entry| entry.way) else { return };
+        let role = match way.kind {
+            Kind::Terminal => Role::Terminal,
+            Kind::Forwarding if !self.config.relay.am_relay => Role::Forward(None),
+            Kind::Forwarding => {
+                let others = self.counterparts(index).into_iter().filter_map(|other| self.relays.get(other));
+                let usable = |hop: &Hop| self.forwarder.carrier_by(*hop).is_some();
+                Role::Forward(others.filter_map(Entry::hop).find(usable))
+            }
+        };
+        self.forwarder.relays().publish(index, way.tunnel, role);
+    }
+
+    /// A hop by the neighbour with these addresses is gone.
+    fn retire_hop(&mut self, entry: &Entry, neighbour: &[IpAddr]) {
+        self.forwarder.relays().retire(entry.index);
+        match entry.way.kind {
+            Kind::Terminal => self.choose_hops(entry.way.far),
+            Kind::Forwarding => {
+                for index in self.beyond(entry.way, neighbour) {
+                    self.publish_hop(index);
+                }
+            }
+        }
+    }
+
+    /// Usable hops to the peer of a tunnel: those of its present relay first, and by primary tunnels first.
+    pub(super) fn hops_to(&self, tunnel: &Tunnel) -> Vec<Hop> {
+        let present = self.relay_of(tunnel);
+        let entries = tunnel.peer_addresses.iter().flat_map(|address| self.relays.to_far(*address));
+        let hops = entries.filter(|entry| entry.way.kind == Kind::Terminal).filter_map(Entry::hop);
+        let mut ranked: Vec<_> = hops
+            .take(MAX_HOPS)
+            .filter_map(|hop| {
+                let neighbour = self.forwarder.tunnels().by_index(hop.tunnel)?;
+                neighbour.endpoint()?;
+                let other = present.is_none_or(|present| !neighbour.peer_addresses.contains(&present));
+                Some(((other, !self.is_primary(&neighbour)), hop))
+            })
+            .collect();
+        ranked.sort_by_key(|(rank, _)| *rank);
+        ranked.into_iter().map(|(_, hop)| hop).collect()
+    }
+
+    /// Chooses again by which hop each tunnel to `peer` is reached without an endpoint.
+    fn choose_hops(&mut self, peer: IpAddr) {
+        for index in self.tunnels.of_peer(peer) {
+            if let Some(live) = self.tunnels.get(*index) {
+                live.tunnel.set_hop(self.hops_to(&live.tunnel).first().copied());
+            }
+        }
+    }
+
+    /// The relay by which the peer of `tunnel` can be reached.
+    pub(super) fn relay_of(&self, tunnel: &Tunnel) -> Option<IpAddr> {
+        let neighbour = self.forwarder.tunnels().by_index(tunnel.hop()?.tunnel)?;
+        neighbour.peer_addresses.first().copied()
+    }
+
+    /// Gives a new tunnel the hop its handshake came by, or one that is there anyway. Returns the relay in the first case.
+    pub(super) fn set_relay_of(&mut self, tunnel: &Tunnel, from: Origin) -> Option<IpAddr> {
+        let Origin::Relayed { hop, .. } = from else {
+            tunnel.set_hop(self.hops_to(tunnel).first().copied());
+            return None;
+        };
+        // Whoever sends by it takes it for usable.
+        let entry = self.relays.get_mut(hop).filter(|entry| entry.remote.is_some())?;
+        entry.state = State::Established;
+        tunnel.set_hop(entry.hop());
+        self.relay_of(tunnel)
+    }
+
+    /// A neighbour says that it does not know a hop. It may have started again, so the request goes through its tunnel.
+    pub(super) fn renew_relays(&mut self, now: Instant, from: SocketAddr, index: RemoteIndex) {
+        let refused = self.relays.of_remote(index).filter(|entry| {
+            let neighbour = self.forwarder.tunnels().by_index(entry.way.tunnel);
+            let is_there = neighbour.is_some_and(|tunnel| tunnel.endpoint() == Some(from));
+            is_there && entry.asked.is_none_or(|asked| now >= asked + ASK_AGAIN)
+        });
+        for index in refused.map(|entry| entry.index).collect::<Vec<_>>() {
+            self.ask_again(now, index);
+        }
+    }
+
+    /// Makes the hops that are in use by older tunnels to the same neighbour anew by its primary one.
+    pub(super) fn migrate_relays(&mut self, now: Instant, tunnel: &Tunnel) {
+        let Some(&neighbour) = tunnel.peer_addresses.first() else { return };
+        let Some(primary) = self.forwarder.tunnels().by_address(neighbour) else { return };
+        if primary.endpoint().is_none() {
+            return;
+        }
+        let older = self.tunnels.of_peer(neighbour).iter().filter(|index| **index != primary.local_index);
+        let hops = older.flat_map(|index| self.relays.of_tunnel(*index));
+        let ways: Vec<_> = hops.filter(|entry| self.is_in_use(now, entry)).map(|entry| entry.way).collect();
+        for way in ways {
+            let way = Way { tunnel: primary.local_index, ..way };
+            let waits = self.relays.at(way).is_none_or(|entry| entry.state == State::Requested);
+            if waits && let Some(index) = self.entry(now, way, State::Requested, primary.peer.version()) {
+                self.ask_again(now, index);
+            }
+        }
+    }
+
+    fn is_in_use(&self, now: Instant, entry: &Entry) -> bool {
+        entry.state == State::Established
+            && match entry.way.kind {
+                Kind::Terminal => !self.tunnels.of_peer(entry.way.far).is_empty(),
+                Kind::Forwarding => now < entry.touched + IN_USE,
+            }
+    }
+
+    /// Notes which hops by the neighbour of a tunnel carried something.
+    pub(super) fn note_relay_traffic(&mut self, now: Instant, tunnel: LocalIndex) {
+        let used = self.relays.of_tunnel(tunnel).filter(|entry| self.forwarder.relays().take_used(entry.index));
+        for index in used.map(|entry| entry.index).collect::<Vec<_>>() {
+            // One direction keeps both hops.
+            for index in self.counterparts(index).into_iter().chain([index]) {
+                if let Some(entry) = self.relays.get_mut(index) {
+                    entry.touched = now;
+                }
+            }
+        }
+    }
+
+    /// A tunnel is gone, and with it every hop by its neighbour.
+    pub(super) fn forget_hops(&mut self, tunnel: &Tunnel) {
+        for index in self.relays.of_tunnel(tunnel.local_index).map(|entry| entry.index).collect::<Vec<_>>() {
+            if let Some(entry) = self.relays.remove(index) {
+                self.retire_hop(&entry, &tunnel.peer_addresses);
+            }
+        }
+    }
+
+    /// The last tunnel to a peer is gone: the hops to it rest.
+    pub(super) fn rest_hops(&mut self, far: IpAddr) {
+        let hops = self.relays.to_far(far).filter(|entry| entry.state == State::Established);
+        for index in hops.map(|entry| entry.index).collect::<Vec<_>>() {
+            if let Some(entry) = self.relays.get_mut(index) {
+                entry.state = State::Disestablished;
+            }
+            self.publish_around(index);
+        }
+    }
+}
+
+/// Hops looked at when one is chosen: any neighbour may claim to reach a peer.
+const MAX_HOPS: usize = 16;
+/// A hop that was quiet for so long is not made anew before it is needed.
+const IN_USE: Duration = Duration::from_secs(60);
+const ASK_AGAIN: Duration = Duration::from_secs(1);

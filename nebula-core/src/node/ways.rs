@@ -1,0 +1,152 @@
+//! Which way datagrams take to a peer: directly or through a relay; and when that changes.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use super::Node;
+use super::outbox::seal;
+use super::timer::Due;
+use crate::Origin;
+use crate::forward::Carrier;
+use crate::relay::Entry;
+use crate::tunnel::{LocalIndex, Traffic, Tunnel};
+use crate::wire::header::MessageType;
+
+impl Node {
+    /// Whether there is a tunnel to `peer` and a way to its end.
+    pub(super) fn is_reachable(&self, peer: IpAddr) -> bool {
+        let tunnel = self.forwarder.tunnels().by_address(peer);
+        tunnel.is_some_and(|tunnel| self.forwarder.carrier(&tunnel).is_some())
+    }
+
+    /// Seals a message into the tunnel. Nothing is sent without a way to the peer, or a counter.
+    pub(super) fn send(&mut self, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
+        if let Some(carrier) = self.forwarder.carrier(tunnel) {
+            self.send_by(&carrier, tunnel, kind, body);
+        }
+    }
+
+    fn send_by(&mut self, carrier: &Carrier, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
+        let Some(datagram) = seal(tunnel, kind, body) else { return };
+        if let Ok(datagram) = carrier.wrap(datagram) {
+            tunnel.mark_sent();
+            self.outbox.datagram(carrier.to, datagram);
+        }
+    }
+
+    /// Sends a datagram back the way another one came.
+    pub(super) fn answer(&mut self, origin: Origin, datagram: Vec<u8>) {
+        match origin {
+            Origin::Direct(to) => self.outbox.datagram(to, datagram),
+            Origin::Relayed { hop, .. } => {
+                let hop = self.relays.get(hop).and_then(Entry::reply_hop);
+                let carrier = hop.and_then(|hop| self.forwarder.carrier_by(hop));
+                if let Some((carrier, Ok(frame))) = carrier.map(|carrier| (carrier.to, carrier.wrap(datagram))) {
+                    self.outbox.datagram(carrier, frame);
+                }
+            }
+        }
+    }
+
+    /// Replies the way the request came: it may be there to try that way.
+    pub(super) fn answer_test(&mut self, tunnel: &Tunnel, from: Origin, body: &[u8]) {
+        match from {
+            Origin::Direct(_) if tunnel.endpoint().is_some() => self.send(tunnel, MessageType::TestReply, body),
+            Origin::Direct(at) if !self.may_try(tunnel, at) => {}
+            Origin::Direct(_) | Origin::Relayed { .. } => {
+                // A peer that asks by another relay has doubts about the present one.
+                if let Origin::Relayed { hop, .. } = from
+                    && let Some(hop) = self.relays.get(hop).and_then(Entry::hop)
+                {
+                    tunnel.set_hop(Some(hop));
+                }
+                if let Some(reply) = seal(tunnel, MessageType::TestReply, body) {
+                    self.answer(from, reply);
+                }
+            }
+        }
+    }
+
+    /// A way that works in both directions.
+    pub(super) fn handle_test_reply(&mut self, now: Instant, tunnel: &Tunnel, from: Origin) {
+        let Some(live) = self.tunnels.get(tunnel.local_index) else { return };
+        match from {
+            Origin::Direct(at) if tunnel.endpoint().is_none() => self.follow(now, tunnel.local_index, at),
+            Origin::Relayed { hop, .. } if live.liveness.is_awaiting() => {
+                if let Some(hop) = self.relays.get(hop).and_then(Entry::hop) {
+                    tunnel.set_hop(Some(hop));
+                }
+                // The answer from the endpoint may be a little later; if there is none, the relay takes over.
+                if tunnel.endpoint().is_some() {
+                    self.timer.set(Due::Tunnel(tunnel.local_index), self.coalesced(now + LATER));
+                }
+            }
+            Origin::Direct(_) | Origin::Relayed { .. } => {}
+        }
+    }
+
+    /// Asks a silent peer for an answer, by every way there is.
+    pub(super) fn probe(&mut self, tunnel: &Tunnel) {
+        self.send(tunnel, MessageType::TestRequest, &[]);
+        let used = if tunnel.endpoint().is_some() { None } else { tunnel.hop() };
+        for hop in self.hops_to(tunnel) {
+            if let Some(carrier) = self.forwarder.carrier_by(hop).filter(|_| Some(hop) != used) {
+                self.send_by(&carrier, tunnel, MessageType::TestRequest, &[]);
+            }
+        }
+    }
+
+    /// Asks for an answer from an endpoint where the peer of a relayed tunnel seems to be.
+    pub(super) fn challenge(&mut self, tunnel: &Tunnel, at: SocketAddr) {
+        if tunnel.endpoint().is_none() && self.may_try(tunnel, at) {
+            self.try_endpoint(tunnel, at);
+        }
+    }
+
+    /// Looks for a way past the relay of a tunnel in use.
+    pub(super) fn seek_direct_path(&mut self, now: Instant, tunnel: &Tunnel) {
+        let Some(&peer) = tunnel.peer_addresses.first().filter(|_| tunnel.endpoint().is_none()) else { return };
+        for endpoint in self.endpoints_of(peer) {
+            self.try_endpoint(tunnel, endpoint);
+        }
+        let wait = self.config.timers.requery_wait;
+        let Some(live) = self.tunnels.get_mut(tunnel.local_index).filter(|live| now >= live.ask_after) else { return };
+        live.ask_after = now + wait;
+        // The lighthouse will make the peer punch as well.
+        self.ask_lighthouses(now, peer);
+    }
+
+    /// No traffic in the sense of the traffic check: it would keep an idle tunnel busy.
+    fn try_endpoint(&mut self, tunnel: &Tunnel, at: SocketAddr) {
+        if let Some(request) = seal(tunnel, MessageType::TestRequest, &[]) {
+            self.outbox.datagram(at, request);
+        }
+    }
+
+    pub(super) fn may_try(&self, tunnel: &Tunnel, at: SocketAddr) -> bool {
+        self.config.lighthouse.remote_allow.allows(&tunnel.peer_addresses, at.ip())
+    }
+
+    /// Goes back to the relay if the peer is heard through it only.
+    pub(super) fn note_relayed(&mut self, now: Instant, index: LocalIndex, traffic: Traffic) {
+        let Some(live) = self.tunnels.get_mut(index).filter(|_| traffic.relayed && !traffic.direct) else { return };
+        let usable = live.tunnel.hop().is_some_and(|hop| self.forwarder.carrier_by(hop).is_some());
+        if usable && let Some(silent) = live.tunnel.endpoint() {
+            live.left = Some((silent, now));
+            live.tunnel.set_endpoint(None);
+        }
+    }
+
+    /// Whether what came this way came from where the peer of `tunnel` is.
+    pub(super) fn comes_from_peer(&self, tunnel: &Tunnel, from: Origin) -> bool {
+        match from {
+            Origin::Direct(from) => tunnel.endpoint() == Some(from),
+            Origin::Relayed { hop, .. } => {
+                let hop = self.relays.get(hop).and_then(Entry::reply_hop);
+                tunnel.endpoint().is_none() && hop.is_some() && tunnel.hop() == hop
+            }
+        }
+    }
+}
+
+const LATER: Duration = Duration::from_secs(1);

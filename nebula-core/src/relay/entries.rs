@@ -1,0 +1,236 @@
+//! The control plane's record of every hop this node is part of. Bounded: a peer cannot make it grow without end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use nebula_cert::Version;
+
+use super::{Hop, Kind, RelayIndex, Way};
+use crate::tunnel::{LocalIndex, RemoteIndex};
+
+/// How far the making of a hop is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// This node asked the neighbour.
+    Requested,
+    /// The neighbour asked, and the hop on the other side is not ready. Only in the middle.
+    PeerRequested,
+    /// In use.
+    Established,
+    /// An end is gone. The indexes stay: neighbours do not expect them to change while the tunnel lives.
+    Disestablished,
+}
+
+/// One hop.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entry {
+    pub(crate) index: RelayIndex,
+    pub(crate) way: Way,
+    pub(crate) state: State,
+    /// The neighbour's index, once it is known.
+    pub(crate) remote: Option<RemoteIndex>,
+    /// Form of the addresses in messages to the neighbour.
+    pub(crate) form: Version,
+    /// The neighbour waits for a response.
+    pub(crate) owed: bool,
+    /// Last request to the neighbour.
+    pub(crate) asked: Option<Instant>,
+    /// Last change, or traffic that the control plane saw.
+    pub(crate) touched: Instant,
+}
+
+impl Entry {
+    /// How to send by this hop, if both sides are ready.
+    pub(crate) fn hop(&self) -> Option<Hop> {
+        self.reply_hop().filter(|_| self.state == State::Established)
+    }
+
+    /// How to answer what came by this hop: whoever sends by it knows it.
+    pub(crate) fn reply_hop(&self) -> Option<Hop> {
+        self.remote.map(|index| Hop { tunnel: self.way.tunnel, index })
+    }
+}
+
+/// Every hop.
+#[derive(Debug, Default)]
+pub(crate) struct Entries {
+    by_index: BTreeMap<RelayIndex, Entry>,
+    by_way: BTreeMap<Way, RelayIndex>,
+    by_far: BTreeSet<(IpAddr, RelayIndex)>,
+    by_remote: BTreeSet<(RemoteIndex, RelayIndex)>,
+}
+
+impl Entries {
+    /// A new entry, `None` if there are too many for the neighbour or in all, or if the index is taken. An entry that was not
+    /// used for long makes room; it is returned and must be retired.
+    pub(crate) fn insert(
+        &mut self,
+        now: Instant,
+        index: RelayIndex,
+        way: Way,
+        state: State,
+        form: Version,
+    ) -> Option<Inserted> {
+        if index == RelayIndex(0) || self.by_index.contains_key(&index) || self.by_way.contains_key(&way) {
+            return None;
+        }
+        let of_tunnel = || self.of_tunnel(way.tunnel);
+        let evicted = if of_tunnel().count() >= MAX_PER_TUNNEL {
+            Some(of_tunnel().min_by_key(|entry| entry.touched).filter(|entry| entry.is_idle(now))?.index)
+        } else if self.by_index.len() >= MAX_ENTRIES {
+            Some(self.by_index.values().find(|entry| entry.is_idle(now))?.index)
+        } else {
+            None
+        };
+        let evicted = evicted.and_then(|index| self.remove(index));
+        let entry = Entry { index, way, state, remote: None, form, owed: false, asked: None, touched: now };
+        self.by_index.insert(index, entry);
+        self.by_way.insert(way, index);
+        self.by_far.insert((way.far, index));
+        Some(Inserted { entry, evicted })
+    }
+
+    pub(crate) fn remove(&mut self, index: RelayIndex) -> Option<Entry> {
+        let entry = self.by_index.remove(&index)?;
+        self.by_way.remove(&entry.way);
+        self.by_far.remove(&(entry.way.far, index));
+        entry.remote.map(|remote| self.by_remote.remove(&(remote, index)));
+        Some(entry)
+    }
+
+    /// The neighbour told its index.
+    pub(crate) fn set_remote(&mut self, index: RelayIndex, remote: RemoteIndex) {
+        let Some(entry) = self.by_index.get_mut(&index) else { return };
+        entry.remote.replace(remote).map(|old| self.by_remote.remove(&(old, index)));
+        self.by_remote.insert((remote, index));
+    }
+
+    /// Hops whose neighbour chose this index; several neighbours may choose the same.
+    pub(crate) fn of_remote(&self, remote: RemoteIndex) -> impl Iterator<Item = &Entry> {
+        let range = (remote, RelayIndex(0))..=(remote, RelayIndex(u32::MAX));
+        self.by_remote.range(range).filter_map(|(_, index)| self.by_index.get(index))
+    }
+
+    pub(crate) fn get(&self, index: RelayIndex) -> Option<&Entry> {
+        self.by_index.get(&index)
+    }
+
+    pub(crate) fn get_mut(&mut self, index: RelayIndex) -> Option<&mut Entry> {
+        self.by_index.get_mut(&index)
+    }
+
+    pub(crate) fn at(&self, way: Way) -> Option<&Entry> {
+        self.by_way.get(&way).and_then(|index| self.by_index.get(index))
+    }
+
+    /// Hops by the neighbour of this tunnel.
+    pub(crate) fn of_tunnel(&self, tunnel: LocalIndex) -> impl Iterator<Item = &Entry> {
+        let first = Way { tunnel, kind: Kind::Terminal, far: IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED) };
+        let ways = self.by_way.range(first..).take_while(move |(way, _)| way.tunnel == tunnel);
+        ways.filter_map(|(_, index)| self.by_index.get(index))
+    }
+
+    /// Hops to the far end with this address.
+    pub(crate) fn to_far(&self, far: IpAddr) -> impl Iterator<Item = &Entry> {
+        let range = (far, RelayIndex(0))..=(far, RelayIndex(u32::MAX));
+        self.by_far.range(range).filter_map(|(_, index)| self.by_index.get(index))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.by_index.values()
+    }
+}
+
+impl Entry {
+    fn is_idle(&self, now: Instant) -> bool {
+        let limit = if self.state == State::Established { IDLE } else { UNANSWERED };
+        now >= self.touched + limit
+    }
+}
+
+/// What an insertion did.
+#[derive(Debug)]
+pub(crate) struct Inserted {
+    pub(crate) entry: Entry,
+    /// Made room.
+    pub(crate) evicted: Option<Entry>,
+}
+
+/// Hops by one neighbour. A gateway behind a relay has one for each of its clients.
+const MAX_PER_TUNNEL: usize = 1024;
+/// Some 200 bytes each.
+const MAX_ENTRIES: usize = 1 << 16;
+/// Unused for this long, an entry may be dropped for another; not before there is need: peers take it for granted.
+const IDLE: Duration = Duration::from_secs(600);
+const UNANSWERED: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
+    fn base() -> Instant {
+        Instant::now()
+    }
+
+    fn way(tunnel: u32, far: u32) -> Way {
+        Way { tunnel: LocalIndex(tunnel), kind: Kind::Forwarding, far: IpAddr::V4(far.into()) }
+    }
+
+    fn fill(entries: &mut Entries, now: Instant, tunnel: u32) {
+        for n in 0..MAX_PER_TUNNEL as u32 {
+            let index = RelayIndex(tunnel << 16 | n | 1 << 30);
+            assert!(entries.insert(now, index, way(tunnel, n), State::Requested, Version::V2).is_some());
+        }
+    }
+
+    #[test]
+    fn an_entry_is_found_by_its_index_its_way_its_tunnel_and_its_far_end() {
+        let (mut entries, now) = (Entries::default(), base());
+        for (index, tunnel, far) in [(1, 1, 5), (2, 1, 6), (3, 2, 5)] {
+            entries.insert(now, RelayIndex(index), way(tunnel, far), State::Requested, Version::V2).unwrap();
+        }
+        let indexes = |found: Vec<&Entry>| found.iter().map(|entry| entry.index.0).collect::<Vec<_>>();
+        assert_eq!(indexes(entries.of_tunnel(LocalIndex(1)).collect()), [1, 2]);
+        assert_eq!(indexes(entries.to_far(way(1, 5).far).collect()), [1, 3]);
+        assert_eq!(entries.at(way(2, 5)).unwrap().index, RelayIndex(3));
+        entries.remove(RelayIndex(1)).unwrap();
+        assert_eq!(indexes(entries.of_tunnel(LocalIndex(1)).collect()), [2]);
+        assert_eq!(indexes(entries.to_far(way(1, 5).far).collect()), [3]);
+        assert!(entries.at(way(1, 5)).is_none());
+    }
+
+    #[test]
+    fn a_peer_has_a_limited_number_and_an_old_unanswered_one_makes_room() {
+        let (mut entries, now) = (Entries::default(), base());
+        fill(&mut entries, now, 1);
+        let more = |entries: &mut Entries, at| {
+            entries.insert(at, RelayIndex(9), way(1, 1 << 20), State::Requested, Version::V2)
+        };
+        assert!(more(&mut entries, now).is_none());
+        assert!(entries.insert(now, RelayIndex(8), way(2, 1), State::Requested, Version::V2).is_some());
+        let inserted = more(&mut entries, now + UNANSWERED).unwrap();
+        assert!(inserted.evicted.is_some());
+        assert_eq!(entries.of_tunnel(LocalIndex(1)).count(), MAX_PER_TUNNEL);
+    }
+
+    #[test]
+    fn all_peers_together_have_a_limited_number() {
+        let (mut entries, now) = (Entries::default(), base());
+        for tunnel in 0..(MAX_ENTRIES / MAX_PER_TUNNEL) as u32 {
+            fill(&mut entries, now, tunnel);
+        }
+        let new = (RelayIndex(9), way(1 << 20, 1));
+        assert!(entries.insert(now, new.0, new.1, State::Requested, Version::V2).is_none());
+        assert_eq!(entries.iter().count(), MAX_ENTRIES);
+    }
+
+    #[test]
+    fn an_index_that_is_taken_or_zero_is_refused() {
+        let (mut entries, now) = (Entries::default(), base());
+        assert!(entries.insert(now, RelayIndex(0), way(1, 1), State::Requested, Version::V2).is_none());
+        assert!(entries.insert(now, RelayIndex(7), way(1, 1), State::Requested, Version::V2).is_some());
+        assert!(entries.insert(now, RelayIndex(7), way(1, 2), State::Requested, Version::V2).is_none());
+    }
+}

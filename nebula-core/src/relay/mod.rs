@@ -1,0 +1,51 @@
+//! Relays: a third node passes datagrams between two that cannot reach each other (TURN-like relay).
+//!
+//! A way through a relay has two hops, each with its own pair of indexes: initiator and relay, relay and target. Every node
+//! keeps an entry per hop it is part of. The two ends are [`Kind::Terminal`], the relay in the middle has two entries that are
+//! [`Kind::Forwarding`]. A relayed datagram is a whole datagram of the tunnel between the two ends, authenticated once more for
+//! the hop; it is never relayed twice.
+
+mod allowance;
+mod entries;
+mod table;
+
+use std::net::IpAddr;
+
+pub(crate) use allowance::Allowance;
+pub(crate) use entries::{Entries, Entry, State};
+pub(crate) use table::{RelayTable, Role};
+
+use crate::tunnel::{LocalIndex, RemoteIndex};
+
+/// Index this node allocated for one hop; a number space of its own, beside that of tunnels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RelayIndex(pub u32);
+
+/// Where datagrams go that leave by a hop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hop {
+    /// Tunnel to the neighbour.
+    pub(crate) tunnel: LocalIndex,
+    /// What the neighbour calls this hop.
+    pub(crate) index: RemoteIndex,
+}
+
+/// What an entry is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// This node is an end: the neighbour is its relay.
+    Terminal,
+    /// This node is the relay: the neighbour is an end.
+    Forwarding,
+}
+
+/// A hop by what it is: an end beyond a neighbour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Way {
+    /// Tunnel to the neighbour.
+    pub(crate) tunnel: LocalIndex,
+    /// What this node is in it.
+    pub(crate) kind: Kind,
+    /// The end that is not the neighbour, and not this node.
+    pub(crate) far: IpAddr,
+}

@@ -1,0 +1,86 @@
+//! What the data path knows of relays: by own index, read without a lock.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{Hop, RelayIndex};
+use crate::tunnel::LocalIndex;
+
+/// What to do with an authenticated datagram of a hop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Open it: this node is the end.
+    Terminal,
+    /// Pass it on; `None`: there is no way on at present.
+    Forward(Option<Hop>),
+}
+
+/// Readers never wait; only the control plane writes. Holds no keys: tunnels are found by their index.
+#[derive(Debug, Default)]
+pub(crate) struct RelayTable {
+    hops: papaya::HashMap<RelayIndex, Published>,
+}
+
+#[derive(Debug)]
+struct Published {
+    neighbour: LocalIndex,
+    role: Role,
+    used: AtomicBool,
+}
+
+impl RelayTable {
+    /// Makes a hop known, or changes what becomes of its datagrams.
+    pub(crate) fn publish(&self, index: RelayIndex, neighbour: LocalIndex, role: Role) {
+        let hops = self.hops.pin();
+        let used = hops.get(&index).is_some_and(|old| old.used.load(Ordering::Relaxed));
+        hops.insert(index, Published { neighbour, role, used: AtomicBool::new(used) });
+    }
+
+    /// Datagrams for this index are refused from now on.
+    pub(crate) fn retire(&self, index: RelayIndex) {
+        self.hops.pin().remove(&index);
+    }
+
+    /// Tunnel to the neighbour, and what to do with what comes from it.
+    pub(crate) fn get(&self, index: RelayIndex) -> Option<(LocalIndex, Role)> {
+        self.hops.pin().get(&index).map(|hop| (hop.neighbour, hop.role))
+    }
+
+    /// Notes authenticated traffic.
+    pub(crate) fn mark_used(&self, index: RelayIndex) {
+        if let Some(hop) = self.hops.pin().get(&index)
+            && !hop.used.load(Ordering::Relaxed)
+        {
+            hop.used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there was traffic since the last call.
+    pub(crate) fn take_used(&self, index: RelayIndex) -> bool {
+        self.hops.pin().get(&index).is_some_and(|hop| hop.used.swap(false, Ordering::Relaxed))
+    }
+
+    /// Hops known.
+    pub(crate) fn len(&self) -> usize {
+        self.hops.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tunnel::RemoteIndex;
+
+    #[test]
+    fn a_hop_is_found_until_it_is_retired_and_remembers_traffic_over_a_change() {
+        let table = RelayTable::default();
+        let (index, neighbour) = (RelayIndex(7), LocalIndex(1));
+        table.publish(index, neighbour, Role::Forward(None));
+        table.mark_used(index);
+        let hop = Hop { tunnel: LocalIndex(2), index: RemoteIndex(9) };
+        table.publish(index, neighbour, Role::Forward(Some(hop)));
+        assert_eq!(table.get(index), Some((neighbour, Role::Forward(Some(hop)))));
+        assert_eq!((table.take_used(index), table.take_used(index)), (true, false));
+        table.retire(index);
+        assert_eq!((table.get(index), table.len()), (None, 0));
+    }
+}
