@@ -96,6 +96,11 @@ impl Reloader {
             self.handle.set_punchy(new.punchy.clone());
             tracing::info!("punchy has been reloaded");
         }
+        if self.current.relay != new.relay {
+            self.handle.set_relay(new.relay.clone());
+            tracing::info!(am_relay = new.relay.am_relay, use_relays = new.relay.use_relays, relays = ?new.relay.relays,
+                "relay settings have been reloaded");
+        }
         if self.current.preferred_ranges != new.preferred_ranges {
             self.handle.set_preferred_ranges(new.preferred_ranges.clone());
             tracing::info!("preferred_ranges has been reloaded");

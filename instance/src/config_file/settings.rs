@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use nebula_cert::{CaPool, Identity, UnixTime, Version};
 use nebula_core::config::{
-    CalculatedRemotes, Cipher, Handshakes, Lighthouse, LocalAllowList, Punchy, RecvErrorPolicy, RemoteAllowList, Timers,
+    CalculatedRemotes, Cipher, Handshakes, Lighthouse, LocalAllowList, Punchy, RecvErrorPolicy, Relay, RemoteAllowList,
+    Timers,
 };
 use nebula_core::{Config, firewall::Policy};
 
@@ -42,6 +43,8 @@ pub struct Settings {
     pub remote_allow: RemoteAllowList,
     /// Addresses of this host that may be advertised.
     pub local_allow: LocalAllowList,
+    /// Relays.
+    pub relay: Relay,
     /// Rules.
     pub firewall: Policy,
     /// Hole punching.
@@ -192,6 +195,7 @@ impl Settings {
             remote_allow: allow_list::remote(&section)?,
             local_allow: allow_list::local(&section)?,
             static_hosts,
+            relay: relay(&section),
             firewall,
             punchy: punchy(&section),
             handshakes: handshakes(&section)?,
@@ -224,6 +228,7 @@ impl Settings {
         config.disconnect_invalid = self.disconnect_invalid;
         config.static_hosts = self.static_hosts.endpoints(&Default::default());
         config.lighthouse = self.lighthouse(advertise);
+        config.relay = self.relay.clone();
         config.firewall = self.firewall.clone();
         config.punchy = self.punchy.clone();
         config.handshakes = self.handshakes.clone();
@@ -324,6 +329,26 @@ fn advertise(section: &Section<'_>) -> Result<Vec<HostTarget>, Refused> {
         })
     };
     section.strings("lighthouse.advertise_addrs").into_iter().map(parse).collect()
+}
+
+fn relay(section: &Section<'_>) -> Relay {
+    let am_relay = section.boolean("relay.am_relay", false);
+    let parse = |text: String| {
+        let relay = text.parse::<IpAddr>().ok().map(|relay| relay.to_canonical());
+        if relay.is_none() {
+            section.warn(format!("relay.relays: {text:?} is not an overlay address and is skipped"));
+        }
+        relay
+    };
+    let mut relays: Vec<_> = section.strings("relay.relays").into_iter().filter_map(parse).collect();
+    if relays.len() > MAX_RELAYS {
+        section.warn(format!("relay.relays has {} entries, peers read the first {MAX_RELAYS}", relays.len()));
+        relays.truncate(MAX_RELAYS);
+    }
+    if am_relay && !relays.is_empty() {
+        section.warn("Ignoring relays from config because am_relay is true");
+    }
+    Relay { am_relay, use_relays: section.boolean("relay.use_relays", true), relays }
 }
 
 fn punchy(section: &Section<'_>) -> Punchy {
@@ -468,6 +493,8 @@ fn tun(section: &Section<'_>, networks: &[ipnet::IpNet]) -> Result<TunSettings, 
     })
 }
 
+/// Relays that a node believes of a peer.
+const MAX_RELAYS: usize = nebula_core::wire::messages::MAX_ADDRESSES;
 // IFNAMSIZ without the terminating zero.
 const MAX_DEVICE_NAME: usize = 15;
 // Each routine costs two threads and their buffers; more than this is a typing error.

@@ -264,7 +264,6 @@ nonsense: {deeper: 1}",
     .warnings
     .join("\n");
     for expected in [
-        "relay.am_relay is not supported",
         "lighthouse.serve_dns is not supported",
         "stats.type: prometheus is not supported",
         "unknown key listen.prot",
@@ -272,9 +271,25 @@ nonsense: {deeper: 1}",
     ] {
         assert!(warnings.contains(expected), "{expected} not in\n{warnings}");
     }
-    for silent in ["use_relays", "sshd", "tun."] {
+    for silent in ["relay", "sshd", "tun."] {
         assert!(!warnings.contains(silent), "{silent} in\n{warnings}");
     }
+}
+
+#[test]
+fn relays_are_read_and_an_entry_that_is_no_address_is_skipped() {
+    let settings = settings("relay: {relays: [10.42.0.9, nonsense, '::ffff:10.42.0.8'], use_relays: n}");
+    let expected: [IpAddr; 2] = ["10.42.0.9", "10.42.0.8"].map(|text| text.parse().unwrap());
+    assert_eq!(settings.relay.relays, expected);
+    assert!(!settings.relay.use_relays && !settings.relay.am_relay);
+    assert!(settings.warnings.iter().any(|warning| warning.contains("nonsense")), "{:?}", settings.warnings);
+}
+
+#[test]
+fn a_relay_is_told_that_its_own_relays_are_not_used() {
+    let settings = settings("relay: {am_relay: true, relays: [10.42.0.9]}");
+    assert!(settings.relay.am_relay && settings.relay.use_relays);
+    assert!(settings.warnings.iter().any(|warning| warning.contains("am_relay is true")), "{:?}", settings.warnings);
 }
 
 #[test]

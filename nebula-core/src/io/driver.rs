@@ -256,6 +256,10 @@ impl Handle {
     pub fn set_punchy(&self, punchy: config::Punchy) {
         self.shared.mailbox.command(Command::SetPunchy(punchy));
     }
+    /// See [`crate::Node::set_relay`].
+    pub fn set_relay(&self, settings: config::Relay) {
+        self.shared.mailbox.command(Command::SetRelay(settings));
+    }
     /// See [`crate::Node::set_preferred_ranges`].
     pub fn set_preferred_ranges(&self, ranges: Vec<ipnet::IpNet>) {
         self.shared.mailbox.command(Command::SetPreferredRanges(ranges));

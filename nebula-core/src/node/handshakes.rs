@@ -302,8 +302,12 @@ impl Node {
         });
         for &address in &tunnel.peer_addresses {
             let known = self.lighthouse.candidates(address);
-            from.endpoint().map(|endpoint| known.learn(endpoint));
-            relay.map(|relay| known.report_relays(relay, vec![relay]));
+            if let Some(endpoint) = from.endpoint() {
+                known.learn(endpoint);
+            }
+            if let Some(relay) = relay {
+                known.report_relays(relay, vec![relay]);
+            }
             while let &[oldest, _, _, _, _, _, ..] = self.tunnels.of_peer(address) {
                 self.remove_tunnel(oldest, TunnelDownReason::Superseded);
             }

@@ -95,14 +95,18 @@ impl Entries {
         let entry = self.by_index.remove(&index)?;
         self.by_way.remove(&entry.way);
         self.by_far.remove(&(entry.way.far, index));
-        entry.remote.map(|remote| self.by_remote.remove(&(remote, index)));
+        if let Some(remote) = entry.remote {
+            self.by_remote.remove(&(remote, index));
+        }
         Some(entry)
     }
 
     /// The neighbour told its index.
     pub(crate) fn set_remote(&mut self, index: RelayIndex, remote: RemoteIndex) {
         let Some(entry) = self.by_index.get_mut(&index) else { return };
-        entry.remote.replace(remote).map(|old| self.by_remote.remove(&(old, index)));
+        if let Some(old) = entry.remote.replace(remote) {
+            self.by_remote.remove(&(old, index));
+        }
         self.by_remote.insert((remote, index));
     }
 
