@@ -332,10 +332,10 @@ impl Node {
         if waiting.test {
             self.send(&tunnel, MessageType::TestRequest, &[]);
         }
-        for peer in waiting.relayed {
+        for peer in std::mem::take(&mut waiting.relayed) {
             self.try_relay(now, &tunnel, peer);
         }
-        for (from, request) in waiting.requests {
+        for (from, request) in std::mem::take(&mut waiting.requests) {
             self.introduce(now, from, request);
         }
         for packet in waiting.take_packets() {
