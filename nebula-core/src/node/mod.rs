@@ -384,6 +384,10 @@ impl Node {
     }
 
     fn answer_unknown_index(&mut self, from: Origin, index: u32) {
+        if self.pending.peer_of(LocalIndex(index)).is_some() {
+            // Data of the peer overtook its message 2; a recv_error would end the tunnel that is about to be.
+            return;
+        }
         if applies(self.config.send_recv_error, from.underlay()) {
             let header = Header { kind: MessageType::RecvError, index, counter: 0 };
             self.answer(from, header.to_bytes().to_vec());
