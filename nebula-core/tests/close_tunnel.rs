@@ -34,3 +34,21 @@ fn a_close_message_without_a_valid_tag_closes_nothing() {
     assert_eq!(net.tunnels(a).len(), 1);
     assert_eq!(net.counter(a, "dropped_in_bad_tag"), 1);
 }
+
+#[test]
+fn closing_a_spare_tunnel_leaves_the_other_one() {
+    let mut net = SimNet::new(15);
+    let [a, b] = net.nodes(["a", "b"]);
+    let _verdict = net.send_udp(a, b, (1, 2), b"from a");
+    let _verdict = net.send_udp(b, a, (1, 2), b"from b");
+    net.run_for(Duration::from_secs(1));
+    assert_eq!((net.tunnels(a).len(), net.tunnels(b).len()), (2, 2));
+    let spare = net.tunnels(b).into_iter().find(|tunnel| !tunnel.primary).unwrap().local_index;
+    // As its authenticated close message would.
+    let (from, kind) = (net.underlay(a), nebula_core::wire::header::MessageType::CloseTunnel);
+    let close = nebula_core::Punt::Message { tunnel: spare, from, kind, plaintext: Vec::new() };
+    net.control(b, |node, now| node.handle_punt(now, close));
+    assert_eq!(net.tunnels(b).len(), 1);
+    // The other side may have used the one that was closed; it is told so once.
+    assert!(net.ping(b, a).until_delivered() < Duration::from_secs(2));
+}

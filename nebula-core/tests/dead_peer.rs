@@ -98,3 +98,44 @@ fn keepalive_punches_go_to_every_known_endpoint_of_the_peer_if_that_is_asked_for
         assert_eq!(to.len(), 1 + usize::from(everywhere), "{to:?}");
     }
 }
+
+#[test]
+fn a_dead_peer_is_probed_within_five_seconds_and_given_up_ten_later() {
+    let mut net = SimNet::new(1);
+    let [a, b] = net.nodes(["a", "b"]);
+    net.ping(a, b).until_delivered();
+    net.run_for(Duration::from_millis(20_250));
+    net.kill(b);
+    let silent = net.elapsed();
+    let _verdict = net.send_udp(a, b, (1, 2), b"anybody there?");
+    net.run_for(Duration::from_secs(20));
+    let probe = net.flow().find(|step| step.datagram[0] == 0x14 && step.at > silent).unwrap().at - silent;
+    assert!(probe <= Duration::from_millis(5_500), "at the next check, which is on a grid of half a second: {probe:?}");
+    assert!(net.tunnels(a).is_empty());
+    let mut again = SimNet::new(1);
+    let [a, b] = again.nodes(["a", "b"]);
+    again.ping(a, b).until_delivered();
+    again.run_for(Duration::from_millis(20_250));
+    again.kill(b);
+    let _verdict = again.send_udp(a, b, (1, 2), b"anybody there?");
+    again.run_for(probe + Duration::from_millis(9_900));
+    assert_eq!(again.tunnels(a).len(), 1, "it has ten seconds to answer");
+    again.run_for(Duration::from_millis(700));
+    assert!(again.tunnels(a).is_empty());
+}
+
+#[test]
+fn the_times_of_dead_peer_detection_are_those_configured() {
+    let mut net = SimNet::new(2);
+    let b = net.add(HostSpec::new("b"));
+    let a = net.add(HostSpec::new("a").knows(b).config(|config| {
+        config.timers.connection_alive_interval = Duration::from_secs(1);
+        config.timers.pending_deletion_interval = Duration::from_secs(2);
+    }));
+    net.ping(a, b).until_delivered();
+    net.run_for(Duration::from_secs(10));
+    net.kill(b);
+    let _verdict = net.send_udp(a, b, (1, 2), b"anybody there?");
+    net.run_for(Duration::from_secs(5));
+    assert!(net.tunnels(a).is_empty(), "{}", net.diagram());
+}

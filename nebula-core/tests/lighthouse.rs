@@ -1,5 +1,6 @@
 //! Hosts that find each other through a lighthouse.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -209,4 +210,51 @@ fn an_endpoint_inside_the_overlay_is_not_tried() {
     tell(&mut net, host, lighthouse, reply);
     net.run_for(Duration::from_secs(10));
     assert!(net.flow().all(|step| step.to.ip() != "10.42.0.77".parse::<IpAddr>().unwrap()));
+}
+
+#[test]
+fn what_a_host_was_told_is_given_back_when_everybody_is_gone() {
+    let mut net = SimNet::new(16);
+    let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
+    let hosts = ["a", "b", "c"].map(|name| net.add(HostSpec::new(name).lighthouse(lighthouse)));
+    let fresh = net.table_sizes(lighthouse);
+    net.run_for(Duration::from_secs(1));
+    net.ping(hosts[0], hosts[1]).until_delivered();
+    net.ping(hosts[2], hosts[1]).until_delivered();
+    assert_eq!(net.table_sizes(lighthouse).tunnels, 3);
+    hosts.into_iter().for_each(|host| net.stop(host));
+    net.run_for(Duration::from_secs(1));
+    assert_eq!(net.table_sizes(lighthouse), fresh);
+}
+
+#[test]
+fn clients_follow_a_lighthouse_that_moved_once_its_name_says_so() {
+    let mut net = SimNet::new(12);
+    let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
+    let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name).lighthouse(lighthouse)));
+    net.run_for(Duration::from_secs(1));
+    net.move_to(lighthouse, "198.51.100.200:4242");
+    net.restart(lighthouse);
+    let hosts = BTreeMap::from([(net.overlay(lighthouse), vec!["198.51.100.200:4242".parse().unwrap()])]);
+    for host in [a, b] {
+        let hosts = hosts.clone();
+        net.control(host, |node, now| node.set_static_hosts(now, hosts));
+    }
+    net.run_for(Duration::from_secs(30));
+    assert_eq!(net.tunnels(lighthouse).len(), 2, "{}", net.diagram());
+    net.ping(a, b).until_delivered();
+}
+
+#[test]
+fn one_dead_lighthouse_of_two_does_not_matter() {
+    let mut net = SimNet::new(13);
+    let lighthouses = ["l", "m"].map(|name| net.add(HostSpec::new(name).am_lighthouse()));
+    let [a, b] =
+        ["a", "b"].map(|name| net.add(lighthouses.into_iter().fold(HostSpec::new(name), HostSpec::lighthouse)));
+    net.run_for(Duration::from_secs(1));
+    net.kill(lighthouses[0]);
+    assert!(net.ping(a, b).is_answered_within(Duration::from_millis(100)), "{}", net.diagram());
+    net.control(a, |node, now| node.close_all(now));
+    net.run_for(Duration::from_secs(60));
+    assert!(net.ping(b, a).is_answered_within(Duration::from_millis(100)), "{}", net.diagram());
 }

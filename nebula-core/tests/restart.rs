@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nebula_core::config::RecvErrorPolicy;
 use nebula_core::simulator::{HostSpec, SimNet};
-use nebula_core::{Event, TunnelDownReason};
+use nebula_core::{Event, TunnelDownReason, WallClock};
 
 #[test]
 fn one_recv_error_is_enough_to_start_over() {
@@ -70,4 +70,30 @@ fn a_peer_that_restarts_again_and_again_leaves_at_most_five_tunnels() {
     net.ping(a, b).until_delivered();
     net.run_for(Duration::from_secs(60));
     assert_eq!(net.tunnels(b).len(), 1, "the others aged out");
+}
+
+#[test]
+fn both_ends_restart_at_once_and_the_first_packet_arrives() {
+    let mut net = SimNet::new(6);
+    let [a, b] = net.nodes(["a", "b"]);
+    net.ping(a, b).until_delivered();
+    net.restart(a);
+    net.restart(b);
+    assert!(net.ping(a, b).is_answered_within(Duration::from_millis(100)), "{}", net.diagram());
+    assert_eq!((net.tunnels(a).len(), net.tunnels(b).len()), (1, 1));
+}
+
+#[test]
+fn a_peer_that_restarts_with_its_clock_behind_is_taken_back() {
+    let mut net = SimNet::new(9);
+    let [a, b] = net.nodes(["a", "b"]);
+    net.run_for(Duration::from_secs(3600));
+    net.ping(a, b).until_delivered();
+    net.restart(a);
+    net.control(a, |node, now| {
+        let unix = Duration::from_secs(1_800_000_000);
+        node.set_wall_clock(WallClock { at: now, unix });
+    });
+    // The first message looks old: the responder asks through the tunnel it has, and learns that it is lost.
+    assert!(net.ping(a, b).is_answered_within(Duration::from_secs(1)), "{}", net.diagram());
 }

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use nebula_cert::Version;
 use nebula_core::simulator::{HostSpec, SimNet};
-use nebula_core::{Event, TunnelDownReason};
+use nebula_core::{Event, TunnelDownReason, WallClock};
 
 #[test]
 fn blocking_a_certificate_cuts_its_live_tunnel_and_keeps_it_out() {
@@ -64,4 +65,41 @@ fn hosts_of_two_authorities_never_connect() {
     let a = net.add(HostSpec::new("a").knows(b).config(|config| config.trust = stranger));
     assert!(!net.ping(a, b).is_answered_within(Duration::from_secs(10)));
     assert!(net.tunnels(a).is_empty());
+}
+
+#[test]
+fn a_blocked_peer_comes_back_with_a_new_certificate_or_when_the_list_is_emptied() {
+    for emptied in [false, true] {
+        let mut net = SimNet::new(11);
+        let [a, b] = net.nodes(["a", "b"]);
+        net.ping(a, b).until_delivered();
+        let mut trust = net.authority().trust();
+        trust.block(net.fingerprint(b));
+        net.control(a, |node, now| node.set_trust(now, trust));
+        assert!(!net.ping(b, a).is_answered_within(Duration::from_secs(7)));
+        if emptied {
+            let trust = net.authority().trust();
+            net.control(a, |node, now| node.set_trust(now, trust));
+        } else {
+            let identity = net.renewed_identity(b, &[Version::V2]);
+            net.control(b, |node, now| node.set_identity(now, identity));
+        }
+        net.ping(b, a).until_delivered();
+    }
+}
+
+#[test]
+fn a_clock_that_jumps_past_the_end_of_a_certificate_ends_the_tunnel() {
+    let mut net = SimNet::new(10);
+    let b = net.add(HostSpec::new("b").expires_after(Duration::from_secs(3600)));
+    let a = net.add(HostSpec::new("a").knows(b));
+    net.ping(a, b).until_delivered();
+    net.control(a, |node, now| {
+        node.set_wall_clock(WallClock { at: now, unix: Duration::from_secs(1_800_000_000 + 7200) });
+    });
+    net.run_for(Duration::from_secs(6));
+    let closed =
+        |event: &Event| matches!(event, Event::TunnelDown { reason: TunnelDownReason::CertificateInvalid, .. });
+    assert!(net.events(a).iter().any(closed));
+    assert!(!net.ping(b, a).is_answered_within(Duration::from_secs(1)));
 }

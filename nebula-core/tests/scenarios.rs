@@ -1,0 +1,72 @@
+//! The table of behaviours in `README.md` beside this file.
+//!
+//! `UPDATE_SCENARIOS=1 cargo test -p nebula-core --features simulator --test scenarios` writes it anew.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// Files that show something else than how nodes behave on a network.
+const NO_SCENARIOS: [&str; 2] = ["driver", "scenarios"];
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
+}
+
+/// What each file is about, and the names of its tests.
+fn scenarios() -> BTreeMap<String, (String, Vec<String>)> {
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir(folder()).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        if path.extension().is_none_or(|extension| extension != "rs") || NO_SCENARIOS.contains(&name.as_str()) {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let about = text.lines().next().and_then(|line| line.strip_prefix("//! ")).unwrap_or(&name).to_owned();
+        let tests = text.split("#[test]\n").skip(1).filter_map(|test| test.split_once("fn ")?.1.split_once('('));
+        files.insert(name, (about, tests.map(|(test, _)| test.to_owned()).collect()));
+    }
+    files
+}
+
+fn table(files: &BTreeMap<String, (String, Vec<String>)>) -> String {
+    let count: usize = files.values().map(|(_, tests)| tests.len()).sum();
+    let mut text = format!(
+        "# Scenarios on the simulated network
+
+{count} behaviours, each shown by the test of that name, with `_` for spaces:
+`cargo test -p nebula-core --features simulator TEST`. A failure prints the seed and the packet flow.
+`random_operations.rs` does everything at once, at random. This table is written by the test `scenarios`, which fails if a
+test named here is gone.
+"
+    );
+    for (file, (about, tests)) in files {
+        let _ = write!(text, "\n## {about}\n`{file}.rs`\n\n");
+        for test in tests {
+            let sentence = test.replace('_', " ");
+            let _ = writeln!(text, "- [{sentence}]({file}.rs)");
+        }
+    }
+    text
+}
+
+#[test]
+fn the_table_of_scenarios_names_only_tests_that_exist() {
+    let files = scenarios();
+    let path = folder().join("README.md");
+    if std::env::var_os("UPDATE_SCENARIOS").is_some() {
+        std::fs::write(&path, table(&files)).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap();
+    let known: BTreeSet<_> =
+        files.iter().flat_map(|(file, (_, tests))| tests.iter().map(move |test| (file, test))).collect();
+    let mut named = 0;
+    for line in written.lines().filter_map(|line| line.strip_prefix("- [")) {
+        let (sentence, rest) = line.split_once("](").unwrap();
+        let (file, test) = (rest.trim_end_matches(".rs)"), sentence.replace(' ', "_"));
+        assert!(known.contains(&(&file.to_owned(), &test)), "{test} is not in {file}.rs: update the table");
+        named += 1;
+    }
+    assert!(named >= 60, "{named} scenarios");
+}
