@@ -13,7 +13,7 @@ use ipnet::IpNet;
 pub use allow_list::{AllowList, BadPattern, InterfaceRules, LocalAllowList, NoDefault, RemoteAllowList};
 pub use calculated::{CalculatedRemotes, Calculation, OtherFamily};
 pub(crate) use candidates::{Candidates, Rules};
-pub(crate) use server::{Report, Server};
+pub use server::{Report, Server};
 
 use crate::config;
 

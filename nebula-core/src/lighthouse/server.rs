@@ -1,63 +1,156 @@
 //! What hosts reported to this lighthouse, kept small: a lighthouse may know a million of them.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Reported endpoints and relays per host. Learnt endpoints are not here: the tunnel to the host knows them.
 #[derive(Debug, Default)]
-pub(crate) struct Server {
-    hosts: BTreeMap<IpAddr, Box<[u8]>>,
-    /// Further overlay addresses of hosts that have several.
-    aliases: BTreeMap<IpAddr, IpAddr>,
+pub struct Server {
+    /// By overlay address. Under the further addresses of a host only its first one is kept. Never iterated.
+    records: HashMap<Address, Record, BuildHasherDefault<AddressHasher>>,
 }
 
 /// What a host said about itself.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Report {
-    pub(crate) endpoints: Vec<SocketAddr>,
-    pub(crate) relays: Vec<IpAddr>,
+pub struct Report {
+    /// Underlay endpoints, in its order.
+    pub endpoints: Vec<SocketAddr>,
+    /// Overlay addresses of its relays.
+    pub relays: Vec<IpAddr>,
 }
 
 impl Server {
     /// Replaces the report of the host with these addresses (primary first).
-    pub(crate) fn store(&mut self, host: &[IpAddr], report: &Report) {
+    pub fn store(&mut self, host: &[IpAddr], report: &Report) {
         let Some((&primary, others)) = host.split_first() else { return };
-        self.hosts.insert(primary, pack(report));
+        self.records.insert(primary.into(), pack(report).into());
         for &alias in others {
-            self.aliases.insert(alias, primary);
+            let mut record = Vec::with_capacity(17);
+            push_address(&mut record, primary, ALIAS_V4, ALIAS_V6);
+            self.records.insert(alias.into(), record.into());
         }
     }
 
-    /// What the host with this address reported.
-    pub(crate) fn report(&self, subject: IpAddr) -> Option<Report> {
-        let primary = self.aliases.get(&subject).unwrap_or(&subject);
-        self.hosts.get(primary).map(|packed| unpack(packed))
+    /// Overlay addresses whose hosts reported.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.records.len()
     }
 
-    /// Addresses under which a report is found.
-    pub(crate) fn len(&self) -> usize {
-        self.hosts.len() + self.aliases.len()
+    /// Whether nobody reported.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// What the host with this address reported.
+    #[must_use]
+    pub fn report(&self, subject: IpAddr) -> Option<Report> {
+        let record = self.records.get(&subject.into())?.bytes();
+        match alias(record) {
+            Some(primary) => self.records.get(&primary.into()).map(|record| unpack(record.bytes())),
+            None => Some(unpack(record)),
+        }
     }
 
     /// Drops a host whose last tunnel is gone.
-    pub(crate) fn forget(&mut self, host: &[IpAddr]) {
-        let Some((primary, others)) = host.split_first() else { return };
-        self.hosts.remove(primary);
-        for alias in others {
-            if self.aliases.get(alias) == Some(primary) {
-                self.aliases.remove(alias);
+    pub fn forget(&mut self, host: &[IpAddr]) {
+        let Some((&primary, others)) = host.split_first() else { return };
+        self.records.remove(&primary.into());
+        for &other in others {
+            let record = self.records.get(&other.into());
+            if record.and_then(|record| alias(record.bytes())) == Some(primary) {
+                self.records.remove(&other.into());
             }
+        }
+        // A fleet that left gives its memory back, but not at every host that leaves.
+        if self.records.len() < self.records.capacity() / 8 {
+            self.records.shrink_to(self.records.len() * 2);
         }
     }
 }
 
+/// What is kept under an overlay address. Three IPv4 endpoints, or one IPv6 endpoint, need no memory of their own.
+#[derive(Debug)]
+enum Record {
+    Short(u8, [u8; SHORT]),
+    Long(Box<[u8]>),
+}
+
+impl Record {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Short(len, bytes) => &bytes[..usize::from(*len).min(SHORT)],
+            Self::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl From<Vec<u8>> for Record {
+    fn from(bytes: Vec<u8>) -> Self {
+        match u8::try_from(bytes.len()) {
+            Ok(len) if bytes.len() <= SHORT => {
+                let mut short = [0; SHORT];
+                short[..bytes.len()].copy_from_slice(&bytes);
+                Self::Short(len, short)
+            }
+            _ => Self::Long(bytes.into_boxed_slice()),
+        }
+    }
+}
+
+/// An overlay address as two words; certificates hold no IPv4-mapped ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Address([u64; 2]);
+
+impl From<IpAddr> for Address {
+    fn from(address: IpAddr) -> Self {
+        let bits = match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),
+            IpAddr::V6(v6) => v6.to_bits(),
+        };
+        Self([(bits >> 64) as u64, bits as u64])
+    }
+}
+
+impl std::hash::Hash for Address {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let [high, low] = self.0;
+        state.write_u64(high);
+        state.write_u64(low);
+    }
+}
+
+/// Mixes a few words. Without a secret: who has an address here has it from a CA.
+#[derive(Debug, Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+    fn write_u64(&mut self, word: u64) {
+        let product = u128::from(self.0 ^ word ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93;
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+}
+
+/// Makes a record as small as a box and its tag with room to spare.
+const SHORT: usize = 22;
 // A tag byte, then the address and, for an endpoint, its port.
 const ENDPOINT_V4: u8 = 0;
 const ENDPOINT_V6: u8 = 1;
 const RELAY_V4: u8 = 2;
 const RELAY_V6: u8 = 3;
+/// The whole record is the host's first address.
+const ALIAS_V4: u8 = 4;
+const ALIAS_V6: u8 = 5;
 
-fn pack(report: &Report) -> Box<[u8]> {
+fn pack(report: &Report) -> Vec<u8> {
     let mut packed = Vec::with_capacity(7 * report.endpoints.len() + 5 * report.relays.len());
     for endpoint in &report.endpoints {
         push_address(&mut packed, endpoint.ip(), ENDPOINT_V4, ENDPOINT_V6);
@@ -66,7 +159,7 @@ fn pack(report: &Report) -> Box<[u8]> {
     for &relay in &report.relays {
         push_address(&mut packed, relay, RELAY_V4, RELAY_V6);
     }
-    packed.into_boxed_slice()
+    packed
 }
 
 fn push_address(packed: &mut Vec<u8>, address: IpAddr, tag_v4: u8, tag_v6: u8) {
@@ -82,19 +175,32 @@ fn push_address(packed: &mut Vec<u8>, address: IpAddr, tag_v4: u8, tag_v6: u8) {
     }
 }
 
+/// The first address of the host that this record belongs to, if it is only about a further address.
+fn alias(record: &[u8]) -> Option<IpAddr> {
+    match take_address(record)? {
+        (ALIAS_V4 | ALIAS_V6, primary, _) => Some(primary),
+        _ => None,
+    }
+}
+
+/// Tag, address and the rest.
+fn take_address(packed: &[u8]) -> Option<(u8, IpAddr, &[u8])> {
+    let (&tag, rest) = packed.split_first()?;
+    match tag {
+        ENDPOINT_V4 | RELAY_V4 | ALIAS_V4 => {
+            let (octets, rest) = rest.split_first_chunk::<4>()?;
+            Some((tag, IpAddr::V4(Ipv4Addr::from(*octets)), rest))
+        }
+        _ => {
+            let (octets, rest) = rest.split_first_chunk::<16>()?;
+            Some((tag, IpAddr::V6(Ipv6Addr::from(*octets)), rest))
+        }
+    }
+}
+
 fn unpack(mut packed: &[u8]) -> Report {
-    let mut report = Report::default();
-    while let Some((&tag, rest)) = packed.split_first() {
-        let (address, rest) = match tag {
-            ENDPOINT_V4 | RELAY_V4 => {
-                let Some((octets, rest)) = rest.split_first_chunk::<4>() else { break };
-                (IpAddr::V4(Ipv4Addr::from(*octets)), rest)
-            }
-            _ => {
-                let Some((octets, rest)) = rest.split_first_chunk::<16>() else { break };
-                (IpAddr::V6(Ipv6Addr::from(*octets)), rest)
-            }
-        };
+    let mut report = Report { endpoints: Vec::with_capacity(packed.len() / 7 + 1), relays: Vec::new() };
+    while let Some((tag, address, rest)) = take_address(packed) {
         packed = rest;
         if matches!(tag, RELAY_V4 | RELAY_V6) {
             report.relays.push(address);
@@ -132,6 +238,30 @@ mod tests {
     }
 
     #[test]
+    fn reports_of_any_length_are_kept() {
+        let mut server = Server::default();
+        for count in 0..30_u8 {
+            let endpoints = (0..count).map(|n| SocketAddr::from(([203, 0, 113, n], u16::from(n)))).collect();
+            let report = Report { endpoints, relays: vec!["fd00::1".parse().unwrap(); usize::from(count % 3)] };
+            let host: [IpAddr; 2] =
+                [[10, 42, 0, count].into(), std::net::Ipv6Addr::from(u128::from(count) << 64).into()];
+            server.store(&host, &report);
+            assert_eq!(server.report(host[1]), Some(report));
+        }
+        assert_eq!(server.len(), 60);
+    }
+
+    #[test]
+    fn a_fleet_that_left_gives_its_memory_back() {
+        let mut server = Server::default();
+        let host = |n: u32| IpAddr::from(n.to_be_bytes());
+        (0..10_000).for_each(|n| server.store(&[host(n)], &report()));
+        (0..9_990).for_each(|n| server.forget(&[host(n)]));
+        assert!(server.records.capacity() < 200);
+        assert_eq!(server.report(host(9_999)), Some(report()));
+    }
+
+    #[test]
     fn a_new_report_replaces_the_old_one() {
         let host: [IpAddr; 1] = ["10.42.0.2".parse().unwrap()];
         let mut server = Server::default();
@@ -143,6 +273,8 @@ mod tests {
     #[test]
     fn an_ordinary_host_takes_few_bytes() {
         let endpoints = vec!["203.0.113.1:4242".parse().unwrap(), "192.168.1.2:4242".parse().unwrap()];
-        assert_eq!(pack(&Report { endpoints, relays: Vec::new() }).len(), 14);
+        let record = Record::from(pack(&Report { endpoints, relays: Vec::new() }));
+        assert!(matches!(record, Record::Short(14, _)));
+        assert_eq!(size_of::<(Address, Record)>(), 40);
     }
 }

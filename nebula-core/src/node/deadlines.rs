@@ -45,6 +45,9 @@ impl Node {
         if received || sent {
             live.used = now;
         }
+        if received && let Some(opening) = &mut live.opening {
+            opening.reply = None;
+        }
         self.note_relayed(now, index, traffic);
         self.note_relay_traffic(now, index);
         let Some(live) = self.tunnels.get(index) else { return };

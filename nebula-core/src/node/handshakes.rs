@@ -147,9 +147,11 @@ impl Node {
         }
         let digest = Opening::digest(&datagram[HEADER_LEN..]);
         if let Some(live) = self.tunnels.opened_by(&digest) {
-            let reply = live.opening.as_ref().map(|opening| opening.reply.to_vec()).unwrap_or_default();
             let tunnel = Arc::clone(&live.tunnel);
-            self.answer(from, reply);
+            if let Some(reply) = live.opening.as_ref().and_then(|opening| opening.reply.as_deref()) {
+                let reply = reply.to_vec();
+                self.answer(from, reply);
+            }
             // The same message on a better path: the answer to a test, which nobody else can give, moves the tunnel.
             if let Origin::Direct(at) = from {
                 let better = |current| self.is_preferred(at) && !self.is_preferred(current);
@@ -192,7 +194,7 @@ impl Node {
         }
         let own_certificate = self.fingerprint(done.own_version);
         self.answer(from, reply.clone());
-        let opening = Some(Opening { digest, reply: reply.into_boxed_slice() });
+        let opening = Some(Opening { digest, reply: Some(reply.into_boxed_slice()) });
         self.establish(now, done, from, own_certificate, opening, None);
     }
 
@@ -262,7 +264,7 @@ impl Node {
         }
     }
 
-    /// Puts a finished handshake to use as the primary tunnel of its peer.
+    /// Puts a finished handshake to use.
     fn establish(
         &mut self,
         now: Instant,
@@ -272,7 +274,19 @@ impl Node {
         opening: Option<Opening>,
         took: Option<Duration>,
     ) {
-        let tunnel = Arc::new(Tunnel::new(done, from.endpoint()));
+        self.install(now, Arc::new(Tunnel::new(done, from.endpoint())), from, own_certificate, opening, took);
+    }
+
+    /// Makes `tunnel` the primary one of its peer.
+    pub(super) fn install(
+        &mut self,
+        now: Instant,
+        tunnel: Arc<Tunnel>,
+        from: Origin,
+        own_certificate: Fingerprint,
+        opening: Option<Opening>,
+        took: Option<Duration>,
+    ) {
         let relay = self.set_relay_of(&tunnel, from);
         self.forwarder.tunnels().publish(Arc::clone(&tunnel));
         self.forwarder.tunnels().set_primary(&tunnel);
@@ -385,16 +399,16 @@ impl Node {
     }
 
     /// Of the own certificate of that version; of the primary one if there is none.
-    fn fingerprint(&self, version: Version) -> Fingerprint {
+    pub(super) fn fingerprint(&self, version: Version) -> Fingerprint {
         let identity = &self.config.identity;
         identity.certificate(version).unwrap_or_else(|| identity.primary()).fingerprint()
     }
 
-    fn reserve_index(&mut self) -> Option<LocalIndex> {
+    pub(super) fn reserve_index(&mut self) -> Option<LocalIndex> {
         self.forwarder.tunnels().reserve(self.rng.next_u32())
     }
 
-    fn random_seed(&mut self) -> [u8; 32] {
+    pub(super) fn random_seed(&mut self) -> [u8; 32] {
         let mut seed = [0; 32];
         self.rng.fill_bytes(&mut seed);
         seed

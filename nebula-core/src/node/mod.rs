@@ -1,5 +1,7 @@
 //! The control plane: owns every control table, wires the parts together.
 
+#[cfg(feature = "simulator")]
+mod adopted;
 mod deadlines;
 mod handshakes;
 mod outbox;
@@ -326,7 +328,7 @@ impl Node {
     }
 
     fn handle_message(&mut self, now: Instant, index: LocalIndex, from: Origin, kind: MessageType, body: &[u8]) {
-        let Some(tunnel) = self.tunnels.get(index).map(|live| Arc::clone(&live.tunnel)) else { return };
+        let Some(tunnel) = self.forwarder.tunnels().by_index(index) else { return };
         match kind {
             MessageType::Lighthouse => self.handle_lighthouse_message(now, &tunnel, body),
             MessageType::TestRequest => self.answer_test(&tunnel, from, body),

@@ -131,29 +131,21 @@ impl Node {
 
     /// As a lighthouse: tells the asker where the subject is, and the subject that the asker will call.
     fn answer_query(&mut self, asker: &Arc<Tunnel>, version: Version, subject: IpAddr) {
-        let Some(known) = self.whereabouts(subject) else { return };
+        let called = self.forwarder.tunnels().by_address(subject);
+        let calling = called.as_ref().and_then(|called| address_for(&asker.peer_addresses, called.peer.networks()));
+        // Both are looked up before either is used: with very many hosts each is a wait for memory, and these overlap.
+        let (wanted, asking) = (self.server.report(subject), calling.and_then(|calling| self.server.report(calling)));
+        let Some(known) = whereabouts(called.as_deref(), wanted) else { return };
         let mut reply = Meta::new(MetaKind::HostQueryReply, version, Some(subject));
         (reply.endpoints, reply.relays) = (known.endpoints, known.relays);
         self.send_meta(asker, &reply);
 
-        let Some(called) = self.forwarder.tunnels().by_address(subject) else { return };
-        let Some(calling) = address_for(&asker.peer_addresses, called.peer.networks()) else { return };
-        let Some(known) = self.whereabouts(calling) else { return };
+        let (Some(called), Some(calling)) = (called, calling) else { return };
+        let caller = self.forwarder.tunnels().by_address(calling);
+        let Some(known) = whereabouts(caller.as_deref(), asking) else { return };
         let mut notice = Meta::new(MetaKind::HostPunchNotification, called.peer.version(), Some(calling));
         notice.endpoints = known.endpoints;
         self.send_meta(&called, &notice);
-    }
-
-    /// Where a host is: as its tunnel shows, then as it says itself.
-    fn whereabouts(&self, host: IpAddr) -> Option<Report> {
-        let learnt = self.forwarder.tunnels().by_address(host).and_then(|tunnel| tunnel.endpoint());
-        let reported = self.server.report(host);
-        if learnt.is_none() && reported.is_none() {
-            return None;
-        }
-        let mut known = reported.unwrap_or_default();
-        known.endpoints.splice(0..0, learnt);
-        Some(known)
     }
 
     /// As a lighthouse: remembers what a host says of itself.
@@ -199,4 +191,15 @@ impl Node {
     pub(super) fn has_lighthouses(&self) -> bool {
         !self.config.lighthouse.am_lighthouse && !self.config.lighthouse.hosts.is_empty()
     }
+}
+
+/// Where a host is: as its primary tunnel shows, then as it says itself.
+fn whereabouts(tunnel: Option<&Tunnel>, reported: Option<Report>) -> Option<Report> {
+    let learnt = tunnel.and_then(Tunnel::endpoint);
+    if learnt.is_none() && reported.is_none() {
+        return None;
+    }
+    let mut known = reported.unwrap_or_default();
+    known.endpoints.splice(0..0, learnt);
+    Some(known)
 }

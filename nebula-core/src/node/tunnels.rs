@@ -41,8 +41,8 @@ pub(super) struct Live {
 pub(super) struct Opening {
     /// Names message 1.
     pub(super) digest: [u8; 32],
-    /// Message 2, header included.
-    pub(super) reply: Box<[u8]>,
+    /// Message 2, header included, until the peer shows that it has it.
+    pub(super) reply: Option<Box<[u8]>>,
 }
 
 impl Opening {

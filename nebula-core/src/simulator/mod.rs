@@ -6,6 +6,7 @@
 mod authority;
 mod exercise;
 mod flow;
+mod gate;
 mod host;
 mod host_spec;
 mod link;
@@ -26,6 +27,7 @@ use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 pub use authority::{Authority, Subject};
 pub use exercise::{Exercise, REACHABLE_AGAIN_WITHIN};
 pub use flow::Step;
+pub use gate::Gate;
 pub use host_spec::HostSpec;
 pub use link::Link;
 pub use nat::{Dependence, NatBehaviour};

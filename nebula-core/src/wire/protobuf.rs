@@ -106,9 +106,16 @@ pub(super) fn read_varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
 }
 
 /// Appends fields to a message. Call in ascending order of field numbers, as every other implementation writes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Writer {
     bytes: Vec<u8>,
+}
+
+impl Default for Writer {
+    fn default() -> Self {
+        // Most messages fit, and need not grow step by step.
+        Self { bytes: Vec::with_capacity(96) }
+    }
 }
 
 impl Writer {
@@ -130,16 +137,25 @@ impl Writer {
     }
     /// A nested message, written even if empty.
     pub(super) fn message(&mut self, field: u32, write: impl FnOnce(&mut Self)) {
-        let mut inner = Self::default();
-        write(&mut inner);
-        self.bytes(field, &inner.bytes);
+        self.varint(u64::from(field << 3 | 2));
+        let at = self.bytes.len();
+        self.bytes.push(0);
+        write(self);
+        let len = self.bytes.len() - at - 1;
+        match u8::try_from(len) {
+            Ok(len @ 0..0x80) => self.bytes[at] = len,
+            _ => {
+                let mut longer = Self::default();
+                longer.varint(len as u64);
+                self.bytes.splice(at..=at, longer.bytes);
+            }
+        }
     }
     /// A packed list of numbers; nothing if empty.
     pub(super) fn packed(&mut self, field: u32, values: impl IntoIterator<Item = u32>) {
-        let mut inner = Self::default();
-        values.into_iter().for_each(|value| inner.varint(value.into()));
-        if !inner.bytes.is_empty() {
-            self.bytes(field, &inner.bytes);
+        let mut values = values.into_iter().peekable();
+        if values.peek().is_some() {
+            self.message(field, |inner| values.for_each(|value| inner.varint(value.into())));
         }
     }
 
@@ -199,6 +215,17 @@ mod tests {
             writer.bytes(field, &bytes);
             let written = writer.finish();
             prop_assert_eq!(fields(&written).unwrap(), [(field, Value::Varint(number)), (field, Value::Bytes(&bytes))]);
+        }
+
+        #[test]
+        fn nested_messages_of_any_length_are_written_like_bytes(inner in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let mut nested = Writer::default();
+            nested.message(7, |outer| outer.message(8, |message| message.bytes(9, &inner)));
+            let (mut innermost, mut middle, mut outer) = (Writer::default(), Writer::default(), Writer::default());
+            innermost.bytes(9, &inner);
+            middle.bytes(8, &innermost.finish());
+            outer.bytes(7, &middle.finish());
+            prop_assert_eq!(nested.finish(), outer.finish());
         }
 
         #[test]

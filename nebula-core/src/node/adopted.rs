@@ -1,0 +1,44 @@
+//! Tunnels without a handshake, to measure a node that has very many.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+use nebula_cert::VerifiedCertificate;
+use rand_chacha::rand_core::RngCore as _;
+
+use super::Node;
+use super::tunnels::Opening;
+use crate::Origin;
+use crate::handshake::Completed;
+use crate::tunnel::{LocalIndex, RemoteIndex, SessionKeys, Tunnel};
+
+impl Node {
+    /// A tunnel with random keys to the host with these overlay addresses, as if it had called from `endpoint`. All hosts
+    /// may share one certificate. `None`: the table is full.
+    pub fn adopt(
+        &mut self,
+        now: Instant,
+        certificate: VerifiedCertificate,
+        addresses: Vec<IpAddr>,
+        endpoint: SocketAddr,
+    ) -> Option<LocalIndex> {
+        let local_index = self.reserve_index()?;
+        let own_version = self.default_version();
+        let (send, receive, digest) = (self.random_seed(), self.random_seed(), self.random_seed());
+        let done = Completed {
+            local_index,
+            remote_index: RemoteIndex(self.rng.next_u32().max(1)),
+            peer: certificate,
+            keys: SessionKeys { cipher: self.config.cipher, send, receive },
+            initiator: false,
+            own_version,
+            peer_time: 0,
+        };
+        let mut tunnel = Tunnel::new(done, Some(endpoint));
+        tunnel.peer_addresses = addresses;
+        let opening = Some(Opening { digest, reply: None });
+        self.install(now, Arc::new(tunnel), Origin::Direct(endpoint), self.fingerprint(own_version), opening, None);
+        Some(local_index)
+    }
+}
