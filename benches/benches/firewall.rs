@@ -1,13 +1,17 @@
 //! What a packet costs in the firewall: flows known and new, packets refused, with few rules and with many.
 //!
 //! Each is one small outbound packet. Refused ones are not sealed; the others differ from the first in the firewall only.
+//! The decisions are the firewall alone, as Go Nebula's figure is.
 
 use std::net::Ipv4Addr;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use nebula_benches::{network, udp};
+use nebula_benches::{Go, NO_GO, Step, network, udp};
+use nebula_core::counters::Direction;
 use nebula_core::firewall::{Cidr, Policy, PortRange, Protocol, Rule};
 use nebula_core::forward::Offload;
+use nebula_core::simulator::Gate;
+use nebula_core::wire::ip::{FlowKey, protocol};
 use nebula_core::{DropReason, Verdict};
 
 /// Rules that do not fit a packet to port 53, of every sort; and one that fits packets to ports from 54 on.
@@ -73,5 +77,39 @@ fn firewall(c: &mut Criterion) {
     }
 }
 
-criterion_group!(name = benches; config = nebula_benches::criterion(); targets = firewall);
+/// A conntrack hit in the lane and in the table that lanes share, and a packet that is refused.
+fn decision(c: &mut Criterion) {
+    let mut group = c.benchmark_group("decision");
+    let (a, b) = network(|_| {});
+    let policy = Policy { outbound: rules(10_000), ..Policy::default() };
+    let own = ["10.0.0.1/8".parse().expect("a network")];
+    let mut gate = Gate::new(&policy, &own, &a.forwarder, a.tunnel(), a.now).expect("the tunnel to b");
+    let flow = |local_port: u16, remote_port| FlowKey {
+        local: a.overlay,
+        remote: b.overlay,
+        local_port,
+        remote_port,
+        protocol: protocol::UDP,
+        fragment: false,
+    };
+    let one = flow(40_000, 54);
+    let go = |ns| Go { ns: Some(ns), bytes: None };
+    Step::new("conntrack hit, kept by the lane", go(38.0)).repeat(&mut group, "known_to_the_lane", || {
+        assert_eq!(gate.check(a.now, Direction::Outbound, &one), Ok(()));
+    });
+    // More flows than a lane keeps at hand.
+    let many: Vec<_> = (0..4096).map(|port| flow(port, 54)).collect();
+    let mut next = 0;
+    Step::new("conntrack hit, shared by all lanes", go(99.0)).repeat(&mut group, "known_to_the_node", || {
+        next = (next + 1) % many.len();
+        assert_eq!(gate.check(a.now, Direction::Outbound, &many[next]), Ok(()));
+    });
+    let refused = flow(40_000, 53);
+    Step::new("firewall, refused, 10,000 rules", NO_GO).repeat(&mut group, "refused", || {
+        assert_eq!(gate.check(a.now, Direction::Outbound, &refused), Err(DropReason::NoRule));
+    });
+    group.finish();
+}
+
+criterion_group!(name = benches; config = nebula_benches::criterion(); targets = firewall, decision);
 criterion_main!(benches);

@@ -1,6 +1,7 @@
 //! Sealing and opening in place, and the replay window.
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use nebula_benches::{Go, NO_GO, Step};
 use nebula_core::tunnel::cipher::{AeadKey, Cipher};
 use nebula_core::tunnel::{ReplayWindow, Session, SessionKeys};
 
@@ -35,18 +36,15 @@ fn replay_window(c: &mut Criterion) {
     let mut group = c.benchmark_group("replay_window");
     group.throughput(Throughput::Elements(1));
     let (window, mut counter) = (ReplayWindow::new(), 3);
-    group.bench_function("in_order", |bencher| {
-        bencher.iter(|| {
-            counter += 1;
-            window.check(counter) && window.commit(counter)
-        });
+    let go = Go { ns: Some(2.5), bytes: None };
+    Step::new("replay window, in order", go).repeat(&mut group, "in_order", || {
+        counter += 1;
+        window.check(counter) && window.commit(counter)
     });
-    group.bench_function("reordered", |bencher| {
-        bencher.iter(|| {
-            counter += 1;
-            let other = counter ^ 0x1f;
-            window.check(other) && window.commit(other)
-        });
+    Step::new("replay window, reordered", NO_GO).repeat(&mut group, "reordered", || {
+        counter += 1;
+        let other = counter ^ 0x1f;
+        window.check(other) && window.commit(other)
     });
     group.bench_function("replayed", |bencher| bencher.iter(|| window.check(counter - 40)));
     group.finish();

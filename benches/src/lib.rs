@@ -1,7 +1,9 @@
 //! What the benchmarks share: hosts that are driven by hand, and packets made beforehand.
 
+pub mod heap;
 mod host;
 mod packet;
+mod step;
 
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use criterion::Criterion;
 
 pub use host::{Host, connect, identity, network};
 pub use packet::{Stream, tcp_acknowledgement, tcp_super_packet, udp};
+pub use step::{Go, NO_GO, Step, cpu_time, note};
 
 /// Short runs: the whole suite takes less than three minutes.
 #[must_use]
