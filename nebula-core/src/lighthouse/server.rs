@@ -243,8 +243,7 @@ mod tests {
         for count in 0..30_u8 {
             let endpoints = (0..count).map(|n| SocketAddr::from(([203, 0, 113, n], u16::from(n)))).collect();
             let report = Report { endpoints, relays: vec!["fd00::1".parse().unwrap(); usize::from(count % 3)] };
-            let host: [IpAddr; 2] =
-                [[10, 42, 0, count].into(), std::net::Ipv6Addr::from(u128::from(count) << 64).into()];
+            let host: [IpAddr; 2] = [[10, 42, 0, count].into(), Ipv6Addr::from(u128::from(count) << 64).into()];
             server.store(&host, &report);
             assert_eq!(server.report(host[1]), Some(report));
         }
