@@ -33,10 +33,12 @@ impl Subnets {
         self.handle.set_subnets(table.all());
     }
 
-    /// The kernel has a route through these gateways, or (none) no longer has one.
-    pub(crate) fn learn(&self, network: IpNet, gateways: Vec<Gateway>) {
+    /// The kernel has routes to these networks through these gateways, or (none) no longer has one.
+    pub(crate) fn learn(&self, changes: impl IntoIterator<Item = (IpNet, Vec<Gateway>)>) {
         let mut table = self.table();
-        if table.learn(network, gateways) {
+        let changed =
+            changes.into_iter().fold(false, |changed, (network, gateways)| table.learn(network, gateways) | changed);
+        if changed {
             self.handle.set_subnets(table.all());
         }
     }

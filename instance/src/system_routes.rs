@@ -44,23 +44,29 @@ pub(crate) fn follow(overlay: Overlay, buffer: usize, subnets: Arc<Subnets>) -> 
 
 fn listen(socket: &OwnedFd, overlay: &Overlay, subnets: &Subnets) {
     let mut buffer = vec![0; 64 << 10];
+    let mut news = Vec::new();
     loop {
-        match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+        // A routing daemon changes many routes at once: what waits is taken together.
+        let flags = if news.is_empty() { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
+        let more_may_wait = match recv(socket.as_raw_fd(), &mut buffer, flags) {
             Ok(len) => {
-                for change in changes(&buffer[..len], overlay) {
-                    let Change { network, gateways } = change;
-                    tracing::info!(%network, gateways = gateways.len(), "System route changed");
-                    subnets.learn(network, gateways);
-                }
+                news.extend(changes(&buffer[..len], overlay));
+                news.len() < MAX_TOGETHER
             }
-            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => false,
+            Err(Errno::EINTR) => true,
             Err(Errno::ENOBUFS) => {
                 tracing::error!("News of system routes were lost: raise tun.use_system_route_table_buffer_size");
+                true
             }
             Err(error) => {
                 tracing::error!(%error, "System routes are no longer followed");
                 return;
             }
+        };
+        if !more_may_wait && !news.is_empty() {
+            tracing::info!(changes = news.len(), "System routes changed");
+            subnets.learn(news.drain(..).map(|Change { network, gateways }| (network, gateways)));
         }
     }
 }
@@ -184,6 +190,8 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
 }
+
+const MAX_TOGETHER: usize = 4096;
 
 // struct nlmsghdr, struct rtmsg.
 const HEADER: usize = 16;

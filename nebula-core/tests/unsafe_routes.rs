@@ -234,3 +234,20 @@ fn a_route_without_gateways_leads_nowhere() {
     send(&mut net, c, 5000, b"query");
     assert_eq!(net.counter(c, "dropped_out_no_route"), 1);
 }
+
+#[test]
+fn new_routes_leave_known_flows_and_rules_alone() {
+    let mut net = SimNet::new(12);
+    let g = net.add(gateway("g"));
+    let dns = Rule { port: nebula_core::firewall::PortRange::Range(53, 53), ..Rule::any() };
+    let c = net.add(client(&[("10.42.0.1", 1)], &[g]).config(|config| config.firewall.outbound = vec![dns]));
+    send(&mut net, c, 5000, b"query");
+    net.run_for(SECOND);
+    net.control(c, |node, _| node.set_subnets(vec![route("192.168.0.0/16", &[("10.42.0.1", 1)])]));
+    send(&mut net, c, 5000, b"query");
+    let other_port = packets::udp(net.overlay(c), at("192.168.7.9"), (5000, 54), b"no rule for it");
+    let _verdict = net.send_packet(c, &other_port);
+    net.run_for(SECOND);
+    assert_eq!((net.payloads(g, 53).len(), net.payloads(g, 54).len()), (2, 0));
+    assert_eq!(net.counter(c, "dropped_out_no_rule"), 1);
+}

@@ -122,7 +122,7 @@ pub(crate) struct LocalPolicy {
 #[derive(Debug)]
 struct Snapshot {
     routes: Routes,
-    filter: Filter,
+    filter: Arc<Filter>,
     drop_local_broadcast: bool,
     drop_multicast: bool,
 }
@@ -166,6 +166,16 @@ impl Forwarder {
         self.conntrack.set_max_flows(local.firewall.max_flows);
         let generation = self.snapshot.load().filter.generation().wrapping_add(1);
         self.snapshot.store(Arc::new(Snapshot::new(local, generation)));
+    }
+    /// Replaces the networks behind other nodes. Rules and known flows stay as they are, so it may happen often.
+    pub(crate) fn set_subnets(&self, networks: &[IpNet], subnets: &[SubnetRoute]) {
+        let old = self.snapshot.load();
+        self.snapshot.store(Arc::new(Snapshot {
+            routes: Routes::new(networks, subnets),
+            filter: Arc::clone(&old.filter),
+            drop_local_broadcast: old.drop_local_broadcast,
+            drop_multicast: old.drop_multicast,
+        }));
     }
     /// A lane for one thread.
     #[must_use]
@@ -215,7 +225,7 @@ impl Snapshot {
             drop_local_broadcast: local.drop_local_broadcast,
             drop_multicast: local.drop_multicast,
             routes: Routes::new(&local.networks, &local.subnets),
-            filter: Filter::new(&local.firewall, &local.networks, &local.unsafe_networks, generation),
+            filter: Arc::new(Filter::new(&local.firewall, &local.networks, &local.unsafe_networks, generation)),
         }
     }
 }

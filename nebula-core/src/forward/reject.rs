@@ -105,6 +105,8 @@ pub(super) const MAX_ANSWERS: usize = 128;
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn bytes(hex: &str) -> Vec<u8> {
@@ -205,5 +207,26 @@ mod tests {
         packet = v6(17, "1388003500080000");
         packet[24] = 0xff;
         assert_eq!(answered(&packet), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_packet_has_a_short_answer_that_is_never_answered(
+            first in prop_oneof![Just(0x45_u8), Just(0x4f), Just(0x60)],
+            protocol in prop_oneof![Just(1_u8), Just(6), Just(17), Just(44), Just(58), Just(60), any::<u8>()],
+            mut bytes in proptest::collection::vec(any::<u8>(), 20..1500),
+        ) {
+            bytes[0] = first;
+            bytes[if first == 0x60 { 6 } else { 9 }] = protocol;
+            let parsed = Packet::inbound(&bytes);
+            if let Some(reply) = parsed.ok().and_then(|parsed| answer(&bytes, &parsed)) {
+                prop_assert!(reply.len() <= 48 + MAX_QUOTED_V6);
+                let parsed = Packet::inbound(&reply).unwrap();
+                prop_assert_eq!(answer(&reply, &parsed), None);
+                let swapped = if first == 0x60 { (8..24, 24..40) } else { (12..16, 16..20) };
+                prop_assert_eq!(&reply[swapped.0.clone()], &bytes[swapped.1.clone()]);
+                prop_assert_eq!(&reply[swapped.1], &bytes[swapped.0]);
+            }
+        }
     }
 }

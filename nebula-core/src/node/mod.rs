@@ -212,8 +212,8 @@ impl Node {
 
     /// New networks behind other nodes, for the next packets.
     pub fn set_subnets(&mut self, subnets: Vec<config::SubnetRoute>) {
+        self.forwarder.set_subnets(self.config.identity.primary().networks(), &subnets);
         self.config.subnets = subnets;
-        self.forwarder.set_policy(local_policy(&self.config));
     }
 
     /// New static endpoints (also after a DNS look-up).
