@@ -1,7 +1,7 @@
 //! The signing CA: its certificate, its key, and the bundle of CAs to trust.
 
 use ipnet::IpNet;
-use nebula_cert::{CaPool, Certificate, SigningKey, Template, UnixTime, Version};
+use nebula_cert::{CaPool, Certificate, Signer, SigningKey, Template, UnixTime, Version};
 
 use crate::{
     directory::{CA_CERTIFICATE, CA_KEY, Directory, FileError},
@@ -11,7 +11,7 @@ use crate::{
 /// A CA certificate with its key.
 pub(crate) struct Authority {
     certificate: Certificate,
-    key: SigningKey,
+    key: Box<dyn Signer + Send + Sync>,
     bundle: String,
 }
 
@@ -44,22 +44,27 @@ pub enum AuthorityError {
     /// An encrypted key with a wrong passphrase.
     #[error("ca.key cannot be decrypted with the passphrase in {PASSPHRASE}: {0}")]
     WrongPassphrase(nebula_cert::Error),
+    /// A key in a token that cannot be used.
+    #[error("ca.key is a PKCS#11 URI: {0}")]
+    Token(String),
     /// Key and certificate do not belong together.
     #[error("ca.key belongs to none of the certificates in ca.crt; the two files must be of one CA")]
     Mismatch,
 }
 
 impl Authority {
-    /// Reads certificate and key, the latter encrypted or not.
+    /// Reads certificate and key, the latter plain, encrypted, or the PKCS#11 URI of a key in a token.
     pub(crate) fn read(directory: &Directory, passphrase: Option<&str>) -> Result<Self, AuthorityError> {
         let (bundle, certificates) = read_bundle(directory)?;
         let pem = directory.read(CA_KEY)?;
-        let key = if pem.contains(" ENCRYPTED ") {
+        let key: Box<dyn Signer + Send + Sync> = if pem.starts_with("pkcs11:") {
+            open_token(pem.trim_end())?
+        } else if pem.contains(" ENCRYPTED ") {
             let passphrase = passphrase.ok_or(AuthorityError::NoPassphrase)?;
-            SigningKey::from_encrypted_pem(pem.as_bytes(), passphrase.as_bytes())
-                .map_err(AuthorityError::WrongPassphrase)?
+            let key = SigningKey::from_encrypted_pem(pem.as_bytes(), passphrase.as_bytes());
+            Box::new(key.map_err(AuthorityError::WrongPassphrase)?)
         } else {
-            SigningKey::from_pem(pem.as_bytes()).map_err(AuthorityError::Key)?
+            Box::new(SigningKey::from_pem(pem.as_bytes()).map_err(AuthorityError::Key)?)
         };
         let public_key = key.public_key();
         let is_ours = |certificate: &Certificate| {
@@ -108,8 +113,23 @@ impl Authority {
             not_after: self.end_of_life(grant.life, now),
             public_key,
         };
-        template.sign(ca, &self.key).map_err(Refusal::CaConstraint)
+        template.sign(ca, &*self.key).map_err(Refusal::CaConstraint)
     }
+}
+
+/// A key that stays in its token.
+#[cfg(feature = "pkcs11")]
+fn open_token(uri: &str) -> Result<Box<dyn Signer + Send + Sync>, AuthorityError> {
+    use nebula_cert::pkcs11::{TokenKey, Uri};
+
+    let key = uri.parse::<Uri>().and_then(|uri| TokenKey::open(&uri));
+    Ok(Box::new(key.map_err(|error| AuthorityError::Token(error.to_string()))?))
+}
+
+#[cfg(not(feature = "pkcs11"))]
+fn open_token(_uri: &str) -> Result<Box<dyn Signer + Send + Sync>, AuthorityError> {
+    let build = "this build cannot load the module of a token; the README says how to make one that can";
+    Err(AuthorityError::Token(build.to_owned()))
 }
 
 /// Reads the bundle of trusted CAs, without the key.

@@ -75,7 +75,7 @@ impl Template {
         }
         let certificate = self.into_certificate(false, Some(ca.fingerprint()));
         check_constraints(ca, &certificate)?;
-        issue(certificate, key)
+        issue(certificate, key, ca.public_key())
     }
 
     /// Signs itself as a CA; `public_key` is taken from `key`.
@@ -83,8 +83,9 @@ impl Template {
     /// # Errors
     /// Invalid contents, or the signer's own failure.
     pub fn self_sign(mut self, key: &dyn Signer) -> Result<Certificate, Error> {
-        self.public_key = key.public_key();
-        issue(self.into_certificate(true, None), key)
+        let public_key = key.public_key();
+        self.public_key.clone_from(&public_key);
+        issue(self.into_certificate(true, None), key, &public_key)
     }
 
     fn into_certificate(self, is_ca: bool, issuer: Option<Fingerprint>) -> Certificate {
@@ -106,7 +107,8 @@ impl Template {
     }
 }
 
-fn issue(mut certificate: Certificate, key: &dyn Signer) -> Result<Certificate, Error> {
+/// `public_key` is that of the signer; deriving it once more would take as long as a signature.
+fn issue(mut certificate: Certificate, key: &dyn Signer, public_key: &[u8]) -> Result<Certificate, Error> {
     if certificate.curve != key.curve() {
         return Err(Error::Curve { found: certificate.curve, expected: key.curve() });
     }
@@ -129,7 +131,7 @@ fn issue(mut certificate: Certificate, key: &dyn Signer) -> Result<Certificate, 
         Curve::P256 => signature::low_s(&made).ok_or(Error::SignerFault)?,
     };
     // A faulty signature can give away the key that made it.
-    let public_key = VerifyingKey::new(key.curve(), &key.public_key());
+    let public_key = VerifyingKey::new(certificate.curve, public_key);
     if !public_key.is_some_and(|public_key| certificate.is_signed_by(&public_key)) {
         return Err(Error::SignerFault);
     }

@@ -78,7 +78,8 @@ struct Init {
 
 /// Run the service until SIGTERM or SIGINT
 ///
-/// An encrypted ca.key is opened with the passphrase in the environment variable NEBULA_CA_PASSPHRASE. What is logged is set by
+/// An encrypted ca.key is opened with the passphrase in the environment variable NEBULA_CA_PASSPHRASE. In a build with the feature
+/// pkcs11, ca.key may be the PKCS#11 URI of a key in a token instead. What is logged is set by
 /// RUST_LOG (default: info). Each decision is also a JSON line in audit.log.
 #[derive(Args)]
 struct Serve {

@@ -5,6 +5,7 @@
 mod bad_input;
 mod commands;
 mod crash;
+mod hardware_key;
 mod node_proof;
 mod running;
 mod tokens;

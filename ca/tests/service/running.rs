@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read},
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::{Arc, mpsc},
     thread,
@@ -81,10 +81,16 @@ impl Ca {
     }
 
     pub(crate) fn serve(&self) -> Service {
+        self.serve_with(&[])
+    }
+
+    /// With environment variables.
+    pub(crate) fn serve_with(&self, variables: &[(&str, &Path)]) -> Service {
         let mut child = Command::new(PROGRAM)
             .args(["serve", "--listen", "127.0.0.1:0", "--dir"])
             .arg(self.file(""))
             .env_remove("RUST_LOG")
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()

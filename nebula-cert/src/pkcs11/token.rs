@@ -1,5 +1,7 @@
 //! A key in a token: found by its URI, used until dropped.
 
+use std::sync::{Mutex, PoisonError};
+
 use cryptoki::context::{CInitializeArgs, CInitializeFlags, Function, Pkcs11};
 use cryptoki::error::{Error as ModuleError, RvError};
 use cryptoki::mechanism::Mechanism;
@@ -17,7 +19,7 @@ use crate::{Curve, Error, Signer};
 
 /// A P-256 or Ed25519 key in a token, with the session that may use it. The private key never leaves the token.
 ///
-/// Keys that want the PIN again for every signature (`CKA_ALWAYS_AUTHENTICATE`) are not supported.
+/// Threads can share it; the token signs one thing at a time. Keys that want the PIN again for every signature (`CKA_ALWAYS_AUTHENTICATE`) are not supported.
 pub struct TokenKey {
     connection: Connection,
     key: ObjectHandle,
@@ -77,7 +79,8 @@ impl std::fmt::Debug for TokenKey {
 
 /// A session with a token; both it and the module are closed when dropped.
 struct Connection {
-    session: Option<Session>,
+    /// A session does one thing at a time.
+    session: Mutex<Option<Session>>,
     module: Option<Pkcs11>,
     /// Another part of this program initialized the module, and may still need it.
     is_shared: bool,
@@ -99,37 +102,44 @@ impl Connection {
             Err(ModuleError::Pkcs11(RvError::CryptokiAlreadyInitialized, _)) => true,
             Err(error) => return Err(unusable(reason_of(&error))),
         };
-        let mut connection = Self { session: None, module: Some(module.clone()), is_shared, has_pin_pad: false };
+        let mut connection =
+            Self { session: Mutex::new(None), module: Some(module.clone()), is_shared, has_pin_pad: false };
         let (slot, info) = choose(uri, tokens(&module).map_err(refused("list its tokens"))?)?;
         connection.has_pin_pad = info.protected_authentication_path();
-        connection.session = Some(module.open_ro_session(slot).map_err(refused("open a session"))?);
+        connection.session = Mutex::new(Some(module.open_ro_session(slot).map_err(refused("open a session"))?));
         Ok(connection)
     }
 
-    fn session(&self) -> Result<&Session, TokenError> {
-        let closed = || TokenError::Refused { action: "open a session", reason: "it is closed".to_owned() };
-        self.session.as_ref().ok_or_else(closed)
+    /// Does one thing with the session; without one, the token refuses.
+    fn with_session<T>(
+        &self,
+        action: &'static str,
+        work: impl FnOnce(&Session) -> Result<T, ModuleError>,
+    ) -> Result<T, TokenError> {
+        // A panic elsewhere leaves the session as it was.
+        let session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let closed = || TokenError::Refused { action, reason: "the session is closed".to_owned() };
+        work(session.as_ref().ok_or_else(closed)?).map_err(refused(action))
     }
 
     fn login(&self, pin: Option<&GivenPin>) -> Result<(), TokenError> {
-        let session = self.session()?;
-        let (part, result) = match pin {
-            Some(GivenPin { part, secret }) => {
-                let pin = RawAuthPin::new(Box::new(secret.to_vec()));
-                (*part, session.login_with_raw(UserType::User, &pin))
-            }
+        let part = pin.map_or("pin-value", |pin| pin.part);
+        let login = |session: &Session| match pin {
+            Some(pin) => session.login_with_raw(UserType::User, &RawAuthPin::new(Box::new(pin.secret.to_vec()))),
             // The user types it at the device.
-            None if self.has_pin_pad => ("pin-value", session.login(UserType::User, None)),
-            None => return Ok(()),
+            None if self.has_pin_pad => session.login(UserType::User, None),
+            None => Ok(()),
         };
-        match result {
-            Ok(()) | Err(ModuleError::Pkcs11(RvError::UserAlreadyLoggedIn, _)) => Ok(()),
-            Err(ModuleError::Pkcs11(RvError::PinIncorrect | RvError::PinInvalid | RvError::PinLenRange, _)) => {
-                Err(TokenError::PinRefused { part })
-            }
-            Err(ModuleError::Pkcs11(RvError::PinLocked, _)) => Err(TokenError::PinLocked { part }),
-            Err(error) => Err(refused("log in")(error)),
-        }
+        self.with_session("log in", |session| {
+            Ok(match login(session) {
+                Err(ModuleError::Pkcs11(RvError::UserAlreadyLoggedIn, _)) => Ok(()),
+                Err(ModuleError::Pkcs11(RvError::PinIncorrect | RvError::PinInvalid | RvError::PinLenRange, _)) => {
+                    Err(TokenError::PinRefused { part })
+                }
+                Err(ModuleError::Pkcs11(RvError::PinLocked, _)) => Err(TokenError::PinLocked { part }),
+                other => return other.map(Ok),
+            })
+        })?
     }
 
     /// The one private key that the URI describes. Narrowed part by part, to name the part that rules out the last one.
@@ -180,16 +190,16 @@ impl Connection {
     }
 
     fn sign(&self, mechanism: &Mechanism<'_>, key: ObjectHandle, bytes: &[u8]) -> Result<Vec<u8>, TokenError> {
-        self.session()?.sign(mechanism, key, bytes).map_err(refused("sign"))
+        self.with_session("sign", |session| session.sign(mechanism, key, bytes))
     }
 
     fn find(&self, wanted: &[Attribute]) -> Result<Vec<ObjectHandle>, TokenError> {
-        self.session()?.find_objects(wanted).map_err(refused("list its keys"))
+        self.with_session("list its keys", |session| session.find_objects(wanted))
     }
 
     fn bytes_of(&self, object: ObjectHandle, attribute: AttributeType) -> Result<Option<Vec<u8>>, TokenError> {
-        let found = self.session()?.get_attributes(object, &[attribute]);
-        Ok(found.map_err(refused("describe its key"))?.into_iter().find_map(|found| match found {
+        let found = self.with_session("describe its key", |session| session.get_attributes(object, &[attribute]))?;
+        Ok(found.into_iter().find_map(|found| match found {
             Attribute::EcParams(bytes)
             | Attribute::EcPoint(bytes)
             | Attribute::PublicKeyInfo(bytes)
@@ -203,7 +213,7 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         // Closing the last session of a program logs it out; there is nothing left to try if that fails.
-        drop(self.session.take());
+        drop(self.session.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         if let Some(module) = self.module.take().filter(|_| !self.is_shared) {
             let _ = module.finalize();
         }
