@@ -138,7 +138,7 @@ fn sizes() -> Vec<u32> {
 }
 
 fn overlay(at: usize) -> IpAddr {
-    Ipv4Addr::from_bits(10 << 24 | 2 + at as u32).into()
+    Ipv4Addr::from_bits((10 << 24) + 2 + at as u32).into()
 }
 
 fn underlay(at: usize) -> SocketAddr {
