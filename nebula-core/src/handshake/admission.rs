@@ -74,7 +74,7 @@ impl Admission {
             self.second = second;
         }
         let largest = u64::from(self.rate.map_or(0, NonZeroU32::get)) / LARGEST_SHARE;
-        let share = (largest * self.tokens / half).max(1);
+        let share = (largest.saturating_mul(self.tokens) / half).max(1);
         let slot = self.slot(second, from);
         let answered = &mut self.shares[slot];
         if u64::from(*answered) >= share {
@@ -176,6 +176,15 @@ mod tests {
         let mut admission = admission(4000, start);
         let nat = IpAddr::from([192, 0, 2, 1]);
         assert!((0..1000).all(|_| admission.admit(start, nat)));
+    }
+
+    #[test]
+    fn the_highest_rate_is_counted_without_overflow() {
+        let start = base();
+        let mut admission = admission(u32::MAX, start);
+        admission.tokens = admission.capacity() / 2;
+        assert!(admission.admit(start, IpAddr::from([192, 0, 2, 1])));
+        assert!(admission.admit(start + LONGEST_PAUSE * 2, IpAddr::from([192, 0, 2, 1])));
     }
 
     #[test]
