@@ -8,7 +8,7 @@ use std::time::Duration;
 use nebula_cert::UnixTime;
 use nebula_core::config::RecvErrorPolicy;
 use nebula_core::firewall::{Cidr, PortRange, Protocol, Rule};
-use nebula_core::io::{Driver, Options, SocketOptions, Tun, UdpSocket};
+use nebula_core::io::{Driver, Options, SocketOptions, Tun, UdpSocket, release_program_pages};
 
 use crate::config_file::{self, Listen, Logging, NameFamily, Refused, Settings, Value};
 use crate::netns::Namespace;
@@ -88,8 +88,11 @@ impl Loaded {
         let settings = Settings::read(&self.tree, unix_now())?;
         log_warnings(&settings.warnings);
         let listen = listen_address(&settings.listen)?;
+        // The parser of the configuration is not needed again for long; nor is, below, what opens devices.
+        release_program_pages();
         let Opened { driver, device, link, udp } = open(&settings, listen)?;
         log_start(&settings, &device, udp);
+        release_program_pages();
         let handle = driver.handle();
         let subnets = Arc::new(Subnets::new(handle.clone(), settings.tun.routes.subnet_routes()));
         if let Some(link) = link.as_ref().filter(|_| settings.tun.follow_system_routes) {

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use nebula_cert::{CaPool, UnixTime, issuance};
 use nebula_cni_plugin::launch::{LaunchSpec, Mode};
 use nebula_core::firewall::Policy;
-use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
+use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket, release_program_pages};
 
 use crate::admin::{Shared, Status, StatusSocket};
 use crate::ca_client::{self, CaClient, Issued};
@@ -287,6 +287,8 @@ impl PodTunnel {
         let config = self.settings.to_config(issued.identity.clone(), issued.trust.clone(), self.port, advertise);
         let mut driver = Driver::start(config, Some(tun), sockets, Options::default())
             .map_err(|error| Error::SetUp { what: "cannot start the tunnel".to_owned(), cause: chain(&error) })?;
+        // The launch, and asking the CA, are not needed again for long.
+        release_program_pages();
         let handle = driver.handle();
         let received = driver.events();
         let sender = self.sender.clone();

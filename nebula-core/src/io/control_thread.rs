@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::mailbox::Command;
 use super::poll::readable;
+use super::program::{RareWork, release_program_pages};
 use super::shared::Shared;
 use super::udp::UdpSocket;
 use super::{Error, clock, interfaces};
@@ -21,6 +22,7 @@ pub(super) struct Control {
     pub(super) wall: WallClock,
     pub(super) events: SyncSender<Event>,
     pub(super) interfaces: Option<InterfaceWatch>,
+    pub(super) rare_work: RareWork,
 }
 
 impl Control {
@@ -29,6 +31,9 @@ impl Control {
         loop {
             if self.turn() {
                 break;
+            }
+            if self.rare_work.is_over(clock::now()) {
+                release_program_pages();
             }
             let timeout = self.node.poll_timeout().map(|at| at.saturating_duration_since(clock::now()));
             let mailbox = &self.shared.mailbox;
@@ -93,6 +98,8 @@ impl Control {
             }
         }
         while let Some(event) = self.node.poll_event() {
+            // Tunnels that come and go: a handshake was near.
+            self.rare_work.note();
             if self.events.try_send(event).is_err() {
                 self.shared.counters.events.add(1);
             }

@@ -14,6 +14,7 @@ use super::control_thread::{Control, EndOfControl, InterfaceWatch};
 use super::inbound_thread::Inbound;
 use super::mailbox::Command;
 use super::outbound_thread::Outbound;
+use super::program::RareWork;
 use super::shared::Shared;
 use super::{Tun, TunOffloads, UdpSocket, clock};
 use crate::{Config, Event, Node, TunnelStatus, config, firewall};
@@ -124,6 +125,7 @@ impl Driver {
             wall,
             events: sender,
             interfaces,
+            rare_work: RareWork::default(),
         };
         driver.spawn("nebula-control".into(), CONTROL_STACK, move || {
             let _end = end;

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use nix::errno::Errno;
 
+use super::delivery::Deliverer;
 use super::poll::readable;
 use super::shared::Shared;
 use super::tun::{Queue, TunOffloads};
@@ -14,7 +15,7 @@ use super::udp_send::Sender;
 use super::warmth::Warmth;
 use super::{Error, clock};
 use crate::counters::Direction;
-use crate::forward::{Delivery, Offload, SegmentKind, echo_reply};
+use crate::forward::{Delivery, Offload, echo_reply};
 use crate::{Lane, Verdict};
 
 // Pings of one receive that are answered without a device.
@@ -27,7 +28,7 @@ pub(super) struct Inbound {
     // None: this node has no overlay device.
     queue: Option<Arc<Queue>>,
     socket: Arc<UdpSocket>,
-    offloads: TunOffloads,
+    deliverer: Deliverer,
     lane: Lane,
     receiver: Receiver,
     // Relayed datagrams go back to the underlay from here.
@@ -46,7 +47,8 @@ impl Inbound {
         let receiver =
             Receiver::new().map_err(|source| Error::Io { what: "cannot reserve receive buffers", source })?;
         let (sender, warmth) = (Sender::new(), Warmth::default());
-        Ok(Self { shared, queue, socket, offloads, lane, receiver, sender, warmth })
+        let deliverer = Deliverer::new(offloads);
+        Ok(Self { shared, queue, socket, deliverer, lane, receiver, sender, warmth })
     }
 
     /// Runs until the driver stops, or socket or device fail.
@@ -62,8 +64,8 @@ impl Inbound {
     }
 
     fn announce_offloads(&mut self) {
-        let tcp = self.offloads != TunOffloads::None;
-        self.lane.set_coalesce(tcp, self.offloads == TunOffloads::TcpAndUdp);
+        let offloads = self.deliverer.offloads();
+        self.lane.set_coalesce(offloads != TunOffloads::None, offloads == TunOffloads::TcpAndUdp);
     }
 
     /// Moves what one receive brings. `true`: the socket is dry.
@@ -76,10 +78,9 @@ impl Inbound {
         let (memory, received) = self.receiver.parts();
         self.warmth.note(now, received.iter().map(|slot| slot.range.len()).sum());
         self.shared.forwarder.inbound(&mut self.lane, now, memory, received);
-        if self.queue.is_some() {
-            self.deliver()?;
-        } else {
-            self.answer_pings(now);
+        match self.queue.clone() {
+            Some(queue) => self.deliver(&queue)?,
+            None => self.answer_pings(now),
         }
         self.shared.send(&mut self.sender, &self.socket, &self.lane);
         self.shared.punt(&mut self.lane, Direction::Inbound);
@@ -105,32 +106,10 @@ impl Inbound {
         }
     }
 
-    fn deliver(&mut self) -> Result<(), Error> {
-        let mut refused = None;
-        for delivery in self.lane.deliveries() {
-            let Some(queue) = &self.queue else {
-                self.shared.counters.no_device.add(1);
-                continue;
-            };
-            match write(queue, &self.lane, self.receiver.memory(), delivery) {
-                Ok(()) => {}
-                // The device is gone, not merely down.
-                Err(Errno::EBADFD | Errno::EBADF) => {
-                    return Err(Error::io("cannot write to the tun device", Errno::EBADFD));
-                }
-                Err(errno) => {
-                    self.shared.counters.tun_write.add(1);
-                    refused = delivery.offload.segment.filter(|_| errno == Errno::EINVAL).or(refused);
-                }
-            }
-        }
-        // Some kernels refuse some super-packets. Peers send again what was in this one, and it comes as single packets.
-        if let Some(segment) = refused {
-            self.offloads = match segment.kind {
-                SegmentKind::Udp if self.offloads == TunOffloads::TcpAndUdp => TunOffloads::Tcp,
-                SegmentKind::Udp | SegmentKind::Tcp => TunOffloads::None,
-            };
-            tracing::warn!(kind = ?segment.kind, "the kernel refused a super-packet: joining of packets is off for this queue");
+    fn deliver(&mut self, queue: &Queue) -> Result<(), Error> {
+        let (lane, memory) = (&self.lane, self.receiver.memory());
+        let write = |delivery: &Delivery| write(queue, lane, memory, delivery);
+        if self.deliverer.deliver(lane.deliveries(), &self.shared.counters.tun_write, write)? {
             self.announce_offloads();
         }
         Ok(())

@@ -5,6 +5,7 @@
 
 mod clock;
 mod control_thread;
+mod delivery;
 mod driver;
 mod heap;
 mod inbound_thread;
@@ -12,6 +13,7 @@ mod interfaces;
 mod mailbox;
 mod outbound_thread;
 mod poll;
+mod program;
 mod region;
 mod shared;
 mod tun;
@@ -24,5 +26,6 @@ mod warmth;
 
 pub use driver::{Driver, Error, Handle, Options};
 pub use heap::share_one_heap;
+pub use program::release_program_pages;
 pub use tun::{Tun, TunOffloads};
 pub use udp::{SocketOptions, UdpSocket};

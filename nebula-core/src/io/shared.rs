@@ -87,7 +87,7 @@ impl IoCounters {
             ("lost_send_refused", &self.send_refused),
             ("lost_events", &self.events),
         ] {
-            sum.insert(name, counter.0.load(Ordering::Relaxed));
+            sum.insert(name, counter.get());
         }
     }
 }
@@ -97,6 +97,10 @@ impl IoCounters {
 pub(super) struct IoCounter(AtomicU64);
 
 impl IoCounter {
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
     pub(super) fn add(&self, n: u64) {
         if n > 0 {
             self.0.fetch_add(n, Ordering::Relaxed);

@@ -78,6 +78,17 @@ impl Sender {
 
     /// Sends all `runs`, whose bytes are in `arena`. Datagrams that cannot leave are lost, as on a wire, and counted.
     pub(super) fn send(&mut self, socket: &UdpSocket, arena: &[u8], runs: &[Run]) -> Lost {
+        self.send_by(socket, arena, runs, |messages| send_batch(socket, arena, messages))
+    }
+
+    /// `send` sends messages from the first on and returns how many left, or why not even the first one did.
+    fn send_by(
+        &mut self,
+        socket: &UdpSocket,
+        arena: &[u8],
+        runs: &[Run],
+        send: impl FnMut(&[Message]) -> io::Result<usize>,
+    ) -> Lost {
         self.messages.clear();
         let mut lost = Lost::default();
         for run in runs {
@@ -91,15 +102,15 @@ impl Sender {
             let per_message = (MAX_BYTES / run.segment_size).clamp(1, self.segments(socket));
             cut(&mut self.messages, to, run.range.clone(), run.segment_size, per_message);
         }
-        self.flush(socket, arena, &mut lost);
+        self.flush(socket, &mut lost, send);
         lost
     }
 
-    fn flush(&mut self, socket: &UdpSocket, arena: &[u8], lost: &mut Lost) {
+    fn flush(&mut self, socket: &UdpSocket, lost: &mut Lost, mut send: impl FnMut(&[Message]) -> io::Result<usize>) {
         let mut at = 0;
         while at < self.messages.len() {
             let end = (at + BATCH).min(self.messages.len());
-            let error = match send_batch(socket, arena, &self.messages[at..end]) {
+            let error = match send(&self.messages[at..end]) {
                 Ok(sent) => {
                     at += sent;
                     continue;
@@ -245,29 +256,5 @@ fn kernel_version(release: &[u8]) -> (u32, u32) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn kernel_releases_of_distributions_are_understood() {
-        for (release, version) in [
-            ("6.18.44-fc-v657", (6, 18)),
-            ("5.15.0-91-generic", (5, 15)),
-            ("6.9", (6, 9)),
-            ("", (0, 0)),
-            ("x.y", (0, 0)),
-        ] {
-            assert_eq!(kernel_version(release.as_bytes()), version, "{release}");
-        }
-    }
-
-    #[test]
-    fn a_run_is_cut_into_messages_that_keep_datagrams_whole() {
-        let to = SocketAddr::from(([127, 0, 0, 1], 1));
-        let mut messages = Vec::new();
-        cut(&mut messages, to, 100..1150, 100, 4);
-        let ranges: Vec<_> = messages.iter().map(|message| message.range.clone()).collect();
-        assert_eq!(ranges, [100..500, 500..900, 900..1150]);
-        assert_eq!(messages.iter().map(Message::datagrams).sum::<u64>(), 11);
-    }
-}
+#[path = "udp_send_tests.rs"]
+mod tests;
