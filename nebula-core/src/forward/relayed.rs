@@ -4,14 +4,13 @@
 //! checks one tag and makes another, so it stays on the data path.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use super::Forwarder;
 use super::inbound::{Piece, Stage, sort_one};
 use super::outbound::add_to_runs;
 use crate::counters::{Counter, Direction};
 use crate::relay::{Hop, RelayIndex, Role};
-use crate::tunnel::{RemoteIndex, Tunnel};
+use crate::tunnel::{Lookup, RemoteIndex, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 use crate::{DropReason, Origin};
 
@@ -20,13 +19,14 @@ use crate::{DropReason, Origin};
 pub(crate) struct Carrier {
     /// Underlay destination: of the peer, or of its relay.
     pub(crate) to: SocketAddr,
-    relay: Option<(Arc<Tunnel>, RemoteIndex)>,
+    relay: Option<(Lookup, RemoteIndex)>,
 }
 
 impl Carrier {
     /// Reserves counters for the frames of `n` datagrams; `None`: they need no frame.
     pub(crate) fn frames(&self, n: u64) -> Result<Option<Frames<'_>>, DropReason> {
-        let Some((relay, index)) = &self.relay else { return Ok(None) };
+        let Some((lookup, index)) = &self.relay else { return Ok(None) };
+        let relay = lookup.tunnel().ok_or(DropReason::NoEndpoint)?;
         let first = relay.session.reserve(n).ok_or(DropReason::CounterExhausted)?;
         relay.mark_sent();
         Ok(Some(Frames { relay, index: *index, first }))
@@ -72,8 +72,8 @@ impl Forwarder {
     }
     /// How to send by a hop. A neighbour that is itself behind a relay is none.
     pub(crate) fn carrier_by(&self, hop: Hop) -> Option<Carrier> {
-        let relay = self.tunnels.by_index(hop.tunnel)?;
-        let to = relay.endpoint()?;
+        let relay = self.tunnels.look_up(hop.tunnel);
+        let to = relay.tunnel()?.endpoint()?;
         Some(Carrier { to, relay: Some((relay, hop.index)) })
     }
 }
@@ -82,16 +82,17 @@ impl Stage<'_> {
     /// Frames of one source for one hop.
     pub(super) fn hop(&mut self, buffer: &mut [u8], run: &mut [Piece], from: SocketAddr, index: RelayIndex) {
         let known = self.forwarder.relays().get(index);
-        let known = known.and_then(|(neighbour, role)| Some((self.forwarder.tunnels().by_index(neighbour)?, role)));
-        let Some((neighbour, role)) = known else {
+        let tunnels = self.forwarder.tunnels();
+        let lookup = known.map_or_else(Lookup::nothing, |(neighbour, _)| tunnels.look_up(neighbour));
+        let (Some(neighbour), Some((_, role))) = (lookup.tunnel(), known) else {
             self.lane.counters.drop_many(Direction::Inbound, DropReason::UnknownIndex, run.len() as u64);
             return self.unknown(from.into(), index.0);
         };
-        if !self.authenticate(buffer, &neighbour, run) {
+        if !self.authenticate(buffer, neighbour, run) {
             return;
         }
         neighbour.mark_received();
-        self.notice_roaming(&neighbour, from);
+        self.notice_roaming(neighbour, from);
         self.forwarder.relays().mark_used(index);
         match role {
             Role::Terminal => self.take_out(buffer, run, Origin::Relayed { from, hop: index }),
