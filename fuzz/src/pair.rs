@@ -11,15 +11,16 @@ use nebula_core::firewall::{Policy, Rule};
 use nebula_core::forward::{Offload, Received, Segment, SegmentKind};
 use nebula_core::simulator::{Authority, Subject};
 use nebula_core::wire::header::MessageType;
-use nebula_core::{Config, Forwarder, Lane, Node, Punt, Verdict, WallClock};
+use nebula_core::{Config, Forwarder, Lane, Node, Punt, Transmit, Verdict, WallClock};
 
 const UNIX: u64 = 1_800_000_000;
 
-struct Side {
-    node: Node,
+pub(crate) struct Side {
+    pub(crate) node: Node,
     forwarder: Arc<Forwarder>,
     lane: Lane,
-    at: SocketAddr,
+    passed_on: Vec<Transmit>,
+    pub(crate) at: SocketAddr,
 }
 
 struct Pair {
@@ -47,8 +48,24 @@ fn authority() -> &'static (Authority, Identity, Identity) {
     })
 }
 
+/// A certificate of the same authority for another overlay address.
+pub(crate) fn identity(network: &str) -> Identity {
+    authority().0.identity(&Subject {
+        name: network.to_owned(),
+        networks: vec![network.parse().expect("a network")],
+        groups: Vec::new(),
+        versions: vec![Version::V2],
+        not_after: 1_900_000_000,
+    })
+}
+
+#[allow(clippy::disallowed_methods, reason = "a first instant has to come from somewhere")]
+pub(crate) fn start() -> Instant {
+    Instant::now()
+}
+
 impl Side {
-    fn new(identity: Identity, at: &str, peer: Option<(&str, &str)>, now: Instant, seed: u8) -> Self {
+    pub(crate) fn new(identity: Identity, at: &str, peer: Option<(&str, &str)>, now: Instant, seed: u8) -> Self {
         let mut config = Config::new(identity, authority().0.trust());
         config.cipher = Cipher::Aes256Gcm;
         config.lighthouse.am_lighthouse = true;
@@ -61,7 +78,7 @@ impl Side {
         let wall = WallClock { at: now, unix: Duration::from_secs(UNIX) };
         let (node, forwarder) = Node::new(config, now, wall, [seed; 32]);
         let lane = forwarder.lane();
-        Self { node, forwarder, lane, at: at.parse().expect("an endpoint") }
+        Self { node, forwarder, lane, passed_on: Vec::new(), at: at.parse().expect("an endpoint") }
     }
 
     /// Takes one datagram; what it answers is returned.
@@ -80,6 +97,31 @@ impl Side {
             self.node.handle_punt(now, punt);
         }
         self.drain()
+    }
+
+    /// As [`Side::receive`], but what it answers stays for [`Side::take_transmits`].
+    pub(crate) fn take(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
+        let mut buffer = datagram.to_vec();
+        let received = [Received { from, range: 0..buffer.len(), segment_size: buffer.len().max(1) }];
+        self.forwarder.inbound(&mut self.lane, now, &mut buffer, &received);
+        for run in self.lane.runs() {
+            for datagram in self.lane.arena()[run.range.clone()].chunks(run.segment_size.max(1)) {
+                self.passed_on.push(Transmit { to: run.to, datagram: datagram.to_vec() });
+            }
+        }
+        let punts: Vec<Punt> = self.lane.take_punts().collect();
+        self.lane.clear();
+        for punt in punts {
+            self.node.handle_punt(now, punt);
+        }
+    }
+
+    /// What goes onto the underlay.
+    pub(crate) fn take_transmits(&mut self) -> Vec<Transmit> {
+        while self.node.poll_event().is_some() {}
+        let mut transmits = std::mem::take(&mut self.passed_on);
+        transmits.extend(std::iter::from_fn(|| self.node.poll_transmit()));
+        transmits
     }
 
     fn drain(&mut self) -> Vec<Vec<u8>> {
@@ -207,7 +249,7 @@ pub fn handshake_payload(data: &[u8]) {
 pub fn lighthouse_message(data: &[u8]) {
     with_pair(|pair| {
         let Some(tunnel) = pair.b.node.tunnels().first().map(|tunnel| tunnel.local_index) else { return };
-        let (now, from) = (pair.now, pair.a.at);
+        let (now, from) = (pair.now, pair.a.at.into());
         let plaintext = data.to_vec();
         pair.b.node.handle_punt(now, Punt::Message { tunnel, from, kind: MessageType::Lighthouse, plaintext });
         let answers = pair.b.drain();
