@@ -55,6 +55,7 @@ pub(crate) fn identity(network: &str) -> Identity {
         networks: vec![network.parse().expect("a network")],
         groups: Vec::new(),
         versions: vec![Version::V2],
+        unsafe_networks: Vec::new(),
         not_after: 1_900_000_000,
     })
 }
