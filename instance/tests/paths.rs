@@ -205,7 +205,7 @@ fn roams(suite: &'static str) {
         let there = conversation.go_on(200);
         site.move_host(mover, away, home);
         let back = conversation.go_on(200);
-        println!("{mover} moved, {client} asked: longest waits {there:?} away, {back:?} home again");
+        eprintln!("{mover} moved, {client} asked: longest waits {there:?} away, {back:?} home again");
     }
 }
 

@@ -73,7 +73,7 @@ fn behind_one(hairpinning: bool) -> (SimNet, HostId, HostId) {
     let nat = net.add_nat(NatBehaviour { hairpinning, ..NatBehaviour::home() });
     let [a, b] = ["a", "b"].map(|name| {
         net.add(HostSpec::new(name).behind(nat).lighthouse(lighthouse).config(|config| {
-            let private = AllowList::new([("192.168.0.0/16".parse().unwrap(), false)]).unwrap();
+            let private = AllowList::new([("192.168.0.0/16".parse().expect("a prefix"), false)]).expect("one rule");
             config.lighthouse.local_allow = LocalAllowList { addresses: private, ..LocalAllowList::default() };
         }))
     });

@@ -17,7 +17,7 @@ fn frame(kind: u8, subtype: u8, index: u32, counter: u64) -> Vec<u8> {
 }
 
 fn stranger() -> SocketAddr {
-    "192.0.2.66:666".parse().unwrap()
+    "192.0.2.66:666".parse().expect("an address")
 }
 
 /// What `host` answers a stranger.

@@ -16,13 +16,13 @@ fn folder() -> PathBuf {
 /// What each file is about, and the names of its tests.
 fn scenarios() -> BTreeMap<String, (String, Vec<String>)> {
     let mut files = BTreeMap::new();
-    for entry in std::fs::read_dir(folder()).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+    for entry in std::fs::read_dir(folder()).expect("the folder of the scenarios") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
         if path.extension().is_none_or(|extension| extension != "rs") || NO_SCENARIOS.contains(&name.as_str()) {
             continue;
         }
-        let text = std::fs::read_to_string(&path).unwrap();
+        let text = std::fs::read_to_string(&path).expect("a readable file");
         let about = text.lines().next().and_then(|line| line.strip_prefix("//! ")).unwrap_or(&name).to_owned();
         let tests = text.split("#[test]\n").skip(1).filter_map(|test| test.split_once("fn ")?.1.split_once('('));
         files.insert(name, (about, tests.map(|(test, _)| test.to_owned()).collect()));
