@@ -5,6 +5,7 @@ mod adopted;
 mod deadlines;
 mod handshakes;
 mod outbox;
+mod relaying;
 mod relays;
 mod rendezvous;
 mod table_sizes;

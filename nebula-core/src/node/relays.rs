@@ -1,4 +1,4 @@
-//! Relays in every role: asks for them, accepts them as an end, serves them in the middle.
+//! Relays as an end: asks for them, accepts them, chooses among them, and makes their hops anew with new tunnels.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use rand_chacha::rand_core::RngCore as _;
 
 use super::Node;
 use super::timer::Due;
-use crate::relay::{Entry, Hop, Kind, RelayIndex, Role, State, Way};
-use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
+use crate::relay::{Entry, Hop, Kind, RelayIndex, State, Way};
+use crate::tunnel::{RemoteIndex, Tunnel};
 use crate::wire::header::MessageType;
 use crate::wire::messages::{Control, ControlKind};
 use crate::{DropReason, Origin, config};
@@ -124,34 +124,6 @@ impl Node {
         true
     }
 
-    /// As the relay: makes the hop to the target, through a new tunnel if there is none.
-    pub(super) fn introduce(&mut self, now: Instant, asker: LocalIndex, request: Control) -> bool {
-        let Some(live) = self.tunnels.get_mut(asker) else { return false };
-        let Some(&from) = live.tunnel.peer_addresses.first() else { return false };
-        let Some(target) = self.forwarder.tunnels().by_address(request.to) else {
-            let may = self.pending.contains(request.to) || live.introductions.take(now);
-            if may {
-                self.start_handshake(now, request.to, None);
-                self.pending.push_request(asker, request);
-            }
-            return may;
-        };
-        if target.endpoint().is_none() {
-            return false;
-        }
-        let near = Way { tunnel: asker, kind: Kind::Forwarding, far: request.to };
-        let beyond = Way { tunnel: target.local_index, kind: Kind::Forwarding, far: from };
-        let Some(near) = self.entry(now, near, State::PeerRequested, request.version) else { return false };
-        let Some(beyond) = self.entry(now, beyond, State::Requested, request.version) else { return false };
-        self.relays.set_remote(near, RemoteIndex(request.initiator_index));
-        if let Some(entry) = self.relays.get_mut(near) {
-            (entry.owed, entry.form) = (true, request.version);
-        }
-        self.ask(now, beyond, request.to);
-        self.publish_around(near);
-        true
-    }
-
     /// Returns whether it answers a request of this node.
     fn handle_relay_response(&mut self, now: Instant, tunnel: &Tunnel, response: Control) -> bool {
         let index = RelayIndex(response.initiator_index);
@@ -169,36 +141,6 @@ impl Node {
         true
     }
 
-    /// As the relay: one hop is ready. Tells whoever waits if the other one is, too.
-    fn join(&mut self, index: RelayIndex) {
-        let mut joined = false;
-        for other in self.counterparts(index) {
-            let Some(entry) = self.relays.get_mut(other) else { continue };
-            // Asked by this node, and not answered yet.
-            if entry.state == State::Requested {
-                continue;
-            }
-            entry.state = State::Established;
-            joined = true;
-            self.pay(other);
-        }
-        if joined {
-            self.pay(index);
-        }
-        self.publish_around(index);
-    }
-
-    /// Sends the response that a neighbour waits for.
-    fn pay(&mut self, index: RelayIndex) {
-        let Some(entry) = self.relays.get_mut(index).filter(|entry| entry.owed) else { return };
-        entry.owed = false;
-        let way = entry.way;
-        let from = self.tunnels.get(way.tunnel).and_then(|live| live.tunnel.peer_addresses.first().copied());
-        if let Some(from) = from {
-            self.respond(index, from, way.far);
-        }
-    }
-
     /// As an end: a hop to `far` can be used. What waits for it goes out at once.
     fn way_opened(&mut self, index: RelayIndex) {
         self.publish_hop(index);
@@ -210,7 +152,7 @@ impl Node {
     }
 
     /// The entry for a way; a new one begins in `state`. One that was let go begins anew.
-    fn entry(&mut self, now: Instant, way: Way, state: State, form: Version) -> Option<RelayIndex> {
+    pub(super) fn entry(&mut self, now: Instant, way: Way, state: State, form: Version) -> Option<RelayIndex> {
         if let Some(index) = self.relays.at(way).map(|entry| entry.index) {
             let entry = self.relays.get_mut(index)?;
             entry.touched = now;
@@ -230,7 +172,7 @@ impl Node {
     }
 
     /// Sends a request for a hop to its neighbour. `to` is the address by which the target was named.
-    fn ask(&mut self, now: Instant, index: RelayIndex, to: IpAddr) {
+    pub(super) fn ask(&mut self, now: Instant, index: RelayIndex, to: IpAddr) {
         let Some(entry) = self.relays.get_mut(index) else { return };
         entry.asked = Some(now);
         let entry = *entry;
@@ -266,7 +208,7 @@ impl Node {
         }
     }
 
-    fn respond(&mut self, index: RelayIndex, from: IpAddr, to: IpAddr) {
+    pub(super) fn respond(&mut self, index: RelayIndex, from: IpAddr, to: IpAddr) {
         let Some(entry) = self.relays.get(index).copied() else { return };
         let Some(remote) = entry.remote else { return };
         self.send_control(
@@ -300,62 +242,6 @@ impl Node {
         own.find(|address| form == Version::V2 || address.is_ipv4())
     }
 
-    /// The other hops of the ways that go over this one, as the relay; best first.
-    fn counterparts(&self, index: RelayIndex) -> Vec<RelayIndex> {
-        let Some(entry) = self.relays.get(index) else { return Vec::new() };
-        let Some(live) = self.tunnels.get(entry.way.tunnel) else { return Vec::new() };
-        self.beyond(entry.way, &live.tunnel.peer_addresses)
-    }
-
-    /// As [`Node::counterparts`], for a hop by the neighbour with these addresses.
-    fn beyond(&self, way: Way, neighbour: &[IpAddr]) -> Vec<RelayIndex> {
-        if way.kind == Kind::Terminal {
-            return Vec::new();
-        }
-        let primary = self.forwarder.tunnels().by_address(way.far).map(|tunnel| tunnel.local_index);
-        let mut tunnels = self.tunnels.of_peer(way.far).to_vec();
-        tunnels.sort_by_key(|tunnel| Some(*tunnel) != primary);
-        let ways = tunnels
-            .into_iter()
-            .flat_map(|tunnel| neighbour.iter().map(move |&far| Way { tunnel, kind: Kind::Forwarding, far }));
-        ways.filter_map(|way| self.relays.at(way).map(|entry| entry.index)).collect()
-    }
-
-    /// Publishes a hop and those on its other side, whose datagrams may leave by it.
-    fn publish_around(&mut self, index: RelayIndex) {
-        for other in self.counterparts(index) {
-            self.publish_hop(other);
-        }
-        self.publish_hop(index);
-    }
-
-    fn publish_hop(&mut self, index: RelayIndex) {
-        let Some(way) = self.relays.get(index).map(|entry| entry.way) else { return };
-        let role = match way.kind {
-            Kind::Terminal => Role::Terminal,
-            Kind::Forwarding if !self.config.relay.am_relay => Role::Forward(None),
-            Kind::Forwarding => {
-                let others = self.counterparts(index).into_iter().filter_map(|other| self.relays.get(other));
-                let usable = |hop: &Hop| self.forwarder.carrier_by(*hop).is_some();
-                Role::Forward(others.filter_map(Entry::hop).find(usable))
-            }
-        };
-        self.forwarder.relays().publish(index, way.tunnel, role);
-    }
-
-    /// A hop by the neighbour with these addresses is gone.
-    fn retire_hop(&mut self, entry: &Entry, neighbour: &[IpAddr]) {
-        self.forwarder.relays().retire(entry.index);
-        match entry.way.kind {
-            Kind::Terminal => self.choose_hops(entry.way.far),
-            Kind::Forwarding => {
-                for index in self.beyond(entry.way, neighbour) {
-                    self.publish_hop(index);
-                }
-            }
-        }
-    }
-
     /// Usable hops to the peer of a tunnel: those of its present relay first, and by primary tunnels first.
     pub(super) fn hops_to(&self, tunnel: &Tunnel) -> Vec<Hop> {
         let present = self.relay_of(tunnel);
@@ -375,7 +261,7 @@ impl Node {
     }
 
     /// Chooses again by which hop each tunnel to `peer` is reached without an endpoint.
-    fn choose_hops(&mut self, peer: IpAddr) {
+    pub(super) fn choose_hops(&mut self, peer: IpAddr) {
         for index in self.tunnels.of_peer(peer) {
             if let Some(live) = self.tunnels.get(*index) {
                 live.tunnel.set_hop(self.hops_to(&live.tunnel).first().copied());
@@ -439,19 +325,6 @@ impl Node {
                 Kind::Terminal => !self.tunnels.of_peer(entry.way.far).is_empty(),
                 Kind::Forwarding => now < entry.touched + IN_USE,
             }
-    }
-
-    /// Notes which hops by the neighbour of a tunnel carried something.
-    pub(super) fn note_relay_traffic(&mut self, now: Instant, tunnel: LocalIndex) {
-        let used = self.relays.of_tunnel(tunnel).filter(|entry| self.forwarder.relays().take_used(entry.index));
-        for index in used.map(|entry| entry.index).collect::<Vec<_>>() {
-            // One direction keeps both hops.
-            for index in self.counterparts(index).into_iter().chain([index]) {
-                if let Some(entry) = self.relays.get_mut(index) {
-                    entry.touched = now;
-                }
-            }
-        }
     }
 
     /// A tunnel is gone, and with it every hop by its neighbour.
