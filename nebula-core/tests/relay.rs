@@ -395,3 +395,33 @@ fn a_lossy_and_reordering_network_carries_relayed_traffic() {
     received.dedup();
     assert_eq!(received.len(), count, "nothing arrives twice");
 }
+
+#[test]
+fn two_ends_that_may_not_follow_each_other_yet_do_not_challenge_each_other_for_ever() {
+    let Relayed { mut net, a, b, .. } = relayed(30);
+    net.ping(a, b).until_delivered();
+    net.heal(a, b);
+    net.ping(a, b).train(20, SECOND);
+    net.cut(a, b);
+    let mut both_relayed = false;
+    for _ in 0..600 {
+        let _verdict = net.send_udp(a, b, (1, 2), b"traffic");
+        let _verdict = net.send_udp(b, a, (1, 2), b"traffic");
+        net.run_for(SECOND / 10);
+        both_relayed = relay_of(&net, a, b).is_some() && relay_of(&net, b, a).is_some();
+        if both_relayed {
+            break;
+        }
+    }
+    assert!(both_relayed, "{}", net.diagram());
+    net.heal(a, b);
+    // One of the datagrams that the cut swallowed was only late.
+    let late = net.flow().rfind(|step| step.sender == "a" && step.to == net.underlay(b)).unwrap().clone();
+    net.inject(late.from, late.to, &late.datagram);
+    let healed = net.elapsed();
+    net.run_for(3 * SECOND);
+    let direct = net.flow().filter(|step| step.at > healed && step.to == net.underlay(b) && step.sender == "a");
+    let direct = direct.filter(|step| matches!(kind(step), Some(MessageType::TestRequest | MessageType::TestReply)));
+    let count = direct.count();
+    assert!((1..=10).contains(&count), "{count}\n{}", net.diagram());
+}

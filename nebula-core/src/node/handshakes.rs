@@ -312,6 +312,7 @@ impl Node {
             promoted_at: 0,
             asked_at: 0,
             ask_after: now,
+            challenge_after: now,
             introductions: Allowance::default(),
         });
         for &address in &tunnel.peer_addresses {

@@ -347,7 +347,7 @@ impl Node {
         let Some(tunnel) = self.tunnels.get(index).map(|live| Arc::clone(&live.tunnel)) else { return };
         if tunnel.endpoint().is_none() && self.forwarder.carrier(&tunnel).is_some() {
             // What comes directly may have no way back: the relay is used until an answer shows that there is one.
-            self.challenge(&tunnel, from);
+            self.challenge(now, &tunnel, from);
         } else {
             self.follow(now, index, from);
         }

@@ -32,6 +32,8 @@ pub(super) struct Live {
     pub(super) asked_at: u64,
     /// When they may be asked again.
     pub(super) ask_after: Instant,
+    /// When an endpoint of a relayed peer may be tried again because of what came from there.
+    pub(super) challenge_after: Instant,
     /// Handshakes that this peer may have this node start for it, as a relay.
     pub(super) introductions: Allowance,
 }

@@ -97,8 +97,16 @@ impl Node {
     }
 
     /// Asks for an answer from an endpoint where the peer of a relayed tunnel seems to be.
-    pub(super) fn challenge(&mut self, tunnel: &Tunnel, at: SocketAddr) {
-        if tunnel.endpoint().is_none() && self.may_try(tunnel, at) {
+    ///
+    /// Not for each datagram: the answer is a direct datagram, too, and may not be followed yet, so that two peers who
+    /// challenge each other would make more and more of them.
+    pub(super) fn challenge(&mut self, now: Instant, tunnel: &Tunnel, at: SocketAddr) {
+        if tunnel.endpoint().is_some() || !self.may_try(tunnel, at) {
+            return;
+        }
+        let Some(live) = self.tunnels.get_mut(tunnel.local_index) else { return };
+        if live.challenge_after <= now {
+            live.challenge_after = now + LATER;
             self.try_endpoint(tunnel, at);
         }
     }

@@ -8,7 +8,7 @@ use nebula_cert::{Fingerprint, Identity, Version};
 
 use super::nat::{Dependence, NatBehaviour};
 use super::{HostId, HostSpec, Link, NatId, Operation, SimNet};
-use crate::config::RecvErrorPolicy;
+use crate::config::{self, RecvErrorPolicy};
 use crate::firewall::{Policy, PortRange, Protocol, Rule};
 use crate::lighthouse::LocalAddress;
 use crate::{Config, TableSizes};
@@ -21,7 +21,7 @@ use crate::{Config, TableSizes};
 /// 5.5 s, and the next one waits 5 s for the response. Lighthouses hear of everybody within 10 s meanwhile.
 pub const REACHABLE_AGAIN_WITHIN: Duration = Duration::from_secs(50);
 
-/// Two lighthouses, two public hosts, two behind home routers, one behind a symmetric NAT; a model of what each may hear.
+/// Two lighthouses, one of them a relay, two public hosts, two behind home routers, one behind a symmetric NAT; a model of what each may hear.
 pub struct Exercise {
     net: SimNet,
     hosts: Vec<HostId>,
@@ -64,6 +64,9 @@ impl Exercise {
         let both = &[Version::V1, Version::V2][..];
         let lighthouses =
             ["l", "m"].map(|name| net.add(HostSpec::new(name).versions(both).am_lighthouse().config(common)));
+        let serve = config::Relay { am_relay: true, ..config::Relay::default() };
+        net.edit_config(lighthouses[RELAY], |config| config.relay = serve.clone());
+        net.control(lighthouses[RELAY], |node, now| node.set_relay(now, serve));
         // They do not ask each other.
         net.introduce(lighthouses[0], lighthouses[1]);
         net.introduce(lighthouses[1], lighthouses[0]);
@@ -81,6 +84,8 @@ impl Exercise {
             for lighthouse in lighthouses {
                 spec = spec.lighthouse(lighthouse);
             }
+            let relay = net.overlay(lighthouses[RELAY]);
+            spec = spec.config(move |config| config.relay.relays = vec![relay]);
             if let Some(nat) = *place {
                 spec = spec.behind(nats[nat].0);
             }
@@ -347,6 +352,7 @@ impl Exercise {
             && sizes.candidates <= others
             && sizes.reports <= others
             && sizes.deadlines <= tunnels + pending + 3
+            && sizes.relay_hops <= 4 * others * others
             && sizes.punches <= 1024;
         if holds { Ok(()) } else { Err(format!("{} remembers too much: {sizes:?}", NAMES[host])) }
     }
@@ -383,7 +389,8 @@ impl Exercise {
         all.filter(|&(from, to)| {
             let introduced = (0..LIGHTHOUSES).any(|host| self.friends(host, from) && self.friends(host, to));
             let willing = from != to && self.friends(from, to) && introduced;
-            willing && self.is_up(from) && self.is_up(to) && self.connectable(from, to)
+            let relayed = self.friends(RELAY, from) && self.friends(RELAY, to);
+            willing && self.is_up(from) && self.is_up(to) && (relayed || self.connectable(from, to))
         })
     }
 
@@ -473,6 +480,8 @@ fn stranger() -> SocketAddr {
 
 const NAMES: [&str; 7] = ["l", "m", "a", "b", "c", "d", "e"];
 const LIGHTHOUSES: usize = 2;
+/// The lighthouse that is a relay for every other host, too.
+const RELAY: usize = 1;
 const MARKER: &[u8] = b"in clear?";
 const FROM_PORT: u16 = 1000;
 const OPEN: u16 = 2000;

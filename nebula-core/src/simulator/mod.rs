@@ -72,6 +72,8 @@ pub struct SimNet {
     nats: Vec<Nat>,
     in_flight: BTreeMap<(Instant, u64), InFlight>,
     sent: u64,
+    /// A second, and how many datagrams had been sent at its beginning.
+    second: (u64, u64),
     cut: BTreeSet<(HostId, HostId)>,
     pings: u16,
     flow: Flow,
@@ -104,6 +106,7 @@ impl SimNet {
             nats: Vec::new(),
             in_flight: BTreeMap::new(),
             sent: 0,
+            second: (0, 0),
             cut: BTreeSet::new(),
             pings: 0,
             flow: Flow::default(),
@@ -511,6 +514,11 @@ impl SimNet {
     fn post(&mut self, at: Instant, datagram: InFlight) {
         self.in_flight.insert((at, self.sent), datagram);
         self.sent += 1;
+        let second = self.elapsed().as_secs();
+        if self.second.0 != second {
+            self.second = (second, self.sent);
+        }
+        assert!(self.sent - self.second.1 < STORM, "{STORM} datagrams in one second: hosts answer each other for ever");
     }
 
     /// Who receives a datagram, and whom it sees as the source.
@@ -556,5 +564,7 @@ fn private_endpoint(nat: NatId, host: HostId) -> SocketAddr {
 }
 
 const PORT: u16 = 4242;
+/// No scenario sends so much in a second of its own.
+const STORM: u64 = 20_000;
 /// Wall clock at the start, inside the life of every certificate.
 const START: UnixTime = 1_800_000_000;
