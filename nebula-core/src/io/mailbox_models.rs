@@ -15,7 +15,7 @@ fn is_awake(mailbox: &Mailbox) -> bool {
 }
 
 fn punt() -> Punt {
-    Punt::RecvError { from: SocketAddr::from(([127, 0, 0, 1], 1)), index: crate::tunnel::RemoteIndex(1) }
+    Punt::RecvError { from: SocketAddr::from(([127, 0, 0, 1], 1)).into(), index: crate::tunnel::RemoteIndex(1) }
 }
 
 #[test]
