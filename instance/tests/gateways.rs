@@ -9,11 +9,11 @@ mod world;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use world::peers::{go, ours};
 use world::{World, enter, run};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -46,7 +46,7 @@ impl Site {
         let mut world = World::new();
         let underlay = NODES.iter().map(|(name, ..)| IpAddr::V4(world.host(name))).collect();
         let site = Self { world, underlay, version };
-        site.certify(&["ca", "-name", "site", "-version", &version.to_string()]);
+        site.world.certify(&["ca", "-name", "site", "-version", &version.to_string()]);
         for (name, number, is_gateway) in NODES {
             let mut networks = format!("10.77.0.{number}/24");
             if version == 2 {
@@ -56,16 +56,9 @@ impl Site {
             if is_gateway {
                 arguments.extend(["-unsafe-networks", BEHIND]);
             }
-            site.certify(&arguments);
+            site.world.certify(&arguments);
         }
         site
-    }
-
-    fn certify(&self, arguments: &[&str]) {
-        let tool = go("nebula-cert", "sid");
-        let output =
-            Command::new(tool).args(arguments).current_dir(self.world.dir()).output().expect("nebula-cert runs");
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
     /// Puts `n` behind the gateways; its answers go by `g`.
@@ -430,15 +423,4 @@ fn a_narrow_link_behind_the_gateway_is_found_behind_a_firewall_without_a_rule_fo
     site.world.transfer("c", "n", MACHINE.parse().expect("an address"), 3_000_000);
     let cached = site.must("route", "c", &["ip", "route", "get", MACHINE]);
     assert!(cached.contains("mtu 900"), "{cached}");
-}
-
-fn ours() -> PathBuf {
-    let built = PathBuf::from(env!("CARGO_BIN_EXE_nebula"));
-    std::env::var_os("NEBULA_BIN_DIR").map_or(built, |dir| Path::new(&dir).join("nebula"))
-}
-
-fn go(program: &str, suite: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/peers").join(suite).join("usr/bin").join(program);
-    assert!(path.exists(), "{} is missing: run .ci/go-nebula first", path.display());
-    path
 }

@@ -6,12 +6,12 @@
 mod world;
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use world::World;
+use world::peers::{go, ours};
 
 const BULK: usize = 100_000_000;
 const SOON: Duration = Duration::from_secs(15);
@@ -39,14 +39,13 @@ impl Net {
         let mut world = World::new();
         let underlay = NAMES.map(|name| IpAddr::V4(world.host(name)));
         let version = case.version.to_string();
-        let tool = go(&case, "nebula-cert", "sid");
-        certify(&world, &tool, &["ca", "-name", "interop", "-curve", case.curve, "-version", &version]);
+        world.certify(&["ca", "-name", "interop", "-curve", case.curve, "-version", &version]);
         for (at, name) in NAMES.iter().enumerate() {
             let mut networks = format!("10.77.0.{}/24", at + 1);
             if case.version == 2 {
                 networks += &format!(",fd77::{}/64", at + 1);
             }
-            certify(&world, &tool, &["sign", "-name", name, "-networks", &networks, "-groups", "interop"]);
+            world.certify(&["sign", "-name", name, "-networks", &networks, "-groups", "interop"]);
         }
         Self { world, case, underlay }
     }
@@ -89,7 +88,7 @@ firewall:
         for host in ["o", "g"] {
             self.world.stop(host, Signal::SIGTERM);
         }
-        let go = go(&self.case, "nebula", self.case.suite);
+        let go = go("nebula", self.case.suite);
         self.start("g", &go, known_to_go, lighthouse);
         self.start("o", &ours(), known_to_ours, lighthouse);
     }
@@ -120,7 +119,7 @@ fn interoperates(case: Case) {
     net.world.ping("g", "10.77.0.2", SOON);
     net.exchange();
     // Neither knows the other: a Go lighthouse introduces them, whoever begins.
-    let lighthouse = go(&case, "nebula", case.suite);
+    let lighthouse = go("nebula", case.suite);
     net.start("l", &lighthouse, &[], false);
     net.restart_both(&["l"], &["l"], true);
     net.world.ping("g", "10.77.0.1", SOON);
@@ -188,7 +187,7 @@ fn a_killed_peer_is_reachable_again_soon_after_its_restart() {
     net.restart_both(&["g"], &["o"], false);
     net.world.ping("o", "10.77.0.3", SOON);
     net.world.stop("g", Signal::SIGKILL);
-    let go_binary = go(&case, "nebula", case.suite);
+    let go_binary = go("nebula", case.suite);
     net.start("g", &go_binary, &["o"], false);
     net.world.ping("o", "10.77.0.3", Duration::from_secs(6));
     net.world.stop("o", Signal::SIGKILL);
@@ -227,25 +226,4 @@ fn our_firewall_refuses_what_no_rule_allows() {
     );
     assert!(!udp.status.success(), "UDP went through although no rule allows it");
     net.world.ping("g", "10.77.0.2", SOON);
-}
-
-fn ours() -> PathBuf {
-    bin("nebula", env!("CARGO_BIN_EXE_nebula"))
-}
-
-/// A binary of this workspace: from `NEBULA_BIN_DIR` (the release build) if set, else the one built for this test.
-fn bin(name: &str, built: &str) -> PathBuf {
-    std::env::var_os("NEBULA_BIN_DIR").map_or_else(|| PathBuf::from(built), |dir| Path::new(&dir).join(name))
-}
-
-/// A Go binary of a suite. The certificate tool of 1.11 signs for all, so that every release reads the same files.
-fn go(_case: &Case, program: &str, suite: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/peers").join(suite).join("usr/bin").join(program);
-    assert!(path.exists(), "{} is missing: run .ci/go-nebula first", path.display());
-    path
-}
-
-fn certify(world: &World, tool: &Path, arguments: &[&str]) {
-    let output = Command::new(tool).args(arguments).current_dir(world.dir()).output().expect("nebula-cert runs");
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

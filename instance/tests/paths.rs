@@ -9,12 +9,11 @@ mod world;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use world::peers::{go, ours};
 use world::{World, enter};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -71,9 +70,9 @@ impl Site {
     }
 
     fn certified(world: World, lighthouse: Ipv4Addr) -> Self {
-        certify(&world, &["ca", "-name", "paths", "-version", "1"]);
+        world.certify(&["ca", "-name", "paths", "-version", "1"]);
         for (at, name) in NAMES.iter().enumerate() {
-            certify(&world, &["sign", "-name", name, "-networks", &format!("10.77.0.{}/24", at + 1)]);
+            world.certify(&["sign", "-name", name, "-networks", &format!("10.77.0.{}/24", at + 1)]);
         }
         Self { world, lighthouse }
     }
@@ -285,21 +284,4 @@ beside_go! {
 fn must(world: &World, host: &str, command: &[&str]) {
     let output = world.exec(host, command);
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-fn ours() -> PathBuf {
-    let built = env!("CARGO_BIN_EXE_nebula");
-    std::env::var_os("NEBULA_BIN_DIR").map_or_else(|| PathBuf::from(built), |dir| Path::new(&dir).join("nebula"))
-}
-
-fn go(program: &str, suite: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/peers").join(suite).join("usr/bin").join(program);
-    assert!(path.exists(), "{} is missing: run .ci/go-nebula first", path.display());
-    path
-}
-
-fn certify(world: &World, arguments: &[&str]) {
-    let tool = go("nebula-cert", "sid");
-    let output = Command::new(tool).args(arguments).current_dir(world.dir()).output().expect("nebula-cert runs");
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

@@ -7,11 +7,10 @@
 mod world;
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use world::peers::{go, ours};
 use world::{World, run};
 
 const BULK: usize = 50_000_000;
@@ -45,13 +44,13 @@ impl Site {
             run("ip", &["-n", &world.namespace_of(end), "route", "add", "blackhole", &other.to_string()]);
         }
         let site = Self { world, suite, version, underlay };
-        site.certify(&["ca", "-name", "site", "-version", &version.to_string()]);
+        site.world.certify(&["ca", "-name", "site", "-version", &version.to_string()]);
         for (at, name) in NAMES.iter().enumerate() {
             let mut networks = format!("10.77.0.{}/24", at + 1);
             if version == 2 {
                 networks += &format!(",fd77::{}/64", at + 1);
             }
-            site.certify(&["sign", "-name", name, "-networks", &networks]);
+            site.world.certify(&["sign", "-name", name, "-networks", &networks]);
         }
         site
     }
@@ -66,13 +65,6 @@ impl Site {
             site.world.ping(name, "10.77.0.1", SOON);
         }
         site
-    }
-
-    fn certify(&self, arguments: &[&str]) {
-        let tool = go("nebula-cert", "sid");
-        let output =
-            Command::new(tool).args(arguments).current_dir(self.world.dir()).output().expect("nebula-cert runs");
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
     fn start(&mut self, host: &str, maker: Maker) {
@@ -180,15 +172,4 @@ beside_go! {
     all_of_ours_talk_through_a_relay: Site::started("sid", 2, [Ours, Ours, Ours, Ours]).exchange();
     our_relay_and_its_go_ends_come_back_after_a_kill: killed_and_restarted("sid", [Go, Ours, Go, Go]);
     our_end_and_its_go_relay_come_back_after_a_kill: killed_and_restarted("sid", [Go, Go, Ours, Go]);
-}
-
-fn ours() -> PathBuf {
-    let built = env!("CARGO_BIN_EXE_nebula");
-    std::env::var_os("NEBULA_BIN_DIR").map_or_else(|| PathBuf::from(built), |dir| Path::new(&dir).join("nebula"))
-}
-
-fn go(program: &str, suite: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/peers").join(suite).join("usr/bin").join(program);
-    assert!(path.exists(), "{} is missing: run .ci/go-nebula first", path.display());
-    path
 }

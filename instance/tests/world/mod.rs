@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
 pub mod cluster;
+pub mod peers;
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -1,0 +1,28 @@
+//! The programs that meet: our `nebula`, and Go Nebula as `.ci/go-nebula` fetched it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::World;
+
+/// Our daemon: from `NEBULA_BIN_DIR` (the release build) if set, else the one built for this test.
+pub fn ours() -> PathBuf {
+    let built = env!("CARGO_BIN_EXE_nebula");
+    std::env::var_os("NEBULA_BIN_DIR").map_or_else(|| PathBuf::from(built), |dir| Path::new(&dir).join("nebula"))
+}
+
+/// A Go program of a Debian suite: `bookworm` has 1.6.1, `trixie` 1.9.3, `sid` 1.11.0.
+pub fn go(program: &str, suite: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/peers").join(suite).join("usr/bin").join(program);
+    assert!(path.exists(), "{} is missing: run .ci/go-nebula first", path.display());
+    path
+}
+
+impl World {
+    /// Runs the certificate tool of Go 1.11 in the folder of the test: one tool signs for every release.
+    pub fn certify(&self, arguments: &[&str]) {
+        let tool = go("nebula-cert", "sid");
+        let output = Command::new(tool).args(arguments).current_dir(self.dir()).output().expect("nebula-cert runs");
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
