@@ -307,13 +307,20 @@ fn datagrams_above_the_path_mtu_still_arrive() {
 
 #[test]
 #[ignore = "needs root and network namespaces"]
-fn a_host_without_a_device_shakes_hands_and_counts_what_it_cannot_deliver() {
+fn a_host_without_a_device_answers_pings_and_counts_what_it_cannot_deliver() {
     let _alone = alone();
     let hosts = pair(Setup { tun: [false, true], ..USUAL });
     hosts[1].namespace.ip("link set overlay0 up");
     hosts[1].handle.connect(OVERLAY[0].into());
     hosts[0].expect_event(|event| matches!(event, Event::TunnelUp { .. }));
-    assert!(!ping(&hosts[1], OVERLAY[0]), "nobody is there to answer");
+    assert!(ping(&hosts[1], OVERLAY[0]));
+    assert_eq!(counter(&hosts[0], "lost_no_device"), 0);
+    hosts[1].namespace.run(|| {
+        let socket = std::net::UdpSocket::bind((OVERLAY[1], 0)).unwrap();
+        socket.send_to(b"for nobody", (OVERLAY[0], 5000)).unwrap();
+    });
+    // Answered by the same thread, so after the datagram was counted.
+    assert!(ping(&hosts[1], OVERLAY[0]));
     assert_eq!(counter(&hosts[0], "lost_no_device"), 1);
 }
 
