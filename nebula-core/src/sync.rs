@@ -3,7 +3,9 @@
 
 #[cfg(not(all(test, loom)))]
 mod real {
-    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic};
+    #[cfg(feature = "io")]
+    pub(crate) use std::sync::Condvar;
+    pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 
     pub(crate) use arc_swap::ArcSwapOption;
     pub(crate) use papaya::HashMap;
