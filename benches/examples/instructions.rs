@@ -1,0 +1,204 @@
+//! The steps whose instructions `benches/instructions` counts: it follows what runs inside [`counted`], and nothing else.
+//!
+//! Keys, certificates and packets are always the same; the steps before the counted ones fill caches and buffers.
+
+use std::process::ExitCode;
+
+use nebula_benches::{Host, Stream, identity, network, tcp_super_packet, udp};
+use nebula_cert::{Curve, Version};
+use nebula_core::counters::Direction;
+use nebula_core::firewall::Policy;
+use nebula_core::forward::{Offload, Received};
+use nebula_core::simulator::{Authority, Gate};
+use nebula_core::wire::header::MessageType;
+use nebula_core::wire::ip::{FlowKey, protocol};
+use nebula_core::wire::messages::{Meta, MetaKind};
+use nebula_core::{DropReason, Punt, Verdict};
+
+const WARM_UP: usize = 64;
+const ROUNDS: usize = 256;
+
+/// Payload of a TCP segment at an overlay MTU of 1300, and how many make a super-packet.
+const SEGMENT: u16 = 1248;
+const SEGMENTS: usize = 48;
+
+/// Hosts that a lighthouse knows.
+const HOSTS: u32 = 64;
+
+/// The tracer switches on here, by this function's name.
+#[inline(never)]
+fn counted(work: &mut dyn FnMut()) {
+    work();
+    std::hint::black_box(());
+}
+
+/// Prepares and works, first uncounted. Tells how many packets `work` handled while it was counted, at `each` a time.
+fn repeat<T>(each: usize, mut prepare: impl FnMut() -> T, mut work: impl FnMut(&mut T)) -> usize {
+    for round in 0..WARM_UP + ROUNDS {
+        let mut input = prepare();
+        if round < WARM_UP {
+            work(&mut input);
+        } else {
+            counted(&mut || work(&mut input));
+        }
+    }
+    ROUNDS * each
+}
+
+fn super_packet() -> (Vec<u8>, Offload) {
+    tcp_super_packet(Stream { port: 40_000, sequence: 1, acknowledgement: 1 }, SEGMENT, SEGMENTS)
+}
+
+fn small() -> (Vec<u8>, Offload) {
+    (udp(40_000, 53, 36), Offload::default())
+}
+
+fn large() -> (Vec<u8>, Offload) {
+    (udp(40_000, 53, 1200), Offload::default())
+}
+
+fn outbound(each: usize, (mut packet, offload): (Vec<u8>, Offload)) -> usize {
+    let (mut a, _) = network(|_| {});
+    let work = |(): &mut ()| {
+        assert_eq!(a.send(&mut packet, offload), Verdict::Transmit);
+        a.lane.clear();
+    };
+    repeat(each, || (), work)
+}
+
+fn inbound(each: usize, (mut packet, offload): (Vec<u8>, Offload)) -> usize {
+    let (mut a, mut b) = network(|_| {});
+    b.lane.set_coalesce(true, true);
+    let sealed = || {
+        assert_eq!(a.send(&mut packet, offload), Verdict::Transmit);
+        a.sent()
+    };
+    let work = |(buffer, slots): &mut (Vec<u8>, Vec<Received>)| {
+        b.receive(buffer, slots);
+        assert_eq!(b.lane.deliveries().len(), 1);
+        b.lane.clear();
+    };
+    repeat(each, sealed, work)
+}
+
+/// A packet that no rule lets out.
+fn refused() -> usize {
+    let (mut a, _) = network(|_| {});
+    a.node.set_firewall(Policy::default());
+    let (mut packet, offload) = small();
+    let work = |(): &mut ()| assert_eq!(a.send(&mut packet, offload), Verdict::Drop(DropReason::NoRule));
+    repeat(1, || (), work)
+}
+
+/// The first packet of a flow.
+fn new_flow() -> usize {
+    let (mut a, _) = network(|_| {});
+    let mut port = 1_000;
+    let next = || {
+        port += 1;
+        udp(port, 53, 36)
+    };
+    let work = |packet: &mut Vec<u8>| {
+        assert_eq!(a.send(packet, Offload::default()), Verdict::Transmit);
+        a.lane.clear();
+    };
+    repeat(1, next, work)
+}
+
+/// The firewall's decision about a known flow: one that the lane remembers, or one of more than a lane keeps.
+fn conntrack(flows: u16) -> usize {
+    let (a, _) = network(|_| {});
+    let policy = Policy { outbound: vec![nebula_core::firewall::Rule::any()], ..Policy::default() };
+    let own = ["10.0.0.1/8".parse().expect("a network")];
+    let mut gate = Gate::new(&policy, &own, &a.forwarder, a.tunnel(), a.now).expect("the tunnel to b");
+    let (now, local, remote) = (a.now, a.overlay, [10, 0, 0, 2].into());
+    let flow =
+        |local_port| FlowKey { local, remote, local_port, remote_port: 53, protocol: protocol::UDP, fragment: false };
+    let flows: Vec<_> = (0..flows).map(|n| flow(1_000 + n)).collect();
+    for flow in &flows {
+        assert_eq!(gate.check(now, Direction::Outbound, flow), Ok(()));
+    }
+    let mut next = flows.iter().cycle();
+    let next = || *next.next().expect("it never ends");
+    repeat(1, next, |flow| assert_eq!(gate.check(now, Direction::Outbound, flow), Ok(())))
+}
+
+/// A lighthouse, connected with [`HOSTS`] hosts that reported, takes a message.
+fn lighthouse(message: impl Fn(u32) -> Meta, answers: usize) -> usize {
+    let authority = Authority::new(Curve::Curve25519);
+    let trust = authority.trust();
+    let mut served = Host::new(&authority, &trust, 1, |config| config.lighthouse.am_lighthouse = true);
+    let shared = identity(&authority, 2).primary().clone();
+    let shared = trust.verify(shared, 1_800_000_000).expect("a certificate of this authority");
+    let overlay = |host: u32| std::net::Ipv4Addr::from_bits((10 << 24) + host).into();
+    let underlay = |host: u32| std::net::SocketAddr::from(([198, 18, 0, host as u8], 4242));
+    let tunnels: Vec<_> = (0..HOSTS)
+        .map(|n| {
+            let tunnel = served.node.adopt(served.now, shared.clone(), vec![overlay(2 + n)], underlay(2 + n));
+            served.drain();
+            tunnel.expect("room in the table")
+        })
+        .collect();
+    let punt = |n: u32, message: Meta| Punt::Message {
+        tunnel: tunnels[n as usize],
+        from: underlay(2 + n).into(),
+        kind: MessageType::Lighthouse,
+        plaintext: message.encode().expect("version 2 names everything"),
+    };
+    for n in 0..HOSTS {
+        served.node.handle_punt(served.now, punt(n, update(n)));
+        served.drain();
+    }
+    let mut last = 0;
+    let next = || {
+        last = (last + 29) % HOSTS;
+        Some(punt(last, message(last)))
+    };
+    let work = |punt: &mut Option<Punt>| {
+        served.node.handle_punt(served.now, punt.take().expect("a message"));
+        assert_eq!(std::iter::from_fn(|| served.node.poll_transmit()).count(), answers);
+    };
+    repeat(1, next, work)
+}
+
+fn update(n: u32) -> Meta {
+    let mut update = Meta::new(MetaKind::HostUpdateNotification, Version::V2, None);
+    update.endpoints = [[198, 18, 0, n as u8], [192, 168, 1, 7]].map(|address| (address, 4242).into()).into();
+    update
+}
+
+fn query(n: u32) -> Meta {
+    let subject = std::net::Ipv4Addr::from_bits((10 << 24) + 2 + (n + HOSTS / 2) % HOSTS);
+    Meta::new(MetaKind::HostQuery, Version::V2, Some(subject.into()))
+}
+
+type Step = (&'static str, fn() -> usize);
+
+const STEPS: [Step; 12] = [
+    ("super-packet-out", || outbound(SEGMENTS, super_packet())),
+    ("super-packet-in", || inbound(SEGMENTS, super_packet())),
+    ("64-bytes-out", || outbound(1, small())),
+    ("64-bytes-in", || inbound(1, small())),
+    ("1228-bytes-out", || outbound(1, large())),
+    ("1228-bytes-in", || inbound(1, large())),
+    ("refused", refused),
+    ("new-flow", new_flow),
+    ("conntrack-lane", || conntrack(1)),
+    ("conntrack-node", || conntrack(4096)),
+    ("lighthouse-update", || lighthouse(update, 1)),
+    ("lighthouse-query", || lighthouse(query, 2)),
+];
+
+/// Runs the step of this name, and prints how many packets were counted; without a name, prints all names.
+#[allow(clippy::print_stdout, reason = "for the script that reads it")]
+fn main() -> ExitCode {
+    let Some(name) = std::env::args().nth(1) else {
+        STEPS.iter().for_each(|(name, _)| println!("{name}"));
+        return ExitCode::SUCCESS;
+    };
+    let Some((_, step)) = STEPS.iter().find(|(known, _)| *known == name) else {
+        return ExitCode::FAILURE;
+    };
+    println!("{}", step());
+    ExitCode::SUCCESS
+}
