@@ -8,7 +8,7 @@ use std::time::Duration;
 use nebula_cert::UnixTime;
 use nebula_core::config::RecvErrorPolicy;
 use nebula_core::firewall::{Cidr, PortRange, Protocol, Rule};
-use nebula_core::io::{Driver, Options, SocketOptions, Tun, UdpSocket, release_program_pages};
+use nebula_core::io::{Driver, Handle, Options, SocketOptions, Tun, UdpSocket, release_program_pages};
 
 use crate::config_file::{self, Listen, Logging, NameFamily, Refused, Settings, Value};
 use crate::netns::Namespace;
@@ -98,12 +98,18 @@ impl Loaded {
         if let Some(link) = link.as_ref().filter(|_| settings.tun.follow_system_routes) {
             follow_system_routes(link, &settings, &subnets)?;
         }
-        let reloader = Reloader::new(self.path, settings, handle, link, subnets);
+        let reloader = Reloader::new(self.path, settings, handle.clone(), link, subnets);
         let running = run_with_signals(driver, signals, reloader)?;
         running.map_err(|error| Error::Running(error.to_string()))?;
-        tracing::info!("Goodbye");
+        tracing::info!(counters = counted(&handle), "Goodbye");
         Ok(())
     }
+}
+
+/// Every counter that is not 0, by name.
+fn counted(handle: &Handle) -> String {
+    let counters = handle.counters().into_iter().filter(|(_, value)| *value != 0);
+    counters.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
 }
 
 fn follow_system_routes(link: &OverlayLink, settings: &Settings, subnets: &Arc<Subnets>) -> Result<(), Error> {
