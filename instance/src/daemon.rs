@@ -8,12 +8,13 @@ use std::time::Duration;
 use nebula_cert::UnixTime;
 use nebula_core::config::RecvErrorPolicy;
 use nebula_core::firewall::{Cidr, PortRange, Protocol, Rule};
-use nebula_core::io::{Driver, Handle, Options, SocketOptions, Tun, UdpSocket, release_program_pages};
+use nebula_core::io::{Driver, Handle, Options, SocketControl, SocketOptions, Tun, UdpSocket, release_program_pages};
 
-use crate::config_file::{self, Listen, Logging, NameFamily, Refused, Settings, Value};
+use crate::config_file::{self, Listen, Logging, NameFamily, Remark, Settings, Value};
 use crate::netns::Namespace;
 use crate::overlay_link::OverlayLink;
-use crate::reload::Reloader;
+use crate::reload::{Link, Reloader};
+use crate::report::Report;
 use crate::signals::{Signal, Signals, go_name};
 use crate::subnets::Subnets;
 use crate::system_routes::{self, Overlay};
@@ -23,6 +24,8 @@ use crate::{errno, events, log, names, notify};
 #[derive(Debug)]
 pub struct Loaded {
     tree: Value,
+    /// On the merge of its files.
+    remarks: Vec<Remark>,
     path: PathBuf,
 }
 
@@ -41,15 +44,12 @@ pub enum Error {
         /// Why.
         cause: String,
     },
+    /// In the log already, with its place.
+    #[error("the configuration is not usable")]
+    Reported,
     /// While running.
     #[error("Error while running: {0}")]
     Running(String),
-}
-
-impl From<Refused> for Error {
-    fn from(Refused { message, cause }: Refused) -> Self {
-        Self::Start { message, cause }
-    }
 }
 
 impl Loaded {
@@ -58,24 +58,50 @@ impl Loaded {
     /// # Errors
     /// The file cannot be read, or its `logging` is wrong.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let (tree, warnings) =
+        let (tree, remarks) =
             config_file::load(path).map_err(|error| Error::BeforeLog(format!("failed to load config: {error}")))?;
-        let logging = Logging::read(&tree)
-            .map_err(|cause| Error::BeforeLog(format!("failed to apply logging config: {cause}")))?;
+        let logging =
+            Logging::of(&tree).map_err(|cause| Error::BeforeLog(format!("failed to apply logging config: {cause}")))?;
         log::start(logging, log::Output::Stdout);
-        log_warnings(&warnings);
-        Ok(Self { tree, path: path.to_owned() })
+        Ok(Self { tree, remarks, path: path.to_owned() })
     }
 
-    /// Checks everything that can be checked without touching the system (`-test`).
+    /// Checks everything that can be checked without touching the system (`-test`), and reports all that it finds.
+    /// What Go Nebula finds only when it starts is a remark; with `strict`, every remark is an error.
     ///
     /// # Errors
-    /// The first mistake.
-    pub fn test(&self) -> Result<(), Error> {
+    /// Anything was wrong; it has been reported.
+    pub fn test(self, strict: bool) -> Result<(), Error> {
         tracing::info!("{}", printable(&self.tree));
-        let settings = Settings::read(&self.tree, unix_now())?;
-        log_warnings(&settings.warnings);
-        Ok(())
+        let report = Report::new(&self.path);
+        let (refused, remarks) = match Settings::read(&self.tree, unix_now()) {
+            Ok(settings) => (Vec::new(), settings.remarks),
+            Err(refusals) => (refusals.refused, refusals.remarks),
+        };
+        let mut errors = 0;
+        for remark in self.remarks.iter().chain(&remarks) {
+            report.remark(remark, strict);
+            errors += usize::from(strict);
+        }
+        for refused in &refused {
+            let stops = strict || !refused.at_start;
+            report.refused(refused, stops);
+            errors += usize::from(stops);
+        }
+        if errors > 0 { Err(Error::Reported) } else { Ok(()) }
+    }
+
+    fn settings(&self) -> Result<Settings, Error> {
+        let report = Report::new(&self.path);
+        let read = Settings::read(&self.tree, unix_now());
+        let remarks = read.as_ref().map_or_else(|refusals| &refusals.remarks, |settings| &settings.remarks);
+        for remark in self.remarks.iter().chain(remarks) {
+            report.remark(remark, false);
+        }
+        read.map_err(|refusals| {
+            refusals.refused.iter().for_each(|refused| report.refused(refused, true));
+            Error::Reported
+        })
     }
 
     /// Starts the node and returns when it was told to stop.
@@ -85,12 +111,11 @@ impl Loaded {
     pub fn serve(self) -> Result<(), Error> {
         let start = |message| move |error: std::io::Error| Error::Start { message, cause: errno::text(&error) };
         let signals = Signals::block().map_err(start("Failed to set up signal handling"))?;
-        let settings = Settings::read(&self.tree, unix_now())?;
-        log_warnings(&settings.warnings);
+        let settings = self.settings()?;
         let listen = listen_address(&settings.listen)?;
         // The parser of the configuration is not needed again for long; nor is, below, what opens devices.
         release_program_pages();
-        let Opened { driver, device, link, udp } = open(&settings, listen)?;
+        let Opened { driver, device, link, controls, udp } = open(&settings, listen)?;
         log_start(&settings, &device, udp);
         release_program_pages();
         let handle = driver.handle();
@@ -98,7 +123,8 @@ impl Loaded {
         if let Some(link) = link.as_ref().filter(|_| settings.tun.follow_system_routes) {
             follow_system_routes(link, &settings, &subnets)?;
         }
-        let reloader = Reloader::new(self.path, settings, handle.clone(), link, subnets);
+        let reloader =
+            Reloader::new(self.path, settings, handle.clone(), Link { overlay: link, sockets: controls }, subnets);
         let running = run_with_signals(driver, signals, reloader)?;
         running.map_err(|error| Error::Running(error.to_string()))?;
         tracing::info!(counters = counted(&handle), "Goodbye");
@@ -151,6 +177,7 @@ struct Opened {
     /// Name of the device, or that there is none.
     device: String,
     link: Option<OverlayLink>,
+    controls: Vec<SocketControl>,
     udp: SocketAddr,
 }
 
@@ -178,6 +205,10 @@ fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
         cause: format!("unable to bind to socket: {} ({listen})", errno::text(&error)),
     };
     let sockets = UdpSocket::bind(listen, settings.routines, &socket_options(&settings.listen)).map_err(udp)?;
+    let controls = sockets.iter().map(SocketControl::of).collect::<Result<Vec<_>, _>>().map_err(udp)?;
+    if settings.listen.so_mark != 0 {
+        apply_mark(&controls, settings.listen.so_mark);
+    }
     let bound = sockets.first().map_or(Ok(listen), UdpSocket::local_addr).map_err(udp)?;
     let device = tun.as_ref().map_or("disabled", Tun::name).to_owned();
     let link = tun.is_some().then(|| OverlayLink::new(&device, &settings.tun, pki.identity.networks().to_vec()));
@@ -188,7 +219,16 @@ fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
     let config = settings.to_config(pki.identity.clone(), pki.trust.clone(), bound.port(), advertise);
     let driver =
         Driver::start(config, tun, sockets, Options::default()).map_err(|error| Error::Running(chain(&error)))?;
-    Ok(Opened { driver, device, link, udp: bound })
+    Ok(Opened { driver, device, link, controls, udp: bound })
+}
+
+/// Marks what the sockets send. As in Go Nebula a refusal is only reported.
+pub(crate) fn apply_mark(controls: &[SocketControl], mark: u32) {
+    for control in controls {
+        if let Err(error) = control.set_mark(mark) {
+            tracing::error!(error = errno::text(&error), mark, "Failed to set listen.so_mark");
+        }
+    }
 }
 
 /// Socket settings of a configuration.
@@ -214,13 +254,6 @@ pub fn listen_address(listen: &Listen) -> Result<SocketAddr, Error> {
     let found = names::look_up(&listen.host, NameFamily::Both, Duration::from_secs(5)).map_err(refuse)?;
     let first = found.first().ok_or_else(|| refuse(format!("{} has no address", listen.host)))?;
     Ok(SocketAddr::new(*first, listen.port))
-}
-
-/// Remarks on a configuration.
-pub fn log_warnings(warnings: &[String]) {
-    for warning in warnings {
-        tracing::warn!("{warning}");
-    }
 }
 
 /// An error with all its causes on one line.

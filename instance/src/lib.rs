@@ -16,6 +16,7 @@ pub mod overlay_link;
 pub mod pod;
 pub mod pod_tunnel;
 pub mod reload;
+mod report;
 mod rtnetlink;
 pub mod signals;
 mod subnets;

@@ -16,7 +16,7 @@ use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket, release_program_p
 use crate::admin::{Shared, Status, StatusSocket};
 use crate::ca_client::{self, CaClient, Issued};
 use crate::config_file::{Settings, Value};
-use crate::daemon::{chain, log_warnings, socket_options};
+use crate::daemon::{chain, socket_options};
 use crate::names::{self, NameWatch};
 use crate::netns::Namespace;
 use crate::overlay_link::{LinkRoute, OverlayLink};
@@ -94,7 +94,7 @@ pub fn serve(spec: LaunchSpec) -> Result<(), Error> {
     let settings = Settings::read_without_pki(&Value::from(&spec.nebula))
         .map_err(|error| Error::SetUp { what: "tunnel configuration".to_owned(), cause: error.to_string() })?;
     log::start(settings.logging, log::Output::Stderr);
-    log_warnings(&settings.warnings);
+    settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
 
     let namespace = Namespace::At { path: spec.netns.clone(), id: spec.netns_id };
     let tun = create_tun(&spec, &settings, &namespace)?;

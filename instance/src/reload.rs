@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use nebula_cert::{Identity, UnixTime, Version};
 use nebula_core::firewall::Policy;
-use nebula_core::io::Handle;
+use nebula_core::io::{Handle, SocketControl};
 
-use crate::config_file::{self, Settings, TunSettings};
+use crate::config_file::{self, Listen, Settings, TunSettings};
 use crate::names::NameWatch;
 use crate::overlay_link::OverlayLink;
+use crate::report::Report;
 use crate::subnets::Subnets;
-use crate::{daemon, log, names};
+use crate::{errno, log, names};
 
 /// What a running node was started or last reloaded with.
 #[derive(Debug)]
@@ -20,22 +21,24 @@ pub struct Reloader {
     path: PathBuf,
     current: Settings,
     handle: Handle,
-    /// None: there is no device.
-    link: Option<OverlayLink>,
+    link: Link,
     subnets: Arc<Subnets>,
     names: Option<NameWatch>,
+}
+
+/// What a node has of the system and may change while it runs.
+#[derive(Debug)]
+pub(crate) struct Link {
+    /// None: there is no device.
+    pub(crate) overlay: Option<OverlayLink>,
+    /// Underlay sockets.
+    pub(crate) sockets: Vec<SocketControl>,
 }
 
 impl Reloader {
     /// For a node that runs with `current`, read from `path`.
     #[must_use]
-    pub(crate) fn new(
-        path: PathBuf,
-        current: Settings,
-        handle: Handle,
-        link: Option<OverlayLink>,
-        subnets: Arc<Subnets>,
-    ) -> Self {
+    pub(crate) fn new(path: PathBuf, current: Settings, handle: Handle, link: Link, subnets: Arc<Subnets>) -> Self {
         let mut reloader = Self { path, current, handle, link, subnets, names: None };
         reloader.watch_names();
         reloader
@@ -43,16 +46,19 @@ impl Reloader {
 
     /// Reads the configuration again. A configuration with any mistake changes nothing.
     pub fn reload(&mut self, now: UnixTime) {
-        let tree = match config_file::load(&self.path) {
-            Ok((tree, _)) => tree,
+        let (tree, remarks) = match config_file::load(&self.path) {
+            Ok(loaded) => loaded,
             Err(error) => {
                 tracing::error!(%error, "Error occurred while reloading config");
                 return;
             }
         };
-        let settings = Settings::read(&tree, now).and_then(|new| check_identity(&self.current, &new).map(|()| new));
+        let settings =
+            Settings::read(&tree, now).and_then(|new| Ok(check_identity(&self.current, &new).map(|()| new)?));
+        let report = Report::new(&self.path);
         match settings {
             Ok(settings) => {
+                remarks.iter().chain(&settings.remarks).for_each(|remark| report.remark(remark, false));
                 // May wait for a name server, so before anything is applied.
                 let advertise = match same_rendezvous(&self.current, &settings) {
                     true => Vec::new(),
@@ -62,15 +68,15 @@ impl Reloader {
                 // What the kernel sends by new routes has somewhere to go now.
                 self.update_link();
             }
-            Err(refused) => {
-                tracing::error!(error = %refused, "Error occurred while reloading config, nothing was changed");
+            Err(refusals) => {
+                refusals.refused.iter().for_each(|refused| report.refused(refused, true));
+                tracing::error!(error = %refusals, "Error occurred while reloading config, nothing was changed");
             }
         }
     }
 
     fn apply(&mut self, new: Settings, advertise: Vec<SocketAddr>) {
         log::apply(new.logging);
-        daemon::log_warnings(&new.warnings);
         for key in needs_restart(&self.current, &new) {
             tracing::warn!(key, "The change of this setting takes effect at the next start");
         }
@@ -92,6 +98,7 @@ impl Reloader {
             self.handle.set_recv_error(recv_error.0, recv_error.1);
             tracing::info!("listen.send_recv_error and listen.accept_recv_error have been reloaded");
         }
+        self.apply_socket_options(old_listen, listen);
         if self.current.punchy != new.punchy {
             self.handle.set_punchy(new.punchy.clone());
             tracing::info!("punchy has been reloaded");
@@ -130,8 +137,27 @@ impl Reloader {
         }
     }
 
+    fn apply_socket_options(&self, old: &Listen, new: &Listen) {
+        let report = |key: &str, result: std::io::Result<()>| match result {
+            Ok(()) => tracing::info!(key, "Option of the underlay sockets has been reloaded"),
+            Err(error) => tracing::error!(key, error = errno::text(&error), "Failed to set an option of a socket"),
+        };
+        for socket in &self.link.sockets {
+            // As in Go, no size leaves the buffer as it is.
+            if let Some(bytes) = new.read_buffer.filter(|bytes| *bytes > 0 && new.read_buffer != old.read_buffer) {
+                report("listen.read_buffer", socket.set_read_buffer(bytes));
+            }
+            if let Some(bytes) = new.write_buffer.filter(|bytes| *bytes > 0 && new.write_buffer != old.write_buffer) {
+                report("listen.write_buffer", socket.set_write_buffer(bytes));
+            }
+            if new.so_mark != old.so_mark {
+                report("listen.so_mark", socket.set_mark(new.so_mark));
+            }
+        }
+    }
+
     fn update_link(&mut self) {
-        let Some(old) = &self.link else { return };
+        let Some(old) = &self.link.overlay else { return };
         // Addresses do not change while running, nor does the queue.
         let link = OverlayLink::new(&old.device, &self.current.tun, old.addresses.clone());
         if (link.mtu, &link.routes) == (old.mtu, &old.routes) {
@@ -140,7 +166,7 @@ impl Reloader {
         if let Err(error) = link.update_here(old) {
             tracing::error!(%error, "Failed to update the routes of the tun device");
         }
-        self.link = Some(link);
+        self.link.overlay = Some(link);
     }
 
     fn watch_names(&mut self) {
@@ -162,8 +188,7 @@ impl Reloader {
 /// Peers know this node by its addresses, and live tunnels by its curve: neither may change while running.
 fn check_identity(old: &Settings, new: &Settings) -> Result<(), config_file::Refused> {
     let (Some(old), Some(new)) = (&old.pki, &new.pki) else { return Ok(()) };
-    let refuse =
-        |cause: &str| Err(config_file::Refused { message: "Could not load client cert", cause: cause.to_owned() });
+    let refuse = |cause: &str| Err(config_file::Refused::new("Could not load client cert", cause).at("pki.cert"));
     if old.identity.curve() != new.identity.curve() {
         return refuse("Curve in new cert was different from old");
     }
@@ -217,8 +242,6 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("handshakes", old.handshakes != new.handshakes),
         ("listen.host", old.listen.host != new.listen.host),
         ("listen.port", old.listen.port != new.listen.port),
-        ("listen.read_buffer", old.listen.read_buffer != new.listen.read_buffer),
-        ("listen.write_buffer", old.listen.write_buffer != new.listen.write_buffer),
         ("routines", old.routines != new.routines),
         ("timers, counters and tunnels", old.timers != new.timers),
         ("tun", !same_device(&old.tun, &new.tun)),

@@ -149,3 +149,37 @@ fn an_instance_without_a_usable_launch_file_says_so() {
     assert_eq!((code, stdout.as_str()), (1, ""));
     assert!(stderr.contains("launch file /nonexistent/x.launch: no such file or directory"), "{stderr}");
 }
+
+#[test]
+fn a_test_reports_every_finding_with_file_line_and_key() {
+    let (code, stdout, _) = test_config(
+        "cipher: des\nfirewall:\n  inbound:\n  - {port: any, proto: any, host: any}\n  - {port: x, proto: tcp, host: any}\n\
+         tun: {routes: 5}\nlisten:\n  prot: 4242\n",
+    );
+    assert_eq!(code, 1);
+    for (level, key, line, text) in [
+        ("ERROR", "cipher", 2, "it must be aes or chachapoly"),
+        ("ERROR", "firewall.inbound.1", 6, "port was not a number; `x`"),
+        ("WARN", "tun", 7, "the node would not start"),
+        ("WARN", "listen.prot", 9, "did you mean listen.port?"),
+    ] {
+        let reported = |found: &&str| {
+            found.contains(&format!("level={level} "))
+                && found.contains(&format!(" key={key} "))
+                && found.contains(text)
+        };
+        let found = stdout.lines().find(reported).unwrap_or_else(|| panic!("nothing on {key} in {stdout}"));
+        assert!(found.contains("config.yml") && found.ends_with(&format!(" line={line}")), "{found}");
+    }
+}
+
+#[test]
+fn a_strict_test_refuses_what_a_test_only_remarks() {
+    let folder = network("listen: {prot: 4242}");
+    let config = folder.path().join("config.yml");
+    let config = config.to_str().unwrap();
+    assert_eq!(nebula(&["-test", "-config", config]).0, 0);
+    let (code, stdout, _) = nebula(&["-test", "-strict", "-config", config]);
+    assert_eq!(code, 1);
+    assert!(stdout.contains("level=ERROR msg=\"unknown key listen.prot"), "{stdout}");
+}

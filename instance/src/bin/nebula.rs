@@ -8,7 +8,7 @@ use nebula_cert::Curve;
 use nebula_cni_plugin::launch::CaAccess;
 use nebula_instance::daemon::{self, Error, Loaded};
 use nebula_instance::enrol;
-use nebula_instance::go_flags::{self, Flag};
+use nebula_instance::go_flags::{self, Flag, Parsed};
 
 fn main() -> ExitCode {
     nebula_core::io::share_one_heap();
@@ -42,12 +42,13 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match run(&path, flags.is_set("test")) {
+    match run(&path, &flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Error::BeforeLog(text)) => {
             print(&text);
             ExitCode::FAILURE
         }
+        Err(Error::Reported) => ExitCode::FAILURE,
         Err(Error::Running(error)) => {
             tracing::error!(error, "Error while running");
             ExitCode::from(2)
@@ -110,9 +111,9 @@ fn enrol() -> ExitCode {
     }
 }
 
-fn run(path: &Path, test: bool) -> Result<(), Error> {
+fn run(path: &Path, flags: &Parsed) -> Result<(), Error> {
     let loaded = Loaded::read(path)?;
-    if test { loaded.test() } else { loaded.serve() }
+    if flags.is_set("test") { loaded.test(flags.is_set("strict")) } else { loaded.serve() }
 }
 
 /// `config.yaml` or `config.yml` beside the program.
@@ -142,6 +143,7 @@ const FLAGS: &[Flag] = &[
         takes_value: false,
         help: "Test the config and print the end result. Non zero exit indicates a faulty config",
     },
+    Flag { name: "strict", takes_value: false, help: "With -test: whatever is worth a warning is an error" },
     Flag { name: "version", takes_value: false, help: "Print version" },
     Flag {
         name: "help",

@@ -1,6 +1,5 @@
 //! `firewall.*` to a policy, with Go Nebula's error texts.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -29,7 +28,7 @@ fn action(section: &Section<'_>, path: &str) -> Action {
         None | Some("drop") => Action::Drop,
         Some("reject") => Action::Reject,
         Some(other) => {
-            section.warn(format!("invalid {path}: {other}, defaulting to drop"));
+            section.warn(path, format!("invalid {path}: {other}, defaulting to drop"));
             Action::Drop
         }
     }
@@ -57,19 +56,22 @@ fn rules(section: &Section<'_>, table: &str) -> Result<Vec<Rule>, Refused> {
         Some(Value::List(items)) => items,
         Some(_) => return Err(refuse(format!("{table} failed to parse, should be an array of rules"))),
     };
-    let one = |(index, item): (usize, &Value)| {
-        let (rule, warnings) = rule(item).map_err(|cause| refuse(format!("{table} rule #{index}; {cause}")))?;
-        warnings.into_iter().for_each(|text| section.warn(format!("{table} rule #{index}; {text}")));
-        Ok(rule)
-    };
-    items.iter().enumerate().map(one).collect()
+    let mut rules = Vec::new();
+    for (index, item) in items.iter().enumerate() {
+        let at = format!("{table}.{index}");
+        let (rule, remarks) = rule(item).map_err(|cause| refuse(format!("{table} rule #{index}; {cause}")).at(&at))?;
+        remarks.into_iter().for_each(|text| section.warn(&at, format!("{table} rule #{index}; {text}")));
+        rules.extend(rule);
+    }
+    Ok(rules)
 }
 
 fn refuse(cause: String) -> Refused {
     Refused::new("Error while loading firewall rules", cause)
 }
 
-fn rule(item: &Value) -> Result<(Rule, Vec<&'static str>), String> {
+/// `None` for a rule that can match nobody.
+fn rule(item: &Value) -> Result<(Option<Rule>, Vec<&'static str>), String> {
     let Value::Map(map) = item else { return Err("could not parse rule".to_owned()) };
     let mut warnings = Vec::new();
     let raw = RawRule::read(map, &mut warnings)?;
@@ -114,13 +116,11 @@ fn rule(item: &Value) -> Result<(Rule, Vec<&'static str>), String> {
             Err(_) => Err(format!("{name} did not parse; {text:?} is not a prefix such as 10.0.0.0/8, nor any")),
         },
     };
-    let ca_sha = match raw.ca_sha.as_deref() {
-        None => None,
-        Some(text) => Some(
-            text.parse()
-                .map_err(|_| format!("ca_sha did not parse; {text:?} is not a fingerprint of 64 hexadecimal digits"))?,
-        ),
-    };
+    let ca_sha = raw.ca_sha.as_deref().map(str::parse);
+    let nobody = matches!(ca_sha, Some(Err(_))) && raw.ca_name.is_none();
+    if matches!(ca_sha, Some(Err(_))) {
+        warnings.push("ca_sha is not a fingerprint (64 hexadecimal digits) and matches no CA");
+    }
     let rule = Rule {
         protocol,
         port,
@@ -129,10 +129,10 @@ fn rule(item: &Value) -> Result<(Rule, Vec<&'static str>), String> {
         host: raw.host,
         groups: raw.groups,
         ca_name: raw.ca_name,
-        ca_sha,
+        ca_sha: ca_sha.and_then(Result::ok),
     };
     warnings.extend(sanity(&rule));
-    Ok((rule, warnings))
+    Ok(((!nobody).then_some(rule), warnings))
 }
 
 struct RawRule {
@@ -150,37 +150,30 @@ struct RawRule {
 impl RawRule {
     fn read(map: &BTreeMap<String, Value>, warnings: &mut Vec<&'static str>) -> Result<Self, String> {
         let text = |key: &str| match map.get(key) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => match value.text() {
-                Some(text) => Ok((!text.is_empty()).then(|| text.into_owned())),
-                None => Err(format!("{key} should be a single value, not {}", value.kind())),
-            },
+            None | Some(Value::Null) => None,
+            Some(value) => Some(value.printed().into_owned()).filter(|text| !text.is_empty()),
         };
+        if TEXTS.iter().any(|key| matches!(map.get(*key), Some(Value::List(_) | Value::Map(_)))) {
+            warnings.push("a list or a map stands where a single value is expected; it is read as text");
+        }
         let group = match map.get("group") {
             Some(Value::List(items)) => match items.as_slice() {
                 [] => None,
                 [one] => {
                     warnings.push("group was an array with a single value, converting to simple value");
-                    one.text().map(Cow::into_owned)
+                    Some(one.printed().into_owned())
                 }
                 _ => {
                     let cause = "group should contain a single value, an array with more than one entry was provided";
                     return Err(cause.to_owned());
                 }
             },
-            _ => text("group")?,
+            _ => text("group"),
         };
         let mut groups = match map.get("groups") {
             None | Some(Value::Null) => Vec::new(),
-            Some(Value::List(items)) => {
-                let read = |item: &Value| {
-                    item.text()
-                        .map(Cow::into_owned)
-                        .ok_or_else(|| format!("groups should hold strings, not {}", item.kind()))
-                };
-                items.iter().map(read).collect::<Result<_, _>>()?
-            }
-            Some(_) => text("groups")?.into_iter().collect(),
+            Some(Value::List(items)) => items.iter().map(|item| item.printed().into_owned()).collect(),
+            Some(_) => text("groups").into_iter().collect(),
         };
         if let Some(group) = group {
             if !groups.is_empty() {
@@ -189,18 +182,20 @@ impl RawRule {
             groups = vec![group];
         }
         Ok(Self {
-            port: text("port")?,
-            code: text("code")?,
-            proto: text("proto")?,
-            host: text("host")?,
+            port: text("port"),
+            code: text("code"),
+            proto: text("proto"),
+            host: text("host"),
             groups,
-            cidr: text("cidr")?,
-            local_cidr: text("local_cidr")?,
-            ca_name: text("ca_name")?,
-            ca_sha: text("ca_sha")?,
+            cidr: text("cidr"),
+            local_cidr: text("local_cidr"),
+            ca_name: text("ca_name"),
+            ca_sha: text("ca_sha"),
         })
     }
 }
+
+const TEXTS: &[&str] = &["port", "code", "proto", "host", "cidr", "local_cidr", "ca_name", "ca_sha"];
 
 enum PortError {
     Text(String),

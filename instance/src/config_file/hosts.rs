@@ -47,17 +47,26 @@ pub enum NameFamily {
 }
 
 impl StaticHosts {
-    pub(super) fn read(section: &Section<'_>) -> Result<Self, Refused> {
+    /// `networks` are own networks as far as they are known yet.
+    pub(super) fn read(section: &Section<'_>, networks: &[ipnet::IpNet]) -> Result<Self, Refused> {
+        let entries = read_map(section)?;
+        for peer in entries.keys() {
+            if !networks.is_empty() && !networks.iter().any(|network| network.contains(peer)) {
+                let text = format!("static_host_map key {peer} is not in our networks, it may not be reachable");
+                section.warn(format!("static_host_map.{peer}"), text);
+            }
+        }
+        let names = entries.values().flatten().any(|target| matches!(target, HostTarget::Name { .. }));
         Ok(Self {
-            entries: read_map(section)?,
-            cadence: strict_duration(section, "static_map.cadence", Duration::from_secs(30))?,
+            entries,
+            cadence: strict_duration(section, "static_map.cadence", Duration::from_secs(30), names)?,
             family: match section.string("static_map.network").as_deref() {
                 None | Some("ip4") => NameFamily::Ip4,
                 Some("ip6") => NameFamily::Ip6,
                 Some("ip") => NameFamily::Both,
                 Some(other) => return Err(refuse(format!("static_map.network must be ip, ip4 or ip6, got {other:?}"))),
             },
-            lookup_timeout: strict_duration(section, "static_map.lookup_timeout", Duration::from_millis(250))?,
+            lookup_timeout: strict_duration(section, "static_map.lookup_timeout", Duration::from_millis(250), names)?,
         })
     }
 
@@ -122,32 +131,53 @@ fn read_map(section: &Section<'_>) -> Result<BTreeMap<IpAddr, Vec<HostTarget>>, 
     let map = match section.get("static_host_map") {
         None => return Ok(BTreeMap::new()),
         Some(Value::Map(map)) => map,
-        Some(other) => return Err(refuse(format!("static_host_map must be a map, not {}", other.kind()))),
+        Some(other) => {
+            section.warn("static_host_map", format!("static_host_map is {}, not a map, and is ignored", other.kind()));
+            return Ok(BTreeMap::new());
+        }
     };
     let mut entries = BTreeMap::new();
     for (key, value) in map {
-        let at = |cause: String| refuse(format!("static_host_map entry {key}: {cause}"));
+        let path = format!("static_host_map.{key}");
+        let at = |cause: String| refuse(format!("static_host_map entry {key}: {cause}")).at(&path);
         let peer = key.parse::<IpAddr>().map_err(|_| at("the key is not an overlay address".to_owned()))?;
         let items = match value {
             Value::List(items) => items.as_slice(),
             Value::Null => &[],
             single => std::slice::from_ref(single),
         };
-        let parse = |item: &Value| {
-            item.text().ok_or_else(|| at(format!("an endpoint is {}", item.kind())))?.parse().map_err(at)
-        };
-        let targets = items.iter().map(parse).collect::<Result<Vec<HostTarget>, Refused>>()?;
+        let mut targets = Vec::new();
+        for text in items.iter().map(Value::printed) {
+            if has_unusable_port(&text) {
+                section
+                    .warn(&path, format!("static_host_map entry {key}: {text} has no valid UDP port and is skipped"));
+            } else {
+                targets.push(text.parse().map_err(at)?);
+            }
+        }
         entries.insert(peer.to_canonical(), targets);
     }
     Ok(entries)
 }
 
-/// Unlike elsewhere a bad duration stops the start, as in Go.
-fn strict_duration(section: &Section<'_>, path: &str, default: Duration) -> Result<Duration, Refused> {
+/// A number that is no port. Go Nebula takes the lowest 16 bits of it.
+pub(super) fn has_unusable_port(text: &str) -> bool {
+    let port = text.rsplit_once(':').and_then(|(_, port)| port.parse::<i64>().ok());
+    port.is_some_and(|port| u16::try_from(port).is_err())
+}
+
+/// Unlike elsewhere a bad duration stops the start, as in Go. One that is not above zero does so only where names are
+/// looked up: without names it is not used.
+fn strict_duration(section: &Section<'_>, path: &str, default: Duration, names: bool) -> Result<Duration, Refused> {
     let Some(value) = section.get(path) else { return Ok(default) };
+    let above_zero = format!("{path} must be a duration above zero with a unit, such as 30s");
     match value.duration() {
         Some(duration) if !duration.negative && !duration.magnitude.is_zero() => Ok(duration.magnitude),
-        _ => Err(refuse(format!("{path} must be a duration above zero with a unit, such as 30s"))),
+        Some(_) if !names => {
+            section.warn(path, above_zero);
+            Ok(default)
+        }
+        _ => Err(refuse(above_zero).at(path)),
     }
 }
 

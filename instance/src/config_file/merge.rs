@@ -3,27 +3,27 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::{Error, Value, yaml};
+use super::{Error, Remark, Value, yaml};
 
 /// Reads `path`. Returns the tree and remarks about values that a later file could not override.
 ///
 /// # Errors
 /// Nothing to read there, a file that is not YAML, or two files that contradict each other in kind.
-pub fn load(path: &Path) -> Result<(Value, Vec<String>), Error> {
+pub fn load(path: &Path) -> Result<(Value, Vec<Remark>), Error> {
     let files = find(path).unwrap_or_default();
     if files.is_empty() {
         return Err(Error::NoFiles(path.to_owned()));
     }
-    let mut warnings = Vec::new();
+    let mut remarks = Vec::new();
     let mut tree = Value::empty();
     for file in files {
         let unreadable = |source| Error::Unreadable { path: file.clone(), source };
         let text = read_bounded(&file).map_err(unreadable)?;
         let parsed =
             yaml::parse(&text).map_err(|error| Error::InFile { path: file.clone(), source: Box::new(error) })?;
-        tree = merge(tree, parsed, &file, String::new(), &mut warnings)?;
+        tree = merge(tree, parsed, &file, String::new(), &mut remarks)?;
     }
-    Ok((tree, warnings))
+    Ok((tree, remarks))
 }
 
 /// Reads a text file, refusing one longer than a configuration file may be.
@@ -36,7 +36,7 @@ pub(super) fn read_bounded(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-fn find(path: &Path) -> std::io::Result<Vec<PathBuf>> {
+pub(super) fn find(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     let path = std::path::absolute(path)?;
     if !std::fs::metadata(&path)?.is_dir() {
         return Ok(vec![path]);
@@ -64,13 +64,13 @@ fn walk(directory: &Path, depth: usize, files: &mut Vec<PathBuf>) -> std::io::Re
 }
 
 /// `newer` is the later file: its scalars win unless they are zero values, its list items come first.
-fn merge(older: Value, newer: Value, file: &Path, path: String, warnings: &mut Vec<String>) -> Result<Value, Error> {
+fn merge(older: Value, newer: Value, file: &Path, path: String, remarks: &mut Vec<Remark>) -> Result<Value, Error> {
     let at = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
     match (older, newer) {
         (Value::Map(mut older), Value::Map(newer)) => {
             for (key, value) in newer {
                 let merged = match older.remove(&key) {
-                    Some(previous) => merge(previous, value, file, at(&key), warnings)?,
+                    Some(previous) => merge(previous, value, file, at(&key), remarks)?,
                     None => value,
                 };
                 older.insert(key, merged);
@@ -86,11 +86,12 @@ fn merge(older: Value, newer: Value, file: &Path, path: String, warnings: &mut V
         }
         (older, newer) if newer.is_zero() && !older.is_zero() => {
             if !matches!(newer, Value::Null) {
-                warnings.push(format!(
+                let text = format!(
                     "{path} in {} does not override an earlier file because it is empty, zero or false; \
                      remove the earlier setting instead",
                     file.display()
-                ));
+                );
+                remarks.push(Remark { key: path, text });
             }
             Ok(older)
         }

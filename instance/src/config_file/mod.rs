@@ -5,14 +5,18 @@
 
 mod allow_list;
 mod calculated_remotes;
+mod discovery;
+mod findings;
 mod firewall;
 mod hosts;
 mod keys;
 mod merge;
 mod pki;
+mod places;
 mod routes;
 mod section;
 mod settings;
+mod stats;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -20,11 +24,14 @@ mod yaml;
 
 use std::path::PathBuf;
 
+pub use findings::{Refusals, Refused, Remark};
 pub use hosts::{HostTarget, NameFamily, StaticHosts};
 pub use merge::load;
 pub use pki::Pki;
+pub use places::Places;
 pub use routes::{OwnRoute, Routes, UnsafeRoute};
 pub use settings::{Listen, LogFormat, LogLevel, Logging, Settings, TunSettings};
+pub use stats::{Sink, Stats};
 pub use value::{GoDuration, Value};
 pub use yaml::{MAX_TEXT, parse};
 
@@ -62,20 +69,4 @@ pub enum Error {
         /// The key.
         key: String,
     },
-}
-
-/// Why a tree does not make a usable configuration: what was being read, and what is wrong with it.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{message}: {cause}")]
-pub struct Refused {
-    /// What failed, in Go Nebula's words where scripts match on them.
-    pub message: &'static str,
-    /// Why, and where.
-    pub cause: String,
-}
-
-impl Refused {
-    pub(crate) fn new(message: &'static str, cause: impl Into<String>) -> Self {
-        Self { message, cause: cause.into() }
-    }
 }

@@ -18,15 +18,22 @@ pub struct Pki {
 }
 
 impl Pki {
-    pub(super) fn read(section: &Section<'_>, now: UnixTime) -> Result<Self, Refused> {
-        let identity = identity(section, now).map_err(|cause| Refused::new("Could not load client cert", cause))?;
-        let trust = trust(section, now).map_err(|cause| Refused::new("Failed to load ca from config", cause))?;
+    /// `None` if anything was refused.
+    pub(super) fn read(section: &Section<'_>, now: UnixTime) -> Option<Self> {
+        let identity = identity(section, now).map_err(|cause| Refused::new("Could not load client cert", cause));
+        let identity = section.keep("pki.cert", identity);
+        let trust = trust(section, now).map_err(|cause| Refused::new("Failed to load ca from config", cause));
+        let trust = section.keep("pki.ca", trust);
+        let (identity, trust) = (identity?, trust?);
         if let Err(error) = trust.verify(identity.primary().clone(), now) {
-            section.warn(format!(
-                "pki.cert is not valid under pki.ca ({error}); peers that trust the same CAs will refuse this host"
-            ));
+            section.warn(
+                "pki.cert",
+                format!(
+                    "pki.cert is not valid under pki.ca ({error}); peers that trust the same CAs will refuse this host"
+                ),
+            );
         }
-        Ok(Self { identity, trust })
+        Some(Self { identity, trust })
     }
 }
 
@@ -68,12 +75,17 @@ fn identity(section: &Section<'_>, now: UnixTime) -> Result<Identity, String> {
 
 fn trust(section: &Section<'_>, now: UnixTime) -> Result<CaPool, String> {
     let source = source(section, "pki.ca")?;
-    let mut pool = CaPool::from_pem(source.text.as_bytes())
+    if source.text.trim().is_empty() {
+        // Go Nebula starts with it.
+        section.warn("pki.ca", "pki.ca holds no certificate: no peer can be trusted");
+        return Ok(blocking(section, CaPool::new()));
+    }
+    let pool = CaPool::from_pem(source.text.as_bytes())
         .map_err(|error| format!("error while adding CA certificate to CA trust store: {error} ({})", source.label))?;
     let mut usable = false;
     for ca in pool.certificates() {
         if ca.is_expired(now) {
-            section.warn(format!("expired certificate present in CA pool: {}", ca.name()));
+            section.warn("pki.ca", format!("expired certificate present in CA pool: {}", ca.name()));
         } else {
             usable = true;
         }
@@ -81,25 +93,40 @@ fn trust(section: &Section<'_>, now: UnixTime) -> Result<CaPool, String> {
     if !usable {
         return Err(format!("no valid CA certificates present ({})", source.label));
     }
-    for fingerprint in blocklist(section)? {
+    Ok(blocking(section, pool))
+}
+
+fn blocking(section: &Section<'_>, mut pool: CaPool) -> CaPool {
+    for fingerprint in blocklist(section) {
         pool.block(fingerprint);
     }
-    Ok(pool)
+    pool
 }
 
 /// A bare scalar counts as one item: ignoring a blocklist would let the blocked peer in.
-fn blocklist(section: &Section<'_>) -> Result<Vec<Fingerprint>, String> {
+fn blocklist(section: &Section<'_>) -> Vec<Fingerprint> {
     let items = match section.get("pki.blocklist") {
-        None => return Ok(Vec::new()),
+        None => return Vec::new(),
         Some(Value::List(items)) => items.as_slice(),
-        Some(single) => std::slice::from_ref(single),
+        Some(single) => {
+            section.warn(
+                "pki.blocklist",
+                "pki.blocklist is not a list; Go Nebula blocks nothing then, here it is one item",
+            );
+            std::slice::from_ref(single)
+        }
     };
     let parse = |(index, item): (usize, &Value)| {
-        item.text().and_then(|text| text.trim().to_ascii_lowercase().parse().ok()).ok_or_else(|| {
-            format!("pki.blocklist entry #{index} is not a fingerprint (64 hexadecimal digits) and would block nothing")
-        })
+        let fingerprint = item.text().and_then(|text| text.trim().to_ascii_lowercase().parse().ok());
+        if fingerprint.is_none() {
+            section.warn(
+                format!("pki.blocklist.{index}"),
+                format!("pki.blocklist entry #{index} is not a fingerprint (64 hexadecimal digits) and blocks nothing"),
+            );
+        }
+        fingerprint
     };
-    items.iter().enumerate().map(parse).collect()
+    items.iter().enumerate().filter_map(parse).collect()
 }
 
 struct Source {

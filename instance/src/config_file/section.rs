@@ -4,36 +4,57 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use super::Value;
+use super::findings::{Refusals, Refused, Remark};
 
-/// A tree being read, and the remarks made meanwhile.
+/// A tree being read, and what was found meanwhile.
 #[derive(Debug)]
 pub(super) struct Section<'a> {
     root: &'a Value,
-    warnings: RefCell<Vec<String>>,
+    remarks: RefCell<Vec<Remark>>,
+    refused: RefCell<Vec<Refused>>,
 }
 
 impl<'a> Section<'a> {
     pub(super) fn new(root: &'a Value) -> Self {
-        Self { root, warnings: RefCell::default() }
+        Self { root, remarks: RefCell::default(), refused: RefCell::default() }
     }
 
     pub(super) fn get(&self, path: &str) -> Option<&'a Value> {
         self.root.at(path)
     }
 
-    pub(super) fn warn(&self, text: impl Into<String>) {
-        let mut warnings = self.warnings.borrow_mut();
-        if warnings.len() < MAX_WARNINGS {
-            warnings.push(text.into());
+    pub(super) fn warn(&self, key: impl Into<String>, text: impl Into<String>) {
+        let mut remarks = self.remarks.borrow_mut();
+        if remarks.len() < MAX_REMARKS {
+            remarks.push(Remark { key: key.into(), text: text.into() });
         }
     }
 
-    pub(super) fn into_warnings(self) -> Vec<String> {
-        self.warnings.into_inner()
+    /// The value, or nothing and a reason to refuse the whole. `key` is what was read.
+    pub(super) fn keep<T>(&self, key: &str, read: Result<T, Refused>) -> Option<T> {
+        read.map_err(|refused| self.refused.borrow_mut().push(refused.at(key))).ok()
     }
 
+    /// As [`Section::keep`], for what Go Nebula finds only when it starts.
+    pub(super) fn keep_at_start<T>(&self, key: &str, read: Result<T, Refused>) -> Option<T> {
+        self.keep(key, read.map_err(|refused| Refused { at_start: true, ..refused }))
+    }
+
+    pub(super) fn into_remarks(self) -> Vec<Remark> {
+        self.remarks.into_inner()
+    }
+
+    pub(super) fn into_refusals(self) -> Refusals {
+        Refusals { refused: self.refused.into_inner(), remarks: self.remarks.into_inner() }
+    }
+
+    /// Any scalar as text. Of a list or a map it is the text Go prints for it, with a remark.
     pub(super) fn string(&self, path: &str) -> Option<String> {
-        self.read(path, "a string", |value| value.text().map(std::borrow::Cow::into_owned))
+        let value = self.get(path)?;
+        if value.text().is_none() {
+            self.warn(path, format!("{path} is {} where a single value is expected; it is read as text", value.kind()));
+        }
+        Some(value.printed().into_owned())
     }
 
     pub(super) fn boolean(&self, path: &str, default: bool) -> bool {
@@ -52,7 +73,7 @@ impl<'a> Section<'a> {
         self.read(path, "a duration with a unit, such as 10s or 5m,", read).unwrap_or(default)
     }
 
-    /// A list of scalars. A bare scalar is ignored, as in Go, with a warning.
+    /// A list of scalars. A bare scalar is ignored, as in Go, with a remark.
     pub(super) fn strings(&self, path: &str) -> Vec<String> {
         self.read(path, "a list", |value| match value {
             Value::List(items) => {
@@ -67,10 +88,10 @@ impl<'a> Section<'a> {
         let value = self.get(path)?;
         let result = read(value);
         if result.is_none() {
-            self.warn(format!("{path} is not {expected} and is ignored"));
+            self.warn(path, format!("{path} is not {expected} and is ignored"));
         }
         result
     }
 }
 
-const MAX_WARNINGS: usize = 200;
+const MAX_REMARKS: usize = 200;

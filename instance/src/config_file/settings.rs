@@ -13,7 +13,8 @@ use nebula_core::{Config, firewall::Policy};
 
 use super::section::Section;
 use super::{
-    HostTarget, Pki, Refused, Routes, StaticHosts, Value, allow_list, calculated_remotes, firewall, keys, pki,
+    HostTarget, Pki, Refusals, Refused, Remark, Routes, StaticHosts, Stats, Value, discovery::Discovery, firewall,
+    keys, pki,
 };
 
 /// A whole configuration.
@@ -61,10 +62,12 @@ pub struct Settings {
     pub routines: usize,
     /// Overlay device.
     pub tun: TunSettings,
+    /// Metrics.
+    pub stats: Option<Stats>,
     /// Logging.
     pub logging: Logging,
-    /// Remarks for the log; nothing here stops the start.
-    pub warnings: Vec<String>,
+    /// For the log; nothing here stops the start.
+    pub remarks: Vec<Remark>,
 }
 
 /// `listen.*`.
@@ -78,6 +81,8 @@ pub struct Listen {
     pub read_buffer: Option<usize>,
     /// Send buffer.
     pub write_buffer: Option<usize>,
+    /// Mark of what is sent, for policy routing; 0: none.
+    pub so_mark: u32,
     /// UDP GSO and GRO.
     pub offloads: bool,
     /// Answer datagrams of unknown tunnels.
@@ -152,71 +157,87 @@ impl Settings {
     /// Reads everything, credentials included. `now` decides about expiry.
     ///
     /// # Errors
-    /// The first thing that would make the node unusable or unsafe.
-    pub fn read(tree: &Value, now: UnixTime) -> Result<Self, Refused> {
+    /// Everything that would make the node unusable or unsafe.
+    pub fn read(tree: &Value, now: UnixTime) -> Result<Self, Refusals> {
         let section = Section::new(tree);
-        let pki = Pki::read(&section, now)?;
-        Self::read_with(tree, section, Some(pki))
+        let pki = Pki::read(&section, now).map(Some);
+        Self::read_with(tree, section, pki)
     }
 
     /// Reads everything but `pki`, which must not be given: credentials come from elsewhere.
     ///
     /// # Errors
     /// As [`Settings::read`].
-    pub fn read_without_pki(tree: &Value) -> Result<Self, Refused> {
-        if tree.at("pki").is_some() {
-            return Err(Refused::new("Unsupported configuration", "pki cannot be set here: the CA service issues it"));
-        }
-        Self::read_with(tree, Section::new(tree), None)
+    pub fn read_without_pki(tree: &Value) -> Result<Self, Refusals> {
+        let section = Section::new(tree);
+        let pki = match tree.at("pki") {
+            None => Ok(None),
+            Some(_) => {
+                let cause = "pki cannot be set here: the CA service issues it";
+                Err(Refused::new("Unsupported configuration", cause))
+            }
+        };
+        let pki = section.keep("pki", pki);
+        Self::read_with(tree, section, pki)
     }
 
-    fn read_with(tree: &Value, section: Section<'_>, pki: Option<Pki>) -> Result<Self, Refused> {
+    /// Reads all parts, so that what is wrong in one does not hide what is wrong in the next.
+    fn read_with(tree: &Value, section: Section<'_>, pki: Option<Option<Pki>>) -> Result<Self, Refusals> {
         keys::check(&section, tree);
-        if let Some(kind) = section.string("stats.type").filter(|kind| !matches!(kind.as_str(), "" | "none")) {
-            section.warn(format!("stats.type: {kind} is not supported and has no effect in this version"));
-        }
-        let initiating_version = pki::initiating_version(&section, pki.as_ref().map(|pki| &pki.identity))?;
-        let firewall = firewall::read(&section)?;
-        let static_hosts = StaticHosts::read(&section)?;
-        let listen = listen(&section)?;
-        let am_lighthouse = section.boolean("lighthouse.am_lighthouse", false);
-        let mut settings = Self {
-            cipher: cipher(&section)?,
+        let own = pki.as_ref().and_then(Option::as_ref).map(|pki| &pki.identity);
+        let networks = own.map_or(&[][..], Identity::networks);
+        let initiating_version = section.keep("pki.initiating_version", pki::initiating_version(&section, own));
+        let cipher = section.keep("cipher", cipher(&section));
+        let firewall = section.keep("firewall", firewall::read(&section));
+        let discovery = Discovery::read(&section, networks);
+        let handshakes = section.keep("handshakes.try_interval", handshakes(&section));
+        let stats = section.keep("stats", Stats::read(&section));
+        let logging = section.keep("logging", Logging::read(&section));
+        let listen = section.keep_at_start("listen", listen(&section));
+        let tun = section.keep_at_start("tun", tun(&section, networks));
+        let parts = (pki, initiating_version, cipher, firewall, discovery, handshakes, stats, logging, listen, tun);
+        let (
+            Some(pki),
+            Some(initiating_version),
+            Some(cipher),
+            Some(firewall),
+            Some(discovery),
+            Some(handshakes),
+            Some(stats),
+            Some(logging),
+            Some(listen),
+            Some(tun),
+        ) = parts
+        else {
+            return Err(section.into_refusals());
+        };
+        let settings = Self {
+            pki,
+            cipher,
             initiating_version,
             disconnect_invalid: section.boolean("pki.disconnect_invalid", true),
-            am_lighthouse,
-            lighthouses: lighthouses(&section, am_lighthouse, &static_hosts)?,
-            lighthouse_interval: match section.int("lighthouse.interval", 0..=i64::from(u32::MAX)) {
-                Some(0) => None,
-                seconds => Some(Duration::from_secs(seconds.map_or(10, i64::unsigned_abs))),
-            },
-            advertise: advertise(&section)?,
-            calculated_remotes: calculated_remotes::read(&section)?,
-            remote_allow: allow_list::remote(&section)?,
-            local_allow: allow_list::local(&section)?,
-            static_hosts,
+            static_hosts: discovery.static_hosts,
+            am_lighthouse: discovery.am_lighthouse,
+            lighthouses: discovery.lighthouses,
+            lighthouse_interval: discovery.interval,
+            advertise: discovery.advertise,
+            calculated_remotes: discovery.calculated_remotes,
+            remote_allow: discovery.remote_allow,
+            local_allow: discovery.local_allow,
             relay: relay(&section),
             firewall,
             punchy: punchy(&section),
-            handshakes: handshakes(&section)?,
+            handshakes,
             timers: timers(&section),
             preferred_ranges: preferred_ranges(&section),
-            routines: routines(&section),
-            tun: tun(&section, pki.as_ref().map_or(&[], |pki| pki.identity.networks()))?,
-            logging: Logging::read(tree).map_err(|cause| Refused::new("failed to apply logging config", cause))?,
             listen,
-            pki,
-            warnings: Vec::new(),
+            routines: routines(&section),
+            tun,
+            stats,
+            logging,
+            remarks: Vec::new(),
         };
-        if let Some(pki) = &settings.pki {
-            for peer in settings.static_hosts.entries.keys() {
-                if !pki.identity.networks().iter().any(|network| network.contains(peer)) {
-                    section.warn(format!("static_host_map key {peer} is not in our networks, it may not be reachable"));
-                }
-            }
-        }
-        settings.warnings = section.into_warnings();
-        Ok(settings)
+        Ok(Self { remarks: section.into_remarks(), ..settings })
     }
 
     /// The core's configuration for given credentials and what start-up found out.
@@ -265,25 +286,34 @@ impl Logging {
     ///
     /// # Errors
     /// An unknown level or format.
-    pub fn read(tree: &Value) -> Result<Self, String> {
-        let text = |path: &str| tree.at(path).and_then(Value::text).map(|text| text.to_lowercase());
+    pub fn of(tree: &Value) -> Result<Self, String> {
+        Self::read(&Section::new(tree)).map_err(|refused| refused.cause)
+    }
+
+    fn read(section: &Section<'_>) -> Result<Self, Refused> {
+        let text = |path: &str| section.string(path).map(|text| text.to_lowercase());
+        let refuse = |key: &str, cause: String| Refused::new("failed to apply logging config", cause).at(key);
         let level = match text("logging.level").as_deref() {
-            None | Some("" | "info") => LogLevel::Info,
+            None | Some("info") => LogLevel::Info,
             Some("trace") => LogLevel::Trace,
             Some("debug") => LogLevel::Debug,
             Some("warn" | "warning") => LogLevel::Warn,
             Some("error" | "fatal" | "panic") => LogLevel::Error,
             Some(other) => {
-                return Err(format!("unknown log level `{other}`. possible levels: [trace debug info warn error]"));
+                let cause =
+                    format!("not a valid logging level: {other:?}. possible levels: [trace debug info warn error]");
+                return Err(refuse("logging.level", cause));
             }
         };
         let format = match text("logging.format").as_deref() {
-            None | Some("" | "text") => LogFormat::Text,
+            None | Some("text") => LogFormat::Text,
             Some("json") => LogFormat::Json,
-            Some(other) => return Err(format!("unknown log format `{other}`. possible formats: [text json]")),
+            Some(other) => {
+                let cause = format!("unknown log format `{other}`. possible formats: [text json]");
+                return Err(refuse("logging.format", cause));
+            }
         };
-        let disable_timestamp = tree.at("logging.disable_timestamp").and_then(Value::boolean).unwrap_or(false);
-        Ok(Self { level, format, disable_timestamp })
+        Ok(Self { level, format, disable_timestamp: section.boolean("logging.disable_timestamp", false) })
     }
 }
 
@@ -295,58 +325,25 @@ fn cipher(section: &Section<'_>) -> Result<Cipher, Refused> {
     }
 }
 
-fn lighthouses(section: &Section<'_>, am_lighthouse: bool, known: &StaticHosts) -> Result<Vec<IpAddr>, Refused> {
-    let refuse = |cause: String| Refused::new("Failed to initialize lighthouse handler", cause);
-    if am_lighthouse && section.int("listen.port", 0..=65535).unwrap_or(0) == 0 {
-        let message = "lighthouse.am_lighthouse enabled on node but no port number is set in config";
-        return Err(refuse(message.to_owned()));
-    }
-    let mut hosts = Vec::new();
-    for (index, text) in section.strings("lighthouse.hosts").iter().enumerate() {
-        let host = text.parse::<IpAddr>().map_err(|_| {
-            refuse(format!("unable to parse lighthouse host entry {}: {text:?} is not an overlay address", index + 1))
-        })?;
-        let host = host.to_canonical();
-        if known.entries.get(&host).is_none_or(Vec::is_empty) {
-            return Err(refuse(format!("lighthouse {host} does not have a static_host_map entry")));
-        }
-        hosts.push(host);
-    }
-    if am_lighthouse && !hosts.is_empty() {
-        section.warn("lighthouse.am_lighthouse enabled on node but upstream lighthouses exist in config");
-    } else if !am_lighthouse && hosts.is_empty() {
-        section.warn(
-            "No lighthouse.hosts configured, this host will only be able to initiate tunnels with static_host_map entries",
-        );
-    }
-    Ok(hosts)
-}
-
-fn advertise(section: &Section<'_>) -> Result<Vec<HostTarget>, Refused> {
-    let parse = |text: String| {
-        text.parse().map_err(|cause: String| {
-            Refused::new("Failed to initialize lighthouse handler", format!("lighthouse.advertise_addrs: {cause}"))
-        })
-    };
-    section.strings("lighthouse.advertise_addrs").into_iter().map(parse).collect()
-}
-
 fn relay(section: &Section<'_>) -> Relay {
     let am_relay = section.boolean("relay.am_relay", false);
     let parse = |text: String| {
         let relay = text.parse::<IpAddr>().ok().map(|relay| relay.to_canonical());
         if relay.is_none() {
-            section.warn(format!("relay.relays: {text:?} is not an overlay address and is skipped"));
+            section.warn("relay.relays", format!("relay.relays: {text:?} is not an overlay address and is skipped"));
         }
         relay
     };
     let mut relays: Vec<_> = section.strings("relay.relays").into_iter().filter_map(parse).collect();
     if relays.len() > MAX_RELAYS {
-        section.warn(format!("relay.relays has {} entries, peers read the first {MAX_RELAYS}", relays.len()));
+        section.warn(
+            "relay.relays",
+            format!("relay.relays has {} entries, peers read the first {MAX_RELAYS}", relays.len()),
+        );
         relays.truncate(MAX_RELAYS);
     }
     if am_relay && !relays.is_empty() {
-        section.warn("Ignoring relays from config because am_relay is true");
+        section.warn("relay.relays", "Ignoring relays from config because am_relay is true");
     }
     Relay { am_relay, use_relays: section.boolean("relay.use_relays", true), relays }
 }
@@ -404,7 +401,7 @@ fn preferred_ranges(section: &Section<'_>) -> Vec<ipnet::IpNet> {
     let parse = |text: String| {
         let range = text.parse().ok();
         if range.is_none() {
-            section.warn(format!("preferred_ranges: {text:?} is not a prefix and is skipped"));
+            section.warn("preferred_ranges", format!("preferred_ranges: {text:?} is not a prefix and is skipped"));
         }
         range
     };
@@ -418,7 +415,7 @@ fn routines(section: &Section<'_>) -> usize {
     }
     let old = read("listen.routines").max(read("tun.routines"));
     if old.is_some() {
-        section.warn("listen.routines and tun.routines are deprecated, use routines");
+        section.warn("routines", "listen.routines and tun.routines are deprecated, use routines");
     }
     old.unwrap_or(1)
 }
@@ -438,6 +435,10 @@ fn listen(section: &Section<'_>) -> Result<Listen, Refused> {
         port,
         read_buffer: buffer("listen.read_buffer"),
         write_buffer: buffer("listen.write_buffer"),
+        so_mark: section
+            .int("listen.so_mark", 0..=i64::from(u32::MAX))
+            .and_then(|n| u32::try_from(n).ok())
+            .unwrap_or(0),
         offloads: section.boolean("listen.udp_offloads", true),
         send_recv_error: recv_error(section, "listen.send_recv_error"),
         accept_recv_error: recv_error(section, "listen.accept_recv_error"),
@@ -453,7 +454,7 @@ fn recv_error(section: &Section<'_>, path: &str) -> RecvErrorPolicy {
         Some("always") => RecvErrorPolicy::Always,
         _ if value.boolean() == Some(true) => RecvErrorPolicy::Always,
         _ => {
-            section.warn(format!("{path} must be always, never or private; using always"));
+            section.warn(path, format!("{path} must be always, never or private; using always"));
             RecvErrorPolicy::Always
         }
     }
@@ -475,7 +476,8 @@ fn tun(section: &Section<'_>, networks: &[ipnet::IpNet]) -> Result<TunSettings, 
     let mut device = section.string("tun.dev").unwrap_or_default();
     if device.len() > MAX_DEVICE_NAME {
         let end = (0..=MAX_DEVICE_NAME).rev().find(|end| device.is_char_boundary(*end)).unwrap_or(0);
-        section.warn(format!("tun.dev {device:?} is too long, the kernel allows {MAX_DEVICE_NAME} bytes; cut"));
+        section
+            .warn("tun.dev", format!("tun.dev {device:?} is too long, the kernel allows {MAX_DEVICE_NAME} bytes; cut"));
         device.truncate(end);
     }
     let buffer = section.int("tun.use_system_route_table_buffer_size", 0..=i64::from(i32::MAX));

@@ -205,6 +205,7 @@ logging: {level: WARNING, format: json, disable_timestamp: true}",
             port: 4242,
             read_buffer: Some(1000),
             write_buffer: Some(0),
+            so_mark: 0,
             offloads: false,
             send_recv_error: RecvErrorPolicy::Private,
             accept_recv_error: RecvErrorPolicy::Never,
@@ -237,7 +238,7 @@ logging: {level: WARNING, format: json, disable_timestamp: true}",
     assert!(settings.firewall.default_local_cidr_any);
     assert_eq!(settings.firewall.default_timeout, Duration::from_secs(180));
     assert_eq!(settings.logging, Logging { level: LogLevel::Warn, format: LogFormat::Json, disable_timestamp: true });
-    assert!(settings.warnings.iter().any(|w| w.contains("nonsense")), "{:?}", settings.warnings);
+    assert!(settings.remarks.iter().any(|w| w.text.contains("nonsense")), "{:?}", settings.remarks);
 }
 
 #[test]
@@ -256,22 +257,23 @@ fn keys_without_effect_and_unknown_keys_are_named() {
         "relay: {am_relay: true, use_relays: true}
 tun: {unsafe_routes: [{route: 192.168.0.0/16, via: 10.42.0.1}], routes: , mtu: 1300, use_system_route_table: true}
 lighthouse: {serve_dns: true}
-sshd: {enabled: false}
-stats: {type: prometheus}
+sshd: {enabled: true}
 listen: {prot: 4242}
 nonsense: {deeper: 1}",
     )
-    .warnings
-    .join("\n");
+    .remarks
+    .iter()
+    .map(|remark| format!("{remark}\n"))
+    .collect::<String>();
     for expected in [
         "lighthouse.serve_dns is not supported",
-        "stats.type: prometheus is not supported",
+        "sshd.enabled is not supported",
         "unknown key listen.prot",
         "unknown key nonsense",
     ] {
         assert!(warnings.contains(expected), "{expected} not in\n{warnings}");
     }
-    for silent in ["relay", "sshd", "tun."] {
+    for silent in ["relay", "tun."] {
         assert!(!warnings.contains(silent), "{silent} in\n{warnings}");
     }
 }
@@ -282,14 +284,14 @@ fn relays_are_read_and_an_entry_that_is_no_address_is_skipped() {
     let expected: [IpAddr; 2] = ["10.42.0.9", "10.42.0.8"].map(|text| text.parse().unwrap());
     assert_eq!(settings.relay.relays, expected);
     assert!(!settings.relay.use_relays && !settings.relay.am_relay);
-    assert!(settings.warnings.iter().any(|warning| warning.contains("nonsense")), "{:?}", settings.warnings);
+    assert!(settings.remarks.iter().any(|warning| warning.text.contains("nonsense")), "{:?}", settings.remarks);
 }
 
 #[test]
 fn a_relay_is_told_that_its_own_relays_are_not_used() {
     let settings = settings("relay: {am_relay: true, relays: [10.42.0.9]}");
     assert!(settings.relay.am_relay && settings.relay.use_relays);
-    assert!(settings.warnings.iter().any(|warning| warning.contains("am_relay is true")), "{:?}", settings.warnings);
+    assert!(settings.remarks.iter().any(|warning| warning.text.contains("am_relay is true")), "{:?}", settings.remarks);
 }
 
 #[test]
@@ -326,7 +328,7 @@ fn allow_lists_are_read_with_yes_and_no_but_no_other_booleans() {
     assert_eq!(settings.local_allow.addresses, list(&[("10.0.0.0/8", true)]));
     let interfaces = &settings.local_allow.interfaces;
     assert_eq!(["tun0", "docker0", "eth0"].map(|name| interfaces.allows(name)), [false, false, true]);
-    assert_eq!(settings.warnings.iter().filter(|text| text.contains("allow")).count(), 0);
+    assert_eq!(settings.remarks.iter().filter(|r| r.text.contains("allow")).count(), 0);
 }
 
 #[test]
@@ -344,7 +346,7 @@ punchy: {target_all_remotes: true}",
     ]);
     assert_eq!(settings.calculated_remotes, expected.unwrap());
     assert!(settings.punchy.target_all_remotes);
-    assert_eq!(settings.warnings.iter().filter(|text| text.contains("remotes")).count(), 0);
+    assert_eq!(settings.remarks.iter().filter(|r| r.text.contains("remotes")).count(), 0);
 }
 
 #[test]
@@ -395,7 +397,7 @@ fn a_mistake_in_calculated_remotes_refuses_to_start_in_the_words_of_go() {
         ),
     ] {
         let tree = parse(&format!("lighthouse: {{calculated_remotes: {ranges}}}")).unwrap();
-        let refused = Settings::read_without_pki(&tree).unwrap_err();
+        let refused = Settings::read_without_pki(&tree).unwrap_err().refused.remove(0);
         assert!(refused.cause.starts_with(expected), "{ranges}: {}", refused.cause);
     }
 }
@@ -456,20 +458,34 @@ fn mistakes_that_stop_the_start_say_where_they_are() {
         ("lighthouse: {hosts: [x]}", "entry 1"),
         ("static_host_map: {x: 'a:1'}", "static_host_map entry x"),
         ("static_host_map: {10.42.0.1: 203.0.113.7}", "missing port"),
-        ("static_host_map: {10.42.0.1: 'h:70000'}", "not a port"),
         ("static_host_map: {10.42.0.1: '::1:4242'}", "brackets"),
         ("static_map: {cadence: 10}", "static_map.cadence"),
-        ("static_map: {cadence: 0s}", "static_map.cadence"),
+        ("static_map: {cadence: 0s}\nstatic_host_map: {10.42.0.1: 'h:4242'}", "static_map.cadence"),
         ("static_map: {network: ip5}", "static_map.network"),
         ("listen: {port: 70000}", "listen.port"),
         ("handshakes: {try_interval: 0s}", "handshakes.try_interval"),
         ("firewall: {conntrack: {tcp_timeout: 0s}}", "tcp_timeout must be above zero"),
         ("firewall: {conntrack: {udp_timeout: -1s}}", "udp_timeout must be above zero"),
-        ("logging: {level: loud}", "unknown log level"),
+        ("logging: {level: loud}", "not a valid logging level"),
         ("pki: {ca: x}", "pki cannot be set here"),
     ] {
         let error = refusal(text);
         assert!(error.contains(expected), "{text}: {error}");
+    }
+}
+
+#[test]
+fn what_go_accepts_without_effect_is_accepted_with_a_remark() {
+    for (text, expected) in [
+        ("static_host_map: {10.42.0.1: 'h:70000'}", "static_host_map entry 10.42.0.1: h:70000 has no valid UDP port"),
+        ("static_map: {cadence: 0s}", "static_map.cadence must be a duration above zero"),
+        ("firewall: {inbound: [{port: 1, proto: tcp, ca_sha: abc}]}", "ca_sha is not a fingerprint"),
+        ("static_host_map: [10.42.0.1]", "static_host_map is a list, not a map"),
+    ] {
+        let settings = settings(text);
+        let found = settings.remarks.iter().any(|remark| remark.text.contains(expected));
+        assert!(found, "{text}: {:?}", settings.remarks);
+        assert!(settings.firewall.inbound.is_empty(), "a rule of an impossible CA must match nobody");
     }
 }
 
@@ -491,7 +507,6 @@ fn firewall_rules_are_refused_in_the_words_of_go() {
         ),
         ("{port: 1, proto: tcp, cidr: 10.0.0.1}", "cidr did not parse;"),
         ("{port: 1, proto: tcp, local_cidr: x}", "local_cidr did not parse;"),
-        ("{port: 1, proto: tcp, ca_sha: abc}", "ca_sha did not parse;"),
         ("just text", "could not parse rule"),
     ] {
         let ok = "{port: any, proto: any, host: any}";
@@ -617,7 +632,7 @@ fn template(name: &str, not_before: i64, not_after: i64, public_key: Vec<u8>, ne
     }
 }
 
-fn with_pki(ca: &str, certificate: &str, key: &str, more: &str) -> Result<Settings, Refused> {
+fn with_pki(ca: &str, certificate: &str, key: &str, more: &str) -> Result<Settings, Refusals> {
     let inline = |text: &str| serde_json::Value::from(text).to_string();
     let text = format!("pki: {{ca: {}, cert: {}, key: {}{more}}}", inline(ca), inline(certificate), inline(key));
     Settings::read(&tree(&text), NOW)
@@ -638,7 +653,7 @@ fn credentials_are_read_inline_and_from_files() {
     };
     let (ca, cert, key_file) =
         (file("ca.crt", &network.ca.to_pem()), file("host.crt", &certificate), file("host.key", &key));
-    assert!(with_pki(&ca, &cert, &key_file, "").unwrap().warnings.iter().all(|w| !w.contains("pki")));
+    assert!(with_pki(&ca, &cert, &key_file, "").unwrap().remarks.iter().all(|w| !w.text.contains("pki")));
 }
 
 #[test]
@@ -662,7 +677,6 @@ fn wrong_credentials_are_refused_with_the_cause() {
         (&ca, &ca, &key, "", "no networks encoded in certificate"),
         (&ca, &certificate, &key, ", initiating_version: 1", "can not use pki.initiating_version 1 without a v1"),
         (&ca, &certificate, &key, ", initiating_version: 3", "unknown pki.initiating_version: 3"),
-        (&ca, &certificate, &key, ", blocklist: abc", "pki.blocklist entry #0"),
     ] {
         let error = with_pki(ca, certificate, key, more).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}\nexpected {expected}");
@@ -675,7 +689,7 @@ fn an_unrelated_ca_is_a_warning_and_a_blocklist_may_be_one_scalar() {
     let network = Network::new(NOW + 1000);
     let (certificate, key) = network.host(NOW + 500);
     let unrelated = with_pki(&Network::new(NOW + 1000).ca.to_pem(), &certificate, &key, "").unwrap();
-    assert!(unrelated.warnings.iter().any(|w| w.contains("not valid under pki.ca")), "{:?}", unrelated.warnings);
+    assert!(unrelated.remarks.iter().any(|w| w.text.contains("not valid under pki.ca")), "{:?}", unrelated.remarks);
 
     let blocked = Certificate::from_pem(certificate.as_bytes()).unwrap();
     let more = format!(", blocklist: {}", blocked.fingerprint());
@@ -715,7 +729,11 @@ fn refused_packets_are_answered_if_configured_and_nonsense_means_drop() {
     use nebula_core::firewall::Action;
     let actions = |text: &str| {
         let settings = settings(text);
-        (settings.firewall.inbound_action, settings.firewall.outbound_action, settings.warnings.join("\n"))
+        (
+            settings.firewall.inbound_action,
+            settings.firewall.outbound_action,
+            settings.remarks.iter().map(|r| r.text.clone()).collect::<Vec<_>>().join("\n"),
+        )
     };
     let (inbound, outbound, warnings) = actions("firewall: {inbound_action: reject, outbound_action: drop}");
     assert_eq!((inbound, outbound), (Action::Reject, Action::Drop));

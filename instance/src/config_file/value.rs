@@ -58,6 +58,22 @@ impl Value {
         })
     }
 
+    /// The text Go would print for any value, which is what it reads where it expects a scalar.
+    #[must_use]
+    pub fn printed(&self) -> Cow<'_, str> {
+        let join = |parts: Vec<String>| parts.join(" ");
+        match self {
+            Self::List(items) => {
+                format!("[{}]", join(items.iter().map(|item| item.printed().into_owned()).collect())).into()
+            }
+            Self::Map(map) => {
+                let pair = |(key, value): (&String, &Self)| format!("{key}:{}", value.printed());
+                format!("map[{}]", join(map.iter().map(pair).collect())).into()
+            }
+            scalar => scalar.text().unwrap_or(Cow::Borrowed("<nil>")),
+        }
+    }
+
     /// Decimal text only, after YAML's own number rules.
     #[must_use]
     pub fn int(&self) -> Option<i64> {

@@ -1,5 +1,7 @@
 //! YAML text to a [`Value`], with the rules go-yaml v3 applies.
 
+use serde::de::DeserializeOwned;
+
 use super::{Error, Value};
 
 /// Longest text of one configuration file, in bytes.
@@ -13,7 +15,7 @@ pub fn parse(text: &str) -> Result<Value, Error> {
     if text.len() > MAX_TEXT {
         return Err(Error::Yaml(format!("longer than {} MiB", MAX_TEXT >> 20)));
     }
-    match first_document(text)? {
+    match read(text)?.unwrap_or(Value::Null) {
         Value::Null => Ok(Value::empty()),
         map @ Value::Map(_) => Ok(map),
         other => Err(Error::Yaml(format!(
@@ -28,7 +30,8 @@ pub fn parse(text: &str) -> Result<Value, Error> {
     }
 }
 
-fn first_document(text: &str) -> Result<Value, Error> {
+/// The first document; `None` if there is none.
+pub(super) fn read<T: DeserializeOwned>(text: &str) -> Result<Option<T>, Error> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_depth: 64,
@@ -44,10 +47,17 @@ fn first_document(text: &str) -> Result<Value, Error> {
     };
     let mut reader = text.as_bytes();
     // Go reads one document and ignores what follows it; so the second one is never looked at.
-    let mut documents = serde_saphyr::read_with_options::<_, Value>(&mut reader, options);
-    match documents.next() {
-        None => Ok(Value::Null),
-        Some(Ok(value)) => Ok(value),
-        Some(Err(error)) => Err(Error::Yaml(error.to_string())),
+    let mut documents = serde_saphyr::read_with_options::<_, T>(&mut reader, options);
+    documents.next().transpose().map_err(|error| Error::Yaml(own_words(error.to_string())))
+}
+
+/// Without the reader's advice to its programmers.
+fn own_words(text: String) -> String {
+    match text.strip_prefix("duplicate mapping key: ").and_then(|rest| rest.split_once(", set DuplicateKeyPolicy")) {
+        Some((key, rest)) => {
+            let place = rest.rsplit_once(" at line ").map(|(_, place)| format!(" at line {place}")).unwrap_or_default();
+            format!("mapping key {key:?} already defined{place}")
+        }
+        None => text,
     }
 }

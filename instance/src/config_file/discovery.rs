@@ -1,0 +1,116 @@
+//! `lighthouse.*` and what belongs to it: how peers are found.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use nebula_core::config::{CalculatedRemotes, LocalAllowList, RemoteAllowList};
+
+use super::hosts::has_unusable_port;
+use super::section::Section;
+use super::{HostTarget, Refused, StaticHosts, allow_list, calculated_remotes};
+
+/// How peers are found, and how this node is.
+pub(super) struct Discovery {
+    pub(super) static_hosts: StaticHosts,
+    pub(super) am_lighthouse: bool,
+    pub(super) lighthouses: Vec<IpAddr>,
+    pub(super) interval: Option<Duration>,
+    pub(super) advertise: Vec<HostTarget>,
+    pub(super) calculated_remotes: CalculatedRemotes,
+    pub(super) remote_allow: RemoteAllowList,
+    pub(super) local_allow: LocalAllowList,
+}
+
+impl Discovery {
+    /// `None` if anything was refused. `networks` are own networks as far as they are known yet.
+    pub(super) fn read(section: &Section<'_>, networks: &[IpNet]) -> Option<Self> {
+        let static_hosts = section.keep("static_host_map", StaticHosts::read(section, networks));
+        let am_lighthouse = section.boolean("lighthouse.am_lighthouse", false);
+        let known = |host: &IpAddr| {
+            static_hosts.as_ref().is_none_or(|hosts| hosts.entries.get(host).is_some_and(|targets| !targets.is_empty()))
+        };
+        let lighthouses = section.keep("lighthouse.hosts", lighthouses(section, am_lighthouse, &known));
+        let advertise = section.keep("lighthouse.advertise_addrs", advertise(section, networks));
+        let calculated_remotes = section.keep("lighthouse.calculated_remotes", calculated_remotes::read(section));
+        let remote_allow = section.keep("lighthouse.remote_allow_list", allow_list::remote(section));
+        let local_allow = section.keep("lighthouse.local_allow_list", allow_list::local(section));
+        let interval = match section.int("lighthouse.interval", 0..=i64::from(u32::MAX)) {
+            Some(0) => None,
+            seconds => Some(Duration::from_secs(seconds.map_or(10, i64::unsigned_abs))),
+        };
+        Some(Self {
+            static_hosts: static_hosts?,
+            am_lighthouse,
+            lighthouses: lighthouses?,
+            interval,
+            advertise: advertise?,
+            calculated_remotes: calculated_remotes?,
+            remote_allow: remote_allow?,
+            local_allow: local_allow?,
+        })
+    }
+}
+
+fn lighthouses(
+    section: &Section<'_>,
+    am_lighthouse: bool,
+    is_known: &dyn Fn(&IpAddr) -> bool,
+) -> Result<Vec<IpAddr>, Refused> {
+    // Whether the port is a usable number is said where it is read.
+    if am_lighthouse && section.get("listen.port").is_none_or(|port| port.int().unwrap_or(0) == 0) {
+        let cause = "lighthouse.am_lighthouse enabled on node but no port number is set in config";
+        return Err(refuse(cause).at("lighthouse.am_lighthouse"));
+    }
+    let mut hosts = Vec::new();
+    for (index, text) in section.strings("lighthouse.hosts").iter().enumerate() {
+        let at = format!("lighthouse.hosts.{index}");
+        let host = text.parse::<IpAddr>().map_err(|_| {
+            let number = index + 1;
+            refuse(format!("unable to parse lighthouse host entry {number}: {text:?} is not an overlay address"))
+                .at(&at)
+        })?;
+        let host = host.to_canonical();
+        if !is_known(&host) {
+            return Err(refuse(format!("lighthouse {host} does not have a static_host_map entry")).at(&at));
+        }
+        hosts.push(host);
+    }
+    if am_lighthouse && !hosts.is_empty() {
+        section.warn(
+            "lighthouse.hosts",
+            "lighthouse.am_lighthouse enabled on node but upstream lighthouses exist in config",
+        );
+    } else if !am_lighthouse && hosts.is_empty() {
+        section.warn(
+            "lighthouse.hosts",
+            "No lighthouse.hosts configured, this host will only be able to initiate tunnels with static_host_map entries",
+        );
+    }
+    Ok(hosts)
+}
+
+fn advertise(section: &Section<'_>, networks: &[IpNet]) -> Result<Vec<HostTarget>, Refused> {
+    let mut targets = Vec::new();
+    for (index, text) in section.strings("lighthouse.advertise_addrs").iter().enumerate() {
+        let at = format!("lighthouse.advertise_addrs.{index}");
+        if has_unusable_port(text) {
+            section.warn(at, format!("lighthouse.advertise_addrs: {text} has no valid UDP port and is skipped"));
+            continue;
+        }
+        let target: HostTarget =
+            text.parse().map_err(|cause: String| refuse(format!("lighthouse.advertise_addrs: {cause}")).at(&at))?;
+        match target {
+            HostTarget::Address(address) if networks.iter().any(|network| network.contains(&address.ip())) => {
+                let text = format!("lighthouse.advertise_addrs: {address} is inside the overlay and is skipped");
+                section.warn(at, text);
+            }
+            target => targets.push(target),
+        }
+    }
+    Ok(targets)
+}
+
+fn refuse(cause: impl Into<String>) -> Refused {
+    Refused::new("Failed to initialize lighthouse handler", cause)
+}

@@ -1,0 +1,69 @@
+//! What there is to say about a configuration: about which key, and how grave.
+
+use std::fmt;
+
+/// A remark on one key; nothing stops because of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remark {
+    /// Dotted path, with the numbers of list items from 0; empty: about the whole.
+    pub key: String,
+    /// What is wrong, what follows from it, and the likely fix.
+    pub text: String,
+}
+
+impl fmt::Display for Remark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// One reason why a tree does not make a usable configuration: what was being read, and what is wrong with it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}: {cause}")]
+pub struct Refused {
+    /// What failed, in Go Nebula's words where scripts match on them.
+    pub message: &'static str,
+    /// Why, and where.
+    pub cause: String,
+    /// As [`Remark::key`].
+    pub key: String,
+    /// Go Nebula finds it when it starts, and not with `-test`.
+    pub at_start: bool,
+}
+
+impl Refused {
+    pub(crate) fn new(message: &'static str, cause: impl Into<String>) -> Self {
+        Self { message, cause: cause.into(), key: String::new(), at_start: false }
+    }
+
+    /// The same about `key`, unless a narrower one is known.
+    pub(crate) fn at(self, key: &str) -> Self {
+        if self.key.is_empty() { Self { key: key.to_owned(), ..self } } else { self }
+    }
+}
+
+/// All reasons why a tree does not make a usable configuration, and the remarks on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusals {
+    /// At least one.
+    pub refused: Vec<Refused>,
+    /// As of a usable configuration.
+    pub remarks: Vec<Remark>,
+}
+
+impl fmt::Display for Refusals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, refused) in self.refused.iter().enumerate() {
+            write!(f, "{}{refused}", if index == 0 { "" } else { "; " })?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Refusals {}
+
+impl From<Refused> for Refusals {
+    fn from(refused: Refused) -> Self {
+        Self { refused: vec![refused], remarks: Vec::new() }
+    }
+}

@@ -1,0 +1,106 @@
+//! Which keys exist, and what is said about those that are unknown, of another type, or without effect here.
+
+mod likely;
+#[cfg(test)]
+mod reference;
+mod table;
+
+use super::Value;
+use super::section::Section;
+use table::{Effect, KEYS, Key, Kind};
+
+/// Remarks on every key that nobody reads.
+pub(super) fn check(section: &Section<'_>, tree: &Value) {
+    for key in KEYS {
+        let Some(value) = section.get(key.path) else { continue };
+        if let Kind::Entries(fields) = key.kind {
+            check_entries(section, key.path, value, fields);
+        }
+        match key.effect {
+            Effect::OnReload | Effect::OnStart => {}
+            Effect::Ignored(_) => check_kind(section, key, value),
+            Effect::Unsupported if value.is_zero() || value.boolean() == Some(false) => {}
+            Effect::Unsupported => {
+                check_kind(section, key, value);
+                if !is_beside_a_switch(key.path) {
+                    section.warn(key.path, format!("{} is not supported and has no effect in this version", key.path));
+                }
+            }
+        }
+    }
+    check_unknown(section, tree, String::new());
+}
+
+/// Keys of a part that is off as long as its switch is: the switch is reported, and they are not.
+fn is_beside_a_switch(path: &str) -> bool {
+    path.starts_with("lighthouse.dns.")
+        || (path.starts_with("sshd.") && path != "sshd.enabled")
+        || path.starts_with("stats.")
+}
+
+/// Keys that are read are checked where they are read.
+fn check_kind(section: &Section<'_>, key: &Key, value: &Value) {
+    let expected = match key.kind {
+        Kind::Boolean if value.boolean().is_none() => "true or false".to_owned(),
+        Kind::Number(from, to) if value.int().is_none_or(|number| !(from..=to).contains(&number)) => {
+            format!("a whole number from {from} to {to}")
+        }
+        Kind::Duration if value.duration().is_none() => "a duration with a unit, such as 10s or 5m,".to_owned(),
+        Kind::Texts | Kind::Cidrs | Kind::Entries(_) if !matches!(value, Value::List(_)) => "a list".to_owned(),
+        Kind::Map if !matches!(value, Value::Map(_)) => "a map".to_owned(),
+        Kind::Text | Kind::Pem | Kind::Address | Kind::Choice(_) if value.text().is_none() => {
+            "a single value".to_owned()
+        }
+        _ => return,
+    };
+    section.warn(key.path, format!("{} is not {expected} and is ignored", key.path));
+}
+
+fn check_entries(section: &Section<'_>, path: &str, value: &Value, fields: &[&'static str]) {
+    let Value::List(items) = value else { return };
+    for (index, item) in items.iter().enumerate() {
+        let Value::Map(map) = item else { continue };
+        for field in map.keys().filter(|field| !fields.contains(&field.as_str())) {
+            let at = format!("{path}.{index}.{field}");
+            let hint = likely::field(field, fields).map(|name| format!("; did you mean {name}?")).unwrap_or_default();
+            section.warn(at, format!("unknown field {field} in entry #{index} of {path} is ignored{hint}"));
+        }
+    }
+}
+
+/// `a.b` as `a: {b: ...}`.
+fn nested(name: &str) -> String {
+    let parts: Vec<&str> = name.split('.').collect();
+    let open = parts.join(": {");
+    format!("{open}: ...{}", "}".repeat(parts.len().saturating_sub(1)))
+}
+
+fn check_unknown(section: &Section<'_>, value: &Value, prefix: String) {
+    let Value::Map(map) = value else { return };
+    for (name, value) in map {
+        let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+        if name.contains('.') {
+            let text = format!("key {name:?} is ignored: a dot is a part of its name; write {}", nested(name));
+            section.warn(&path, text);
+            continue;
+        }
+        let exact = KEYS.iter().any(|key| key.path == path);
+        let is_section =
+            KEYS.iter().any(|key| key.path.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with('.')));
+        match value {
+            Value::Map(_) if is_section => check_unknown(section, value, path),
+            Value::Null if is_section => {}
+            _ if exact => {}
+            _ if is_section => {
+                section.warn(
+                    &path,
+                    format!("{path} is {} where keys below it are expected, and is ignored", value.kind()),
+                );
+            }
+            _ => {
+                let hint = likely::key(&path).map(|hint| format!("; {hint}")).unwrap_or_default();
+                section.warn(&path, format!("unknown key {path} is ignored{hint}"));
+            }
+        }
+    }
+}

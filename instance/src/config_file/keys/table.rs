@@ -1,0 +1,330 @@
+//! Every key: what it takes, what it does without being given, when a change of it takes effect.
+
+use Effect::{Ignored, OnReload, OnStart, Unsupported};
+use Kind::{Address, Boolean, Choice, Cidrs, Duration, Entries, Map, Number, Pem, Text, Texts};
+
+/// A key of the configuration.
+#[derive(Debug)]
+pub(super) struct Key {
+    /// Dotted.
+    pub(super) path: &'static str,
+    pub(super) kind: Kind,
+    /// As the reference shows it.
+    #[cfg_attr(not(test), allow(dead_code, reason = "the reference and the schema are made by a test"))]
+    pub(super) default: &'static str,
+    pub(super) effect: Effect,
+    #[cfg_attr(not(test), allow(dead_code, reason = "the reference and the schema are made by a test"))]
+    pub(super) about: &'static str,
+}
+
+/// What a key takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Boolean,
+    Number(i64, i64),
+    /// With a unit.
+    Duration,
+    Text,
+    /// Words, in any case where Go takes them so.
+    Choice(&'static [&'static str]),
+    /// Path of a file, or PEM text.
+    Pem,
+    /// `host:port`.
+    Address,
+    Texts,
+    Cidrs,
+    /// A list of maps with these fields.
+    Entries(&'static [&'static str]),
+    /// A map whose keys the user chooses.
+    Map,
+}
+
+/// When a change takes effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effect {
+    OnReload,
+    OnStart,
+    /// Read by Go, and nothing that it tunes is here, or not on Linux; the text says why.
+    Ignored(&'static str),
+    /// Said so unless it is off or empty.
+    Unsupported,
+}
+
+const fn key(path: &'static str, kind: Kind, default: &'static str, effect: Effect, about: &'static str) -> Key {
+    Key { path, kind, default, effect, about }
+}
+
+const U32: i64 = u32::MAX as i64;
+const I32: i64 = i32::MAX as i64;
+const LEVELS: Kind = Choice(&["trace", "debug", "info", "warn", "warning", "error", "fatal", "panic"]);
+const RECV_ERROR: Kind = Choice(&["always", "never", "private", "true", "false"]);
+const ACTION: Kind = Choice(&["drop", "reject"]);
+const RULE: Kind =
+    Entries(&["port", "code", "proto", "host", "group", "groups", "cidr", "local_cidr", "ca_name", "ca_sha"]);
+const NO_CHANNEL: Effect = Ignored("nothing is queued there here");
+const OTHER_SYSTEM: Effect = Ignored("not on Linux");
+
+pub(super) const KEYS: &[Key] = &[
+    key("pki.ca", Pem, "required", OnReload, "CA certificates that are trusted: path of a file, or PEM text"),
+    key(
+        "pki.cert",
+        Pem,
+        "required",
+        OnReload,
+        "this host's certificate, of one version or both: path of a file, or PEM text",
+    ),
+    key("pki.key", Pem, "required", OnReload, "this host's private key: path of a file, or PEM text"),
+    key("pki.blocklist", Texts, "[]", OnReload, "fingerprints of certificates that are refused"),
+    key(
+        "pki.disconnect_invalid",
+        Boolean,
+        "true",
+        OnReload,
+        "close tunnels to peers whose certificate is no longer valid",
+    ),
+    key(
+        "pki.initiating_version",
+        Number(0, U32),
+        "1 if there is such a certificate, else 2",
+        OnStart,
+        "certificate version to start handshakes with: 1 or 2",
+    ),
+    key("cipher", Choice(&["aes", "chachapoly"]), "aes", OnStart, "cipher of tunnels, the same in the whole network"),
+    key("static_host_map", Map, "{}", OnReload, "underlay endpoints by overlay address: one `host:port`, or a list"),
+    key("static_map.cadence", Duration, "30s", OnReload, "time between two look-ups of names in static_host_map"),
+    key("static_map.network", Choice(&["ip4", "ip6", "ip"]), "ip4", OnReload, "addresses of such names that are used"),
+    key("static_map.lookup_timeout", Duration, "250ms", OnReload, "longest time a look-up may take"),
+    key(
+        "lighthouse.am_lighthouse",
+        Boolean,
+        "false",
+        OnStart,
+        "this host tells others where their peers are; needs listen.port",
+    ),
+    key("lighthouse.hosts", Texts, "[]", OnReload, "overlay addresses of the lighthouses"),
+    key("lighthouse.interval", Number(0, U32), "10", OnReload, "seconds between two reports of own endpoints; 0 never"),
+    key(
+        "lighthouse.advertise_addrs",
+        Texts,
+        "[]",
+        OnReload,
+        "further endpoints to report, `host:port`; port 0 is the real one",
+    ),
+    key("lighthouse.serve_dns", Boolean, "false", Unsupported, "answer DNS queries for the names of peers"),
+    key("lighthouse.dns.host", Text, "all addresses", Unsupported, "address of the DNS server"),
+    key("lighthouse.dns.port", Number(0, 65535), "53", Unsupported, "UDP port of the DNS server"),
+    key(
+        "lighthouse.remote_allow_list",
+        Map,
+        "everything",
+        OnReload,
+        "underlay networks where peers may be: prefix to true or false",
+    ),
+    key(
+        "lighthouse.remote_allow_ranges",
+        Map,
+        "none",
+        OnReload,
+        "as remote_allow_list, by overlay network of the peer",
+    ),
+    key(
+        "lighthouse.local_allow_list",
+        Map,
+        "everything",
+        OnReload,
+        "own addresses that may be reported: prefix to true or false, and `interfaces`: pattern to true or false",
+    ),
+    key(
+        "lighthouse.calculated_remotes",
+        Map,
+        "none",
+        OnReload,
+        "endpoints to guess, by overlay network: a list of `mask` and `port`",
+    ),
+    key("listen.host", Text, "0.0.0.0", OnStart, "underlay address or name to listen on; `::` is both families"),
+    key("listen.port", Number(0, 65535), "0", OnStart, "UDP port; 0 any"),
+    key(
+        "listen.batch",
+        Number(1, 65535),
+        "64",
+        Ignored("batches have the size of what the kernel has ready"),
+        "datagrams per system call",
+    ),
+    key(
+        "listen.read_buffer",
+        Number(0, I32),
+        "8388608",
+        OnReload,
+        "receive buffer of the socket in bytes; 0 leaves the system's",
+    ),
+    key(
+        "listen.write_buffer",
+        Number(0, I32),
+        "8388608",
+        OnReload,
+        "send buffer of the socket in bytes; 0 leaves the system's",
+    ),
+    key("listen.so_mark", Number(0, U32), "0", OnReload, "mark of the underlay sockets, for policy routing"),
+    key("listen.send_recv_error", RECV_ERROR, "always", OnReload, "whom to tell that a tunnel is unknown here"),
+    key("listen.accept_recv_error", RECV_ERROR, "always", OnReload, "whom to believe that a tunnel is unknown there"),
+    key("listen.udp_offloads", Boolean, "true", OnStart, "UDP segmentation and coalescing by the kernel"),
+    key("listen.rebind_on_network_change", Boolean, "true", OTHER_SYSTEM, "macOS only"),
+    key("listen.windows_bypass_wdf", Boolean, "true", OTHER_SYSTEM, "Windows only"),
+    key("listen.routines", Number(1, 256), "1", OnStart, "deprecated name of routines"),
+    key("routines", Number(1, 256), "1", OnStart, "pairs of tun queue and UDP socket, each with two threads"),
+    key("punchy", Boolean, "false", OnReload, "short form of punchy.punch"),
+    key("punchy.punch", Boolean, "false", OnReload, "keep NAT mappings open with small datagrams"),
+    key("punchy.respond", Boolean, "false", OnReload, "answer a punch request also with a handshake towards the peer"),
+    key("punchy.delay", Duration, "1s", OnReload, "wait before answering a punch request"),
+    key("punchy.respond_delay", Duration, "5s", OnReload, "wait before that handshake"),
+    key("punchy.target_all_remotes", Boolean, "false", OnReload, "punch towards every known endpoint of a peer"),
+    key("punch_back", Boolean, "false", OnReload, "deprecated name of punchy.respond"),
+    key("relay.am_relay", Boolean, "false", OnReload, "carry packets between other hosts"),
+    key("relay.use_relays", Boolean, "true", OnReload, "reach peers through relays where nothing else works"),
+    key("relay.relays", Texts, "[]", OnReload, "overlay addresses of hosts through which this one can be reached"),
+    key("tun.disabled", Boolean, "false", OnStart, "no device; no privilege is needed then"),
+    key("tun.dev", Text, "the kernel's choice", OnStart, "name of the device, at most 15 bytes"),
+    key("tun.mtu", Number(0, U32), "1300", OnReload, "largest packet of the overlay"),
+    key("tun.tx_queue", Number(0, U32), "500", OnStart, "transmit queue of the device, in packets"),
+    key("tun.drop_local_broadcast", Boolean, "false", OnStart, "drop packets to the broadcast address of the overlay"),
+    key("tun.drop_multicast", Boolean, "false", OnStart, "drop multicast packets"),
+    key("tun.routes", Entries(&["mtu", "route"]), "[]", OnReload, "parts of the overlay with an MTU of their own"),
+    key(
+        "tun.unsafe_routes",
+        Entries(&["route", "via", "mtu", "metric", "install"]),
+        "[]",
+        OnReload,
+        "networks behind other hosts, and by which hosts",
+    ),
+    key(
+        "tun.use_system_route_table",
+        Boolean,
+        "false",
+        OnStart,
+        "follow routes that others put into the kernel with a gateway in the overlay",
+    ),
+    key(
+        "tun.use_system_route_table_buffer_size",
+        Number(0, I32),
+        "0",
+        OnStart,
+        "buffer for news of them in bytes; 0 leaves the system's",
+    ),
+    key("tun.use_offloads", Boolean, "true", OnStart, "segmentation and checksum offloads of the device"),
+    key("tun.routines", Number(1, 256), "1", OnStart, "deprecated name of routines"),
+    key("tun.pin_threads", Boolean, "true", Ignored("threads are left to the scheduler"), "bind threads to processors"),
+    key(
+        "tun.pin_threads_key",
+        Choice(&["pid", "port"]),
+        "none",
+        Ignored("threads are left to the scheduler"),
+        "what chooses the processor",
+    ),
+    key("tun.cpu_affinity", Texts, "none", Unsupported, "processors of the threads"),
+    key("tun.network_category", Text, "private", OTHER_SYSTEM, "Windows only"),
+    key("tun.windows_bypass_wdf", Boolean, "true", OTHER_SYSTEM, "Windows only"),
+    key("firewall.inbound", RULE, "[]: nothing passes", OnReload, "rules for packets from peers"),
+    key("firewall.outbound", RULE, "[]: nothing passes", OnReload, "rules for packets to peers"),
+    key("firewall.inbound_action", ACTION, "drop", OnReload, "what happens to packets from peers that no rule allows"),
+    key("firewall.outbound_action", ACTION, "drop", OnReload, "what happens to packets to peers that no rule allows"),
+    key(
+        "firewall.default_local_cidr_any",
+        Boolean,
+        "false",
+        OnReload,
+        "rules without local_cidr also cover unsafe networks of this host",
+    ),
+    key("firewall.conntrack.tcp_timeout", Duration, "12m", OnReload, "idle time after which a TCP flow is forgotten"),
+    key("firewall.conntrack.udp_timeout", Duration, "3m", OnReload, "idle time after which a UDP flow is forgotten"),
+    key(
+        "firewall.conntrack.default_timeout",
+        Duration,
+        "10m",
+        OnReload,
+        "idle time after which any other flow is forgotten",
+    ),
+    key(
+        "firewall.conntrack.routine_cache_timeout",
+        Duration,
+        "0s",
+        Ignored("flows that a thread remembers follow every change at once"),
+        "life of a thread's own cache of flows",
+    ),
+    key(
+        "firewall.conntrack.max_connections",
+        Number(0, 1 << 24),
+        "about 1 million",
+        OnReload,
+        "flows remembered at most; Go reads the key and has no limit",
+    ),
+    key("handshakes.try_interval", Duration, "100ms", OnStart, "time between two attempts, growing with each"),
+    key("handshakes.retries", Number(1, 1000), "10", OnStart, "attempts before a handshake is given up"),
+    key(
+        "handshakes.max_new_per_second",
+        Number(0, U32),
+        "4000",
+        OnStart,
+        "new handshakes of others answered per second; 0 no limit (not in Go)",
+    ),
+    key("handshakes.trigger_buffer", Number(0, U32), "64", NO_CHANNEL, "length of a queue"),
+    key("handshakes.query_buffer", Number(0, U32), "64", NO_CHANNEL, "length of a queue"),
+    key("tunnels.drop_inactive", Boolean, "false", OnStart, "close tunnels without traffic"),
+    key("tunnels.inactivity_timeout", Duration, "10m", OnStart, "how long they may be without traffic"),
+    key("timers.connection_alive_interval", Number(1, 86_400), "5", OnStart, "seconds between two checks of a tunnel"),
+    key(
+        "timers.pending_deletion_interval",
+        Number(1, 86_400),
+        "10",
+        OnStart,
+        "seconds a peer has to answer before its tunnel is closed",
+    ),
+    key(
+        "timers.requery_wait_duration",
+        Duration,
+        "1m",
+        OnStart,
+        "shortest time between two questions to lighthouses about a connected peer",
+    ),
+    key(
+        "counters.try_promote",
+        Number(0, U32),
+        "1000",
+        OnStart,
+        "packets between two attempts to move to a preferred endpoint",
+    ),
+    key(
+        "counters.requery_every_packets",
+        Number(0, U32),
+        "5000",
+        OnStart,
+        "packets between two questions to lighthouses",
+    ),
+    key("preferred_ranges", Cidrs, "[]", OnReload, "underlay networks that are preferred over others"),
+    key("sshd.enabled", Boolean, "false", Unsupported, "debug console by SSH"),
+    key("sshd.listen", Address, "none", Unsupported, "its address; not port 22"),
+    key("sshd.host_key", Pem, "none", Unsupported, "its key"),
+    key("sshd.authorized_users", Entries(&["user", "keys"]), "[]", Unsupported, "who may log in"),
+    key("sshd.trusted_cas", Texts, "[]", Unsupported, "CAs whose SSH certificates may log in"),
+    key(
+        "sshd.sandbox_dir",
+        Text,
+        "nebula-debug in the folder for temporary files",
+        Unsupported,
+        "where its profiles may go",
+    ),
+    key("stats.type", Choice(&["graphite", "prometheus", "none", ""]), "none", Unsupported, "how metrics leave"),
+    key("stats.interval", Duration, "required with a type", Unsupported, "time between two sendings"),
+    key("stats.prefix", Text, "nebula", Unsupported, "prefix of names in Graphite"),
+    key("stats.protocol", Choice(&["tcp", "tcp4", "tcp6"]), "tcp", Unsupported, "protocol of Graphite"),
+    key("stats.host", Address, "required for graphite", Unsupported, "address of Graphite"),
+    key("stats.listen", Address, "required for prometheus", Unsupported, "address that serves metrics to Prometheus"),
+    key("stats.path", Text, "required for prometheus", Unsupported, "path of the metrics"),
+    key("stats.namespace", Text, "none", Unsupported, "first part of names in Prometheus"),
+    key("stats.subsystem", Text, "none", Unsupported, "second part of names in Prometheus"),
+    key("stats.message_metrics", Boolean, "false", Unsupported, "counters by kind of message"),
+    key("stats.lighthouse_metrics", Boolean, "false", Unsupported, "counters by kind of lighthouse message"),
+    key("logging.level", LEVELS, "info", OnReload, "least important lines that are printed"),
+    key("logging.format", Choice(&["text", "json"]), "text", OnReload, "form of the lines"),
+    key("logging.disable_timestamp", Boolean, "false", OnReload, "leave the time out"),
+    key("logging.timestamp_format", Text, "none", Ignored("Go ignores it since 1.11 too"), "form of the time"),
+];

@@ -1,0 +1,89 @@
+//! `stats.*`: how metrics leave.
+
+use std::time::Duration;
+
+use super::section::Section;
+use super::{HostTarget, Refused};
+
+/// Metrics of a running node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stats {
+    /// Where they go.
+    pub sink: Sink,
+    /// Time between two sendings.
+    pub interval: Duration,
+}
+
+/// Where metrics go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sink {
+    /// Fetched by Prometheus.
+    Prometheus {
+        /// Address to listen on, as written: `host:port`, where no host is every address.
+        listen: String,
+        /// The one path that answers.
+        path: String,
+        /// First part of every name, if any.
+        namespace: String,
+        /// Second part of every name, if any.
+        subsystem: String,
+    },
+    /// Sent to Graphite over TCP.
+    Graphite {
+        /// Server.
+        host: HostTarget,
+        /// First part of every name.
+        prefix: String,
+    },
+}
+
+impl Stats {
+    /// `None` without a type.
+    pub(super) fn read(section: &Section<'_>) -> Result<Option<Self>, Refused> {
+        let text = |path: &str| section.string(path).unwrap_or_default();
+        let kind = text("stats.type");
+        if matches!(kind.as_str(), "" | "none") {
+            return Ok(None);
+        }
+        let interval = section.get("stats.interval").and_then(super::Value::duration);
+        let interval = interval.filter(|interval| !interval.negative && !interval.magnitude.is_zero());
+        let interval = interval.map(|interval| interval.magnitude).ok_or_else(|| {
+            let given = text("stats.interval");
+            refuse("stats.interval", format!("stats.interval was an invalid duration: {given} (such as 10s)"))
+        })?;
+        let required = |path: &str, what: &str| {
+            Some(text(path)).filter(|text| !text.is_empty()).ok_or_else(|| refuse(path, format!("{path} {what}")))
+        };
+        let sink = match kind.as_str() {
+            "prometheus" => {
+                let listen = required("stats.listen", "should not be empty")?;
+                if listen.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
+                    section
+                        .warn("stats.listen", format!("stats.listen: {listen:?} is no address and port to listen on"));
+                }
+                let path = required("stats.path", "should not be empty")?;
+                let (namespace, subsystem) = (text("stats.namespace"), text("stats.subsystem"));
+                Sink::Prometheus { listen, path, namespace, subsystem }
+            }
+            "graphite" => {
+                let protocol = section.string("stats.protocol").unwrap_or_else(|| "tcp".to_owned());
+                if !matches!(protocol.as_str(), "tcp" | "tcp4" | "tcp6") {
+                    let cause = format!("error while setting up graphite sink: unknown network {protocol}; it is tcp");
+                    return Err(refuse("stats.protocol", cause));
+                }
+                let host = required("stats.host", "can not be empty")?;
+                let host = host.parse().map_err(|cause| {
+                    refuse("stats.host", format!("error while setting up graphite sink: stats.host: {cause}"))
+                })?;
+                Sink::Graphite { host, prefix: section.string("stats.prefix").unwrap_or_else(|| "nebula".to_owned()) }
+            }
+            other => return Err(refuse("stats.type", format!("stats.type was not understood: {other}"))),
+        };
+        section.warn("stats.type", format!("stats.type: {kind} is not supported and has no effect in this version"));
+        Ok(Some(Self { sink, interval }))
+    }
+}
+
+fn refuse(key: &str, cause: String) -> Refused {
+    Refused::new("Failed to start stats emitter", cause).at(key)
+}
