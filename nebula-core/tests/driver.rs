@@ -133,6 +133,7 @@ struct Setup {
     overlay_mtu: u16,
     underlay_mtu: u16,
     tun: [bool; 2],
+    two_threads: bool,
 }
 
 const USUAL: Setup = Setup {
@@ -143,6 +144,7 @@ const USUAL: Setup = Setup {
     overlay_mtu: 1300,
     underlay_mtu: 1500,
     tun: [true, true],
+    two_threads: true,
 };
 
 struct Host {
@@ -165,7 +167,8 @@ impl Host {
             let options = SocketOptions { offloads: setup.udp_offloads, ..SocketOptions::default() };
             let address = SocketAddr::new(setup.bind.parse().unwrap(), PORT);
             let sockets = UdpSocket::bind(address, setup.routines, &options).unwrap();
-            Driver::start(config, tun, sockets, Options::default()).unwrap()
+            let options = Options { two_threads: setup.two_threads, ..Options::default() };
+            Driver::start(config, tun, sockets, options).unwrap()
         });
         if setup.tun[index] {
             namespace.ip(format!("addr add {}/24 dev overlay0", OVERLAY[index]));
@@ -261,7 +264,7 @@ fn counter(host: &Host, name: &str) -> u64 {
 fn hosts_ping_and_stream_over_the_overlay_with_every_combination_of_offloads() {
     let _alone = alone();
     for (tun_offloads, udp_offloads) in [(true, true), (true, false), (false, true), (false, false)] {
-        let hosts = pair(Setup { tun_offloads, udp_offloads, ..USUAL });
+        let hosts = pair(Setup { tun_offloads, udp_offloads, two_threads: tun_offloads, ..USUAL });
         assert!(ping(&hosts[0], OVERLAY[1]), "no answer with offloads {tun_offloads} {udp_offloads}");
         transfer(&hosts, 0, 8 << 20);
         transfer(&hosts, 1, 8 << 20);
@@ -362,18 +365,51 @@ fn a_connected_idle_driver_wakes_less_than_twice_a_second() {
     let hosts = pair(USUAL);
     assert!(ping(&hosts[0], OVERLAY[1]));
     std::thread::sleep(Duration::from_secs(1));
-    let before = wake_ups();
+    let before = wake_ups("nebula-");
     std::thread::sleep(Duration::from_secs(6));
-    let woken = wake_ups() - before;
+    let woken = wake_ups("nebula-") - before;
     // Two drivers, six seconds.
     assert!(woken < 2 * 2 * 6, "{woken} wake-ups of two drivers in six seconds");
 }
 
-/// Voluntary context switches of all driver threads.
-fn wake_ups() -> u64 {
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn round_trips_wake_one_thread_of_a_host_and_streams_two() {
+    let _alone = alone();
+    let hosts = pair(USUAL);
+    let round_trips = || (0..10).for_each(|_| assert!(ping(&hosts[0], OVERLAY[1])));
+    assert!(ping(&hosts[0], OVERLAY[1]));
+    let waiting = wake_ups("nebula-out");
+    round_trips();
+    assert_eq!(wake_ups("nebula-out"), waiting);
+    for _ in 0..2 {
+        let before = wake_ups("nebula-out");
+        transfer(&hosts, 0, 8 << 20);
+        assert!(wake_ups("nebula-out") > before);
+        // The threads for load go back to sleep a second after it.
+        std::thread::sleep(Duration::from_secs(2));
+        let after = wake_ups("nebula-out");
+        round_trips();
+        assert_eq!(wake_ups("nebula-out"), after);
+    }
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn one_thread_can_serve_both_directions_under_load() {
+    let _alone = alone();
+    let hosts = pair(Setup { two_threads: false, ..USUAL });
+    assert_eq!(driver_threads().len(), 4);
+    assert!(ping(&hosts[0], OVERLAY[1]));
+    transfer(&hosts, 0, 8 << 20);
+    transfer(&hosts, 1, 8 << 20);
+}
+
+/// Voluntary context switches of the threads of all drivers whose names begin with `prefix`.
+fn wake_ups(prefix: &str) -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
-    let of_drivers = statuses.filter(|status| status.starts_with("Name:\tnebula-"));
+    let of_drivers = statuses.filter(|status| status.starts_with(&format!("Name:\t{prefix}")));
     of_drivers
         .filter_map(|status| {
             let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"))?;

@@ -11,9 +11,11 @@ use nebula_cert::{CaPool, Identity};
 use zeroize::Zeroizing;
 
 use super::control_thread::{Control, EndOfControl, InterfaceWatch};
+use super::duty::Duty;
 use super::inbound_thread::Inbound;
 use super::mailbox::Command;
-use super::outbound_thread::Outbound;
+use super::outbound::Outbound;
+use super::outbound_thread::OutboundThread;
 use super::program::RareWork;
 use super::shared::Shared;
 use super::{Tun, TunOffloads, UdpSocket, clock};
@@ -58,11 +60,15 @@ impl Error {
 pub struct Options {
     /// Read interface addresses and advertise them to lighthouses.
     pub advertise_interfaces: bool,
+    /// Under load, give each direction of a tun queue a thread of its own; otherwise one serves both.
+    pub two_threads: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { advertise_interfaces: true }
+        // On fewer processors a second thread takes time from the applications, and wakes more often for the same packets.
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { advertise_interfaces: true, two_threads: processors > 2 }
     }
 }
 
@@ -131,24 +137,36 @@ impl Driver {
             let _end = end;
             control.run()
         })?;
-        driver.spawn_data_threads(tun, &sockets)?;
+        driver.spawn_data_threads(tun, &sockets, options.two_threads)?;
         Ok(driver)
     }
 
-    fn spawn_data_threads(&mut self, tun: Option<Tun>, sockets: &[Arc<UdpSocket>]) -> Result<(), Error> {
+    fn spawn_data_threads(
+        &mut self,
+        tun: Option<Tun>,
+        sockets: &[Arc<UdpSocket>],
+        two_threads: bool,
+    ) -> Result<(), Error> {
         let offloads = tun.as_ref().map_or(TunOffloads::None, Tun::offloads);
         let queues: Vec<_> = tun.map(Tun::take_queues).unwrap_or_default().into_iter().map(Arc::new).collect();
+        let mut duties = Vec::with_capacity(queues.len());
         for (index, queue) in queues.iter().enumerate() {
-            let outbound = Outbound::new(
-                Arc::clone(&self.shared),
-                Arc::clone(queue),
-                Arc::clone(&sockets[index % sockets.len()]),
-            )?;
-            self.spawn(format!("nebula-out-{index}"), DATA_STACK, move || outbound.run())?;
+            let socket = Arc::clone(&sockets[index % sockets.len()]);
+            let outbound = Outbound::new(Arc::clone(&self.shared), Arc::clone(queue), socket)?;
+            let duty = Arc::new(Duty::new(outbound)?);
+            let relieved = index < sockets.len();
+            if two_threads || !relieved {
+                let thread = OutboundThread::new(Arc::clone(&self.shared), Arc::clone(&duty), relieved);
+                self.spawn(format!("nebula-out-{index}"), DATA_STACK, move || thread.run())?;
+            }
+            duties.push(duty);
         }
         for (index, socket) in sockets.iter().enumerate() {
             let queue = (!queues.is_empty()).then(|| Arc::clone(&queues[index % queues.len()]));
-            let inbound = Inbound::new(Arc::clone(&self.shared), queue, Arc::clone(socket), offloads)?;
+            let mut inbound = Inbound::new(Arc::clone(&self.shared), queue, Arc::clone(socket), offloads)?;
+            if let Some(duty) = duties.get(index) {
+                inbound.serve_also(Arc::clone(duty), two_threads);
+            }
             self.spawn(format!("nebula-in-{index}"), DATA_STACK, move || inbound.run())?;
         }
         Ok(())

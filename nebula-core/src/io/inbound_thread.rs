@@ -1,12 +1,16 @@
-//! One thread from a UDP socket to the overlay: receive, open, deliver, until the socket is dry; then wait.
+//! One thread from a UDP socket to the overlay: receive, open, deliver, until the socket is dry; then wait. With little
+//! traffic it serves the other direction too.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use nix::errno::Errno;
 
 use super::delivery::Deliverer;
-use super::poll::readable;
+use super::duty::{Duty, Load};
+use super::outbound::Outbound;
+use super::poll::any_readable;
 use super::shared::Shared;
 use super::tun::{Queue, TunOffloads};
 use super::udp::UdpSocket;
@@ -28,6 +32,10 @@ pub(super) struct Inbound {
     // None: this node has no overlay device.
     queue: Option<Arc<Queue>>,
     socket: Arc<UdpSocket>,
+    // None: another thread serves the other direction at all times.
+    duty: Option<Arc<Duty<Outbound>>>,
+    // There is another thread for times of load.
+    relieved: bool,
     deliverer: Deliverer,
     lane: Lane,
     receiver: Receiver,
@@ -48,16 +56,61 @@ impl Inbound {
             Receiver::new().map_err(|source| Error::Io { what: "cannot reserve receive buffers", source })?;
         let (sender, warmth) = (Sender::new(), Warmth::default());
         let deliverer = Deliverer::new(offloads);
-        Ok(Self { shared, queue, socket, deliverer, lane, receiver, sender, warmth })
+        Ok(Self { shared, queue, socket, duty: None, relieved: false, deliverer, lane, receiver, sender, warmth })
+    }
+
+    /// Gives it the other direction; while there is load only if it is not `relieved` by another thread.
+    pub(super) fn serve_also(&mut self, duty: Arc<Duty<Outbound>>, relieved: bool) {
+        (self.duty, self.relieved) = (Some(duty), relieved);
     }
 
     /// Runs until the driver stops, or socket or device fail.
     pub(super) fn run(mut self) -> Result<(), Error> {
         self.lane.set_max_segments(self.sender.segments(&self.socket));
         self.announce_offloads();
+        let duty = self.duty.clone();
         while !self.shared.is_stopping() {
-            if self.turn()? {
-                self.wait()?;
+            if let Some(duty) = duty.as_deref() {
+                self.serve_both(duty)?;
+            }
+            self.serve_socket(duty.as_deref())?;
+        }
+        Ok(())
+    }
+
+    /// Serves both directions until there is load and another thread to share it.
+    fn serve_both(&mut self, duty: &Duty<Outbound>) -> Result<(), Error> {
+        let Some(mut outbound) = duty.take() else { return Ok(()) };
+        let mut load = Load::default();
+        while !self.shared.is_stopping() {
+            let mut dry = self.turn(&mut load)?;
+            // What was delivered may have been answered already.
+            dry &= outbound.turn(&mut load)?;
+            if self.relieved && load.is_heavy() {
+                duty.hand_over(outbound);
+                break;
+            }
+            if dry {
+                load.pause();
+                let now = clock::now();
+                let timeout = [self.warmth.timeout(now), outbound.timeout(now)].into_iter().flatten().min();
+                any_readable([self.socket.as_fd(), outbound.as_fd(), self.shared.halt.as_fd()], timeout)
+                    .map_err(|errno| Error::io("cannot poll socket and device", errno))?;
+                if timeout.is_some() {
+                    self.cool();
+                    outbound.cool(clock::now());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves the socket until the queue is to be served too.
+    fn serve_socket(&mut self, duty: Option<&Duty<Outbound>>) -> Result<(), Error> {
+        let mut load = Load::default();
+        while !self.shared.is_stopping() && !duty.is_some_and(Duty::is_free) {
+            if self.turn(&mut load)? {
+                self.wait(duty)?;
             }
         }
         Ok(())
@@ -69,14 +122,16 @@ impl Inbound {
     }
 
     /// Moves what one receive brings. `true`: the socket is dry.
-    fn turn(&mut self) -> Result<bool, Error> {
+    fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
         let received = self.receiver.receive(&self.socket);
         if !received.map_err(|source| Error::Io { what: "cannot receive from the UDP socket", source })? {
             return Ok(true);
         }
         let now = clock::now();
         let (memory, received) = self.receiver.parts();
-        self.warmth.note(now, received.iter().map(|slot| slot.range.len()).sum());
+        let bytes = received.iter().map(|slot| slot.range.len()).sum();
+        self.warmth.note(now, bytes);
+        load.note(now, bytes);
         self.shared.forwarder.inbound(&mut self.lane, now, memory, received);
         match self.queue.clone() {
             Some(queue) => self.deliver(&queue)?,
@@ -115,15 +170,24 @@ impl Inbound {
         Ok(())
     }
 
-    fn wait(&mut self) -> Result<(), Error> {
+    fn wait(&mut self, duty: Option<&Duty<Outbound>>) -> Result<(), Error> {
         let timeout = self.warmth.timeout(clock::now());
-        readable(&*self.socket, &self.shared.halt, timeout)
+        let halt = self.shared.halt.as_fd();
+        let returned = duty.map_or(halt, |duty| duty.returned.as_fd());
+        any_readable([self.socket.as_fd(), returned, halt], timeout)
             .map_err(|errno| Error::io("cannot poll the UDP socket", errno))?;
-        if timeout.is_some() && self.warmth.cooled(clock::now()) {
+        if timeout.is_some() {
+            self.cool();
+        }
+        Ok(())
+    }
+
+    /// Gives memory back that a burst touched, some time after it.
+    fn cool(&mut self) {
+        if self.warmth.cooled(clock::now()) {
             self.receiver.release();
             self.lane.release_memory();
         }
-        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Waits for descriptors.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -16,14 +16,21 @@ pub(super) struct Ready {
 
 /// Waits until one of two descriptors can be read or has failed, at most `timeout` (`None`: for ever).
 pub(super) fn readable(first: impl AsFd, second: impl AsFd, timeout: Option<Duration>) -> Result<Ready, Errno> {
-    let mut fds = [PollFd::new(first.as_fd(), PollFlags::POLLIN), PollFd::new(second.as_fd(), PollFlags::POLLIN)];
-    match ppoll(&mut fds, timeout.map(TimeSpec::from_duration), None) {
-        Ok(_) => {}
-        Err(Errno::EINTR) => return Ok(Ready { first: false, second: false }),
-        Err(errno) => return Err(errno),
-    }
-    let [first, second] = fds.map(|fd| fd.any().unwrap_or(true));
+    let [first, second] = any_readable([first.as_fd(), second.as_fd()], timeout)?;
     Ok(Ready { first, second })
+}
+
+/// Waits until one of the descriptors can be read or has failed, at most `timeout` (`None`: for ever). Says which.
+pub(super) fn any_readable<const N: usize>(
+    fds: [BorrowedFd<'_>; N],
+    timeout: Option<Duration>,
+) -> Result<[bool; N], Errno> {
+    let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+    match ppoll(&mut fds, timeout.map(TimeSpec::from_duration), None) {
+        Ok(_) => Ok(fds.map(|fd| fd.any().unwrap_or(true))),
+        Err(Errno::EINTR) => Ok([false; N]),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Waits until `fd` can be written, at most `timeout`.

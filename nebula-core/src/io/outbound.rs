@@ -1,0 +1,94 @@
+//! From a tun queue to the underlay: read, seal, send, until the device is dry.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::duty::Load;
+use super::inbound_thread::write;
+use super::shared::Shared;
+use super::tun::{Queue, Read, ReadBuffer};
+use super::udp::UdpSocket;
+use super::udp_send::Sender;
+use super::warmth::Warmth;
+use super::{Error, clock};
+use crate::counters::Direction;
+use crate::{DropReason, Lane, Verdict};
+
+// A super-packet leaves at once, so that its transmission overlaps with the next read; small packets gather.
+const FLUSH: usize = 32 << 10;
+
+/// Everything the thread that serves the queue needs.
+#[derive(Debug)]
+pub(super) struct Outbound {
+    shared: Arc<Shared>,
+    queue: Arc<Queue>,
+    socket: Arc<UdpSocket>,
+    lane: Lane,
+    buffer: ReadBuffer,
+    sender: Sender,
+    warmth: Warmth,
+}
+
+impl Outbound {
+    pub(super) fn new(shared: Arc<Shared>, queue: Arc<Queue>, socket: Arc<UdpSocket>) -> Result<Self, Error> {
+        let mut lane = shared.forwarder.lane();
+        let buffer = ReadBuffer::new().map_err(|source| Error::Io { what: "cannot reserve a read buffer", source })?;
+        let (sender, warmth) = (Sender::new(), Warmth::default());
+        lane.set_max_segments(sender.segments(&socket));
+        Ok(Self { shared, queue, socket, lane, buffer, sender, warmth })
+    }
+
+    /// Moves what is there, up to a flush. `true`: the device is dry.
+    pub(super) fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
+        let now = clock::now();
+        let mut dry = false;
+        while !dry && self.lane.has_room() && self.lane.arena().len() < FLUSH {
+            let read = self.queue.read(&mut self.buffer);
+            match read.map_err(|source| Error::Io { what: "cannot read from the tun device", source })? {
+                Read::Packet(packet, offload) => {
+                    match self.shared.forwarder.outbound(&mut self.lane, now, packet, offload) {
+                        Verdict::Transmit | Verdict::Punt | Verdict::Drop(_) => {}
+                    }
+                }
+                Read::Contradictory => self.lane.counters().drop_many(Direction::Outbound, DropReason::BadOffload, 1),
+                Read::Dry => dry = true,
+            }
+        }
+        self.warmth.note(now, self.lane.arena().len());
+        load.note(now, self.lane.arena().len());
+        self.shared.send(&mut self.sender, &self.socket, &self.lane);
+        self.deliver();
+        self.shared.punt(&mut self.lane, Direction::Outbound);
+        self.lane.clear();
+        Ok(dry)
+    }
+
+    /// Answers to refused packets.
+    fn deliver(&self) {
+        for delivery in self.lane.deliveries() {
+            if write(&self.queue, &self.lane, &[], delivery).is_err() {
+                self.shared.counters.tun_write.add(1);
+            }
+        }
+    }
+
+    /// How long to wait before [`Outbound::cool`]; `None`: as long as one likes.
+    pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
+        self.warmth.timeout(now)
+    }
+
+    /// Gives memory back that a burst touched, some time after it.
+    pub(super) fn cool(&mut self, now: Instant) {
+        if self.warmth.cooled(now) {
+            self.buffer.release();
+            self.lane.release_memory();
+        }
+    }
+}
+
+impl AsFd for Outbound {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.queue.as_fd()
+    }
+}
