@@ -29,6 +29,8 @@ use ipnet::IpNet;
 pub use echo::echo_reply;
 pub use lane::Lane;
 pub(crate) use relayed::Carrier;
+#[cfg(feature = "io")]
+pub(crate) use segment::cut_delivery;
 
 use crate::Verdict;
 use crate::config::SubnetRoute;

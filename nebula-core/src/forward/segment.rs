@@ -2,9 +2,29 @@
 
 use super::checksum::{self, Sum};
 use super::layout::{Layout, TCP_CWR, TCP_FIN, TCP_PSH, read_u16};
+#[cfg(feature = "io")]
+use super::{Delivery, Lane};
 use super::{Offload, SegmentKind};
 use crate::DropReason;
 use crate::wire::ip::Packet;
+
+/// Gives a joined packet of `lane` to `each` as the packets it was joined from, with finished checksums. `memory` is what
+/// the pieces of the lane point into.
+#[cfg(feature = "io")]
+pub(crate) fn cut_delivery(lane: &Lane, memory: &[u8], delivery: &Delivery, mut each: impl FnMut(&[u8])) {
+    let mut whole = lane.headers()[delivery.header.clone()].to_vec();
+    for piece in &lane.pieces()[delivery.pieces.clone()] {
+        whole.extend_from_slice(&memory[piece.clone()]);
+    }
+    let Ok(parsed) = Packet::inbound(&whole) else { return };
+    let Ok(cut) = Cut::new(&whole, &parsed, delivery.offload) else { return };
+    let mut packet = Vec::new();
+    for index in 0..cut.count() {
+        packet.resize(cut.len(index), 0);
+        cut.write(index, &mut packet);
+        each(&packet);
+    }
+}
 
 /// The kernel makes at most about 1400 (64 KiB in segments of 48 bytes); what says more is no honest description.
 const MAX_SEGMENTS: usize = 2048;

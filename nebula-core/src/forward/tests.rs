@@ -2,6 +2,8 @@
 
 use proptest::prelude::*;
 
+#[cfg(feature = "io")]
+use super::cut_delivery;
 use super::reject::MAX_ANSWERS;
 use super::testing::{Side, Spec, TCP_ACK, local_policy, pair};
 use super::{Offload, Received, Segment, SegmentKind};
@@ -322,6 +324,22 @@ proptest! {
             prop_assert_eq!(recut(c, delivered, &mut d), expected);
         }
         prop_assert_eq!(all_drops(&a) + all_drops(&b), 0);
+    }
+
+    #[test]
+    #[cfg(feature = "io")]
+    fn a_joined_packet_can_be_taken_apart_again((spec, size) in any_super()) {
+        let [mut a, mut b] = pair(Cipher::Aes256Gcm);
+        b.lane.set_coalesce(true, true);
+        let (packet, offload) = spec.build_super(size as u16);
+        prop_assert_eq!(a.send(&packet, offload), Verdict::Transmit);
+        let (mut buffer, slots) = a.sent_runs();
+        b.receive_slots(&mut buffer, &slots);
+        let mut packets = Vec::new();
+        for delivery in b.lane.deliveries() {
+            cut_delivery(&b.lane, &buffer, delivery, |packet| packets.push(packet.to_vec()));
+        }
+        prop_assert_eq!(packets, spec.cut(size));
     }
 
     #[test]

@@ -7,6 +7,15 @@ use super::shared::IoCounter;
 use super::tun::TunOffloads;
 use crate::forward::{Delivery, SegmentKind};
 
+/// Where packets for the overlay go.
+pub(super) trait Device {
+    /// Writes a packet as it is.
+    fn write(&mut self, delivery: &Delivery) -> Result<(), Errno>;
+
+    /// Writes a super-packet as the packets it was joined from. Returns how many the device refused.
+    fn write_singly(&mut self, delivery: &Delivery) -> u64;
+}
+
 /// What one thread may write to its queue.
 #[derive(Debug)]
 pub(super) struct Deliverer {
@@ -23,8 +32,8 @@ impl Deliverer {
         self.offloads
     }
 
-    /// Hands each packet to `write`. What the device refuses is lost and counted in `lost`. `true`: it takes fewer kinds of
-    /// super-packets than before.
+    /// Writes each packet to `device`. What it refuses is lost and counted in `lost`, but a super-packet is tried again as
+    /// single packets. `true`: the device takes fewer kinds of super-packets than before.
     ///
     /// # Errors
     /// The device is gone.
@@ -32,23 +41,24 @@ impl Deliverer {
         &mut self,
         deliveries: &[Delivery],
         lost: &IoCounter,
-        mut write: impl FnMut(&Delivery) -> Result<(), Errno>,
+        device: &mut impl Device,
     ) -> Result<bool, Error> {
         let mut refused = None;
         for delivery in deliveries {
-            match write(delivery) {
-                Ok(()) => {}
+            match (device.write(delivery), delivery.offload.segment) {
+                (Ok(()), _) => {}
                 // The device is gone, not merely down.
-                Err(Errno::EBADFD | Errno::EBADF) => {
+                (Err(Errno::EBADFD | Errno::EBADF), _) => {
                     return Err(Error::io("cannot write to the tun device", Errno::EBADFD));
                 }
-                Err(errno) => {
-                    lost.add(1);
-                    refused = delivery.offload.segment.filter(|_| errno == Errno::EINVAL).or(refused);
+                (Err(Errno::EINVAL), Some(segment)) => {
+                    lost.add(device.write_singly(delivery));
+                    refused = Some(segment);
                 }
+                (Err(_), _) => lost.add(1),
             }
         }
-        // Some kernels refuse some super-packets. Peers send again what was in this one, and it comes as single packets.
+        // Some kernels refuse some super-packets; what comes from now on is not joined.
         let Some(segment) = refused else { return Ok(false) };
         self.offloads = match segment.kind {
             SegmentKind::Udp if self.offloads == TunOffloads::TcpAndUdp => TunOffloads::Tcp,
@@ -69,9 +79,10 @@ mod tests {
     struct FakeDevice {
         refuses: Vec<(Option<SegmentKind>, Errno)>,
         written: Vec<Option<SegmentKind>>,
+        cut: Vec<SegmentKind>,
     }
 
-    impl FakeDevice {
+    impl Device for FakeDevice {
         fn write(&mut self, delivery: &Delivery) -> Result<(), Errno> {
             let kind = delivery.offload.segment.map(|segment| segment.kind);
             if let Some((_, errno)) = self.refuses.iter().find(|(refused, _)| *refused == kind) {
@@ -79,6 +90,12 @@ mod tests {
             }
             self.written.push(kind);
             Ok(())
+        }
+
+        fn write_singly(&mut self, delivery: &Delivery) -> u64 {
+            self.cut.extend(delivery.offload.segment.map(|segment| segment.kind));
+            // One of the single packets is refused.
+            1
         }
     }
 
@@ -96,12 +113,12 @@ mod tests {
         };
         let lost = IoCounter::default();
         let deliveries = [packet(TCP), packet(SINGLE), packet(UDP)];
-        let stepped = deliverer.deliver(&deliveries, &lost, |delivery| device.write(delivery))?;
+        let stepped = deliverer.deliver(&deliveries, &lost, device)?;
         Ok((lost.get(), stepped))
     }
 
     #[test]
-    fn each_refused_kind_of_super_packet_is_a_step_down_and_single_packets_still_go() {
+    fn each_refused_kind_of_super_packet_is_written_singly_and_is_a_step_down() {
         for (offloads, kind, below) in [
             (TunOffloads::TcpAndUdp, UDP, TunOffloads::Tcp),
             (TunOffloads::TcpAndUdp, TCP, TunOffloads::None),
@@ -112,6 +129,7 @@ mod tests {
             assert_eq!(deliver(&mut deliverer, &mut device).unwrap(), (1, true));
             assert_eq!(deliverer.offloads(), below, "from {offloads:?}");
             assert!(device.written.contains(&SINGLE) && device.written.len() == 2, "the others were written");
+            assert_eq!(device.cut, [kind.unwrap()]);
         }
     }
 
@@ -123,6 +141,7 @@ mod tests {
             let mut deliverer = Deliverer::new(TunOffloads::TcpAndUdp);
             assert_eq!(deliver(&mut deliverer, &mut device).unwrap(), (3, false));
             assert_eq!(deliverer.offloads(), TunOffloads::TcpAndUdp, "{errno}");
+            assert!(device.cut.is_empty(), "a device that is down takes no single packets either");
             device.refuses.clear();
             assert_eq!(deliver(&mut deliverer, &mut device).unwrap(), (0, false), "up again after {errno}");
         }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use nix::errno::Errno;
 
-use super::delivery::Deliverer;
+use super::delivery::{Deliverer, Device};
 use super::duty::{Duty, Load};
 use super::outbound::Outbound;
 use super::poll::any_readable;
@@ -19,7 +19,7 @@ use super::udp_send::Sender;
 use super::warmth::Warmth;
 use super::{Error, clock};
 use crate::counters::Direction;
-use crate::forward::{Delivery, Offload, echo_reply};
+use crate::forward::{Delivery, Offload, cut_delivery, echo_reply};
 use crate::{Lane, Verdict};
 
 // Pings of one receive that are answered without a device.
@@ -163,8 +163,8 @@ impl Inbound {
 
     fn deliver(&mut self, queue: &Queue) -> Result<(), Error> {
         let (lane, memory) = (&self.lane, self.receiver.memory());
-        let write = |delivery: &Delivery| write(queue, lane, memory, delivery);
-        if self.deliverer.deliver(lane.deliveries(), &self.shared.counters.tun_write, write)? {
+        let mut device = Overlay { queue, lane, memory };
+        if self.deliverer.deliver(lane.deliveries(), &self.shared.counters.tun_write, &mut device)? {
             self.announce_offloads();
         }
         Ok(())
@@ -188,6 +188,30 @@ impl Inbound {
             self.receiver.release();
             self.lane.release_memory();
         }
+    }
+}
+
+/// A queue, for the packets of one lane.
+struct Overlay<'a> {
+    queue: &'a Queue,
+    lane: &'a Lane,
+    /// What the pieces of the lane point into.
+    memory: &'a [u8],
+}
+
+impl Device for Overlay<'_> {
+    fn write(&mut self, delivery: &Delivery) -> Result<(), Errno> {
+        write(self.queue, self.lane, self.memory, delivery)
+    }
+
+    fn write_singly(&mut self, delivery: &Delivery) -> u64 {
+        let mut refused = 0;
+        cut_delivery(self.lane, self.memory, delivery, |packet| {
+            let piece = 0..packet.len();
+            let written = self.queue.write(&Offload::default(), 0, &[], packet, std::slice::from_ref(&piece));
+            refused += u64::from(written.is_err());
+        });
+        refused
     }
 }
 
