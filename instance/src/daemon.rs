@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use nebula_cert::UnixTime;
 use nebula_core::config::RecvErrorPolicy;
-use nebula_core::firewall::{Cidr, PortRange, Protocol, Rule};
+use nebula_core::firewall::Rule;
 use nebula_core::io::{Driver, Handle, Options, SocketControl, SocketOptions, Tun, UdpSocket, release_program_pages};
 
 use crate::config_file::{self, Listen, Logging, NameFamily, Remark, Settings, Value};
+use crate::firewall_hash;
+use crate::metrics::{Handshakes, Metrics};
 use crate::netns::Namespace;
 use crate::overlay_link::OverlayLink;
 use crate::reload::{Link, Reloader};
@@ -123,9 +125,13 @@ impl Loaded {
         if let Some(link) = link.as_ref().filter(|_| settings.tun.follow_system_routes) {
             follow_system_routes(link, &settings, &subnets)?;
         }
-        let reloader =
-            Reloader::new(self.path, settings, handle.clone(), Link { overlay: link, sockets: controls }, subnets);
-        let running = run_with_signals(driver, signals, reloader)?;
+        let handshakes = Arc::new(Handshakes::default());
+        let watched = controls.iter().map(SocketControl::try_clone).collect::<Result<_, _>>();
+        let watched = watched.map_err(start("Failed to start stats emitter"))?;
+        let metrics = Arc::new(Metrics::new(&settings, handle.clone(), Arc::clone(&handshakes), watched));
+        let link = Link { overlay: link, sockets: controls, subnets, metrics };
+        let reloader = Reloader::new(self.path, settings, handle.clone(), link);
+        let running = run_with_signals(driver, signals, reloader, handshakes)?;
         running.map_err(|error| Error::Running(error.to_string()))?;
         tracing::info!(counters = counted(&handle), "Goodbye");
         Ok(())
@@ -148,10 +154,18 @@ fn follow_system_routes(link: &OverlayLink, settings: &Settings, subnets: &Arc<S
 
 type Outcome = Result<(), nebula_core::io::Error>;
 
-fn run_with_signals(mut driver: Driver, signals: Signals, mut reloader: Reloader) -> Result<Outcome, Error> {
+fn run_with_signals(
+    mut driver: Driver,
+    signals: Signals,
+    mut reloader: Reloader,
+    handshakes: Arc<Handshakes>,
+) -> Result<Outcome, Error> {
     let thread = |error: std::io::Error| Error::Start { message: "Failed to start a thread", cause: error.to_string() };
     let received = driver.events();
-    std::thread::Builder::new().name("events".to_owned()).spawn(move || events::log(&received)).map_err(thread)?;
+    std::thread::Builder::new()
+        .name("events".to_owned())
+        .spawn(move || events::log(&received, &handshakes))
+        .map_err(thread)?;
     let handle = driver.handle();
     let wait = move || loop {
         match signals.wait() {
@@ -286,6 +300,7 @@ fn log_start(settings: &Settings, device: &str, udp: SocketAddr) {
             tracing::info!(firewallRule = describe(direction, rule), "Firewall rule added");
         }
     }
+    tracing::info!(firewallHashes = firewall_hash::both(&settings.firewall), "Firewall started");
     tracing::info!(addr = %udp, "listening");
     tracing::info!(preferredRanges = ?settings.preferred_ranges, "Main HostMap created");
     tracing::info!("punchy {}", if settings.punchy.punch { "enabled" } else { "disabled" });
@@ -306,31 +321,16 @@ fn recv_error(policy: RecvErrorPolicy) -> &'static str {
 
 /// As Go prints its map of the same fields.
 fn describe(direction: &str, rule: &Rule) -> String {
-    let (first, last) = match rule.port {
-        PortRange::Any => (0, 0),
-        PortRange::Fragment => (-1, -1),
-        PortRange::Range(first, last) => (i32::from(first), i32::from(last)),
-    };
-    let protocol = match rule.protocol {
-        Protocol::Any => 0,
-        Protocol::Icmp => 1,
-        Protocol::Tcp => 6,
-        Protocol::Udp => 17,
-    };
-    let cidr = |cidr: Option<Cidr>| match cidr {
-        None => String::new(),
-        Some(Cidr::Any) => "any".to_owned(),
-        Some(Cidr::Prefix(prefix)) => prefix.to_string(),
-    };
+    let (protocol, first, last) = firewall_hash::numbers(rule);
     format!(
         "map[caName:{} caSha:{} cidr:{} direction:{direction} endPort:{last} groups:[{}] host:{} localCidr:{} \
          proto:{protocol} startPort:{first}]",
         rule.ca_name.as_deref().unwrap_or_default(),
         rule.ca_sha.map(|sha| sha.to_string()).unwrap_or_default(),
-        cidr(rule.cidr),
+        firewall_hash::cidr(rule.cidr),
         rule.groups.join(" "),
         rule.host.as_deref().unwrap_or_default(),
-        cidr(rule.local_cidr),
+        firewall_hash::cidr(rule.local_cidr),
     )
 }
 

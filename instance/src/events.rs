@@ -4,9 +4,16 @@ use std::sync::mpsc::Receiver;
 
 use nebula_core::{Event, TunnelDownReason};
 
+use crate::metrics::Handshakes;
+
 /// Logs everything that happens until the driver ends.
-pub(crate) fn log(events: &Receiver<Event>) {
+pub(crate) fn log(events: &Receiver<Event>, handshakes: &Handshakes) {
     for event in events {
+        match &event {
+            Event::TunnelUp { initiator: true, took, .. } => handshakes.completed(*took),
+            Event::HandshakeTimedOut { .. } => handshakes.timed_out(),
+            _ => {}
+        }
         log_one(&event);
     }
 }

@@ -17,6 +17,7 @@ use crate::admin::{Shared, Status, StatusSocket};
 use crate::ca_client::{self, CaClient, Issued};
 use crate::config_file::{Settings, Value};
 use crate::daemon::{chain, socket_options};
+use crate::metrics::Handshakes;
 use crate::names::{self, NameWatch};
 use crate::netns::Namespace;
 use crate::overlay_link::{LinkRoute, OverlayLink};
@@ -295,7 +296,7 @@ impl PodTunnel {
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.to_owned()).spawn(work).map(|_| ()).map_err(thread_failed)
         };
-        spawn("events", Box::new(move || events::log(&received)))?;
+        spawn("events", Box::new(move || events::log(&received, &Handshakes::default())))?;
         spawn(
             "driver",
             Box::new(move || {

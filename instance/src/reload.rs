@@ -9,11 +9,12 @@ use nebula_core::firewall::Policy;
 use nebula_core::io::{Handle, SocketControl};
 
 use crate::config_file::{self, Listen, Settings, TunSettings};
+use crate::metrics::{Emitter, Metrics};
 use crate::names::NameWatch;
 use crate::overlay_link::OverlayLink;
 use crate::report::Report;
 use crate::subnets::Subnets;
-use crate::{errno, log, names};
+use crate::{errno, firewall_hash, log, names};
 
 /// What a running node was started or last reloaded with.
 #[derive(Debug)]
@@ -22,24 +23,29 @@ pub struct Reloader {
     current: Settings,
     handle: Handle,
     link: Link,
-    subnets: Arc<Subnets>,
     names: Option<NameWatch>,
+    /// Sends metrics, if asked to.
+    emitter: Option<Emitter>,
 }
 
-/// What a node has of the system and may change while it runs.
+/// What a node has beside its driver, and may change while it runs.
 #[derive(Debug)]
 pub(crate) struct Link {
     /// None: there is no device.
     pub(crate) overlay: Option<OverlayLink>,
     /// Underlay sockets.
     pub(crate) sockets: Vec<SocketControl>,
+    /// Networks behind other nodes.
+    pub(crate) subnets: Arc<Subnets>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl Reloader {
     /// For a node that runs with `current`, read from `path`.
     #[must_use]
-    pub(crate) fn new(path: PathBuf, current: Settings, handle: Handle, link: Link, subnets: Arc<Subnets>) -> Self {
-        let mut reloader = Self { path, current, handle, link, subnets, names: None };
+    pub(crate) fn new(path: PathBuf, current: Settings, handle: Handle, link: Link) -> Self {
+        let emitter = current.stats.as_ref().and_then(|stats| Emitter::start(stats, &link.metrics));
+        let mut reloader = Self { path, current, handle, link, names: None, emitter };
         reloader.watch_names();
         reloader
     }
@@ -88,10 +94,14 @@ impl Reloader {
             }
             tracing::info!(cert = new_pki.identity.primary().name(), "Client certificate(s) refreshed from disk");
         }
-        if !same_policy(&self.current.firewall, &new.firewall) {
+        let new_rules = !same_policy(&self.current.firewall, &new.firewall);
+        if new_rules {
             self.handle.set_firewall(new.firewall.clone());
-            tracing::info!("New firewall has been installed");
+            let (hashes, old_hashes) =
+                (firewall_hash::both(&new.firewall), firewall_hash::both(&self.current.firewall));
+            tracing::info!(firewallHashes = hashes, oldFirewallHashes = old_hashes, "New firewall has been installed");
         }
+        self.link.metrics.update(&new, new_rules);
         let (listen, old_listen) = (&new.listen, &self.current.listen);
         let recv_error = (listen.send_recv_error, listen.accept_recv_error);
         if (old_listen.send_recv_error, old_listen.accept_recv_error) != recv_error {
@@ -117,8 +127,13 @@ impl Reloader {
             tracing::info!("pki.disconnect_invalid has been reloaded");
         }
         if self.current.tun.routes.subnets != new.tun.routes.subnets {
-            self.subnets.configure(new.tun.routes.subnet_routes());
+            self.link.subnets.configure(new.tun.routes.subnet_routes());
             tracing::info!("tun.unsafe_routes has been reloaded");
+        }
+        if self.current.stats != new.stats {
+            // The old one first: the address may be the same.
+            self.emitter = None;
+            self.emitter = new.stats.as_ref().and_then(|stats| Emitter::start(stats, &self.link.metrics));
         }
         let hosts_changed = self.current.static_hosts != new.static_hosts;
         let rendezvous_changed = !same_rendezvous(&self.current, &new);

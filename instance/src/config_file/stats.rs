@@ -79,7 +79,6 @@ impl Stats {
             }
             other => return Err(refuse("stats.type", format!("stats.type was not understood: {other}"))),
         };
-        section.warn("stats.type", format!("stats.type: {kind} is not supported and has no effect in this version"));
         Ok(Some(Self { sink, interval }))
     }
 }

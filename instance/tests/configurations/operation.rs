@@ -18,17 +18,12 @@ pub(super) const CASES: &[Case] = &[
     good("stats none", "stats: {type: none}"),
     good("stats empty", "stats: {type: ''}"),
     good("stats without type", "stats: {interval: 10s}"),
-    remarked(
+    good(
         "prometheus",
         "stats: {type: prometheus, listen: 127.0.0.1:18080, path: /metrics, namespace: n, subsystem: s, \
          interval: 10s, message_metrics: true, lighthouse_metrics: true}",
-        "stats.type",
     ),
-    remarked(
-        "graphite",
-        "stats: {type: graphite, prefix: nebula, protocol: tcp, host: 127.0.0.1:19999, interval: 10s}",
-        "stats.type",
-    ),
+    good("graphite", "stats: {type: graphite, prefix: nebula, protocol: tcp, host: 127.0.0.1:19999, interval: 10s}"),
     refused("stats type unknown", "stats: {type: statsd, interval: 10s}", "stats.type was not understood: statsd"),
     refused(
         "stats type in capitals",

@@ -30,6 +30,14 @@ impl SocketControl {
         Ok(Self { fd: socket.as_fd().try_clone_to_owned()? })
     }
 
+    /// A further hold.
+    ///
+    /// # Errors
+    /// No file descriptor is left.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { fd: self.fd.try_clone()? })
+    }
+
     /// Sets the receive buffer in bytes, past the system's limit where that is allowed.
     ///
     /// # Errors

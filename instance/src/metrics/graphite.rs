@@ -1,0 +1,144 @@
+//! Metrics in Graphite's line form, over one TCP connection per sending.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+use super::{Kind, Metrics, Reading};
+use crate::config_file::{HostTarget, NameFamily};
+use crate::daemon::unix_now;
+use crate::names;
+
+/// Sends until it is dropped.
+#[derive(Debug)]
+pub(super) struct Sender {
+    // Its end ends the thread.
+    _stop: SyncSender<()>,
+}
+
+impl Sender {
+    pub(super) fn start(
+        host: HostTarget,
+        prefix: String,
+        interval: Duration,
+        metrics: Arc<Metrics>,
+    ) -> io::Result<Self> {
+        let (stop, stopped) = sync_channel(0);
+        let mut lines = Lines { prefix, interval, before: BTreeMap::new() };
+        tracing::info!(interval = ?interval, prefix = lines.prefix, host = ?host, "Starting graphite");
+        let body = move || {
+            while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+                let now = unix_now();
+                let text = lines.make(&metrics.read(now), now);
+                if let Err(error) = send(&host, &text) {
+                    tracing::error!(%error, "Failed to send stats to graphite");
+                }
+            }
+        };
+        std::thread::Builder::new().name("stats".to_owned()).spawn(body)?;
+        Ok(Self { _stop: stop })
+    }
+}
+
+fn send(host: &HostTarget, text: &str) -> io::Result<()> {
+    let address = match host {
+        HostTarget::Address(address) => *address,
+        HostTarget::Name { host, port } => {
+            let found = names::look_up(host, NameFamily::Both, PATIENCE).map_err(io::Error::other)?;
+            let first = found.first().ok_or_else(|| io::Error::other(format!("{host} has no address")))?;
+            SocketAddr::new(*first, *port)
+        }
+    };
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(text.as_bytes())
+}
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+struct Lines {
+    prefix: String,
+    interval: Duration,
+    /// Counters of the last sending, for rates.
+    before: BTreeMap<String, f64>,
+}
+
+impl Lines {
+    fn make(&mut self, reading: &Reading, now: i64) -> String {
+        let mut out = String::new();
+        for metric in &reading.metrics {
+            match metric.kind {
+                Kind::Gauge => self.line(&mut out, &metric.name, "value", metric.value, now),
+                Kind::Counter => self.counter(&mut out, &metric.name, metric.value, now),
+            }
+        }
+        let summary = &reading.handshakes;
+        for (field, value) in [
+            ("count", summary.completed as f64),
+            ("min", summary.min()),
+            ("max", summary.max()),
+            ("mean", summary.mean()),
+            ("std-dev", summary.variance().sqrt()),
+            ("50-percentile", summary.percentile(0.5)),
+            ("75-percentile", summary.percentile(0.75)),
+            ("95-percentile", summary.percentile(0.95)),
+            ("99-percentile", summary.percentile(0.99)),
+            ("999-percentile", summary.percentile(0.999)),
+        ] {
+            self.line(&mut out, "handshakes", field, value, now);
+        }
+        for (name, value) in &reading.own {
+            self.counter(&mut out, name, *value as f64, now);
+        }
+        for (direction, reason, value) in &reading.dropped {
+            self.counter(&mut out, &format!("dropped.{direction}.{reason}"), *value as f64, now);
+        }
+        out
+    }
+
+    fn line(&self, out: &mut String, name: &str, field: &str, value: f64, now: i64) {
+        let _ = writeln!(out, "{}.{name}.{field} {value} {now}", self.prefix);
+    }
+
+    fn counter(&mut self, out: &mut String, name: &str, value: f64, now: i64) {
+        let before = self.before.insert(name.to_owned(), value).unwrap_or(0.0);
+        self.line(out, name, "count", value, now);
+        self.line(out, name, "count_ps", (value - before) / self.interval.as_secs_f64(), now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::{Metric, Summary};
+
+    #[test]
+    fn counters_have_a_rate_since_the_last_sending_and_gauges_a_value() {
+        let mut lines =
+            Lines { prefix: "nebula".to_owned(), interval: Duration::from_secs(10), before: BTreeMap::new() };
+        let reading = |count: f64| Reading {
+            metrics: vec![
+                Metric { name: "routines".to_owned(), value: 2.0, kind: Kind::Gauge },
+                Metric { name: "messages.rx.recv_error".to_owned(), value: count, kind: Kind::Counter },
+            ],
+            handshakes: Summary::default(),
+            own: Vec::new(),
+            dropped: vec![("in", "no_rule", 1)],
+        };
+        lines.make(&reading(20.0), 1000);
+        let text = lines.make(&reading(70.0), 1010);
+        for line in [
+            "nebula.routines.value 2 1010",
+            "nebula.messages.rx.recv_error.count 70 1010",
+            "nebula.messages.rx.recv_error.count_ps 5 1010",
+            "nebula.handshakes.std-dev 0 1010",
+            "nebula.dropped.in.no_rule.count_ps 0 1010",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Metrics of a running node: Go Nebula's names where the thing is the same, own names beside them.
+//!
+//! Reading them takes no lock of the packet path: counters are read where its threads write them, and tunnels are asked of
+//! the control plane, once per reading.
+
+mod graphite;
+mod handshakes;
+mod prometheus;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nebula_cert::{Identity, UnixTime, Version};
+use nebula_core::io::{Handle, SocketControl};
+
+pub(crate) use handshakes::Handshakes;
+
+use crate::config_file::{Settings, Sink, Stats};
+use crate::firewall_hash;
+use handshakes::Summary;
+
+/// Where numbers come from.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    handle: Handle,
+    handshakes: Arc<Handshakes>,
+    sockets: Vec<SocketControl>,
+    facts: Mutex<Facts>,
+}
+
+/// What a reload may change.
+#[derive(Debug, Default)]
+struct Facts {
+    not_after: UnixTime,
+    initiating_version: u32,
+    max_version: u32,
+    rules_hash: u32,
+    rules_version: u16,
+    routines: usize,
+}
+
+/// One number with Go's dotted name.
+#[derive(Debug, PartialEq)]
+struct Metric {
+    name: String,
+    value: f64,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Counter,
+    Gauge,
+}
+
+/// All numbers of a moment.
+struct Reading {
+    /// Of Go Nebula.
+    metrics: Vec<Metric>,
+    handshakes: Summary,
+    /// Own counters: name, value.
+    own: Vec<(&'static str, u64)>,
+    /// Own: direction, reason, packets.
+    dropped: Vec<(&'static str, &'static str, u64)>,
+}
+
+impl Metrics {
+    pub(crate) fn new(
+        settings: &Settings,
+        handle: Handle,
+        handshakes: Arc<Handshakes>,
+        sockets: Vec<SocketControl>,
+    ) -> Self {
+        let metrics = Self { handle, handshakes, sockets, facts: Mutex::default() };
+        metrics.update(settings, false);
+        metrics
+    }
+
+    /// Takes over what a reload changed.
+    pub(crate) fn update(&self, settings: &Settings, new_rules: bool) {
+        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pki) = &settings.pki {
+            let has = |version| pki.identity.certificate(version).is_some();
+            facts.not_after = first_expiry(&pki.identity);
+            facts.max_version = if has(Version::V2) { 2 } else { 1 };
+            let initiating =
+                settings.initiating_version.unwrap_or_else(|| if has(Version::V1) { Version::V1 } else { Version::V2 });
+            facts.initiating_version = initiating.number();
+        }
+        facts.rules_hash = firewall_hash::fnv(&settings.firewall);
+        facts.rules_version = facts.rules_version.wrapping_add(u16::from(new_rules));
+        facts.routines = settings.routines;
+    }
+
+    fn read(&self, now: UnixTime) -> Reading {
+        let counters = self.handle.counters();
+        let count = |name: &str| counters.get(name).copied().unwrap_or(0) as f64;
+        let handshakes = self.handshakes.summary();
+        let mut metrics = Vec::new();
+        let mut add = |kind, name: &str, value| metrics.push(Metric { name: name.to_owned(), value, kind });
+        let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        add(Kind::Gauge, "certificate.ttl_seconds", (facts.not_after - now) as f64);
+        add(Kind::Gauge, "certificate.initiating_version", f64::from(facts.initiating_version));
+        add(Kind::Gauge, "certificate.max_version", f64::from(facts.max_version));
+        add(Kind::Gauge, "firewall.rules.hash", f64::from(facts.rules_hash));
+        add(Kind::Gauge, "firewall.rules.version", f64::from(facts.rules_version));
+        add(Kind::Gauge, "routines", facts.routines as f64);
+        drop(facts);
+        for (name, own) in OF_GO {
+            add(Kind::Counter, name, count(own));
+        }
+        add(Kind::Counter, "handshake_manager.initiated", handshakes.initiated as f64);
+        add(Kind::Counter, "handshake_manager.timed_out", handshakes.timed_out as f64);
+        let tunnels = self.handle.tunnels();
+        // Go counts a host once per address.
+        let hosts: usize = tunnels.iter().filter(|tunnel| tunnel.primary).map(|tunnel| tunnel.peer.len()).sum();
+        add(Kind::Gauge, "hostmap.main.hosts", hosts as f64);
+        add(Kind::Gauge, "hostmap.main.indexes", tunnels.len() as f64);
+        add(Kind::Gauge, "hostmap.main.remoteIndexes", tunnels.len() as f64);
+        for (index, socket) in self.sockets.iter().enumerate() {
+            for (name, value) in socket.memory().into_iter().flatten() {
+                add(Kind::Gauge, &format!("udp.{index}.{name}"), f64::from(value));
+            }
+        }
+        let split = |(name, value): (&'static str, &u64)| {
+            let (direction, reason) = name.strip_prefix("dropped_")?.split_once('_')?;
+            Some((direction, reason, *value))
+        };
+        let dropped = counters.iter().filter_map(|(name, value)| split((name, value))).collect();
+        let own = counters.into_iter().filter(|(name, _)| !name.starts_with("dropped_")).collect();
+        Reading { metrics, handshakes, own, dropped }
+    }
+}
+
+/// Sends metrics as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Emitter {
+    _running: Running,
+}
+
+#[derive(Debug)]
+enum Running {
+    Prometheus { _server: prometheus::Server },
+    Graphite { _sender: graphite::Sender },
+}
+
+impl Emitter {
+    /// Starts what `stats` asks for. A failure is reported, and nothing else stops because of it.
+    pub(crate) fn start(stats: &Stats, metrics: &Arc<Metrics>) -> Option<Self> {
+        let metrics = Arc::clone(metrics);
+        let started = match &stats.sink {
+            Sink::Prometheus { listen, path, namespace, subsystem } => {
+                let names = prometheus::Names::new(namespace, subsystem);
+                prometheus::Server::start(listen, path.clone(), names, metrics)
+                    .map(|server| Running::Prometheus { _server: server })
+            }
+            Sink::Graphite { host, prefix } => {
+                graphite::Sender::start(host.clone(), prefix.clone(), stats.interval, metrics)
+                    .map(|sender| Running::Graphite { _sender: sender })
+            }
+        };
+        let running = started.inspect_err(|error| tracing::error!(%error, "Failed to start stats emitter")).ok()?;
+        Some(Self { _running: running })
+    }
+}
+
+fn first_expiry(identity: &Identity) -> UnixTime {
+    let certificates = [Version::V1, Version::V2].map(|version| identity.certificate(version));
+    certificates.into_iter().flatten().map(|certificate| certificate.not_after()).min().unwrap_or(0)
+}
+
+/// Go's names of counters that exist here.
+const OF_GO: &[(&str, &str)] = &[
+    ("firewall.incoming.dropped.local_addr", "dropped_in_local_address"),
+    ("firewall.incoming.dropped.remote_addr", "dropped_in_remote_address"),
+    ("firewall.incoming.dropped.no_rule", "dropped_in_no_rule"),
+    ("firewall.outgoing.dropped.local_addr", "dropped_out_local_address"),
+    ("firewall.outgoing.dropped.remote_addr", "dropped_out_remote_address"),
+    ("firewall.outgoing.dropped.no_rule", "dropped_out_no_rule"),
+    ("hostinfo.cached_packets.dropped", "dropped_out_pending_full"),
+    ("messages.rx.recv_error", "recv_errors_in"),
+    ("messages.rx.handshake_ixpsk0", "handshakes_in"),
+    ("messages.rx.lighthouse", "lighthouse_in"),
+    ("messages.rx.test_request", "test_requests_in"),
+    ("messages.rx.test_response", "test_replies_in"),
+    ("messages.rx.close_tunnel", "close_tunnel_in"),
+    ("messages.rx.invalid", "dropped_in_truncated"),
+    ("network.packets.duplicate", "dropped_in_replayed"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_behind_a_name_of_go_exists() {
+        let mut counters = std::collections::BTreeMap::new();
+        nebula_core::counters::Counters::default().add_to(&mut counters);
+        for (name, own) in OF_GO {
+            assert!(counters.contains_key(own), "{name} is read from {own}");
+        }
+    }
+}

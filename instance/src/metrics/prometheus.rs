@@ -1,0 +1,198 @@
+//! Metrics in Prometheus' text form, over HTTP, one request at a time.
+
+use std::fmt::Write as _;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::{Metrics, Reading};
+use crate::daemon::unix_now;
+
+/// Answers until it is dropped.
+#[derive(Debug)]
+pub(super) struct Server {
+    // Its end ends the thread.
+    _stop: UnixStream,
+}
+
+/// How names begin.
+#[derive(Debug)]
+pub(super) struct Names {
+    prefix: String,
+}
+
+impl Names {
+    pub(super) fn new(namespace: &str, subsystem: &str) -> Self {
+        let parts = [namespace, subsystem].into_iter().filter(|part| !part.is_empty());
+        Self { prefix: parts.map(|part| format!("{}_", clean(part))).collect() }
+    }
+}
+
+impl Server {
+    /// `listen` is `host:port`, where no host is every address.
+    pub(super) fn start(listen: &str, path: String, names: Names, metrics: Arc<Metrics>) -> io::Result<Self> {
+        let listener = match listen.strip_prefix(':') {
+            Some(port) => TcpListener::bind(format!("[::]:{port}")),
+            None => TcpListener::bind(listen),
+        };
+        let listener =
+            listener.map_err(|error| io::Error::new(error.kind(), format!("stats.listen {listen}: {error}")))?;
+        let (stop, stopped) = UnixStream::pair()?;
+        let address = listener.local_addr()?;
+        let body = move || {
+            while waits(&listener, &stopped) {
+                let Ok((stream, _)) = listener.accept() else { continue };
+                // A client that went away is no fault of the node.
+                let _ = answer(stream, &path, || text(&metrics.read(unix_now()), &names));
+            }
+        };
+        std::thread::Builder::new().name("stats".to_owned()).spawn(body)?;
+        tracing::info!(addr = %address, "Starting prometheus stats listener");
+        Ok(Self { _stop: stop })
+    }
+}
+
+/// Whether somebody connects before the end.
+fn waits(listener: &TcpListener, stopped: &UnixStream) -> bool {
+    let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN), PollFd::new(stopped.as_fd(), PollFlags::POLLIN)];
+    loop {
+        match poll(&mut fds, PollTimeout::NONE) {
+            Err(nix::errno::Errno::EINTR) => {}
+            Err(_) => return false,
+            Ok(_) => return fds[1].revents().is_none_or(|events| events.is_empty()),
+        }
+    }
+}
+
+fn answer(mut stream: TcpStream, path: &str, text: impl FnOnce() -> String) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut head = Vec::new();
+    let mut chunk = [0; 1024];
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        let read = stream.read(&mut chunk)?;
+        if read == 0 || head.len() + read > LONGEST_HEAD {
+            return Ok(());
+        }
+        head.extend_from_slice(&chunk[..read]);
+    }
+    let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let line = String::from_utf8_lossy(line);
+    let mut words = line.split(' ');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let (status, body) = match (method, target.split('?').next() == Some(path)) {
+        ("GET" | "HEAD", true) => ("200 OK", text()),
+        ("GET" | "HEAD", false) => ("404 Not Found", "404 page not found\n".to_owned()),
+        _ => ("405 Method Not Allowed", String::new()),
+    };
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes())?;
+    if method == "GET" { stream.write_all(body.as_bytes()) } else { Ok(()) }
+}
+
+const PATIENCE: Duration = Duration::from_secs(2);
+const LONGEST_HEAD: usize = 8192;
+
+/// Everything of Go is a gauge, as Go has it; own numbers have the type they are of.
+fn text(reading: &Reading, names: &Names) -> String {
+    let prefix = &names.prefix;
+    let mut out = String::new();
+    let mut gauge = |name: &str, label: &str, value: f64| {
+        let _ = writeln!(out, "{prefix}{}{label} {value}", clean(name));
+    };
+    let version = env!("CARGO_PKG_VERSION");
+    gauge("info", &format!("{{boringcrypto=\"false\",goversion=\"\",version=\"{version}\"}}"), 1.0);
+    for metric in &reading.metrics {
+        gauge(&metric.name, "", metric.value);
+    }
+    let summary = &reading.handshakes;
+    for (kind, value) in [
+        ("count", summary.completed as f64),
+        ("max", summary.max()),
+        ("mean", summary.mean()),
+        ("min", summary.min()),
+        ("perc75", summary.percentile(0.75)),
+        ("perc95", summary.percentile(0.95)),
+        ("perc99", summary.percentile(0.99)),
+        ("perc999", summary.percentile(0.999)),
+        ("stddev", summary.variance().sqrt()),
+        ("sum", summary.sum()),
+        ("variance", summary.variance()),
+    ] {
+        gauge("handshakes", &format!("{{type=\"{kind}\"}}"), value);
+    }
+    for (name, value) in &reading.own {
+        let _ = writeln!(out, "# TYPE {prefix}{name}_total counter\n{prefix}{name}_total {value}");
+    }
+    let _ = writeln!(out, "# TYPE {prefix}dropped_packets_total counter");
+    for (direction, reason, value) in &reading.dropped {
+        let _ = writeln!(out, "{prefix}dropped_packets_total{{direction=\"{direction}\",reason=\"{reason}\"}} {value}");
+    }
+    out
+}
+
+/// As Go's exporter writes a name.
+fn clean(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == ':' { c } else { '_' }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::{Kind, Metric, Summary};
+
+    fn exchange(request: &str) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        client.write_all(request.as_bytes()).unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        answer(listener.accept().unwrap().0, "/metrics", || "a 1\n".to_owned()).unwrap();
+        let mut text = String::new();
+        client.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn one_path_answers_and_others_do_not() {
+        let found = exchange("GET /metrics?x=1 HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert!(found.starts_with("HTTP/1.1 200 OK\r\n") && found.ends_with("\r\n\r\na 1\n"), "{found}");
+        assert!(exchange("GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        assert!(exchange("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+        assert!(exchange("HEAD /metrics HTTP/1.1\r\n\r\n").ends_with("\r\n\r\n"));
+    }
+
+    #[test]
+    fn a_request_that_does_not_end_gets_no_answer() {
+        assert_eq!(exchange("GET /metrics HTTP/1.1\r\n"), "");
+    }
+
+    #[test]
+    fn names_begin_with_namespace_and_subsystem_and_dots_are_underscores() {
+        let metrics = vec![Metric { name: "hostmap.main.hosts".to_owned(), value: 2.0, kind: Kind::Gauge }];
+        let reading = Reading {
+            metrics,
+            handshakes: Summary::default(),
+            own: vec![("packets_in", 7)],
+            dropped: vec![("in", "no_rule", 3)],
+        };
+        let text = text(&reading, &Names::new("n", "s"));
+        for line in [
+            "n_s_hostmap_main_hosts 2",
+            "n_s_handshakes{type=\"perc999\"} 0",
+            "# TYPE n_s_packets_in_total counter",
+            "n_s_packets_in_total 7",
+            "n_s_dropped_packets_total{direction=\"in\",reason=\"no_rule\"} 3",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} not in\n{text}");
+        }
+    }
+}
