@@ -54,7 +54,7 @@ pub enum DropReason {
     ConntrackFull,
     /// The send counter of the tunnel is used up.
     CounterExhausted,
-    /// There is no way to the peer: no endpoint, and no relay.
+    /// There is no way to the peer: no endpoint and no relay, or nobody there answered a handshake.
     NoEndpoint,
     /// Too many packets wait for this peer's handshake.
     PendingFull,

@@ -32,6 +32,7 @@ fn a_new_packet_after_the_end_starts_over() {
     net.heal(a, b);
     net.ping(a, b).until_delivered();
     assert_eq!(net.payloads(b, 2), Vec::<Vec<u8>>::new(), "what waited for the first handshake is gone");
+    assert_eq!(net.counter(a, "dropped_out_no_endpoint"), 1, "and counted");
 }
 
 #[test]

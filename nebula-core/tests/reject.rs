@@ -189,3 +189,24 @@ fn two_nodes_that_reject_each_other_fall_silent() {
     }
     assert!(net.flow().count() - before <= 8, "each packet has at most one answer\n{}", net.diagram());
 }
+
+#[test]
+fn what_waited_for_a_tunnel_and_is_then_refused_is_answered_and_counted() {
+    for (action, expected) in [(Action::Drop, 0), (Action::Reject, 2)] {
+        let mut net = SimNet::new(8);
+        let b = net.add(HostSpec::new("b"));
+        let a = net.add(HostSpec::new("a").knows(b).config(move |config| {
+            config.firewall.outbound = Vec::new();
+            config.firewall.outbound_action = action;
+        }));
+        let (from, to) = (net.overlay(a), net.overlay(b));
+        let _verdict = net.send_packet(a, &packets::tcp(from, to, (4000, 80), SYN));
+        let received = answers(&mut net, a, &packets::udp(from, to, (5000, 53), b"waits, too"));
+        assert_eq!(received.len(), expected, "{}", net.diagram());
+        received.iter().for_each(|answer| assert_checksum(answer));
+        let protocols: Vec<_> = received.iter().map(|answer| packets::read(answer).2).collect();
+        assert_eq!(protocols, [TCP, ICMP][..expected]);
+        assert_eq!(net.counter(a, "dropped_out_no_rule"), 2);
+        assert!(net.packets(b).is_empty(), "nothing left the node");
+    }
+}

@@ -85,6 +85,11 @@ impl Waiting {
         Some(oldest)
     }
 
+    /// How many packets wait.
+    pub(crate) fn packets(&self) -> u64 {
+        self.packets.len() as u64
+    }
+
     /// Takes the packets, oldest first.
     pub(crate) fn take_packets(&mut self) -> VecDeque<PacketOwned> {
         self.bytes = 0;

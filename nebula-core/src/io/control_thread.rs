@@ -8,8 +8,10 @@ use super::mailbox::Command;
 use super::poll::readable;
 use super::program::{RareWork, release_program_pages};
 use super::shared::Shared;
+use super::tun::Queue;
 use super::udp::UdpSocket;
 use super::{Error, clock, interfaces};
+use crate::forward::Offload;
 use crate::lighthouse::LocalAddress;
 use crate::{Event, Node, WallClock};
 
@@ -19,6 +21,8 @@ pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
     pub(super) node: Node,
     pub(super) socket: Arc<UdpSocket>,
+    // None: this node has no overlay device.
+    pub(super) queue: Option<Arc<Queue>>,
     pub(super) wall: WallClock,
     pub(super) events: SyncSender<Event>,
     pub(super) interfaces: Option<InterfaceWatch>,
@@ -95,6 +99,12 @@ impl Control {
         while let Some(transmit) = self.node.poll_transmit() {
             if self.socket.send_one(&transmit.datagram, transmit.to).is_err() {
                 self.shared.counters.send_refused.add(1);
+            }
+        }
+        while let Some(packet) = self.node.poll_packet() {
+            let written = self.queue.as_ref().map(|queue| queue.write(&Offload::default(), 0, &packet, &[], &[]));
+            if !matches!(written, Some(Ok(()))) {
+                self.shared.counters.tun_write.add(1);
             }
         }
         while let Some(event) = self.node.poll_event() {

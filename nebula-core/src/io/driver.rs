@@ -18,6 +18,7 @@ use super::outbound::Outbound;
 use super::outbound_thread::OutboundThread;
 use super::program::RareWork;
 use super::shared::Shared;
+use super::tun::Queue;
 use super::{Tun, TunOffloads, UdpSocket, clock};
 use crate::{Config, Event, Node, TunnelStatus, config, firewall};
 
@@ -120,6 +121,8 @@ impl Driver {
         let (node, forwarder) = Node::new(config, wall.at, wall, *seed);
         let shared = Arc::new(Shared::new(forwarder)?);
         let sockets: Vec<_> = sockets.into_iter().map(Arc::new).collect();
+        let offloads = tun.as_ref().map_or(TunOffloads::None, Tun::offloads);
+        let queues: Vec<_> = tun.map(Tun::take_queues).unwrap_or_default().into_iter().map(Arc::new).collect();
         let (sender, events) = sync_channel(MAX_EVENTS);
         let mut driver = Self { shared: Arc::clone(&shared), threads: Vec::new(), events: Some(events) };
 
@@ -128,6 +131,7 @@ impl Driver {
             shared: Arc::clone(&shared),
             node,
             socket: Arc::clone(&sockets[0]),
+            queue: queues.first().map(Arc::clone),
             wall,
             events: sender,
             interfaces,
@@ -137,18 +141,17 @@ impl Driver {
             let _end = end;
             control.run()
         })?;
-        driver.spawn_data_threads(tun, &sockets, options.two_threads)?;
+        driver.spawn_data_threads(&queues, offloads, &sockets, options.two_threads)?;
         Ok(driver)
     }
 
     fn spawn_data_threads(
         &mut self,
-        tun: Option<Tun>,
+        queues: &[Arc<Queue>],
+        offloads: TunOffloads,
         sockets: &[Arc<UdpSocket>],
         two_threads: bool,
     ) -> Result<(), Error> {
-        let offloads = tun.as_ref().map_or(TunOffloads::None, Tun::offloads);
-        let queues: Vec<_> = tun.map(Tun::take_queues).unwrap_or_default().into_iter().map(Arc::new).collect();
         let mut duties = Vec::with_capacity(queues.len());
         for (index, queue) in queues.iter().enumerate() {
             let socket = Arc::clone(&sockets[index % sockets.len()]);

@@ -11,6 +11,7 @@ use super::Node;
 use super::outbox::seal;
 use super::timer::Due;
 use super::tunnels::{Live, Opening};
+use crate::counters::Direction;
 use crate::handshake::{Completed, Error, Initiator, Own, Pending, Waiting, respond};
 use crate::relay::Allowance;
 use crate::tunnel::liveness::Liveness;
@@ -62,10 +63,8 @@ impl Node {
             return true;
         }
         let Some(peer) = self.pending.displaceable(now) else { return false };
-        if let Some((displaced, _)) = self.abandon(peer) {
-            let after = now.saturating_duration_since(displaced.started);
-            self.forget_if_gone(peer);
-            self.outbox.event(Event::HandshakeTimedOut { peer, after });
+        if let Some((displaced, waiting)) = self.abandon(peer) {
+            self.give_up(now, peer, &displaced, &waiting);
         }
         true
     }
@@ -75,10 +74,9 @@ impl Node {
         let retries = self.config.handshakes.retries;
         let Some(pending) = self.pending.get_mut(peer) else { return };
         if pending.attempts >= retries {
-            let after = now.saturating_duration_since(pending.started);
-            self.abandon(peer);
-            self.forget_if_gone(peer);
-            self.outbox.event(Event::HandshakeTimedOut { peer, after });
+            if let Some((ended, waiting)) = self.abandon(peer) {
+                self.give_up(now, peer, &ended, &waiting);
+            }
             return;
         }
         self.attempt(peer);
@@ -119,10 +117,14 @@ impl Node {
         Some((pending, waiting))
     }
 
-    fn forget_if_gone(&mut self, peer: IpAddr) {
+    /// A handshake ended without result: what waited for it is lost.
+    fn give_up(&mut self, now: Instant, peer: IpAddr, ended: &Pending, waiting: &Waiting) {
+        self.lane.counters().drop_many(Direction::Outbound, DropReason::NoEndpoint, waiting.packets());
         if self.tunnels.of_peer(peer).is_empty() {
             self.lighthouse.forget(peer);
         }
+        let after = now.saturating_duration_since(ended.started);
+        self.outbox.event(Event::HandshakeTimedOut { peer, after });
     }
 
     /// A datagram of type 0.
@@ -258,9 +260,7 @@ impl Node {
                 pending.started = old.started;
             }
         } else {
-            let after = now.saturating_duration_since(old.started);
-            self.forget_if_gone(peer);
-            self.outbox.event(Event::HandshakeTimedOut { peer, after });
+            self.give_up(now, peer, &old, &waiting);
         }
     }
 

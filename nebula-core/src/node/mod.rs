@@ -86,7 +86,7 @@ pub struct TunnelStatus {
 
 /// The control plane of one node. `&mut self`, no locks, no clock, no sockets.
 ///
-/// After any `handle_*` or setter: drain [`Node::poll_transmit`], then [`Node::poll_event`], then read
+/// After any `handle_*` or setter: drain [`Node::poll_transmit`], [`Node::poll_packet`] and [`Node::poll_event`], then read
 /// [`Node::poll_timeout`]. Time never goes back.
 #[derive(Debug)]
 pub struct Node {
@@ -172,6 +172,12 @@ impl Node {
     #[must_use]
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         self.outbox.next_transmit()
+    }
+
+    /// Next packet for the own overlay device: the answer to one that waited for a tunnel and was then refused.
+    #[must_use]
+    pub fn poll_packet(&mut self) -> Option<Vec<u8>> {
+        self.outbox.next_packet()
     }
 
     /// Next thing that happened.
@@ -444,6 +450,9 @@ impl Node {
                     self.outbox.datagram(run.to, datagram.to_vec());
                 }
             }
+        }
+        for answer in self.lane.deliveries() {
+            self.outbox.packet(self.lane.headers()[answer.header.clone()].to_vec());
         }
         // A second punt would go round in circles.
         self.lane.take_punts().for_each(drop);

@@ -1,4 +1,4 @@
-//! What the control plane wants to say: datagrams and events, in order.
+//! What the control plane wants to say: datagrams, packets for the own device, and events, each in order.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -10,6 +10,7 @@ use crate::{Event, Transmit};
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     transmits: VecDeque<Transmit>,
+    packets: VecDeque<Vec<u8>>,
     events: VecDeque<Event>,
 }
 
@@ -26,12 +27,20 @@ impl Outbox {
         }
     }
 
+    pub(super) fn packet(&mut self, packet: Vec<u8>) {
+        self.packets.push_back(packet);
+    }
+
     pub(super) fn event(&mut self, event: Event) {
         self.events.push_back(event);
     }
 
     pub(super) fn next_transmit(&mut self) -> Option<Transmit> {
         self.transmits.pop_front()
+    }
+
+    pub(super) fn next_packet(&mut self) -> Option<Vec<u8>> {
+        self.packets.pop_front()
     }
 
     pub(super) fn next_event(&mut self) -> Option<Event> {

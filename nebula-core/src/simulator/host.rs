@@ -156,6 +156,7 @@ impl Host {
 
     fn collect(&mut self) {
         self.outgoing.extend(std::iter::from_fn(|| self.node.poll_transmit()));
+        self.received.extend(std::iter::from_fn(|| self.node.poll_packet()));
         self.events.extend(std::iter::from_fn(|| self.node.poll_event()));
     }
 }
