@@ -184,13 +184,19 @@ pub enum Punt {
         /// New underlay source.
         from: SocketAddr,
     },
+    /// An authenticated datagram came in a tunnel whose peer was not known to have its keys.
+    Confirmed {
+        /// Tunnel.
+        tunnel: LocalIndex,
+    },
 }
 
 /// What happened in the control plane; for logs and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A handshake completed and the tunnel is in use.
+    /// A handshake completed. The tunnel carries packets at once; if this node answered and had a tunnel in use, as soon as
+    /// the peer is heard in the new one.
     TunnelUp {
         /// Peer's overlay addresses.
         peer: Vec<IpAddr>,

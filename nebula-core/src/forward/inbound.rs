@@ -30,6 +30,8 @@ pub(super) struct Batch {
     pub(super) relayed: Vec<Piece>,
     /// Tunnels that were reported as roamed.
     roamed: Vec<LocalIndex>,
+    /// Tunnels that were reported as confirmed.
+    confirmed: Vec<LocalIndex>,
     unknown: usize,
     recv_errors: usize,
     /// Refused packets that were answered.
@@ -82,7 +84,8 @@ pub(super) fn inbound(forwarder: &Forwarder, lane: &mut Lane, now: Instant, buff
     lane.counters.add(Counter::Coalesced, super_packets);
     pieces.clear();
     batch.roamed.clear();
-    lane.batch = Batch { pieces, relayed: batch.relayed, roamed: batch.roamed, unknown: 0, recv_errors: 0, answers: 0 };
+    batch.confirmed.clear();
+    lane.batch = Batch { pieces, unknown: 0, recv_errors: 0, answers: 0, ..batch };
 }
 
 /// Reads headers: what belongs to a tunnel becomes a piece, the rest is finished here.
@@ -170,13 +173,7 @@ impl Stage<'_> {
         if !self.authenticate(buffer, tunnel, run) {
             return;
         }
-        match from {
-            Origin::Direct(endpoint) => {
-                tunnel.mark_received();
-                self.notice_roaming(tunnel, endpoint);
-            }
-            Origin::Relayed { .. } => tunnel.mark_relayed(),
-        }
+        self.hear(tunnel, from);
         let mut last = None;
         for piece in run.iter().filter(|piece| piece.good) {
             let plaintext = piece.range.start + HEADER_LEN..piece.range.end - TAG_LEN;
@@ -241,7 +238,23 @@ impl Stage<'_> {
         any
     }
 
-    pub(super) fn notice_roaming(&mut self, tunnel: &Tunnel, from: SocketAddr) {
+    /// Notes that the peer was heard, and tells the control plane what is new about that.
+    pub(super) fn hear(&mut self, tunnel: &Tunnel, from: Origin) {
+        let index = tunnel.local_index;
+        if !tunnel.is_confirmed() && !self.batch.confirmed.contains(&index) {
+            self.batch.confirmed.push(index);
+            self.lane.punt(Punt::Confirmed { tunnel: index });
+        }
+        match from {
+            Origin::Direct(endpoint) => {
+                tunnel.mark_received();
+                self.notice_roaming(tunnel, endpoint);
+            }
+            Origin::Relayed { .. } => tunnel.mark_relayed(),
+        }
+    }
+
+    fn notice_roaming(&mut self, tunnel: &Tunnel, from: SocketAddr) {
         let index = tunnel.local_index;
         if tunnel.endpoint() != Some(from) && !self.batch.roamed.contains(&index) {
             self.batch.roamed.push(index);

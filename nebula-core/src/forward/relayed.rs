@@ -91,8 +91,7 @@ impl Stage<'_> {
         if !self.authenticate(buffer, neighbour, run) {
             return;
         }
-        neighbour.mark_received();
-        self.notice_roaming(neighbour, from);
+        self.hear(neighbour, from.into());
         self.forwarder.relays().mark_used(index);
         match role {
             Role::Terminal => self.take_out(buffer, run, Origin::Relayed { from, hop: index }),

@@ -228,8 +228,17 @@ pub(super) struct Side {
     pub(super) now: Instant,
 }
 
-/// Two nodes, 10.1.0.1 and 10.1.0.2, with a tunnel between them.
+/// Two nodes, 10.1.0.1 and 10.1.0.2, with a tunnel between them that both know to work.
 pub(super) fn pair(cipher: Cipher) -> [Side; 2] {
+    let sides = unconfirmed_pair(cipher);
+    for side in &sides {
+        side.tunnel.confirm();
+    }
+    sides
+}
+
+/// As [`pair`], before the second node heard anything in the tunnel.
+pub(super) fn unconfirmed_pair(cipher: Cipher) -> [Side; 2] {
     #[allow(clippy::disallowed_methods, reason = "any moment will do as the beginning")]
     let now = Instant::now();
     let networks = [["10.1.0.1/16", "fd00::1/64"], ["10.1.0.2/16", "fd00::2/64"]];

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 #[cfg(feature = "io")]
 use super::cut_delivery;
 use super::reject::MAX_ANSWERS;
-use super::testing::{Side, Spec, TCP_ACK, local_policy, pair};
+use super::testing::{Side, Spec, TCP_ACK, local_policy, pair, unconfirmed_pair};
 use super::{Offload, Received, Segment, SegmentKind};
 use crate::counters::{Counter, Direction};
 use crate::firewall::{Action, Policy};
@@ -169,6 +169,23 @@ fn a_peer_that_moved_is_reported_once_per_batch() {
     let from = "198.51.100.7:9".parse().unwrap();
     assert_eq!(b.receive(from, &datagrams).len(), 5);
     assert_eq!(b.lane.take_punts().collect::<Vec<_>>(), [Punt::Roamed { tunnel: b.index(), from }]);
+}
+
+#[test]
+fn the_first_authentic_datagrams_of_a_peer_are_reported_until_the_control_plane_knows() {
+    let [a, mut b] = unconfirmed_pair(Cipher::Aes256Gcm);
+    let mut forged = sealed(&a, MessageType::Data, &ping());
+    *forged.last_mut().unwrap() ^= 1;
+    assert!(b.receive(a.endpoint, &[forged]).is_empty());
+    assert_eq!(b.lane.take_punts().count(), 0, "with a wrong tag");
+    let batch = || (0..5).map(|_| sealed(&a, MessageType::Data, &ping())).collect::<Vec<_>>();
+    for _ in 0..2 {
+        assert_eq!(b.receive(a.endpoint, &batch()).len(), 5);
+        assert_eq!(b.lane.take_punts().collect::<Vec<_>>(), [Punt::Confirmed { tunnel: b.index() }]);
+    }
+    assert!(b.tunnel.confirm() && !b.tunnel.confirm());
+    assert_eq!(b.receive(a.endpoint, &batch()).len(), 5);
+    assert_eq!(b.lane.take_punts().count(), 0);
 }
 
 #[test]

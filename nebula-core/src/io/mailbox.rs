@@ -189,7 +189,11 @@ fn weight(punt: &Punt) -> usize {
         Punt::NoTunnel { packet, .. } => packet.bytes.len(),
         Punt::Handshake { datagram, .. } => datagram.len(),
         Punt::Message { plaintext, .. } => plaintext.len(),
-        Punt::Connect { .. } | Punt::RecvError { .. } | Punt::UnknownIndex { .. } | Punt::Roamed { .. } => 0,
+        Punt::Connect { .. }
+        | Punt::RecvError { .. }
+        | Punt::UnknownIndex { .. }
+        | Punt::Roamed { .. }
+        | Punt::Confirmed { .. } => 0,
     }
 }
 

@@ -37,7 +37,8 @@ impl Node {
         };
         let mut tunnel = Tunnel::new(done, Some(endpoint));
         tunnel.peer_addresses = addresses;
-        let opening = Some(Opening { digest, reply: None });
+        tunnel.confirm();
+        let opening = Some(Opening { digest, reply: None, asked: 0 });
         self.install(now, Arc::new(tunnel), Origin::Direct(endpoint), self.fingerprint(own_version), opening, None);
         Some(local_index)
     }

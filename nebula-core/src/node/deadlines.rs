@@ -38,6 +38,9 @@ impl Node {
 
     /// The traffic check of one tunnel.
     fn check_tunnel(&mut self, now: Instant, index: LocalIndex) {
+        if self.ask_to_confirm(now, index) {
+            return;
+        }
         self.forwarder.expire_flows(now);
         let Some(live) = self.tunnels.get_mut(index) else { return };
         let traffic = live.tunnel.take_traffic();
@@ -65,6 +68,7 @@ impl Node {
         self.timer.set(Due::Tunnel(index), self.coalesced(now + wait));
         match decision {
             Decision::Probe => self.probe(&tunnel),
+            Decision::Await if self.is_waiting(&tunnel) => self.probe(&tunnel),
             Decision::Alive { punch: true, .. } | Decision::Idle => self.keep_mapping(&tunnel),
             _ => {}
         }

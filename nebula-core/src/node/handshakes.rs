@@ -153,6 +153,9 @@ impl Node {
             if let Some(reply) = live.opening.as_ref().and_then(|opening| opening.reply.as_deref()) {
                 let reply = reply.to_vec();
                 self.answer(from, reply);
+                if self.is_waiting(&tunnel) {
+                    self.send(&tunnel, MessageType::TestRequest, &[]);
+                }
             }
             // The same message on a better path: the answer to a test, which nobody else can give, moves the tunnel.
             if let Origin::Direct(at) = from {
@@ -188,6 +191,8 @@ impl Node {
         let peer = done.peer.networks()[0].addr();
         if let Some(primary) = self.forwarder.tunnels().by_address(peer)
             && !primary.initiator
+            // Anybody can write any time into a first message.
+            && primary.is_confirmed()
             && primary.peer_time >= done.peer_time
         {
             self.forwarder.tunnels().release(local_index);
@@ -196,7 +201,7 @@ impl Node {
         }
         let own_certificate = self.fingerprint(done.own_version);
         self.answer(from, reply.clone());
-        let opening = Some(Opening { digest, reply: Some(reply.into_boxed_slice()) });
+        let opening = Some(Opening { digest, reply: Some(reply.into_boxed_slice()), asked: 0 });
         self.establish(now, done, from, own_certificate, opening, None);
     }
 
@@ -277,7 +282,7 @@ impl Node {
         self.install(now, Arc::new(Tunnel::new(done, from.endpoint())), from, own_certificate, opening, took);
     }
 
-    /// Makes `tunnel` the primary one of its peer.
+    /// Makes `tunnel` the primary one of its peer, now or once it is confirmed.
     pub(super) fn install(
         &mut self,
         now: Instant,
@@ -288,8 +293,11 @@ impl Node {
         took: Option<Duration>,
     ) {
         let relay = self.set_relay_of(&tunnel, from);
+        let waits = self.must_wait(&tunnel);
         self.forwarder.tunnels().publish(Arc::clone(&tunnel));
-        self.forwarder.tunnels().set_primary(&tunnel);
+        if !waits {
+            self.forwarder.tunnels().set_primary(&tunnel);
+        }
         self.timer
             .set(Due::Tunnel(tunnel.local_index), self.coalesced(now + self.config.timers.connection_alive_interval));
         self.outbox.event(Event::TunnelUp {
@@ -316,25 +324,36 @@ impl Node {
             introductions: Allowance::default(),
         });
         for &address in &tunnel.peer_addresses {
+            while let Some(surplus) = self.surplus(address) {
+                self.remove_tunnel(surplus, TunnelDownReason::Superseded);
+            }
+        }
+        if waits {
+            self.ask_to_confirm(now, tunnel.local_index);
+        } else {
+            self.put_to_use(now, &tunnel, relay);
+        }
+    }
+
+    /// Remembers the way a tunnel was made by, and sends what waited for it. `relay`: it came through one.
+    pub(super) fn put_to_use(&mut self, now: Instant, tunnel: &Tunnel, relay: Option<IpAddr>) {
+        for &address in &tunnel.peer_addresses {
             let known = self.lighthouse.candidates(address);
-            if let Some(endpoint) = from.endpoint() {
+            if let Some(endpoint) = tunnel.endpoint() {
                 known.learn(endpoint);
             }
             if let Some(relay) = relay {
                 known.report_relays(relay, vec![relay]);
-            }
-            while let &[oldest, _, _, _, _, _, ..] = self.tunnels.of_peer(address) {
-                self.remove_tunnel(oldest, TunnelDownReason::Superseded);
             }
             for packet in self.pending.take_packets(address) {
                 self.forward(now, packet);
             }
         }
         if tunnel.initiator {
-            self.migrate_relays(now, &tunnel);
+            self.migrate_relays(now, tunnel);
         }
         if tunnel.peer_addresses.iter().any(|address| self.is_lighthouse(*address)) {
-            self.send_update(&tunnel);
+            self.send_update(tunnel);
         }
     }
 

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "simulator")]
 mod adopted;
+mod confirmation;
 mod deadlines;
 mod handshakes;
 mod outbox;
@@ -157,6 +158,7 @@ impl Node {
                 self.handle_message(now, tunnel, from, kind, &plaintext);
             }
             Punt::Roamed { tunnel, from } => self.handle_roamed(now, tunnel, from),
+            Punt::Confirmed { tunnel } => self.handle_confirmed(now, tunnel),
         }
     }
 
@@ -412,7 +414,7 @@ impl Node {
         self.remove_tunnel(index, reason);
     }
 
-    /// Removes a tunnel here; the youngest other one to the same peer takes over.
+    /// Removes a tunnel here; another one to the same peer takes over.
     fn remove_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
         let Some(live) = self.tunnels.remove(index) else { return };
         self.timer.cancel(Due::Tunnel(index));
@@ -420,7 +422,7 @@ impl Node {
         let peer = live.tunnel.peer_addresses.clone();
         for &address in &peer {
             if self.forwarder.tunnels().by_address(address).is_none() {
-                if let Some(heir) = self.tunnels.youngest(address) {
+                if let Some(heir) = self.tunnels.heir(address) {
                     self.forwarder.tunnels().set_primary(heir);
                 } else if reason != TunnelDownReason::RecvError && !self.pending.contains(address) {
                     // After a recv_error the peer is known to be where it was.

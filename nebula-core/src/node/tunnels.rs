@@ -45,6 +45,8 @@ pub(super) struct Opening {
     pub(super) digest: [u8; 32],
     /// Message 2, header included, until the peer shows that it has it.
     pub(super) reply: Option<Box<[u8]>>,
+    /// How often the peer was asked to show that it has the keys.
+    pub(super) asked: u32,
 }
 
 impl Opening {
@@ -126,9 +128,11 @@ impl Tunnels {
         self.by_peer.get(&address).map_or(&[], Vec::as_slice)
     }
 
-    /// The youngest tunnel to the peer with this address.
-    pub(super) fn youngest(&self, address: IpAddr) -> Option<&Arc<Tunnel>> {
-        self.of_peer(address).last().and_then(|index| self.live.get(index)).map(|live| &live.tunnel)
+    /// Who takes over when the primary tunnel to this peer is gone: the youngest in which the peer was heard, else the
+    /// youngest.
+    pub(super) fn heir(&self, address: IpAddr) -> Option<&Arc<Tunnel>> {
+        let youngest_first = || self.of_peer(address).iter().rev().filter_map(|index| Some(&self.get(*index)?.tunnel));
+        youngest_first().find(|tunnel| tunnel.is_confirmed()).or_else(|| youngest_first().next())
     }
 
     /// Tunnels whose peer chose this index; several peers may choose the same.

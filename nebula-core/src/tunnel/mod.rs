@@ -54,6 +54,7 @@ pub struct Tunnel {
     endpoint: ArcSwapOption<SocketAddr>,
     /// Both indexes of the hop to use without an endpoint; 0: there is none.
     hop: AtomicU64,
+    confirmed: AtomicBool,
     received: AtomicBool,
     relayed: AtomicBool,
     sent: AtomicBool,
@@ -85,6 +86,8 @@ impl Tunnel {
             peer_time: done.peer_time,
             endpoint: ArcSwapOption::new(endpoint.map(Arc::new)),
             hop: AtomicU64::new(0),
+            // The second message came from whoever has the keys; the first may be a copy.
+            confirmed: AtomicBool::new(done.initiator),
             received: AtomicBool::new(false),
             relayed: AtomicBool::new(false),
             sent: AtomicBool::new(true),
@@ -110,6 +113,15 @@ impl Tunnel {
     pub(crate) fn set_hop(&self, hop: Option<Hop>) {
         let packed = hop.map_or(0, |hop| u64::from(hop.tunnel.0) << 32 | u64::from(hop.index.0));
         self.hop.store(packed, Ordering::Relaxed);
+    }
+    /// Whether the peer showed that it has the keys of this tunnel (key confirmation).
+    #[must_use]
+    pub fn is_confirmed(&self) -> bool {
+        self.confirmed.load(Ordering::Relaxed)
+    }
+    /// The peer was heard in this tunnel. `true`: for the first time.
+    pub(crate) fn confirm(&self) -> bool {
+        !self.confirmed.swap(true, Ordering::Relaxed)
     }
     /// Notes authenticated traffic from the peer's endpoint.
     pub fn mark_received(&self) {
