@@ -7,10 +7,11 @@ use std::time::Duration;
 use nebula_cert::{Fingerprint, Identity, Version};
 
 use super::nat::{Dependence, NatBehaviour};
-use super::{HostId, HostSpec, Link, NatId, Operation, SimNet};
+use super::{HostId, HostSpec, Link, NatId, Operation, SimNet, Step};
 use crate::config::{self, RecvErrorPolicy};
 use crate::firewall::{Policy, PortRange, Protocol, Rule};
 use crate::lighthouse::LocalAddress;
+use crate::wire::header::{HEADER_LEN, Header, MessageType};
 use crate::{Config, TableSizes};
 
 /// A pair of hosts that can reach each other and may is in conversation again at most this long after the network healed.
@@ -34,6 +35,7 @@ pub struct Exercise {
     /// Who refuses whom.
     blocked: BTreeSet<(usize, usize)>,
     guarded: BTreeSet<usize>,
+    relays: BTreeSet<usize>,
     /// What was sent; its number is in the payload.
     sent: Vec<Sent>,
     /// For the traffic of [`Operation::Run`].
@@ -101,6 +103,7 @@ impl Exercise {
             certificates,
             blocked: BTreeSet::new(),
             guarded: BTreeSet::new(),
+            relays: BTreeSet::from([RELAY]),
             sent: Vec::new(),
             turn: 0,
         }
@@ -157,6 +160,8 @@ impl Exercise {
             Operation::Guard(host, closed) => self.guard(host, closed),
             Operation::Forge(from, to, byte) => self.forge(from, to, byte),
             Operation::Replay(number) => self.replay(number),
+            Operation::Impersonate(from, to) => self.impersonate(from, to),
+            Operation::Serve(host, serves) => self.serve(host, serves),
         }
         self.check()
     }
@@ -301,6 +306,35 @@ impl Exercise {
         self.net.inject(from, step.to, &step.datagram);
     }
 
+    /// Somebody saw a first message, and makes one of it that was never answered.
+    fn impersonate(&mut self, from: usize, to: usize) {
+        let is_first = |datagram: &[u8]| {
+            let first = Header { kind: MessageType::Handshake, index: 0, counter: 1 };
+            datagram.len() > HEADER_LEN && Header::parse(datagram) == Ok(first)
+        };
+        let is_wanted = |step: &&Step| step.sender == NAMES[from] && is_first(&step.datagram);
+        let seen = self.net.flow().rev().take(1000).find(is_wanted).map(|step| step.datagram.clone());
+        let Some(mut datagram) = seen else { return };
+        datagram[HEADER_LEN] ^= 1;
+        self.net.inject(stranger(), self.net.underlay(self.hosts[to]), &datagram);
+    }
+
+    fn serve(&mut self, host: usize, serves: bool) {
+        let id = self.hosts[host];
+        let uses = !serves && !is_lighthouse(host);
+        let relays = if uses { vec![self.net.overlay(self.hosts[RELAY])] } else { Vec::new() };
+        let settings = config::Relay { am_relay: serves, relays, ..config::Relay::default() };
+        self.net.edit_config(id, |config| config.relay = settings.clone());
+        if self.is_up(host) {
+            self.net.control(id, |node, now| node.set_relay(now, settings));
+        }
+        if serves {
+            self.relays.insert(host);
+        } else {
+            self.relays.remove(&host);
+        }
+    }
+
     /// What must hold at any time.
     fn check(&mut self) -> Result<(), String> {
         for host in 0..self.hosts.len() {
@@ -389,7 +423,10 @@ impl Exercise {
         all.filter(|&(from, to)| {
             let introduced = (0..LIGHTHOUSES).any(|host| self.friends(host, from) && self.friends(host, to));
             let willing = from != to && self.friends(from, to) && introduced;
-            let relayed = self.friends(RELAY, from) && self.friends(RELAY, to);
+            // A relay uses none.
+            let serves = |host: usize| self.relays.contains(&host);
+            let relayed =
+                serves(RELAY) && !serves(from) && !serves(to) && self.friends(RELAY, from) && self.friends(RELAY, to);
             willing && self.is_up(from) && self.is_up(to) && (relayed || self.connectable(from, to))
         })
     }

@@ -47,6 +47,10 @@ pub enum Operation {
     Forge(usize, usize, u8),
     /// A stranger sends a copy of one of the last datagrams from elsewhere.
     Replay(u8),
+    /// A stranger sends the second host a first message of the first one, with an ephemeral key of its own.
+    Impersonate(usize, usize),
+    /// The host reloads whether it is a relay.
+    Serve(usize, bool),
 }
 
 impl Operation {
@@ -56,7 +60,7 @@ impl Operation {
         let x = usize::from(argument & 7) % hosts;
         let y = (x + 1 + usize::from(argument >> 3 & 7) % (hosts - 1)) % hosts;
         let amount = u32::from(argument >> 4);
-        match kind % 32 {
+        match kind % 34 {
             // Mostly short, sometimes longer than any timer of a tunnel.
             0..=3 => Self::Run(Duration::from_millis(8) * u32::from(argument)),
             4 | 5 => Self::Run(Duration::from_millis(80) * u32::from(argument)),
@@ -83,7 +87,9 @@ impl Operation {
             28 => Self::Unblock(x),
             29 => Self::Guard(x, argument & 8 != 0),
             30 => Self::Forge(x, y, argument),
-            _ => Self::Replay(argument),
+            31 => Self::Replay(argument),
+            32 => Self::Impersonate(x, y),
+            _ => Self::Serve(x, argument & 0x80 != 0),
         }
     }
 }
