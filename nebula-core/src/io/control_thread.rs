@@ -15,6 +15,9 @@ use crate::forward::Offload;
 use crate::lighthouse::LocalAddress;
 use crate::{Event, Node, WallClock};
 
+/// Much less than events fit the channel.
+const PUNTS_A_REPORT: usize = 16;
+
 /// Everything the thread owns.
 #[derive(Debug)]
 pub(super) struct Control {
@@ -59,9 +62,12 @@ impl Control {
             self.obey(command);
             self.flush();
         }
-        for punt in delivered.punts {
+        for (nth, punt) in delivered.punts.into_iter().enumerate() {
             self.node.handle_punt(clock::now(), punt);
-            self.flush();
+            self.send();
+            if nth % PUNTS_A_REPORT == PUNTS_A_REPORT - 1 {
+                self.report();
+            }
         }
         let now = clock::now();
         // Before the deadline at which addresses are advertised.
@@ -96,6 +102,11 @@ impl Control {
     }
 
     fn flush(&mut self) {
+        self.send();
+        self.report();
+    }
+
+    fn send(&mut self) {
         while let Some(transmit) = self.node.poll_transmit() {
             if self.socket.send_one(&transmit.datagram, transmit.to).is_err() {
                 self.shared.counters.send_refused.add(1);
@@ -107,6 +118,10 @@ impl Control {
                 self.shared.counters.tun_write.add(1);
             }
         }
+    }
+
+    /// Hands over what happened. Each time that wakes a thread, which costs a tenth of a handshake.
+    fn report(&mut self) {
         while let Some(event) = self.node.poll_event() {
             // Tunnels that come and go: a handshake was near.
             self.rare_work.note();
