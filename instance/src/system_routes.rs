@@ -11,7 +11,8 @@ use nebula_core::config::Gateway;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt, socket,
+    sockopt,
 };
 
 use crate::subnets::Subnets;
@@ -25,12 +26,19 @@ pub(crate) struct Overlay {
     pub(crate) device: u32,
 }
 
-/// Starts to follow changes from now on, in the network namespace of the calling thread. `buffer`: bytes for news that wait,
-/// 0 for the system's choice.
+/// Starts to follow the routes that there are and every change from now on, in the network namespace of the calling thread.
+/// `buffer`: bytes for news that wait, 0 for the system's choice.
 ///
 /// # Errors
 /// No netlink socket, or no thread.
 pub(crate) fn follow(overlay: Overlay, buffer: usize, subnets: Arc<Subnets>) -> io::Result<()> {
+    let socket = subscribe(buffer)?;
+    std::thread::Builder::new().name("system-routes".to_owned()).spawn(move || listen(&socket, &overlay, &subnets))?;
+    Ok(())
+}
+
+/// A socket that gets all routes that there are, as if each had just been added, and all news.
+fn subscribe(buffer: usize) -> io::Result<OwnedFd> {
     let route = SockProtocol::NetlinkRoute;
     let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, route)?;
     if buffer > 0 && setsockopt(&socket, sockopt::RcvBufForce, &buffer).is_err() {
@@ -38,8 +46,18 @@ pub(crate) fn follow(overlay: Overlay, buffer: usize, subnets: Arc<Subnets>) -> 
     }
     let groups = (libc::RTMGRP_IPV4_ROUTE | libc::RTMGRP_IPV6_ROUTE) as u32;
     bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
-    std::thread::Builder::new().name("system-routes".to_owned()).spawn(move || listen(&socket, &overlay, &subnets))?;
-    Ok(())
+    // After the subscription: what is added meanwhile comes twice rather than not at all.
+    send(socket.as_raw_fd(), &request_for_all(), MsgFlags::empty())?;
+    Ok(socket)
+}
+
+/// Asks for the routes of all families and tables.
+fn request_for_all() -> Vec<u8> {
+    let mut request = ((HEADER + RTMSG) as u32).to_ne_bytes().to_vec();
+    request.extend(libc::RTM_GETROUTE.to_ne_bytes());
+    request.extend(((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
+    request.resize(HEADER + RTMSG, 0);
+    request
 }
 
 fn listen(socket: &OwnedFd, overlay: &Overlay, subnets: &Subnets) {
@@ -271,6 +289,50 @@ mod tests {
         let parts = [attribute(1, &[192, 168, 7, 0]), attribute(18, &via), attribute(4, &7_u32.to_ne_bytes())];
         let found = changes(&message(NEW, 0, 24, &parts), &overlay());
         assert_eq!(found[0].gateways, [gateway("fd00::9", 1)]);
+    }
+
+    #[test]
+    #[ignore = "needs root: makes a network namespace"]
+    fn routes_that_are_there_already_are_learnt_like_new_ones() {
+        let ip = |arguments: &str| {
+            let status = std::process::Command::new("ip").args(arguments.split(' ')).status();
+            assert!(status.is_ok_and(|status| status.success()), "ip {arguments}");
+        };
+        // The rest of the process stays where it is.
+        let found = std::thread::spawn(move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a network namespace");
+            ip("link add neb7 type veth peer name neb8");
+            ip("link set neb8 up");
+            ip("addr add 10.1.0.1/16 dev neb7");
+            ip("addr add fd00::1/64 dev neb7 nodad");
+            ip("link set neb7 up");
+            ip("route add 192.168.7.0/24 via 10.1.0.9 dev neb7");
+            ip("route add 192.168.9.0/24 dev neb7");
+            ip("route add 2001:db8:7::/48 via fd00::9 dev neb7");
+            ip("route add 192.168.8.0/24 nexthop via 10.1.0.9 dev neb7 weight 3 nexthop via 10.1.0.8 dev neb7");
+            let device = nix::net::if_::if_nametoindex("neb7").unwrap();
+            let socket = subscribe(0).unwrap();
+            let (overlay, mut found, mut buffer) = (Overlay { device, ..overlay() }, Vec::new(), vec![0; 64 << 10]);
+            let is_done = |datagram: &[u8]| u16_at(datagram, 4) == Some(libc::NLMSG_DONE as u16);
+            loop {
+                let len = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
+                found.extend(changes(&buffer[..len], &overlay));
+                if is_done(&buffer[..len]) {
+                    return found;
+                }
+            }
+        });
+        let mut found = found.join().unwrap();
+        found.sort_by_key(|change| change.network);
+        let change = |network: &str, gateways| Change { network: network.parse().unwrap(), gateways };
+        assert_eq!(
+            found,
+            [
+                change("192.168.7.0/24", vec![gateway("10.1.0.9", 1)]),
+                change("192.168.8.0/24", vec![gateway("10.1.0.9", 3), gateway("10.1.0.8", 1)]),
+                change("2001:db8:7::/48", vec![gateway("fd00::9", 1)]),
+            ]
+        );
     }
 
     #[test]

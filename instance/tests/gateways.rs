@@ -398,6 +398,19 @@ fn a_route_that_others_put_into_the_kernel_is_followed() {
 
 #[test]
 #[ignore = "needs root, network namespaces and the Go peers in target/peers"]
+fn a_route_that_is_there_as_soon_as_the_device_is_followed() {
+    let mut site = Site::new(1);
+    site.add_machine();
+    site.start("g", &go("nebula", "sid"), PLAIN);
+    // As a routing daemon does: it may be earlier than the node begins to listen.
+    let add = format!("until ip route add {BEHIND} via 10.77.0.2 dev neb0 2>/dev/null; do :; done");
+    site.world.start_in("routing", "c", Path::new("/bin/sh"), &["-c", &add]);
+    site.start("c", &ours(), Extra { tun: "use_system_route_table: true", ..PLAIN });
+    site.world.ping("c", MACHINE, SOON);
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and the Go peers in target/peers"]
 fn a_node_without_a_device_answers_pings() {
     let mut site = Site::new(2);
     site.start("g", &ours(), Extra { tun: "disabled: true", ..PLAIN });
