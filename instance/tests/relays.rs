@@ -7,7 +7,9 @@
 mod world;
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use world::peers::{go, ours};
@@ -68,16 +70,40 @@ impl Site {
     }
 
     fn start(&mut self, host: &str, maker: Maker) {
+        let relay = match host {
+            "l" => "",
+            "r" => "am_relay: true",
+            _ => "relays: [\"10.77.0.2\"], use_relays: true",
+        };
+        let path = self.configure(host, relay).display().to_string();
+        let binary = match maker {
+            Ours => ours(),
+            Go => go("nebula", self.suite),
+        };
+        self.world.start(host, &binary, &["-config", &path]);
+    }
+
+    fn reload(&self, host: &str, relay: &str) {
+        self.configure(host, relay);
+        let pid = nix::unistd::Pid::from_raw(self.world.pid(host).cast_signed());
+        nix::sys::signal::kill(pid, Signal::SIGHUP).expect("the daemon lives");
+    }
+
+    /// Waits until the relay settings of `host` were reloaded so many times.
+    fn until_reloaded(&self, host: &str, times: usize) {
+        let end = Instant::now() + SOON;
+        while self.world.log(host).matches("relay settings have been reloaded").count() < times {
+            assert!(Instant::now() < end, "not reloaded\n{}", self.world.all_logs());
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn configure(&self, host: &str, relay: &str) -> PathBuf {
         let dir = self.world.dir().display().to_string();
         let lighthouse = self.underlay[0];
-        let (known, hosts, relay) = match host {
-            "l" => (String::new(), "[]", ""),
-            "r" => (format!("\"10.77.0.1\": [\"{lighthouse}:4242\"]"), "[\"10.77.0.1\"]", "am_relay: true"),
-            _ => (
-                format!("\"10.77.0.1\": [\"{lighthouse}:4242\"]"),
-                "[\"10.77.0.1\"]",
-                "relays: [\"10.77.0.2\"], use_relays: true",
-            ),
+        let (known, hosts) = match host {
+            "l" => (String::new(), "[]"),
+            _ => (format!("\"10.77.0.1\": [\"{lighthouse}:4242\"]"), "[\"10.77.0.1\"]"),
         };
         let config = format!(
             "pki: {{ca: {dir}/ca.crt, cert: {dir}/{host}.crt, key: {dir}/{host}.key}}
@@ -94,12 +120,7 @@ firewall:
 ",
             host == "l",
         );
-        let path = self.world.write(&format!("{host}.yml"), &config).display().to_string();
-        let binary = match maker {
-            Ours => ours(),
-            Go => go("nebula", self.suite),
-        };
-        self.world.start(host, &binary, &["-config", &path]);
+        self.world.write(&format!("{host}.yml"), &config)
     }
 
     fn restart(&mut self, host: &str, maker: Maker, signal: Signal) {
@@ -150,6 +171,31 @@ fn killed_and_restarted(suite: &'static str, makers: [Maker; 4]) {
     site.world.transfer("a", "b", B.parse().expect("an address"), BULK / 10);
 }
 
+/// The relay stops and serves again, and an end does without relays and uses them again, all by reloads.
+fn relay_settings_are_reloaded() {
+    let mut site = Site::started("sid", 2, [Go, Ours, Ours, Go]);
+    let silent = |site: &Site| assert_eq!(site.world.pings("a", B, 5, "0.2"), 0, "{}", site.world.all_logs());
+    site.world.ping("a", B, SOON);
+    site.reload("r", "am_relay: false");
+    site.until_reloaded("r", 1);
+    silent(&site);
+    site.reload("r", "am_relay: true");
+    site.until_reloaded("r", 2);
+    site.world.ping("a", B, Duration::from_secs(60));
+
+    site.reload("a", "relays: [\"10.77.0.2\"], use_relays: false");
+    site.until_reloaded("a", 1);
+    // What is connected stays so.
+    site.world.ping("a", B, SOON);
+    site.restart("b", Go, Signal::SIGTERM);
+    site.world.ping("b", "10.77.0.1", SOON);
+    silent(&site);
+    site.reload("a", "relays: [\"10.77.0.2\"], use_relays: true");
+    site.until_reloaded("a", 2);
+    site.world.ping("a", B, Duration::from_secs(60));
+    site.world.ping("b", A, SOON);
+}
+
 macro_rules! beside_go {
     ($($name:ident: $body:expr;)*) => {$(
         #[test]
@@ -171,5 +217,6 @@ beside_go! {
     ours_is_an_end_of_a_go_1_11_relay_v2: ours_at_each_end("sid", 2);
     all_of_ours_talk_through_a_relay: Site::started("sid", 2, [Ours, Ours, Ours, Ours]).exchange();
     our_relay_and_its_go_ends_come_back_after_a_kill: killed_and_restarted("sid", [Go, Ours, Go, Go]);
+    relay_settings_change_on_sighup: relay_settings_are_reloaded();
     our_end_and_its_go_relay_come_back_after_a_kill: killed_and_restarted("sid", [Go, Go, Ours, Go]);
 }
