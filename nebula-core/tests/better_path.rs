@@ -53,6 +53,19 @@ fn a_tunnel_that_carries_little_stays_where_it_is() {
 }
 
 #[test]
+fn ranges_that_a_reload_prefers_hold_for_live_tunnels() {
+    let (mut net, [a, b]) = with_preferred(5, |config| config.preferred_ranges.clear());
+    net.move_to(b, "192.0.2.1:4242");
+    send_many(&mut net, a, b, 1000);
+    net.run_for(Duration::from_secs(6));
+    assert_ne!(net.endpoint_of(a, b), Some(net.underlay(b)), "{}", net.diagram());
+    net.control(a, |node, _| node.set_preferred_ranges(vec!["192.0.2.0/24".parse().expect("a prefix")]));
+    send_many(&mut net, a, b, 1000);
+    net.run_for(Duration::from_secs(6));
+    assert_eq!(net.endpoint_of(a, b), Some(net.underlay(b)), "{}", net.diagram());
+}
+
+#[test]
 fn a_tunnel_at_a_preferred_endpoint_tries_no_other() {
     let (mut net, [a, b]) = with_preferred(3, |config| {
         config.preferred_ranges.push("198.51.100.0/24".parse().expect("a prefix"));

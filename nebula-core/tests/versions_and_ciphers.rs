@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use nebula_cert::{Curve, Version};
 use nebula_core::config::Cipher;
-use nebula_core::simulator::{HostSpec, SimNet};
+use nebula_core::simulator::{HostId, HostSpec, SimNet};
+use nebula_core::wire::header::{Header, MessageType};
 
 #[test]
 fn both_curves_work_with_both_ciphers() {
@@ -59,4 +60,47 @@ fn an_ipv6_underlay_carries_tunnels() {
     let b = net.add(HostSpec::new("b").underlay("[2001:db8::b]:4242"));
     let a = net.add(HostSpec::new("a").underlay("[2001:db8::a]:4242").knows(b));
     net.ping(a, b).until_delivered();
+}
+
+/// Version of the certificate in the last first message of `host`; the payload of that message is in clear.
+fn version_of_call(net: &SimNet, host: HostId, name: &str) -> Version {
+    let is_first = |datagram: &[u8]| {
+        let first = Header { kind: MessageType::Handshake, index: 0, counter: 1 };
+        Header::parse(datagram) == Ok(first)
+    };
+    let call = net.flow().rev().find(|step| step.sender == name && is_first(&step.datagram)).expect("a first message");
+    let is_in_call = |version: &Version| {
+        let certificate = net.identity(host).certificate(*version).map(nebula_cert::Certificate::to_handshake);
+        certificate.is_some_and(|wanted| call.datagram.windows(wanted.len()).any(|window| window == wanted))
+    };
+    [Version::V1, Version::V2].into_iter().find(is_in_call).expect("a certificate of the host")
+}
+
+#[test]
+fn a_host_with_both_versions_begins_with_the_configured_one_else_the_first() {
+    let held = &[Version::V1, Version::V2];
+    for (configured, expected) in
+        [(None, Version::V1), (Some(Version::V1), Version::V1), (Some(Version::V2), Version::V2)]
+    {
+        let mut net = SimNet::new(6);
+        let b = net.add(HostSpec::new("b").versions(held));
+        let configure = move |config: &mut nebula_core::Config| config.initiating_version = configured;
+        let a = net.add(HostSpec::new("a").versions(held).knows(b).config(configure));
+        net.ping(a, b).until_delivered();
+        assert_eq!(version_of_call(&net, a, "a"), expected);
+        assert_eq!(net.ping(a, b).train(30, Duration::from_secs(1)), 30);
+        assert_eq!(version_of_call(&net, a, "a"), expected, "nothing to improve\n{}", net.diagram());
+    }
+}
+
+#[test]
+fn a_tunnel_moves_to_the_higher_version_of_its_peer_without_a_lost_ping() {
+    let mut net = SimNet::new(7);
+    let b = net.add(HostSpec::new("b").versions(&[Version::V2]));
+    let a = net.add(HostSpec::new("a").versions(&[Version::V1, Version::V2]).knows(b));
+    net.ping(a, b).until_delivered();
+    assert_eq!(version_of_call(&net, a, "a"), Version::V1);
+    assert_eq!(net.ping(a, b).train(40, Duration::from_secs(1)), 40, "{}", net.diagram());
+    assert_eq!(version_of_call(&net, a, "a"), Version::V2);
+    assert_eq!((net.tunnels(a).len(), net.tunnels(b).len()), (1, 1), "{}", net.diagram());
 }

@@ -24,6 +24,12 @@ impl Node {
         !tunnel.is_confirmed() && !self.is_primary(tunnel)
     }
 
+    /// Gives the peer a moment to be heard by itself: a caller mostly has something to say, and a test that overtakes the second
+    /// message finds no tunnel.
+    pub(super) fn await_confirmation(&mut self, now: Instant, index: LocalIndex) {
+        self.timer.set(Due::Tunnel(index), now + MOMENT);
+    }
+
     /// Sends a test into a tunnel that waits, and again after ever longer pauses. `false`: no more of them.
     pub(super) fn ask_to_confirm(&mut self, now: Instant, index: LocalIndex) -> bool {
         let waiting = self.tunnels.get(index).map(|live| &live.tunnel).filter(|tunnel| self.is_waiting(tunnel));
@@ -77,4 +83,5 @@ impl Node {
 const MOST_TUNNELS: usize = 5;
 /// After these the traffic check decides.
 const MOST_TESTS: u32 = 5;
+const MOMENT: Duration = Duration::from_millis(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);

@@ -329,7 +329,7 @@ impl Node {
             }
         }
         if waits {
-            self.ask_to_confirm(now, tunnel.local_index);
+            self.await_confirmation(now, tunnel.local_index);
         } else {
             self.put_to_use(now, &tunnel, relay);
         }
