@@ -9,6 +9,7 @@ use nebula_core::firewall::Policy;
 use nebula_core::io::{Handle, SocketControl};
 
 use crate::config_file::{self, Listen, Settings, TunSettings};
+use crate::dns::{self, Served};
 use crate::metrics::{Emitter, Metrics};
 use crate::names::NameWatch;
 use crate::overlay_link::OverlayLink;
@@ -24,6 +25,7 @@ pub struct Reloader {
     handle: Handle,
     link: Link,
     names: Option<NameWatch>,
+    dns: Option<dns::Server>,
     /// Sends metrics, if asked to.
     emitter: Option<Emitter>,
 }
@@ -45,8 +47,9 @@ impl Reloader {
     #[must_use]
     pub(crate) fn new(path: PathBuf, current: Settings, handle: Handle, link: Link) -> Self {
         let emitter = current.stats.as_ref().and_then(|stats| Emitter::start(stats, &link.metrics));
-        let mut reloader = Self { path, current, handle, link, names: None, emitter };
+        let mut reloader = Self { path, current, handle, link, names: None, dns: None, emitter };
         reloader.watch_names();
+        reloader.serve_dns();
         reloader
     }
 
@@ -135,9 +138,13 @@ impl Reloader {
             self.emitter = None;
             self.emitter = new.stats.as_ref().and_then(|stats| Emitter::start(stats, &self.link.metrics));
         }
+        let dns_changed = Served::of(&self.current) != Served::of(&new);
         let hosts_changed = self.current.static_hosts != new.static_hosts;
         let rendezvous_changed = !same_rendezvous(&self.current, &new);
         self.current = new;
+        if dns_changed {
+            self.serve_dns();
+        }
         if hosts_changed {
             let hosts = &self.current.static_hosts;
             let known = self.names.as_ref().map(|watch| watch.endpoints(hosts));
@@ -182,6 +189,14 @@ impl Reloader {
             tracing::error!(%error, "Failed to update the routes of the tun device");
         }
         self.link.overlay = Some(link);
+    }
+
+    fn serve_dns(&mut self) {
+        // The old one first: the address may be the same.
+        self.dns = None;
+        let handle = self.handle.clone();
+        let peers = move || handle.tunnels().into_iter().map(|tunnel| (tunnel.name, tunnel.peer)).collect();
+        self.dns = Served::of(&self.current).and_then(|served| served.start(peers));
     }
 
     fn watch_names(&mut self) {

@@ -20,6 +20,16 @@ pub(super) struct Discovery {
     pub(super) calculated_remotes: CalculatedRemotes,
     pub(super) remote_allow: RemoteAllowList,
     pub(super) local_allow: LocalAllowList,
+    pub(super) dns: Option<Dns>,
+}
+
+/// Where a lighthouse answers DNS queries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dns {
+    /// Address or name to listen on; empty: every address.
+    pub host: String,
+    /// UDP port.
+    pub port: u16,
 }
 
 impl Discovery {
@@ -48,6 +58,7 @@ impl Discovery {
             calculated_remotes: calculated_remotes?,
             remote_allow: remote_allow?,
             local_allow: local_allow?,
+            dns: dns(section, am_lighthouse),
         })
     }
 }
@@ -88,6 +99,18 @@ fn lighthouses(
         );
     }
     Ok(hosts)
+}
+
+fn dns(section: &Section<'_>, am_lighthouse: bool) -> Option<Dns> {
+    let host = section.string("lighthouse.dns.host").unwrap_or_default();
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&host).to_owned();
+    let port = section.int("lighthouse.dns.port", 0..=65535).and_then(|port| u16::try_from(port).ok()).unwrap_or(53);
+    let serve = section.boolean("lighthouse.serve_dns", false);
+    if serve && !am_lighthouse {
+        let text = "lighthouse.serve_dns: DNS server refusing to run because this host is not a lighthouse.";
+        section.warn("lighthouse.serve_dns", text);
+    }
+    (serve && am_lighthouse).then_some(Dns { host, port })
 }
 
 fn advertise(section: &Section<'_>, networks: &[IpNet]) -> Result<Vec<HostTarget>, Refused> {

@@ -24,6 +24,7 @@ mod yaml;
 
 use std::path::PathBuf;
 
+pub use discovery::Dns;
 pub use findings::{Refusals, Refused, Remark};
 pub use hosts::{HostTarget, NameFamily, StaticHosts};
 pub use merge::load;

@@ -13,7 +13,7 @@ use nebula_core::{Config, firewall::Policy};
 
 use super::section::Section;
 use super::{
-    HostTarget, Pki, Refusals, Refused, Remark, Routes, StaticHosts, Stats, Value, discovery::Discovery, firewall,
+    Dns, HostTarget, Pki, Refusals, Refused, Remark, Routes, StaticHosts, Stats, Value, discovery::Discovery, firewall,
     keys, pki,
 };
 
@@ -44,6 +44,8 @@ pub struct Settings {
     pub remote_allow: RemoteAllowList,
     /// Addresses of this host that may be advertised.
     pub local_allow: LocalAllowList,
+    /// DNS server of a lighthouse.
+    pub dns: Option<Dns>,
     /// Relays.
     pub relay: Relay,
     /// Rules.
@@ -224,6 +226,7 @@ impl Settings {
             calculated_remotes: discovery.calculated_remotes,
             remote_allow: discovery.remote_allow,
             local_allow: discovery.local_allow,
+            dns: discovery.dns,
             relay: relay(&section),
             firewall,
             punchy: punchy(&section),

@@ -266,7 +266,7 @@ nonsense: {deeper: 1}",
     .map(|remark| format!("{remark}\n"))
     .collect::<String>();
     for expected in [
-        "lighthouse.serve_dns is not supported",
+        "DNS server refusing to run because this host is not a lighthouse",
         "sshd.enabled is not supported",
         "unknown key listen.prot",
         "unknown key nonsense",

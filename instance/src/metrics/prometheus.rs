@@ -3,21 +3,17 @@
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
 use super::{Metrics, Reading};
 use crate::daemon::unix_now;
+use crate::until_stopped::{self, Running};
 
 /// Answers until it is dropped.
 #[derive(Debug)]
 pub(super) struct Server {
-    // Its end ends the thread.
-    _stop: UnixStream,
+    _running: Running,
 }
 
 /// How names begin.
@@ -42,10 +38,10 @@ impl Server {
         };
         let listener =
             listener.map_err(|error| io::Error::new(error.kind(), format!("stats.listen {listen}: {error}")))?;
-        let (stop, stopped) = UnixStream::pair()?;
+        let (running, stopped) = until_stopped::pair()?;
         let address = listener.local_addr()?;
         let body = move || {
-            while waits(&listener, &stopped) {
+            while stopped.not_before(&listener) {
                 let Ok((stream, _)) = listener.accept() else { continue };
                 // A client that went away is no fault of the node.
                 let _ = answer(stream, &path, || text(&metrics.read(unix_now()), &names));
@@ -53,19 +49,7 @@ impl Server {
         };
         std::thread::Builder::new().name("stats".to_owned()).spawn(body)?;
         tracing::info!(addr = %address, "Starting prometheus stats listener");
-        Ok(Self { _stop: stop })
-    }
-}
-
-/// Whether somebody connects before the end.
-fn waits(listener: &TcpListener, stopped: &UnixStream) -> bool {
-    let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN), PollFd::new(stopped.as_fd(), PollFlags::POLLIN)];
-    loop {
-        match poll(&mut fds, PollTimeout::NONE) {
-            Err(nix::errno::Errno::EINTR) => {}
-            Err(_) => return false,
-            Ok(_) => return fds[1].revents().is_none_or(|events| events.is_empty()),
-        }
+        Ok(Self { _running: running })
     }
 }
 

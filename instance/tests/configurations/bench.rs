@@ -99,12 +99,16 @@ impl Bench {
                 agree(0, 0)?;
                 if ours.1.is_empty() { Ok(()) } else { Err(format!("ours remarks: {}", ours.1)) }
             }
-            Expected::Remarked(key) => agree(0, 0).and(named("ours", &ours, key)),
-            Expected::Refused(key) => agree(1, 1).and(named("Go", &go, key)).and(named("ours", &ours, key)),
-            Expected::RefusedAs { go: theirs, ours: own } => {
-                agree(1, 1).and(named("Go", &go, theirs)).and(named("ours", &ours, own))
+            Expected::Remarked(key) => agree(0, 0).and_then(|()| named("ours", &ours, key)),
+            Expected::Refused(key) => {
+                agree(1, 1).and_then(|()| named("Go", &go, key)).and_then(|()| named("ours", &ours, key))
             }
-            Expected::Deviates { go: theirs, ours: own, key, .. } => agree(theirs, own).and(named("ours", &ours, key)),
+            Expected::RefusedAs { go: theirs, ours: own } => {
+                agree(1, 1).and_then(|()| named("Go", &go, theirs)).and_then(|()| named("ours", &ours, own))
+            }
+            Expected::Deviates { go: theirs, ours: own, key, .. } => {
+                agree(theirs, own).and_then(|()| named("ours", &ours, key))
+            }
         }
     }
 

@@ -192,10 +192,9 @@ pub(super) const CASES: &[Case] = &[
         "lighthouse: {serve_dns: true, dns: {host: 127.0.0.1, port: 5353}}",
         "lighthouse.serve_dns",
     ),
-    remarked(
+    good(
         "dns",
         "lighthouse: {am_lighthouse: true, serve_dns: true, dns: {host: 127.0.0.1, port: 5353}}\nlisten: {port: 4242}",
-        "lighthouse.serve_dns",
     ),
     good("relay", "relay: {am_relay: true, use_relays: false}"),
     good("relays", "relay: {relays: [10.42.0.1, 10.42.0.2], use_relays: true}"),

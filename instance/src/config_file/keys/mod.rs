@@ -33,7 +33,7 @@ pub(super) fn check(section: &Section<'_>, tree: &Value) {
 
 /// Keys of a part that is off as long as its switch is: the switch is reported, and they are not.
 fn is_beside_a_switch(path: &str) -> bool {
-    path.starts_with("lighthouse.dns.") || (path.starts_with("sshd.") && path != "sshd.enabled")
+    path.starts_with("sshd.") && path != "sshd.enabled"
 }
 
 /// Keys that are read are checked where they are read.

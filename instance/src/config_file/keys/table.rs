@@ -110,9 +110,9 @@ pub(super) const KEYS: &[Key] = &[
         OnReload,
         "further endpoints to report, `host:port`; port 0 is the real one",
     ),
-    key("lighthouse.serve_dns", Boolean, "false", Unsupported, "answer DNS queries for the names of peers"),
-    key("lighthouse.dns.host", Text, "all addresses", Unsupported, "address of the DNS server"),
-    key("lighthouse.dns.port", Number(0, 65535), "53", Unsupported, "UDP port of the DNS server"),
+    key("lighthouse.serve_dns", Boolean, "false", OnReload, "answer DNS queries for the names of peers"),
+    key("lighthouse.dns.host", Text, "all addresses", OnReload, "address of the DNS server"),
+    key("lighthouse.dns.port", Number(0, 65535), "53", OnReload, "UDP port of the DNS server"),
     key(
         "lighthouse.remote_allow_list",
         Map,

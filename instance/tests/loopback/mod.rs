@@ -1,0 +1,115 @@
+//! A network of daemons without devices on loopback: no privilege, no namespace.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+
+use std::net::{TcpListener, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use nebula_cert::{Certificate, Curve, PrivateKey, SigningKey, Template, Version};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// One CA, and the files of all hosts.
+pub struct Network {
+    folder: tempfile::TempDir,
+    ca: Certificate,
+    ca_key: SigningKey,
+}
+
+impl Network {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let ca_key = SigningKey::generate(Curve::Curve25519).unwrap();
+        let ca = template("ca", ca_key.public_key(), &[]).self_sign(&ca_key).unwrap();
+        std::fs::write(folder.path().join("ca.crt"), ca.to_pem()).unwrap();
+        Self { folder, ca, ca_key }
+    }
+
+    /// Starts `program` as a new host; `more` is its configuration beside credentials and device.
+    pub fn start(&self, program: &Path, name: &str, networks: &[&str], more: &str) -> Daemon {
+        let key = PrivateKey::generate(Curve::Curve25519).unwrap();
+        let certificate = template(name, key.public_key(), networks).sign(&self.ca, &self.ca_key).unwrap();
+        let path = |suffix: &str| self.folder.path().join(format!("{name}.{suffix}"));
+        std::fs::write(path("crt"), certificate.to_pem()).unwrap();
+        std::fs::write(path("key"), key.to_pem().as_str()).unwrap();
+        let (ca, crt, key) = (self.folder.path().join("ca.crt"), path("crt"), path("key"));
+        let fixed = format!(
+            "pki: {{ca: {}, cert: {}, key: {}}}\ntun: {{disabled: true}}\n",
+            ca.display(),
+            crt.display(),
+            key.display()
+        );
+        let (config, log) = (path("yml"), path("log"));
+        std::fs::write(&config, format!("{fixed}{more}\n")).unwrap();
+        let output = std::fs::File::create(&log).unwrap();
+        let child = Command::new(program)
+            .arg("-config")
+            .arg(&config)
+            .stdout(output.try_clone().unwrap())
+            .stderr(output)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        Daemon { child, config, log, fixed }
+    }
+}
+
+fn template(name: &str, public_key: Vec<u8>, networks: &[&str]) -> Template {
+    Template {
+        version: Version::V2,
+        curve: Curve::Curve25519,
+        name: name.to_owned(),
+        networks: networks.iter().map(|network| network.parse().unwrap()).collect(),
+        unsafe_networks: Vec::new(),
+        groups: Vec::new(),
+        not_before: 1,
+        not_after: 5_000_000_000,
+        public_key,
+    }
+}
+
+/// A running program; ended on drop.
+pub struct Daemon {
+    child: Child,
+    config: PathBuf,
+    log: PathBuf,
+    fixed: String,
+}
+
+impl Daemon {
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// Replaces the configuration and asks for a reload.
+    pub fn reload(&self, more: &str) {
+        std::fs::write(&self.config, format!("{}{more}\n", self.fixed)).unwrap();
+        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGHUP).unwrap();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
+        let _ = self.child.wait();
+    }
+}
+
+pub fn ours() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_nebula"))
+}
+
+/// Go Nebula 1.11.0.
+pub fn go() -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/peers/sid/usr/bin/nebula");
+    assert!(path.exists(), "{} is missing: run .ci/go-nebula first", path.display());
+    path
+}
+
+pub fn free_tcp_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+pub fn free_udp_port() -> u16 {
+    UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
