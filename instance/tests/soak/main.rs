@@ -31,8 +31,8 @@ const SOON: Duration = Duration::from_secs(20);
 
 /// Bytes of one TCP connection.
 const TRANSFER: usize = 8_000_000;
-/// KiB that the resident memory of ours may grow, between the first fourth of the time and the last. Buffers grow with the
-/// largest burst so far; a byte that leaks with each packet is 2 MB a minute.
+/// KiB that the resident memory of ours may grow, between the first fourth of the time and the last. Flows are
+/// forgotten after 10 s, buffers grow with the largest burst so far; a byte that leaks with each packet is 2 MB a minute.
 const GROWTH: u64 = 1024;
 /// Of 100 datagrams that are not cut, this many come at least: the path loses one in 500, the rest is the machine's load.
 const WHOLE: u64 = 90;
@@ -82,6 +82,7 @@ tun: {{dev: neb0, mtu: 1300}}
 routines: 2
 logging: {{level: info, format: text}}
 firewall:
+  conntrack: {{tcp_timeout: 10s, udp_timeout: 10s, default_timeout: 10s}}
   outbound: [{{port: any, proto: any, host: any}}]
   inbound: [{{port: any, proto: any, host: any}}]
 ",

@@ -107,6 +107,19 @@ impl Tun {
         Self::negotiate(queues, name, &TunOffloads::LADDER)
     }
 
+    /// A stand-in for a device, to measure and test without the kernel's: each packet of `socket` (`SOCK_SEQPACKET`) is one
+    /// read or write of a queue, virtio-net header first. All offloads are on.
+    ///
+    /// # Errors
+    /// From the system.
+    #[cfg(feature = "simulator")]
+    pub fn from_socket(socket: OwnedFd) -> io::Result<Self> {
+        let flags = OFlag::from_bits_retain(fcntl(&socket, FcntlArg::F_GETFL)?);
+        fcntl(&socket, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        let queues = vec![Queue { fd: socket }];
+        Ok(Self { name: "socket".to_owned(), queues, offloads: TunOffloads::TcpAndUdp })
+    }
+
     /// Length of super-packet at which a device of this MTU works best: sealed, it fills exactly one send, where a longer
     /// one would leave a rest that costs as much as a full one. `None`: the MTU is too large for super-packets.
     #[must_use]
