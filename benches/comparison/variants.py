@@ -68,7 +68,7 @@ def variant(name, go, other, extra):
     if name == "raw":
         return Variant(name, "no tunnel", (), {})
     if name in other:
-        return Variant(name, f"{name} {other[name][0]}", (HOOKS / name,), {}, hook=True)
+        return Variant(name, f"{name} {other[name][0].removeprefix('0.0.')}", (HOOKS / name,), {}, hook=True)
     newest = pathlib.Path(go["sid"][1]) / "nebula" if go else None
     if name == "ours":
         return Variant(name, "nebula-cni", (ours(), ours()), dict(extra))
