@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Instant;
 
+use super::moves::Moves;
 use super::outbound::seal;
 use super::reject::{self, MAX_ANSWERS};
 use super::segment::Cut;
@@ -22,14 +23,13 @@ const MAX_MESSAGE: usize = 9001;
 /// Unauthenticated datagrams that reach the control plane in one call, of each kind that needs no state to forge.
 const MAX_UNAUTHENTICATED: usize = 16;
 
-/// Scratch of one call.
+/// Scratch of one call, and what is remembered from call to call.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pieces: Vec<Piece>,
     /// What was inside datagrams of relays.
     pub(super) relayed: Vec<Piece>,
-    /// Tunnels that were reported as roamed.
-    roamed: Vec<LocalIndex>,
+    moves: Moves,
     /// Tunnels that were reported as confirmed.
     confirmed: Vec<LocalIndex>,
     unknown: usize,
@@ -83,7 +83,6 @@ pub(super) fn inbound(forwarder: &Forwarder, lane: &mut Lane, now: Instant, buff
     let super_packets = lane.coalescer.finish(buffer, &mut lane.deliveries, &mut lane.headers, &mut lane.pieces);
     lane.counters.add(Counter::Coalesced, super_packets);
     pieces.clear();
-    batch.roamed.clear();
     batch.confirmed.clear();
     lane.batch = Batch { pieces, unknown: 0, recv_errors: 0, answers: 0, ..batch };
 }
@@ -256,8 +255,7 @@ impl Stage<'_> {
 
     fn notice_roaming(&mut self, tunnel: &Tunnel, from: SocketAddr) {
         let index = tunnel.local_index;
-        if tunnel.endpoint() != Some(from) && !self.batch.roamed.contains(&index) {
-            self.batch.roamed.push(index);
+        if tunnel.endpoint() != Some(from) && self.batch.moves.tell(index, from, self.now) {
             self.lane.punt(Punt::Roamed { tunnel: index, from });
         }
     }

@@ -6,6 +6,7 @@ mod echo;
 mod inbound;
 mod lane;
 mod layout;
+mod moves;
 mod outbound;
 mod reject;
 mod relayed;

@@ -189,6 +189,31 @@ fn the_first_authentic_datagrams_of_a_peer_are_reported_until_the_control_plane_
 }
 
 #[test]
+fn a_move_is_not_reported_again_with_each_receive_while_the_control_plane_is_busy() {
+    let [a, mut b] = pair(Cipher::Aes256Gcm);
+    let [first, second] = ["198.51.100.7:9", "198.51.100.7:10"].map(|text| text.parse().unwrap());
+    let mut receive = |from| {
+        assert_eq!(b.receive(from, &[sealed(&a, MessageType::Data, &ping())]).len(), 1);
+        b.lane.take_punts().count()
+    };
+    assert_eq!([receive(first), receive(first), receive(first)], [1, 0, 0]);
+    assert_eq!([receive(second), receive(second)], [1, 0], "another place is news");
+}
+
+#[test]
+fn a_move_that_is_not_obeyed_is_reported_again_after_a_while() {
+    let [a, mut b] = pair(Cipher::Aes256Gcm);
+    let from = "198.51.100.7:9".parse().unwrap();
+    let mut reports = 0;
+    for _ in 0..30 {
+        b.now += std::time::Duration::from_millis(10);
+        b.receive(from, &[sealed(&a, MessageType::Data, &ping())]);
+        reports += b.lane.take_punts().count();
+    }
+    assert_eq!(reports, 3);
+}
+
+#[test]
 fn without_a_tunnel_the_packet_is_handed_over_whole() {
     let [mut a, _] = pair(Cipher::Aes256Gcm);
     let peer = a.peer_address();
