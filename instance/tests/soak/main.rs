@@ -219,7 +219,8 @@ firewall:
                 let busy = daemon::busy(pids[at], direction);
                 let all: u64 = busy.values().sum();
                 eprintln!("{name}: {busy:?} ns");
-                assert_eq!(busy.len(), 2, "two lanes");
+                // With two processors the threads of the sockets serve both directions.
+                assert!(busy.len() == 2 || busy.is_empty() && direction == "nebula-out-", "{name}: {busy:?}");
                 assert!(busy.values().all(|one| one * 50 > all), "{name}: a lane had next to nothing to do: {busy:?}");
             }
             self.world.stop(name, Signal::SIGTERM);
