@@ -150,12 +150,14 @@ pub(super) struct InterfaceWatch {
     interval: Duration,
     next: Option<Instant>,
     last: Vec<LocalAddress>,
+    // None: not listening, so every look is a full one.
+    changes: Option<interfaces::Changes>,
 }
 
 impl InterfaceWatch {
     /// Looks at most once per `interval`, and not at the interface `except`.
     pub(super) fn new(except: Option<String>, interval: Duration) -> Self {
-        Self { except, interval, next: None, last: Vec::new() }
+        Self { except, interval, next: None, last: Vec::new(), changes: None }
     }
 
     /// The addresses, if it is time to look and they are others than before.
@@ -164,9 +166,18 @@ impl InterfaceWatch {
             return None;
         }
         self.next = Some(now + self.interval);
-        let addresses = interfaces::reachable_addresses(self.except.as_deref())
-            .inspect_err(|errno| tracing::warn!(%errno, "cannot list the interface addresses"))
-            .ok()?;
+        match &self.changes {
+            Some(changes) if !changes.any() => return None,
+            Some(_) => {}
+            // Before the look, so that no change falls between the two.
+            None => self.changes = interfaces::Changes::listen().ok(),
+        }
+        let listed = interfaces::reachable_addresses(self.except.as_deref());
+        if let Err(errno) = &listed {
+            tracing::warn!(%errno, "cannot list the interface addresses");
+            self.changes = None;
+        }
+        let addresses = listed.ok()?;
         (addresses != self.last).then(|| {
             self.last.clone_from(&addresses);
             addresses

@@ -1,10 +1,12 @@
 //! Addresses of this host's interfaces, as far as a peer might reach them.
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
+use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket};
 
 use crate::lighthouse::LocalAddress;
 
@@ -25,6 +27,42 @@ pub(super) fn reachable_addresses(except: Option<&str>) -> Result<Vec<LocalAddre
     addresses.dedup();
     Ok(addresses)
 }
+
+/// Hears when interfaces or their addresses change, which costs nothing while they do not (rtnetlink).
+#[derive(Debug)]
+pub(super) struct Changes {
+    socket: OwnedFd,
+}
+
+impl Changes {
+    /// Of the network namespace of the calling thread, from now on.
+    pub(super) fn listen() -> Result<Self, Errno> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
+        let groups = libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
+        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups as u32))?;
+        Ok(Self { socket })
+    }
+
+    /// Whether there were any since this was asked last.
+    pub(super) fn any(&self) -> bool {
+        let mut changed = false;
+        for _ in 0..MAX_CHANGES {
+            // What changed is of no interest, so the rest of the message may be lost.
+            match recv(self.socket.as_raw_fd(), &mut [0; 16], MsgFlags::empty()) {
+                Ok(_) => changed = true,
+                Err(Errno::EAGAIN) => return changed,
+                Err(Errno::EINTR) => {}
+                // There were more than the socket holds, or nothing can be known.
+                Err(_) => return true,
+            }
+        }
+        true
+    }
+}
+
+// More than one look at the addresses should have to clear away; the rest is for the next one.
+const MAX_CHANGES: usize = 1024;
 
 fn is_reachable(address: &IpAddr) -> bool {
     let is_link_local = match address {
@@ -51,6 +89,26 @@ mod tests {
         ] {
             assert_eq!(is_reachable(&address.parse().unwrap()), expected, "{address}");
         }
+    }
+
+    #[test]
+    #[ignore = "needs root and network namespaces"]
+    fn a_change_of_an_interface_or_address_is_heard_once() {
+        let run = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            let ip = |arguments: &str| {
+                let status = std::process::Command::new("ip").args(arguments.split(' ')).status().unwrap();
+                assert!(status.success(), "ip {arguments}");
+            };
+            let changes = Changes::listen().unwrap();
+            assert!(!changes.any());
+            for change in ["link set lo up", "addr add 192.0.2.1/32 dev lo", "addr del 192.0.2.1/32 dev lo"] {
+                ip(change);
+                assert!(changes.any(), "{change}");
+                assert!(!changes.any());
+            }
+        };
+        std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
     }
 
     #[test]
