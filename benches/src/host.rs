@@ -95,6 +95,8 @@ pub fn network(configure: impl Fn(&mut Config)) -> (Host, Host) {
     let mut a = Host::new(&authority, &trust, 1, &configure);
     let mut b = Host::new(&authority, &trust, 2, &configure);
     connect(&mut a, &mut b);
+    // What the first datagram from the caller would bring about.
+    b.node.handle_punt(b.now, Punt::Confirmed { tunnel: b.tunnel() });
     (a, b)
 }
 
