@@ -11,7 +11,6 @@ use nebula_core::firewall::Rule;
 use nebula_core::io::{Driver, Handle, Options, SocketControl, SocketOptions, Tun, UdpSocket, release_program_pages};
 
 use crate::config_file::{self, Listen, Logging, NameFamily, Remark, Settings, Value};
-use crate::firewall_hash;
 use crate::metrics::{Handshakes, Metrics};
 use crate::netns::Namespace;
 use crate::overlay_link::OverlayLink;
@@ -21,6 +20,7 @@ use crate::signals::{Signal, Signals, go_name};
 use crate::subnets::Subnets;
 use crate::system_routes::{self, Overlay};
 use crate::{errno, events, log, names, notify};
+use crate::{expiry, firewall_hash};
 
 /// A configuration that was read and merged, with logging already as it says.
 #[derive(Debug)]
@@ -129,6 +129,7 @@ impl Loaded {
         let watched = controls.iter().map(SocketControl::try_clone).collect::<Result<_, _>>();
         let watched = watched.map_err(start("Failed to start stats emitter"))?;
         let metrics = Arc::new(Metrics::new(&settings, handle.clone(), Arc::clone(&handshakes), watched));
+        expiry::watch(Arc::clone(&metrics)).map_err(start("Failed to start a thread"))?;
         let link = Link { overlay: link, sockets: controls, subnets, metrics };
         let reloader = Reloader::new(self.path, settings, handle.clone(), link);
         let running = run_with_signals(driver, signals, reloader, handshakes)?;

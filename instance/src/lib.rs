@@ -8,6 +8,7 @@ mod dns;
 pub mod enrol;
 mod errno;
 mod events;
+mod expiry;
 mod firewall_hash;
 pub mod go_flags;
 pub mod log;

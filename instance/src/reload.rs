@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use nebula_cert::{Identity, UnixTime, Version};
+use nebula_core::config::Timers;
 use nebula_core::firewall::Policy;
 use nebula_core::io::{Handle, SocketControl};
 
@@ -115,6 +116,10 @@ impl Reloader {
         if self.current.punchy != new.punchy {
             self.handle.set_punchy(new.punchy.clone());
             tracing::info!("punchy has been reloaded");
+        }
+        if reloadable_timers(&self.current.timers, &new.timers) != self.current.timers {
+            self.handle.set_timers(reloadable_timers(&self.current.timers, &new.timers));
+            tracing::info!("tunnels, counters and timers.requery_wait_duration have been reloaded");
         }
         if self.current.relay != new.relay {
             self.handle.set_relay(new.relay.clone());
@@ -266,6 +271,15 @@ fn same_device(old: &TunSettings, new: &TunSettings) -> bool {
     *old == reloadable
 }
 
+/// What `new` changes of `old` while a node runs; as in Go, not the intervals of the checks of tunnels.
+fn reloadable_timers(old: &Timers, new: &Timers) -> Timers {
+    Timers {
+        connection_alive_interval: old.connection_alive_interval,
+        pending_deletion_interval: old.pending_deletion_interval,
+        ..new.clone()
+    }
+}
+
 fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
     let changed = [
         ("cipher", old.cipher != new.cipher),
@@ -273,7 +287,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("listen.host", old.listen.host != new.listen.host),
         ("listen.port", old.listen.port != new.listen.port),
         ("routines", old.routines != new.routines),
-        ("timers, counters and tunnels", old.timers != new.timers),
+        ("timers", reloadable_timers(&old.timers, &new.timers) != new.timers),
         ("tun", !same_device(&old.tun, &new.tun)),
         ("lighthouse.am_lighthouse", old.am_lighthouse != new.am_lighthouse),
         ("pki.initiating_version", old.initiating_version != new.initiating_version),

@@ -56,6 +56,20 @@ fn a_node_never_becomes_a_lighthouse_while_it_runs() {
 }
 
 #[test]
+fn a_node_learns_while_it_runs_to_close_tunnels_that_are_not_used() {
+    let mut net = SimNet::new(5);
+    let [a, b] = net.nodes(["a", "b"]);
+    net.introduce(a, b);
+    net.ping(a, b).until_delivered();
+    net.run_for(Duration::from_secs(300));
+    assert_eq!(net.tunnels_to(a, b).len(), 1, "by default a tunnel stays");
+    let timers = config::Timers { inactivity_timeout: Some(Duration::from_secs(60)), ..config::Timers::default() };
+    net.control(a, |node, _| node.set_timers(timers));
+    net.run_for(Duration::from_secs(90));
+    assert_eq!(net.tunnels_to(a, b).len(), 0, "{}", net.diagram());
+}
+
+#[test]
 fn a_new_allow_list_holds_for_the_next_handshake() {
     let mut net = SimNet::new(4);
     let [a, b] = net.nodes(["a", "b"]);

@@ -30,6 +30,7 @@ pub(crate) struct Metrics {
 /// What a reload may change.
 #[derive(Debug, Default)]
 struct Facts {
+    not_before: UnixTime,
     not_after: UnixTime,
     initiating_version: u32,
     max_version: u32,
@@ -80,7 +81,7 @@ impl Metrics {
         let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pki) = &settings.pki {
             let has = |version| pki.identity.certificate(version).is_some();
-            facts.not_after = first_expiry(&pki.identity);
+            (facts.not_before, facts.not_after) = validity(&pki.identity);
             facts.max_version = if has(Version::V2) { 2 } else { 1 };
             let initiating =
                 settings.initiating_version.unwrap_or_else(|| if has(Version::V1) { Version::V1 } else { Version::V2 });
@@ -89,6 +90,12 @@ impl Metrics {
         facts.rules_hash = firewall_hash::fnv(&settings.firewall);
         facts.rules_version = facts.rules_version.wrapping_add(u16::from(new_rules));
         facts.routines = settings.routines;
+    }
+
+    /// Validity of the certificate of this host that expires first.
+    pub(crate) fn validity(&self) -> (UnixTime, UnixTime) {
+        let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        (facts.not_before, facts.not_after)
     }
 
     fn read(&self, now: UnixTime) -> Reading {
@@ -163,9 +170,11 @@ impl Emitter {
     }
 }
 
-fn first_expiry(identity: &Identity) -> UnixTime {
+/// Of the certificate that expires first.
+fn validity(identity: &Identity) -> (UnixTime, UnixTime) {
     let certificates = [Version::V1, Version::V2].map(|version| identity.certificate(version));
-    certificates.into_iter().flatten().map(|certificate| certificate.not_after()).min().unwrap_or(0)
+    let ends = certificates.into_iter().flatten().map(|one| (one.not_after(), one.not_before()));
+    ends.min().map_or((0, 0), |(not_after, not_before)| (not_before, not_after))
 }
 
 /// Go's names of counters that exist here.

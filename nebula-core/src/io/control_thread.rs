@@ -90,6 +90,7 @@ impl Control {
             Command::SetStaticHosts(hosts) => self.node.set_static_hosts(now, hosts),
             Command::SetLighthouse(settings) => self.node.set_lighthouse(now, *settings),
             Command::SetPunchy(punchy) => self.node.set_punchy(punchy),
+            Command::SetTimers(timers) => self.node.set_timers(timers),
             Command::SetRelay(settings) => self.node.set_relay(now, settings),
             Command::SetPreferredRanges(ranges) => self.node.set_preferred_ranges(ranges),
             Command::SetDisconnectInvalid(disconnect) => self.node.set_disconnect_invalid(now, disconnect),

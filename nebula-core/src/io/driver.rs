@@ -279,6 +279,10 @@ impl Handle {
     pub fn set_punchy(&self, punchy: config::Punchy) {
         self.shared.mailbox.command(Command::SetPunchy(punchy));
     }
+    /// See [`crate::Node::set_timers`].
+    pub fn set_timers(&self, timers: config::Timers) {
+        self.shared.mailbox.command(Command::SetTimers(timers));
+    }
     /// See [`crate::Node::set_relay`].
     pub fn set_relay(&self, settings: config::Relay) {
         self.shared.mailbox.command(Command::SetRelay(settings));

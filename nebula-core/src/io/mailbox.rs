@@ -29,6 +29,7 @@ pub(super) enum Command {
     SetStaticHosts(BTreeMap<IpAddr, Vec<SocketAddr>>),
     SetLighthouse(Box<config::Lighthouse>),
     SetPunchy(config::Punchy),
+    SetTimers(config::Timers),
     SetRelay(config::Relay),
     SetPreferredRanges(Vec<IpNet>),
     SetDisconnectInvalid(bool),

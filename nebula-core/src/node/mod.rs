@@ -256,6 +256,11 @@ impl Node {
         self.config.punchy = punchy;
     }
 
+    /// New liveness settings, each from the next time it is looked at.
+    pub fn set_timers(&mut self, timers: config::Timers) {
+        self.config.timers = timers;
+    }
+
     /// New underlay networks preferred over others.
     pub fn set_preferred_ranges(&mut self, ranges: Vec<ipnet::IpNet>) {
         self.config.preferred_ranges = ranges;

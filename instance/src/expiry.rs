@@ -1,0 +1,75 @@
+//! Warns before this host's certificate expires. What there is to know is asked again at each look, so that a reload counts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nebula_cert::UnixTime;
+
+use crate::daemon::unix_now;
+use crate::metrics::Metrics;
+
+/// Looks once an hour, as long as the program runs.
+pub(crate) fn watch(metrics: Arc<Metrics>) -> std::io::Result<()> {
+    let body = move || loop {
+        let (not_before, not_after) = metrics.validity();
+        report(not_before, not_after, unix_now());
+        std::thread::sleep(INTERVAL);
+    };
+    std::thread::Builder::new().name("expiry".to_owned()).stack_size(STACK).spawn(body).map(|_| ())
+}
+
+fn report(not_before: UnixTime, not_after: UnixTime, now: UnixTime) {
+    let left = not_after - now;
+    match look(not_before, not_after, now) {
+        Look::Fine => {}
+        Look::Soon => tracing::warn!(
+            secondsLeft = left,
+            "The certificate of this host expires soon: renew it, replace pki.cert and send SIGHUP"
+        ),
+        Look::Expired => tracing::error!(
+            secondsLeft = left,
+            "The certificate of this host has expired, peers refuse it: renew it, replace pki.cert and send SIGHUP"
+        ),
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Look {
+    Fine,
+    Soon,
+    Expired,
+}
+
+/// A short-lived certificate is renewed often, so its last quarter is soon enough.
+fn look(not_before: UnixTime, not_after: UnixTime, now: UnixTime) -> Look {
+    let notice = ((not_after - not_before) / 4).min(LONGEST_NOTICE);
+    match not_after - now {
+        left if left <= 0 => Look::Expired,
+        left if left < notice => Look::Soon,
+        _ => Look::Fine,
+    }
+}
+
+const INTERVAL: Duration = Duration::from_secs(3600);
+const LONGEST_NOTICE: i64 = 30 * 86_400;
+const STACK: usize = 128 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_month_or_the_last_quarter_is_soon() {
+        const DAY: i64 = 86_400;
+        for (lifetime, left, expected) in [
+            (365 * DAY, 31 * DAY, Look::Fine),
+            (365 * DAY, 29 * DAY, Look::Soon),
+            (DAY, DAY / 3, Look::Fine),
+            (DAY, DAY / 5, Look::Soon),
+            (DAY, 0, Look::Expired),
+            (365 * DAY, -1, Look::Expired),
+        ] {
+            assert_eq!(look(0, lifetime, lifetime - left), expected, "{left} of {lifetime}");
+        }
+    }
+}
