@@ -51,7 +51,7 @@ fn new_rules_end_flows_that_they_do_not_allow() {
         net.run_for(Duration::from_millis(100));
     }
     assert_eq!(net.payloads(b, 53).len(), 3);
-    net.control(b, |node, _| node.set_firewall(nebula_core::firewall::Policy::default()));
+    net.control(b, |node, _| node.set_firewall(Policy::default()));
     let _verdict = net.send_udp(a, b, (5000, 53), b"after");
     net.run_for(Duration::from_millis(100));
     assert_eq!(net.payloads(b, 53).len(), 3);
