@@ -1,4 +1,4 @@
-//! `nebula enrol`: a host gets its certificate from the CA service with a one-time token (enrolment).
+//! `nebula-enrol`: a host gets its certificate from the CA service with a one-time token (enrolment).
 //!
 //! The key is on the disk before the CA is asked: whatever is interrupted can be run again with the same token, which stays
 //! good for the key it was first used with.

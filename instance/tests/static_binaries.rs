@@ -3,8 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const BINARIES: [&str; 6] =
-    ["nebula", "nebula-cert", "nebula-ca", "nebula-cni-plugin", "nebula-cni-instance", "nebula-cni-init"];
+const BINARIES: [&str; 7] = [
+    "nebula",
+    "nebula-cert",
+    "nebula-ca",
+    "nebula-cni-plugin",
+    "nebula-cni-instance",
+    "nebula-cni-init",
+    "nebula-enrol",
+];
 
 fn release() -> PathBuf {
     PathBuf::from(std::env::var_os("NEBULA_BIN_DIR").expect("NEBULA_BIN_DIR names the folder of the release build"))
@@ -21,6 +28,13 @@ fn file_calls_every_binary_static() {
         let interpreter = Command::new("readelf").arg("-l").arg(&path).output().expect("readelf runs");
         assert!(!String::from_utf8_lossy(&interpreter.stdout).contains("INTERP"), "{name} asks for a loader");
     }
+}
+
+#[test]
+#[ignore = "needs a release build"]
+fn the_daemon_takes_less_than_six_megabytes() {
+    let size = std::fs::metadata(release().join("nebula")).expect("the daemon is there").len();
+    assert!(size <= 6_000_000, "{size} bytes");
 }
 
 #[test]

@@ -45,10 +45,17 @@ pub(super) fn read<T: DeserializeOwned>(text: &str) -> Result<Option<T>, Error> 
         non_finite_float_policy: serde_saphyr::options::NonFiniteFloatPolicy::PassThrough,
         with_snippet: false,
     };
-    let mut reader = text.as_bytes();
-    // Go reads one document and ignores what follows it; so the second one is never looked at.
-    let mut documents = serde_saphyr::read_with_options::<_, T>(&mut reader, options);
-    documents.next().transpose().map_err(|error| Error::Yaml(own_words(error.to_string())))
+    // Go reads one document and ignores what follows it: once there is a value, no complaint about the rest counts.
+    let mut first = None;
+    let read = serde_saphyr::with_deserializer_from_str_with_options(text, options, |document| {
+        first = Some(T::deserialize(document)?);
+        Ok(())
+    });
+    match (first, read) {
+        (Some(value), _) => Ok(Some(value)),
+        (None, Ok(())) => Ok(None),
+        (None, Err(error)) => Err(Error::Yaml(own_words(error.to_string()))),
+    }
 }
 
 /// Without the reader's advice to its programmers.

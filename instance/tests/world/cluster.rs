@@ -40,8 +40,7 @@ impl Cluster {
         let enrolled = cluster.world.exec(
             "control",
             &[
-                &binary("nebula").display().to_string(),
-                "enrol",
+                &binary("nebula-enrol").display().to_string(),
                 "-ca-url",
                 &cluster.ca_url(),
                 "-tls-ca",

@@ -1,0 +1,86 @@
+//! Gets a host's certificate from the CA service with a one-time token.
+//!
+//! A program of its own, because it speaks HTTPS once in a while and `nebula` never does: the daemon stays small.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use nebula_cert::Curve;
+use nebula_cni_plugin::launch::CaAccess;
+use nebula_instance::daemon;
+use nebula_instance::enrol;
+use nebula_instance::go_flags::{self, Flag};
+
+fn main() -> ExitCode {
+    let flags = match go_flags::parse(std::env::args().skip(1), FLAGS) {
+        Ok(flags) => flags,
+        Err(go_flags::Error::Help) => {
+            eprint!("{ABOUT}\n{}", go_flags::usage("nebula-enrol", FLAGS));
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprint!("{error}\n{}", go_flags::usage("nebula-enrol", FLAGS));
+            return ExitCode::from(2);
+        }
+    };
+    if flags.is_set("version") {
+        print(concat!("Version: ", env!("CARGO_PKG_VERSION"), "\n"));
+        return ExitCode::SUCCESS;
+    }
+    let (Some(url), Some(tls_ca), Some(token)) =
+        (flags.value("ca-url"), flags.value("tls-ca"), flags.value("token-file"))
+    else {
+        eprintln!("nebula-enrol: -ca-url, -tls-ca and -token-file are required; see nebula-enrol -help");
+        return ExitCode::from(2);
+    };
+    let curve = match flags.value("curve") {
+        None | Some("25519") => Curve::Curve25519,
+        Some("P256") => Curve::P256,
+        Some(other) => {
+            eprintln!("nebula-enrol: invalid curve: {other}; it is 25519 or P256");
+            return ExitCode::from(2);
+        }
+    };
+    let folder = Path::new(flags.value("out-dir").unwrap_or("."));
+    let access = CaAccess { url: url.to_owned(), tls_ca_file: tls_ca.into(), token_file: token.into() };
+    match enrol::enrol(access, folder, curve, daemon::unix_now()) {
+        Ok(done) => {
+            print(&format!(
+                "enrolled {} as {} (groups: {})\nwrote host.key, host.crt and ca.crt to {}\n",
+                done.name,
+                done.networks.join(", "),
+                if done.groups.is_empty() { "none".to_owned() } else { done.groups.join(", ") },
+                done.folder.display(),
+            ));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("nebula-enrol: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print(text: &str) {
+    // Nobody is left to tell when standard output is closed.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+const ABOUT: &str = "\
+Gets this host's certificate from a nebula-ca service with a one-time token (nebula-ca token create). The key is made here
+and never leaves; host.key, host.crt and ca.crt are written for the pki section of the configuration.
+";
+
+const FLAGS: &[Flag] = &[
+    Flag { name: "ca-url", takes_value: true, help: "Address of the CA service: https://HOST:PORT" },
+    Flag {
+        name: "tls-ca",
+        takes_value: true,
+        help: "PEM file with the TLS certificate of the CA service (its tls.crt)",
+    },
+    Flag { name: "token-file", takes_value: true, help: "File with the one-time token" },
+    Flag { name: "out-dir", takes_value: true, help: "Folder for the files (default: the current one)" },
+    Flag { name: "curve", takes_value: true, help: "25519 or P256, as the CA (default 25519)" },
+    Flag { name: "version", takes_value: false, help: "Print version" },
+];
