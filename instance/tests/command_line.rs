@@ -4,7 +4,11 @@
 
 use std::process::{Command, Output};
 
-use nebula_cert::{Curve, PrivateKey, SigningKey, Template, Version};
+use loopback::Network;
+
+mod loopback;
+
+const HOST: &[&str] = &["10.42.0.7/16"];
 
 fn run(program: &str, arguments: &[&str]) -> (i32, String, String) {
     let Output { status, stdout, stderr } = Command::new(program).args(arguments).output().unwrap();
@@ -15,37 +19,9 @@ fn nebula(arguments: &[&str]) -> (i32, String, String) {
     run(env!("CARGO_BIN_EXE_nebula"), arguments)
 }
 
-/// A folder with `config.yml`, and credentials valid for a year beside it.
-fn network(more: &str) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let ca_key = SigningKey::generate(Curve::Curve25519).unwrap();
-    let key = PrivateKey::generate(Curve::Curve25519).unwrap();
-    let template = |name: &str, public_key, networks: &[&str]| Template {
-        version: Version::V2,
-        curve: Curve::Curve25519,
-        name: name.to_owned(),
-        networks: networks.iter().map(|network| network.parse().unwrap()).collect(),
-        unsafe_networks: Vec::new(),
-        groups: Vec::new(),
-        not_before: 1,
-        not_after: 5_000_000_000,
-        public_key,
-    };
-    let ca = template("ca", ca_key.public_key(), &[]).self_sign(&ca_key).unwrap();
-    let host = template("host", key.public_key(), &["10.42.0.7/16"]).sign(&ca, &ca_key).unwrap();
-    let path = |name: &str| folder.path().join(name);
-    std::fs::write(path("ca.crt"), ca.to_pem()).unwrap();
-    std::fs::write(path("host.crt"), host.to_pem()).unwrap();
-    std::fs::write(path("host.key"), key.to_pem().as_str()).unwrap();
-    let at = folder.path().display();
-    let config = format!("pki: {{ca: {at}/ca.crt, cert: {at}/host.crt, key: {at}/host.key}}\n{more}\n");
-    std::fs::write(path("config.yml"), config).unwrap();
-    folder
-}
-
 fn test_config(more: &str) -> (i32, String, String) {
-    let folder = network(more);
-    nebula(&["-test", "-config", folder.path().join("config.yml").to_str().unwrap()])
+    let network = Network::new();
+    nebula(&["-test", "-config", network.configure("config", HOST, more).to_str().unwrap()])
 }
 
 #[test]
@@ -175,8 +151,8 @@ fn a_test_reports_every_finding_with_file_line_and_key() {
 
 #[test]
 fn a_strict_test_refuses_what_a_test_only_remarks() {
-    let folder = network("listen: {prot: 4242}");
-    let config = folder.path().join("config.yml");
+    let network = Network::new();
+    let config = network.configure("config", HOST, "listen: {prot: 4242}");
     let config = config.to_str().unwrap();
     assert_eq!(nebula(&["-test", "-config", config]).0, 0);
     let (code, stdout, _) = nebula(&["-test", "-strict", "-config", config]);

@@ -1,4 +1,4 @@
-//! A network of daemons without devices on loopback: no privilege, no namespace.
+//! Credentials and configurations of hosts, and daemons without devices on loopback: no privilege, no namespace.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 use std::net::{TcpListener, UdpSocket};
@@ -25,22 +25,29 @@ impl Network {
         Self { folder, ca, ca_key }
     }
 
-    /// Starts `program` as a new host; `more` is its configuration beside credentials and device.
-    pub fn start(&self, program: &Path, name: &str, networks: &[&str], more: &str) -> Daemon {
+    /// Writes credentials and `NAME.yml` of a new host; `more` is its configuration beside its credentials.
+    pub fn configure(&self, name: &str, networks: &[&str], more: &str) -> PathBuf {
         let key = PrivateKey::generate(Curve::Curve25519).unwrap();
         let certificate = template(name, key.public_key(), networks).sign(&self.ca, &self.ca_key).unwrap();
         let path = |suffix: &str| self.folder.path().join(format!("{name}.{suffix}"));
         std::fs::write(path("crt"), certificate.to_pem()).unwrap();
         std::fs::write(path("key"), key.to_pem().as_str()).unwrap();
-        let (ca, crt, key) = (self.folder.path().join("ca.crt"), path("crt"), path("key"));
-        let fixed = format!(
-            "pki: {{ca: {}, cert: {}, key: {}}}\ntun: {{disabled: true}}\n",
-            ca.display(),
-            crt.display(),
-            key.display()
-        );
-        let (config, log) = (path("yml"), path("log"));
-        std::fs::write(&config, format!("{fixed}{more}\n")).unwrap();
+        let config = path("yml");
+        std::fs::write(&config, format!("{}{more}\n", self.pki(name))).unwrap();
+        config
+    }
+
+    fn pki(&self, name: &str) -> String {
+        let at = self.folder.path().display();
+        format!("pki: {{ca: {at}/ca.crt, cert: {at}/{name}.crt, key: {at}/{name}.key}}\n")
+    }
+
+    /// Starts `program` as a new host without a device; `more` is its configuration beside that and its credentials.
+    pub fn start(&self, program: &Path, name: &str, networks: &[&str], more: &str) -> Daemon {
+        let device = "tun: {disabled: true}\n";
+        let fixed = format!("{}{device}", self.pki(name));
+        let config = self.configure(name, networks, &format!("{device}{more}"));
+        let log = config.with_extension("log");
         let output = std::fs::File::create(&log).unwrap();
         let child = Command::new(program)
             .arg("-config")
