@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// The launch contract. Readers refuse another `version`.
+/// The launch contract. Readers refuse another `version`. Fields with a default are left out when they hold it, so that
+/// an instance of the release before still understands a contract that asks nothing new of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LaunchSpec {
@@ -30,13 +31,25 @@ pub struct LaunchSpec {
     pub pod_address: IpAddr,
     /// Name of the tun device in the pod.
     pub device: String,
-    /// Whether readiness waits for the certificate.
+    /// Whose proof gets the certificate.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub flow: Flow,
+    /// Whether readiness waits for the certificate; means nothing in [`Flow::Init`].
     pub mode: Mode,
+    /// Where the UDP socket lives.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub underlay: Underlay,
+    /// What the pod may reach besides the overlay; `None`: whatever it could reach before.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub isolate: Option<Isolate>,
+    /// The pod's address in Kubernetes is its overlay address: packets for it also arrive on the pod's own interface.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub renumber: bool,
     /// Overlay prefixes that are routed to the device before there is a certificate, so that nothing for them leaves in clear.
     pub overlay: Vec<IpNet>,
     /// Seconds a strict start may take; then the instance gives up and says why.
     pub budget_seconds: u64,
-    /// UDP ports in the host namespace the instance may choose from, inclusive.
+    /// UDP ports the instance may choose from, inclusive. In [`Underlay::Pod`] they are the pod's own.
     pub port_range: (u16, u16),
     /// Where certificates come from.
     pub ca: CaAccess,
@@ -56,6 +69,41 @@ pub struct Pod {
     pub name: String,
     /// UID; empty if the runtime gave none.
     pub uid: String,
+}
+
+/// How a pod gets its certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Flow {
+    /// With the node's token, before ADD returns (`mode` says otherwise).
+    #[default]
+    Node,
+    /// With the pod's own token, from its init container. Ready means "waiting for init": the kubelet starts init
+    /// containers only after ADD.
+    Init,
+}
+
+/// The network namespace of the UDP socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Underlay {
+    /// The node's: works while the pod's own network does not yet.
+    #[default]
+    Host,
+    /// The pod's: the primary plugin's policy and accounting see the tunnel.
+    Pod,
+}
+
+/// What an isolated pod may still reach and be reached from, besides the overlay.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Isolate {
+    /// Prefixes that stay open both ways.
+    pub ranges: Vec<IpNet>,
+    /// DNS servers (UDP and TCP port 53). Empty: any server.
+    pub dns: Vec<IpAddr>,
+    /// Where the kubelet's probes come from: the node's address on the way to the pod.
+    pub probes: Vec<IpAddr>,
 }
 
 /// When an instance is ready (flow B).
@@ -79,6 +127,10 @@ pub struct CaAccess {
     pub tls_ca_file: PathBuf,
     /// File with the node's token (node proof).
     pub token_file: PathBuf,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl LaunchSpec {

@@ -7,6 +7,7 @@ pub mod del;
 pub mod enrolment;
 pub mod gc;
 pub mod host;
+pub mod isolation;
 pub mod launch;
 pub mod lock;
 pub mod prev_result;

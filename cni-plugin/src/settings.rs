@@ -8,7 +8,8 @@ use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use crate::enrolment::Enrolment;
-use crate::launch::{CaAccess, Mode};
+use crate::isolation::Isolation;
+use crate::launch::{CaAccess, Flow, Mode, Underlay};
 use crate::reply::{Error, code};
 use crate::request::{self, NetworkConfig};
 
@@ -19,8 +20,16 @@ pub struct Settings {
     pub instance: Option<PathBuf>,
     /// Name of the tun device in the pod.
     pub device: String,
+    /// Whose proof gets the certificate.
+    pub flow: Flow,
     /// Whether ADD waits for the certificate.
     pub mode: Mode,
+    /// Where the UDP socket lives.
+    pub underlay: Underlay,
+    /// What a pod may reach besides the overlay.
+    pub isolate: Option<Isolation>,
+    /// Whether the result names the overlay address as the pod's.
+    pub renumber: bool,
     /// Overlay prefixes that must not leave in clear before there is a certificate.
     pub overlay: Vec<IpNet>,
     /// UDP ports an instance may take, inclusive.
@@ -47,7 +56,11 @@ impl Settings {
         Ok(Self {
             instance: keys.path("instance")?,
             device: keys.device()?,
+            flow: keys.flow()?,
             mode: keys.mode()?,
+            underlay: keys.underlay()?,
+            isolate: keys.config.value("isolate")?.map_or(Ok(None), |value| Isolation::read(&value))?,
+            renumber: keys.renumber()?,
             overlay: keys.overlay()?,
             port_range: keys.port_range()?,
             state_dir: keys.state_dir()?,
@@ -116,16 +129,46 @@ impl Keys<'_> {
         }
     }
 
+    fn flow(&self) -> Result<Flow, Error> {
+        match self.text("flow")?.as_deref() {
+            None | Some("node") => Ok(Flow::Node),
+            Some("init") => Ok(Flow::Init),
+            Some(other) => Err(refused("flow", &Value::from(other), "\"node\" or \"init\"")),
+        }
+    }
+
+    fn underlay(&self) -> Result<Underlay, Error> {
+        match self.text("underlay")?.as_deref() {
+            None | Some("host") => Ok(Underlay::Host),
+            Some("pod") => Ok(Underlay::Pod),
+            Some(other) => Err(refused("underlay", &Value::from(other), "\"host\" or \"pod\"")),
+        }
+    }
+
+    /// The result of ADD can name an address only if it is there when ADD returns.
+    fn renumber(&self) -> Result<bool, Error> {
+        let renumber = self.boolean("renumber")?;
+        if renumber && (self.mode()? == Mode::Lazy || self.flow()? == Flow::Init) {
+            return Err(Error::new(
+                code::CONFIG,
+                "network configuration: \"renumber\" needs mode \"strict\" and flow \"node\"",
+            )
+            .details("the pod's IP must be known when ADD returns, and comes with the certificate"));
+        }
+        Ok(renumber)
+    }
+
+    fn boolean(&self, key: &str) -> Result<bool, Error> {
+        let value = self.config.value(key)?.unwrap_or(Value::Bool(false));
+        value.as_bool().ok_or_else(|| refused(key, &value, "true or false"))
+    }
+
     fn overlay(&self) -> Result<Vec<IpNet>, Error> {
-        const EXPECTED: &str = "a list of prefixes such as [\"10.42.0.0/16\"]";
         let value = self.config.value("overlay")?.unwrap_or_else(|| Value::Array(Vec::new()));
-        let list = value.as_array().filter(|list| list.len() <= MAX_OVERLAY);
-        let prefixes: Option<Vec<IpNet>> = list.and_then(|list| {
-            list.iter().map(|item| item.as_str()?.parse::<IpNet>().ok().map(|net| net.trunc())).collect()
-        });
-        let prefixes = prefixes.ok_or_else(|| refused("overlay", &value, EXPECTED))?;
-        if prefixes.is_empty() && self.mode()? == Mode::Lazy {
-            return Err(Error::new(code::CONFIG, "network configuration: mode \"lazy\" needs the key \"overlay\"").details(
+        let prefixes = prefixes("overlay", &value)?;
+        if prefixes.is_empty() && (self.mode()? == Mode::Lazy || self.flow()? == Flow::Init) {
+            let msg = "network configuration: mode \"lazy\" and flow \"init\" need the key \"overlay\"";
+            return Err(Error::new(code::CONFIG, msg).details(
                 "list the overlay's prefixes: until the pod has its certificate, they are routed to its closed device, so that \
                  nothing for them leaves in clear",
             ));
@@ -134,7 +177,12 @@ impl Keys<'_> {
     }
 
     fn port_range(&self) -> Result<(u16, u16), Error> {
-        let Some(value) = self.config.value("portRange")? else { return Ok(PORT_RANGE) };
+        let Some(value) = self.config.value("portRange")? else {
+            return Ok(match self.underlay()? {
+                Underlay::Host => PORT_RANGE,
+                Underlay::Pod => (POD_PORT, POD_PORT),
+            });
+        };
         let port = |v: &Value| v.as_u64().and_then(|p| u16::try_from(p).ok()).filter(|p| *p > 0);
         if let Some([low, high]) = value.as_array().map(Vec::as_slice)
             && let (Some(low), Some(high)) = (port(low), port(high))
@@ -225,6 +273,21 @@ pub(crate) fn refuse_other_keys(name: &str, object: &Map<String, Value>, known: 
     }
 }
 
+/// A list of prefixes. Host bits are cut off; a part with leading zeros is refused, since some read it as octal.
+pub(crate) fn prefixes(key: &str, value: &Value) -> Result<Vec<IpNet>, Error> {
+    const EXPECTED: &str = "a list of at most 64 prefixes such as [\"10.42.0.0/16\"]";
+    let list =
+        value.as_array().filter(|list| list.len() <= MAX_PREFIXES).ok_or_else(|| refused(key, value, EXPECTED))?;
+    list.iter().map(|item| item.as_str().and_then(prefix).ok_or_else(|| refused(key, item, EXPECTED))).collect()
+}
+
+fn prefix(text: &str) -> Option<IpNet> {
+    let (address, length) = text.split_once('/')?;
+    let plain = length.bytes().all(|byte| byte.is_ascii_digit()) && (length == "0" || !length.starts_with('0'));
+    let address = address.parse().ok().filter(|_| plain)?;
+    Some(IpNet::new(address, length.parse().ok()?).ok()?.trunc())
+}
+
 fn absolute(key: &str, text: &str) -> Result<PathBuf, Error> {
     if text.starts_with('/') && !text.contains('\0') {
         Ok(PathBuf::from(text))
@@ -242,9 +305,11 @@ const INSTANCE: &str = "nebula-cni-instance";
 const BIN_DIR: &str = "/opt/cni/bin";
 const STATE_DIR: &str = "/run/nebula-cni";
 const DEVICE: &str = "nebula0";
-const MAX_OVERLAY: usize = 64;
+const MAX_PREFIXES: usize = 64;
 // Above the ports Linux gives to outgoing connections by default (32768 to 60999).
 const PORT_RANGE: (u16, u16) = (61000, 65535);
+// Nebula's own: in the pod's namespace nobody else has it.
+const POD_PORT: u16 = 4242;
 const TIMEOUT: Duration = Duration::from_secs(20);
 // A kubelet gives up after four minutes and may then never free the sandbox's name.
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
@@ -300,6 +365,17 @@ mod tests {
             ("mode", json!("eager")),
             ("overlay", json!("10.42.0.0/16")),
             ("overlay", json!(["10.42.0.0"])),
+            ("overlay", json!(["010.42.0.0/16"])),
+            ("overlay", json!(["10.42.0.0/016"])),
+            ("overlay", json!(["10.42.0.0/+16"])),
+            ("flow", json!("pod")),
+            ("underlay", json!("node")),
+            ("renumber", json!("yes")),
+            ("isolate", json!("yes")),
+            ("isolate", json!({"range": []})),
+            ("isolate", json!({"ranges": ["10.0.0.1"]})),
+            ("isolate", json!({"dns": ["ns.example"]})),
+            ("isolate", json!({"probes": [7]})),
             ("mode", json!(true)),
             ("portRange", json!([5, 4])),
             ("portRange", json!([0, 4])),
@@ -348,6 +424,27 @@ mod tests {
         assert!(error.msg.contains("/nonexistent/instance"), "{error}");
         settings.instance = Some(PathBuf::from("/bin/sh"));
         assert_eq!(settings.instance_binary(None).unwrap(), Path::new("/bin/sh"));
+    }
+
+    #[test]
+    fn a_pod_whose_socket_is_its_own_gets_the_usual_port() {
+        let mut entry = good();
+        entry["underlay"] = json!("pod");
+        assert_eq!(Settings::read(&config(&entry)).unwrap().port_range, (4242, 4242));
+        entry["portRange"] = json!([7, 9]);
+        assert_eq!(Settings::read(&config(&entry)).unwrap().port_range, (7, 9));
+    }
+
+    #[test]
+    fn renumbering_needs_the_address_before_add_returns() {
+        for (key, value) in [("mode", "lazy"), ("flow", "init")] {
+            let mut entry = good();
+            entry["overlay"] = json!(["10.42.0.0/16"]);
+            entry["renumber"] = json!(true);
+            assert!(Settings::read(&config(&entry)).unwrap().renumber);
+            entry[key] = json!(value);
+            assert!(Settings::read(&config(&entry)).unwrap_err().msg.contains("renumber"));
+        }
     }
 
     #[test]
