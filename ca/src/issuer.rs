@@ -64,6 +64,8 @@ impl Issuer {
                 let policy = self.policy.pods.as_ref().ok_or(Refusal::NodeProofDisabled)?;
                 self.issue_for_pod(policy, pod, &request.public_key, now)
             }
+            Proof::Pod { .. } => Err(Refusal::PodProofDisabled),
+            Proof::Certificate { .. } => Err(Refusal::RenewalDisabled),
         }
     }
 
@@ -188,7 +190,8 @@ impl Issuer {
         now: UnixTime,
     ) -> Result<Issued, Refusal> {
         let trust = self.trust(now)?.body;
-        let reply = Reply { certificate: record.pem.clone(), ca: trust.ca, blocklist: trust.blocklist };
+        let reply =
+            Reply { certificate: record.pem.clone(), ca: trust.ca, blocklist: trust.blocklist, renewal_key: None };
         Ok(Issued { reply, record, fingerprint: fingerprint.to_string(), is_repeat })
     }
 

@@ -38,6 +38,10 @@ pub enum Refusal {
     BadNodeToken,
     #[error("this CA accepts no node proof: policy.jsonc has no \"pods\" section")]
     NodeProofDisabled,
+    #[error("this CA accepts no pod proof: policy.jsonc has no \"kubernetes\" section")]
+    PodProofDisabled,
+    #[error("this CA does not renew by certificate; ask with the proof the certificate was first given for")]
+    RenewalDisabled,
     #[error("the pod's {field} is not valid: {problem}")]
     InvalidPod { field: &'static str, problem: &'static str },
     #[error("pod uid {uid} was {known} so far; one uid cannot be two pods")]
@@ -99,6 +103,8 @@ impl Refusal {
             Self::CertificateRevoked => ("certificate_revoked", 403),
             Self::BadNodeToken => ("bad_node_token", 401),
             Self::NodeProofDisabled => ("node_proof_disabled", 403),
+            Self::PodProofDisabled => ("pod_proof_disabled", 403),
+            Self::RenewalDisabled => ("renewal_disabled", 403),
             Self::InvalidPod { .. } => ("invalid_pod", 400),
             Self::PodUidConflict { .. } => ("pod_uid_conflict", 409),
             Self::NameTooLong(_) => ("name_too_long", 403),

@@ -328,6 +328,8 @@ fn describe(proof: &Proof) -> String {
     match proof {
         Proof::Token { token } => format!("token {}", TokenHash::of(token).id()),
         Proof::Node { .. } => "node".to_owned(),
+        Proof::Pod { .. } => "pod".to_owned(),
+        Proof::Certificate { .. } => "certificate".to_owned(),
     }
 }
 

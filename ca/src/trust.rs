@@ -20,7 +20,8 @@ impl Trust {
         }
         let tag: String = hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
         let blocklist = blocklist.iter().map(ToString::to_string).collect();
-        Self { body: issuance::Trust { ca: bundle.to_owned(), blocklist }, etag: format!("\"{tag}\"") }
+        let body = issuance::Trust { ca: bundle.to_owned(), blocklist, renewal_key: None };
+        Self { body, etag: format!("\"{tag}\"") }
     }
 
     /// Whether a caller that sent `If-None-Match` has this version already.

@@ -105,8 +105,9 @@ impl CaClient {
         };
         let mut request = Request { public_key: key.public_pem(), proof };
         let body = serde_json::to_vec(&request);
-        let (Proof::Node { token, .. } | Proof::Token { token }) = &mut request.proof;
-        token.zeroize();
+        if let Proof::Node { token, .. } | Proof::Token { token } = &mut request.proof {
+            token.zeroize();
+        }
         body.map(Zeroizing::new).map_err(|error| Error::Unavailable(format!("cannot write the request: {error}")))
     }
 

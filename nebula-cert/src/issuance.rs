@@ -1,17 +1,37 @@
-//! Messages between an instance and the CA service: JSON over HTTPS, `POST /v1/certificate`.
+//! Messages between an instance and the CA service: JSON over HTTPS.
 //!
-//! The request proves who asks; the public key is the only key material that travels.
+//! | Call | Body | Answer |
+//! | --- | --- | --- |
+//! | `POST` [`CERTIFICATE_PATH`] | [`Request`] | [`Reply`] |
+//! | `POST` [`RELEASE_PATH`] | [`Release`] | [`Released`] |
+//! | `GET` [`TRUST_PATH`] | | [`Trust`], or status 304 for whoever has it |
+//!
+//! Every refusal is a [`Refusal`]. A status of 408, 425, 429 or 5xx may pass: ask again later. Any other 4xx is final
+//! for this proof. The public key is the only key material that travels.
+//!
+//! # Following the trust
+//! The answer has an entity tag. With it in `If-None-Match`, `GET /v1/trust?wait=50` is answered as soon as the trust
+//! differs, and with 304 when it did not within that many seconds (at most [`LONGEST_WAIT`]). A service that has too many
+//! callers waiting answers 304 at once, with the seconds to stay away in `Retry-After`.
 
 use serde::{Deserialize, Serialize};
 
-/// Path of the one call.
+use crate::{Certificate, Error, PrivateKey, UnixTime, public_key_from_pem};
+
+/// Path of requests for a certificate.
 pub const CERTIFICATE_PATH: &str = "/v1/certificate";
+/// Path on which a certificate that is not needed any more is given back.
+pub const RELEASE_PATH: &str = "/v1/release";
 /// Path of the trust bundle (`GET`, with an entity tag to poll cheaply).
 pub const TRUST_PATH: &str = "/v1/trust";
 /// Longest request body the service accepts, in bytes.
 pub const MAX_BODY: usize = 64 * 1024;
 /// Longest reply body a caller must accept, in bytes: a long blocklist is part of it.
 pub const MAX_REPLY: usize = 4 * 1024 * 1024;
+/// Longest time in seconds for which a call of [`TRUST_PATH`] may wait for a change.
+pub const LONGEST_WAIT: u64 = 50;
+/// By how many seconds the time in a [`Proof::Certificate`] may differ from the service's clock.
+pub const CLOCK_TOLERANCE: i64 = 300;
 
 /// Request body.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -32,13 +52,64 @@ pub enum Proof {
         /// The secret.
         token: String,
     },
-    /// A node vouches for one of its pods, with the node's own token.
+    /// A node vouches for one of its pods, with the node's own token: the service-account token of its agent, or
+    /// without Kubernetes the secret in `node.token`.
     Node {
         /// The node's secret.
         token: String,
         /// The pod.
         pod: Pod,
     },
+    /// A pod speaks for itself, with its own service-account token, bound to the pod and meant for the CA.
+    Pod {
+        /// The pod's token.
+        token: String,
+        /// Primary address of the pod.
+        address: std::net::IpAddr,
+    },
+    /// Whoever has a certificate asks for the next one, or gives it back: the tag shows that it holds the key.
+    Certificate {
+        /// PEM of the present certificate.
+        certificate: String,
+        /// When the tag was made, in seconds since 1970.
+        time: UnixTime,
+        /// [`PrivateKey::possession_tag`] over [`possession_message`] for the service's [`Reply::renewal_key`], lower-case
+        /// hex.
+        tag: String,
+    },
+}
+
+impl Proof {
+    /// A [`Proof::Certificate`]: for [`CERTIFICATE_PATH`] over the `public_key` of the request, for [`RELEASE_PATH`] over
+    /// none.
+    ///
+    /// `renewal_key` is the PEM that the service gave, `key` the private key of `certificate`.
+    ///
+    /// # Errors
+    /// `renewal_key` is not of the curve of `key`.
+    pub fn of_certificate(
+        certificate: &Certificate,
+        key: &PrivateKey,
+        renewal_key: &str,
+        public_key: Option<&str>,
+        time: UnixTime,
+    ) -> Result<Self, Error> {
+        let (_, verifier) = public_key_from_pem(renewal_key.as_bytes())?;
+        let tag = key.possession_tag(&verifier, &possession_message(certificate, public_key, time))?;
+        let tag = tag.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self::Certificate { certificate: certificate.to_pem(), time, tag })
+    }
+}
+
+/// What a tag of [`Proof::Certificate`] is made over. A tag for one use, key or certificate is none for another.
+#[must_use]
+pub fn possession_message(certificate: &Certificate, public_key: Option<&str>, time: UnixTime) -> Vec<u8> {
+    let fingerprint = certificate.fingerprint();
+    match public_key {
+        Some(public_key) => format!("renew\n{fingerprint}\n{time}\n{public_key}"),
+        None => format!("release\n{fingerprint}\n{time}\n"),
+    }
+    .into_bytes()
 }
 
 /// A pod as the node describes it.
@@ -65,6 +136,25 @@ pub struct Reply {
     /// Blocked fingerprints, lower-case hex.
     #[serde(default)]
     pub blocklist: Vec<String>,
+    /// PEM of the public key for which a [`Proof::Certificate`] is made. None: this service takes no such proof.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renewal_key: Option<String>,
+}
+
+/// Body of [`RELEASE_PATH`]: with a [`Proof::Certificate`] that certificate ends, with a [`Proof::Node`] or
+/// [`Proof::Pod`] all certificates of the pod do. They are blocked until they expire.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Release {
+    /// Who gives back.
+    pub proof: Proof,
+}
+
+/// Answer to a [`Release`]; the same again when it is repeated.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Released {
+    /// Fingerprints of the certificates that ended now, lower-case hex.
+    pub fingerprints: Vec<String>,
 }
 
 /// Reply body of [`TRUST_PATH`]: whom to trust from now on.
@@ -74,6 +164,9 @@ pub struct Trust {
     pub ca: String,
     /// Blocked fingerprints, lower-case hex.
     pub blocklist: Vec<String>,
+    /// As [`Reply::renewal_key`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renewal_key: Option<String>,
 }
 
 /// Error reply body, with an HTTP status of 4xx or 5xx.
@@ -90,6 +183,74 @@ impl std::fmt::Debug for Proof {
         match self {
             Self::Token { .. } => f.write_str("Token(redacted)"),
             Self::Node { pod, .. } => write!(f, "Node(redacted, {pod:?})"),
+            Self::Pod { address, .. } => write!(f, "Pod(redacted, {address})"),
+            Self::Certificate { time, .. } => write!(f, "Certificate(redacted, {time})"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Curve, SigningKey, Template, Version};
+
+    fn certificate(key: &PrivateKey) -> Certificate {
+        let ca_key = SigningKey::generate(Curve::Curve25519).unwrap();
+        let template = Template {
+            version: Version::V2,
+            curve: Curve::Curve25519,
+            name: "ca".into(),
+            networks: vec![],
+            unsafe_networks: vec![],
+            groups: vec![],
+            not_before: 0,
+            not_after: 1_000,
+            public_key: vec![],
+        };
+        let ca = template.clone().self_sign(&ca_key).unwrap();
+        let networks = vec!["10.0.0.1/8".parse().unwrap()];
+        Template { name: "host".into(), networks, public_key: key.public_key(), ..template }.sign(&ca, &ca_key).unwrap()
+    }
+
+    #[test]
+    fn a_tag_for_one_use_key_or_time_is_none_for_another() {
+        let key = PrivateKey::generate(Curve::Curve25519).unwrap();
+        let (certificate, other) = (certificate(&key), certificate(&key));
+        let messages = [
+            possession_message(&certificate, None, 1),
+            possession_message(&certificate, Some(""), 1),
+            possession_message(&certificate, Some("a"), 1),
+            possession_message(&certificate, Some("a"), 2),
+            possession_message(&other, Some("a"), 2),
+        ];
+        for (at, message) in messages.iter().enumerate() {
+            assert!(!messages[..at].contains(message), "{}", String::from_utf8_lossy(message));
+        }
+    }
+
+    #[test]
+    fn a_proof_of_a_certificate_is_one_the_service_can_check() {
+        let key = PrivateKey::generate(Curve::Curve25519).unwrap();
+        let service = PrivateKey::generate(Curve::Curve25519).unwrap();
+        let certificate = certificate(&key);
+        let proof = Proof::of_certificate(&certificate, &key, &service.public_pem(), Some("next"), 7).unwrap();
+        let json = serde_json::to_string(&proof).unwrap();
+        let Proof::Certificate { certificate: pem, time: 7, tag } = serde_json::from_str(&json).unwrap() else {
+            panic!("{json}")
+        };
+        assert_eq!(Certificate::from_pem(pem.as_bytes()).unwrap().fingerprint(), certificate.fingerprint());
+        let expected = key.possession_tag(&service.public_key(), &possession_message(&certificate, Some("next"), 7));
+        assert_eq!(tag, expected.unwrap().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+        assert!(!format!("{proof:?}").contains(&tag));
+        let p256 = PrivateKey::generate(Curve::P256).unwrap();
+        assert!(Proof::of_certificate(&certificate, &key, &p256.public_pem(), None, 7).is_err());
+    }
+
+    #[test]
+    fn answers_of_a_service_without_a_renewal_key_are_understood() {
+        let trust: Trust = serde_json::from_str(r#"{"ca": "x", "blocklist": []}"#).unwrap();
+        assert_eq!(trust.renewal_key, None);
+        let reply: Reply = serde_json::from_str(r#"{"certificate": "c", "ca": "x", "later": 1}"#).unwrap();
+        assert_eq!(reply.renewal_key, None);
     }
 }

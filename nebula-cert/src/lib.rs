@@ -80,6 +80,7 @@ mod key;
 mod pem;
 #[cfg(feature = "pkcs11")]
 pub mod pkcs11;
+mod possession;
 mod protobuf;
 mod sign;
 mod signature;
@@ -95,6 +96,7 @@ pub use encrypted_key::PassphraseCost;
 pub use error::Error;
 pub use identity::Identity;
 pub use key::{PrivateKey, public_key_from_pem, public_key_to_pem};
+pub use possession::TAG_LENGTH;
 pub use sign::Template;
 pub use signer::Signer;
 pub use signing_key::SigningKey;
