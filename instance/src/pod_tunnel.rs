@@ -21,7 +21,7 @@ use crate::metrics::Handshakes;
 use crate::names::{self, NameWatch};
 use crate::netns::Namespace;
 use crate::overlay_link::{LinkRoute, OverlayLink};
-use crate::pod::{GiveUp, Install, LifeCycle, Moment, Step};
+use crate::life_cycle::{GiveUp, Install, LifeCycle, Moment, Step};
 use crate::signals::{Signal, Signals, go_name};
 use crate::{errno, events, log, notify};
 
