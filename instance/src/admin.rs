@@ -1,39 +1,14 @@
-//! Status of one pod's tunnel on a unix socket: each connection gets one JSON document.
+//! One pod's status on a unix socket, as HTTP: `/` the status document, `/metrics`, `/healthz`. Who connects and says nothing
+//! gets the document alone.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use nebula_cert::Identity;
-use nebula_core::io::Handle;
 use nix::sys::stat::{Mode, umask};
-use serde_json::{Value, json};
 
-/// What there is to tell; the owner of the tunnel keeps it up to date.
-#[derive(Debug)]
-pub struct Status {
-    /// `namespace/name`.
-    pub pod: String,
-    /// UID of the pod.
-    pub uid: String,
-    /// Tun device in the pod.
-    pub device: String,
-    /// UDP port in the host namespace.
-    pub port: u16,
-    /// Whether the data path is open.
-    pub open: bool,
-    /// Certificate in use.
-    pub identity: Option<Identity>,
-    /// The running node.
-    pub handle: Option<Handle>,
-    /// Why there is no (newer) certificate.
-    pub last_error: Option<String>,
-}
-
-/// Status shared with the thread that answers.
-pub type Shared = Arc<Mutex<Status>>;
+use crate::pod_status::{Shared, Snapshot};
 
 /// Reads the document of the instance that listens at `path`.
 ///
@@ -42,6 +17,8 @@ pub type Shared = Arc<Mutex<Status>>;
 pub fn ask(path: &Path) -> std::io::Result<String> {
     let stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    // There is no request to wait for.
+    stream.shutdown(std::net::Shutdown::Write)?;
     let mut text = String::new();
     stream.take(LONGEST_ANSWER).read_to_string(&mut text)?;
     Ok(text)
@@ -60,7 +37,7 @@ impl StatusSocket {
     /// The socket cannot be made.
     pub fn serve(path: &Path, status: Shared) -> std::io::Result<Self> {
         match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         // Between bind and a later chmod anybody could connect.
@@ -84,7 +61,12 @@ impl Drop for StatusSocket {
 fn answer_all(listener: &UnixListener, status: &Shared) {
     loop {
         match listener.accept() {
-            Ok((stream, _)) => answer(stream, status),
+            Ok((stream, _)) => {
+                // A client that does not read loses its answer and delays the next one by no more than the patience.
+                if let Err(error) = answer(stream, status) {
+                    tracing::debug!(%error, "A client of the status socket did not take its answer");
+                }
+            }
             Err(error) => {
                 tracing::warn!(%error, "Status socket cannot accept a connection");
                 std::thread::sleep(Duration::from_millis(200));
@@ -93,98 +75,81 @@ fn answer_all(listener: &UnixListener, status: &Shared) {
     }
 }
 
-fn answer(mut stream: UnixStream, status: &Shared) {
-    let document = document(status).to_string();
-    // A client that does not read loses its answer and delays the next one by no more than this.
-    let written = stream.set_write_timeout(Some(PATIENCE)).and_then(|()| stream.write_all(document.as_bytes()));
-    if let Err(error) = written {
-        tracing::debug!(%error, "A client of the status socket did not take its answer");
-    }
-}
-
-/// The document of one moment.
-#[must_use]
-pub fn document(status: &Shared) -> Value {
-    let (mut document, handle) = {
-        let status = status.lock().unwrap_or_else(PoisonError::into_inner);
-        (fixed_part(&status), status.handle.clone())
+fn answer(mut stream: UnixStream, status: &Shared) -> std::io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(PATIENCE_FOR_A_REQUEST))?;
+    let snapshot = || Snapshot::take(status, now());
+    let Some(target) = read_target(&mut stream)? else {
+        return stream.write_all(snapshot().document().to_string().as_bytes());
     };
-    // Asked without the lock: a busy node must not hold up the owner of the status.
-    let tunnels = handle.as_ref().map(Handle::tunnels).unwrap_or_default();
-    document["tunnels"] = tunnels
-        .iter()
-        .take(MAX_TUNNELS)
-        .map(|tunnel| {
-            json!({
-                "peer": tunnel.peer,
-                "name": tunnel.name,
-                "endpoint": tunnel.endpoint.map(|endpoint| endpoint.to_string()),
-                "handshake_ms": tunnel.handshake.map(|took| took.as_secs_f64() * 1000.0),
-                "primary": tunnel.primary,
-            })
-        })
-        .collect();
-    document["counters"] = json!(handle.as_ref().map(Handle::counters).unwrap_or_default());
-    document["pid"] = std::process::id().into();
-    document
+    let (code, kind, body) = match target.as_str() {
+        "GET /" => ("200 OK", "application/json", snapshot().document().to_string()),
+        "GET /metrics" => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", snapshot().metrics()),
+        "GET /healthz" => match snapshot().health() {
+            Ok(()) => ("200 OK", TEXT, "ok\n".to_owned()),
+            Err(why) => ("503 Service Unavailable", TEXT, format!("{why}\n")),
+        },
+        _ => ("404 Not Found", TEXT, "there are /, /metrics and /healthz\n".to_owned()),
+    };
+    let head = format!(
+        "HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(body.as_bytes())
 }
 
-fn fixed_part(status: &Status) -> Value {
-    let certificate = status.identity.as_ref().map(Identity::primary);
-    json!({
-        "pod": status.pod,
-        "uid": status.uid,
-        "device": status.device,
-        "overlay": certificate.map(|c| c.networks().iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap_or_default(),
-        "groups": certificate.map(|c| c.groups().to_vec()).unwrap_or_default(),
-        "certificate": certificate.map(|c| json!({
-            "name": c.name(),
-            "fingerprint": c.fingerprint().to_string(),
-            "not_before": c.not_before(),
-            "not_after": c.not_after(),
-        })),
-        "state": if status.open { "running" } else { "waiting" },
-        "last_error": status.last_error,
-        "port": status.port,
-    })
+/// Method and path of the request; `None`: there is no request.
+fn read_target(stream: &mut UnixStream) -> std::io::Result<Option<String>> {
+    let mut head = Vec::new();
+    let mut chunk = [0; 512];
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        match stream.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(read) if head.len() + read <= LONGEST_HEAD => head.extend_from_slice(&chunk[..read]),
+            Ok(_) => return Err(ErrorKind::InvalidData.into()),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let line = String::from_utf8_lossy(line);
+    let mut words = line.split([' ', '?']);
+    Ok(words
+        .next()
+        .filter(|word| !word.is_empty())
+        .map(|method| format!("{method} {}", words.next().unwrap_or_default())))
 }
 
+#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+const TEXT: &str = "text/plain; charset=utf-8";
 const PATIENCE: Duration = Duration::from_millis(500);
-// Keeps one answer within a few hundred KiB.
-const MAX_TUNNELS: usize = 2000;
-
+const PATIENCE_FOR_A_REQUEST: Duration = Duration::from_millis(100);
+const LONGEST_HEAD: usize = 4096;
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 const LONGEST_ANSWER: u64 = 16 << 20;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Read;
+    use crate::pod_status::tests::waiting;
+    use serde_json::{Value, json};
     use std::os::unix::fs::PermissionsExt;
 
-    fn waiting() -> Shared {
-        Arc::new(Mutex::new(Status {
-            pod: "shop/web-1".to_owned(),
-            uid: "u-1".to_owned(),
-            device: "nebula0".to_owned(),
-            port: 20_001,
-            open: false,
-            identity: None,
-            handle: None,
-            last_error: Some("connection refused".to_owned()),
-        }))
-    }
-
     #[test]
-    fn a_connection_gets_one_document_and_the_end() {
+    fn a_connection_without_a_request_gets_one_document_and_the_end() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("status.sock");
         std::fs::write(&path, "left over").unwrap();
         let socket = StatusSocket::serve(&path, waiting()).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        for _ in 0..2 {
-            let mut text = String::new();
-            UnixStream::connect(&path).unwrap().read_to_string(&mut text).unwrap();
+        let mut silent = String::new();
+        UnixStream::connect(&path).unwrap().read_to_string(&mut silent).unwrap();
+        for text in [silent, ask(&path).unwrap()] {
             let document: Value = serde_json::from_str(&text).unwrap();
             assert_eq!(document["pod"], "shop/web-1");
             assert_eq!(document["state"], "waiting");
@@ -197,6 +162,27 @@ mod tests {
     }
 
     #[test]
+    fn requests_get_the_document_metrics_and_health_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("status.sock");
+        let _socket = StatusSocket::serve(&path, waiting()).unwrap();
+        let ask = |request: &str| {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            stream.write_all(request.as_bytes()).unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            text
+        };
+        let get = |path: &str| ask(&format!("GET {path} HTTP/1.1\r\nHost: pod\r\n\r\n"));
+        assert!(get("/").starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"));
+        assert!(get("/metrics?x=1").contains("\nnebula_pod_open 0\n"));
+        let health = get("/healthz");
+        assert!(health.starts_with("HTTP/1.1 503 ") && health.contains("connection refused"), "{health}");
+        assert!(get("/secrets").starts_with("HTTP/1.1 404 "));
+        assert!(ask("POST / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+    }
+
+    #[test]
     fn a_client_that_never_reads_does_not_block_the_next_one() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("status.sock");
@@ -205,8 +191,6 @@ mod tests {
         status.lock().unwrap().last_error = Some("x".repeat(4 << 20));
         let _socket = StatusSocket::serve(&path, status).unwrap();
         let _silent = UnixStream::connect(&path).unwrap();
-        let mut text = String::new();
-        UnixStream::connect(&path).unwrap().read_to_string(&mut text).unwrap();
-        assert!(text.ends_with('}'));
+        assert!(ask(&path).unwrap().ends_with('}'));
     }
 }

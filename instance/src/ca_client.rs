@@ -1,30 +1,49 @@
-//! Asks the CA service for a certificate (enrolment): one HTTPS call, made blocking on a thread of its own.
+//! Speaks to the CA service: short HTTPS calls, made blocking on a thread of their own.
+
+mod answers;
 
 use std::io::Read;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nebula_cert::issuance::{CERTIFICATE_PATH, MAX_REPLY, Pod, Proof, Refusal, Reply, Request};
-use nebula_cert::{CaPool, Certificate, Curve, Identity, PrivateKey, UnixTime};
+use nebula_cert::issuance::{self, CERTIFICATE_PATH, MAX_REPLY, Pod, Proof, Reply, Request, TRUST_PATH};
+use nebula_cert::{CaPool, Curve, Identity, PrivateKey, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
 use zeroize::{Zeroize, Zeroizing};
 
-/// Asks one CA service on behalf of one pod or one host.
+use crate::netns::Namespace;
+
+/// Asks one CA service from one network namespace.
 #[derive(Debug, Clone)]
 pub struct CaClient {
     access: CaAccess,
-    subject: Subject,
+    namespace: Namespace,
 }
 
-/// Whom the certificate is for, and so what the token proves.
-#[derive(Debug, Clone)]
-enum Subject {
-    /// A pod that the holder of the node token vouches for.
-    Pod(Pod),
-    /// The host that a one-time enrolment token was made for.
+/// Who asks for a certificate, and how that is shown.
+#[derive(Clone)]
+pub enum Prover {
+    /// The node vouches for the pod, with the token in the token file.
+    Node(Pod),
+    /// The pod speaks for itself.
+    Pod {
+        /// Its service-account token.
+        token: Zeroizing<String>,
+        /// Its primary address.
+        address: IpAddr,
+    },
+    /// The host that the one-time token in the token file was made for.
     Host,
+    /// Whoever has a certificate asks for the next one.
+    Holder {
+        /// The present certificate and its key.
+        identity: Box<Identity>,
+        /// PEM of the service's public key for this proof.
+        renewal_key: String,
+    },
 }
 
 /// What the CA gave, checked as far as that is possible here.
@@ -34,6 +53,28 @@ pub struct Issued {
     pub identity: Identity,
     /// CAs and blocklist to believe from now on.
     pub trust: CaPool,
+    /// For [`Prover::Holder`]; none if the service takes no such proof.
+    pub renewal_key: Option<String>,
+}
+
+/// The answer to whom to trust.
+#[derive(Debug, Clone)]
+pub struct TrustAnswer {
+    /// None: as before.
+    pub news: Option<TrustNews>,
+    /// How long the service wants to be left alone.
+    pub retry_after: Option<Duration>,
+}
+
+/// Whom to trust from now on.
+#[derive(Debug, Clone)]
+pub struct TrustNews {
+    /// CAs and blocklist.
+    pub trust: CaPool,
+    /// Names this version; to be sent with the next question.
+    pub etag: String,
+    /// As [`Issued::renewal_key`].
+    pub renewal_key: Option<String>,
 }
 
 /// Why there is no certificate.
@@ -54,90 +95,139 @@ pub enum Error {
 }
 
 impl CaClient {
-    /// A client for a pod, with the node's token; nothing is read or sent yet.
+    /// A client that connects from `namespace`; nothing is read or sent yet.
     #[must_use]
-    pub fn new(access: CaAccess, pod: Pod) -> Self {
-        Self { access, subject: Subject::Pod(pod) }
+    pub fn new(access: CaAccess, namespace: Namespace) -> Self {
+        Self { access, namespace }
     }
 
-    /// A client for a host, with a one-time enrolment token; nothing is read or sent yet.
-    #[must_use]
-    pub fn for_host(access: CaAccess) -> Self {
-        Self { access, subject: Subject::Host }
-    }
-
-    /// Makes a new key in memory and asks once for a certificate of it. Takes at most about `timeout`.
+    /// Makes a new key in memory and asks for a certificate of it, as the first of `provers` that is not refused. Takes at
+    /// most about `timeout` for each.
     ///
     /// # Errors
     /// The CA refused, or there is no usable answer.
-    pub fn request(&self, timeout: Duration, now: UnixTime) -> Result<Issued, Error> {
-        // The answer tells which curve this CA signs for; nearly all use the first.
-        match self.request_with(Curve::Curve25519, timeout, now) {
-            Err(Error::Denied { code, .. }) if code == "wrong_curve" => self.request_with(Curve::P256, timeout, now),
-            result => result,
+    pub fn request(&self, provers: &[Prover], timeout: Duration, now: UnixTime) -> Result<Issued, Error> {
+        let mut result = Err(Error::Unavailable("there is nothing to prove who asks".to_owned()));
+        for prover in provers {
+            // The answer tells which curve this CA signs for; nearly all use the first.
+            result = match self.request_with(Curve::Curve25519, prover, timeout, now) {
+                Err(Error::Denied { code, .. }) if code == "wrong_curve" => {
+                    self.request_with(Curve::P256, prover, timeout, now)
+                }
+                result => result,
+            };
+            if !matches!(result, Err(Error::Denied { .. })) {
+                break;
+            }
         }
+        result
     }
 
-    fn request_with(&self, curve: Curve, timeout: Duration, now: UnixTime) -> Result<Issued, Error> {
+    fn request_with(&self, curve: Curve, prover: &Prover, timeout: Duration, now: UnixTime) -> Result<Issued, Error> {
         let key =
             PrivateKey::generate(curve).map_err(|error| Error::Unavailable(format!("cannot make a key: {error}")))?;
-        self.request_for(key, timeout, now).map(|(issued, _)| issued)
+        self.request_for(key, prover, timeout, now).map(|(issued, _)| issued)
     }
 
     /// Asks once for a certificate of `key`; also returns the answer as it came.
     ///
     /// # Errors
     /// The CA refused, or there is no usable answer.
-    pub fn request_for(&self, key: PrivateKey, timeout: Duration, now: UnixTime) -> Result<(Issued, Reply), Error> {
-        let body = self.body(&key)?;
-        let reply = self.post(&body, timeout)?;
-        let issued = accept(&reply, key, now)
-            .map_err(|cause| Error::Unavailable(format!("unusable answer from {}: {cause}", self.url())))?;
+    pub fn request_for(
+        &self,
+        key: PrivateKey,
+        prover: &Prover,
+        timeout: Duration,
+        now: UnixTime,
+    ) -> Result<(Issued, Reply), Error> {
+        let body = self.body(&key, prover, now)?;
+        let url = self.url(CERTIFICATE_PATH);
+        let (status, answer) = self.there(|| {
+            let request = self.agent(timeout)?.post(&url).header("content-type", "application/json").send(&body[..]);
+            let mut response = request.map_err(|error| cannot_ask(&url, &error))?;
+            Ok((response.status().as_u16(), read_body(&url, &mut response)?))
+        })?;
+        let reply = answers::read(status, &answer).map_err(|error| error.at(&url))?;
+        let issued = answers::accept(&reply, key, now)
+            .map_err(|cause| Error::Unavailable(format!("unusable answer from {url}: {cause}")))?;
         Ok((issued, reply))
     }
 
-    fn body(&self, key: &PrivateKey) -> Result<Zeroizing<Vec<u8>>, Error> {
-        let token = self.token()?;
-        let token = token.trim().to_owned();
-        let proof = match &self.subject {
-            Subject::Pod(pod) => Proof::Node { token, pod: pod.clone() },
-            Subject::Host => Proof::Token { token },
+    /// Asks whom to trust. With the `etag` of an earlier answer the service may keep the question until there is news, for
+    /// at most `wait`.
+    ///
+    /// # Errors
+    /// There is no usable answer.
+    pub fn trust(&self, etag: Option<&str>, wait: Duration, timeout: Duration) -> Result<TrustAnswer, Error> {
+        let url = match wait.as_secs() {
+            0 => self.url(TRUST_PATH),
+            seconds => format!("{}?wait={seconds}", self.url(TRUST_PATH)),
         };
-        let mut request = Request { public_key: key.public_pem(), proof };
+        let (status, headers, answer) = self.there(|| {
+            let request = self.agent(wait + timeout)?.get(&url);
+            let request = etag.into_iter().fold(request, |request, etag| request.header("if-none-match", etag));
+            let mut response = request.call().map_err(|error| cannot_ask(&url, &error))?;
+            let header = |name: &str| {
+                let value = response.headers().get(name).and_then(|value| value.to_str().ok());
+                value.filter(|value| value.len() <= LONGEST_HEADER).map(str::to_owned)
+            };
+            let headers = (header("etag"), header("retry-after"));
+            Ok((response.status().as_u16(), headers, read_body(&url, &mut response)?))
+        })?;
+        let retry_after = headers.1.and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+        if status == 304 {
+            return Ok(TrustAnswer { news: None, retry_after });
+        }
+        let answer: issuance::Trust = answers::read(status, &answer).map_err(|error| error.at(&url))?;
+        let trust = answers::trust(&answer)
+            .map_err(|cause| Error::Unavailable(format!("unusable answer from {url}: {cause}")))?;
+        let (etag, renewal_key) = (headers.0.unwrap_or_default(), answer.renewal_key);
+        Ok(TrustAnswer { news: Some(TrustNews { trust, etag, renewal_key }), retry_after })
+    }
+
+    /// Runs `call` where this client connects from.
+    fn there<T: Send>(&self, call: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
+        match &self.namespace {
+            Namespace::Own => call(),
+            Namespace::At { .. } => {
+                self.namespace.run("ca-client", call).unwrap_or_else(|error| Err(Error::Unavailable(error.to_string())))
+            }
+        }
+    }
+
+    fn body(&self, key: &PrivateKey, prover: &Prover, now: UnixTime) -> Result<Zeroizing<Vec<u8>>, Error> {
+        let public_key = key.public_pem();
+        let proof = match prover {
+            Prover::Node(pod) => Proof::Node { token: self.token()?, pod: pod.clone() },
+            Prover::Pod { token, address } => Proof::Pod { token: token.trim().to_owned(), address: *address },
+            Prover::Host => Proof::Token { token: self.token()? },
+            Prover::Holder { identity, renewal_key } => {
+                let key = identity.private_key();
+                Proof::of_certificate(identity.primary(), key, renewal_key, Some(&public_key), now)
+                    .map_err(|error| Error::Unavailable(format!("cannot prove the present certificate: {error}")))?
+            }
+        };
+        let mut request = Request { public_key, proof };
         let body = serde_json::to_vec(&request);
-        if let Proof::Node { token, .. } | Proof::Token { token } = &mut request.proof {
-            token.zeroize();
+        match &mut request.proof {
+            Proof::Node { token, .. } | Proof::Token { token } | Proof::Pod { token, .. } => token.zeroize(),
+            Proof::Certificate { .. } => {}
         }
         body.map(Zeroizing::new).map_err(|error| Error::Unavailable(format!("cannot write the request: {error}")))
     }
 
     /// Read anew for each request: node tokens are rotated.
-    fn token(&self) -> Result<Zeroizing<String>, Error> {
-        let token = read_bounded(&self.access.token_file)
-            .map_err(|error| self.unreadable("token_file", &self.access.token_file, &error))?;
-        if token.trim().is_empty() {
-            return Err(Error::Unavailable(format!("the token file {} is empty", self.access.token_file.display())));
+    fn token(&self) -> Result<String, Error> {
+        let path = &self.access.token_file;
+        let token = read_bounded(path).map_err(|error| self.unreadable("token_file", path, &error))?;
+        match token.trim() {
+            "" => Err(Error::Unavailable(format!("the token file {} is empty", path.display()))),
+            token => Ok(token.to_owned()),
         }
-        Ok(token)
     }
 
-    fn post(&self, body: &[u8], timeout: Duration) -> Result<Reply, Error> {
-        let agent = self.agent(timeout)?;
-        let url = self.url();
-        let unavailable = |error: ureq::Error| Error::Unavailable(format!("cannot ask {url}: {}", explain(&error)));
-        let mut response =
-            agent.post(&url).header("content-type", "application/json").send(body).map_err(unavailable)?;
-        let status = response.status().as_u16();
-        let limit = MAX_REPLY as u64;
-        let body = response.body_mut().with_config().limit(limit).read_to_vec().map_err(unavailable)?;
-        read_answer(status, &body).map_err(|error| match error {
-            Error::Unavailable(cause) => Error::Unavailable(format!("{url} {cause}")),
-            denied => denied,
-        })
-    }
-
-    fn url(&self) -> String {
-        format!("{}{CERTIFICATE_PATH}", self.access.url.trim_end_matches('/'))
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.access.url.trim_end_matches('/'))
     }
 
     /// Trusts the given roots and nothing else; follows no redirect and no proxy, which could take the token away.
@@ -167,6 +257,8 @@ impl CaClient {
             .max_redirects(0)
             .proxy(None)
             .user_agent(concat!("nebula-cni-instance/", env!("CARGO_PKG_VERSION")))
+            .input_buffer_size(BUFFER)
+            .output_buffer_size(BUFFER)
             .timeout_connect(Some(timeout.min(CONNECT_WITHIN)))
             .timeout_global(Some(timeout))
             .build();
@@ -184,43 +276,33 @@ impl Error {
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::Denied { .. })
     }
-}
 
-fn read_answer(status: u16, body: &[u8]) -> Result<Reply, Error> {
-    if (200..300).contains(&status) {
-        return serde_json::from_slice(body)
-            .map_err(|error| Error::Unavailable(format!("did not answer with a certificate: {error}")));
-    }
-    let refusal: Option<Refusal> = serde_json::from_slice(body).ok();
-    let may_pass = status >= 500 || matches!(status, 408 | 425 | 429);
-    match refusal {
-        Some(refusal) if may_pass => Err(Error::Unavailable(format!(
-            "answered {status}: {} ({})",
-            clean(&refusal.message),
-            clean(&refusal.code)
-        ))),
-        Some(refusal) => Err(Error::Denied { code: clean(&refusal.code), message: clean(&refusal.message) }),
-        None => Err(Error::Unavailable(format!("answered HTTP {status}; is it the address of a nebula-ca service?"))),
+    fn at(self, url: &str) -> Self {
+        match self {
+            Self::Unavailable(cause) => Self::Unavailable(format!("{url} {cause}")),
+            denied => denied,
+        }
     }
 }
 
-/// A certificate that its own CAs do not accept would only fail later, on every peer.
-fn accept(reply: &Reply, key: PrivateKey, now: UnixTime) -> Result<Issued, String> {
-    let certificates =
-        Certificate::bundle_from_pem(reply.certificate.as_bytes()).map_err(|error| format!("certificate: {error}"))?;
-    let identity = Identity::new(certificates.clone(), key).map_err(|error| format!("certificate: {error}"))?;
-    let mut trust = CaPool::from_pem(reply.ca.as_bytes()).map_err(|error| format!("CA bundle: {error}"))?;
-    for fingerprint in &reply.blocklist {
-        trust.block(fingerprint.parse().map_err(|_| format!("blocklist: {:?} is no fingerprint", clean(fingerprint)))?);
+impl std::fmt::Debug for Prover {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Node(pod) => write!(f, "Node({pod:?})"),
+            Self::Pod { address, .. } => write!(f, "Pod(redacted, {address})"),
+            Self::Host => f.write_str("Host"),
+            Self::Holder { .. } => f.write_str("Holder(redacted)"),
+        }
     }
-    for certificate in certificates {
-        let times =
-            format!("valid {} to {}, the clock here says {now}", certificate.not_before(), certificate.not_after());
-        trust
-            .verify(certificate, now)
-            .map_err(|error| format!("its certificate does not verify: {error} ({times})"))?;
-    }
-    Ok(Issued { identity, trust })
+}
+
+fn read_body(url: &str, response: &mut ureq::http::Response<ureq::Body>) -> Result<Vec<u8>, Error> {
+    let body = response.body_mut().with_config().limit(MAX_REPLY as u64).read_to_vec();
+    body.map_err(|error| cannot_ask(url, &error))
+}
+
+fn cannot_ask(url: &str, error: &ureq::Error) -> Error {
+    Error::Unavailable(format!("cannot ask {url}: {}", explain(error)))
 }
 
 fn explain(error: &ureq::Error) -> String {
@@ -229,11 +311,6 @@ fn explain(error: &ureq::Error) -> String {
         ureq::Error::Rustls(_) => format!("{error}; does ca.tls_ca_file belong to this service?"),
         _ => error.to_string(),
     }
-}
-
-/// What others wrote goes into logs and status lines: one line, of bounded length.
-fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
 }
 
 fn read_bounded(path: &PathBuf) -> std::io::Result<Zeroizing<String>> {
@@ -245,30 +322,13 @@ fn read_bounded(path: &PathBuf) -> std::io::Result<Zeroizing<String>> {
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);
 const MAX_FILE: usize = 256 << 10;
+const LONGEST_HEADER: usize = 256;
+// Requests and answers are a few KiB; the library's own default is 128 each way.
+const BUFFER: usize = 16 << 10;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn refusal(status: u16, body: &str) -> Error {
-        read_answer(status, body.as_bytes()).unwrap_err()
-    }
-
-    #[test]
-    fn a_refusal_of_the_ca_is_final_and_keeps_its_words() {
-        let error = refusal(403, r#"{"code":"outside_pod_networks","message":"10.1.2.3 is in\nno network"}"#);
-        assert!(error.is_denied());
-        assert_eq!(error.to_string(), "10.1.2.3 is in no network (outside_pod_networks)");
-    }
-
-    #[test]
-    fn what_may_pass_is_not_a_refusal() {
-        for status in [408, 429, 500, 503] {
-            assert!(!refusal(status, r#"{"code":"x","message":"y"}"#).is_denied(), "{status}");
-        }
-        assert!(!refusal(404, "<html>not found</html>").is_denied());
-        assert!(!refusal(200, "{}").is_denied());
-    }
 
     #[test]
     fn a_missing_token_names_the_file() {
@@ -277,10 +337,8 @@ mod tests {
             tls_ca_file: "/nonexistent/roots.pem".into(),
             token_file: "/nonexistent/node.token".into(),
         };
-        let pod =
-            Pod { namespace: "n".to_owned(), name: "p".to_owned(), uid: "u".to_owned(), address: [10, 0, 0, 1].into() };
-        let client = CaClient::new(access, pod);
-        assert_eq!(client.url(), "https://127.0.0.1:1/v1/certificate");
+        let client = CaClient::new(access, Namespace::Own);
+        assert_eq!(client.url(CERTIFICATE_PATH), "https://127.0.0.1:1/v1/certificate");
         let error = client.token().unwrap_err();
         assert!(error.to_string().contains("/nonexistent/node.token"), "{error}");
         let error = client.agent(Duration::from_secs(1)).unwrap_err();

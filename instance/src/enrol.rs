@@ -13,7 +13,8 @@ use nebula_cert::{Curve, PrivateKey, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
 use zeroize::Zeroizing;
 
-use crate::ca_client::{self, CaClient};
+use crate::ca_client::{self, CaClient, Prover};
+use crate::netns::Namespace;
 
 /// What was issued, for the user.
 #[derive(Debug)]
@@ -88,7 +89,7 @@ pub fn enrol(access: CaAccess, folder: &Path, curve: Curve, now: UnixTime) -> Re
         }
         Err(error) => return Err(failed("read", &key_path)(error)),
     };
-    let (issued, reply) = CaClient::for_host(access).request_for(key, WITHIN, now)?;
+    let (issued, reply) = CaClient::new(access, Namespace::Own).request_for(key, &Prover::Host, WITHIN, now)?;
     write(&ca_path, reply.ca.as_bytes(), 0o644).map_err(failed("write", &ca_path))?;
     write(&certificate_path, reply.certificate.as_bytes(), 0o644).map_err(failed("write", &certificate_path))?;
     let certificate = issued.identity.primary();

@@ -1,9 +1,11 @@
 //! The host side of Nebula: the `nebula` daemon and one pod's tunnel, around `nebula-core`.
 
 pub mod admin;
+mod applicant;
 pub mod ca_client;
 pub mod config_file;
 pub mod daemon;
+mod data_path;
 mod dns;
 pub mod enrol;
 mod errno;
@@ -11,13 +13,18 @@ mod events;
 mod expiry;
 mod firewall_hash;
 pub mod go_flags;
+pub mod handoff;
+mod jitter;
+pub mod launch_file;
 pub mod life_cycle;
+mod link_watch;
 pub mod log;
 mod metrics;
 pub mod names;
 pub mod netns;
 pub mod notify;
 pub mod overlay_link;
+pub mod pod_status;
 pub mod pod_tunnel;
 pub mod reload;
 mod report;
@@ -25,4 +32,6 @@ mod rtnetlink;
 pub mod signals;
 mod subnets;
 mod system_routes;
+pub mod trust_watch;
+mod underlay;
 mod until_stopped;

@@ -2,23 +2,42 @@
 
 use std::time::Duration;
 
-use nebula_cni_plugin::launch::Mode;
+use crate::jitter::Jitter;
 
 /// Time since the Unix epoch: certificates live by the wall clock.
 pub type Moment = Duration;
 
+/// One reading of both clocks. Patience is measured by `uptime`, which no one sets; certificates by `wall`, which jumps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Now {
+    /// Since any fixed moment; never goes back.
+    pub uptime: Duration,
+    /// The wall clock.
+    pub wall: Moment,
+}
+
+/// Who waits for the first certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// Somebody, and no longer than this: without a certificate by then the pod must not start.
+    Within(Duration),
+    /// Nobody: the data path stays closed until it arrives.
+    Whenever,
+}
+
 /// Decides when to ask for a certificate, when to close the path and when to give up.
 #[derive(Debug)]
 pub struct LifeCycle {
-    mode: Mode,
-    budget: Duration,
-    born: Moment,
-    /// When to ask next; none while a request is under way.
-    ask_at: Option<Moment>,
+    start: Start,
+    /// Uptime.
+    born: Duration,
+    /// Uptime when to ask next; none while a request is under way.
+    ask_at: Option<Duration>,
     failures: u32,
     certificate: Option<Held>,
     closed: bool,
-    verdict: Option<GiveUp>,
+    /// What has been decided and not been said yet.
+    decided: Option<Step>,
     last_failure: Option<String>,
     jitter: Jitter,
 }
@@ -26,23 +45,47 @@ pub struct LifeCycle {
 #[derive(Debug, Clone, Copy)]
 struct Held {
     expires: Moment,
+    /// When to renew by the wall clock; none once that has been tried.
+    renew_at: Option<Moment>,
+    standing: Standing,
+}
+
+/// What the trusted CAs and the blocklist say of the own certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Peers accept it.
+    Good,
+    /// Its CA is trusted no longer: peers that know this refuse it.
+    Orphaned,
+    /// It is on the blocklist.
+    Revoked,
 }
 
 /// What the owner of the machine must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Ask the CA, at most until then, and report with [`LifeCycle::issued`] or [`LifeCycle::failed`].
+    /// Ask for a certificate of a new key, at most that long, and report with [`LifeCycle::issued`], [`LifeCycle::failed`]
+    /// or [`LifeCycle::not_yet`].
     Ask {
         /// Longest time the request may take.
         within: Duration,
     },
-    /// The certificate expired: let nothing pass until another one arrives.
-    Close,
+    /// Let nothing pass until another certificate arrives.
+    Close(Closing),
     /// There will be no certificate in time: end, and say why.
     GiveUp(GiveUp),
 }
 
-/// Why a strict start failed.
+/// Why the path closes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Closing {
+    /// The certificate's time is over, and there was no other.
+    Expired,
+    /// The certificate was blocked.
+    Revoked,
+}
+
+/// Why a start for which somebody waits failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GiveUp {
     /// The CA refused.
@@ -61,18 +104,17 @@ pub enum Install {
 }
 
 impl LifeCycle {
-    /// A pod that has nothing yet; a strict one gives up after `budget`. `seed` spreads the renewals of many pods.
+    /// A pod that has nothing yet. `seed` spreads the renewals of many pods.
     #[must_use]
-    pub fn new(mode: Mode, budget: Duration, now: Moment, seed: u64) -> Self {
+    pub fn new(start: Start, now: Now, seed: u64) -> Self {
         Self {
-            mode,
-            budget,
-            born: now,
-            ask_at: Some(now),
+            start,
+            born: now.uptime,
+            ask_at: Some(now.uptime),
             failures: 0,
             certificate: None,
             closed: true,
-            verdict: None,
+            decided: None,
             last_failure: None,
             jitter: Jitter(seed),
         }
@@ -86,102 +128,122 @@ impl LifeCycle {
 
     /// The next thing to do at `now`, if any. Call until there is nothing.
     #[must_use]
-    pub fn poll(&mut self, now: Moment) -> Option<Step> {
-        if let Some(verdict) = self.verdict.take() {
-            return Some(Step::GiveUp(verdict));
+    pub fn poll(&mut self, now: Now) -> Option<Step> {
+        if let Some(step) = self.decided.take() {
+            return Some(step);
         }
-        if !self.closed && self.certificate.is_some_and(|held| now >= held.expires) {
+        if !self.closed && self.certificate.is_some_and(|held| now.wall >= held.expires) {
             self.closed = true;
             // There is nothing to wait for any more.
-            self.ask_at = self.ask_at.map(|at| at.min(now));
-            return Some(Step::Close);
+            self.ask_at = self.ask_at.map(|at| at.min(now.uptime));
+            return Some(Step::Close(Closing::Expired));
         }
-        if self.must_hurry() && now >= self.born + self.budget {
+        if let Some(end) = self.end_of_budget()
+            && now.uptime >= end
+        {
             let cause = self.last_failure.clone().unwrap_or_else(|| "no answer in time".to_owned());
             return Some(Step::GiveUp(GiveUp::Unavailable(cause)));
         }
-        if self.ask_at.is_some_and(|at| now >= at) {
+        // By both clocks: one that is set back must not put off the renewal.
+        let renew = self.certificate.is_some_and(|held| held.renew_at.is_some_and(|at| now.wall >= at));
+        if self.ask_at.is_some_and(|at| renew || now.uptime >= at) {
             self.ask_at = None;
+            self.certificate.iter_mut().for_each(|held| held.renew_at = None);
             return Some(Step::Ask { within: self.patience(now) });
         }
         None
     }
 
-    /// When to call [`LifeCycle::poll`] again.
+    /// How long from `now` [`LifeCycle::poll`] has nothing to do, if no clock is set.
     #[must_use]
-    pub fn deadline(&self) -> Option<Moment> {
+    pub fn idle(&self, now: Now) -> Option<Duration> {
+        if self.decided.is_some() {
+            return Some(Duration::ZERO);
+        }
         let expiry = self.certificate.filter(|_| !self.closed).map(|held| held.expires);
-        let budget = self.must_hurry().then(|| self.born + self.budget);
-        [self.ask_at, expiry, budget].into_iter().flatten().min()
+        let renewal = self.certificate.and_then(|held| held.renew_at).filter(|_| self.ask_at.is_some());
+        let wall = [expiry, renewal].into_iter().flatten().map(|at| at.saturating_sub(now.wall));
+        let uptime = [self.ask_at, self.end_of_budget()].into_iter().flatten();
+        wall.chain(uptime.map(|at| at.saturating_sub(now.uptime))).min()
     }
 
     /// A certificate valid until `expires` arrived.
     #[must_use]
-    pub fn issued(&mut self, now: Moment, expires: Moment) -> Install {
+    pub fn issued(&mut self, now: Now, expires: Moment) -> Install {
         // Measured from now: certificates are often backdated a little.
-        let life = expires.saturating_sub(now);
+        let life = expires.saturating_sub(now.wall);
         let early = self.jitter.below(life / 12);
-        let left = life / 3 + early;
-        self.ask_at = Some((expires.saturating_sub(left)).max(now + SHORTEST_WAIT));
-        self.certificate = Some(Held { expires });
+        let wait = (life - life / 3).saturating_sub(early).max(SHORTEST_WAIT);
+        self.ask_at = Some(now.uptime + wait);
+        self.certificate = Some(Held { expires, renew_at: Some(now.wall + wait), standing: Standing::Good });
         self.failures = 0;
         self.last_failure = None;
+        self.decided = None;
         if std::mem::replace(&mut self.closed, false) { Install::Open } else { Install::Swap }
     }
 
     /// A request failed; `denied` if the CA decided so.
-    pub fn failed(&mut self, now: Moment, denied: bool, cause: String) {
-        if denied && self.must_hurry() {
-            self.verdict = Some(GiveUp::Denied(cause));
+    pub fn failed(&mut self, now: Now, denied: bool, cause: String) {
+        if denied && self.end_of_budget().is_some() {
+            self.decided = Some(Step::GiveUp(GiveUp::Denied(cause)));
             return;
         }
         let wait = self.retry_wait(now, denied);
         self.failures = self.failures.saturating_add(1);
-        self.ask_at = Some(now + wait);
+        self.ask_at = Some(now.uptime + wait);
         self.last_failure = Some(cause);
     }
 
-    /// Before the first certificate of a strict pod, somebody waits for us.
-    fn must_hurry(&self) -> bool {
-        self.mode == Mode::Strict && self.certificate.is_none()
+    /// Nothing to prove with yet, so nobody was asked: the pod's init container does not listen.
+    pub fn not_yet(&mut self, now: Now) {
+        let waited = now.uptime.saturating_sub(self.born);
+        self.ask_at = Some(now.uptime + (waited / 20).clamp(FIRST_RETRY, STRICT_RETRY));
     }
 
-    fn patience(&self, now: Moment) -> Duration {
-        if self.must_hurry() {
-            let left = (self.born + self.budget).saturating_sub(now);
-            left.clamp(Duration::from_millis(200), ASK_WITHIN)
-        } else {
-            ASK_WITHIN
+    /// What is trusted changed, and this is what it says of the own certificate.
+    pub fn judged(&mut self, now: Now, standing: Standing) {
+        let Some(held) = &mut self.certificate else { return };
+        if std::mem::replace(&mut held.standing, standing) == standing {
+            return;
+        }
+        match standing {
+            Standing::Good => return,
+            // All pods of an old CA learn it at the same moment.
+            Standing::Orphaned => {}
+            Standing::Revoked if self.closed => {}
+            Standing::Revoked => {
+                self.closed = true;
+                self.decided = Some(Step::Close(Closing::Revoked));
+            }
+        }
+        let soon = now.uptime + self.jitter.below(SOON);
+        self.ask_at = self.ask_at.map(|at| at.min(soon));
+    }
+
+    /// Before the first certificate, while somebody waits for it.
+    fn end_of_budget(&self) -> Option<Duration> {
+        match self.start {
+            Start::Within(budget) if self.certificate.is_none() => Some(self.born + budget),
+            _ => None,
         }
     }
 
-    fn retry_wait(&mut self, now: Moment, denied: bool) -> Duration {
+    fn patience(&self, now: Now) -> Duration {
+        let left = self.end_of_budget().map(|end| end.saturating_sub(now.uptime));
+        left.map_or(ASK_WITHIN, |left| left.clamp(Duration::from_millis(200), ASK_WITHIN))
+    }
+
+    fn retry_wait(&mut self, now: Now, denied: bool) -> Duration {
         let wait = match self.certificate.filter(|_| !self.closed) {
             // A tenth of what is left: a few tries early, more of them as the end comes near.
-            Some(held) => (held.expires.saturating_sub(now) / 10).clamp(SHORTEST_WAIT, LONGEST_WAIT),
+            Some(held) => (held.expires.saturating_sub(now.wall) / 10).clamp(SHORTEST_WAIT, LONGEST_WAIT),
             None => {
-                let longest = if self.must_hurry() { STRICT_RETRY } else { LAZY_RETRY };
+                let longest = if self.end_of_budget().is_some() { STRICT_RETRY } else { LAZY_RETRY };
                 let first = if denied { LAZY_RETRY } else { FIRST_RETRY };
                 first.saturating_mul(1 << self.failures.min(16)).min(longest)
             }
         };
-        wait * 3 / 4 + self.jitter.below(wait / 2)
-    }
-}
-
-/// A small generator: spreading load needs no secrecy.
-#[derive(Debug)]
-struct Jitter(u64);
-
-impl Jitter {
-    fn below(&mut self, limit: Duration) -> Duration {
-        // splitmix64
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let fraction = (z ^ (z >> 31)) >> 40;
-        limit.mul_f64(fraction as f64 / f64::from(1u32 << 24))
+        self.jitter.around(wait)
     }
 }
 
@@ -191,162 +253,7 @@ const STRICT_RETRY: Duration = Duration::from_secs(2);
 const LAZY_RETRY: Duration = Duration::from_secs(30);
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
+const SOON: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const START: Moment = Duration::from_secs(1_800_000_000);
-    const DAY: Duration = Duration::from_secs(86_400);
-    const STRICT_BUDGET: Duration = Duration::from_secs(18);
-
-    fn seconds(n: u64) -> Duration {
-        Duration::from_secs(n)
-    }
-
-    fn asks(life: &mut LifeCycle, now: Moment) -> bool {
-        matches!(life.poll(now), Some(Step::Ask { .. }))
-    }
-
-    fn running(mode: Mode, seed: u64) -> LifeCycle {
-        let mut life = LifeCycle::new(mode, STRICT_BUDGET, START, seed);
-        assert!(asks(&mut life, START));
-        assert_eq!(life.issued(START, START + DAY), Install::Open);
-        life
-    }
-
-    #[test]
-    fn a_new_pod_asks_once_and_waits_for_the_answer() {
-        let mut life = LifeCycle::new(Mode::Strict, STRICT_BUDGET, START, 1);
-        assert!(asks(&mut life, START));
-        assert_eq!(life.poll(START + seconds(5)), None);
-        assert!(!life.is_open());
-        assert_eq!(life.issued(START + seconds(5), START + DAY), Install::Open);
-        assert!(life.is_open());
-    }
-
-    #[test]
-    fn renewal_starts_when_about_a_third_of_the_life_is_left_and_is_spread() {
-        let mut moments = std::collections::BTreeSet::new();
-        for seed in 0..50 {
-            let life = running(Mode::Strict, seed);
-            let at = life.deadline().unwrap() - START;
-            assert!(at <= DAY * 2 / 3, "{at:?}");
-            assert!(at >= DAY * 2 / 3 - DAY / 12, "{at:?}");
-            moments.insert(at);
-        }
-        assert!(moments.len() > 40, "pods would renew together");
-    }
-
-    #[test]
-    fn a_renewed_certificate_is_swapped_in_while_open() {
-        let mut life = running(Mode::Strict, 3);
-        let at = life.deadline().unwrap();
-        assert_eq!(life.poll(at - seconds(1)), None);
-        assert!(asks(&mut life, at));
-        assert_eq!(life.issued(at, at + DAY), Install::Swap);
-        assert!(life.deadline().unwrap() > at + DAY / 2);
-    }
-
-    #[test]
-    fn expiry_closes_the_path_once_and_a_later_certificate_opens_it_again() {
-        let mut life = running(Mode::Strict, 4);
-        let renew = life.deadline().unwrap();
-        assert!(asks(&mut life, renew));
-        life.failed(renew, true, "no".to_owned());
-        let mut now = renew;
-        let mut tries = 0;
-        let closed_at = loop {
-            now = life.deadline().unwrap().max(now);
-            match life.poll(now) {
-                Some(Step::Ask { .. }) => {
-                    tries += 1;
-                    life.failed(now, false, "down".to_owned());
-                }
-                Some(Step::Close) => break now,
-                other => panic!("{other:?}"),
-            }
-        };
-        assert_eq!(closed_at, START + DAY);
-        assert!((5..200).contains(&tries), "{tries} tries");
-        assert!(!life.is_open());
-        let mut now = closed_at;
-        while !asks(&mut life, now) {
-            now = life.deadline().unwrap();
-        }
-        assert!(now < closed_at + seconds(60));
-        assert_eq!(life.issued(now, now + DAY), Install::Open);
-    }
-
-    #[test]
-    fn expiry_during_a_request_still_closes_the_path() {
-        let mut life = running(Mode::Strict, 4);
-        let renew = life.deadline().unwrap();
-        assert!(asks(&mut life, renew));
-        assert_eq!(life.deadline(), Some(START + DAY));
-        assert_eq!(life.poll(START + DAY), Some(Step::Close));
-        assert_eq!(life.poll(START + DAY), None);
-    }
-
-    #[test]
-    fn a_strict_start_ends_at_once_when_denied() {
-        let mut life = LifeCycle::new(Mode::Strict, STRICT_BUDGET, START, 1);
-        assert!(asks(&mut life, START));
-        life.failed(START, true, "unknown pod".to_owned());
-        assert_eq!(life.poll(START), Some(Step::GiveUp(GiveUp::Denied("unknown pod".to_owned()))));
-    }
-
-    #[test]
-    fn a_strict_start_retries_until_its_budget_and_then_says_why() {
-        let mut life = LifeCycle::new(Mode::Strict, STRICT_BUDGET, START, 1);
-        let mut now = START;
-        let mut tries = 0;
-        loop {
-            now = life.deadline().unwrap().max(now);
-            match life.poll(now) {
-                Some(Step::Ask { within }) => {
-                    tries += 1;
-                    assert!(now + within <= START + STRICT_BUDGET + Duration::from_millis(200));
-                    life.failed(now, false, "connection refused".to_owned());
-                }
-                Some(Step::GiveUp(reason)) => {
-                    assert_eq!(reason, GiveUp::Unavailable("connection refused".to_owned()));
-                    break;
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-        assert_eq!(now, START + STRICT_BUDGET);
-        assert!((8..40).contains(&tries), "{tries} tries");
-    }
-
-    #[test]
-    fn a_request_that_never_ends_does_not_outlast_the_budget() {
-        let mut life = LifeCycle::new(Mode::Strict, STRICT_BUDGET, START, 1);
-        assert!(asks(&mut life, START));
-        assert_eq!(life.deadline(), Some(START + STRICT_BUDGET));
-        assert!(matches!(life.poll(START + STRICT_BUDGET), Some(Step::GiveUp(GiveUp::Unavailable(_)))));
-    }
-
-    #[test]
-    fn a_lazy_pod_never_gives_up() {
-        let mut life = LifeCycle::new(Mode::Lazy, STRICT_BUDGET, START, 1);
-        let mut now = START;
-        for _ in 0..500 {
-            now = life.deadline().unwrap().max(now);
-            assert!(asks(&mut life, now));
-            life.failed(now, now.as_secs().is_multiple_of(2), "no".to_owned());
-            assert!(life.deadline().unwrap() <= now + LAZY_RETRY * 5 / 4);
-        }
-        assert_eq!(life.issued(now, now + DAY), Install::Open);
-    }
-
-    #[test]
-    fn a_certificate_that_lives_for_seconds_does_not_cause_a_storm() {
-        let mut life = LifeCycle::new(Mode::Strict, STRICT_BUDGET, START, 1);
-        assert!(asks(&mut life, START));
-        let _ = life.issued(START, START + seconds(1));
-        assert!(life.poll(START).is_none());
-        assert!(life.deadline().unwrap() >= START + seconds(1));
-    }
-}
+mod tests;

@@ -46,6 +46,14 @@ pub enum Error {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// The kernel takes no route to nowhere.
+    #[error("cannot keep packets for {network} from leaving in clear: {source}")]
+    Unguarded {
+        /// Of the overlay.
+        network: IpNet,
+        /// The kernel's answer.
+        source: io::Error,
+    },
     /// There is no such device.
     #[error("{0}: no such network device")]
     NoDevice(String),
@@ -176,6 +184,21 @@ impl OverlayLink {
     fn refused(&self, what: String, source: io::Error) -> Error {
         Error::Refused { device: self.device.clone(), what, source }
     }
+}
+
+/// Sees to it that nothing for these networks ever takes another way than the overlay: where they have no route to the
+/// device, they have one to nowhere. It belongs to the namespace, not to this process, and outlives it.
+///
+/// # Errors
+/// The first step that fails.
+pub fn guard(namespace: &Namespace, networks: &[IpNet]) -> Result<(), Error> {
+    let work = || {
+        let mut kernel = Kernel::connect().map_err(Error::Socket)?;
+        networks.iter().try_for_each(|network| {
+            kernel.refuse(network.trunc()).map_err(|source| Error::Unguarded { network: network.trunc(), source })
+        })
+    };
+    namespace.run("overlay-guard", work)?
 }
 
 fn interface_index(device: &str) -> Result<u32, Error> {

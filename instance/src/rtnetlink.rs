@@ -62,6 +62,11 @@ impl Kernel {
         self.ask(libc::RTM_DELROUTE, 0, &route_body(index, &LinkRoute { mtu: None, ..route.clone() }, 0))
     }
 
+    /// Refuses what is for `network` and has no other route (RTN_UNREACHABLE, with the worst metric there is).
+    pub(crate) fn refuse(&mut self, network: IpNet) -> io::Result<()> {
+        self.ask(libc::RTM_NEWROUTE, libc::NLM_F_CREATE | libc::NLM_F_REPLACE, &unreachable_body(network))
+    }
+
     fn ask(&mut self, kind: u16, flags: i32, body: &[u8]) -> io::Result<()> {
         self.sequence += 1;
         let flags = (libc::NLM_F_REQUEST | libc::NLM_F_ACK | flags) as u16;
@@ -158,6 +163,17 @@ fn route_body(index: u32, route: &LinkRoute, device_mtu: u32) -> Vec<u8> {
     body
 }
 
+/// As [`route_body`], of a route that leads nowhere.
+fn unreachable_body(network: IpNet) -> Vec<u8> {
+    let family = if network.addr().is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let (table, protocol) = (libc::RT_TABLE_MAIN, libc::RTPROT_STATIC);
+    let (scope, kind) = (libc::RT_SCOPE_UNIVERSE, libc::RTN_UNREACHABLE);
+    let mut body = vec![family as u8, network.prefix_len(), 0, 0, table, protocol, scope, kind, 0, 0, 0, 0];
+    push_address(&mut body, libc::RTA_DST, network.network());
+    push_attribute(&mut body, libc::RTA_PRIORITY, &u32::MAX.to_ne_bytes());
+    body
+}
+
 fn push_address(body: &mut Vec<u8>, kind: u16, address: IpAddr) {
     match address {
         IpAddr::V4(ip) => push_attribute(body, kind, &ip.octets()),
@@ -219,6 +235,13 @@ mod tests {
         assert_eq!(full[28..36], [8, 0, 6, 0, 7, 0, 0, 0]);
         assert_eq!(full[36..44], [8, 0, 7, 0, 10, 1, 0, 9]);
         assert_eq!(full[44..], [20, 0, 8, 0, 8, 0, 2, 0, 232, 3, 0, 0, 8, 0, 8, 0, 192, 3, 0, 0]);
+    }
+
+    #[test]
+    fn a_route_that_leads_nowhere_names_no_device() {
+        let route = unreachable_body("10.1.2.3/16".parse().unwrap());
+        assert_eq!(route[..8], [2, 16, 0, 0, 254, 4, 0, 7]);
+        assert_eq!(route[12..], [8, 0, 1, 0, 10, 1, 0, 0, 8, 0, 6, 0, 255, 255, 255, 255]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use nebula_instance::go_flags::{self, Flag};
-use nebula_instance::{admin, notify, pod_tunnel};
+use nebula_instance::{admin, launch_file, notify, pod_tunnel};
 
 fn main() -> ExitCode {
     nebula_core::io::share_one_heap();
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if let Some(launch) = flags.value("status") {
-        let spec = match pod_tunnel::read_launch(Path::new(launch)) {
+        let spec = match launch_file::read(Path::new(launch)) {
             Ok(spec) => spec,
             Err(error) => {
                 eprintln!("nebula-cni-instance: {error}");
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         );
         return ExitCode::from(2);
     };
-    match pod_tunnel::read_launch(Path::new(launch)).and_then(pod_tunnel::serve) {
+    match pod_tunnel::serve(Path::new(launch)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             notify::status(&error.to_string());

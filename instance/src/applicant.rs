@@ -1,0 +1,122 @@
+//! Applies for one pod's certificates: with the node's proof, with the pod's own, or with the certificate it has.
+
+use std::time::Duration;
+
+use nebula_cert::{Identity, UnixTime, issuance};
+use nebula_cni_plugin::launch::{Flow, LaunchSpec};
+
+use crate::ca_client::{self, CaClient, Issued, Prover};
+use crate::handoff::{self, Delivery, InitClient};
+use crate::netns::Namespace;
+
+/// Knows how this pod shows who it is.
+#[derive(Clone)]
+pub(crate) struct Applicant {
+    client: CaClient,
+    pod: issuance::Pod,
+    /// Flow with an init container.
+    init: Option<InitClient>,
+    present: Option<Box<Identity>>,
+    renewal_key: Option<String>,
+}
+
+/// What came of an application.
+pub(crate) enum Answer {
+    Issued(Box<Issued>),
+    /// Nothing to prove with yet.
+    NotYet(String),
+    /// The CA decided so.
+    Refused(String),
+    /// Nobody decided anything.
+    Failed(String),
+}
+
+impl Applicant {
+    pub(crate) fn new(spec: &LaunchSpec, client: CaClient, namespace: Namespace) -> Self {
+        let pod = issuance::Pod {
+            namespace: spec.pod.namespace.clone(),
+            name: spec.pod.name.clone(),
+            uid: spec.pod.uid.clone(),
+            address: spec.pod_address,
+        };
+        let init = (spec.flow == Flow::Init).then(|| InitClient::new(namespace, handoff::PORT));
+        Self { client, pod, init, present: None, renewal_key: None }
+    }
+
+    /// Asks once, blocking.
+    pub(crate) fn apply(&self, within: Duration, now: UnixTime) -> Answer {
+        let mut provers = Vec::new();
+        if let (Some(identity), Some(renewal_key)) = (&self.present, &self.renewal_key)
+            && !identity.is_expired(now)
+        {
+            provers.push(Prover::Holder { identity: identity.clone(), renewal_key: renewal_key.clone() });
+        }
+        match &self.init {
+            None => provers.push(Prover::Node(self.pod.clone())),
+            // Init has gone when its pod has a certificate.
+            Some(_) if !provers.is_empty() => {}
+            Some(init) => match init.token() {
+                Ok(token) => provers.push(Prover::Pod { token, address: self.pod.address }),
+                Err(error @ handoff::Error::Nobody(_)) => return Answer::NotYet(error.to_string()),
+                Err(error) => return Answer::Failed(error.to_string()),
+            },
+        }
+        match self.client.request(&provers, within, now) {
+            Ok(issued) => Answer::Issued(Box::new(issued)),
+            Err(error) => {
+                let text = error.to_string();
+                if let Some(init) = self.init.as_ref().filter(|_| self.present.is_none()) {
+                    // If init does not hear it, it says at its end that nothing came.
+                    let _ = init.explain(&text);
+                }
+                if matches!(error, ca_client::Error::Denied { .. }) {
+                    Answer::Refused(text)
+                } else {
+                    Answer::Failed(text)
+                }
+            }
+        }
+    }
+
+    /// The pod has this certificate now. Returns what is left to do: telling its init container, if it has one and this is
+    /// the first.
+    pub(crate) fn holds(
+        &mut self,
+        identity: Identity,
+        renewal_key: Option<String>,
+        authorities: String,
+    ) -> Option<impl FnOnce() + Send + 'static> {
+        let first = self.present.is_none();
+        self.renewal_key = renewal_key.or(self.renewal_key.take());
+        let init = self.init.clone().filter(|_| first);
+        let certificate = identity.certificates().map(nebula_cert::Certificate::to_pem).collect();
+        self.present = Some(Box::new(identity));
+        let delivery = Delivery { certificate, ca: authorities, key: None };
+        init.map(|init| move || deliver(&init, &delivery))
+    }
+
+    /// The service's key for renewals changed.
+    pub(crate) fn renew_with(&mut self, renewal_key: String) {
+        self.renewal_key = Some(renewal_key);
+    }
+}
+
+/// Until init has it, or the pod ends and this process with it.
+fn deliver(init: &InitClient, delivery: &Delivery) {
+    let mut said = String::new();
+    loop {
+        match init.deliver(delivery) {
+            Ok(()) => return tracing::info!("The init container has the certificate"),
+            Err(error) => {
+                let text = error.to_string();
+                if text != said {
+                    tracing::warn!(error = text, "The init container did not take the certificate, trying again");
+                    said = text;
+                }
+            }
+        }
+        std::thread::sleep(DELIVERY_INTERVAL);
+    }
+}
+
+const DELIVERY_INTERVAL: Duration = Duration::from_millis(500);

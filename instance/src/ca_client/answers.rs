@@ -1,0 +1,94 @@
+//! What the CA service answered, read and checked before anything believes it.
+
+use nebula_cert::issuance::{Refusal, Reply, Trust};
+use nebula_cert::{CaPool, Certificate, Identity, PrivateKey, UnixTime};
+
+use super::{Error, Issued};
+
+/// The body of an answer of `status`, if it is what was asked for.
+pub(super) fn read<T: serde::de::DeserializeOwned>(status: u16, body: &[u8]) -> Result<T, Error> {
+    if (200..300).contains(&status) {
+        return serde_json::from_slice(body)
+            .map_err(|error| Error::Unavailable(format!("answered something else than was asked for: {error}")));
+    }
+    let refusal: Option<Refusal> = serde_json::from_slice(body).ok();
+    let may_pass = status >= 500 || matches!(status, 408 | 425 | 429);
+    match refusal {
+        Some(refusal) if may_pass => Err(Error::Unavailable(format!(
+            "answered {status}: {} ({})",
+            clean(&refusal.message),
+            clean(&refusal.code)
+        ))),
+        Some(refusal) => Err(Error::Denied { code: clean(&refusal.code), message: clean(&refusal.message) }),
+        None => Err(Error::Unavailable(format!("answered HTTP {status}; is it the address of a nebula-ca service?"))),
+    }
+}
+
+/// A certificate that its own CAs do not accept would only fail later, on every peer.
+pub(super) fn accept(reply: &Reply, key: PrivateKey, now: UnixTime) -> Result<Issued, String> {
+    let certificates =
+        Certificate::bundle_from_pem(reply.certificate.as_bytes()).map_err(|error| format!("certificate: {error}"))?;
+    let identity = Identity::new(certificates.clone(), key).map_err(|error| format!("certificate: {error}"))?;
+    let trust = pool(&reply.ca, &reply.blocklist)?;
+    for certificate in certificates {
+        let times =
+            format!("valid {} to {}, the clock here says {now}", certificate.not_before(), certificate.not_after());
+        trust
+            .verify(certificate, now)
+            .map_err(|error| format!("its certificate does not verify: {error} ({times})"))?;
+    }
+    Ok(Issued { identity, trust, renewal_key: reply.renewal_key.clone() })
+}
+
+/// Whom to trust.
+pub(super) fn trust(answer: &Trust) -> Result<CaPool, String> {
+    pool(&answer.ca, &answer.blocklist)
+}
+
+fn pool(bundle: &str, blocklist: &[String]) -> Result<CaPool, String> {
+    let mut pool = CaPool::from_pem(bundle.as_bytes()).map_err(|error| format!("CA bundle: {error}"))?;
+    for fingerprint in blocklist {
+        pool.block(fingerprint.parse().map_err(|_| format!("blocklist: {:?} is no fingerprint", clean(fingerprint)))?);
+    }
+    Ok(pool)
+}
+
+/// What others wrote goes into logs and status lines: one line, of bounded length.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(status: u16, body: &str) -> Error {
+        read::<Reply>(status, body.as_bytes()).unwrap_err()
+    }
+
+    #[test]
+    fn a_refusal_of_the_ca_is_final_and_keeps_its_words() {
+        let error = refusal(403, r#"{"code":"outside_pod_networks","message":"10.1.2.3 is in\nno network"}"#);
+        assert!(error.is_denied());
+        assert_eq!(error.to_string(), "10.1.2.3 is in no network (outside_pod_networks)");
+    }
+
+    #[test]
+    fn what_may_pass_is_not_a_refusal() {
+        for status in [408, 429, 500, 503] {
+            assert!(!refusal(status, r#"{"code":"x","message":"y"}"#).is_denied(), "{status}");
+        }
+        assert!(!refusal(404, "<html>not found</html>").is_denied());
+        assert!(!refusal(200, "{}").is_denied());
+    }
+
+    #[test]
+    fn a_trust_with_a_bad_bundle_or_blocklist_is_not_taken_over() {
+        let of = |ca: &str, blocked: &str| {
+            let text = serde_json::json!({"ca": ca, "blocklist": [blocked]}).to_string();
+            trust(&read::<Trust>(200, text.as_bytes()).unwrap()).unwrap_err()
+        };
+        assert!(of("", "00").contains("CA bundle"));
+        assert!(of("-----BEGIN NEBULA CERTIFICATE-----", "00").contains("CA bundle"));
+    }
+}

@@ -1,0 +1,181 @@
+//! One pod's data path: tun, sockets and the driver that joins them, closed until there is a certificate.
+
+use ipnet::IpNet;
+use nebula_cert::{CaPool, Identity};
+use nebula_cni_plugin::launch::LaunchSpec;
+use nebula_core::firewall::Policy;
+use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket, release_program_pages};
+
+use crate::config_file::Settings;
+use crate::daemon::chain;
+use crate::metrics::Handshakes;
+use crate::names::{self, NameWatch};
+use crate::netns::Namespace;
+use crate::overlay_link::{self, LinkRoute, OverlayLink};
+use crate::pod_tunnel::Error;
+use crate::{errno, events};
+
+/// Who owns what packets pass through.
+pub(crate) struct DataPath {
+    place: Place,
+    port: u16,
+    state: State,
+}
+
+/// Where the two ends of a data path are.
+pub(crate) struct Place {
+    /// Name of the tun device.
+    pub(crate) device: String,
+    /// The pod's namespace.
+    pub(crate) pod: Namespace,
+    /// The namespace of the sockets.
+    pub(crate) underlay: Namespace,
+}
+
+enum State {
+    /// Before the first certificate.
+    Unopened { tun: Tun, sockets: Vec<UdpSocket> },
+    /// A driver owns both. It stays when the certificate expires, so that packets end here and do not go around.
+    Running { handle: Handle, networks: Vec<IpNet>, names: Option<NameWatch> },
+    /// Stopped, or an opening failed half-way.
+    Lost,
+}
+
+impl DataPath {
+    /// Makes the device, which nobody reads from, and routes what is for the overlay to it.
+    pub(crate) fn new(
+        place: Place,
+        spec: &LaunchSpec,
+        settings: &Settings,
+        underlay: (Vec<UdpSocket>, u16),
+    ) -> Result<Self, Error> {
+        overlay_link::guard(&place.pod, &spec.overlay).map_err(|error| link_failed(&error))?;
+        let tun = place.create_tun(settings)?;
+        let to_device = |network: &IpNet| LinkRoute { network: *network, mtu: None, metric: 0, source: None };
+        let routes = spec.overlay.iter().map(to_device).collect();
+        let link = OverlayLink { routes, ..OverlayLink::new(&place.device, &settings.tun, Vec::new()) };
+        link.configure(&place.pod).map_err(|error| link_failed(&error))?;
+        let (sockets, port) = underlay;
+        Ok(Self { place, port, state: State::Unopened { tun, sockets } })
+    }
+
+    /// The networks of the certificate it was opened with.
+    pub(crate) fn networks(&self) -> Option<&[IpNet]> {
+        match &self.state {
+            State::Running { networks, .. } => Some(networks),
+            State::Unopened { .. } | State::Lost => None,
+        }
+    }
+
+    /// The running node.
+    pub(crate) fn handle(&self) -> Option<&Handle> {
+        match &self.state {
+            State::Running { handle, .. } => Some(handle),
+            State::Unopened { .. } | State::Lost => None,
+        }
+    }
+
+    /// Opens with the first certificate. `ended` is told when the driver has ended.
+    pub(crate) fn open(
+        &mut self,
+        identity: &Identity,
+        trust: &CaPool,
+        settings: &Settings,
+        ended: impl FnOnce(Result<(), nebula_core::io::Error>) + Send + 'static,
+    ) -> Result<(), Error> {
+        let State::Unopened { tun, sockets } = std::mem::replace(&mut self.state, State::Lost) else {
+            return Err(Error::Broken("it was lost while opening".to_owned()));
+        };
+        let networks = identity.networks().to_vec();
+        overlay_link::guard(&self.place.pod, &networks).map_err(|error| link_failed(&error))?;
+        let link = OverlayLink::new(&self.place.device, &settings.tun, networks.clone());
+        link.configure(&self.place.pod).map_err(|error| link_failed(&error))?;
+        let advertise = names::resolve_once(&settings.advertise);
+        let config = settings.to_config(identity.clone(), trust.clone(), self.port, advertise);
+        let failed = |cause: String| Error::SetUp { what: "cannot start the tunnel".to_owned(), cause };
+        // The node's threads look at the interfaces of the namespace that they are started in.
+        let start = || Driver::start(config, Some(tun), sockets, Options::default());
+        let started = self.place.underlay.run("driver-start", start).map_err(|error| failed(chain(&error)))?;
+        let mut driver = started.map_err(|error| failed(chain(&error)))?;
+        // The launch, and asking the CA, are not needed again for long.
+        release_program_pages();
+        let handle = driver.handle();
+        let received = driver.events();
+        spawn("events", move || events::log(&received, &Handshakes::default()))?;
+        spawn("driver", move || ended(driver.run()))?;
+        let hosts = settings.static_hosts.clone();
+        let names = hosts.has_names().then(|| {
+            let handle = handle.clone();
+            NameWatch::start(hosts, move |endpoints| handle.set_static_hosts(endpoints))
+        });
+        let names = names.transpose().map_err(thread_failed)?;
+        self.state = State::Running { handle, networks, names };
+        Ok(())
+    }
+
+    /// Uses another certificate: for new handshakes at once, and live tunnels move over to it.
+    pub(crate) fn swap(&self, identity: Identity, trust: CaPool) {
+        if let Some(handle) = self.handle() {
+            handle.together(|| {
+                handle.set_trust(trust);
+                handle.set_identity(identity);
+            });
+        }
+    }
+
+    /// Believes others from now on; tunnels to those who are not trusted end.
+    pub(crate) fn set_trust(&self, trust: CaPool) {
+        if let Some(handle) = self.handle() {
+            handle.set_trust(trust);
+        }
+    }
+
+    /// Lets nothing pass. The device and its routes stay, so that nothing meant for the overlay leaves in the clear.
+    pub(crate) fn close(&self) {
+        if let Some(handle) = self.handle() {
+            handle.together(|| {
+                handle.set_firewall(Policy::default());
+                handle.set_trust(CaPool::new());
+            });
+        }
+    }
+
+    /// Undoes [`DataPath::close`].
+    pub(crate) fn reopen(&self, settings: &Settings) {
+        if let Some(handle) = self.handle() {
+            handle.set_firewall(settings.firewall.clone());
+        }
+    }
+
+    /// Begins to end; `false`: there is nothing that has to end.
+    pub(crate) fn stop(&mut self) -> bool {
+        let State::Running { handle, names, .. } = std::mem::replace(&mut self.state, State::Lost) else {
+            return false;
+        };
+        drop(names);
+        handle.stop();
+        true
+    }
+}
+
+impl Place {
+    fn create_tun(&self, settings: &Settings) -> Result<Tun, Error> {
+        let what = || format!("cannot create the tun device {} in the pod", self.device);
+        let created = self.pod.run("tun", || Tun::create(&self.device, settings.routines, settings.tun.offloads));
+        created
+            .map_err(|error| Error::SetUp { what: what(), cause: chain(&error) })?
+            .map_err(|error| Error::SetUp { what: what(), cause: errno::text(&error) })
+    }
+}
+
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(thread_failed)
+}
+
+pub(crate) fn thread_failed(error: std::io::Error) -> Error {
+    Error::SetUp { what: "cannot start a thread".to_owned(), cause: errno::text(&error) }
+}
+
+fn link_failed(error: &overlay_link::Error) -> Error {
+    Error::SetUp { what: "cannot configure the tun device in the pod".to_owned(), cause: chain(error) }
+}

@@ -1,0 +1,25 @@
+//! Spreads what many instances would else do at the same moment.
+
+use std::time::Duration;
+
+/// A small generator: spreading load needs no secrecy.
+#[derive(Debug)]
+pub(crate) struct Jitter(pub(crate) u64);
+
+impl Jitter {
+    /// Something from nothing to `limit`.
+    pub(crate) fn below(&mut self, limit: Duration) -> Duration {
+        // splitmix64
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let fraction = (z ^ (z >> 31)) >> 40;
+        limit.mul_f64(fraction as f64 / f64::from(1u32 << 24))
+    }
+
+    /// `wait`, a quarter more or less.
+    pub(crate) fn around(&mut self, wait: Duration) -> Duration {
+        wait * 3 / 4 + self.below(wait / 2)
+    }
+}
