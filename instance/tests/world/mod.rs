@@ -4,6 +4,7 @@
 
 pub mod cluster;
 pub mod peers;
+pub mod traffic;
 
 use std::fs::File;
 use std::io::{Read, Write};
