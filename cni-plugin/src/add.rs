@@ -14,7 +14,7 @@ use crate::record::{self, Files, Found, Record, State};
 use crate::reply::{Error, code};
 use crate::request::{Attach, Key, NetworkConfig};
 use crate::settings::Settings;
-use crate::supervisor::StartFailure;
+use crate::supervisor::{Kind, Launch, StartFailure, Systemd};
 
 /// Attaches, and returns the result for stdout: printing it is the commit point.
 ///
@@ -103,8 +103,9 @@ impl<'a> Attachment<'a> {
     /// Whether a repeated ADD finds what it would make.
     fn is_in_place(&self, host: &Host<'_>) -> bool {
         let Ok(Found::Record(record)) = Record::load(&self.files.record()) else { return false };
-        let expected = Record { state: State::Running, process: record.process, ..self.record() };
-        *record == expected && record.process.is_some_and(|process| host.supervisor.is_alive(process))
+        let (supervisor, process) = (record.supervisor, record.process);
+        let expected = Record { state: State::Running, process, supervisor, ..self.record(supervisor) };
+        *record == expected && host.supervisor(supervisor).is_alive(&self.files, process, host.clock)
     }
 
     fn attach(&self, settings: &Settings, host: &Host<'_>, deadline: Deadline) -> Result<(), Error> {
@@ -118,17 +119,29 @@ impl<'a> Attachment<'a> {
         }
         self.fence(settings, host)?;
 
-        let mut record = self.record();
+        let supervisor = match settings.supervisor {
+            Some(configured) => configured,
+            None if Systemd::answers(host.clock) => Kind::Systemd,
+            None => Kind::Direct,
+        };
+        let mut record = self.record(supervisor);
         record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
-        let launch = self.launch_spec(settings);
-        let bytes = serde_json::to_vec(&launch).map_err(|e| self.io("encode the launch contract", &e.into()))?;
+        let spec = self.launch_spec(settings);
+        let bytes = serde_json::to_vec(&spec).map_err(|e| self.io("encode the launch contract", &e.into()))?;
         record::write_durably(&self.files.launch(), &bytes).map_err(|e| self.io("write the launch contract", &e))?;
 
         let mut started = |process| {
-            record.process = Some(process);
-            record.save(&self.files)
+            record.process = process;
+            if process.is_some() { record.save(&self.files) } else { Ok(()) }
         };
-        let outcome = host.supervisor.start(&self.instance, &self.files, host.clock, deadline, &mut started);
+        let launch = Launch {
+            instance: &self.instance,
+            files: &self.files,
+            netns: &self.request.netns,
+            description: &format!("Nebula tunnel of pod {}/{}", self.pod.namespace, self.pod.name),
+            budget: settings.timeout,
+        };
+        let outcome = host.supervisor(supervisor).start(&launch, host.clock, deadline, &mut started);
         outcome.map_err(|failure| explain(&failure, settings))?;
         record.state = State::Running;
         record.save(&self.files).map_err(|e| self.io("write the record", &e))
@@ -154,7 +167,7 @@ impl<'a> Attachment<'a> {
         Ok(())
     }
 
-    fn record(&self) -> Record {
+    fn record(&self, supervisor: Kind) -> Record {
         let Key { network, container_id, ifname } = self.request.key.clone();
         Record {
             version: Record::VERSION,
@@ -167,13 +180,15 @@ impl<'a> Attachment<'a> {
             pod: self.pod.clone(),
             pod_address: self.pod_address,
             device: self.device.to_owned(),
+            supervisor,
+            instance: self.instance.clone(),
             process: None,
             status_socket: self.files.status_socket(),
         }
     }
 
     fn launch_spec(&self, settings: &Settings) -> LaunchSpec {
-        let record = self.record();
+        let record = self.record(Kind::default());
         LaunchSpec {
             version: LaunchSpec::VERSION,
             network: record.network,

@@ -14,6 +14,7 @@ use crate::record::{Files, Found, Record, State};
 use crate::reply::{Error, code};
 use crate::request::Attach;
 use crate::settings::Settings;
+use crate::supervisor::Process;
 
 /// Checks record, namespace, instance, device and certificate.
 ///
@@ -37,22 +38,24 @@ pub fn run(request: &Attach, host: &Host<'_>) -> Result<(), Error> {
         }
     };
     let netns = open_netns(request, host)?;
-    check_attachment(&record, &netns, host)
+    check_attachment(&record, &settings.state_dir, &netns, host)
         .map_err(|e| Error { msg: format!("pod {}/{}: {}", record.pod.namespace, record.pod.name, e.msg), ..e })
 }
 
-fn check_attachment(record: &Record, netns: &Netns, host: &Host<'_>) -> Result<(), Error> {
+fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Host<'_>) -> Result<(), Error> {
     if netns.id != record.netns_id {
         return Err(Error::new(code::NETNS, "the network namespace is not the one the tunnel was made in"));
     }
-    let process = record
-        .process
-        .filter(|process| host.supervisor.is_alive(*process))
-        .ok_or_else(|| Error::new(code::INSTANCE_UNREACHABLE, "the instance does not run any more").details(RESTART))?;
+    let files = Files::new(state_dir, &record.key());
+    if !host.supervisor(record.supervisor).is_alive(&files, record.process, host.clock) {
+        return Err(Error::new(code::INSTANCE_UNREACHABLE, "the instance does not run any more").details(RESTART));
+    }
     let status = ask(&record.status_socket).map_err(|e| {
         Error::new(code::INSTANCE_UNREACHABLE, format!("the instance does not answer: {e}")).details(RESTART)
     })?;
-    if status.pid.is_some_and(|pid| pid != process.pid) || status.uid.is_some_and(|uid| uid != record.pod.uid) {
+    // A unit's process is systemd's business: it may be another one after a restart.
+    let another = |process: Process| status.pid.is_some_and(|pid| pid != process.pid);
+    if record.process.is_some_and(another) || status.uid.is_some_and(|uid| uid != record.pod.uid) {
         return Err(Error::new(code::INSTANCE_UNREACHABLE, "another instance answers in its place").details(RESTART));
     }
     if status.certificate.is_some_and(|certificate| certificate.not_after <= host.clock.unix_seconds()) {
@@ -112,7 +115,7 @@ fn ask(socket: &Path) -> io::Result<Status> {
 
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 const MAX_STATUS: u64 = 4 << 20;
-const RESTART: &str = "delete the pod to have it made anew";
+const RESTART: &str = "it is started again within a moment; if this repeats, see its log, or delete the pod";
 
 #[cfg(test)]
 mod tests {

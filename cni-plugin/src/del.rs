@@ -8,6 +8,7 @@ use crate::record::{Files, Found, Record};
 use crate::reply::{Error, code};
 use crate::request::Detach;
 use crate::settings::Settings;
+use crate::supervisor::{Kind, Known};
 
 /// Detaches; neither the namespace nor the CA nor prevResult is needed.
 ///
@@ -30,21 +31,21 @@ pub fn run(request: &Detach, host: &Host<'_>) -> Result<(), Error> {
 /// # Errors
 /// As [`run`].
 pub fn detach(files: &Files, host: &Host<'_>) -> Result<(), Error> {
-    let processes = match Record::load(&files.record()) {
+    let (kinds, known) = match Record::load(&files.record()) {
         // Container ids and interface names may hold '-', so two attachments can share a file name.
         Ok(Found::Record(record)) if record.key() != *files.key() => return Ok(()),
         // Recorded before it ran: with no process in the record there is none.
-        Ok(Found::Record(record)) => record.process.into_iter().collect(),
-        Ok(Found::Nothing | Found::Garbage(_)) | Err(_) => host.supervisor.find(files),
+        Ok(Found::Record(record)) => (vec![record.supervisor], Known::Recorded(record.process)),
+        Ok(Found::Nothing | Found::Garbage(_)) | Err(_) => (vec![Kind::Direct, Kind::Systemd], Known::Nothing),
     };
-    let stopped: Result<Vec<()>, String> =
-        processes.into_iter().map(|process| host.supervisor.stop(process, host.clock)).collect();
+    let stop = |kind: &Kind| host.supervisor(*kind).stop(files, known, host.clock);
+    let stopped: Result<Vec<()>, String> = kinds.iter().map(stop).collect();
     let name = format!("container {} interface {}", files.key().container_id, files.key().ifname);
     stopped.map_err(|why| {
         Error::new(code::TRY_AGAIN, format!("{name}: the instance does not end: {why}"))
             .details("it still holds the pod's network namespace; end it by hand if this repeats")
     })?;
-    host.supervisor.clean_up(files, host.clock);
+    kinds.iter().for_each(|kind| host.supervisor(*kind).clean_up(files, host.clock));
     files
         .remove()
         .map_err(|problems| Error::new(code::IO, format!("{name}: state is left behind")).details(problems.join("; ")))

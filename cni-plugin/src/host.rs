@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
 
-use crate::supervisor::Supervisor;
+use crate::supervisor::{Kind, Supervisor};
 
 /// Everything a verb may touch besides files.
 pub struct Host<'a> {
@@ -20,10 +20,23 @@ pub struct Host<'a> {
     pub clock: &'a dyn Clock,
     /// Network namespaces.
     pub namespaces: &'a dyn Namespaces,
-    /// Instances.
-    pub supervisor: &'a dyn Supervisor,
+    /// Instances as processes of the plugin's own making.
+    pub direct: &'a dyn Supervisor,
+    /// Instances as units of systemd.
+    pub systemd: &'a dyn Supervisor,
     /// The directory of the plugin's own binary.
     pub plugin_dir: Option<PathBuf>,
+}
+
+impl<'a> Host<'a> {
+    /// The supervisor of that kind.
+    #[must_use]
+    pub fn supervisor(&self, kind: Kind) -> &'a dyn Supervisor {
+        match kind {
+            Kind::Direct => self.direct,
+            Kind::Systemd => self.systemd,
+        }
+    }
 }
 
 /// Time, as an argument.

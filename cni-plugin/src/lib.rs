@@ -11,6 +11,7 @@ pub mod isolation;
 pub mod launch;
 pub mod lock;
 pub mod prev_result;
+pub mod reconcile;
 pub mod record;
 pub mod reply;
 pub mod request;

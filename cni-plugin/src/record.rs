@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::host::NetnsId;
 use crate::launch::Pod;
 use crate::request::Key;
-use crate::supervisor::Process;
+use crate::supervisor::{Kind, Process};
 
 /// One attachment as it was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +36,13 @@ pub struct Record {
     pub pod_address: IpAddr,
     /// Name of the tun device.
     pub device: String,
-    /// The instance; absent until one was started.
+    /// Who keeps the instance alive.
+    #[serde(default)]
+    pub supervisor: Kind,
+    /// The instance's program.
+    #[serde(default)]
+    pub instance: PathBuf,
+    /// The instance, where its supervisor knows it by its process; absent until one was started.
     pub process: Option<Process>,
     /// Where the instance answers.
     pub status_socket: PathBuf,
@@ -138,6 +144,18 @@ impl Files {
         self.named("launch")
     }
 
+    /// Where records of all networks are.
+    #[must_use]
+    pub fn state_dir(&self) -> PathBuf {
+        self.state_dir.clone()
+    }
+
+    /// Name of the attachment's unit.
+    #[must_use]
+    pub fn unit(&self) -> String {
+        format!("nebula-pod-{:016x}.service", self.hash())
+    }
+
     /// What the instance writes to stderr.
     #[must_use]
     pub fn log(&self) -> PathBuf {
@@ -200,9 +218,12 @@ impl Files {
     // A socket address holds 107 bytes: container ids alone have 64, so sockets are named by a hash, beside the
     // networks' directories (whose names never begin with a dot).
     fn socket(&self, purpose: &str) -> PathBuf {
+        self.state_dir.join(format!(".{:016x}.{purpose}", self.hash()))
+    }
+
+    fn hash(&self) -> u64 {
         let Key { network, container_id, ifname } = &self.key;
-        let hash = fnv1a(&[network, "\0", container_id, "\0", ifname]);
-        self.state_dir.join(format!(".{hash:016x}.{purpose}"))
+        fnv1a(&[network, "\0", container_id, "\0", ifname])
     }
 }
 
@@ -270,6 +291,8 @@ mod tests {
             pod: Pod { namespace: "a".into(), name: "b".into(), uid: "c".into() },
             pod_address: "10.0.0.1".parse().unwrap(),
             device: "nebula0".into(),
+            supervisor: Kind::Systemd,
+            instance: "/opt/cni/bin/nebula-cni-instance".into(),
             process: Some(Process { pid: 7, start_time: 9 }),
             status_socket: "/x".into(),
         }

@@ -12,10 +12,13 @@ use crate::isolation::Isolation;
 use crate::launch::{CaAccess, Flow, Mode, Underlay};
 use crate::reply::{Error, code};
 use crate::request::{self, NetworkConfig};
+use crate::supervisor::Kind;
 
 /// What the operator configured.
 #[derive(Debug, Clone)]
 pub struct Settings {
+    /// Who keeps instances alive; `None`: systemd where it answers.
+    pub supervisor: Option<Kind>,
     /// The instance binary, if not one of the default places.
     pub instance: Option<PathBuf>,
     /// Name of the tun device in the pod.
@@ -54,6 +57,7 @@ impl Settings {
     pub fn read(config: &NetworkConfig) -> Result<Self, Error> {
         let keys = Keys { config };
         Ok(Self {
+            supervisor: keys.supervisor()?,
             instance: keys.path("instance")?,
             device: keys.device()?,
             flow: keys.flow()?,
@@ -126,6 +130,15 @@ impl Keys<'_> {
             None | Some("strict") => Ok(Mode::Strict),
             Some("lazy") => Ok(Mode::Lazy),
             Some(other) => Err(refused("mode", &Value::from(other), "\"strict\" or \"lazy\"")),
+        }
+    }
+
+    fn supervisor(&self) -> Result<Option<Kind>, Error> {
+        match self.text("supervisor")?.as_deref() {
+            None | Some("auto") => Ok(None),
+            Some("systemd") => Ok(Some(Kind::Systemd)),
+            Some("direct") => Ok(Some(Kind::Direct)),
+            Some(other) => Err(refused("supervisor", &Value::from(other), "\"auto\", \"systemd\" or \"direct\"")),
         }
     }
 
@@ -303,7 +316,8 @@ fn is_executable(path: &Path) -> bool {
 
 const INSTANCE: &str = "nebula-cni-instance";
 const BIN_DIR: &str = "/opt/cni/bin";
-const STATE_DIR: &str = "/run/nebula-cni";
+/// Where records live unless the key `stateDir` says otherwise.
+pub const STATE_DIR: &str = "/run/nebula-cni";
 const DEVICE: &str = "nebula0";
 const MAX_PREFIXES: usize = 64;
 // Above the ports Linux gives to outgoing connections by default (32768 to 60999).
@@ -368,6 +382,7 @@ mod tests {
             ("overlay", json!(["010.42.0.0/16"])),
             ("overlay", json!(["10.42.0.0/016"])),
             ("overlay", json!(["10.42.0.0/+16"])),
+            ("supervisor", json!("runit")),
             ("flow", json!("pod")),
             ("underlay", json!("node")),
             ("renumber", json!("yes")),

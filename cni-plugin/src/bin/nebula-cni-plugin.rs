@@ -3,28 +3,31 @@
 use std::env;
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use nebula_cni_plugin::host::{Host, SystemClock, SystemNamespaces};
+use nebula_cni_plugin::reconcile::{self, Depth};
 use nebula_cni_plugin::reply::{self, Error, code};
 use nebula_cni_plugin::request::{self, Env, Request};
-use nebula_cni_plugin::supervisor::{Direct, launcher};
+use nebula_cni_plugin::settings::{STATE_DIR, Settings};
+use nebula_cni_plugin::supervisor::{Direct, Systemd, launcher};
 use nebula_cni_plugin::{add, verb};
 
 fn main() -> ExitCode {
     close_inherited_files();
     let arguments: Vec<OsString> = env::args_os().skip(1).collect();
     if let Some((verb, rest)) = arguments.split_first() {
-        return if verb == launcher::VERB { launch(rest) } else { about() };
+        return match verb.to_str() {
+            Some(launcher::VERB) => launch(rest),
+            Some("reconcile") => reconcile(rest.first().map_or(Path::new(STATE_DIR), Path::new)),
+            _ => about(),
+        };
     }
     let env: Env = env::vars_os().collect();
     let (version, request) = request::read(&env, io::stdin().lock());
-    let host = Host {
-        clock: &SystemClock,
-        namespaces: &SystemNamespaces,
-        supervisor: &Direct::new(),
-        plugin_dir: env::current_exe().ok().and_then(|exe| exe.parent().map(Into::into)),
-    };
+    let direct = Direct::new();
+    let host = this_host(&direct);
     match request {
         Ok(None) => about(),
         Ok(Some(request)) => match verb::answer(&request, &host) {
@@ -35,9 +38,47 @@ fn main() -> ExitCode {
     }
 }
 
+fn this_host(direct: &Direct) -> Host<'_> {
+    Host {
+        clock: &SystemClock,
+        namespaces: &SystemNamespaces,
+        direct,
+        systemd: &Systemd,
+        plugin_dir: env::current_exe().ok().and_then(|exe| exe.parent().map(Into::into)),
+    }
+}
+
+fn reconcile(state_dir: &Path) -> ExitCode {
+    let direct = Direct::new();
+    match reconcile::all(state_dir, &this_host(&direct)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problems) => {
+            problems.iter().for_each(|problem| eprintln!("nebula-cni-plugin: {problem}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Nobody asks for the pods beside the one of the request; whoever passes by looks after them. The answer is out.
+fn look_around(request: &Request, host: &Host<'_>) {
+    let config = match request {
+        Request::Add(attach) | Request::Check(attach) => &attach.config,
+        Request::Gc(collect) => &collect.config,
+        Request::Status(config) => config,
+        Request::Del(_) | Request::Version(_) => return,
+    };
+    let state_dir = Settings::state_dir(config);
+    if let Err(problems) = reconcile::network(&state_dir, &config.name, Depth::Quick, host) {
+        problems.iter().for_each(|problem| eprintln!("nebula-cni-plugin: {problem}"));
+    }
+}
+
 // For ADD the print is the commit point: a result nobody received is undone.
 fn finish(request: &Request, host: &Host<'_>, text: &str) -> ExitCode {
-    let Err(e) = print(text) else { return ExitCode::SUCCESS };
+    let Err(e) = print(text) else {
+        look_around(request, host);
+        return ExitCode::SUCCESS;
+    };
     let mut error = Error::new(code::IO, format!("cannot print the result: {e}"));
     if let Request::Add(add) = request
         && let Err(undo) = add::undo(add, host)
@@ -73,6 +114,7 @@ fn launch(arguments: &[OsString]) -> ExitCode {
 
 fn about() -> ExitCode {
     eprintln!("nebula-cni-plugin {}: a CNI plugin, called by container runtimes.", env!("CARGO_PKG_VERSION"));
+    eprintln!("\"nebula-cni-plugin reconcile [STATE_DIR]\" starts instances that died and forgets pods that are gone.");
     eprintln!("Put it into a network configuration list behind the plugin that gives pods their address.");
     eprintln!("CNI versions: {}", reply::SUPPORTED.join(", "));
     ExitCode::SUCCESS

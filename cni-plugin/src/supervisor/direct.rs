@@ -2,16 +2,14 @@
 //! plugin ends.
 
 use std::env;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::notify::NotifySocket;
 use super::process::{self, Process};
-use super::{StartFailure, Supervisor, cgroup, launcher};
+use super::{Known, LAUNCH, Launch, StartFailure, Supervisor, cgroup, launcher, log};
 use crate::host::{Clock, Deadline};
 use crate::record::Files;
 
@@ -39,28 +37,41 @@ impl Default for Direct {
 impl Supervisor for Direct {
     fn start(
         &self,
-        instance: &Path,
-        files: &Files,
+        launch: &Launch<'_>,
         clock: &dyn Clock,
         deadline: Deadline,
-        started: &mut dyn FnMut(Process) -> io::Result<()>,
+        started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
     ) -> Result<(), StartFailure> {
-        let socket = NotifySocket::bind(&files.notify_socket()).map_err(StartFailure::Spawn)?;
-        let mut child = self.spawn(instance, files).map_err(StartFailure::Spawn)?;
+        let socket = launch.files.notify_socket();
+        let socket = NotifySocket::bind(&socket).map_err(StartFailure::Spawn)?;
+        let mut child = self.spawn(launch, true).map_err(StartFailure::Spawn)?;
         release(&mut child, started)?;
-        wait_until_ready(&mut child, &socket, files, clock, deadline)
+        wait_until_ready(&mut child, &socket, launch.files, clock, deadline)
     }
 
-    fn is_alive(&self, process: Process) -> bool {
-        process.is_alive()
+    fn restart(
+        &self,
+        launch: &Launch<'_>,
+        _: &dyn Clock,
+        started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
+    ) -> Result<(), StartFailure> {
+        let mut child = self.spawn(launch, false).map_err(StartFailure::Spawn)?;
+        release(&mut child, started)
     }
 
-    fn find(&self, files: &Files) -> Vec<Process> {
-        process::with_arguments(LAUNCH, &files.launch())
+    fn is_alive(&self, files: &Files, process: Option<Process>, _: &dyn Clock) -> bool {
+        log::cut(&files.log());
+        process.is_some_and(Process::is_alive)
     }
 
-    fn stop(&self, process: Process, clock: &dyn Clock) -> Result<(), String> {
-        process.stop(clock)
+    fn stop(&self, files: &Files, known: Known, clock: &dyn Clock) -> Result<(), String> {
+        let processes = match known {
+            Known::Recorded(process) => Vec::from_iter(process),
+            Known::Nothing => process::with_arguments(LAUNCH, &files.launch()),
+        };
+        // All of them, whatever becomes of one.
+        let ends: Vec<Result<(), String>> = processes.into_iter().map(|process| process.stop(clock)).collect();
+        ends.into_iter().collect()
     }
 
     fn clean_up(&self, files: &Files, clock: &dyn Clock) {
@@ -70,21 +81,27 @@ impl Supervisor for Direct {
             clock.sleep(POLL);
         }
     }
+
+    fn restarts_by_itself(&self) -> bool {
+        false
+    }
 }
 
 impl Direct {
-    fn spawn(&self, instance: &Path, files: &Files) -> io::Result<Child> {
-        let log = OpenOptions::new().append(true).create(true).mode(0o600).open(files.log())?;
+    fn spawn(&self, launch: &Launch<'_>, somebody_waits: bool) -> io::Result<Child> {
+        let files = launch.files;
+        let log = log::open(&files.log())?;
+        let notify = somebody_waits.then(|| ("NOTIFY_SOCKET", files.notify_socket()));
         // The environment and the directory are the runtime's own and none of the instance's business.
         Command::new(&self.launcher)
             .arg(launcher::VERB)
             .arg(cgroup::create(files.key()).unwrap_or_default())
-            .arg(instance)
+            .arg(launch.instance)
             .arg(LAUNCH)
             .arg(files.launch())
             .env_clear()
             .envs(env::var_os("PATH").map(|path| ("PATH", path)))
-            .env("NOTIFY_SOCKET", files.notify_socket())
+            .envs(notify)
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -94,11 +111,11 @@ impl Direct {
 }
 
 // Until the byte arrives the launcher waits; if the plugin dies first, the launcher ends.
-fn release(child: &mut Child, started: &mut dyn FnMut(Process) -> io::Result<()>) -> Result<(), StartFailure> {
+fn release(child: &mut Child, started: &mut dyn FnMut(Option<Process>) -> io::Result<()>) -> Result<(), StartFailure> {
     let gate = child.stdin.take();
     let recorded = Process::with_pid(pid_of(child))
         .ok_or_else(|| io::Error::other("it has ended at once"))
-        .and_then(&mut *started);
+        .and_then(|process| started(Some(process)));
     if let Err(e) = recorded {
         drop(gate);
         let _ = child.kill();
@@ -137,7 +154,7 @@ fn wait_until_ready(
         }
         if deadline.is_over(clock) {
             return Err(StartFailure::Deadline {
-                said: last_status.or_else(|| last_line(&files.log())).unwrap_or_default(),
+                said: last_status.or_else(|| log::last_line(&files.log())).unwrap_or_default(),
             });
         }
     }
@@ -145,7 +162,7 @@ fn wait_until_ready(
 
 /// The status, and the last line of the log if that says something else: a crash has no status.
 fn last_words(status: Option<String>, log: &Path) -> String {
-    let line = last_line(log).filter(|line| status.as_ref().is_none_or(|status| !line.contains(status)));
+    let line = log::last_line(log).filter(|line| status.as_ref().is_none_or(|status| !line.contains(status)));
     status.into_iter().chain(line).collect::<Vec<_>>().join("; ")
 }
 
@@ -153,33 +170,4 @@ fn pid_of(child: &Child) -> i32 {
     i32::try_from(child.id()).unwrap_or_default()
 }
 
-/// The last line of a log that is not empty, from its last bytes only.
-fn last_line(path: &Path) -> Option<String> {
-    let mut file = File::open(path).ok()?;
-    let length = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL))).ok()?;
-    let mut tail = Vec::new();
-    file.take(LOG_TAIL).read_to_end(&mut tail).ok()?;
-    let text = String::from_utf8_lossy(&tail);
-    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
-}
-
-const LAUNCH: &str = "--launch";
-const LOG_TAIL: u64 = 4096;
 const POLL: Duration = Duration::from_millis(10);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_last_line_of_a_log_is_the_last_that_says_something() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("log");
-        assert_eq!(last_line(&path), None);
-        std::fs::write(&path, "").unwrap();
-        assert_eq!(last_line(&path), None);
-        std::fs::write(&path, format!("{}\nfirst\n  last \n\n", "x".repeat(10_000))).unwrap();
-        assert_eq!(last_line(&path).as_deref(), Some("last"));
-    }
-}

@@ -8,8 +8,12 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::setsid;
+
+use super::log;
 
 /// First argument of a launcher. Runtimes call plugins without arguments.
 pub const VERB: &str = "launch-instance";
@@ -27,6 +31,7 @@ pub fn run(arguments: &[OsString]) -> Result<(), String> {
     }
     setsid().map_err(|e| format!("cannot leave the session of the runtime: {}", e.desc()))?;
     umask(Mode::from_bits_truncate(0o077));
+    limit_log().map_err(|e| format!("cannot limit the log: {}", e.desc()))?;
     if !group.is_empty()
         && let Err(e) = fs::write(Path::new(group).join("cgroup.procs"), "0")
     {
@@ -34,4 +39,12 @@ pub fn run(arguments: &[OsString]) -> Result<(), String> {
     }
     let error = Command::new(program).args(rest).stdin(Stdio::null()).exec();
     Err(format!("cannot run {}: {error}", program.display()))
+}
+
+// With the signal blocked, a write beyond the limit is an error to the writer and not its end.
+fn limit_log() -> nix::Result<()> {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGXFSZ);
+    signals.thread_block()?;
+    setrlimit(Resource::RLIMIT_FSIZE, log::MAX, log::MAX)
 }

@@ -2,50 +2,102 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 pub mod cgroup;
+mod dbus;
 pub mod direct;
 pub mod launcher;
+mod log;
 mod notify;
 pub mod process;
+pub mod systemd;
 
 pub use direct::Direct;
 pub use process::Process;
+pub use systemd::Systemd;
 
 use crate::host::{Clock, Deadline};
 use crate::record::Files;
 
+/// The supervisors there are, as a record names them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// [`Direct`].
+    #[default]
+    Direct,
+    /// [`Systemd`].
+    Systemd,
+}
+
+/// What to start.
+#[derive(Debug, Clone, Copy)]
+pub struct Launch<'a> {
+    /// The program.
+    pub instance: &'a Path,
+    /// The attachment; its launch contract is written.
+    pub files: &'a Files,
+    /// The pod's network namespace: without it there is nothing to restart.
+    pub netns: &'a Path,
+    /// One line for people.
+    pub description: &'a str,
+    /// What a start may take.
+    pub budget: Duration,
+}
+
+/// What is known of an attachment's process when it is to be stopped.
+#[derive(Debug, Clone, Copy)]
+pub enum Known {
+    /// A record: with no process in it there is none that is not a unit.
+    Recorded(Option<Process>),
+    /// No readable record.
+    Nothing,
+}
+
 /// Starts and stops instances.
 pub trait Supervisor {
-    /// Starts `instance` for an attachment whose launch contract is written, and waits until it says it is ready.
-    /// `started` learns the process before any code of the instance runs: if it fails, or if the caller dies before
-    /// it returns, no instance stays behind.
+    /// Starts an instance and waits until it says it is ready. `started` is called before any code of the instance runs,
+    /// with the process if the supervisor knows it by that: if it fails, or if the caller dies before it returns, no
+    /// instance stays behind.
     ///
     /// # Errors
     /// See [`StartFailure`]; the instance may still run, so stop it.
     fn start(
         &self,
-        instance: &Path,
-        files: &Files,
+        launch: &Launch<'_>,
         clock: &dyn Clock,
         deadline: Deadline,
-        started: &mut dyn FnMut(Process) -> io::Result<()>,
+        started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
     ) -> Result<(), StartFailure>;
 
-    /// Whether this very process still runs.
-    fn is_alive(&self, process: Process) -> bool;
+    /// As [`Supervisor::start`], for an instance that died: does not wait until it is ready.
+    ///
+    /// # Errors
+    /// It could not be started or recorded.
+    fn restart(
+        &self,
+        launch: &Launch<'_>,
+        clock: &dyn Clock,
+        started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
+    ) -> Result<(), StartFailure>;
 
-    /// Instances of an attachment that run without a readable record of them.
-    fn find(&self, files: &Files) -> Vec<Process>;
+    /// Whether the attachment's instance runs, or is about to run again.
+    fn is_alive(&self, files: &Files, process: Option<Process>, clock: &dyn Clock) -> bool;
 
-    /// Ends a process and waits until it is gone.
+    /// Ends every instance of an attachment and waits until it is gone.
     ///
     /// # Errors
     /// It is still there.
-    fn stop(&self, process: Process, clock: &dyn Clock) -> Result<(), String>;
+    fn stop(&self, files: &Files, known: Known, clock: &dyn Clock) -> Result<(), String>;
 
     /// Removes what was made around the attachment's instance, once it is gone.
     fn clean_up(&self, files: &Files, clock: &dyn Clock);
+
+    /// Whether dead instances come back without anybody asking.
+    fn restarts_by_itself(&self) -> bool;
 }
 
 /// Why an instance is not ready.
@@ -72,3 +124,6 @@ pub enum StartFailure {
         said: String,
     },
 }
+
+/// The instance's option for the file of its launch contract.
+const LAUNCH: &str = "--launch";

@@ -10,7 +10,7 @@ use std::process::Command;
 use nebula_cni_plugin::host::{Host, Link, Namespaces, Netns, NetnsId, SystemClock, SystemNamespaces};
 use nebula_cni_plugin::reply::Error;
 use nebula_cni_plugin::request::{self, Env, Request};
-use nebula_cni_plugin::supervisor::Direct;
+use nebula_cni_plugin::supervisor::{Direct, Systemd};
 use nebula_cni_plugin::{record::State, verb};
 use serde_json::json;
 
@@ -38,7 +38,7 @@ impl Namespaces for Pretended {
 fn check(node: &Node, namespaces: &dyn Namespaces) -> Result<String, Error> {
     let mut env: Env = node.env.iter().map(|(k, v)| (k.into(), v.into())).collect();
     env.insert("CNI_COMMAND".into(), "CHECK".into());
-    let host = Host { clock: &SystemClock, namespaces, supervisor: &Direct::new(), plugin_dir: None };
+    let host = Host { clock: &SystemClock, namespaces, direct: &Direct::new(), systemd: &Systemd, plugin_dir: None };
     let request = request::read(&env, node.stdin().as_bytes()).1.unwrap().unwrap();
     assert!(matches!(request, Request::Check(_)));
     verb::answer(&request, &host)

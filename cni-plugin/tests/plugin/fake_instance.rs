@@ -41,6 +41,8 @@ fn run(launch: &Path) {
     let overlay = spec.nebula.get("fakeOverlay").cloned().unwrap_or_else(|| json!([]));
     let status = json!({"pid": process::id(), "uid": spec.pod.uid, "state": "running", "overlay": overlay,
         "certificate": {"not_after": 4_000_000_000_i64}});
+    // Left by one that was killed.
+    let _ = fs::remove_file(&spec.status_socket);
     let listener = UnixListener::bind(&spec.status_socket).unwrap();
     thread::spawn(move || {
         for stream in listener.incoming() {
@@ -48,6 +50,9 @@ fn run(launch: &Path) {
         }
     });
     notify("READY=1\nSTATUS=serving");
+    if let Some(path) = key("fakeFlood") {
+        flood_once_there_is(Path::new(&path));
+    }
     live(launch);
 }
 
@@ -63,9 +68,22 @@ fn live(launch: &Path) -> ! {
     process::exit(0)
 }
 
+fn flood_once_there_is(path: &Path) {
+    while !path.exists() {
+        thread::sleep(Duration::from_millis(10));
+    }
+    for _ in 0..30_000 {
+        // The log is full at some point; a real instance does not mind either.
+        let _ = std::io::stderr().write_all(&[b"x".repeat(99), b"\n".to_vec()].concat());
+    }
+    fs::remove_file(path).unwrap();
+}
+
 fn notify(text: &str) {
     let socket = UnixDatagram::unbound().unwrap();
-    socket.send_to(text.as_bytes(), env::var_os("NOTIFY_SOCKET").unwrap()).unwrap();
+    // One that was started again has nobody who waits for it.
+    let Some(path) = env::var_os("NOTIFY_SOCKET") else { return };
+    socket.send_to(text.as_bytes(), path).unwrap();
 }
 
 fn report() -> Value {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -63,7 +64,11 @@ impl Answer {
 impl Node {
     pub(crate) fn new() -> Self {
         // Short, whatever TMPDIR is: sockets live below it.
-        let root = tempfile::Builder::new().prefix("ncp").tempdir_in("/tmp").unwrap();
+        Self::below("/tmp")
+    }
+
+    pub(crate) fn below(dir: &str) -> Self {
+        let root = tempfile::Builder::new().prefix("ncp").tempdir_in(dir).unwrap();
         let script = root.path().join("fake-instance");
         let this = env::current_exe().unwrap();
         let text =
@@ -71,7 +76,7 @@ impl Node {
         fs::write(&script, text).unwrap();
         fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
         let entry = json!({
-            "cniVersion": "1.0.0", "name": "net", "type": "nebula-cni-plugin", "instance": script,
+            "cniVersion": "1.0.0", "name": "net", "type": "nebula-cni-plugin", "instance": script, "supervisor": "direct",
             "stateDir": root.path().join("state"), "timeoutSeconds": 20,
             "ca": {"url": "https://ca.test:8443", "tlsCaFile": "/etc/ca.pem", "tokenFile": "/run/token"}, "nebula": {},
         });
@@ -147,6 +152,11 @@ impl Node {
         self.record().unwrap().process.unwrap()
     }
 
+    /// Whether an instance takes questions.
+    pub(crate) fn answers(&self) -> bool {
+        UnixStream::connect(self.files().status_socket()).is_ok()
+    }
+
     /// Processes and files that an attachment would leave.
     pub(crate) fn residue(&self) -> Vec<String> {
         let processes = with_arguments("--launch", &self.files().launch());
@@ -179,6 +189,17 @@ impl Drop for Node {
             let _ = process.stop(&SystemClock);
         }
         Direct::new().clean_up(&self.files(), &SystemClock);
+    }
+}
+
+/// Waits for what follows from an event that has no answer of its own.
+#[track_caller]
+#[expect(clippy::disallowed_methods, reason = "tests watch real processes on a real clock")]
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(15);
+    while !holds() {
+        assert!(std::time::Instant::now() < until, "never: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
 

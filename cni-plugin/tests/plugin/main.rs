@@ -10,4 +10,6 @@ mod fake_instance;
 mod gc_and_status;
 mod harness;
 mod killed;
+mod reconcile;
+mod systemd;
 mod version;

@@ -118,6 +118,7 @@ firewall:
                   "ipam": { "type": "host-local", "dataDir": dir.join("ipam"), "ranges": [[{ "subnet": subnet }]],
                             "routes": [{ "dst": "0.0.0.0/0" }] } },
                 { "type": "nebula-cni-plugin",
+                  "supervisor": "direct",
                   "instance": binary("nebula-cni-instance"),
                   "stateDir": dir.join("state"),
                   "ca": { "url": self.ca_url(), "tlsCaFile": self.ca_file("tls.crt"), "tokenFile": self.ca_file("node.token") },

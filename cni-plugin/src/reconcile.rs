@@ -1,0 +1,102 @@
+//! Repairs what nobody calls the plugin for: starts instances that died, and takes away attachments whose pod is gone.
+//! Runs at the end of the verbs that have time, and by itself from a timer.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::del::detach;
+use crate::host::{Deadline, Host};
+use crate::lock::Lock;
+use crate::record::{self, Files, Found, Record, State};
+use crate::request::is_name;
+use crate::supervisor::Launch;
+
+/// How much to look at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// What costs no more than a look at a file.
+    Quick,
+    /// Also what a service manager should have repaired by itself.
+    Thorough,
+}
+
+/// All networks of a state directory.
+///
+/// # Errors
+/// All that could not be repaired, after everything was tried.
+pub fn all(state_dir: &Path, host: &Host<'_>) -> Result<(), Vec<String>> {
+    let entries = match fs::read_dir(state_dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(vec![format!("cannot list {}: {e}", state_dir.display())]),
+        Ok(entries) => entries,
+    };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).filter(|name| is_name(name));
+    joined(names.map(|name| network(state_dir, &name, Depth::Thorough, host)))
+}
+
+/// One network.
+///
+/// # Errors
+/// As [`all`].
+pub fn network(state_dir: &Path, network: &str, depth: Depth, host: &Host<'_>) -> Result<(), Vec<String>> {
+    let paths = record::list(state_dir, network).map_err(|e| vec![format!("cannot list records: {e}")])?;
+    joined(paths.iter().map(|path| attachment(state_dir, path, depth, host).map_err(|problem| vec![problem])))
+}
+
+fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> Result<(), String> {
+    // A damaged record names nobody; its attachment ends with its pod's namespace or by DEL.
+    let Ok(Found::Record(record)) = Record::load(path) else { return Ok(()) };
+    let files = Files::new(state_dir, &record.key());
+    if is_well(&record, &files, depth, host) {
+        return Ok(());
+    }
+    // Whoever holds the lock is at work on it.
+    let Ok(lock) = Lock::acquire(&files, host.clock, Deadline::after(host.clock, Duration::ZERO)) else {
+        return Ok(());
+    };
+    let Ok(Found::Record(mut record)) = Record::load(path) else { return Ok(()) };
+    let named = |problem: String| format!("pod {}/{}: {problem}", record.pod.namespace, record.pod.name);
+    if !has_namespace(&record, host) {
+        detach(&files, host).map_err(|e| named(e.to_string()))?;
+        lock.remove();
+        return Ok(());
+    }
+    if record.state == State::Intent || is_well(&record, &files, depth, host) {
+        return Ok(());
+    }
+    let supervisor = host.supervisor(record.supervisor);
+    let (instance, netns) = (record.instance.clone(), record.netns.clone());
+    let description = format!("Nebula tunnel of pod {}/{}", record.pod.namespace, record.pod.name);
+    let launch =
+        Launch { instance: &instance, files: &files, netns: &netns, description: &description, budget: RESTART };
+    let mut started = |process| {
+        record.process = process;
+        record.save(&files)
+    };
+    supervisor.restart(&launch, host.clock, &mut started).map_err(|failure| format!("{description}: {failure}"))
+}
+
+fn is_well(record: &Record, files: &Files, depth: Depth, host: &Host<'_>) -> bool {
+    let supervisor = host.supervisor(record.supervisor);
+    if record.state == State::Intent {
+        // Half made: its ADD is at work, or its DEL will come as long as there is a pod.
+        return has_namespace(record, host);
+    }
+    if supervisor.restarts_by_itself() && depth == Depth::Quick {
+        return true;
+    }
+    supervisor.is_alive(files, record.process, host.clock)
+}
+
+fn has_namespace(record: &Record, host: &Host<'_>) -> bool {
+    host.namespaces.open(&record.netns).is_ok_and(|netns| netns.id == record.netns_id)
+}
+
+fn joined(results: impl Iterator<Item = Result<(), Vec<String>>>) -> Result<(), Vec<String>> {
+    let problems: Vec<String> = results.filter_map(Result::err).flatten().collect();
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
+// As long as an ADD may take at most: nobody waits for it.
+const RESTART: Duration = Duration::from_secs(60);

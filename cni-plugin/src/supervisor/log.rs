@@ -1,0 +1,76 @@
+//! The file that takes an instance's stderr where no journal does. It is bounded: the launcher limits what the instance
+//! may write, and whoever finds it long cuts it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// No file that an instance writes grows beyond this.
+pub(super) const MAX: u64 = 1 << 20;
+
+/// Opens the log to append to.
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    cut(path);
+    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+}
+
+/// Keeps the end of a log that has become long. Who appends to it meanwhile goes on at the new end.
+pub(crate) fn cut(path: &Path) {
+    if fs::metadata(path).is_ok_and(|meta| meta.len() > MAX / 2) {
+        let Some(end) = tail(path, KEPT) else { return };
+        if let Ok(mut file) = OpenOptions::new().append(true).open(path) {
+            // Losing lines is better than failing for them.
+            let _ = file.set_len(0).and_then(|()| file.write_all(&end));
+        }
+    }
+}
+
+/// The last line of a log that is not empty, from its last bytes only.
+pub(super) fn last_line(path: &Path) -> Option<String> {
+    let tail = tail(path, TAIL)?;
+    let text = String::from_utf8_lossy(&tail);
+    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+}
+
+fn tail(path: &Path, length: u64) -> Option<Vec<u8>> {
+    let mut file = File::open(path).ok()?;
+    let end = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(end.saturating_sub(length))).ok()?;
+    let mut tail = Vec::new();
+    file.take(length).read_to_end(&mut tail).ok()?;
+    Some(tail)
+}
+
+const KEPT: u64 = 64 << 10;
+const TAIL: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_of_a_log_is_the_last_that_says_something() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        assert_eq!(last_line(&path), None);
+        fs::write(&path, "").unwrap();
+        assert_eq!(last_line(&path), None);
+        fs::write(&path, format!("{}\nfirst\n  last \n\n", "x".repeat(10_000))).unwrap();
+        assert_eq!(last_line(&path).as_deref(), Some("last"));
+    }
+
+    #[test]
+    fn a_long_log_loses_its_beginning() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        fs::write(&path, "short").unwrap();
+        cut(&path);
+        assert_eq!(fs::read(&path).unwrap(), b"short");
+        fs::write(&path, format!("{}the end", "x".repeat(600_000))).unwrap();
+        let mut writer = open(&path).unwrap();
+        writer.write_all(b", and more").unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.ends_with("the end, and more") && text.len() < 70_000, "{}", text.len());
+    }
+}

@@ -1,0 +1,234 @@
+//! Supervision by systemd: one transient service per attachment, named by its key, sandboxed, restarted when it dies.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use super::dbus::{self, Body, Connection, Method, Object, Value};
+use super::process::Process;
+use super::{Known, Launch, StartFailure, Supervisor};
+use crate::host::{Clock, Deadline};
+use crate::record::Files;
+
+/// Starts instances as units of the system's systemd.
+#[derive(Debug)]
+pub struct Systemd;
+
+impl Systemd {
+    /// Whether systemd answers on the system bus.
+    #[must_use]
+    pub fn answers(clock: &dyn Clock) -> bool {
+        Manager::connect(clock, Deadline::after(clock, PROBE)).and_then(|mut manager| manager.answers()).is_ok()
+    }
+}
+
+impl Supervisor for Systemd {
+    fn start(
+        &self,
+        launch: &Launch<'_>,
+        clock: &dyn Clock,
+        deadline: Deadline,
+        started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
+    ) -> Result<(), StartFailure> {
+        let unit = launch.files.unit();
+        let spawn = |error: dbus::Error| StartFailure::Spawn(io::Error::other(error));
+        let mut manager = Manager::connect(clock, deadline).map_err(spawn)?;
+        started(None).map_err(StartFailure::Record)?;
+        let job = manager.start(&unit, launch).map_err(spawn)?;
+        match manager.wait(&job) {
+            Ok(result) if result == "done" => Ok(()),
+            Ok(result) => Err(StartFailure::Ended { status: result, said: manager.said(&unit) }),
+            Err(_) if deadline.is_over(clock) => {
+                manager.deadline = Deadline::after(clock, PROBE);
+                Err(StartFailure::Deadline { said: manager.said(&unit) })
+            }
+            Err(error) => Err(spawn(error)),
+        }
+    }
+
+    fn restart(
+        &self,
+        launch: &Launch<'_>,
+        clock: &dyn Clock,
+        started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
+    ) -> Result<(), StartFailure> {
+        let spawn = |error: dbus::Error| StartFailure::Spawn(io::Error::other(error));
+        let mut manager = Manager::connect(clock, Deadline::after(clock, PROBE)).map_err(spawn)?;
+        started(None).map_err(StartFailure::Record)?;
+        let unit = launch.files.unit();
+        let _ = manager.call("ResetFailedUnit", &Body::default().text(&unit));
+        manager.start(&unit, launch).map(|_| ()).map_err(spawn)
+    }
+
+    fn is_alive(&self, files: &Files, _: Option<Process>, clock: &dyn Clock) -> bool {
+        let state = Manager::connect(clock, Deadline::after(clock, PROBE))
+            .and_then(|mut manager| manager.property(&files.unit(), "Unit", "ActiveState"));
+        state.is_ok_and(|state| ["active", "activating", "reloading"].contains(&state.as_str()))
+    }
+
+    fn stop(&self, files: &Files, _: Known, clock: &dyn Clock) -> Result<(), String> {
+        let unit = files.unit();
+        let mut manager = match Manager::connect(clock, Deadline::after(clock, STOP)) {
+            Ok(manager) => manager,
+            // Where no bus is, no unit is.
+            Err(dbus::Error::Io(e)) if is_absent(&e) => return Ok(()),
+            Err(error) => return Err(error.to_string()),
+        };
+        let stopped = manager.stop(&unit).and_then(|job| manager.wait(&job));
+        // A unit that failed stays listed until it is told to go.
+        let _ = manager.call("ResetFailedUnit", &Body::default().text(&unit));
+        match stopped {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_no_such_unit() => Ok(()),
+            Err(error) => Err(format!("unit {unit}: {error}")),
+        }
+    }
+
+    fn clean_up(&self, _: &Files, _: &dyn Clock) {}
+
+    fn restarts_by_itself(&self) -> bool {
+        true
+    }
+}
+
+/// systemd, for one verb.
+struct Manager<'a> {
+    bus: Connection,
+    clock: &'a dyn Clock,
+    deadline: Deadline,
+}
+
+impl<'a> Manager<'a> {
+    fn connect(clock: &'a dyn Clock, deadline: Deadline) -> Result<Self, dbus::Error> {
+        Ok(Self { bus: Connection::open(clock, deadline)?, clock, deadline })
+    }
+
+    fn answers(&mut self) -> Result<(), dbus::Error> {
+        let get = PROPERTIES.method("Get");
+        self.bus.call(&get, &Body::default().text(MANAGER.interface).text("Version"), self.clock, self.deadline)?;
+        Ok(())
+    }
+
+    fn call(&mut self, member: &'static str, body: &Body) -> Result<dbus::Message, dbus::Error> {
+        self.bus.call(&MANAGER.method(member), body, self.clock, self.deadline)
+    }
+
+    fn start(&mut self, unit: &str, launch: &Launch<'_>) -> Result<String, dbus::Error> {
+        self.watch_jobs()?;
+        let text = |path: &Path| path.display().to_string();
+        let (program, file, state) =
+            (text(launch.instance), text(&launch.files.launch()), text(&launch.files.state_dir()));
+        let netns = text(launch.netns);
+        let (condition, writable) = ([("ConditionPathExists", netns.as_str())], [state.as_str()]);
+        let argv = [program.as_str(), super::LAUNCH, file.as_str()];
+        let start_within = launch.budget.as_micros() as u64;
+        let mut properties = vec![
+            ("Description", Value::Text(launch.description)),
+            ("ExecStart", Value::Exec(&argv)),
+            ("TimeoutStartUSec", Value::U64(start_within)),
+            // Asked again before each restart: without the pod's namespace no tunnel is wanted.
+            ("Conditions", Value::Conditions(&condition)),
+            ("ReadWritePaths", Value::Texts(&writable)),
+        ];
+        properties.extend(SERVICE);
+        properties.extend(SANDBOX);
+        let body = Body::default().text(unit).text("fail").properties(&properties).no_units();
+        let job = self.call("StartTransientUnit", &body)?;
+        Ok(job.body().text().unwrap_or_default())
+    }
+
+    fn stop(&mut self, unit: &str) -> Result<String, dbus::Error> {
+        self.watch_jobs()?;
+        let job = self.call("StopUnit", &Body::default().text(unit).text("replace"))?;
+        Ok(job.body().text().unwrap_or_default())
+    }
+
+    fn watch_jobs(&mut self) -> Result<(), dbus::Error> {
+        self.bus.subscribe(JOBS, self.clock, self.deadline)
+    }
+
+    /// Waits for a job and tells its result: "done", "failed", ...
+    fn wait(&mut self, job: &str) -> Result<String, dbus::Error> {
+        loop {
+            let signal = self.bus.signal(self.clock, self.deadline)?;
+            let mut body = signal.body();
+            let (_, path, _) = (body.number(), body.text(), body.text());
+            if signal.member == "JobRemoved" && path.as_deref() == Some(job) {
+                return Ok(body.text().unwrap_or_default());
+            }
+        }
+    }
+
+    /// The last STATUS of the unit's instance.
+    fn said(&mut self, unit: &str) -> String {
+        self.property(unit, "Service", "StatusText").unwrap_or_default()
+    }
+
+    fn property(&mut self, unit: &str, interface: &str, name: &str) -> Result<String, dbus::Error> {
+        let path = self.call("GetUnit", &Body::default().text(unit))?.body().text().unwrap_or_default();
+        let method = Method { path: &path, ..PROPERTIES.method("Get") };
+        let interface = format!("{DESTINATION}.{interface}");
+        let body = Body::default().text(&interface).text(name);
+        let value = self.bus.call(&method, &body, self.clock, self.deadline)?;
+        Ok(value.body().text_variant().unwrap_or_default())
+    }
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+const DESTINATION: &str = "org.freedesktop.systemd1";
+const PATH: &str = "/org/freedesktop/systemd1";
+const MANAGER: Object = Object { destination: DESTINATION, path: PATH, interface: "org.freedesktop.systemd1.Manager" };
+const PROPERTIES: Object =
+    Object { destination: DESTINATION, path: PATH, interface: "org.freedesktop.DBus.Properties" };
+const JOBS: &str = "type='signal',interface='org.freedesktop.systemd1.Manager',member='JobRemoved'";
+
+// An instance that ends well has seen its pod's namespace go; any other end is repaired, without a limit.
+const SERVICE: [(&str, Value<'static>); 7] = [
+    ("Type", Value::Text("notify")),
+    ("NotifyAccess", Value::Text("main")),
+    ("Restart", Value::Text("on-failure")),
+    ("RestartUSec", Value::U64(500_000)),
+    ("StartLimitIntervalUSec", Value::U64(0)),
+    ("TimeoutStopUSec", Value::U64(2_000_000)),
+    ("LimitCORE", Value::U64(0)),
+];
+
+// Set-up makes the device and its routes in the pod's namespace, and reads the node's token; nothing else is left.
+const SANDBOX: [(&str, Value<'static>); 22] = [
+    ("CapabilityBoundingSet", Value::U64(1 << NET_BIND_SERVICE | 1 << NET_ADMIN | 1 << SYS_ADMIN)),
+    ("NoNewPrivileges", Value::Bool(true)),
+    ("ProtectSystem", Value::Text("strict")),
+    ("ProtectHome", Value::Text("read-only")),
+    ("PrivateTmp", Value::Bool(true)),
+    ("ProtectKernelModules", Value::Bool(true)),
+    ("ProtectKernelLogs", Value::Bool(true)),
+    ("ProtectClock", Value::Bool(true)),
+    ("ProtectHostname", Value::Bool(true)),
+    ("ProtectControlGroups", Value::Bool(true)),
+    ("ProtectProc", Value::Text("invisible")),
+    ("LockPersonality", Value::Bool(true)),
+    ("MemoryDenyWriteExecute", Value::Bool(true)),
+    ("RestrictRealtime", Value::Bool(true)),
+    ("RestrictSUIDSGID", Value::Bool(true)),
+    ("RestrictNamespaces", Value::U64(CLONE_NEWNET)),
+    ("RestrictAddressFamilies", Value::Allow(&["AF_INET", "AF_INET6", "AF_NETLINK", "AF_UNIX"])),
+    ("SystemCallArchitectures", Value::Texts(&["native"])),
+    ("SystemCallFilter", Value::Allow(&["@system-service"])),
+    ("DevicePolicy", Value::Text("closed")),
+    ("DeviceAllow", Value::Pairs(&[("/dev/net/tun", "rw")])),
+    ("UMask", Value::U32(0o077)),
+];
+
+// linux/capability.h and linux/sched.h.
+const NET_BIND_SERVICE: u64 = 10;
+const NET_ADMIN: u64 = 12;
+const SYS_ADMIN: u64 = 21;
+const CLONE_NEWNET: u64 = 0x4000_0000;
+
+// systemd is on this machine: it answers at once or has other troubles.
+const PROBE: Duration = Duration::from_secs(2);
+// More than TimeoutStopUSec, after which systemd insists.
+const STOP: Duration = Duration::from_secs(6);
