@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
+use aws_lc_rs::digest::{SHA256, digest};
 use nebula_core::firewall::{Cidr, Policy, PortRange, Protocol, Rule};
-use sha2::{Digest, Sha256};
 
 /// A rule's protocol, first and last port as Go Nebula prints them.
 pub(crate) fn numbers(rule: &Rule) -> (u8, i32, i32) {
@@ -38,7 +38,7 @@ pub(crate) fn fnv(policy: &Policy) -> u32 {
 /// `SHA:<hex>,FNV:<decimal>`.
 pub(crate) fn both(policy: &Policy) -> String {
     let mut text = "SHA:".to_owned();
-    for byte in Sha256::digest(canonical(policy)) {
+    for byte in digest(&SHA256, canonical(policy).as_bytes()).as_ref() {
         let _ = write!(text, "{byte:02x}");
     }
     let _ = write!(text, ",FNV:{}", fnv(policy));

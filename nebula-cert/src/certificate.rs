@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use aws_lc_rs::digest::{SHA256, digest};
 use ipnet::IpNet;
-use sha2::{Digest as _, Sha256};
 
 use crate::signature::VerifyingKey;
 use crate::{Error, pem, signature, v1, v2};
@@ -352,7 +352,9 @@ impl Certificate {
             Version::V1 => v1::encode_with(self, signature),
             Version::V2 => [&*self.signed_bytes(), signature].concat(),
         };
-        Fingerprint(Sha256::digest(hashed).into())
+        let mut fingerprint = [0; 32];
+        fingerprint.copy_from_slice(digest(&SHA256, &hashed).as_ref());
+        Fingerprint(fingerprint)
     }
 }
 

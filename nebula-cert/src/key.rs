@@ -1,5 +1,6 @@
 //! Private keys of hosts: zeroized on drop, never printed.
 
+use aws_lc_rs::agreement;
 use p256::elliptic_curve::sec1::ToSec1Point as _;
 use zeroize::Zeroizing;
 
@@ -87,8 +88,10 @@ impl PrivateKey {
     pub fn public_key(&self) -> Vec<u8> {
         match self.curve {
             Curve::Curve25519 => {
-                let secret = x25519_dalek::StaticSecret::from(*self.secret);
-                x25519_dalek::PublicKey::from(&secret).to_bytes().to_vec()
+                let key = agreement::PrivateKey::from_private_key(&agreement::X25519, &*self.secret);
+                let public = key.ok().and_then(|key| key.compute_public_key().ok());
+                // Every 32 bytes are a key.
+                public.map(|public| public.as_ref().to_vec()).unwrap_or_default()
             }
             // The scalar was checked when the key was made.
             Curve::P256 => scalar(&*self.secret).map(|key| public_point(&key)).unwrap_or_default(),

@@ -1,36 +1,27 @@
 //! Signatures of both curves: Ed25519, and ECDSA P-256 with SHA-256 in DER.
 
-use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, ParsedPublicKey};
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, ED25519, ParsedPublicKey};
 use p256::ecdsa::Signature;
 
 use crate::Curve;
 
 /// A public key made ready once, to verify many signatures.
 #[derive(Debug, Clone)]
-pub(crate) enum VerifyingKey {
-    Ed25519(ed25519_dalek::VerifyingKey),
-    P256(ParsedPublicKey),
-}
+pub(crate) struct VerifyingKey(ParsedPublicKey);
 
 impl VerifyingKey {
     /// Nothing if the bytes are no key of the curve.
     pub(crate) fn new(curve: Curve, public_key: &[u8]) -> Option<Self> {
-        Some(match curve {
-            Curve::Curve25519 => {
-                Self::Ed25519(ed25519_dalek::VerifyingKey::from_bytes(public_key.try_into().ok()?).ok()?)
-            }
-            Curve::P256 => Self::P256(ParsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, public_key).ok()?),
-        })
+        let parsed = match curve {
+            Curve::Curve25519 => ParsedPublicKey::new(&ED25519, public_key),
+            Curve::P256 => ParsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, public_key),
+        };
+        parsed.ok().map(Self)
     }
 
-    /// Whether `signature` is one of this key over `message`. High-S signatures count, as in Go.
+    /// Whether `signature` is one of this key over `message`. High-S signatures of P-256 count, as in Go.
     pub(crate) fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
-        match self {
-            // The strict form refuses some signatures that Go accepts.
-            Self::Ed25519(key) => ed25519_dalek::Signature::from_slice(signature)
-                .is_ok_and(|signature| ed25519_dalek::Verifier::verify(key, message, &signature).is_ok()),
-            Self::P256(key) => key.verify_sig(message, signature).is_ok(),
-        }
+        self.0.verify_sig(message, signature).is_ok()
     }
 }
 
