@@ -114,6 +114,18 @@ pub fn resolve_once(targets: &[HostTarget]) -> Vec<SocketAddr> {
     targets.iter().filter_map(resolve).collect()
 }
 
+/// Addresses of an own host name or address, to listen on.
+///
+/// # Errors
+/// It has none.
+pub(crate) fn listen_addresses(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
+    let addresses = match host.parse() {
+        Ok(address) => vec![address],
+        Err(_) => look_up(host, NameFamily::Both, Duration::from_secs(5)).map_err(std::io::Error::other)?,
+    };
+    Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect())
+}
+
 /// Addresses of one name, by the hosts file and DNS.
 ///
 /// # Errors

@@ -4,10 +4,11 @@ mod message;
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use crate::config_file::{Dns, Settings};
+use crate::names;
 use crate::until_stopped::{self, Running};
 use message::{A, AAAA, Answer, Query};
 
@@ -79,10 +80,10 @@ const FRESH: Duration = Duration::from_secs(1);
 /// No host is every address of both families, or of IPv4 where the system has no other.
 fn bind(host: &str, port: u16) -> io::Result<UdpSocket> {
     if host.is_empty() {
-        return UdpSocket::bind(("::", port)).or_else(|_| UdpSocket::bind(("0.0.0.0", port)));
+        return UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port))
+            .or_else(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)));
     }
-    let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
-    UdpSocket::bind(addresses.as_slice())
+    UdpSocket::bind(names::listen_addresses(host, port)?.as_slice())
 }
 
 /// First addresses of both families by lower-case name.
