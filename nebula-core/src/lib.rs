@@ -27,5 +27,5 @@ pub mod wire;
 
 pub use config::Config;
 pub use forward::{Forwarder, Lane};
-pub use node::{Node, TableSizes, TunnelStatus, WallClock};
+pub use node::{FlowTrace, Node, Outcome, TableSizes, TunnelStatus, WallClock, Whereabouts};
 pub use output::{DropReason, Event, Origin, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict};

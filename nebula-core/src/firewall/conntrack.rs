@@ -2,11 +2,11 @@
 
 use std::net::IpAddr;
 use std::sync::PoisonError;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::Filter;
 use super::filter::Timeouts;
 use super::flow_table::{At, Entry, FlowTable};
+use super::{Filter, KnownFlow};
 use crate::DropReason;
 use crate::counters::Direction;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -99,6 +99,15 @@ impl Conntrack {
             let is_live = now < entry.last_used.saturating_add(timeouts.of(flow));
             is_live && (entry.generation == generation || allows(entry.direction))
         })
+    }
+    /// A flow that is not forgotten, and the generation of rules that allowed it last. It counts as no packet of the flow.
+    pub(super) fn find(&self, hash: u64, flow: &FlowKey, now: u64, timeouts: Timeouts) -> Option<(KnownFlow, u32)> {
+        let table = lock(&self.shards[(hash >> 60) as usize % SHARDS]);
+        let entry = table.entry(table.find(hash, flow)?);
+        let idle = now.saturating_sub(entry.last_used);
+        let known =
+            KnownFlow { direction: entry.direction, answered: entry.answered, idle: Duration::from_millis(idle) };
+        (idle < timeouts.of(flow)).then_some((known, entry.generation))
     }
     /// Lets a known flow pass, or a new one if `allows` says so for the direction it begins in. A flow admitted under
     /// another generation of rules is asked about again, in the direction in which it began.

@@ -35,9 +35,7 @@ pub(super) struct Timeouts {
 impl Filter {
     /// `networks` are the own addresses with the prefixes of their networks.
     pub(crate) fn new(policy: &Policy, networks: &[IpNet], unsafe_networks: &[IpNet], generation: u32) -> Self {
-        // Behind a gateway a rule must say that it means the networks there.
-        let all_local = unsafe_networks.is_empty() || policy.default_local_cidr_any;
-        let default_local = (!all_local).then_some(networks);
+        let default_local = default_local(policy, networks, unsafe_networks);
         Self {
             generation,
             inbound: RuleIndex::new(&policy.inbound, default_local),
@@ -86,6 +84,30 @@ impl Filter {
             Direction::Outbound => self.outbound.allows(flow, flow.remote_port, peer),
         }
     }
+    /// The first rule of `policy`, of which this filter was made, that allows a flow. Asks each rule alone: for people, not
+    /// for packets.
+    pub(super) fn rule_that_allows(
+        &self,
+        policy: &Policy,
+        direction: Direction,
+        flow: &FlowKey,
+        peer: Peer<'_>,
+    ) -> Option<usize> {
+        let (rules, port) = match direction {
+            Direction::Inbound => (&policy.inbound, flow.local_port),
+            Direction::Outbound => (&policy.outbound, flow.remote_port),
+        };
+        let default_local = default_local(policy, &self.networks, &self.unsafe_networks);
+        let allows = |rule| RuleIndex::new(std::slice::from_ref(rule), default_local).allows(flow, port, peer);
+        rules.iter().position(allows)
+    }
+}
+
+/// What a rule without `local_cidr` covers; `None`: every address.
+fn default_local<'a>(policy: &Policy, networks: &'a [IpNet], unsafe_networks: &[IpNet]) -> Option<&'a [IpNet]> {
+    // Behind a gateway a rule must say that it means the networks there.
+    let all_local = unsafe_networks.is_empty() || policy.default_local_cidr_any;
+    (!all_local).then_some(networks)
 }
 
 fn is_address_of(address: IpAddr, networks: &[IpNet]) -> bool {

@@ -1,6 +1,7 @@
 //! Packet filter: rules over the peer's certificate, and the flows already allowed.
 
 mod conntrack;
+mod explain;
 mod filter;
 mod flow_cache;
 mod flow_table;
@@ -16,6 +17,7 @@ use ipnet::IpNet;
 use nebula_cert::{Fingerprint, VerifiedCertificate};
 
 pub(crate) use conntrack::Conntrack;
+pub use explain::{Explanation, KnownFlow};
 pub(crate) use filter::Filter;
 pub(crate) use flow_cache::FlowCache;
 pub use rules::{Cidr, PortRange, Protocol, Rule};

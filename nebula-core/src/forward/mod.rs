@@ -3,6 +3,7 @@
 mod checksum;
 mod coalesce;
 mod echo;
+mod explain;
 mod inbound;
 mod lane;
 mod layout;
@@ -28,6 +29,7 @@ use arc_swap::ArcSwap;
 use ipnet::IpNet;
 
 pub use echo::echo_reply;
+pub use explain::Route;
 pub use lane::Lane;
 pub(crate) use relayed::Carrier;
 #[cfg(feature = "io")]

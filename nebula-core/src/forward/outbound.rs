@@ -88,7 +88,7 @@ fn forward(
     Ok(())
 }
 
-fn route<'a>(snapshot: &'a Snapshot, flow: &FlowKey) -> Result<NextHop<'a>, DropReason> {
+pub(super) fn route<'a>(snapshot: &'a Snapshot, flow: &FlowKey) -> Result<NextHop<'a>, DropReason> {
     let destination = flow.remote;
     if snapshot.drop_local_broadcast && snapshot.routes.is_broadcast(destination) {
         return Err(DropReason::Broadcast);

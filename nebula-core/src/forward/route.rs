@@ -55,6 +55,10 @@ impl Routes {
         };
         Some(NextHop { peer: chosen.address, gateways })
     }
+    /// The network of the subnet route that an address outside the own networks takes.
+    pub(super) fn subnet(&self, address: IpAddr) -> Option<IpNet> {
+        Some(self.subnets.get_lpm(&address.into())?.0)
+    }
     /// Whether an address lies inside the own overlay networks.
     pub(super) fn is_overlay(&self, address: IpAddr) -> bool {
         self.networks.iter().any(|network| network.contains(&address))

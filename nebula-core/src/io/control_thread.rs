@@ -99,6 +99,14 @@ impl Control {
             Command::Connect(peer) => self.node.connect(now, peer),
             // Who asked may have given up.
             Command::Tunnels(reply) => drop(reply.try_send(self.node.tunnels())),
+            Command::Sizes(reply) => drop(reply.try_send(self.node.table_sizes())),
+            Command::Handshaking(reply) => drop(reply.try_send(self.node.handshaking())),
+            Command::Close { peer, quietly, reply } => drop(reply.try_send(self.node.close(now, peer, quietly))),
+            Command::Inquire(peer) => self.node.inquire(now, peer),
+            Command::Whereabouts(peer, reply) => drop(reply.try_send(self.node.whereabouts(peer))),
+            Command::Trace(direction, flow, reply) => {
+                drop(reply.try_send(Box::new(self.node.trace(now, direction, &flow))));
+            }
         }
     }
 

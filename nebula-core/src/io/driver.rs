@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use nebula_cert::{CaPool, Identity};
+use nebula_cert::{CaPool, Identity, VerifiedCertificate};
 use zeroize::Zeroizing;
 
 use super::control_thread::{Control, EndOfControl, InterfaceWatch};
@@ -20,7 +20,10 @@ use super::program::RareWork;
 use super::shared::Shared;
 use super::tun::Queue;
 use super::{Tun, TunOffloads, UdpSocket, clock};
-use crate::{Config, Event, Node, TunnelStatus, config, firewall};
+use crate::counters::Direction;
+use crate::tunnel::LocalIndex;
+use crate::wire::ip::FlowKey;
+use crate::{Config, Event, FlowTrace, Node, TableSizes, TunnelStatus, Whereabouts, config, firewall};
 
 // Address space; only what is used costs memory.
 const DATA_STACK: usize = 256 << 10;
@@ -310,9 +313,51 @@ impl Handle {
     /// Live tunnels; empty if the driver has ended.
     #[must_use]
     pub fn tunnels(&self) -> Vec<TunnelStatus> {
+        self.ask(Command::Tunnels).unwrap_or_default()
+    }
+    /// See [`crate::Node::table_sizes`]; all 0 if the driver has ended.
+    #[must_use]
+    pub fn table_sizes(&self) -> TableSizes {
+        self.ask(Command::Sizes).unwrap_or_default()
+    }
+    /// See [`crate::Node::handshaking`].
+    #[must_use]
+    pub fn handshaking(&self) -> Vec<IpAddr> {
+        self.ask(Command::Handshaking).unwrap_or_default()
+    }
+    /// See [`crate::Node::close`].
+    #[must_use]
+    pub fn close(&self, peer: IpAddr, quietly: bool) -> usize {
+        self.ask(|reply| Command::Close { peer, quietly, reply }).unwrap_or_default()
+    }
+    /// See [`crate::Node::inquire`].
+    pub fn inquire(&self, peer: IpAddr) {
+        self.shared.mailbox.command(Command::Inquire(peer));
+    }
+    /// See [`crate::Node::whereabouts`].
+    #[must_use]
+    pub fn whereabouts(&self, peer: IpAddr) -> Whereabouts {
+        self.ask(|reply| Command::Whereabouts(peer, reply)).unwrap_or_default()
+    }
+    /// See [`crate::Node::trace`]; `None` if the driver has ended.
+    #[must_use]
+    pub fn trace(&self, direction: Direction, flow: FlowKey) -> Option<FlowTrace> {
+        self.ask(|reply| Command::Trace(direction, Box::new(flow), reply)).map(|trace| *trace)
+    }
+    /// Certificate of the peer of a live tunnel.
+    #[must_use]
+    pub fn certificate(&self, tunnel: LocalIndex) -> Option<VerifiedCertificate> {
+        Some(self.shared.forwarder.tunnels().by_index(tunnel)?.peer.clone())
+    }
+    /// Flows the firewall remembers.
+    #[must_use]
+    pub fn flows(&self) -> usize {
+        self.shared.forwarder.flows()
+    }
+    fn ask<T>(&self, question: impl FnOnce(SyncSender<T>) -> Command) -> Option<T> {
         let (reply, answer) = sync_channel(1);
-        self.shared.mailbox.command(Command::Tunnels(reply));
-        answer.recv().unwrap_or_default()
+        self.shared.mailbox.command(question(reply));
+        answer.recv().ok()
     }
     /// Sum of all lanes' counters by name, for metrics.
     #[must_use]

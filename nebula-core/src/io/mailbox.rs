@@ -12,8 +12,10 @@ use nebula_cert::{CaPool, Identity};
 use super::Error;
 use super::wake::Wake;
 use crate::config::{self, RecvErrorPolicy};
+use crate::counters::Direction;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::{Punt, TunnelStatus, firewall};
+use crate::wire::ip::FlowKey;
+use crate::{FlowTrace, Punt, TableSizes, TunnelStatus, Whereabouts, firewall};
 
 const MAX_PUNTS: usize = 1024;
 // A packet that waits for a tunnel may be a super-packet.
@@ -37,6 +39,12 @@ pub(super) enum Command {
     SetSubnets(Vec<config::SubnetRoute>),
     Connect(IpAddr),
     Tunnels(SyncSender<Vec<TunnelStatus>>),
+    Sizes(SyncSender<TableSizes>),
+    Handshaking(SyncSender<Vec<IpAddr>>),
+    Close { peer: IpAddr, quietly: bool, reply: SyncSender<usize> },
+    Inquire(IpAddr),
+    Whereabouts(IpAddr, SyncSender<Whereabouts>),
+    Trace(Direction, Box<FlowKey>, SyncSender<Box<FlowTrace>>),
 }
 
 /// Bounded on every side: a flood of punts is dropped, a flood of commands waits.

@@ -3,6 +3,7 @@
 mod allow_list;
 mod calculated;
 mod candidates;
+mod questions;
 mod server;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,9 +14,11 @@ use ipnet::IpNet;
 pub use allow_list::{AllowList, BadPattern, InterfaceRules, LocalAllowList, NoDefault, RemoteAllowList};
 pub use calculated::{CalculatedRemotes, Calculation, OtherFamily};
 pub(crate) use candidates::{Candidates, Rules};
+pub use questions::Answer;
 pub use server::{Report, Server};
 
 use crate::config;
+use questions::Questions;
 
 /// An address of this host.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +34,7 @@ pub struct LocalAddress {
 pub(crate) struct Client {
     peers: BTreeMap<IpAddr, Candidates>,
     local_addresses: Vec<LocalAddress>,
+    questions: Questions,
 }
 
 impl Client {
@@ -60,6 +64,16 @@ impl Client {
     /// Relays of a peer, by number.
     pub(crate) fn relays(&self, peer: IpAddr) -> BTreeSet<IpAddr> {
         self.peers.get(&peer).map(Candidates::relays).unwrap_or_default()
+    }
+
+    /// What somebody wants to know beside that.
+    pub(crate) fn questions(&mut self) -> &mut Questions {
+        &mut self.questions
+    }
+
+    /// Answers to the last question about a peer, by lighthouse.
+    pub(crate) fn answers(&self, peer: IpAddr) -> BTreeMap<IpAddr, Answer> {
+        self.questions.answers(peer)
     }
 
     /// Drops what is known of a peer that is gone.

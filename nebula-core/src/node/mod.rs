@@ -5,12 +5,14 @@ mod adopted;
 mod confirmation;
 mod deadlines;
 mod handshakes;
+mod inquiries;
 mod outbox;
 mod relaying;
 mod relays;
 mod rendezvous;
 mod table_sizes;
 mod timer;
+mod trace;
 mod tunnels;
 mod ways;
 
@@ -19,11 +21,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nebula_cert::{CaPool, Identity, UnixTime};
+use nebula_cert::{CaPool, Identity, UnixTime, Version};
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
+pub use self::inquiries::Whereabouts;
 pub use self::table_sizes::TableSizes;
+pub use self::trace::{FlowTrace, Outcome};
 
 use self::outbox::Outbox;
 use self::timer::{Due, Timer};
@@ -79,6 +83,14 @@ pub struct TunnelStatus {
     pub remote_index: RemoteIndex,
     /// Next send counter.
     pub message_counter: u64,
+    /// Highest counter received.
+    pub received_counter: u64,
+    /// Version of the peer's certificate.
+    pub version: Version,
+    /// This node started the handshake.
+    pub initiator: bool,
+    /// The peer showed that it has the keys.
+    pub confirmed: bool,
     /// Carries this node's packets to the peer.
     pub primary: bool,
     /// Time the handshake took, for tunnels this node initiated.
@@ -324,6 +336,10 @@ impl Node {
             local_index: tunnel.local_index,
             remote_index: tunnel.remote_index,
             message_counter: tunnel.session.next_counter(),
+            received_counter: tunnel.session.replay.highest(),
+            version: tunnel.peer.version(),
+            initiator: tunnel.initiator,
+            confirmed: tunnel.is_confirmed(),
             primary: self.is_primary(tunnel),
             handshake: live.took,
         }

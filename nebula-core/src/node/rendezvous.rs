@@ -11,7 +11,7 @@ use super::Node;
 use super::timer::Due;
 use crate::DropReason;
 use crate::hole_punch::Action;
-use crate::lighthouse::{Report, Rules, address_for};
+use crate::lighthouse::{Answer, Report, Rules, address_for};
 use crate::tunnel::Tunnel;
 use crate::wire::header::MessageType;
 use crate::wire::messages::{Meta, MetaKind};
@@ -99,11 +99,13 @@ impl Node {
 
     /// A lighthouse told where a peer is.
     fn handle_reply(&mut self, now: Instant, lighthouse: &Tunnel, subject: IpAddr, reply: Meta) {
+        let Some(&source) = lighthouse.peer_addresses.first() else { return };
+        let answer = || Answer { endpoints: reply.endpoints.clone(), relays: reply.relays.clone() };
+        self.lighthouse.questions().answer(subject, source, answer);
         // Answers nobody waits for would only take memory.
         if !self.pending.contains(subject) && self.tunnels.of_peer(subject).is_empty() {
             return;
         }
-        let Some(&source) = lighthouse.peer_addresses.first() else { return };
         let endpoints = self.endpoint_rules(&[subject]).screen(reply.endpoints);
         let known = self.lighthouse.candidates(subject);
         known.report(source, endpoints);

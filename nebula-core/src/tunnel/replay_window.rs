@@ -61,6 +61,11 @@ impl ReplayWindow {
         let blocks = std::array::from_fn(|block| AtomicU64::new(if block == 0 { 0b111 } else { 0 }));
         Self { highest: AtomicU64::new(2), blocks }
     }
+    /// Highest counter accepted.
+    #[must_use]
+    pub fn highest(&self) -> u64 {
+        self.highest.load(Ordering::Relaxed)
+    }
     /// Whether `counter` could be new. Before decryption.
     #[must_use]
     pub fn check(&self, counter: u64) -> bool {

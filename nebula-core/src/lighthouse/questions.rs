@@ -1,0 +1,79 @@
+//! Questions that somebody asked of the lighthouses out of curiosity, and what was answered: no endpoint is tried because of it.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
+
+/// What one lighthouse says about a host.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Answer {
+    /// Where the host may be.
+    pub endpoints: Vec<SocketAddr>,
+    /// Relays through which it can be reached.
+    pub relays: Vec<IpAddr>,
+}
+
+/// The last questions, by the host they are about.
+#[derive(Debug, Default)]
+pub(crate) struct Questions {
+    asked: BTreeMap<IpAddr, Question>,
+}
+
+#[derive(Debug)]
+struct Question {
+    at: Instant,
+    answers: BTreeMap<IpAddr, Answer>,
+}
+
+impl Questions {
+    /// Begins anew; the oldest question makes room.
+    pub(crate) fn ask(&mut self, now: Instant, subject: IpAddr) {
+        let oldest = self.asked.iter().min_by_key(|(_, question)| question.at).map(|(subject, _)| *subject);
+        if let Some(oldest) = oldest.filter(|_| self.asked.len() >= MAX_QUESTIONS) {
+            self.asked.remove(&oldest);
+        }
+        self.asked.insert(subject, Question { at: now, answers: BTreeMap::new() });
+    }
+
+    /// Takes down what a lighthouse says, if that was asked.
+    pub(crate) fn answer(&mut self, subject: IpAddr, lighthouse: IpAddr, answer: impl FnOnce() -> Answer) {
+        let question = self.asked.get_mut(&subject);
+        let room = question.filter(|question| question.answers.len() < MAX_ANSWERS);
+        if let Some(question) = room {
+            question.answers.insert(lighthouse, answer());
+        }
+    }
+
+    /// Answers by lighthouse.
+    pub(crate) fn answers(&self, subject: IpAddr) -> BTreeMap<IpAddr, Answer> {
+        self.asked.get(&subject).map(|question| question.answers.clone()).unwrap_or_default()
+    }
+}
+
+const MAX_QUESTIONS: usize = 8;
+// More lighthouses than anybody has.
+const MAX_ANSWERS: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "any moment will do as the beginning")]
+    fn only_what_was_asked_lately_is_taken_down() {
+        let (mut questions, start) = (Questions::default(), Instant::now());
+        let host = |n: u8| IpAddr::from([10, 0, 0, n]);
+        questions.answer(host(1), host(9), Answer::default);
+        assert!(questions.answers(host(1)).is_empty(), "nobody asked");
+        for n in 1..=9 {
+            questions.ask(start + Duration::from_secs(n.into()), host(n));
+            questions.answer(host(n), host(99), Answer::default);
+        }
+        assert!(questions.answers(host(1)).is_empty(), "the oldest one made room");
+        assert_eq!(questions.answers(host(2)).len(), 1);
+        questions.ask(start + Duration::from_secs(99), host(2));
+        assert!(questions.answers(host(2)).is_empty(), "a new question has no answer yet");
+    }
+}
