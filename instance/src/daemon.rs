@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nebula_cert::UnixTime;
@@ -10,17 +10,18 @@ use nebula_core::config::RecvErrorPolicy;
 use nebula_core::firewall::Rule;
 use nebula_core::io::{Driver, Handle, Options, SocketControl, SocketOptions, Tun, UdpSocket, release_program_pages};
 
+use crate::attendant::Attendant;
 use crate::config_file::{self, Listen, Logging, NameFamily, Remark, Settings, Value};
+use crate::control::{ControlSocket, Desk, Facts};
 use crate::metrics::{Handshakes, Metrics};
 use crate::netns::Namespace;
 use crate::overlay_link::OverlayLink;
 use crate::reload::{Link, Reloader};
 use crate::report::Report;
-use crate::signals::{Signal, Signals, go_name};
+use crate::signals::{Arrived, Signals};
 use crate::subnets::Subnets;
 use crate::system_routes::{self, Overlay};
-use crate::{errno, events, log, names, notify};
-use crate::{expiry, firewall_hash};
+use crate::{errno, events, firewall_hash, log, names, notify};
 
 /// A configuration that was read and merged, with logging already as it says.
 #[derive(Debug)]
@@ -129,10 +130,15 @@ impl Loaded {
         let watched = controls.iter().map(SocketControl::try_clone).collect::<Result<_, _>>();
         let watched = watched.map_err(start("Failed to start stats emitter"))?;
         let metrics = Arc::new(Metrics::new(&settings, handle.clone(), Arc::clone(&handshakes), watched));
-        expiry::watch(Arc::clone(&metrics)).map_err(start("Failed to start a thread"))?;
-        let link = Link { overlay: link, sockets: controls, subnets, metrics };
-        let reloader = Reloader::new(self.path, settings, handle.clone(), link);
-        let running = run_with_signals(driver, signals, reloader, handshakes)?;
+        let control = ControlSocket::open(&settings.operation.control, &instance_name(&settings, &device));
+        let link = Link { overlay: link, sockets: controls, subnets, metrics: Arc::clone(&metrics) };
+        let reloader = Reloader::new(self.path, &self.tree, settings, handle.clone(), link);
+        let reloader = Arc::new(Mutex::new(reloader));
+        let facts = Facts { device, udp, started: unix_now() };
+        let desk = Arc::new(Desk { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
+        let signals = Arrived::of(signals).map_err(start("Failed to set up signal handling"))?;
+        let attendant = Attendant { signals, control, desk, reloader, metrics, handle: handle.clone() };
+        let running = run_attended(driver, attendant, handshakes)?;
         running.map_err(|error| Error::Running(error.to_string()))?;
         tracing::info!(counters = counted(&handle), "Goodbye");
         Ok(())
@@ -155,35 +161,27 @@ fn follow_system_routes(link: &OverlayLink, settings: &Settings, subnets: &Arc<S
 
 type Outcome = Result<(), nebula_core::io::Error>;
 
-fn run_with_signals(
-    mut driver: Driver,
-    signals: Signals,
-    mut reloader: Reloader,
-    handshakes: Arc<Handshakes>,
-) -> Result<Outcome, Error> {
+fn run_attended(mut driver: Driver, attendant: Attendant, handshakes: Arc<Handshakes>) -> Result<Outcome, Error> {
     let thread = |error: std::io::Error| Error::Start { message: "Failed to start a thread", cause: error.to_string() };
-    let received = driver.events();
-    std::thread::Builder::new()
-        .name("events".to_owned())
-        .spawn(move || events::log(&received, &handshakes))
-        .map_err(thread)?;
-    let handle = driver.handle();
-    let wait = move || loop {
-        match signals.wait() {
-            Signal::SIGHUP => {
-                tracing::info!("Caught HUP, reloading config");
-                reloader.reload(unix_now());
-            }
-            signal => {
-                tracing::info!(signal = go_name(signal), "Caught signal, shutting down");
-                handle.stop();
-                return;
-            }
-        }
+    let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
+        std::thread::Builder::new().name(name.to_owned()).spawn(body).map_err(thread)
     };
-    std::thread::Builder::new().name("signals".to_owned()).spawn(wait).map_err(thread)?;
+    let received = driver.events();
+    spawn("events", Box::new(move || events::log(&received, &handshakes)))?;
+    let attending = spawn("attendant", Box::new(move || attendant.run()))?;
     notify::ready();
-    Ok(driver.run())
+    let outcome = driver.run();
+    if outcome.is_ok() {
+        // It ended the driver, and now gives back what it has.
+        let _ = attending.join();
+    }
+    Ok(outcome)
+}
+
+/// Tells apart instances on one host.
+fn instance_name(settings: &Settings, device: &str) -> String {
+    let own = settings.pki.as_ref().filter(|_| settings.tun.disabled).map(|pki| pki.identity.primary().name());
+    own.unwrap_or(device).to_owned()
 }
 
 /// A node that runs.

@@ -1,24 +1,9 @@
-//! Warns before this host's certificate expires. What there is to know is asked again at each look, so that a reload counts.
-
-use std::sync::Arc;
-use std::time::Duration;
+//! Warns before this host's certificate expires.
 
 use nebula_cert::UnixTime;
 
-use crate::daemon::unix_now;
-use crate::metrics::Metrics;
-
-/// Looks once an hour, as long as the program runs.
-pub(crate) fn watch(metrics: Arc<Metrics>) -> std::io::Result<()> {
-    let body = move || loop {
-        let (not_before, not_after) = metrics.validity();
-        report(not_before, not_after, unix_now());
-        std::thread::sleep(INTERVAL);
-    };
-    std::thread::Builder::new().name("expiry".to_owned()).stack_size(STACK).spawn(body).map(|_| ())
-}
-
-fn report(not_before: UnixTime, not_after: UnixTime, now: UnixTime) {
+/// Says so, if there is something to say about a certificate of this validity.
+pub(crate) fn report((not_before, not_after): (UnixTime, UnixTime), now: UnixTime) {
     let left = not_after - now;
     match look(not_before, not_after, now) {
         Look::Fine => {}
@@ -50,9 +35,7 @@ fn look(not_before: UnixTime, not_after: UnixTime, now: UnixTime) -> Look {
     }
 }
 
-const INTERVAL: Duration = Duration::from_secs(3600);
 const LONGEST_NOTICE: i64 = 30 * 86_400;
-const STACK: usize = 128 << 10;
 
 #[cfg(test)]
 mod tests {

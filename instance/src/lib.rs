@@ -2,8 +2,10 @@
 
 pub mod admin;
 mod applicant;
+mod attendant;
 pub mod ca_client;
 pub mod config_file;
+mod control;
 pub mod daemon;
 mod data_path;
 mod dns;
@@ -11,6 +13,7 @@ pub mod enrol;
 mod errno;
 mod events;
 mod expiry;
+mod file_watch;
 mod firewall_hash;
 pub mod go_flags;
 pub mod handoff;
@@ -26,7 +29,7 @@ pub mod notify;
 pub mod overlay_link;
 pub mod pod_status;
 pub mod pod_tunnel;
-pub mod reload;
+mod reload;
 mod report;
 mod rtnetlink;
 pub mod signals;

@@ -48,14 +48,29 @@ pub fn start(logging: Logging, output: Output) {
 /// Changes level and form of the lines.
 pub fn apply(logging: Logging) {
     FORM.store(form_bits(logging), Ordering::Relaxed);
+    set_level(logging.level);
+}
+
+/// Changes the level alone.
+pub fn set_level(level: LogLevel) {
+    LEVEL.store(level as u8, Ordering::Relaxed);
     if let Some(filter) = FILTER.get() {
         // Fails only when the subscriber is gone, and it lives as long as the process.
-        let _ = filter.reload(targets(logging.level));
+        let _ = filter.reload(targets(level));
     }
+}
+
+/// The level in force.
+#[must_use]
+pub fn level() -> LogLevel {
+    let stored = LEVEL.load(Ordering::Relaxed);
+    let levels = [LogLevel::Trace, LogLevel::Debug, LogLevel::Warn, LogLevel::Error];
+    levels.into_iter().find(|level| *level as u8 == stored).unwrap_or_default()
 }
 
 static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
 static FORM: AtomicU8 = AtomicU8::new(0);
+static LEVEL: AtomicU8 = AtomicU8::new(LogLevel::Info as u8);
 const JSON: u8 = 1;
 const NO_TIME: u8 = 2;
 

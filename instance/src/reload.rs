@@ -1,7 +1,7 @@
 //! Replaces parts of a running node after SIGHUP: everything is checked before anything is applied.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nebula_cert::{Identity, UnixTime, Version};
@@ -9,7 +9,7 @@ use nebula_core::config::Timers;
 use nebula_core::firewall::Policy;
 use nebula_core::io::{Handle, SocketControl};
 
-use crate::config_file::{self, Listen, Settings, TunSettings};
+use crate::config_file::{self, Listen, Settings, TunSettings, Value};
 use crate::dns::{self, Served};
 use crate::metrics::{Emitter, Metrics};
 use crate::names::NameWatch;
@@ -20,7 +20,7 @@ use crate::{errno, firewall_hash, log, names};
 
 /// What a running node was started or last reloaded with.
 #[derive(Debug)]
-pub struct Reloader {
+pub(crate) struct Reloader {
     path: PathBuf,
     current: Settings,
     handle: Handle,
@@ -29,6 +29,17 @@ pub struct Reloader {
     dns: Option<dns::Server>,
     /// Sends metrics, if asked to.
     emitter: Option<Emitter>,
+    /// Files of certificates and key.
+    credentials: Vec<PathBuf>,
+    last: Option<LastReload>,
+}
+
+/// How the last reload ended.
+#[derive(Debug)]
+pub(crate) struct LastReload {
+    pub(crate) at: UnixTime,
+    /// None: it is in force.
+    pub(crate) error: Option<String>,
 }
 
 /// What a node has beside its driver, and may change while it runs.
@@ -46,23 +57,58 @@ pub(crate) struct Link {
 impl Reloader {
     /// For a node that runs with `current`, read from `path`.
     #[must_use]
-    pub(crate) fn new(path: PathBuf, current: Settings, handle: Handle, link: Link) -> Self {
+    pub(crate) fn new(path: PathBuf, tree: &Value, current: Settings, handle: Handle, link: Link) -> Self {
         let emitter = current.stats.as_ref().and_then(|stats| Emitter::start(stats, &link.metrics));
-        let mut reloader = Self { path, current, handle, link, names: None, dns: None, emitter };
+        let credentials = config_file::credential_files(tree);
+        let mut reloader =
+            Self { path, current, handle, link, names: None, dns: None, emitter, credentials, last: None };
         reloader.watch_names();
         reloader.serve_dns();
         reloader
     }
 
+    /// What is in force.
+    #[must_use]
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.current
+    }
+
+    /// File or folder of the configuration.
+    #[must_use]
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Every file that decides what is in force.
+    #[must_use]
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
+        let mut files = config_file::files(&self.path);
+        files.extend_from_slice(&self.credentials);
+        files
+    }
+
+    #[must_use]
+    pub(crate) fn last(&self) -> Option<&LastReload> {
+        self.last.as_ref()
+    }
+
     /// Reads the configuration again. A configuration with any mistake changes nothing.
-    pub fn reload(&mut self, now: UnixTime) {
-        let (tree, remarks) = match config_file::load(&self.path) {
-            Ok(loaded) => loaded,
-            Err(error) => {
-                tracing::error!(%error, "Error occurred while reloading config");
-                return;
-            }
-        };
+    ///
+    /// # Errors
+    /// What is wrong with it; it was reported.
+    pub(crate) fn reload(&mut self, now: UnixTime) -> Result<(), String> {
+        let outcome = self.read_again(now);
+        self.last = Some(LastReload { at: now, error: outcome.as_ref().err().cloned() });
+        outcome
+    }
+
+    fn read_again(&mut self, now: UnixTime) -> Result<(), String> {
+        let (tree, remarks) = config_file::load(&self.path).map_err(|error| {
+            tracing::error!(%error, "Error occurred while reloading config");
+            error.to_string()
+        })?;
+        // Also of one that is refused: what it names may be put right.
+        self.credentials = config_file::credential_files(&tree);
         let settings =
             Settings::read(&tree, now).and_then(|new| Ok(check_identity(&self.current, &new).map(|()| new)?));
         let report = Report::new(&self.path);
@@ -77,10 +123,12 @@ impl Reloader {
                 self.handle.clone().together(|| self.apply(settings, advertise));
                 // What the kernel sends by new routes has somewhere to go now.
                 self.update_link();
+                Ok(())
             }
             Err(refusals) => {
                 refusals.refused.iter().for_each(|refused| report.refused(refused, true));
                 tracing::error!(error = %refusals, "Error occurred while reloading config, nothing was changed");
+                Err(refusals.to_string())
             }
         }
     }
@@ -291,6 +339,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("tun", !same_device(&old.tun, &new.tun)),
         ("lighthouse.am_lighthouse", old.am_lighthouse != new.am_lighthouse),
         ("pki.initiating_version", old.initiating_version != new.initiating_version),
+        ("daemon.control_socket", old.operation.control != new.operation.control),
     ];
     changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect()
 }

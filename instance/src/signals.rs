@@ -1,7 +1,11 @@
 //! Process signals, waited for on one thread.
 
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
 use nix::sys::signal::SigSet;
 pub use nix::sys::signal::Signal;
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 /// The signals this program handles, blocked in every thread started afterwards.
 #[derive(Debug, Clone, Copy)]
@@ -12,7 +16,7 @@ impl Signals {
     ///
     /// # Errors
     /// From the system.
-    pub fn block() -> std::io::Result<Self> {
+    pub fn block() -> io::Result<Self> {
         let set: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
         set.thread_block()?;
         Ok(Self(set))
@@ -26,6 +30,28 @@ impl Signals {
                 return signal;
             }
         }
+    }
+}
+
+/// The same signals, to be waited for beside other things.
+#[derive(Debug)]
+pub(crate) struct Arrived(SignalFd);
+
+impl Arrived {
+    pub(crate) fn of(signals: Signals) -> io::Result<Self> {
+        Ok(Self(SignalFd::with_flags(&signals.0, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?))
+    }
+
+    /// The next one, if there is one.
+    pub(crate) fn next(&self) -> Option<Signal> {
+        let found = self.0.read_signal().ok()??;
+        Signal::try_from(found.ssi_signo.cast_signed()).ok()
+    }
+}
+
+impl AsFd for Arrived {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

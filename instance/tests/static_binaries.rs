@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const BINARIES: [&str; 7] = [
+const BINARIES: [&str; 8] = [
     "nebula",
+    "nebula-ctl",
     "nebula-cert",
     "nebula-ca",
     "nebula-cni-plugin",

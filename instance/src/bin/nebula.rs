@@ -1,14 +1,18 @@
 //! Drop-in replacement for Go Nebula's daemon: `nebula -config FILE`.
 
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use nebula_instance::daemon::{Error, Loaded};
 use nebula_instance::go_flags::{self, Flag, Parsed};
 
 fn main() -> ExitCode {
     nebula_core::io::share_one_heap();
+    if std::env::args_os().nth(1).is_some_and(|word| word == "ctl") {
+        return control();
+    }
     let flags = match go_flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,
         Err(go_flags::Error::Help) => {
@@ -62,6 +66,17 @@ fn run(path: &Path, flags: &Parsed) -> Result<(), Error> {
     let loaded = Loaded::read(path)?;
     if flags.is_set("test") { loaded.test(flags.is_set("strict")) } else { loaded.serve() }
 }
+
+/// Becomes `nebula-ctl`, the one beside this program if there is one. Returns only if that fails.
+fn control() -> ExitCode {
+    let beside = std::env::current_exe().ok().map(|program| program.with_file_name(CTL)).filter(|path| path.exists());
+    let program = beside.unwrap_or_else(|| CTL.into());
+    let error = Command::new(&program).args(std::env::args_os().skip(2)).exec();
+    eprintln!("nebula: cannot run {} ({error}); it belongs beside nebula, or into PATH", program.display());
+    ExitCode::from(3)
+}
+
+const CTL: &str = "nebula-ctl";
 
 /// `config.yaml` or `config.yml` beside the program.
 fn default_config() -> Result<PathBuf, String> {

@@ -11,6 +11,7 @@ mod firewall;
 mod hosts;
 mod keys;
 mod merge;
+mod operation;
 mod pki;
 mod places;
 mod routes;
@@ -22,12 +23,13 @@ mod tests;
 mod value;
 mod yaml;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub use discovery::Dns;
 pub use findings::{Refusals, Refused, Remark};
 pub use hosts::{HostTarget, NameFamily, StaticHosts};
 pub use merge::load;
+pub use operation::{ControlPath, Operation};
 pub use pki::Pki;
 pub use places::Places;
 pub use routes::{OwnRoute, Routes, UnsafeRoute};
@@ -35,6 +37,19 @@ pub use settings::{Listen, LogFormat, LogLevel, Logging, Settings, TunSettings};
 pub use stats::{Sink, Stats};
 pub use value::{GoDuration, Value};
 pub use yaml::{MAX_TEXT, parse};
+
+/// Every file that a configuration at `path` is read from.
+#[must_use]
+pub fn files(path: &Path) -> Vec<PathBuf> {
+    merge::find(path).unwrap_or_default()
+}
+
+/// Files that a configuration names for certificates and key.
+#[must_use]
+pub fn credential_files(tree: &Value) -> Vec<PathBuf> {
+    let named = ["pki.ca", "pki.cert", "pki.key"].into_iter().filter_map(|key| tree.at(key)?.text());
+    named.filter(|text| !text.contains("-----BEGIN")).map(|path| PathBuf::from(path.into_owned())).collect()
+}
 
 /// Why a configuration cannot be loaded into a tree.
 #[derive(Debug, thiserror::Error)]

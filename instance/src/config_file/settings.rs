@@ -13,8 +13,8 @@ use nebula_core::{Config, firewall::Policy};
 
 use super::section::Section;
 use super::{
-    Dns, HostTarget, Pki, Refusals, Refused, Remark, Routes, StaticHosts, Stats, Value, discovery::Discovery, firewall,
-    keys, pki,
+    Dns, HostTarget, Operation, Pki, Refusals, Refused, Remark, Routes, StaticHosts, Stats, Value,
+    discovery::Discovery, firewall, keys, pki,
 };
 
 /// A whole configuration.
@@ -68,6 +68,8 @@ pub struct Settings {
     pub stats: Option<Stats>,
     /// Logging.
     pub logging: Logging,
+    /// How the program is run.
+    pub operation: Operation,
     /// For the log; nothing here stops the start.
     pub remarks: Vec<Remark>,
 }
@@ -195,9 +197,11 @@ impl Settings {
         let handshakes = section.keep("handshakes.try_interval", handshakes(&section));
         let stats = section.keep("stats", Stats::read(&section));
         let logging = section.keep("logging", Logging::read(&section));
+        let operation = section.keep("daemon", Operation::read(&section));
         let listen = section.keep_at_start("listen", listen(&section));
         let tun = section.keep_at_start("tun", tun(&section, networks));
-        let parts = (pki, initiating_version, cipher, firewall, discovery, handshakes, stats, logging, listen, tun);
+        let parts =
+            (pki, initiating_version, cipher, firewall, discovery, handshakes, stats, logging, operation, listen, tun);
         let (
             Some(pki),
             Some(initiating_version),
@@ -207,6 +211,7 @@ impl Settings {
             Some(handshakes),
             Some(stats),
             Some(logging),
+            Some(operation),
             Some(listen),
             Some(tun),
         ) = parts
@@ -238,6 +243,7 @@ impl Settings {
             tun,
             stats,
             logging,
+            operation,
             remarks: Vec::new(),
         };
         Ok(Self { remarks: section.into_remarks(), ..settings })
@@ -284,6 +290,33 @@ impl Settings {
     }
 }
 
+impl LogLevel {
+    /// By its name in the configuration.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        match name.to_lowercase().as_str() {
+            "trace" => Some(Self::Trace),
+            "debug" => Some(Self::Debug),
+            "info" => Some(Self::Info),
+            "warn" | "warning" => Some(Self::Warn),
+            "error" | "fatal" | "panic" => Some(Self::Error),
+            _ => None,
+        }
+    }
+
+    /// Its name in the configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Trace => "trace",
+            Self::Debug => "debug",
+            Self::Info => "info",
+            Self::Warn => "warn",
+            Self::Error => "error",
+        }
+    }
+}
+
 impl Logging {
     /// Reads `logging.*` alone: it is needed before anything can be reported.
     ///
@@ -296,18 +329,13 @@ impl Logging {
     fn read(section: &Section<'_>) -> Result<Self, Refused> {
         let text = |path: &str| section.string(path).map(|text| text.to_lowercase());
         let refuse = |key: &str, cause: String| Refused::new("failed to apply logging config", cause).at(key);
-        let level = match text("logging.level").as_deref() {
-            None | Some("info") => LogLevel::Info,
-            Some("trace") => LogLevel::Trace,
-            Some("debug") => LogLevel::Debug,
-            Some("warn" | "warning") => LogLevel::Warn,
-            Some("error" | "fatal" | "panic") => LogLevel::Error,
-            Some(other) => {
+        let level = text("logging.level").map_or(Ok(LogLevel::Info), |name| {
+            LogLevel::parse(&name).ok_or_else(|| {
                 let cause =
-                    format!("not a valid logging level: {other:?}. possible levels: [trace debug info warn error]");
-                return Err(refuse("logging.level", cause));
-            }
-        };
+                    format!("not a valid logging level: {name:?}. possible levels: [trace debug info warn error]");
+                refuse("logging.level", cause)
+            })
+        })?;
         let format = match text("logging.format").as_deref() {
             None | Some("text") => LogFormat::Text,
             Some("json") => LogFormat::Json,

@@ -88,9 +88,19 @@ impl Daemon {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
+    /// File of the configuration.
+    pub fn config(&self) -> &Path {
+        &self.config
+    }
+
+    /// Replaces the configuration.
+    pub fn write(&self, more: &str) {
+        std::fs::write(&self.config, format!("{}{more}\n", self.fixed)).unwrap();
+    }
+
     /// Replaces the configuration and asks for a reload.
     pub fn reload(&self, more: &str) {
-        std::fs::write(&self.config, format!("{}{more}\n", self.fixed)).unwrap();
+        self.write(more);
         kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGHUP).unwrap();
     }
 }

@@ -335,6 +335,21 @@ pub(super) const KEYS: &[Key] = &[
         Ignored("all counters are always there"),
         "counters by kind of lighthouse message",
     ),
+    key(
+        "daemon.control_socket",
+        Text,
+        "/run/nebula/DEVICE.sock",
+        OnStart,
+        "unix socket for `nebula ctl` (not in Go): a path, or false; without a device its name is that of the certificate; \
+         the usual one is left out silently where its folder cannot be made",
+    ),
+    key(
+        "daemon.watch_files",
+        Duration,
+        "0s",
+        OnReload,
+        "time between two looks at the files of configuration and credentials (not in Go): a change is obeyed as SIGHUP; 0 never looks",
+    ),
     key("logging.level", LEVELS, "info", OnReload, "least important lines that are printed"),
     key("logging.format", Choice(&["text", "json"]), "text", OnReload, "form of the lines"),
     key("logging.disable_timestamp", Boolean, "false", OnReload, "leave the time out"),

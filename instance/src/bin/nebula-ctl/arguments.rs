@@ -1,0 +1,141 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap_complete::Shell;
+use serde_json::{Value, json};
+
+/// Asks a running nebula, and tells it what to do.
+#[derive(clap::Parser)]
+#[command(name = "nebula-ctl", bin_name = "nebula ctl", version, after_help = AFTER)]
+pub(crate) struct Arguments {
+    /// Control socket of the daemon; needed only if several run [env: NEBULA_SOCKET].
+    #[arg(short, long, global = true, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) socket: Option<PathBuf>,
+    /// Print the answer as JSON.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(clap::Subcommand)]
+pub(crate) enum Command {
+    /// Show what runs, since when, and how it is.
+    Status,
+    /// List the peers with a tunnel.
+    Peers,
+    /// Show the tunnels with a peer, its certificate, and what is known about where it is.
+    Tunnel {
+        /// Overlay address, or name of a peer with a tunnel.
+        peer: String,
+    },
+    /// Close the tunnels with a peer; the next packet makes a new one.
+    Close {
+        /// Overlay address, or name of a peer with a tunnel.
+        peer: String,
+        /// Do not tell the peer.
+        #[arg(long)]
+        quietly: bool,
+    },
+    /// Ask the lighthouses where a peer is.
+    Query {
+        /// Overlay address, or name of a peer with a tunnel.
+        peer: String,
+    },
+    /// Read the configuration again, as SIGHUP does, and say what became of it.
+    Reload,
+    /// Show the certificates of this host and of the CAs that it trusts.
+    Cert,
+    /// Show the level of the log, or change it until the next reload.
+    LogLevel {
+        /// What is printed from now on.
+        #[arg(value_parser = ["trace", "debug", "info", "warn", "error"])]
+        level: Option<String>,
+    },
+    /// Say which way a packet would go, through which tunnel, and by which rule; exit code 1 unless it passes.
+    Trace {
+        /// tcp, udp, icmp, or the number of a protocol.
+        protocol: String,
+        /// ADDRESS[:PORT] of the destination; or of the source, if a destination follows.
+        #[arg(value_name = "[SOURCE] DESTINATION", num_args = 1..=2, required = true)]
+        ends: Vec<String>,
+    },
+    /// Print the script that completes words for a shell.
+    Completion {
+        /// Which shell.
+        shell: Shell,
+    },
+}
+
+impl Command {
+    /// What the daemon is sent.
+    pub(crate) fn request(&self) -> Value {
+        match self {
+            Self::Status => json!({"command": "status"}),
+            Self::Peers => json!({"command": "peers"}),
+            Self::Tunnel { peer } => json!({"command": "tunnel", "peer": peer}),
+            Self::Close { peer, quietly } => json!({"command": "close", "peer": peer, "quietly": quietly}),
+            Self::Query { peer } => json!({"command": "query", "peer": peer}),
+            Self::Reload => json!({"command": "reload"}),
+            Self::Cert => json!({"command": "cert"}),
+            Self::LogLevel { level } => json!({"command": "log-level", "level": level}),
+            Self::Trace { protocol, ends } => {
+                let (destination, source) = (ends.last(), ends.first().filter(|_| ends.len() > 1));
+                json!({"command": "trace", "protocol": protocol, "source": source, "destination": destination})
+            }
+            Self::Completion { .. } => Value::Null,
+        }
+    }
+
+    /// Whether a script should hear of it by the exit code.
+    pub(crate) fn is_bad_news(&self, answer: &Value) -> bool {
+        matches!(self, Self::Trace { .. }) && answer["outcome"] != "passes"
+    }
+}
+
+/// What makes the completion of `nebula-ctl` that of `nebula ctl`, too.
+pub(crate) fn for_nebula(shell: Shell) -> &'static str {
+    match shell {
+        Shell::Bash => BASH,
+        Shell::Zsh => ZSH,
+        Shell::Fish => {
+            "complete -c nebula -n '__fish_use_subcommand' -a ctl -d 'Ask a running nebula'\n\
+             complete -c nebula -n '__fish_seen_subcommand_from ctl' -w nebula-ctl\n"
+        }
+        _ => "",
+    }
+}
+
+const BASH: &str = r#"
+_nebula_with_ctl() {
+    if [[ ${COMP_WORDS[1]} == ctl && $COMP_CWORD -gt 1 ]]; then
+        COMP_WORDS=(nebula-ctl "${COMP_WORDS[@]:2}")
+        COMP_CWORD=$((COMP_CWORD - 1))
+        _nebula-ctl nebula-ctl "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+    elif [[ $COMP_CWORD -eq 1 ]]; then
+        COMPREPLY=($(compgen -W "ctl -config -test -strict -version -help" -- "${COMP_WORDS[1]}"))
+    else
+        COMPREPLY=($(compgen -f -- "${COMP_WORDS[COMP_CWORD]}"))
+    fi
+}
+complete -F _nebula_with_ctl -o bashdefault -o default nebula
+"#;
+
+const ZSH: &str = r#"
+_nebula_with_ctl() {
+    if [[ ${words[2]} == ctl ]] && (( CURRENT > 2 )); then
+        words=(nebula-ctl "${words[@]:2}")
+        (( CURRENT-- ))
+        _nebula-ctl
+    elif (( CURRENT == 2 )); then
+        compadd -- ctl -config -test -strict -version -help
+    else
+        _files
+    fi
+}
+compdef _nebula_with_ctl nebula
+"#;
+
+const AFTER: &str = "\
+Exit codes: 0 done, 1 the daemon refused or a traced packet would not pass, 2 wrong usage, 3 no daemon answers.";

@@ -1,0 +1,60 @@
+//! `nebula ctl`: asks a running daemon on its control socket, and tells it what to do.
+//!
+//! A program of its own, so that the daemon carries no command line and no tables.
+
+mod arguments;
+mod daemon;
+mod print;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser as _};
+
+use arguments::{Arguments, Command};
+use daemon::Failure;
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+        }
+    };
+    if let Command::Completion { shell } = arguments.command {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Arguments::command(), "nebula-ctl", &mut script);
+        let script = String::from_utf8_lossy(&script).into_owned();
+        return say(&(script + arguments::for_nebula(shell)), ExitCode::SUCCESS);
+    }
+    let asked = daemon::find(arguments.socket.as_deref()).and_then(|path| {
+        let answer = daemon::ask(&path, &arguments.command.request())?;
+        Ok((path, answer))
+    });
+    match asked {
+        Ok((_, answer)) => {
+            let code = if arguments.command.is_bad_news(&answer) { FAILED } else { 0 };
+            let text =
+                if arguments.json { format!("{answer:#}\n") } else { print::readable(&arguments.command, &answer) };
+            say(&text, ExitCode::from(code))
+        }
+        Err(failure) => {
+            let _ = writeln!(std::io::stderr(), "nebula-ctl: {failure}");
+            ExitCode::from(match failure {
+                Failure::Refused(_) => FAILED,
+                Failure::Unreachable(_) => UNREACHABLE,
+            })
+        }
+    }
+}
+
+fn say(text: &str, code: ExitCode) -> ExitCode {
+    // Nobody is left to tell when standard output is closed.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    code
+}
+
+const FAILED: u8 = 1;
+const USAGE: u8 = 2;
+const UNREACHABLE: u8 = 3;

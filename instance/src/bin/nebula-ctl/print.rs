@@ -1,0 +1,288 @@
+//! Answers for people. What comes from peers, such as names, is shown without control characters.
+
+use serde_json::Value;
+
+use crate::arguments::Command;
+
+/// The answer to a command, line by line.
+pub(crate) fn readable(command: &Command, answer: &Value) -> String {
+    let text = match command {
+        Command::Status => status(answer),
+        Command::Peers => peers(answer),
+        Command::Tunnel { .. } => tunnel(answer),
+        Command::Close { .. } => format!("closed {} tunnel(s)\n", show(&answer["closed"])),
+        Command::Query { .. } => whereabouts(answer),
+        Command::Reload => "reloaded\n".to_owned(),
+        Command::Cert => certificates(answer),
+        Command::LogLevel { .. } => format!("{}\n", show(&answer["level"])),
+        Command::Trace { .. } => trace(answer),
+        Command::Completion { .. } => String::new(),
+    };
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+}
+
+fn status(answer: &Value) -> String {
+    let lighthouses = items(&answer["lighthouses"]).iter().map(|lighthouse| {
+        let state = if lighthouse["connected"] == true { "connected" } else { "not connected" };
+        format!("{} ({state})", show(&lighthouse["address"]))
+    });
+    let lighthouses: Vec<_> = lighthouses.collect();
+    let roles = [("am_lighthouse", "lighthouse"), ("am_relay", "relay")];
+    let roles: Vec<_> = roles.into_iter().filter(|(key, _)| answer[*key] == true).map(|(_, role)| role).collect();
+    let reload = match &answer["last_reload"] {
+        Value::Null => "none since the start".to_owned(),
+        last if last["error"].is_null() => "in force".to_owned(),
+        last => format!("REFUSED: {}", show(&last["error"])),
+    };
+    let left = answer["certificate_seconds_left"].as_i64();
+    fields(&[
+        ("name", show(&answer["name"])),
+        ("overlay", list(&answer["networks"])),
+        ("groups", list(&answer["groups"])),
+        ("device", show(&answer["device"])),
+        ("underlay", show(&answer["udp"])),
+        ("roles", if roles.is_empty() { "-".to_owned() } else { roles.join(", ") }),
+        ("lighthouses", if lighthouses.is_empty() { "-".to_owned() } else { lighthouses.join(", ") }),
+        ("peers", format!("{} ({} handshaking)", show(&answer["peers"]), show(&answer["handshaking"]))),
+        ("tunnels", show(&answer["tunnels"])),
+        ("flows", show(&answer["flows"])),
+        ("certificate", left.map_or("-".to_owned(), expiry)),
+        ("configuration", show(&answer["config"])),
+        ("last reload", reload),
+        ("log level", show(&answer["log_level"])),
+        ("version", format!("{} (pid {})", show(&answer["version"]), show(&answer["pid"]))),
+        ("uptime", answer["uptime_seconds"].as_i64().map_or("-".to_owned(), span)),
+    ])
+}
+
+fn peers(answer: &Value) -> String {
+    let rows = items(&answer["peers"]).iter().map(|peer| {
+        [
+            show(&peer["name"]),
+            list(&peer["addresses"]),
+            way(peer),
+            show(&peer["messages_sent"]),
+            show(&peer["messages_received"]),
+            format!("v{}", show(&peer["certificate_version"])),
+        ]
+    });
+    let mut text = table(["NAME", "ADDRESSES", "ENDPOINT", "SENT", "RECEIVED", "CERT"], rows);
+    if answer["more"].as_u64().unwrap_or(0) > 0 {
+        text += &format!("and {} more\n", show(&answer["more"]));
+    }
+    if !items(&answer["handshaking"]).is_empty() {
+        text += &format!("handshaking with {}\n", list(&answer["handshaking"]));
+    }
+    text
+}
+
+fn way(tunnel: &Value) -> String {
+    match (&tunnel["endpoint"], &tunnel["relay"]) {
+        (Value::Null, Value::Null) => "-".to_owned(),
+        (Value::Null, relay) => format!("relay {}", show(relay)),
+        (endpoint, _) => show(endpoint),
+    }
+}
+
+fn tunnel(answer: &Value) -> String {
+    let mut text = String::new();
+    for tunnel in items(&answer["tunnels"]) {
+        let certificate = &tunnel["certificate"];
+        let role = if tunnel["initiator"] == true { "initiator" } else { "responder" };
+        text += &fields(&[
+            ("name", show(&tunnel["name"])),
+            ("addresses", list(&tunnel["addresses"])),
+            ("endpoint", way(tunnel)),
+            ("state", state(tunnel)),
+            ("indexes", format!("{} here, {} there", show(&tunnel["local_index"]), show(&tunnel["remote_index"]))),
+            (
+                "messages",
+                format!("{} sent, {} received", show(&tunnel["messages_sent"]), show(&tunnel["messages_received"])),
+            ),
+            (
+                "handshake",
+                match tunnel["handshake_ms"].as_f64() {
+                    Some(took) => format!("{role}, took {took:.1} ms"),
+                    None => role.to_owned(),
+                },
+            ),
+            ("groups", list(&certificate["details"]["groups"])),
+            ("behind it", list(&certificate["details"]["unsafeNetworks"])),
+            ("certificate", certificate["secondsLeft"].as_i64().map_or("-".to_owned(), expiry)),
+            ("fingerprint", show(&certificate["fingerprint"])),
+        ]);
+        text.push('\n');
+    }
+    text + &whereabouts(&answer["known"])
+}
+
+fn state(tunnel: &Value) -> String {
+    let primary = if tunnel["primary"] == true { "in use" } else { "spare" };
+    let confirmed = if tunnel["confirmed"] == true { "" } else { ", not heard from yet" };
+    format!("{primary}{confirmed}")
+}
+
+fn whereabouts(answer: &Value) -> String {
+    let mut text = fields(&[
+        ("peer", show(&answer["peer"])),
+        ("endpoints", list(&answer["endpoints"])),
+        ("relays", list(&answer["relays"])),
+        ("handshaking", if answer["handshaking"] == true { "yes" } else { "no" }.to_owned()),
+    ]);
+    let rows = items(&answer["lighthouses"]).iter().map(|lighthouse| {
+        let said = if lighthouse["answered"] == true { list(&lighthouse["endpoints"]) } else { "no answer".to_owned() };
+        [show(&lighthouse["lighthouse"]), said, list(&lighthouse["relays"])]
+    });
+    let rows: Vec<_> = rows.collect();
+    if !rows.is_empty() {
+        text += &table(["LIGHTHOUSE", "ENDPOINTS", "RELAYS"], rows);
+    }
+    if !answer["reported"].is_null() {
+        let reported = &answer["reported"];
+        text += &table(["REPORTED HERE", "RELAYS"], [[list(&reported["endpoints"]), list(&reported["relays"])]]);
+    }
+    text
+}
+
+fn certificates(answer: &Value) -> String {
+    let row = |certificate: &Value| {
+        let details = &certificate["details"];
+        [
+            show(&details["name"]),
+            format!("v{}", show(&certificate["version"])),
+            list(&details["networks"]),
+            list(&details["groups"]),
+            certificate["secondsLeft"].as_i64().map_or("-".to_owned(), expiry),
+            show(&certificate["fingerprint"]),
+        ]
+    };
+    let rows = |key: &str| items(&answer[key]).iter().map(row).collect::<Vec<_>>();
+    let own = table(["NAME", "VERSION", "NETWORKS", "GROUPS", "VALID", "FINGERPRINT"], rows("certificates"));
+    own + "\n" + &table(["CA", "VERSION", "NETWORKS", "GROUPS", "VALID", "FINGERPRINT"], rows("cas"))
+}
+
+fn trace(answer: &Value) -> String {
+    let (route, firewall) = (&answer["route"], &answer["firewall"]);
+    let by = if route["unsafe_route"].is_null() {
+        String::new()
+    } else {
+        let others = list(&route["other_gateways"]);
+        let others = if others == "-" { String::new() } else { format!(", or {others}") };
+        format!(" (unsafe route {}{others})", show(&route["unsafe_route"]))
+    };
+    let route = match &route["none"] {
+        Value::Null => format!("{}{by}", show(&route["peer"])),
+        reason => format!("none: {}", show(reason)),
+    };
+    let tunnel = match &answer["tunnel"] {
+        Value::Null => "none".to_owned(),
+        tunnel => format!("{} at {}", show(&tunnel["name"]), way(tunnel)),
+    };
+    let conntrack = match &firewall["conntrack"] {
+        Value::Null => "no".to_owned(),
+        known => format!(
+            "yes, began {}, {}, idle for {} s",
+            show(&known["began"]),
+            if known["answered"] == true { "answered" } else { "not answered" },
+            show(&known["idle_seconds"])
+        ),
+    };
+    let rule = match &firewall["rule"] {
+        Value::Null => "none".to_owned(),
+        rule => format!("{} #{} {}", show(&rule["list"]), show(&rule["index"]), show(&rule["text"])),
+    };
+    let reason = answer["reason"].as_str().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let mut lines = vec![("direction", show(&answer["direction"])), ("route", route), ("tunnel", tunnel)];
+    if !firewall.is_null() {
+        lines.extend([("addresses", show(&firewall["addresses"])), ("known flow", conntrack), ("rule", rule)]);
+    }
+    lines.push(("outcome", format!("{}{reason}", show(&answer["outcome"]))));
+    fields(&lines)
+}
+
+fn items(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn show(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) if text.is_empty() => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn list(value: &Value) -> String {
+    let all: Vec<_> = items(value).iter().map(show).collect();
+    if all.is_empty() { "-".to_owned() } else { all.join(" ") }
+}
+
+fn expiry(seconds: i64) -> String {
+    if seconds < 0 { format!("EXPIRED {} ago", span(-seconds)) } else { format!("{} left", span(seconds)) }
+}
+
+/// In the two largest units.
+fn span(seconds: i64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m {}s", seconds % 60),
+        (0, _, _) => format!("{hours}h {}m", minutes % 60),
+        _ => format!("{days}d {}h", hours % 24),
+    }
+}
+
+fn fields(lines: &[(&str, String)]) -> String {
+    let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0) + 2;
+    lines.iter().map(|(name, value)| format!("{:width$}{value}\n", format!("{name}:"))).collect()
+}
+
+fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
+    let mut lines = vec![head.map(str::to_owned)];
+    lines.extend(rows);
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<_> = (0..N).map(width).collect();
+    let line = |cells: &[String; N]| {
+        let padded = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  "));
+        padded.collect::<String>().trim_end().to_owned() + "\n"
+    };
+    lines.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_names_of_peers_cannot_move_the_cursor() {
+        let peer = json!({"name": "web\u{1b}[2J", "addresses": ["10.42.0.7"], "endpoint": null, "relay": "10.42.0.1",
+            "messages_sent": 1, "messages_received": 22, "certificate_version": 2});
+        let text = readable(&Command::Peers, &json!({"peers": [peer], "more": 0, "handshaking": []}));
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0].find("ADDRESSES"), lines[1].find("10.42.0.7").map(|at| at - '\u{fffd}'.len_utf8() + 1));
+        assert!(lines[1].contains("relay 10.42.0.1") && !text.contains('\u{1b}'), "{text}");
+    }
+
+    #[test]
+    fn times_are_shown_in_two_units() {
+        for (seconds, expected) in [(5, "5s"), (65, "1m 5s"), (7_260, "2h 1m"), (90_000, "1d 1h")] {
+            assert_eq!(span(seconds), expected);
+        }
+        assert_eq!(expiry(-65), "EXPIRED 1m 5s ago");
+    }
+
+    #[test]
+    fn a_trace_names_the_rule_and_why_a_packet_is_dropped() {
+        let answer = json!({"direction": "inbound", "route": {"peer": "10.42.0.7", "unsafe_route": null,
+            "other_gateways": []}, "tunnel": {"name": "web", "endpoint": "192.0.2.1:4242"},
+            "firewall": {"addresses": "belong to the certificates", "conntrack": null, "rule": null},
+            "outcome": "dropped", "reason": "no_rule"});
+        let trace = Command::Trace { protocol: "tcp".to_owned(), ends: Vec::new() };
+        let text = readable(&trace, &answer);
+        assert!(text.contains("web at 192.0.2.1:4242") && text.contains("dropped: no_rule"), "{text}");
+        assert!(trace.is_bad_news(&answer));
+    }
+}

@@ -1,0 +1,90 @@
+//! `daemon.*`: how the program itself is run. Go Nebula has none of these keys.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::section::Section;
+use super::{Refused, Value};
+
+/// How the program is run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operation {
+    /// Where it can be asked and told what to do.
+    pub control: ControlPath,
+    /// Time between two looks at the files of the configuration; `None`: changes wait for SIGHUP.
+    pub watch: Option<Duration>,
+}
+
+/// Where the control socket is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ControlPath {
+    /// In `/run/nebula`, by the name of the device, if that folder is there or can be made.
+    Usual,
+    /// Nowhere.
+    Off,
+    /// Here.
+    At(PathBuf),
+}
+
+impl Operation {
+    pub(super) fn read(section: &Section<'_>) -> Result<Self, Refused> {
+        let control = match section.get(CONTROL) {
+            None | Some(Value::Null) => ControlPath::Usual,
+            Some(Value::Bool(true)) => ControlPath::Usual,
+            Some(Value::Bool(false)) => ControlPath::Off,
+            Some(_) => match section.string(CONTROL).filter(|path| !path.is_empty()) {
+                None => ControlPath::Off,
+                Some(path) if path.starts_with('/') && path.len() <= LONGEST_PATH => ControlPath::At(path.into()),
+                Some(path) => {
+                    let cause = format!(
+                        "{CONTROL}: {path:?} is no absolute path of at most {LONGEST_PATH} bytes, true or false"
+                    );
+                    return Err(Refused::new("Unsupported configuration", cause).at(CONTROL));
+                }
+            },
+        };
+        let watch = section.duration(WATCH, Duration::ZERO);
+        let watch = (!watch.is_zero()).then(|| watch.max(SHORTEST_WATCH));
+        Ok(Self { control, watch })
+    }
+}
+
+const CONTROL: &str = "daemon.control_socket";
+const WATCH: &str = "daemon.watch_files";
+// sun_path without the terminating zero.
+const LONGEST_PATH: usize = 107;
+const SHORTEST_WATCH: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Operation, Refused> {
+        Operation::read(&Section::new(&super::super::parse(text).unwrap()))
+    }
+
+    #[test]
+    fn the_control_socket_has_its_usual_place_another_one_or_none() {
+        for (text, expected) in [
+            ("{}", ControlPath::Usual),
+            ("daemon: {control_socket: true}", ControlPath::Usual),
+            ("daemon: {control_socket: false}", ControlPath::Off),
+            ("daemon: {control_socket: ''}", ControlPath::Off),
+            ("daemon: {control_socket: /x/y.sock}", ControlPath::At("/x/y.sock".into())),
+        ] {
+            assert_eq!(read(text).unwrap().control, expected, "{text}");
+        }
+        for wrong in ["nebula.sock", &format!("/{}", "x".repeat(107))] {
+            let refused = read(&format!("daemon: {{control_socket: {wrong}}}")).unwrap_err();
+            assert_eq!(refused.key, CONTROL);
+        }
+    }
+
+    #[test]
+    fn files_are_watched_only_on_request_and_not_all_the_time() {
+        assert_eq!(read("{}").unwrap().watch, None);
+        assert_eq!(read("daemon: {watch_files: 0s}").unwrap().watch, None);
+        assert_eq!(read("daemon: {watch_files: 30s}").unwrap().watch, Some(Duration::from_secs(30)));
+        assert_eq!(read("daemon: {watch_files: 1ns}").unwrap().watch, Some(SHORTEST_WATCH));
+    }
+}

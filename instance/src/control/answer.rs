@@ -1,0 +1,110 @@
+//! What the node says, as JSON.
+
+use std::net::{IpAddr, SocketAddr};
+
+use nebula_cert::{Certificate, UnixTime};
+use nebula_core::counters::Direction;
+use nebula_core::lighthouse::Answer;
+use nebula_core::{FlowTrace, Outcome, TunnelStatus, Whereabouts};
+use serde_json::{Value, json};
+
+use super::rule_text::rule_text;
+
+pub(super) fn texts<T: ToString>(items: impl IntoIterator<Item = T>) -> Value {
+    items.into_iter().map(|item| item.to_string()).collect()
+}
+
+fn text<T: ToString>(item: Option<T>) -> Value {
+    item.map_or(Value::Null, |item| item.to_string().into())
+}
+
+pub(super) fn tunnel(tunnel: &TunnelStatus) -> Value {
+    json!({
+        "name": tunnel.name,
+        "addresses": texts(&tunnel.peer),
+        "endpoint": text(tunnel.endpoint),
+        "relay": text(tunnel.relay),
+        "primary": tunnel.primary,
+        "initiator": tunnel.initiator,
+        "confirmed": tunnel.confirmed,
+        "certificate_version": tunnel.version.number(),
+        "local_index": tunnel.local_index.0,
+        "remote_index": tunnel.remote_index.0,
+        "messages_sent": tunnel.message_counter.saturating_sub(1),
+        "messages_received": tunnel.received_counter,
+        "handshake_ms": tunnel.handshake.map(|took| took.as_secs_f64() * 1000.0),
+    })
+}
+
+pub(super) fn certificate(certificate: &Certificate, now: UnixTime) -> Value {
+    let mut document = certificate.to_json();
+    document["secondsLeft"] = (certificate.not_after() - now).into();
+    document
+}
+
+fn told(endpoints: &[SocketAddr], relays: &[IpAddr]) -> Value {
+    json!({ "endpoints": texts(endpoints), "relays": texts(relays) })
+}
+
+pub(super) fn whereabouts(peer: IpAddr, known: &Whereabouts) -> Value {
+    let answers = known.lighthouses.iter().map(|lighthouse| match known.answers.get(lighthouse) {
+        Some(Answer { endpoints, relays }) => {
+            json!({"lighthouse": lighthouse.to_string(), "answered": true,
+                "endpoints": texts(endpoints), "relays": texts(relays)})
+        }
+        None => json!({"lighthouse": lighthouse.to_string(), "answered": false}),
+    });
+    json!({
+        "peer": peer.to_string(),
+        "endpoints": texts(&known.endpoints),
+        "relays": texts(&known.relays),
+        "lighthouses": answers.collect::<Value>(),
+        "reported": known.reported.as_ref().map(|report| told(&report.endpoints, &report.relays)),
+        "handshaking": known.pending,
+    })
+}
+
+fn direction(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Inbound => "inbound",
+        Direction::Outbound => "outbound",
+    }
+}
+
+pub(super) fn trace(trace: &FlowTrace) -> Value {
+    let route = match &trace.route {
+        Ok(route) => json!({
+            "peer": route.peer.to_string(),
+            "unsafe_route": text(route.subnet),
+            "other_gateways": texts(&route.others),
+        }),
+        Err(reason) => json!({ "none": reason.name() }),
+    };
+    let firewall = trace.firewall.as_ref().map(|firewall| {
+        let known = firewall.known.map(|known| {
+            json!({"began": direction(known.direction), "answered": known.answered, "idle_seconds": known.idle.as_secs()})
+        });
+        json!({
+            "addresses": firewall.addresses.err().map_or("belong to the certificates", |reason| reason.name()),
+            "conntrack": known,
+            "rule": firewall.rule.map(|index| json!({
+                "list": format!("firewall.{}", direction(trace.direction)),
+                "index": index,
+                "text": trace.rule.as_ref().map(rule_text),
+            })),
+        })
+    });
+    let (outcome, reason) = match trace.outcome {
+        Outcome::Passes => ("passes", None),
+        Outcome::WaitsForTunnel => ("waits for a tunnel", None),
+        Outcome::Dropped(reason) => ("dropped", Some(reason.name())),
+    };
+    json!({
+        "direction": direction(trace.direction),
+        "route": route,
+        "tunnel": trace.tunnel.as_ref().map(tunnel),
+        "firewall": firewall,
+        "outcome": outcome,
+        "reason": reason,
+    })
+}

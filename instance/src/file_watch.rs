@@ -1,0 +1,104 @@
+//! Notices that files are others than before, by looking at them now and then.
+//!
+//! A look finds what notices of the kernel miss: links that are swapped somewhere along a path, as Kubernetes does with
+//! mounted secrets, and file systems of other hosts.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Remembers how files looked.
+#[derive(Debug, Default)]
+pub(crate) struct FileWatch {
+    /// At the last look.
+    seen: Vec<Stamp>,
+    /// When they were last read.
+    read: Vec<Stamp>,
+}
+
+/// A file at one moment; `None`: it was not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Stamp {
+    path: PathBuf,
+    state: Option<[i64; 5]>,
+}
+
+impl FileWatch {
+    /// The files are as they were read.
+    pub(crate) fn forget_changes(&mut self, files: &[PathBuf]) {
+        self.seen = files.iter().map(|file| Stamp::of(file)).collect();
+        self.read.clone_from(&self.seen);
+    }
+
+    /// Whether the files changed since they were read, and rest: they are as at the look before, so that nobody is still
+    /// writing. A change is told once.
+    pub(crate) fn look(&mut self, files: &[PathBuf]) -> bool {
+        let now: Vec<_> = files.iter().map(|file| Stamp::of(file)).collect();
+        let rests = now == self.seen;
+        self.seen = now;
+        let changed = rests && self.seen != self.read;
+        if changed {
+            self.read.clone_from(&self.seen);
+        }
+        changed
+    }
+}
+
+impl Stamp {
+    fn of(path: &Path) -> Self {
+        let state = std::fs::metadata(path).ok().map(|found| {
+            [
+                found.dev().cast_signed(),
+                found.ino().cast_signed(),
+                found.size().cast_signed(),
+                found.mtime(),
+                found.mtime_nsec(),
+            ]
+        });
+        Self { path: path.to_owned(), state }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_change_is_told_once_and_only_when_nobody_writes_any_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = [folder.path().join("a.crt"), folder.path().join("a.key")];
+        std::fs::write(&files[0], "1").unwrap();
+        let mut watch = FileWatch::default();
+        watch.forget_changes(&files);
+        assert!(!watch.look(&files));
+        std::fs::write(&files[0], "22").unwrap();
+        assert!(!watch.look(&files), "it may still be written");
+        std::fs::write(&files[1], "3").unwrap();
+        assert!(!watch.look(&files), "there is more");
+        assert!(watch.look(&files));
+        assert!(!watch.look(&files));
+        std::fs::remove_file(&files[1]).unwrap();
+        assert!(!watch.look(&files));
+        assert!(watch.look(&files));
+    }
+
+    #[test]
+    fn a_swapped_link_to_a_folder_is_a_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for version in ["..v1", "..v2"] {
+            std::fs::create_dir(at(version)).unwrap();
+            std::fs::write(at(version).join("host.crt"), "same size").unwrap();
+        }
+        symlink("..v1", at("..data")).unwrap();
+        symlink("..data/host.crt", at("host.crt")).unwrap();
+        let files = [at("host.crt")];
+        let mut watch = FileWatch::default();
+        watch.forget_changes(&files);
+        symlink("..v2", at("..data_tmp")).unwrap();
+        std::fs::rename(at("..data_tmp"), at("..data")).unwrap();
+        assert!(!watch.look(&files));
+        assert!(watch.look(&files));
+    }
+}
