@@ -14,6 +14,8 @@ pub enum AddressMode {
     Derive,
     /// Allotted from the overlay prefix and remembered per pod.
     Pool,
+    /// The pod's primary address itself.
+    Same,
 }
 
 /// Why a pod address has no image in an overlay prefix.
@@ -132,7 +134,7 @@ impl Holder {
             || match (&self.subject, asker) {
                 (Subject::Host { name: held }, Subject::Host { name }) => held == name,
                 (Subject::Pod { uid: held, address: theirs, .. }, Subject::Pod { uid, address, .. }) => {
-                    held == uid || (mode == AddressMode::Derive && theirs == address)
+                    held == uid || (mode != AddressMode::Pool && theirs == address)
                 }
                 _ => false,
             }

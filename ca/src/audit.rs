@@ -20,11 +20,12 @@ pub(crate) struct AuditLog {
 /// What happened.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Event<'a> {
-    /// `issued`, `repeated`, `refused`, `token_created` or `revoked`.
+    /// `issued`, `repeated`, `refused`, `released`, `pod_deleted`, `token_created`, `token_revoked`, `revoked`, `reloaded` or
+    /// `reload_refused`.
     pub(crate) event: &'static str,
-    /// Address of the caller, or `control` for a command on the CA's own host.
+    /// Address of the caller, `control` for a command on the CA's own host, or `kubernetes`.
     pub(crate) source: String,
-    /// Which proof was given: `token ID` or `node`.
+    /// Which proof was given: `token ID`, `node`, `pod` or `certificate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) proof: Option<String>,
     /// The pod or host it was about.

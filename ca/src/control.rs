@@ -22,8 +22,15 @@ pub enum Command {
     CreateToken(NewToken),
     /// List tokens.
     ListTokens,
+    /// Make a token worthless that was not used yet.
+    RevokeToken {
+        /// Its short name.
+        id: String,
+    },
     /// List certificates.
     ListIssued,
+    /// Read policy, CA and TLS files anew.
+    Reload,
     /// Block certificates by fingerprint, or all valid ones of a name.
     Revoke {
         /// Fingerprint or certificate name.
@@ -62,6 +69,10 @@ pub enum Answer {
         /// Newest last.
         tokens: Vec<ListedToken>,
     },
+    /// The token is worthless.
+    TokenRevoked(ListedToken),
+    /// The files were read anew.
+    Reloaded,
     /// All certificates.
     Issued {
         /// Newest last.
@@ -116,7 +127,9 @@ impl Operator<'_> {
         let answer = match command {
             Command::CreateToken(token) => self.create_token(token, now),
             Command::ListTokens => self.list_tokens(),
+            Command::RevokeToken { id } => self.revoke_token(id, now),
             Command::ListIssued => self.list_issued(),
+            Command::Reload => Err("no service runs on this directory; it reads its files when it starts".to_owned()),
             Command::Revoke { which } => self.revoke(which, now),
         };
         answer.unwrap_or_else(|message| Answer::Failed { message })
@@ -190,6 +203,26 @@ impl Operator<'_> {
         Ok(Answer::Tokens { tokens })
     }
 
+    fn revoke_token(&self, id: &str, now: UnixTime) -> Result<Answer, String> {
+        let mut tokens = self.store.tokens().map_err(text)?;
+        tokens.retain(|(hash, _)| hash.id() == id);
+        let Some((hash, token)) = tokens.pop() else {
+            return Err(format!("no token is called {id:?}; see `nebula-ca token list`"));
+        };
+        if let Some(used) = &token.used {
+            let certificate = &used.certificate;
+            return Err(format!(
+                "the token was used; block its certificate: nebula-ca certificate revoke {certificate}"
+            ));
+        }
+        if !self.store.remove_token(&hash).map_err(text)? {
+            return Err("the token was used meanwhile; block its certificate instead".to_owned());
+        }
+        let proof = Some(format!("token {id}"));
+        self.write_audit(Event { event: "token_revoked", proof, name: Some(&token.name), ..Event::default() }, now);
+        Ok(Answer::TokenRevoked(ListedToken { id: hash.id(), token }))
+    }
+
     fn list_issued(&self) -> Result<Answer, String> {
         let mut issued = self.store.all_issued().map_err(text)?;
         issued.sort_by(|(_, a), (_, b)| (a.issued, &a.name).cmp(&(b.issued, &b.name)));
@@ -210,7 +243,9 @@ impl Operator<'_> {
             }
         };
         if fingerprints.is_empty() {
-            return Err(format!("no valid certificate has the name or fingerprint {which:?}; see `nebula-ca list`"));
+            return Err(format!(
+                "no valid certificate has the name or fingerprint {which:?}; see `nebula-ca certificate list`"
+            ));
         }
         if self.store.blocklist(now).map_err(text)?.len() + fingerprints.len() > LONGEST_BLOCKLIST {
             return Err(format!("the blocklist is full ({LONGEST_BLOCKLIST}); replace the CA certificate instead"));

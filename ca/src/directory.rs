@@ -23,6 +23,12 @@ pub struct FileError {
     source: io::Error,
 }
 
+impl FileError {
+    pub(crate) fn other(verb: &'static str, path: PathBuf, problem: &str) -> Self {
+        Self { verb, path, source: io::Error::other(problem.to_owned()) }
+    }
+}
+
 impl Directory {
     /// The directory at `path`; nothing is read yet.
     pub fn new(path: impl Into<PathBuf>) -> Self {
@@ -85,9 +91,46 @@ impl Directory {
         write().map_err(|source| FileError { verb: "write", path: path.clone(), source })
     }
 
+    /// Replaces a file as a whole: whoever reads it sees the old text or the new one.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn replace(&self, name: &str, text: &str, mode: u32) -> Result<(), FileError> {
+        let unready = format!(".{name}.new");
+        // Left by a process that died meanwhile.
+        let _ = fs::remove_file(self.file(&unready));
+        self.write_new(&unready, text, mode)?;
+        self.rename(&unready, name)
+    }
+
+    /// Gives a file another name, and takes that name from whatever had it.
+    ///
+    /// # Errors
+    /// It cannot be done.
+    pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), FileError> {
+        let rename = || {
+            fs::rename(self.file(from), self.file(to))?;
+            fs::File::open(&self.0)?.sync_all()
+        };
+        rename().map_err(|source| FileError { verb: "rename", path: self.file(from), source })
+    }
+
+    /// Removes a file if it is there.
+    ///
+    /// # Errors
+    /// It is there and stays.
+    pub(crate) fn remove(&self, name: &str) -> Result<(), FileError> {
+        match fs::remove_file(self.file(name)) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(FileError { verb: "remove", path: self.file(name), source })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Secrets in this directory that others than the owner can read.
     pub fn exposed_secrets(&self) -> impl Iterator<Item = PathBuf> + '_ {
-        [CA_KEY, TLS_KEY, NODE_TOKEN]
+        [CA_KEY, TLS_KEY, NODE_TOKEN, RENEWAL_KEY, NEXT_KEY, PREVIOUS_KEY]
             .into_iter()
             .map(|name| self.file(name))
             .filter(|path| fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o077 != 0))
@@ -98,12 +141,18 @@ impl Directory {
 pub(crate) const CA_CERTIFICATE: &str = "ca.crt";
 /// Key of the signing CA.
 pub(crate) const CA_KEY: &str = "ca.key";
+/// Key of the CA that signs next; there during a rollover.
+pub(crate) const NEXT_KEY: &str = "next.key";
+/// Key of the CA that signed before; there until a rollover is finished.
+pub(crate) const PREVIOUS_KEY: &str = "previous.key";
 /// TLS certificate chain of the service; clients trust it.
 pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
 /// TLS key of the service.
 pub(crate) const TLS_KEY: &str = "tls.key";
 /// Secret of the node proof.
 pub(crate) const NODE_TOKEN: &str = "node.token";
+/// Key for which holders of certificates prove that they are.
+pub(crate) const RENEWAL_KEY: &str = "renewal.key";
 /// The policy.
 pub(crate) const POLICY: &str = "policy.jsonc";
 /// The ledger.

@@ -1,32 +1,42 @@
-//! The HTTP API: paths, bodies and statuses; every answer but the health line is JSON.
+//! The HTTP API: paths, bodies and statuses; every answer to callers but the health line is JSON.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Extension, Json, Router,
     body::Bytes,
     extract::{DefaultBodyLimit, State, rejection::BytesRejection},
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, StatusCode, Uri, header},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use nebula_cert::issuance::{self, CERTIFICATE_PATH, MAX_BODY, TRUST_PATH};
+use nebula_cert::issuance::{self, CERTIFICATE_PATH, LONGEST_WAIT, MAX_BODY, RELEASE_PATH, TRUST_PATH};
+use serde::de::DeserializeOwned;
 
-use crate::{
-    refusal::Refusal,
-    server::{Caller, Service},
-    time,
-};
+use crate::{refusal::Refusal, server::Caller, service::Service, time};
 
 /// All paths of the service.
 pub(crate) fn router(service: Arc<Service>) -> Router {
     Router::new()
         .route(CERTIFICATE_PATH, post(certificate))
+        .route(RELEASE_PATH, post(release))
         .route(TRUST_PATH, get(trust))
-        .route("/healthz", get(health))
+        .route("/healthz", get(alive))
+        .route("/readyz", get(ready))
         .fallback(async || refuse(&Refusal::NotFound))
         .method_not_allowed_fallback(async || refuse(&Refusal::WrongMethod))
         .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(service)
+}
+
+/// What is shown in plain HTTP: nothing secret, and nothing that changes anything.
+pub(crate) fn status_router(service: Arc<Service>) -> Router {
+    Router::new()
+        .route("/", get(page))
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(alive))
+        .route("/readyz", get(ready))
+        .fallback(async || (StatusCode::NOT_FOUND, "not found\n"))
         .with_state(service)
 }
 
@@ -42,13 +52,7 @@ async fn certificate(
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
     let answered = blocking(move || {
-        let request = match read_request(body) {
-            Ok(request) => request,
-            Err(refusal) => {
-                service.note_unreadable(&refusal, caller);
-                return Err(refusal);
-            }
-        };
+        let request = read(body).inspect_err(|refusal| service.note_unreadable(refusal, caller))?;
         service.answer(&request, caller)
     });
     match answered.await {
@@ -57,7 +61,22 @@ async fn certificate(
     }
 }
 
-fn read_request(body: Result<Bytes, BytesRejection>) -> Result<issuance::Request, Refusal> {
+async fn release(
+    State(service): State<Arc<Service>>,
+    Extension(caller): Extension<Caller>,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let answered = blocking(move || {
+        let release = read(body).inspect_err(|refusal| service.note_unreadable(refusal, caller))?;
+        service.release(&release, caller)
+    });
+    match answered.await {
+        Ok(released) => Json(released).into_response(),
+        Err(refusal) => refuse(&refusal),
+    }
+}
+
+fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
     let body = body.map_err(|rejection| match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => Refusal::BodyTooLarge,
         _ => Refusal::MalformedRequest("the body did not arrive completely".to_owned()),
@@ -72,27 +91,71 @@ fn read_request(body: Result<Bytes, BytesRejection>) -> Result<issuance::Request
     })
 }
 
-async fn trust(State(service): State<Arc<Service>>, headers: HeaderMap) -> Response {
-    let trust = match blocking(move || service.issuer().trust(time::now())).await {
-        Ok(trust) => trust,
-        Err(refusal) => return refuse(&refusal),
-    };
-    let known = headers.get(header::IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
-    let tag = [(header::ETAG, trust.etag.clone())];
-    if known.is_some_and(|tags| trust.is_known(tags)) {
-        (StatusCode::NOT_MODIFIED, tag).into_response()
-    } else {
-        (tag, Json(trust.body)).into_response()
+/// Answers at once, or with `?wait=SECONDS` as soon as the trust is another one than the caller knows.
+async fn trust(State(service): State<Arc<Service>>, headers: HeaderMap, uri: Uri) -> Response {
+    let known = headers.get(header::IF_NONE_MATCH).and_then(|tags| tags.to_str().ok()).unwrap_or_default();
+    let wait = uri.query().and_then(|query| query.strip_prefix("wait=")).and_then(|wait| wait.parse::<u64>().ok());
+    let end = wait.map(|wait| tokio::time::Instant::now() + Duration::from_secs(wait.min(LONGEST_WAIT)));
+    let mut trust = service.trust();
+    let mut slot = None;
+    loop {
+        let Some(now) = trust.borrow_and_update().clone() else { return refuse(&Refusal::Internal) };
+        let tag = [(header::ETAG, now.etag.clone())];
+        if !now.is_known(known) {
+            return (tag, Json(&now.body)).into_response();
+        }
+        let unchanged = (StatusCode::NOT_MODIFIED, tag);
+        let Some(end) = end else { return unchanged.into_response() };
+        if slot.is_none() || service.waiting().is_closed() {
+            match service.waiting().try_acquire() {
+                Ok(free) => slot = Some(free),
+                Err(_) => return ([(header::RETRY_AFTER, "10")], unchanged).into_response(),
+            }
+        }
+        if tokio::time::timeout_at(end, trust.changed()).await.is_err() {
+            return unchanged.into_response();
+        }
     }
 }
 
-async fn health(State(service): State<Arc<Service>>) -> Response {
+/// Whether a restart would help.
+async fn alive(State(service): State<Arc<Service>>) -> Response {
+    match blocking(move || Ok(service.issuer().is_alive(time::now()))).await {
+        Ok(true) => "ok\n".into_response(),
+        _ => (StatusCode::SERVICE_UNAVAILABLE, "the store failed; restart nebula-ca, see its log\n").into_response(),
+    }
+}
+
+/// Whether certificates are issued.
+async fn ready(State(service): State<Arc<Service>>) -> Response {
     match blocking(move || service.issuer().health(time::now())).await {
         Ok(()) => "ok\n".into_response(),
-        Err(Refusal::Internal) => {
-            (StatusCode::SERVICE_UNAVAILABLE, "the store failed; restart nebula-ca, see its log\n").into_response()
-        }
         Err(refusal) => (StatusCode::SERVICE_UNAVAILABLE, format!("{refusal}\n")).into_response(),
+    }
+}
+
+async fn page(State(service): State<Arc<Service>>) -> Response {
+    match blocking(move || service.page()).await {
+        Ok(page) => (
+            [
+                (header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()),
+                (header::CONTENT_SECURITY_POLICY, page.content_security_policy),
+                (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
+                (header::X_FRAME_OPTIONS, "DENY".to_owned()),
+                (header::REFERRER_POLICY, "no-referrer".to_owned()),
+                (header::CACHE_CONTROL, "no-store".to_owned()),
+            ],
+            page.html,
+        )
+            .into_response(),
+        Err(refusal) => refuse(&refusal),
+    }
+}
+
+async fn metrics(State(service): State<Arc<Service>>) -> Response {
+    match blocking(move || service.metrics()).await {
+        Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
+        Err(refusal) => refuse(&refusal),
     }
 }
 

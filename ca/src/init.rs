@@ -123,20 +123,35 @@ pub(crate) fn policy_text(overlay: &[IpNet]) -> String {
     POLICY_TEXT.replace("OVERLAY", &overlay.join(", "))
 }
 
-const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. Read when nebula-ca starts.
-// JSON; lines that start with // are comments. Misspelt keys are refused.
+const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. Read when nebula-ca starts, on SIGHUP and by `nebula-ca reload`.
+// JSON; lines that start with // are comments. Misspelt keys are refused, and a file with a mistake changes nothing.
 {
-  // What a pod gets whose node presents the node token (file node.token).
-  // Without this section no node proof is accepted.
+  // Who confirms what a pod is. Without this section whoever has the file node.token may describe any pod.
+  // "kubernetes": {
+  //   Service account of the node agent; only its tokens, bound to a pod on the node, vouch for pods there.
+  //   "node_account": "nebula-system/nebula-cni",
+  //   Audience for which tokens must be made.
+  //   "audience": "nebula-ca",
+  //   Credentials for the API server. Default: those every pod gets. Needed rights: create tokenreviews, get and list pods,
+  //   get nodes.
+  //   "kubeconfig": "/etc/nebula-ca/kubeconfig",
+  //   Whether a pod's address must be in the pod ranges of its node, where the node has any.
+  //   "node_ranges": true
+  // },
+
+  // What a pod gets that somebody vouched for. Without this section no pod gets anything.
   "pods": {
-    // Name and groups of the certificate. {name}, {namespace} and {uid} are those of the pod.
+    // Name and groups of the certificate. {name}, {namespace} and {uid} are those of the pod; with a "kubernetes" section
+    // also {service_account}, {node} and, in groups only, {label:KEY}: a group with a label the pod lacks is left out.
+    // Whoever may make pods in a namespace writes their labels.
     "name": "{name}.{namespace}.pod",
     "groups": ["ns:{namespace}"],
 
     // Where the overlay address comes from:
     //   "derive"  the pod address's host bits in each overlay prefix, or the pod's IPv4 address embedded in an
     //             IPv6 prefix of /96 or shorter. A pod that inherits a deleted pod's address inherits its overlay address.
-    //   "pool"    the next free address of each overlay prefix; free again when its last certificate has expired.
+    //   "pool"    the next free address of each overlay prefix; free again when the longest certificate has expired.
+    //   "same"    the pod's own address, which must be in an overlay prefix.
     "address": "derive",
 
     // One address from each of these prefixes. They are the overlay networks of the certificates.
@@ -148,6 +163,13 @@ const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. R
 
     // Overlay addresses and networks no pod gets, for example those of lighthouses.
     "reserved": [],
+
+    // What some pods get besides. All rules that fit a pod apply; of several lives the shortest counts.
+    // "rules": [
+    //   {"namespaces": ["infra"], "service_accounts": ["gateway"], "labels": {"site": "a"},
+    //    "groups": ["gateway"], "unsafe_networks": ["192.168.0.0/24"], "life": "1h"},
+    //   {"namespaces": ["kube-system"], "refuse": true}
+    // ],
 
     // Life of a pod's certificate; never longer than the CA's. Units: d, h, m, s.
     "life": "24h"

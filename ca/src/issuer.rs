@@ -1,10 +1,17 @@
 //! Where proof, policy, signature and ledger meet: one request in, one certificate or one reason out.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
+use arc_swap::ArcSwap;
 use nebula_cert::{
-    Fingerprint, UnixTime,
-    issuance::{Pod, Proof, Reply, Request},
+    CaPool, Certificate, Fingerprint, UnixTime,
+    issuance::{Pod, Proof, Release, Reply, Request},
     public_key_from_pem,
 };
 use sha2::{Digest, Sha256};
@@ -12,24 +19,44 @@ use sha2::{Digest, Sha256};
 use crate::{
     address::{AddressMode, Subject},
     authority::{Authority, Grant},
-    policy::{PodPolicy, Policy},
+    cluster::Cluster,
+    pod::PodFacts,
+    policy::{KubernetesPolicy, PodPolicy, Policy},
     proof::{
+        self,
+        certificate::{Presented, RenewalKey},
         node::{self, NodeToken},
         token::TokenHash,
     },
+    rate_limit::RateLimit,
     refusal::Refusal,
     store::{AllotError, Issue, IssuedRecord, Pool, RecordError, Store, StoreError},
     trust::Trust,
 };
 
-/// Everything that decides about a request. Shared by all connections; methods block on the disk.
+/// Everything that decides about a request. Shared by all connections; methods block on the disk and on the API server.
 pub(crate) struct Issuer {
-    pub(crate) authority: Authority,
-    pub(crate) policy: Policy,
-    pub(crate) node_token: Option<NodeToken>,
+    rules: ArcSwap<Rules>,
+    node_token: Option<NodeToken>,
+    renewal_key: RenewalKey,
     pub(crate) store: Box<dyn Store>,
+    /// Certificates per pod and per node.
+    quotas: Mutex<Quotas>,
     /// Set for good when the ledger failed: redb wants to be reopened, which is what a restart does.
     store_failed: AtomicBool,
+}
+
+/// What can be replaced while running, as a whole.
+pub(crate) struct Rules {
+    pub(crate) authority: Authority,
+    pub(crate) policy: Policy,
+    /// There if the policy wants it.
+    pub(crate) cluster: Option<Arc<dyn Cluster>>,
+}
+
+struct Quotas {
+    pods: RateLimit<String>,
+    nodes: RateLimit<String>,
 }
 
 /// A certificate to hand out, and what the audit log says of it.
@@ -41,51 +68,183 @@ pub(crate) struct Issued {
     pub(crate) is_repeat: bool,
 }
 
+/// Certificates that were given back.
+pub(crate) struct GivenBack {
+    pub(crate) subject: String,
+    pub(crate) fingerprints: Vec<Fingerprint>,
+}
+
 impl Issuer {
     pub(crate) fn new(
-        authority: Authority,
-        policy: Policy,
+        rules: Rules,
         node_token: Option<NodeToken>,
+        renewal_key: RenewalKey,
         store: Box<dyn Store>,
     ) -> Self {
-        Self { authority, policy, node_token, store, store_failed: AtomicBool::new(false) }
+        let quotas = Mutex::new(Quotas {
+            pods: RateLimit::new(MOST_PER_POD, POD_WINDOW),
+            nodes: RateLimit::new(MOST_PER_NODE, NODE_WINDOW),
+        });
+        let rules = ArcSwap::from_pointee(rules);
+        Self { rules, node_token, renewal_key, store, quotas, store_failed: AtomicBool::new(false) }
+    }
+
+    /// The rules as they are now; a request keeps to one version of them.
+    pub(crate) fn rules(&self) -> Arc<Rules> {
+        self.rules.load_full()
+    }
+
+    /// Decides by other rules from now on.
+    pub(crate) fn replace_rules(&self, rules: Rules) {
+        self.rules.store(Arc::new(rules));
     }
 
     /// Answers one request.
     pub(crate) fn issue(&self, request: &Request, now: UnixTime) -> Result<Issued, Refusal> {
+        let rules = self.rules();
         // Who asks comes first: whoever proves nothing learns nothing about the rest.
         match &request.proof {
-            Proof::Token { token } => self.issue_for_token(&TokenHash::of(token), &request.public_key, now),
+            Proof::Token { token } => self.issue_for_token(&rules, &TokenHash::of(token), &request.public_key, now),
             Proof::Node { token, pod } => {
-                let expected = self.node_token.as_ref().ok_or(Refusal::NodeProofDisabled)?;
-                if !expected.matches(token) {
-                    return Err(Refusal::BadNodeToken);
-                }
-                let policy = self.policy.pods.as_ref().ok_or(Refusal::NodeProofDisabled)?;
-                self.issue_for_pod(policy, pod, &request.public_key, now)
+                let facts = self.vouched(&rules, token, pod, now)?;
+                self.issue_for_pod(&rules, &facts, None, &request.public_key, now)
             }
-            Proof::Pod { .. } => Err(Refusal::PodProofDisabled),
-            Proof::Certificate { .. } => Err(Refusal::RenewalDisabled),
+            Proof::Pod { token, address } => {
+                let facts = identified(&rules, token, *address, now)?;
+                self.issue_for_pod(&rules, &facts, None, &request.public_key, now)
+            }
+            Proof::Certificate { certificate, time, tag } => {
+                let public_key = Some(request.public_key.as_str());
+                let presented = Presented { certificate, time: *time, tag, public_key };
+                let (present, record) = self.held(&rules, &presented, now)?;
+                self.renew(&rules, &present, record, &request.public_key, now)
+            }
         }
+    }
+
+    /// Takes certificates back; they are blocked until they expire.
+    pub(crate) fn release(&self, release: &Release, now: UnixTime) -> Result<GivenBack, Refusal> {
+        let rules = self.rules();
+        let (subject, fingerprints) = match &release.proof {
+            Proof::Token { .. } => return Err(Refusal::NotReleasable),
+            Proof::Certificate { certificate, time, tag } => {
+                let presented = Presented { certificate, time: *time, tag, public_key: None };
+                let trusted = trusted(&rules)?;
+                let held = self.renewal_key.check(&presented, &trusted, now)?;
+                let known = self.issued(&held.fingerprint())?.ok_or(Refusal::UnknownCertificate)?;
+                // Given back twice is given back.
+                let fingerprint = known.revoked.is_none().then(|| held.fingerprint());
+                (known.subject.to_string(), fingerprint.into_iter().collect())
+            }
+            Proof::Node { token, pod } => {
+                self.check_gone_or_vouched(&rules, token, pod, now)?;
+                (format!("pod {}/{}", pod.namespace, pod.name), self.valid_of_pod(&pod.uid, now)?)
+            }
+            Proof::Pod { token, address } => {
+                let facts = identified(&rules, token, *address, now)?;
+                (format!("pod {}", facts.shown()), self.valid_of_pod(&facts.uid, now)?)
+            }
+        };
+        self.store.revoke(&fingerprints, now).map_err(|error| self.failed(&error))?;
+        Ok(GivenBack { subject, fingerprints })
+    }
+
+    /// Blocks the certificates of pods that do not exist any more; gives back whose these were.
+    pub(crate) fn block_deleted(&self, now: UnixTime) -> Result<Vec<GivenBack>, Refusal> {
+        let rules = self.rules();
+        let Some(cluster) = &rules.cluster else { return Ok(Vec::new()) };
+        // The ledger first: a pod that is made meanwhile is not in it, instead of not in the list.
+        let issued = self.store.all_issued().map_err(|error| self.failed(&error))?;
+        let existing = cluster.all_uids()?;
+        let mut gone = Vec::new();
+        for (fingerprint, record) in issued {
+            let Subject::Pod { namespace, name, uid, .. } = &record.subject else { continue };
+            if record.revoked.is_some() || record.not_after < now || existing.contains(uid) {
+                continue;
+            }
+            // Lists may lag behind; the object itself does not.
+            if cluster.pod(namespace, name)?.is_none_or(|pod| !pod.is(uid)) {
+                self.store.revoke(&[fingerprint], now).map_err(|error| self.failed(&error))?;
+                gone.push(GivenBack { subject: record.subject.to_string(), fingerprints: vec![fingerprint] });
+            }
+        }
+        Ok(gone)
     }
 
     /// Whom to trust at `now`.
     pub(crate) fn trust(&self, now: UnixTime) -> Result<Trust, Refusal> {
         let blocklist = self.store.blocklist(now).map_err(|error| self.failed(&error))?;
-        Ok(Trust::new(self.authority.bundle(), &blocklist))
+        Ok(Trust::new(self.rules().authority.bundle(), &blocklist, self.renewal_key.public_pem()))
     }
 
-    /// Whether certificates can be issued at all: store and CA are usable.
+    /// Whether the store works; where it does not, a restart helps.
+    pub(crate) fn is_alive(&self, now: UnixTime) -> bool {
+        !self.store_failed.load(Ordering::Relaxed) && self.store.blocklist(now).is_ok()
+    }
+
+    /// Whether certificates can be issued: store and CA are usable.
     pub(crate) fn health(&self, now: UnixTime) -> Result<(), Refusal> {
-        if self.store_failed.load(Ordering::Relaxed) || self.store.blocklist(now).is_err() {
+        if !self.is_alive(now) {
             return Err(Refusal::Internal);
         }
-        self.authority.check_validity(now)
+        self.rules().authority.check_validity(now)
     }
 
-    fn issue_for_token(&self, hash: &TokenHash, public_key: &str, now: UnixTime) -> Result<Issued, Refusal> {
+    /// The pod that a node vouches for.
+    fn vouched(&self, rules: &Rules, token: &str, pod: &Pod, now: UnixTime) -> Result<PodFacts, Refusal> {
+        if let Some((cluster, settings)) = rules.kubernetes() {
+            return node::vouch(cluster, settings, token, pod, now);
+        }
+        self.check_node_token(token)?;
+        node::check_pod(pod)?;
+        Ok(PodFacts::described(pod))
+    }
+
+    fn check_node_token(&self, token: &str) -> Result<(), Refusal> {
+        let expected = self.node_token.as_ref().ok_or(Refusal::NodeProofDisabled)?;
+        if expected.matches(token) { Ok(()) } else { Err(Refusal::BadNodeToken) }
+    }
+
+    /// A node may end a pod of its own, and one that does not exist any more.
+    fn check_gone_or_vouched(&self, rules: &Rules, token: &str, pod: &Pod, now: UnixTime) -> Result<(), Refusal> {
+        let Some((cluster, settings)) = rules.kubernetes() else {
+            self.check_node_token(token)?;
+            return node::check_pod(pod);
+        };
+        let node = node::agent(cluster, settings, token, now)?;
+        node::check_pod(pod)?;
+        match cluster.pod(&pod.namespace, &pod.name)? {
+            Some(found) if found.is(&pod.uid) && found.spec.node_name != node => {
+                Err(Refusal::PodOnOtherNode { pod: format!("{}/{}", pod.namespace, pod.name), node })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The certificate that a caller proved to hold, as the ledger knows it.
+    fn held(
+        &self,
+        rules: &Rules,
+        presented: &Presented<'_>,
+        now: UnixTime,
+    ) -> Result<(Certificate, IssuedRecord), Refusal> {
+        let certificate = self.renewal_key.check(presented, &trusted(rules)?, now)?;
+        match self.issued(&certificate.fingerprint())? {
+            None => Err(Refusal::UnknownCertificate),
+            Some(record) if record.revoked.is_some() => Err(Refusal::CertificateRevoked),
+            Some(record) => Ok((certificate, record)),
+        }
+    }
+
+    fn issue_for_token(
+        &self,
+        rules: &Rules,
+        hash: &TokenHash,
+        public_key: &str,
+        now: UnixTime,
+    ) -> Result<Issued, Refusal> {
         let token = self.store.token(hash).map_err(|error| self.failed(&error))?.ok_or(Refusal::UnknownToken)?;
-        let public_key = self.read_public_key(public_key)?;
+        let public_key = rules.read_public_key(public_key)?;
         let key = hex(&Sha256::digest(&public_key));
         if token.used.as_ref().is_some_and(|used| used.key != key) {
             return Err(Refusal::TokenUsed);
@@ -103,17 +262,61 @@ impl Issuer {
             networks: token.networks,
             unsafe_networks: token.unsafe_networks,
             groups: token.groups,
-            life: token.life.min(self.policy.longest_host_life),
+            life: token.life.min(rules.policy.longest_host_life),
         };
         let subject = Subject::Host { name: token.name };
-        self.sign_and_record(&grant, &subject, Some((hash, &key)), public_key, now)
+        self.sign_and_record(rules, &grant, &subject, Some((hash, &key)), public_key, now)
     }
 
-    fn issue_for_pod(&self, policy: &PodPolicy, pod: &Pod, public_key: &str, now: UnixTime) -> Result<Issued, Refusal> {
-        node::check_pod(pod)?;
-        let public_key = self.read_public_key(public_key)?;
-        let address = pod.address.to_canonical();
-        policy.check_pod_address(address)?;
+    /// The next certificate for whoever holds the present one: under the same name, at the same addresses.
+    fn renew(
+        &self,
+        rules: &Rules,
+        present: &Certificate,
+        record: IssuedRecord,
+        public_key: &str,
+        now: UnixTime,
+    ) -> Result<Issued, Refusal> {
+        match record.subject {
+            Subject::Host { .. } => {
+                let public_key = rules.read_public_key(public_key)?;
+                let grant = Grant {
+                    name: record.name,
+                    networks: record.networks,
+                    unsafe_networks: present.unsafe_networks().to_vec(),
+                    groups: record.groups,
+                    life: (record.not_after - record.issued).clamp(1, rules.policy.longest_host_life),
+                };
+                self.sign_and_record(rules, &grant, &record.subject, None, public_key, now)
+            }
+            Subject::Pod { namespace, name, uid, address } => {
+                let pod = Pod { namespace, name, uid, address };
+                let facts = match rules.kubernetes() {
+                    None => PodFacts::described(&pod),
+                    Some((cluster, settings)) => match cluster.pod(&pod.namespace, &pod.name)? {
+                        Some(found) if found.is(&pod.uid) => PodFacts::checked(&pod, found, cluster, settings)?,
+                        _ => return Err(Refusal::PodGone(format!("{}/{}", pod.namespace, pod.name))),
+                    },
+                };
+                self.issue_for_pod(rules, &facts, Some(present), public_key, now)
+            }
+        }
+    }
+
+    /// With `present` given, only what has its name and networks.
+    fn issue_for_pod(
+        &self,
+        rules: &Rules,
+        pod: &PodFacts,
+        present: Option<&Certificate>,
+        public_key: &str,
+        now: UnixTime,
+    ) -> Result<Issued, Refusal> {
+        let policy = rules.policy.pods.as_ref().ok_or(Refusal::NodeProofDisabled)?;
+        let public_key = rules.read_public_key(public_key)?;
+        policy.check_pod(pod)?;
+        policy.check_pod_address(pod.address)?;
+        self.check_quota(pod, now)?;
         // A name stays with its uid for good. The address may change: a sandbox made anew keeps the uid, not the address.
         if let Some(known) = self.store.pod(&pod.uid).map_err(|error| self.failed(&error))?
             && (known.namespace != pod.namespace || known.name != pod.name)
@@ -121,43 +324,76 @@ impl Issuer {
             let known = format!("{}/{}", known.namespace, known.name);
             return Err(Refusal::PodUidConflict { uid: pod.uid.clone(), known });
         }
-        let subject =
-            Subject::Pod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone(), address };
-        let name = policy.name(pod)?;
-        let networks = match policy.address {
-            AddressMode::Derive => policy.derive(address)?,
-            AddressMode::Pool => {
-                let pool = Pool { prefixes: &policy.overlay, reserved: &policy.reserved };
-                let until = self.authority.end_of_life(policy.life, now);
-                self.store.allot(&subject, &pool, until, now).map_err(|error| match error {
-                    AllotError::Exhausted(prefix) => Refusal::PoolExhausted(prefix.to_string()),
-                    AllotError::Store(error) => self.failed(&error),
-                })?
-            }
+        let subject = Subject::Pod {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            address: pod.address,
         };
-        let grant =
-            Grant { name, networks, unsafe_networks: Vec::new(), groups: policy.groups(pod), life: policy.life };
-        self.sign_and_record(&grant, &subject, None, public_key, now)
+        let (name, life) = (policy.name(pod)?, policy.life(pod));
+        let networks = self.networks(rules, policy, &subject, pod.address, now)?;
+        pod.check_address(&networks)?;
+        if let Some(present) = present
+            && (present.name() != name || present.networks() != networks)
+        {
+            return Err(Refusal::RenewalDiffers);
+        }
+        let (groups, unsafe_networks) = (policy.groups(pod), policy.unsafe_networks(pod));
+        let grant = Grant { name, networks, unsafe_networks, groups, life };
+        self.sign_and_record(rules, &grant, &subject, None, public_key, now)
     }
 
-    fn read_public_key(&self, pem: &str) -> Result<Vec<u8>, Refusal> {
-        let (asked, public_key) = public_key_from_pem(pem.as_bytes()).map_err(Refusal::BadPublicKey)?;
-        let ca = self.authority.certificate().curve();
-        if asked == ca { Ok(public_key) } else { Err(Refusal::WrongCurve { asked, ca }) }
+    fn networks(
+        &self,
+        rules: &Rules,
+        policy: &PodPolicy,
+        subject: &Subject,
+        address: IpAddr,
+        now: UnixTime,
+    ) -> Result<Vec<ipnet::IpNet>, Refusal> {
+        match policy.address {
+            AddressMode::Derive => policy.derive(address),
+            AddressMode::Same => policy.same(address),
+            AddressMode::Pool => {
+                let pool = Pool { prefixes: &policy.overlay, reserved: &policy.reserved };
+                // Whatever life this certificate gets: an address is free again after the longest one.
+                let until = rules.authority.end_of_life(rules.policy.longest_pod_life(), now);
+                self.store.allot(subject, &pool, until, now).map_err(|error| match error {
+                    AllotError::Exhausted(prefix) => Refusal::PoolExhausted(prefix.to_string()),
+                    AllotError::Store(error) => self.failed(&error),
+                })
+            }
+        }
+    }
+
+    /// One pod, or one node, cannot fill the ledger.
+    fn check_quota(&self, pod: &PodFacts, now: UnixTime) -> Result<(), Refusal> {
+        // Counters stay usable whatever panicked beside them.
+        let mut quotas = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
+        if quotas.pods.is_exceeded_by(pod.uid.clone(), now) {
+            return Err(Refusal::TooManyCertificates(format!("pod {}", pod.shown())));
+        }
+        match &pod.confirmed {
+            Some(confirmed) if quotas.nodes.is_exceeded_by(confirmed.node.clone(), now) => {
+                Err(Refusal::TooManyCertificates(format!("node {}", confirmed.node)))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A certificate leaves only after the ledger has it, bound to its token: if the process dies in between, the
     /// signature dies with it, and the token is as it was.
     fn sign_and_record(
         &self,
+        rules: &Rules,
         grant: &Grant,
         subject: &Subject,
         token: Option<(&TokenHash, &str)>,
         public_key: Vec<u8>,
         now: UnixTime,
     ) -> Result<Issued, Refusal> {
-        let certificate = self.authority.sign(grant, public_key, now)?;
-        let mode = self.policy.pods.as_ref().map_or(AddressMode::Derive, |pods| pods.address);
+        let certificate = rules.authority.sign(grant, public_key, now)?;
+        let mode = rules.policy.pods.as_ref().map_or(AddressMode::Derive, |pods| pods.address);
         let issue = Issue { certificate: &certificate, subject, token, mode };
         self.store.record(&issue, now).map_err(|error| match error {
             RecordError::TokenUsed => Refusal::TokenUsed,
@@ -168,14 +404,14 @@ impl Issuer {
             RecordError::Store(error) => self.failed(&error),
         })?;
         let fingerprint = certificate.fingerprint();
-        let record = self.store.issued(&fingerprint).map_err(|error| self.failed(&error))?.ok_or(Refusal::Internal)?;
+        let record = self.issued(&fingerprint)?.ok_or(Refusal::Internal)?;
         self.answer(record, fingerprint, false, now)
     }
 
     /// The answer given before, if it is still worth something.
     fn repeat(&self, fingerprint: &str, now: UnixTime) -> Result<Option<Issued>, Refusal> {
         let Ok(fingerprint) = fingerprint.parse::<Fingerprint>() else { return Ok(None) };
-        match self.store.issued(&fingerprint).map_err(|error| self.failed(&error))? {
+        match self.issued(&fingerprint)? {
             Some(record) if record.revoked.is_some() => Err(Refusal::CertificateRevoked),
             Some(record) if record.not_after >= now => self.answer(record, fingerprint, true, now).map(Some),
             _ => Ok(None),
@@ -190,9 +426,28 @@ impl Issuer {
         now: UnixTime,
     ) -> Result<Issued, Refusal> {
         let trust = self.trust(now)?.body;
-        let reply =
-            Reply { certificate: record.pem.clone(), ca: trust.ca, blocklist: trust.blocklist, renewal_key: None };
+        let reply = Reply {
+            certificate: record.pem.clone(),
+            ca: trust.ca,
+            blocklist: trust.blocklist,
+            renewal_key: trust.renewal_key,
+        };
         Ok(Issued { reply, record, fingerprint: fingerprint.to_string(), is_repeat })
+    }
+
+    fn issued(&self, fingerprint: &Fingerprint) -> Result<Option<IssuedRecord>, Refusal> {
+        self.store.issued(fingerprint).map_err(|error| self.failed(&error))
+    }
+
+    /// Valid certificates of a pod.
+    fn valid_of_pod(&self, uid: &str, now: UnixTime) -> Result<Vec<Fingerprint>, Refusal> {
+        let issued = self.store.all_issued().map_err(|error| self.failed(&error))?;
+        let is_meant = |record: &IssuedRecord| {
+            record.revoked.is_none()
+                && record.not_after >= now
+                && matches!(&record.subject, Subject::Pod { uid: theirs, .. } if theirs == uid)
+        };
+        Ok(issued.into_iter().filter(|(_, record)| is_meant(record)).map(|(id, _)| id).collect())
     }
 
     fn failed(&self, error: &StoreError) -> Refusal {
@@ -202,9 +457,40 @@ impl Issuer {
     }
 }
 
+impl Rules {
+    /// The API server and what to believe of it, if pods are confirmed at all.
+    fn kubernetes(&self) -> Option<(&dyn Cluster, &KubernetesPolicy)> {
+        self.cluster.as_deref().zip(self.policy.kubernetes.as_ref())
+    }
+
+    fn read_public_key(&self, pem: &str) -> Result<Vec<u8>, Refusal> {
+        let (asked, public_key) = public_key_from_pem(pem.as_bytes()).map_err(Refusal::BadPublicKey)?;
+        let ca = self.authority.certificate().curve();
+        if asked == ca { Ok(public_key) } else { Err(Refusal::WrongCurve { asked, ca }) }
+    }
+}
+
+/// The pod that speaks for itself.
+fn identified(rules: &Rules, token: &str, address: IpAddr, now: UnixTime) -> Result<PodFacts, Refusal> {
+    let (cluster, settings) = rules.kubernetes().ok_or(Refusal::PodProofDisabled)?;
+    proof::pod::identify(cluster, settings, token, address, now)
+}
+
+fn trusted(rules: &Rules) -> Result<CaPool, Refusal> {
+    // Read once already when the CA was opened.
+    CaPool::from_pem(rules.authority.bundle().as_bytes()).map_err(|_| Refusal::Internal)
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+/// A pod asks about twice a day, and after each restart of its sandbox.
+const MOST_PER_POD: u32 = 30;
+const POD_WINDOW: i64 = 600;
+/// A node starts at most a few hundred pods at once.
+const MOST_PER_NODE: u32 = 1_200;
+const NODE_WINDOW: i64 = 60;
 
 #[cfg(test)]
 mod tests;

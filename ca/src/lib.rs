@@ -1,27 +1,38 @@
 //! The certificate service: decides who gets which Nebula certificate, signs it, and remembers that it did.
 //!
-//! A caller proves who it is, with a one-time enrolment token or, for a pod, with the token of its node
-//! ([`nebula_cert::issuance`] has the messages). The [`Policy`] says what it gets. The certificate is signed, written
-//! to the ledger, and only then handed out. Private keys of hosts never come here.
+//! A caller proves who it is ([`nebula_cert::issuance`] has the messages): a host with a one-time enrolment token, a pod with
+//! the token of its node or with its own, whoever has a certificate with its key. Where the policy says so, a Kubernetes API
+//! server confirms tokens and pods, and nothing is issued while it does not. The [`Policy`] says who gets what. The
+//! certificate is signed, written to the ledger, and only then handed out. Private keys of hosts never come here.
 //!
-//! `Server` runs one service from one [`Directory`]; [`call`] gives an operator's [`Command`] to it.
+//! Certificates that are given back or revoked, and those of deleted pods, are blocked until they expire; whoever follows
+//! the trust hears of it at once. [`Rollover`] replaces the CA itself.
 //!
-//! Not here: who a Kubernetes service account is, several services on one database, and keys in hardware.
+//! [`Server`] runs one service from one [`Directory`]; [`call`] gives an operator's [`Command`] to it.
+//!
+//! Not here: several services on one database.
 
 mod address;
 mod audit;
 mod authority;
+#[cfg_attr(not(feature = "kubernetes"), allow(dead_code, reason = "asked by nobody without the feature"))]
+mod cluster;
 mod control;
 mod control_socket;
 mod directory;
 mod http;
 mod init;
 mod issuer;
+mod metrics;
+mod page;
+mod pod;
 mod policy;
 mod proof;
 mod rate_limit;
 mod refusal;
+mod rollover;
 mod server;
+mod service;
 mod store;
 mod time;
 mod trust;
@@ -32,9 +43,11 @@ pub use control::{Answer, Command, ListedCertificate, ListedToken, NewToken};
 pub use control_socket::{ControlError, call};
 pub use directory::{Directory, FileError};
 pub use init::{InitError, NewCa, default_tls_names};
-pub use policy::{PodPolicy, Policy, PolicyError};
+pub use pod::PodFacts;
+pub use policy::{KubernetesPolicy, PodPolicy, Policy, PolicyError};
 pub use proof::token::{ENROLMENT_PREFIX, TokenHash, generate};
 pub use refusal::Refusal;
+pub use rollover::{Rollover, RolloverError};
 pub use server::{ServeError, Server, Settings};
 pub use store::{IssuedRecord, StoreError, TokenRecord, TokenUse};
 pub use time::{now, parse_duration, time_left};

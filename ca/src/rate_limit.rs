@@ -1,20 +1,24 @@
-//! How often one source may fail before it is answered more curtly and no longer written down (rate limiting).
+//! How often somebody may do something: fail, from one address, or get certificates, for one pod or node (rate limiting).
 
 use std::{
     collections::HashMap,
+    hash::Hash,
     net::{IpAddr, Ipv6Addr},
 };
 
 use nebula_cert::UnixTime;
 
-/// Counts failed proofs per source in windows of a minute. Bounded, so that a flood from many sources costs no memory.
+/// Counts per key in windows of some seconds. Bounded, so that a flood of many keys costs no memory.
 ///
-/// It never stands in the way of a valid proof: pods of one node, or hosts behind one NAT, share an address, and one of
-/// them must not be able to lock out the others. Guessing 256 bits needs no limit; filling the audit log does.
-#[derive(Debug, Default)]
-pub(crate) struct RateLimit {
-    failures: HashMap<IpAddr, Window>,
-    /// All sources that found the table full.
+/// Failed proofs are counted by source. That never stands in the way of a valid proof: pods of one node, or hosts behind one
+/// NAT, share an address, and one of them must not be able to lock out the others. Guessing 256 bits needs no limit;
+/// filling the audit log does.
+#[derive(Debug)]
+pub(crate) struct RateLimit<K> {
+    most: u32,
+    seconds: i64,
+    counts: HashMap<K, Window>,
+    /// All keys that found the table full.
     others: Window,
 }
 
@@ -24,80 +28,91 @@ struct Window {
     count: u32,
 }
 
-impl RateLimit {
-    /// Notes a failed proof; says whether `source` is above the limit.
-    pub(crate) fn is_exceeded_by(&mut self, source: IpAddr, now: UnixTime) -> bool {
-        let source = group(source);
-        if self.failures.len() >= MOST_SOURCES && !self.failures.contains_key(&source) {
-            self.failures.retain(|_, window| window.is_open(now));
+impl<K: Hash + Eq> RateLimit<K> {
+    /// At most `most` in `seconds`.
+    pub(crate) fn new(most: u32, seconds: i64) -> Self {
+        Self { most, seconds, counts: HashMap::new(), others: Window::default() }
+    }
+
+    /// Notes one more; says whether `key` is above the limit.
+    pub(crate) fn is_exceeded_by(&mut self, key: K, now: UnixTime) -> bool {
+        if self.counts.len() >= MOST_KEYS && !self.counts.contains_key(&key) {
+            self.counts.retain(|_, window| window.is_open(self.seconds, now));
         }
-        let has_room = self.failures.len() < MOST_SOURCES || self.failures.contains_key(&source);
-        let window = if has_room { self.failures.entry(source).or_default() } else { &mut self.others };
-        if !window.is_open(now) {
+        let has_room = self.counts.len() < MOST_KEYS || self.counts.contains_key(&key);
+        let window = if has_room { self.counts.entry(key).or_default() } else { &mut self.others };
+        if !window.is_open(self.seconds, now) {
             *window = Window { start: now, count: 0 };
         }
         window.count = window.count.saturating_add(1);
-        window.count > MOST_FAILURES
+        window.count > self.most
+    }
+
+    /// Whether `key` has reached the limit already.
+    pub(crate) fn is_reached_by(&self, key: &K, now: UnixTime) -> bool {
+        let window = self.counts.get(key);
+        window.is_some_and(|window| window.is_open(self.seconds, now) && window.count >= self.most)
     }
 }
 
 impl Window {
     /// Also false when the clock was set back behind the start.
-    fn is_open(&self, now: UnixTime) -> bool {
-        (self.start..self.start.saturating_add(SECONDS)).contains(&now)
+    fn is_open(&self, seconds: i64, now: UnixTime) -> bool {
+        (self.start..self.start.saturating_add(seconds)).contains(&now)
     }
 }
 
-/// One host can have any address of its IPv6 /64.
-fn group(source: IpAddr) -> IpAddr {
-    match source.to_canonical() {
+/// Whom an address stands for: one host can have any address of its IPv6 /64.
+pub(crate) fn source(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
         v4 => v4,
     }
 }
 
-const SECONDS: i64 = 60;
-const MOST_FAILURES: u32 = 20;
-const MOST_SOURCES: usize = 4_096;
+const MOST_KEYS: usize = 4_096;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn source(number: u32) -> IpAddr {
-        IpAddr::V4(number.into())
+    fn limit() -> RateLimit<u32> {
+        RateLimit::new(20, 60)
     }
 
     #[test]
-    fn the_limit_is_per_source_and_ends_with_its_minute() {
-        let mut limit = RateLimit::default();
-        assert!((0..MOST_FAILURES).all(|_| !limit.is_exceeded_by(source(1), 100)));
-        assert!(limit.is_exceeded_by(source(1), 159));
-        assert!(!limit.is_exceeded_by(source(2), 159));
-        assert!(!limit.is_exceeded_by(source(1), 160));
+    fn the_limit_is_per_key_and_ends_with_its_window() {
+        let mut limit = limit();
+        assert!((0..20).all(|_| !limit.is_reached_by(&1, 100) && !limit.is_exceeded_by(1, 100)));
+        assert!(limit.is_reached_by(&1, 100));
+        assert!(limit.is_exceeded_by(1, 159));
+        assert!(!limit.is_exceeded_by(2, 159));
+        assert!(!limit.is_reached_by(&1, 160));
+        assert!(!limit.is_exceeded_by(1, 160));
     }
 
     #[test]
-    fn a_clock_set_back_does_not_lock_a_source_out() {
-        let mut limit = RateLimit::default();
-        assert_eq!((0..100).filter(|_| limit.is_exceeded_by(source(1), 1_000)).count(), 80);
-        assert!(!limit.is_exceeded_by(source(1), 10));
+    fn a_clock_set_back_does_not_lock_a_key_out() {
+        let mut limit = limit();
+        assert_eq!((0..100).filter(|_| limit.is_exceeded_by(1, 1_000)).count(), 80);
+        assert!(!limit.is_exceeded_by(1, 10));
     }
 
     #[test]
     fn addresses_of_one_ipv6_network_are_one_source() {
-        let mut limit = RateLimit::default();
-        let exceeded = (0..=MOST_FAILURES)
-            .filter(|host| limit.is_exceeded_by(format!("2001:db8::{host:x}").parse().unwrap(), 100));
-        assert_eq!(exceeded.count(), 1);
+        let address = |text: &str| source(text.parse().unwrap());
+        assert_eq!(address("2001:db8::1"), address("2001:db8::ffff:1"));
+        assert_ne!(address("2001:db8::1"), address("2001:db8:0:1::1"));
+        assert_eq!(address("::ffff:10.0.0.1"), address("10.0.0.1"));
+        assert_ne!(address("10.0.0.1"), address("10.0.0.2"));
     }
 
     #[test]
     fn the_table_stays_bounded_and_the_overflow_is_limited_as_one() {
-        let mut limit = RateLimit::default();
-        let exceeded = (0..20_000).filter(|number| limit.is_exceeded_by(source(*number), 100)).count();
-        assert!(limit.failures.len() <= MOST_SOURCES);
+        let mut limit = limit();
+        let exceeded = (0..20_000).filter(|key| limit.is_exceeded_by(*key, 100)).count();
+        assert!(limit.counts.len() <= MOST_KEYS);
         assert!(exceeded > 15_000);
-        assert!(!limit.is_exceeded_by(source(30_000), 300));
+        assert!(!limit.is_exceeded_by(30_000, 300));
     }
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use nebula_cert::{Curve, issuance};
 
-use crate::address::DeriveError;
+use crate::{address::DeriveError, cluster::ClusterError};
 
 /// Why nothing was signed. Never carries a secret: its text goes to the caller and to the logs.
 #[derive(Debug, thiserror::Error)]
@@ -40,8 +40,68 @@ pub enum Refusal {
     NodeProofDisabled,
     #[error("this CA accepts no pod proof: policy.jsonc has no \"kubernetes\" section")]
     PodProofDisabled,
-    #[error("this CA does not renew by certificate; ask with the proof the certificate was first given for")]
-    RenewalDisabled,
+    #[error("the service-account token was refused: {0}")]
+    TokenRejected(String),
+    #[error("the service-account token is not for the audience {0:?}; request or mount one with it")]
+    WrongAudience(String),
+    #[error("the service-account token has expired; read it anew from its file, which kubelet renews")]
+    ServiceTokenExpired,
+    #[error("{0:?} is no service account")]
+    NotAServiceAccount(String),
+    #[error("only the service account {expected} may vouch for pods, not {account}")]
+    WrongAccount { account: String, expected: String },
+    #[error("the service-account token is bound to no pod; use a projected one")]
+    TokenNotBound,
+    #[error("the pod {0} that the node agent's token is bound to does not exist any more")]
+    AgentGone(String),
+    #[error("pod {0} does not exist")]
+    PodNotFound(String),
+    #[error("pod {pod} does not have the uid {uid}; was it made anew?")]
+    PodUidMismatch { pod: String, uid: String },
+    #[error("pod {0} is not bound to a node yet")]
+    PodNotScheduled(String),
+    #[error("pod {pod} does not run on node {node}")]
+    PodOnOtherNode { pod: String, node: String },
+    #[error("pod {0} has ended")]
+    PodOver(String),
+    #[error("pod {0} is gone; its certificate is not renewed")]
+    PodGone(String),
+    #[error("pod {0} uses the network of its node, which is no identity of its own")]
+    HostNetwork(String),
+    #[error("pod {pod} does not run as service account {account}")]
+    ServiceAccountMismatch { pod: String, account: String },
+    #[error("address {address} is in none of the pod ranges of node {node}")]
+    OutsideNodeRanges { address: IpAddr, node: String },
+    #[error("address {address} is not one of pod {pod}")]
+    AddressMismatch { address: IpAddr, pod: String },
+    #[error("the node of pod {0} has not reported the pod's address yet; ask again")]
+    AddressUnknown(String),
+    #[error("the policy refuses pod {0}")]
+    PodNotWanted(String),
+    #[error("pod address {0} is in no overlay prefix, as address mode \"same\" needs")]
+    OutsideOverlay(IpAddr),
+    #[error("Kubernetes did not confirm the request; ask again later ({0})")]
+    ClusterUnavailable(String),
+
+    #[error("the certificate of the proof is not the PEM of a Nebula certificate: {0}")]
+    MalformedCertificate(nebula_cert::Error),
+    #[error("the certificate of the proof is not valid here: {0}")]
+    CertificateNotValid(nebula_cert::Error),
+    #[error(
+        "the tag does not show that the caller holds the certificate's key; take the renewal_key anew from the trust"
+    )]
+    NotTheHolder,
+    #[error("the clocks differ: the proof was made at {theirs}, it is {ours} here")]
+    ClockDiffers { theirs: String, ours: String },
+    #[error("the certificate of the proof is not in this CA's ledger")]
+    UnknownCertificate,
+    #[error("under the present policy the next certificate would differ in name or networks; enrol again")]
+    RenewalDiffers,
+    #[error("an enrolment token gives nothing back; prove it by certificate, or use `nebula-ca certificate revoke`")]
+    NotReleasable,
+    #[error("too many certificates for {0}; wait some minutes, and find out what asks so often")]
+    TooManyCertificates(String),
+
     #[error("the pod's {field} is not valid: {problem}")]
     InvalidPod { field: &'static str, problem: &'static str },
     #[error("pod uid {uid} was {known} so far; one uid cannot be two pods")]
@@ -104,7 +164,35 @@ impl Refusal {
             Self::BadNodeToken => ("bad_node_token", 401),
             Self::NodeProofDisabled => ("node_proof_disabled", 403),
             Self::PodProofDisabled => ("pod_proof_disabled", 403),
-            Self::RenewalDisabled => ("renewal_disabled", 403),
+            Self::TokenRejected(_) => ("token_rejected", 401),
+            Self::WrongAudience(_) => ("wrong_audience", 401),
+            Self::ServiceTokenExpired => ("service_token_expired", 401),
+            Self::NotAServiceAccount(_) => ("not_a_service_account", 403),
+            Self::WrongAccount { .. } => ("wrong_account", 403),
+            Self::TokenNotBound => ("token_not_bound", 403),
+            Self::AgentGone(_) => ("agent_gone", 403),
+            Self::PodNotFound(_) => ("pod_not_found", 403),
+            Self::PodUidMismatch { .. } => ("pod_uid_mismatch", 403),
+            Self::PodNotScheduled(_) => ("pod_not_scheduled", 403),
+            Self::PodOnOtherNode { .. } => ("pod_on_other_node", 403),
+            Self::PodOver(_) => ("pod_over", 403),
+            Self::PodGone(_) => ("pod_gone", 403),
+            Self::HostNetwork(_) => ("host_network", 403),
+            Self::ServiceAccountMismatch { .. } => ("service_account_mismatch", 403),
+            Self::OutsideNodeRanges { .. } => ("outside_node_ranges", 403),
+            Self::AddressMismatch { .. } => ("address_mismatch", 403),
+            Self::AddressUnknown(_) => ("address_unknown", 503),
+            Self::PodNotWanted(_) => ("pod_not_wanted", 403),
+            Self::OutsideOverlay(_) => ("outside_overlay", 403),
+            Self::ClusterUnavailable(_) => ("kubernetes_unavailable", 503),
+            Self::MalformedCertificate(_) => ("malformed_certificate", 400),
+            Self::CertificateNotValid(_) => ("certificate_not_valid", 401),
+            Self::NotTheHolder => ("not_the_holder", 401),
+            Self::ClockDiffers { .. } => ("clock_differs", 401),
+            Self::UnknownCertificate => ("unknown_certificate", 403),
+            Self::RenewalDiffers => ("renewal_differs", 403),
+            Self::NotReleasable => ("not_releasable", 403),
+            Self::TooManyCertificates(_) => ("too_many_certificates", 429),
             Self::InvalidPod { .. } => ("invalid_pod", 400),
             Self::PodUidConflict { .. } => ("pod_uid_conflict", 409),
             Self::NameTooLong(_) => ("name_too_long", 403),
@@ -118,6 +206,13 @@ impl Refusal {
             Self::TooManyFailures => ("too_many_failures", 429),
             Self::Internal => ("internal", 500),
         }
+    }
+}
+
+impl From<ClusterError> for Refusal {
+    fn from(error: ClusterError) -> Self {
+        tracing::error!(%error, "Kubernetes confirms nothing now");
+        Self::ClusterUnavailable(error.summary().to_owned())
     }
 }
 

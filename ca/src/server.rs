@@ -1,9 +1,10 @@
-//! The service: HTTPS for callers, the control socket for the operator, pruning of the ledger. All IO meets here.
+//! The service: HTTPS for callers, plain HTTP for whoever watches it, the control socket for the operator, and what it does
+//! by the clock. All IO meets here; decisions are [`crate::service`]'s.
 
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -12,28 +13,27 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use nebula_cert::issuance::{Proof, Request};
+use nebula_cert::issuance::{LONGEST_WAIT, TRUST_PATH};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
 use zeroize::Zeroizing;
 
 use crate::{
-    audit::{AuditLog, Event},
-    authority::{Authority, AuthorityError},
-    control::{Answer, Command, Operator},
+    authority::AuthorityError,
     control_socket::ControlSocket,
-    directory::{AUDIT_LOG, CONTROL_SOCKET, Directory, FileError, NODE_TOKEN, POLICY, STORE, TLS_CERTIFICATE, TLS_KEY},
+    directory::{CONTROL_SOCKET, Directory, FileError, NODE_TOKEN, POLICY, STORE, TLS_CERTIFICATE, TLS_KEY},
     http,
-    issuer::{Issued, Issuer},
+    issuer::Issuer,
     policy::{Policy, PolicyError},
-    proof::{node::NodeToken, token::TokenHash},
-    rate_limit::RateLimit,
+    proof::{certificate::RenewalKey, node::NodeToken},
     refusal::Refusal,
+    service::{self, Service},
     store::{RedbStore, StoreError},
     time,
 };
@@ -45,6 +45,8 @@ pub struct Settings {
     pub directory: Directory,
     /// Where it listens; port 0 takes a free one.
     pub listen: SocketAddr,
+    /// Where it shows its state in plain HTTP: page, metrics, health.
+    pub status_listen: Option<SocketAddr>,
     /// Opens an encrypted CA key.
     pub passphrase: Option<Zeroizing<String>>,
 }
@@ -70,6 +72,9 @@ pub enum ServeError {
     /// The store cannot be opened.
     #[error("cannot use {STORE}")]
     Store(#[from] StoreError),
+    /// The API server cannot be used.
+    #[error("cannot use the Kubernetes API server: {0}")]
+    Kubernetes(String),
     /// The control socket cannot be made.
     #[error("cannot listen on {CONTROL_SOCKET} in the directory (its path must be shorter than 100 bytes)")]
     Control(#[source] io::Error),
@@ -88,15 +93,8 @@ pub enum ServeError {
 pub struct Server {
     service: Arc<Service>,
     listener: TcpListener,
-    tls: TlsAcceptor,
+    status: Option<TcpListener>,
     control: ControlSocket,
-}
-
-/// What all connections share.
-pub(crate) struct Service {
-    issuer: Issuer,
-    audit: AuditLog,
-    rate_limit: Mutex<RateLimit>,
 }
 
 impl Server {
@@ -104,29 +102,27 @@ impl Server {
     ///
     /// # Errors
     /// The first thing that is missing or wrong.
-    pub fn open(settings: &Settings) -> Result<Self, ServeError> {
+    pub async fn open(settings: Settings) -> Result<Self, ServeError> {
         let directory = &settings.directory;
         for path in directory.exposed_secrets() {
             tracing::warn!(path = %path.display(), "others than the owner can read this secret; chmod 600 it");
         }
-        let passphrase = settings.passphrase.as_ref().map(|passphrase| passphrase.as_str());
-        let authority = Authority::read(directory, passphrase)?;
-        let policy = Policy::parse(&directory.read(POLICY)?)?;
-        policy.check_against(authority.certificate())?;
-        let node_token = read_node_token(directory)?;
+        let rules = service::read_rules(&settings, None).await?;
         let tls = read_tls(directory)?;
-        if let Err(refusal) = authority.check_validity(time::now()) {
+        let node_token = read_node_token(directory, &rules.policy)?;
+        if let Err(refusal) = rules.authority.check_validity(time::now()) {
             tracing::error!(%refusal, "nothing can be signed now");
         }
-
+        let renewal_key = RenewalKey::open(directory, rules.authority.certificate().curve())?;
         let store = RedbStore::open(&directory.file(STORE))?;
-        let issuer = Issuer::new(authority, policy, node_token, Box::new(store));
-        let audit = AuditLog::new(directory.file(AUDIT_LOG));
-        let service = Arc::new(Service { issuer, audit, rate_limit: Mutex::default() });
+        let issuer = Issuer::new(rules, node_token, renewal_key, Box::new(store));
+        let (listen_at, status_at) = (settings.listen, settings.status_listen);
         let control = ControlSocket::bind(directory).map_err(ServeError::Control)?;
-        let listener =
-            listen(settings.listen).map_err(|source| ServeError::Listen { address: settings.listen, source })?;
-        Ok(Self { service, listener, tls, control })
+        let listen = |address| bind(address).map_err(|source| ServeError::Listen { address, source });
+        let (listener, status) = (listen(listen_at)?, status_at.map(listen).transpose()?);
+        let service = Arc::new(Service::new(issuer, settings, tls));
+        service.refresh_trust();
+        Ok(Self { service, listener, status, control })
     }
 
     /// Where it listens.
@@ -137,9 +133,15 @@ impl Server {
         self.listener.local_addr()
     }
 
-    /// Serves until `stop`, then lets requests under way end.
-    pub async fn run(self, stop: impl Future<Output = ()>) {
-        let Self { service, listener, tls, control } = self;
+    /// Where it shows its state.
+    #[must_use]
+    pub fn status_address(&self) -> Option<SocketAddr> {
+        self.status.as_ref().and_then(|listener| listener.local_addr().ok())
+    }
+
+    /// Serves until `stop`, then lets requests under way end. Each `reload` reads policy, CA and TLS files anew.
+    pub async fn run(self, stop: impl Future<Output = ()>, mut reload: mpsc::Receiver<()>) {
+        let Self { service, listener, status, control } = self;
         let router = http::router(Arc::clone(&service));
         let (stopping, stopped) = watch::channel(());
         let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
@@ -148,7 +150,18 @@ impl Server {
             let service = Arc::clone(&service);
             move |command| service.obey(&command)
         };
-        let mut background = Box::pin(async { tokio::join!(control.serve(obey), prune_for_ever(&service)) });
+        let reload = async {
+            while reload.recv().await.is_some() {
+                let service = Arc::clone(&service);
+                // What it says is in the log.
+                let _ = tokio::task::spawn_blocking(move || service.reload()).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        let status = serve_status(status, http::status_router(Arc::clone(&service)), stopped.clone());
+        let regular =
+            async { tokio::join!(prune_for_ever(&service), refresh_for_ever(&service), block_for_ever(&service)) };
+        let mut background = Box::pin(async { tokio::join!(control.serve(obey), reload, status, regular) });
         let mut stop = std::pin::pin!(stop);
         loop {
             tokio::select! {
@@ -157,9 +170,10 @@ impl Server {
                 Some(_) = connections.join_next() => {}
                 (slot, accepted) = accept(&listener, &slots) => match accepted {
                     Ok((stream, peer)) => {
-                        let connection = Connection { tls: tls.clone(), router: router.clone(), stop: stopped.clone() };
+                        let connection = Connection { router: router.clone(), stop: stopped.clone() };
+                        let tls = service.tls();
                         connections.spawn(async move {
-                            connection.serve(stream, peer).await;
+                            connection.serve_tls(&tls, stream, peer).await;
                             drop(slot);
                         });
                     }
@@ -174,6 +188,7 @@ impl Server {
         drop(background);
         drop((listener, control));
         tracing::info!(connections = connections.len(), "stopping");
+        service.stop_waiting();
         drop(stopping);
         while connections.join_next().await.is_some() {}
     }
@@ -188,26 +203,52 @@ async fn accept(
     (slot, listener.accept().await)
 }
 
-/// One TLS connection: every step has an end, so a silent caller holds its slot for a bounded time.
+/// Shows the state of the service, on a listener for those who watch it.
+async fn serve_status(listener: Option<TcpListener>, router: Router, stop: watch::Receiver<()>) {
+    let Some(listener) = listener else { return std::future::pending().await };
+    let slots = Arc::new(Semaphore::new(MOST_WATCHERS));
+    loop {
+        match accept(&listener, &slots).await {
+            (slot, Ok((stream, peer))) => {
+                let connection = Connection { router: router.clone(), stop: stop.clone() };
+                tokio::spawn(async move {
+                    connection.serve(stream, peer).await;
+                    drop(slot);
+                });
+            }
+            (_, Err(error)) => {
+                tracing::warn!(%error, "cannot accept a connection for the state");
+                tokio::time::sleep(AFTER_FAILED_ACCEPT).await;
+            }
+        }
+    }
+}
+
+/// One connection: every step has an end, so a silent caller holds its slot for a bounded time.
 struct Connection {
-    tls: TlsAcceptor,
     router: Router,
     stop: watch::Receiver<()>,
 }
 
 impl Connection {
-    async fn serve(mut self, stream: TcpStream, peer: SocketAddr) {
-        let stream = match tokio::time::timeout(HANDSHAKE_WITHIN, self.tls.accept(stream)).await {
-            Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return tracing::debug!(%peer, %error, "TLS handshake failed"),
-            Err(_) => return tracing::debug!(%peer, "no TLS handshake in time"),
-        };
+    async fn serve_tls(self, tls: &TlsAcceptor, stream: TcpStream, peer: SocketAddr) {
+        match tokio::time::timeout(HANDSHAKE_WITHIN, tls.accept(stream)).await {
+            Ok(Ok(stream)) => self.serve(stream, peer).await,
+            Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
+            Err(_) => tracing::debug!(%peer, "no TLS handshake in time"),
+        }
+    }
+
+    async fn serve(mut self, stream: impl AsyncRead + AsyncWrite + Unpin + 'static, peer: SocketAddr) {
         let inner = TowerToHyperService::new(self.router.layer(axum::Extension(Caller(peer.ip()))));
-        let bounded = hyper::service::service_fn(move |request| {
+        let bounded = hyper::service::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+            // Whoever follows the trust may wait for a change of it.
+            let waits = request.uri().path() == TRUST_PATH && request.uri().query().is_some();
+            let within = REQUEST_WITHIN + if waits { Duration::from_secs(LONGEST_WAIT) } else { Duration::ZERO };
             let answer = hyper::service::Service::call(&inner, request);
             async move {
                 let late = || Ok(http::refuse(&Refusal::Timeout));
-                tokio::time::timeout(REQUEST_WITHIN, answer).await.unwrap_or_else(|_| late())
+                tokio::time::timeout(within, answer).await.unwrap_or_else(|_| late())
             }
         });
         let connection = hyper::server::conn::http1::Builder::new()
@@ -239,113 +280,44 @@ fn log_end(peer: SocketAddr, outcome: hyper::Result<()>) {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caller(pub(crate) IpAddr);
 
-impl Service {
-    pub(crate) fn issuer(&self) -> &Issuer {
-        &self.issuer
-    }
-
-    /// Decides about a request and writes down the decision. Blocks on the disk.
-    pub(crate) fn answer(&self, request: &Request, caller: Caller) -> Result<Issued, Refusal> {
-        let now = time::now();
-        let outcome = self.issuer.issue(request, now);
-        match &outcome {
-            Ok(issued) => self.note_issued(request, issued, caller, now),
-            Err(refusal) => {
-                if refusal.is_failed_proof() && self.rate_limit().is_exceeded_by(caller.0, now) {
-                    return Err(Refusal::TooManyFailures);
-                }
-                self.note_refused(Some(request), refusal, caller, now);
-            }
-        }
-        outcome
-    }
-
-    /// Writes down a request that could not even be read, unless its sender makes too many of these.
-    pub(crate) fn note_unreadable(&self, refusal: &Refusal, caller: Caller) {
-        let now = time::now();
-        if !self.rate_limit().is_exceeded_by(caller.0, now) {
-            self.note_refused(None, refusal, caller, now);
-        }
-    }
-
-    fn rate_limit(&self) -> std::sync::MutexGuard<'_, RateLimit> {
-        // Counters stay usable whatever panicked beside them.
-        self.rate_limit.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn obey(&self, command: &Command) -> Answer {
-        let authorities = std::slice::from_ref(self.issuer.authority.certificate());
-        let (store, policy, audit) = (self.issuer.store.as_ref(), &self.issuer.policy, &self.audit);
-        Operator { store, authorities, policy, audit }.obey(command, time::now())
-    }
-
-    fn note_issued(&self, request: &Request, issued: &Issued, caller: Caller, now: i64) {
-        let record = &issued.record;
-        let event = if issued.is_repeat { "repeated" } else { "issued" };
-        tracing::info!(
-            name = record.name, subject = %record.subject, fingerprint = issued.fingerprint, source = %caller.0,
-            "certificate {event}"
-        );
-        let event = Event {
-            event,
-            source: caller.0.to_string(),
-            proof: Some(describe(&request.proof)),
-            subject: Some(record.subject.to_string()),
-            name: Some(&record.name),
-            networks: &record.networks,
-            groups: &record.groups,
-            fingerprint: Some(&issued.fingerprint),
-            not_after: Some(nebula_cert::rfc3339(record.not_after)),
-            ..Event::default()
-        };
-        self.audit.write(&event, now);
-    }
-
-    fn note_refused(&self, request: Option<&Request>, refusal: &Refusal, caller: Caller, now: i64) {
-        let code = refusal.code();
-        tracing::warn!(code, source = %caller.0, "request refused: {refusal}");
-        let subject = match request.map(|request| &request.proof) {
-            // Only shape-checked text goes into the log as a name.
-            Some(Proof::Node { pod, .. }) if !matches!(refusal, Refusal::InvalidPod { .. } | Refusal::BadNodeToken) => {
-                Some(format!("pod {}/{}", pod.namespace, pod.name))
-            }
-            _ => None,
-        };
-        let event = Event {
-            event: "refused",
-            source: caller.0.to_string(),
-            proof: request.map(|request| describe(&request.proof)),
-            subject,
-            code: Some(code),
-            message: Some(refusal.to_string()),
-            ..Event::default()
-        };
-        self.audit.write(&event, now);
-    }
-}
-
-fn describe(proof: &Proof) -> String {
-    match proof {
-        Proof::Token { token } => format!("token {}", TokenHash::of(token).id()),
-        Proof::Node { .. } => "node".to_owned(),
-        Proof::Pod { .. } => "pod".to_owned(),
-        Proof::Certificate { .. } => "certificate".to_owned(),
-    }
-}
-
 async fn prune_for_ever(service: &Arc<Service>) {
-    let mut hourly = tokio::time::interval(PRUNE_EVERY);
-    loop {
-        hourly.tick().await;
-        let service = Arc::clone(service);
-        let pruned = tokio::task::spawn_blocking(move || service.issuer.store.prune(time::now() - KEEP_EXPIRED)).await;
-        if let Ok(Err(error)) = pruned {
+    for_ever(service, PRUNE_EVERY, |service| {
+        if let Err(error) = service.issuer().store.prune(time::now() - KEEP_EXPIRED) {
             tracing::error!(%error, "cannot prune the store");
         }
+    })
+    .await;
+}
+
+/// Entries of the blocklist end by the clock.
+async fn refresh_for_ever(service: &Arc<Service>) {
+    for_ever(service, REFRESH_EVERY, Service::refresh_trust).await;
+}
+
+/// Pods that were deleted while their node could not say so.
+async fn block_for_ever(service: &Arc<Service>) {
+    for_ever(service, LOOK_FOR_DELETED_EVERY, Service::block_deleted).await;
+}
+
+async fn for_ever(service: &Arc<Service>, every: Duration, step: impl Fn(&Service) + Copy + Send + 'static) {
+    let mut ticks = tokio::time::interval(every);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let service = Arc::clone(service);
+        if let Err(error) = tokio::task::spawn_blocking(move || step(&service)).await {
+            tracing::error!(%error, "a regular task failed inside nebula-ca; please report this");
+        }
     }
 }
 
-fn read_node_token(directory: &Directory) -> Result<Option<NodeToken>, ServeError> {
+fn read_node_token(directory: &Directory, policy: &Policy) -> Result<Option<NodeToken>, ServeError> {
+    if policy.kubernetes.is_some() {
+        if directory.has(NODE_TOKEN) {
+            tracing::info!("{NODE_TOKEN} is not used: Kubernetes confirms node proofs");
+        }
+        return Ok(None);
+    }
     if !directory.has(NODE_TOKEN) {
         tracing::info!("no {NODE_TOKEN}: node proofs are refused");
         return Ok(None);
@@ -353,7 +325,7 @@ fn read_node_token(directory: &Directory) -> Result<Option<NodeToken>, ServeErro
     NodeToken::new(&directory.read(NODE_TOKEN)?).map(Some).map_err(|error| ServeError::NodeToken(error.to_string()))
 }
 
-fn read_tls(directory: &Directory) -> Result<TlsAcceptor, ServeError> {
+pub(crate) fn read_tls(directory: &Directory) -> Result<TlsAcceptor, ServeError> {
     let tls = |error: String| ServeError::Tls(error);
     let (chain, key) = (directory.read(TLS_CERTIFICATE)?, directory.read(TLS_KEY)?);
     let chain = CertificateDer::pem_slice_iter(chain.as_bytes())
@@ -368,20 +340,24 @@ fn read_tls(directory: &Directory) -> Result<TlsAcceptor, ServeError> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     // The standard library's listener sets SO_REUSEADDR, so that a restart does not wait for old connections.
     let listener = std::net::TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
 }
 
-const MOST_CONNECTIONS: usize = 256;
+/// Most of them wait for a change of the trust.
+const MOST_CONNECTIONS: usize = 4_096;
+const MOST_WATCHERS: usize = 32;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 const HEADERS_WITHIN: Duration = Duration::from_secs(10);
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
-const CONNECTION_LIFE: Duration = Duration::from_secs(120);
+const CONNECTION_LIFE: Duration = Duration::from_secs(240);
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
 const LONGEST_HEADERS: usize = 16 * 1024;
 const PRUNE_EVERY: Duration = Duration::from_secs(3_600);
+const REFRESH_EVERY: Duration = Duration::from_secs(10);
+const LOOK_FOR_DELETED_EVERY: Duration = Duration::from_secs(30);
 /// Expired records stay for a while: "why could it not join last night" is asked in the morning.
 const KEEP_EXPIRED: i64 = 7 * 86_400;

@@ -12,15 +12,16 @@ pub(crate) struct Trust {
 
 impl Trust {
     /// `blocklist` in a fixed order, so that equal trust has an equal tag on every replica.
-    pub(crate) fn new(bundle: &str, blocklist: &[Fingerprint]) -> Self {
+    pub(crate) fn new(bundle: &str, blocklist: &[Fingerprint], renewal_key: String) -> Self {
         let mut hash = Sha256::new();
         hash.update(bundle.as_bytes());
+        hash.update(renewal_key.as_bytes());
         for fingerprint in blocklist {
             hash.update(fingerprint.0);
         }
         let tag: String = hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
         let blocklist = blocklist.iter().map(ToString::to_string).collect();
-        let body = issuance::Trust { ca: bundle.to_owned(), blocklist, renewal_key: None };
+        let body = issuance::Trust { ca: bundle.to_owned(), blocklist, renewal_key: Some(renewal_key) };
         Self { body, etag: format!("\"{tag}\"") }
     }
 
@@ -36,18 +37,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tag_changes_with_bundle_and_blocklist_only() {
-        let (empty, again) = (Trust::new("ca", &[]), Trust::new("ca", &[]));
-        let blocked = Trust::new("ca", &[Fingerprint([1; 32])]);
+    fn the_tag_changes_with_bundle_blocklist_and_renewal_key_only() {
+        let (empty, again) = (Trust::new("ca", &[], String::new()), Trust::new("ca", &[], String::new()));
+        let blocked = Trust::new("ca", &[Fingerprint([1; 32])], String::new());
         assert_eq!(empty.etag, again.etag);
         assert_ne!(empty.etag, blocked.etag);
-        assert_ne!(empty.etag, Trust::new("cb", &[]).etag);
+        assert_ne!(empty.etag, Trust::new("cb", &[], String::new()).etag);
+        assert_ne!(empty.etag, Trust::new("ca", &[], "key".into()).etag);
         assert_eq!(blocked.body.blocklist, ["01".repeat(32)]);
     }
 
     #[test]
     fn a_known_tag_is_recognised_in_a_list_and_as_weak() {
-        let trust = Trust::new("ca", &[]);
+        let trust = Trust::new("ca", &[], String::new());
         assert!(trust.is_known(&trust.etag));
         assert!(trust.is_known(&format!("\"x\", W/{}", trust.etag)));
         assert!(!trust.is_known("\"x\""));

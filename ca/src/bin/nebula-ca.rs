@@ -11,8 +11,8 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use nebula_ca::{
-    Answer, Command, Directory, ENROLMENT_PREFIX, ListedCertificate, ListedToken, NewCa, NewToken, PASSPHRASE, Server,
-    Settings, TokenHash, call, default_tls_names, generate, now, parse_duration, time_left,
+    Answer, Command, Directory, ENROLMENT_PREFIX, ListedCertificate, ListedToken, NewCa, NewToken, PASSPHRASE,
+    Rollover, Server, Settings, TokenHash, call, default_tls_names, generate, now, parse_duration, time_left,
 };
 use nebula_cert::{Curve, Version};
 use tracing_subscriber::EnvFilter;
@@ -41,9 +41,72 @@ enum Verb {
     /// One-time enrolment tokens for hosts
     #[command(subcommand)]
     Token(Token),
-    /// List issued certificates
+    /// Issued certificates
+    #[command(subcommand)]
+    Certificate(CertificateVerb),
+    /// Replace the CA while everything runs: prepare, wait until all have heard of it, switch, wait, finish
+    #[command(subcommand)]
+    Rollover(RolloverVerb),
+    Reload(Reload),
+    /// Short for `certificate list`
+    #[command(hide = true)]
     List(Listing),
+    /// Short for `certificate revoke`
+    #[command(hide = true)]
     Revoke(Revoke),
+}
+
+#[derive(Subcommand)]
+enum CertificateVerb {
+    /// List certificates
+    List(Listing),
+    Show(Show),
+    Revoke(Revoke),
+}
+
+#[derive(Subcommand)]
+enum RolloverVerb {
+    /// Show which CA signs, and which are trusted besides
+    Status(Listing),
+    /// Make the next CA and let everybody trust it; the present one goes on signing
+    Prepare(Listing),
+    Switch(Switch),
+    /// Trust retired CAs no more, once no certificate of theirs is valid
+    Finish(Listing),
+}
+
+/// Let the next CA sign
+///
+/// Refused for a day after `prepare`: a host that was away would get certificates of a CA it does not know.
+#[derive(Args)]
+struct Switch {
+    #[command(flatten)]
+    listing: Listing,
+    /// Do not wait for hosts that were away
+    #[arg(long)]
+    at_once: bool,
+}
+
+/// Show one certificate, with its PEM
+#[derive(Args)]
+struct Show {
+    #[command(flatten)]
+    listing: Listing,
+    /// Fingerprint, the beginning of one, or a name; of several with that name the newest
+    #[arg(value_name = "FINGERPRINT|NAME")]
+    which: String,
+}
+
+/// Let the running service read policy.jsonc, ca.crt, ca.key and its TLS files anew
+///
+/// SIGHUP does the same. A mistake in any of these files changes nothing and is named.
+#[derive(Args)]
+struct Reload {
+    #[command(flatten)]
+    dir: Dir,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Make a new CA: its key and certificate, TLS identity, node token and policy
@@ -78,6 +141,8 @@ struct Init {
 
 /// Run the service until SIGTERM or SIGINT
 ///
+/// SIGHUP reads the policy, the CA and the TLS files anew.
+///
 /// An encrypted ca.key is opened with the passphrase in the environment variable NEBULA_CA_PASSPHRASE. In a build with the feature
 /// pkcs11, ca.key may be the PKCS#11 URI of a key in a token instead. What is logged is set by
 /// RUST_LOG (default: info). Each decision is also a JSON line in audit.log.
@@ -88,6 +153,10 @@ struct Serve {
     /// Address and port to listen on; port 0 takes a free one and logs it
     #[arg(long, default_value = "127.0.0.1:8443")]
     listen: SocketAddr,
+    /// Address and port for a page of all identities (/), metrics for Prometheus (/metrics), /healthz and /readyz, in plain
+    /// HTTP: keep it to those who may see names and addresses [default: none]
+    #[arg(long, value_name = "ADDRESS")]
+    status_listen: Option<SocketAddr>,
 }
 
 #[derive(Subcommand)]
@@ -95,6 +164,17 @@ enum Token {
     Create(CreateToken),
     /// List tokens and what became of them
     List(Listing),
+    Revoke(RevokeToken),
+}
+
+/// Make a token worthless that was not used yet
+#[derive(Args)]
+struct RevokeToken {
+    #[command(flatten)]
+    listing: Listing,
+    /// Its short name, from `token list`
+    #[arg(value_name = "TOKEN")]
+    id: String,
 }
 
 /// Make a one-time token and print it; it cannot be shown again
@@ -144,7 +224,7 @@ struct Listing {
 
 /// Block a certificate until it expires
 ///
-/// Instances drop tunnels to it when they next fetch the blocklist. A pod that its node still vouches for gets a new certificate:
+/// Instances drop tunnels to it within seconds, as they follow the blocklist. A pod that its node still vouches for gets a new certificate:
 /// delete the pod to keep it out.
 #[derive(Args)]
 struct Revoke {
@@ -153,6 +233,9 @@ struct Revoke {
     /// Fingerprint, or the name of all certificates to block
     #[arg(value_name = "FINGERPRINT|NAME")]
     which: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Args)]
@@ -187,8 +270,12 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Serve(serve) => serve.run(),
         Verb::Token(Token::Create(create)) => create.run(),
         Verb::Token(Token::List(listing)) => list_tokens(&listing),
-        Verb::List(listing) => list_issued(&listing),
-        Verb::Revoke(revoke) => revoke.run(),
+        Verb::Token(Token::Revoke(revoke)) => revoke.run(),
+        Verb::Certificate(CertificateVerb::List(listing)) | Verb::List(listing) => list_issued(&listing),
+        Verb::Certificate(CertificateVerb::Show(show)) => show.run(),
+        Verb::Certificate(CertificateVerb::Revoke(revoke)) | Verb::Revoke(revoke) => revoke.run(),
+        Verb::Rollover(verb) => verb.run(),
+        Verb::Reload(reload) => reload.run(),
     }
 }
 
@@ -235,27 +322,35 @@ impl Serve {
             bail!("another TLS provider is installed already");
         }
         let passphrase = std::env::var(PASSPHRASE).ok().map(Zeroizing::new);
-        let settings = Settings { directory: self.dir.open(), listen: self.listen, passphrase };
+        let (directory, listen, status_listen) = (self.dir.open(), self.listen, self.status_listen);
+        let path = directory.path().display().to_string();
+        let settings = Settings { directory, listen, status_listen, passphrase };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            // They wait for one disk; more would only be more to hold.
-            .max_blocking_threads(8)
+            // They wait for one disk, or for the API server.
+            .max_blocking_threads(32)
             .build()
             .context("cannot start")?;
         runtime.block_on(async {
             use tokio::signal::unix::{SignalKind, signal};
             let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
             let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch for SIGINT")?;
-            let server = Server::open(&settings)?;
-            tracing::info!(address = %server.address()?, dir = %settings.directory.path().display(), "listening");
-            server
-                .run(async move {
+            let mut hangup = signal(SignalKind::hangup()).context("cannot watch for SIGHUP")?;
+            let server = Server::open(settings).await?;
+            let status = server.status_address().map(|address| format!("http://{address}/"));
+            tracing::info!(address = %server.address()?, dir = path, status, "listening");
+            // One that is under way sees all that was written before it began, so one more is enough.
+            let (reload, reloads) = tokio::sync::mpsc::channel(1);
+            let stop = async move {
+                loop {
                     tokio::select! {
-                        _ = terminate.recv() => {}
-                        _ = interrupt.recv() => {}
+                        _ = terminate.recv() => return,
+                        _ = interrupt.recv() => return,
+                        _ = hangup.recv() => drop(reload.try_send(())),
                     }
-                })
-                .await;
+                }
+            };
+            server.run(stop, reloads).await;
             anyhow::Ok(())
         })
     }
@@ -291,8 +386,102 @@ impl Revoke {
     fn run(self) -> anyhow::Result<()> {
         let command = Command::Revoke { which: self.which };
         let Answer::Revoked { fingerprints, is_foreign } = ask(&self.dir, &command)? else { bail!(UNEXPECTED) };
+        if self.json {
+            let shown = serde_json::json!({"fingerprints": fingerprints, "is_foreign": is_foreign});
+            return print(&format!("{shown:#}\n"));
+        }
         let note = if is_foreign { " (not issued here; blocked for good)" } else { "" };
         fingerprints.iter().try_for_each(|fingerprint| print(&format!("revoked {fingerprint}{note}\n")))
+    }
+}
+
+impl RevokeToken {
+    fn run(self) -> anyhow::Result<()> {
+        let Answer::TokenRevoked(token) = ask(&self.listing.dir, &Command::RevokeToken { id: self.id })? else {
+            bail!(UNEXPECTED)
+        };
+        if self.listing.json {
+            return print(&format!("{}\n", serde_json::to_string_pretty(&token)?));
+        }
+        print(&format!("revoked token {} for {}\n", token.id, token.token.name))
+    }
+}
+
+impl Show {
+    fn run(self) -> anyhow::Result<()> {
+        let Answer::Issued { certificates } = ask(&self.listing.dir, &Command::ListIssued)? else { bail!(UNEXPECTED) };
+        let is_meant = |listed: &ListedCertificate| {
+            let is_beginning = self.which.len() >= 8 && listed.fingerprint.starts_with(&self.which.to_lowercase());
+            is_beginning || listed.issued.name == self.which
+        };
+        let Some(listed) = certificates.iter().rfind(|listed| is_meant(listed)) else {
+            bail!("no certificate has the name or fingerprint {:?}; see `nebula-ca certificate list`", self.which);
+        };
+        if self.listing.json {
+            return print(&format!("{}\n", serde_json::to_string_pretty(listed)?));
+        }
+        let (issued, at) = (&listed.issued, now());
+        let state = match issued.revoked {
+            Some(when) => format!("revoked at {}", nebula_cert::rfc3339(when)),
+            None => format!("{} left", time_left(issued.not_after + 1 - at)),
+        };
+        let rows = [
+            ["name".to_owned(), issued.name.clone()],
+            ["subject".to_owned(), issued.subject.to_string()],
+            ["networks".to_owned(), join(&issued.networks)],
+            ["groups".to_owned(), join(&issued.groups)],
+            ["issued".to_owned(), nebula_cert::rfc3339(issued.issued)],
+            ["valid until".to_owned(), format!("{} ({state})", nebula_cert::rfc3339(issued.not_after))],
+        ];
+        let head = ["fingerprint", listed.fingerprint.as_str()];
+        print(&format!("{}{}", table(head, rows.into_iter()), issued.pem))
+    }
+}
+
+impl RolloverVerb {
+    fn run(self) -> anyhow::Result<()> {
+        let passphrase = std::env::var(PASSPHRASE).ok().map(Zeroizing::new);
+        let passphrase = passphrase.as_ref().map(|passphrase| passphrase.as_str());
+        let (listing, is_change) = match &self {
+            Self::Status(listing) => (listing, false),
+            Self::Prepare(listing) | Self::Finish(listing) | Self::Switch(Switch { listing, .. }) => (listing, true),
+        };
+        let directory = listing.dir.open();
+        let rollover = match &self {
+            Self::Status(_) => Rollover::read(&directory, passphrase)?,
+            Self::Prepare(_) => Rollover::prepare(&directory, passphrase, now())?,
+            Self::Switch(switch) => Rollover::switch(&directory, passphrase, switch.at_once, now())?,
+            Self::Finish(_) => {
+                let Answer::Issued { certificates } = ask(&listing.dir, &Command::ListIssued)? else {
+                    bail!(UNEXPECTED)
+                };
+                Rollover::finish(&directory, passphrase, &certificates, now())?
+            }
+        };
+        // Where no service runs, there is nothing to tell.
+        if is_change && let Ok(Answer::Reloaded) = call(&directory, &Command::Reload) {
+            writeln!(io::stderr(), "the running service uses the change").context("cannot write to standard error")?;
+        }
+        let role = |role: &str, ca: &nebula_cert::Certificate| {
+            [role.to_owned(), ca.name().to_owned(), nebula_cert::rfc3339(ca.not_after()), ca.fingerprint().to_string()]
+        };
+        let signing = [role("signs", &rollover.signing)];
+        let next = rollover.next.iter().map(|ca| role("next", ca));
+        let rows: Vec<_> =
+            signing.into_iter().chain(next).chain(rollover.retired.iter().map(|ca| role("retired", ca))).collect();
+        if listing.json {
+            let json = |[role, name, until, fingerprint]: [String; 4]| serde_json::json!({"role": role, "name": name, "not_after": until, "fingerprint": fingerprint});
+            let shown: Vec<_> = rows.into_iter().map(json).collect();
+            return print(&format!("{}\n", serde_json::to_string_pretty(&shown)?));
+        }
+        print(&table(["ROLE", "NAME", "VALID UNTIL", "FINGERPRINT"], rows.into_iter()))
+    }
+}
+
+impl Reload {
+    fn run(self) -> anyhow::Result<()> {
+        let Answer::Reloaded = ask(&self.dir, &Command::Reload)? else { bail!(UNEXPECTED) };
+        print(if self.json { "{\"reloaded\": true}\n" } else { "policy, CA and TLS files are in use\n" })
     }
 }
 

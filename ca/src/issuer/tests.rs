@@ -38,14 +38,17 @@ impl Fixture {
         let store = RedbStore::open(&at.file("store.redb")).unwrap();
         let token = NodeToken::new(NODE_SECRET).unwrap();
         let authority = Authority::read(&at, None).unwrap();
-        let issuer = Issuer::new(authority, policy, Some(token), Box::new(store));
+        let renewal_key = RenewalKey::open(&at, ca.curve()).unwrap();
+        let rules = Rules { authority, policy, cluster: None };
+        let issuer = Issuer::new(rules, Some(token), renewal_key, Box::new(store));
         Self { issuer, audit: AuditLog::new(at.file("audit.log")), directory }
     }
 
     fn obey(&self, command: &Command, now: UnixTime) -> Answer {
-        let authorities = std::slice::from_ref(self.issuer.authority.certificate());
+        let rules = self.issuer.rules();
+        let authorities = std::slice::from_ref(rules.authority.certificate());
         let store = self.issuer.store.as_ref();
-        Operator { store, authorities, policy: &self.issuer.policy, audit: &self.audit }.obey(command, now)
+        Operator { store, authorities, policy: &rules.policy, audit: &self.audit }.obey(command, now)
     }
 
     fn token(&self, secret: &str, name: &str, network: &str) -> Answer {

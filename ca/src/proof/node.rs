@@ -1,9 +1,74 @@
-//! The node proof of the embedded mode: a shared token file, and a pod as the node describes it.
+//! The node proof: a node vouches for a pod that runs on it. With Kubernetes the API server confirms both; without, a shared
+//! secret stands for the node and the pod is as the node describes it.
 
-use nebula_cert::issuance::Pod;
+use nebula_cert::{UnixTime, issuance::Pod};
 use subtle::ConstantTimeEq;
 
-use crate::{proof::token::TokenHash, refusal::Refusal};
+use crate::{
+    cluster::{Cluster, User},
+    pod::PodFacts,
+    policy::KubernetesPolicy,
+    proof::{review, token::TokenHash},
+    refusal::Refusal,
+};
+
+/// Checks a node's proof with the API server: the token is that of the node agent, for this service, and the pod runs on the
+/// agent's node at an address of that node.
+pub(crate) fn vouch(
+    cluster: &dyn Cluster,
+    settings: &KubernetesPolicy,
+    token: &str,
+    pod: &Pod,
+    now: UnixTime,
+) -> Result<PodFacts, Refusal> {
+    let node = agent(cluster, settings, token, now)?;
+    check_pod(pod)?;
+    let found = cluster.pod(&pod.namespace, &pod.name)?;
+    let found = found.ok_or_else(|| Refusal::PodNotFound(format!("{}/{}", pod.namespace, pod.name)))?;
+    if !found.is(&pod.uid) {
+        return Err(Refusal::PodUidMismatch { pod: format!("{}/{}", pod.namespace, pod.name), uid: pod.uid.clone() });
+    }
+    if found.spec.node_name != node {
+        let pod = format!("{}/{}", pod.namespace, pod.name);
+        return Err(match found.spec.node_name.is_empty() {
+            true => Refusal::PodNotScheduled(pod),
+            false => Refusal::PodOnOtherNode { pod, node },
+        });
+    }
+    PodFacts::checked(pod, found, cluster, settings)
+}
+
+/// The node whose agent presents its token.
+pub(crate) fn agent(
+    cluster: &dyn Cluster,
+    settings: &KubernetesPolicy,
+    token: &str,
+    now: UnixTime,
+) -> Result<String, Refusal> {
+    let user = review(cluster, &settings.audience, token, now)?;
+    let account = user.service_account().ok_or_else(|| Refusal::NotAServiceAccount(user.shown()))?;
+    if account != settings.node_account() {
+        return Err(Refusal::WrongAccount { account: user.shown(), expected: settings.node_account.clone() });
+    }
+    node_of(cluster, &user, account.0)
+}
+
+/// The node of the agent that the token is bound to. Servers before 1.30 only say which pod that is.
+fn node_of(cluster: &dyn Cluster, user: &User, namespace: &str) -> Result<String, Refusal> {
+    if let Some(node) = user.node() {
+        return if is_name(node) { Ok(node.to_owned()) } else { Err(Refusal::TokenNotBound) };
+    }
+    let (name, uid) = user.bound_pod().ok_or(Refusal::TokenNotBound)?;
+    if !is_namespace(namespace) || !is_name(name) {
+        return Err(Refusal::TokenNotBound);
+    }
+    match cluster.pod(namespace, name)? {
+        Some(agent) if agent.metadata.uid == uid && !agent.is_over() && is_name(&agent.spec.node_name) => {
+            Ok(agent.spec.node_name)
+        }
+        _ => Err(Refusal::AgentGone(format!("{namespace}/{name}"))),
+    }
+}
 
 /// What a node must present. Whoever has it may obtain any pod identity the policy allows.
 pub(crate) struct NodeToken(TokenHash);
@@ -28,10 +93,10 @@ pub(crate) struct TooShort;
 /// unambiguous and bounded.
 pub(crate) fn check_pod(pod: &Pod) -> Result<(), Refusal> {
     let invalid = |field, problem| Err(Refusal::InvalidPod { field, problem });
-    if pod.namespace.len() > 63 || !is_label(&pod.namespace) {
+    if !is_namespace(&pod.namespace) {
         return invalid("namespace", "it must be 1 to 63 of a-z, 0-9 and '-', not starting or ending with '-'");
     }
-    if pod.name.len() > 253 || !pod.name.split('.').all(is_label) {
+    if !is_name(&pod.name) {
         return invalid(
             "name",
             "it must be 1 to 253 of a-z, 0-9, '-' and '.', each part starting and ending with a letter or digit",
@@ -46,6 +111,15 @@ pub(crate) fn check_pod(pod: &Pod) -> Result<(), Refusal> {
         return invalid("address", "it must be the unicast address the primary network gave the pod");
     }
     Ok(())
+}
+
+pub(crate) fn is_namespace(text: &str) -> bool {
+    text.len() <= 63 && is_label(text)
+}
+
+/// Whether this may be the name of a pod, a node or a service account.
+pub(crate) fn is_name(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_label)
 }
 
 /// A DNS label in the sense of RFC 1123, lower case only; its length is bounded by the caller.

@@ -24,6 +24,8 @@ pub(crate) trait Store: Send + Sync {
     fn add_token(&self, hash: &TokenHash, token: &TokenRecord) -> Result<(), StoreError>;
     /// The token of that hash.
     fn token(&self, hash: &TokenHash) -> Result<Option<TokenRecord>, StoreError>;
+    /// Forgets a token that was not used; says whether there was one.
+    fn remove_token(&self, hash: &TokenHash) -> Result<bool, StoreError>;
     /// All tokens, used and expired ones included, until they are pruned.
     fn tokens(&self) -> Result<Vec<(TokenHash, TokenRecord)>, StoreError>;
     /// What is known of a pod.

@@ -90,6 +90,18 @@ impl Store for RedbStore {
         self.get(TOKENS, hash.as_bytes())
     }
 
+    fn remove_token(&self, hash: &TokenHash) -> Result<bool, StoreError> {
+        self.write(|transaction| {
+            let token = get_in::<TokenRecord>(transaction, TOKENS, hash.as_bytes())?;
+            let is_open = token.is_some_and(|token| token.used.is_none());
+            if is_open {
+                let mut rows = transaction.open_table(TOKENS.definition()).map_err(failed)?;
+                rows.remove(hash.as_bytes().as_slice()).map_err(failed)?;
+            }
+            Ok(is_open)
+        })
+    }
+
     fn tokens(&self) -> Result<Vec<(TokenHash, TokenRecord)>, StoreError> {
         Ok(self.all(TOKENS)?.into_iter().map(|(id, token)| (TokenHash::from_bytes(id), token)).collect())
     }

@@ -127,7 +127,7 @@ fn a_revoked_certificate_is_on_the_blocklist_and_changes_the_tag() {
     assert!(body.contains(fingerprint), "{body}");
     assert_eq!(service.caller.pod(&token, pod(8), &key()).unwrap().blocklist, [fingerprint]);
     assert!(ca.output("list", &[]).lines().nth(1).unwrap().contains("revoked"));
-    assert!(ca.failure("revoke", &["nobody"]).contains("nebula-ca list"));
+    assert!(ca.failure("revoke", &["nobody"]).contains("nebula-ca certificate list"));
 }
 
 #[test]

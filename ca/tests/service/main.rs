@@ -5,7 +5,12 @@
 mod bad_input;
 mod commands;
 mod crash;
+#[cfg(feature = "kubernetes")]
+mod fake_cluster;
 mod hardware_key;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
+mod lifecycle;
 mod node_proof;
 mod running;
 mod tokens;

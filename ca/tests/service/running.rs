@@ -13,7 +13,7 @@ use std::{
 
 use nebula_cert::{
     CaPool, Certificate, Curve, PrivateKey, VerifiedCertificate,
-    issuance::{Pod, Proof, Reply, Request},
+    issuance::{Pod, Proof, Release, Released, Reply, Request},
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -86,9 +86,18 @@ impl Ca {
 
     /// With environment variables.
     pub(crate) fn serve_with(&self, variables: &[(&str, &Path)]) -> Service {
+        self.spawn(variables, &[])
+    }
+
+    pub(crate) fn serve_with_options(&self, options: &[&str]) -> Service {
+        self.spawn(&[], options)
+    }
+
+    fn spawn(&self, variables: &[(&str, &Path)], options: &[&str]) -> Service {
         let mut child = Command::new(PROGRAM)
             .args(["serve", "--listen", "127.0.0.1:0", "--dir"])
             .arg(self.file(""))
+            .args(options)
             .env_remove("RUST_LOG")
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
@@ -104,14 +113,15 @@ impl Ca {
             }
         });
         let mut log = Vec::new();
-        let address = loop {
+        let (address, status) = loop {
             let line = lines.recv_timeout(Duration::from_secs(30)).unwrap_or_else(|_| panic!("not started: {log:?}"));
             if let Some((_, tail)) = line.split_once("address=") {
-                break tail.split(' ').next().unwrap().parse().unwrap();
+                let status = line.split_once("status=\"").map(|(_, tail)| tail.split('"').next().unwrap().to_owned());
+                break (tail.split(' ').next().unwrap().parse().unwrap(), status);
             }
             log.push(line);
         };
-        Service { child, address, caller: Caller::new(address, &self.text("tls.crt")), lines }
+        Service { child, address, status, caller: Caller::new(address, &self.text("tls.crt")), lines }
     }
 }
 
@@ -119,6 +129,8 @@ impl Ca {
 pub(crate) struct Service {
     child: Child,
     pub(crate) address: SocketAddr,
+    /// Where it shows its state.
+    pub(crate) status: Option<String>,
     pub(crate) caller: Caller,
     lines: mpsc::Receiver<String>,
 }
@@ -203,6 +215,18 @@ impl Caller {
 
     pub(crate) fn pod(&self, token: &str, pod: Pod, key: &PrivateKey) -> Result<Reply, (u16, String)> {
         self.request(&Request { public_key: key.public_pem(), proof: Proof::Node { token: token.into(), pod } })
+    }
+}
+
+impl Caller {
+    /// Gives certificates back; answers with their fingerprints.
+    pub(crate) fn release(&self, proof: Proof) -> Result<Vec<String>, (u16, String)> {
+        let body = serde_json::to_vec(&Release { proof }).unwrap();
+        let (status, text) = self.post(nebula_cert::issuance::RELEASE_PATH, &body).unwrap();
+        match status {
+            200 => Ok(serde_json::from_str::<Released>(&text).unwrap().fingerprints),
+            _ => Err((status, code(&text))),
+        }
     }
 }
 

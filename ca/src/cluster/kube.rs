@@ -1,0 +1,226 @@
+//! The API server behind `kube`'s client: credentials and TLS are its business, bounds and shapes are ours.
+
+use std::{collections::HashSet, path::Path, time::Duration};
+
+use axum::body::{Body, to_bytes};
+use axum::http::{Method, Request, header};
+use ipnet::IpNet;
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use tokio::runtime::Handle;
+
+use super::{Cluster, ClusterError, Metadata, Pod, Review};
+
+/// A client of one API server. Its methods are for threads that may block.
+pub(crate) struct ApiServer {
+    client: Client,
+    runtime: Handle,
+}
+
+impl ApiServer {
+    /// Reads the credentials: of `kubeconfig`, or those every pod gets. Nothing is asked yet. Must be called in a runtime.
+    ///
+    /// # Errors
+    /// There are no usable credentials; as text, for people.
+    pub(crate) async fn open(kubeconfig: Option<&Path>) -> Result<Self, String> {
+        let mut config = match kubeconfig {
+            Some(path) => {
+                let file = Kubeconfig::read_from(path).map_err(|error| with_causes(&error))?;
+                let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
+                config.map_err(|error| with_causes(&error))?
+            }
+            None => Config::incluster().map_err(|error| {
+                format!("{}; outside a pod, name a kubeconfig in kubernetes.kubeconfig", with_causes(&error))
+            })?,
+        };
+        config.connect_timeout = Some(CONNECT_WITHIN);
+        config.read_timeout = Some(ANSWER_WITHIN);
+        config.write_timeout = Some(ANSWER_WITHIN);
+        let client = Client::try_from(config).map_err(|error| with_causes(&error))?;
+        Ok(Self { client, runtime: Handle::current() })
+    }
+
+    /// Asks once; a 404 is `None`.
+    fn ask<T: DeserializeOwned>(&self, what: &'static str, request: Ask) -> Result<Option<T>, ClusterError> {
+        let exchange = async {
+            let response = self.client.send(request.into_http()?).await.map_err(|error| unreachable(&error))?;
+            let status = response.status();
+            let body = to_bytes(Body::new(response.into_body()), LONGEST_ANSWER).await;
+            let body = body.map_err(|_| ClusterError::TooLong(what))?;
+            match status.as_u16() {
+                200..=299 => {
+                    serde_json::from_slice(&body).map(Some).map_err(|error| ClusterError::Malformed { what, error })
+                }
+                404 => Ok(None),
+                status => Err(ClusterError::Status { status, what, message: message_of(&body) }),
+            }
+        };
+        self.runtime.block_on(async {
+            tokio::time::timeout(ANSWER_WITHIN, exchange).await.unwrap_or(Err(ClusterError::Timeout))
+        })
+    }
+}
+
+impl Cluster for ApiServer {
+    fn review(&self, token: &str, audience: &str) -> Result<Review, ClusterError> {
+        #[derive(Deserialize)]
+        struct Answer {
+            #[serde(default)]
+            status: Review,
+        }
+        let body = serde_json::json!({
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [audience]},
+        });
+        let what = "a TokenReview";
+        let request = Ask::post("/apis/authentication.k8s.io/v1/tokenreviews", body.to_string());
+        let answer: Option<Answer> = self.ask(what, request)?;
+        let missing = || ClusterError::Status { status: 404, what, message: "no such path".to_owned() };
+        answer.map(|answer| answer.status).ok_or_else(missing)
+    }
+
+    fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ClusterError> {
+        // Both were checked to be names: no character in them means anything in a path.
+        self.ask("GET pod", Ask::get(format!("/api/v1/namespaces/{namespace}/pods/{name}")))
+    }
+
+    fn node_ranges(&self, name: &str) -> Result<Vec<IpNet>, ClusterError> {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Node {
+            spec: Spec,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Spec {
+            #[serde(rename = "podCIDR")]
+            one: Option<IpNet>,
+            #[serde(rename = "podCIDRs")]
+            all: Vec<IpNet>,
+        }
+        let node: Option<Node> = self.ask("GET node", Ask::get(format!("/api/v1/nodes/{name}")))?;
+        let spec = node.unwrap_or_default().spec;
+        Ok(spec.all.into_iter().chain(spec.one).collect())
+    }
+
+    fn all_uids(&self) -> Result<HashSet<String>, ClusterError> {
+        #[derive(Deserialize)]
+        struct List {
+            #[serde(default)]
+            metadata: ListMetadata,
+            #[serde(default)]
+            items: Vec<Item>,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct ListMetadata {
+            r#continue: String,
+        }
+        #[derive(Deserialize)]
+        struct Item {
+            metadata: Metadata,
+        }
+        let what = "LIST pods";
+        let (mut uids, mut next) = (HashSet::new(), String::new());
+        for _ in 0..MOST_PAGES {
+            let page = format!("/api/v1/pods?limit=500&continue={}", url_encoded(&next));
+            let list: Option<List> = self.ask(what, Ask::metadata(page))?;
+            let missing = || ClusterError::Status { status: 404, what, message: "no such path".to_owned() };
+            let list = list.ok_or_else(missing)?;
+            for Item { metadata } in list.items {
+                uids.extend(metadata.static_uid(None).map(str::to_owned));
+                uids.insert(metadata.uid);
+            }
+            next = list.metadata.r#continue;
+            if next.is_empty() {
+                return Ok(uids);
+            }
+        }
+        Err(ClusterError::TooLong(what))
+    }
+}
+
+/// One request.
+struct Ask {
+    method: Method,
+    path: String,
+    accept: &'static str,
+    body: String,
+}
+
+impl Ask {
+    fn get(path: String) -> Self {
+        Self { method: Method::GET, path, accept: "application/json", body: String::new() }
+    }
+
+    fn post(path: &str, body: String) -> Self {
+        Self { method: Method::POST, path: path.to_owned(), accept: "application/json", body }
+    }
+
+    /// A list without specifications and states, a tenth of the size.
+    fn metadata(path: String) -> Self {
+        Self {
+            accept: "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json",
+            ..Self::get(path)
+        }
+    }
+
+    fn into_http(self) -> Result<Request<kube::client::Body>, ClusterError> {
+        Request::builder()
+            .method(self.method)
+            .uri(self.path)
+            .header(header::ACCEPT, self.accept)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(kube::client::Body::from(self.body.into_bytes()))
+            .map_err(|error| ClusterError::Unreachable(error.to_string()))
+    }
+}
+
+/// The text of a Kubernetes `Status`, in one short line.
+fn message_of(body: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Status {
+        #[serde(default)]
+        message: String,
+    }
+    let message = serde_json::from_slice::<Status>(body).map(|status| status.message).unwrap_or_default();
+    super::one_line(&message)
+}
+
+fn unreachable(error: &kube::Error) -> ClusterError {
+    ClusterError::Unreachable(super::one_line(&with_causes(error)))
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+fn url_encoded(text: &str) -> String {
+    text.bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
+            _ => format!("%{byte:02X}"),
+        })
+        .collect()
+}
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+/// Shorter than a caller's patience with us, and two answers fit into it.
+const ANSWER_WITHIN: Duration = Duration::from_secs(4);
+/// In bytes. A pod may have 1.5 MB in etcd, a page of 500 metadata a few.
+const LONGEST_ANSWER: usize = 16 << 20;
+/// 500 pods each: above what Kubernetes supports.
+const MOST_PAGES: usize = 600;

@@ -1,0 +1,227 @@
+//! What the Kubernetes API server says: whose a token is, what a pod is, which addresses a node gives to its pods.
+//!
+//! Own small shapes of the few fields that are judged, so that servers of any age are understood. Nothing is cached:
+//! each answer decides about one request.
+
+mod claims;
+#[cfg(feature = "kubernetes")]
+mod kube;
+
+use std::collections::{BTreeMap, HashSet};
+
+use ipnet::IpNet;
+use serde::Deserialize;
+
+pub(crate) use self::claims::Claims;
+#[cfg(feature = "kubernetes")]
+pub(crate) use self::kube::ApiServer;
+
+/// An API server. Methods block for a bounded time and read a bounded answer.
+pub(crate) trait Cluster: Send + Sync {
+    /// Asks whose `token` is, for this audience only.
+    fn review(&self, token: &str, audience: &str) -> Result<Review, ClusterError>;
+    /// The pod of that name.
+    fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ClusterError>;
+    /// The ranges from which a node gives addresses to pods; empty where these are not known.
+    fn node_ranges(&self, name: &str) -> Result<Vec<IpNet>, ClusterError>;
+    /// The UIDs of all pods that exist, those of mirror pods in both forms.
+    fn all_uids(&self) -> Result<HashSet<String>, ClusterError>;
+}
+
+/// Why nothing is known. Never a reason to allow.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClusterError {
+    #[error("the API server cannot be asked: {0}")]
+    Unreachable(String),
+    #[error("the API server did not answer in time")]
+    Timeout,
+    #[error("the API server answered {status} to {what}: {message}")]
+    Status { status: u16, what: &'static str, message: String },
+    #[error("the API server's answer to {0} is longer than any valid one")]
+    TooLong(&'static str),
+    #[error("the API server's answer to {what} is not understood: {error}")]
+    Malformed { what: &'static str, error: serde_json::Error },
+}
+
+impl ClusterError {
+    /// For callers: what failed, without what only operators of the service should see.
+    pub(crate) fn summary(&self) -> &'static str {
+        match self {
+            Self::Unreachable(_) => "the API server cannot be reached",
+            Self::Timeout => "the API server does not answer",
+            Self::Status { status: 401 | 403, .. } => "the CA is not allowed to ask the API server",
+            Self::Status { .. } => "the API server answers with an error",
+            Self::TooLong(_) | Self::Malformed { .. } => "the API server's answer is not understood",
+        }
+    }
+}
+
+/// Outcome of a TokenReview.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct Review {
+    pub(crate) authenticated: bool,
+    pub(crate) user: User,
+    /// The audiences that are both asked for and the token's; empty if the server does not know about audiences.
+    pub(crate) audiences: Vec<String>,
+    pub(crate) error: String,
+}
+
+/// Whose a token is.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct User {
+    pub(crate) username: String,
+    /// Values by name, in JSON null where there are none.
+    extra: Option<BTreeMap<String, Vec<String>>>,
+}
+
+impl User {
+    /// Namespace and name, if it is a service account.
+    pub(crate) fn service_account(&self) -> Option<(&str, &str)> {
+        self.username.strip_prefix("system:serviceaccount:")?.split_once(':')
+    }
+
+    /// The pod that the token is bound to: name and UID.
+    pub(crate) fn bound_pod(&self) -> Option<(&str, &str)> {
+        Some((self.extra("pod-name")?, self.extra("pod-uid")?))
+    }
+
+    /// The node of the bound pod; servers before 1.30 do not say.
+    pub(crate) fn node(&self) -> Option<&str> {
+        self.extra("node-name")
+    }
+
+    /// The name, for messages.
+    pub(crate) fn shown(&self) -> String {
+        one_line(&self.username)
+    }
+
+    fn extra(&self, name: &str) -> Option<&str> {
+        let values = self.extra.as_ref()?.get(&format!("authentication.kubernetes.io/{name}"))?;
+        // Several values would leave it to chance which one is meant.
+        if let [value] = &values[..] { Some(value) } else { None }
+    }
+}
+
+/// What is judged of a pod.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Pod {
+    pub(crate) metadata: Metadata,
+    pub(crate) spec: PodSpec,
+    pub(crate) status: PodStatus,
+}
+
+/// An object's names.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct Metadata {
+    pub(crate) uid: String,
+    pub(crate) labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    owner_references: Vec<Owner>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct Owner {
+    kind: String,
+    name: String,
+}
+
+/// Where a pod runs, and as whom.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct PodSpec {
+    pub(crate) node_name: String,
+    pub(crate) service_account_name: String,
+    pub(crate) host_network: bool,
+}
+
+/// How far a pod is.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct PodStatus {
+    phase: String,
+    #[serde(rename = "podIP")]
+    pod_ip: String,
+    #[serde(rename = "podIPs")]
+    pod_ips: Vec<PodIp>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct PodIp {
+    ip: String,
+}
+
+impl Pod {
+    /// Whether the pod goes by this UID: its own, or for the mirror of a static pod the hash that the runtime knows.
+    pub(crate) fn is(&self, uid: &str) -> bool {
+        self.metadata.uid == uid || self.metadata.static_uid(Some(&self.spec.node_name)) == Some(uid)
+    }
+
+    /// Whether all its containers have ended for good.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
+    }
+
+    /// The addresses its node has reported; none before the first report.
+    pub(crate) fn addresses(&self) -> Vec<std::net::IpAddr> {
+        let all = self.status.pod_ips.iter().map(|entry| &entry.ip).chain([&self.status.pod_ip]);
+        all.filter_map(|ip| ip.parse::<std::net::IpAddr>().ok()).map(|ip| ip.to_canonical()).collect()
+    }
+}
+
+impl Metadata {
+    /// The UID of the static pod that this is the mirror of. Mirrors belong to their node: an annotation alone, which
+    /// anybody who makes pods can write, does not make one.
+    fn static_uid(&self, node: Option<&str>) -> Option<&str> {
+        let is_node = |owner: &Owner| owner.kind == "Node" && node.is_none_or(|node| owner.name == node);
+        let hash = self.annotations.get("kubernetes.io/config.mirror")?;
+        (!hash.is_empty() && self.owner_references.iter().any(is_node)).then_some(hash)
+    }
+}
+
+/// What others wrote goes into logs and refusals: one line, of bounded length.
+pub(crate) fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(json: &str) -> Pod {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn a_mirror_pod_goes_by_the_hash_of_its_static_pod_too() {
+        let mirror = r#"{"metadata": {"uid": "api", "annotations": {"kubernetes.io/config.mirror": "hash"},
+            "ownerReferences": [{"kind": "Node", "name": "n1"}]}, "spec": {"nodeName": "n1"}}"#;
+        assert!(pod(mirror).is("hash") && pod(mirror).is("api"));
+        assert!(!pod(mirror).is("other"));
+        assert!(!pod(&mirror.replace("\"kind\": \"Node\"", "\"kind\": \"ReplicaSet\"")).is("hash"));
+        assert!(!pod(&mirror.replace("\"nodeName\": \"n1\"", "\"nodeName\": \"n2\"")).is("hash"));
+        assert!(!pod(&mirror.replace("hash", "")).is(""));
+    }
+
+    #[test]
+    fn an_empty_answer_is_no_pod_of_anybody() {
+        let empty = pod("{}");
+        assert!(!empty.is("u-1"));
+        assert!(empty.addresses().is_empty());
+        assert!(Review::default().user.service_account().is_none());
+    }
+
+    #[test]
+    fn an_extra_with_two_values_says_nothing() {
+        let user: User = serde_json::from_str(
+            r#"{"username": "system:serviceaccount:a:b", "extra": {"authentication.kubernetes.io/node-name": ["x", "y"]}}"#,
+        )
+        .unwrap();
+        assert_eq!((user.node(), user.service_account()), (None, Some(("a", "b"))));
+    }
+}

@@ -1,0 +1,325 @@
+//! The policy file: its keys, and from their texts to a valid policy with all findings.
+
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
+
+use ipnet::IpNet;
+use serde::Deserialize;
+
+use super::{KubernetesPolicy, PodPolicy, Policy, PolicyError, Rule, Template, template::is_label_key};
+use crate::{
+    address::{self, AddressMode},
+    proof::node::{is_name, is_namespace},
+    time,
+};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PolicyFile {
+    pods: Option<PodsFile>,
+    kubernetes: Option<KubernetesFile>,
+    #[serde(default)]
+    hosts: HostsFile,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PodsFile {
+    #[serde(default = "default_name")]
+    name: String,
+    #[serde(default = "default_groups")]
+    groups: Vec<String>,
+    #[serde(default = "default_address")]
+    address: AddressMode,
+    overlay: Vec<String>,
+    #[serde(default)]
+    pod_networks: Vec<String>,
+    #[serde(default)]
+    reserved: Vec<String>,
+    #[serde(default = "default_life")]
+    life: String,
+    #[serde(default)]
+    rules: Vec<RuleFile>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleFile {
+    #[serde(default)]
+    namespaces: Vec<String>,
+    #[serde(default)]
+    service_accounts: Vec<String>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    refuse: bool,
+    #[serde(default)]
+    groups: Vec<String>,
+    #[serde(default)]
+    unsafe_networks: Vec<String>,
+    life: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KubernetesFile {
+    node_account: String,
+    #[serde(default = "default_audience")]
+    audience: String,
+    kubeconfig: Option<PathBuf>,
+    #[serde(default = "default_node_ranges")]
+    node_ranges: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HostsFile {
+    longest_life: String,
+}
+
+impl Default for HostsFile {
+    fn default() -> Self {
+        Self { longest_life: "365d".to_owned() }
+    }
+}
+
+fn default_name() -> String {
+    "{name}.{namespace}.pod".to_owned()
+}
+
+fn default_groups() -> Vec<String> {
+    vec!["ns:{namespace}".to_owned()]
+}
+
+fn default_address() -> AddressMode {
+    AddressMode::Derive
+}
+
+fn default_life() -> String {
+    "24h".to_owned()
+}
+
+fn default_audience() -> String {
+    "nebula-ca".to_owned()
+}
+
+fn default_node_ranges() -> bool {
+    true
+}
+
+impl PolicyFile {
+    /// The policy, or everything that is wrong.
+    pub(super) fn check(self) -> Result<Policy, PolicyError> {
+        let mut findings = Findings::default();
+        let kubernetes = self.kubernetes.map(|file| file.check(&mut findings));
+        let pods = self.pods.map(|file| file.check(kubernetes.is_some(), &mut findings));
+        let longest_host_life = findings.life("hosts.longest_life", &self.hosts.longest_life);
+        match findings.0.is_empty() {
+            true => Ok(Policy { pods, kubernetes, longest_host_life }),
+            false => Err(PolicyError::Findings(findings.0)),
+        }
+    }
+}
+
+impl PodsFile {
+    fn check(self, with_kubernetes: bool, findings: &mut Findings) -> PodPolicy {
+        let name = findings.template("pods.name", &self.name, with_kubernetes);
+        if name.has_label() {
+            findings.add("pods.name", "a label cannot be part of a name: whoever makes the pod writes it");
+        }
+        let pods = PodPolicy {
+            name,
+            groups: findings.templates("pods.groups", &self.groups, with_kubernetes),
+            address: self.address,
+            overlay: findings.networks("pods.overlay", &self.overlay),
+            pod_networks: findings.networks("pods.pod_networks", &self.pod_networks),
+            reserved: findings.networks("pods.reserved", &self.reserved),
+            life: findings.life("pods.life", &self.life),
+            rules: (0..)
+                .zip(self.rules)
+                .map(|(at, rule): (usize, _)| rule.check(&format!("pods.rules[{at}]"), with_kubernetes, findings))
+                .collect(),
+        };
+        // A prefix that could not be read would only be reported twice.
+        if pods.overlay.len() == self.overlay.len() && pods.pod_networks.len() == self.pod_networks.len() {
+            pods.check_overlay(findings);
+            match pods.address {
+                AddressMode::Derive => pods.check_images(findings),
+                AddressMode::Same => pods.check_same(findings),
+                AddressMode::Pool => {}
+            }
+        }
+        pods
+    }
+}
+
+impl RuleFile {
+    fn check(self, key: &str, with_kubernetes: bool, findings: &mut Findings) -> Rule {
+        if !with_kubernetes && !(self.service_accounts.is_empty() && self.labels.is_empty()) {
+            findings.add(key, "service accounts and labels are known only with a \"kubernetes\" section");
+        }
+        if let Some(bad) = self.namespaces.iter().find(|name| !is_namespace(name)) {
+            findings.add(key, format!("{bad:?} cannot be a namespace"));
+        }
+        if let Some(bad) = self.service_accounts.iter().find(|name| !is_name(name)) {
+            findings.add(key, format!("{bad:?} cannot be a service account; write its name without the namespace"));
+        }
+        if let Some(bad) = self.labels.keys().find(|key| !is_label_key(key)) {
+            findings.add(key, format!("{bad:?} cannot be the key of a label"));
+        }
+        if !self.refuse && self.groups.is_empty() && self.unsafe_networks.is_empty() && self.life.is_none() {
+            findings.add(key, "it changes nothing; give it groups, unsafe_networks, life or refuse");
+        }
+        Rule {
+            namespaces: self.namespaces,
+            service_accounts: self.service_accounts,
+            labels: self.labels,
+            refuse: self.refuse,
+            groups: findings.templates(&format!("{key}.groups"), &self.groups, with_kubernetes),
+            unsafe_networks: findings.networks(&format!("{key}.unsafe_networks"), &self.unsafe_networks),
+            life: self.life.map(|life| findings.life(&format!("{key}.life"), &life)),
+        }
+    }
+}
+
+impl KubernetesFile {
+    fn check(self, findings: &mut Findings) -> KubernetesPolicy {
+        let is_account =
+            self.node_account.split_once('/').is_some_and(|(space, name)| is_namespace(space) && is_name(name));
+        if !is_account {
+            findings.add("kubernetes.node_account", "write it as namespace/name of the node agent's service account");
+        }
+        if self.audience.is_empty() || self.audience.len() > 253 || self.audience.chars().any(char::is_control) {
+            findings.add("kubernetes.audience", "it must be 1 to 253 characters without control characters");
+        }
+        KubernetesPolicy {
+            node_account: self.node_account,
+            audience: self.audience,
+            kubeconfig: self.kubeconfig,
+            node_ranges: self.node_ranges,
+        }
+    }
+}
+
+/// What is wrong with a file, each with the key it is about.
+#[derive(Default)]
+pub(super) struct Findings(Vec<String>);
+
+impl Findings {
+    pub(super) fn add(&mut self, key: &str, problem: impl std::fmt::Display) {
+        self.0.push(format!("{key}: {problem}"));
+    }
+
+    fn template(&mut self, key: &str, text: &str, with_kubernetes: bool) -> Template {
+        match Template::parse(text) {
+            Ok(template) => {
+                if template.needs_kubernetes() && !with_kubernetes {
+                    self.add(key, format!("template {text:?} takes facts that only a \"kubernetes\" section gives"));
+                }
+                template
+            }
+            Err(problem) => {
+                self.add(key, format!("template {text:?}: {problem}"));
+                Template::default()
+            }
+        }
+    }
+
+    fn templates(&mut self, key: &str, texts: &[String], with_kubernetes: bool) -> Vec<Template> {
+        texts.iter().map(|text| self.template(key, text, with_kubernetes)).collect()
+    }
+
+    /// Networks, or single addresses.
+    fn networks(&mut self, key: &str, texts: &[String]) -> Vec<IpNet> {
+        let mut networks = Vec::new();
+        for text in texts {
+            match text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)) {
+                Ok(network) => networks.push(network.trunc()),
+                Err(_) => self.add(key, format!("{text:?} is no network such as 10.42.0.0/16")),
+            }
+        }
+        networks
+    }
+
+    fn life(&mut self, key: &str, text: &str) -> i64 {
+        time::parse_duration(text).unwrap_or_else(|error| {
+            self.add(key, error);
+            0
+        })
+    }
+}
+
+impl PodPolicy {
+    fn check_overlay(&self, findings: &mut Findings) {
+        let key = "pods.overlay";
+        if self.overlay.is_empty() {
+            findings.add(key, "at least one prefix is needed, for example 10.42.0.0/16");
+        }
+        for (at, overlay) in self.overlay.iter().enumerate() {
+            if self.overlay[..at].iter().any(|other| other.contains(overlay) || overlay.contains(other)) {
+                findings.add(key, format!("{overlay} overlaps another prefix of the list"));
+            }
+            if overlay.addr().is_ipv6() && overlay.prefix_len() > 96 && self.address == AddressMode::Derive {
+                findings.add(
+                    key,
+                    format!("{overlay} leaves no room for an embedded IPv4 address; use a prefix of /96 or shorter"),
+                );
+            }
+        }
+    }
+
+    /// Two pods must never have one overlay address, so the pod networks must have separate images in each overlay.
+    fn check_images(&self, findings: &mut Findings) {
+        let key = "pods.pod_networks";
+        for overlay in &self.overlay {
+            let mut seen: Vec<(IpNet, IpNet)> = Vec::new();
+            for network in &self.pod_networks {
+                let Some(image) = image_of(*network, *overlay) else {
+                    findings.add(
+                        key,
+                        format!(
+                            "{network} does not fit into the overlay {overlay}; use an overlay prefix of at most its length"
+                        ),
+                    );
+                    continue;
+                };
+                if let Some((other, _)) = seen.iter().find(|(_, seen)| seen.contains(&image) || image.contains(seen)) {
+                    findings.add(
+                        key,
+                        format!(
+                            "{other} and {network} would share addresses in the overlay {overlay}; use a larger overlay"
+                        ),
+                    );
+                }
+                seen.push((*network, image));
+            }
+        }
+    }
+
+    /// A certificate with the pod's own address needs an overlay in which that address is.
+    fn check_same(&self, findings: &mut Findings) {
+        for network in &self.pod_networks {
+            if !self.overlay.iter().any(|overlay| overlay.contains(network)) {
+                findings.add(
+                    "pods.pod_networks",
+                    format!("{network} is in no overlay prefix, as address mode \"same\" needs"),
+                );
+            }
+        }
+    }
+}
+
+/// The part of `overlay` that the addresses of a pod network map to; none if two of them would map to one.
+fn image_of(network: IpNet, overlay: IpNet) -> Option<IpNet> {
+    let length = match (network, overlay) {
+        (IpNet::V4(_), IpNet::V6(_)) => network.prefix_len() + 96,
+        (IpNet::V6(_), IpNet::V4(_)) => return None,
+        _ => network.prefix_len(),
+    };
+    let base = match address::derive(network.addr(), overlay) {
+        Ok(image) => image.addr(),
+        // The network address of a pod network may well map to the one of the overlay.
+        Err(address::DeriveError::Reserved(image)) => image,
+        Err(address::DeriveError::Family(_)) => return None,
+    };
+    if length < overlay.prefix_len() { None } else { IpNet::new(base, length).ok().map(|image| image.trunc()) }
+}

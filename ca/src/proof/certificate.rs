@@ -1,0 +1,87 @@
+//! The certificate proof: whoever holds the key of a certificate of this CA renews it, or gives it back.
+
+use nebula_cert::{
+    CaPool, Certificate, Curve, PrivateKey, UnixTime,
+    issuance::{CLOCK_TOLERANCE, possession_message},
+};
+
+use crate::{
+    directory::{Directory, FileError, RENEWAL_KEY},
+    refusal::Refusal,
+};
+
+/// The key that holders of certificates make their tags for.
+pub(crate) struct RenewalKey(PrivateKey);
+
+/// What a caller presents.
+pub(crate) struct Presented<'a> {
+    /// PEM.
+    pub(crate) certificate: &'a str,
+    pub(crate) time: UnixTime,
+    /// Hex.
+    pub(crate) tag: &'a str,
+    /// PEM of the key to be certified; none gives the certificate back.
+    pub(crate) public_key: Option<&'a str>,
+}
+
+impl RenewalKey {
+    /// Reads the key, or makes one for the curve of the CA. Replicas share it as a file; where the directory cannot be
+    /// written it lasts as long as the process, and callers fall back to their first proof.
+    pub(crate) fn open(directory: &Directory, curve: Curve) -> Result<Self, FileError> {
+        if directory.has(RENEWAL_KEY) {
+            match PrivateKey::from_pem(directory.read(RENEWAL_KEY)?.as_bytes()) {
+                Ok(key) if key.curve() == curve => return Ok(Self(key)),
+                Ok(_) => tracing::warn!(
+                    "{RENEWAL_KEY} is of another curve than the CA; certificates cannot be renewed with it"
+                ),
+                Err(error) => {
+                    tracing::warn!(%error, "{RENEWAL_KEY} is not a Nebula private key; certificates cannot be renewed with it")
+                }
+            }
+        }
+        let key = PrivateKey::generate(curve)
+            .map_err(|error| FileError::other("make", directory.file(RENEWAL_KEY), &error.to_string()))?;
+        if !directory.has(RENEWAL_KEY)
+            && let Err(error) = directory.write_new(RENEWAL_KEY, &key.to_pem(), 0o600)
+        {
+            tracing::warn!(%error, "renewals by certificate work until this process ends only");
+        }
+        Ok(Self(key))
+    }
+
+    pub(crate) fn public_pem(&self) -> String {
+        self.0.public_pem()
+    }
+
+    /// The certificate, if it is valid under `trusted` and the caller holds its key.
+    pub(crate) fn check(
+        &self,
+        presented: &Presented<'_>,
+        trusted: &CaPool,
+        now: UnixTime,
+    ) -> Result<Certificate, Refusal> {
+        let certificate =
+            Certificate::from_pem(presented.certificate.as_bytes()).map_err(Refusal::MalformedCertificate)?;
+        if presented.time.abs_diff(now) > CLOCK_TOLERANCE.unsigned_abs() {
+            return Err(Refusal::ClockDiffers {
+                theirs: nebula_cert::rfc3339(presented.time),
+                ours: nebula_cert::rfc3339(now),
+            });
+        }
+        let message = possession_message(&certificate, presented.public_key, presented.time);
+        let tag = from_hex(presented.tag).ok_or(Refusal::NotTheHolder)?;
+        // Of the other curve there is no tag.
+        if !self.0.verifies_possession(certificate.public_key(), &message, &tag) {
+            return Err(Refusal::NotTheHolder);
+        }
+        trusted.verify(certificate.clone(), now).map_err(Refusal::CertificateNotValid)?;
+        Ok(certificate)
+    }
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    if text.len() != 2 * nebula_cert::TAG_LENGTH || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
+}

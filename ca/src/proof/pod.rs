@@ -1,0 +1,42 @@
+//! The pod proof: a pod speaks for itself with its own service-account token, and the API server confirms it.
+
+use std::net::IpAddr;
+
+use nebula_cert::{UnixTime, issuance::Pod};
+
+use crate::{
+    cluster::Cluster,
+    pod::PodFacts,
+    policy::KubernetesPolicy,
+    proof::{node::check_pod, review},
+    refusal::Refusal,
+};
+
+/// Checks a pod's proof: its token is bound to it and for this service, and the pod exists, with that UID and service
+/// account, at that address.
+pub(crate) fn identify(
+    cluster: &dyn Cluster,
+    settings: &KubernetesPolicy,
+    token: &str,
+    address: IpAddr,
+    now: UnixTime,
+) -> Result<PodFacts, Refusal> {
+    let user = review(cluster, &settings.audience, token, now)?;
+    let (namespace, account) = user.service_account().ok_or_else(|| Refusal::NotAServiceAccount(user.shown()))?;
+    let (name, uid) = user.bound_pod().ok_or(Refusal::TokenNotBound)?;
+    let pod = Pod { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned(), address };
+    check_pod(&pod)?;
+    let shown = || format!("{namespace}/{name}");
+    let found = cluster.pod(namespace, name)?.ok_or_else(|| Refusal::PodNotFound(shown()))?;
+    if found.metadata.uid != uid {
+        return Err(Refusal::PodUidMismatch { pod: shown(), uid: pod.uid });
+    }
+    if found.spec.service_account_name != account {
+        return Err(Refusal::ServiceAccountMismatch { pod: shown(), account: account.to_owned() });
+    }
+    // Nobody but the pod itself names the address here, so the node must have reported it first.
+    if found.addresses().is_empty() {
+        return Err(Refusal::AddressUnknown(shown()));
+    }
+    PodFacts::checked(&pod, found, cluster, settings)
+}

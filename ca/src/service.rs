@@ -1,0 +1,406 @@
+//! What all connections of a service share: it decides, writes down what was decided, and tells who waits for it.
+
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use arc_swap::ArcSwap;
+use nebula_cert::{
+    UnixTime,
+    issuance::{Proof, Release, Released, Request},
+};
+use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+
+use crate::{
+    audit::{AuditLog, Event},
+    authority::Authority,
+    cluster::Cluster,
+    control::{Answer, Command, Operator},
+    directory::{AUDIT_LOG, POLICY},
+    issuer::{GivenBack, Issued, Issuer, Rules},
+    metrics::{Gauges, Metrics},
+    page::{self, Page},
+    policy::{KubernetesPolicy, Policy},
+    proof::token::TokenHash,
+    rate_limit::{self, RateLimit},
+    refusal::Refusal,
+    server::{self, Caller, ServeError, Settings},
+    time,
+    trust::Trust,
+};
+
+/// The service behind all listeners. Methods block on the disk and on the API server unless they say otherwise.
+pub(crate) struct Service {
+    issuer: Issuer,
+    settings: Settings,
+    tls: ArcSwap<TlsAcceptor>,
+    audit: AuditLog,
+    metrics: Metrics,
+    failures: Mutex<RateLimit<std::net::IpAddr>>,
+    /// Proofs under way from sources that failed too often.
+    suspects: AtomicUsize,
+    trust: watch::Sender<Option<Arc<Trust>>>,
+    waiting: Semaphore,
+    /// One reload at a time.
+    reloading: Mutex<()>,
+}
+
+impl Service {
+    pub(crate) fn new(issuer: Issuer, settings: Settings, tls: TlsAcceptor) -> Self {
+        Self {
+            issuer,
+            audit: AuditLog::new(settings.directory.file(AUDIT_LOG)),
+            settings,
+            tls: ArcSwap::from_pointee(tls),
+            metrics: Metrics::default(),
+            failures: Mutex::new(RateLimit::new(MOST_FAILURES, FAILURE_WINDOW)),
+            suspects: AtomicUsize::new(0),
+            trust: watch::Sender::new(None),
+            waiting: Semaphore::new(MOST_WAITING),
+            reloading: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn issuer(&self) -> &Issuer {
+        &self.issuer
+    }
+
+    /// TLS for the next connection. Does not block.
+    pub(crate) fn tls(&self) -> Arc<TlsAcceptor> {
+        self.tls.load_full()
+    }
+
+    /// The trust as it is now and as it changes. Does not block.
+    pub(crate) fn trust(&self) -> watch::Receiver<Option<Arc<Trust>>> {
+        self.trust.subscribe()
+    }
+
+    /// Room for those who wait for a change of the trust; closed when the service stops.
+    pub(crate) fn waiting(&self) -> &Semaphore {
+        &self.waiting
+    }
+
+    /// Answers all who wait.
+    pub(crate) fn stop_waiting(&self) {
+        self.waiting.close();
+        // Whoever waits looks again, and finds it closed.
+        self.trust.send_modify(|_| {});
+    }
+
+    /// Makes the trust anew and tells those who wait for it if it differs.
+    pub(crate) fn refresh_trust(&self) {
+        match self.issuer.trust(time::now()) {
+            Ok(trust) => {
+                self.trust.send_if_modified(|known| {
+                    let is_new = known.as_ref().is_none_or(|known| known.etag != trust.etag);
+                    if is_new {
+                        *known = Some(Arc::new(trust));
+                    }
+                    is_new
+                });
+            }
+            // What cannot be read is not handed out from memory either: a blocked certificate would seem good.
+            Err(_) => drop(self.trust.send_replace(None)),
+        }
+    }
+
+    /// Decides about a request and writes down the decision.
+    pub(crate) fn answer(&self, request: &Request, caller: Caller) -> Result<Issued, Refusal> {
+        let now = time::now();
+        let kind = kind(&request.proof);
+        let _suspect = self.admit(&request.proof, caller, now)?;
+        let outcome = self.issuer.issue(request, now);
+        match &outcome {
+            Ok(issued) => {
+                self.metrics.count("certificate", kind, if issued.is_repeat { "repeated" } else { "issued" });
+                self.note_issued(request, issued, caller, now);
+            }
+            Err(refusal) => self.refuse("certificate", &request.proof, refusal, caller, now)?,
+        }
+        outcome
+    }
+
+    /// Takes certificates back and writes it down.
+    pub(crate) fn release(&self, release: &Release, caller: Caller) -> Result<Released, Refusal> {
+        let now = time::now();
+        let kind = kind(&release.proof);
+        let _suspect = self.admit(&release.proof, caller, now)?;
+        match self.issuer.release(release, now) {
+            Ok(given_back) => {
+                self.metrics.count("release", kind, "released");
+                self.note_ended("released", &given_back, caller.0.to_string(), Some(describe(&release.proof)), now);
+                self.refresh_trust();
+                let fingerprints = given_back.fingerprints.iter().map(ToString::to_string).collect();
+                Ok(Released { fingerprints })
+            }
+            Err(refusal) => {
+                self.refuse("release", &release.proof, &refusal, caller, now)?;
+                Err(refusal)
+            }
+        }
+    }
+
+    /// Writes down a request that could not even be read, unless its sender makes too many of these.
+    pub(crate) fn note_unreadable(&self, refusal: &Refusal, caller: Caller) {
+        let now = time::now();
+        self.metrics.count("unreadable", "none", refusal.code());
+        if !self.failures().is_exceeded_by(rate_limit::source(caller.0), now) {
+            self.note_refused(None, refusal, caller, now);
+        }
+    }
+
+    /// Blocks what belongs to pods that were deleted.
+    pub(crate) fn block_deleted(&self) {
+        let now = time::now();
+        match self.issuer.block_deleted(now) {
+            Ok(gone) if gone.is_empty() => {}
+            Ok(gone) => {
+                for given_back in &gone {
+                    self.note_ended("pod_deleted", given_back, "kubernetes".to_owned(), None, now);
+                }
+                self.refresh_trust();
+            }
+            Err(refusal) => tracing::warn!(%refusal, "cannot tell which pods were deleted"),
+        }
+    }
+
+    /// Reads policy, CA and TLS files anew. A mistake in any of them changes nothing.
+    pub(crate) fn reload(&self) -> Result<(), String> {
+        let _one_at_a_time = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
+        let present = self.issuer.rules();
+        let outcome = tokio::runtime::Handle::current()
+            .block_on(read_rules(&self.settings, Some(&present)))
+            .and_then(|rules| Ok((rules, server::read_tls(&self.settings.directory)?)));
+        let now = time::now();
+        match outcome {
+            Ok((rules, tls)) => {
+                self.issuer.replace_rules(rules);
+                self.tls.store(Arc::new(tls));
+                self.refresh_trust();
+                tracing::info!("policy, CA and TLS files were read anew");
+                self.audit.write(&Event { event: "reloaded", source: "control".to_owned(), ..Event::default() }, now);
+                Ok(())
+            }
+            Err(error) => {
+                let message = with_causes(&error);
+                tracing::error!(error = message, "nothing was reloaded; the service goes on as before");
+                let event = Event {
+                    event: "reload_refused",
+                    source: "control".to_owned(),
+                    message: Some(message.clone()),
+                    ..Event::default()
+                };
+                self.audit.write(&event, now);
+                Err(message)
+            }
+        }
+    }
+
+    /// Carries out a command of the operator.
+    pub(crate) fn obey(&self, command: &Command) -> Answer {
+        if let Command::Reload = command {
+            return match self.reload() {
+                Ok(()) => Answer::Reloaded,
+                Err(message) => Answer::Failed { message: format!("nothing was changed: {message}") },
+            };
+        }
+        let rules = self.issuer.rules();
+        let authorities = std::slice::from_ref(rules.authority.certificate());
+        let (store, policy, audit) = (self.issuer.store.as_ref(), &rules.policy, &self.audit);
+        let answer = Operator { store, authorities, policy, audit }.obey(command, time::now());
+        if let Answer::Revoked { .. } = answer {
+            self.refresh_trust();
+        }
+        answer
+    }
+
+    /// The page of identities.
+    pub(crate) fn page(&self) -> Result<Page, Refusal> {
+        let issued = self.issuer.store.all_issued().map_err(|_| Refusal::Internal)?;
+        Ok(page::identities(self.issuer.rules().authority.certificate(), issued, time::now()))
+    }
+
+    /// The metrics, as text.
+    pub(crate) fn metrics(&self) -> Result<String, Refusal> {
+        let now = time::now();
+        let issued = self.issuer.store.all_issued().map_err(|_| Refusal::Internal)?;
+        let gauges = Gauges {
+            valid: issued.iter().filter(|(_, record)| record.revoked.is_none() && record.not_after >= now).count(),
+            blocked: self.issuer.store.blocklist(now).map_err(|_| Refusal::Internal)?.len(),
+            ca_expires: self.issuer.rules().authority.certificate().not_after(),
+            waiting: MOST_WAITING.saturating_sub(self.waiting.available_permits()),
+            ready: self.issuer.health(now).is_ok(),
+        };
+        Ok(self.metrics.text(&gauges))
+    }
+
+    /// Each proof by token costs a question to the API server. Whoever failed too often may still prove who it is, but only
+    /// a few of those at a time.
+    fn admit(&self, proof: &Proof, caller: Caller, now: UnixTime) -> Result<Option<Suspect<'_>>, Refusal> {
+        let asks = matches!(proof, Proof::Node { .. } | Proof::Pod { .. }) && self.issuer.rules().cluster.is_some();
+        if !asks || !self.failures().is_reached_by(&rate_limit::source(caller.0), now) {
+            return Ok(None);
+        }
+        let suspect = Suspect(&self.suspects);
+        if self.suspects.fetch_add(1, Ordering::Relaxed) < MOST_SUSPECTS {
+            Ok(Some(suspect))
+        } else {
+            Err(Refusal::TooManyFailures)
+        }
+    }
+
+    /// Counts a refusal and writes it down, unless its sender fails too often; then that is the answer.
+    fn refuse(
+        &self,
+        call: &'static str,
+        proof: &Proof,
+        refusal: &Refusal,
+        caller: Caller,
+        now: UnixTime,
+    ) -> Result<(), Refusal> {
+        self.metrics.count(call, kind(proof), refusal.code());
+        if refusal.is_failed_proof() && self.failures().is_exceeded_by(rate_limit::source(caller.0), now) {
+            return Err(Refusal::TooManyFailures);
+        }
+        self.note_refused(Some(proof), refusal, caller, now);
+        Ok(())
+    }
+
+    fn failures(&self) -> MutexGuard<'_, RateLimit<std::net::IpAddr>> {
+        // Counters stay usable whatever panicked beside them.
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_issued(&self, request: &Request, issued: &Issued, caller: Caller, now: UnixTime) {
+        let record = &issued.record;
+        let event = if issued.is_repeat { "repeated" } else { "issued" };
+        tracing::info!(
+            name = record.name, subject = %record.subject, fingerprint = issued.fingerprint, source = %caller.0,
+            "certificate {event}"
+        );
+        let event = Event {
+            event,
+            source: caller.0.to_string(),
+            proof: Some(describe(&request.proof)),
+            subject: Some(record.subject.to_string()),
+            name: Some(&record.name),
+            networks: &record.networks,
+            groups: &record.groups,
+            fingerprint: Some(&issued.fingerprint),
+            not_after: Some(nebula_cert::rfc3339(record.not_after)),
+            ..Event::default()
+        };
+        self.audit.write(&event, now);
+    }
+
+    fn note_ended(&self, event: &'static str, ended: &GivenBack, source: String, proof: Option<String>, now: UnixTime) {
+        for fingerprint in &ended.fingerprints {
+            let fingerprint = fingerprint.to_string();
+            tracing::info!(subject = ended.subject, fingerprint, source, "certificate blocked: {event}");
+            let event = Event {
+                event,
+                source: source.clone(),
+                proof: proof.clone(),
+                subject: Some(ended.subject.clone()),
+                fingerprint: Some(&fingerprint),
+                ..Event::default()
+            };
+            self.audit.write(&event, now);
+        }
+    }
+
+    fn note_refused(&self, proof: Option<&Proof>, refusal: &Refusal, caller: Caller, now: UnixTime) {
+        let code = refusal.code();
+        tracing::warn!(code, source = %caller.0, "request refused: {refusal}");
+        let subject = match proof {
+            // Only shape-checked text goes into the log as a name.
+            Some(Proof::Node { pod, .. })
+                if crate::proof::node::check_pod(pod).is_ok() && !refusal.is_failed_proof() =>
+            {
+                Some(format!("pod {}/{}", pod.namespace, pod.name))
+            }
+            _ => None,
+        };
+        let event = Event {
+            event: "refused",
+            source: caller.0.to_string(),
+            proof: proof.map(describe),
+            subject,
+            code: Some(code),
+            message: Some(refusal.to_string()),
+            ..Event::default()
+        };
+        self.audit.write(&event, now);
+    }
+}
+
+/// A proof under way from a source that failed too often.
+struct Suspect<'a>(&'a AtomicUsize);
+
+impl Drop for Suspect<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Reads policy and CA. The connection to the API server is kept if it is to be the same.
+pub(crate) async fn read_rules(settings: &Settings, present: Option<&Rules>) -> Result<Rules, ServeError> {
+    let directory = &settings.directory;
+    let passphrase = settings.passphrase.as_ref().map(|passphrase| passphrase.as_str());
+    let authority = Authority::read(directory, passphrase)?;
+    let policy = Policy::parse(&directory.read(POLICY)?)?;
+    policy.check_against(authority.certificate())?;
+    let kept = present.filter(|present| present.policy.kubernetes == policy.kubernetes);
+    let cluster = match (kept.and_then(|present| present.cluster.clone()), &policy.kubernetes) {
+        (_, None) => None,
+        (Some(cluster), _) => Some(cluster),
+        (None, Some(kubernetes)) => Some(open_cluster(kubernetes).await?),
+    };
+    Ok(Rules { authority, policy, cluster })
+}
+
+#[cfg(feature = "kubernetes")]
+async fn open_cluster(settings: &KubernetesPolicy) -> Result<Arc<dyn Cluster>, ServeError> {
+    let server = crate::cluster::ApiServer::open(settings.kubeconfig.as_deref()).await;
+    Ok(Arc::new(server.map_err(ServeError::Kubernetes)?))
+}
+
+#[cfg(not(feature = "kubernetes"))]
+#[allow(clippy::unused_async, reason = "as with the feature")]
+async fn open_cluster(_settings: &KubernetesPolicy) -> Result<Arc<dyn Cluster>, ServeError> {
+    Err(ServeError::Kubernetes("this build was made without the feature kubernetes".to_owned()))
+}
+
+fn describe(proof: &Proof) -> String {
+    match proof {
+        Proof::Token { token } => format!("token {}", TokenHash::of(token).id()),
+        other => kind(other).to_owned(),
+    }
+}
+
+fn kind(proof: &Proof) -> &'static str {
+    match proof {
+        Proof::Token { .. } => "token",
+        Proof::Node { .. } => "node",
+        Proof::Pod { .. } => "pod",
+        Proof::Certificate { .. } => "certificate",
+    }
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+const MOST_FAILURES: u32 = 20;
+const FAILURE_WINDOW: i64 = 60;
+const MOST_SUSPECTS: usize = 2;
+/// The rest of the connections is for requests.
+const MOST_WAITING: usize = 3_584;

@@ -1,0 +1,252 @@
+//! An API server made of recorded answers: what it says of a token is what a real one of that release said; pods and nodes
+//! are recorded ones too, changed by the test where it is about the change.
+
+use std::{
+    collections::HashMap,
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use rustls::{
+    ServerConfig, ServerConnection, StreamOwned,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// Releases that were recorded: one that names the node of a token and one that does not.
+pub(crate) const RELEASES: [&str; 2] = ["1.36.2", "1.20.2"];
+
+/// How the server behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mood {
+    Well,
+    /// 500 to everything.
+    Failing,
+    /// 403 to everything: the CA's own account may not ask.
+    Forbidding,
+    /// Takes the request and says nothing.
+    Silent,
+    /// Answers with more than anybody should read.
+    Endless,
+    /// Answers 200 with something that is no JSON.
+    Garbled,
+}
+
+pub(crate) struct FakeCluster {
+    state: Arc<Mutex<State>>,
+    cases: Vec<Value>,
+    directory: TempDir,
+}
+
+struct State {
+    mood: Mood,
+    /// Answers to reviews by token and audience.
+    reviews: HashMap<(String, String), (u16, Value)>,
+    /// By path.
+    objects: HashMap<String, Value>,
+    asked: Vec<String>,
+}
+
+impl FakeCluster {
+    pub(crate) fn start(release: &str) -> Self {
+        let recorded = format!("{}/tests/recorded/api-{release}.jsonl", env!("CARGO_MANIFEST_DIR"));
+        let cases: Vec<Value> =
+            fs::read_to_string(recorded).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let mut reviews = HashMap::new();
+        for case in cases.iter().filter(|case| case["path"].as_str().unwrap().ends_with("tokenreviews")) {
+            let spec = &case["request"]["spec"];
+            if let (Some(token), Some([audience])) =
+                (spec["token"].as_str(), spec["audiences"].as_array().map(Vec::as_slice))
+            {
+                let status = u16::try_from(case["status"].as_u64().unwrap()).unwrap();
+                // The first recording of a token is the one before anything was deleted.
+                let key = (token.to_owned(), audience.as_str().unwrap().to_owned());
+                reviews.entry(key).or_insert((status, case["response"].clone()));
+            }
+        }
+        let state =
+            Arc::new(Mutex::new(State { mood: Mood::Well, reviews, objects: HashMap::new(), asked: Vec::new() }));
+        let cluster = Self { state, cases, directory: tempfile::tempdir().unwrap() };
+        cluster.set_pod("p2", &cluster.recorded("get pod as node")["response"].clone());
+        cluster.listen();
+        cluster
+    }
+
+    /// The recorded case of that name.
+    pub(crate) fn recorded(&self, case: &str) -> &Value {
+        self.cases.iter().find(|found| found["case"] == case).unwrap_or_else(|| panic!("no case {case}"))
+    }
+
+    /// The token that a case is about.
+    pub(crate) fn token(&self, case: &str) -> String {
+        self.recorded(case)["request"]["spec"]["token"].as_str().unwrap().to_owned()
+    }
+
+    /// The token of pod p2, which runs on `test-node` as account `app` of namespace `shop`; here that is the node agent.
+    pub(crate) fn agent_token(&self) -> String {
+        self.token("review: good, pod on a node")
+    }
+
+    /// Answers a review of the token as in another case.
+    pub(crate) fn review_as(&self, token: &str, case: &str) {
+        let (status, response) = (201, self.recorded(case)["response"].clone());
+        self.state().reviews.insert((token.to_owned(), AUDIENCE.to_owned()), (status, response));
+    }
+
+    /// A pod of that name and UID like the recorded one, on `test-node`.
+    pub(crate) fn add_pod(&self, name: &str, uid: &str, change: impl FnOnce(&mut Value)) {
+        let mut pod = self.recorded("get pod as node")["response"].clone();
+        pod["metadata"]["name"] = name.into();
+        pod["metadata"]["uid"] = uid.into();
+        change(&mut pod);
+        self.set_pod(name, &pod);
+    }
+
+    pub(crate) fn change_pod(&self, name: &str, change: impl FnOnce(&mut Value)) {
+        change(self.state().objects.get_mut(&pod_path(name)).unwrap());
+    }
+
+    pub(crate) fn delete_pod(&self, name: &str) {
+        self.state().objects.remove(&pod_path(name)).unwrap();
+    }
+
+    pub(crate) fn set_node(&self, ranges: &[&str]) {
+        let node = json!({"metadata": {"name": "test-node"}, "spec": {"podCIDR": ranges[0], "podCIDRs": ranges}});
+        self.state().objects.insert("/api/v1/nodes/test-node".to_owned(), node);
+    }
+
+    pub(crate) fn be(&self, mood: Mood) {
+        self.state().mood = mood;
+    }
+
+    /// How often it was asked so far.
+    pub(crate) fn asked(&self) -> usize {
+        self.state().asked.len()
+    }
+
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.directory.path().join("kubeconfig")
+    }
+
+    fn set_pod(&self, name: &str, pod: &Value) {
+        self.state().objects.insert(pod_path(name), pod.clone());
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn listen(&self) {
+        let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+        let chain = vec![CertificateDer::from_pem_slice(made.cert.pem().as_bytes()).unwrap()];
+        let key = PrivateKeyDer::from_pem_slice(made.signing_key.serialize_pem().as_bytes()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = Arc::new(config.with_no_client_auth().with_single_cert(chain, key).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let kubeconfig = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+             clusters: [{{name: c, cluster: {{server: 'https://{}', certificate-authority-data: {}}}}}]\n\
+             contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\nusers: [{{name: u, user: {{token: ca-token}}}}]\n",
+            listener.local_addr().unwrap(),
+            BASE64_STANDARD.encode(made.cert.pem()),
+        );
+        fs::write(self.kubeconfig(), kubeconfig).unwrap();
+        let state = Arc::clone(&self.state);
+        thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let (state, config) = (Arc::clone(&state), Arc::clone(&config));
+                thread::spawn(move || {
+                    let connection = ServerConnection::new(config).unwrap();
+                    // Callers come and go; how one ends is not what is tested.
+                    let _ = serve(StreamOwned::new(connection, stream), &state);
+                });
+            }
+        });
+    }
+}
+
+fn serve(stream: StreamOwned<ServerConnection, TcpStream>, state: &Mutex<State>) -> std::io::Result<()> {
+    let mut stream = BufReader::new(stream);
+    loop {
+        let mut line = String::new();
+        if stream.read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        let mut words = line.split(' ');
+        let (method, path) = (words.next().unwrap().to_owned(), words.next().unwrap().to_owned());
+        let (mut length, mut is_authorized) = (0, false);
+        loop {
+            let mut header = String::new();
+            stream.read_line(&mut header)?;
+            let Some((name, value)) = header.trim().split_once(": ") else { break };
+            match name.to_lowercase().as_str() {
+                "content-length" => length = value.parse().unwrap(),
+                "authorization" => is_authorized = value == "Bearer ca-token",
+                _ => {}
+            }
+        }
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body)?;
+        assert!(is_authorized, "{method} {path} came without credentials");
+        let mood = {
+            let mut state = state.lock().unwrap();
+            state.asked.push(format!("{method} {path}"));
+            state.mood
+        };
+        let failure = json!({"kind": "Status", "status": "Failure", "message": "secret detail of the server"});
+        let (status, body) = match mood {
+            Mood::Well => answer(state, &method, &path, &body),
+            Mood::Failing => (500, failure.to_string()),
+            Mood::Forbidding => (403, failure.to_string()),
+            Mood::Garbled => (200, "<html>".to_owned()),
+            Mood::Endless => (200, " ".repeat(17 << 20)),
+            Mood::Silent => {
+                thread::sleep(Duration::from_secs(20));
+                return Ok(());
+            }
+        };
+        let head =
+            format!("HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
+        stream.get_mut().write_all(head.as_bytes())?;
+        stream.get_mut().write_all(body.as_bytes())?;
+        stream.get_mut().flush()?;
+    }
+}
+
+fn answer(state: &Mutex<State>, method: &str, path: &str, body: &[u8]) -> (u16, String) {
+    let state = state.lock().unwrap();
+    if method == "POST" && path == "/apis/authentication.k8s.io/v1/tokenreviews" {
+        let review: Value = serde_json::from_slice(body).unwrap();
+        let key = (
+            review["spec"]["token"].as_str().unwrap().to_owned(),
+            review["spec"]["audiences"][0].as_str().unwrap().to_owned(),
+        );
+        let unknown = (201, json!({"status": {"user": {}, "error": "invalid bearer token"}}));
+        let (status, response) = state.reviews.get(&key).unwrap_or(&unknown);
+        return (*status, response.to_string());
+    }
+    if path.starts_with("/api/v1/pods?") {
+        let pods: Vec<&Value> =
+            state.objects.iter().filter(|(path, _)| path.contains("/pods/")).map(|(_, pod)| pod).collect();
+        return (200, json!({"metadata": {"resourceVersion": "1"}, "items": pods}).to_string());
+    }
+    match state.objects.get(path) {
+        Some(object) => (200, object.to_string()),
+        None => (404, json!({"kind": "Status", "status": "Failure", "code": 404}).to_string()),
+    }
+}
+
+fn pod_path(name: &str) -> String {
+    format!("/api/v1/namespaces/shop/pods/{name}")
+}
+
+/// Audience of the recorded tokens.
+pub(crate) const AUDIENCE: &str = "aud.example";

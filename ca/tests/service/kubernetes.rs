@@ -1,0 +1,317 @@
+//! Proofs that an API server confirms, beside servers that say the node of a token and servers that do not.
+
+use std::{fs, net::IpAddr};
+
+use nebula_cert::{
+    PrivateKey,
+    issuance::{Pod, Proof, Reply, Request},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    fake_cluster::{AUDIENCE, FakeCluster, Mood, RELEASES},
+    running::{Ca, Service, key, refused, verified},
+};
+
+const UID: &str = "b1b1b1b1-0000-4000-8000-000000000001";
+
+/// A CA that believes one API server.
+struct Confirmed {
+    cluster: FakeCluster,
+    ca: Ca,
+}
+
+impl Confirmed {
+    fn new(release: &str) -> Self {
+        Self::with(release, &json!({}), &json!({}))
+    }
+
+    /// With changes to the sections of the policy.
+    fn with(release: &str, kubernetes: &Value, pods: &Value) -> Self {
+        let cluster = FakeCluster::start(release);
+        cluster.add_pod("web-1", UID, |_| {});
+        let ca = Ca::init();
+        let confirmed = Self { cluster, ca };
+        confirmed.set_policy(kubernetes, pods);
+        confirmed
+    }
+
+    fn set_policy(&self, kubernetes: &Value, pods: &Value) {
+        let mut policy = json!({
+            "kubernetes": {"node_account": "shop/app", "audience": AUDIENCE, "kubeconfig": self.cluster.kubeconfig()},
+            "pods": {"overlay": ["10.42.0.0/16"]},
+        });
+        for (section, changes) in [("kubernetes", kubernetes), ("pods", pods)] {
+            for (name, value) in changes.as_object().unwrap() {
+                policy[section][name] = value.clone();
+            }
+        }
+        fs::write(self.ca.file("policy.jsonc"), policy.to_string()).unwrap();
+    }
+
+    /// The code of the answer to the node agent, with the audit line that belongs to it.
+    fn ask(&self, service: &Service, pod: Pod) -> Result<String, (u16, String)> {
+        let outcome = service.caller.pod(&self.cluster.agent_token(), pod, &key()).map(|reply| reply.certificate);
+        if let Err((_, code)) = &outcome {
+            let audit = self.ca.text("audit.log");
+            let line: Value = serde_json::from_str(audit.lines().last().unwrap()).unwrap();
+            assert_eq!((&line["event"], &line["code"]), (&"refused".into(), &code.as_str().into()), "{line}");
+        }
+        outcome
+    }
+}
+
+fn web() -> Pod {
+    Pod { namespace: "shop".into(), name: "web-1".into(), uid: UID.into(), address: "10.244.0.5".parse().unwrap() }
+}
+
+fn by_pod(service: &Service, token: &str, address: &str) -> Result<Reply, (u16, String)> {
+    let address: IpAddr = address.parse().unwrap();
+    let proof = Proof::Pod { token: token.to_owned(), address };
+    service.caller.request(&Request { public_key: key().public_pem(), proof })
+}
+
+#[test]
+fn a_node_gets_certificates_for_its_own_pods_with_what_the_api_server_knows_of_them() {
+    for release in RELEASES {
+        let groups = json!({"groups": ["ns:{namespace}", "sa:{service_account}", "app:{label:app}", "node:{node}"]});
+        let confirmed = Confirmed::with(release, &json!({}), &groups);
+        let service = confirmed.ca.serve();
+        let reply = service.caller.pod(&confirmed.cluster.agent_token(), web(), &key()).unwrap();
+        let certificate = verified(&reply);
+        assert_eq!(certificate.name(), "web-1.shop.pod", "{release}");
+        assert_eq!(certificate.groups(), ["ns:shop", "sa:app", "app:web", "node:test-node"], "{release}");
+    }
+}
+
+#[test]
+fn each_check_of_the_node_proof_refuses_with_its_own_reason() {
+    for release in RELEASES {
+        let confirmed = Confirmed::new(release);
+        let (cluster, service) = (&confirmed.cluster, confirmed.ca.serve());
+        let ask = |pod| confirmed.ask(&service, pod);
+        assert_eq!(ask(Pod { name: "none".into(), ..web() }), refused(403, "pod_not_found"), "{release}");
+        assert_eq!(ask(Pod { uid: "u-2".into(), ..web() }), refused(403, "pod_uid_mismatch"), "{release}");
+        assert_eq!(ask(Pod { name: "../x".into(), ..web() }), refused(400, "invalid_pod"), "{release}");
+
+        let with = |change: &dyn Fn(&mut Value)| {
+            cluster.add_pod("web-1", UID, change);
+            confirmed.ask(&service, web())
+        };
+        assert_eq!(with(&|pod| pod["spec"]["nodeName"] = "other".into()), refused(403, "pod_on_other_node"));
+        assert_eq!(with(&|pod| pod["spec"]["nodeName"] = "".into()), refused(403, "pod_not_scheduled"));
+        assert_eq!(with(&|pod| pod["status"]["phase"] = "Succeeded".into()), refused(403, "pod_over"));
+        assert_eq!(with(&|pod| pod["status"]["phase"] = "Failed".into()), refused(403, "pod_over"));
+        assert_eq!(with(&|pod| pod["spec"]["hostNetwork"] = true.into()), refused(403, "host_network"));
+        let elsewhere = |pod: &mut Value| pod["status"]["podIPs"] = json!([{"ip": "10.244.0.6"}]);
+        assert_eq!(with(&elsewhere), refused(403, "address_mismatch"));
+        let own = |pod: &mut Value| pod["status"]["podIPs"] = json!([{"ip": "10.244.0.5"}]);
+        assert!(with(&own).is_ok());
+        let renumbered = |pod: &mut Value| pod["status"]["podIP"] = "10.42.0.5".into();
+        assert!(with(&renumbered).is_ok(), "a renumbered pod is known by its overlay address");
+
+        cluster.set_node(&["10.244.9.0/24", "fd00::/64"]);
+        assert_eq!(with(&|_| {}), refused(403, "outside_node_ranges"));
+        cluster.set_node(&["10.244.0.0/24"]);
+        assert!(with(&|_| {}).is_ok());
+        cluster.set_node(&["fd00::/64"]);
+        assert!(with(&|_| {}).is_ok(), "no range of this family is known");
+    }
+}
+
+#[test]
+fn a_token_of_another_account_audience_or_of_no_pod_vouches_for_nothing() {
+    for release in RELEASES {
+        let confirmed = Confirmed::new(release);
+        let service = confirmed.ca.serve();
+        let ask = |token: &str| service.caller.pod(token, web(), &key()).map(|reply| reply.certificate);
+        let cluster = &confirmed.cluster;
+        assert_eq!(ask(&cluster.token("review: not bound")), refused(403, "token_not_bound"), "{release}");
+        assert_eq!(ask(&cluster.token("review: garbage")), refused(401, "token_rejected"), "{release}");
+        assert_eq!(ask(""), refused(401, "token_rejected"), "{release}");
+        assert_eq!(ask(&"x".repeat(40_000)), refused(401, "token_rejected"), "{release}");
+        assert_eq!(
+            ask(&confirmed.ca.text("node.token")),
+            refused(401, "token_rejected"),
+            "the shared secret is none here"
+        );
+        // Its end is long past now.
+        let agent = cluster.agent_token();
+        cluster.review_as(&agent, "review: pod deleted (12 s later)");
+        assert_eq!(ask(&agent), refused(401, "service_token_expired"), "{release}");
+        drop(service);
+
+        let confirmed = Confirmed::with(release, &json!({"node_account": "nebula-system/agent"}), &json!({}));
+        let service = confirmed.ca.serve();
+        assert_eq!(confirmed.ask(&service, web()), refused(403, "wrong_account"), "{release}");
+
+        let confirmed = Confirmed::with(release, &json!({"audience": "other"}), &json!({}));
+        let service = confirmed.ca.serve();
+        let other = confirmed.cluster.token("review: other audience");
+        let outcome = service.caller.pod(&other, web(), &key()).map(|reply| reply.certificate);
+        assert_eq!(outcome, refused(401, "wrong_audience"), "{release}");
+    }
+}
+
+#[test]
+fn on_old_servers_the_agent_must_still_run_where_it_vouches() {
+    let confirmed = Confirmed::new("1.20.2");
+    let service = confirmed.ca.serve();
+    confirmed.cluster.change_pod("p2", |pod| pod["spec"]["nodeName"] = "elsewhere".into());
+    assert_eq!(confirmed.ask(&service, web()), refused(403, "pod_on_other_node"));
+    confirmed.cluster.change_pod("p2", |pod| pod["metadata"]["uid"] = "made-anew".into());
+    assert_eq!(confirmed.ask(&service, web()), refused(403, "agent_gone"));
+    confirmed.cluster.delete_pod("p2");
+    assert_eq!(confirmed.ask(&service, web()), refused(403, "agent_gone"));
+}
+
+#[test]
+fn a_static_pod_is_known_by_the_hash_its_mirror_carries() {
+    let confirmed = Confirmed::new("1.36.2");
+    let service = confirmed.ca.serve();
+    let hash = "d41d8cd98f00b204e9800998ecf8427e";
+    let mirror = |owner: &'static str| {
+        move |pod: &mut Value| {
+            pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": hash});
+            pod["metadata"]["ownerReferences"] = json!([{"kind": owner, "name": "test-node"}]);
+        }
+    };
+    confirmed.cluster.add_pod("web-1", UID, mirror("ReplicaSet"));
+    assert_eq!(confirmed.ask(&service, Pod { uid: hash.into(), ..web() }), refused(403, "pod_uid_mismatch"));
+    confirmed.cluster.add_pod("web-1", UID, mirror("Node"));
+    assert!(confirmed.ask(&service, Pod { uid: hash.into(), ..web() }).is_ok());
+}
+
+#[test]
+fn while_the_api_server_confirms_nothing_nothing_is_issued_and_it_may_be_asked_again() {
+    let confirmed = Confirmed::new("1.36.2");
+    let service = confirmed.ca.serve();
+    for mood in [Mood::Failing, Mood::Forbidding, Mood::Garbled, Mood::Endless, Mood::Silent] {
+        confirmed.cluster.be(mood);
+        assert_eq!(confirmed.ask(&service, web()), refused(503, "kubernetes_unavailable"), "{mood:?}");
+        let token = confirmed.cluster.token("review: good");
+        let outcome = by_pod(&service, &token, "10.244.0.5").map(|reply| reply.certificate);
+        assert_eq!(outcome, refused(503, "kubernetes_unavailable"), "{mood:?}");
+    }
+    assert!(confirmed.ca.json("certificate list", &[]).as_array().unwrap().is_empty());
+    assert!(!confirmed.ca.text("audit.log").contains("secret detail"));
+    confirmed.cluster.be(Mood::Well);
+    assert!(confirmed.ask(&service, web()).is_ok());
+}
+
+#[test]
+fn a_pod_speaks_for_itself_once_its_node_has_reported_its_address() {
+    for release in RELEASES {
+        let confirmed = Confirmed::with(release, &json!({"node_account": "nebula-system/agent"}), &json!({}));
+        let (cluster, service) = (&confirmed.cluster, confirmed.ca.serve());
+        let token = cluster.agent_token();
+        let ask = |address: &str| by_pod(&service, &token, address).map(|reply| reply.certificate);
+        assert_eq!(ask("10.244.0.7"), refused(503, "address_unknown"), "{release}");
+        cluster.change_pod("p2", |pod| pod["status"]["podIPs"] = json!([{"ip": "10.244.0.7"}]));
+        assert_eq!(ask("10.244.0.8"), refused(403, "address_mismatch"), "another pod's address");
+        let reply = by_pod(&service, &token, "10.244.0.7").unwrap();
+        assert_eq!(verified(&reply).name(), "p2.shop.pod", "{release}");
+
+        cluster.change_pod("p2", |pod| pod["spec"]["serviceAccountName"] = "other".into());
+        assert_eq!(ask("10.244.0.7"), refused(403, "service_account_mismatch"), "{release}");
+        cluster.change_pod("p2", |pod| pod["metadata"]["uid"] = "made-anew".into());
+        assert_eq!(ask("10.244.0.7"), refused(403, "pod_uid_mismatch"), "{release}");
+        cluster.delete_pod("p2");
+        assert_eq!(ask("10.244.0.7"), refused(403, "pod_not_found"), "{release}");
+        let unbound = cluster.token("review: not bound");
+        let outcome = by_pod(&service, &unbound, "10.244.0.7").map(|reply| reply.certificate);
+        assert_eq!(outcome, refused(403, "token_not_bound"), "{release}");
+        // The token of a pod is none of the node agent.
+        let outcome = service.caller.pod(&token, web(), &key()).map(|reply| reply.certificate);
+        assert_eq!(outcome, refused(403, "wrong_account"), "{release}");
+    }
+}
+
+#[test]
+fn a_certificate_is_renewed_with_its_key_while_the_pod_is_there() {
+    let confirmed = Confirmed::new("1.36.2");
+    let service = confirmed.ca.serve();
+    let first = key();
+    let reply = service.caller.pod(&confirmed.cluster.agent_token(), web(), &first).unwrap();
+    let present = verified(&reply);
+    let renew = |holder: &PrivateKey, next: &PrivateKey| {
+        let (renewal_key, public) = (reply.renewal_key.clone().unwrap(), next.public_pem());
+        let proof = Proof::of_certificate(&present, holder, &renewal_key, Some(&public), nebula_ca::now()).unwrap();
+        service.caller.request(&Request { public_key: public, proof })
+    };
+    let code = |outcome: Result<Reply, (u16, String)>| outcome.map(|reply| reply.certificate);
+    let next = verified(&renew(&first, &key()).unwrap());
+    assert_eq!((next.name(), next.networks()), (present.name(), present.networks()));
+    assert_ne!(next.public_key(), present.public_key());
+    assert_eq!(code(renew(&key(), &key())), refused(401, "not_the_holder"));
+    confirmed.cluster.change_pod("web-1", |pod| pod["status"]["phase"] = "Failed".into());
+    assert_eq!(code(renew(&first, &key())), refused(403, "pod_over"));
+    confirmed.cluster.delete_pod("web-1");
+    assert_eq!(code(renew(&first, &key())), refused(403, "pod_gone"));
+}
+
+#[test]
+fn a_deleted_pod_that_nobody_released_is_blocked() {
+    let confirmed = Confirmed::new("1.36.2");
+    confirmed.cluster.add_pod("web-2", "u-2", |_| {});
+    let service = confirmed.ca.serve();
+    confirmed.ask(&service, web()).unwrap();
+    let two = Pod { name: "web-2".into(), uid: "u-2".into(), address: "10.244.0.6".parse().unwrap(), ..web() };
+    confirmed.ask(&service, two).unwrap();
+    let (_, tag, _) = service.caller.get("/v1/trust", "");
+    service.stop();
+    confirmed.cluster.delete_pod("web-1");
+    // It looks right after its start, then every half minute.
+    let service = confirmed.ca.serve();
+    let (status, _, body) = service.caller.get("/v1/trust?wait=20", &tag);
+    let trust: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, trust["blocklist"].as_array().unwrap().len()), (200, 1));
+    let audit = confirmed.ca.text("audit.log");
+    let line = audit.lines().find(|line| line.contains("pod_deleted")).unwrap();
+    assert!(line.contains("pod shop/web-1"), "{line}");
+}
+
+#[test]
+fn a_node_gives_back_its_own_pods_and_gone_ones_but_not_those_of_others() {
+    let confirmed = Confirmed::new("1.36.2");
+    let service = confirmed.ca.serve();
+    confirmed.ask(&service, web()).unwrap();
+    let proof = || Proof::Node { token: confirmed.cluster.agent_token(), pod: web() };
+    confirmed.cluster.change_pod("web-1", |pod| pod["spec"]["nodeName"] = "other".into());
+    assert_eq!(service.caller.release(proof()), Err((403, "pod_on_other_node".to_owned())));
+    confirmed.cluster.delete_pod("web-1");
+    assert_eq!(service.caller.release(proof()).unwrap().len(), 1);
+    assert_eq!(service.caller.release(proof()).unwrap().len(), 0, "given back twice is given back");
+}
+
+#[test]
+fn whoever_fails_too_often_costs_the_api_server_little() {
+    let confirmed = Confirmed::new("1.36.2");
+    let service = confirmed.ca.serve();
+    for _ in 0..25 {
+        by_pod(&service, "junk", "10.244.0.5").unwrap_err();
+    }
+    confirmed.cluster.be(Mood::Silent);
+    let before = confirmed.cluster.asked();
+    let askers: Vec<_> = (0..12)
+        .map(|_| {
+            let caller = service.caller.clone();
+            std::thread::spawn(move || {
+                let proof = Proof::Pod { token: "junk".into(), address: "10.244.0.5".parse().unwrap() };
+                caller.request(&Request { public_key: key().public_pem(), proof }).unwrap_err().1
+            })
+        })
+        .collect();
+    let codes: Vec<String> = askers.into_iter().map(|asker| asker.join().unwrap()).collect();
+    assert_eq!(codes.iter().filter(|code| *code == "too_many_failures").count(), 10, "{codes:?}");
+    assert_eq!(confirmed.cluster.asked() - before, 2);
+    confirmed.cluster.be(Mood::Well);
+    assert!(confirmed.ask(&service, web()).is_ok(), "a good proof from there is still heard");
+}
+
+#[test]
+fn credentials_that_cannot_be_read_are_named_at_start() {
+    let confirmed = Confirmed::with("1.36.2", &json!({"kubeconfig": "/nonexistent/kubeconfig"}), &json!({}));
+    let error = confirmed.ca.failure("serve", &["--listen", "127.0.0.1:0"]);
+    assert!(error.contains("/nonexistent/kubeconfig"), "{error}");
+}
