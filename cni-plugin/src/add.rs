@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::del::detach;
+use crate::enrolment::Knowledge;
 use crate::host::{Deadline, Host, Netns};
+use crate::instance_status::Status;
 use crate::launch::{LaunchSpec, Pod};
 use crate::lock::Lock;
 use crate::prev_result::PrevResult;
@@ -25,16 +27,20 @@ pub fn run(request: &Attach, host: &Host<'_>) -> Result<String, Error> {
     let deadline = Deadline::after(host.clock, settings.timeout);
     let prev_result = required_prev_result(&request.config)?;
     let output = prev_result.as_output(&request.config.version);
-    let Some(pod) = settings.enrolment.decide(&request.args, &request.config)? else { return Ok(output) };
+    let Some(pod) = enrolled(request, &settings, host, deadline)? else { return Ok(output) };
     let attachment = Attachment::check(request, &settings, &prev_result, pod, host)?;
 
     let lock = Lock::acquire(&attachment.files, host.clock, deadline)?;
-    if attachment.is_in_place(host) {
-        return Ok(output);
+    let output = |record: &Record| match record.host_route {
+        Some(route) => prev_result.renumbered(&request.key.ifname, route.destination, &request.config.version),
+        None => Ok(output),
+    };
+    if let Some(record) = attachment.in_place(settings.renumber, host) {
+        return output(&record);
     }
-    let attached = attachment.attach(&settings, host, deadline);
+    let attached = attachment.attach(&settings, host, deadline).and_then(|record| output(&record));
     match attached.map_err(|e| named(e, &attachment.pod)) {
-        Ok(()) => Ok(output),
+        Ok(output) => Ok(output),
         Err(error) => Err(match detach(&attachment.files, host) {
             Ok(()) => {
                 lock.remove();
@@ -46,6 +52,18 @@ pub fn run(request: &Attach, host: &Host<'_>) -> Result<String, Error> {
             }
         }),
     }
+}
+
+/// The pod of a request, if it is ours.
+pub(crate) fn enrolled(
+    request: &Attach,
+    settings: &Settings,
+    host: &Host<'_>,
+    deadline: Deadline,
+) -> Result<Option<Pod>, Error> {
+    let program = || settings.instance_binary(host.plugin_dir.as_deref());
+    let knowledge = Knowledge { labels: host.labels, program: &program, clock: host.clock, deadline };
+    settings.enrolment.decide(&request.args, &request.config, knowledge)
 }
 
 /// Undoes an ADD whose result could not be printed.
@@ -100,15 +118,19 @@ impl<'a> Attachment<'a> {
         Ok(Self { request, files, netns, pod, pod_address, instance, device })
     }
 
-    /// Whether a repeated ADD finds what it would make.
-    fn is_in_place(&self, host: &Host<'_>) -> bool {
-        let Ok(Found::Record(record)) = Record::load(&self.files.record()) else { return false };
-        let (supervisor, process) = (record.supervisor, record.process);
-        let expected = Record { state: State::Running, process, supervisor, ..self.record(supervisor) };
-        *record == expected && host.supervisor(supervisor).is_alive(&self.files, process, host.clock)
+    /// What a repeated ADD would make, if it is there.
+    fn in_place(&self, renumber: bool, host: &Host<'_>) -> Option<Record> {
+        let Ok(Found::Record(record)) = Record::load(&self.files.record()) else { return None };
+        let (supervisor, process, host_route) = (record.supervisor, record.process, record.host_route);
+        let expected = Record { state: State::Running, process, host_route, ..self.record(supervisor) };
+        let is_there = *record == expected
+            && host_route.is_some() == renumber
+            && host_route.is_none_or(|route| host.routes.is_used(&route))
+            && host.supervisor(supervisor).is_alive(&self.files, process, host.clock);
+        is_there.then_some(expected)
     }
 
-    fn attach(&self, settings: &Settings, host: &Host<'_>, deadline: Deadline) -> Result<(), Error> {
+    fn attach(&self, settings: &Settings, host: &Host<'_>, deadline: Deadline) -> Result<Record, Error> {
         match Record::load(&self.files.record()).map_err(|e| self.io("read the record", &e))? {
             Found::Record(other) if other.key() != self.request.key => {
                 let msg = format!("{} belongs to container {}", self.files.record().display(), other.container_id);
@@ -143,8 +165,29 @@ impl<'a> Attachment<'a> {
         };
         let outcome = host.supervisor(supervisor).start(&launch, host.clock, deadline, &mut started);
         outcome.map_err(|failure| explain(&failure, settings))?;
+        if settings.renumber {
+            self.renumber(&mut record, host)?;
+        }
         record.state = State::Running;
-        record.save(&self.files).map_err(|e| self.io("write the record", &e))
+        record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
+        Ok(record)
+    }
+
+    /// Lets the node reach the overlay address, which is about to be the pod's in Kubernetes, without a tunnel.
+    fn renumber(&self, record: &mut Record, host: &Host<'_>) -> Result<(), Error> {
+        let status = Status::ask(&self.files.status_socket()).map_err(|e| {
+            Error::new(code::INSTANCE_UNREACHABLE, format!("the instance does not tell the overlay address: {e}"))
+        })?;
+        let address = status.counterpart(self.pod_address).ok_or_else(|| {
+            let msg = format!("cannot renumber {}: the certificate has {:?}", self.pod_address, status.overlay);
+            Error::new(code::ADDRESS, msg).details("the overlay address must be of the same family as the pod's")
+        })?;
+        let failed = |e| Error::new(code::IO, format!("cannot make the node's route to {address}: {e}"));
+        let route = host.routes.like(self.pod_address, address).map_err(failed)?;
+        // Before it is made: whoever finds the record knows what to remove.
+        record.host_route = Some(route);
+        record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
+        host.routes.add(&route).map_err(failed)
     }
 
     /// Stops instances of earlier sandboxes of the same pod: two with one certificate would fight over its address.
@@ -183,6 +226,7 @@ impl<'a> Attachment<'a> {
             supervisor,
             instance: self.instance.clone(),
             process: None,
+            host_route: None,
             status_socket: self.files.status_socket(),
         }
     }

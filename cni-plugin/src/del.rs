@@ -31,11 +31,15 @@ pub fn run(request: &Detach, host: &Host<'_>) -> Result<(), Error> {
 /// # Errors
 /// As [`run`].
 pub fn detach(files: &Files, host: &Host<'_>) -> Result<(), Error> {
+    let mut route = None;
     let (kinds, known) = match Record::load(&files.record()) {
         // Container ids and interface names may hold '-', so two attachments can share a file name.
         Ok(Found::Record(record)) if record.key() != *files.key() => return Ok(()),
         // Recorded before it ran: with no process in the record there is none.
-        Ok(Found::Record(record)) => (vec![record.supervisor], Known::Recorded(record.process)),
+        Ok(Found::Record(record)) => {
+            route = record.host_route;
+            (vec![record.supervisor], Known::Recorded(record.process))
+        }
         Ok(Found::Nothing | Found::Garbage(_)) | Err(_) => (vec![Kind::Direct, Kind::Systemd], Known::Nothing),
     };
     let stop = |kind: &Kind| host.supervisor(*kind).stop(files, known, host.clock);
@@ -45,6 +49,10 @@ pub fn detach(files: &Files, host: &Host<'_>) -> Result<(), Error> {
         Error::new(code::TRY_AGAIN, format!("{name}: the instance does not end: {why}"))
             .details("it still holds the pod's network namespace; end it by hand if this repeats")
     })?;
+    if let Some(route) = route {
+        let failed = |e| Error::new(code::IO, format!("{name}: cannot remove the route to {}: {e}", route.destination));
+        host.routes.remove(&route).map_err(failed)?;
+    }
     kinds.iter().for_each(|kind| host.supervisor(*kind).clean_up(files, host.clock));
     files
         .remove()

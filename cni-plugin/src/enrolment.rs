@@ -1,59 +1,101 @@
 //! Decides whether a pod is ours (admission decision). What cannot be decided is an error, never a "no".
 
+use std::path::PathBuf;
+
 use serde_json::Value;
 
+use crate::host::{Clock, Deadline};
+use crate::labels::{Answer, LabelSource, Question};
 use crate::launch::Pod;
 use crate::reply::{Error, code};
 use crate::request::{Args, NetworkConfig};
+use crate::selector::Selector;
 use crate::settings::{refuse_other_keys, refused};
 
-/// Which namespaces the operator enrolled. Without a list: every pod of the chain.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Enrolment {
-    /// Every pod.
+/// Whom the operator enrolled. Without lists and selectors: every pod of the chain.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Enrolment {
+    namespaces: Namespaces,
+    selectors: Option<Selectors>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+enum Namespaces {
+    #[default]
     All,
-    /// Pods of these namespaces.
     Only(Vec<String>),
-    /// Pods of all namespaces but these.
     Except(Vec<String>),
 }
 
+/// Conditions on labels, which only the API server knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Selectors {
+    kubeconfig: PathBuf,
+    pod: Option<Selector>,
+    namespace: Option<Selector>,
+}
+
+/// What a decision may use beside the request.
+#[derive(Clone, Copy)]
+pub struct Knowledge<'a> {
+    /// Who knows labels.
+    pub labels: &'a dyn LabelSource,
+    /// The program that asks for them.
+    pub program: &'a dyn Fn() -> Result<PathBuf, Error>,
+    /// Time.
+    pub clock: &'a dyn Clock,
+    /// When the verb must be done.
+    pub deadline: Deadline,
+}
+
 impl Enrolment {
-    /// Reads the key `enrol`.
+    /// Reads the keys `enrol` and `kubeconfig`.
     ///
     /// # Errors
     /// Code 7, naming key and value.
     pub fn read(config: &NetworkConfig) -> Result<Self, Error> {
-        const EXPECTED: &str = "an object with \"namespaces\" or \"exceptNamespaces\"";
-        let Some(value) = config.value("enrol")? else { return Ok(Self::All) };
+        const EXPECTED: &str =
+            "an object with \"namespaces\" or \"exceptNamespaces\", \"podSelector\", \"namespaceSelector\"";
+        let Some(value) = config.value("enrol")? else { return Ok(Self::default()) };
         let object = value.as_object().ok_or_else(|| refused("enrol", &value, EXPECTED))?;
-        refuse_other_keys("enrol", object, &["namespaces", "exceptNamespaces"])?;
+        refuse_other_keys("enrol", object, &["namespaces", "exceptNamespaces", "podSelector", "namespaceSelector"])?;
         let list = |key: &str| {
             let name = format!("enrol.{key}");
             object.get(key).map(|value| namespaces(&name, value)).transpose()
         };
-        match (list("namespaces")?, list("exceptNamespaces")?) {
-            (None, None) => Ok(Self::All),
-            (Some(only), None) => Ok(Self::Only(only)),
-            (None, Some(except)) => Ok(Self::Except(except)),
-            (Some(_), Some(_)) => Err(refused("enrol", &value, "one of the two lists, not both")),
-        }
+        let namespaces = match (list("namespaces")?, list("exceptNamespaces")?) {
+            (None, None) => Namespaces::All,
+            (Some(only), None) => Namespaces::Only(only),
+            (None, Some(except)) => Namespaces::Except(except),
+            (Some(_), Some(_)) => return Err(refused("enrol", &value, "one of the two lists, not both")),
+        };
+        let selector = |key: &str| {
+            let name = format!("enrol.{key}");
+            object.get(key).map(|value| Selector::read(&name, value)).transpose()
+        };
+        let selectors = match (selector("podSelector")?, selector("namespaceSelector")?) {
+            (None, None) => None,
+            (pod, namespace) => Some(Selectors { kubeconfig: kubeconfig(config)?, pod, namespace }),
+        };
+        Ok(Self { namespaces, selectors })
     }
 
     /// The pod of this request if it is ours, `None` if it is not.
     ///
     /// The annotation is written by the pod's owner: it may keep a pod out, never bring one in that the operator left
-    /// out. It is seen only where the configuration declares the capability for annotations.
+    /// out. It is seen only where the configuration declares the capability for annotations. Labels of pods are their
+    /// owners' as well, but API servers can restrict who sets them.
     ///
     /// # Errors
-    /// Code 4 if CNI_ARGS does not say whose pod this is; code 7 for an annotation that is neither "true" nor "false".
-    pub fn decide(&self, args: &Args, config: &NetworkConfig) -> Result<Option<Pod>, Error> {
+    /// Code 4 if CNI_ARGS does not say whose pod this is; code 7 for an annotation that is neither "true" nor "false";
+    /// codes 108, 109 and 114 if a selector is configured and its labels are not to be had.
+    pub fn decide(&self, args: &Args, config: &NetworkConfig, knowledge: Knowledge<'_>) -> Result<Option<Pod>, Error> {
         let namespace = argument(args, "K8S_POD_NAMESPACE", is_label)?.ok_or_else(|| missing("K8S_POD_NAMESPACE"))?;
         let listed = |list: &[String]| list.iter().any(|n| n == namespace);
-        let ours = match self {
-            Self::All => true,
-            Self::Only(list) => listed(list),
-            Self::Except(list) => !listed(list),
+        let ours = match &self.namespaces {
+            Namespaces::All => true,
+            Namespaces::Only(list) => listed(list),
+            Namespaces::Except(list) => !listed(list),
         };
         if !ours {
             return Ok(None);
@@ -64,8 +106,55 @@ impl Enrolment {
         }
         // Runtimes before CRI's pod uid argument leave it out; the CA then looks the pod up by name.
         let uid = argument(args, "K8S_POD_UID", is_uid)?.unwrap_or_default();
-        Ok(Some(Pod { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() }))
+        let pod = Pod { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() };
+        match &self.selectors {
+            Some(selectors) => Ok(selectors.select(&pod, knowledge)?.then_some(pod)),
+            None => Ok(Some(pod)),
+        }
     }
+}
+
+impl Selectors {
+    fn select(&self, pod: &Pod, knowledge: Knowledge<'_>) -> Result<bool, Error> {
+        let question = Question {
+            kubeconfig: self.kubeconfig.clone(),
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            of_pod: self.pod.is_some(),
+            of_namespace: self.namespace.is_some(),
+            // The rest is for the tunnel.
+            within_ms: (knowledge.deadline.left(knowledge.clock) / 2).as_millis() as u64,
+        };
+        let cannot = |code: u32, why: &str, help: &str| {
+            let msg = format!("pod {}/{}: cannot decide enrolment: {why}", pod.namespace, pod.name);
+            Err(Error::new(code, msg).details(help))
+        };
+        match knowledge.labels.ask(&(knowledge.program)()?, &question, knowledge.clock) {
+            Answer::Labels(labels) => Ok(self.pod.as_ref().is_none_or(|selector| selector.matches(&labels.pod))
+                && self.namespace.as_ref().is_none_or(|selector| selector.matches(&labels.namespace))),
+            Answer::NoSuchPod => {
+                cannot(code::NO_SUCH_POD, "the API server knows no such pod", "it may be deleted already")
+            }
+            Answer::OtherPod { uid } => cannot(
+                code::OTHER_POD,
+                &format!("the API server has uid {uid:?} for it"),
+                "it was deleted and made anew",
+            ),
+            Answer::Undecided(why) => cannot(
+                code::LABELS_UNAVAILABLE,
+                &why,
+                "enrol by namespaces or annotations where pods must start without the API server",
+            ),
+        }
+    }
+}
+
+fn kubeconfig(config: &NetworkConfig) -> Result<PathBuf, Error> {
+    const EXPECTED: &str = "an absolute path: selectors need the API server";
+    let value = config.value("kubeconfig")?.unwrap_or_default();
+    let path = value.as_str().filter(|path| path.starts_with('/') && !path.contains('\0'));
+    path.map(PathBuf::from).ok_or_else(|| refused("kubeconfig", &value, EXPECTED))
 }
 
 fn opted_out(config: &NetworkConfig, namespace: &str, name: &str) -> Result<bool, Error> {
@@ -123,12 +212,30 @@ const ANNOTATION: &str = "nebula-cni/enrol";
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
     use serde_json::json;
 
     use super::*;
+    use crate::host::SystemClock;
+    use crate::labels::Labels;
     use crate::request::{Env, Request, read};
 
+    /// Answers what it was made with.
+    struct Fixed(Answer);
+
+    impl LabelSource for Fixed {
+        fn ask(&self, _: &Path, _: &Question, _: &dyn Clock) -> Answer {
+            self.0.clone()
+        }
+    }
+
     fn decide(entry: Value, args: &str) -> Result<Option<Pod>, Error> {
+        decide_with(entry, args, Answer::Undecided("nobody was to be asked".to_owned()))
+    }
+
+    fn decide_with(entry: Value, args: &str, answer: Answer) -> Result<Option<Pod>, Error> {
         let mut all = json!({"cniVersion": "1.1.0", "name": "n"});
         all.as_object_mut().unwrap().extend(entry.as_object().unwrap().clone());
         let env: Env = [
@@ -141,7 +248,13 @@ mod tests {
         .map(|(k, v)| (k.into(), v.into()))
         .into();
         let Some(Request::Add(add)) = read(&env, all.to_string().as_bytes()).1? else { panic!() };
-        Enrolment::read(&add.config)?.decide(&add.args, &add.config)
+        let knowledge = Knowledge {
+            labels: &Fixed(answer),
+            program: &|| Ok("/bin/true".into()),
+            clock: &SystemClock,
+            deadline: Deadline::after(&SystemClock, Duration::from_secs(20)),
+        };
+        Enrolment::read(&add.config)?.decide(&add.args, &add.config, knowledge)
     }
 
     const WEB: &str = "K8S_POD_UID=u-1;K8S_POD_NAME=web-0;IgnoreUnknown=1;K8S_POD_NAMESPACE=shop";
@@ -172,6 +285,38 @@ mod tests {
         assert!(with(json!({"exceptNamespaces": ["shop"]}), json!("true")).unwrap().is_none());
         assert_eq!(with(json!({}), json!("maybe")).unwrap_err().code, 7);
         assert_eq!(with(json!({}), json!(7)).unwrap_err().code, 7);
+    }
+
+    #[test]
+    fn selectors_of_pod_and_namespace_must_both_match() {
+        let enrol = json!({"enrol": {"podSelector": {"matchLabels": {"app": "web"}},
+            "namespaceSelector": {"matchLabels": {"mesh": "on"}}}, "kubeconfig": "/k"});
+        let labels = |app: &str, mesh: &str| {
+            let one = |key: &str, value: &str| [(key.to_owned(), value.to_owned())].into();
+            Answer::Labels(Labels { pod: one("app", app), namespace: one("mesh", mesh) })
+        };
+        assert!(decide_with(enrol.clone(), WEB, labels("web", "on")).unwrap().is_some());
+        assert!(decide_with(enrol.clone(), WEB, labels("db", "on")).unwrap().is_none());
+        assert!(decide_with(enrol.clone(), WEB, labels("web", "off")).unwrap().is_none());
+        let mut except = enrol;
+        except["enrol"]["exceptNamespaces"] = json!(["shop"]);
+        assert!(decide(except, WEB).unwrap().is_none(), "a namespace that is out is not looked up");
+    }
+
+    #[test]
+    fn without_an_answer_of_the_api_server_there_is_no_decision() {
+        let enrol = || json!({"enrol": {"podSelector": {}}, "kubeconfig": "/k"});
+        for (answer, code) in [
+            (Answer::NoSuchPod, 108),
+            (Answer::OtherPod { uid: "u-2".to_owned() }, 109),
+            (Answer::Undecided("cannot ask https://api: refused".to_owned()), 114),
+        ] {
+            let error = decide_with(enrol(), WEB, answer).unwrap_err();
+            assert_eq!(error.code, code);
+            assert!(error.msg.contains("shop/web-0"), "{error}");
+        }
+        assert_eq!(decide(json!({"enrol": {"podSelector": {}}}), WEB).unwrap_err().code, 7);
+        assert_eq!(decide(json!({"enrol": {"podSelector": {}}, "kubeconfig": "k"}), WEB).unwrap_err().code, 7);
     }
 
     #[test]

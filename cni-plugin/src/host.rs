@@ -12,6 +12,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
 
+use crate::host_route::Routes;
+use crate::labels::LabelSource;
 use crate::supervisor::{Kind, Supervisor};
 
 /// Everything a verb may touch besides files.
@@ -24,6 +26,10 @@ pub struct Host<'a> {
     pub direct: &'a dyn Supervisor,
     /// Instances as units of systemd.
     pub systemd: &'a dyn Supervisor,
+    /// The node's routes.
+    pub routes: &'a dyn Routes,
+    /// Labels of pods and namespaces.
+    pub labels: &'a dyn LabelSource,
     /// The directory of the plugin's own binary.
     pub plugin_dir: Option<PathBuf>,
 }

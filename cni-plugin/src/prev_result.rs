@@ -1,5 +1,6 @@
 //! The result of the plugin before us: read for the pod's address, passed on byte for byte.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use serde_json::Value;
@@ -45,25 +46,40 @@ impl PrevResult {
         value.to_string()
     }
 
+    /// The result with `address` in place of the pod's address of the same family; every other byte stays.
+    ///
+    /// # Errors
+    /// Code 7 if the pod has no such address, code 6 if an entry on the way to it is malformed.
+    pub fn renumbered(&self, ifname: &str, address: IpAddr, version: &str) -> Result<String, Error> {
+        let decode = |e: serde_json::Error| Error::new(code::CONTENT, format!("prevResult cannot be decoded: {e}"));
+        let text = self.as_output(version);
+        let fields: BTreeMap<String, &RawValue> = serde_json::from_str(&text).map_err(decode)?;
+        let entries: Vec<BTreeMap<String, &RawValue>> =
+            fields.get("ips").map_or(Ok(Vec::new()), |ips| serde_json::from_str(ips.get())).map_err(decode)?;
+        for (entry, ip) in entries.iter().zip(self.list("ips")?) {
+            if !self.is_of(ip, ifname)? || self::address(ip)?.is_ipv4() != address.is_ipv4() {
+                continue;
+            }
+            let Some(old) = entry.get("address") else { continue };
+            // A raw value is a piece of the text it was read from.
+            let start = old.get().as_ptr() as usize - text.as_ptr() as usize;
+            let bits = if address.is_ipv4() { 32 } else { 128 };
+            let (before, after) = (&text[..start], &text[start + old.get().len()..]);
+            return Ok(format!("{before}\"{address}/{bits}\"{after}"));
+        }
+        Err(Error::new(
+            code::CONFIG,
+            format!("prevResult holds no address of interface {ifname:?} to be replaced by {address}"),
+        ))
+    }
+
     /// The first address of the container's interface `ifname`.
     ///
     /// # Errors
     /// Code 7 if there is none, code 6 if an entry on the way to it is malformed.
     pub fn pod_address(&self, ifname: &str) -> Result<IpAddr, Error> {
-        let interfaces = self.list("interfaces")?;
         for ip in self.list("ips")? {
-            let on_it = match ip.get("interface") {
-                // Absent: the container interface named by CNI_IFNAME.
-                None | Some(Value::Null) => true,
-                Some(index) => {
-                    let interface =
-                        index.as_u64().and_then(|i| interfaces.get(usize::try_from(i).ok()?)).ok_or_else(|| {
-                            Error::new(code::CONTENT, format!("prevResult: ips[].interface {index} names no interface"))
-                        })?;
-                    is_in_container(interface) && interface.get("name").and_then(Value::as_str) == Some(ifname)
-                }
-            };
-            if on_it {
+            if self.is_of(ip, ifname)? {
                 return address(ip);
             }
         }
@@ -78,6 +94,17 @@ impl PrevResult {
         self.list("interfaces").is_ok_and(|interfaces| {
             interfaces.iter().any(|i| is_in_container(i) && i.get("name").and_then(Value::as_str) == Some(name))
         })
+    }
+
+    /// Whether an entry of `ips` is on the container's interface `ifname`.
+    fn is_of(&self, ip: &Value, ifname: &str) -> Result<bool, Error> {
+        // Absent: the container interface named by CNI_IFNAME.
+        let Some(index) = ip.get("interface").filter(|index| !index.is_null()) else { return Ok(true) };
+        let interfaces = self.list("interfaces")?;
+        let interface = index.as_u64().and_then(|i| interfaces.get(usize::try_from(i).ok()?)).ok_or_else(|| {
+            Error::new(code::CONTENT, format!("prevResult: ips[].interface {index} names no interface"))
+        })?;
+        Ok(is_in_container(interface) && interface.get("name").and_then(Value::as_str) == Some(ifname))
     }
 
     fn list(&self, key: &str) -> Result<&[Value], Error> {
@@ -123,6 +150,25 @@ mod tests {
         assert_eq!(parse(r#"{ "b":1, "a":2}"#).as_output("0.4.0"), r#"{"cniVersion":"0.4.0", "b":1, "a":2}"#);
         assert_eq!(parse("{}").as_output("0.4.0"), r#"{"cniVersion":"0.4.0"}"#);
         assert_eq!(parse(r#"{"cniVersion":"","b":1}"#).as_output("0.4.0"), r#"{"cniVersion":"0.4.0","b":1}"#);
+    }
+
+    #[test]
+    fn renumbering_changes_the_address_and_no_other_byte() {
+        let text = |one: &str, two: &str| {
+            format!(
+                r#"{{ "zeta":1.50,"ips":[ {{"interface":0,"address":"10.0.0.9/24"}},{{"gateway":"10.4.0.1", "address" : "{one}","x":[ 1]}},
+                {{"address":"fd00::7\/64"}},{{"address":"{two}"}}],"cniVersion":"1.0.0","interfaces":[{{"name":"eth0"}}]}}"#
+            )
+        };
+        let prev = parse(&text("10.4.0.7/24", "10.4.0.8/24"));
+        let v4 = prev.renumbered("eth0", "10.42.0.7".parse().unwrap(), "1.0.0").unwrap();
+        assert_eq!(v4, text("10.42.0.7/32", "10.4.0.8/24"));
+        let v6 = prev.renumbered("eth0", "fd42::7".parse().unwrap(), "1.0.0").unwrap();
+        assert_eq!(v6, text("10.4.0.7/24", "10.4.0.8/24").replace(r"fd00::7\/64", "fd42::7/128"));
+        let only_v4 = parse(r#"{"ips":[{"address":"10.4.0.7/24"}]}"#);
+        assert_eq!(only_v4.renumbered("eth0", "fd42::7".parse().unwrap(), "1.0.0").unwrap_err().code, 7);
+        let filled = only_v4.renumbered("eth0", "10.42.0.7".parse().unwrap(), "0.4.0").unwrap();
+        assert_eq!(filled, r#"{"cniVersion":"0.4.0","ips":[{"address":"10.42.0.7/32"}]}"#);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::host::NetnsId;
+use crate::host_route::HostRoute;
 use crate::launch::Pod;
 use crate::request::Key;
 use crate::supervisor::{Kind, Process};
@@ -44,6 +45,9 @@ pub struct Record {
     pub instance: PathBuf,
     /// The instance, where its supervisor knows it by its process; absent until one was started.
     pub process: Option<Process>,
+    /// The node's route to the overlay address that ADD reported as the pod's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_route: Option<HostRoute>,
     /// Where the instance answers.
     pub status_socket: PathBuf,
 }
@@ -294,6 +298,11 @@ mod tests {
             supervisor: Kind::Systemd,
             instance: "/opt/cni/bin/nebula-cni-instance".into(),
             process: Some(Process { pid: 7, start_time: 9 }),
+            host_route: Some(HostRoute {
+                destination: "10.42.0.1".parse().unwrap(),
+                next_hop: "10.0.0.1".parse().unwrap(),
+                interface: 3,
+            }),
             status_socket: "/x".into(),
         }
     }

@@ -47,8 +47,18 @@ pub mod code {
     pub const INSTANCE_FAILED: u32 = 105;
     /// Not ready in time.
     pub const DEADLINE: u32 = 107;
+    /// The API server knows no such pod.
+    pub const NO_SUCH_POD: u32 = 108;
+    /// The API server knows another pod of that name.
+    pub const OTHER_POD: u32 = 109;
+    /// The CA service gave no address that could be the pod's.
+    pub const ADDRESS: u32 = 110;
     /// The tun device in the pod is missing or not as recorded.
     pub const DEVICE: u32 = 111;
+    /// The API server could not be asked whose labels the pod has.
+    pub const LABELS_UNAVAILABLE: u32 = 114;
+    /// The node's route to a renumbered pod is missing.
+    pub const HOST_ROUTE: u32 = 113;
     /// The pod's certificate is no longer valid.
     pub const CERTIFICATE_EXPIRED: u32 = 112;
 }

@@ -18,6 +18,7 @@ mod firewall_hash;
 pub mod go_flags;
 pub mod handoff;
 mod jitter;
+pub mod kube_labels;
 pub mod launch_file;
 pub mod life_cycle;
 mod link_watch;

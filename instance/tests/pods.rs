@@ -67,6 +67,38 @@ fn two_pods_on_one_node_talk_over_the_overlay() {
 
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
+fn a_renumbered_pod_is_reported_probed_and_reached_by_its_overlay_address() {
+    let mut cluster = Cluster::new();
+    let mut one = cluster.node("n1", "1.0.0");
+    one.conf["plugins"][1]["renumber"] = true.into();
+    let two = cluster.node("n2", "0.4.0");
+    cluster.world.namespace("web");
+    cluster.world.namespace("db");
+    let web = one.chain_ok(&cluster.world, "add", "web");
+    two.chain_ok(&cluster.world, "add", "db");
+    assert_eq!(pod_address(&web), "10.42.1.2", "the result names the overlay address: {web}");
+    assert_eq!(web["ips"][0]["gateway"], "10.244.1.1", "all else is the primary plugin's: {web}");
+    // As the kubelet's probes: from the node, where no tunnel is.
+    cluster.world.ping("n1", "10.42.1.2", SOON);
+    cluster.world.ping("db", "10.42.1.2", SOON);
+    let routes = || String::from_utf8_lossy(&cluster.world.exec("n1", &["ip", "route"]).stdout).into_owned();
+    assert!(routes().contains("10.42.1.2 via 10.244.1.2 dev cni0"), "{}", routes());
+    // The primary plugin's CHECK looks for the address of the result at its interface, so ours is called alone.
+    let whole = one.conf.clone();
+    one.conf["plugins"].as_array_mut().expect("plugins").remove(0);
+    one.chain_ok(&cluster.world, "check", "web");
+    assert!(cluster.world.exec("n1", &["ip", "route", "del", "10.42.1.2"]).status.success());
+    assert_eq!(failed(&one, &cluster, "check", "web")["code"], 113);
+    one.conf = whole;
+    one.chain_ok(&cluster.world, "del", "web");
+    one.chain_ok(&cluster.world, "add", "web");
+    one.chain_ok(&cluster.world, "del", "web");
+    assert_eq!(one.leftovers(), Vec::<std::path::PathBuf>::new());
+    assert!(!routes().contains("10.42."), "{}", routes());
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
 fn add_fails_with_a_reason_and_undoes_itself_when_the_ca_is_away_and_works_when_it_is_back() {
     let mut cluster = Cluster::new();
     let mut node = cluster.node("n1", "1.0.0");

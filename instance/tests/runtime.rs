@@ -136,6 +136,29 @@ fn pods_of_containerd_reach_each_other_and_a_host_with_go_nebula() {
 
 #[test]
 #[ignore = "needs root, containerd, the shared CRI tools and a release build"]
+fn containerd_reports_a_renumbered_pod_by_its_overlay_address() {
+    let mut cluster = Cluster::new();
+    let mut node = cluster.node("n1", "1.0.0");
+    node.conf["plugins"][1]["renumber"] = true.into();
+    let runtime = Runtime::start(&cluster.world, &node);
+    let (web, _, addresses) = runtime.pod("web");
+    let (_, db_main, _) = runtime.pod("db");
+    let overlay = world::cluster::status_at(&socket_of(&node, &web))["overlay"][0].clone();
+    let overlay = overlay.as_str().and_then(|network| network.split('/').next()).expect("an overlay address");
+    assert_eq!(addresses, serde_json::json!([overlay]), "the pod's status shows the overlay address");
+    let ping = ["exec", &db_main, "--", "/bin/ping", "-c", "1", "-W", "5", overlay];
+    let reached = (0..10).any(|_| runtime.cri(&ping).is_ok());
+    assert!(reached, "another pod reaches it\n{}", cluster.world.all_logs());
+    cluster.world.ping("n1", overlay, SOON);
+    for verb in ["stop-pod", "remove-pod"] {
+        runtime.cri(&[verb, &web]).unwrap_or_else(|error| panic!("{error}"));
+    }
+    let routes = cluster.world.exec("n1", &["ip", "route"]).stdout;
+    assert!(!String::from_utf8_lossy(&routes).contains(&format!("{overlay} ")), "the node keeps its route");
+}
+
+#[test]
+#[ignore = "needs root, containerd, the shared CRI tools and a release build"]
 fn a_refused_pod_tells_the_user_why_and_leaves_nothing() {
     let mut cluster = Cluster::new();
     let mut node = cluster.node("n1", "1.0.0");

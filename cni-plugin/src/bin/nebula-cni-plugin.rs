@@ -7,6 +7,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use nebula_cni_plugin::host::{Host, SystemClock, SystemNamespaces};
+use nebula_cni_plugin::host_route::SystemRoutes;
+use nebula_cni_plugin::labels::Program;
 use nebula_cni_plugin::reconcile::{self, Depth};
 use nebula_cni_plugin::reply::{self, Error, code};
 use nebula_cni_plugin::request::{self, Env, Request};
@@ -20,7 +22,7 @@ fn main() -> ExitCode {
     if let Some((verb, rest)) = arguments.split_first() {
         return match verb.to_str() {
             Some(launcher::VERB) => launch(rest),
-            Some("reconcile") => reconcile(rest.first().map_or(Path::new(STATE_DIR), Path::new)),
+            Some("reconcile") => reconcile(rest.first().map_or_else(|| Path::new(STATE_DIR), Path::new)),
             _ => about(),
         };
     }
@@ -44,6 +46,8 @@ fn this_host(direct: &Direct) -> Host<'_> {
         namespaces: &SystemNamespaces,
         direct,
         systemd: &Systemd,
+        routes: &SystemRoutes,
+        labels: &Program,
         plugin_dir: env::current_exe().ok().and_then(|exe| exe.parent().map(Into::into)),
     }
 }

@@ -8,6 +8,8 @@ use std::path::Path;
 use std::process::Command;
 
 use nebula_cni_plugin::host::{Host, Link, Namespaces, Netns, NetnsId, SystemClock, SystemNamespaces};
+use nebula_cni_plugin::host_route::SystemRoutes;
+use nebula_cni_plugin::labels::Program;
 use nebula_cni_plugin::reply::Error;
 use nebula_cni_plugin::request::{self, Env, Request};
 use nebula_cni_plugin::supervisor::{Direct, Systemd};
@@ -38,7 +40,15 @@ impl Namespaces for Pretended {
 fn check(node: &Node, namespaces: &dyn Namespaces) -> Result<String, Error> {
     let mut env: Env = node.env.iter().map(|(k, v)| (k.into(), v.into())).collect();
     env.insert("CNI_COMMAND".into(), "CHECK".into());
-    let host = Host { clock: &SystemClock, namespaces, direct: &Direct::new(), systemd: &Systemd, plugin_dir: None };
+    let host = Host {
+        clock: &SystemClock,
+        namespaces,
+        direct: &Direct::new(),
+        systemd: &Systemd,
+        routes: &SystemRoutes,
+        labels: &Program,
+        plugin_dir: None,
+    };
     let request = request::read(&env, node.stdin().as_bytes()).1.unwrap().unwrap();
     assert!(matches!(request, Request::Check(_)));
     verb::answer(&request, &host)

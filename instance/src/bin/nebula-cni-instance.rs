@@ -1,11 +1,11 @@
 //! The tunnel of one pod: started by the CNI plugin with a launch file, ended by a signal or with the pod.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
 use nebula_instance::go_flags::{self, Flag};
-use nebula_instance::{admin, launch_file, notify, pod_tunnel};
+use nebula_instance::{admin, kube_labels, launch_file, notify, pod_tunnel};
 
 fn main() -> ExitCode {
     nebula_core::io::share_one_heap();
@@ -23,6 +23,9 @@ fn main() -> ExitCode {
     if flags.is_set("version") {
         print(concat!("nebula-cni-instance ", env!("CARGO_PKG_VERSION"), "\n"));
         return ExitCode::SUCCESS;
+    }
+    if flags.is_set("labels") {
+        return labels();
     }
     if let Some(launch) = flags.value("status") {
         let spec = match launch_file::read(Path::new(launch)) {
@@ -59,10 +62,27 @@ fn main() -> ExitCode {
     }
 }
 
+fn labels() -> ExitCode {
+    let mut text = Vec::new();
+    let question = std::io::stdin().take(MAX_QUESTION).read_to_end(&mut text).map_err(serde_json::Error::io);
+    match question.and_then(|_| serde_json::from_slice(&text)) {
+        Ok(question) => {
+            print(&serde_json::to_string(&kube_labels::answer(&question)).unwrap_or_default());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("nebula-cni-instance: standard input holds no question of the plugin: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
 fn print(text: &str) {
     // Nobody is left to tell when standard output is closed.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
+
+const MAX_QUESTION: u64 = 64 << 10;
 
 const ABOUT: &str = "\
 Gives one pod its Nebula tunnel: makes the device in the pod's network namespace, asks the CA service for a
@@ -72,5 +92,10 @@ certificate, and moves packets until the pod is gone or SIGTERM arrives. Logs to
 const FLAGS: &[Flag] = &[
     Flag { name: "launch", takes_value: true, help: "Launch file that the CNI plugin wrote" },
     Flag { name: "status", takes_value: true, help: "Print the status (JSON) of the instance with this launch file" },
+    Flag {
+        name: "labels",
+        takes_value: false,
+        help: "Answer the plugin's question on standard input for labels of a pod",
+    },
     Flag { name: "version", takes_value: false, help: "Print version" },
 ];

@@ -21,7 +21,7 @@ mod stats;
 #[cfg(test)]
 mod tests;
 mod value;
-mod yaml;
+pub(crate) mod yaml;
 
 use std::path::{Path, PathBuf};
 

@@ -31,7 +31,7 @@ pub fn parse(text: &str) -> Result<Value, Error> {
 }
 
 /// The first document; `None` if there is none.
-pub(super) fn read<T: DeserializeOwned>(text: &str) -> Result<Option<T>, Error> {
+pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<Option<T>, Error> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_depth: 64,

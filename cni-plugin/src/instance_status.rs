@@ -1,0 +1,74 @@
+//! What an instance says of itself on its socket, as far as the plugin needs it.
+
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// The part of the status document that ADD and CHECK need.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Status {
+    pub(crate) pid: Option<i32>,
+    pub(crate) uid: Option<String>,
+    #[serde(default)]
+    pub(crate) state: String,
+    /// The pod's overlay addresses with their prefix lengths.
+    #[serde(default)]
+    pub(crate) overlay: Vec<String>,
+    pub(crate) certificate: Option<Certificate>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Certificate {
+    pub(crate) not_after: i64,
+}
+
+impl Status {
+    /// Asks the instance behind a socket.
+    pub(crate) fn ask(socket: &Path) -> io::Result<Self> {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+        let mut bytes = Vec::new();
+        stream.take(MAX_STATUS).read_to_end(&mut bytes)?;
+        serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+    }
+
+    /// The overlay address of the same family as `address`.
+    pub(crate) fn counterpart(&self, address: IpAddr) -> Option<IpAddr> {
+        let addresses = self.overlay.iter().filter_map(|network| Some(parse_network(network)?.0));
+        addresses.into_iter().find(|overlay| overlay.is_ipv4() == address.is_ipv4())
+    }
+}
+
+/// ADDRESS/PREFIX.
+pub(crate) fn parse_network(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, prefix) = text.split_once('/')?;
+    Some((address.parse().ok()?, prefix.parse().ok()?))
+}
+
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+const MAX_STATUS: u64 = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agreed_status_document_is_understood() {
+        let status: Status = serde_json::from_str(
+            r#"{"pod":"a/b","uid":"u","device":"nebula0","overlay":["fd42::7/64","10.42.0.7/16"],"groups":[],
+                "certificate":{"name":"n","fingerprint":"f","not_before":1,"not_after":2},"state":"running",
+                "port":4242,"tunnels":[],"counters":{},"pid":123}"#,
+        )
+        .unwrap();
+        assert_eq!(status.counterpart("10.4.0.7".parse().unwrap()), "10.42.0.7".parse().ok());
+        assert_eq!(status.counterpart("fd00::1".parse().unwrap()), "fd42::7".parse().ok());
+        assert_eq!((status.pid, status.certificate.unwrap().not_after), (Some(123), 2));
+        let waiting: Status = serde_json::from_str(r#"{"state":"waiting","certificate":null}"#).unwrap();
+        assert!(waiting.certificate.is_none());
+        assert_eq!(waiting.counterpart("10.4.0.7".parse().unwrap()), None);
+    }
+}
