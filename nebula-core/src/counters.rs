@@ -56,15 +56,68 @@ pub enum Counter {
     RelayedDatagrams,
     /// Their bytes.
     RelayedBytes,
+    /// Lighthouse messages received: questions where a host is.
+    LighthouseQueryIn,
+    /// Lighthouse messages sent: questions where a host is.
+    LighthouseQueryOut,
+    /// Lighthouse messages received: answers to them.
+    LighthouseReplyIn,
+    /// Lighthouse messages sent: answers to them.
+    LighthouseReplyOut,
+    /// Lighthouse messages received: reports of hosts about themselves.
+    LighthouseUpdateIn,
+    /// Lighthouse messages sent: reports of hosts about themselves.
+    LighthouseUpdateOut,
+    /// Lighthouse messages received: requests to punch towards a host.
+    LighthousePunchIn,
+    /// Lighthouse messages sent: requests to punch towards a host.
+    LighthousePunchOut,
+    /// Lighthouse messages received: confirmations of reports.
+    LighthouseAckIn,
+    /// Lighthouse messages sent: confirmations of reports.
+    LighthouseAckOut,
+    /// Lighthouse messages received: messages of unknown kind.
+    LighthouseOtherIn,
+    /// Lighthouse messages sent: messages of unknown kind.
+    LighthouseOtherOut,
+    /// Handshake datagrams sent, repeated ones included.
+    HandshakesOut,
+    /// Lighthouse messages sent.
+    LighthouseOut,
+    /// Test requests sent.
+    TestRequestsOut,
+    /// Test replies sent.
+    TestRepliesOut,
+    /// Close messages sent.
+    CloseTunnelOut,
+    /// Relay control messages sent.
+    ControlOut,
+    /// Recv_errors sent.
+    RecvErrorsOut,
+    /// Messages of this node sent through a relay.
+    FramesOut,
+    /// Datagrams sent to keep a NAT mapping open.
+    KeepalivesOut,
+    /// Datagrams sent to open one.
+    HolePunchesOut,
+    /// Packets sent that had waited for a tunnel.
+    WaitingOut,
 }
 
 /// One set of counters. One thread writes, anybody reads; so a relaxed load and store do, without a locked instruction.
 /// Aligned, so that no two lanes write to the same cache line.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(128))]
 pub struct Counters {
     values: [AtomicU64; Counter::ALL.len()],
     dropped: [[AtomicU64; DropReason::ALL.len()]; 2],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        let zero = |_| AtomicU64::new(0);
+        Self { values: std::array::from_fn(zero), dropped: std::array::from_fn(|_| std::array::from_fn(zero)) }
+    }
 }
 
 impl Counters {
@@ -141,6 +194,29 @@ counter_names! {
     Rejected "rejected",
     RelayedDatagrams "relayed_datagrams",
     RelayedBytes "relayed_bytes",
+    LighthouseQueryIn "lighthouse_query_in",
+    LighthouseQueryOut "lighthouse_query_out",
+    LighthouseReplyIn "lighthouse_reply_in",
+    LighthouseReplyOut "lighthouse_reply_out",
+    LighthouseUpdateIn "lighthouse_update_in",
+    LighthouseUpdateOut "lighthouse_update_out",
+    LighthousePunchIn "lighthouse_punch_in",
+    LighthousePunchOut "lighthouse_punch_out",
+    LighthouseAckIn "lighthouse_ack_in",
+    LighthouseAckOut "lighthouse_ack_out",
+    LighthouseOtherIn "lighthouse_other_in",
+    LighthouseOtherOut "lighthouse_other_out",
+    HandshakesOut "handshakes_out",
+    LighthouseOut "lighthouse_out",
+    TestRequestsOut "test_requests_out",
+    TestRepliesOut "test_replies_out",
+    CloseTunnelOut "close_tunnel_out",
+    ControlOut "control_out",
+    RecvErrorsOut "recv_errors_out",
+    FramesOut "frames_out",
+    KeepalivesOut "keepalives_out",
+    HolePunchesOut "hole_punches_out",
+    WaitingOut "waiting_out",
 }
 
 macro_rules! drop_names {

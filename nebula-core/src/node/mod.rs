@@ -3,6 +3,7 @@
 #[cfg(feature = "simulator")]
 mod adopted;
 mod confirmation;
+mod counting;
 mod deadlines;
 mod handshakes;
 mod inquiries;
@@ -33,7 +34,7 @@ use self::outbox::Outbox;
 use self::timer::{Due, Timer};
 use self::tunnels::Tunnels;
 use crate::config::{self, RecvErrorPolicy};
-use crate::counters::Direction;
+use crate::counters::{Counter, Direction};
 use crate::forward::LocalPolicy;
 use crate::handshake::{Admission, PendingHandshakes};
 use crate::hole_punch::HolePunch;
@@ -185,7 +186,8 @@ impl Node {
     /// Next datagram to send.
     #[must_use]
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.outbox.next_transmit()
+        let next = self.outbox.next_transmit();
+        next.inspect(|transmit| self.count_sent(&transmit.datagram))
     }
 
     /// Next packet for the own overlay device: the answer to one that waited for a tunnel and was then refused.
@@ -468,6 +470,7 @@ impl Node {
         self.lane.clear();
         let verdict = self.forwarder.outbound(&mut self.lane, now, &mut packet.bytes, packet.offload);
         if verdict == Verdict::Transmit {
+            self.lane.counters().add(Counter::WaitingOut, 1);
             for run in self.lane.runs() {
                 for datagram in self.lane.arena()[run.range.clone()].chunks(run.segment_size.max(1)) {
                     self.outbox.datagram(run.to, datagram.to_vec());

@@ -71,7 +71,10 @@ impl Node {
 
     fn send_meta(&mut self, tunnel: &Tunnel, message: &Meta) {
         match message.encode() {
-            Ok(body) => self.send(tunnel, MessageType::Lighthouse, &body),
+            Ok(body) => {
+                self.count_meta(message.kind, true);
+                self.send(tunnel, MessageType::Lighthouse, &body);
+            }
             Err(error) => tracing::warn!(peer = tunnel.peer.name(), %error, "cannot send a lighthouse message"),
         }
     }
@@ -81,6 +84,7 @@ impl Node {
             self.count(DropReason::BadMessage);
             return;
         };
+        self.count_meta(message.kind, false);
         let serves = self.config.lighthouse.am_lighthouse;
         let from_lighthouse = tunnel.peer_addresses.iter().any(|address| self.is_lighthouse(*address));
         match (message.kind, message.subject) {
