@@ -247,9 +247,7 @@ impl Reloader {
     fn serve_dns(&mut self) {
         // The old one first: the address may be the same.
         self.dns = None;
-        let handle = self.handle.clone();
-        let peers = move || handle.tunnels().into_iter().map(|tunnel| (tunnel.name, tunnel.peer)).collect();
-        self.dns = Served::of(&self.current).and_then(|served| served.start(peers));
+        self.dns = Served::of(&self.current).and_then(|served| served.start(self.handle.clone()));
     }
 
     fn watch_names(&mut self) {

@@ -50,7 +50,10 @@ fn get(port: u16, path: &str) -> std::io::Result<String> {
 }
 
 fn prometheus(port: u16, path: &str) -> String {
-    format!("{{type: prometheus, listen: '127.0.0.1:{port}', path: {path}, namespace: nebula, interval: 1s}}")
+    format!(
+        "{{type: prometheus, listen: '127.0.0.1:{port}', path: {path}, namespace: nebula, interval: 1s, \
+         message_metrics: true, lighthouse_metrics: true}}"
+    )
 }
 
 fn value(text: &str, name: &str) -> f64 {

@@ -1,4 +1,4 @@
-//! The lighthouse's DNS server: overlay addresses by the names in certificates, over UDP.
+//! The lighthouse's DNS server, over UDP: overlay addresses by the names in certificates, and certificates by address.
 
 mod message;
 
@@ -7,10 +7,13 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
+use nebula_core::io::Handle;
+
 use crate::config_file::{Dns, Settings};
 use crate::names;
 use crate::until_stopped::{self, Running};
-use message::{A, AAAA, Answer, Query};
+use hickory_resolver::proto::rr::RecordType;
+use message::{Answer, Query};
 
 /// What a server was started with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,9 +38,8 @@ impl Served {
         Some(Self { listen, own: (identity.primary().name().to_owned(), addresses) })
     }
 
-    /// Starts the server. `peers` gives names and addresses of the hosts with a tunnel. As in Go Nebula, a failure is
-    /// reported and nothing else stops because of it.
-    pub(crate) fn start(self, peers: impl Fn() -> Vec<(String, Vec<IpAddr>)> + Send + 'static) -> Option<Server> {
+    /// Starts the server, which asks `peers`. As in Go Nebula, a failure is reported and nothing else stops because of it.
+    pub(crate) fn start(self, peers: impl Peers) -> Option<Server> {
         let Dns { host, port } = &self.listen;
         let socket = match bind(host, *port) {
             Ok(socket) => socket,
@@ -48,7 +50,6 @@ impl Served {
         };
         let started = until_stopped::pair().and_then(|(running, stopped)| {
             let address = socket.local_addr()?;
-            let records = move || Records::new(std::iter::once(self.own.clone()).chain(peers()));
             let body = move || {
                 let mut recent: Option<(Instant, Records)> = None;
                 let mut datagram = [0; 1500];
@@ -57,13 +58,18 @@ impl Served {
                     let Some(query) = Query::parse(&datagram[..length]) else { continue };
                     #[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
                     let now = Instant::now();
+                    if query.kind == RecordType::TXT {
+                        let answer = self.certificate(&query, from.ip().to_canonical(), &peers);
+                        let _ = query.reply(&answer).map(|reply| socket.send_to(&reply, from));
+                        continue;
+                    }
                     // A flood of questions must not become one for the control plane.
                     if recent.as_ref().is_none_or(|(read, _)| now >= *read + FRESH) {
-                        recent = Some((now, records()));
+                        recent = Some((now, Records::new(std::iter::once(self.own.clone()).chain(peers.hosts()))));
                     }
                     let answer = recent.as_ref().map_or(Answer::NoSuchName, |(_, records)| records.answer(&query));
                     // Who asked may be gone.
-                    let _ = socket.send_to(&query.reply(&answer), from);
+                    let _ = query.reply(&answer).map(|reply| socket.send_to(&reply, from));
                 }
             };
             std::thread::Builder::new().name("dns".to_owned()).spawn(body)?;
@@ -71,6 +77,38 @@ impl Served {
             Ok(Server { _running: running })
         });
         started.inspect_err(|error| tracing::warn!(%error, "Failed to start DNS server")).ok()
+    }
+}
+
+impl Served {
+    /// The certificate of the peer with the address that is asked for. It says more than a name, so only programs of this
+    /// host hear it.
+    fn certificate(&self, query: &Query, from: IpAddr, peers: &impl Peers) -> Answer {
+        if !from.is_loopback() && !self.own.1.contains(&from) {
+            return Answer::Nothing;
+        }
+        let certificate = query.name.parse().ok().and_then(|address| peers.certificate(address));
+        certificate.map_or(Answer::NoSuchName, Answer::Text)
+    }
+}
+
+/// Whom the server knows.
+pub(crate) trait Peers: Send + 'static {
+    /// Names and addresses of the hosts with a tunnel.
+    fn hosts(&self) -> Vec<(String, Vec<IpAddr>)>;
+    /// The certificate of one of them, as JSON.
+    fn certificate(&self, address: IpAddr) -> Option<String>;
+}
+
+impl Peers for Handle {
+    fn hosts(&self) -> Vec<(String, Vec<IpAddr>)> {
+        self.tunnels().into_iter().map(|tunnel| (tunnel.name, tunnel.peer)).collect()
+    }
+
+    fn certificate(&self, address: IpAddr) -> Option<String> {
+        let tunnels = self.tunnels();
+        let tunnel = tunnels.iter().find(|tunnel| tunnel.primary && tunnel.peer.contains(&address))?;
+        Some(Self::certificate(self, tunnel.local_index)?.to_json().to_string())
     }
 }
 
@@ -102,10 +140,10 @@ impl Records {
         Self { hosts: hosts.map(record).collect() }
     }
 
-    fn answer(&self, query: &Query<'_>) -> Answer {
+    fn answer(&self, query: &Query) -> Answer {
         match (self.hosts.get(&query.name), query.kind) {
-            (Some([v4, _]), A) => v4.map_or(Answer::Nothing, Answer::Address),
-            (Some([_, v6]), AAAA) => v6.map_or(Answer::Nothing, Answer::Address),
+            (Some([v4, _]), RecordType::A) => v4.map_or(Answer::Nothing, Answer::Address),
+            (Some([_, v6]), RecordType::AAAA) => v6.map_or(Answer::Nothing, Answer::Address),
             // As Go Nebula, which knows no other types.
             _ => Answer::NoSuchName,
         }
@@ -124,11 +162,12 @@ mod tests {
         let records =
             Records::new([host("One", &["10.0.0.1", "fd00::1", "10.0.0.9"]), host("two.x", &["10.0.0.2"])].into_iter());
         let answer = |name: &str, kind| records.answer(&Query::parse(&message::tests::question(name, kind)).unwrap());
-        assert_eq!(answer("oNe", A), Answer::Address("10.0.0.1".parse().unwrap()));
-        assert_eq!(answer("one", AAAA), Answer::Address("fd00::1".parse().unwrap()));
-        assert_eq!(answer("two.x", AAAA), Answer::Nothing);
-        assert_eq!(answer("two.x", 15), Answer::NoSuchName);
-        assert_eq!(answer("two", A), Answer::NoSuchName);
-        assert_eq!(answer("", A), Answer::NoSuchName);
+        let (a, aaaa) = (RecordType::A, RecordType::AAAA);
+        assert_eq!(answer("oNe", a), Answer::Address("10.0.0.1".parse().unwrap()));
+        assert_eq!(answer("one", aaaa), Answer::Address("fd00::1".parse().unwrap()));
+        assert_eq!(answer("two.x", aaaa), Answer::Nothing);
+        assert_eq!(answer("two.x", RecordType::MX), Answer::NoSuchName);
+        assert_eq!(answer("two", a), Answer::NoSuchName);
+        assert_eq!(answer("", a), Answer::NoSuchName);
     }
 }

@@ -128,6 +128,8 @@ mod tests {
             handshakes: Summary::default(),
             own: Vec::new(),
             dropped: vec![("in", "no_rule", 1)],
+            peers: Vec::new(),
+            more_peers: 0,
         };
         lines.make(&reading(20.0), 1000);
         let text = lines.make(&reading(70.0), 1010);

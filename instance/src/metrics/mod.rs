@@ -10,6 +10,7 @@ mod prometheus;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nebula_cert::{Identity, UnixTime, Version};
+use nebula_core::TunnelStatus;
 use nebula_core::io::{Handle, SocketControl};
 
 pub(crate) use handshakes::Handshakes;
@@ -62,6 +63,10 @@ struct Reading {
     own: Vec<(&'static str, u64)>,
     /// Own: direction, reason, packets.
     dropped: Vec<(&'static str, &'static str, u64)>,
+    /// Own: the peers with a tunnel, the first [`MAX_PEERS`] by address.
+    peers: Vec<TunnelStatus>,
+    /// How many more there are.
+    more_peers: usize,
 }
 
 impl Metrics {
@@ -117,12 +122,19 @@ impl Metrics {
         }
         add(Kind::Counter, "handshake_manager.initiated", handshakes.initiated as f64);
         add(Kind::Counter, "handshake_manager.timed_out", handshakes.timed_out as f64);
-        let tunnels = self.handle.tunnels();
-        // Go counts a host once per address.
-        let hosts: usize = tunnels.iter().filter(|tunnel| tunnel.primary).map(|tunnel| tunnel.peer.len()).sum();
-        add(Kind::Gauge, "hostmap.main.hosts", hosts as f64);
-        add(Kind::Gauge, "hostmap.main.indexes", tunnels.len() as f64);
-        add(Kind::Gauge, "hostmap.main.remoteIndexes", tunnels.len() as f64);
+        let sizes = self.handle.table_sizes();
+        for (name, size) in [
+            // Go counts a host once per address, too.
+            ("hostmap.main.hosts", sizes.primaries),
+            ("hostmap.main.indexes", sizes.tunnels),
+            ("hostmap.main.remoteIndexes", sizes.tunnels),
+            ("hostmap.main.relayIndexes", sizes.relay_hops),
+            ("hostmap.pending.hosts", sizes.pending),
+            ("hostmap.pending.indexes", sizes.pending),
+            ("firewall.conntrack.count", sizes.flows),
+        ] {
+            add(Kind::Gauge, name, size as f64);
+        }
         for (index, socket) in self.sockets.iter().enumerate() {
             for (name, value) in socket.memory().into_iter().flatten() {
                 add(Kind::Gauge, &format!("udp.{index}.{name}"), f64::from(value));
@@ -134,7 +146,11 @@ impl Metrics {
         };
         let dropped = counters.iter().filter_map(|(name, value)| split((name, value))).collect();
         let own = counters.into_iter().filter(|(name, _)| !name.starts_with("dropped_")).collect();
-        Reading { metrics, handshakes, own, dropped }
+        let mut peers = self.handle.tunnels();
+        peers.retain(|tunnel| tunnel.primary);
+        let more_peers = peers.len().saturating_sub(MAX_PEERS);
+        peers.truncate(MAX_PEERS);
+        Reading { metrics, handshakes, own, dropped, peers, more_peers }
     }
 }
 
@@ -177,6 +193,9 @@ fn validity(identity: &Identity) -> (UnixTime, UnixTime) {
     ends.min().map_or((0, 0), |(not_after, not_before)| (not_before, not_after))
 }
 
+// Each is three lines of the page, and a series in the database for as long as it keeps data.
+const MAX_PEERS: usize = 256;
+
 /// Go's names of counters that exist here.
 const OF_GO: &[(&str, &str)] = &[
     ("firewall.incoming.dropped.local_addr", "dropped_in_local_address"),
@@ -193,7 +212,30 @@ const OF_GO: &[(&str, &str)] = &[
     ("messages.rx.test_response", "test_replies_in"),
     ("messages.rx.close_tunnel", "close_tunnel_in"),
     ("messages.rx.invalid", "dropped_in_truncated"),
+    ("messages.rx.other", "control_in"),
+    ("messages.tx.recv_error", "recv_errors_out"),
+    ("messages.tx.punchy", "keepalives_out"),
+    ("messages.tx.holepunch", "hole_punches_out"),
+    ("messages.tx.handshake_ixpsk0", "handshakes_out"),
+    ("messages.tx.lighthouse", "lighthouse_out"),
+    ("messages.tx.test_request", "test_requests_out"),
+    ("messages.tx.test_response", "test_replies_out"),
+    ("messages.tx.close_tunnel", "close_tunnel_out"),
+    ("messages.tx.other", "control_out"),
+    ("hostinfo.cached_packets.sent", "waiting_out"),
     ("network.packets.duplicate", "dropped_in_replayed"),
+    ("lighthouse.rx.HostQuery", "lighthouse_query_in"),
+    ("lighthouse.tx.HostQuery", "lighthouse_query_out"),
+    ("lighthouse.rx.HostQueryReply", "lighthouse_reply_in"),
+    ("lighthouse.tx.HostQueryReply", "lighthouse_reply_out"),
+    ("lighthouse.rx.HostUpdateNotification", "lighthouse_update_in"),
+    ("lighthouse.tx.HostUpdateNotification", "lighthouse_update_out"),
+    ("lighthouse.rx.HostPunchNotification", "lighthouse_punch_in"),
+    ("lighthouse.tx.HostPunchNotification", "lighthouse_punch_out"),
+    ("lighthouse.rx.HostUpdateNotificationAck", "lighthouse_ack_in"),
+    ("lighthouse.tx.HostUpdateNotificationAck", "lighthouse_ack_out"),
+    ("lighthouse.rx.other", "lighthouse_other_in"),
+    ("lighthouse.tx.other", "lighthouse_other_out"),
 ];
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ use std::net::{Ipv6Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nebula_core::TunnelStatus;
+
 use super::{Metrics, Reading};
 use crate::config_file::HostTarget;
 use crate::daemon::unix_now;
@@ -65,22 +67,11 @@ impl Server {
 fn answer(mut stream: TcpStream, path: &str, text: impl FnOnce() -> String) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let mut head = Vec::new();
-    let mut chunk = [0; 1024];
-    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        let read = stream.read(&mut chunk)?;
-        if read == 0 || head.len() + read > LONGEST_HEAD {
-            return Ok(());
-        }
-        head.extend_from_slice(&chunk[..read]);
-    }
-    let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
-    let line = String::from_utf8_lossy(line);
-    let mut words = line.split(' ');
-    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let (status, body) = match (method, target.split('?').next() == Some(path)) {
+    let Some((method, target)) = read_head(&mut stream)? else { return Ok(()) };
+    let (status, body) = match (method.as_str(), target.split('?').next() == Some(path)) {
         ("GET" | "HEAD", true) => ("200 OK", text()),
         ("GET" | "HEAD", false) => ("404 Not Found", "404 page not found\n".to_owned()),
+        ("", _) => ("400 Bad Request", String::new()),
         _ => ("405 Method Not Allowed", String::new()),
     };
     let length = body.len();
@@ -92,6 +83,30 @@ fn answer(mut stream: TcpStream, path: &str, text: impl FnOnce() -> String) -> i
     if method == "GET" { stream.write_all(body.as_bytes()) } else { Ok(()) }
 }
 
+/// Method and target of a request; both empty if it is none, nothing if it does not end.
+fn read_head(stream: &mut TcpStream) -> io::Result<Option<(String, String)>> {
+    let mut head = Vec::new();
+    let mut chunk = [0; 1024];
+    loop {
+        let read = stream.read(&mut chunk)?;
+        if read == 0 || head.len() + read > LONGEST_HEAD {
+            return Ok(None);
+        }
+        head.extend_from_slice(&chunk[..read]);
+        let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+        let mut request = httparse::Request::new(&mut headers);
+        match request.parse(&head) {
+            Ok(httparse::Status::Partial) => {}
+            Ok(httparse::Status::Complete(_)) => {
+                let (method, target) = (request.method.unwrap_or_default(), request.path.unwrap_or_default());
+                return Ok(Some((method.to_owned(), target.to_owned())));
+            }
+            Err(_) => return Ok(Some(Default::default())),
+        }
+    }
+}
+
+const MAX_HEADERS: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(2);
 const LONGEST_HEAD: usize = 8192;
 
@@ -130,7 +145,31 @@ fn text(reading: &Reading, names: &Names) -> String {
     for (direction, reason, value) in &reading.dropped {
         let _ = writeln!(out, "{prefix}dropped_packets_total{{direction=\"{direction}\",reason=\"{reason}\"}} {value}");
     }
+    of_peers(&mut out, prefix, reading);
     out
+}
+
+fn of_peers(out: &mut String, prefix: &str, reading: &Reading) {
+    type Value = fn(&TunnelStatus) -> u64;
+    let metrics: [(&str, &str, Value); 3] = [
+        ("peer_messages_sent_total", "counter", |tunnel| tunnel.message_counter.saturating_sub(1)),
+        ("peer_messages_received_total", "counter", |tunnel| tunnel.received_counter),
+        ("peer_direct", "gauge", |tunnel| u64::from(tunnel.endpoint.is_some())),
+    ];
+    for (name, kind, value) in metrics {
+        let _ = writeln!(out, "# TYPE {prefix}{name} {kind}");
+        for tunnel in &reading.peers {
+            let address = tunnel.peer.first().map(ToString::to_string).unwrap_or_default();
+            let label = escaped(&tunnel.name);
+            let _ = writeln!(out, "{prefix}{name}{{address=\"{address}\",peer=\"{label}\"}} {}", value(tunnel));
+        }
+    }
+    let _ = writeln!(out, "# TYPE {prefix}peers_not_listed gauge\n{prefix}peers_not_listed {}", reading.more_peers);
+}
+
+/// A label may hold anything but these.
+fn escaped(label: &str) -> String {
+    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// As Go's exporter writes a name.
@@ -166,6 +205,7 @@ mod tests {
     #[test]
     fn a_request_that_does_not_end_gets_no_answer() {
         assert_eq!(exchange("GET /metrics HTTP/1.1\r\n"), "");
+        assert!(exchange("\u{1}\u{2} what\r\n\r\n").starts_with("HTTP/1.1 400 "));
     }
 
     #[test]
@@ -176,6 +216,8 @@ mod tests {
             handshakes: Summary::default(),
             own: vec![("packets_in", 7)],
             dropped: vec![("in", "no_rule", 3)],
+            peers: Vec::new(),
+            more_peers: 0,
         };
         let text = text(&reading, &Names::new("n", "s"));
         for line in [
