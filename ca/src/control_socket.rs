@@ -21,9 +21,9 @@ use crate::{
     audit::AuditLog,
     authority::{self, AuthorityError},
     control::{Answer, Command, Operator},
-    directory::{AUDIT_LOG, CONTROL_SOCKET, Directory, FileError, POLICY, STORE},
+    directory::{AUDIT_LOG, CONTROL_SOCKET, DATABASE, Directory, FileError, POLICY, STORE},
     policy::{Policy, PolicyError},
-    store::{RedbStore, StoreError},
+    store::{self, StoreError},
     time,
 };
 
@@ -43,7 +43,7 @@ pub enum ControlError {
     #[error("the running nebula-ca answered something else than expected; is it of another version?")]
     Answer(#[source] serde_json::Error),
     /// The store cannot be opened.
-    #[error("cannot use the store {STORE}")]
+    #[error("cannot use the store ({STORE}, or what {DATABASE} names)")]
     Store(#[from] StoreError),
     /// A file of the directory cannot be read.
     #[error("the directory is not complete; was it made with `nebula-ca init`?")]
@@ -85,8 +85,8 @@ fn obey_alone(directory: &Directory, command: &Command) -> Result<Answer, Contro
     let (_, authorities) = authority::read_bundle(directory)?;
     let policy = Policy::parse(&directory.read(POLICY)?)?;
     let audit = AuditLog::new(directory.file(AUDIT_LOG));
-    let store = RedbStore::open(&directory.file(STORE))?;
-    let operator = Operator { store: &store, authorities: &authorities, policy: &policy, audit: &audit };
+    let store = store::open(directory)?;
+    let operator = Operator { store: store.as_ref(), authorities: &authorities, policy: &policy, audit: &audit };
     Ok(operator.obey(command, time::now()))
 }
 

@@ -130,7 +130,7 @@ impl Directory {
 
     /// Secrets in this directory that others than the owner can read.
     pub fn exposed_secrets(&self) -> impl Iterator<Item = PathBuf> + '_ {
-        [CA_KEY, TLS_KEY, NODE_TOKEN, RENEWAL_KEY, NEXT_KEY, PREVIOUS_KEY]
+        [CA_KEY, TLS_KEY, NODE_TOKEN, RENEWAL_KEY, NEXT_KEY, PREVIOUS_KEY, DATABASE]
             .into_iter()
             .map(|name| self.file(name))
             .filter(|path| fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o077 != 0))
@@ -157,6 +157,8 @@ pub(crate) const RENEWAL_KEY: &str = "renewal.key";
 pub(crate) const POLICY: &str = "policy.jsonc";
 /// The ledger.
 pub(crate) const STORE: &str = "store.redb";
+/// How to reach the PostgreSQL that has the ledger instead; a URL or `key=value` pairs.
+pub(crate) const DATABASE: &str = "database.url";
 /// One JSON line for every request that was answered or refused.
 pub(crate) const AUDIT_LOG: &str = "audit.log";
 /// How the commands reach a running service.

@@ -451,7 +451,10 @@ impl Issuer {
     }
 
     fn failed(&self, error: &StoreError) -> Refusal {
-        self.store_failed.store(true, Ordering::Relaxed);
+        // A database elsewhere comes back by itself.
+        if !self.store.is_shared() {
+            self.store_failed.store(true, Ordering::Relaxed);
+        }
         tracing::error!(%error, "the store failed; nothing was handed out. If the disk is in order again, restart nebula-ca");
         Refusal::Internal
     }

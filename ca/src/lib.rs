@@ -8,9 +8,8 @@
 //! Certificates that are given back or revoked, and those of deleted pods, are blocked until they expire; whoever follows
 //! the trust hears of it at once. [`Rollover`] replaces the CA itself.
 //!
-//! [`Server`] runs one service from one [`Directory`]; [`call`] gives an operator's [`Command`] to it.
-//!
-//! Not here: several services on one database.
+//! [`Server`] runs one service from one [`Directory`]; [`call`] gives an operator's [`Command`] to it. Several services share one
+//! ledger in PostgreSQL.
 
 mod address;
 mod audit;
@@ -27,6 +26,10 @@ mod metrics;
 mod page;
 mod pod;
 mod policy;
+#[cfg(all(test, feature = "postgres"))]
+#[path = "../tests/service/postgres_server.rs"]
+#[allow(dead_code, reason = "the tests of the service use more of it")]
+mod postgres_server;
 mod proof;
 mod rate_limit;
 mod refusal;

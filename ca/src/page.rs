@@ -139,7 +139,7 @@ table{border-collapse:collapse;width:100%;font-size:.9rem}\
 th{text-align:left;color:var(--dim);font-weight:600;border-bottom:2px solid var(--line)}\
 th,td{padding:.45rem .8rem .45rem 0;vertical-align:top}td{border-bottom:1px solid var(--line)}\
 td:first-child{font-weight:600;overflow-wrap:anywhere}td span{background:var(--soft);border-radius:.3rem;padding:0 .35rem;white-space:nowrap}\
-td:nth-child(5),td:nth-child(6){white-space:nowrap}meter{width:5rem;vertical-align:middle}\
+td:nth-child(2),td:nth-child(5),td:nth-child(6){white-space:nowrap}meter{width:5rem;vertical-align:middle}\
 .late td:nth-child(5){color:var(--late);font-weight:600}.blocked td{color:var(--dim)}\
 .blocked td:first-child{text-decoration:line-through}.blocked .tag{background:none;color:var(--bad);font-weight:600;padding:0}";
 

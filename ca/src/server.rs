@@ -27,14 +27,14 @@ use zeroize::Zeroizing;
 use crate::{
     authority::AuthorityError,
     control_socket::ControlSocket,
-    directory::{CONTROL_SOCKET, Directory, FileError, NODE_TOKEN, POLICY, STORE, TLS_CERTIFICATE, TLS_KEY},
+    directory::{CONTROL_SOCKET, DATABASE, Directory, FileError, NODE_TOKEN, POLICY, STORE, TLS_CERTIFICATE, TLS_KEY},
     http,
     issuer::Issuer,
     policy::{Policy, PolicyError},
     proof::{certificate::RenewalKey, node::NodeToken},
     refusal::Refusal,
     service::{self, Service},
-    store::{RedbStore, StoreError},
+    store::{self, StoreError},
     time,
 };
 
@@ -70,7 +70,7 @@ pub enum ServeError {
     #[error("cannot use {TLS_CERTIFICATE} and {TLS_KEY}: {0}")]
     Tls(String),
     /// The store cannot be opened.
-    #[error("cannot use {STORE}")]
+    #[error("cannot use the store ({STORE}, or what {DATABASE} names)")]
     Store(#[from] StoreError),
     /// The API server cannot be used.
     #[error("cannot use the Kubernetes API server: {0}")]
@@ -114,14 +114,22 @@ impl Server {
             tracing::error!(%refusal, "nothing can be signed now");
         }
         let renewal_key = RenewalKey::open(directory, rules.authority.certificate().curve())?;
-        let store = RedbStore::open(&directory.file(STORE))?;
-        let issuer = Issuer::new(rules, node_token, renewal_key, Box::new(store));
+        let store = {
+            let directory = directory.clone();
+            let opened = tokio::task::spawn_blocking(move || store::open(&directory)).await;
+            opened.map_err(|error| StoreError::File(io::Error::other(error)))??
+        };
+        let issuer = Issuer::new(rules, node_token, renewal_key, store);
         let (listen_at, status_at) = (settings.listen, settings.status_listen);
         let control = ControlSocket::bind(directory).map_err(ServeError::Control)?;
         let listen = |address| bind(address).map_err(|source| ServeError::Listen { address, source });
         let (listener, status) = (listen(listen_at)?, status_at.map(listen).transpose()?);
         let service = Arc::new(Service::new(issuer, settings, tls));
-        service.refresh_trust();
+        {
+            let service = Arc::clone(&service);
+            let refreshed = tokio::task::spawn_blocking(move || service.refresh_trust()).await;
+            refreshed.map_err(|error| StoreError::File(io::Error::other(error)))?;
+        }
         Ok(Self { service, listener, status, control })
     }
 
@@ -289,9 +297,10 @@ async fn prune_for_ever(service: &Arc<Service>) {
     .await;
 }
 
-/// Entries of the blocklist end by the clock.
+/// Entries of the blocklist end by the clock, and other services on the store add some.
 async fn refresh_for_ever(service: &Arc<Service>) {
-    for_ever(service, REFRESH_EVERY, Service::refresh_trust).await;
+    let every = if service.issuer().store.is_shared() { REFRESH_SHARED_EVERY } else { REFRESH_EVERY };
+    for_ever(service, every, Service::refresh_trust).await;
 }
 
 /// Pods that were deleted while their node could not say so.
@@ -358,6 +367,7 @@ const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
 const LONGEST_HEADERS: usize = 16 * 1024;
 const PRUNE_EVERY: Duration = Duration::from_secs(3_600);
 const REFRESH_EVERY: Duration = Duration::from_secs(10);
+const REFRESH_SHARED_EVERY: Duration = Duration::from_secs(1);
 const LOOK_FOR_DELETED_EVERY: Duration = Duration::from_secs(30);
 /// Expired records stay for a while: "why could it not join last night" is asked in the morning.
 const KEEP_EXPIRED: i64 = 7 * 86_400;

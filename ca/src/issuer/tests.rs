@@ -35,12 +35,12 @@ impl Fixture {
         at.write_new(CA_KEY, &key.to_pem(), 0o600).unwrap();
         let policy = Policy::parse(policy).unwrap();
         policy.check_against(&ca).unwrap();
-        let store = RedbStore::open(&at.file("store.redb")).unwrap();
+        let store = open_store(&at);
         let token = NodeToken::new(NODE_SECRET).unwrap();
         let authority = Authority::read(&at, None).unwrap();
         let renewal_key = RenewalKey::open(&at, ca.curve()).unwrap();
         let rules = Rules { authority, policy, cluster: None };
-        let issuer = Issuer::new(rules, Some(token), renewal_key, Box::new(store));
+        let issuer = Issuer::new(rules, Some(token), renewal_key, store);
         Self { issuer, audit: AuditLog::new(at.file("audit.log")), directory }
     }
 
@@ -65,6 +65,40 @@ impl Fixture {
         let issued = self.issuer.issue(&Request { public_key: key().public_pem(), proof }, now)?;
         Ok(Certificate::from_pem(issued.reply.certificate.as_bytes()).unwrap())
     }
+}
+
+/// The embedded store, or a part of its own in the PostgreSQL that the whole suite is run over.
+fn open_store(at: &Directory) -> Box<dyn Store> {
+    #[cfg(feature = "postgres")]
+    if let Ok(database) = std::env::var(SUITE_DATABASE) {
+        use std::sync::atomic::AtomicU32;
+        static PARTS: AtomicU32 = AtomicU32::new(0);
+        let part = format!("part_{}", PARTS.fetch_add(1, Ordering::Relaxed));
+        crate::postgres_server::run(&database, &format!("create schema {part}"));
+        let database = format!("{database} options='-c search_path={part}'");
+        return Box::new(crate::store::PostgresStore::connect(&database).unwrap());
+    }
+    Box::new(RedbStore::open_file(&at.file("store.redb")).unwrap())
+}
+
+#[cfg(feature = "postgres")]
+const SUITE_DATABASE: &str = "NEBULA_CA_SUITE_DATABASE";
+
+#[test]
+#[cfg(feature = "postgres")]
+#[ignore = "needs the Debian package postgresql"]
+fn the_whole_suite_holds_over_postgresql_too() {
+    let server = crate::postgres_server::PostgresServer::start();
+    let run = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["issuer::tests::", "--skip", "the_store_is_open_once"])
+        .env(SUITE_DATABASE, server.database())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success(), "{text}{}", String::from_utf8_lossy(&run.stderr));
+    let parts: usize =
+        server.query("select count(*) from pg_namespace where nspname like 'part_%'").trim().parse().unwrap();
+    assert!(parts >= 25, "only {parts} tests used the database: {text}");
 }
 
 fn template() -> Template {
@@ -403,11 +437,11 @@ fn pruning_forgets_what_is_over_and_nothing_else() {
 fn the_store_is_open_once_and_survives_reopening() {
     let ca = Fixture::new(DERIVE);
     let path = ca.directory.path().join("store.redb");
-    assert!(matches!(RedbStore::open(&path), Err(StoreError::InUse)));
+    assert!(matches!(RedbStore::open_file(&path), Err(StoreError::InUse)));
     ca.token("secret", "edge", "10.42.0.9/16");
     let Fixture { issuer, directory, .. } = ca;
     drop(issuer);
-    assert_eq!(RedbStore::open(&path).unwrap().tokens().unwrap().len(), 1);
+    assert_eq!(RedbStore::open_file(&path).unwrap().tokens().unwrap().len(), 1);
     drop(directory);
 }
 

@@ -4,6 +4,9 @@
 //! true. Decisions are made outside and *checked again* inside [`Store::record`], which makes them safe with several
 //! services on one store.
 
+mod ledger;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod redb;
 
 use std::net::IpAddr;
@@ -12,14 +15,41 @@ use ipnet::IpNet;
 use nebula_cert::{Certificate, Fingerprint, UnixTime};
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "postgres")]
+pub(crate) use self::postgres::PostgresStore;
 pub(crate) use self::redb::RedbStore;
 use crate::{
     address::{AddressMode, Holder, Subject},
+    directory::{DATABASE, Directory, STORE},
     proof::token::TokenHash,
 };
 
+/// Opens the store of a service: the database that its directory names, or else the file in it.
+///
+/// # Errors
+/// It cannot be opened, or is of another release.
+pub(crate) fn open(directory: &Directory) -> Result<Box<dyn Store>, StoreError> {
+    if !directory.has(DATABASE) {
+        return Ok(Box::new(RedbStore::open_file(&directory.file(STORE))?));
+    }
+    let database = directory.read(DATABASE).map_err(|error| StoreError::File(std::io::Error::other(error)))?;
+    open_database(&database)
+}
+
+#[cfg(feature = "postgres")]
+fn open_database(database: &str) -> Result<Box<dyn Store>, StoreError> {
+    Ok(Box::new(PostgresStore::connect(database)?))
+}
+
+#[cfg(not(feature = "postgres"))]
+fn open_database(_database: &str) -> Result<Box<dyn Store>, StoreError> {
+    Err(StoreError::Postgres("this build was made without the feature postgres".to_owned()))
+}
+
 /// The ledger. Methods block on the disk: call them where that is allowed.
 pub(crate) trait Store: Send + Sync {
+    /// Whether other services write to it too.
+    fn is_shared(&self) -> bool;
     /// Adds a token; its hash is new by construction.
     fn add_token(&self, hash: &TokenHash, token: &TokenRecord) -> Result<(), StoreError>;
     /// The token of that hash.
@@ -176,6 +206,9 @@ pub enum StoreError {
     /// Disk or database failure.
     #[error("the store failed: {0}")]
     Database(#[from] Box<::redb::Error>),
+    /// PostgreSQL, or the way there.
+    #[error("PostgreSQL: {0}")]
+    Postgres(String),
     /// The file cannot be made.
     #[error("cannot open the store file: {0}")]
     File(#[from] std::io::Error),

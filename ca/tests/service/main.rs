@@ -12,5 +12,11 @@ mod hardware_key;
 mod kubernetes;
 mod lifecycle;
 mod node_proof;
+mod page;
+#[cfg(feature = "postgres")]
+mod postgres_replicas;
+#[cfg(feature = "postgres")]
+#[allow(dead_code, reason = "the tests of the library use more of it")]
+mod postgres_server;
 mod running;
 mod tokens;

@@ -36,6 +36,15 @@ impl Ca {
         ca
     }
 
+    /// Another directory with the same files, as a replica has it.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn copy_of(other: &Self) -> Self {
+        let ca = Self { directory: tempfile::tempdir().unwrap() };
+        let copied = Command::new("cp").arg("-a").arg(other.file("")).arg(ca.file("")).status().unwrap();
+        assert!(copied.success());
+        ca
+    }
+
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.directory.path().join("ca").join(name)
     }

@@ -1,0 +1,330 @@
+//! The ledger over rows: every step as one transaction on tables of JSON records, wherever these are kept.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use nebula_cert::{Fingerprint, UnixTime};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    address::{self, AddressMode, Holder, Subject},
+    proof::token::TokenHash,
+    store::{AllotError, Issue, IssuedRecord, PodRecord, Pool, RecordError, Store, StoreError, TokenRecord, TokenUse},
+};
+
+/// Where rows are kept.
+pub(crate) trait Database: Send + Sync {
+    /// Whether other processes write to it too.
+    const IS_SHARED: bool;
+
+    /// Runs `step` alone, among all processes; durable when this returns, undone if it fails.
+    fn write<T, E: From<StoreError>>(&self, step: impl FnOnce(&mut dyn Rows) -> Result<T, E>) -> Result<T, E>;
+
+    /// The row of that key.
+    fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError>;
+
+    /// All rows in the order of their keys.
+    fn all(&self, table: Table) -> Result<Vec<(Vec<u8>, Vec<u8>)>, StoreError>;
+}
+
+/// The rows inside of one transaction.
+pub(crate) trait Rows {
+    /// The rows of these keys, in their order.
+    fn get(&mut self, table: Table, keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>, StoreError>;
+    /// Writes a row, over one that may be there.
+    fn put(&mut self, table: Table, key: &[u8], row: &[u8]) -> Result<(), StoreError>;
+    /// Removes a row that may be there.
+    fn remove(&mut self, table: Table, key: &[u8]) -> Result<(), StoreError>;
+    /// Removes all rows for which this is so.
+    fn remove_if(&mut self, table: Table, is_over: &dyn Fn(&[u8]) -> bool) -> Result<(), StoreError>;
+}
+
+/// [`Store`] over a database.
+pub(crate) struct Ledger<D>(D);
+
+impl<D: Database> Ledger<D> {
+    /// Checks that the rows are of this release.
+    pub(crate) fn open(database: D) -> Result<Self, StoreError> {
+        database.write(|rows| {
+            let found: Option<u64> = get_in(rows, META, b"format")?;
+            match found {
+                None => put(rows, META, b"format", &FORMAT),
+                Some(FORMAT) => Ok(()),
+                Some(found) => Err(StoreError::Format { found, known: FORMAT }),
+            }
+        })?;
+        Ok(Self(database))
+    }
+
+    fn get<T: DeserializeOwned>(&self, table: Table, key: &[u8]) -> Result<Option<T>, StoreError> {
+        self.0.get(table, key)?.map(|row| parse(table, key, &row)).transpose()
+    }
+
+    fn all<T: DeserializeOwned>(&self, table: Table) -> Result<Vec<([u8; 32], T)>, StoreError> {
+        let mut all = Vec::new();
+        for (key, row) in self.0.all(table)? {
+            // Keys of another length cannot have been written here; a record is not worth less for its neighbour.
+            if let Ok(id) = <[u8; 32]>::try_from(key.as_slice()) {
+                all.push((id, parse(table, &key, &row)?));
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl<D: Database> Store for Ledger<D> {
+    fn is_shared(&self) -> bool {
+        D::IS_SHARED
+    }
+
+    fn add_token(&self, hash: &TokenHash, token: &TokenRecord) -> Result<(), StoreError> {
+        self.0.write(|rows| put(rows, TOKENS, hash.as_bytes(), token))
+    }
+
+    fn token(&self, hash: &TokenHash) -> Result<Option<TokenRecord>, StoreError> {
+        self.get(TOKENS, hash.as_bytes())
+    }
+
+    fn remove_token(&self, hash: &TokenHash) -> Result<bool, StoreError> {
+        self.0.write(|rows| {
+            let token = get_in::<TokenRecord>(rows, TOKENS, hash.as_bytes())?;
+            let is_open = token.is_some_and(|token| token.used.is_none());
+            if is_open {
+                rows.remove(TOKENS, hash.as_bytes())?;
+            }
+            Ok(is_open)
+        })
+    }
+
+    fn tokens(&self) -> Result<Vec<(TokenHash, TokenRecord)>, StoreError> {
+        Ok(self.all(TOKENS)?.into_iter().map(|(id, token)| (TokenHash::from_bytes(id), token)).collect())
+    }
+
+    fn pod(&self, uid: &str) -> Result<Option<PodRecord>, StoreError> {
+        self.get(PODS, uid.as_bytes())
+    }
+
+    fn holder(&self, address: IpAddr) -> Result<Option<Holder>, StoreError> {
+        self.get(ADDRESSES, &address_key(address))
+    }
+
+    fn allot(&self, pod: &Subject, pool: &Pool<'_>, until: UnixTime, now: UnixTime) -> Result<Vec<IpNet>, AllotError> {
+        self.0.write(|rows| {
+            let held = match pod {
+                Subject::Pod { uid, .. } => get_in::<PodRecord>(rows, PODS, uid.as_bytes())?,
+                Subject::Host { .. } => None,
+            };
+            let held = held.map(|record| record.networks).unwrap_or_default();
+            pool.prefixes.iter().map(|prefix| allot_one(rows, pod, *prefix, pool, &held, until, now)).collect()
+        })
+    }
+
+    fn record(&self, issue: &Issue<'_>, now: UnixTime) -> Result<(), RecordError> {
+        let certificate = issue.certificate;
+        let fingerprint = certificate.fingerprint();
+        self.0.write(|rows| {
+            if let Some((hash, key)) = issue.token {
+                let token = get_in::<TokenRecord>(rows, TOKENS, hash.as_bytes())?;
+                let mut token = token.ok_or(RecordError::TokenGone)?;
+                if token.used.as_ref().is_some_and(|used| used.key != key) {
+                    return Err(RecordError::TokenUsed);
+                }
+                token.used = Some(TokenUse { at: now, key: key.to_owned(), certificate: fingerprint.to_string() });
+                put(rows, TOKENS, hash.as_bytes(), &token)?;
+            }
+            for network in certificate.networks() {
+                hold(rows, network.addr(), issue.subject, issue.mode, certificate.not_after(), now)?;
+            }
+            if let Subject::Pod { namespace, name, uid, .. } = issue.subject {
+                let record = PodRecord {
+                    namespace: namespace.clone(),
+                    name: name.clone(),
+                    networks: certificate.networks().to_vec(),
+                    until: certificate.not_after(),
+                };
+                put(rows, PODS, uid.as_bytes(), &record)?;
+            }
+            let record = IssuedRecord {
+                name: certificate.name().to_owned(),
+                networks: certificate.networks().to_vec(),
+                groups: certificate.groups().to_vec(),
+                subject: issue.subject.clone(),
+                issued: now,
+                not_after: certificate.not_after(),
+                pem: certificate.to_pem(),
+                revoked: None,
+            };
+            Ok(put(rows, ISSUED, &fingerprint.0, &record)?)
+        })
+    }
+
+    fn issued(&self, fingerprint: &Fingerprint) -> Result<Option<IssuedRecord>, StoreError> {
+        self.get(ISSUED, &fingerprint.0)
+    }
+
+    fn all_issued(&self) -> Result<Vec<(Fingerprint, IssuedRecord)>, StoreError> {
+        Ok(self.all(ISSUED)?.into_iter().map(|(id, issued)| (Fingerprint(id), issued)).collect())
+    }
+
+    fn revoke(&self, certificates: &[Fingerprint], now: UnixTime) -> Result<(), StoreError> {
+        self.0.write(|rows| {
+            for fingerprint in certificates {
+                let issued = get_in::<IssuedRecord>(rows, ISSUED, &fingerprint.0)?;
+                // One that was signed elsewhere says nothing here about its end: block it for good.
+                let until = issued.as_ref().map_or(UnixTime::MAX, |issued| issued.not_after);
+                put(rows, REVOKED, &fingerprint.0, &until)?;
+                if let Some(mut issued) = issued {
+                    issued.revoked.get_or_insert(now);
+                    put(rows, ISSUED, &fingerprint.0, &issued)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn blocklist(&self, now: UnixTime) -> Result<Vec<Fingerprint>, StoreError> {
+        let revoked = self.all::<UnixTime>(REVOKED)?;
+        Ok(revoked.into_iter().filter(|(_, until)| *until >= now).map(|(id, _)| Fingerprint(id)).collect())
+    }
+
+    fn prune(&self, before: UnixTime) -> Result<(), StoreError> {
+        self.0.write(|rows| {
+            prune::<TokenRecord>(rows, TOKENS, |token| token.expires < before)?;
+            prune::<IssuedRecord>(rows, ISSUED, |issued| issued.not_after < before)?;
+            prune::<PodRecord>(rows, PODS, |pod| pod.until < before)?;
+            prune::<Holder>(rows, ADDRESSES, |holder| holder.until < before)?;
+            prune::<UnixTime>(rows, REVOKED, |until| *until < before)
+        })
+    }
+}
+
+/// What the pod already has in `prefix`, or the next address nobody holds.
+fn allot_one(
+    rows: &mut dyn Rows,
+    pod: &Subject,
+    prefix: IpNet,
+    pool: &Pool<'_>,
+    held: &[IpNet],
+    until: UnixTime,
+    now: UnixTime,
+) -> Result<IpNet, AllotError> {
+    let is_reserved = |network: &IpNet| pool.reserved.iter().any(|reserved| reserved.contains(&network.addr()));
+    for network in held.iter().filter(|network| network.trunc() == prefix.trunc() && !is_reserved(network)) {
+        if is_held_now(rows, network, pod, until, now)? {
+            return Ok(*network);
+        }
+    }
+    // Going round leaves an address alone for as long as possible after its last holder.
+    let cursor = format!("last of pool {prefix}");
+    let last: Option<IpAddr> = get_in(rows, META, cursor.as_bytes())?;
+    let mut candidates = address::candidates(prefix, last).filter(|network| !is_reserved(network));
+    loop {
+        // Some at a time: each look may be a question to another machine.
+        let some: Vec<IpNet> = candidates.by_ref().take(LOOK_AT_ONCE).collect();
+        if some.is_empty() {
+            return Err(AllotError::Exhausted(prefix));
+        }
+        let keys: Vec<Vec<u8>> = some.iter().map(|network| address_key(network.addr())).collect();
+        for ((network, key), row) in some.iter().zip(&keys).zip(rows.get(ADDRESSES, &keys)?) {
+            let holder: Option<Holder> = row.map(|row| parse(ADDRESSES, key, &row)).transpose()?;
+            if holder.is_none_or(|holder| holder.yields_to(pod, AddressMode::Pool, now))
+                && is_held_now(rows, network, pod, until, now)?
+            {
+                put(rows, META, cursor.as_bytes(), &network.addr())?;
+                return Ok(*network);
+            }
+        }
+    }
+}
+
+/// Whether the pod holds the address from here on.
+fn is_held_now(
+    rows: &mut dyn Rows,
+    network: &IpNet,
+    pod: &Subject,
+    until: UnixTime,
+    now: UnixTime,
+) -> Result<bool, StoreError> {
+    match hold(rows, network.addr(), pod, AddressMode::Pool, until, now) {
+        Ok(()) => Ok(true),
+        Err(RecordError::Store(error)) => Err(error),
+        Err(_) => Ok(false),
+    }
+}
+
+/// Makes `subject` the holder of `address` until `until` at least, if the present holder yields.
+fn hold(
+    rows: &mut dyn Rows,
+    address: IpAddr,
+    subject: &Subject,
+    mode: AddressMode,
+    until: UnixTime,
+    now: UnixTime,
+) -> Result<(), RecordError> {
+    let key = address_key(address);
+    let mut until = until;
+    if let Some(holder) = get_in::<Holder>(rows, ADDRESSES, &key)? {
+        if !holder.yields_to(subject, mode, now) {
+            return Err(RecordError::AddressHeld { address, holder: holder.subject });
+        }
+        // A longer-lived certificate for the address is still out there.
+        until = until.max(holder.until);
+    }
+    Ok(put(rows, ADDRESSES, &key, &Holder { subject: subject.clone(), until })?)
+}
+
+fn address_key(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+fn get_in<T: DeserializeOwned>(rows: &mut dyn Rows, table: Table, key: &[u8]) -> Result<Option<T>, StoreError> {
+    let row = rows.get(table, &[key.to_vec()])?.pop().flatten();
+    row.map(|row| parse(table, key, &row)).transpose()
+}
+
+fn put<T: Serialize>(rows: &mut dyn Rows, table: Table, key: &[u8], record: &T) -> Result<(), StoreError> {
+    rows.put(table, key, &serde_json::to_vec(record).map_err(|error| damaged(table, key, error))?)
+}
+
+fn prune<T: DeserializeOwned>(
+    rows: &mut dyn Rows,
+    table: Table,
+    is_over: impl Fn(&T) -> bool,
+) -> Result<(), StoreError> {
+    // A record that cannot be read is kept for whoever looks into it.
+    rows.remove_if(table, &|row| serde_json::from_slice(row).is_ok_and(|record| is_over(&record)))
+}
+
+fn parse<T: DeserializeOwned>(table: Table, key: &[u8], row: &[u8]) -> Result<T, StoreError> {
+    serde_json::from_slice(row).map_err(|error| damaged(table, key, error))
+}
+
+fn damaged(table: Table, key: &[u8], error: serde_json::Error) -> StoreError {
+    let key = key.iter().map(|byte| format!("{byte:02x}")).collect();
+    StoreError::Record { table: table.0, key, error }
+}
+
+/// Name of a table from bytes to the JSON of one kind of record.
+#[derive(Clone, Copy)]
+pub(crate) struct Table(pub(crate) &'static str);
+
+/// All of them.
+pub(crate) const TABLES: [Table; 6] = [META, TOKENS, ISSUED, PODS, ADDRESSES, REVOKED];
+
+const META: Table = Table("meta");
+/// By token hash.
+const TOKENS: Table = Table("tokens");
+/// By fingerprint.
+const ISSUED: Table = Table("issued");
+/// By pod UID.
+const PODS: Table = Table("pods");
+/// By the bytes of the overlay address.
+const ADDRESSES: Table = Table("addresses");
+/// By fingerprint: the last second for which it must stay blocked.
+const REVOKED: Table = Table("revoked");
+
+const FORMAT: u64 = 1;
+const LOOK_AT_ONCE: usize = 256;

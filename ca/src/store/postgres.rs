@@ -1,0 +1,163 @@
+//! Rows in PostgreSQL, for several services on one ledger. One table; every step that writes holds one lock among all of them,
+//! so that they are as one writer.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use ::postgres::{Client, Config, NoTls, Transaction};
+
+use crate::store::{
+    StoreError,
+    ledger::{Database, Ledger, Rows, Table},
+};
+
+/// The store that replicas share.
+pub(crate) type PostgresStore = Ledger<Postgres>;
+
+/// A database of rows, and idle connections to it.
+pub(crate) struct Postgres {
+    config: Config,
+    idle: Mutex<Vec<Client>>,
+}
+
+impl PostgresStore {
+    /// Connects and makes the table unless it is there. `database` is a URL or `key=value` pairs, as libpq takes them.
+    pub(crate) fn connect(database: &str) -> Result<Self, StoreError> {
+        let mut config: Config = database.trim().parse().map_err(|error| failed(&error))?;
+        config.application_name("nebula-ca").connect_timeout(CONNECT_WITHIN).tcp_user_timeout(ANSWER_WITHIN);
+        if config.get_options().is_none() {
+            config.options(OPTIONS);
+        }
+        let database = Postgres { config, idle: Mutex::default() };
+        database.with(|client| {
+            let mut transaction = client.transaction()?;
+            lock(&mut transaction)?;
+            transaction.batch_execute(
+                "create table if not exists nebula_ca \
+                 (kind text not null, key bytea not null, record text not null, primary key (kind, key))",
+            )?;
+            transaction.commit()
+        })?;
+        Self::open(database)
+    }
+}
+
+impl Postgres {
+    fn connection(&self) -> Result<Client, StoreError> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if let Some(mut client) = idle
+            && client.is_valid(CONNECT_WITHIN).is_ok()
+        {
+            return Ok(client);
+        }
+        self.config.connect(NoTls).map_err(|error| failed(&error))
+    }
+
+    fn give_back(&self, client: Client) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MOST_IDLE {
+            idle.push(client);
+        }
+    }
+
+    fn with<T>(&self, step: impl FnOnce(&mut Client) -> Result<T, ::postgres::Error>) -> Result<T, StoreError> {
+        let mut client = self.connection()?;
+        let value = step(&mut client).map_err(|error| failed(&error))?;
+        self.give_back(client);
+        Ok(value)
+    }
+}
+
+impl Database for Postgres {
+    const IS_SHARED: bool = true;
+
+    fn write<T, E: From<StoreError>>(&self, step: impl FnOnce(&mut dyn Rows) -> Result<T, E>) -> Result<T, E> {
+        let mut client = self.connection()?;
+        let mut transaction = client.transaction().map_err(|error| failed(&error))?;
+        lock(&mut transaction).map_err(|error| failed(&error))?;
+        // Dropping the transaction on an error undoes it.
+        let value = step(&mut transaction)?;
+        transaction.commit().map_err(|error| failed(&error))?;
+        self.give_back(client);
+        Ok(value)
+    }
+
+    fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        let row = self.with(|client| {
+            client.query_opt("select record from nebula_ca where kind = $1 and key = $2", &[&table.0, &key])
+        })?;
+        Ok(row.map(|row| row.get::<_, String>(0).into_bytes()))
+    }
+
+    fn all(&self, table: Table) -> Result<Vec<(Vec<u8>, Vec<u8>)>, StoreError> {
+        let rows = self.with(|client| {
+            client.query("select key, record from nebula_ca where kind = $1 order by key", &[&table.0])
+        })?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get::<_, String>(1).into_bytes())).collect())
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
+        // A connection waits while it is closed, which a thread of an event loop must not.
+        let _ = std::thread::spawn(move || drop(idle)).join();
+    }
+}
+
+impl Rows for Transaction<'_> {
+    fn get(&mut self, table: Table, keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        let found = self
+            .query("select key, record from nebula_ca where kind = $1 and key = any($2)", &[&table.0, &keys])
+            .map_err(|error| failed(&error))?;
+        let mut found: std::collections::HashMap<Vec<u8>, Vec<u8>> =
+            found.iter().map(|row| (row.get(0), row.get::<_, String>(1).into_bytes())).collect();
+        Ok(keys.iter().map(|key| found.remove(key)).collect())
+    }
+
+    fn put(&mut self, table: Table, key: &[u8], row: &[u8]) -> Result<(), StoreError> {
+        let record = String::from_utf8_lossy(row);
+        let statement = "insert into nebula_ca (kind, key, record) values ($1, $2, $3) \
+                         on conflict (kind, key) do update set record = excluded.record";
+        self.execute(statement, &[&table.0, &key, &record.as_ref()]).map_err(|error| failed(&error))?;
+        Ok(())
+    }
+
+    fn remove(&mut self, table: Table, key: &[u8]) -> Result<(), StoreError> {
+        self.execute("delete from nebula_ca where kind = $1 and key = $2", &[&table.0, &key])
+            .map_err(|error| failed(&error))?;
+        Ok(())
+    }
+
+    fn remove_if(&mut self, table: Table, is_over: &dyn Fn(&[u8]) -> bool) -> Result<(), StoreError> {
+        let rows = self
+            .query("select key, record from nebula_ca where kind = $1", &[&table.0])
+            .map_err(|error| failed(&error))?;
+        let over = rows.iter().filter(|row| is_over(row.get::<_, &str>(1).as_bytes()));
+        let keys: Vec<Vec<u8>> = over.map(|row| row.get(0)).collect();
+        self.execute("delete from nebula_ca where kind = $1 and key = any($2)", &[&table.0, &keys])
+            .map_err(|error| failed(&error))?;
+        Ok(())
+    }
+}
+
+/// Held until the transaction ends, however it does.
+fn lock(transaction: &mut Transaction<'_>) -> Result<(), ::postgres::Error> {
+    transaction.execute("select pg_advisory_xact_lock($1)", &[&LOCK]).map(|_| ())
+}
+
+fn failed(error: &::postgres::Error) -> StoreError {
+    // The cause has what the server said; neither has the password.
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    StoreError::Postgres(format!("{error}{cause}"))
+}
+
+/// Of this ledger, among the advisory locks of the database.
+const LOCK: i64 = 0x6e65_6275_6c61;
+const CONNECT_WITHIN: Duration = Duration::from_secs(3);
+const ANSWER_WITHIN: Duration = Duration::from_secs(8);
+/// A step that waits for longer has lost its caller.
+const OPTIONS: &str = "-c statement_timeout=6000 -c lock_timeout=6000 -c idle_in_transaction_session_timeout=6000";
+const MOST_IDLE: usize = 8;

@@ -1,0 +1,146 @@
+//! Several services on one PostgreSQL.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use nebula_cert::issuance::{CERTIFICATE_PATH, Proof, Request, Trust};
+use serde_json::Value;
+
+use crate::{
+    postgres_server::PostgresServer,
+    running::{Ca, key, pod, refused, verified},
+};
+
+/// Two directories of one CA, with one database.
+fn replicas(server: &PostgresServer, policy: &str) -> [Ca; 2] {
+    let one = Ca::init();
+    fs::write(one.file("policy.jsonc"), policy).unwrap();
+    fs::write(one.file("database.url"), server.database()).unwrap();
+    // The first start makes the key for renewals, which they share like all others.
+    one.serve().stop();
+    let two = Ca::copy_of(&one);
+    assert!(!two.file("store.redb").exists());
+    [one, two]
+}
+
+const POOL: &str = r#"{"pods": {"overlay": ["10.42.0.0/20"], "address": "pool"}}"#;
+
+#[test]
+#[ignore = "needs the Debian package postgresql"]
+fn two_services_at_once_allot_no_address_twice_also_when_one_is_killed() {
+    let server = PostgresServer::start();
+    let [one, two] = replicas(&server, POOL);
+    let (first, second) = (one.serve(), two.serve());
+    let (next, token) = (Arc::new(AtomicU16::new(1)), one.text("node.token"));
+    let askers: Vec<_> = [&first, &second, &first, &second]
+        .map(|service| {
+            let (caller, next, token) = (service.caller.clone(), Arc::clone(&next), token.clone());
+            thread::spawn(move || {
+                let mut received = Vec::new();
+                while let number @ ..=400 = next.fetch_add(1, Ordering::Relaxed) {
+                    let proof = Proof::Node { token: token.clone(), pod: pod(number) };
+                    let request = serde_json::to_vec(&Request { public_key: key().public_pem(), proof }).unwrap();
+                    let Ok((200, body)) = caller.post(CERTIFICATE_PATH, &request) else { return received };
+                    received.push(verified(&serde_json::from_str(&body).unwrap()));
+                }
+                received
+            })
+        })
+        .into();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while next.load(Ordering::Relaxed) < 100 {
+        assert!(Instant::now() < deadline, "nothing is issued");
+        thread::sleep(Duration::from_millis(5));
+    }
+    first.kill();
+    let received: Vec<_> = askers.into_iter().flat_map(|asker| asker.join().unwrap()).collect();
+    assert!(received.len() > 300, "{} certificates", received.len());
+
+    let mut holders: HashMap<_, String> = HashMap::new();
+    for certificate in &received {
+        let address = certificate.networks()[0].addr();
+        if let Some(other) = holders.insert(address, certificate.name().to_owned()) {
+            assert_eq!(other, certificate.name(), "{address} was given to both");
+        }
+    }
+    let listed = two.json("certificate list", &[]);
+    let ledger: HashSet<&str> =
+        listed.as_array().unwrap().iter().map(|issued| issued["fingerprint"].as_str().unwrap()).collect();
+    for certificate in &received {
+        assert!(
+            ledger.contains(certificate.fingerprint().to_string().as_str()),
+            "{} is not in the ledger",
+            certificate.name()
+        );
+    }
+    let mut addresses = HashMap::new();
+    for issued in listed.as_array().unwrap() {
+        let name = addresses.entry(issued["networks"][0].to_string()).or_insert_with(|| issued["name"].clone());
+        assert_eq!(name, &issued["name"], "two names have one address");
+    }
+    // The one that was killed comes back to what the other did meanwhile.
+    let again = one.serve();
+    let name = received[0].name();
+    let number: u16 = name.trim_start_matches("web-").split('.').next().unwrap().parse().unwrap();
+    let renewed = verified(&again.caller.pod(&token, pod(number), &key()).unwrap());
+    assert_eq!(renewed.networks(), received[0].networks());
+}
+
+#[test]
+#[ignore = "needs the Debian package postgresql"]
+fn what_one_service_does_the_other_knows() {
+    let server = PostgresServer::start();
+    let [one, two] = replicas(&server, r#"{"pods": {"overlay": ["10.42.0.0/16"]}}"#);
+    let (first, second) = (one.serve(), two.serve());
+    let token = one.token("edge", "10.42.0.9/16", &[]);
+    let (holder, thief) = (key(), key());
+    let reply = first.caller.enrol(&token, &holder).unwrap();
+    assert_eq!(second.caller.enrol(&token, &holder).unwrap().certificate, reply.certificate);
+    assert_eq!(second.caller.enrol(&token, &thief).map(|reply| reply.certificate), refused(409, "token_used"));
+
+    // Tags and entity tags of one are good for the other.
+    let present = verified(&reply);
+    let public_key = thief.public_pem();
+    let renewal_key = reply.renewal_key.unwrap();
+    let proof = Proof::of_certificate(&present, &holder, &renewal_key, Some(&public_key), nebula_ca::now()).unwrap();
+    second.caller.request(&Request { public_key, proof }).unwrap();
+    let (_, tag, _) = first.caller.get("/v1/trust", "");
+    assert_eq!(second.caller.get("/v1/trust", &tag).0, 304);
+    let follower = {
+        let (caller, tag) = (second.caller.clone(), tag.clone());
+        thread::spawn(move || (caller.get("/v1/trust?wait=30", &tag), Instant::now()))
+    };
+    thread::sleep(Duration::from_millis(300));
+    let revoked = Instant::now();
+    one.output("certificate revoke", &[&present.fingerprint().to_string()]);
+    let ((status, _, body), heard) = follower.join().unwrap();
+    let trust: Trust = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, trust.blocklist), (200, vec![present.fingerprint().to_string()]));
+    assert!(heard.duration_since(revoked) < Duration::from_secs(4));
+}
+
+#[test]
+#[ignore = "needs the Debian package postgresql"]
+fn a_database_that_goes_away_stops_issuing_until_it_is_back() {
+    let server = PostgresServer::start();
+    let [one, _] = replicas(&server, POOL);
+    let service = one.serve();
+    let ask = |number| service.caller.pod(&one.text("node.token"), pod(number), &key()).map(|reply| reply.certificate);
+    ask(1).unwrap();
+    server.run("alter database postgres allow_connections false");
+    server.run("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'nebula-ca'");
+    assert_eq!(ask(2), refused(500, "internal"));
+    assert_eq!(service.caller.get("/readyz", "").0, 503);
+    server.run("alter database postgres allow_connections true");
+    ask(2).unwrap();
+    let listed: Value = one.json("certificate list", &[]);
+    assert_eq!(listed.as_array().unwrap().len(), 2);
+}
