@@ -61,11 +61,14 @@ impl PrevResult {
                 continue;
             }
             let Some(old) = entry.get("address") else { continue };
-            // A raw value is a piece of the text it was read from.
-            let start = old.get().as_ptr() as usize - text.as_ptr() as usize;
-            let bits = if address.is_ipv4() { 32 } else { 128 };
-            let (before, after) = (&text[..start], &text[start + old.get().len()..]);
-            return Ok(format!("{before}\"{address}/{bits}\"{after}"));
+            return Ok(with_address(&text, old, address));
+        }
+        let old_form = OLD_FORM[usize::from(address.is_ipv6())];
+        if let Some(ip) = fields.get(old_form) {
+            let entry: BTreeMap<String, &RawValue> = serde_json::from_str(ip.get()).map_err(decode)?;
+            if let Some(old) = entry.get("ip") {
+                return Ok(with_address(&text, old, address));
+            }
         }
         Err(Error::new(
             code::CONFIG,
@@ -82,6 +85,10 @@ impl PrevResult {
             if self.is_of(ip, ifname)? {
                 return address(ip);
             }
+        }
+        // Before 0.3.0 a result is of one interface, with one address of each family.
+        if let Some(ip) = OLD_FORM.iter().find_map(|key| self.value.get(*key)) {
+            return parse_address(ip.get("ip"));
         }
         let msg = format!("prevResult holds no address of interface {ifname:?}");
         Err(Error::new(code::CONFIG, msg)
@@ -116,13 +123,27 @@ impl PrevResult {
     }
 }
 
+const OLD_FORM: [&str; 2] = ["ip4", "ip6"];
+
 // Interfaces on the host's side have no sandbox.
 fn is_in_container(interface: &Value) -> bool {
     interface.get("sandbox").and_then(Value::as_str).is_some_and(|s| !s.is_empty())
 }
 
+/// `old` is a piece of `text`, as raw values are of what they were read from.
+fn with_address(text: &str, old: &RawValue, address: IpAddr) -> String {
+    let start = old.get().as_ptr() as usize - text.as_ptr() as usize;
+    let bits = if address.is_ipv4() { 32 } else { 128 };
+    let (before, after) = (&text[..start], &text[start + old.get().len()..]);
+    format!("{before}\"{address}/{bits}\"{after}")
+}
+
 fn address(ip: &Value) -> Result<IpAddr, Error> {
-    let text = ip.get("address").and_then(Value::as_str).unwrap_or_default();
+    parse_address(ip.get("address"))
+}
+
+fn parse_address(value: Option<&Value>) -> Result<IpAddr, Error> {
+    let text = value.and_then(Value::as_str).unwrap_or_default();
     let wrong = || Error::new(code::CONTENT, format!("prevResult: address {text:?} is not ADDRESS/PREFIX"));
     let (address, prefix) = text.split_once('/').ok_or_else(wrong)?;
     let address: IpAddr = address.parse().map_err(|_| wrong())?;
@@ -188,6 +209,19 @@ mod tests {
     fn an_address_without_an_interface_belongs_to_the_one_asked_for() {
         let prev = parse(r#"{"ips":[{"version":"4","address":"10.4.0.7/24"}]}"#);
         assert_eq!(prev.pod_address("eth0").unwrap(), "10.4.0.7".parse::<IpAddr>().unwrap());
+    }
+
+    #[test]
+    fn results_of_the_old_form_have_one_address_of_each_family() {
+        let text = r#"{"cniVersion":"0.2.0","ip6":{"ip":"fd00:4::7/64"},"ip4":{"ip":"10.4.0.7/24","gateway":"10.4.0.1"},"dns":{}}"#;
+        let prev = parse(text);
+        assert_eq!(prev.pod_address("eth0").unwrap(), "10.4.0.7".parse::<IpAddr>().unwrap());
+        assert_eq!(prev.as_output("0.2.0"), text);
+        let v4 = prev.renumbered("eth0", "10.42.0.7".parse().unwrap(), "0.2.0").unwrap();
+        assert_eq!(v4, text.replace("10.4.0.7/24", "10.42.0.7/32"));
+        let v6 = prev.renumbered("eth0", "fd42::7".parse().unwrap(), "0.2.0").unwrap();
+        assert_eq!(v6, text.replace("fd00:4::7/64", "fd42::7/128"));
+        assert_eq!(parse(r#"{"ip4":{"ip":7}}"#).pod_address("eth0").unwrap_err().code, 6);
     }
 
     #[test]

@@ -41,7 +41,12 @@ pub fn all(state_dir: &Path, host: &Host<'_>) -> Result<(), Vec<String>> {
 /// As [`all`].
 pub fn network(state_dir: &Path, network: &str, depth: Depth, host: &Host<'_>) -> Result<(), Vec<String>> {
     let paths = record::list(state_dir, network).map_err(|e| vec![format!("cannot list records: {e}")])?;
-    joined(paths.iter().map(|path| attachment(state_dir, path, depth, host).map_err(|problem| vec![problem])))
+    let done =
+        joined(paths.iter().map(|path| attachment(state_dir, path, depth, host).map_err(|problem| vec![problem])));
+    if depth == Depth::Thorough {
+        record::sweep(state_dir, network);
+    }
+    done
 }
 
 fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> Result<(), String> {

@@ -1,8 +1,10 @@
 //! What was attached, durable until it is undone: one file per attachment, replaced by rename (attachment record).
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -244,6 +246,32 @@ pub fn list(state_dir: &Path, network: &str) -> io::Result<Vec<PathBuf>> {
     paths.retain(|path| path.extension().is_some_and(|e| e == "json"));
     paths.sort();
     Ok(paths)
+}
+
+/// Removes what verbs that were killed left beside locks that nobody holds and that have no record. Without a record
+/// nothing was started; what cannot be removed now can be later.
+pub fn sweep(state_dir: &Path, network: &str) {
+    let dir = state_dir.join(network);
+    let Ok(entries) = fs::read_dir(&dir) else { return };
+    let locks =
+        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|p| p.extension().is_some_and(|e| e == "lock"));
+    for path in locks {
+        let Ok(lock) = OpenOptions::new().write(true).open(&path) else { continue };
+        if lock.try_lock().is_err() || with_suffix(&path, "json").exists() {
+            continue;
+        }
+        for left in ["json.tmp", "launch.tmp", "launch", "log", "lock"] {
+            let _ = fs::remove_file(with_suffix(&path, left));
+        }
+    }
+    let _ = fs::remove_dir(&dir);
+}
+
+fn with_suffix(lock: &Path, suffix: &str) -> PathBuf {
+    let mut name = lock.as_os_str().to_owned().into_vec();
+    name.truncate(name.len() - "lock".len());
+    name.extend(suffix.bytes());
+    PathBuf::from(OsString::from_vec(name))
 }
 
 /// Replaces a file so that after a crash it holds the old or the new bytes, readable by root alone.

@@ -367,8 +367,7 @@ mod tests {
             ("{\"cniVersion\":\"1.0.0\",\"name\":\"../x\"}", 7),
             ("{\"cniVersion\":\"1.0.0\",\"name\":7}", 7),
             ("{\"cniVersion\":1,\"name\":\"n\"}", 7),
-            ("{\"name\":\"n\"}", 1),
-            ("{\"cniVersion\":\"0.2.0\",\"name\":\"n\"}", 1),
+            ("{\"cniVersion\":\"0.0.9\",\"name\":\"n\"}", 1),
             ("{\"cniVersion\":\"1.2.0\",\"name\":\"n\"}", 1),
         ] {
             assert_eq!(code_of(&ADD, stdin), expected, "{stdin}");

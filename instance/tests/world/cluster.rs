@@ -164,6 +164,8 @@ impl Node {
             .arg(self.dir.join("bin"))
             .arg("--cache")
             .arg(self.dir.join("cache"))
+            // Only plugins that declare the capability get it.
+            .args(["--cap", r#"{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}"#])
             .args([
                 "--id",
                 pod,
