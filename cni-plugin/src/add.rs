@@ -62,7 +62,8 @@ pub(crate) fn enrolled(
     deadline: Deadline,
 ) -> Result<Option<Pod>, Error> {
     let program = || settings.instance_binary(host.plugin_dir.as_deref());
-    let knowledge = Knowledge { labels: host.labels, program: &program, clock: host.clock, deadline };
+    let container_id = &request.key.container_id;
+    let knowledge = Knowledge { container_id, labels: host.labels, program: &program, clock: host.clock, deadline };
     settings.enrolment.decide(&request.args, &request.config, knowledge)
 }
 

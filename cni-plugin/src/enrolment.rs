@@ -17,6 +17,8 @@ use crate::settings::{refuse_other_keys, refused};
 pub struct Enrolment {
     namespaces: Namespaces,
     selectors: Option<Selectors>,
+    // Of containers whose runtime names none: `ctr` and podman know no Kubernetes.
+    default_namespace: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -38,6 +40,8 @@ struct Selectors {
 /// What a decision may use beside the request.
 #[derive(Clone, Copy)]
 pub struct Knowledge<'a> {
+    /// CNI_CONTAINERID.
+    pub container_id: &'a str,
     /// Who knows labels.
     pub labels: &'a dyn LabelSource,
     /// The program that asks for them.
@@ -58,7 +62,9 @@ impl Enrolment {
             "an object with \"namespaces\" or \"exceptNamespaces\", \"podSelector\", \"namespaceSelector\"";
         let Some(value) = config.value("enrol")? else { return Ok(Self::default()) };
         let object = value.as_object().ok_or_else(|| refused("enrol", &value, EXPECTED))?;
-        refuse_other_keys("enrol", object, &["namespaces", "exceptNamespaces", "podSelector", "namespaceSelector"])?;
+        const KEYS: [&str; 5] =
+            ["namespaces", "exceptNamespaces", "podSelector", "namespaceSelector", "defaultNamespace"];
+        refuse_other_keys("enrol", object, &KEYS)?;
         let list = |key: &str| {
             let name = format!("enrol.{key}");
             object.get(key).map(|value| namespaces(&name, value)).transpose()
@@ -77,7 +83,11 @@ impl Enrolment {
             (None, None) => None,
             (pod, namespace) => Some(Selectors { kubeconfig: kubeconfig(config)?, pod, namespace }),
         };
-        Ok(Self { namespaces, selectors })
+        let default_namespace = object.get("defaultNamespace").map(|value| {
+            let name = value.as_str().filter(|name| is_label(name)).map(str::to_owned);
+            name.ok_or_else(|| refused("enrol.defaultNamespace", value, "the name of a namespace"))
+        });
+        Ok(Self { namespaces, selectors, default_namespace: default_namespace.transpose()? })
     }
 
     /// The pod of this request if it is ours, `None` if it is not.
@@ -90,7 +100,10 @@ impl Enrolment {
     /// Code 4 if CNI_ARGS does not say whose pod this is; code 7 for an annotation that is neither "true" nor "false";
     /// codes 108, 109 and 114 if a selector is configured and its labels are not to be had.
     pub fn decide(&self, args: &Args, config: &NetworkConfig, knowledge: Knowledge<'_>) -> Result<Option<Pod>, Error> {
-        let namespace = argument(args, "K8S_POD_NAMESPACE", is_label)?.ok_or_else(|| missing("K8S_POD_NAMESPACE"))?;
+        let given = argument(args, "K8S_POD_NAMESPACE", is_label)?;
+        let namespace = given
+            .or(self.default_namespace.as_deref())
+            .ok_or_else(|| missing("K8S_POD_NAMESPACE", DEFAULT_NAMESPACE))?;
         let listed = |list: &[String]| list.iter().any(|n| n == namespace);
         let ours = match &self.namespaces {
             Namespaces::All => true,
@@ -100,7 +113,10 @@ impl Enrolment {
         if !ours {
             return Ok(None);
         }
-        let name = argument(args, "K8S_POD_NAME", is_subdomain)?.ok_or_else(|| missing("K8S_POD_NAME"))?;
+        let name = argument(args, "K8S_POD_NAME", is_subdomain)?;
+        // A container that is no pod is known by its id.
+        let id = Some(knowledge.container_id).filter(|id| given.is_none() && is_subdomain(id));
+        let name = name.or(id).ok_or_else(|| missing("K8S_POD_NAME", BY_HAND))?;
         if opted_out(config, namespace, name)? {
             return Ok(None);
         }
@@ -187,10 +203,14 @@ fn argument<'a>(args: &'a Args, key: &str, is_valid: fn(&str) -> bool) -> Result
     }
 }
 
-fn missing(key: &str) -> Error {
+fn missing(key: &str, help: &str) -> Error {
     Error::new(code::ENVIRONMENT, format!("CNI_ARGS holds no {key}: cannot decide enrolment or ask for an identity"))
-        .details("a runtime for Kubernetes passes it; by hand: CNI_ARGS='K8S_POD_NAMESPACE=NS;K8S_POD_NAME=NAME'")
+        .details(help)
 }
+
+const BY_HAND: &str = "a runtime for Kubernetes passes it; by hand: CNI_ARGS='K8S_POD_NAMESPACE=NS;K8S_POD_NAME=NAME'";
+const DEFAULT_NAMESPACE: &str =
+    "a runtime for Kubernetes passes it; for other containers name one with the key \"enrol.defaultNamespace\"";
 
 fn is_label(text: &str) -> bool {
     (1..=63).contains(&text.len()) && is_subdomain(text) && !text.contains('.')
@@ -249,6 +269,7 @@ mod tests {
         .into();
         let Some(Request::Add(add)) = read(&env, all.to_string().as_bytes()).1? else { panic!() };
         let knowledge = Knowledge {
+            container_id: "c0ffee",
             labels: &Fixed(answer),
             program: &|| Ok("/bin/true".into()),
             clock: &SystemClock,
@@ -317,6 +338,23 @@ mod tests {
         }
         assert_eq!(decide(json!({"enrol": {"podSelector": {}}}), WEB).unwrap_err().code, 7);
         assert_eq!(decide(json!({"enrol": {"podSelector": {}}, "kubeconfig": "k"}), WEB).unwrap_err().code, 7);
+    }
+
+    #[test]
+    fn containers_of_runtimes_that_know_no_pods_get_the_default_namespace() {
+        let enrol = || json!({"enrol": {"defaultNamespace": "edge"}});
+        let named = |args: &str| {
+            let pod = decide(enrol(), args).unwrap().unwrap();
+            (pod.namespace, pod.name, pod.uid)
+        };
+        let expected = |namespace: &str, name: &str, uid: &str| (namespace.into(), name.into(), uid.into());
+        assert_eq!(named(""), expected("edge", "c0ffee", ""));
+        assert_eq!(named("IgnoreUnknown=1;K8S_POD_NAME=db"), expected("edge", "db", ""));
+        assert_eq!(named(WEB), expected("shop", "web-0", "u-1"));
+        assert_eq!(decide(enrol(), "K8S_POD_NAMESPACE=shop").unwrap_err().code, 4, "a pod is not known by its id");
+        let except = json!({"enrol": {"defaultNamespace": "edge", "exceptNamespaces": ["edge"]}});
+        assert!(decide(except, "").unwrap().is_none());
+        assert_eq!(decide(json!({"enrol": {"defaultNamespace": "A b"}}), "").unwrap_err().code, 7);
     }
 
     #[test]
