@@ -17,6 +17,7 @@ mod file_watch;
 mod firewall_hash;
 pub mod go_flags;
 pub mod handoff;
+pub mod init;
 mod jitter;
 pub mod kube_labels;
 pub mod launch_file;

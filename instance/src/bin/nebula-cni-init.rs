@@ -1,30 +1,76 @@
-//! First init container of an enrolled pod: would hand the pod's token over and receive its certificate.
+//! First init container of an enrolled pod: hands the pod's token to the instance on the node and receives its certificate.
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
-const HELP: &str = "\
-nebula-cni-init - receives a pod's Nebula certificate in an init container
-
-Usage: nebula-cni-init [--help | --version]
-
-This release issues certificates without an init container: the instance on the node asks the CA for the pod.
-Handing the pod's own token to the instance is not available in this release, so this program refuses to run.
-Remove the init container from the pod; its tunnel works without it.
-";
+use nebula_instance::go_flags::{self, Flag};
+use nebula_instance::{handoff, init};
 
 fn main() -> ExitCode {
-    let text = match std::env::args().nth(1).as_deref() {
-        Some("--help" | "-help" | "-h") => HELP,
-        Some("--version" | "-version") => concat!("nebula-cni-init ", env!("CARGO_PKG_VERSION"), "\n"),
-        _ => {
-            eprintln!(
-                "nebula-cni-init: not available in this release: certificates are issued without an init container; \
-                 remove this container from the pod (see --help)"
-            );
-            return ExitCode::from(69);
+    let flags = match go_flags::parse(std::env::args().skip(1), FLAGS) {
+        Ok(flags) => flags,
+        Err(go_flags::Error::Help) => {
+            print(&format!("{ABOUT}\n{}", go_flags::usage("nebula-cni-init", FLAGS)));
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprint!("{error}\n{}", go_flags::usage("nebula-cni-init", FLAGS));
+            return ExitCode::from(2);
         }
     };
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    ExitCode::SUCCESS
+    if flags.is_set("version") {
+        print(concat!("nebula-cni-init ", env!("CARGO_PKG_VERSION"), "\n"));
+        return ExitCode::SUCCESS;
+    }
+    let port = flags.value("port").map_or(Ok(handoff::PORT), str::parse);
+    let deadline = flags.value("deadline").map_or(Ok(DEADLINE), str::parse);
+    let (Ok(port @ 1..), Ok(deadline @ 1..)) = (port, deadline) else {
+        eprintln!("nebula-cni-init: -port and -deadline take a number above 0; see -help");
+        return ExitCode::from(2);
+    };
+    let settings = init::Settings {
+        token_file: flags.value("token-file").unwrap_or(TOKEN_FILE).into(),
+        out_dir: flags.value("out-dir").unwrap_or(OUT_DIR).into(),
+        port,
+        deadline: Duration::from_secs(deadline),
+    };
+    match init::run(&settings) {
+        Ok(name) => {
+            print(&format!("certificate of {name} in {}\n", settings.out_dir.display()));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("nebula-cni-init: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
+
+fn print(text: &str) {
+    // Nobody is left to tell when standard output is closed.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+const TOKEN_FILE: &str = "/var/run/secrets/nebula/token";
+const OUT_DIR: &str = "/var/run/nebula";
+// In seconds.
+const DEADLINE: u64 = 300;
+
+const ABOUT: &str = "\
+Receives a pod's Nebula certificate in the pod's first init container: listens on the loopback address of the pod, gives
+the pod's service-account token to the instance on the node, writes what comes back (host.crt, ca.crt, and host.key if
+the node's operator wants pods to have it) and ends. The containers after it start with the overlay up.
+";
+
+const FLAGS: &[Flag] = &[
+    Flag {
+        name: "token-file",
+        takes_value: true,
+        help: "The pod's token for the CA service (default /var/run/secrets/nebula/token)",
+    },
+    Flag { name: "out-dir", takes_value: true, help: "Folder for the files (default /var/run/nebula)" },
+    Flag { name: "port", takes_value: true, help: "Port on 127.0.0.1, as the plugin has it (default 4242)" },
+    Flag { name: "deadline", takes_value: true, help: "Seconds to wait for the certificate (default 300)" },
+    Flag { name: "version", takes_value: false, help: "Print version" },
+];
