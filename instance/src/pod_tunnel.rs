@@ -21,7 +21,7 @@ use crate::netns::Namespace;
 use crate::pod_status::{Shared, Status};
 use crate::signals::{Signal, Signals, go_name};
 use crate::trust_watch::TrustWatch;
-use crate::{errno, log, notify, underlay};
+use crate::{errno, isolation, log, notify, underlay};
 
 /// Why an instance ended other than by being told to.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +85,7 @@ fn serve_pod(spec: LaunchSpec, settings: Settings, signals: Signals) -> Result<(
     let client = CaClient::new(spec.ca.clone(), place.underlay.clone());
     let sockets = underlay::bind(&spec, &settings, &place.underlay, random())?;
     let port = sockets.1;
+    isolation::isolate(&spec, &namespace, port)?;
     let path = DataPath::new(place, &spec, &settings, sockets)?;
     let status = Arc::new(Mutex::new(Status::new(&spec, port)));
     let _status_socket = StatusSocket::serve(&spec.status_socket, Arc::clone(&status))
