@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use nebula_core::config::RecvErrorPolicy;
 use nebula_core::simulator::{HostId, HostSpec, SimNet};
+use nebula_core::{Origin, Punt};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -96,4 +97,16 @@ fn a_recv_error_takes_down_only_the_tunnel_it_names() {
     assert_ne!(left[0].local_index, named.local_index);
     assert!(left[0].primary, "the other one takes over");
     assert!(net.ping(a, b).is_answered_within(SECOND), "without a handshake: {}", net.diagram());
+}
+
+#[test]
+fn data_that_waited_while_its_tunnel_was_made_does_not_end_the_tunnel() {
+    let mut net = SimNet::new(14);
+    let [a, b] = net.nodes(["a", "b"]);
+    net.ping(a, b).until_delivered();
+    let (from, index) = (Origin::Direct(net.underlay(b)), net.tunnels_to(a, b)[0].local_index.0);
+    net.control(a, |node, now| node.handle_punt(now, Punt::UnknownIndex { from, index }));
+    net.run_for(SECOND);
+    assert_eq!(net.counter(b, "recv_errors_in"), 0);
+    assert_eq!(net.tunnels_to(b, a).len(), 1);
 }

@@ -418,8 +418,9 @@ impl Node {
     }
 
     fn answer_unknown_index(&mut self, from: Origin, index: u32) {
-        if self.pending.peer_of(LocalIndex(index)).is_some() {
-            // Data of the peer overtook its message 2; a recv_error would end the tunnel that is about to be.
+        if self.pending.peer_of(LocalIndex(index)).is_some() || self.tunnels.get(LocalIndex(index)).is_some() {
+            // Data of the peer overtook its message 2, or waited behind it; a recv_error would end the tunnel that is
+            // about to be, or has just been made.
             return;
         }
         if applies(self.config.send_recv_error, from.underlay()) {
