@@ -199,10 +199,15 @@ impl Node {
 
     /// What the instance of `pod` says of itself.
     pub fn status(&self, pod: &str) -> Value {
+        status_at(&self.status_socket(pod))
+    }
+
+    /// Where the instance of `pod` answers.
+    pub fn status_socket(&self, pod: &str) -> PathBuf {
         let launch = self.records().join(format!("{pod}-eth0.launch"));
         let launch: Value =
             serde_json::from_slice(&std::fs::read(&launch).expect("a launch file")).expect("the launch file is JSON");
-        status_at(Path::new(launch["status_socket"].as_str().expect("a status socket")))
+        launch["status_socket"].as_str().expect("a status socket").into()
     }
 
     /// The overlay address of `pod`.
@@ -220,7 +225,8 @@ impl Node {
             .collect()
     }
 
-    fn instance_logs(&self) -> String {
+    /// What the instances of this node wrote.
+    pub fn instance_logs(&self) -> String {
         let mut text = String::new();
         for entry in std::fs::read_dir(self.records()).into_iter().flatten().flatten() {
             if entry.path().extension().is_some_and(|extension| extension == "log") {

@@ -1,0 +1,372 @@
+//! A pod's identity over its life: renewed, revoked, expired, closed, isolated. Real plugin, instance, CA and lighthouse in
+//! network namespaces; whatever passes a node's links is captured.
+
+#![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
+
+mod world;
+
+use std::io::{Read, Write};
+use std::net::Ipv4Addr;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, setsockopt, socket, sockopt};
+use nix::sys::time::TimeVal;
+use serde_json::{Value, json};
+use world::cluster::{Cluster, LIGHTHOUSE, Node, alive, binary, gone_within};
+
+const SOON: Duration = Duration::from_secs(15);
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn a_blocked_peer_loses_its_tunnels_within_seconds() {
+    let mut cluster = Cluster::new();
+    let node = cluster.node("n1", "1.0.0");
+    cluster.world.namespace("web");
+    node.chain_ok(&cluster.world, "add", "web");
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    assert!(peers(&node, "web").contains(&"lighthouse".to_owned()));
+    revoke(&cluster, "lighthouse");
+    eventually(SOON, "the tunnel to the blocked lighthouse goes", || {
+        !peers(&node, "web").contains(&"lighthouse".to_owned())
+    });
+    assert_eq!(pings(&cluster, "web", LIGHTHOUSE, 3, "0.2"), 0, "a blocked peer is not let in again");
+    assert_eq!(node.status("web")["state"], "running", "others keep their identity");
+    node.chain_ok(&cluster.world, "del", "web");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn a_pod_whose_certificate_is_revoked_gets_another_one_with_another_key() {
+    let mut cluster = Cluster::new();
+    let node = cluster.node("n1", "1.0.0");
+    cluster.world.namespace("web");
+    node.chain_ok(&cluster.world, "add", "web");
+    let before = fingerprint(&node, "web");
+    revoke(&cluster, &before);
+    eventually(Duration::from_secs(45), "another certificate comes", || fingerprint(&node, "web") != before);
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    node.chain_ok(&cluster.world, "del", "web");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn tunnels_move_over_to_renewed_certificates_without_losing_a_packet() {
+    let mut cluster = Cluster::new();
+    policy(&mut cluster, &[("life", json!("24s"))]);
+    let node = cluster.node("n1", "1.0.0");
+    for pod in ["a", "b"] {
+        cluster.world.namespace(pod);
+        node.chain_ok(&cluster.world, "add", pod);
+    }
+    cluster.world.ping("a", &node.overlay("b"), SOON);
+    let before = ["a", "b"].map(|pod| fingerprint(&node, pod));
+    // Both renew when a third of the 24 s is left, and go on for as long again.
+    let overlay = node.overlay("b");
+    let output = cluster.world.exec("a", &["ping", "-n", "-D", "-c", "1500", "-i", "0.02", "-W", "1", &overlay]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let after = ["a", "b"].map(|pod| fingerprint(&node, pod));
+    assert!(before.iter().zip(&after).all(|(before, after)| before != after), "nothing was renewed");
+    let lost: Vec<u32> = (1..=1500).filter(|n| !text.contains(&format!("icmp_seq={n} "))).collect();
+    assert!(lost.is_empty(), "packets {lost:?} were lost\n{text}\n{}", node.instance_logs());
+    for pod in ["a", "b"] {
+        node.chain_ok(&cluster.world, "del", pod);
+    }
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn an_expired_pod_is_closed_and_says_so_and_opens_when_the_ca_is_back() {
+    let mut cluster = Cluster::new();
+    policy(&mut cluster, &[("life", json!("15s"))]);
+    let node = cluster.node("n1", "1.0.0");
+    cluster.world.namespace("web");
+    node.chain_ok(&cluster.world, "add", "web");
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    assert!(http(&node, "web", "/healthz").starts_with("HTTP/1.1 200 "));
+    cluster.world.stop("control", Signal::SIGTERM);
+    let capture = Capture::start(&cluster.world.namespace_of("n1"));
+    eventually(Duration::from_secs(25), "the path closes", || node.status("web")["state"] == "closed");
+    let health = http(&node, "web", "/healthz");
+    assert!(health.starts_with("HTTP/1.1 503 ") && health.contains("expired"), "{health}");
+    assert!(http(&node, "web", "/metrics").contains("\nnebula_pod_open 0\n"));
+    assert_eq!(pings(&cluster, "web", LIGHTHOUSE, 5, "0.1"), 0);
+    assert_eq!(capture.overlay_packets(), 0, "packets for the overlay left in clear");
+    cluster.start_ca();
+    eventually(Duration::from_secs(50), "the path opens again", || node.status("web")["state"] == "running");
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    node.chain_ok(&cluster.world, "del", "web");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn nothing_for_the_overlay_leaves_in_clear_before_a_certificate_and_after_the_instance_was_killed() {
+    let mut cluster = Cluster::new();
+    let mut node = cluster.node("n1", "1.0.0");
+    node.conf["plugins"][1]["mode"] = "lazy".into();
+    node.conf["plugins"][1]["overlay"] = json!(["10.42.0.0/16"]);
+    cluster.world.namespace("web");
+    cluster.world.stop("control", Signal::SIGTERM);
+    let capture = Capture::start(&cluster.world.namespace_of("n1"));
+    node.chain_ok(&cluster.world, "add", "web");
+    assert_eq!(pings(&cluster, "web", LIGHTHOUSE, 5, "0.1"), 0);
+    cluster.start_ca();
+    cluster.world.ping("web", LIGHTHOUSE, Duration::from_secs(45));
+    let instance = node.status("web")["pid"].as_u64().expect("a process id");
+    kill(instance);
+    assert!(gone_within(instance, SOON));
+    assert_eq!(pings(&cluster, "web", LIGHTHOUSE, 5, "0.1"), 0);
+    assert_eq!(pings(&cluster, "web", "10.244.1.1", 3, "0.1"), 3, "the primary network is not touched");
+    assert!(capture.packets() > 0, "the capture sees the pod's other packets");
+    assert_eq!(capture.overlay_packets(), 0, "packets for the overlay left in clear");
+    node.chain_ok(&cluster.world, "del", "web");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn a_tunnel_may_have_its_underlay_in_the_pod() {
+    let mut cluster = Cluster::new();
+    let mut node = cluster.node("n1", "1.0.0");
+    node.conf["plugins"][0]["ipMasq"] = true.into();
+    node.conf["plugins"][1]["underlay"] = "pod".into();
+    node.conf["plugins"][1]["mode"] = "lazy".into();
+    node.conf["plugins"][1]["overlay"] = json!(["10.42.0.0/16"]);
+    for pod in ["a", "b"] {
+        cluster.world.namespace(pod);
+        node.chain_ok(&cluster.world, "add", pod);
+    }
+    eventually(SOON, "certificates come", || ["a", "b"].iter().all(|pod| node.status(pod)["state"] == "running"));
+    cluster.world.ping("a", LIGHTHOUSE, SOON);
+    cluster.world.ping("a", &node.overlay("b"), SOON);
+    let sockets =
+        |host: &str| String::from_utf8(cluster.world.exec(host, &["cat", "/proc/net/udp"]).stdout).expect("text");
+    // 4242.
+    assert!(sockets("a").contains(":1092 "), "{}", sockets("a"));
+    assert!(!sockets("n1").contains(":1092 "), "{}", sockets("n1"));
+    for pod in ["a", "b"] {
+        node.chain_ok(&cluster.world, "del", pod);
+    }
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn an_isolated_pod_reaches_the_overlay_and_listed_ranges_and_is_reached_by_probes() {
+    let mut cluster = Cluster::new();
+    let mut node = cluster.node("n1", "1.0.0");
+    node.conf["plugins"][0]["ipMasq"] = true.into();
+    node.conf["plugins"][1]["isolate"] = json!({"ranges": ["10.244.1.2/31"], "dns": ["192.0.2.1"]});
+    for (pod, address) in [("web", "10.244.1.2"), ("db", "10.244.1.3"), ("other", "10.244.1.4")] {
+        cluster.world.namespace(pod);
+        let result = node.chain_ok(&cluster.world, "add", pod);
+        assert!(result.to_string().contains(address), "{result}");
+    }
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    cluster.world.ping("web", &node.overlay("other"), SOON);
+    assert_eq!(pings(&cluster, "web", "10.244.1.3", 2, "0.1"), 2, "a listed range");
+    assert_eq!(pings(&cluster, "n1", "10.244.1.2", 2, "0.1"), 2, "the node's probes");
+    assert_eq!(pings(&cluster, "web", "10.244.1.4", 2, "0.1"), 0, "another pod");
+    assert_eq!(pings(&cluster, "web", "192.0.2.1", 2, "0.1"), 0, "another host");
+    assert_eq!(pings(&cluster, "web", "10.244.1.1", 2, "0.1"), 0, "the node itself");
+    assert!(
+        connects(&cluster, "web", "192.0.2.1:53"),
+        "DNS over TCP is refused by nobody listening, and not by a rule"
+    );
+    assert!(!connects(&cluster, "web", "192.0.2.1:8443"), "not even the CA");
+    // The rules do not depend on the process.
+    let instance = node.status("web")["pid"].as_u64().expect("a process id");
+    kill(instance);
+    assert!(gone_within(instance, SOON));
+    assert_eq!(pings(&cluster, "web", "10.244.1.4", 2, "0.1"), 0);
+    for pod in ["web", "db", "other"] {
+        node.chain_ok(&cluster.world, "del", pod);
+    }
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn a_node_reaches_a_pod_by_its_overlay_address_through_the_pods_own_interface() {
+    let mut cluster = Cluster::new();
+    let node = cluster.node("n1", "1.0.0");
+    cluster.world.namespace("web");
+    node.chain_ok(&cluster.world, "add", "web");
+    let overlay = node.overlay("web");
+    let route = ["ip", "route", "add", &format!("{overlay}/32"), "dev", "cni0", "src", "10.244.1.1"];
+    assert!(cluster.world.exec("n1", &route).status.success());
+    assert_eq!(pings(&cluster, "n1", &overlay, 3, "0.1"), 3, "probes of the kubelet are answered");
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    node.chain_ok(&cluster.world, "del", "web");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn a_second_instance_of_a_pod_ends_with_a_reason_and_leaves_the_first_alone() {
+    let mut cluster = Cluster::new();
+    let node = cluster.node("n1", "1.0.0");
+    cluster.world.namespace("web");
+    node.chain_ok(&cluster.world, "add", "web");
+    let launch = node.records().join("web-eth0.launch");
+    let second = cluster
+        .world
+        .exec("n1", &[&binary("nebula-cni-instance").display().to_string(), "--launch", &launch.display().to_string()]);
+    assert!(!second.status.success());
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(said.contains("another instance serves this pod"), "{said}");
+    let first = node.status("web");
+    assert!(alive(first["pid"].as_u64().expect("a process id")));
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    node.chain_ok(&cluster.world, "del", "web");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn neither_key_nor_token_of_a_pod_is_in_any_file() {
+    let mut cluster = Cluster::new();
+    let node = cluster.node("n1", "1.0.0");
+    cluster.world.namespace("web");
+    node.chain_ok(&cluster.world, "add", "web");
+    let token = std::fs::read_to_string(cluster.ca_file("node.token")).expect("the node token");
+    let mut files = vec![node.dir.clone()];
+    let mut seen = 0;
+    while let Some(path) = files.pop() {
+        if path.is_dir() && !path.is_symlink() {
+            files.extend(std::fs::read_dir(&path).expect("a folder").map(|entry| entry.expect("an entry").path()));
+        } else if let Ok(bytes) = std::fs::read(&path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            && !path.is_symlink()
+        {
+            seen += 1;
+            assert!(!bytes.contains("PRIVATE KEY") && !bytes.contains(token.trim()), "{}", path.display());
+        }
+    }
+    assert!(seen > 2, "the record, the launch file and the log were looked at");
+    node.chain_ok(&cluster.world, "del", "web");
+}
+
+/// Counts what passes the links of a namespace, on all of them.
+struct Capture {
+    all: Arc<AtomicUsize>,
+    overlay: Arc<AtomicUsize>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Capture {
+    fn start(namespace: &str) -> Self {
+        let capture = Self { all: Arc::default(), overlay: Arc::default(), stop: Arc::default() };
+        let (all, overlay, stop) = (Arc::clone(&capture.all), Arc::clone(&capture.overlay), Arc::clone(&capture.stop));
+        let namespace = namespace.to_owned();
+        let (ready, started) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            world::enter(&namespace);
+            let any = SockProtocol::EthAll;
+            // Without link headers: what comes starts with the IP header.
+            let packets = socket(AddressFamily::Packet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, any)
+                .expect("a packet socket");
+            setsockopt(&packets, sockopt::ReceiveTimeout, &TimeVal::new(0, 100_000)).expect("a time-out");
+            ready.send(()).expect("the test waits");
+            let mut packet = [0; 2048];
+            while !stop.load(Ordering::Relaxed) {
+                let Ok(len) = recv(packets.as_raw_fd(), &mut packet, MsgFlags::empty()) else { continue };
+                if let [0x45..0x50, .., a, b, c, d] = packet[..len.min(20)]
+                    && len >= 20
+                {
+                    all.fetch_add(1, Ordering::Relaxed);
+                    let [first, second, ..] = Ipv4Addr::new(a, b, c, d).octets();
+                    overlay.fetch_add(usize::from((first, second) == (10, 42)), Ordering::Relaxed);
+                }
+            }
+        });
+        started.recv().expect("the capture runs");
+        capture
+    }
+
+    fn packets(&self) -> usize {
+        self.all.load(Ordering::Relaxed)
+    }
+
+    /// To addresses of the overlay, in clear.
+    fn overlay_packets(&self) -> usize {
+        self.overlay.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Restarts the CA with other values in the pods' part of its policy.
+fn policy(cluster: &mut Cluster, changes: &[(&str, Value)]) {
+    let path = cluster.ca_file("policy.jsonc");
+    let text = std::fs::read_to_string(&path).expect("the policy");
+    let text: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    let mut policy: Value = serde_json::from_str(&text).expect("the policy is JSON but for its comments");
+    for (key, value) in changes {
+        policy["pods"][key] = value.clone();
+    }
+    cluster.world.stop("control", Signal::SIGTERM);
+    std::fs::write(&path, policy.to_string()).expect("write the policy");
+    cluster.start_ca();
+}
+
+fn revoke(cluster: &Cluster, which: &str) {
+    let dir = cluster.world.dir().join("ca").display().to_string();
+    world::run(&binary("nebula-ca").display().to_string(), &["revoke", "--dir", &dir, which]);
+}
+
+fn fingerprint(node: &Node, pod: &str) -> String {
+    node.status(pod)["certificate"]["fingerprint"].as_str().expect("a certificate").to_owned()
+}
+
+fn peers(node: &Node, pod: &str) -> Vec<String> {
+    let status = node.status(pod);
+    let tunnels = status["tunnels"].as_array().expect("tunnels");
+    tunnels.iter().filter_map(|tunnel| tunnel["name"].as_str().map(str::to_owned)).collect()
+}
+
+/// One request on the status socket of a pod's instance.
+fn http(node: &Node, pod: &str, path: &str) -> String {
+    let mut stream = UnixStream::connect(node.status_socket(pod)).expect("a status socket");
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: pod\r\n\r\n").as_bytes()).expect("ask");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    text
+}
+
+/// Whether a TCP segment gets an answer, be it a refusal.
+fn connects(cluster: &Cluster, from: &str, to: &str) -> bool {
+    let (namespace, to) = (cluster.world.namespace_of(from), to.parse().expect("an address"));
+    let attempt = thread::spawn(move || {
+        world::enter(&namespace);
+        std::net::TcpStream::connect_timeout(&to, Duration::from_secs(1))
+    });
+    match attempt.join().expect("the attempt ends") {
+        Ok(_) => true,
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionRefused,
+    }
+}
+
+/// As [`world::World::pings`]; none also if the kernel knows no way.
+fn pings(cluster: &Cluster, from: &str, to: &str, count: u32, interval: &str) -> u32 {
+    let unreachable = cluster.world.exec(from, &["ping", "-n", "-c", "1", "-W", "1", to]);
+    if unreachable.stdout.is_empty() { 0 } else { cluster.world.pings(from, to, count, interval) }
+}
+
+fn eventually(within: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + within;
+    while !holds() {
+        assert!(Instant::now() < until, "not within {within:?}: {what}");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn kill(pid: u64) {
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a process id"));
+    nix::sys::signal::kill(pid, Signal::SIGKILL).expect("kill the instance");
+}
