@@ -1,6 +1,7 @@
 //! Traffic that goes on while a test changes the network: conversations over TCP whose every byte is compared, and probes
 //! over UDP that tell how long nothing came through.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +14,8 @@ use super::{Pattern, World, enter};
 
 /// How often a probe is sent, and so how exact an outage is known.
 pub const PROBE_EVERY: Duration = Duration::from_millis(10);
+/// A probe that was not answered within this is lost.
+const LATE: Duration = Duration::from_millis(500);
 const MESSAGE: usize = 4096;
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -22,16 +25,27 @@ struct Watch {
     last: Instant,
     longest: Duration,
     answers: u64,
+    /// Number of the last probe, and of all that were not answered.
+    sent: u64,
+    unanswered: BTreeSet<u64>,
     broken: Option<String>,
 }
 
 impl Watch {
     fn new() -> Self {
-        Self { last: Instant::now(), longest: Duration::ZERO, answers: 0, broken: None }
+        Self {
+            last: Instant::now(),
+            longest: Duration::ZERO,
+            answers: 0,
+            sent: 0,
+            unanswered: BTreeSet::new(),
+            broken: None,
+        }
     }
 
     fn start(&mut self) {
         (self.longest, self.answers) = (Duration::ZERO, 0);
+        self.unanswered.clear();
     }
 
     fn heard(&mut self) {
@@ -110,6 +124,13 @@ impl Flow {
     /// The longest time since [`Flow::watch`] without an answer, of the TCP connection and of the probe.
     pub fn silence(&self) -> (Duration, Duration) {
         (lock(&self.tcp).silence(), lock(&self.udp).silence())
+    }
+
+    /// How many of the probes sent since [`Flow::watch`] were never answered.
+    pub fn lost(&self) -> usize {
+        let sent = lock(&self.udp).sent;
+        thread::sleep(LATE);
+        lock(&self.udp).unanswered.range(..=sent).count()
     }
 
     /// Why the TCP connection is lost.
@@ -196,12 +217,19 @@ fn probe(to: SocketAddr, watch: &Mutex<Watch>, stop: &AtomicBool) {
     let mut sent = 0_u64;
     while !stop.load(Ordering::Relaxed) {
         sent += 1;
+        {
+            let mut watch = lock(watch);
+            watch.sent = sent;
+            watch.unanswered.insert(sent);
+        }
         let _ = socket.send_to(&sent.to_be_bytes(), to);
         let began = Instant::now();
         while let Ok((n, from)) = socket.recv_from(&mut buffer) {
             // An answer of long ago says that packets pass again, as well as one to the last probe.
             if from == to && n == 8 && u64::from_be_bytes(buffer) <= sent {
-                lock(watch).heard();
+                let mut watch = lock(watch);
+                watch.heard();
+                watch.unanswered.remove(&u64::from_be_bytes(buffer));
             }
             if began.elapsed() >= PROBE_EVERY {
                 break;
