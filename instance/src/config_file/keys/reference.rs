@@ -127,7 +127,7 @@ fn of_key(key: &Key) -> Value {
         Kind::Number(from, to) => json!({"type": ["integer", "string", "null"], "minimum": from, "maximum": to}),
         Kind::Duration => {
             let unit = r"^([0-9]*\.?[0-9]+(ns|us|µs|ms|s|m|h))+$";
-            json!({"type": ["string", "integer", "null"], "pattern": unit, "examples": ["10s", "5m"]})
+            json!({"type": ["string", "null"], "pattern": unit, "examples": ["10s", "5m"]})
         }
         Kind::Text | Kind::Pem | Kind::Address => json!({"type": ["string", "number", "null"]}),
         Kind::Choice(words) => {
@@ -140,12 +140,43 @@ fn of_key(key: &Key) -> Value {
         }
         Kind::Texts | Kind::Cidrs => json!({"type": ["array", "null"], "items": {"type": ["string", "integer"]}}),
         Kind::Entries(fields) => {
-            let fields: Map<String, Value> = fields.iter().map(|field| ((*field).to_owned(), json!({}))).collect();
-            let item = json!({"type": "object", "properties": fields, "additionalProperties": false});
+            let made: Map<String, Value> = fields.iter().map(|field| ((*field).to_owned(), of_field(field))).collect();
+            let required = required(fields);
+            let item =
+                json!({"type": "object", "properties": made, "required": required, "additionalProperties": false});
             json!({"type": ["array", "null"], "items": item})
         }
         Kind::Map => json!({"type": ["object", "null"]}),
     };
     made["description"] = json!(format!("{} (default: {})", key.about, key.default));
     made
+}
+
+/// A field of an entry of a list; the same name means the same in every list.
+fn of_field(name: &str) -> Value {
+    let texts = json!({"type": "array", "items": {"type": "string"}});
+    match name {
+        "proto" => json!({"enum": ["any", "tcp", "udp", "icmp"]}),
+        "group" | "groups" | "keys" => json!({"anyOf": [{"type": "string"}, texts]}),
+        "port" | "code" => json!({"type": ["string", "integer"]}),
+        "mtu" | "metric" => json!({"type": ["integer", "string"], "minimum": 0}),
+        "install" => json!({"type": ["boolean", "string", "integer"]}),
+        "via" => {
+            let gateway = json!({"type": "object", "required": ["gateway"]});
+            json!({"anyOf": [{"type": "string"}, {"type": "array", "items": gateway}]})
+        }
+        _ => json!({"type": "string"}),
+    }
+}
+
+fn required(fields: &[&str]) -> &'static [&'static str] {
+    if fields.contains(&"proto") {
+        &["proto"]
+    } else if fields.contains(&"via") {
+        &["route", "via"]
+    } else if fields.contains(&"route") {
+        &["route", "mtu"]
+    } else {
+        &["user"]
+    }
 }
