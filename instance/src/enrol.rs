@@ -9,11 +9,11 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nebula_cert::{Curve, PrivateKey, UnixTime};
+use nebula_cert::{Curve, Identity, PrivateKey, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
 use zeroize::Zeroizing;
 
-use crate::ca_client::{self, CaClient, Prover};
+use crate::ca_client::{self, CaClient, Issued, Prover};
 use crate::netns::Namespace;
 
 /// What was issued, for the user.
@@ -57,6 +57,12 @@ pub enum Error {
         /// What is wrong with it.
         cause: nebula_cert::Error,
     },
+    /// There is no certificate to renew.
+    #[error("nothing to renew: {0}")]
+    Nothing(nebula_cert::Error),
+    /// The service takes no certificate as a proof.
+    #[error("the CA service renews no certificates: enrol this host anew with another token")]
+    NoRenewal,
     /// From the CA.
     #[error(transparent)]
     Ca(#[from] ca_client::Error),
@@ -67,10 +73,6 @@ pub enum Error {
 /// # Errors
 /// The folder already has a certificate, a file fails, or the CA refuses.
 pub fn enrol(access: CaAccess, folder: &Path, curve: Curve, now: UnixTime) -> Result<Enrolled, Error> {
-    let failed = |verb, path: &Path| {
-        let path = path.to_owned();
-        move |source| Error::File { verb, path, source }
-    };
     DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed("make", folder))?;
     let [key_path, certificate_path, ca_path] = ["host.key", "host.crt", "ca.crt"].map(|name| folder.join(name));
     if certificate_path.exists() {
@@ -92,19 +94,63 @@ pub fn enrol(access: CaAccess, folder: &Path, curve: Curve, now: UnixTime) -> Re
     let (issued, reply) = CaClient::new(access, Namespace::Own).request_for(key, &Prover::Host, WITHIN, now)?;
     write(&ca_path, reply.ca.as_bytes(), 0o644).map_err(failed("write", &ca_path))?;
     write(&certificate_path, reply.certificate.as_bytes(), 0o644).map_err(failed("write", &certificate_path))?;
-    let certificate = issued.identity.primary();
-    Ok(Enrolled {
-        name: certificate.name().to_owned(),
-        networks: certificate.networks().iter().map(ToString::to_string).collect(),
-        groups: certificate.groups().to_vec(),
-        not_after: certificate.not_after(),
-        folder: folder.to_owned(),
-    })
+    Ok(Enrolled::new(&issued, folder))
+}
+
+/// Replaces `host.key`, `host.crt` and `ca.crt` in `folder` by those of a new key, with the present certificate as the proof,
+/// if no more than a third of its life is left or `always`. `None`: it is too early.
+///
+/// # Errors
+/// There is no certificate, a file fails, or the CA refuses; then the present files stay.
+pub fn renew(access: CaAccess, folder: &Path, always: bool, now: UnixTime) -> Result<Option<Enrolled>, Error> {
+    let [key_path, certificate_path, ca_path] = ["host.key", "host.crt", "ca.crt"].map(|name| folder.join(name));
+    let next_key = folder.join("host.key.next");
+    // An earlier run was interrupted between the two files of a pair.
+    if Identity::read(&certificate_path, &next_key).is_ok() {
+        std::fs::rename(&next_key, &key_path).map_err(failed("write", &key_path))?;
+    }
+    let identity = Identity::read(&certificate_path, &key_path).map_err(Error::Nothing)?;
+    let present = identity.primary();
+    let (life, left) = (present.not_after() - present.not_before(), present.not_after() - now);
+    if !always && left > life / 3 {
+        return Ok(None);
+    }
+    let client = CaClient::new(access, Namespace::Own);
+    let answer = client.trust(None, Duration::ZERO, WITHIN)?;
+    let renewal_key = answer.news.and_then(|news| news.renewal_key).ok_or(Error::NoRenewal)?;
+    let key = PrivateKey::generate(identity.curve()).map_err(|cause| Error::Key { path: next_key.clone(), cause })?;
+    let pem = key.to_pem();
+    let prover = Prover::Holder { identity: Box::new(identity), renewal_key };
+    let (issued, reply) = client.request_for(key, &prover, WITHIN, now)?;
+    write(&next_key, pem.as_bytes(), 0o600).map_err(failed("write", &next_key))?;
+    write(&ca_path, reply.ca.as_bytes(), 0o644).map_err(failed("write", &ca_path))?;
+    write(&certificate_path, reply.certificate.as_bytes(), 0o644).map_err(failed("write", &certificate_path))?;
+    std::fs::rename(&next_key, &key_path).map_err(failed("write", &key_path))?;
+    Ok(Some(Enrolled::new(&issued, folder)))
+}
+
+impl Enrolled {
+    fn new(issued: &Issued, folder: &Path) -> Self {
+        let certificate = issued.identity.primary();
+        Self {
+            name: certificate.name().to_owned(),
+            networks: certificate.networks().iter().map(ToString::to_string).collect(),
+            groups: certificate.groups().to_vec(),
+            not_after: certificate.not_after(),
+            folder: folder.to_owned(),
+        }
+    }
+}
+
+fn failed(verb: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error + use<> {
+    let path = path.to_owned();
+    move |source| Error::File { verb, path, source }
 }
 
 /// Complete or not there: written beside, then renamed.
 fn write(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
-    let beside = path.with_extension("new");
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&beside)?;
     file.write_all(bytes)?;
     file.sync_all()?;

@@ -226,6 +226,30 @@ fn a_second_instance_of_a_pod_ends_with_a_reason_and_leaves_the_first_alone() {
 
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
+fn a_host_renews_its_certificate_with_the_certificate_as_the_proof_and_a_new_key() {
+    let cluster = Cluster::new();
+    let folder = cluster.world.dir().join("lighthouse");
+    let renew = |flag: &str| {
+        let (enrol, out) = (binary("nebula-enrol").display().to_string(), folder.display().to_string());
+        let (url, tls) = (cluster.ca_url(), cluster.ca_file("tls.crt"));
+        let output = cluster.world.exec("control", &[&enrol, flag, "-ca-url", &url, "-tls-ca", &tls, "-out-dir", &out]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let files = || ["host.crt", "host.key"].map(|name| std::fs::read_to_string(folder.join(name)).expect("a file"));
+    let before = files();
+    assert!(renew("-renew").contains("nothing to do"), "it is too early");
+    assert_eq!(files(), before);
+    assert!(renew("-renew-now").contains("lighthouse"));
+    let after = files();
+    assert!(before.iter().zip(&after).all(|(before, after)| before != after));
+    // Again, with what the first one left: key and certificate belong together.
+    assert!(renew("-renew-now").contains("lighthouse"));
+    assert_eq!(std::fs::read_dir(&folder).expect("the folder").count(), 3, "nothing else is left there");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
 fn neither_key_nor_token_of_a_pod_is_in_any_file() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "1.0.0");

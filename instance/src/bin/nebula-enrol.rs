@@ -28,11 +28,18 @@ fn main() -> ExitCode {
         print(concat!("Version: ", env!("CARGO_PKG_VERSION"), "\n"));
         return ExitCode::SUCCESS;
     }
-    let (Some(url), Some(tls_ca), Some(token)) =
-        (flags.value("ca-url"), flags.value("tls-ca"), flags.value("token-file"))
-    else {
-        eprintln!("nebula-enrol: -ca-url, -tls-ca and -token-file are required; see nebula-enrol -help");
+    let renew = flags.is_set("renew") || flags.is_set("renew-now");
+    let (Some(url), Some(tls_ca)) = (flags.value("ca-url"), flags.value("tls-ca")) else {
+        eprintln!("nebula-enrol: -ca-url and -tls-ca are required; see nebula-enrol -help");
         return ExitCode::from(2);
+    };
+    let token = match flags.value("token-file") {
+        Some(token) => token,
+        None if renew => "",
+        None => {
+            eprintln!("nebula-enrol: -token-file is required, or -renew; see nebula-enrol -help");
+            return ExitCode::from(2);
+        }
     };
     let curve = match flags.value("curve") {
         None | Some("25519") => Curve::Curve25519,
@@ -44,8 +51,18 @@ fn main() -> ExitCode {
     };
     let folder = Path::new(flags.value("out-dir").unwrap_or("."));
     let access = CaAccess { url: url.to_owned(), tls_ca_file: tls_ca.into(), token_file: token.into() };
-    match enrol::enrol(access, folder, curve, daemon::unix_now()) {
-        Ok(done) => {
+    let now = daemon::unix_now();
+    let done = if renew {
+        enrol::renew(access, folder, flags.is_set("renew-now"), now)
+    } else {
+        enrol::enrol(access, folder, curve, now).map(Some)
+    };
+    match done {
+        Ok(None) => {
+            print("more than a third of the certificate's life is left, nothing to do\n");
+            ExitCode::SUCCESS
+        }
+        Ok(Some(done)) => {
             print(&format!(
                 "enrolled {} as {} (groups: {})\nwrote host.key, host.crt and ca.crt to {}\n",
                 done.name,
@@ -70,6 +87,7 @@ fn print(text: &str) {
 const ABOUT: &str = "\
 Gets this host's certificate from a nebula-ca service with a one-time token (nebula-ca token create). The key is made here
 and never leaves; host.key, host.crt and ca.crt are written for the pki section of the configuration.
+With -renew the certificate in the folder is the proof, and its successor has a new key; run it from a timer.
 ";
 
 const FLAGS: &[Flag] = &[
@@ -81,6 +99,12 @@ const FLAGS: &[Flag] = &[
     },
     Flag { name: "token-file", takes_value: true, help: "File with the one-time token" },
     Flag { name: "out-dir", takes_value: true, help: "Folder for the files (default: the current one)" },
+    Flag {
+        name: "renew",
+        takes_value: false,
+        help: "Renew the certificate in the folder if a third of its life or less is left; for a timer",
+    },
+    Flag { name: "renew-now", takes_value: false, help: "Renew it whatever is left" },
     Flag { name: "curve", takes_value: true, help: "25519 or P256, as the CA (default 25519)" },
     Flag { name: "version", takes_value: false, help: "Print version" },
 ];
