@@ -28,7 +28,12 @@ mod pod;
 mod policy;
 #[cfg(all(test, feature = "postgres"))]
 #[path = "../tests/service/postgres_server.rs"]
-#[allow(dead_code, reason = "the tests of the service use more of it")]
+#[allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a helper of tests, which the tests of the service use more of"
+)]
 mod postgres_server;
 mod proof;
 mod rate_limit;

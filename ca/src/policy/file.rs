@@ -154,7 +154,8 @@ impl PodsFile {
 
 impl RuleFile {
     fn check(self, key: &str, with_kubernetes: bool, findings: &mut Findings) -> Rule {
-        if !with_kubernetes && !(self.service_accounts.is_empty() && self.labels.is_empty()) {
+        let takes_facts = !self.service_accounts.is_empty() || !self.labels.is_empty();
+        if takes_facts && !with_kubernetes {
             findings.add(key, "service accounts and labels are known only with a \"kubernetes\" section");
         }
         if let Some(bad) = self.namespaces.iter().find(|name| !is_namespace(name)) {

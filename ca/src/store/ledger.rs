@@ -24,8 +24,11 @@ pub(crate) trait Database: Send + Sync {
     fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError>;
 
     /// All rows in the order of their keys.
-    fn all(&self, table: Table) -> Result<Vec<(Vec<u8>, Vec<u8>)>, StoreError>;
+    fn all(&self, table: Table) -> Result<Vec<Row>, StoreError>;
 }
+
+/// Key and record.
+pub(crate) type Row = (Vec<u8>, Vec<u8>);
 
 /// The rows inside of one transaction.
 pub(crate) trait Rows {

@@ -10,7 +10,7 @@ use ::postgres::{Client, Config, NoTls, Transaction};
 
 use crate::store::{
     StoreError,
-    ledger::{Database, Ledger, Rows, Table},
+    ledger::{Database, Ledger, Row, Rows, Table},
 };
 
 /// The store that replicas share.
@@ -91,7 +91,7 @@ impl Database for Postgres {
         Ok(row.map(|row| row.get::<_, String>(0).into_bytes()))
     }
 
-    fn all(&self, table: Table) -> Result<Vec<(Vec<u8>, Vec<u8>)>, StoreError> {
+    fn all(&self, table: Table) -> Result<Vec<Row>, StoreError> {
         let rows = self.with(|client| {
             client.query("select key, record from nebula_ca where kind = $1 order by key", &[&table.0])
         })?;

@@ -12,7 +12,7 @@ use ::redb::{
 
 use crate::store::{
     StoreError,
-    ledger::{Database, Ledger, Rows, TABLES, Table},
+    ledger::{Database, Ledger, Row, Rows, TABLES, Table},
 };
 
 /// The embedded store.
@@ -56,7 +56,7 @@ impl Database for RedbFile {
         Ok(rows.get(key).map_err(failed)?.map(|row| row.value().to_vec()))
     }
 
-    fn all(&self, table: Table) -> Result<Vec<(Vec<u8>, Vec<u8>)>, StoreError> {
+    fn all(&self, table: Table) -> Result<Vec<Row>, StoreError> {
         let rows = self.0.begin_read().map_err(failed)?.open_table(definition(table)).map_err(failed)?;
         let mut all = Vec::new();
         for row in rows.iter().map_err(failed)? {

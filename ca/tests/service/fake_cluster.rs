@@ -68,7 +68,7 @@ impl FakeCluster {
                 let status = u16::try_from(case["status"].as_u64().unwrap()).unwrap();
                 // The first recording of a token is the one before anything was deleted.
                 let key = (token.to_owned(), audience.as_str().unwrap().to_owned());
-                reviews.entry(key).or_insert((status, case["response"].clone()));
+                reviews.entry(key).or_insert_with(|| (status, case["response"].clone()));
             }
         }
         let state =

@@ -1,6 +1,7 @@
 //! The built `nebula-ca` as its users meet it: the command line, and HTTPS on loopback.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail where it stands")]
+#![allow(clippy::disallowed_methods, reason = "these tests wait for processes")]
 
 mod bad_input;
 mod commands;
