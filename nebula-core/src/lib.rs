@@ -28,4 +28,4 @@ pub mod wire;
 pub use config::Config;
 pub use forward::{Forwarder, Lane};
 pub use node::{FlowTrace, Node, Outcome, TableSizes, TunnelStatus, WallClock, Whereabouts};
-pub use output::{DropReason, Event, Origin, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict};
+pub use output::{DropReason, Event, Origin, PacketOwned, PeerCertificate, Punt, Transmit, TunnelDownReason, Verdict};

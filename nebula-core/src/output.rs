@@ -3,6 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use nebula_cert::{Fingerprint, VerifiedCertificate, Version};
+
 use crate::forward::Offload;
 use crate::relay::RelayIndex;
 use crate::tunnel::{LocalIndex, RemoteIndex};
@@ -208,6 +210,10 @@ pub enum Event {
         relay: Option<IpAddr>,
         /// Own index.
         local_index: LocalIndex,
+        /// Peer's index.
+        remote_index: RemoteIndex,
+        /// What else the peer's certificate says.
+        certificate: PeerCertificate,
         /// Whether this node initiated.
         initiator: bool,
         /// First attempt to completion (initiator) or processing only (responder: zero).
@@ -217,8 +223,14 @@ pub enum Event {
     TunnelDown {
         /// Peer's overlay addresses.
         peer: Vec<IpAddr>,
+        /// Peer's certificate name.
+        name: String,
+        /// Where the peer was, if not behind a relay.
+        endpoint: Option<SocketAddr>,
         /// Own index.
         local_index: LocalIndex,
+        /// Peer's index.
+        remote_index: RemoteIndex,
         /// Why.
         reason: TunnelDownReason,
     },
@@ -226,6 +238,10 @@ pub enum Event {
     HandshakeTimedOut {
         /// Intended peer.
         peer: IpAddr,
+        /// Own index, reserved until now.
+        local_index: LocalIndex,
+        /// Where the last attempt went.
+        endpoints: Vec<SocketAddr>,
         /// Since the first attempt.
         after: Duration,
     },
@@ -243,6 +259,27 @@ pub enum Event {
         /// New endpoint.
         endpoint: SocketAddr,
     },
+}
+
+/// Names a peer's certificate in a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerCertificate {
+    /// Its version.
+    pub version: Version,
+    /// Its fingerprint.
+    pub fingerprint: Fingerprint,
+    /// That of the CA that signed it.
+    pub issuer: Fingerprint,
+}
+
+impl From<&VerifiedCertificate> for PeerCertificate {
+    fn from(certificate: &VerifiedCertificate) -> Self {
+        Self {
+            version: certificate.version(),
+            fingerprint: certificate.fingerprint(),
+            issuer: certificate.issuer_fingerprint(),
+        }
+    }
 }
 
 /// Why a tunnel ended.

@@ -19,7 +19,10 @@ fn attempts_repeat_the_same_bytes_at_growing_distance_and_then_end() {
     assert!(net.flow().all(|step| step.datagram == first));
     let peer = net.overlay(b);
     let end = Duration::from_millis(5500);
-    assert_eq!(net.events(a), [Event::HandshakeTimedOut { peer, after: end }]);
+    let [Event::HandshakeTimedOut { peer: named, after, endpoints, .. }] = net.events(a) else {
+        panic!("{:?}", net.events(a));
+    };
+    assert_eq!((*named, *after, endpoints.as_slice()), (peer, end, &[net.underlay(b)][..]));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nebula_cert::Version;
 use nebula_core::config::{self, AllowList, RemoteAllowList};
 use nebula_core::simulator::{HostId, HostSpec, SimNet};
 use nebula_core::wire::header::{Header, MessageType};
@@ -163,4 +164,18 @@ fn two_peers_that_reload_everything_at_the_same_instant_never_lose_the_tunnel() 
         let peers = net.tunnels_to(host, if host == a { b } else { a });
         assert_eq!(peers.len(), 1, "one tunnel is left of all those rounds");
     }
+}
+
+#[test]
+fn a_new_initiating_version_holds_for_the_next_handshake() {
+    let mut net = SimNet::new(77);
+    let both = [Version::V1, Version::V2];
+    let b = net.add(HostSpec::new("b").versions(&both));
+    let c = net.add(HostSpec::new("c").versions(&both));
+    let a = net.add(HostSpec::new("a").versions(&both).knows(b).knows(c));
+    net.ping(a, b).until_delivered();
+    assert_eq!(net.tunnels_to(a, b)[0].version, Version::V1);
+    net.control(a, |node, _| node.set_initiating_version(Some(Version::V2)));
+    net.ping(a, c).until_delivered();
+    assert_eq!(net.tunnels_to(a, c)[0].version, Version::V2);
 }

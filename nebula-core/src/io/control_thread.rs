@@ -85,6 +85,7 @@ impl Control {
         let now = clock::now();
         match command {
             Command::SetIdentity(identity) => self.node.set_identity(now, *identity),
+            Command::SetInitiatingVersion(version) => self.node.set_initiating_version(version),
             Command::SetTrust(trust) => self.node.set_trust(now, *trust),
             Command::SetFirewall(policy) => self.node.set_firewall(*policy),
             Command::SetStaticHosts(hosts) => self.node.set_static_hosts(now, hosts),

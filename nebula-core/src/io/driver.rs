@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use nebula_cert::{CaPool, Identity, VerifiedCertificate};
+use nebula_cert::{CaPool, Identity, VerifiedCertificate, Version};
 use zeroize::Zeroizing;
 
 use super::control_thread::{Control, EndOfControl, InterfaceWatch};
@@ -261,6 +261,10 @@ impl Handle {
     /// See [`crate::Node::set_identity`].
     pub fn set_identity(&self, identity: Identity) {
         self.shared.mailbox.command(Command::SetIdentity(Box::new(identity)));
+    }
+    /// See [`crate::Node::set_initiating_version`].
+    pub fn set_initiating_version(&self, version: Option<Version>) {
+        self.shared.mailbox.command(Command::SetInitiatingVersion(version));
     }
     /// See [`crate::Node::set_trust`].
     pub fn set_trust(&self, trust: CaPool) {

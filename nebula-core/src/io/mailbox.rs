@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use std::sync::mpsc::SyncSender;
 
 use ipnet::IpNet;
-use nebula_cert::{CaPool, Identity};
+use nebula_cert::{CaPool, Identity, Version};
 
 use super::Error;
 use super::wake::Wake;
@@ -26,6 +26,7 @@ const MAX_COMMANDS: usize = if cfg!(all(test, loom)) { 1 } else { 64 };
 #[derive(Debug)]
 pub(super) enum Command {
     SetIdentity(Box<Identity>),
+    SetInitiatingVersion(Option<Version>),
     SetTrust(Box<CaPool>),
     SetFirewall(Box<firewall::Policy>),
     SetStaticHosts(BTreeMap<IpAddr, Vec<SocketAddr>>),

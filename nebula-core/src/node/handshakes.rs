@@ -124,7 +124,8 @@ impl Node {
             self.lighthouse.forget(peer);
         }
         let after = now.saturating_duration_since(ended.started);
-        self.outbox.event(Event::HandshakeTimedOut { peer, after });
+        let (local_index, endpoints) = (ended.local_index, ended.tried.clone());
+        self.outbox.event(Event::HandshakeTimedOut { peer, local_index, endpoints, after });
     }
 
     /// A datagram of type 0.
@@ -306,6 +307,8 @@ impl Node {
             endpoint: from.underlay(),
             relay,
             local_index: tunnel.local_index,
+            remote_index: tunnel.remote_index,
+            certificate: (&tunnel.peer).into(),
             initiator: tunnel.initiator,
             took: took.unwrap_or_default(),
         });

@@ -220,6 +220,11 @@ impl Node {
         self.forwarder.set_policy(local_policy(&self.config));
     }
 
+    /// New certificate version to start handshakes with; `None`: 1 if there is such a certificate, else 2.
+    pub fn set_initiating_version(&mut self, version: Option<Version>) {
+        self.config.initiating_version = version;
+    }
+
     /// New CAs or blocklist: live tunnels are checked again.
     pub fn set_trust(&mut self, now: Instant, trust: CaPool) {
         self.now = now;
@@ -463,7 +468,14 @@ impl Node {
         if gone && reason == TunnelDownReason::RecvError && peer.iter().any(|address| self.is_lighthouse(*address)) {
             self.timer.set(Due::LighthouseUpdate, self.now);
         }
-        self.outbox.event(Event::TunnelDown { peer, local_index: index, reason });
+        self.outbox.event(Event::TunnelDown {
+            peer,
+            name: live.tunnel.peer.name().to_owned(),
+            endpoint: live.tunnel.endpoint(),
+            local_index: index,
+            remote_index: live.tunnel.remote_index,
+            reason,
+        });
     }
 
     /// Sends an overlay packet through the forwarding plane, as a data lane would.
