@@ -10,6 +10,8 @@ use nebula_core::config::RecvErrorPolicy;
 use nebula_core::firewall::Rule;
 use nebula_core::io::{Driver, Handle, Options, SocketControl, SocketOptions, Tun, UdpSocket, release_program_pages};
 
+use serde_json::json;
+
 use crate::attendant::Attendant;
 use crate::config_file::{self, Listen, Logging, NameFamily, Remark, Settings, Value};
 use crate::control::{ControlSocket, Desk, Facts};
@@ -296,18 +298,24 @@ pub fn unix_now() -> UnixTime {
 fn log_start(settings: &Settings, device: &str, udp: SocketAddr) {
     for (direction, rules) in [("outgoing", &settings.firewall.outbound), ("incoming", &settings.firewall.inbound)] {
         for rule in rules {
-            tracing::info!(firewallRule = describe(direction, rule), "Firewall rule added");
+            tracing::info!(firewallRule = ?describe(direction, rule), "Firewall rule added");
         }
     }
     tracing::info!(firewallHashes = firewall_hash::both(&settings.firewall), "Firewall started");
     tracing::info!(addr = %udp, "listening");
-    tracing::info!(preferredRanges = ?settings.preferred_ranges, "Main HostMap created");
+    tracing::info!(preferredRanges = ?texts(&settings.preferred_ranges), "Main HostMap created");
     tracing::info!("punchy {}", if settings.punchy.punch { "enabled" } else { "disabled" });
     tracing::info!(sendRecvError = recv_error(settings.listen.send_recv_error), "Loaded send_recv_error config");
     tracing::info!(acceptRecvError = recv_error(settings.listen.accept_recv_error), "Loaded accept_recv_error config");
     let networks = settings.pki.as_ref().map(|pki| pki.identity.networks().to_vec()).unwrap_or_default();
-    tracing::info!(interface = device, networks = ?networks, build = env!("CARGO_PKG_VERSION"), udpAddr = %udp,
-        "Nebula interface is active");
+    tracing::info!(interface = device, networks = ?texts(&networks), build = env!("CARGO_PKG_VERSION"), udpAddr = %udp,
+        boringcrypto = false, "Nebula interface is active");
+}
+
+/// As Go, which has no empty list there.
+fn texts<T: ToString>(items: &[T]) -> log::Structured {
+    let all = items.iter().map(ToString::to_string).collect();
+    log::structured(if items.is_empty() { serde_json::Value::Null } else { all })
 }
 
 fn recv_error(policy: RecvErrorPolicy) -> &'static str {
@@ -318,19 +326,21 @@ fn recv_error(policy: RecvErrorPolicy) -> &'static str {
     }
 }
 
-/// As Go prints its map of the same fields.
-fn describe(direction: &str, rule: &Rule) -> String {
+/// The fields that Go Nebula names.
+fn describe(direction: &str, rule: &Rule) -> log::Structured {
     let (protocol, first, last) = firewall_hash::numbers(rule);
-    format!(
-        "map[caName:{} caSha:{} cidr:{} direction:{direction} endPort:{last} groups:[{}] host:{} localCidr:{} \
-         proto:{protocol} startPort:{first}]",
-        rule.ca_name.as_deref().unwrap_or_default(),
-        rule.ca_sha.map(|sha| sha.to_string()).unwrap_or_default(),
-        firewall_hash::cidr(rule.cidr),
-        rule.groups.join(" "),
-        rule.host.as_deref().unwrap_or_default(),
-        firewall_hash::cidr(rule.local_cidr),
-    )
+    log::structured(json!({
+        "caName": rule.ca_name.as_deref().unwrap_or_default(),
+        "caSha": rule.ca_sha.map(|sha| sha.to_string()).unwrap_or_default(),
+        "cidr": firewall_hash::cidr(rule.cidr),
+        "direction": direction,
+        "endPort": last,
+        "groups": if rule.groups.is_empty() { serde_json::Value::Null } else { json!(rule.groups) },
+        "host": rule.host.as_deref().unwrap_or_default(),
+        "localCidr": firewall_hash::cidr(rule.local_cidr),
+        "proto": protocol,
+        "startPort": first,
+    }))
 }
 
 /// The merged tree as YAML, without an inline private key.

@@ -1,9 +1,13 @@
 //! What the core reports, as the log lines operators of Go Nebula know.
 
+use std::net::SocketAddr;
 use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 use nebula_core::{Event, TunnelDownReason};
+use serde_json::json;
 
+use crate::log;
 use crate::metrics::Handshakes;
 
 /// Logs everything that happens until the driver ends.
@@ -20,39 +24,71 @@ pub(crate) fn log(events: &Receiver<Event>, handshakes: &Handshakes) {
 
 fn log_one(event: &Event) {
     match event {
-        Event::TunnelUp { peer, name, endpoint, relay, local_index, initiator, took } => {
-            let stage = if *initiator { "map[stage:2 style:ix_psk0]" } else { "map[stage:1 style:ix_psk0]" };
-            let index = local_index.0;
-            let duration = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-            let from = if relay.is_some() { format!("{endpoint} (relayed)") } else { endpoint.to_string() };
-            tracing::info!(vpnAddrs = ?peer, %from, certName = name, localIndex = index, handshake = stage,
-                durationNs = duration, "Handshake message received");
-        }
-        Event::TunnelDown { peer, local_index, reason } => {
-            let index = local_index.0;
-            match reason {
-                TunnelDownReason::ClosedByPeer => {
-                    tracing::info!(vpnAddrs = ?peer, localIndex = index, "Close tunnel received, tearing down.");
-                }
-                TunnelDownReason::Dead => {
-                    let check = "map[method:active state:dead]";
-                    tracing::info!(vpnAddrs = ?peer, localIndex = index, tunnelCheck = check, "Tunnel status");
-                }
-                TunnelDownReason::CertificateInvalid => tracing::info!(vpnAddrs = ?peer, localIndex = index,
-                    "Remote certificate is no longer valid, tearing down the tunnel"),
-                other => tracing::info!(vpnAddrs = ?peer, localIndex = index, reason = ?other, "Tunnel closed"),
+        Event::TunnelUp { peer, name, endpoint, relay, local_index, remote_index, certificate, initiator, took } => {
+            let (vpn, from, stage) = (list(peer), origin(*endpoint, relay.is_some()), stage(2));
+            let (version, duration) = (certificate.version.number(), nanos(*took));
+            let (fingerprint, issuer) = (certificate.fingerprint, certificate.issuer);
+            if *initiator {
+                tracing::info!(vpnAddrs = ?vpn, ?from, certName = name, certVersion = version, %fingerprint, %issuer,
+                    initiatorIndex = local_index.0, responderIndex = remote_index.0, handshake = ?stage,
+                    durationNs = duration, "Handshake message received");
+            } else {
+                let (initiator, responder) = (remote_index.0, local_index.0);
+                tracing::info!(vpnAddrs = ?vpn, ?from, certName = name, certVersion = version, %fingerprint, %issuer,
+                    initiatorIndex = initiator, responderIndex = responder, handshake = ?stage,
+                    "Handshake message received");
+                tracing::info!(vpnAddrs = ?vpn, handshake = ?stage, cached = false, initiatorIndex = initiator,
+                    responderIndex = responder, certName = name, certVersion = version, %fingerprint, %issuer, ?from,
+                    "Handshake message sent");
             }
         }
-        Event::HandshakeTimedOut { peer, after } => {
-            let duration = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
-            tracing::info!(vpnAddrs = ?[peer], durationNs = duration, "Handshake timed out");
+        Event::TunnelDown { peer, name, endpoint, local_index, remote_index, reason } => {
+            let (vpn, local, remote) = (list(peer), local_index.0, remote_index.0);
+            match reason {
+                TunnelDownReason::ClosedByPeer => {
+                    let from = endpoint.map_or_else(|| log::structured(json!({})), |at| origin(at, false));
+                    tracing::info!(vpnAddrs = ?vpn, localIndex = local, remoteIndex = remote, certName = name, ?from,
+                        "Close tunnel received, tearing down.");
+                }
+                TunnelDownReason::Dead => {
+                    let check = log::structured(json!({"method": "active", "state": "dead"}));
+                    tracing::info!(vpnAddrs = ?vpn, localIndex = local, remoteIndex = remote, certName = name,
+                        tunnelCheck = ?check, "Tunnel status");
+                }
+                TunnelDownReason::CertificateInvalid => tracing::info!(vpnAddrs = ?vpn, localIndex = local,
+                    remoteIndex = remote, certName = name,
+                    "Remote certificate is no longer valid, tearing down the tunnel"),
+                other => tracing::info!(vpnAddrs = ?vpn, localIndex = local, remoteIndex = remote, certName = name,
+                    reason = ?other, "Tunnel closed"),
+            }
+        }
+        Event::HandshakeTimedOut { peer, local_index, endpoints, after } => {
+            let (vpn, tried, index) = (list(&[*peer]), list(endpoints), local_index.0);
+            tracing::info!(vpnAddrs = ?vpn, localIndex = index, remoteIndex = 0, udpAddrs = ?tried,
+                initiatorIndex = index, durationNs = nanos(*after), handshake = ?stage(1), "Handshake timed out");
         }
         Event::HandshakeRefused { from, reason } => {
             tracing::error!(%from, error = reason, "Failed to process handshake packet");
         }
         Event::Roamed { peer, endpoint } => {
-            tracing::info!(vpnAddrs = ?peer, newAddr = %endpoint, "Host roamed to new udp ip/port.");
+            tracing::info!(vpnAddrs = ?list(peer), newAddr = %endpoint, "Host roamed to new udp ip/port.");
         }
         other => tracing::debug!(event = ?other, "Event"),
     }
+}
+
+fn list<T: ToString>(items: &[T]) -> log::Structured {
+    log::structured(items.iter().map(ToString::to_string).collect())
+}
+
+fn stage(stage: u8) -> log::Structured {
+    log::structured(json!({"stage": stage, "style": "ix_psk0"}))
+}
+
+fn origin(from: SocketAddr, relayed: bool) -> log::Structured {
+    if relayed { log::origin("relay", &format!("{from} (relayed)")) } else { log::origin("direct", &from.to_string()) }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -91,6 +91,48 @@ fn targets(level: LogLevel) -> Targets {
     Targets::new().with_default(level.min(LevelFilter::ERROR)).with_target("nebula", level)
 }
 
+/// A list or a map as a field: JSON lines have it as such, text lines as Go prints it.
+pub(crate) fn structured(value: serde_json::Value) -> Structured {
+    let text = go_text(&value);
+    Structured { json: value, text }
+}
+
+/// Where a datagram came from: in JSON by which way, in text bare.
+pub(crate) fn origin(way: &'static str, from: &str) -> Structured {
+    Structured { json: serde_json::json!({ way: from }), text: from.to_owned() }
+}
+
+/// Travels as the text of a field, which is all that a field may be beside a number.
+pub(crate) struct Structured {
+    json: serde_json::Value,
+    text: String,
+}
+
+impl fmt::Debug for Structured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{MARK}{}{MARK}{}", self.json, self.text)
+    }
+}
+
+// JSON has no such character outside strings, and escapes it inside.
+const MARK: char = '\0';
+
+fn go_text(value: &serde_json::Value) -> String {
+    match value {
+        // Go's lists without a first item are null in JSON.
+        serde_json::Value::Null => "[]".to_owned(),
+        serde_json::Value::String(text) => text.clone(),
+        serde_json::Value::Array(items) => {
+            format!("[{}]", items.iter().map(go_text).collect::<Vec<_>>().join(" "))
+        }
+        serde_json::Value::Object(map) => {
+            let parts: Vec<_> = map.iter().map(|(key, value)| format!("{key}:{}", go_text(value))).collect();
+            format!("map[{}]", parts.join(" "))
+        }
+        other => other.to_string(),
+    }
+}
+
 struct Slog;
 
 impl<S, N> FormatEvent<S, N> for Slog
@@ -114,11 +156,21 @@ where
 struct Fields {
     message: String,
     rest: Vec<(&'static str, serde_json::Value)>,
+    /// Of fields that are lists or maps, by their place: how text lines have them.
+    texts: Vec<(usize, String)>,
 }
 
 impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.record_str(field, &format!("{value:?}"));
+        let text = format!("{value:?}");
+        let structured = text.strip_prefix(MARK).and_then(|rest| rest.split_once(MARK));
+        match structured.and_then(|(json, text)| Some((serde_json::from_str(json).ok()?, text))) {
+            Some((json, text)) => {
+                self.texts.push((self.rest.len(), text.to_owned()));
+                self.rest.push((field.name(), json));
+            }
+            None => self.record_str(field, &text),
+        }
     }
     fn record_str(&mut self, field: &Field, value: &str) {
         if field.name() == "message" {
@@ -161,10 +213,11 @@ fn text_line(time: Option<Duration>, level: &str, fields: &Fields) -> String {
         let _ = write!(line, "time={} ", rfc3339(time, 3));
     }
     let _ = write!(line, "level={level} msg={}", quoted(&fields.message));
-    for (name, value) in &fields.rest {
-        let _ = match value {
-            serde_json::Value::String(text) => write!(line, " {name}={}", quoted(text)),
-            other => write!(line, " {name}={other}"),
+    for (at, (name, value)) in fields.rest.iter().enumerate() {
+        let structured = fields.texts.iter().find(|(place, _)| *place == at).map(|(_, text)| text);
+        let _ = match (structured, value) {
+            (Some(text), _) | (None, serde_json::Value::String(text)) => write!(line, " {name}={}", quoted(text)),
+            (None, other) => write!(line, " {name}={other}"),
         };
     }
     line.push('\n');
@@ -235,6 +288,7 @@ mod tests {
         let fields = Fields {
             message: "Nebula interface is active".to_owned(),
             rest: vec![("interface", "nebula1".into()), ("error", "a \"b\"".into()), ("port", 4242.into())],
+            texts: Vec::new(),
         };
         assert_eq!(
             text_line(None, "INFO", &fields),
@@ -245,8 +299,18 @@ mod tests {
     }
 
     #[test]
+    fn lists_and_maps_are_printed_as_go_prints_them() {
+        let rule = serde_json::json!({"groups": null, "hosts": ["a", "b"], "port": 1});
+        assert_eq!(go_text(&rule), "map[groups:[] hosts:[a b] port:1]");
+        let sent = format!("{:?}", structured(rule.clone()));
+        let (json, text) = sent.strip_prefix(MARK).and_then(|rest| rest.split_once(MARK)).unwrap();
+        assert_eq!(serde_json::from_str::<serde_json::Value>(json).unwrap(), rule);
+        assert_eq!(text, go_text(&rule));
+    }
+
+    #[test]
     fn json_lines_keep_the_order_of_slog() {
-        let fields = Fields { message: "x".to_owned(), rest: vec![("count", 1.into())] };
+        let fields = Fields { message: "x".to_owned(), rest: vec![("count", 1.into())], texts: Vec::new() };
         let line = json_line(Some(Duration::ZERO), "WARN", &fields);
         assert_eq!(
             line,

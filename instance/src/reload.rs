@@ -146,6 +146,10 @@ impl Reloader {
             }
             tracing::info!(cert = new_pki.identity.primary().name(), "Client certificate(s) refreshed from disk");
         }
+        if self.current.initiating_version != new.initiating_version {
+            self.handle.set_initiating_version(new.initiating_version);
+            tracing::info!("pki.initiating_version has been reloaded");
+        }
         let new_rules = !same_policy(&self.current.firewall, &new.firewall);
         if new_rules {
             self.handle.set_firewall(new.firewall.clone());
@@ -336,7 +340,6 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("timers", reloadable_timers(&old.timers, &new.timers) != new.timers),
         ("tun", !same_device(&old.tun, &new.tun)),
         ("lighthouse.am_lighthouse", old.am_lighthouse != new.am_lighthouse),
-        ("pki.initiating_version", old.initiating_version != new.initiating_version),
         ("daemon.control_socket", old.operation.control != new.operation.control),
     ];
     changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect()

@@ -86,7 +86,7 @@ pub(super) const KEYS: &[Key] = &[
         "pki.initiating_version",
         Number(0, U32),
         "1 if there is such a certificate, else 2",
-        OnStart,
+        OnReload,
         "certificate version to start handshakes with: 1 or 2",
     ),
     key("cipher", Choice(&["aes", "chachapoly"]), "aes", OnStart, "cipher of tunnels, the same in the whole network"),
