@@ -87,7 +87,7 @@ impl Applicant {
         authorities: String,
     ) -> Option<impl FnOnce() + Send + 'static> {
         let first = self.present.is_none();
-        self.renewal_key = renewal_key.or(self.renewal_key.take());
+        self.renewal_key = renewal_key.or_else(|| self.renewal_key.take());
         let init = self.init.clone().filter(|_| first);
         let certificate = identity.certificates().map(nebula_cert::Certificate::to_pem).collect();
         self.present = Some(Box::new(identity));
