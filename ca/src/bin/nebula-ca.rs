@@ -137,6 +137,9 @@ struct Init {
     /// Host name or IP address under which clients reach the service; repeat for more [default: localhost, 127.0.0.1, ::1]
     #[arg(long = "tls-name", value_name = "NAME")]
     tls_names: Vec<String>,
+    /// Succeed and change nothing where a complete CA is already, as an init container should
+    #[arg(long)]
+    unless_there: bool,
 }
 
 /// Run the service until SIGTERM or SIGINT
@@ -282,6 +285,10 @@ fn run(verb: Verb) -> anyhow::Result<()> {
 impl Init {
     fn run(self) -> anyhow::Result<()> {
         let directory = self.dir.open();
+        // The policy is what a new CA writes last.
+        if self.unless_there && directory.has("policy.jsonc") {
+            return print(&format!("there is a CA in {}\n", directory.path().display()));
+        }
         let overlay = match (self.overlay.is_empty(), self.networks.is_empty()) {
             (false, _) => self.overlay,
             (true, false) => self.networks.clone(),
