@@ -102,8 +102,8 @@ fn is_ours(plugin: &Value) -> bool {
 
 fn last_call(node: &Node, verb: &str) -> Value {
     let text = std::fs::read_to_string(node.dir.join("calls.jsonl")).expect("a record of the calls");
-    let calls = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    calls.filter(|call| call["command"] == verb && is_ours(call)).last().expect("a call of ours")
+    let mut calls = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    calls.rfind(|call| call["command"] == verb && is_ours(call)).expect("a call of ours")
 }
 
 fn prev_result(call: &Value) -> Value {
