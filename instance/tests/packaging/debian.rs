@@ -26,12 +26,20 @@ changed() { cd "$1/upper" && find . ! -type d ! -path './var/lib/dpkg/*' ! -path
 
 fn in_an_overlay(package: &Path, script: &str) -> Output {
     let folder = tempfile::tempdir().expect("a temporary directory");
-    let go = repository("target/peers/apt/sid/deb/nebula_1.11.0+dfsg-1_amd64.deb");
+    let go = debians();
     Command::new("unshare")
         .args(["--mount", "--propagation", "private", "bash", "-c", &format!("{IN_AN_OVERLAY}{script}"), "-"])
         .args([folder.path(), package, &go])
         .output()
         .expect("unshare runs")
+}
+
+/// Debian's package of Go Nebula 1.11.0, where `.ci/go-nebula` left it.
+fn debians() -> PathBuf {
+    let folders = ["sid-nebula", "sid"].map(|folder| repository("target/peers/apt").join(folder).join("deb"));
+    let files = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+    let mut packages = files.map(|file| file.path()).filter(|path| path.extension().is_some_and(|end| end == "deb"));
+    packages.next().expect("the package of Go Nebula: run .ci/go-nebula with an empty target/peers")
 }
 
 /// The package; made once.
