@@ -66,13 +66,16 @@ pub struct Options {
     pub advertise_interfaces: bool,
     /// Under load, give each direction of a tun queue a thread of its own; otherwise one serves both.
     pub two_threads: bool,
+    /// While super-packets come, let data threads that keep up run before other programs (niceness -20). Needs CAP_SYS_NICE;
+    /// without it, or with a niceness given from outside, nothing changes.
+    pub raise_priority: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
         // On fewer processors a second thread takes time from the applications, and wakes more often for the same packets.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { advertise_interfaces: true, two_threads: processors > 2 }
+        Self { advertise_interfaces: true, two_threads: processors > 2, raise_priority: true }
     }
 }
 
@@ -144,7 +147,7 @@ impl Driver {
             let _end = end;
             control.run()
         })?;
-        driver.spawn_data_threads(&queues, offloads, &sockets, options.two_threads)?;
+        driver.spawn_data_threads(&queues, offloads, &sockets, &options)?;
         Ok(driver)
     }
 
@@ -153,8 +156,9 @@ impl Driver {
         queues: &[Arc<Queue>],
         offloads: TunOffloads,
         sockets: &[Arc<UdpSocket>],
-        two_threads: bool,
+        options: &Options,
     ) -> Result<(), Error> {
+        let Options { two_threads, raise_priority, .. } = *options;
         let mut duties = Vec::with_capacity(queues.len());
         for (index, queue) in queues.iter().enumerate() {
             let socket = Arc::clone(&sockets[index % sockets.len()]);
@@ -162,14 +166,15 @@ impl Driver {
             let duty = Arc::new(Duty::new(outbound)?);
             let relieved = index < sockets.len();
             if two_threads || !relieved {
-                let thread = OutboundThread::new(Arc::clone(&self.shared), Arc::clone(&duty), relieved);
+                let thread = OutboundThread::new(Arc::clone(&self.shared), Arc::clone(&duty), relieved, raise_priority);
                 self.spawn(format!("nebula-out-{index}"), DATA_STACK, move || thread.run())?;
             }
             duties.push(duty);
         }
         for (index, socket) in sockets.iter().enumerate() {
             let queue = (!queues.is_empty()).then(|| Arc::clone(&queues[index % queues.len()]));
-            let mut inbound = Inbound::new(Arc::clone(&self.shared), queue, Arc::clone(socket), offloads)?;
+            let mut inbound =
+                Inbound::new(Arc::clone(&self.shared), queue, Arc::clone(socket), offloads, raise_priority)?;
             if let Some(duty) = duties.get(index) {
                 inbound.serve_also(Arc::clone(duty), two_threads);
             }

@@ -80,12 +80,13 @@ const CALM: Duration = Duration::from_secs(1);
 pub(super) struct Load {
     turns: u32,
     heavy_at: Option<Instant>,
+    noted: Option<(Instant, usize)>,
 }
 
 impl Load {
     /// As if a heavy turn had just ended.
     pub(super) fn heavy(now: Instant) -> Self {
-        Self { turns: 0, heavy_at: Some(now) }
+        Self { turns: 0, heavy_at: Some(now), noted: None }
     }
 
     /// Notes a turn that moved `bytes`.
@@ -94,9 +95,16 @@ impl Load {
             return;
         }
         self.turns = self.turns.saturating_add(1);
+        let before = self.noted.map_or(0, |(_, bytes)| bytes);
+        self.noted = Some((now, before.saturating_add(bytes)));
         if bytes >= HEAVY || self.turns >= BUSY_TURNS {
             self.heavy_at = Some(now);
         }
+    }
+
+    /// Bytes that were noted since the last call, and when; `None`: there was nothing.
+    pub(super) fn take_noted(&mut self) -> Option<(Instant, usize)> {
+        self.noted.take()
     }
 
     /// Notes that nothing is left to move.

@@ -11,6 +11,7 @@ use super::delivery::{Deliverer, Device};
 use super::duty::{Duty, Load};
 use super::outbound::Outbound;
 use super::poll::any_readable;
+use super::priority::Priority;
 use super::shared::Shared;
 use super::tun::{Queue, TunOffloads};
 use super::udp::UdpSocket;
@@ -42,6 +43,7 @@ pub(super) struct Inbound {
     // Relayed datagrams go back to the underlay from here.
     sender: Sender,
     warmth: Warmth,
+    priority: Priority,
 }
 
 impl Inbound {
@@ -50,13 +52,26 @@ impl Inbound {
         queue: Option<Arc<Queue>>,
         socket: Arc<UdpSocket>,
         offloads: TunOffloads,
+        raise_priority: bool,
     ) -> Result<Self, Error> {
         let lane = shared.forwarder.lane();
         let receiver =
             Receiver::new().map_err(|source| Error::Io { what: "cannot reserve receive buffers", source })?;
         let (sender, warmth) = (Sender::new(), Warmth::default());
         let deliverer = Deliverer::new(offloads);
-        Ok(Self { shared, queue, socket, duty: None, relieved: false, deliverer, lane, receiver, sender, warmth })
+        Ok(Self {
+            shared,
+            queue,
+            socket,
+            duty: None,
+            relieved: false,
+            deliverer,
+            lane,
+            receiver,
+            sender,
+            warmth,
+            priority: Priority::new(raise_priority),
+        })
     }
 
     /// Gives it the other direction; while there is load only if it is not `relieved` by another thread.
@@ -86,6 +101,7 @@ impl Inbound {
             let mut dry = self.turn(&mut load)?;
             // What was delivered may have been answered already.
             dry &= outbound.turn(&mut load)?;
+            self.priority.follow(&mut load);
             if self.relieved && load.is_heavy() {
                 duty.hand_over(outbound);
                 break;
@@ -93,6 +109,7 @@ impl Inbound {
             if dry {
                 load.pause();
                 let now = clock::now();
+                self.priority.pause(now);
                 let timeout = [self.warmth.timeout(now), outbound.timeout(now)].into_iter().flatten().min();
                 any_readable([self.socket.as_fd(), outbound.as_fd(), self.shared.halt.as_fd()], timeout)
                     .map_err(|errno| Error::io("cannot poll socket and device", errno))?;
@@ -109,7 +126,9 @@ impl Inbound {
     fn serve_socket(&mut self, duty: Option<&Duty<Outbound>>) -> Result<(), Error> {
         let mut load = Load::default();
         while !self.shared.is_stopping() && !duty.is_some_and(Duty::is_free) {
-            if self.turn(&mut load)? {
+            let dry = self.turn(&mut load)?;
+            self.priority.follow(&mut load);
+            if dry {
                 self.wait(duty)?;
             }
         }
@@ -171,7 +190,9 @@ impl Inbound {
     }
 
     fn wait(&mut self, duty: Option<&Duty<Outbound>>) -> Result<(), Error> {
-        let timeout = self.warmth.timeout(clock::now());
+        let now = clock::now();
+        self.priority.pause(now);
+        let timeout = self.warmth.timeout(now);
         let halt = self.shared.halt.as_fd();
         let returned = duty.map_or(halt, |duty| duty.returned.as_fd());
         any_readable([self.socket.as_fd(), returned, halt], timeout)

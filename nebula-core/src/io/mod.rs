@@ -15,6 +15,7 @@ mod mailbox;
 mod outbound;
 mod outbound_thread;
 mod poll;
+mod priority;
 mod program;
 mod region;
 mod shared;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::duty::{Duty, Load};
 use super::outbound::Outbound;
 use super::poll::{any_readable, readable};
+use super::priority::Priority;
 use super::shared::Shared;
 use super::{Error, clock};
 
@@ -16,15 +17,17 @@ pub(super) struct OutboundThread {
     duty: Arc<Duty<Outbound>>,
     // The thread of a socket serves the queue when there is little traffic.
     relieved: bool,
+    raise_priority: bool,
 }
 
 impl OutboundThread {
-    pub(super) fn new(shared: Arc<Shared>, duty: Arc<Duty<Outbound>>, relieved: bool) -> Self {
-        Self { shared, duty, relieved }
+    pub(super) fn new(shared: Arc<Shared>, duty: Arc<Duty<Outbound>>, relieved: bool, raise_priority: bool) -> Self {
+        Self { shared, duty, relieved, raise_priority }
     }
 
     /// Runs until the driver stops or the device fails.
     pub(super) fn run(self) -> Result<(), Error> {
+        let mut priority = Priority::new(self.raise_priority);
         while !self.shared.is_stopping() {
             if self.relieved {
                 let wait = readable(&self.duty.needed, &self.shared.halt, None);
@@ -32,21 +35,24 @@ impl OutboundThread {
                     continue;
                 }
             }
-            self.serve()?;
+            self.serve(&mut priority)?;
         }
         Ok(())
     }
 
     /// Serves the queue until the load is over.
-    fn serve(&self) -> Result<(), Error> {
+    fn serve(&self, priority: &mut Priority) -> Result<(), Error> {
         let mut outbound = self.duty.take_over();
         let mut load = Load::heavy(clock::now());
         while !self.shared.is_stopping() {
-            if !outbound.turn(&mut load)? {
+            let dry = outbound.turn(&mut load)?;
+            priority.follow(&mut load);
+            if !dry {
                 continue;
             }
             load.pause();
             let now = clock::now();
+            priority.pause(now);
             let remaining = self.relieved.then(|| load.remaining(now));
             if remaining.is_some_and(|remaining| remaining.is_zero()) {
                 self.duty.give_back(outbound);

@@ -1,0 +1,175 @@
+//! While super-packets come, data threads run before other programs: a packet that waits for a processor behind bulk
+//! traffic waits in a queue that grows meanwhile. The kernel's own threads for urgent work run at the same niceness.
+//!
+//! Small packets are better left to gather, so for these, and for a thread that cannot keep up, nothing is changed.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::duty::Load;
+
+const NICENESS: libc::c_int = -20;
+// Enough for an average.
+const PAUSES: u32 = 32;
+// More than a dozen packets per wake-up: they come joined.
+const JOINED: usize = 16 << 10;
+// A thread that did not wait for so long does not keep up.
+const OVERLOAD: Duration = Duration::from_millis(20);
+// Until the next try, when it did not serve.
+const REST: Duration = Duration::from_secs(1);
+
+/// The priority of one thread, by what it moves between its pauses.
+#[derive(Debug)]
+pub(super) struct Priority {
+    may_change: bool,
+    raised: bool,
+    pauses: u32,
+    bytes: usize,
+    /// When this turn of work began; `None`: it waits.
+    busy_since: Option<Instant>,
+    not_before: Option<Instant>,
+}
+
+impl Priority {
+    /// Of the thread that will use it. `may_raise`: as the operator wishes; a niceness given from outside stays.
+    pub(super) fn new(may_raise: bool) -> Self {
+        Self { may_change: may_raise, raised: false, pauses: 0, bytes: 0, busy_since: None, not_before: None }
+    }
+
+    /// Notes what was moved since the last time.
+    pub(super) fn follow(&mut self, load: &mut Load) {
+        if let Some((now, bytes)) = load.take_noted() {
+            self.note(now, bytes);
+        }
+    }
+
+    /// Notes a turn that moved `bytes`.
+    fn note(&mut self, now: Instant, bytes: usize) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        let since = *self.busy_since.get_or_insert(now);
+        if self.raised && now.saturating_duration_since(since) >= OVERLOAD {
+            self.give_up(now);
+        }
+    }
+
+    /// Notes that nothing is left to move.
+    pub(super) fn pause(&mut self, now: Instant) {
+        self.busy_since = None;
+        self.pauses += 1;
+        if self.pauses < PAUSES {
+            return;
+        }
+        let joined = self.bytes / PAUSES as usize >= JOINED;
+        (self.pauses, self.bytes) = (0, 0);
+        if self.raised && !joined {
+            self.give_up(now);
+        } else if !self.raised && joined && self.not_before.is_none_or(|at| now >= at) {
+            self.set(true);
+        }
+    }
+
+    fn give_up(&mut self, now: Instant) {
+        self.not_before = Some(now + REST);
+        self.set(false);
+    }
+
+    fn set(&mut self, raised: bool) {
+        if self.may_change && (raised == self.raised || apply(raised).is_ok()) {
+            self.raised = raised;
+        } else {
+            // Without CAP_SYS_NICE, or niced from outside: it stays so.
+            self.may_change = false;
+        }
+    }
+}
+
+/// Sets the niceness of the calling thread.
+fn apply(raised: bool) -> io::Result<()> {
+    let (from, to) = if raised { (0, NICENESS) } else { (NICENESS, 0) };
+    // SAFETY: both calls take and give numbers only; zero names the calling thread.
+    let done = unsafe {
+        libc::getpriority(libc::PRIO_PROCESS, 0) == from && libc::setpriority(libc::PRIO_PROCESS, 0, to) == 0
+    };
+    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    /// A thread that moves `bytes` between pauses of its own, one per millisecond.
+    fn traffic(priority: &mut Priority, from: Instant, milliseconds: u64, bytes: usize) -> Instant {
+        for at in 0..milliseconds {
+            let now = from + Duration::from_millis(at);
+            priority.note(now, bytes);
+            priority.pause(now);
+        }
+        from + Duration::from_millis(milliseconds)
+    }
+
+    fn niceness() -> libc::c_int {
+        // SAFETY: takes and gives numbers.
+        unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }
+    }
+
+    /// Runs in a thread of its own, whose niceness ends with it.
+    fn alone(test: impl FnOnce() + Send + 'static) {
+        std::thread::spawn(test).join().unwrap();
+    }
+
+    /// Whether the system lets this process raise a priority at all.
+    fn is_allowed() -> bool {
+        std::thread::spawn(|| apply(true).is_ok()).join().unwrap()
+    }
+
+    #[test]
+    fn joined_packets_raise_it_and_small_ones_lower_it_for_a_while() {
+        let allowed = is_allowed();
+        alone(move || {
+            let mut priority = Priority::new(true);
+            let start = super::super::clock::now();
+            let at = traffic(&mut priority, start, 100, 1_300);
+            assert!(!priority.raised && niceness() == 0, "small packets alone");
+            let at = traffic(&mut priority, at, 100, 64_000);
+            assert_eq!((priority.raised, niceness()), if allowed { (true, NICENESS) } else { (false, 0) });
+            let at = traffic(&mut priority, at, 100, 1_300);
+            assert!(!priority.raised && niceness() == 0, "small packets again");
+            let at = traffic(&mut priority, at, 100, 64_000);
+            assert!(!priority.raised, "it did not serve just now");
+            traffic(&mut priority, at, 1_000, 64_000);
+            assert_eq!(priority.raised, allowed);
+        });
+    }
+
+    #[test]
+    fn a_thread_that_never_waits_shares_with_other_programs() {
+        let allowed = is_allowed();
+        alone(move || {
+            let mut priority = Priority::new(true);
+            let at = traffic(&mut priority, super::super::clock::now(), 100, 64_000);
+            assert_eq!(priority.raised, allowed);
+            for ms in 0..25 {
+                priority.note(at + Duration::from_millis(ms), 64_000);
+            }
+            assert!(!priority.raised && niceness() == 0);
+        });
+    }
+
+    #[test]
+    fn what_an_operator_chose_stays() {
+        alone(|| {
+            let mut priority = Priority::new(false);
+            traffic(&mut priority, super::super::clock::now(), 100, 64_000);
+            assert!(!priority.raised && niceness() == 0, "switched off");
+        });
+        alone(|| {
+            // SAFETY: takes and gives numbers.
+            assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 5) }, 0);
+            let mut priority = Priority::new(true);
+            traffic(&mut priority, super::super::clock::now(), 100, 64_000);
+            assert!(!priority.raised && niceness() == 5, "niced from outside");
+        });
+    }
+}
