@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nebula_core::io::Handle;
+use nebula_core::io::{Handle, release_program_pages};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::control::{ControlSocket, Desk};
@@ -33,6 +33,7 @@ impl Attendant {
         files.forget_changes(&self.reloader().files());
         let mut expiry_due = now();
         let mut last_look = now();
+        let mut started = Some(now() + START);
         loop {
             if now() >= expiry_due {
                 expiry::report(self.metrics.validity(), unix_now());
@@ -40,7 +41,10 @@ impl Attendant {
             }
             let watch = self.reloader().settings().operation.watch;
             let look_due = watch.map(|interval| last_look + interval);
-            self.wait(look_due.map_or(expiry_due, |due| due.min(expiry_due)));
+            self.wait([look_due, started].into_iter().flatten().fold(expiry_due, Instant::min));
+            if started.take_if(|due| now() >= *due).is_some() {
+                release_program_pages();
+            }
             while let Some(signal) = self.signals.next() {
                 if signal != Signal::SIGHUP {
                     tracing::info!(signal = go_name(signal), "Caught signal, shutting down");
@@ -86,3 +90,5 @@ fn now() -> Instant {
 }
 
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(3600);
+// Threads have begun and the first handshakes are over; nearly nothing that this took is needed again.
+const START: Duration = Duration::from_millis(250);

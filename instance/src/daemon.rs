@@ -232,8 +232,8 @@ fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
     }
     let advertise = names::resolve_once(&settings.advertise);
     let config = settings.to_config(pki.identity.clone(), pki.trust.clone(), bound.port(), advertise);
-    let driver =
-        Driver::start(config, tun, sockets, Options::default()).map_err(|error| Error::Running(chain(&error)))?;
+    let options = Options { raise_priority: settings.operation.raise_priority, ..Options::default() };
+    let driver = Driver::start(config, tun, sockets, options).map_err(|error| Error::Running(chain(&error)))?;
     Ok(Opened { driver, device, link, controls, udp: bound })
 }
 

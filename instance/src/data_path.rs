@@ -94,7 +94,9 @@ impl DataPath {
         let config = settings.to_config(identity.clone(), trust.clone(), self.port, advertise);
         let failed = |cause: String| Error::SetUp { what: "cannot start the tunnel".to_owned(), cause };
         // The node's threads look at the interfaces of the namespace that they are started in.
-        let start = || Driver::start(config, Some(tun), sockets, Options::default());
+        // All pods of a node have the same claim to its processors.
+        let options = Options { raise_priority: false, ..Options::default() };
+        let start = || Driver::start(config, Some(tun), sockets, options);
         let started = self.place.underlay.run("driver-start", start).map_err(|error| failed(chain(&error)))?;
         let mut driver = started.map_err(|error| failed(chain(&error)))?;
         // The launch, and asking the CA, are not needed again for long.

@@ -13,6 +13,8 @@ pub struct Operation {
     pub control: ControlPath,
     /// Time between two looks at the files of the configuration; `None`: changes wait for SIGHUP.
     pub watch: Option<Duration>,
+    /// Let threads that carry bulk traffic run before other programs.
+    pub raise_priority: bool,
 }
 
 /// Where the control socket is.
@@ -45,7 +47,7 @@ impl Operation {
         };
         let watch = section.duration(WATCH, Duration::ZERO);
         let watch = (!watch.is_zero()).then(|| watch.max(SHORTEST_WATCH));
-        Ok(Self { control, watch })
+        Ok(Self { control, watch, raise_priority: section.boolean("daemon.raise_priority", true) })
     }
 }
 

@@ -344,6 +344,13 @@ pub(super) const KEYS: &[Key] = &[
          the usual one is left out silently where its folder cannot be made",
     ),
     key(
+        "daemon.raise_priority",
+        Boolean,
+        "true",
+        OnStart,
+        "threads that carry bulk traffic and keep up run at niceness -20 (not in Go); without CAP_SYS_NICE, or started with a niceness, nothing changes",
+    ),
+    key(
         "daemon.watch_files",
         Duration,
         "0s",
