@@ -106,13 +106,13 @@ fn json_logs_are_objects_and_levels_filter() {
 }
 
 #[test]
-fn the_init_program_refuses_to_pretend() {
+fn the_init_program_names_the_token_that_it_misses() {
     let program = env!("CARGO_BIN_EXE_nebula-cni-init");
     assert_eq!(run(program, &["--version"]).0, 0);
-    assert!(run(program, &["--help"]).1.contains("not available in this release"));
-    let (code, _, stderr) = run(program, &[]);
+    assert!(run(program, &["--help"]).1.contains("-token-file"));
+    let (code, _, stderr) = run(program, &["-token-file", "/nonexistent/token"]);
     assert_ne!(code, 0);
-    assert!(stderr.contains("not available in this release"), "{stderr}");
+    assert!(stderr.contains("token file /nonexistent/token: no such file or directory"), "{stderr}");
 }
 
 #[test]
