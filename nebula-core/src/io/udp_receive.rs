@@ -14,6 +14,8 @@ use crate::forward::Received;
 // The largest UDP payload, joined or not, fits.
 const SLOT: usize = 64 << 10;
 const MAX_SLOTS: usize = 4;
+// Datagrams joined to more than this fill a turn each: the next ones better wait until these are delivered.
+const JOINED: usize = 16 << 10;
 
 /// One thread's receive slots. Uses one while traffic is thin, so that one stays warm, and more under load.
 #[derive(Debug)]
@@ -97,7 +99,12 @@ impl Receiver {
             let segment_size = segment_size(&message.msg_hdr).filter(|&size| size > 0).unwrap_or(len).min(len);
             self.received.push(Received { from, range: start..start + len, segment_size });
         }
-        self.slots = if count == self.slots { (count * 2).min(MAX_SLOTS) } else { count.max(1) };
+        let bytes: usize = self.received.iter().map(|slot| slot.range.len()).sum();
+        self.slots = match count {
+            _ if bytes >= count * JOINED => 1,
+            _ if count == self.slots => (count * 2).min(MAX_SLOTS),
+            _ => count.max(1),
+        };
         Ok(true)
     }
 }
