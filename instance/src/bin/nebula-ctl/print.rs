@@ -46,12 +46,12 @@ fn status(answer: &Value) -> String {
         ("peers", format!("{} ({} handshaking)", show(&answer["peers"]), show(&answer["handshaking"]))),
         ("tunnels", show(&answer["tunnels"])),
         ("flows", show(&answer["flows"])),
-        ("certificate", left.map_or("-".to_owned(), expiry)),
+        ("certificate", left.map_or_else(|| "-".to_owned(), expiry)),
         ("configuration", show(&answer["config"])),
         ("last reload", reload),
         ("log level", show(&answer["log_level"])),
         ("version", format!("{} (pid {})", show(&answer["version"]), show(&answer["pid"]))),
-        ("uptime", answer["uptime_seconds"].as_i64().map_or("-".to_owned(), span)),
+        ("uptime", answer["uptime_seconds"].as_i64().map_or_else(|| "-".to_owned(), span)),
     ])
 }
 
@@ -108,7 +108,7 @@ fn tunnel(answer: &Value) -> String {
             ),
             ("groups", list(&certificate["details"]["groups"])),
             ("behind it", list(&certificate["details"]["unsafeNetworks"])),
-            ("certificate", certificate["secondsLeft"].as_i64().map_or("-".to_owned(), expiry)),
+            ("certificate", certificate["secondsLeft"].as_i64().map_or_else(|| "-".to_owned(), expiry)),
             ("fingerprint", show(&certificate["fingerprint"])),
         ]);
         text.push('\n');
@@ -152,7 +152,7 @@ fn certificates(answer: &Value) -> String {
             format!("v{}", show(&certificate["version"])),
             list(&details["networks"]),
             list(&details["groups"]),
-            certificate["secondsLeft"].as_i64().map_or("-".to_owned(), expiry),
+            certificate["secondsLeft"].as_i64().map_or_else(|| "-".to_owned(), expiry),
             show(&certificate["fingerprint"]),
         ]
     };
