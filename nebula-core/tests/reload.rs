@@ -134,7 +134,7 @@ fn two_peers_that_reload_everything_at_the_same_instant_never_lose_the_tunnel() 
     net.ping(a, b).until_delivered();
     for round in 0..4 {
         for host in [a, b] {
-            let identity = net.renewed_identity(host, &[nebula_cert::Version::V2]);
+            let identity = net.renewed_identity(host, &[Version::V2]);
             let trust = net.authority().trust();
             let calculated = config::Calculation { mask: "198.51.100.0/24".parse().unwrap(), port: 4242 };
             let calculated = config::CalculatedRemotes::new([("10.42.0.0/16".parse().unwrap(), vec![calculated])]);

@@ -32,7 +32,8 @@ const FIRST_TRY: Duration = Duration::from_millis(500);
 const SECOND_TRY: Duration = Duration::from_secs(3);
 
 /// Name, name in the certificate, number in the overlay, groups, CA, network behind it.
-const HOSTS: [(&str, &str, [u8; 2], &str, &str, &str); 6] = [
+type Host = (&'static str, &'static str, [u8; 2], &'static str, &'static str, &'static str);
+const HOSTS: [Host; 6] = [
     ("xg", "xg", [0, 11], "servers", "first", "192.168.11.0/24"),
     ("xo", "xo", [0, 12], "servers", "first", "192.168.12.0/24"),
     ("ag", "alpha", [1, 1], "web,ops", "first", ""),

@@ -57,7 +57,7 @@ pub(crate) enum Command {
     Trace {
         /// tcp, udp, icmp, or the number of a protocol.
         protocol: String,
-        /// ADDRESS[:PORT] of the destination; or of the source, if a destination follows.
+        /// `ADDRESS[:PORT]` of the destination; or of the source, if a destination follows.
         #[arg(value_name = "[SOURCE] DESTINATION", num_args = 1..=2, required = true)]
         ends: Vec<String>,
     },
