@@ -8,7 +8,7 @@ use std::time::Duration;
 use nebula_cert::UnixTime;
 use nebula_core::config::RecvErrorPolicy;
 use nebula_core::firewall::Rule;
-use nebula_core::io::{Driver, Handle, Options, SocketControl, SocketOptions, Tun, UdpSocket, release_program_pages};
+use nebula_core::io::{Driver, Handle, Options, SocketControl, SocketOptions, Tun, UdpSocket};
 
 use serde_json::json;
 
@@ -116,13 +116,13 @@ impl Loaded {
     pub fn serve(self) -> Result<(), Error> {
         let start = |message| move |error: std::io::Error| Error::Start { message, cause: errno::text(&error) };
         let signals = Signals::block().map_err(start("Failed to set up signal handling"))?;
-        let settings = self.settings()?;
+        // The parser of the configuration goes deep: its stack ends with its thread.
+        let settings = std::thread::scope(|scope| scope.spawn(|| self.settings()).join())
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let listen = listen_address(&settings.listen)?;
-        // The parser of the configuration is not needed again for long; nor is, below, what opens devices.
-        release_program_pages();
+        // On this thread alone: the kernel makes a process that has another one wait 10 ms for its memory barriers.
         let Opened { driver, device, link, controls, udp } = open(&settings, listen)?;
         log_start(&settings, &device, udp);
-        release_program_pages();
         let handle = driver.handle();
         let subnets = Arc::new(Subnets::new(handle.clone(), settings.tun.routes.subnet_routes()));
         if let Some(link) = link.as_ref().filter(|_| settings.tun.follow_system_routes) {

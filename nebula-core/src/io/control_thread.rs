@@ -134,7 +134,7 @@ impl Control {
     fn report(&mut self) {
         while let Some(event) = self.node.poll_event() {
             // Tunnels that come and go: a handshake was near.
-            self.rare_work.note();
+            self.rare_work.note(clock::now());
             if self.events.try_send(event).is_err() {
                 self.shared.counters.events.add(1);
             }

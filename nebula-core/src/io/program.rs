@@ -4,27 +4,30 @@
 
 use std::time::{Duration, Instant};
 
+// A handshake is work for several turns.
+const PATIENCE: Duration = Duration::from_secs(1);
 // Mapping the pages of a handshake again costs less than a tenth of the handshake.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Decides when the control thread gives back what rare work has mapped.
 #[derive(Debug, Default)]
 pub(super) struct RareWork {
-    happened: bool,
+    happened: Option<Instant>,
     released: Option<Instant>,
 }
 
 impl RareWork {
     /// Notes a handshake or the like.
-    pub(super) fn note(&mut self) {
-        self.happened = true;
+    pub(super) fn note(&mut self, now: Instant) {
+        self.happened.get_or_insert(now);
     }
 
-    /// `true` once after rare work, if the last time is not just past.
+    /// `true` once, a moment after rare work, if the last time is not just past. Nobody need wake up for it.
     pub(super) fn is_over(&mut self, now: Instant) -> bool {
-        let due = self.happened && self.released.is_none_or(|at| now >= at + INTERVAL);
+        let quiet = self.happened.is_some_and(|at| now >= at + PATIENCE);
+        let due = quiet && self.released.is_none_or(|at| now >= at + INTERVAL);
         if due {
-            *self = Self { happened: false, released: Some(now) };
+            *self = Self { happened: None, released: Some(now) };
         }
         due
     }
@@ -82,10 +85,11 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut work = RareWork::default();
         assert!(!work.is_over(at(0)));
-        work.note();
+        work.note(at(0));
+        assert!(!work.is_over(at(0)), "the rest of it comes at once");
         assert!(work.is_over(at(1)));
-        work.note();
-        assert!(!work.is_over(at(2)));
+        work.note(at(2));
+        assert!(!work.is_over(at(3)));
         assert!(work.is_over(at(11)));
         assert!(!work.is_over(at(30)));
     }
