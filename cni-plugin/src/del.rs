@@ -1,26 +1,35 @@
 //! DEL: takes an attachment away. Whatever is missing already is no error, however often it is asked.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::host::{Deadline, Host};
+use crate::host_route::HostRoute;
+use crate::instance_status::Status;
 use crate::lock::Lock;
-use crate::record::{Files, Found, Record};
+use crate::record::{self, Files, Found, Record};
 use crate::reply::{Error, code};
 use crate::request::Detach;
 use crate::settings::Settings;
 use crate::supervisor::{Kind, Known};
 
-/// Detaches; neither the namespace nor the CA nor prevResult is needed.
+/// Detaches; neither the namespace nor the CA nor prevResult is needed. Where the record is lost, prevResult tells what
+/// else is to be undone.
 ///
 /// # Errors
 /// Code 11 if the instance is alive and does not end, or if another call holds the lock; code 5 if files stay.
 pub fn run(request: &Detach, host: &Host<'_>) -> Result<(), Error> {
     let files = Files::new(&Settings::state_dir(&request.config), &request.key);
+    let reported = || match request.config.prev_result() {
+        Ok(Some(result)) => result.addresses(&files.key().ifname),
+        // Whatever is wrong with it, an attachment can be taken away without.
+        _ => Vec::new(),
+    };
     if !files.dir().exists() {
-        return detach(&files, host);
+        return undo(&files, host, &reported);
     }
     let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_PATIENCE))?;
-    detach(&files, host)?;
+    undo(&files, host, &reported)?;
     lock.remove();
     Ok(())
 }
@@ -31,16 +40,24 @@ pub fn run(request: &Detach, host: &Host<'_>) -> Result<(), Error> {
 /// # Errors
 /// As [`run`].
 pub fn detach(files: &Files, host: &Host<'_>) -> Result<(), Error> {
-    let mut route = None;
+    undo(files, host, &Vec::new)
+}
+
+/// As [`detach`]. `reported`: the pod's addresses as ADD may have told them, asked for only if there is no record.
+fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>) -> Result<(), Error> {
+    let mut routes = Vec::new();
     let (kinds, known) = match Record::load(&files.record()) {
         // Container ids and interface names may hold '-', so two attachments can share a file name.
         Ok(Found::Record(record)) if record.key() != *files.key() => return Ok(()),
         // Recorded before it ran: with no process in the record there is none.
         Ok(Found::Record(record)) => {
-            route = record.host_route;
+            routes.extend(record.host_route);
             (vec![record.supervisor], Known::Recorded(record.process))
         }
-        Ok(Found::Nothing | Found::Garbage(_)) | Err(_) => (vec![Kind::Direct, Kind::Systemd], Known::Nothing),
+        Ok(Found::Nothing | Found::Garbage(_)) | Err(_) => {
+            routes = lost_routes(files, host, reported());
+            (vec![Kind::Direct, Kind::Systemd], Known::Nothing)
+        }
     };
     let stop = |kind: &Kind| host.supervisor(*kind).stop(files, known, host.clock);
     let stopped: Result<Vec<()>, String> = kinds.iter().map(stop).collect();
@@ -49,7 +66,7 @@ pub fn detach(files: &Files, host: &Host<'_>) -> Result<(), Error> {
         Error::new(code::TRY_AGAIN, format!("{name}: the instance does not end: {why}"))
             .details("it still holds the pod's network namespace; end it by hand if this repeats")
     })?;
-    if let Some(route) = route {
+    for route in routes {
         let failed = |e| Error::new(code::IO, format!("{name}: cannot remove the route to {}: {e}", route.destination));
         host.routes.remove(&route).map_err(failed)?;
     }
@@ -57,6 +74,18 @@ pub fn detach(files: &Files, host: &Host<'_>) -> Result<(), Error> {
     files
         .remove()
         .map_err(|problems| Error::new(code::IO, format!("{name}: state is left behind")).details(problems.join("; ")))
+}
+
+/// Routes that a plugin made to the addresses of a pod whose record is lost: those `reported`, and those its instance still
+/// tells. One that belongs to a pod that has its record stays: the address may have been given on.
+fn lost_routes(files: &Files, host: &Host<'_>, mut addresses: Vec<IpAddr>) -> Vec<HostRoute> {
+    addresses.extend(Status::ask(&files.status_socket()).iter().flat_map(Status::addresses));
+    let mut routes: Vec<_> = addresses.into_iter().filter_map(|address| host.routes.ours_to(address)).collect();
+    if !routes.is_empty() {
+        let kept = record::host_routes(&files.state_dir());
+        routes.retain(|route| kept.iter().all(|kept| kept.destination != route.destination));
+    }
+    routes
 }
 
 // A call that was interrupted freed its lock; one that works ends within its own deadline.

@@ -5,6 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
+use nix::libc;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,9 @@ pub trait Routes {
     /// What the kernel says.
     fn add(&self, route: &HostRoute) -> io::Result<()>;
 
+    /// The route to `destination` that a plugin made, if there is one.
+    fn ours_to(&self, destination: IpAddr) -> Option<HostRoute>;
+
     /// Removes the route; that it is gone is no error.
     ///
     /// # Errors
@@ -49,63 +53,86 @@ pub struct SystemRoutes;
 
 impl Routes for SystemRoutes {
     fn like(&self, pod: IpAddr, destination: IpAddr) -> io::Result<HostRoute> {
-        let (interface, gateway) = way_to(pod)?;
-        Ok(HostRoute { destination, next_hop: gateway.unwrap_or(pod), interface })
+        let way = way_to(pod, 0)?;
+        Ok(HostRoute { destination, next_hop: way.gateway.unwrap_or(pod), interface: way.interface })
     }
 
     fn add(&self, route: &HostRoute) -> io::Result<()> {
-        ask(&message(NEWROUTE, CREATE | REPLACE | ACK, route)).map(|_| ())
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE | libc::NLM_F_ACK;
+        ask(&message(libc::RTM_NEWROUTE, flags, route)).map(|_| ())
+    }
+
+    fn ours_to(&self, destination: IpAddr) -> Option<HostRoute> {
+        let way = way_to(destination, libc::RTM_F_FIB_MATCH).ok().filter(|way| way.is_ours)?;
+        Some(HostRoute { destination, next_hop: way.gateway?, interface: way.interface })
     }
 
     fn remove(&self, route: &HostRoute) -> io::Result<()> {
-        match ask(&message(DELROUTE, ACK, route)) {
+        match ask(&message(libc::RTM_DELROUTE, libc::NLM_F_ACK, route)) {
             // The route, or its interface, went before us.
-            Err(e) if [nix::libc::ESRCH, nix::libc::ENODEV].contains(&e.raw_os_error().unwrap_or_default()) => Ok(()),
+            Err(e) if [libc::ESRCH, libc::ENODEV].contains(&e.raw_os_error().unwrap_or_default()) => Ok(()),
             other => other.map(|_| ()),
         }
     }
 
     fn is_used(&self, route: &HostRoute) -> bool {
-        way_to(route.destination).is_ok_and(|way| way == (route.interface, Some(route.next_hop)))
+        way_to(route.destination, 0)
+            .is_ok_and(|way| (way.interface, way.gateway) == (route.interface, Some(route.next_hop)))
     }
 }
 
-fn way_to(address: IpAddr) -> io::Result<(u32, Option<IpAddr>)> {
-    let mut request = header(GETROUTE, 0, address, 0);
-    attribute(&mut request, DST, &octets(address));
+/// How packets to an address go.
+struct Way {
+    interface: u32,
+    gateway: Option<IpAddr>,
+    /// A plugin made this route, to the one address; known only of an entry of the table.
+    is_ours: bool,
+}
+
+/// With `RTM_F_FIB_MATCH` the entry of the routing table, otherwise what the kernel makes of it.
+fn way_to(address: IpAddr, flags: u32) -> io::Result<Way> {
+    let mut request = header(libc::RTM_GETROUTE, 0, address, flags);
+    attribute(&mut request, libc::RTA_DST, &octets(address));
     let reply = ask(&finished(request))?;
     let (mut interface, mut gateway) = (None, None);
-    let mut rest = reply.get(HEADERS..).unwrap_or_default();
+    let (headers, mut rest) = reply.split_at_checked(HEADERS).unwrap_or_default();
     while let Some((kind, value, next)) = next_attribute(rest) {
         match kind {
-            OIF => interface = value.try_into().ok().map(u32::from_ne_bytes),
-            GATEWAY => gateway = address_of(value),
+            libc::RTA_OIF => interface = value.try_into().ok().map(u32::from_ne_bytes),
+            libc::RTA_GATEWAY => gateway = address_of(value),
             _ => {}
         }
         rest = next;
     }
     let interface = interface.ok_or_else(|| io::Error::other("no interface leads to the pod's address"))?;
-    Ok((interface, gateway))
+    // rtm_dst_len, rtm_protocol.
+    let is_ours = (headers.get(17), headers.get(21)) == (Some(&bits(address)), Some(&PROTOCOL));
+    Ok(Way { interface, gateway, is_ours })
 }
 
-fn message(kind: u16, flags: u16, route: &HostRoute) -> Vec<u8> {
+fn message(kind: u16, flags: i32, route: &HostRoute) -> Vec<u8> {
     let mut request = header(kind, flags, route.destination, ONLINK);
-    attribute(&mut request, DST, &octets(route.destination));
-    attribute(&mut request, GATEWAY, &octets(route.next_hop));
-    attribute(&mut request, OIF, &route.interface.to_ne_bytes());
+    attribute(&mut request, libc::RTA_DST, &octets(route.destination));
+    attribute(&mut request, libc::RTA_GATEWAY, &octets(route.next_hop));
+    attribute(&mut request, libc::RTA_OIF, &route.interface.to_ne_bytes());
     finished(request)
 }
 
 // struct nlmsghdr, struct rtmsg.
-fn header(kind: u16, flags: u16, address: IpAddr, route_flags: u32) -> Vec<u8> {
-    let (family, bits) = if address.is_ipv4() { (nix::libc::AF_INET, 32) } else { (nix::libc::AF_INET6, 128) };
+fn header(kind: u16, flags: i32, address: IpAddr, route_flags: u32) -> Vec<u8> {
+    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let (table, scope, unicast) = (libc::RT_TABLE_MAIN, libc::RT_SCOPE_UNIVERSE, libc::RTN_UNICAST);
     let mut bytes = vec![0; 4];
     bytes.extend(kind.to_ne_bytes());
-    bytes.extend((REQUEST | flags).to_ne_bytes());
+    bytes.extend(((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
     bytes.extend([0; 8]);
-    bytes.extend([family as u8, bits, 0, 0, TABLE_MAIN, PROTOCOL, SCOPE_UNIVERSE, UNICAST]);
+    bytes.extend([family as u8, bits(address), 0, 0, table, PROTOCOL, scope, unicast]);
     bytes.extend(route_flags.to_ne_bytes());
     bytes
+}
+
+fn bits(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
 }
 
 fn attribute(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
@@ -138,10 +165,11 @@ fn ask(request: &[u8]) -> io::Result<Vec<u8>> {
     reply.truncate(length);
     let kind = reply.get(4..6).map(|kind| u16::from_ne_bytes([kind[0], kind[1]]));
     let code = reply.get(16..20).and_then(|code| code.try_into().ok()).map(i32::from_ne_bytes);
+    const ERROR: u16 = libc::NLMSG_ERROR as u16;
     match (kind, code) {
-        (Some(NLMSG_ERROR), Some(0)) => Ok(reply),
-        (Some(NLMSG_ERROR), Some(code)) => Err(io::Error::from_raw_os_error(-code)),
-        (Some(NEWROUTE), _) => Ok(reply),
+        (Some(ERROR), Some(0)) => Ok(reply),
+        (Some(ERROR), Some(code)) => Err(io::Error::from_raw_os_error(code.saturating_neg())),
+        (Some(libc::RTM_NEWROUTE), _) => Ok(reply),
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer is no route")),
     }
 }
@@ -158,22 +186,8 @@ fn address_of(bytes: &[u8]) -> Option<IpAddr> {
     v4.or_else(|| <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from))
 }
 
-// linux/netlink.h and linux/rtnetlink.h.
-const NLMSG_ERROR: u16 = 2;
-const NEWROUTE: u16 = 24;
-const DELROUTE: u16 = 25;
-const GETROUTE: u16 = 26;
-const REQUEST: u16 = 0x1;
-const ACK: u16 = 0x4;
-const REPLACE: u16 = 0x100;
-const CREATE: u16 = 0x400;
 const HEADERS: usize = 16 + 12;
-const DST: u16 = 1;
-const OIF: u16 = 4;
-const GATEWAY: u16 = 5;
-const TABLE_MAIN: u8 = 254;
-const SCOPE_UNIVERSE: u8 = 0;
-const UNICAST: u8 = 1;
+// RTNH_F_ONLINK of linux/rtnetlink.h: the next hop is on the interface, whatever other routes say.
 const ONLINK: u32 = 4;
 // Tells our routes from others' in `ip route`; no routing daemon uses it.
 const PROTOCOL: u8 = 78;
@@ -184,8 +198,8 @@ mod tests {
 
     #[test]
     fn the_way_to_the_machine_itself_is_its_loopback_interface() {
-        let (interface, gateway) = way_to("127.0.0.1".parse().unwrap()).unwrap();
-        assert_eq!((interface, gateway), (1, None));
+        let way = way_to("127.0.0.1".parse().unwrap(), 0).unwrap();
+        assert_eq!((way.interface, way.gateway, way.is_ours), (1, None, false));
     }
 
     #[test]
@@ -195,12 +209,12 @@ mod tests {
             next_hop: "10.4.0.7".parse().unwrap(),
             interface: 3,
         };
-        let bytes = message(NEWROUTE, ACK, &route);
+        let bytes = message(libc::RTM_NEWROUTE, libc::NLM_F_ACK, &route);
         assert_eq!(bytes.len(), 28 + 3 * 8);
         assert_eq!(&bytes[16..28], &[2, 32, 0, 0, 254, 78, 0, 1, 4, 0, 0, 0]);
         assert_eq!(&bytes[28..36], &[8, 0, 1, 0, 10, 42, 0, 7]);
         let (kind, value, rest) = next_attribute(&bytes[36..]).unwrap();
-        assert_eq!((kind, value, rest.len()), (GATEWAY, &[10, 4, 0, 7][..], 8));
+        assert_eq!((kind, value, rest.len()), (libc::RTA_GATEWAY, &[10, 4, 0, 7][..], 8));
     }
 
     #[test]

@@ -38,8 +38,12 @@ impl Status {
 
     /// The overlay address of the same family as `address`.
     pub(crate) fn counterpart(&self, address: IpAddr) -> Option<IpAddr> {
-        let addresses = self.overlay.iter().filter_map(|network| Some(parse_network(network)?.0));
-        addresses.into_iter().find(|overlay| overlay.is_ipv4() == address.is_ipv4())
+        self.addresses().find(|overlay| overlay.is_ipv4() == address.is_ipv4())
+    }
+
+    /// The overlay addresses.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.overlay.iter().filter_map(|network| Some(parse_network(network)?.0))
     }
 }
 

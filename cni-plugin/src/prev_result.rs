@@ -95,6 +95,15 @@ impl PrevResult {
             .details("nebula-cni-plugin must be chained after the plugin that gives the pod its interface and address"))
     }
 
+    /// All readable addresses of the container's interface `ifname`.
+    #[must_use]
+    pub fn addresses(&self, ifname: &str) -> Vec<IpAddr> {
+        let of_interface = |ip: &&Value| self.is_of(ip, ifname).is_ok_and(|is_its| is_its);
+        let listed = self.list("ips").unwrap_or_default().iter().filter(of_interface).map(|ip| ip.get("address"));
+        let old_form = OLD_FORM.iter().filter_map(|key| Some(self.value.get(*key)?.get("ip")));
+        listed.chain(old_form).filter_map(|value| parse_address(value).ok()).collect()
+    }
+
     /// Whether the container has an interface called `name` already.
     #[must_use]
     pub fn has_container_interface(&self, name: &str) -> bool {
@@ -202,6 +211,7 @@ mod tests {
         assert_eq!(prev.pod_address("eth0").unwrap(), "fd00::3".parse::<IpAddr>().unwrap());
         assert_eq!(prev.pod_address("net1").unwrap(), "10.0.0.2".parse::<IpAddr>().unwrap());
         assert_eq!(prev.pod_address("eth9").unwrap_err().code, 7);
+        assert_eq!(prev.addresses("eth0"), ["fd00::3", "10.0.0.4"].map(|text| text.parse::<IpAddr>().unwrap()));
         assert!(prev.has_container_interface("net1") && !prev.has_container_interface("nebula0"));
     }
 
@@ -221,6 +231,8 @@ mod tests {
         assert_eq!(v4, text.replace("10.4.0.7/24", "10.42.0.7/32"));
         let v6 = prev.renumbered("eth0", "fd42::7".parse().unwrap(), "0.2.0").unwrap();
         assert_eq!(v6, text.replace("fd00:4::7/64", "fd42::7/128"));
+        let both = ["10.4.0.7", "fd00:4::7"].map(|text| text.parse::<IpAddr>().unwrap());
+        assert_eq!(prev.addresses("eth0"), both);
         assert_eq!(parse(r#"{"ip4":{"ip":7}}"#).pod_address("eth0").unwrap_err().code, 6);
     }
 
@@ -235,6 +247,7 @@ mod tests {
             r#"{"ips":[{"interface":-1,"address":"10.0.0.1/24"}]}"#,
         ] {
             assert_eq!(parse(text).pod_address("eth0").unwrap_err().code, 6, "{text}");
+            assert!(parse(text).addresses("eth0").is_empty(), "{text}");
         }
     }
 }

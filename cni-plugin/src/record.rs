@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::host::NetnsId;
 use crate::host_route::HostRoute;
 use crate::launch::Pod;
-use crate::request::Key;
+use crate::request::{Key, is_name};
 use crate::supervisor::{Kind, Process};
 
 /// One attachment as it was made.
@@ -248,6 +248,19 @@ pub fn list(state_dir: &Path, network: &str) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
+/// The routes that the records of all networks name.
+#[must_use]
+pub fn host_routes(state_dir: &Path) -> Vec<HostRoute> {
+    let networks = fs::read_dir(state_dir).into_iter().flatten().flatten();
+    let names = networks.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| is_name(name));
+    let paths = names.flat_map(|network| list(state_dir, &network).unwrap_or_default());
+    let record = |path: PathBuf| match Record::load(&path) {
+        Ok(Found::Record(record)) => record.host_route,
+        _ => None,
+    };
+    paths.filter_map(record).collect()
+}
+
 /// Removes what verbs that were killed left beside locks that nobody holds and that have no record. Without a record
 /// nothing was started; what cannot be removed now can be later.
 pub fn sweep(state_dir: &Path, network: &str) {
@@ -293,7 +306,8 @@ fn temporary(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-fn fnv1a(parts: &[&str]) -> u64 {
+/// Short names for long ones (FNV-1a); tells nothing apart that an adversary chose.
+pub(crate) fn fnv1a(parts: &[&str]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -345,6 +359,7 @@ mod tests {
         assert_eq!(files.record().metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(files.dir().metadata().unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(list(dir.path(), "net").unwrap(), [files.record()]);
+        assert_eq!(host_routes(dir.path()), Vec::from_iter(record().host_route));
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod link_watch;
 pub mod log;
 mod metrics;
 pub mod names;
+mod netlink;
 pub mod netns;
 mod nftables;
 pub mod notify;

@@ -1,15 +1,13 @@
 //! The few messages of nf_tables that one table of filter rules needs, sent as one transaction: all of it or nothing.
 
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
 use ipnet::IpNet;
 use nix::libc;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, connect, recv, send, setsockopt, socket,
-    sockopt,
-};
+use nix::sys::socket::{MsgFlags, SockProtocol, recv, send, setsockopt, sockopt};
+
+use crate::netlink::{self, octets, push_attribute};
 
 /// A table of base chains that drop what no rule accepts.
 #[derive(Debug)]
@@ -67,9 +65,7 @@ impl Table {
     /// # Errors
     /// The kernel's; then nothing has changed.
     pub(crate) fn install(&self) -> io::Result<()> {
-        let netfilter = SockProtocol::NetlinkNetFilter;
-        let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, netfilter)?;
-        connect(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+        let socket = netlink::connect(SockProtocol::NetlinkNetFilter)?;
         let (transaction, messages) = self.transaction();
         if transaction.len() > LONGEST_TRANSACTION {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many rules"));
@@ -82,11 +78,10 @@ impl Table {
         let mut answer = [0; 8192];
         while answered < messages {
             let len = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-            let codes = answers(&answer[..len]);
-            if let Some(code) = codes.iter().find(|code| **code != 0) {
-                return Err(io::Error::from_raw_os_error(code.saturating_neg()));
+            for (_, outcome) in netlink::answers(&answer[..len]) {
+                outcome?;
+                answered += 1;
             }
-            answered += codes.len();
         }
         Ok(())
     }
@@ -212,13 +207,6 @@ fn push_network(out: &mut Vec<u8>, network: IpNet, v4: u32, v6: u32) {
     push_comparison(out, libc::NFT_CMP_EQ, &address);
 }
 
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(v4) => v4.octets().to_vec(),
-        IpAddr::V6(v6) => v6.octets().to_vec(),
-    }
-}
-
 fn push_payload(out: &mut Vec<u8>, base: u32, offset: u32, value: &[u8]) {
     push_load(out, base, offset, value.len() as u32);
     push_comparison(out, libc::NFT_CMP_EQ, value);
@@ -266,26 +254,19 @@ fn push_expression(out: &mut Vec<u8>, name: &str, data: impl FnOnce(&mut Vec<u8>
 }
 
 fn push_value(out: &mut Vec<u8>, kind: u16, value: &[u8]) {
-    push_nested(out, kind, |out| push_bytes(out, attribute::DATA_VALUE, value));
+    push_nested(out, kind, |out| push_attribute(out, attribute::DATA_VALUE, value));
 }
 
 fn push_number(out: &mut Vec<u8>, kind: u16, value: u32) {
-    push_bytes(out, kind, &value.to_be_bytes());
+    push_attribute(out, kind, &value.to_be_bytes());
 }
 
 fn push_text(out: &mut Vec<u8>, kind: u16, text: &str) {
-    push_bytes(out, kind, &[text.as_bytes(), &[0]].concat());
+    push_attribute(out, kind, &[text.as_bytes(), &[0]].concat());
 }
 
 fn push_nested(out: &mut Vec<u8>, kind: u16, data: impl FnOnce(&mut Vec<u8>)) {
-    push_bytes(out, kind | libc::NLA_F_NESTED as u16, &attributes(data));
-}
-
-fn push_bytes(out: &mut Vec<u8>, kind: u16, value: &[u8]) {
-    out.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
-    out.extend_from_slice(&kind.to_ne_bytes());
-    out.extend_from_slice(value);
-    out.resize(out.len().next_multiple_of(4), 0);
+    push_attribute(out, kind | libc::NLA_F_NESTED as u16, &attributes(data));
 }
 
 fn attributes(data: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
@@ -294,35 +275,12 @@ fn attributes(data: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     out
 }
 
-/// struct nlmsghdr and struct nfgenmsg.
+/// With struct nfgenmsg before the attributes.
 fn push_message(out: &mut Vec<u8>, kind: u16, flags: i32, sequence: u32, attributes: &[u8]) {
-    // A batch says in the second header which part of netfilter it is for.
+    // A batch says in this header which part of netfilter it is for.
     let (family, resource) = if kind & SUBSYSTEM == 0 { (libc::AF_UNSPEC, 10) } else { (libc::NFPROTO_INET, 0u16) };
-    out.extend_from_slice(&((20 + attributes.len()) as u32).to_ne_bytes());
-    out.extend_from_slice(&kind.to_ne_bytes());
-    out.extend_from_slice(&((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
-    out.extend_from_slice(&sequence.to_ne_bytes());
-    out.extend_from_slice(&[0; 4]);
-    out.extend_from_slice(&[family as u8, 0]);
-    out.extend_from_slice(&resource.to_be_bytes());
-    out.extend_from_slice(attributes);
-}
-
-/// The error codes (0: done) in what the kernel said.
-fn answers(mut bytes: &[u8]) -> Vec<i32> {
-    let mut codes = Vec::new();
-    while let Some((head, rest)) = bytes.split_first_chunk::<16>() {
-        let [a, b, c, d, kind, more, ..] = *head;
-        if i32::from(u16::from_ne_bytes([kind, more])) == libc::NLMSG_ERROR
-            && let Some((code, _)) = rest.split_first_chunk()
-        {
-            codes.push(i32::from_ne_bytes(*code));
-        }
-        let len = u32::from_ne_bytes([a, b, c, d]) as usize;
-        let Some(next) = bytes.get(len.max(16).next_multiple_of(4)..) else { break };
-        bytes = next;
-    }
-    codes
+    let [high, low] = resource.to_be_bytes();
+    netlink::push_message(out, kind, flags, sequence, &[&[family as u8, 0, high, low], attributes].concat());
 }
 
 /// Numbers of attributes (linux/netfilter/nf_tables.h).
@@ -394,20 +352,5 @@ mod tests {
         }
         assert_eq!(kinds, [0x10, 0xa00, 0xa02, 0xa00, 0xa03, 0xa06, 0xa06, 0x11]);
         assert_eq!(asked, 6);
-    }
-
-    #[test]
-    fn answers_are_read_to_the_last_whole_one() {
-        let mut bytes = Vec::new();
-        for code in [0i32, -2] {
-            bytes.extend_from_slice(&36u32.to_ne_bytes());
-            bytes.extend_from_slice(&2u16.to_ne_bytes());
-            bytes.extend_from_slice(&[0; 10]);
-            bytes.extend_from_slice(&code.to_ne_bytes());
-            bytes.extend_from_slice(&[0; 16]);
-        }
-        assert_eq!(answers(&bytes), [0, -2]);
-        assert_eq!(answers(&bytes[..40]), [0]);
-        assert_eq!(answers(&[0; 16]), Vec::<i32>::new(), "a length of nothing ends");
     }
 }

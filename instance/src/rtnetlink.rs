@@ -6,9 +6,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use ipnet::IpNet;
 use nix::libc;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, connect, recv, send, socket,
-};
+use nix::sys::socket::{MsgFlags, SockProtocol, recv, send};
+
+use crate::netlink::{self, octets, push_attribute};
 
 /// A route to the link itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,10 +32,7 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     pub(crate) fn connect() -> io::Result<Self> {
-        let route = SockProtocol::NetlinkRoute;
-        let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, route)?;
-        connect(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
-        Ok(Self { socket, sequence: 0 })
+        Ok(Self { socket: netlink::connect(SockProtocol::NetlinkRoute)?, sequence: 0 })
     }
 
     pub(crate) fn change(&mut self, index: u32, attribute: u16, value: u32) -> io::Result<()> {
@@ -69,35 +66,18 @@ impl Kernel {
 
     fn ask(&mut self, kind: u16, flags: i32, body: &[u8]) -> io::Result<()> {
         self.sequence += 1;
-        let flags = (libc::NLM_F_REQUEST | libc::NLM_F_ACK | flags) as u16;
-        let mut message = Vec::with_capacity(HEADER + body.len());
-        message.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
-        message.extend_from_slice(&kind.to_ne_bytes());
-        message.extend_from_slice(&flags.to_ne_bytes());
-        message.extend_from_slice(&self.sequence.to_ne_bytes());
-        message.extend_from_slice(&[0; 4]);
-        message.extend_from_slice(body);
+        let mut message = Vec::new();
+        netlink::push_message(&mut message, kind, libc::NLM_F_ACK | flags, self.sequence, body);
         send(self.socket.as_raw_fd(), &message, MsgFlags::empty())?;
         let mut answer = [0; 4096];
         loop {
             let len = recv(self.socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-            if let Some(code) = answer_to(self.sequence, &answer[..len]) {
-                return if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code.saturating_neg())) };
+            // News of other things may come first.
+            if let Some((_, outcome)) = netlink::answers(&answer[..len]).find(|(asked, _)| *asked == self.sequence) {
+                return outcome;
             }
         }
     }
-}
-
-/// The error code (0: done) in the kernel's answer to the request `sequence`; `None`: it is something else.
-fn answer_to(sequence: u32, message: &[u8]) -> Option<i32> {
-    let (_, rest) = message.split_first_chunk::<4>()?;
-    let (kind, rest) = rest.split_first_chunk()?;
-    let (_, rest) = rest.split_first_chunk::<2>()?;
-    let (answered, rest) = rest.split_first_chunk()?;
-    let (_, rest) = rest.split_first_chunk::<4>()?;
-    let (code, _) = rest.split_first_chunk()?;
-    let is_answer = i32::from(u16::from_ne_bytes(*kind)) == libc::NLMSG_ERROR;
-    (is_answer && u32::from_ne_bytes(*answered) == sequence).then(|| i32::from_ne_bytes(*code))
 }
 
 /// struct ifinfomsg; the flags in `set` are switched on.
@@ -143,13 +123,13 @@ fn route_body(index: u32, route: &LinkRoute, device_mtu: u32) -> Vec<u8> {
     let protocol = if route.source.is_some() { libc::RTPROT_KERNEL } else { libc::RTPROT_STATIC };
     let (table, kind) = (libc::RT_TABLE_MAIN, libc::RTN_UNICAST);
     let mut body = vec![family as u8, route.network.prefix_len(), 0, 0, table, protocol, scope, kind, 0, 0, 0, 0];
-    push_address(&mut body, libc::RTA_DST, route.network.network());
+    push_attribute(&mut body, libc::RTA_DST, &octets(route.network.network()));
     push_attribute(&mut body, libc::RTA_OIF, &index.to_ne_bytes());
     if route.metric > 0 {
         push_attribute(&mut body, libc::RTA_PRIORITY, &route.metric.to_ne_bytes());
     }
     if let Some(source) = route.source {
-        push_address(&mut body, libc::RTA_PREFSRC, source);
+        push_attribute(&mut body, libc::RTA_PREFSRC, &octets(source));
     }
     if let Some(mtu) = route.mtu {
         let mut metrics = Vec::new();
@@ -169,27 +149,11 @@ fn unreachable_body(network: IpNet) -> Vec<u8> {
     let (table, protocol) = (libc::RT_TABLE_MAIN, libc::RTPROT_STATIC);
     let (scope, kind) = (libc::RT_SCOPE_UNIVERSE, libc::RTN_UNREACHABLE);
     let mut body = vec![family as u8, network.prefix_len(), 0, 0, table, protocol, scope, kind, 0, 0, 0, 0];
-    push_address(&mut body, libc::RTA_DST, network.network());
+    push_attribute(&mut body, libc::RTA_DST, &octets(network.network()));
     push_attribute(&mut body, libc::RTA_PRIORITY, &u32::MAX.to_ne_bytes());
     body
 }
 
-fn push_address(body: &mut Vec<u8>, kind: u16, address: IpAddr) {
-    match address {
-        IpAddr::V4(ip) => push_attribute(body, kind, &ip.octets()),
-        IpAddr::V6(ip) => push_attribute(body, kind, &ip.octets()),
-    }
-}
-
-/// `value` is a whole number of words, so nothing has to be padded.
-fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
-    body.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
-    body.extend_from_slice(&kind.to_ne_bytes());
-    body.extend_from_slice(value);
-}
-
-// struct nlmsghdr.
-const HEADER: usize = 16;
 // linux/rtnetlink.h: metrics of a route.
 const RTAX_MTU: u16 = 2;
 const RTAX_ADVMSS: u16 = 8;
@@ -197,19 +161,6 @@ const RTAX_ADVMSS: u16 = 8;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_the_answer_to_the_request_counts() {
-        let mut message = [0; 36];
-        message[4..6].copy_from_slice(&2u16.to_ne_bytes());
-        message[8..12].copy_from_slice(&7u32.to_ne_bytes());
-        message[16..20].copy_from_slice(&(-17i32).to_ne_bytes());
-        assert_eq!(answer_to(7, &message), Some(-17));
-        assert_eq!(answer_to(8, &message), None, "the answer to another request");
-        assert_eq!(answer_to(7, &message[..19]), None, "cut short");
-        message[4] = 16;
-        assert_eq!(answer_to(7, &message), None, "news about a link");
-    }
 
     #[test]
     fn addresses_are_written_as_the_kernel_reads_them() {

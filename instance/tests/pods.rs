@@ -207,6 +207,44 @@ fn del_succeeds_when_every_record_is_lost() {
 
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
+fn a_renumbered_pod_s_host_route_goes_also_when_its_record_is_lost() {
+    let mut cluster = Cluster::new();
+    let mut node = cluster.node("n1", "1.0.0");
+    node.conf["plugins"][1]["renumber"] = true.into();
+    let routes =
+        |cluster: &Cluster| String::from_utf8_lossy(&cluster.world.exec("n1", &["ip", "route"]).stdout).into_owned();
+    // What is lost, and whether an instance is left to say its address; else the cached result says it.
+    for (pod, address) in [("web", "10.42.1.2"), ("db", "10.42.1.3")] {
+        let namespace = cluster.world.namespace(pod);
+        node.chain_ok(&cluster.world, "add", pod);
+        assert!(routes(&cluster).contains(&format!("{address} via")), "{}", routes(&cluster));
+        if pod == "web" {
+            std::fs::remove_dir_all(node.dir.join("state")).expect("the records are there");
+        } else {
+            std::fs::write(node.records().join(format!("{pod}-eth0.json")), "{").expect("the record is there");
+            std::fs::remove_dir_all(node.dir.join("cache")).expect("the results are there");
+        }
+        node.chain_ok(&cluster.world, "del", pod);
+        assert!(!routes(&cluster).contains(address), "{}", routes(&cluster));
+        world::run("ip", &["netns", "del", &namespace]);
+    }
+    // One that was given on: a late DEL of who had it leaves it alone.
+    cluster.world.namespace("next");
+    node.chain_ok(&cluster.world, "add", "next");
+    let result = |pod: &str| node.dir.join(format!("cache/results/{}-{pod}-eth0", node.network));
+    std::fs::copy(result("next"), result("gone")).expect("a copy of the result");
+    let ours = node.conf["plugins"][1].clone();
+    let whole = std::mem::replace(&mut node.conf["plugins"], serde_json::json!([ours]));
+    cluster.world.namespace("gone");
+    node.chain_ok(&cluster.world, "del", "gone");
+    assert!(routes(&cluster).contains("10.42.1.4 via"), "{}", routes(&cluster));
+    node.conf["plugins"] = whole;
+    node.chain_ok(&cluster.world, "del", "next");
+    assert!(!routes(&cluster).contains("10.42."), "{}", routes(&cluster));
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
 fn pods_added_in_parallel_all_come_up() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "1.0.0");
