@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::host::{Clock, Deadline};
 use crate::labels::{Answer, LabelSource, Question};
 use crate::launch::Pod;
+use crate::record::fnv1a;
 use crate::reply::{Error, code};
 use crate::request::{Args, NetworkConfig};
 use crate::selector::Selector;
@@ -113,21 +114,40 @@ impl Enrolment {
         if !ours {
             return Ok(None);
         }
-        let name = argument(args, "K8S_POD_NAME", is_subdomain)?;
-        // A container that is no pod is known by its id.
-        let id = Some(knowledge.container_id).filter(|id| given.is_none() && is_subdomain(id));
-        let name = name.or(id).ok_or_else(|| missing("K8S_POD_NAME", BY_HAND))?;
-        if opted_out(config, namespace, name)? {
+        let pod = match given {
+            Some(_) => {
+                let name = argument(args, "K8S_POD_NAME", is_subdomain)?;
+                // Runtimes before CRI's pod uid argument leave it out; the CA then looks the pod up by name.
+                let uid = argument(args, "K8S_POD_UID", is_uid)?.unwrap_or_default();
+                Pod {
+                    namespace: namespace.to_owned(),
+                    name: name.ok_or_else(|| missing("K8S_POD_NAME", BY_HAND))?.to_owned(),
+                    uid: uid.to_owned(),
+                }
+            }
+            None => container(namespace, args, knowledge.container_id)?,
+        };
+        if opted_out(config, &pod.namespace, &pod.name)? {
             return Ok(None);
         }
-        // Runtimes before CRI's pod uid argument leave it out; the CA then looks the pod up by name.
-        let uid = argument(args, "K8S_POD_UID", is_uid)?.unwrap_or_default();
-        let pod = Pod { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() };
         match &self.selectors {
             Some(selectors) => Ok(selectors.select(&pod, knowledge)?.then_some(pod)),
             None => Ok(Some(pod)),
         }
     }
+}
+
+/// A container that is no pod, as a pod: known by its id, and named by that where its own name would be none for a pod.
+fn container(namespace: &str, args: &Args, id: &str) -> Result<Pod, Error> {
+    let name = [args.get("K8S_POD_NAME"), Some(id)].into_iter().flatten().find(|name| is_subdomain(name));
+    let name = name.ok_or_else(|| {
+        let msg =
+            format!("container {:?}: neither its name nor its id is one for a certificate", crate::request::shown(id));
+        Error::new(code::ENVIRONMENT, msg).details("names have lower-case letters, digits, '-' and '.'")
+    })?;
+    let is_fit = id.len() <= LONGEST_UID && id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+    let uid = if is_fit { id.to_owned() } else { format!("{:016x}", fnv1a(&[id])) };
+    Ok(Pod { namespace: namespace.to_owned(), name: name.to_owned(), uid })
 }
 
 impl Selectors {
@@ -228,6 +248,8 @@ fn is_uid(text: &str) -> bool {
     text.len() <= 128 && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
+// What CA services take; ids of containers usually have as many hex digits.
+const LONGEST_UID: usize = 64;
 const ANNOTATION: &str = "nebula-cni/enrol";
 
 #[cfg(test)]
@@ -348,13 +370,24 @@ mod tests {
             (pod.namespace, pod.name, pod.uid)
         };
         let expected = |namespace: &str, name: &str, uid: &str| (namespace.into(), name.into(), uid.into());
-        assert_eq!(named(""), expected("edge", "c0ffee", ""));
-        assert_eq!(named("IgnoreUnknown=1;K8S_POD_NAME=db"), expected("edge", "db", ""));
+        assert_eq!(named(""), expected("edge", "c0ffee", "c0ffee"));
+        assert_eq!(named("IgnoreUnknown=1;K8S_POD_NAME=db"), expected("edge", "db", "c0ffee"));
+        assert_eq!(named("K8S_POD_NAME=quirky_hopper"), expected("edge", "c0ffee", "c0ffee"), "no name of a pod");
         assert_eq!(named(WEB), expected("shop", "web-0", "u-1"));
         assert_eq!(decide(enrol(), "K8S_POD_NAMESPACE=shop").unwrap_err().code, 4, "a pod is not known by its id");
         let except = json!({"enrol": {"defaultNamespace": "edge", "exceptNamespaces": ["edge"]}});
         assert!(decide(except, "").unwrap().is_none());
         assert_eq!(decide(json!({"enrol": {"defaultNamespace": "A b"}}), "").unwrap_err().code, 7);
+    }
+
+    #[test]
+    fn a_container_s_uid_is_one_that_the_ca_takes() {
+        let of = |id: &str| container("edge", &Args::default(), id).map(|pod| (pod.name, pod.uid));
+        assert_eq!(of(&"ab".repeat(32)).unwrap().1, "ab".repeat(32));
+        let (name, uid) = of("default-my.app").unwrap();
+        assert_eq!((name.as_str(), uid.len()), ("default-my.app", 16), "a dot is not for a uid");
+        assert_ne!(of("default-my.app").unwrap().1, of("default-my.apq").unwrap().1);
+        assert_eq!(of("My_App").unwrap_err().code, 4);
     }
 
     #[test]
