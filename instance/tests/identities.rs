@@ -6,19 +6,14 @@
 mod world;
 
 use std::io::{Read, Write};
-use std::net::Ipv4Addr;
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, setsockopt, socket, sockopt};
-use nix::sys::time::TimeVal;
 use serde_json::{Value, json};
+use world::capture::Capture;
 use world::cluster::{Cluster, LIGHTHOUSE, Node, alive, binary, gone_within};
 
 const SOON: Duration = Duration::from_secs(15);
@@ -191,6 +186,75 @@ fn an_isolated_pod_reaches_the_overlay_and_listed_ranges_and_is_reached_by_probe
 
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
+fn an_isolated_pod_is_isolated_in_ipv6_too_and_finds_its_neighbours() {
+    let mut cluster = Cluster::new();
+    policy(&mut cluster, &[("overlay", json!(["10.42.0.0/16", "fd42::/96"]))]);
+    let mut node = cluster.node("n1", "1.0.0");
+    // The lighthouse is reached in IPv6 only, so the underlay is that as well.
+    for (host, address) in [("control", "fd00:192::1/64"), ("n1", "fd00:192::2/64")] {
+        let add = ["ip", "addr", "add", address, "dev", "eth0", "nodad"];
+        assert!(cluster.world.exec(host, &add).status.success());
+    }
+    let back = ["ip", "route", "add", "fd00:244:1::/64", "via", "fd00:192::2"];
+    assert!(cluster.world.exec("control", &back).status.success());
+    let config = std::fs::read_to_string(cluster.world.dir().join("lighthouse.yml")).expect("its configuration");
+    let config = cluster.world.write("lighthouse.yml", &config.replace("0.0.0.0", "'::'"));
+    cluster.world.stop("lighthouse", Signal::SIGTERM);
+    cluster.world.start_in("lighthouse", "control", &binary("nebula"), &["-config", &config.display().to_string()]);
+    let plugins = &mut node.conf["plugins"];
+    plugins[0]["ipam"]["ranges"] = json!([[{"subnet": "10.244.1.0/24"}], [{"subnet": "fd00:244:1::/64"}]]);
+    plugins[0]["ipam"]["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+    plugins[1]["nebula"]["listen"] = json!({"host": "::"});
+    plugins[1]["nebula"]["static_host_map"] = json!({LIGHTHOUSE: ["[fd00:192::1]:4242"]});
+    plugins[1]["isolate"] =
+        json!({"ranges": ["fd00:244:1::2/127"], "dns": ["fd00:192::1"], "probes": ["fd00:244:1::1"]});
+    for (pod, address) in [("web", "fd00:244:1::2"), ("db", "fd00:244:1::3"), ("other", "fd00:244:1::4")] {
+        cluster.world.namespace(pod);
+        let result = node.chain_ok(&cluster.world, "add", pod);
+        assert!(result.to_string().contains(address), "{result}");
+    }
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    let tunnels = node.status("web")["tunnels"].to_string();
+    assert!(tunnels.contains("[fd00:192::1]:4242"), "the underlay is IPv6: {tunnels}");
+    cluster.world.ping("web", "fd42::af4:104", SOON);
+    let check = |cluster: &Cluster| {
+        assert_eq!(pings(cluster, "web", "fd00:244:1::3", 2, "0.1"), 2, "a listed range");
+        assert_eq!(pings(cluster, "n1", "fd00:244:1::2", 2, "0.1"), 2, "the node's probes");
+        assert_eq!(pings(cluster, "web", "fd00:244:1::4", 2, "0.1"), 0, "another pod");
+        assert_eq!(pings(cluster, "n1", "fd00:244:1::3", 2, "0.1"), 2, "the node's probes of another pod");
+        assert_eq!(pings(cluster, "control", "fd00:244:1::2", 2, "0.1"), 0, "another host");
+        assert_eq!(pings(cluster, "web", "fd00:244:1::1", 2, "0.1"), 0, "the node itself");
+        assert_eq!(pings(cluster, "web", "fd00:192::1", 2, "0.1"), 0, "a host behind it");
+        assert!(
+            connects(cluster, "web", "[fd00:192::1]:53"),
+            "nobody listens for DNS over TCP, and no rule is in the way"
+        );
+        assert!(!connects(cluster, "web", "[fd00:192::1]:80"));
+    };
+    check(&cluster);
+    // Everybody forgets everybody, and finds whom he may speak to again: neighbour discovery is not in the rules' way.
+    let links = [("web", "eth0", "fd00:244:1::3"), ("db", "eth0", "fd00:244:1::2"), ("n1", "cni0", "fd00:244:1::2")];
+    for (host, link, _) in links {
+        assert!(cluster.world.exec(host, &["ip", "-6", "neigh", "flush", "dev", link]).status.success());
+    }
+    check(&cluster);
+    for (host, link, neighbour) in links {
+        let known = cluster.world.exec(host, &["ip", "-6", "neigh", "show", neighbour, "dev", link]).stdout;
+        let known = String::from_utf8_lossy(&known).into_owned();
+        assert!(known.contains("lladdr"), "{host} does not find {neighbour}: {known:?}");
+    }
+    let instance = node.status("web")["pid"].as_u64().expect("a process id");
+    kill(instance);
+    assert!(gone_within(instance, SOON));
+    check(&cluster);
+    for pod in ["web", "db", "other"] {
+        node.chain_ok(&cluster.world, "del", pod);
+    }
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
 fn a_node_reaches_a_pod_by_its_overlay_address_through_the_pods_own_interface() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "1.0.0");
@@ -270,59 +334,6 @@ fn neither_key_nor_token_of_a_pod_is_in_any_file() {
     }
     assert!(seen > 2, "the record, the launch file and the log were looked at");
     node.chain_ok(&cluster.world, "del", "web");
-}
-
-/// Counts what passes the links of a namespace, on all of them.
-struct Capture {
-    all: Arc<AtomicUsize>,
-    overlay: Arc<AtomicUsize>,
-    stop: Arc<AtomicBool>,
-}
-
-impl Capture {
-    fn start(namespace: &str) -> Self {
-        let capture = Self { all: Arc::default(), overlay: Arc::default(), stop: Arc::default() };
-        let (all, overlay, stop) = (Arc::clone(&capture.all), Arc::clone(&capture.overlay), Arc::clone(&capture.stop));
-        let namespace = namespace.to_owned();
-        let (ready, started) = std::sync::mpsc::channel();
-        thread::spawn(move || {
-            world::enter(&namespace);
-            let any = SockProtocol::EthAll;
-            // Without link headers: what comes starts with the IP header.
-            let packets = socket(AddressFamily::Packet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, any)
-                .expect("a packet socket");
-            setsockopt(&packets, sockopt::ReceiveTimeout, &TimeVal::new(0, 100_000)).expect("a time-out");
-            ready.send(()).expect("the test waits");
-            let mut packet = [0; 2048];
-            while !stop.load(Ordering::Relaxed) {
-                let Ok(len) = recv(packets.as_raw_fd(), &mut packet, MsgFlags::empty()) else { continue };
-                if let [0x45..0x50, .., a, b, c, d] = packet[..len.min(20)]
-                    && len >= 20
-                {
-                    all.fetch_add(1, Ordering::Relaxed);
-                    let [first, second, ..] = Ipv4Addr::new(a, b, c, d).octets();
-                    overlay.fetch_add(usize::from((first, second) == (10, 42)), Ordering::Relaxed);
-                }
-            }
-        });
-        started.recv().expect("the capture runs");
-        capture
-    }
-
-    fn packets(&self) -> usize {
-        self.all.load(Ordering::Relaxed)
-    }
-
-    /// To addresses of the overlay, in clear.
-    fn overlay_packets(&self) -> usize {
-        self.overlay.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Capture {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Restarts the CA with other values in the pods' part of its policy.

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part of the world")]
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
+pub mod capture;
 pub mod cluster;
 pub mod peers;
 pub mod traffic;
