@@ -204,10 +204,13 @@ impl Node {
 
     /// Where the instance of `pod` answers.
     pub fn status_socket(&self, pod: &str) -> PathBuf {
-        let launch = self.records().join(format!("{pod}-eth0.launch"));
-        let launch: Value =
-            serde_json::from_slice(&std::fs::read(&launch).expect("a launch file")).expect("the launch file is JSON");
-        launch["status_socket"].as_str().expect("a status socket").into()
+        self.launch(pod).expect("a launch file")["status_socket"].as_str().expect("a status socket").into()
+    }
+
+    /// The launch file of `pod`, if it has one.
+    pub fn launch(&self, pod: &str) -> Option<Value> {
+        let text = std::fs::read(self.records().join(format!("{pod}-eth0.launch"))).ok()?;
+        Some(serde_json::from_slice(&text).expect("the launch file is JSON"))
     }
 
     /// The overlay address of `pod`.

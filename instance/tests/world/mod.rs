@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
 pub mod capture;
+pub mod chaos;
 pub mod cluster;
 pub mod peers;
 pub mod traffic;
