@@ -128,8 +128,8 @@ fn overlay(name: &str) -> IpAddr {
 
 #[test]
 #[ignore = "needs root, network namespaces and the Go peers in target/peers"]
-fn a_new_certificate_takes_effect_on_sighup_and_at_most_one_packet_is_lost() {
-    let site = Site::started("25519");
+fn a_new_certificate_takes_effect_on_sighup_and_no_packet_is_lost_but_by_go_1_6() {
+    let mut site = Site::started("25519");
     let flows = site.flows();
     for peer in PEERS {
         assert!(!site.is_second("o", peer) && !site.is_second(peer, "o"), "{peer}: no certificate says so yet");
@@ -153,11 +153,22 @@ fn a_new_certificate_takes_effect_on_sighup_and_at_most_one_packet_is_lost() {
     }
     for flow in &flows {
         assert!(flow.broken().is_none(), "{} -> {}: {:?}", flow.from, flow.to, flow.broken());
-        // A known gap of ours: what a peer sends right behind its message 2 is lost while another thread still works on that
-        // message, a fraction of a millisecond. Go answers at once on the new tunnel.
-        assert!(flow.lost() <= 1, "{} -> {}\n{}", flow.from, flow.to, site.world.all_logs());
     }
+    let lost: Vec<_> = flows.iter().map(|flow| (flow.from.as_str(), flow.to.as_str(), flow.lost())).collect();
     eprintln!("all within {:.1} s", sent.elapsed().as_secs_f64());
+    site.world.stop("o", Signal::SIGTERM);
+    let counters = site.world.log("o").lines().last().unwrap_or_default().to_owned();
+    for (from, to, lost) in lost {
+        // 1.6 forgets the old tunnel before its answer has made the new one here; what comes meanwhile it answers with an error.
+        let by_go = if [from, to].contains(&"g16") { counter(&counters, "recv_errors_in") } else { 0 };
+        assert!(lost <= by_go, "{from} -> {to}: {lost} lost\n{counters}\n{}", site.world.all_logs());
+    }
+}
+
+/// A counter of those that the daemon logs when it ends; 0 is left out there.
+fn counter(line: &str, name: &str) -> usize {
+    let value = line.split([' ', '"']).find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    value.map_or(0, |value| value.parse().expect("a number"))
 }
 
 #[test]

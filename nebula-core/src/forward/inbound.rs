@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Instant;
 
+use super::early::EarlyRun;
 use super::moves::Moves;
 use super::outbound::seal;
 use super::reject::{self, MAX_ANSWERS};
@@ -56,6 +57,10 @@ impl Piece {
     fn plain_len(&self) -> usize {
         if self.is_relay() { self.range.len().saturating_sub(TAG_LEN) } else { HEADER_LEN }
     }
+    /// The same datagram elsewhere.
+    pub(super) fn moved_to(&self, range: Range<usize>) -> Self {
+        Self { range, ..*self }
+    }
     pub(super) fn tunnel_index(&self) -> LocalIndex {
         LocalIndex(self.header.index)
     }
@@ -73,18 +78,35 @@ pub(super) fn inbound(forwarder: &Forwarder, lane: &mut Lane, now: Instant, buff
     }
     let mut pieces = std::mem::take(&mut batch.pieces);
     for run in pieces.chunk_by_mut(|a, b| a.joins(b)) {
-        let mut stage = Stage { forwarder, snapshot: &snapshot, now, lane, batch: &mut batch };
+        let mut stage = Stage { forwarder, snapshot: &snapshot, now, lane, batch: &mut batch, were_kept: false };
         match run.first().map(|piece| (piece.from, piece.header.index, piece.is_relay())) {
             Some((from, index, true)) => stage.hop(buffer, run, from, RelayIndex(index)),
             Some((from, index, false)) => stage.tunnel(buffer, run, from.into(), LocalIndex(index)),
             None => {}
         }
     }
+    pieces.clear();
+    batch.pieces = pieces;
+    finish(lane, batch, buffer);
+}
+
+/// As [`inbound`], for datagrams that came before their tunnel. Returns the memory they are in; `None`: none is ready.
+pub(super) fn inbound_early(forwarder: &Forwarder, lane: &mut Lane, now: Instant) -> Option<Vec<u8>> {
+    let EarlyRun { index, from, mut memory, mut pieces, .. } = lane.early.next(now, &forwarder.tunnels)?;
+    let snapshot = forwarder.snapshot.load();
+    let mut batch = std::mem::take(&mut lane.batch);
+    let mut stage = Stage { forwarder, snapshot: &snapshot, now, lane, batch: &mut batch, were_kept: true };
+    stage.tunnel(&mut memory, &mut pieces, from, index);
+    finish(lane, batch, &memory);
+    Some(memory)
+}
+
+/// Ends a call: what is left to join is delivered, and the scratch is kept for the next one.
+fn finish(lane: &mut Lane, mut batch: Batch, buffer: &[u8]) {
     let super_packets = lane.coalescer.finish(buffer, &mut lane.deliveries, &mut lane.headers, &mut lane.pieces);
     lane.counters.add(Counter::Coalesced, super_packets);
-    pieces.clear();
     batch.confirmed.clear();
-    lane.batch = Batch { pieces, unknown: 0, recv_errors: 0, answers: 0, ..batch };
+    lane.batch = Batch { unknown: 0, recv_errors: 0, answers: 0, ..batch };
 }
 
 /// Reads headers: what belongs to a tunnel becomes a piece, the rest is finished here.
@@ -159,15 +181,18 @@ pub(super) struct Stage<'a> {
     now: Instant,
     pub(super) lane: &'a mut Lane,
     pub(super) batch: &'a mut Batch,
+    /// The datagrams waited for their tunnel already.
+    were_kept: bool,
 }
 
 impl Stage<'_> {
     /// Datagrams for one tunnel that came one way.
     pub(super) fn tunnel(&mut self, buffer: &mut [u8], run: &mut [Piece], from: Origin, index: LocalIndex) {
         let lookup = self.forwarder.tunnels.look_up(index);
-        let Some(tunnel) = lookup.tunnel() else {
-            self.lane.counters.drop_many(Direction::Inbound, DropReason::UnknownIndex, run.len() as u64);
-            return self.unknown(from, index.0);
+        // What waits goes first.
+        let must_queue = !self.lane.early.is_empty() && !self.were_kept && self.lane.early.holds(index);
+        let Some(tunnel) = lookup.tunnel().filter(|_| !must_queue) else {
+            return self.no_tunnel(buffer, run, from, index);
         };
         if !self.authenticate(buffer, tunnel, run) {
             return;
@@ -184,6 +209,33 @@ impl Stage<'_> {
                 self.lane.counters.drop_one(Direction::Inbound, reason);
             }
         }
+    }
+
+    /// Keeps datagrams for a tunnel that is about to be; those of others are lost.
+    #[cold]
+    fn no_tunnel(&mut self, buffer: &[u8], run: &[Piece], from: Origin, index: LocalIndex) {
+        let version = self.forwarder.tunnels.version();
+        let kept = if self.is_awaited(index) {
+            self.lane.early.keep(self.now, version, buffer, run, (from, index))
+        } else {
+            0
+        };
+        if kept < run.len() {
+            let lost = run.len() - kept;
+            self.lane.counters.drop_many(Direction::Inbound, DropReason::UnknownIndex, lost as u64);
+            self.unknown(from, index.0);
+        }
+    }
+
+    /// Whether there will be a tunnel with this index. In a flood of wrong ones only the first are looked at.
+    fn is_awaited(&self, index: LocalIndex) -> bool {
+        let tunnels = &self.forwarder.tunnels;
+        !self.were_kept
+            && self.batch.unknown < MAX_UNAUTHENTICATED
+            && (self.lane.early.holds(index)
+                || tunnels.is_reserved(index)
+                // It came between the two looks.
+                || tunnels.look_up(index).tunnel().is_some())
     }
 
     /// Lets the peer know that its datagrams lead nowhere.

@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::coalesce::Coalescer;
+use super::early::Early;
 use super::inbound::Batch;
 use super::wanted::Wanted;
 use super::{Delivery, Offload, Run};
@@ -36,6 +38,7 @@ pub struct Lane {
     pub(super) pieces: Vec<Range<usize>>,
     pub(super) coalescer: Coalescer,
     pub(super) batch: Batch,
+    pub(super) early: Early,
     punts: Vec<Punt>,
     pub(super) last_tunnel: TunnelHint,
     pub(super) wanted: Wanted,
@@ -55,6 +58,7 @@ impl Lane {
             pieces: Vec::new(),
             coalescer: Coalescer::default(),
             batch: Batch::default(),
+            early: Early::default(),
             punts: Vec::new(),
             last_tunnel: TunnelHint::default(),
             wanted: Wanted::default(),
@@ -104,12 +108,17 @@ impl Lane {
     pub fn take_punts(&mut self) -> impl Iterator<Item = Punt> {
         self.punts.drain(..)
     }
+    /// When to call [`crate::Forwarder::inbound_early`] if nothing is received meanwhile; `None`: nothing waits for its tunnel.
+    #[must_use]
+    pub fn early_due(&self) -> Option<Instant> {
+        self.early.due()
+    }
     /// Whether another super-packet fits the arena before a flush.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.used + SUPER_PACKET <= ARENA && self.punts.len() < MAX_PUNTS
     }
-    /// Forgets runs and deliveries; keeps memory, and punts that were not taken.
+    /// Forgets runs and deliveries; keeps memory, punts that were not taken, and datagrams that wait for their tunnel.
     pub fn clear(&mut self) {
         self.used = 0;
         self.runs.clear();
@@ -117,7 +126,7 @@ impl Lane {
         self.headers.clear();
         self.pieces.clear();
     }
-    /// Gives back the memory that traffic needed, after a time without any. Forgets runs and deliveries.
+    /// Gives back the memory that traffic needed, after a time without any. Forgets runs and deliveries, as [`Lane::clear`].
     pub fn release_memory(&mut self) {
         self.clear();
         self.arena = Vec::new();

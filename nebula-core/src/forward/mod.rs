@@ -2,6 +2,7 @@
 
 mod checksum;
 mod coalesce;
+mod early;
 mod echo;
 mod explain;
 mod inbound;
@@ -221,6 +222,12 @@ impl Forwarder {
     /// All slots of one call must lie in one `buffer`; deliveries point into it, so write them out before it is reused.
     pub fn inbound(&self, lane: &mut Lane, now: Instant, buffer: &mut [u8], received: &[Received]) {
         inbound::inbound(self, lane, now, buffer, received);
+    }
+    /// As [`Forwarder::inbound`], for datagrams that came before their tunnel and were kept. Deliveries point into the returned
+    /// memory; `None`: there is nothing to do. Call it until then before each [`Forwarder::inbound`], and at [`Lane::early_due`].
+    #[must_use]
+    pub fn inbound_early(&self, lane: &mut Lane, now: Instant) -> Option<Vec<u8>> {
+        inbound::inbound_early(self, lane, now)
     }
 }
 

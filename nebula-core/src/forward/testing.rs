@@ -239,6 +239,13 @@ pub(super) fn pair(cipher: Cipher) -> [Side; 2] {
 
 /// As [`pair`], before the second node heard anything in the tunnel.
 pub(super) fn unconfirmed_pair(cipher: Cipher) -> [Side; 2] {
+    let sides = reserved_pair(cipher);
+    sides.iter().for_each(Side::publish);
+    sides
+}
+
+/// As [`unconfirmed_pair`], before either node put the tunnel into its table.
+pub(super) fn reserved_pair(cipher: Cipher) -> [Side; 2] {
     #[allow(clippy::disallowed_methods, reason = "any moment will do as the beginning")]
     let now = Instant::now();
     let networks = [["10.1.0.1/16", "fd00::1/64"], ["10.1.0.2/16", "fd00::2/64"]];
@@ -259,8 +266,6 @@ pub(super) fn unconfirmed_pair(cipher: Cipher) -> [Side; 2] {
             peer_time: 0,
         };
         let tunnel = Arc::new(Tunnel::new(done, Some(endpoints[peer])));
-        forwarder.tunnels().publish(Arc::clone(&tunnel));
-        forwarder.tunnels().set_primary(&tunnel);
         let lane = forwarder.lane();
         own += 1;
         Side { lane, forwarder, tunnel, endpoint: endpoints[1 - peer], now }
@@ -268,6 +273,11 @@ pub(super) fn unconfirmed_pair(cipher: Cipher) -> [Side; 2] {
 }
 
 impl Side {
+    /// Puts the tunnel into the table.
+    pub(super) fn publish(&self) {
+        self.forwarder.tunnels().publish(Arc::clone(&self.tunnel));
+        self.forwarder.tunnels().set_primary(&self.tunnel);
+    }
     pub(super) fn send(&mut self, packet: &[u8], offload: Offload) -> Verdict {
         self.forwarder.outbound(&mut self.lane, self.now, &mut packet.to_vec(), offload)
     }
@@ -305,6 +315,16 @@ impl Side {
         self.lane.clear();
         self.forwarder.inbound(&mut self.lane, self.now, buffer, slots);
         self.delivered(buffer)
+    }
+    /// What waited for its tunnel, as the device would be given it.
+    pub(super) fn receive_early(&mut self) -> Vec<(Vec<u8>, Offload)> {
+        let mut packets = Vec::new();
+        self.lane.clear();
+        while let Some(memory) = self.forwarder.inbound_early(&mut self.lane, self.now) {
+            packets.extend(self.delivered(&memory));
+            self.lane.clear();
+        }
+        packets
     }
     fn delivered(&self, buffer: &[u8]) -> Vec<(Vec<u8>, Offload)> {
         let lane = &self.lane;

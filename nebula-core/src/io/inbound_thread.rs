@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
@@ -110,7 +110,7 @@ impl Inbound {
                 load.pause();
                 let now = clock::now();
                 self.priority.pause(now);
-                let timeout = [self.warmth.timeout(now), outbound.timeout(now)].into_iter().flatten().min();
+                let timeout = [self.timeout(now), outbound.timeout(now)].into_iter().flatten().min();
                 any_readable([self.socket.as_fd(), outbound.as_fd(), self.shared.halt.as_fd()], timeout)
                     .map_err(|errno| Error::io("cannot poll socket and device", errno))?;
                 if timeout.is_some() {
@@ -142,6 +142,9 @@ impl Inbound {
 
     /// Moves what one receive brings. `true`: the socket is dry.
     fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
+        if self.lane.early_due().is_some() {
+            self.serve_early()?;
+        }
         let received = self.receiver.receive(&self.socket);
         if !received.map_err(|source| Error::Io { what: "cannot receive from the UDP socket", source })? {
             return Ok(true);
@@ -152,19 +155,34 @@ impl Inbound {
         self.warmth.note(now, bytes);
         load.note(now, bytes);
         self.shared.forwarder.inbound(&mut self.lane, now, memory, received);
+        self.pass_on(now, None)?;
+        Ok(false)
+    }
+
+    /// Moves what waited for a tunnel that is there by now.
+    fn serve_early(&mut self) -> Result<(), Error> {
+        let now = clock::now();
+        while let Some(memory) = self.shared.forwarder.inbound_early(&mut self.lane, now) {
+            self.pass_on(now, Some(&memory))?;
+        }
+        Ok(())
+    }
+
+    /// Empties the lane. `memory` is what its pieces point into; `None`: the receive buffer.
+    fn pass_on(&mut self, now: Instant, memory: Option<&[u8]>) -> Result<(), Error> {
         match self.queue.clone() {
-            Some(queue) => self.deliver(&queue)?,
-            None => self.answer_pings(now),
+            Some(queue) => self.deliver(&queue, memory)?,
+            None => self.answer_pings(now, memory),
         }
         self.shared.send(&mut self.sender, &self.socket, &self.lane);
         self.shared.punt(&mut self.lane, Direction::Inbound);
         self.lane.clear();
-        Ok(false)
+        Ok(())
     }
 
     /// There is no device, but pings are answered as if there were one.
-    fn answer_pings(&mut self, now: Instant) {
-        let memory = self.receiver.memory();
+    fn answer_pings(&mut self, now: Instant, memory: Option<&[u8]>) {
+        let memory = memory.unwrap_or_else(|| self.receiver.memory());
         let packet = |delivery: &Delivery| {
             let piece = self.lane.pieces().get(delivery.pieces.clone())?.first()?;
             memory.get(piece.clone())
@@ -180,8 +198,8 @@ impl Inbound {
         }
     }
 
-    fn deliver(&mut self, queue: &Queue) -> Result<(), Error> {
-        let (lane, memory) = (&self.lane, self.receiver.memory());
+    fn deliver(&mut self, queue: &Queue, memory: Option<&[u8]>) -> Result<(), Error> {
+        let (lane, memory) = (&self.lane, memory.unwrap_or_else(|| self.receiver.memory()));
         let mut device = Overlay { queue, lane, memory };
         if self.deliverer.deliver(lane.deliveries(), &self.shared.counters.tun_write, &mut device)? {
             self.announce_offloads();
@@ -192,7 +210,7 @@ impl Inbound {
     fn wait(&mut self, duty: Option<&Duty<Outbound>>) -> Result<(), Error> {
         let now = clock::now();
         self.priority.pause(now);
-        let timeout = self.warmth.timeout(now);
+        let timeout = self.timeout(now);
         let halt = self.shared.halt.as_fd();
         let returned = duty.map_or(halt, |duty| duty.returned.as_fd());
         any_readable([self.socket.as_fd(), returned, halt], timeout)
@@ -201,6 +219,12 @@ impl Inbound {
             self.cool();
         }
         Ok(())
+    }
+
+    /// How long to wait for the socket; `None`: for ever.
+    fn timeout(&self, now: Instant) -> Option<Duration> {
+        let early = self.lane.early_due().map(|due| due.saturating_duration_since(now));
+        [self.warmth.timeout(now), early].into_iter().flatten().min()
     }
 
     /// Gives memory back that a burst touched, some time after it.

@@ -85,12 +85,13 @@ impl Host {
 
     /// When [`Host::timeout`] is due.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.node.poll_timeout().filter(|_| self.is_up)
+        [self.node.poll_timeout(), self.lane.early_due()].into_iter().flatten().min().filter(|_| self.is_up)
     }
 
     pub(super) fn timeout(&mut self, now: Instant) {
         self.node.handle_timeout(now);
         self.collect();
+        self.serve_early(now);
     }
 
     /// A datagram arrived on the underlay.
@@ -98,7 +99,20 @@ impl Host {
         let mut buffer = datagram.to_vec();
         let slot = Received { from, range: 0..buffer.len(), segment_size: buffer.len() };
         self.forwarder.inbound(&mut self.lane, now, &mut buffer, &[slot]);
-        let packets: Vec<_> = self.lane.deliveries().iter().map(|delivery| self.assemble(delivery, &buffer)).collect();
+        self.pass_on(now, &buffer);
+        self.serve_early(now);
+    }
+
+    /// What waited for a tunnel that is there by now.
+    fn serve_early(&mut self, now: Instant) {
+        while let Some(memory) = self.forwarder.inbound_early(&mut self.lane, now) {
+            self.pass_on(now, &memory);
+        }
+    }
+
+    /// Empties the lane, whose pieces point into `buffer`.
+    fn pass_on(&mut self, now: Instant, buffer: &[u8]) {
+        let packets: Vec<_> = self.lane.deliveries().iter().map(|delivery| self.assemble(delivery, buffer)).collect();
         self.transmit_runs();
         self.punt(now);
         for packet in packets {

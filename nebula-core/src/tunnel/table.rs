@@ -96,9 +96,10 @@ impl TunnelTable {
         let Some((chunk, offset)) = locate(slot) else {
             return;
         };
-        self.vacancies.lock().unwrap_or_else(PoisonError::into_inner).reserved.remove(&index);
         let chunk = self.chunks[chunk].get_or_init(|| (0..FIRST_CHUNK << chunk).map(|_| Slot::empty()).collect());
         chunk[offset].store(Some(tunnel));
+        // Then only: an index is reserved or leads to its tunnel, at any time.
+        self.vacancies.lock().unwrap_or_else(PoisonError::into_inner).reserved.remove(&index);
         self.changed();
     }
     /// Makes `tunnel` the one that carries packets to all of its peer's addresses.
@@ -146,6 +147,11 @@ impl TunnelTable {
     /// Overlay addresses with a primary tunnel.
     pub(crate) fn primaries(&self) -> usize {
         self.by_address.len()
+    }
+    /// Whether this index is reserved for a tunnel that is not published. Takes the lock of the control plane: not for each
+    /// packet.
+    pub(crate) fn is_reserved(&self, index: LocalIndex) -> bool {
+        self.vacancies.lock().unwrap_or_else(PoisonError::into_inner).reserved.contains(&index)
     }
     /// Indexes reserved for tunnels that are not published.
     pub(crate) fn reserved(&self) -> usize {
