@@ -6,6 +6,7 @@
 mod world;
 
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::thread;
@@ -314,15 +315,20 @@ fn a_host_renews_its_certificate_with_the_certificate_as_the_proof_and_a_new_key
 
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
-fn neither_key_nor_token_of_a_pod_is_in_any_file() {
+fn neither_key_nor_token_of_a_pod_is_in_any_file_and_what_there_is_is_for_root() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "1.0.0");
     cluster.world.namespace("web");
     node.chain_ok(&cluster.world, "add", "web");
     let token = std::fs::read_to_string(cluster.ca_file("node.token")).expect("the node token");
     let mut files = vec![node.dir.clone()];
-    let mut seen = 0;
+    let (mut seen, mut private) = (0, 0);
     while let Some(path) = files.pop() {
+        if path.starts_with(node.dir.join("state")) {
+            let mode = path.symlink_metadata().expect("it is there").permissions().mode();
+            assert_eq!(mode & 0o077, 0, "{}: {mode:o}", path.display());
+            private += 1;
+        }
         if path.is_dir() && !path.is_symlink() {
             files.extend(std::fs::read_dir(&path).expect("a folder").map(|entry| entry.expect("an entry").path()));
         } else if let Ok(bytes) = std::fs::read(&path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
@@ -333,7 +339,62 @@ fn neither_key_nor_token_of_a_pod_is_in_any_file() {
         }
     }
     assert!(seen > 2, "the record, the launch file and the log were looked at");
+    assert!(private > 5, "their folders and the socket too");
     node.chain_ok(&cluster.world, "del", "web");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn a_pod_with_cap_net_admin_speaks_as_itself_only_and_reads_nothing_of_the_node() {
+    let mut cluster = Cluster::new();
+    let mut node = cluster.node("n1", "1.0.0");
+    node.conf["plugins"][0]["ipMasq"] = true.into();
+    for pod in ["evil", "web"] {
+        cluster.world.namespace(pod);
+        node.chain_ok(&cluster.world, "add", pod);
+        cluster.world.ping(pod, LIGHTHOUSE, SOON);
+    }
+    let (web, launch) = (node.overlay("web"), node.records().join("web-eth0.launch"));
+    // In its namespace it may do as it likes, such as taking another's address.
+    assert!(
+        cluster.world.exec("evil", &["ip", "addr", "add", &format!("{web}/32"), "dev", "nebula0"]).status.success()
+    );
+    let ping = ["ping", "-n", "-q", "-c", "3", "-i", "0.2", "-W", "1", "-I", &web, LIGHTHOUSE];
+    assert!(!cluster.world.exec("evil", &ping).status.success(), "a packet from another's address was answered");
+    let dropped = node.status("evil")["counters"]["dropped_out_local_address"].clone();
+    assert!(dropped.as_u64() >= Some(3), "they end in its own instance: {dropped}");
+    assert!(cluster.world.exec("evil", &["ip", "link", "set", "nebula0", "down"]).status.success());
+    cluster.world.ping("control", &web, SOON);
+    // What the node has of other pods is for root in the node's file system; the capability opens none of it.
+    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+net_admin"];
+    let capable = [&user[..], &["--ambient-caps=+net_admin", "--bounding-set=-all,+net_admin"]].concat();
+    let run = |command: &[&str]| cluster.world.exec("evil", &[&capable, command].concat());
+    assert!(run(&["ip", "link", "set", "nebula0", "up"]).status.success(), "it has the capability");
+    let socket = node.status_socket("web");
+    for path in [launch, socket, node.records(), cluster.ca_file("node.token").into(), cluster.ca_file("ca.key").into()]
+    {
+        let said = run(&["cat", &path.display().to_string()]);
+        assert!(!said.status.success() && said.stdout.is_empty(), "{} can be read", path.display());
+        assert!(String::from_utf8_lossy(&said.stderr).contains("Permission denied"), "{}", path.display());
+    }
+    // The CA can be reached from its address, and wants a proof.
+    let made_up = cluster.world.write("made-up.token", "nebenrol_0000000000000000000000000000000000000000000");
+    let (enrol, out) = (binary("nebula-enrol").display().to_string(), cluster.world.dir().join("stolen"));
+    let (url, tls) = (cluster.ca_url(), cluster.ca_file("tls.crt"));
+    let (out_dir, token) = (out.display().to_string(), made_up.display().to_string());
+    let ask = [&enrol, "-ca-url", &url, "-tls-ca", &tls, "-token-file", &token, "-out-dir", &out_dir];
+    let said = cluster.world.exec("evil", &ask);
+    let text = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(!said.status.success() && text.contains("unknown_token"), "{text}");
+    assert!(!out.join("host.crt").exists());
+    // Without its device it is out of the overlay, alone.
+    assert!(cluster.world.exec("evil", &["ip", "link", "del", "nebula0"]).status.success());
+    assert_eq!(pings(&cluster, "evil", LIGHTHOUSE, 2, "0.2"), 0);
+    assert_eq!(pings(&cluster, "web", LIGHTHOUSE, 3, "0.2"), 3);
+    for pod in ["evil", "web"] {
+        node.chain_ok(&cluster.world, "del", pod);
+    }
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }
 
 /// Restarts the CA with other values in the pods' part of its policy.
