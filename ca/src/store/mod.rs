@@ -7,6 +7,8 @@
 mod ledger;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(feature = "postgres")]
+mod postgres_tls;
 mod redb;
 
 use std::net::IpAddr;

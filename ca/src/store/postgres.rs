@@ -6,11 +6,12 @@ use std::{
     time::Duration,
 };
 
-use ::postgres::{Client, Config, NoTls, Transaction};
+use ::postgres::{Client, Config, Transaction};
 
 use crate::store::{
     StoreError,
     ledger::{Database, Ledger, Row, Rows, Table},
+    postgres_tls::Protection,
 };
 
 /// The store that replicas share.
@@ -19,18 +20,19 @@ pub(crate) type PostgresStore = Ledger<Postgres>;
 /// A database of rows, and idle connections to it.
 pub(crate) struct Postgres {
     config: Config,
+    protection: Protection,
     idle: Mutex<Vec<Client>>,
 }
 
 impl PostgresStore {
     /// Connects and makes the table unless it is there. `database` is a URL or `key=value` pairs, as libpq takes them.
     pub(crate) fn connect(database: &str) -> Result<Self, StoreError> {
-        let mut config: Config = database.trim().parse().map_err(|error| failed(&error))?;
+        let (mut config, protection) = Protection::read(database)?;
         config.application_name("nebula-ca").connect_timeout(CONNECT_WITHIN).tcp_user_timeout(ANSWER_WITHIN);
         if config.get_options().is_none() {
             config.options(OPTIONS);
         }
-        let database = Postgres { config, idle: Mutex::default() };
+        let database = Postgres { config, protection, idle: Mutex::default() };
         database.with(|client| {
             let mut transaction = client.transaction()?;
             lock(&mut transaction)?;
@@ -52,7 +54,7 @@ impl Postgres {
         {
             return Ok(client);
         }
-        self.config.connect(NoTls).map_err(|error| failed(&error))
+        self.protection.connect(&self.config).map_err(|error| failed(&error))
     }
 
     fn give_back(&self, client: Client) {

@@ -19,5 +19,7 @@ mod postgres_replicas;
 #[cfg(feature = "postgres")]
 #[allow(dead_code, reason = "the tests of the library use more of it")]
 mod postgres_server;
+#[cfg(feature = "postgres")]
+mod postgres_tls;
 mod running;
 mod tokens;

@@ -2,7 +2,11 @@
 
 use std::{
     fs,
-    os::unix::{fs::chown, process::CommandExt},
+    net::TcpListener,
+    os::unix::{
+        fs::{PermissionsExt, chown},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -15,10 +19,29 @@ use tempfile::TempDir;
 pub(crate) struct PostgresServer {
     child: Child,
     folder: TempDir,
+    /// On loopback, if it listens there.
+    port: u16,
+}
+
+/// A server's certificate and key, in PEM.
+pub(crate) struct TlsFiles {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
 }
 
 impl PostgresServer {
     pub(crate) fn start() -> Self {
+        Self::start_as(None)
+    }
+
+    /// Also listens on loopback, where it wants TLS and a password.
+    pub(crate) fn start_with_tls(files: &TlsFiles) -> Self {
+        let server = Self::start_as(Some(files));
+        server.query(&format!("alter user ca password '{PASSWORD}'"));
+        server
+    }
+
+    fn start_as(tls: Option<&TlsFiles>) -> Self {
         let folder = tempfile::Builder::new().prefix("nebula-pg-").tempdir_in("/tmp").unwrap();
         let owner = unprivileged();
         if let Some((user, group)) = owner {
@@ -38,16 +61,34 @@ impl PostgresServer {
         let made = program("initdb").args(["-A", "trust", "-U", "ca", "-N", "-D"]).arg(&data).output().unwrap();
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         let log = fs::File::create(folder.path().join("log")).unwrap();
-        let child = program("postgres")
+        let mut postgres = program("postgres");
+        let mut port = 0;
+        match tls {
+            None => drop(postgres.args(["-c", "listen_addresses="])),
+            Some(files) => {
+                port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+                fs::write(data.join("pg_hba.conf"), "local all all trust\nhostssl all all all scram-sha-256\n")
+                    .unwrap();
+                for (name, text) in [("server.crt", &files.certificate), ("server.key", &files.key)] {
+                    fs::write(data.join(name), text).unwrap();
+                    fs::set_permissions(data.join(name), fs::Permissions::from_mode(0o600)).unwrap();
+                    if let Some((user, group)) = owner {
+                        chown(data.join(name), Some(user), Some(group)).unwrap();
+                    }
+                }
+                postgres.args(["-c", "listen_addresses=127.0.0.1", "-c", "ssl=on", "-p", &port.to_string()]);
+            }
+        }
+        let child = postgres
             .arg("-D")
             .arg(&data)
-            .args(["-c", "listen_addresses=", "-c", "fsync=off", "-k"])
+            .args(["-c", "fsync=off", "-k"])
             .arg(folder.path())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
             .spawn()
             .unwrap();
-        let server = Self { child, folder };
+        let server = Self { child, folder, port };
         let deadline = Instant::now() + Duration::from_secs(60);
         while !server.is_ready() {
             assert!(Instant::now() < deadline, "{}", fs::read_to_string(server.folder.path().join("log")).unwrap());
@@ -58,7 +99,13 @@ impl PostgresServer {
 
     /// How to reach it.
     pub(crate) fn database(&self) -> String {
-        format!("host={} user=ca dbname=postgres", self.folder.path().display())
+        let port = if self.port == 0 { String::new() } else { format!(" port={}", self.port) };
+        format!("host={} user=ca dbname=postgres{port}", self.folder.path().display())
+    }
+
+    /// How to reach it over TCP.
+    pub(crate) fn url(&self) -> String {
+        format!("postgres://ca:{PASSWORD}@127.0.0.1:{}/postgres", self.port)
     }
 
     /// Runs a statement, beside the database that services use.
@@ -84,6 +131,8 @@ impl Drop for PostgresServer {
         let _ = self.child.wait();
     }
 }
+
+const PASSWORD: &str = "correct-horse";
 
 /// Runs a statement in a database.
 pub(crate) fn run(database: &str, statement: &str) -> String {
