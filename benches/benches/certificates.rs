@@ -13,13 +13,10 @@ fn certificates(c: &mut Criterion) {
             let template = |networks: &[&str], public_key: Vec<u8>| Template {
                 version,
                 curve,
-                name: "host.example".to_owned(),
                 networks: networks.iter().map(|text| text.parse().expect("a network")).collect(),
-                unsafe_networks: Vec::new(),
                 groups: vec!["pods".to_owned(), "default".to_owned()],
-                not_before: 1_700_000_000,
-                not_after: 2_000_000_000,
                 public_key,
+                ..Template::new("host.example", 1_700_000_000..=2_000_000_000)
             };
             let ca = template(&[], Vec::new()).self_sign(&key).expect("a valid CA");
             let public_key = PrivateKey::generate(curve).expect("randomness").public_key();

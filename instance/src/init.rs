@@ -295,7 +295,7 @@ mod tests {
     use super::*;
     use crate::handoff::InitClient;
     use crate::netns::Namespace;
-    use nebula_cert::{Curve, SigningKey, Template, Version};
+    use nebula_cert::{Curve, SigningKey, Template};
 
     struct Credentials {
         delivery: Delivery,
@@ -305,17 +305,7 @@ mod tests {
     fn credentials() -> Credentials {
         let (ca_key, key) =
             (SigningKey::generate(Curve::Curve25519).unwrap(), PrivateKey::generate(Curve::Curve25519).unwrap());
-        let template = Template {
-            version: Version::V2,
-            curve: Curve::Curve25519,
-            name: "ca".into(),
-            networks: vec![],
-            unsafe_networks: vec![],
-            groups: vec![],
-            not_before: unix_now() - 60,
-            not_after: unix_now() + 3600,
-            public_key: vec![],
-        };
+        let template = Template::new("ca", unix_now() - 60..=unix_now() + 3600);
         let ca = template.clone().self_sign(&ca_key).unwrap();
         let networks = vec!["10.0.0.1/8".parse().unwrap()];
         let host = Template { name: "web".into(), networks, public_key: key.public_key(), ..template };

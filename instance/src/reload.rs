@@ -361,13 +361,9 @@ mod tests {
         let template = |version, public_key, networks: &[&str]| Template {
             version,
             curve,
-            name: "x".to_owned(),
             networks: networks.iter().map(|network| network.parse().unwrap()).collect(),
-            unsafe_networks: Vec::new(),
-            groups: Vec::new(),
-            not_before: 1,
-            not_after: 2,
             public_key,
+            ..Template::new("x", 1..=2)
         };
         let ca = template(Version::V2, ca_key.public_key(), &[]).self_sign(&ca_key).unwrap();
         let sign = |(version, networks): &(Version, &[&str])| {

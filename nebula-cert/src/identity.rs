@@ -12,19 +12,14 @@ use crate::{Certificate, Curve, Error, PrivateKey, UnixTime, Version, pem};
 /// What a node proves itself with: a v1 certificate, a v2 certificate or both, and the key of both. Cheap to clone.
 ///
 /// ```
-/// use nebula_cert::{Curve, Error, Identity, PrivateKey, SigningKey, Template, Version};
+/// use nebula_cert::{Curve, Error, Identity, PrivateKey, SigningKey, Template};
 ///
 /// let (ca_key, key) = (SigningKey::generate(Curve::P256)?, PrivateKey::generate(Curve::P256)?);
 /// let template = Template {
-///     version: Version::V2,
 ///     curve: Curve::P256,
-///     name: "web-1".into(),
 ///     networks: vec!["10.0.0.1/16".parse().unwrap()],
-///     unsafe_networks: vec![],
-///     groups: vec![],
-///     not_before: 1_800_000_000,
-///     not_after: 1_900_000_000,
 ///     public_key: key.public_key(),
+///     ..Template::new("web-1", 1_800_000_000..=1_900_000_000)
 /// };
 /// let ca = template.clone().self_sign(&ca_key)?;
 /// let host = template.sign(&ca, &ca_key)?;
@@ -198,17 +193,7 @@ mod tests {
         }
 
         fn template(version: Version, network: &str, public_key: Vec<u8>) -> Template {
-            Template {
-                version,
-                curve: Curve::Curve25519,
-                name: "host".into(),
-                networks: vec![network.parse().unwrap()],
-                unsafe_networks: vec![],
-                groups: vec![],
-                not_before: 0,
-                not_after: 100,
-                public_key,
-            }
+            Template { version, networks: vec![network.parse().unwrap()], public_key, ..Template::new("host", 0..=100) }
         }
 
         fn issue(&self, version: Version, network: &str) -> Certificate {

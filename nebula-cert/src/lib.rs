@@ -26,21 +26,11 @@
 //! | messages | begin as in Go and go on with details; an unknown flag is named once | |
 //!
 //! ```
-//! use nebula_cert::{CaPool, Curve, PrivateKey, SigningKey, Template, Version};
+//! use nebula_cert::{CaPool, Curve, PrivateKey, SigningKey, Template};
 //!
 //! # fn main() -> Result<(), nebula_cert::Error> {
 //! let now = 1_800_000_000; // seconds since 1970; the caller brings the clock
-//! let template = Template {
-//!     version: Version::V2,
-//!     curve: Curve::Curve25519,
-//!     name: "my network".into(),
-//!     networks: vec![],
-//!     unsafe_networks: vec![],
-//!     groups: vec![],
-//!     not_before: now,
-//!     not_after: now + 365 * 86_400,
-//!     public_key: vec![],
-//! };
+//! let template = Template::new("my network", now..=now + 365 * 86_400);
 //!
 //! // A CA signs itself; its certificate is what every node trusts.
 //! let ca_key = SigningKey::generate(Curve::Curve25519)?;

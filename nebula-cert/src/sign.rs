@@ -1,5 +1,7 @@
 //! Issue certificates under a CA's constraints.
 
+use std::ops::RangeInclusive;
+
 use ipnet::IpNet;
 
 use crate::ca_pool::check_constraints;
@@ -10,19 +12,13 @@ use crate::{Certificate, Curve, Error, Fingerprint, Signer, UnixTime, Version, v
 /// What a certificate to be signed shall say.
 ///
 /// ```
-/// use nebula_cert::{Curve, Error, PrivateKey, SigningKey, Template, Version};
+/// use nebula_cert::{Curve, Error, PrivateKey, SigningKey, Template};
 ///
 /// let key = SigningKey::generate(Curve::Curve25519)?;
 /// let template = Template {
-///     version: Version::V2,
-///     curve: Curve::Curve25519,
-///     name: "my network".into(),
 ///     networks: vec!["10.0.0.0/16".parse().unwrap()],
-///     unsafe_networks: vec![],
 ///     groups: vec!["web".into()],
-///     not_before: 1_800_000_000,
-///     not_after: 1_900_000_000,
-///     public_key: vec![],
+///     ..Template::new("my network", 1_800_000_000..=1_900_000_000)
 /// };
 /// let ca = template.clone().self_sign(&key)?;
 ///
@@ -57,6 +53,23 @@ pub struct Template {
 }
 
 impl Template {
+    /// A name and a time of validity, in version 2 on Curve25519, with nothing else.
+    #[must_use]
+    pub fn new(name: impl Into<String>, validity: RangeInclusive<UnixTime>) -> Self {
+        let (not_before, not_after) = validity.into_inner();
+        Self {
+            version: Version::V2,
+            curve: Curve::Curve25519,
+            name: name.into(),
+            networks: Vec::new(),
+            unsafe_networks: Vec::new(),
+            groups: Vec::new(),
+            not_before,
+            not_after,
+            public_key: Vec::new(),
+        }
+    }
+
     /// Signs for a host, after checking the constraints of the CA.
     ///
     /// Whether the CA is expired is the caller's to ask: see [`Certificate::is_expired`].
@@ -145,17 +158,7 @@ mod tests {
     use crate::{CaPool, PrivateKey, SigningKey};
 
     fn template(version: Version, curve: Curve) -> Template {
-        Template {
-            version,
-            curve,
-            name: "ca".into(),
-            networks: vec![],
-            unsafe_networks: vec![],
-            groups: vec![],
-            not_before: 1_000,
-            not_after: 9_000,
-            public_key: vec![],
-        }
+        Template { version, curve, ..Template::new("ca", 1_000..=9_000) }
     }
 
     fn host(version: Version, curve: Curve) -> Template {

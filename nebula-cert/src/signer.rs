@@ -7,7 +7,7 @@ use crate::{Curve, Error, SigningKey};
 /// What a signer returns is brought into low-S form and checked before it becomes part of a certificate.
 ///
 /// ```
-/// use nebula_cert::{Curve, Error, Signer, SigningKey, Template, Version};
+/// use nebula_cert::{Curve, Error, Signer, SigningKey, Template};
 ///
 /// /// Stands for a service that is asked over the network.
 /// struct Remote(SigningKey);
@@ -27,15 +27,8 @@ use crate::{Curve, Error, SigningKey};
 /// # fn main() -> Result<(), Error> {
 /// let remote = Remote(SigningKey::generate(Curve::P256)?);
 /// let template = Template {
-///     version: Version::V2,
 ///     curve: remote.curve(),
-///     name: "my network".into(),
-///     networks: vec![],
-///     unsafe_networks: vec![],
-///     groups: vec![],
-///     not_before: 1_800_000_000,
-///     not_after: 1_900_000_000,
-///     public_key: vec![],
+///     ..Template::new("my network", 1_800_000_000..=1_900_000_000)
 /// };
 /// let ca = template.self_sign(&remote)?;
 /// assert_eq!(ca.public_key(), remote.public_key());

@@ -344,17 +344,7 @@ mod tests {
     /// A P-256 certificate in handshake form, with an element between details and signature.
     fn handshake_with(element: &[u8]) -> Result<Certificate, Error> {
         let key = crate::SigningKey::generate(Curve::P256).unwrap();
-        let template = crate::Template {
-            version: Version::V2,
-            curve: Curve::P256,
-            name: "ca".into(),
-            networks: vec![],
-            unsafe_networks: vec![],
-            groups: vec![],
-            not_before: 0,
-            not_after: 1,
-            public_key: vec![],
-        };
+        let template = crate::Template { curve: Curve::P256, ..crate::Template::new("ca", 0..=1) };
         let certificate = template.self_sign(&key).unwrap();
         let mut content = [&certificate.raw_details, element].concat();
         put(&mut content, SIGNATURE, &certificate.signature);

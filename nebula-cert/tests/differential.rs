@@ -624,17 +624,7 @@ const CERTIFICATES: usize = 40;
 const VALID: (i64, i64) = (1_000_000_000, 4_100_000_000);
 
 fn template(version: Version, curve: Curve, public_key: Vec<u8>) -> Template {
-    Template {
-        version,
-        curve,
-        name: "ca".into(),
-        networks: vec![],
-        unsafe_networks: vec![],
-        groups: vec![],
-        not_before: VALID.0,
-        not_after: VALID.1,
-        public_key,
-    }
+    Template { version, curve, public_key, ..Template::new("ca", VALID.0..=VALID.1) }
 }
 
 fn templates(curve: Curve) -> impl Strategy<Value = Template> {

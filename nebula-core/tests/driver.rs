@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nebula_cert::{CaPool, Certificate, Curve, Identity, PrivateKey, SigningKey, Template, Version};
+use nebula_cert::{CaPool, Certificate, Curve, Identity, PrivateKey, SigningKey, Template};
 use nebula_core::firewall::Rule;
 use nebula_core::io::{Driver, Error, Handle, Options, SocketOptions, Tun, UdpSocket};
 use nebula_core::{Config, Event, TunnelDownReason};
@@ -110,17 +110,7 @@ impl Authority {
 }
 
 fn template(name: &str) -> Template {
-    Template {
-        version: Version::V2,
-        curve: Curve::Curve25519,
-        name: name.into(),
-        networks: Vec::new(),
-        unsafe_networks: Vec::new(),
-        groups: Vec::new(),
-        not_before: 1,
-        not_after: 4_000_000_000,
-        public_key: Vec::new(),
-    }
+    Template::new(name, 1..=4_000_000_000)
 }
 
 /// What the two drivers of a test differ in.

@@ -102,17 +102,7 @@ fn the_whole_suite_holds_over_postgresql_too() {
 }
 
 fn template() -> Template {
-    Template {
-        version: Version::V2,
-        curve: Curve::Curve25519,
-        name: "ca".into(),
-        networks: vec![],
-        unsafe_networks: vec![],
-        groups: vec![],
-        not_before: NOW - 1_000,
-        not_after: NOW + 1_000_000,
-        public_key: vec![],
-    }
+    Template::new("ca", NOW - 1_000..=NOW + 1_000_000)
 }
 
 fn new_token(secret: &str, name: &str, network: &str) -> NewToken {
@@ -257,6 +247,13 @@ fn a_pod_may_get_an_address_in_each_of_two_overlays() {
     let ca = Fixture::new(r#"{"pods": {"overlay": ["10.42.0.0/16", "fd42::/96"]}}"#);
     let certificate = ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
     assert_eq!(network(&certificate), "10.42.0.5/16,fd42::af4:5/96");
+}
+
+#[test]
+fn in_mode_same_a_pod_keeps_its_own_address_and_one_outside_the_overlay_gets_nothing() {
+    let ca = Fixture::new(r#"{"pods": {"overlay": ["10.42.0.0/16"], "address": "same"}}"#);
+    assert_eq!(network(&ca.pod(pod("u-1", "web", "10.42.3.4"), NOW).unwrap()), "10.42.3.4/16");
+    assert_eq!(code(ca.pod(pod("u-2", "db", "10.43.0.1"), NOW)), "outside_overlay");
 }
 
 #[test]

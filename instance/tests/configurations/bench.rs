@@ -166,13 +166,9 @@ fn write_credentials(folder: &Path) {
         let template = |version, name: &str, public_key: Vec<u8>, networks: &[&str], not_after| Template {
             version,
             curve,
-            name: name.to_owned(),
             networks: networks.iter().map(|network| network.parse().unwrap()).collect(),
-            unsafe_networks: Vec::new(),
-            groups: Vec::new(),
-            not_before: 1,
-            not_after,
             public_key,
+            ..Template::new(name, 1..=not_after)
         };
         let ca = template(Version::V2, "ca", ca_key.public_key().to_vec(), &[], LATE).self_sign(&ca_key).unwrap();
         let old_ca = template(Version::V2, "old", ca_key.public_key().to_vec(), &[], 2).self_sign(&ca_key).unwrap();

@@ -5,7 +5,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use nebula_cert::{Certificate, Curve, PrivateKey, SigningKey, Template, Version};
+use nebula_cert::{Certificate, Curve, PrivateKey, SigningKey, Template};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -63,15 +63,9 @@ impl Network {
 
 fn template(name: &str, public_key: Vec<u8>, networks: &[&str]) -> Template {
     Template {
-        version: Version::V2,
-        curve: Curve::Curve25519,
-        name: name.to_owned(),
         networks: networks.iter().map(|network| network.parse().unwrap()).collect(),
-        unsafe_networks: Vec::new(),
-        groups: Vec::new(),
-        not_before: 1,
-        not_after: 5_000_000_000,
         public_key,
+        ..Template::new(name, 1..=5_000_000_000)
     }
 }
 

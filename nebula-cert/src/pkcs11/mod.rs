@@ -5,21 +5,14 @@
 //!
 //! ```no_run
 //! use nebula_cert::pkcs11::{TokenKey, Uri};
-//! use nebula_cert::{Certificate, Curve, Signer as _, Template, Version};
+//! use nebula_cert::{Certificate, Signer as _, Template};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let uri = "pkcs11:token=ca;object=network?pin-source=file:/etc/ca.pin&module-path=/usr/lib/softhsm/libsofthsm2.so";
 //! let key = TokenKey::open(&uri.parse::<Uri>()?)?;
 //! let ca = Template {
-//!     version: Version::V2,
 //!     curve: key.curve(),
-//!     name: "my network".into(),
-//!     networks: vec![],
-//!     unsafe_networks: vec![],
-//!     groups: vec![],
-//!     not_before: 1_800_000_000,
-//!     not_after: 1_900_000_000,
-//!     public_key: vec![],
+//!     ..Template::new("my network", 1_800_000_000..=1_900_000_000)
 //! }
 //! .self_sign(&key)?;
 //! # Ok(())

@@ -201,15 +201,9 @@ pub(super) fn local_policy(networks: &[&str]) -> LocalPolicy {
 pub(crate) fn verified(networks: &[&str]) -> VerifiedCertificate {
     let key = SigningKey::generate(Curve::Curve25519).unwrap();
     let template = |name: &str, networks: &[&str], public_key| Template {
-        version: Version::V2,
-        curve: Curve::Curve25519,
-        name: name.to_owned(),
         networks: nets(networks),
-        unsafe_networks: Vec::new(),
-        groups: Vec::new(),
-        not_before: 0,
-        not_after: 10_000,
         public_key,
+        ..Template::new(name, 0..=10_000)
     };
     let ca = template("ca", &[], Vec::new()).self_sign(&key).unwrap();
     let public_key = PrivateKey::generate(Curve::Curve25519).unwrap().public_key();

@@ -46,17 +46,8 @@ impl Authority {
         // Another stream than the network's own draws from the same seed.
         secrets.set_stream(1);
         let key = first_valid(&mut secrets, |secret| SigningKey::from_seed(curve, secret).ok());
-        let template = Template {
-            version: Version::V2,
-            curve,
-            name: "simulated CA".to_owned(),
-            networks: Vec::new(),
-            unsafe_networks: Vec::new(),
-            groups: Vec::new(),
-            not_before: NOT_BEFORE,
-            not_after: NOT_AFTER,
-            public_key: key.public_key(),
-        };
+        let template =
+            Template { curve, public_key: key.public_key(), ..Template::new("simulated CA", NOT_BEFORE..=NOT_AFTER) };
         let certificate = template.self_sign(&key).expect("the template is valid");
         Self { certificate, key, secrets: Mutex::new(secrets) }
     }
@@ -82,13 +73,11 @@ impl Authority {
             let template = Template {
                 version,
                 curve: self.key.curve(),
-                name: subject.name.clone(),
                 networks,
                 unsafe_networks: subject.unsafe_networks.clone(),
                 groups: subject.groups.clone(),
-                not_before: NOT_BEFORE,
-                not_after: subject.not_after,
                 public_key: key.public_key(),
+                ..Template::new(subject.name.clone(), NOT_BEFORE..=subject.not_after)
             };
             template.sign(&self.certificate, &self.key).expect("the subject is valid")
         };

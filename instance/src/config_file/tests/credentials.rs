@@ -1,6 +1,6 @@
 //! Certificates, keys and CAs of the section `pki`.
 
-use nebula_cert::{Certificate, Curve, PrivateKey, SigningKey, Template, Version};
+use nebula_cert::{Certificate, Curve, PrivateKey, SigningKey, Template};
 
 use super::*;
 
@@ -28,15 +28,9 @@ impl Network {
 
 fn template(name: &str, not_before: i64, not_after: i64, public_key: Vec<u8>, networks: &[&str]) -> Template {
     Template {
-        version: Version::V2,
-        curve: Curve::Curve25519,
-        name: name.to_owned(),
         networks: networks.iter().map(|network| network.parse().unwrap()).collect(),
-        unsafe_networks: Vec::new(),
-        groups: Vec::new(),
-        not_before,
-        not_after,
         public_key,
+        ..Template::new(name, not_before..=not_after)
     }
 }
 
