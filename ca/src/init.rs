@@ -7,7 +7,7 @@ use nebula_cert::{Certificate, Curve, SigningKey, Template, UnixTime, Version};
 
 use crate::{
     directory::{CA_CERTIFICATE, CA_KEY, Directory, FileError, NODE_TOKEN, POLICY, STORE, TLS_CERTIFICATE, TLS_KEY},
-    proof::token,
+    proof::{certificate::RenewalKey, token},
     time,
 };
 
@@ -91,6 +91,8 @@ impl NewCa {
         directory.write_new(TLS_CERTIFICATE, &tls_certificate, 0o644)?;
         directory.write_new(NODE_TOKEN, &format!("{}\n", *node_token), 0o600)?;
         directory.write_new(POLICY, &policy, 0o644)?;
+        // Here rather than at the first start: who copies the directory for a replica has it all.
+        RenewalKey::open(directory, self.curve)?;
         Ok(ca)
     }
 }
@@ -163,6 +165,11 @@ const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. R
 
     // Overlay addresses and networks no pod gets, for example those of lighthouses.
     "reserved": [],
+
+    // What a node gets for a pod until the pod's init container shows the pod's own token (flow "init" of the plugin, with
+    // "provisional": true): a certificate with the same name and address, these groups only, no networks behind it. It is no
+    // proof for another one. Without this section there are none; {} means what stands here.
+    // "provisional": {"groups": ["provisional"], "life": "10m"},
 
     // What some pods get besides. All rules that fit a pod apply; of several lives the shortest counts.
     // "rules": [

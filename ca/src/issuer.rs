@@ -68,6 +68,23 @@ pub(crate) struct Issued {
     pub(crate) is_repeat: bool,
 }
 
+/// Why a pod gets a certificate.
+#[derive(Clone, Copy)]
+enum Occasion<'a> {
+    First,
+    /// Only one with the name and networks of the present one.
+    Renewal(&'a Certificate),
+    /// For the time until the pod's own proof.
+    Provisional,
+}
+
+/// What the ledger says of a certificate besides its contents.
+struct Recorded<'a> {
+    subject: &'a Subject,
+    token: Option<(&'a TokenHash, &'a str)>,
+    provisional: bool,
+}
+
 /// Certificates that were given back.
 pub(crate) struct GivenBack {
     pub(crate) subject: String,
@@ -107,11 +124,15 @@ impl Issuer {
             Proof::Token { token } => self.issue_for_token(&rules, &TokenHash::of(token), &request.public_key, now),
             Proof::Node { token, pod } => {
                 let facts = self.vouched(&rules, token, pod, now)?;
-                self.issue_for_pod(&rules, &facts, None, &request.public_key, now)
+                self.issue_for_pod(&rules, &facts, Occasion::First, &request.public_key, now)
+            }
+            Proof::Provisional { token, pod } => {
+                let facts = self.vouched(&rules, token, pod, now)?;
+                self.issue_for_pod(&rules, &facts, Occasion::Provisional, &request.public_key, now)
             }
             Proof::Pod { token, address } => {
                 let facts = identified(&rules, token, *address, now)?;
-                self.issue_for_pod(&rules, &facts, None, &request.public_key, now)
+                self.issue_for_pod(&rules, &facts, Occasion::First, &request.public_key, now)
             }
             Proof::Certificate { certificate, time, tag } => {
                 let public_key = Some(request.public_key.as_str());
@@ -136,7 +157,7 @@ impl Issuer {
                 let fingerprint = known.revoked.is_none().then(|| held.fingerprint());
                 (known.subject.to_string(), fingerprint.into_iter().collect())
             }
-            Proof::Node { token, pod } => {
+            Proof::Node { token, pod } | Proof::Provisional { token, pod } => {
                 self.check_gone_or_vouched(&rules, token, pod, now)?;
                 (format!("pod {}/{}", pod.namespace, pod.name), self.valid_of_pod(&pod.uid, now)?)
             }
@@ -265,7 +286,8 @@ impl Issuer {
             life: token.life.min(rules.policy.longest_host_life),
         };
         let subject = Subject::Host { name: token.name };
-        self.sign_and_record(rules, &grant, &subject, Some((hash, &key)), public_key, now)
+        let recorded = Recorded { subject: &subject, token: Some((hash, &key)), provisional: false };
+        self.sign_and_record(rules, &grant, recorded, public_key, now)
     }
 
     /// The next certificate for whoever holds the present one: under the same name, at the same addresses.
@@ -277,6 +299,10 @@ impl Issuer {
         public_key: &str,
         now: UnixTime,
     ) -> Result<Issued, Refusal> {
+        // Else the node's word alone would be as good as the pod's.
+        if record.provisional {
+            return Err(Refusal::ProvisionalCertificate);
+        }
         match record.subject {
             Subject::Host { .. } => {
                 let public_key = rules.read_public_key(public_key)?;
@@ -287,7 +313,8 @@ impl Issuer {
                     groups: record.groups,
                     life: (record.not_after - record.issued).clamp(1, rules.policy.longest_host_life),
                 };
-                self.sign_and_record(rules, &grant, &record.subject, None, public_key, now)
+                let recorded = Recorded { subject: &record.subject, token: None, provisional: false };
+                self.sign_and_record(rules, &grant, recorded, public_key, now)
             }
             Subject::Pod { namespace, name, uid, address } => {
                 let pod = Pod { namespace, name, uid, address };
@@ -298,22 +325,25 @@ impl Issuer {
                         _ => return Err(Refusal::PodGone(format!("{}/{}", pod.namespace, pod.name))),
                     },
                 };
-                self.issue_for_pod(rules, &facts, Some(present), public_key, now)
+                self.issue_for_pod(rules, &facts, Occasion::Renewal(present), public_key, now)
             }
         }
     }
 
-    /// With `present` given, only what has its name and networks.
     fn issue_for_pod(
         &self,
         rules: &Rules,
         pod: &PodFacts,
-        present: Option<&Certificate>,
+        occasion: Occasion<'_>,
         public_key: &str,
         now: UnixTime,
     ) -> Result<Issued, Refusal> {
         let policy = rules.policy.pods.as_ref().ok_or(Refusal::NodeProofDisabled)?;
         let public_key = rules.read_public_key(public_key)?;
+        let provisional = match occasion {
+            Occasion::Provisional => Some(policy.provisional.as_ref().ok_or(Refusal::ProvisionalDisabled)?),
+            Occasion::First | Occasion::Renewal(_) => None,
+        };
         policy.check_pod(pod)?;
         policy.check_pod_address(pod.address)?;
         self.check_quota(pod, now)?;
@@ -333,14 +363,23 @@ impl Issuer {
         let (name, life) = (policy.name(pod)?, policy.life(pod));
         let networks = self.networks(rules, policy, &subject, pod.address, now)?;
         pod.check_address(&networks)?;
-        if let Some(present) = present
+        if let Occasion::Renewal(present) = occasion
             && (present.name() != name || present.networks() != networks)
         {
             return Err(Refusal::RenewalDiffers);
         }
-        let (groups, unsafe_networks) = (policy.groups(pod), policy.unsafe_networks(pod));
-        let grant = Grant { name, networks, unsafe_networks, groups, life };
-        self.sign_and_record(rules, &grant, &subject, None, public_key, now)
+        let grant = match provisional {
+            None => {
+                let (groups, unsafe_networks) = (policy.groups(pod), policy.unsafe_networks(pod));
+                Grant { name, networks, unsafe_networks, groups, life }
+            }
+            Some(provisional) => {
+                let (groups, life) = (provisional.groups(pod), life.min(provisional.life));
+                Grant { name, networks, unsafe_networks: Vec::new(), groups, life }
+            }
+        };
+        let recorded = Recorded { subject: &subject, token: None, provisional: provisional.is_some() };
+        self.sign_and_record(rules, &grant, recorded, public_key, now)
     }
 
     fn networks(
@@ -387,14 +426,14 @@ impl Issuer {
         &self,
         rules: &Rules,
         grant: &Grant,
-        subject: &Subject,
-        token: Option<(&TokenHash, &str)>,
+        recorded: Recorded<'_>,
         public_key: Vec<u8>,
         now: UnixTime,
     ) -> Result<Issued, Refusal> {
         let certificate = rules.authority.sign(grant, public_key, now)?;
         let mode = rules.policy.pods.as_ref().map_or(AddressMode::Derive, |pods| pods.address);
-        let issue = Issue { certificate: &certificate, subject, token, mode };
+        let Recorded { subject, token, provisional } = recorded;
+        let issue = Issue { certificate: &certificate, subject, token, mode, provisional };
         self.store.record(&issue, now).map_err(|error| match error {
             RecordError::TokenUsed => Refusal::TokenUsed,
             RecordError::TokenGone => Refusal::UnknownToken,

@@ -145,24 +145,14 @@ td:nth-child(2),td:nth-child(5),td:nth-child(6){white-space:nowrap}meter{width:5
 
 #[cfg(test)]
 mod tests {
-    use nebula_cert::{Curve, SigningKey, Template, Version};
+    use nebula_cert::{Curve, SigningKey, Template};
 
     use super::*;
 
     const NOW: UnixTime = 1_800_000_000;
 
     fn ca(name: &str) -> Certificate {
-        let template = Template {
-            version: Version::V2,
-            curve: Curve::Curve25519,
-            name: name.into(),
-            networks: vec![],
-            unsafe_networks: vec![],
-            groups: vec![],
-            not_before: NOW - 10,
-            not_after: NOW + 86_400,
-            public_key: vec![],
-        };
+        let template = Template::new(name, NOW - 10..=NOW + 86_400);
         template.self_sign(&SigningKey::generate(Curve::Curve25519).unwrap()).unwrap()
     }
 
@@ -176,6 +166,7 @@ mod tests {
             not_after,
             pem: String::new(),
             revoked: None,
+            provisional: false,
         }
     }
 

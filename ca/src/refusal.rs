@@ -40,6 +40,10 @@ pub enum Refusal {
     NodeProofDisabled,
     #[error("this CA accepts no pod proof: policy.jsonc has no \"kubernetes\" section")]
     PodProofDisabled,
+    #[error("this CA gives no provisional certificates: \"pods\" in policy.jsonc has no \"provisional\" section")]
+    ProvisionalDisabled,
+    #[error("a provisional certificate is no proof for another one; the pod's own token is")]
+    ProvisionalCertificate,
     #[error("the service-account token was refused: {0}")]
     TokenRejected(String),
     #[error("the service-account token is not for the audience {0:?}; request or mount one with it")]
@@ -164,6 +168,8 @@ impl Refusal {
             Self::BadNodeToken => ("bad_node_token", 401),
             Self::NodeProofDisabled => ("node_proof_disabled", 403),
             Self::PodProofDisabled => ("pod_proof_disabled", 403),
+            Self::ProvisionalDisabled => ("provisional_disabled", 403),
+            Self::ProvisionalCertificate => ("provisional_certificate", 403),
             Self::TokenRejected(_) => ("token_rejected", 401),
             Self::WrongAudience(_) => ("wrong_audience", 401),
             Self::ServiceTokenExpired => ("service_token_expired", 401),

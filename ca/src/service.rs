@@ -239,7 +239,8 @@ impl Service {
     /// Each proof by token costs a question to the API server. Whoever failed too often may still prove who it is, but only
     /// a few of those at a time.
     fn admit(&self, proof: &Proof, caller: Caller, now: UnixTime) -> Result<Option<Suspect<'_>>, Refusal> {
-        let asks = matches!(proof, Proof::Node { .. } | Proof::Pod { .. }) && self.issuer.rules().cluster.is_some();
+        let asks = matches!(proof, Proof::Node { .. } | Proof::Provisional { .. } | Proof::Pod { .. })
+            && self.issuer.rules().cluster.is_some();
         if !asks || !self.failures().is_reached_by(&rate_limit::source(caller.0), now) {
             return Ok(None);
         }
@@ -316,7 +317,7 @@ impl Service {
         tracing::warn!(code, source = %caller.0, "request refused: {refusal}");
         let subject = match proof {
             // Only shape-checked text goes into the log as a name.
-            Some(Proof::Node { pod, .. })
+            Some(Proof::Node { pod, .. } | Proof::Provisional { pod, .. })
                 if crate::proof::node::check_pod(pod).is_ok() && !refusal.is_failed_proof() =>
             {
                 Some(format!("pod {}/{}", pod.namespace, pod.name))
@@ -384,6 +385,7 @@ fn kind(proof: &Proof) -> &'static str {
     match proof {
         Proof::Token { .. } => "token",
         Proof::Node { .. } => "node",
+        Proof::Provisional { .. } => "provisional",
         Proof::Pod { .. } => "pod",
         Proof::Certificate { .. } => "certificate",
     }

@@ -245,6 +245,8 @@ impl<'a> Attachment<'a> {
             pod_address: record.pod_address,
             device: record.device,
             flow: settings.flow,
+            provisional: settings.provisional,
+            deliver_key: settings.deliver_key,
             mode: settings.mode,
             underlay: settings.underlay,
             isolate: settings.isolate.as_ref().map(|isolation| isolation.of_pod(self.pod_address)),

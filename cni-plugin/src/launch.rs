@@ -34,6 +34,13 @@ pub struct LaunchSpec {
     /// Whose proof gets the certificate.
     #[serde(default, skip_serializing_if = "is_default")]
     pub flow: Flow,
+    /// The tunnel starts with a provisional certificate until the pod's init container shows the pod's token; in
+    /// [`Flow::Init`] only.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub provisional: bool,
+    /// The init container gets the private key, too; in [`Flow::Init`] only.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub deliver_key: bool,
     /// Whether readiness waits for the certificate; means nothing in [`Flow::Init`].
     pub mode: Mode,
     /// Where the UDP socket lives.

@@ -25,6 +25,10 @@ pub struct Settings {
     pub device: String,
     /// Whose proof gets the certificate.
     pub flow: Flow,
+    /// Whether a pod has a provisional certificate until its init container shows its token.
+    pub provisional: bool,
+    /// Whether a pod's init container gets the private key.
+    pub deliver_key: bool,
     /// Whether ADD waits for the certificate.
     pub mode: Mode,
     /// Where the UDP socket lives.
@@ -61,6 +65,8 @@ impl Settings {
             instance: keys.path("instance")?,
             device: keys.device()?,
             flow: keys.flow()?,
+            provisional: keys.of_flow_init("provisional")?,
+            deliver_key: keys.of_flow_init("deliverKey")?,
             mode: keys.mode()?,
             underlay: keys.underlay()?,
             isolate: keys.config.value("isolate")?.map_or(Ok(None), |value| Isolation::read(&value))?,
@@ -148,6 +154,16 @@ impl Keys<'_> {
             Some("init") => Ok(Flow::Init),
             Some(other) => Err(refused("flow", &Value::from(other), "\"node\" or \"init\"")),
         }
+    }
+
+    /// A switch that is about the init container.
+    fn of_flow_init(&self, key: &str) -> Result<bool, Error> {
+        let is_on = self.boolean(key)?;
+        if is_on && self.flow()? != Flow::Init {
+            return Err(Error::new(code::CONFIG, format!("network configuration: {key:?} needs flow \"init\""))
+                .details("in flow \"node\" no init container of the pod asks for anything"));
+        }
+        Ok(is_on)
     }
 
     fn underlay(&self) -> Result<Underlay, Error> {
@@ -360,6 +376,35 @@ mod tests {
     }
 
     #[test]
+    fn the_example_of_a_chain_is_accepted_and_has_the_keys_of_this_table() {
+        let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/10-nebula.conflist");
+        let chain: Value = serde_json::from_str(&std::fs::read_to_string(text).unwrap()).unwrap();
+        let entry = &chain["plugins"][1];
+        let settings = Settings::read(&config(entry)).unwrap();
+        assert_eq!((settings.flow, settings.mode), (Flow::Node, Mode::Strict));
+        for key in [
+            "supervisor",
+            "device",
+            "flow",
+            "provisional",
+            "deliverKey",
+            "mode",
+            "underlay",
+            "isolate",
+            "renumber",
+            "overlay",
+            "timeoutSeconds",
+            "portRange",
+            "stateDir",
+            "enrol",
+            "ca",
+            "nebula",
+        ] {
+            assert!(!entry[key].is_null(), "{key} is missing");
+        }
+    }
+
+    #[test]
     fn keys_of_others_are_tolerated() {
         let mut entry = good();
         entry["vendorKey"] = json!({"x": [1]});
@@ -386,6 +431,8 @@ mod tests {
             ("flow", json!("pod")),
             ("underlay", json!("node")),
             ("renumber", json!("yes")),
+            ("provisional", json!("yes")),
+            ("deliverKey", json!(1)),
             ("isolate", json!("yes")),
             ("isolate", json!({"range": []})),
             ("isolate", json!({"ranges": ["10.0.0.1"]})),
@@ -459,6 +506,20 @@ mod tests {
             assert!(Settings::read(&config(&entry)).unwrap().renumber);
             entry[key] = json!(value);
             assert!(Settings::read(&config(&entry)).unwrap_err().msg.contains("renumber"));
+        }
+    }
+
+    #[test]
+    fn what_is_about_the_init_container_needs_one() {
+        for key in ["provisional", "deliverKey"] {
+            let mut entry = good();
+            entry["overlay"] = json!(["10.42.0.0/16"]);
+            entry[key] = json!(true);
+            let error = Settings::read(&config(&entry)).unwrap_err();
+            assert!(error.msg.contains(key) && error.msg.contains("flow \"init\""), "{error:?}");
+            entry["flow"] = json!("init");
+            let settings = Settings::read(&config(&entry)).unwrap();
+            assert_eq!((settings.provisional, settings.deliver_key), (key == "provisional", key == "deliverKey"));
         }
     }
 

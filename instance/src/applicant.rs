@@ -16,6 +16,11 @@ pub(crate) struct Applicant {
     pod: issuance::Pod,
     /// Flow with an init container.
     init: Option<InitClient>,
+    /// Whether the pod shall have a provisional certificate, and had none yet: one, so that a pod whose init container
+    /// never comes, or has gone, does not live on them.
+    wants_provisional: bool,
+    /// Whether init gets the key.
+    delivers_key: bool,
     present: Option<Box<Identity>>,
     renewal_key: Option<String>,
 }
@@ -23,6 +28,10 @@ pub(crate) struct Applicant {
 /// What came of an application.
 pub(crate) enum Answer {
     Issued(Box<Issued>),
+    /// For the time until the pod has shown its token.
+    Provisional(Box<Issued>),
+    /// The CA gives no such certificate, whatever the pod's own token will get.
+    NoProvisional(String),
     /// Nothing to prove with yet.
     NotYet(String),
     /// The CA decided so.
@@ -40,12 +49,21 @@ impl Applicant {
             address: spec.pod_address,
         };
         let init = (spec.flow == Flow::Init).then(|| InitClient::new(namespace, handoff::PORT));
-        Self { client, pod, init, present: None, renewal_key: None }
+        Self {
+            client,
+            pod,
+            init,
+            wants_provisional: spec.provisional,
+            delivers_key: spec.deliver_key,
+            present: None,
+            renewal_key: None,
+        }
     }
 
     /// Asks once, blocking.
     pub(crate) fn apply(&self, within: Duration, now: UnixTime) -> Answer {
         let mut provers = Vec::new();
+        let mut is_provisional = false;
         if let (Some(identity), Some(renewal_key)) = (&self.present, &self.renewal_key)
             && !identity.is_expired(now)
         {
@@ -57,12 +75,18 @@ impl Applicant {
             Some(_) if !provers.is_empty() => {}
             Some(init) => match init.token() {
                 Ok(token) => provers.push(Prover::Pod { token, address: self.pod.address }),
+                Err(handoff::Error::Nobody(_)) if self.wants_provisional => {
+                    provers.push(Prover::Provisional(self.pod.clone()));
+                    is_provisional = true;
+                }
                 Err(error @ handoff::Error::Nobody(_)) => return Answer::NotYet(error.to_string()),
                 Err(error) => return Answer::Failed(error.to_string()),
             },
         }
         match self.client.request(&provers, within, now) {
+            Ok(issued) if is_provisional => Answer::Provisional(Box::new(issued)),
             Ok(issued) => Answer::Issued(Box::new(issued)),
+            Err(error) if is_provisional && error.is_denied() => Answer::NoProvisional(error.to_string()),
             Err(error) => {
                 let text = error.to_string();
                 if let Some(init) = self.init.as_ref().filter(|_| self.present.is_none()) {
@@ -90,9 +114,15 @@ impl Applicant {
         self.renewal_key = renewal_key.or_else(|| self.renewal_key.take());
         let init = self.init.clone().filter(|_| first);
         let certificate = identity.certificates().map(nebula_cert::Certificate::to_pem).collect();
+        let key = self.delivers_key.then(|| identity.private_key().to_pem().to_string());
         self.present = Some(Box::new(identity));
-        let delivery = Delivery { certificate, ca: authorities, key: None };
+        let delivery = Delivery { certificate, ca: authorities, key };
         init.map(|init| move || deliver(&init, &delivery))
+    }
+
+    /// The pod has had its provisional certificate, or gets none.
+    pub(crate) fn waits_for_init(&mut self) {
+        self.wants_provisional = false;
     }
 
     /// The service's key for renewals changed.

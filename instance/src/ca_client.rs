@@ -28,6 +28,8 @@ pub struct CaClient {
 pub enum Prover {
     /// The node vouches for the pod, with the token in the token file.
     Node(Pod),
+    /// As [`Prover::Node`], for a provisional certificate.
+    Provisional(Pod),
     /// The pod speaks for itself.
     Pod {
         /// Its service-account token.
@@ -199,6 +201,7 @@ impl CaClient {
         let public_key = key.public_pem();
         let proof = match prover {
             Prover::Node(pod) => Proof::Node { token: self.token()?, pod: pod.clone() },
+            Prover::Provisional(pod) => Proof::Provisional { token: self.token()?, pod: pod.clone() },
             Prover::Pod { token, address } => Proof::Pod { token: token.trim().to_owned(), address: *address },
             Prover::Host => Proof::Token { token: self.token()? },
             Prover::Holder { identity, renewal_key } => {
@@ -210,7 +213,10 @@ impl CaClient {
         let mut request = Request { public_key, proof };
         let body = serde_json::to_vec(&request);
         match &mut request.proof {
-            Proof::Node { token, .. } | Proof::Token { token } | Proof::Pod { token, .. } => token.zeroize(),
+            Proof::Node { token, .. }
+            | Proof::Provisional { token, .. }
+            | Proof::Token { token }
+            | Proof::Pod { token, .. } => token.zeroize(),
             Proof::Certificate { .. } => {}
         }
         body.map(Zeroizing::new).map_err(|error| Error::Unavailable(format!("cannot write the request: {error}")))
@@ -289,6 +295,7 @@ impl std::fmt::Debug for Prover {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Node(pod) => write!(f, "Node({pod:?})"),
+            Self::Provisional(pod) => write!(f, "Provisional({pod:?})"),
             Self::Pod { address, .. } => write!(f, "Pod(redacted, {address})"),
             Self::Host => f.write_str("Host"),
             Self::Holder { .. } => f.write_str("Holder(redacted)"),

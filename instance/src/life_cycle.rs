@@ -48,6 +48,8 @@ struct Held {
     /// When to renew by the wall clock; none once that has been tried.
     renew_at: Option<Moment>,
     standing: Standing,
+    /// Another one is due as soon as there is something to prove with.
+    provisional: bool,
 }
 
 /// What the trusted CAs and the blocklist say of the own certificate.
@@ -174,8 +176,20 @@ impl LifeCycle {
         let life = expires.saturating_sub(now.wall);
         let early = self.jitter.below(life / 12);
         let wait = (life - life / 3).saturating_sub(early).max(SHORTEST_WAIT);
-        self.ask_at = Some(now.uptime + wait);
-        self.certificate = Some(Held { expires, renew_at: Some(now.wall + wait), standing: Standing::Good });
+        let renew_at = Some(now.wall + wait);
+        self.hold(Held { expires, renew_at, standing: Standing::Good, provisional: false }, now.uptime + wait)
+    }
+
+    /// A provisional certificate valid until `expires` arrived: the path opens, and the search for a better one goes on.
+    #[must_use]
+    pub fn issued_provisionally(&mut self, now: Now, expires: Moment) -> Install {
+        let held = Held { expires, renew_at: None, standing: Standing::Good, provisional: true };
+        self.hold(held, now.uptime + FIRST_RETRY)
+    }
+
+    fn hold(&mut self, held: Held, ask_at: Duration) -> Install {
+        self.ask_at = Some(ask_at);
+        self.certificate = Some(held);
         self.failures = 0;
         self.last_failure = None;
         self.decided = None;
@@ -234,7 +248,7 @@ impl LifeCycle {
     }
 
     fn retry_wait(&mut self, now: Now, denied: bool) -> Duration {
-        let wait = match self.certificate.filter(|_| !self.closed) {
+        let wait = match self.certificate.filter(|held| !self.closed && !held.provisional) {
             // A tenth of what is left: a few tries early, more of them as the end comes near.
             Some(held) => (held.expires.saturating_sub(now.wall) / 10).clamp(SHORTEST_WAIT, LONGEST_WAIT),
             None => {

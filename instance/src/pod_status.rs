@@ -24,6 +24,8 @@ pub struct Status {
     pub port: u16,
     /// Certificate in use.
     pub identity: Option<Identity>,
+    /// Whether that one is provisional.
+    pub provisional: bool,
     /// Why nothing passes although there was a certificate.
     pub closed: Option<&'static str>,
     /// The running node.
@@ -51,6 +53,7 @@ impl Status {
             device: spec.device.clone(),
             port,
             identity: None,
+            provisional: false,
             closed: None,
             handle: None,
             last_error: None,
@@ -66,8 +69,9 @@ impl Status {
         self.identity.is_some() && self.closed.is_none()
     }
 
-    pub(crate) fn certificate_installed(&mut self, identity: Identity, handle: Option<Handle>) {
+    pub(crate) fn certificate_installed(&mut self, identity: Identity, provisional: bool, handle: Option<Handle>) {
         self.issued += 1;
+        self.provisional = provisional;
         self.failed_in_a_row_is_over();
         self.identity = Some(identity);
         self.handle = handle;
@@ -197,6 +201,7 @@ impl Snapshot {
 fn fixed_part(status: &Status) -> Value {
     let certificate = status.identity.as_ref().map(Identity::primary);
     let state = match (status.is_open(), status.closed) {
+        (true, _) if status.provisional => "provisional",
         (true, _) => "running",
         (false, Some(_)) => "closed",
         (false, None) => "waiting",
@@ -212,6 +217,7 @@ fn fixed_part(status: &Status) -> Value {
             "fingerprint": c.fingerprint().to_string(),
             "not_before": c.not_before(),
             "not_after": c.not_after(),
+            "issuer": c.issuer().map(|issuer| issuer.to_string()),
         })),
         "state": state,
         "closed": status.closed,

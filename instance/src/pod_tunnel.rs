@@ -227,11 +227,26 @@ impl PodTunnel {
         let now = self.clock.now();
         let (denied, cause) = match answer {
             Answer::Issued(issued) => match self.check(issued) {
-                Ok(issued) => return self.install(*issued),
+                Ok(issued) => return self.install(*issued, false),
                 Err(cause) => (true, cause),
             },
+            Answer::Provisional(issued) => match self.check(issued) {
+                Ok(issued) => return self.install(*issued, true),
+                Err(cause) => (true, cause),
+            },
+            Answer::NoProvisional(cause) => {
+                tracing::warn!(
+                    error = cause,
+                    "The CA gives no provisional certificate; the path stays closed until there is another"
+                );
+                self.applicant.waits_for_init();
+                self.life.not_yet(now);
+                return Ok(());
+            }
             Answer::NotYet(cause) => {
-                notify::status("waiting for the pod's init container");
+                if self.path.networks().is_none() {
+                    notify::status("waiting for the pod's init container");
+                }
                 self.update(|status| status.last_error = Some(cause));
                 self.life.not_yet(now);
                 return Ok(());
@@ -257,7 +272,7 @@ impl PodTunnel {
         }
     }
 
-    fn install(&mut self, issued: Issued) -> Result<(), Error> {
+    fn install(&mut self, issued: Issued, provisional: bool) -> Result<(), Error> {
         let Issued { identity, trust, renewal_key } = issued;
         let bundle = trust.certificates().map(Certificate::to_pem).collect();
         let is_first = self.path.networks().is_none();
@@ -271,13 +286,22 @@ impl PodTunnel {
         }
         let now = self.clock.now();
         let certificate = identity.primary();
-        if self.life.issued(now, moment(certificate.not_after())) == Install::Open && !is_first {
+        let expires = moment(certificate.not_after());
+        let install =
+            if provisional { self.life.issued_provisionally(now, expires) } else { self.life.issued(now, expires) };
+        if install == Install::Open && !is_first {
             self.path.reopen(&self.settings);
         }
         self.trust.begin(now.uptime);
         tracing::info!(cert = certificate.name(), networks = ?certificate.networks(), groups = ?certificate.groups(),
-            notAfter = certificate.not_after(), fingerprint = %certificate.fingerprint(), "Certificate in use");
-        self.update(|status| status.certificate_installed(identity.clone(), self.path.handle().cloned()));
+            notAfter = certificate.not_after(), provisional, fingerprint = %certificate.fingerprint(), "Certificate in use");
+        let handle = self.path.handle().cloned();
+        self.update(|status| status.certificate_installed(identity.clone(), provisional, handle));
+        if provisional {
+            self.applicant.waits_for_init();
+            notify::status("running with a provisional certificate, waiting for the pod's init container");
+            return Ok(());
+        }
         if let Some(hand_over) = self.applicant.holds(identity, renewal_key, bundle) {
             spawn("init-client", hand_over)?;
         }

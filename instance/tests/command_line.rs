@@ -43,6 +43,19 @@ fn help_is_printed_on_stderr() {
 }
 
 #[test]
+fn help_of_the_init_container_has_the_paths_that_a_pod_mounts() {
+    let (code, stdout, stderr) = run(env!("CARGO_BIN_EXE_nebula-cni-init"), &["-help"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let example =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kubernetes/pod.yaml")).unwrap();
+    for path in ["/var/run/secrets/nebula", "/var/run/nebula"] {
+        assert!(stdout.contains(path), "{stdout}");
+        assert!(example.contains(&format!("mountPath: {path}\n")), "{example}");
+    }
+    assert!(stdout.contains("300"), "{stdout}");
+}
+
+#[test]
 fn an_unknown_flag_ends_with_code_2() {
     let (code, _, stderr) = nebula(&["-nope"]);
     assert_eq!(code, 2);

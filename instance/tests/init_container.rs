@@ -73,6 +73,41 @@ fn init_ends_with_the_reason_when_the_ca_refuses_and_the_overlay_stays_closed() 
     node.chain_ok(&cluster.world, "del", "web");
 }
 
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn a_provisional_certificate_opens_the_overlay_until_the_pod_has_shown_its_own_token() {
+    let (mut cluster, mut node) = cluster_with(&[("web", "10.244.1.2")], |policy| {
+        policy["kubernetes"]["node_account"] = "shop/app".into();
+        policy["pods"]["provisional"] = json!({});
+        policy["pods"]["life"] = "1h".into();
+    });
+    node.conf["plugins"][1]["provisional"] = true.into();
+    node.conf["plugins"][1]["deliverKey"] = true.into();
+    let agent = cluster.world.write("agent.token", "token-of-web");
+    node.conf["plugins"][1]["ca"]["tokenFile"] = agent.display().to_string().into();
+    cluster.world.namespace("web");
+    node.chain_ok(&cluster.world, "add", "web");
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    let before = node.status("web");
+    assert_eq!((&before["state"], &before["groups"]), (&json!("provisional"), &json!(["provisional"])));
+
+    let init = init_container(&cluster, &node, "web", "30");
+    assert!(init.status.success(), "{}\n{}", String::from_utf8_lossy(&init.stderr), node.instance_logs());
+    let after = node.status("web");
+    assert_eq!((&after["state"], &after["groups"]), (&json!("running"), &json!(["ns:shop"])));
+    assert_eq!(after["overlay"], before["overlay"]);
+    assert_ne!(after["certificate"]["fingerprint"], before["certificate"]["fingerprint"]);
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    // The key that the operator wanted in the pod is there, for its owner and group, and belongs to the certificate.
+    let [certificate, key] = ["host.crt", "host.key"].map(|name| node.dir.join("mount").join(name));
+    let mode = std::fs::metadata(&key).expect("the key").permissions().mode();
+    assert_eq!(mode & 0o777, 0o640);
+    let identity = nebula_cert::Identity::read(&certificate, &key).expect("certificate and key belong together");
+    assert_eq!(identity.primary().fingerprint().to_string(), after["certificate"]["fingerprint"]);
+    node.chain_ok(&cluster.world, "del", "web");
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
+}
+
 /// What a kubelet does with the first init container: runs it in the pod's network namespace with its token mounted.
 fn init_container(cluster: &Cluster, node: &Node, pod: &str, deadline: &str) -> Output {
     let token = cluster.world.write(&format!("{pod}.token"), &format!("token-of-{pod}"));
@@ -83,6 +118,11 @@ fn init_container(cluster: &Cluster, node: &Node, pod: &str, deadline: &str) -> 
 
 /// A cluster whose CA asks an API server that knows these pods, and a node with the flow `init`.
 fn cluster(pods: &[(&str, &str)]) -> (Cluster, Node) {
+    cluster_with(pods, |_| ())
+}
+
+/// With changes to the policy.
+fn cluster_with(pods: &[(&str, &str)], change: impl FnOnce(&mut Value)) -> (Cluster, Node) {
     let mut cluster = Cluster::new();
     let pods = pods.iter().map(|(name, address)| ((*name).to_owned(), (*address).to_owned())).collect();
     fake_api_server(cluster.world.namespace_of("control"), pods);
@@ -96,6 +136,7 @@ fn cluster(pods: &[(&str, &str)]) -> (Cluster, Node) {
     let mut policy: Value = serde_json::from_str(&text).expect("the policy is JSON but for its comments");
     policy["kubernetes"] = json!({ "node_account": "nebula-system/nebula-cni", "kubeconfig": kubeconfig });
     policy["pods"]["life"] = "24s".into();
+    change(&mut policy);
     cluster.world.stop("control", Signal::SIGTERM);
     std::fs::write(&path, policy.to_string()).expect("write the policy");
     cluster.start_ca();

@@ -60,6 +60,14 @@ pub enum Proof {
         /// The pod.
         pod: Pod,
     },
+    /// As [`Proof::Node`], until the pod can speak for itself: gives a provisional certificate, if the service's policy has
+    /// one. It is the same name and address with little else, and no proof for another certificate.
+    Provisional {
+        /// The node's secret.
+        token: String,
+        /// The pod.
+        pod: Pod,
+    },
     /// A pod speaks for itself, with its own service-account token, bound to the pod and meant for the CA.
     Pod {
         /// The pod's token.
@@ -183,6 +191,7 @@ impl std::fmt::Debug for Proof {
         match self {
             Self::Token { .. } => f.write_str("Token(redacted)"),
             Self::Node { pod, .. } => write!(f, "Node(redacted, {pod:?})"),
+            Self::Provisional { pod, .. } => write!(f, "Provisional(redacted, {pod:?})"),
             Self::Pod { address, .. } => write!(f, "Pod(redacted, {address})"),
             Self::Certificate { time, .. } => write!(f, "Certificate(redacted, {time})"),
         }
@@ -192,21 +201,11 @@ impl std::fmt::Debug for Proof {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Curve, SigningKey, Template, Version};
+    use crate::{Curve, SigningKey, Template};
 
     fn certificate(key: &PrivateKey) -> Certificate {
         let ca_key = SigningKey::generate(Curve::Curve25519).unwrap();
-        let template = Template {
-            version: Version::V2,
-            curve: Curve::Curve25519,
-            name: "ca".into(),
-            networks: vec![],
-            unsafe_networks: vec![],
-            groups: vec![],
-            not_before: 0,
-            not_after: 1_000,
-            public_key: vec![],
-        };
+        let template = Template::new("ca", 0..=1_000);
         let ca = template.clone().self_sign(&ca_key).unwrap();
         let networks = vec!["10.0.0.1/8".parse().unwrap()];
         Template { name: "host".into(), networks, public_key: key.public_key(), ..template }.sign(&ca, &ca_key).unwrap()

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use super::{KubernetesPolicy, PodPolicy, Policy, PolicyError, Rule, Template, template::is_label_key};
+use super::{KubernetesPolicy, PodPolicy, Policy, PolicyError, Provisional, Rule, Template, template::is_label_key};
 use crate::{
     address::{self, AddressMode},
     proof::node::{is_name, is_namespace},
@@ -37,8 +37,18 @@ struct PodsFile {
     reserved: Vec<String>,
     #[serde(default = "default_life")]
     life: String,
+    provisional: Option<ProvisionalFile>,
     #[serde(default)]
     rules: Vec<RuleFile>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProvisionalFile {
+    #[serde(default = "default_provisional_groups")]
+    groups: Vec<String>,
+    #[serde(default = "default_provisional_life")]
+    life: String,
 }
 
 #[derive(Deserialize)]
@@ -98,6 +108,14 @@ fn default_life() -> String {
     "24h".to_owned()
 }
 
+fn default_provisional_groups() -> Vec<String> {
+    vec!["provisional".to_owned()]
+}
+
+fn default_provisional_life() -> String {
+    "10m".to_owned()
+}
+
 fn default_audience() -> String {
     "nebula-ca".to_owned()
 }
@@ -134,6 +152,7 @@ impl PodsFile {
             pod_networks: findings.networks("pods.pod_networks", &self.pod_networks),
             reserved: findings.networks("pods.reserved", &self.reserved),
             life: findings.life("pods.life", &self.life),
+            provisional: self.provisional.map(|file| file.check(with_kubernetes, findings)),
             rules: (0..)
                 .zip(self.rules)
                 .map(|(at, rule): (usize, _)| rule.check(&format!("pods.rules[{at}]"), with_kubernetes, findings))
@@ -149,6 +168,18 @@ impl PodsFile {
             }
         }
         pods
+    }
+}
+
+impl ProvisionalFile {
+    fn check(self, with_kubernetes: bool, findings: &mut Findings) -> Provisional {
+        if !with_kubernetes {
+            findings.add("pods.provisional", "a pod speaks for itself only with a \"kubernetes\" section");
+        }
+        Provisional {
+            groups: findings.templates("pods.provisional.groups", &self.groups, with_kubernetes),
+            life: findings.life("pods.provisional.life", &self.life),
+        }
     }
 }
 

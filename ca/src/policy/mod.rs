@@ -53,7 +53,17 @@ pub struct PodPolicy {
     pub reserved: Vec<IpNet>,
     /// Life of a certificate in seconds.
     pub life: i64,
+    /// What a pod gets until it can speak for itself; none: nothing.
+    pub(crate) provisional: Option<Provisional>,
     rules: Vec<Rule>,
+}
+
+/// What is different about a provisional certificate; it has no networks behind the pod either.
+#[derive(Debug, Clone)]
+pub(crate) struct Provisional {
+    groups: Vec<Template>,
+    /// In seconds; never longer than that of another certificate.
+    pub(crate) life: i64,
 }
 
 /// What some pods get besides; all rules that fit a pod apply.
@@ -121,7 +131,8 @@ impl Policy {
                 findings.push(format!("a version 1 CA cannot sign for the unsafe network {network}"));
             }
         }
-        for group in pods.groups.iter().chain(pods.rules.iter().flat_map(|rule| &rule.groups)) {
+        let provisional = pods.provisional.iter().flat_map(|provisional| &provisional.groups);
+        for group in pods.groups.iter().chain(pods.rules.iter().flat_map(|rule| &rule.groups)).chain(provisional) {
             if let Some(fixed) = group.literal()
                 && !ca.groups().is_empty()
                 && !ca.groups().iter().any(|allowed| *allowed == fixed)
@@ -172,13 +183,7 @@ impl PodPolicy {
     /// Groups of the pod's certificate, each once. A group with a label that the pod lacks is left out.
     #[must_use]
     pub fn groups(&self, pod: &PodFacts) -> Vec<String> {
-        let mut groups: Vec<String> = Vec::new();
-        for group in self.groups.iter().chain(self.rules(pod).flat_map(|rule| &rule.groups)) {
-            if let Some(group) = group.render(pod).filter(|group| !groups.contains(group)) {
-                groups.push(group);
-            }
-        }
-        groups
+        rendered(self.groups.iter().chain(self.rules(pod).flat_map(|rule| &rule.groups)), pod)
     }
 
     /// Networks behind the pod that it may route.
@@ -245,6 +250,23 @@ impl PodPolicy {
     pub fn is_reserved(&self, address: IpAddr) -> bool {
         self.reserved.iter().any(|network| network.contains(&address))
     }
+}
+
+impl Provisional {
+    /// As [`PodPolicy::groups`].
+    pub(crate) fn groups(&self, pod: &PodFacts) -> Vec<String> {
+        rendered(self.groups.iter(), pod)
+    }
+}
+
+fn rendered<'a>(templates: impl Iterator<Item = &'a Template>, pod: &PodFacts) -> Vec<String> {
+    let mut groups: Vec<String> = Vec::new();
+    for template in templates {
+        if let Some(group) = template.render(pod).filter(|group| !groups.contains(group)) {
+            groups.push(group);
+        }
+    }
+    groups
 }
 
 impl Rule {

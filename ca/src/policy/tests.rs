@@ -49,6 +49,19 @@ fn the_file_made_by_init_is_valid_and_documents_itself() {
 }
 
 #[test]
+fn provisional_certificates_need_kubernetes_and_have_groups_and_a_life_of_their_own() {
+    let without = refused(r#"{"overlay": ["10.42.0.0/16"], "provisional": {"life": "x", "groups": ["{nobody}"]}}"#);
+    for part in ["pods.provisional: ", "pods.provisional.life: ", "pods.provisional.groups: "] {
+        assert!(without.contains(part), "{without}");
+    }
+    let pods =
+        kube_pods(r#"{"overlay": ["10.42.0.0/16"], "provisional": {"groups": ["new:{namespace}"], "life": "5m"}}"#);
+    let provisional = pods.provisional.unwrap();
+    assert_eq!((provisional.groups(&confirmed(&[])), provisional.life), (vec!["new:shop".to_owned()], 300));
+    assert!(kube_pods(r#"{"overlay": ["10.42.0.0/16"]}"#).provisional.is_none());
+}
+
+#[test]
 fn without_a_pods_section_there_is_no_pod_policy() {
     let policy = Policy::parse("// nothing\n{}").unwrap();
     assert!(policy.pods.is_none());

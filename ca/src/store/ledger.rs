@@ -156,6 +156,7 @@ impl<D: Database> Store for Ledger<D> {
                 not_after: certificate.not_after(),
                 pem: certificate.to_pem(),
                 revoked: None,
+                provisional: issue.provisional,
             };
             Ok(put(rows, ISSUED, &fingerprint.0, &record)?)
         })

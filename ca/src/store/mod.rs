@@ -141,6 +141,9 @@ pub struct IssuedRecord {
     pub pem: String,
     /// When it was revoked.
     pub revoked: Option<UnixTime>,
+    /// Whether it is no proof for another one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub provisional: bool,
 }
 
 /// Overlay prefixes to allot from.
@@ -157,6 +160,8 @@ pub(crate) struct Issue<'a> {
     /// The token that paid for it, and the hex SHA-256 of the key it is bound to from here on.
     pub(crate) token: Option<(&'a TokenHash, &'a str)>,
     pub(crate) mode: AddressMode,
+    /// As [`IssuedRecord::provisional`].
+    pub(crate) provisional: bool,
 }
 
 /// Why a certificate was not recorded.

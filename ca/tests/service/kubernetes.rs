@@ -315,3 +315,45 @@ fn credentials_that_cannot_be_read_are_named_at_start() {
     let error = confirmed.ca.failure("serve", &["--listen", "127.0.0.1:0"]);
     assert!(error.contains("/nonexistent/kubeconfig"), "{error}");
 }
+
+#[test]
+fn a_provisional_certificate_is_off_by_default_and_little_and_no_proof_for_another_one() {
+    let confirmed = Confirmed::with(RELEASES[0], &json!({}), &json!({}));
+    let service = confirmed.ca.serve();
+    // The agent vouches for its own pod here, so one token is both its proof and the pod's own.
+    let token = confirmed.cluster.agent_token();
+    let uid = confirmed.cluster.recorded("get pod as node")["response"]["metadata"]["uid"].as_str().unwrap().to_owned();
+    let p2 = || Pod { name: "p2".into(), uid: uid.clone(), address: "10.244.0.7".parse().unwrap(), ..web() };
+    let ask = |key: &PrivateKey, pod: Pod| {
+        let proof = Proof::Provisional { token: token.clone(), pod };
+        service.caller.request(&Request { public_key: key.public_pem(), proof })
+    };
+    let code = |outcome: Result<Reply, _>| outcome.map(|reply| reply.certificate);
+    assert_eq!(code(ask(&key(), p2())), refused(403, "provisional_disabled"));
+
+    let rules = json!([{"unsafe_networks": ["192.168.7.0/24"], "groups": ["gateway"]}]);
+    confirmed.set_policy(&json!({}), &json!({"provisional": {}, "address": "pool", "rules": rules}));
+    confirmed.ca.output("reload", &[]);
+    let holder = key();
+    let reply = ask(&holder, p2()).unwrap();
+    let provisional = verified(&reply);
+    assert_eq!((provisional.name(), provisional.groups()), ("p2.shop.pod", &["provisional".to_owned()][..]));
+    assert!(provisional.unsafe_networks().is_empty());
+    assert!((500..=600).contains(&(provisional.not_after() - nebula_ca::now())));
+    // The same checks as of the node proof.
+    assert_eq!(code(ask(&key(), Pod { uid: "u-2".into(), ..p2() })), refused(403, "pod_uid_mismatch"));
+
+    let (public_key, renewal_key) = (key().public_pem(), reply.renewal_key.unwrap());
+    let now = nebula_ca::now();
+    let proof = Proof::of_certificate(&provisional, &holder, &renewal_key, Some(&public_key), now).unwrap();
+    let renewed = service.caller.request(&Request { public_key, proof });
+    assert_eq!(code(renewed), refused(403, "provisional_certificate"));
+
+    // The pod's own token gives the rest, at the same address.
+    confirmed.cluster.change_pod("p2", |pod| pod["status"]["podIPs"] = json!([{"ip": "10.244.0.7"}]));
+    let own = verified(&by_pod(&service, &token, "10.244.0.7").unwrap());
+    assert_eq!((own.name(), own.networks()), (provisional.name(), provisional.networks()));
+    assert_eq!(own.groups(), ["ns:shop", "gateway"]);
+    let proof = Proof::of_certificate(&provisional, &holder, &renewal_key, None, nebula_ca::now()).unwrap();
+    assert_eq!(service.caller.release(proof).unwrap(), [provisional.fingerprint().to_string()]);
+}

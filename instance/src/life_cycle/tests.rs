@@ -341,3 +341,36 @@ fn a_certificate_that_lives_for_seconds_does_not_cause_a_storm() {
     pod.pass(Duration::from_millis(999));
     assert!(pod.poll().is_none());
 }
+
+#[test]
+fn with_a_provisional_certificate_a_pod_is_open_and_goes_on_asking_as_one_that_has_none() {
+    let mut pod = Pod::new(Start::Whenever, 3);
+    assert!(pod.asks());
+    assert_eq!(pod.life.issued_provisionally(pod.now, pod.now.wall + seconds(600)), Install::Open);
+    for _ in 0..20 {
+        assert!(pod.next_ask() <= seconds(2));
+        pod.life.not_yet(pod.now);
+    }
+    // The proof is there, the CA is not: as eager as without any certificate.
+    pod.next_ask();
+    pod.failed(false);
+    assert!(pod.next_ask() <= FIRST_RETRY * 5 / 4);
+    assert_eq!(pod.issued(DAY), Install::Swap);
+    assert!(pod.next_ask() > DAY / 2);
+}
+
+#[test]
+fn a_pod_whose_provisional_certificate_ends_is_closed_and_asks_on() {
+    let mut pod = Pod::new(Start::Whenever, 4);
+    assert!(pod.asks());
+    assert_eq!(pod.life.issued_provisionally(pod.now, pod.now.wall + seconds(30)), Install::Open);
+    let closed = loop {
+        match pod.next() {
+            Step::Ask { .. } => pod.life.not_yet(pod.now),
+            step => break step,
+        }
+    };
+    assert_eq!((closed, pod.age()), (Step::Close(Closing::Expired), seconds(30)));
+    pod.next_ask();
+    assert_eq!(pod.issued(DAY), Install::Open);
+}
