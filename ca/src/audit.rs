@@ -11,6 +11,8 @@ use ipnet::IpNet;
 use nebula_cert::UnixTime;
 use serde::Serialize;
 
+use crate::directory::hand_over;
+
 /// Appends to the log. The file is opened for each line, so it may be rotated at any time.
 #[derive(Debug, Clone)]
 pub(crate) struct AuditLog {
@@ -70,6 +72,8 @@ impl AuditLog {
         let mut line = serde_json::to_vec(&Line { time: nebula_cert::rfc3339(now), event })?;
         line.push(b'\n');
         // One write of one line: lines of several writers do not mix.
-        OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?.write_all(&line)
+        let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?;
+        hand_over(&file, &self.path)?;
+        file.write_all(&line)
     }
 }

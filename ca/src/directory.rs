@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{self, Write},
-    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{MetadataExt, OpenOptionsExt, fchown},
     path::{Path, PathBuf},
 };
 
@@ -85,6 +85,7 @@ impl Directory {
         let path = self.file(name);
         let write = || {
             let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&path)?;
+            hand_over(&file, &path)?;
             file.write_all(text.as_bytes())?;
             file.sync_all()
         };
@@ -128,13 +129,27 @@ impl Directory {
         }
     }
 
-    /// Secrets in this directory that others than the owner can read.
+    /// Secrets in this directory that others can read than the owner, and its group where this process reads them as a
+    /// member of that (a Secret that Kubernetes mounted).
     pub fn exposed_secrets(&self) -> impl Iterator<Item = PathBuf> + '_ {
+        let own = fs::metadata("/proc/self").map(|process| process.uid()).ok();
+        let exposing = move |found: &fs::Metadata| if own == Some(found.uid()) { 0o077 } else { 0o037 };
         [CA_KEY, TLS_KEY, NODE_TOKEN, RENEWAL_KEY, NEXT_KEY, PREVIOUS_KEY, DATABASE]
             .into_iter()
             .map(|name| self.file(name))
-            .filter(|path| fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o077 != 0))
+            .filter(move |path| fs::metadata(path).is_ok_and(|found| found.mode() & exposing(&found) != 0))
     }
+}
+
+/// Gives a file that root made to the owner of its directory: commands are given as root, and the service may run as somebody
+/// else, who must be able to read it.
+pub(crate) fn hand_over(file: &fs::File, path: &Path) -> io::Result<()> {
+    let (made, Some(directory)) = (file.metadata()?, path.parent()) else { return Ok(()) };
+    let directory = fs::metadata(directory)?;
+    if made.uid() != 0 || directory.uid() == 0 {
+        return Ok(());
+    }
+    fchown(file, Some(directory.uid()), Some(directory.gid()))
 }
 
 /// CA certificates in PEM; the one that matches [`CA_KEY`] signs, all are handed out as trusted.

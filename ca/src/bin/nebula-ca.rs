@@ -346,6 +346,9 @@ impl Serve {
             let server = Server::open(settings).await?;
             let status = server.status_address().map(|address| format!("http://{address}/"));
             tracing::info!(address = %server.address()?, dir = path, status, "listening");
+            if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+                tracing::error!(%error, "cannot tell systemd that the service is ready");
+            }
             // One that is under way sees all that was written before it began, so one more is enough.
             let (reload, reloads) = tokio::sync::mpsc::channel(1);
             let stop = async move {

@@ -10,9 +10,12 @@ use ::redb::{
     Database as RedbDatabase, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction,
 };
 
-use crate::store::{
-    StoreError,
-    ledger::{Database, Ledger, Row, Rows, TABLES, Table},
+use crate::{
+    directory::hand_over,
+    store::{
+        StoreError,
+        ledger::{Database, Ledger, Row, Rows, TABLES, Table},
+    },
 };
 
 /// The embedded store.
@@ -26,6 +29,7 @@ impl RedbStore {
     pub(crate) fn open_file(path: &Path) -> Result<Self, StoreError> {
         let file: File =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        hand_over(&file, path)?;
         let database = RedbDatabase::builder().create_file(file).map_err(|error| match error {
             DatabaseError::DatabaseAlreadyOpen => StoreError::InUse,
             other => failed(other),

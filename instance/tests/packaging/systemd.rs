@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use crate::repository;
-use crate::world::cluster::shared;
+use crate::world::cluster::{binary, shared};
 use crate::world::peers::ours;
 use crate::world::{World, run};
 
@@ -44,7 +44,30 @@ impl Systemd {
     }
 
     fn show(&self, property: &str) -> String {
-        self.must(&["systemctl", "show", "-P", property, "nebula.service"])
+        self.show_of("nebula.service", property)
+    }
+
+    fn show_of(&self, unit: &str, property: &str) -> String {
+        self.must(&["systemctl", "show", "-P", property, unit])
+    }
+
+    /// Puts a program of the release build where units find it.
+    fn program(&self, name: &str) {
+        self.write(name, &std::fs::read(binary(name)).expect("the program"));
+        self.must(&["chmod", "755", &format!("{PLACE}/{name}")]);
+    }
+
+    /// Makes a unit known, in a network namespace and with its log in [`Systemd::log`].
+    fn unit(&self, name: &str, text: &str, namespace: &str) {
+        let units = self.folder.path().join("units");
+        std::fs::write(units.join(name), text).expect("write the unit");
+        let drop_ins = units.join(format!("{name}.d"));
+        std::fs::create_dir(&drop_ins).expect("a folder for what this test adds");
+        let added = format!(
+            "[Service]\nNetworkNamespacePath=/run/netns/{namespace}\nStandardOutput=append:{PLACE}/log\nStandardError=append:{PLACE}/log\n"
+        );
+        std::fs::write(drop_ins.join("test.conf"), added).expect("write the drop-in");
+        self.must(&["systemctl", "daemon-reload"]);
     }
 
     fn log(&self) -> String {
@@ -86,8 +109,7 @@ fn the_unit_is_ready_when_the_device_is_there_and_reloads_and_stops() {
         world.certify(&["sign", "-name", host, "-networks", address]);
     }
     let systemd = Systemd::new();
-    systemd.write("nebula", &std::fs::read(ours()).expect("the program"));
-    systemd.must(&["chmod", "755", &format!("{PLACE}/nebula")]);
+    systemd.program("nebula");
     for file in ["ca.crt", "u.crt", "u.key"] {
         systemd.write(file, &std::fs::read(world.dir().join(file)).expect("a credential"));
     }
@@ -95,15 +117,8 @@ fn the_unit_is_ready_when_the_device_is_there_and_reloads_and_stops() {
     let unit = std::fs::read_to_string(repository("deploy/nebula.service")).expect("the unit");
     let unit = unit.replace("/usr/local/bin/nebula", &format!("{PLACE}/nebula"));
     let unit = unit.replace("/etc/nebula/config.yml", &format!("{PLACE}/config.yml"));
-    let units = systemd.folder.path().join("units");
-    std::fs::write(units.join("nebula.service"), unit).expect("write the unit");
-    std::fs::create_dir(units.join("nebula.service.d")).expect("a folder for what this test adds");
     let namespace = world.namespace_of("u");
-    let added = format!(
-        "[Service]\nNetworkNamespacePath=/run/netns/{namespace}\nStandardOutput=append:{PLACE}/log\nStandardError=append:{PLACE}/log\n"
-    );
-    std::fs::write(units.join("nebula.service.d/test.conf"), added).expect("write the drop-in");
-    systemd.must(&["systemctl", "daemon-reload"]);
+    systemd.unit("nebula.service", &unit, &namespace);
 
     // `start` returns when READY=1 was said.
     systemd.must(&["systemctl", "start", "nebula.service"]);
@@ -140,6 +155,86 @@ fn the_unit_is_ready_when_the_device_is_there_and_reloads_and_stops() {
     assert!(!world.exec("u", &["ip", "link", "show", "neb0"]).status.success(), "the device is still there");
     // With that mistake it does not start, and systemd is told.
     assert!(!systemd.call(&["systemctl", "start", "nebula.service"]).status.success());
+}
+
+/// The state of a CA that systemd keeps for it, on the machine's own disk; removed on drop.
+struct StateDirectory(String);
+
+impl StateDirectory {
+    fn path(&self) -> String {
+        format!("/var/lib/{}", self.0)
+    }
+}
+
+impl Drop for StateDirectory {
+    fn drop(&mut self) {
+        // With DynamicUser= the first is a link to the second.
+        let _ = std::fs::remove_file(self.path());
+        for path in [self.path(), format!("/var/lib/private/{}", self.0)] {
+            let _ = std::fs::remove_dir_all(path);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root, systemd, network namespaces and a release build"]
+fn the_unit_of_the_ca_serves_confined_and_gives_a_host_its_certificate() {
+    let mut world = World::new();
+    let address = world.host("ca").to_string();
+    world.host("h");
+    let state = StateDirectory(format!("nebula-ca-test-{}", std::process::id()));
+    let systemd = Systemd::new();
+    systemd.program("nebula-ca");
+    let program = format!("{PLACE}/nebula-ca");
+    let dir = state.path();
+    // As root, as `deploy/README.md` says; the unit's user takes it over.
+    systemd.must(&[&program, "init", "--dir", &dir, "--tls-name", &address, "--overlay", "10.42.0.0/16"]);
+    let unit = std::fs::read_to_string(repository("deploy/nebula-ca.service")).expect("the unit");
+    let unit = unit.replace("/usr/local/bin/nebula-ca", &program).replace("/var/lib/nebula-ca", &dir);
+    let unit = unit.replace("StateDirectory=nebula-ca", &format!("StateDirectory={}", state.0));
+    systemd.unit("nebula-ca.service", &unit, &world.namespace_of("ca"));
+    // Returns when it listens.
+    let serves = || {
+        systemd.must(&["systemctl", "start", "nebula-ca.service"]);
+        systemd.show_of("nebula-ca.service", "MainPID")
+    };
+    let pid = serves();
+    let process = systemd.must(&["cat", &format!("/proc/{pid}/status")]);
+    let field = |name: &str| process.lines().find_map(|line| line.strip_prefix(name)).expect("a field").trim();
+    assert_ne!(field("Uid:").split_whitespace().next(), Some("0"), "it runs as root");
+    assert_eq!((field("CapEff:"), field("CapBnd:")), ("0000000000000000", "0000000000000000"));
+    assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), ("1", "2"));
+    // What it writes is its own, and nobody else's to read.
+    let ledger = systemd.must(&["stat", "-c", "%U:%a", &format!("{dir}/store.redb"), &format!("{dir}/ca.key")]);
+    assert!(ledger.lines().all(|line| !line.starts_with("root:") && line.ends_with("00")), "{ledger}");
+
+    let network = "10.42.255.9/16";
+    let token = systemd.must(&[&program, "token", "create", "--dir", &dir, "--name", "edge", "--network", network]);
+    let (token, tls) =
+        (world.write("token", &token), world.write("tls.crt", &systemd.must(&["cat", &format!("{dir}/tls.crt")])));
+    let (enrol, url) = (binary("nebula-enrol").display().to_string(), format!("https://{address}:8443"));
+    let [token, tls, out] = [token, tls, world.dir().join("edge")].map(|path| path.display().to_string());
+    let enrolled = || {
+        let ask = ["-ca-url", &url, "-tls-ca", &tls, "-token-file", &token, "-out-dir", &out];
+        world.exec("h", &[&[enrol.as_str()], &ask[..]].concat())
+    };
+    let first = enrolled();
+    assert!(first.status.success(), "{}\n{}", String::from_utf8_lossy(&first.stderr), systemd.log());
+    let certificate = std::fs::read(Path::new(&out).join("host.crt")).expect("the certificate");
+
+    // Stopped and started again it is another process with the same CA and ledger.
+    systemd.must(&["systemctl", "stop", "nebula-ca.service"]);
+    assert_eq!(systemd.show_of("nebula-ca.service", "Result"), "success");
+    // What root does to the folder meanwhile the unit's user can read: it signs with the next CA.
+    systemd.must(&[&program, "rollover", "prepare", "--dir", &dir]);
+    systemd.must(&[&program, "rollover", "switch", "--at-once", "--dir", &dir]);
+    assert_ne!(serves(), pid);
+    std::fs::remove_file(Path::new(&out).join("host.crt")).expect("the certificate goes");
+    assert!(enrolled().status.success(), "the same token for the same key");
+    assert!(std::fs::read(Path::new(&out).join("host.crt")).expect("the certificate") == certificate);
+    let owners = systemd.must(&["sh", "-c", &format!("stat -c %U {dir}/*")]);
+    assert!(!owners.lines().any(|owner| owner == "root"), "{owners}");
+    systemd.must(&["systemctl", "stop", "nebula-ca.service"]);
 }
 
 #[test]
