@@ -84,14 +84,14 @@ fn check(document: &Value) -> Vec<String> {
 #[test]
 fn every_field_of_every_manifest_is_known_to_the_api() {
     let mut count = 0;
-    for path in ["namespace.yaml", "nebula-ca.yaml", "injection.yaml", "pod.yaml"] {
+    for path in ["namespace.yaml", "nebula-ca.yaml", "nebula-ca-replicas.yaml", "injection.yaml", "pod.yaml"] {
         for document in documents(&format!("kubernetes/{path}")) {
             let wrong = check(&document);
             assert!(wrong.is_empty(), "{path}, {} {}: {wrong:?}", document["kind"], document["metadata"]["name"]);
             count += 1;
         }
     }
-    assert!(count >= 13, "{count} documents");
+    assert!(count >= 21, "{count} documents");
 }
 
 #[test]
@@ -108,6 +108,23 @@ fn the_policy_in_the_manifest_is_one_that_the_service_takes() {
         .find_map(|document| Some(document["data"]["policy.jsonc"].as_str()?.to_owned()))
         .expect("a policy");
     nebula_ca::Policy::parse(&policy).expect("the policy is valid");
+}
+
+#[test]
+fn replicas_are_spread_survive_the_end_of_a_node_and_have_their_keys_in_a_secret() {
+    let documents = documents("kubernetes/nebula-ca-replicas.yaml");
+    let of_kind = |kind: &str| documents.iter().find(|document| document["kind"] == kind);
+    let deployment = of_kind("Deployment").expect("a deployment");
+    assert_eq!(deployment["spec"]["replicas"], 2);
+    assert_eq!(deployment["spec"]["strategy"]["type"], "RollingUpdate");
+    let pod = &deployment["spec"]["template"]["spec"];
+    assert_eq!(pod["topologySpreadConstraints"][0]["topologyKey"], "kubernetes.io/hostname");
+    assert!(of_kind("PersistentVolumeClaim").is_none() && pod["initContainers"].is_null());
+    assert_eq!(of_kind("PodDisruptionBudget").expect("a budget")["spec"]["maxUnavailable"], 1);
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts");
+    let secret: Vec<&str> =
+        mounts.iter().filter(|mount| mount["name"] == "secret").filter_map(|mount| mount["subPath"].as_str()).collect();
+    assert_eq!(secret, ["ca.crt", "ca.key", "tls.crt", "tls.key", "renewal.key", "database.url"]);
 }
 
 #[test]

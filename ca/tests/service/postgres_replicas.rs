@@ -3,6 +3,8 @@
 use std::{
     collections::{HashMap, HashSet},
     fs,
+    os::unix::fs::{PermissionsExt, chown},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU16, Ordering},
@@ -16,6 +18,7 @@ use serde_json::Value;
 
 use crate::{
     postgres_server::PostgresServer,
+    postgres_tls::Authority,
     running::{Ca, key, pod, refused, verified},
 };
 
@@ -93,6 +96,57 @@ fn two_services_at_once_allot_no_address_twice_also_when_one_is_killed() {
     let renewed = verified(&again.caller.pod(&token, pod(number), &key()).unwrap());
     assert_eq!(renewed.networks(), received[0].networks());
 }
+
+/// What the chart makes of a Secret, a ConfigMap and a folder of the pod's own: other people's files, read as a member of
+/// their group, in a folder that can be written.
+#[test]
+#[ignore = "needs root and the Debian package postgresql"]
+fn replicas_run_as_the_chart_runs_them() {
+    let authority = Authority::new();
+    let server = PostgresServer::start_with_tls(&authority.sign("127.0.0.1"));
+    let made = Ca::init();
+    fs::write(made.file("database.crt"), &authority.certificate).unwrap();
+    let values = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/helm/nebula-ca/values.yaml");
+    let values: Value = serde_saphyr::from_str(&fs::read_to_string(values).unwrap()).unwrap();
+    let mut files: Vec<&str> =
+        values["database"]["files"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    files.extend(["policy.jsonc", "database.crt"]);
+    let replicas = [0, 1].map(|_| {
+        let pod = Ca::empty();
+        fs::create_dir(pod.file("")).unwrap();
+        let root = pod.file("database.crt").display().to_string();
+        let url = format!("{}?sslmode=verify-full&sslrootcert={root}", server.url());
+        fs::write(made.file("database.url"), url).unwrap();
+        for file in &files {
+            fs::copy(made.file(file), pod.file(file)).unwrap();
+            fs::set_permissions(pod.file(file), fs::Permissions::from_mode(0o440)).unwrap();
+            chown(pod.file(file), Some(0), Some(GROUP)).unwrap();
+        }
+        for folder in [pod.file(""), pod.file("..")] {
+            fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
+        }
+        pod
+    });
+    let group = GROUP.to_string();
+    let services = [0, 1].map(|at| {
+        replicas[at].serve_under(&["setpriv", "--reuid", &group, "--regid", &group, "--clear-groups", "--no-new-privs"])
+    });
+    let token = replicas[0].token("edge", "10.42.0.9/16", &[]);
+    let holder = key();
+    let reply = services[1].caller.enrol(&token, &holder).unwrap();
+    // Any replica renews: they share the key for that.
+    let next = key();
+    let (public_key, renewal_key) = (next.public_pem(), reply.renewal_key.clone().unwrap());
+    let now = nebula_ca::now();
+    let proof = Proof::of_certificate(&verified(&reply), &holder, &renewal_key, Some(&public_key), now).unwrap();
+    services[0].caller.request(&Request { public_key, proof }).unwrap();
+    for service in services {
+        let log = service.stop();
+        assert!(!log.contains("can read this secret"), "{log}");
+    }
+}
+
+const GROUP: u32 = 65532;
 
 #[test]
 #[ignore = "needs the Debian package postgresql"]

@@ -10,13 +10,13 @@ use crate::{
 };
 
 /// An authority for databases.
-struct Authority {
-    certificate: String,
+pub(crate) struct Authority {
+    pub(crate) certificate: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut parameters = CertificateParams::new(Vec::new()).unwrap();
         parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
@@ -24,7 +24,7 @@ impl Authority {
         Self { certificate, issuer: Issuer::new(parameters, key) }
     }
 
-    fn sign(&self, name: &str) -> TlsFiles {
+    pub(crate) fn sign(&self, name: &str) -> TlsFiles {
         let (parameters, key) = (CertificateParams::new(vec![name.to_owned()]).unwrap(), KeyPair::generate().unwrap());
         let certificate = parameters.signed_by(&key, &self.issuer).unwrap().pem();
         TlsFiles { certificate, key: key.serialize_pem() }

@@ -36,10 +36,16 @@ impl Ca {
         ca
     }
 
+    /// A place for a directory, with nothing there yet.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn empty() -> Self {
+        Self { directory: tempfile::tempdir().unwrap() }
+    }
+
     /// Another directory with the same files, as a replica has it.
     #[cfg(feature = "postgres")]
     pub(crate) fn copy_of(other: &Self) -> Self {
-        let ca = Self { directory: tempfile::tempdir().unwrap() };
+        let ca = Self::empty();
         let copied = Command::new("cp").arg("-a").arg(other.file("")).arg(ca.file("")).status().unwrap();
         assert!(copied.success());
         ca
@@ -95,15 +101,23 @@ impl Ca {
 
     /// With environment variables.
     pub(crate) fn serve_with(&self, variables: &[(&str, &Path)]) -> Service {
-        self.spawn(variables, &[])
+        self.spawn(variables, &[], &[])
     }
 
     pub(crate) fn serve_with_options(&self, options: &[&str]) -> Service {
-        self.spawn(&[], options)
+        self.spawn(&[], &[], options)
     }
 
-    fn spawn(&self, variables: &[(&str, &Path)], options: &[&str]) -> Service {
-        let mut child = Command::new(PROGRAM)
+    /// As the last argument of another program.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn serve_under(&self, before: &[&str]) -> Service {
+        self.spawn(&[], before, &[])
+    }
+
+    fn spawn(&self, variables: &[(&str, &Path)], before: &[&str], options: &[&str]) -> Service {
+        let line = [before, &[PROGRAM]].concat();
+        let mut child = Command::new(line[0])
+            .args(&line[1..])
             .args(["serve", "--listen", "127.0.0.1:0", "--dir"])
             .arg(self.file(""))
             .args(options)
