@@ -9,12 +9,15 @@ use nebula_cert::UnixTime;
 use nebula_core::config::RecvErrorPolicy;
 use nebula_core::firewall::Rule;
 use nebula_core::io::{Driver, Handle, Options, SocketControl, SocketOptions, Tun, UdpSocket};
-
+use nix::sched::sched_getaffinity;
+use nix::unistd::Pid;
+use rustix::thread::CapabilitySet;
 use serde_json::json;
 
+use crate::account::Account;
 use crate::attendant::Attendant;
 use crate::config_file::{self, Listen, Logging, NameFamily, Remark, Settings, Value};
-use crate::control::{ControlSocket, Desk, Facts};
+use crate::control::{ControlSocket, Desk, Facts, SocketFile};
 use crate::metrics::{Handshakes, Metrics};
 use crate::netns::Namespace;
 use crate::overlay_link::OverlayLink;
@@ -121,7 +124,8 @@ impl Loaded {
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let listen = listen_address(&settings.listen)?;
         // On this thread alone: the kernel makes a process that has another one wait 10 ms for its memory barriers.
-        let Opened { driver, device, link, controls, udp } = open(&settings, listen)?;
+        // `file` goes with the end of this function, whatever ends it.
+        let Opened { driver, device, link, controls, control, file: _file, udp } = open(&settings, listen)?;
         log_start(&settings, &device, udp);
         let handle = driver.handle();
         let subnets = Arc::new(Subnets::new(handle.clone(), settings.tun.routes.subnet_routes()));
@@ -132,9 +136,9 @@ impl Loaded {
         let watched = controls.iter().map(SocketControl::try_clone).collect::<Result<_, _>>();
         let watched = watched.map_err(start("Failed to start stats emitter"))?;
         let metrics = Arc::new(Metrics::new(&settings, handle.clone(), Arc::clone(&handshakes), watched));
-        let control = ControlSocket::open(&settings.operation.control, &instance_name(&settings, &device));
         let link = Link { overlay: link, sockets: controls, subnets, metrics: Arc::clone(&metrics) };
         let reloader = Reloader::new(self.path, &self.tree, settings, handle.clone(), link);
+        reloader.report_unreadable();
         let reloader = Arc::new(Mutex::new(reloader));
         let facts = Facts { device, udp, started: unix_now() };
         let desk = Arc::new(Desk { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
@@ -193,6 +197,8 @@ struct Opened {
     device: String,
     link: Option<OverlayLink>,
     controls: Vec<SocketControl>,
+    control: Option<ControlSocket>,
+    file: Option<SocketFile>,
     udp: SocketAddr,
 }
 
@@ -201,6 +207,9 @@ fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
     let Some(pki) = &settings.pki else {
         return Err(Error::Start { message: "Could not load client cert", cause: "no certificate".to_owned() });
     };
+    let become_user =
+        |error: std::io::Error| Error::Start { message: "Failed to become daemon.user", cause: errno::text(&error) };
+    let user = settings.operation.user.as_deref().map(Account::find).transpose().map_err(become_user)?;
     let tun = if settings.tun.disabled {
         None
     } else {
@@ -230,11 +239,43 @@ fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
     if let Some(link) = &link {
         link.configure(&Namespace::Own).map_err(|error| Error::Running(error.to_string()))?;
     }
+    let name = instance_name(settings, &device);
+    let (control, file) = ControlSocket::open(&settings.operation.control, &name, user.as_ref()).unzip();
+    if let Some(user) = &user {
+        // Before any other thread is started: each is to have what this one has.
+        user.assume(kept_capabilities(settings)).map_err(become_user)?;
+    }
     let advertise = names::resolve_once(&settings.advertise);
     let config = settings.to_config(pki.identity.clone(), pki.trust.clone(), bound.port(), advertise);
-    let options = Options { raise_priority: settings.operation.raise_priority, ..Options::default() };
+    let options = Options {
+        raise_priority: settings.operation.raise_priority,
+        processors: usable(&settings.tun.processors),
+        ..Options::default()
+    };
     let driver = Driver::start(config, tun, sockets, options).map_err(|error| Error::Running(chain(&error)))?;
-    Ok(Opened { driver, device, link, controls, udp: bound })
+    Ok(Opened { driver, device, link, controls, control, file, udp: bound })
+}
+
+/// What a node needs after its start: a reload changes routes, MTU, marks and buffers, and may bind a low port.
+fn kept_capabilities(settings: &Settings) -> CapabilitySet {
+    let priority = if settings.operation.raise_priority { CapabilitySet::SYS_NICE } else { CapabilitySet::empty() };
+    CapabilitySet::NET_ADMIN | CapabilitySet::NET_BIND_SERVICE | priority
+}
+
+/// As in Go, one processor that is not there or not allowed spoils the list.
+fn usable(processors: &[usize]) -> Vec<usize> {
+    if processors.is_empty() {
+        return Vec::new();
+    }
+    let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
+    let Some(wrong) = processors.iter().find(|processor| !allowed.is_set(**processor).unwrap_or(false)) else {
+        return processors.to_vec();
+    };
+    tracing::warn!(
+        processor = wrong,
+        "tun.cpu_affinity names a processor that is not there or not allowed; it is ignored"
+    );
+    Vec::new()
 }
 
 /// Marks what the sockets send. As in Go Nebula a refusal is only reported.

@@ -1,9 +1,11 @@
 //! The host side of Nebula: the `nebula` daemon and one pod's tunnel, around `nebula-core`.
 
+mod account;
 pub mod admin;
 mod applicant;
 mod attendant;
 pub mod ca_client;
+mod capabilities;
 pub mod config_file;
 mod control;
 pub mod daemon;

@@ -9,6 +9,7 @@ use nebula_core::config::Timers;
 use nebula_core::firewall::Policy;
 use nebula_core::io::{Handle, SocketControl};
 
+use crate::account;
 use crate::config_file::{self, Listen, Settings, TunSettings, Value};
 use crate::dns::{self, Served};
 use crate::metrics::{Emitter, Metrics};
@@ -99,7 +100,18 @@ impl Reloader {
     pub(crate) fn reload(&mut self, now: UnixTime) -> Result<(), String> {
         let outcome = self.read_again(now);
         self.last = Some(LastReload { at: now, error: outcome.as_ref().err().cloned() });
+        if outcome.is_err() {
+            self.report_unreadable();
+        }
         outcome
+    }
+
+    /// Names what the user that nebula became (`daemon.user`) cannot read, so that no reload will do.
+    pub(crate) fn report_unreadable(&self) {
+        let Some(user) = &self.current.operation.user else { return };
+        for file in account::unreadable(self.files()) {
+            tracing::warn!(user, file = %file.display(), "A reload needs this file, and daemon.user cannot read it");
+        }
     }
 
     fn read_again(&mut self, now: UnixTime) -> Result<(), String> {
@@ -341,6 +353,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("tun", !same_device(&old.tun, &new.tun)),
         ("lighthouse.am_lighthouse", old.am_lighthouse != new.am_lighthouse),
         ("daemon.control_socket", old.operation.control != new.operation.control),
+        ("daemon.user", old.operation.user != new.operation.user),
     ];
     changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect()
 }

@@ -1,4 +1,5 @@
-//! What the daemon may do and still works: as systemd starts it with `User=` and one ambient capability, and with none.
+//! What the daemon may do and still works: as systemd starts it with `User=` and one ambient capability, and with none, and
+//! as root that becomes somebody else (`daemon.user`). And what its threads may use: the processors that it is told.
 
 #![allow(
     clippy::unwrap_used,
@@ -8,7 +9,9 @@
 
 mod loopback;
 
-use std::os::unix::fs::PermissionsExt;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -27,12 +30,39 @@ struct Unprivileged {
 
 impl Unprivileged {
     fn start(config: &Path, capability: &str) -> Self {
+        let capabilities = format!("-all{capability}");
+        Self::start_by(
+            config,
+            &[
+                "setpriv",
+                "--reuid",
+                NOBODY,
+                "--regid",
+                NOBODY,
+                "--clear-groups",
+                "--no-new-privs",
+                "--inh-caps",
+                &capabilities,
+                "--ambient-caps",
+                &capabilities,
+                "--bounding-set",
+                &capabilities,
+            ],
+        )
+    }
+
+    /// As root, with all that root may do.
+    fn start_as_root(config: &Path) -> Self {
+        Self::start_by(config, &["env"])
+    }
+
+    /// `launcher` becomes the program that follows.
+    fn start_by(config: &Path, launcher: &[&str]) -> Self {
         let folder = config.parent().unwrap();
         // As a package would: the user may read what it needs, and no more than that.
         std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
         let log = config.with_extension("log");
         let output = std::fs::File::create(&log).unwrap();
-        let capabilities = format!("-all{capability}");
         let child = Command::new("unshare")
             // As udev makes the device; some containers have it for root only.
             .args([
@@ -43,8 +73,7 @@ impl Unprivileged {
                 "mount -t tmpfs none /dev/net && mknod -m 666 /dev/net/tun c 10 200 && exec \"$@\"",
                 "sh",
             ])
-            .args(["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--no-new-privs"])
-            .args(["--inh-caps", &capabilities, "--ambient-caps", &capabilities, "--bounding-set", &capabilities])
+            .args(launcher)
             .arg(program(folder))
             .arg("-config")
             .arg(config)
@@ -70,11 +99,21 @@ impl Unprivileged {
         }
     }
 
-    /// `unshare` and `setpriv` become the daemon.
+    /// `unshare` and what follows it become the daemon.
     fn status(&self, field: &str) -> String {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(&format!("{field}:")));
-        line.unwrap().trim().to_owned()
+        field_of(&std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap(), field)
+    }
+
+    /// Waits until the program has ended; its exit code.
+    fn ended(&mut self) -> Option<i32> {
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < until, "it runs on: {}", self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     fn inside(&self, words: &[&str]) -> String {
@@ -93,6 +132,18 @@ impl Drop for Unprivileged {
         let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
         let _ = self.child.wait();
     }
+}
+
+fn field_of(status: &str, field: &str) -> String {
+    let line = status.lines().find_map(|line| line.strip_prefix(&format!("{field}:")));
+    line.unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// What the kernel says of each thread of a process.
+fn threads_of(process: u32) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    // A thread may end between the two.
+    tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok()).collect()
 }
 
 /// A copy that everybody may execute: the folder of the build may be in somebody's home.
@@ -151,4 +202,165 @@ fn without_a_device_no_capability_is_needed() {
     assert_eq!(daemon.status("CapEff"), "0000000000000000");
     assert!(daemon.status("Uid").starts_with(NOBODY));
     assert!(!daemon.log().contains("level=ERROR"), "{}", daemon.log());
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn daemon_user_leaves_every_thread_few_capabilities_and_reloads_work() {
+    let network = Network::new();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let run = folder.path().join("run");
+    std::fs::create_dir(&run).unwrap();
+    let nobody: u32 = NOBODY.parse().unwrap();
+    std::os::unix::fs::chown(&run, Some(nobody), Some(nobody)).unwrap();
+    let socket = run.join("n.sock");
+    let settings = |routes: &str, mark: u32, dns: u16| {
+        format!(
+            "tun: {{dev: nebuser, unsafe_routes: [{routes}]}}\nlisten: {{port: 4242, so_mark: {mark}}}\n\
+             lighthouse: {{am_lighthouse: true, serve_dns: true, dns: {{host: 0.0.0.0, port: {dns}}}}}\n\
+             daemon: {{user: '{NOBODY}:{NOBODY}', control_socket: {}}}",
+            socket.display()
+        )
+    };
+    let config = network.configure("host", &["10.42.0.7/16"], &settings("", 7, 53));
+    open_key(&config);
+    let mut daemon = Unprivileged::start_as_root(&config);
+    daemon.wait("Control socket is open");
+    // The 10th, 12th and 23rd: CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_SYS_NICE.
+    let kept = format!("{:016x}", 1_u64 << 10 | 1 << 12 | 1 << 23);
+    let none = format!("{:016x}", 0);
+    let everywhere = || {
+        let threads = threads_of(daemon.child.id());
+        assert!(threads.len() >= 4, "{threads:?}");
+        for thread in threads {
+            for (field, expected) in [
+                ("Uid", [NOBODY; 4].join(" ")),
+                ("Gid", [NOBODY; 4].join(" ")),
+                ("Groups", String::new()),
+                ("CapPrm", kept.clone()),
+                ("CapEff", kept.clone()),
+                ("CapInh", none.clone()),
+                ("CapBnd", none.clone()),
+                ("CapAmb", none.clone()),
+                ("NoNewPrivs", "1".to_owned()),
+            ] {
+                assert_eq!(field_of(&thread, field), expected, "{field}\n{thread}");
+            }
+        }
+    };
+    everywhere();
+    let until = |what: &str, done: &dyn Fn() -> bool| {
+        let until = Instant::now() + Duration::from_secs(10);
+        while !done() {
+            assert!(Instant::now() < until, "{what}\n{}", daemon.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let sockets = |text: &str| daemon.inside(&["ss", "-u", "-a", "-n", "-e"]).contains(text);
+    until("DNS at a low port", &|| sockets("0.0.0.0:53 "));
+
+    // What a reload changes needs what was kept.
+    let text = std::fs::read_to_string(&config).unwrap();
+    let pki = text.lines().next().unwrap();
+    let route = "{route: 192.168.9.0/24, via: 10.42.0.1}";
+    std::fs::write(&config, format!("{pki}\n{}\n", settings(route, 9, 54))).unwrap();
+    daemon.hang_up();
+    until("the route", &|| daemon.inside(&["ip", "route"]).contains("192.168.9.0/24 dev nebuser"));
+    until("the mark", &|| sockets("fwmark:0x9"));
+    until("DNS at another low port", &|| sockets("0.0.0.0:54 ") && !sockets("0.0.0.0:53 "));
+    everywhere();
+
+    // The socket is the user's, and root may use it too.
+    let found = std::fs::metadata(&socket).unwrap();
+    assert_eq!((found.uid(), found.gid(), found.permissions().mode() & 0o777), (nobody, nobody, 0o600));
+    let mut client = UnixStream::connect(&socket).unwrap();
+    client.write_all(b"{\"command\":\"status\"}\n").unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("10.42.0.7/16"), "{answer}");
+
+    // A key that only root may read.
+    std::fs::set_permissions(config.with_extension("key"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    daemon.hang_up();
+    until("what cannot be read is named", &|| {
+        daemon.log().lines().any(|line| line.contains("host.key") && line.contains("daemon.user cannot read it"))
+    });
+    kill(Pid::from_raw(daemon.child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert_eq!(daemon.ended(), Some(0));
+    assert!(!socket.exists(), "the socket went with its daemon");
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_user_that_does_not_exist_ends_the_start_and_leaves_nothing() {
+    let network = Network::new();
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("n.sock");
+    let settings =
+        format!("tun: {{dev: nebuser}}\ndaemon: {{user: no-such-user, control_socket: {}}}", socket.display());
+    let config = network.configure("host", &["10.42.0.7/16"], &settings);
+    let output = Command::new("unshare").arg("--net").arg(ours()).arg("-config").arg(&config).output().unwrap();
+    let log = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{log}");
+    assert!(log.contains("Failed to become daemon.user") && log.contains("no-such-user"), "{log}");
+    assert!(!socket.exists());
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_device_that_is_taken_away_ends_the_daemon_and_its_control_socket() {
+    let network = Network::new();
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("n.sock");
+    let settings = format!("tun: {{dev: nebgone}}\ndaemon: {{control_socket: {}}}", socket.display());
+    let config = network.configure("host", &["10.42.0.7/16"], &settings);
+    let mut daemon = Unprivileged::start_as_root(&config);
+    daemon.wait("Control socket is open");
+    assert!(socket.exists());
+    daemon.inside(&["ip", "link", "delete", "nebgone"]);
+    assert_eq!(daemon.ended(), Some(2), "{}", daemon.log());
+    assert!(daemon.log().contains("Error while running"), "{}", daemon.log());
+    assert!(!socket.exists(), "{}", daemon.log());
+}
+
+/// Processors that the threads of this name may use.
+fn processors(threads: &[String], name: &str) -> Vec<String> {
+    let named = threads.iter().filter(|thread| field_of(thread, "Name").starts_with(name));
+    named.map(|thread| field_of(thread, "Cpus_allowed_list")).collect()
+}
+
+#[test]
+fn data_threads_stay_on_the_processors_of_the_list_unless_one_is_wrong() {
+    let of_test = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let all = field_of(&of_test, "Cpus_allowed_list");
+    let first: String = all.chars().take_while(char::is_ascii_digit).collect();
+    let network = Network::new();
+    // One for both routines; one that no machine has.
+    for (name, list, expected) in [("pinned", first.clone(), &first), ("free", format!("{first}, 1023"), &all)] {
+        let more = |list: &str| {
+            format!(
+                "tun: {{disabled: true, cpu_affinity: [{list}]}}\nroutines: 2\nlisten: {{host: 127.0.0.1, port: 0}}"
+            )
+        };
+        let config = network.configure(name, &["10.42.0.7/16"], &more(&list));
+        let mut child = Command::new(ours()).arg("-config").arg(&config).stdout(Stdio::piped()).spawn().unwrap();
+        let log = BufReader::new(child.stdout.take().unwrap());
+        let mut log = log.lines().map(Result::unwrap);
+        let lines: Vec<String> = log.by_ref().take_while(|line| !line.contains("Nebula interface is active")).collect();
+        let expected = [expected.clone(), expected.clone()];
+        // They may have to begin yet.
+        let until = Instant::now() + Duration::from_secs(10);
+        let mut threads = threads_of(child.id());
+        while processors(&threads, "nebula-in-") != expected && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+            threads = threads_of(child.id());
+        }
+        kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
+        child.wait().unwrap();
+        assert_eq!(processors(&threads, "nebula-in-"), expected, "{lines:?}");
+        assert_eq!(processors(&threads, "nebula-control"), std::slice::from_ref(&all));
+        let warned = lines.iter().any(|line| line.contains("tun.cpu_affinity") && line.contains("1023"));
+        assert_eq!(warned, name == "free", "{lines:?}");
+    }
 }

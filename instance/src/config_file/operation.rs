@@ -15,6 +15,8 @@ pub struct Operation {
     pub watch: Option<Duration>,
     /// Let threads that carry bulk traffic run before other programs.
     pub raise_priority: bool,
+    /// Whom to become once the system is set up: a name, or `UID:GID`.
+    pub user: Option<String>,
 }
 
 /// Where the control socket is.
@@ -47,7 +49,8 @@ impl Operation {
         };
         let watch = section.duration(WATCH, Duration::ZERO);
         let watch = (!watch.is_zero()).then(|| watch.max(SHORTEST_WATCH));
-        Ok(Self { control, watch, raise_priority: section.boolean("daemon.raise_priority", true) })
+        let user = section.string("daemon.user").filter(|user| !user.is_empty());
+        Ok(Self { control, watch, raise_priority: section.boolean("daemon.raise_priority", true), user })
     }
 }
 
@@ -80,6 +83,15 @@ mod tests {
             let refused = read(&format!("daemon: {{control_socket: {wrong}}}")).unwrap_err();
             assert_eq!(refused.key, CONTROL);
         }
+    }
+
+    #[test]
+    fn the_user_stays_unless_another_one_is_named() {
+        for (text, expected) in [("{}", None), ("daemon: {user: ''}", None), ("daemon: {user: nebula}", Some("nebula"))]
+        {
+            assert_eq!(read(text).unwrap().user.as_deref(), expected, "{text}");
+        }
+        assert_eq!(read("daemon: {user: '990:980'}").unwrap().user.as_deref(), Some("990:980"));
     }
 
     #[test]

@@ -118,6 +118,8 @@ pub struct TunSettings {
     pub follow_system_routes: bool,
     /// Receive buffer for news of them in bytes; 0: the system's.
     pub system_routes_buffer: usize,
+    /// Processors of the routines, repeated if there are fewer; none: wherever there is room.
+    pub processors: Vec<usize>,
 }
 
 /// `logging.*`.
@@ -523,8 +525,21 @@ fn tun(section: &Section<'_>, networks: &[ipnet::IpNet]) -> Result<TunSettings, 
         routes: Routes::read(section, networks)?,
         follow_system_routes: section.boolean("tun.use_system_route_table", false),
         system_routes_buffer: buffer.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0),
+        processors: processors(section),
     })
 }
+
+/// As in Go, one wrong number spoils the list.
+fn processors(section: &Section<'_>) -> Vec<usize> {
+    let texts = section.strings(AFFINITY);
+    let numbers: Result<Vec<usize>, _> = texts.iter().map(|text| text.parse()).collect();
+    numbers.unwrap_or_else(|_| {
+        section.warn(AFFINITY, format!("{AFFINITY} is not a list of numbers and is ignored"));
+        Vec::new()
+    })
+}
+
+const AFFINITY: &str = "tun.cpu_affinity";
 
 /// Relays that a node believes of a peer.
 const MAX_RELAYS: usize = nebula_core::wire::messages::MAX_ADDRESSES;

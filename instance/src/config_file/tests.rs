@@ -103,6 +103,7 @@ logging: {level: WARNING, format: json, disable_timestamp: true}",
             routes: Routes::default(),
             follow_system_routes: false,
             system_routes_buffer: 0,
+            processors: Vec::new(),
         }
     );
     assert_eq!((settings.handshakes.try_interval, settings.handshakes.retries), (Duration::from_millis(50), 20));

@@ -11,4 +11,4 @@ mod rule_text;
 mod socket;
 
 pub(crate) use desk::{Desk, Facts};
-pub(crate) use socket::ControlSocket;
+pub(crate) use socket::{ControlSocket, SocketFile};

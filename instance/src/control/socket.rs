@@ -14,23 +14,31 @@ use serde_json::{Value, json};
 
 use super::Desk;
 use super::request::Request;
+use crate::account::Account;
 use crate::config_file::ControlPath;
 
-/// A listening control socket. Dropping it removes the file.
+/// A listening control socket.
 #[derive(Debug)]
 pub(crate) struct ControlSocket {
     listener: UnixListener,
-    path: PathBuf,
-    /// Made for this socket.
-    folder: Option<PathBuf>,
     /// One reference for each conversation, and this one.
     conversations: Arc<()>,
 }
 
+/// The file of a control socket, which goes when this is dropped. Apart from the socket, whose thread may wait for clients
+/// when the daemon ends.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// Made for this socket.
+    folder: Option<PathBuf>,
+}
+
 impl ControlSocket {
-    /// Opens what the configuration asks for; `name` names this instance among others on the host. A failure is reported,
-    /// and nothing else stops because of it. Who did not ask for the socket misses it only if the folder cannot be made.
-    pub(crate) fn open(asked: &ControlPath, name: &str) -> Option<Self> {
+    /// Opens what the configuration asks for; `name` names this instance among others on the host, and `owner` is the user
+    /// that the daemon will become. A failure is reported, and nothing else stops because of it. Who did not ask for the
+    /// socket misses it only if the folder cannot be made.
+    pub(crate) fn open(asked: &ControlPath, name: &str, owner: Option<&Account>) -> Option<(Self, SocketFile)> {
         let (path, folder) = match asked {
             ControlPath::Off => return None,
             ControlPath::At(path) => (path.clone(), None),
@@ -38,7 +46,12 @@ impl ControlSocket {
         };
         let opened = Self::bind(&path, folder);
         match &opened {
-            Ok(_) => tracing::info!(path = %path.display(), "Control socket is open"),
+            Ok((_, file)) => {
+                tracing::info!(path = %path.display(), "Control socket is open");
+                if let Some(Err(error)) = owner.map(|owner| file.give_to(owner)) {
+                    tracing::warn!(%error, path = %path.display(), "The control socket does not belong to daemon.user");
+                }
+            }
             Err(error) if folder.is_some() => {
                 tracing::debug!(%error, path = %path.display(), "There is no control socket");
             }
@@ -47,7 +60,7 @@ impl ControlSocket {
         opened.ok()
     }
 
-    fn bind(path: &Path, folder: Option<&Path>) -> io::Result<Self> {
+    fn bind(path: &Path, folder: Option<&Path>) -> io::Result<(Self, SocketFile)> {
         let made = folder.filter(|folder| std::fs::DirBuilder::new().mode(0o755).create(folder).is_ok());
         remove_stale(path)?;
         // Between bind and a later chmod anybody could connect.
@@ -55,8 +68,9 @@ impl ControlSocket {
         let listener = UnixListener::bind(path);
         umask(before);
         let listener = listener?;
+        let file = SocketFile { path: path.to_owned(), folder: made.map(Path::to_owned) };
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, path: path.to_owned(), folder: made.map(Path::to_owned), conversations: Arc::new(()) })
+        Ok((Self { listener, conversations: Arc::new(()) }, file))
     }
 
     /// Lets the next client in, if there is one: who is let in is answered on a thread of its own.
@@ -90,7 +104,15 @@ impl AsFd for ControlSocket {
     }
 }
 
-impl Drop for ControlSocket {
+impl SocketFile {
+    fn give_to(&self, owner: &Account) -> io::Result<()> {
+        owner.own(&self.path)?;
+        // Who does not own the folder cannot remove the file.
+        self.folder.as_deref().map_or(Ok(()), |folder| owner.own(folder))
+    }
+}
+
+impl Drop for SocketFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
         // Stays where another instance uses it.

@@ -8,6 +8,8 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use nebula_cert::{CaPool, Identity, VerifiedCertificate, Version};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
 use zeroize::Zeroizing;
 
 use super::control_thread::{Control, EndOfControl, InterfaceWatch};
@@ -69,13 +71,16 @@ pub struct Options {
     /// While super-packets come, let data threads that keep up run before other programs (niceness -20). Needs CAP_SYS_NICE;
     /// without it, or with a niceness given from outside, nothing changes.
     pub raise_priority: bool,
+    /// Processors of the data threads: those of the first routine run on the first one, and so on; after the last comes
+    /// the first again. Empty: wherever there is room.
+    pub processors: Vec<usize>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         // On fewer processors a second thread takes time from the applications, and wakes more often for the same packets.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { advertise_interfaces: true, two_threads: processors > 2, raise_priority: true }
+        Self { advertise_interfaces: true, two_threads: processors > 2, raise_priority: true, processors: Vec::new() }
     }
 }
 
@@ -159,6 +164,7 @@ impl Driver {
         options: &Options,
     ) -> Result<(), Error> {
         let Options { two_threads, raise_priority, .. } = *options;
+        let place = |index: usize| options.processors.get(index.checked_rem(options.processors.len())?).copied();
         let mut duties = Vec::with_capacity(queues.len());
         for (index, queue) in queues.iter().enumerate() {
             let socket = Arc::clone(&sockets[index % sockets.len()]);
@@ -167,7 +173,11 @@ impl Driver {
             let relieved = index < sockets.len();
             if two_threads || !relieved {
                 let thread = OutboundThread::new(Arc::clone(&self.shared), Arc::clone(&duty), relieved, raise_priority);
-                self.spawn(format!("nebula-out-{index}"), DATA_STACK, move || thread.run())?;
+                let processor = place(index);
+                self.spawn(format!("nebula-out-{index}"), DATA_STACK, move || {
+                    stay_on(processor);
+                    thread.run()
+                })?;
             }
             duties.push(duty);
         }
@@ -178,7 +188,11 @@ impl Driver {
             if let Some(duty) = duties.get(index) {
                 inbound.serve_also(Arc::clone(duty), two_threads);
             }
-            self.spawn(format!("nebula-in-{index}"), DATA_STACK, move || inbound.run())?;
+            let processor = place(index);
+            self.spawn(format!("nebula-in-{index}"), DATA_STACK, move || {
+                stay_on(processor);
+                inbound.run()
+            })?;
         }
         Ok(())
     }
@@ -228,6 +242,16 @@ impl Driver {
             // A panic has been reported to the mailbox.
             let _ = thread.join();
         }
+    }
+}
+
+/// Keeps the calling thread on one processor, if that is asked for and can be.
+fn stay_on(processor: Option<usize>) {
+    let Some(processor) = processor else { return };
+    let mut only = CpuSet::new();
+    let set = only.set(processor).and_then(|()| sched_setaffinity(Pid::from_raw(0), &only));
+    if let Err(errno) = set {
+        tracing::warn!(processor, %errno, "a data thread runs wherever there is room");
     }
 }
 

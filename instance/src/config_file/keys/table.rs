@@ -220,7 +220,13 @@ pub(super) const KEYS: &[Key] = &[
         Ignored("threads are left to the scheduler"),
         "what chooses the processor",
     ),
-    key("tun.cpu_affinity", Texts, "none", Unsupported, "processors of the threads"),
+    key(
+        "tun.cpu_affinity",
+        Texts,
+        "none",
+        OnStart,
+        "processors, by number, of the threads of each routine; a shorter list is repeated, and one with a processor that is not there or not allowed is left alone with a warning",
+    ),
     key("tun.network_category", Text, "private", OTHER_SYSTEM, "Windows only"),
     key("tun.windows_bypass_wdf", Boolean, "true", OTHER_SYSTEM, "Windows only"),
     key("firewall.inbound", RULE, "[]: nothing passes", OnReload, "rules for packets from peers"),
@@ -349,6 +355,13 @@ pub(super) const KEYS: &[Key] = &[
         "true",
         OnStart,
         "threads that carry bulk traffic and keep up run at niceness -20 (not in Go); without CAP_SYS_NICE, or started with a niceness, nothing changes",
+    ),
+    key(
+        "daemon.user",
+        Text,
+        "none",
+        OnStart,
+        "whom nebula becomes once device, routes and sockets are there (not in Go): a name in /etc/passwd, or UID:GID; it keeps CAP_NET_ADMIN, CAP_NET_BIND_SERVICE and with daemon.raise_priority CAP_SYS_NICE; for a reload this user must be able to read configuration, certificates and key",
     ),
     key(
         "daemon.watch_files",
