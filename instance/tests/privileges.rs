@@ -324,6 +324,57 @@ fn a_device_that_is_taken_away_ends_the_daemon_and_its_control_socket() {
     assert!(!socket.exists(), "{}", daemon.log());
 }
 
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn several_instances_share_a_host_and_each_takes_only_its_own_with_it() {
+    let network = Network::new();
+    let run = tempfile::tempdir().unwrap();
+    let socket = |device: &str| run.path().join(format!("{device}.sock"));
+    let configure = |name: &str, address: &str, device: &str, port: u16| {
+        let socket = socket(name);
+        let settings = format!(
+            "tun: {{dev: {device}, unsafe_routes: [{{route: 192.168.{port}.0/24, via: {address}}}]}}\n\
+             listen: {{port: {port}}}\ndaemon: {{control_socket: {}}}",
+            socket.display()
+        );
+        network.configure(name, &[&format!("{address}/16")], &settings)
+    };
+    let mut first = Unprivileged::start_as_root(&configure("one", "10.42.0.1", "neb1", 41));
+    first.wait("Control socket is open");
+    let second = Command::new("nsenter")
+        .args(["--net", "--mount", "--target", &first.child.id().to_string()])
+        .arg(first.log.with_file_name("nebula"))
+        .arg("-config")
+        .arg(configure("two", "10.43.0.1", "neb2", 43))
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut second = Unprivileged { child: second, log: first.log.clone() };
+    let until = Instant::now() + Duration::from_secs(10);
+    while !first.inside(&["ip", "route"]).contains("192.168.43.0/24 dev neb2") || !socket("two").exists() {
+        assert!(Instant::now() < until, "{}", first.inside(&["ip", "route"]));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(first.inside(&["ip", "route"]).contains("192.168.41.0/24 dev neb1"));
+
+    // One that wants the device of another.
+    let third = configure("three", "10.44.0.1", "neb1", 44);
+    let log = first.inside(&[first.log.with_file_name("nebula").to_str().unwrap(), "-config", third.to_str().unwrap()]);
+    assert!(log.contains("could not create tun device neb1") && log.contains("busy"), "{log}");
+    assert!(!socket("three").exists());
+
+    kill(Pid::from_raw(second.child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert_eq!(second.ended(), Some(0));
+    let left = [first.inside(&["ip", "link"]), first.inside(&["ip", "route"]), first.inside(&["ss", "-u", "-a", "-n"])];
+    assert!(left.iter().all(|text| !text.contains("neb2") && !text.contains(":43 ")), "{left:?}");
+    assert!(left[0].contains("neb1") && left[1].contains("192.168.41.0/24 dev neb1") && left[2].contains(":41 "));
+    assert!(!socket("two").exists() && UnixStream::connect(socket("one")).is_ok());
+
+    kill(Pid::from_raw(first.child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert_eq!(first.ended(), Some(0));
+    assert_eq!(std::fs::read_dir(run.path()).unwrap().count(), 0, "no socket is left");
+}
+
 /// Processors that the threads of this name may use.
 fn processors(threads: &[String], name: &str) -> Vec<String> {
     let named = threads.iter().filter(|thread| field_of(thread, "Name").starts_with(name));
