@@ -5,13 +5,13 @@
 
 mod world;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use world::World;
 use world::peers::{go, ours};
+use world::{World, run};
 
 const BULK: usize = 100_000_000;
 const SOON: Duration = Duration::from_secs(15);
@@ -30,6 +30,8 @@ struct Net {
     world: World,
     case: Case,
     underlay: [IpAddr; 3],
+    /// Address that all listen at.
+    listen: &'static str,
 }
 
 const NAMES: [&str; 3] = ["l", "o", "g"];
@@ -47,7 +49,21 @@ impl Net {
             }
             world.certify(&["sign", "-name", name, "-networks", &networks, "-groups", "interop"]);
         }
-        Self { world, case, underlay }
+        Self { world, case, underlay, listen: "0.0.0.0" }
+    }
+
+    /// Gives everybody an IPv6 address too; `o` and `g` know each other by that alone, and the lighthouse as before.
+    fn dual_stack(mut self) -> Self {
+        for (at, name) in NAMES.iter().enumerate() {
+            let address = format!("fd55::{}", at + 1);
+            let namespace = self.world.namespace_of(name);
+            run("ip", &["-n", &namespace, "addr", "add", &format!("{address}/64"), "dev", "eth0", "nodad"]);
+            if *name != "l" {
+                self.underlay[at] = address.parse().expect("an address");
+            }
+        }
+        self.listen = "'::'";
+        self
     }
 
     /// Starts `host`. `known` are the hosts it finds in its own configuration; `lighthouse` says whether it asks one.
@@ -57,7 +73,7 @@ impl Net {
             .iter()
             .map(|name| {
                 let at = NAMES.iter().position(|n| n == name).expect("a known name");
-                format!("\"10.77.0.{}\": [\"{}:4242\"]", at + 1, self.underlay[at])
+                format!("\"10.77.0.{}\": [\"{}\"]", at + 1, SocketAddr::new(self.underlay[at], 4242))
             })
             .collect();
         let hosts = if lighthouse { "[\"10.77.0.1\"]" } else { "[]" };
@@ -65,7 +81,7 @@ impl Net {
             "pki: {{ca: {dir}/ca.crt, cert: {dir}/{host}.crt, key: {dir}/{host}.key}}
 static_host_map: {{{}}}
 lighthouse: {{am_lighthouse: {}, interval: 5, hosts: {hosts}}}
-listen: {{host: 0.0.0.0, port: 4242}}
+listen: {{host: {}, port: 4242}}
 punchy: {{punch: true}}
 cipher: {}
 tun: {{dev: neb0, mtu: 1300}}
@@ -78,6 +94,7 @@ firewall:
 ",
             entries.join(", "),
             host == "l",
+            self.listen,
             self.case.cipher,
         );
         let path = self.world.write(&format!("{host}.yml"), &config);
@@ -157,6 +174,43 @@ interop! {
     go_1_11_with_25519_chachapoly_v2: "sid" "25519" "chachapoly" v 2;
     go_1_11_with_p256_aes_v2: "sid" "P256" "aes" v 2;
     go_1_11_with_p256_chachapoly_v2: "sid" "P256" "chachapoly" v 2;
+}
+
+/// One socket of each serves both families: ours and Go meet by IPv6, and ours and Go's lighthouse by IPv4; then Go calls.
+fn meets_on_both_families(suite: &'static str) {
+    let mut net = Net::new(Case { suite, curve: "25519", cipher: "aes", version: 1 }).dual_stack();
+    net.start("l", &go("nebula", suite), &[], false);
+    for (known_to_ours, known_to_go) in [(&["g", "l"][..], &["l"][..]), (&["l"], &["o", "l"])] {
+        net.restart_both(known_to_ours, known_to_go, false);
+        net.world.ping("o", "10.77.0.1", SOON);
+        let (caller, called) = if known_to_ours.contains(&"g") { ("o", "10.77.0.3") } else { ("g", "10.77.0.2") };
+        net.world.ping(caller, called, SOON);
+        net.world.transfer("o", "g", "10.77.0.3".parse().expect("an address"), BULK / 10);
+        net.world.transfer("g", "o", "10.77.0.2".parse().expect("an address"), BULK / 10);
+        net.world.transfer("o", "l", "10.77.0.1".parse().expect("an address"), BULK / 100);
+    }
+    let log = net.world.log("o");
+    for endpoint in ["[fd55::3]:4242", "192.0.2."] {
+        assert!(log.lines().any(|line| line.contains("Handshake") && line.contains(endpoint)), "{endpoint}\n{log}");
+    }
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and the Go peers in target/peers"]
+fn go_1_6_meets_ours_on_both_families() {
+    meets_on_both_families("bookworm");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and the Go peers in target/peers"]
+fn go_1_9_meets_ours_on_both_families() {
+    meets_on_both_families("trixie");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and the Go peers in target/peers"]
+fn go_1_11_meets_ours_on_both_families() {
+    meets_on_both_families("sid");
 }
 
 /// Our lighthouse introduces a Go node to one of ours.
