@@ -84,7 +84,7 @@ impl Host {
 
 /// The pair in a folder, if its two files belong together; the certificate must be one that the bundle beside it trusts.
 fn pair(folder: &Path, key: &str) -> Option<Identity> {
-    let identity = Identity::read(&folder.join("host.crt"), &folder.join(key)).ok()?;
+    let identity = Identity::read(folder.join("host.crt"), folder.join(key)).ok()?;
     let bundle = CaPool::from_pem(&std::fs::read(folder.join("ca.crt")).expect("the bundle")).expect("a bundle");
     let now = nebula_instance::daemon::unix_now();
     bundle.verify(identity.primary().clone(), now).expect("the bundle trusts the certificate");

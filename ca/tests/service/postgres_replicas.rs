@@ -150,6 +150,26 @@ const GROUP: u32 = 65532;
 
 #[test]
 #[ignore = "needs the Debian package postgresql"]
+fn whoever_writes_to_the_database_makes_tokens_within_the_limits_of_the_ca() {
+    let server = PostgresServer::start();
+    let [one, _] = replicas(&server, r#"{"hosts": {"longest_life": "2h"}}"#);
+    let service = one.serve();
+    let token = one.token("edge", "10.42.0.9/16", &[]);
+    let change = r#"update nebula_ca set record = jsonb_set(jsonb_set(record::jsonb, '{name}', '"admin"'), '{life}', '99999999')::text
+        where record like '%"edge"%'"#;
+    server.query(change);
+    let certificate = verified(&service.caller.enrol(&token, &key()).unwrap());
+    assert_eq!(certificate.name(), "admin", "the ledger is believed");
+    assert!(certificate.not_after() <= nebula_ca::now() + 7_200, "but not beyond the policy");
+    // What is no record is refused, and ends nothing.
+    let other = one.token("other", "10.42.0.10/16", &[]);
+    server.query(r#"update nebula_ca set record = 'x' where record like '%"other"%'"#);
+    assert_eq!(service.caller.enrol(&other, &key()).map(|reply| reply.certificate), refused(500, "internal"));
+    assert_eq!(service.caller.get("/healthz", "").0, 200);
+}
+
+#[test]
+#[ignore = "needs the Debian package postgresql"]
 fn what_one_service_does_the_other_knows() {
     let server = PostgresServer::start();
     let [one, two] = replicas(&server, r#"{"pods": {"overlay": ["10.42.0.0/16"]}}"#);
