@@ -82,6 +82,21 @@ fn metrics_are_served_and_move_when_the_configuration_changes() {
 }
 
 #[test]
+fn a_certificate_that_ends_soon_is_warned_of_and_its_time_left_is_a_metric() {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let network = Network::ending(now.cast_signed() + 3600);
+    let port = free_tcp_port();
+    let daemon = start(&network, &ours(), &prometheus(port, "/metrics"));
+    let text = fetch(&daemon, port, "/metrics", "200 OK");
+    assert!((3000.0..=3600.0).contains(&value(&text, "nebula_certificate_ttl_seconds")), "{text}");
+    let until = Instant::now() + Duration::from_secs(10);
+    while !daemon.log().contains("The certificate of this host expires soon") {
+        assert!(Instant::now() < until, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
 fn the_dashboard_shows_every_metric_of_our_own_and_none_that_does_not_exist() {
     let port = free_tcp_port();
     let network = Network::new();

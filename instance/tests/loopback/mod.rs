@@ -14,6 +14,8 @@ pub struct Network {
     folder: tempfile::TempDir,
     ca: Certificate,
     ca_key: SigningKey,
+    /// Of the certificates of hosts.
+    not_after: i64,
 }
 
 impl Network {
@@ -22,13 +24,19 @@ impl Network {
         let ca_key = SigningKey::generate(Curve::Curve25519).unwrap();
         let ca = template("ca", ca_key.public_key(), &[]).self_sign(&ca_key).unwrap();
         std::fs::write(folder.path().join("ca.crt"), ca.to_pem()).unwrap();
-        Self { folder, ca, ca_key }
+        Self { folder, ca, ca_key, not_after: LATE }
+    }
+
+    /// One whose hosts have certificates that end then, in seconds of the Unix epoch.
+    pub fn ending(not_after: i64) -> Self {
+        Self { not_after, ..Self::new() }
     }
 
     /// Writes credentials and `NAME.yml` of a new host; `more` is its configuration beside its credentials.
     pub fn configure(&self, name: &str, networks: &[&str], more: &str) -> PathBuf {
         let key = PrivateKey::generate(Curve::Curve25519).unwrap();
-        let certificate = template(name, key.public_key(), networks).sign(&self.ca, &self.ca_key).unwrap();
+        let template = Template { not_after: self.not_after, ..template(name, key.public_key(), networks) };
+        let certificate = template.sign(&self.ca, &self.ca_key).unwrap();
         let path = |suffix: &str| self.folder.path().join(format!("{name}.{suffix}"));
         std::fs::write(path("crt"), certificate.to_pem()).unwrap();
         std::fs::write(path("key"), key.to_pem().as_str()).unwrap();
@@ -65,9 +73,11 @@ fn template(name: &str, public_key: Vec<u8>, networks: &[&str]) -> Template {
     Template {
         networks: networks.iter().map(|network| network.parse().unwrap()).collect(),
         public_key,
-        ..Template::new(name, 1..=5_000_000_000)
+        ..Template::new(name, 1..=LATE)
     }
 }
+
+const LATE: i64 = 5_000_000_000;
 
 /// A running program; ended on drop.
 pub struct Daemon {
