@@ -146,6 +146,8 @@ pub fn restart_ca(cluster: &mut Cluster) {
 /// Of pods that live: no two have valid certificates for one address in the CA's ledger, no two use one certificate, and what
 /// each uses is its own.
 pub fn certificates_are_distinct(cluster: &Cluster, node: &Node, live: &[Talker]) {
+    // Asked before the ledger: an instance that is started again gets another certificate any time.
+    let used: Vec<(&Talker, Value)> = live.iter().filter_map(|pod| Some((pod, answer_of(node, &pod.id)?))).collect();
     let dir = cluster.world.dir().join("ca").display().to_string();
     let ledger = super::run(&binary("nebula-ca").display().to_string(), &["list", "--json", "--dir", &dir]);
     let ledger: Vec<Value> = serde_json::from_str(&ledger).expect("a list");
@@ -164,22 +166,23 @@ pub fn certificates_are_distinct(cluster: &Cluster, node: &Node, live: &[Talker]
         }
     }
     assert!(holders.values().all(|uids| uids.len() == 1), "an address has two live certificates: {holders:?}");
-    let mut used = BTreeSet::new();
-    for pod in live {
-        // One that was just killed does not answer.
-        let Some(launch) = node.launch(&pod.id) else { continue };
-        let socket = PathBuf::from(launch["status_socket"].as_str().expect("a path"));
-        if UnixStream::connect(&socket).is_err() {
-            continue;
-        }
-        let status = super::cluster::status_at(&socket);
+    let mut unique = BTreeSet::new();
+    for (pod, status) in used {
         let Some(fingerprint) = status["certificate"]["fingerprint"].as_str().map(str::to_owned) else { continue };
         assert_eq!(owners.get(fingerprint.as_str()), Some(&pod.uid.as_str()), "{}", pod.id);
-        assert!(used.insert(fingerprint), "{} uses another's certificate", pod.id);
+        assert!(unique.insert(fingerprint), "{} uses another's certificate", pod.id);
         for address in status["overlay"].as_array().into_iter().flatten() {
-            assert!(used.insert(address.to_string()), "{address} is used twice");
+            assert!(unique.insert(address.to_string()), "{address} is used twice");
         }
     }
+}
+
+/// What an instance says of itself; one that was just killed says nothing.
+fn answer_of(node: &Node, pod: &str) -> Option<Value> {
+    let launch = node.launch(pod)?;
+    let socket = PathBuf::from(launch["status_socket"].as_str().expect("a path"));
+    UnixStream::connect(&socket).ok()?;
+    Some(super::cluster::status_at(&socket))
 }
 
 /// A pod that is not enrolled was heard in clear, so others would have been: and nobody else was.
