@@ -120,21 +120,34 @@ pub(crate) struct Holder {
     pub(crate) subject: Subject,
     /// Last second of its longest-lived certificate or reservation.
     pub(crate) until: UnixTime,
+    /// Its certificates for the address, by fingerprint, with the last second of each.
+    #[serde(default)]
+    pub(crate) certificates: Vec<(String, UnixTime)>,
 }
 
 impl Holder {
+    /// Whether this is `subject`, whatever its address and the name of its certificate.
+    #[must_use]
+    pub(crate) fn is(&self, subject: &Subject) -> bool {
+        match (&self.subject, subject) {
+            (Subject::Host { name: held }, Subject::Host { name }) => held == name,
+            (Subject::Pod { uid: held, .. }, Subject::Pod { uid, .. }) => held == uid,
+            _ => false,
+        }
+    }
+
     /// Whether `asker` may have this holder's address at `now`.
     ///
     /// A pod whose address the primary network has given to another pod is gone: the overlay address follows the pod
-    /// address, or the new pod could not start for as long as the old certificate lives. Two *different* pod addresses
+    /// address, or the new pod could not start for as long as the old certificate lives (which is blocked). Two *different* pod addresses
     /// with one image mean that the overlay prefix is too small for the pod networks; that is refused.
     #[must_use]
     pub(crate) fn yields_to(&self, asker: &Subject, mode: AddressMode, now: UnixTime) -> bool {
         self.until < now
+            || self.is(asker)
             || match (&self.subject, asker) {
-                (Subject::Host { name: held }, Subject::Host { name }) => held == name,
-                (Subject::Pod { uid: held, address: theirs, .. }, Subject::Pod { uid, address, .. }) => {
-                    held == uid || (mode != AddressMode::Pool && theirs == address)
+                (Subject::Pod { address: theirs, .. }, Subject::Pod { address, .. }) => {
+                    mode != AddressMode::Pool && theirs == address
                 }
                 _ => false,
             }
@@ -218,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_reused_pod_address_goes_to_the_newer_pod_only_when_derived() {
-        let old = Holder { subject: pod("one", "10.244.0.5"), until: 1_000 };
+        let old = Holder { subject: pod("one", "10.244.0.5"), until: 1_000, certificates: Vec::new() };
         assert!(old.yields_to(&pod("two", "10.244.0.5"), AddressMode::Derive, 10));
         assert!(!old.yields_to(&pod("two", "10.244.0.5"), AddressMode::Pool, 10));
         assert!(old.yields_to(&pod("two", "10.244.0.5"), AddressMode::Pool, 1_001));
@@ -226,7 +239,7 @@ mod tests {
 
     #[test]
     fn two_pod_addresses_with_one_image_are_a_conflict() {
-        let held = Holder { subject: pod("one", "10.244.0.5"), until: 1_000 };
+        let held = Holder { subject: pod("one", "10.244.0.5"), until: 1_000, certificates: Vec::new() };
         assert!(!held.yields_to(&pod("two", "10.245.0.5"), AddressMode::Derive, 10));
         assert!(held.yields_to(&pod("one", "10.245.0.5"), AddressMode::Derive, 10));
     }
@@ -234,7 +247,7 @@ mod tests {
     #[test]
     fn hosts_and_pods_never_take_each_others_address() {
         let host = Subject::Host { name: "lighthouse".into() };
-        let held = Holder { subject: host.clone(), until: 1_000 };
+        let held = Holder { subject: host.clone(), until: 1_000, certificates: Vec::new() };
         assert!(held.yields_to(&host, AddressMode::Derive, 10));
         assert!(!held.yields_to(&Subject::Host { name: "other".into() }, AddressMode::Derive, 10));
         assert!(!held.yields_to(&pod("one", "10.244.0.5"), AddressMode::Derive, 10));

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use nebula_cert::{CaPool, Certificate, Curve, PassphraseCost, PrivateKey, SigningKey, Template, Version, rfc3339};
 use tempfile::TempDir;
 
@@ -294,6 +296,21 @@ fn a_new_pod_with_a_reused_address_is_recorded_as_the_holder() {
     ca.pod(pod("u-2", "web-1", "10.244.0.5"), NOW + 1).unwrap();
     let holder = ca.issuer.store.holder("10.42.0.5".parse().unwrap()).unwrap().unwrap();
     assert_eq!(holder.subject.to_string(), "pod shop/web-1");
+}
+
+#[test]
+fn a_new_pod_with_a_reused_address_ends_the_certificates_of_the_pod_before_it() {
+    let ca = Fixture::new(DERIVE);
+    let moved = ca.pod(pod("u-1", "web-0", "10.244.0.4"), NOW).unwrap();
+    let old = [NOW, NOW + 1].map(|now| ca.pod(pod("u-1", "web-0", "10.244.0.5"), now).unwrap());
+    assert!(ca.issuer.trust(NOW + 1).unwrap().body.blocklist.is_empty(), "one pod may have several");
+    let new = ca.pod(pod("u-2", "web-1", "10.244.0.5"), NOW + 2).unwrap();
+    let blocked = |now| -> BTreeSet<String> { ca.issuer.trust(now).unwrap().body.blocklist.into_iter().collect() };
+    let expected: BTreeSet<String> = old.iter().map(|old| old.fingerprint().to_string()).collect();
+    assert_eq!(blocked(NOW + 2), expected, "and not what it has for another address: {}", moved.fingerprint());
+    // Given back to the first: then it is the other that is gone.
+    ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW + 3).unwrap();
+    assert!(blocked(NOW + 3).contains(&new.fingerprint().to_string()));
 }
 
 #[test]

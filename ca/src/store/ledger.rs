@@ -136,7 +136,8 @@ impl<D: Database> Store for Ledger<D> {
                 put(rows, TOKENS, hash.as_bytes(), &token)?;
             }
             for network in certificate.networks() {
-                hold(rows, network.addr(), issue.subject, issue.mode, certificate.not_after(), now)?;
+                let (until, new) = (certificate.not_after(), Some(fingerprint));
+                hold(rows, network.addr(), issue.subject, issue.mode, until, new, now)?;
             }
             if let Subject::Pod { namespace, name, uid, .. } = issue.subject {
                 let record = PodRecord {
@@ -171,19 +172,7 @@ impl<D: Database> Store for Ledger<D> {
     }
 
     fn revoke(&self, certificates: &[Fingerprint], now: UnixTime) -> Result<(), StoreError> {
-        self.0.write(|rows| {
-            for fingerprint in certificates {
-                let issued = get_in::<IssuedRecord>(rows, ISSUED, &fingerprint.0)?;
-                // One that was signed elsewhere says nothing here about its end: block it for good.
-                let until = issued.as_ref().map_or(UnixTime::MAX, |issued| issued.not_after);
-                put(rows, REVOKED, &fingerprint.0, &until)?;
-                if let Some(mut issued) = issued {
-                    issued.revoked.get_or_insert(now);
-                    put(rows, ISSUED, &fingerprint.0, &issued)?;
-                }
-            }
-            Ok(())
-        })
+        self.0.write(|rows| certificates.iter().try_for_each(|fingerprint| block(rows, fingerprint, now)))
     }
 
     fn blocklist(&self, now: UnixTime) -> Result<Vec<Fingerprint>, StoreError> {
@@ -249,23 +238,26 @@ fn is_held_now(
     until: UnixTime,
     now: UnixTime,
 ) -> Result<bool, StoreError> {
-    match hold(rows, network.addr(), pod, AddressMode::Pool, until, now) {
+    match hold(rows, network.addr(), pod, AddressMode::Pool, until, None, now) {
         Ok(()) => Ok(true),
         Err(RecordError::Store(error)) => Err(error),
         Err(_) => Ok(false),
     }
 }
 
-/// Makes `subject` the holder of `address` until `until` at least, if the present holder yields.
+/// Makes `subject` the holder of `address` until `until` at least, by the certificate `new` if it has one already, if the present
+/// holder yields. What that one has for the address is blocked: no two may speak from it.
 fn hold(
     rows: &mut dyn Rows,
     address: IpAddr,
     subject: &Subject,
     mode: AddressMode,
     until: UnixTime,
+    new: Option<Fingerprint>,
     now: UnixTime,
 ) -> Result<(), RecordError> {
     let key = address_key(address);
+    let mut certificates: Vec<_> = new.iter().map(|fingerprint| (fingerprint.to_string(), until)).collect();
     let mut until = until;
     if let Some(holder) = get_in::<Holder>(rows, ADDRESSES, &key)? {
         if !holder.yields_to(subject, mode, now) {
@@ -273,8 +265,29 @@ fn hold(
         }
         // A longer-lived certificate for the address is still out there.
         until = until.max(holder.until);
+        let is_same = holder.is(subject);
+        let valid = holder.certificates.into_iter().filter(|(_, until)| *until >= now);
+        if is_same {
+            certificates.extend(valid);
+        } else {
+            for fingerprint in valid.filter_map(|(fingerprint, _)| fingerprint.parse().ok()) {
+                block(rows, &fingerprint, now)?;
+            }
+        }
     }
-    Ok(put(rows, ADDRESSES, &key, &Holder { subject: subject.clone(), until })?)
+    Ok(put(rows, ADDRESSES, &key, &Holder { subject: subject.clone(), until, certificates })?)
+}
+
+fn block(rows: &mut dyn Rows, fingerprint: &Fingerprint, now: UnixTime) -> Result<(), StoreError> {
+    let issued = get_in::<IssuedRecord>(rows, ISSUED, &fingerprint.0)?;
+    // One that was signed elsewhere says nothing here about its end: block it for good.
+    let until = issued.as_ref().map_or(UnixTime::MAX, |issued| issued.not_after);
+    put(rows, REVOKED, &fingerprint.0, &until)?;
+    if let Some(mut issued) = issued {
+        issued.revoked.get_or_insert(now);
+        put(rows, ISSUED, &fingerprint.0, &issued)?;
+    }
+    Ok(())
 }
 
 fn address_key(address: IpAddr) -> Vec<u8> {
