@@ -1,6 +1,7 @@
 //! Speaks to the CA service: short HTTPS calls, made blocking on a thread of their own.
 
 mod answers;
+mod tls;
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -253,7 +254,7 @@ impl CaClient {
         }
         let tls = TlsConfig::builder()
             .provider(TlsProvider::Rustls)
-            .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+            .unversioned_rustls_crypto_provider(Arc::new(tls::provider()))
             .root_certs(RootCerts::Specific(Arc::new(roots)))
             .build();
         let config = ureq::Agent::config_builder()

@@ -2,7 +2,8 @@
 //! left afterwards, and what was seen in clear meanwhile. Then the times of one pod and the cost of many. The same under a
 //! containerd that is killed as well is in `runtime.rs`.
 //!
-//! `CHAOS_PODS` (60) says how many, `CHAOS_SEED` repeats a run.
+//! `CHAOS_PODS` (60) says how many, `CHAOS_SEED` repeats a run. `LATENCY_PODS` (30) are measured, and may take
+//! `LATENCY_SLACK` (4) times as long as the bars say.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -88,6 +89,9 @@ fn pods_that_come_and_go_among_random_kills_leave_nothing_and_say_nothing_in_cle
 fn a_pod_starts_in_time_and_many_cost_little() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "1.0.0");
+    // Where the plugin keeps its records by default, too, is memory. The CA's ledger is on the disk.
+    let memory_only = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    std::os::unix::fs::symlink(memory_only.path(), node.dir.join("state")).expect("a link to it");
     let pods: Vec<String> = (0..number("LATENCY_PODS", 30)).map(|n| format!("p{n}")).collect();
     for pod in &pods {
         cluster.world.namespace(pod);
@@ -95,7 +99,8 @@ fn a_pod_starts_in_time_and_many_cost_little() {
     }
     thread::sleep(Duration::from_secs(2));
     let pids: Vec<u64> = pods.iter().map(|pod| node.status(pod)["pid"].as_u64().expect("a pid")).collect();
-    let memory: Vec<f64> = pids.iter().map(|pid| private_kib(*pid)).collect();
+    let private: Vec<f64> = pids.iter().map(|pid| memory_kib(*pid, "Private_")).collect();
+    let resident: Vec<f64> = pids.iter().map(|pid| memory_kib(*pid, "Rss:")).collect();
     let (before, began) = (cpu_ticks(&pids), Instant::now());
     thread::sleep(Duration::from_secs(10));
     let cpu = (cpu_ticks(&pids) - before) as f64 * 10.0 / began.elapsed().as_secs_f64() / pids.len() as f64;
@@ -104,14 +109,26 @@ fn a_pod_starts_in_time_and_many_cost_little() {
     }
     let (add, del) = (times(&node, "ADD"), times(&node, "DEL"));
     let version: Vec<f64> = (0..100).map(|_| version_ms()).collect();
-    println!("| | p50 | p99 | bar |\n| --- | --- | --- | --- |");
-    for (what, times, bar) in [("ADD, ms", &add, "60 / 150"), ("DEL, ms", &del, "20"), ("VERSION, ms", &version, "5")] {
-        println!("| {what} | {:.1} | {:.1} | {bar} |", quantile(times, 0.5), quantile(times, 0.99));
+    let slack = number("LATENCY_SLACK", 4) as f64;
+    println!("| one of {} pods on a node | p50 | p99 | bars |\n| --- | ---: | ---: | ---: |", pods.len());
+    let mut late = Vec::new();
+    for (what, times, bars) in [
+        ("ADD", &add, [Some(60.0), Some(150.0)]),
+        ("DEL", &del, [Some(20.0), None]),
+        ("VERSION", &version, [Some(5.0), None]),
+    ] {
+        let quantiles = [quantile(times, 0.5), quantile(times, 0.99)];
+        let [p50, p99] = bars.map(|bar| bar.map_or_else(|| "-".to_owned(), |bar| format!("{bar:.0}")));
+        println!("| {what}, ms | {:.1} | {:.1} | {p50} / {p99} |", quantiles[0], quantiles[1]);
+        let is_late = |(time, bar): (f64, Option<f64>)| bar.is_some_and(|bar| time > bar * slack);
+        late.extend(quantiles.into_iter().zip(bars).any(is_late).then_some(what));
     }
-    println!("| private memory of a pod, KiB | {:.0} | {:.0} | |", quantile(&memory, 0.5), quantile(&memory, 0.99));
-    println!("| CPU of an idle pod among {}, ms per s | {cpu:.2} | | |", pods.len());
-    // Far above the bars, which hold on a quiet machine: this catches what became slow, not who else runs.
-    assert!(quantile(&add, 0.5) < 1500.0 && quantile(&del, 0.5) < 500.0 && quantile(&version, 0.5) < 100.0);
+    for (what, memory) in [("private memory", &private), ("resident memory", &resident)] {
+        println!("| {what}, KiB | {:.0} | {:.0} | |", quantile(memory, 0.5), quantile(memory, 0.99));
+    }
+    println!("| CPU when idle, ms per s | {cpu:.2} | | |");
+    // The bars hold on a quiet machine (LATENCY_SLACK=1); with slack, whatever else runs.
+    assert!(late.is_empty(), "{late:?} took more than {slack} times as long as the bars allow");
 }
 
 /// Runs a verb and kills the plugin in the middle of it. Whether it was there to be killed.
@@ -146,10 +163,10 @@ fn quantile(values: &[f64], part: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * part).round() as usize]
 }
 
-/// What ends with the process: pages that it shares with nobody.
-fn private_kib(pid: u64) -> f64 {
+/// Sum of one kind of memory; private is what ends with the process.
+fn memory_kib(pid: u64, kind: &str) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("a live process");
-    let lines = text.lines().filter(|line| line.starts_with("Private_"));
+    let lines = text.lines().filter(|line| line.starts_with(kind));
     lines.filter_map(|line| line.split_whitespace().nth(1)?.parse::<f64>().ok()).sum()
 }
 

@@ -78,7 +78,7 @@ impl Supervisor for Direct {
         // A process that just ended leaves its group a moment later.
         let deadline = Deadline::after(clock, Duration::from_millis(200));
         while !cgroup::remove(files.key()) && !deadline.is_over(clock) {
-            clock.sleep(POLL);
+            clock.sleep(LEAVES_WITHIN);
         }
     }
 
@@ -171,3 +171,4 @@ fn pid_of(child: &Child) -> i32 {
 }
 
 const POLL: Duration = Duration::from_millis(10);
+const LEAVES_WITHIN: Duration = Duration::from_millis(1);

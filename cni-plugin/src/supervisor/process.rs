@@ -82,7 +82,8 @@ fn parse_stat(line: &str) -> Option<(char, u64)> {
 
 const SIGTERM_PATIENCE: Duration = Duration::from_secs(2);
 const SIGKILL_PATIENCE: Duration = Duration::from_secs(2);
-const POLL: Duration = Duration::from_millis(5);
+// A look costs some twenty microseconds, and a runtime waits.
+const POLL: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
 mod tests {

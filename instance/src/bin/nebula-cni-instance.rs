@@ -9,6 +9,7 @@ use nebula_instance::{admin, kube_labels, launch_file, notify, pod_tunnel};
 
 fn main() -> ExitCode {
     nebula_core::io::share_one_heap();
+    nebula_core::io::register_barriers();
     let flags = match go_flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,
         Err(go_flags::Error::Help) => {

@@ -3,6 +3,7 @@
 //! Data threads run to completion on the batch they read and wait only when there is nothing to read; one control thread
 //! owns the [`crate::Node`]. [`Driver`] starts and ends them all.
 
+mod barriers;
 mod clock;
 mod control_thread;
 mod delivery;
@@ -28,6 +29,7 @@ mod vnet_header;
 mod wake;
 mod warmth;
 
+pub use barriers::register_barriers;
 pub use driver::{Driver, Error, Handle, Options};
 pub use heap::share_one_heap;
 pub use program::release_program_pages;
