@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::sys::stat::{Mode, umask};
 
+use crate::capabilities;
 use crate::pod_status::{Shared, Snapshot};
 
 /// Reads the document of the instance that listens at `path`.
@@ -46,7 +47,11 @@ impl StatusSocket {
         umask(before);
         let listener = listener?;
         let socket = Self { path: path.to_owned() };
-        std::thread::Builder::new().name("status".to_owned()).spawn(move || answer_all(&listener, &status))?;
+        let answer = move || {
+            capabilities::give_up();
+            answer_all(&listener, &status);
+        };
+        std::thread::Builder::new().name("status".to_owned()).spawn(answer)?;
         Ok(socket)
     }
 }

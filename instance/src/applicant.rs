@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use nebula_cert::{Identity, UnixTime, issuance};
-use nebula_cni_plugin::launch::{Flow, LaunchSpec};
+use nebula_cni_plugin::launch::LaunchSpec;
 
 use crate::ca_client::{self, CaClient, Issued, Prover};
 use crate::handoff::{self, Delivery, InitClient};
-use crate::netns::Namespace;
 
 /// Knows how this pod shows who it is.
 #[derive(Clone)]
@@ -41,14 +40,13 @@ pub(crate) enum Answer {
 }
 
 impl Applicant {
-    pub(crate) fn new(spec: &LaunchSpec, client: CaClient, namespace: Namespace) -> Self {
+    pub(crate) fn new(spec: &LaunchSpec, client: CaClient, init: Option<InitClient>) -> Self {
         let pod = issuance::Pod {
             namespace: spec.pod.namespace.clone(),
             name: spec.pod.name.clone(),
             uid: spec.pod.uid.clone(),
             address: spec.pod_address,
         };
-        let init = (spec.flow == Flow::Init).then(|| InitClient::new(namespace, handoff::PORT));
         Self {
             client,
             pod,

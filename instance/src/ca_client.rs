@@ -6,22 +6,24 @@ mod tls;
 use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use nebula_cert::issuance::{self, CERTIFICATE_PATH, MAX_REPLY, Pod, Proof, Reply, Request, TRUST_PATH};
+use nebula_cert::issuance::{self, CERTIFICATE_PATH, LONGEST_WAIT, MAX_REPLY, Pod, Proof, Reply, Request, TRUST_PATH};
 use nebula_cert::{CaPool, Curve, Identity, PrivateKey, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::netns::Namespace;
+use crate::netns::Foothold;
 
 /// Asks one CA service from one network namespace.
 #[derive(Debug, Clone)]
 pub struct CaClient {
     access: CaAccess,
-    namespace: Namespace,
+    place: Foothold,
+    /// With an open connection for the next question whom to trust.
+    kept: Arc<Mutex<Option<ureq::Agent>>>,
 }
 
 /// Who asks for a certificate, and how that is shown.
@@ -98,10 +100,10 @@ pub enum Error {
 }
 
 impl CaClient {
-    /// A client that connects from `namespace`; nothing is read or sent yet.
+    /// A client that connects from `place`; nothing is read or sent yet.
     #[must_use]
-    pub fn new(access: CaAccess, namespace: Namespace) -> Self {
-        Self { access, namespace }
+    pub fn new(access: CaAccess, place: Foothold) -> Self {
+        Self { access, place, kept: Arc::default() }
     }
 
     /// Makes a new key in memory and asks for a certificate of it, as the first of `provers` that is not refused. Takes at
@@ -144,40 +146,55 @@ impl CaClient {
         now: UnixTime,
     ) -> Result<(Issued, Reply), Error> {
         let body = self.body(&key, prover, now)?;
-        let url = self.url(CERTIFICATE_PATH);
-        let (status, answer) = self.there(|| {
-            let request = self.agent(timeout)?.post(&url).header("content-type", "application/json").send(&body[..]);
-            let mut response = request.map_err(|error| cannot_ask(&url, &error))?;
-            Ok((response.status().as_u16(), read_body(&url, &mut response)?))
+        let (url, agent) = (self.url(CERTIFICATE_PATH), self.agent()?);
+        let (status, answer) = self.there({
+            let (url, agent) = (url.clone(), agent.clone());
+            move || {
+                let request = agent.post(&url).config().timeout_global(Some(timeout)).build();
+                let sent = request.header("content-type", "application/json").send(&body[..]);
+                let mut response = sent.map_err(|error| cannot_ask(&url, &error))?;
+                Ok((response.status().as_u16(), read_body(&url, &mut response)?))
+            }
         })?;
+        self.keep(agent);
         let reply = answers::read(status, &answer).map_err(|error| error.at(&url))?;
         let issued = answers::accept(&reply, key, now)
             .map_err(|cause| Error::Unavailable(format!("unusable answer from {url}: {cause}")))?;
         Ok((issued, reply))
     }
 
-    /// Asks whom to trust. With the `etag` of an earlier answer the service may keep the question until there is news, for
-    /// at most `wait`.
+    /// Asks whom to trust. With the `etag` of an earlier answer the service keeps the question until there is news, as long
+    /// as it keeps any. One connection serves all questions while it lasts.
     ///
     /// # Errors
     /// There is no usable answer.
-    pub fn trust(&self, etag: Option<&str>, wait: Duration, timeout: Duration) -> Result<TrustAnswer, Error> {
-        let url = match wait.as_secs() {
+    pub fn trust(&self, etag: Option<&str>, timeout: Duration) -> Result<TrustAnswer, Error> {
+        let wait = if etag.is_some() { LONGEST_WAIT } else { 0 };
+        let url = match wait {
             0 => self.url(TRUST_PATH),
             seconds => format!("{}?wait={seconds}", self.url(TRUST_PATH)),
         };
-        let (status, headers, answer) = self.there(|| {
-            let request = self.agent(wait + timeout)?.get(&url);
-            let request = etag.into_iter().fold(request, |request, etag| request.header("if-none-match", etag));
-            let mut response = request.call().map_err(|error| cannot_ask(&url, &error))?;
-            let header = |name: &str| {
-                let value = response.headers().get(name).and_then(|value| value.to_str().ok());
-                value.filter(|value| value.len() <= LONGEST_HEADER).map(str::to_owned)
-            };
-            let headers = (header("etag"), header("retry-after"));
-            Ok((response.status().as_u16(), headers, read_body(&url, &mut response)?))
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let agent = kept.map_or_else(|| self.agent(), Ok)?;
+        let (status, headers, answer) = self.there({
+            let (url, agent, etag) = (url.clone(), agent.clone(), etag.map(str::to_owned));
+            move || {
+                let within = timeout + Duration::from_secs(wait);
+                let request = agent.get(&url).config().timeout_global(Some(within)).build();
+                let request = etag.into_iter().fold(request, |request, etag| request.header("if-none-match", etag));
+                let mut response = request.call().map_err(|error| cannot_ask(&url, &error))?;
+                let header = |name: &str| {
+                    let value = response.headers().get(name).and_then(|value| value.to_str().ok());
+                    value.filter(|value| value.len() <= LONGEST_HEADER).map(str::to_owned)
+                };
+                let headers = (header("etag"), header("retry-after"));
+                Ok((response.status().as_u16(), headers, read_body(&url, &mut response)?))
+            }
         })?;
         let retry_after = headers.1.and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+        if retry_after.is_none() {
+            self.keep(agent);
+        }
         if status == 304 {
             return Ok(TrustAnswer { news: None, retry_after });
         }
@@ -188,14 +205,14 @@ impl CaClient {
         Ok(TrustAnswer { news: Some(TrustNews { trust, etag, renewal_key }), retry_after })
     }
 
+    /// What failed is not kept: the next question reads the roots again.
+    fn keep(&self, agent: ureq::Agent) {
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(agent);
+    }
+
     /// Runs `call` where this client connects from.
-    fn there<T: Send>(&self, call: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
-        match &self.namespace {
-            Namespace::Own => call(),
-            Namespace::At { .. } => {
-                self.namespace.run("ca-client", call).unwrap_or_else(|error| Err(Error::Unavailable(error.to_string())))
-            }
-        }
+    fn there<T: Send + 'static>(&self, call: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
+        self.place.run("ca-client", call).unwrap_or_else(|error| Err(Error::Unavailable(error.to_string())))
     }
 
     fn body(&self, key: &PrivateKey, prover: &Prover, now: UnixTime) -> Result<Zeroizing<Vec<u8>>, Error> {
@@ -238,7 +255,7 @@ impl CaClient {
     }
 
     /// Trusts the given roots and nothing else; follows no redirect and no proxy, which could take the token away.
-    fn agent(&self, timeout: Duration) -> Result<ureq::Agent, Error> {
+    fn agent(&self) -> Result<ureq::Agent, Error> {
         let path = &self.access.tls_ca_file;
         let pem = read_bounded(path).map_err(|error| self.unreadable("tls_ca_file", path, &error))?;
         let mut roots = Vec::new();
@@ -266,8 +283,8 @@ impl CaClient {
             .user_agent(concat!("nebula-cni-instance/", env!("CARGO_PKG_VERSION")))
             .input_buffer_size(BUFFER)
             .output_buffer_size(BUFFER)
-            .timeout_connect(Some(timeout.min(CONNECT_WITHIN)))
-            .timeout_global(Some(timeout))
+            .max_idle_connections(1)
+            .timeout_connect(Some(CONNECT_WITHIN))
             .build();
         Ok(ureq::Agent::new_with_config(config))
     }
@@ -345,11 +362,11 @@ mod tests {
             tls_ca_file: "/nonexistent/roots.pem".into(),
             token_file: "/nonexistent/node.token".into(),
         };
-        let client = CaClient::new(access, Namespace::Own);
+        let client = CaClient::new(access, Foothold::Here);
         assert_eq!(client.url(CERTIFICATE_PATH), "https://127.0.0.1:1/v1/certificate");
         let error = client.token().unwrap_err();
         assert!(error.to_string().contains("/nonexistent/node.token"), "{error}");
-        let error = client.agent(Duration::from_secs(1)).unwrap_err();
+        let error = client.agent().unwrap_err();
         assert!(error.to_string().contains("/nonexistent/roots.pem"), "{error}");
     }
 }

@@ -10,10 +10,10 @@ use crate::config_file::Settings;
 use crate::daemon::chain;
 use crate::metrics::Handshakes;
 use crate::names::{self, NameWatch};
-use crate::netns::Namespace;
+use crate::netns::{Foothold, Namespace};
 use crate::overlay_link::{self, LinkRoute, OverlayLink};
 use crate::pod_tunnel::Error;
-use crate::{errno, events};
+use crate::{capabilities, errno, events};
 
 /// Who owns what packets pass through.
 pub(crate) struct DataPath {
@@ -28,8 +28,8 @@ pub(crate) struct Place {
     pub(crate) device: String,
     /// The pod's namespace.
     pub(crate) pod: Namespace,
-    /// The namespace of the sockets.
-    pub(crate) underlay: Namespace,
+    /// Where the sockets are.
+    pub(crate) underlay: Foothold,
 }
 
 enum State {
@@ -93,10 +93,12 @@ impl DataPath {
         let advertise = names::resolve_once(&settings.advertise);
         let config = settings.to_config(identity.clone(), trust.clone(), self.port, advertise);
         let failed = |cause: String| Error::SetUp { what: "cannot start the tunnel".to_owned(), cause };
+        // The pod's namespace is not entered again. Threads that are started from here on have no capabilities.
+        capabilities::give_up();
         // The node's threads look at the interfaces of the namespace that they are started in.
         // All pods of a node have the same claim to its processors.
         let options = Options { raise_priority: false, ..Options::default() };
-        let start = || Driver::start(config, Some(tun), sockets, options);
+        let start = move || Driver::start(config, Some(tun), sockets, options);
         let started = self.place.underlay.run("driver-start", start).map_err(|error| failed(chain(&error)))?;
         let mut driver = started.map_err(|error| failed(chain(&error)))?;
         // The launch, and asking the CA, are not needed again for long.
@@ -170,7 +172,12 @@ impl Place {
     }
 }
 
+/// Starts a thread without capabilities.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    let work = || {
+        capabilities::give_up();
+        work();
+    };
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(thread_failed)
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::netns::Namespace;
+use crate::netns::Foothold;
 
 /// Port on which init listens unless told otherwise.
 pub const PORT: u16 = 4242;
@@ -57,7 +57,7 @@ impl std::fmt::Debug for Delivery {
 /// The instance's end.
 #[derive(Debug, Clone)]
 pub struct InitClient {
-    namespace: Namespace,
+    pod: Foothold,
     port: u16,
 }
 
@@ -74,10 +74,10 @@ pub enum Error {
 }
 
 impl InitClient {
-    /// For the pod in `namespace`.
+    /// For the pod with this foothold.
     #[must_use]
-    pub fn new(namespace: Namespace, port: u16) -> Self {
-        Self { namespace, port }
+    pub fn new(pod: Foothold, port: u16) -> Self {
+        Self { pod, port }
     }
 
     /// The pod's token.
@@ -85,11 +85,12 @@ impl InitClient {
     /// # Errors
     /// Nobody listens, or the answer is no token.
     pub fn token(&self) -> Result<Zeroizing<String>, Error> {
-        self.there(|| {
-            let mut response = agent().get(self.url(TOKEN_PATH)).call().map_err(|error| self.failed(&error))?;
+        let port = self.port;
+        self.there(move || {
+            let mut response = agent().get(url(port, TOKEN_PATH)).call().map_err(|error| failed(port, &error))?;
             let status = response.status().as_u16();
             let body = response.body_mut().with_config().limit(MAX_TOKEN as u64).read_to_vec();
-            let mut body = body.map_err(|error| self.failed(&error))?;
+            let mut body = body.map_err(|error| failed(port, &error))?;
             let text = std::str::from_utf8(&body).ok().map(str::trim);
             let token = text.filter(|text| is_token(text)).map(|text| Zeroizing::new(text.to_owned()));
             body.zeroize();
@@ -107,7 +108,7 @@ impl InitClient {
     /// Nobody listens, or init could not take it.
     pub fn deliver(&self, delivery: &Delivery) -> Result<(), Error> {
         let body = serde_json::to_vec(delivery).map(Zeroizing::new).map_err(|error| Error::Odd(error.to_string()))?;
-        self.post(DELIVERY_PATH, &body)
+        self.post(DELIVERY_PATH, body)
     }
 
     /// Tells why there is no certificate yet.
@@ -116,12 +117,13 @@ impl InitClient {
     /// Nobody listens.
     pub fn explain(&self, reason: &str) -> Result<(), Error> {
         let end = reason.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= MAX_REASON).last();
-        self.post(REASON_PATH, &reason.as_bytes()[..end.unwrap_or(0)])
+        self.post(REASON_PATH, Zeroizing::new(reason.as_bytes()[..end.unwrap_or(0)].to_vec()))
     }
 
-    fn post(&self, path: &str, body: &[u8]) -> Result<(), Error> {
-        self.there(|| {
-            let response = agent().post(self.url(path)).send(body).map_err(|error| self.failed(&error))?;
+    fn post(&self, path: &'static str, body: Zeroizing<Vec<u8>>) -> Result<(), Error> {
+        let port = self.port;
+        self.there(move || {
+            let response = agent().post(url(port, path)).send(&body[..]).map_err(|error| failed(port, &error))?;
             match response.status().as_u16() {
                 200..300 => Ok(()),
                 status => Err(Error::Odd(format!("answered {status}; see its log"))),
@@ -129,24 +131,22 @@ impl InitClient {
         })
     }
 
-    fn there<T: Send>(&self, call: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
-        self.namespace.run("init-client", call).unwrap_or_else(|error| Err(Error::Odd(error.to_string())))
+    fn there<T: Send + 'static>(&self, call: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
+        self.pod.run("init-client", call).unwrap_or_else(|error| Err(Error::Odd(error.to_string())))
     }
+}
 
-    fn url(&self, path: &str) -> String {
-        format!("http://127.0.0.1:{}{path}", self.port)
-    }
+fn url(port: u16, path: &str) -> String {
+    format!("http://127.0.0.1:{port}{path}")
+}
 
-    fn failed(&self, error: &ureq::Error) -> Error {
-        match error {
-            ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Error::Nobody(self.port),
-            // The loopback link of a new namespace comes up a little later.
-            ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::NetworkUnreachable => {
-                Error::Nobody(self.port)
-            }
-            ureq::Error::ConnectionFailed => Error::Nobody(self.port),
-            other => Error::Odd(format!("cannot be asked: {other}")),
-        }
+fn failed(port: u16, error: &ureq::Error) -> Error {
+    match error {
+        ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Error::Nobody(port),
+        // The loopback link of a new namespace comes up a little later.
+        ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::NetworkUnreachable => Error::Nobody(port),
+        ureq::Error::ConnectionFailed => Error::Nobody(port),
+        other => Error::Odd(format!("cannot be asked: {other}")),
     }
 }
 
@@ -180,7 +180,7 @@ mod tests {
     fn nobody_there_is_told_apart_from_an_odd_answer() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let client = InitClient::new(Namespace::Own, port);
+        let client = InitClient::new(Foothold::Here, port);
         let other = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             std::io::Write::write_all(&mut stream, b"SSH-2.0-x\r\n").unwrap();

@@ -294,7 +294,7 @@ const LAST_ANSWER: Duration = Duration::from_millis(100);
 mod tests {
     use super::*;
     use crate::handoff::InitClient;
-    use crate::netns::Namespace;
+    use crate::netns::Foothold;
     use nebula_cert::{Curve, SigningKey, Template};
 
     struct Credentials {
@@ -341,7 +341,7 @@ mod tests {
     fn the_token_goes_out_the_certificate_comes_in_and_init_ends() {
         let Credentials { delivery, folder } = credentials();
         let settings = settings(folder.path(), Duration::from_secs(60));
-        let client = InitClient::new(Namespace::Own, settings.port);
+        let client = InitClient::new(Foothold::Here, settings.port);
         std::fs::create_dir(&settings.out_dir).unwrap();
         std::fs::write(settings.out_dir.join("host.key"), "of an earlier run").unwrap();
         let (out, running) = (settings.out_dir.clone(), std::thread::spawn(move || run(&settings)));
@@ -374,7 +374,7 @@ mod tests {
     fn nothing_by_the_deadline_is_an_error_with_the_last_reason_and_nothing_is_written() {
         let Credentials { delivery, folder } = credentials();
         let settings = settings(folder.path(), Duration::from_secs(2));
-        let client = InitClient::new(Namespace::Own, settings.port);
+        let client = InitClient::new(Foothold::Here, settings.port);
         let (out, running) = (settings.out_dir.clone(), std::thread::spawn(move || run(&settings)));
         until_it_listens(|| client.explain("the CA is away")).unwrap();
         let bad = changed(&delivery, |delivery| "none".clone_into(&mut delivery.certificate));

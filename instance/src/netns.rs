@@ -1,10 +1,17 @@
-//! Network namespaces: enter one on a thread of its own, and notice that it is gone.
+//! Network namespaces: enter one on a thread of its own, keep a foothold in it, and notice that it is gone.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::linux::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::thread::Builder;
 
+use nix::fcntl::AtFlags;
 use nix::sched::{CloneFlags, setns};
+use nix::sys::stat::fstatat;
+
+use crate::capabilities;
 
 /// A namespace to work in: the caller's own, or one with a path and a known identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,20 +65,34 @@ impl Namespace {
     /// The namespace cannot be entered.
     pub fn run<T: Send>(&self, name: &str, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
         std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name(name.to_owned());
+            let thread = Builder::new().name(name.to_owned());
             let thread = thread.spawn_scoped(scope, || self.enter().map(|()| work())).map_err(Error::Thread)?;
             thread.join().unwrap_or(Err(Error::Panicked))
         })
     }
 
-    /// Whether the path still means this namespace. An open tun keeps the namespace itself alive, so its inode
-    /// number is not reused while we look.
-    #[must_use]
-    pub fn still_exists(&self) -> bool {
-        match self {
-            Self::Own => true,
-            Self::At { path, id } => std::fs::metadata(path).is_ok_and(|m| (m.st_dev(), m.st_ino()) == *id),
+    /// Leaves a thread without privileges in the namespace, for work that comes when nobody may enter it any more.
+    ///
+    /// # Errors
+    /// The namespace cannot be entered.
+    pub fn stay(&self) -> Result<Foothold, Error> {
+        if *self == Self::Own {
+            return Ok(Foothold::Here);
         }
+        let (jobs, waiting) = channel::<Job>();
+        let (report, entered) = sync_channel(1);
+        let namespace = self.clone();
+        let stay = move || {
+            let inside = namespace.enter();
+            capabilities::give_up();
+            let is_inside = inside.is_ok();
+            if report.send(inside).is_err() || !is_inside {
+                return;
+            }
+            start_all(&waiting);
+        };
+        Builder::new().name("foothold".to_owned()).stack_size(SMALL_STACK).spawn(stay).map_err(Error::Thread)?;
+        entered.recv().unwrap_or(Err(Error::Panicked)).map(|()| Foothold::There(jobs))
     }
 
     fn enter(&self) -> Result<(), Error> {
@@ -86,6 +107,90 @@ impl Namespace {
     }
 }
 
+/// A place to work in, which needs no privilege to get to.
+#[derive(Debug, Clone)]
+pub enum Foothold {
+    /// Where the calling thread is.
+    Here,
+    /// Inside another namespace, which exists at least as long as this.
+    There(Sender<Job>),
+}
+
+/// Work and the name of its thread.
+pub type Job = (&'static str, Box<dyn FnOnce() + Send>);
+
+impl Foothold {
+    /// Runs `work` in the place and waits for it.
+    ///
+    /// # Errors
+    /// There is no thread for it, or it panicked.
+    pub fn run<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let Self::There(jobs) = self else { return Ok(work()) };
+        let (sender, result) = sync_channel(1);
+        // Whoever asked waits below.
+        let job = Box::new(move || drop(sender.send(work())));
+        jobs.send((name, job)).map_err(|_| Error::Panicked)?;
+        result.recv().map_err(|_| Error::Panicked)
+    }
+}
+
+/// Each piece of work has a thread of its own, which begins where this one is: some of it takes long. What finds no thread
+/// is dropped, and whoever waits for it hears of that.
+fn start_all(waiting: &Receiver<Job>) {
+    for (name, work) in waiting {
+        let _ = Builder::new().name(name.to_owned()).spawn(work);
+    }
+}
+
+/// Notices that a namespace is gone, also when it is named by a process that may not be looked into.
+#[derive(Debug)]
+pub struct Presence {
+    namespace: Namespace,
+    /// The folder of that process. It stays empty when another one gets the same number.
+    process: Option<File>,
+}
+
+impl Presence {
+    /// Of a namespace that is there now.
+    ///
+    /// # Errors
+    /// It is named by a process that is gone.
+    pub fn of(namespace: Namespace) -> std::io::Result<Self> {
+        let process = match &namespace {
+            Namespace::Own => None,
+            Namespace::At { path, .. } => process_folder(path).map(File::open).transpose()?,
+        };
+        Ok(Self { namespace, process })
+    }
+
+    /// Whether the path still means the namespace. An open tun keeps the namespace itself alive, so its inode number is
+    /// not reused while we look.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        let Namespace::At { path, id } = &self.namespace else { return true };
+        match (std::fs::metadata(path), &self.process) {
+            (Ok(metadata), _) => (metadata.st_dev(), metadata.st_ino()) == *id,
+            // It could be looked into before the capabilities for that were given up.
+            (Err(error), Some(process)) if error.kind() == ErrorKind::PermissionDenied => {
+                fstatat(process, "stat", AtFlags::empty()).is_ok()
+            }
+            (Err(_), _) => false,
+        }
+    }
+}
+
+/// `/proc/PID`, of a path that continues there.
+fn process_folder(path: &Path) -> Option<PathBuf> {
+    let mut parts = path.components();
+    let begins = parts.next() == Some(Component::RootDir) && parts.next()?.as_os_str() == "proc";
+    let number: u32 = parts.next()?.as_os_str().to_str()?.parse().ok()?;
+    begins.then(|| PathBuf::from(format!("/proc/{number}")))
+}
+
 /// Device and inode of the namespace behind `path`.
 ///
 /// # Errors
@@ -94,8 +199,12 @@ pub fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
     std::fs::metadata(path).map(|metadata| (metadata.st_dev(), metadata.st_ino()))
 }
 
+const SMALL_STACK: usize = 64 << 10;
+
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -103,9 +212,51 @@ mod tests {
         let path = PathBuf::from("/proc/self/ns/net");
         let (device, inode) = identity(&path).unwrap();
         let namespace = Namespace::At { path: path.clone(), id: (device, inode + 1) };
-        assert!(!namespace.still_exists());
         assert!(matches!(namespace.run("test", || ()), Err(Error::Replaced(_))));
-        assert!(Namespace::At { path, id: (device, inode) }.still_exists());
+        assert!(matches!(namespace.stay(), Err(Error::Replaced(_))));
+        assert!(!Presence::of(namespace).unwrap().is_there());
+        assert!(Presence::of(Namespace::At { path, id: (device, inode) }).unwrap().is_there());
+    }
+
+    /// As root, the process has capabilities that the thread that looks has not, and so it may not look into it.
+    #[test]
+    fn a_namespace_of_a_process_is_gone_with_the_process_also_for_who_may_not_look_into_it() {
+        let mut process = Command::new("sleep").arg("60").spawn().unwrap();
+        let path = PathBuf::from(format!("/proc/{}/ns/net", process.id()));
+        let presence = Presence::of(Namespace::At { id: identity(&path).unwrap(), path }).unwrap();
+        let looks = std::thread::spawn(move || {
+            capabilities::give_up();
+            let before = presence.is_there();
+            process.kill().unwrap();
+            process.wait().unwrap();
+            (before, presence.is_there())
+        });
+        assert_eq!(looks.join().unwrap(), (true, false));
+    }
+
+    #[test]
+    fn the_process_of_a_path_is_known_by_its_number_alone() {
+        assert_eq!(process_folder(Path::new("/proc/17/ns/net")), Some("/proc/17".into()));
+        for path in ["/proc/self/ns/net", "/run/netns/17", "/proc", "proc/17/ns/net", "/proc/-1/ns/net"] {
+            assert_eq!(process_folder(Path::new(path)), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn work_at_a_foothold_is_done_while_other_work_waits() {
+        assert_eq!(Foothold::Here.run("test", || 7).unwrap(), 7);
+        let (jobs, waiting) = channel();
+        std::thread::spawn(move || start_all(&waiting));
+        let there = Foothold::There(jobs);
+        let (release, held) = sync_channel::<()>(0);
+        let first = std::thread::spawn({
+            let there = there.clone();
+            move || there.run("first", move || held.recv().is_ok())
+        });
+        assert_eq!(there.run("second", || 2).unwrap(), 2);
+        release.send(()).unwrap();
+        assert!(first.join().unwrap().unwrap());
+        assert!(matches!(there.run("broken", || panic!("on purpose")), Err::<(), _>(Error::Panicked)));
     }
 
     #[test]

@@ -14,14 +14,15 @@ use crate::ca_client::{self, CaClient, Issued, TrustAnswer};
 use crate::config_file::{Settings, Value};
 use crate::daemon::chain;
 use crate::data_path::{DataPath, Place, spawn, thread_failed};
+use crate::handoff::{self, InitClient};
 use crate::launch_file::Launch;
 use crate::life_cycle::{Closing, GiveUp, Install, LifeCycle, Moment, Now, Standing, Start, Step};
 use crate::link_watch::LinkWatch;
-use crate::netns::Namespace;
+use crate::netns::{self, Foothold, Namespace, Presence};
 use crate::pod_status::{Shared, Status};
 use crate::signals::{Signal, Signals, go_name};
 use crate::trust_watch::TrustWatch;
-use crate::{errno, isolation, log, notify, underlay};
+use crate::{capabilities, errno, isolation, log, notify, underlay};
 
 /// Why an instance ended other than by being told to.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +60,7 @@ pub enum Error {
 /// # Errors
 /// See [`Error`]. Everything made is removed again, except what keeps packets for the overlay from leaving in clear.
 pub fn serve(launch: &Path) -> Result<(), Error> {
+    capabilities::keep(capabilities::FOR_SET_UP).map_err(set_up("cannot give up capabilities"))?;
     let Launch { spec, lock: only_one } = Launch::claim(launch)?;
     let signals = Signals::block().map_err(set_up("cannot set up signal handling"))?;
     // Fails if we lead a session already, which is as good.
@@ -74,16 +76,19 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
 
 fn serve_pod(spec: LaunchSpec, settings: Settings, signals: Signals) -> Result<(), Error> {
     let namespace = Namespace::At { path: spec.netns.clone(), id: spec.netns_id };
-    let place = Place {
-        device: spec.device.clone(),
-        pod: namespace.clone(),
-        underlay: match spec.underlay {
-            Underlay::Host => Namespace::Own,
-            Underlay::Pod => namespace.clone(),
-        },
+    let refused = |error: netns::Error| Error::SetUp { what: "pod".to_owned(), cause: chain(&error) };
+    let presence = Presence::of(namespace.clone()).map_err(set_up("cannot watch over the pod's network namespace"))?;
+    let in_pod = || namespace.stay().map_err(refused);
+    let (sockets, place_of_sockets) = match spec.underlay {
+        Underlay::Host => (underlay::bind(&spec, &settings, &Namespace::Own, random())?, Foothold::Here),
+        Underlay::Pod => (underlay::bind(&spec, &settings, &namespace, random())?, in_pod()?),
     };
-    let client = CaClient::new(spec.ca.clone(), place.underlay.clone());
-    let sockets = underlay::bind(&spec, &settings, &place.underlay, random())?;
+    let init = match spec.flow {
+        Flow::Init => Some(InitClient::new(in_pod()?, handoff::PORT)),
+        Flow::Node => None,
+    };
+    let client = CaClient::new(spec.ca.clone(), place_of_sockets.clone());
+    let place = Place { device: spec.device.clone(), pod: namespace.clone(), underlay: place_of_sockets };
     let port = sockets.1;
     isolation::isolate(&spec, &namespace, port)?;
     let path = DataPath::new(place, &spec, &settings, sockets)?;
@@ -101,12 +106,12 @@ fn serve_pod(spec: LaunchSpec, settings: Settings, signals: Signals) -> Result<(
         life: LifeCycle::new(start, clock.now(), random()),
         trust: TrustWatch::new(random()),
         etag: None,
-        applicant: Applicant::new(&spec, client.clone(), namespace.clone()),
+        applicant: Applicant::new(&spec, client.clone(), init),
         is_awaited,
         clock,
         path,
         settings,
-        namespace,
+        presence,
         status,
         sender,
         client,
@@ -120,7 +125,7 @@ fn serve_pod(spec: LaunchSpec, settings: Settings, signals: Signals) -> Result<(
 
 struct PodTunnel {
     settings: Settings,
-    namespace: Namespace,
+    presence: Presence,
     clock: Clock,
     status: Shared,
     sender: Sender<Input>,
@@ -200,7 +205,7 @@ impl PodTunnel {
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
             let now = self.clock.now().uptime;
-            if self.namespace.still_exists() {
+            if self.presence.is_there() {
                 gone_since = None;
             } else if now.saturating_sub(*gone_since.get_or_insert(now)) >= GONE_FOR {
                 // The open tun would keep the namespace, its links and the pod's address alive.
@@ -315,7 +320,7 @@ impl PodTunnel {
     fn ask_whom_to_trust(&self, asked: Duration) -> Result<(), Error> {
         let (client, sender, etag) = (self.client.clone(), self.sender.clone(), self.etag.clone());
         spawn("ca-trust", move || {
-            let answer = Box::new(client.trust(etag.as_deref(), Duration::ZERO, TRUST_WITHIN));
+            let answer = Box::new(client.trust(etag.as_deref(), TRUST_WITHIN));
             let _ = sender.send(Input::Trust { asked, answer });
         })
     }
@@ -324,7 +329,7 @@ impl PodTunnel {
         let now = self.clock.now();
         let news = match answer {
             Ok(TrustAnswer { news, retry_after }) => {
-                self.trust.answered(asked, now.uptime, retry_after);
+                self.trust.answered(asked, now.uptime, news.is_some(), retry_after);
                 self.update(|status| status.trust_confirmed = Some(now.wall));
                 news
             }
@@ -400,7 +405,10 @@ fn watch_links(namespace: &Namespace, sender: Sender<Input>) -> Result<(), Error
     let refused = |cause: String| Error::SetUp { what: "cannot watch the links of the pod".to_owned(), cause };
     let watch = namespace.run("links", LinkWatch::new).map_err(|error| refused(chain(&error)))?;
     let watch = watch.map_err(|error| refused(errno::text(&error)))?;
-    let work = move || while watch.wait().is_ok() && sender.send(Input::LinksChanged).is_ok() {};
+    let work = move || {
+        capabilities::give_up();
+        while watch.wait().is_ok() && sender.send(Input::LinksChanged).is_ok() {}
+    };
     let thread = std::thread::Builder::new().name("links".to_owned()).stack_size(SMALL_STACK);
     thread.spawn(work).map(drop).map_err(thread_failed)
 }

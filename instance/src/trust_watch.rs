@@ -23,7 +23,7 @@ impl TrustWatch {
     /// There is a certificate, and with it came what is trusted at `now`.
     pub fn begin(&mut self, now: Duration) {
         if self.ask_at.is_none() && self.failures == 0 {
-            self.ask_at = Some(now + self.jitter.around(INTERVAL));
+            self.ask_at = Some(now + self.jitter.around(SOON));
         }
     }
 
@@ -40,24 +40,28 @@ impl TrustWatch {
     }
 
     /// The CA answered, with news or without, to a question asked at `asked`; it may want to be left alone for a while.
-    pub fn answered(&mut self, asked: Duration, now: Duration, retry_after: Option<Duration>) {
+    pub fn answered(&mut self, asked: Duration, now: Duration, news: bool, retry_after: Option<Duration>) {
         self.failures = 0;
-        // A question that the service kept is followed by the next one at once.
-        let next = asked + self.jitter.around(INTERVAL);
+        // A question that the service kept is followed by the next one at once. News rarely come alone.
+        let next = if news { now + self.jitter.around(SOON) } else { asked + self.jitter.around(INTERVAL) };
         let left_alone = now + self.jitter.around(retry_after.unwrap_or_default().min(LONGEST_WAIT));
         self.ask_at = Some(next.max(left_alone));
     }
 
     /// The CA did not answer. What was trusted stays trusted.
     pub fn failed(&mut self, now: Duration) {
+        let wait = FIRST_RETRY.saturating_mul(1 << self.failures.min(8)).min(LONGEST_WAIT);
         self.failures = self.failures.saturating_add(1);
-        let wait = INTERVAL.saturating_mul(1 << self.failures.min(8)).min(LONGEST_WAIT);
         self.ask_at = Some(now + self.jitter.around(wait));
     }
 }
 
-// Blocked peers shall lose their tunnels within seconds.
+// Blocked peers shall lose their tunnels within seconds, also where the service keeps no questions.
 const INTERVAL: Duration = Duration::from_secs(5);
+// Between a change and the question that the service keeps until the next one.
+const SOON: Duration = Duration::from_millis(500);
+// The service is started again, and all pods have lost their connections to it.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
@@ -73,7 +77,9 @@ mod tests {
         let mut watch = TrustWatch::new(1);
         assert!(!watch.is_due(seconds(100)));
         watch.begin(seconds(100));
-        let mut now = seconds(100);
+        assert!(watch.is_due(seconds(101)));
+        let mut now = seconds(101);
+        watch.answered(now, now, false, None);
         for _ in 0..100 {
             let next = watch.deadline().unwrap();
             assert!((seconds(3)..=seconds(7)).contains(&(next - now)), "{:?}", next - now);
@@ -81,7 +87,7 @@ mod tests {
             assert!(watch.is_due(now));
             assert!(!watch.is_due(now), "one question at a time");
             watch.begin(now);
-            watch.answered(now, now, None);
+            watch.answered(now, now, false, None);
         }
     }
 
@@ -98,7 +104,7 @@ mod tests {
         }
         assert!((220..350).contains(&asked), "{asked} questions in four hours");
         assert!(watch.is_due(watch.deadline().unwrap()));
-        watch.answered(now, now, None);
+        watch.answered(now, now, false, None);
         assert!(watch.deadline().unwrap() <= now + seconds(7));
     }
 
@@ -106,12 +112,22 @@ mod tests {
     fn a_question_that_the_service_kept_is_asked_again_at_once_unless_the_service_wants_to_be_left_alone() {
         let mut watch = TrustWatch::new(3);
         watch.begin(Duration::ZERO);
-        watch.answered(seconds(10), seconds(60), None);
+        watch.answered(seconds(10), seconds(60), false, None);
         assert!(watch.is_due(seconds(60)));
-        watch.answered(seconds(60), seconds(61), Some(seconds(20)));
+        watch.answered(seconds(60), seconds(61), false, Some(seconds(20)));
         assert!(!watch.is_due(seconds(75)) && watch.is_due(seconds(91)));
-        watch.answered(seconds(91), seconds(91), Some(seconds(1_000_000)));
+        watch.answered(seconds(91), seconds(91), false, Some(seconds(1_000_000)));
         assert!(watch.is_due(seconds(91 + 75)), "bounded");
+    }
+
+    #[test]
+    fn the_next_change_is_waited_for_soon_after_the_last_one_and_after_the_service_was_started_again() {
+        let mut watch = TrustWatch::new(4);
+        watch.begin(Duration::ZERO);
+        watch.answered(seconds(10), seconds(12), true, None);
+        assert!(!watch.is_due(seconds(12)) && watch.is_due(seconds(13)));
+        watch.failed(seconds(13));
+        assert!(watch.is_due(seconds(13) + FIRST_RETRY * 5 / 4));
     }
 
     #[test]

@@ -12,7 +12,6 @@ use std::process::Output;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use world::cluster::{Cluster, LIGHTHOUSE, Node, binary};
 
@@ -51,6 +50,7 @@ fn a_pod_gets_its_certificate_with_its_own_token_through_its_init_container() {
         thread::sleep(Duration::from_millis(200));
     }
     cluster.world.ping("web", LIGHTHOUSE, SOON);
+    assert_eq!(node.capabilities("web"), Vec::<String>::new());
     node.chain_ok(&cluster.world, "del", "web");
     assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }
@@ -130,16 +130,11 @@ fn cluster_with(pods: &[(&str, &str)], change: impl FnOnce(&mut Value)) -> (Clus
          clusters: [{name: c, cluster: {server: 'http://127.0.0.1:6443'}}]\n\
          contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: ca-token}}]\n";
     let kubeconfig = cluster.world.write("kubeconfig", kubeconfig);
-    let path = cluster.ca_file("policy.jsonc");
-    let text = std::fs::read_to_string(&path).expect("the policy");
-    let text: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
-    let mut policy: Value = serde_json::from_str(&text).expect("the policy is JSON but for its comments");
-    policy["kubernetes"] = json!({ "node_account": "nebula-system/nebula-cni", "kubeconfig": kubeconfig });
-    policy["pods"]["life"] = "24s".into();
-    change(&mut policy);
-    cluster.world.stop("control", Signal::SIGTERM);
-    std::fs::write(&path, policy.to_string()).expect("write the policy");
-    cluster.start_ca();
+    cluster.change_policy(|policy| {
+        policy["kubernetes"] = json!({ "node_account": "nebula-system/nebula-cni", "kubeconfig": kubeconfig });
+        policy["pods"]["life"] = "24s".into();
+        change(policy);
+    });
     let mut node = cluster.node("n1", "1.0.0");
     node.conf["plugins"][1]["flow"] = "init".into();
     node.conf["plugins"][1]["overlay"] = json!(["10.42.0.0/16"]);

@@ -196,9 +196,10 @@ const SERVICE: [(&str, Value<'static>); 7] = [
     ("LimitCORE", Value::U64(0)),
 ];
 
-// Set-up makes the device and its routes in the pod's namespace, and reads the node's token; nothing else is left.
+// Set-up makes the device and its routes in the pod's namespace; after it the instance gives up all of these, and the right
+// to get them back.
 const SANDBOX: [(&str, Value<'static>); 22] = [
-    ("CapabilityBoundingSet", Value::U64(1 << NET_BIND_SERVICE | 1 << NET_ADMIN | 1 << SYS_ADMIN)),
+    ("CapabilityBoundingSet", Value::U64(1 << SETPCAP | 1 << NET_BIND_SERVICE | 1 << NET_ADMIN | 1 << SYS_ADMIN)),
     ("NoNewPrivileges", Value::Bool(true)),
     ("ProtectSystem", Value::Text("strict")),
     ("ProtectHome", Value::Text("read-only")),
@@ -223,6 +224,7 @@ const SANDBOX: [(&str, Value<'static>); 22] = [
 ];
 
 // linux/capability.h and linux/sched.h.
+const SETPCAP: u64 = 8;
 const NET_BIND_SERVICE: u64 = 10;
 const NET_ADMIN: u64 = 12;
 const SYS_ADMIN: u64 = 21;

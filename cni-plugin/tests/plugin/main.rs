@@ -11,5 +11,6 @@ mod gc_and_status;
 mod harness;
 mod killed;
 mod reconcile;
+mod service_manager;
 mod systemd;
 mod version;

@@ -1,68 +1,25 @@
 //! Instances as units of a real systemd, which runs in namespaces of its own.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::json;
 
 use crate::harness::{Node, PREV, eventually};
+use crate::service_manager::{PLACE, Systemd};
 
-/// A systemd with its bus.
-struct Systemd {
-    dir: tempfile::TempDir,
-}
-
-impl Systemd {
-    fn start() -> Self {
-        let systemd = Self { dir: tempfile::Builder::new().prefix("ncp-systemd").tempdir_in("/var/lib").unwrap() };
-        systemd.tool("start", &[]);
-        systemd
-    }
-
-    fn tool(&self, verb: &str, arguments: &[&str]) -> String {
-        let output = Command::new(tool()).arg(verb).arg(self.dir.path()).args(arguments).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        assert!(output.status.success() || verb == "sh", "{said} {}", String::from_utf8_lossy(&output.stderr));
-        said
-    }
-
-    fn show(&self, unit: &str, property: &str) -> String {
-        self.tool("sh", &["systemctl", "show", "--value", "-p", property, unit])
-    }
-
-    fn sh(&self, script: &str) -> String {
-        self.tool("sh", &["sh", "-c", script])
-    }
-
-    fn units(&self) -> String {
-        self.tool("sh", &["systemctl", "list-units", "--all", "--plain", "--no-legend", "nebula-pod-*"])
-    }
-
-    /// A node whose runtime finds this systemd.
-    fn node(&self) -> Node {
-        // Units have a /tmp and a /run of their own.
-        let mut node = Node::below("/var/lib");
-        node.entry["supervisor"] = json!("auto");
-        node.set("DBUS_SYSTEM_BUS_ADDRESS", &self.tool("bus", &[]));
-        node
-    }
-}
-
-impl Drop for Systemd {
-    fn drop(&mut self) {
-        let _ = Command::new(tool()).arg("stop").arg(self.dir.path()).output();
-    }
-}
-
-fn tool() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/tools/systemd-ns.sh")
+/// A node whose runtime finds this systemd.
+fn node(systemd: &Systemd) -> Node {
+    let mut node = Node::below(PLACE);
+    node.entry["supervisor"] = json!("auto");
+    node.set("DBUS_SYSTEM_BUS_ADDRESS", &systemd.bus());
+    node
 }
 
 #[test]
 #[ignore = "needs root, systemd and D-Bus"]
 fn a_unit_serves_the_pod_and_leaves_with_it() {
     let systemd = Systemd::start();
-    let node = systemd.node();
+    let node = node(&systemd);
     assert_eq!(node.call("ADD").expect_ok(), PREV);
     let unit = node.files().unit();
     assert_eq!(systemd.show(&unit, "ActiveState"), "active", "{}", systemd.units());
@@ -81,14 +38,14 @@ fn a_unit_serves_the_pod_and_leaves_with_it() {
 #[ignore = "needs root, systemd and D-Bus"]
 fn a_unit_is_confined_to_what_its_set_up_needs() {
     let systemd = Systemd::start();
-    let node = systemd.node();
+    let node = node(&systemd);
     node.call("ADD").expect_ok();
     let status = systemd.sh(&format!("cat /proc/{}/status", systemd.show(&node.files().unit(), "MainPID")));
     let field = |name: &str| {
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().to_owned()
     };
-    assert_eq!(field("CapBnd:"), format!("{:016x}", 1 << 10 | 1 << 12 | 1 << 21));
+    assert_eq!(field("CapBnd:"), format!("{:016x}", 1 << 8 | 1 << 10 | 1 << 12 | 1 << 21));
     assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), ("1".into(), "2".into()));
     let unit = node.files().unit();
     for (property, expected) in [
@@ -110,7 +67,7 @@ fn a_unit_is_confined_to_what_its_set_up_needs() {
 #[ignore = "needs root, systemd and D-Bus"]
 fn a_killed_instance_is_restarted_and_a_finished_one_is_not() {
     let systemd = Systemd::start();
-    let node = systemd.node();
+    let node = node(&systemd);
     node.call("ADD").expect_ok();
     let unit = node.files().unit();
     let first = systemd.show(&unit, "MainPID");
@@ -127,7 +84,7 @@ fn a_killed_instance_is_restarted_and_a_finished_one_is_not() {
 #[ignore = "needs root, systemd and D-Bus"]
 fn del_stops_the_unit_without_a_record() {
     let systemd = Systemd::start();
-    let mut node = systemd.node();
+    let mut node = node(&systemd);
     node.call("ADD").expect_ok();
     std::fs::remove_file(node.files().record()).unwrap();
     node.prev_result = None;
@@ -141,7 +98,7 @@ fn del_stops_the_unit_without_a_record() {
 #[ignore = "needs root, systemd and D-Bus"]
 fn a_failed_start_says_why_and_leaves_no_unit() {
     let systemd = Systemd::start();
-    let mut node = systemd.node();
+    let mut node = node(&systemd);
     node.entry["nebula"] = json!({"fake": "exit", "fakeStatus": "ca-denied: pod not bound to this node"});
     let error = node.call("ADD").error();
     assert_eq!(error["code"], 102, "{error}");
@@ -159,7 +116,7 @@ fn a_failed_start_says_why_and_leaves_no_unit() {
 #[ignore = "needs root, systemd and D-Bus"]
 fn a_new_sandbox_of_a_pod_fences_the_unit_of_the_old_one() {
     let systemd = Systemd::start();
-    let mut node = systemd.node();
+    let mut node = node(&systemd);
     node.call("ADD").expect_ok();
     let first = node.files().unit();
     let id = format!("{}-again", node.id());
@@ -175,13 +132,13 @@ fn a_new_sandbox_of_a_pod_fences_the_unit_of_the_old_one() {
 #[ignore = "needs root, systemd and D-Bus"]
 fn a_unit_somebody_stopped_comes_back_with_reconcile() {
     let systemd = Systemd::start();
-    let node = systemd.node();
+    let node = node(&systemd);
     node.call("ADD").expect_ok();
     systemd.sh(&format!("systemctl stop {}", node.files().unit()));
     assert_eq!(systemd.units(), "");
     let mut reconcile = Command::new(crate::harness::PLUGIN);
     reconcile.arg("reconcile").arg(node.entry["stateDir"].as_str().unwrap());
-    reconcile.env("DBUS_SYSTEM_BUS_ADDRESS", systemd.tool("bus", &[]));
+    reconcile.env("DBUS_SYSTEM_BUS_ADDRESS", systemd.bus());
     assert!(reconcile.status().unwrap().success());
     eventually("it serves", || node.answers());
     node.call("DEL").expect_ok();

@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::{World, run};
@@ -24,7 +25,12 @@ pub struct Cluster {
 impl Cluster {
     /// Starts `nebula-ca` and a lighthouse that enrolled with a one-time token.
     pub fn new() -> Self {
-        let mut world = World::new();
+        Self::below(&std::env::temp_dir())
+    }
+
+    /// With its files in a folder below `place`.
+    pub fn below(place: &Path) -> Self {
+        let mut world = World::below(place);
         let control = world.host("control");
         let ca = world.dir().join("ca").display().to_string();
         let tool = binary("nebula-ca");
@@ -79,6 +85,27 @@ impl Cluster {
         }
     }
 
+    /// Restarts the CA with other values in the pods' part of its policy.
+    pub fn set_policy(&mut self, changes: &[(&str, Value)]) {
+        self.change_policy(|policy| {
+            for (key, value) in changes {
+                policy["pods"][key] = value.clone();
+            }
+        });
+    }
+
+    /// Restarts the CA with another policy.
+    pub fn change_policy(&mut self, change: impl FnOnce(&mut Value)) {
+        let path = self.ca_file("policy.jsonc");
+        let text = std::fs::read_to_string(&path).expect("the policy");
+        let text: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        let mut policy: Value = serde_json::from_str(&text).expect("the policy is JSON but for its comments");
+        change(&mut policy);
+        self.world.stop("control", Signal::SIGTERM);
+        std::fs::write(&path, policy.to_string()).expect("write the policy");
+        self.start_ca();
+    }
+
     fn start_lighthouse(&mut self) {
         let pki = self.world.dir().join("lighthouse").display().to_string();
         let config = format!(
@@ -131,7 +158,7 @@ firewall:
                                       { "port": "any", "proto": "any", "group": "ns:shop" }] } } }
             ]
         });
-        Node { name: name.to_owned(), network, dir, conf }
+        Node { name: name.to_owned(), network, dir, conf, bus: None }
     }
 }
 
@@ -142,6 +169,8 @@ pub struct Node {
     pub network: String,
     pub dir: PathBuf,
     pub conf: Value,
+    /// Address of the system bus that its runtime finds.
+    pub bus: Option<String>,
 }
 
 impl Node {
@@ -156,6 +185,7 @@ impl Node {
         std::fs::write(&conf, serde_json::to_vec_pretty(&self.conf).expect("JSON")).expect("write the chain");
         let netns = format!("/run/netns/{}", world.namespace_of(pod));
         Command::new("nsenter")
+            .envs(self.bus.iter().map(|bus| ("DBUS_SYSTEM_BUS_ADDRESS", bus)))
             .arg(format!("--net=/run/netns/{}", world.namespace_of(&self.name)))
             .arg(shared("tools/cni-chain.py"))
             .arg("--conf")
@@ -213,6 +243,15 @@ impl Node {
         Some(serde_json::from_slice(&text).expect("the launch file is JSON"))
     }
 
+    /// Capabilities that any thread of the instance of `pod` has; see [`capabilities`].
+    pub fn capabilities(&self, pod: &str) -> Vec<String> {
+        let tasks = format!("/proc/{}/task", self.status(pod)["pid"]);
+        let tasks = std::fs::read_dir(tasks).expect("a live process").flatten();
+        // Threads may end meanwhile.
+        let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
+        capabilities(&statuses.collect::<String>())
+    }
+
     /// The overlay address of `pod`.
     pub fn overlay(&self, pod: &str) -> String {
         let status = self.status(pod);
@@ -253,6 +292,14 @@ pub fn status_at(socket: &Path) -> Value {
 pub fn alive(pid: u64) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or_default().trim_start().starts_with('Z'))
+}
+
+/// Lines of the capabilities of all threads of a process, from their status files, that say that there are any.
+pub fn capabilities(status_files: &str) -> Vec<String> {
+    let has_some =
+        |line: &&str| line.starts_with("Cap") && line.trim_start_matches(|c| c != ':') != ":\t0000000000000000";
+    assert!(status_files.contains("CapEff:"), "no status of a process: {status_files}");
+    status_files.lines().filter(has_some).map(str::to_owned).collect()
 }
 
 /// Waits until the process is gone.

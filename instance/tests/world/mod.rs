@@ -36,8 +36,13 @@ static WORLDS: AtomicU32 = AtomicU32::new(0);
 impl World {
     /// A switch without hosts. Panics with the reason if the machine cannot make namespaces.
     pub fn new() -> Self {
+        Self::below(&std::env::temp_dir())
+    }
+
+    /// With its files in a folder below `place`.
+    pub fn below(place: &Path) -> Self {
         let id = format!("nbt{}-{}", std::process::id(), WORLDS.fetch_add(1, Ordering::Relaxed));
-        let dir = std::env::temp_dir().join(&id);
+        let dir = place.join(&id);
         std::fs::create_dir_all(&dir).expect("a temporary directory");
         let mut world = Self { id, dir, hosts: 0, ports: 0, daemons: Vec::new(), namespaces: Vec::new() };
         let switch = world.namespace("s");

@@ -1,0 +1,68 @@
+//! A real systemd with its bus, in namespaces of its own, so that a test does not touch the machine's.
+#![allow(clippy::unwrap_used, reason = "in the helpers of tests too, a panic is the report")]
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A systemd with its bus; everything it started ends with it.
+pub(crate) struct Systemd {
+    dir: tempfile::TempDir,
+}
+
+impl Systemd {
+    /// In the network namespace of the test.
+    pub(crate) fn start() -> Self {
+        Self::start_in(Path::new("/proc/self/ns/net"))
+    }
+
+    /// With its units in the network namespace behind this path.
+    pub(crate) fn start_in(network: &Path) -> Self {
+        let systemd = Self { dir: tempfile::Builder::new().prefix("ncp-systemd").tempdir_in(PLACE).unwrap() };
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", network.display())).arg(tool()).arg("start").arg(systemd.dir.path());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        systemd
+    }
+
+    fn tool(&self, verb: &str, arguments: &[&str]) -> String {
+        let output = Command::new(tool()).arg(verb).arg(self.dir.path()).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        assert!(output.status.success() || verb == "sh", "{said} {}", String::from_utf8_lossy(&output.stderr));
+        said
+    }
+
+    /// Where clients find its bus (`DBUS_SYSTEM_BUS_ADDRESS`).
+    pub(crate) fn bus(&self) -> String {
+        self.tool("bus", &[])
+    }
+
+    /// A property of a unit.
+    pub(crate) fn show(&self, unit: &str, property: &str) -> String {
+        self.tool("sh", &["systemctl", "show", "--value", "-p", property, unit])
+    }
+
+    /// What a script says where systemd and its units are.
+    pub(crate) fn sh(&self, script: &str) -> String {
+        self.tool("sh", &["sh", "-c", script])
+    }
+
+    /// Those of pods, one on a line.
+    pub(crate) fn units(&self) -> String {
+        self.tool("sh", &["systemctl", "list-units", "--all", "--plain", "--no-legend", "nebula-pod-*"])
+    }
+}
+
+impl Drop for Systemd {
+    fn drop(&mut self) {
+        let _ = Command::new(tool()).arg("stop").arg(self.dir.path()).output();
+    }
+}
+
+fn tool() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/tools/systemd-ns.sh")
+}
+
+/// Units have a /tmp and a /run of their own.
+pub(crate) const PLACE: &str = "/var/lib";
