@@ -69,8 +69,9 @@ fn an_instance_has_no_capabilities_also_after_a_restart_and_with_another_certifi
     let first = node.status("web")["pid"].as_u64().expect("a process id");
     kill(first);
     assert!(gone_within(first, SOON));
-    let state = node.dir.join("state").display().to_string();
-    world::run(&binary("nebula-cni-plugin").display().to_string(), &["reconcile", &state]);
+    let (plugin, state) = (binary("nebula-cni-plugin"), node.dir.join("state"));
+    let reconcile = [&plugin.display().to_string(), "reconcile", &state.display().to_string()];
+    assert!(cluster.world.exec("n1", &reconcile).status.success());
     cluster.world.ping("web", LIGHTHOUSE, SOON);
     let before = fingerprint(&node, "web");
     eventually(Duration::from_secs(25), "the certificate is renewed", || fingerprint(&node, "web") != before);
@@ -312,7 +313,7 @@ fn an_isolated_pod_reaches_the_overlay_and_listed_ranges_and_is_reached_by_probe
 #[ignore = "needs root, network namespaces and a release build"]
 fn an_isolated_pod_is_isolated_in_ipv6_too_and_finds_its_neighbours() {
     let mut cluster = Cluster::new();
-    policy(&mut cluster, &[("overlay", json!(["10.42.0.0/16", "fd42::/96"]))]);
+    cluster.set_policy(&[("overlay", json!(["10.42.0.0/16", "fd42::/96"]))]);
     let mut node = cluster.node("n1", "1.0.0");
     // The lighthouse is reached in IPv6 only, so the underlay is that as well.
     for (host, address) in [("control", "fd00:192::1/64"), ("n1", "fd00:192::2/64")] {
