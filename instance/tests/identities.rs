@@ -2,6 +2,7 @@
 //! network namespaces; whatever passes a node's links is captured.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
+#![allow(clippy::print_stdout, reason = "prints how long a revocation took")]
 
 mod world;
 
