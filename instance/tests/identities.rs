@@ -124,7 +124,7 @@ fn tunnels_move_over_to_renewed_certificates_without_losing_a_packet() {
 #[ignore = "needs root, network namespaces and a release build"]
 fn pods_and_hosts_follow_a_rollover_of_the_ca_without_losing_a_packet() {
     let mut cluster = Cluster::new();
-    policy(&mut cluster, &[("life", json!("15s"))]);
+    cluster.set_policy(&[("life", json!("15s"))]);
     let node = cluster.node("n1", "1.0.0");
     for pod in ["a", "b"] {
         cluster.world.namespace(pod);
