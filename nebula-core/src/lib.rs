@@ -27,5 +27,8 @@ pub mod wire;
 
 pub use config::Config;
 pub use forward::{Forwarder, Lane};
-pub use node::{FlowTrace, Node, Outcome, TableSizes, TunnelStatus, WallClock, Whereabouts};
+pub use node::{
+    FlowTrace, Node, Outcome, PendingStatus, RelayState, RelayStatus, Source, TableSizes, TunnelStatus, WallClock,
+    Whereabouts,
+};
 pub use output::{DropReason, Event, Origin, PacketOwned, PeerCertificate, Punt, Transmit, TunnelDownReason, Verdict};

@@ -146,6 +146,11 @@ impl PendingHandshakes {
         self.by_peer.keys().copied().collect()
     }
 
+    /// Own index of each, by peer.
+    pub(crate) fn indexes(&self) -> impl Iterator<Item = (IpAddr, LocalIndex)> {
+        self.by_peer.iter().map(|(peer, pending)| (*peer, pending.local_index))
+    }
+
     /// Whose handshake has this index.
     pub(crate) fn peer_of(&self, index: LocalIndex) -> Option<IpAddr> {
         self.by_index.get(&index).copied()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use super::mailbox::Command;
+use super::mailbox::{Command, Work};
 use super::poll::readable;
 use super::program::{RareWork, release_program_pages};
 use super::shared::Shared;
@@ -108,6 +108,7 @@ impl Control {
             Command::Trace(direction, flow, reply) => {
                 drop(reply.try_send(Box::new(self.node.trace(now, direction, &flow))));
             }
+            Command::Work(Work(work)) => work(&mut self.node, now),
         }
     }
 

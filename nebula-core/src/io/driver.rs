@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nebula_cert::{CaPool, Identity, VerifiedCertificate, Version};
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 use super::control_thread::{Control, EndOfControl, InterfaceWatch};
 use super::duty::Duty;
 use super::inbound_thread::Inbound;
-use super::mailbox::Command;
+use super::mailbox::{Command, Work};
 use super::outbound::Outbound;
 use super::outbound_thread::OutboundThread;
 use super::program::RareWork;
@@ -376,6 +376,15 @@ impl Handle {
     #[must_use]
     pub fn trace(&self, direction: Direction, flow: FlowKey) -> Option<FlowTrace> {
         self.ask(|reply| Command::Trace(direction, Box::new(flow), reply)).map(|trace| *trace)
+    }
+    /// Has the control thread do `work` with the node, for what is wanted too rarely to have a command of its own. `None` if
+    /// the driver has ended.
+    pub fn with_node<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Node, Instant) -> T + Send + 'static,
+    ) -> Option<T> {
+        // Who asked may have given up.
+        self.ask(|reply| Command::Work(Work(Box::new(move |node, now| drop(reply.try_send(work(node, now)))))))
     }
     /// Certificate of the peer of a live tunnel.
     #[must_use]

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::PoisonError;
 use std::sync::mpsc::SyncSender;
+use std::time::Instant;
 
 use ipnet::IpNet;
 use nebula_cert::{CaPool, Identity, Version};
@@ -15,7 +16,7 @@ use crate::config::{self, RecvErrorPolicy};
 use crate::counters::Direction;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::wire::ip::FlowKey;
-use crate::{FlowTrace, Punt, TableSizes, TunnelStatus, Whereabouts, firewall};
+use crate::{FlowTrace, Node, Punt, TableSizes, TunnelStatus, Whereabouts, firewall};
 
 const MAX_PUNTS: usize = 1024;
 // A packet that waits for a tunnel may be a super-packet.
@@ -46,6 +47,16 @@ pub(super) enum Command {
     Inquire(IpAddr),
     Whereabouts(IpAddr, SyncSender<Whereabouts>),
     Trace(Direction, Box<FlowKey>, SyncSender<Box<FlowTrace>>),
+    Work(Work),
+}
+
+/// Something to be done with the node that has no command of its own.
+pub(super) struct Work(pub(super) Box<dyn FnOnce(&mut Node, Instant) + Send>);
+
+impl std::fmt::Debug for Work {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Work")
+    }
 }
 
 /// Bounded on every side: a flood of punts is dropped, a flood of commands waits.

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 
 use super::RemoteAllowList;
+use crate::Source;
 
 /// Endpoints of one peer by who named them. Every list is cut, so no source can make it grow.
 #[derive(Debug, Default)]
@@ -42,6 +43,21 @@ impl Candidates {
     /// Every relay of the peer, by number.
     pub(crate) fn relays(&self) -> BTreeSet<IpAddr> {
         self.relays.values().flatten().copied().collect()
+    }
+
+    /// All of it by who named it; the peer itself where it was learnt.
+    pub(crate) fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, Source> {
+        let mut sources: BTreeMap<IpAddr, Source> = BTreeMap::new();
+        for (owner, endpoints) in &self.reported {
+            sources.entry(*owner).or_default().reported.clone_from(endpoints);
+        }
+        for (owner, relays) in &self.relays {
+            sources.entry(*owner).or_default().relays.clone_from(relays);
+        }
+        if let Some(endpoint) = self.learnt {
+            sources.entry(peer).or_default().learnt.push(endpoint);
+        }
+        sources
     }
 
     /// Somebody else answered there; not tried again before a handshake succeeds.

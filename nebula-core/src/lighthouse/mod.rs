@@ -17,7 +17,7 @@ pub(crate) use candidates::{Candidates, Rules};
 pub use questions::Answer;
 pub use server::{Report, Server};
 
-use crate::config;
+use crate::{Source, config};
 use questions::Questions;
 
 /// An address of this host.
@@ -54,6 +54,16 @@ impl Client {
     /// Peers of which something is known.
     pub(crate) fn len(&self) -> usize {
         self.peers.len()
+    }
+
+    /// Those peers.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = IpAddr> {
+        self.peers.keys().copied()
+    }
+
+    /// What is known of a peer, by who named it.
+    pub(crate) fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, Source> {
+        self.peers.get(&peer).map(|known| known.sources(peer)).unwrap_or_default()
     }
 
     /// Drops what is known of all but some peers.

@@ -7,7 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// Reported endpoints and relays per host. Learnt endpoints are not here: the tunnel to the host knows them.
 #[derive(Debug, Default)]
 pub struct Server {
-    /// By overlay address. Under the further addresses of a host only its first one is kept. Never iterated.
+    /// By overlay address. Under the further addresses of a host only its first one is kept. Iterated only to name
+    /// them all, in no order.
     records: HashMap<Address, Record, BuildHasherDefault<AddressHasher>>,
 }
 
@@ -30,6 +31,11 @@ impl Server {
             push_address(&mut record, primary, ALIAS_V4, ALIAS_V6);
             self.records.insert(alias.into(), record.into());
         }
+    }
+
+    /// Those addresses, in no order.
+    pub(crate) fn subjects(&self) -> impl Iterator<Item = IpAddr> {
+        self.records.keys().map(|address| address.to_ip())
     }
 
     /// Overlay addresses whose hosts reported.
@@ -111,6 +117,13 @@ impl From<IpAddr> for Address {
             IpAddr::V6(v6) => v6.to_bits(),
         };
         Self([(bits >> 64) as u64, bits as u64])
+    }
+}
+
+impl Address {
+    fn to_ip(self) -> IpAddr {
+        let bits = u128::from(self.0[0]) << 64 | u128::from(self.0[1]);
+        IpAddr::V6(Ipv6Addr::from_bits(bits)).to_canonical()
     }
 }
 

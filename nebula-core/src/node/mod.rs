@@ -11,6 +11,7 @@ mod outbox;
 mod relaying;
 mod relays;
 mod rendezvous;
+mod survey;
 mod table_sizes;
 mod timer;
 mod trace;
@@ -27,6 +28,7 @@ use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
 pub use self::inquiries::Whereabouts;
+pub use self::survey::{PendingStatus, RelayState, RelayStatus, Source};
 pub use self::table_sizes::TableSizes;
 pub use self::trace::{FlowTrace, Outcome};
 

@@ -169,9 +169,13 @@ impl Node {
 
     /// Where `peer` may be, best first.
     pub(super) fn endpoints_of(&self, peer: IpAddr) -> Vec<SocketAddr> {
+        self.lighthouse.endpoints(peer, &self.fixed_endpoints_of(peer), &self.endpoint_rules(&[peer]))
+    }
+
+    /// Where `peer` may be by this node's own configuration.
+    pub(super) fn fixed_endpoints_of(&self, peer: IpAddr) -> Cow<'_, [SocketAddr]> {
         let fixed = self.config.static_hosts.get(&peer).map(|fixed| Cow::Borrowed(fixed.as_slice()));
-        let fixed = fixed.unwrap_or_else(|| self.config.lighthouse.calculated_remotes.endpoints(peer).into());
-        self.lighthouse.endpoints(peer, &fixed, &self.endpoint_rules(&[peer]))
+        fixed.unwrap_or_else(|| self.config.lighthouse.calculated_remotes.endpoints(peer).into())
     }
 
     /// What holds for endpoints of the peer with these overlay addresses.
