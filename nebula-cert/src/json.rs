@@ -1,5 +1,7 @@
 //! JSON of a certificate, in the shape of `nebula-cert print -json` since 1.10.
 
+use serde::Serialize as _;
+use serde_json::ser::{PrettyFormatter, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::timestamp::rfc3339;
@@ -51,6 +53,25 @@ impl Certificate {
         }
         items.iter().map(ToString::to_string).collect()
     }
+}
+
+/// A document as Go's encoder writes it: on one line, or each level indented by `indent`.
+#[must_use]
+pub fn go_json(document: &Value, indent: Option<&str>) -> String {
+    let plain = match indent {
+        None => document.to_string(),
+        Some(indent) => {
+            let mut out = Vec::new();
+            let formatter = PrettyFormatter::with_indent(indent.as_bytes());
+            // Writing a value into memory cannot fail.
+            let _ = document.serialize(&mut Serializer::with_formatter(&mut out, formatter));
+            String::from_utf8_lossy(&out).into_owned()
+        }
+    };
+    // These can only occur inside strings.
+    let escapes =
+        [('<', "\\u003c"), ('>', "\\u003e"), ('&', "\\u0026"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")];
+    escapes.iter().fold(plain, |text, (character, escape)| text.replace(*character, escape))
 }
 
 fn hex(bytes: &[u8]) -> String {

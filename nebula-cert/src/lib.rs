@@ -85,6 +85,7 @@ pub use certificate::{Certificate, Curve, Fingerprint, MAX_CERTIFICATE_SIZE, Uni
 pub use encrypted_key::PassphraseCost;
 pub use error::Error;
 pub use identity::Identity;
+pub use json::go_json;
 pub use key::{PrivateKey, public_key_from_pem, public_key_to_pem};
 pub use possession::TAG_LENGTH;
 pub use sign::Template;

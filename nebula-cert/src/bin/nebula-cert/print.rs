@@ -3,10 +3,7 @@
 use std::io::Write as _;
 
 use anyhow::Context as _;
-use nebula_cert::Certificate;
-use serde::Serialize as _;
-use serde_json::Value;
-use serde_json::ser::{PrettyFormatter, Serializer};
+use nebula_cert::{Certificate, go_json};
 
 use crate::arguments::boolean;
 use crate::bundle::Bundle;
@@ -32,25 +29,12 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
     if file::is_stdio(&flags.out_qr) {
         return file::write_image("out-qr", &flags.out_qr, image.as_deref());
     }
-    let mut objects = certificates.iter().map(Certificate::to_json);
+    let objects = certificates.iter().map(Certificate::to_json);
     let printed = if flags.json {
-        format!("{}\n", objects.collect::<Value>())
+        go_json(&objects.collect(), None) + "\n"
     } else {
-        objects.try_fold(String::new(), |text, object| anyhow::Ok(text + &indented(&object)? + "\n"))?
+        objects.map(|object| go_json(&object, Some("\t")) + "\n").collect()
     };
-    std::io::stdout().write_all(like_go(&printed).as_bytes()).context("error while writing to stdout")?;
+    std::io::stdout().write_all(printed.as_bytes()).context("error while writing to stdout")?;
     file::write_image("out-qr", &flags.out_qr, image.as_deref())
-}
-
-fn indented(object: &Value) -> anyhow::Result<String> {
-    let mut out = Vec::new();
-    object.serialize(&mut Serializer::with_formatter(&mut out, PrettyFormatter::with_indent(b"\t")))?;
-    Ok(String::from_utf8(out)?)
-}
-
-/// Go's encoder escapes these characters, which can only occur inside strings.
-fn like_go(json: &str) -> String {
-    let escapes =
-        [('<', "\\u003c"), ('>', "\\u003e"), ('&', "\\u0026"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")];
-    escapes.iter().fold(json.to_owned(), |text, (character, escape)| text.replace(*character, escape))
 }
