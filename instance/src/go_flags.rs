@@ -15,6 +15,7 @@ pub struct Flag {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
     values: Vec<(&'static str, String)>,
+    rest: Vec<String>,
 }
 
 /// Why the command line is not acceptable.
@@ -55,6 +56,12 @@ impl Parsed {
     pub fn is_set(&self, name: &str) -> bool {
         self.value(name) == Some("true")
     }
+
+    /// Words after the flags.
+    #[must_use]
+    pub fn rest(&self) -> &[String] {
+        &self.rest
+    }
 }
 
 /// Parses the words after the program's name. Stops at the first word that is no flag.
@@ -65,7 +72,11 @@ pub fn parse(words: impl IntoIterator<Item = String>, flags: &[Flag]) -> Result<
     let mut parsed = Parsed::default();
     let mut words = words.into_iter();
     while let Some(word) = words.next() {
-        if word == "--" || word == "-" || !word.starts_with('-') {
+        if word == "--" {
+            break;
+        }
+        if word == "-" || !word.starts_with('-') {
+            parsed.rest.push(word);
             break;
         }
         let body = word.strip_prefix("--").or_else(|| word.strip_prefix('-')).unwrap_or(&word);
@@ -92,18 +103,24 @@ pub fn parse(words: impl IntoIterator<Item = String>, flags: &[Flag]) -> Result<
         };
         parsed.values.push((flag.name, value));
     }
+    parsed.rest.extend(words);
     Ok(parsed)
 }
 
 /// The text `-help` prints.
 #[must_use]
 pub fn usage(program: &str, flags: &[Flag]) -> String {
-    let mut text = format!("Usage of {program}:\n");
-    for flag in flags {
+    format!("Usage of {program}:\n{}", describe(flags))
+}
+
+/// What each flag is for.
+#[must_use]
+pub fn describe(flags: &[Flag]) -> String {
+    let describe = |flag: &Flag| {
         let kind = if flag.takes_value { " string" } else { "" };
-        text.push_str(&format!("  -{}{kind}\n    \t{}\n", flag.name, flag.help));
-    }
-    text
+        format!("  -{}{kind}\n    \t{}\n", flag.name, flag.help)
+    };
+    flags.iter().map(describe).collect()
 }
 
 #[cfg(test)]
@@ -133,8 +150,11 @@ mod tests {
 
     #[test]
     fn parsing_stops_at_the_first_other_word() {
-        assert_eq!(words("extra -nope").unwrap(), Parsed::default());
-        assert_eq!(words("-- -nope").unwrap(), Parsed::default());
+        for (line, rest) in
+            [("extra -nope", &["extra", "-nope"][..]), ("-- -nope", &["-nope"]), ("-test - -nope", &["-", "-nope"])]
+        {
+            assert_eq!(words(line).unwrap().rest(), rest, "{line}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Looks up the names in `static_host_map` in the background, again and again.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -124,6 +124,21 @@ pub(crate) fn listen_addresses(host: &str, port: u16) -> std::io::Result<Vec<Soc
         Err(_) => look_up(host, NameFamily::Both, Duration::from_secs(5)).map_err(std::io::Error::other)?,
     };
     Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect())
+}
+
+/// Listens on `host:port`, where no host is every address.
+///
+/// # Errors
+/// It is no such text, the host has no address, or somebody else listens there.
+pub(crate) fn bind(listen: &str) -> std::io::Result<TcpListener> {
+    if let Some(port) = listen.strip_prefix(':') {
+        let port = port.parse::<u16>().map_err(std::io::Error::other)?;
+        return TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
+    }
+    match listen.parse::<HostTarget>().map_err(std::io::Error::other)? {
+        HostTarget::Address(address) => TcpListener::bind(address),
+        HostTarget::Name { host, port } => TcpListener::bind(listen_addresses(&host, port)?.as_slice()),
+    }
 }
 
 /// Addresses of one name, by the hosts file and DNS.

@@ -2,14 +2,13 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
-use std::net::{Ipv6Addr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_core::TunnelStatus;
 
 use super::{Metrics, Reading};
-use crate::config_file::HostTarget;
 use crate::daemon::unix_now;
 use crate::names;
 use crate::until_stopped::{self, Running};
@@ -36,19 +35,8 @@ impl Names {
 impl Server {
     /// `listen` is `host:port`, where no host is every address.
     pub(super) fn start(listen: &str, path: String, names: Names, metrics: Arc<Metrics>) -> io::Result<Self> {
-        let listener = match listen.parse::<HostTarget>() {
-            _ if listen.starts_with(':') => {
-                let port = listen[1..].parse::<u16>().map_err(io::Error::other)?;
-                TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-            }
-            Ok(HostTarget::Address(address)) => TcpListener::bind(address),
-            Ok(HostTarget::Name { host, port }) => {
-                names::listen_addresses(&host, port).and_then(|addresses| TcpListener::bind(addresses.as_slice()))
-            }
-            Err(error) => Err(io::Error::other(error)),
-        };
-        let listener =
-            listener.map_err(|error| io::Error::new(error.kind(), format!("stats.listen {listen}: {error}")))?;
+        let listener = names::bind(listen)
+            .map_err(|error| io::Error::new(error.kind(), format!("stats.listen {listen}: {error}")))?;
         let (running, stopped) = until_stopped::pair()?;
         let address = listener.local_addr()?;
         let body = move || {
