@@ -142,6 +142,8 @@ impl Loaded {
         let reloader = Arc::new(Mutex::new(reloader));
         let facts = Facts { device, udp, started: unix_now() };
         let desk = Arc::new(Desk { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
+        #[cfg(feature = "ssh")]
+        desk.reloader().attach(crate::ssh::Console::new(&desk));
         let signals = Arrived::of(signals).map_err(start("Failed to set up signal handling"))?;
         let attendant = Attendant { signals, control, desk, reloader, metrics, handle: handle.clone() };
         let running = run_attended(driver, attendant, handshakes)?;

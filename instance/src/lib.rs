@@ -40,6 +40,8 @@ mod reload;
 mod report;
 mod rtnetlink;
 pub mod signals;
+#[cfg(feature = "ssh")]
+mod ssh;
 mod subnets;
 mod system_routes;
 pub mod trust_watch;

@@ -60,6 +60,22 @@ pub fn set_level(level: LogLevel) {
     }
 }
 
+/// Changes the form of the lines alone.
+#[cfg(feature = "ssh")]
+pub(crate) fn set_format(format: LogFormat) {
+    match format {
+        LogFormat::Json => FORM.fetch_or(JSON, Ordering::Relaxed),
+        LogFormat::Text => FORM.fetch_and(!JSON, Ordering::Relaxed),
+    };
+}
+
+/// The form in force.
+#[cfg(feature = "ssh")]
+#[must_use]
+pub(crate) fn format() -> LogFormat {
+    if FORM.load(Ordering::Relaxed) & JSON == 0 { LogFormat::Text } else { LogFormat::Json }
+}
+
 /// The level in force.
 #[must_use]
 pub fn level() -> LogLevel {

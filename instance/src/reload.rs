@@ -30,6 +30,8 @@ pub(crate) struct Reloader {
     dns: Option<dns::Server>,
     /// Sends metrics, if asked to.
     emitter: Option<Emitter>,
+    #[cfg(feature = "ssh")]
+    console: Option<crate::ssh::Console>,
     /// Files of certificates and key.
     credentials: Vec<PathBuf>,
     last: Option<LastReload>,
@@ -61,11 +63,29 @@ impl Reloader {
     pub(crate) fn new(path: PathBuf, tree: &Value, current: Settings, handle: Handle, link: Link) -> Self {
         let emitter = current.stats.as_ref().and_then(|stats| Emitter::start(stats, &link.metrics));
         let credentials = config_file::credential_files(tree);
-        let mut reloader =
-            Self { path, current, handle, link, names: None, dns: None, emitter, credentials, last: None };
+        let mut reloader = Self {
+            path,
+            current,
+            handle,
+            link,
+            names: None,
+            dns: None,
+            emitter,
+            #[cfg(feature = "ssh")]
+            console: None,
+            credentials,
+            last: None,
+        };
         reloader.watch_names();
         reloader.serve_dns();
         reloader
+    }
+
+    /// Takes a console, and opens it if that is configured.
+    #[cfg(feature = "ssh")]
+    pub(crate) fn attach(&mut self, mut console: crate::ssh::Console) {
+        console.configure(self.current.sshd.as_ref());
+        self.console = Some(console);
     }
 
     /// What is in force.
@@ -170,6 +190,10 @@ impl Reloader {
             tracing::info!(firewallHashes = hashes, oldFirewallHashes = old_hashes, "New firewall has been installed");
         }
         self.link.metrics.update(&new, new_rules);
+        #[cfg(feature = "ssh")]
+        if let Some(console) = &mut self.console {
+            console.configure(new.sshd.as_ref());
+        }
         let (listen, old_listen) = (&new.listen, &self.current.listen);
         let recv_error = (listen.send_recv_error, listen.accept_recv_error);
         if (old_listen.send_recv_error, old_listen.accept_recv_error) != recv_error {

@@ -54,6 +54,18 @@ fn every_binary_runs_in_an_empty_chroot() {
     }
 }
 
+/// The console by SSH is a feature of other builds.
+#[test]
+#[ignore = "needs a release build"]
+fn the_daemon_says_that_it_has_no_ssh_console() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let config = folder.path().join("config.yml");
+    std::fs::write(&config, "sshd: {enabled: true, listen: 127.0.0.1:2222}").expect("write the configuration");
+    let output = Command::new(release().join("nebula")).args(["-test", "-config"]).arg(&config).output();
+    let said = String::from_utf8_lossy(&output.expect("the daemon runs").stdout).into_owned();
+    assert!(said.contains("sshd.enabled is not supported and has no effect in this build"), "{said}");
+}
+
 /// Randomness comes from the system call, not from a device file: a key can be made where there is no /dev.
 #[test]
 #[ignore = "needs root and a release build"]

@@ -17,6 +17,8 @@ mod places;
 mod routes;
 mod section;
 mod settings;
+#[cfg(feature = "ssh")]
+mod sshd;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -34,6 +36,8 @@ pub use pki::Pki;
 pub use places::Places;
 pub use routes::{OwnRoute, Routes, UnsafeRoute};
 pub use settings::{Listen, LogFormat, LogLevel, Logging, Settings, TunSettings};
+#[cfg(feature = "ssh")]
+pub use sshd::Sshd;
 pub use stats::{Sink, Stats};
 pub use value::{GoDuration, Value};
 pub use yaml::{MAX_TEXT, parse};
@@ -44,10 +48,17 @@ pub fn files(path: &Path) -> Vec<PathBuf> {
     merge::find(path).unwrap_or_default()
 }
 
-/// Files that a configuration names for certificates and key.
+/// Files that a configuration names for certificates and keys.
 #[must_use]
 pub fn credential_files(tree: &Value) -> Vec<PathBuf> {
-    let named = ["pki.ca", "pki.cert", "pki.key"].into_iter().filter_map(|key| tree.at(key)?.text());
+    let keys = [
+        "pki.ca",
+        "pki.cert",
+        "pki.key",
+        #[cfg(feature = "ssh")]
+        "sshd.host_key",
+    ];
+    let named = keys.into_iter().filter_map(|key| tree.at(key)?.text());
     named.filter(|text| !text.contains("-----BEGIN")).map(|path| PathBuf::from(path.into_owned())).collect()
 }
 

@@ -68,6 +68,9 @@ pub struct Settings {
     pub stats: Option<Stats>,
     /// Logging.
     pub logging: Logging,
+    /// The debug console by SSH.
+    #[cfg(feature = "ssh")]
+    pub sshd: Option<super::Sshd>,
     /// How the program is run.
     pub operation: Operation,
     /// For the log; nothing here stops the start.
@@ -245,6 +248,8 @@ impl Settings {
             tun,
             stats,
             logging,
+            #[cfg(feature = "ssh")]
+            sshd: super::Sshd::read(&section),
             operation,
             remarks: Vec::new(),
         };

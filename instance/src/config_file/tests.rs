@@ -141,7 +141,7 @@ nonsense: {deeper: 1}",
     .collect::<String>();
     for expected in [
         "DNS server refusing to run because this host is not a lighthouse",
-        "sshd.enabled is not supported",
+        if cfg!(feature = "ssh") { "sshd.listen must be provided" } else { "sshd.enabled is not supported" },
         "unknown key listen.prot",
         "unknown key nonsense",
     ] {

@@ -37,7 +37,7 @@ type Answered = Result<Value, String>;
 impl Desk {
     /// # Errors
     /// Why not, for people.
-    pub(super) fn answer(&self, request: Request) -> Answered {
+    pub(crate) fn answer(&self, request: Request) -> Answered {
         match request {
             Request::Status => Ok(self.status()),
             Request::Peers => Ok(self.peers()),
@@ -49,7 +49,7 @@ impl Desk {
             Request::LogLevel(level) => {
                 if let Some(level) = level {
                     log::set_level(level);
-                    tracing::warn!(level = level.name(), "The log level was changed on the control socket");
+                    tracing::warn!(level = level.name(), "The log level was changed on request");
                 }
                 Ok(json!({ "level": log::level().name() }))
             }
@@ -57,7 +57,7 @@ impl Desk {
         }
     }
 
-    fn reloader(&self) -> MutexGuard<'_, Reloader> {
+    pub(crate) fn reloader(&self) -> MutexGuard<'_, Reloader> {
         self.reloader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -146,7 +146,7 @@ impl Desk {
     }
 
     fn reload(&self) -> Answered {
-        tracing::info!("Asked on the control socket, reloading config");
+        tracing::info!("Asked to reload config");
         self.reloader().reload(unix_now()).map(|()| json!({ "reloaded": true }))
     }
 

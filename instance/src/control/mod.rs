@@ -11,4 +11,6 @@ mod rule_text;
 mod socket;
 
 pub(crate) use desk::{Desk, Facts};
+#[cfg(feature = "ssh")]
+pub(crate) use request::Request;
 pub(crate) use socket::{ControlSocket, SocketFile};

@@ -191,6 +191,9 @@ fn write_credentials(folder: &Path) {
         write(&format!("cas{suffix}.crt"), &format!("{}# beside\n{}", old_ca.to_pem(), ca.to_pem()));
         write(&format!("ca-and-host{suffix}.crt"), &format!("{}{}", ca.to_pem(), v2.to_pem()));
     }
+    let ssh_key = folder.join("ssh.key");
+    let made = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(ssh_key).status();
+    assert!(made.unwrap().success());
     write("other.key", PrivateKey::generate(Curve::Curve25519).unwrap().to_pem().as_str());
     write("junk.crt", "this is no certificate\n");
     write("empty.crt", "");

@@ -22,8 +22,15 @@ pub(super) fn check(section: &Section<'_>, tree: &Value) {
             Effect::Unsupported if value.is_zero() || value.boolean() == Some(false) => {}
             Effect::Unsupported => {
                 check_kind(section, key, value);
-                if !is_beside_a_switch(key.path) {
-                    section.warn(key.path, format!("{} is not supported and has no effect in this version", key.path));
+                section.warn(key.path, format!("{} is not supported and has no effect in this version", key.path));
+            }
+            // Read and checked as a whole.
+            Effect::Console if cfg!(feature = "ssh") => {}
+            Effect::Console => {
+                check_kind(section, key, value);
+                // Keys of a part that is off as long as its switch is: the switch is reported, and they are not.
+                if key.path == "sshd.enabled" && value.boolean() == Some(true) {
+                    section.warn(key.path, NO_CONSOLE);
                 }
             }
         }
@@ -31,10 +38,8 @@ pub(super) fn check(section: &Section<'_>, tree: &Value) {
     check_unknown(section, tree, String::new());
 }
 
-/// Keys of a part that is off as long as its switch is: the switch is reported, and they are not.
-fn is_beside_a_switch(path: &str) -> bool {
-    path.starts_with("sshd.") && path != "sshd.enabled"
-}
+const NO_CONSOLE: &str = "sshd.enabled is not supported and has no effect in this build, which has no SSH console (feature ssh); nebula \
+                          ctl answers the same questions";
 
 /// Keys that are read are checked where they are read.
 fn check_kind(section: &Section<'_>, key: &Key, value: &Value) {

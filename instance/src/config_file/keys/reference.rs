@@ -54,6 +54,7 @@ fn reference() -> String {
             Effect::OnStart => ("start", String::new()),
             Effect::Ignored(why) => ("-", format!(" (no effect: {why})")),
             Effect::Unsupported => ("-", " (not supported in this version)".to_owned()),
+            Effect::Console => ("reload", " (builds with the feature `ssh`)".to_owned()),
         };
         let Key { path, default, about, .. } = key;
         text += &format!("| `{path}` | {} | {default} | {effect} | {about}{note} |\n", kind(key.kind));

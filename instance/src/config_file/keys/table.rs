@@ -1,6 +1,6 @@
 //! Every key: what it takes, what it does without being given, when a change of it takes effect.
 
-use Effect::{Ignored, OnReload, OnStart, Unsupported};
+use Effect::{Console, Ignored, OnReload, OnStart, Unsupported};
 use Kind::{Address, Boolean, Choice, Cidrs, Duration, Entries, Map, Number, Pem, Text, Texts};
 
 /// A key of the configuration.
@@ -48,6 +48,8 @@ pub(super) enum Effect {
     Ignored(&'static str),
     /// Said so unless it is off or empty.
     Unsupported,
+    /// On reload, in builds with the SSH console; otherwise it is said of the switch.
+    Console,
 }
 
 const fn key(path: &'static str, kind: Kind, default: &'static str, effect: Effect, about: &'static str) -> Key {
@@ -306,17 +308,17 @@ pub(super) const KEYS: &[Key] = &[
         "packets between two questions to lighthouses",
     ),
     key("preferred_ranges", Cidrs, "[]", OnReload, "underlay networks that are preferred over others"),
-    key("sshd.enabled", Boolean, "false", Unsupported, "debug console by SSH"),
-    key("sshd.listen", Address, "none", Unsupported, "its address; not port 22"),
-    key("sshd.host_key", Pem, "none", Unsupported, "its key"),
-    key("sshd.authorized_users", Entries(&["user", "keys"]), "[]", Unsupported, "who may log in"),
-    key("sshd.trusted_cas", Texts, "[]", Unsupported, "CAs whose SSH certificates may log in"),
+    key("sshd.enabled", Boolean, "false", Console, "debug console by SSH"),
+    key("sshd.listen", Address, "none", Console, "its address; not port 22"),
+    key("sshd.host_key", Pem, "none", Console, "its key"),
+    key("sshd.authorized_users", Entries(&["user", "keys"]), "[]", Console, "who may log in"),
+    key("sshd.trusted_cas", Texts, "[]", Console, "CAs whose SSH certificates may log in"),
     key(
         "sshd.sandbox_dir",
         Text,
         "nebula-debug in the folder for temporary files",
-        Unsupported,
-        "where its profiles may go",
+        Console,
+        "folder for files that commands name; empty: any",
     ),
     key("stats.type", Choice(&["graphite", "prometheus", "none", ""]), "none", OnReload, "how metrics leave"),
     key("stats.interval", Duration, "required with a type", OnReload, "time between two sendings"),
