@@ -128,7 +128,9 @@ fn ssh(port: u16, user: &str, key: &Path, more: &[&str]) -> Command {
         "ConnectTimeout=10",
     ];
     command.args(["-F", "/dev/null", "-p", &port, "-l", user, "-i"]).arg(key);
-    options.iter().for_each(|option| drop(command.args(["-o", option])));
+    for option in options {
+        command.args(["-o", option]);
+    }
     command.arg("127.0.0.1").args(more);
     command
 }
@@ -260,11 +262,14 @@ fn every_command_answers_as_gos_does() {
     };
     for command in ["help", "shutdown now", " "] {
         let [own, theirs] = both(command);
-        assert_eq!((own.0, names(&own.1)), (theirs.0, names(&theirs.1)), "{command}");
+        let mut listed = names(&own.1);
+        // Go's help leaves it out, and its list beside a mistake does not.
+        listed.retain(|name| name != "logout" || command != "help");
+        assert_eq!((own.0, listed), (theirs.0, names(&theirs.1)), "{command}");
         assert_eq!(own.1.lines().next(), theirs.1.lines().next());
         assert!(names(&own.1).len() > 20 && own.1.ends_with("\n\n") && theirs.1.ends_with("\n\n"));
     }
-    for name in names(&pairs[0].run(&keys, "help").1) {
+    for name in names(&pairs[1].run(&keys, "help").1) {
         let [own, theirs] = both(&format!("help {name}"));
         assert_eq!(lines_with(&own.1, "  -"), lines_with(&theirs.1, "  -"), "{name}");
         assert!(own.1.starts_with(&format!("{name} - ")) && theirs.1.starts_with(&format!("{name} - ")));
@@ -280,8 +285,6 @@ fn every_command_answers_as_gos_does() {
         "create-tunnel 10.42.0.9",
         "create-tunnel 10.42.0.9",
         "list-pending-hostmap",
-        "create-tunnel -address 127.0.0.1:9 10.42.0.8",
-        "list-pending-hostmap",
         "close-tunnel -local-only 10.42.0.1",
         "reload",
     ] {
@@ -290,7 +293,7 @@ fn every_command_answers_as_gos_does() {
             // Go's cuts the session.
             assert_eq!((own, theirs.1.as_str()), ((0, "Reloading config\n".to_owned()), "Reloading config\n"));
         } else {
-            assert_eq!(own, theirs, "{command}");
+            assert_eq!(own, theirs, "{command}\n{}", pairs[1].client.log());
         }
     }
     for pair in &pairs {
@@ -300,6 +303,10 @@ fn every_command_answers_as_gos_does() {
         let (_, pem) = pair.run(&keys, "print-cert -raw");
         assert!(pem.starts_with("-----BEGIN NEBULA CERTIFICATE V2-----\n") && pem.ends_with("-----\n"), "{pem}");
     }
+    // Go's ends with a nil pointer here.
+    assert_eq!(pairs[0].run(&keys, "create-tunnel -address 127.0.0.1:9 10.42.0.8").1, "Created\n");
+    let pending = pairs[0].run(&keys, "list-pending-hostmap").1;
+    assert!(pending.contains("[10.42.0.8]: [127.0.0.1:9]\n"), "{pending}");
     assert_eq!(both("logout").map(|(_, said)| said), [String::new(), String::new()]);
     assert_eq!(pairs[0].run(&keys, "version").1, format!("{}\n", env!("CARGO_PKG_VERSION")));
     assert!(pairs[0].run(&keys, "save-heap-profile x").1.contains("no profiles"));
@@ -409,10 +416,12 @@ fn a_shell_edits_its_line_completes_commands_and_ends() {
 fn who_does_not_log_in_takes_no_place_from_those_who_do_for_long() {
     let keys = Keys::new(&["host", "user", "other"]);
     let pair = Pair::start(&ours(), &keys, &one_user(&keys));
+    // Whoever came before is gone.
+    assert!(pair.logs_in("admin", &keys.path("user")));
     // As many as may log in at once, and they say nothing.
     let silent: Vec<_> = (0..8).map(|_| TcpStream::connect(("127.0.0.1", pair.port)).unwrap()).collect();
     std::thread::sleep(Duration::from_millis(300));
-    assert!(!pair.logs_in("admin", &keys.path("user")), "there is no place");
+    assert!(!pair.logs_in("admin", &keys.path("user")), "there is no place\n{}", pair.client.log());
     drop(silent);
     pair.wait("a place", || pair.logs_in("admin", &keys.path("user")));
     let text = "x".repeat(10_000);
