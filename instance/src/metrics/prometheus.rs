@@ -167,6 +167,8 @@ fn clean(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
     use crate::metrics::{Kind, Metric, Summary};
 
