@@ -4,9 +4,8 @@ use std::fmt;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use russh::keys::ssh_key::authorized_keys::Entry;
 use russh::keys::ssh_key::public::KeyData;
-use russh::keys::{Algorithm, PrivateKey, decode_secret_key};
+use russh::keys::{Algorithm, PrivateKey, PublicKey, decode_secret_key};
 use zeroize::Zeroizing;
 
 use super::section::Section;
@@ -148,13 +147,29 @@ fn users(section: &Section<'_>) -> Vec<(String, KeyData)> {
 
 /// One line of an `authorized_keys` file.
 fn public_key(section: &Section<'_>, at: &str, line: &str) -> Result<KeyData, String> {
-    let entry: Entry = line.trim().parse().map_err(|error| format!("ssh: no key found ({error})"))?;
-    if !entry.config_opts().is_empty() {
-        section
-            .warn(at, format!("{at}: the options before the key are ignored, as by Go Nebula; they restrict nothing"));
-    }
-    let key = entry.public_key().key_data().clone();
+    let line = line.trim();
+    let key = match PublicKey::from_openssh(line) {
+        Ok(key) => key,
+        Err(error) => {
+            let key =
+                PublicKey::from_openssh(after_options(line)).map_err(|_| format!("ssh: no key found ({error})"))?;
+            let text = format!("{at}: the options before the key are ignored, as by Go Nebula; they restrict nothing");
+            section.warn(at, text);
+            key
+        }
+    };
+    let key = key.key_data().clone();
     if is_usable(key.algorithm()) { Ok(key) } else { Err(NOT_USABLE.to_owned()) }
+}
+
+/// What follows the first white space outside of double quotes.
+fn after_options(line: &str) -> &str {
+    let mut quoted = false;
+    let end = line.find(|character: char| {
+        quoted ^= character == '"';
+        !quoted && character.is_whitespace()
+    });
+    end.map_or("", |end| line[end..].trim_start())
 }
 
 fn is_usable(algorithm: Algorithm) -> bool {
@@ -222,7 +237,7 @@ mod tests {
         let text = format!(
             "sshd:\n  enabled: true\n  listen: '[::1]:2222'\n  host_key: |\n    {pem}\n  trusted_cas: ['{public}', nonsense]\n  \
              authorized_users:\n  - {{user: one, keys: '{public} with a comment'}}\n  - {{user: two, keys: ['{public}', 7, '{rsa}']}}\n  \
-             - {{user: 7, keys: '{public}'}}\n  - {{user: none}}\n  - text\n  - {{user: opts, keys: 'no-pty {public}'}}\n"
+             - {{user: 7, keys: '{public}'}}\n  - {{user: none}}\n  - text\n  - {{user: opts, keys: 'from="a b",no-pty {public}'}}\n"
         );
         let (sshd, remarks) = read(&text);
         let sshd = sshd.unwrap();

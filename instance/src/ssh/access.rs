@@ -84,10 +84,10 @@ mod tests {
     }
 
     /// Of `authority` for a new key, valid for an hour from [`NOW`].
-    fn certificate(authority: &PrivateKey, more: impl FnOnce(&mut Builder)) -> Certificate {
+    fn certificate(authority: &PrivateKey, kind: CertType, more: impl FnOnce(&mut Builder)) -> Certificate {
         let owner = key().public_key().key_data().clone();
         let mut builder = Builder::new(vec![7; 16], owner, NOW, NOW + 3600).unwrap();
-        builder.cert_type(CertType::User).unwrap().key_id("test").unwrap();
+        builder.cert_type(kind).unwrap().key_id("test").unwrap();
         more(&mut builder);
         builder.sign(authority).unwrap()
     }
@@ -113,7 +113,7 @@ mod tests {
         let may = |certificate: &Certificate, at: u64| {
             certificate_may(&sshd, "one", certificate, from, i64::try_from(at).unwrap())
         };
-        let of = |more: fn(&mut Builder)| certificate(&authority, more);
+        let of = |more: fn(&mut Builder)| certificate(&authority, CertType::User, more);
         let for_one = of(|builder| principal(builder, "one"));
         assert_eq!(may(&for_one, NOW + 1), Ok(()));
         assert!(may(&for_one, NOW - 1).is_err() && may(&for_one, NOW + 3600).is_err());
@@ -126,11 +126,10 @@ mod tests {
             ),
             Ok(())
         );
-        let by_stranger = certificate(&stranger, |builder| principal(builder, "one"));
+        let by_stranger = certificate(&stranger, CertType::User, |builder| principal(builder, "one"));
         assert_eq!(may(&by_stranger, NOW), Err("certificate signed by unrecognized authority"));
         for (more, refusal) in [
             ((|builder| principal(builder, "two")) as fn(&mut Builder), "not for this user"),
-            (|builder| principal(builder.cert_type(CertType::Host).unwrap(), "one"), "not for a user"),
             (
                 |builder| {
                     principal(builder, "one");
@@ -149,8 +148,10 @@ mod tests {
             let refused = may(&of(more), NOW).unwrap_err();
             assert!(refused.contains(refusal), "{refused}");
         }
+        let of_host = certificate(&authority, CertType::Host, |builder| principal(builder, "one"));
+        assert_eq!(may(&of_host, NOW), Err("certificate is not for a user"));
         for ranges in ["10.0.0.0/24", "192.0.2.1, 10.0.0.7"] {
-            let within = certificate(&authority, |builder| {
+            let within = certificate(&authority, CertType::User, |builder| {
                 principal(builder, "one");
                 builder.critical_option("source-address", ranges).unwrap();
             });

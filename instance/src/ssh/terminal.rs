@@ -113,8 +113,7 @@ impl Terminal {
             BACKSPACE | DELETE => self.remove_before(|line| line.chars().next_back().map_or(0, char::len_utf8)),
             CTRL_U => self.remove_before(str::len),
             CTRL_W => self.remove_before(|line| {
-                let word = line.trim_end().rfind(char::is_whitespace).map_or(0, |at| at + 1);
-                line.len() - word
+                line.len() - line.trim_end().trim_end_matches(|it: char| !it.is_whitespace()).len()
             }),
             CTRL_A => self.key(b'H'),
             CTRL_E => self.key(b'F'),
