@@ -237,7 +237,7 @@ mod tests {
         let text = format!(
             "sshd:\n  enabled: true\n  listen: '[::1]:2222'\n  host_key: |\n    {pem}\n  trusted_cas: ['{public}', nonsense]\n  \
              authorized_users:\n  - {{user: one, keys: '{public} with a comment'}}\n  - {{user: two, keys: ['{public}', 7, '{rsa}']}}\n  \
-             - {{user: 7, keys: '{public}'}}\n  - {{user: none}}\n  - text\n  - {{user: opts, keys: 'from="a b",no-pty {public}'}}\n"
+             - {{user: 7, keys: '{public}'}}\n  - {{user: none}}\n  - text\n  - {{user: opts, keys: 'from=\"a b\",no-pty {public}'}}\n"
         );
         let (sshd, remarks) = read(&text);
         let sshd = sshd.unwrap();
