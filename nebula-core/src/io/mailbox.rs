@@ -51,7 +51,9 @@ pub(super) enum Command {
 }
 
 /// Something to be done with the node that has no command of its own.
-pub(super) struct Work(pub(super) Box<dyn FnOnce(&mut Node, Instant) + Send>);
+pub(super) struct Work(pub(super) Box<WithNode>);
+
+type WithNode = dyn FnOnce(&mut Node, Instant) + Send;
 
 impl std::fmt::Debug for Work {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -19,11 +19,6 @@ pub(super) fn check(section: &Section<'_>, tree: &Value) {
         match key.effect {
             Effect::OnReload | Effect::OnStart => {}
             Effect::Ignored(_) => check_kind(section, key, value),
-            Effect::Unsupported if value.is_zero() || value.boolean() == Some(false) => {}
-            Effect::Unsupported => {
-                check_kind(section, key, value);
-                section.warn(key.path, format!("{} is not supported and has no effect in this version", key.path));
-            }
             // Read and checked as a whole.
             Effect::Console if cfg!(feature = "ssh") => {}
             Effect::Console => {

@@ -53,7 +53,6 @@ fn reference() -> String {
             Effect::OnReload => ("reload", String::new()),
             Effect::OnStart => ("start", String::new()),
             Effect::Ignored(why) => ("-", format!(" (no effect: {why})")),
-            Effect::Unsupported => ("-", " (not supported in this version)".to_owned()),
             Effect::Console => ("reload", " (builds with the feature `ssh`)".to_owned()),
         };
         let Key { path, default, about, .. } = key;

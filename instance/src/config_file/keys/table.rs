@@ -1,6 +1,6 @@
 //! Every key: what it takes, what it does without being given, when a change of it takes effect.
 
-use Effect::{Console, Ignored, OnReload, OnStart, Unsupported};
+use Effect::{Console, Ignored, OnReload, OnStart};
 use Kind::{Address, Boolean, Choice, Cidrs, Duration, Entries, Map, Number, Pem, Text, Texts};
 
 /// A key of the configuration.
@@ -46,8 +46,6 @@ pub(super) enum Effect {
     OnStart,
     /// Read by Go, and nothing that it tunes is here, or not on Linux; the text says why.
     Ignored(&'static str),
-    /// Said so unless it is off or empty.
-    Unsupported,
     /// On reload, in builds with the SSH console; otherwise it is said of the switch.
     Console,
 }
