@@ -1,7 +1,8 @@
-//! While super-packets come, data threads run before other programs: a packet that waits for a processor behind bulk
-//! traffic waits in a queue that grows meanwhile. The kernel's own threads for urgent work run at the same niceness.
+//! Data threads run before other programs while that serves: while super-packets come, because a packet that waits for a
+//! processor behind bulk traffic waits in a queue that grows meanwhile; and while little comes, because a lone packet would
+//! wait for the time slice of whoever computes. The kernel's own threads for urgent work run at the same niceness.
 //!
-//! Small packets are better left to gather, so for these, and for a thread that cannot keep up, nothing is changed.
+//! Many small packets are better left to gather, so for these, and for a thread that cannot keep up, nothing is changed.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -12,6 +13,8 @@ use super::duty::Load;
 const NICENESS: libc::c_int = -20;
 // Enough for an average.
 const PAUSES: u32 = 32;
+// Fewer pauses than these in so long a time: nothing would gather.
+const SPARSE: Duration = Duration::from_millis(10);
 // More than a dozen packets per wake-up: they come joined.
 const JOINED: usize = 16 << 10;
 // A thread that did not wait for so long does not keep up.
@@ -24,8 +27,10 @@ const REST: Duration = Duration::from_secs(1);
 pub(super) struct Priority {
     may_change: bool,
     raised: bool,
+    /// Since `counted_since`.
     pauses: u32,
     bytes: usize,
+    counted_since: Option<Instant>,
     /// When this turn of work began; `None`: it waits.
     busy_since: Option<Instant>,
     not_before: Option<Instant>,
@@ -34,7 +39,15 @@ pub(super) struct Priority {
 impl Priority {
     /// Of the thread that will use it. `may_raise`: as the operator wishes; a niceness given from outside stays.
     pub(super) fn new(may_raise: bool) -> Self {
-        Self { may_change: may_raise, raised: false, pauses: 0, bytes: 0, busy_since: None, not_before: None }
+        Self {
+            may_change: may_raise,
+            raised: false,
+            pauses: 0,
+            bytes: 0,
+            counted_since: None,
+            busy_since: None,
+            not_before: None,
+        }
     }
 
     /// Notes what was moved since the last time.
@@ -57,14 +70,15 @@ impl Priority {
     pub(super) fn pause(&mut self, now: Instant) {
         self.busy_since = None;
         self.pauses += 1;
-        if self.pauses < PAUSES {
+        let sparse = self.counted_since.is_none_or(|since| now.saturating_duration_since(since) >= SPARSE);
+        if self.pauses < PAUSES && !sparse {
             return;
         }
-        let joined = self.bytes / PAUSES as usize >= JOINED;
-        (self.pauses, self.bytes) = (0, 0);
-        if self.raised && !joined {
+        let serves = sparse || self.bytes / PAUSES as usize >= JOINED;
+        (self.pauses, self.bytes, self.counted_since) = (0, 0, Some(now));
+        if self.raised && !serves {
             self.give_up(now);
-        } else if !self.raised && joined && self.not_before.is_none_or(|at| now >= at) {
+        } else if !self.raised && serves && self.not_before.is_none_or(|at| now >= at) {
             self.set(true);
         }
     }
@@ -99,14 +113,29 @@ fn apply(raised: bool) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A thread that moves `bytes` between pauses of its own, one per millisecond.
-    fn traffic(priority: &mut Priority, from: Instant, milliseconds: u64, bytes: usize) -> Instant {
-        for at in 0..milliseconds {
-            let now = from + Duration::from_millis(at);
+    /// A thread that moves `bytes` between pauses of its own, one `every` so long.
+    fn traffic(priority: &mut Priority, from: Instant, turns: u32, every: Duration, bytes: usize) -> Instant {
+        for at in 0..turns {
+            let now = from + every * at;
             priority.note(now, bytes);
             priority.pause(now);
         }
-        from + Duration::from_millis(milliseconds)
+        from + every * turns
+    }
+
+    /// A lone packet now and then.
+    fn sparse(priority: &mut Priority, from: Instant) -> Instant {
+        traffic(priority, from, 100, Duration::from_millis(1), 1_300)
+    }
+
+    /// One small packet after the other, for 50 ms.
+    fn flood(priority: &mut Priority, from: Instant) -> Instant {
+        traffic(priority, from, 1_000, Duration::from_micros(50), 1_300)
+    }
+
+    /// Super-packets.
+    fn bulk(priority: &mut Priority, from: Instant) -> Instant {
+        traffic(priority, from, 1_000, Duration::from_micros(100), 64_000)
     }
 
     fn niceness() -> libc::c_int {
@@ -125,21 +154,25 @@ mod tests {
     }
 
     #[test]
-    fn joined_packets_raise_it_and_small_ones_lower_it_for_a_while() {
+    fn little_and_joined_packets_raise_it_and_many_small_ones_lower_it_for_a_while() {
         let (usual, best) = (niceness(), best());
         alone(move || {
             let mut priority = Priority::new(true);
             let start = super::super::clock::now();
-            let at = traffic(&mut priority, start, 100, 1_300);
-            assert!(!priority.raised && niceness() == usual, "small packets alone");
-            let at = traffic(&mut priority, at, 100, 64_000);
-            assert_eq!((priority.raised, niceness()), (best == NICENESS, best));
-            let at = traffic(&mut priority, at, 100, 1_300);
-            assert!(!priority.raised && niceness() == usual, "small packets again");
-            let at = traffic(&mut priority, at, 100, 64_000);
+            priority.pause(start);
+            assert_eq!((priority.raised, niceness()), (best == NICENESS, best), "idle from the start");
+            let at = sparse(&mut priority, start);
+            assert_eq!((priority.raised, niceness()), (best == NICENESS, best), "lone packets");
+            let at = flood(&mut priority, at);
+            assert!(!priority.raised && niceness() == usual, "many small packets");
+            let at = bulk(&mut priority, at);
             assert!(!priority.raised, "it did not serve just now");
-            traffic(&mut priority, at, 1_000, 64_000);
-            assert_eq!(niceness(), best);
+            let at = bulk(&mut priority, at + REST);
+            assert_eq!((priority.raised, niceness()), (best == NICENESS, best), "super-packets");
+            let at = flood(&mut priority, at);
+            assert!(!priority.raised && niceness() == usual, "many small packets again");
+            sparse(&mut priority, at + REST);
+            assert_eq!(niceness(), best, "lone packets again");
         });
     }
 
@@ -148,7 +181,7 @@ mod tests {
         let (usual, best) = (niceness(), best());
         alone(move || {
             let mut priority = Priority::new(true);
-            let at = traffic(&mut priority, super::super::clock::now(), 100, 64_000);
+            let at = bulk(&mut priority, super::super::clock::now());
             assert_eq!(niceness(), best);
             for ms in 0..25 {
                 priority.note(at + Duration::from_millis(ms), 64_000);
@@ -162,14 +195,14 @@ mod tests {
         let usual = niceness();
         alone(move || {
             let mut priority = Priority::new(false);
-            traffic(&mut priority, super::super::clock::now(), 100, 64_000);
+            bulk(&mut priority, super::super::clock::now());
             assert!(!priority.raised && niceness() == usual, "switched off");
         });
         alone(|| {
             // SAFETY: takes and gives numbers.
             assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) }, 0);
             let mut priority = Priority::new(true);
-            traffic(&mut priority, super::super::clock::now(), 100, 64_000);
+            bulk(&mut priority, super::super::clock::now());
             assert!(!priority.raised && niceness() == 19, "niced from outside");
         });
     }

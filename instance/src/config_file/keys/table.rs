@@ -354,7 +354,7 @@ pub(super) const KEYS: &[Key] = &[
         Boolean,
         "true",
         OnStart,
-        "threads that carry bulk traffic and keep up run at niceness -20 (not in Go); without CAP_SYS_NICE, or started with a niceness, nothing changes",
+        "threads that carry packets run at niceness -20 while there are few or super-packets and they keep up (not in Go); without CAP_SYS_NICE, or started with a niceness, nothing changes",
     ),
     key(
         "daemon.user",
