@@ -1,4 +1,5 @@
-//! The manifests in `deploy/kubernetes` say what the API server understands: every field that is written is one of the type.
+//! The manifests in `deploy/kubernetes`, and what else is made of the chart, say what the API server understands: every field
+//! that is written is one of the type.
 #![cfg(feature = "kubernetes")]
 
 use std::path::{Path, PathBuf};
@@ -84,14 +85,36 @@ fn check(document: &Value) -> Vec<String> {
 #[test]
 fn every_field_of_every_manifest_is_known_to_the_api() {
     let mut count = 0;
-    for path in ["namespace.yaml", "nebula-ca.yaml", "nebula-ca-replicas.yaml", "injection.yaml", "pod.yaml"] {
-        for document in documents(&format!("kubernetes/{path}")) {
+    let files = ["namespace", "nebula-ca", "nebula-ca-replicas", "injection", "pod"];
+    for path in files.map(|name| format!("kubernetes/{name}.yaml")).iter().map(String::as_str).chain([OTHER_VALUES]) {
+        for document in documents(path) {
             let wrong = check(&document);
             assert!(wrong.is_empty(), "{path}, {} {}: {wrong:?}", document["kind"], document["metadata"]["name"]);
             count += 1;
         }
     }
-    assert!(count >= 21, "{count} documents");
+    assert!(count >= 28, "{count} documents");
+}
+
+/// What the chart makes of `.ci/chart/values.yaml`.
+const OTHER_VALUES: &str = "../.ci/chart/other.yaml";
+
+#[test]
+fn values_of_the_chart_reach_its_objects_and_what_is_switched_off_is_not_made() {
+    let documents = documents(OTHER_VALUES);
+    let of_kind = |kind: &str| documents.iter().find(|document| document["kind"] == kind);
+    assert!(of_kind("NetworkPolicy").is_none() && of_kind("PersistentVolumeClaim").is_none());
+    let deployment = of_kind("Deployment").expect("a deployment");
+    assert_eq!(deployment["metadata"]["namespace"], "other");
+    let pod = &deployment["spec"]["template"]["spec"];
+    assert_eq!(pod["nodeSelector"], json!({"disktype": "ssd"}));
+    assert_eq!(pod["tolerations"], json!([{"key": "dedicated", "operator": "Exists"}]));
+    let volumes = pod["volumes"].as_array().expect("volumes");
+    assert!(volumes.iter().any(|volume| volume["persistentVolumeClaim"]["claimName"] == "present"));
+    let arguments = pod["initContainers"][0]["args"].as_array().expect("arguments");
+    for name in ["nebula-ca.other.svc", "ca.example", "192.0.2.1"] {
+        assert!(arguments.iter().any(|argument| *argument == format!("--tls-name={name}")), "{name}");
+    }
 }
 
 #[test]
