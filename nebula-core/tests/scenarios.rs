@@ -1,4 +1,4 @@
-//! The table of behaviours in `README.md` beside this file.
+//! The table of behaviours in `README.md` beside this file, and the tests that `SECURITY.md` names.
 //!
 //! `UPDATE_SCENARIOS=1 cargo test -p nebula-core --features simulator --test scenarios` writes it anew.
 
@@ -24,10 +24,14 @@ fn scenarios() -> BTreeMap<String, (String, Vec<String>)> {
         }
         let text = std::fs::read_to_string(&path).expect("a readable file");
         let about = text.lines().next().and_then(|line| line.strip_prefix("//! ")).unwrap_or(&name).to_owned();
-        let tests = text.split("#[test]\n").skip(1).filter_map(|test| test.split_once("fn ")?.1.split_once('('));
-        files.insert(name, (about, tests.map(|(test, _)| test.to_owned()).collect()));
+        files.insert(name, (about, tests(&text).map(str::to_owned).collect()));
     }
     files
+}
+
+/// Names of the tests in a source file.
+fn tests(text: &str) -> impl Iterator<Item = &str> {
+    text.split("test]\n").skip(1).filter_map(|test| Some(test.split_once("fn ")?.1.split_once('(')?.0))
 }
 
 fn table(files: &BTreeMap<String, (String, Vec<String>)>) -> String {
@@ -64,4 +68,61 @@ fn the_table_names_every_scenario_and_no_other() {
     assert_eq!(written, wanted, "stale from {stale:?}: run this test with UPDATE_SCENARIOS=1");
     let scenarios: usize = files.values().map(|(_, tests)| tests.len()).sum();
     assert!(scenarios >= 60, "{scenarios} scenarios");
+}
+
+/// Every test of the programs and libraries, with its file.
+fn all_tests(root: &Path) -> Vec<(PathBuf, String)> {
+    let packages = ["nebula-cert", "nebula-core", "ca", "cni-plugin", "instance"];
+    let mut folders: Vec<_> =
+        packages.iter().flat_map(|package| ["src", "tests"].map(|folder| root.join(package).join(folder))).collect();
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten() {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(&path).expect("a readable file");
+                found.extend(tests(&text).map(|test| (path.clone(), test.to_owned())));
+            }
+        }
+    }
+    found
+}
+
+/// Whether `path` (`module::tests::name`, the name perhaps with `*` at its end) means one of these tests.
+fn is_there(path: &str, all: &[(PathBuf, String)]) -> bool {
+    let mut modules: Vec<_> = path.split("::").filter(|module| *module != "tests").collect();
+    let name = modules.pop().expect("a path has a name");
+    all.iter().any(|(file, test)| {
+        let in_module = |module: &&str| file.with_extension("").iter().any(|part| part == *module);
+        name.strip_suffix('*').map_or(test == name, |start| test.starts_with(start)) && modules.iter().all(in_module)
+    })
+}
+
+#[test]
+fn every_claim_in_security_md_names_tests_that_are_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let all = all_tests(&root);
+    let text = std::fs::read_to_string(root.join("SECURITY.md")).expect("SECURITY.md");
+    let (mut claims, mut named, mut in_table) = (0, 0, false);
+    for line in text.lines() {
+        let cells: Vec<_> = line.split(" | ").collect();
+        in_table = line.starts_with('|') && (in_table || line.ends_with("| Held by |"));
+        if !in_table || line.ends_with("| Held by |") || line.starts_with("| ---") {
+            continue;
+        }
+        let held_by = cells.last().expect("a row has cells");
+        let tests: Vec<_> = held_by.split('`').skip(1).step_by(2).collect();
+        assert!(!tests.is_empty() || held_by.starts_with("the same"), "nothing holds this: {line}");
+        for test in tests {
+            assert!(is_there(test, &all), "SECURITY.md names {test}, which is not there");
+            named += 1;
+        }
+        claims += 1;
+    }
+    assert!(claims >= 20 && named >= claims, "{claims} claims, {named} tests");
+    for (path, there) in [("chaos::*", true), ("chaos::no_such_test", false), ("no_such_file::*", false)] {
+        assert_eq!(is_there(path, &all), there, "{path}");
+    }
 }
