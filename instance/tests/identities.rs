@@ -25,10 +25,7 @@ const SOON: Duration = Duration::from_secs(15);
 fn a_blocked_peer_loses_its_tunnels_about_at_once_also_after_the_ca_was_started_again() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "1.0.0");
-    for pod in ["web", "db"] {
-        cluster.world.namespace(pod);
-        node.chain_ok(&cluster.world, "add", pod);
-    }
+    node.add_pods(&mut cluster.world, &["web", "db"]);
     cluster.world.ping("web", LIGHTHOUSE, SOON);
     cluster.world.ping("web", &node.overlay("db"), SOON);
     thread::sleep(UNTIL_IT_WAITS);
@@ -39,9 +36,7 @@ fn a_blocked_peer_loses_its_tunnels_about_at_once_also_after_the_ca_was_started_
     loses_tunnel(&cluster, &node, "lighthouse", "lighthouse");
     assert_eq!(pings(&cluster, "web", LIGHTHOUSE, 3, "0.2"), 0, "a blocked peer is not let in again");
     assert_eq!(node.status("web")["state"], "running", "others keep their identity");
-    for pod in ["web", "db"] {
-        node.chain_ok(&cluster.world, "del", pod);
-    }
+    node.delete_pods(&cluster.world, &["web", "db"]);
 }
 
 /// The pod `web` loses its tunnel to this peer when that one is revoked.
@@ -64,8 +59,7 @@ fn an_instance_has_no_capabilities_also_after_a_restart_and_with_another_certifi
     let mut cluster = Cluster::new();
     cluster.set_policy(&[("life", json!("15s"))]);
     let node = cluster.node("n1", "1.0.0");
-    cluster.world.namespace("web");
-    node.chain_ok(&cluster.world, "add", "web");
+    node.add_pods(&mut cluster.world, &["web"]);
     assert_eq!(node.capabilities("web"), Vec::<String>::new());
     let first = node.status("web")["pid"].as_u64().expect("a process id");
     kill(first);
@@ -86,8 +80,7 @@ fn an_instance_has_no_capabilities_also_after_a_restart_and_with_another_certifi
 fn a_pod_whose_certificate_is_revoked_gets_another_one_with_another_key() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "1.0.0");
-    cluster.world.namespace("web");
-    node.chain_ok(&cluster.world, "add", "web");
+    node.add_pods(&mut cluster.world, &["web"]);
     let before = fingerprint(&node, "web");
     revoke(&cluster, &before);
     eventually(Duration::from_secs(45), "another certificate comes", || fingerprint(&node, "web") != before);
@@ -101,10 +94,7 @@ fn tunnels_move_over_to_renewed_certificates_without_losing_a_packet() {
     let mut cluster = Cluster::new();
     cluster.set_policy(&[("life", json!("24s"))]);
     let node = cluster.node("n1", "1.0.0");
-    for pod in ["a", "b"] {
-        cluster.world.namespace(pod);
-        node.chain_ok(&cluster.world, "add", pod);
-    }
+    node.add_pods(&mut cluster.world, &["a", "b"]);
     cluster.world.ping("a", &node.overlay("b"), SOON);
     let before = ["a", "b"].map(|pod| fingerprint(&node, pod));
     // Both renew when a third of the 24 s is left, and go on for as long again.
@@ -115,9 +105,7 @@ fn tunnels_move_over_to_renewed_certificates_without_losing_a_packet() {
     assert!(before.iter().zip(&after).all(|(before, after)| before != after), "nothing was renewed");
     let lost: Vec<u32> = (1..=1500).filter(|n| !text.contains(&format!("icmp_seq={n} "))).collect();
     assert!(lost.is_empty(), "packets {lost:?} were lost\n{text}\n{}", node.instance_logs());
-    for pod in ["a", "b"] {
-        node.chain_ok(&cluster.world, "del", pod);
-    }
+    node.delete_pods(&cluster.world, &["a", "b"]);
 }
 
 #[test]
@@ -126,10 +114,7 @@ fn pods_and_hosts_follow_a_rollover_of_the_ca_without_losing_a_packet() {
     let mut cluster = Cluster::new();
     cluster.set_policy(&[("life", json!("15s"))]);
     let node = cluster.node("n1", "1.0.0");
-    for pod in ["a", "b"] {
-        cluster.world.namespace(pod);
-        node.chain_ok(&cluster.world, "add", pod);
-    }
+    node.add_pods(&mut cluster.world, &["a", "b"]);
     let overlay = node.overlay("b");
     cluster.world.ping("a", &overlay, SOON);
     cluster.world.ping("a", LIGHTHOUSE, SOON);
@@ -191,9 +176,7 @@ fn pods_and_hosts_follow_a_rollover_of_the_ca_without_losing_a_packet() {
         // The last one may be under way.
         assert!(sent > 300 && sent - received <= 1, "{name}: {received} of {sent}\n{}", node.instance_logs());
     }
-    for pod in ["a", "b"] {
-        node.chain_ok(&cluster.world, "del", pod);
-    }
+    node.delete_pods(&cluster.world, &["a", "b"]);
 }
 
 #[test]
@@ -202,8 +185,7 @@ fn an_expired_pod_is_closed_and_says_so_and_opens_when_the_ca_is_back() {
     let mut cluster = Cluster::new();
     cluster.set_policy(&[("life", json!("15s"))]);
     let node = cluster.node("n1", "1.0.0");
-    cluster.world.namespace("web");
-    node.chain_ok(&cluster.world, "add", "web");
+    node.add_pods(&mut cluster.world, &["web"]);
     cluster.world.ping("web", LIGHTHOUSE, SOON);
     assert!(http(&node, "web", "/healthz").starts_with("HTTP/1.1 200 "));
     cluster.world.stop("control", Signal::SIGTERM);
@@ -253,10 +235,7 @@ fn a_tunnel_may_have_its_underlay_in_the_pod() {
     node.conf["plugins"][1]["underlay"] = "pod".into();
     node.conf["plugins"][1]["mode"] = "lazy".into();
     node.conf["plugins"][1]["overlay"] = json!(["10.42.0.0/16"]);
-    for pod in ["a", "b"] {
-        cluster.world.namespace(pod);
-        node.chain_ok(&cluster.world, "add", pod);
-    }
+    node.add_pods(&mut cluster.world, &["a", "b"]);
     eventually(SOON, "certificates come", || ["a", "b"].iter().all(|pod| node.status(pod)["state"] == "running"));
     cluster.world.ping("a", LIGHTHOUSE, SOON);
     cluster.world.ping("a", &node.overlay("b"), SOON);
@@ -270,9 +249,7 @@ fn a_tunnel_may_have_its_underlay_in_the_pod() {
     revoke(&cluster, &before);
     eventually(Duration::from_secs(45), "another certificate comes", || fingerprint(&node, "a") != before);
     cluster.world.ping("a", LIGHTHOUSE, SOON);
-    for pod in ["a", "b"] {
-        node.chain_ok(&cluster.world, "del", pod);
-    }
+    node.delete_pods(&cluster.world, &["a", "b"]);
     assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }
 
@@ -283,9 +260,8 @@ fn an_isolated_pod_reaches_the_overlay_and_listed_ranges_and_is_reached_by_probe
     let mut node = cluster.node("n1", "1.0.0");
     node.conf["plugins"][0]["ipMasq"] = true.into();
     node.conf["plugins"][1]["isolate"] = json!({"ranges": ["10.244.1.2/31"], "dns": ["192.0.2.1"]});
-    for (pod, address) in [("web", "10.244.1.2"), ("db", "10.244.1.3"), ("other", "10.244.1.4")] {
-        cluster.world.namespace(pod);
-        let result = node.chain_ok(&cluster.world, "add", pod);
+    let results = node.add_pods(&mut cluster.world, &["web", "db", "other"]);
+    for (result, address) in results.iter().zip(["10.244.1.2", "10.244.1.3", "10.244.1.4"]) {
         assert!(result.to_string().contains(address), "{result}");
     }
     cluster.world.ping("web", LIGHTHOUSE, SOON);
@@ -305,9 +281,7 @@ fn an_isolated_pod_reaches_the_overlay_and_listed_ranges_and_is_reached_by_probe
     kill(instance);
     assert!(gone_within(instance, SOON));
     assert_eq!(pings(&cluster, "web", "10.244.1.4", 2, "0.1"), 0);
-    for pod in ["web", "db", "other"] {
-        node.chain_ok(&cluster.world, "del", pod);
-    }
+    node.delete_pods(&cluster.world, &["web", "db", "other"]);
 }
 
 #[test]
@@ -334,9 +308,8 @@ fn an_isolated_pod_is_isolated_in_ipv6_too_and_finds_its_neighbours() {
     plugins[1]["nebula"]["static_host_map"] = json!({LIGHTHOUSE: ["[fd00:192::1]:4242"]});
     plugins[1]["isolate"] =
         json!({"ranges": ["fd00:244:1::2/127"], "dns": ["fd00:192::1"], "probes": ["fd00:244:1::1"]});
-    for (pod, address) in [("web", "fd00:244:1::2"), ("db", "fd00:244:1::3"), ("other", "fd00:244:1::4")] {
-        cluster.world.namespace(pod);
-        let result = node.chain_ok(&cluster.world, "add", pod);
+    let results = node.add_pods(&mut cluster.world, &["web", "db", "other"]);
+    for (result, address) in results.iter().zip(["fd00:244:1::2", "fd00:244:1::3", "fd00:244:1::4"]) {
         assert!(result.to_string().contains(address), "{result}");
     }
     cluster.world.ping("web", LIGHTHOUSE, SOON);
@@ -373,9 +346,7 @@ fn an_isolated_pod_is_isolated_in_ipv6_too_and_finds_its_neighbours() {
     kill(instance);
     assert!(gone_within(instance, SOON));
     check(&cluster);
-    for pod in ["web", "db", "other"] {
-        node.chain_ok(&cluster.world, "del", pod);
-    }
+    node.delete_pods(&cluster.world, &["web", "db", "other"]);
     assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }
 
@@ -384,8 +355,7 @@ fn an_isolated_pod_is_isolated_in_ipv6_too_and_finds_its_neighbours() {
 fn a_node_reaches_a_pod_by_its_overlay_address_through_the_pods_own_interface() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "1.0.0");
-    cluster.world.namespace("web");
-    node.chain_ok(&cluster.world, "add", "web");
+    node.add_pods(&mut cluster.world, &["web"]);
     let overlay = node.overlay("web");
     let route = ["ip", "route", "add", &format!("{overlay}/32"), "dev", "cni0", "src", "10.244.1.1"];
     assert!(cluster.world.exec("n1", &route).status.success());
@@ -399,8 +369,7 @@ fn a_node_reaches_a_pod_by_its_overlay_address_through_the_pods_own_interface() 
 fn a_second_instance_of_a_pod_ends_with_a_reason_and_leaves_the_first_alone() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "1.0.0");
-    cluster.world.namespace("web");
-    node.chain_ok(&cluster.world, "add", "web");
+    node.add_pods(&mut cluster.world, &["web"]);
     let launch = node.records().join("web-eth0.launch");
     let second = cluster
         .world
@@ -419,8 +388,7 @@ fn a_second_instance_of_a_pod_ends_with_a_reason_and_leaves_the_first_alone() {
 fn neither_key_nor_token_of_a_pod_is_in_any_file_and_what_there_is_is_for_root() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "1.0.0");
-    cluster.world.namespace("web");
-    node.chain_ok(&cluster.world, "add", "web");
+    node.add_pods(&mut cluster.world, &["web"]);
     let token = std::fs::read_to_string(cluster.ca_file("node.token")).expect("the node token");
     let mut files = vec![node.dir.clone()];
     let (mut seen, mut private) = (0, 0);
@@ -450,9 +418,8 @@ fn a_pod_with_cap_net_admin_speaks_as_itself_only_and_reads_nothing_of_the_node(
     let mut cluster = Cluster::new();
     let mut node = cluster.node("n1", "1.0.0");
     node.conf["plugins"][0]["ipMasq"] = true.into();
+    node.add_pods(&mut cluster.world, &["evil", "web"]);
     for pod in ["evil", "web"] {
-        cluster.world.namespace(pod);
-        node.chain_ok(&cluster.world, "add", pod);
         cluster.world.ping(pod, LIGHTHOUSE, SOON);
     }
     let (web, launch) = (node.overlay("web"), node.records().join("web-eth0.launch"));
@@ -492,9 +459,7 @@ fn a_pod_with_cap_net_admin_speaks_as_itself_only_and_reads_nothing_of_the_node(
     assert!(cluster.world.exec("evil", &["ip", "link", "del", "nebula0"]).status.success());
     assert_eq!(pings(&cluster, "evil", LIGHTHOUSE, 2, "0.2"), 0);
     assert_eq!(pings(&cluster, "web", LIGHTHOUSE, 3, "0.2"), 3);
-    for pod in ["evil", "web"] {
-        node.chain_ok(&cluster.world, "del", pod);
-    }
+    node.delete_pods(&cluster.world, &["evil", "web"]);
     assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }
 

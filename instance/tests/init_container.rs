@@ -59,8 +59,7 @@ fn a_pod_gets_its_certificate_with_its_own_token_through_its_init_container() {
 #[ignore = "needs root, network namespaces and a release build"]
 fn init_ends_with_the_reason_when_the_ca_refuses_and_the_overlay_stays_closed() {
     let (mut cluster, node) = cluster(&[]);
-    cluster.world.namespace("web");
-    node.chain_ok(&cluster.world, "add", "web");
+    node.add_pods(&mut cluster.world, &["web"]);
     let init = init_container(&cluster, &node, "web", "4");
     assert!(!init.status.success());
     let said = String::from_utf8_lossy(&init.stderr).into_owned();
@@ -85,8 +84,7 @@ fn a_provisional_certificate_opens_the_overlay_until_the_pod_has_shown_its_own_t
     node.conf["plugins"][1]["deliverKey"] = true.into();
     let agent = cluster.world.write("agent.token", "token-of-web");
     node.conf["plugins"][1]["ca"]["tokenFile"] = agent.display().to_string().into();
-    cluster.world.namespace("web");
-    node.chain_ok(&cluster.world, "add", "web");
+    node.add_pods(&mut cluster.world, &["web"]);
     cluster.world.ping("web", LIGHTHOUSE, SOON);
     let before = node.status("web");
     assert_eq!((&before["state"], &before["groups"]), (&json!("provisional"), &json!(["provisional"])));

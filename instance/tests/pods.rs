@@ -53,15 +53,10 @@ fn two_pods_on_two_nodes_talk_over_the_overlay_and_leave_nothing() {
 fn two_pods_on_one_node_talk_over_the_overlay() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "0.3.1");
-    for pod in ["a", "b"] {
-        cluster.world.namespace(pod);
-        node.chain_ok(&cluster.world, "add", pod);
-    }
+    node.add_pods(&mut cluster.world, &["a", "b"]);
     cluster.world.ping("a", &node.overlay("b"), SOON);
     cluster.world.ping("b", &node.overlay("a"), SOON);
-    for pod in ["a", "b"] {
-        node.chain_ok(&cluster.world, "del", pod);
-    }
+    node.delete_pods(&cluster.world, &["a", "b"]);
     assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
 }
 
@@ -164,8 +159,7 @@ fn add_is_refused_with_the_check_that_failed_when_the_node_token_is_wrong() {
 fn check_fails_once_the_instance_is_dead_and_del_still_succeeds() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "1.0.0");
-    cluster.world.namespace("web");
-    node.chain_ok(&cluster.world, "add", "web");
+    node.add_pods(&mut cluster.world, &["web"]);
     let instance = pid(&node.status("web"));
     kill(instance);
     assert!(gone_within(instance, Duration::from_secs(2)));
@@ -229,8 +223,7 @@ fn a_renumbered_pod_s_host_route_goes_also_when_its_record_is_lost() {
         world::run("ip", &["netns", "del", &namespace]);
     }
     // One that was given on: a late DEL of who had it leaves it alone.
-    cluster.world.namespace("next");
-    node.chain_ok(&cluster.world, "add", "next");
+    node.add_pods(&mut cluster.world, &["next"]);
     let result = |pod: &str| node.dir.join(format!("cache/results/{}-{pod}-eth0", node.network));
     std::fs::copy(result("next"), result("gone")).expect("a copy of the result");
     let ours = node.conf["plugins"][1].clone();

@@ -24,10 +24,7 @@ fn a_unit_carries_a_pod_without_capabilities_is_restarted_when_killed_and_leaves
     let systemd = Systemd::start_in(&Path::new("/run/netns").join(cluster.world.namespace_of("n1")));
     node.conf["plugins"][1]["supervisor"] = "auto".into();
     node.bus = Some(systemd.bus());
-    for pod in ["a", "b"] {
-        cluster.world.namespace(pod);
-        node.chain_ok(&cluster.world, "add", pod);
-    }
+    node.add_pods(&mut cluster.world, &["a", "b"]);
     let units: Vec<String> =
         systemd.units().lines().map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect();
     assert_eq!(units.len(), 2, "{units:?}");

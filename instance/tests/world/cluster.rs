@@ -227,6 +227,22 @@ impl Node {
         serde_json::from_str(&said).unwrap_or(Value::Null)
     }
 
+    /// Makes these pods and runs ADD for each; returns the results.
+    pub fn add_pods(&self, world: &mut World, pods: &[&str]) -> Vec<Value> {
+        let add = |pod: &&str| {
+            world.namespace(pod);
+            self.chain_ok(world, "add", pod)
+        };
+        pods.iter().map(add).collect()
+    }
+
+    /// Runs DEL for each of these pods.
+    pub fn delete_pods(&self, world: &World, pods: &[&str]) {
+        for pod in pods {
+            self.chain_ok(world, "del", pod);
+        }
+    }
+
     /// What the instance of `pod` says of itself.
     pub fn status(&self, pod: &str) -> Value {
         status_at(&self.status_socket(pod))
