@@ -36,18 +36,16 @@ impl Account {
 
     fn numbered(user: &str) -> Option<Self> {
         let (uid, gid) = user.split_once(':')?;
-        let [uid, gid] = [uid, gid].map(|number| number.parse().ok().filter(|number| *number != u32::MAX));
-        Some(Self { uid: Uid::from_raw(uid?), gid: Gid::from_raw(gid?), groups: Vec::new() })
+        Some(Self { uid: Uid::from_raw(id(uid)?), gid: Gid::from_raw(id(gid)?), groups: Vec::new() })
     }
 
     fn named(user: &str, users: &str, groups: &str) -> Option<Self> {
         let entry = users.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|fields| fields[0] == user)?;
-        let number = |field: usize| entry.get(field)?.parse().ok();
-        let (uid, gid) = (Uid::from_raw(number(2)?), Gid::from_raw(number(3)?));
+        let (uid, gid) = (Uid::from_raw(id(entry.get(2)?)?), Gid::from_raw(id(entry.get(3)?)?));
         let member_of = |line: &str| {
             let fields: Vec<_> = line.split(':').collect();
             let is_member = fields.get(3)?.split(',').any(|member| member == user);
-            fields[2].parse().ok().filter(|_| is_member).map(Gid::from_raw)
+            id(fields[2]).filter(|_| is_member).map(Gid::from_raw)
         };
         let groups = groups.lines().filter_map(member_of).filter(|group| *group != gid).take(MAX_GROUPS).collect();
         Some(Self { uid, gid, groups })
@@ -83,6 +81,11 @@ pub(crate) fn unreadable(files: Vec<PathBuf>) -> Vec<PathBuf> {
     files.into_iter().filter(is_refused).collect()
 }
 
+/// The greatest number is no id: to the kernel it says "leave it as it is", which would be root.
+fn id(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|id| *id != u32::MAX)
+}
+
 fn read(path: &str) -> io::Result<String> {
     let mut text = String::new();
     std::fs::File::open(path)?.take(MOST_TEXT).read_to_string(&mut text)?;
@@ -94,16 +97,19 @@ const MAX_GROUPS: usize = 64;
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
-    const USERS: &str = "root:x:0:0:root:/root:/bin/sh\nbroken\nnebula:x:990:980::/:/bin/false\nhalf:x:7\n";
+    const USERS: &str = "root:x:0:0:root:/root:/bin/sh\nbroken\nnebula:x:990:980::/:/bin/false\nhalf:x:7\n\
+        keep:x:4294967295:7\nless:x:-1:7\n";
     const GROUPS: &str = "root:x:0:\nkeys:x:55:other,nebula\nnebula:x:980:nebula\nbroken:x\nother:x:56:nebulas\n";
 
     #[test]
     fn a_user_is_found_by_name_with_all_groups() {
         let (uid, gid, groups) = (Uid::from_raw(990), Gid::from_raw(980), vec![Gid::from_raw(55)]);
         assert_eq!(Account::named("nebula", USERS, GROUPS), Some(Account { uid, gid, groups }));
-        for unknown in ["neb", "broken", "half", "", "keys"] {
+        for unknown in ["neb", "broken", "half", "", "keys", "keep", "less"] {
             assert_eq!(Account::named(unknown, USERS, GROUPS), None, "{unknown}");
         }
     }
@@ -114,6 +120,24 @@ mod tests {
         assert_eq!(Account::find("65534:7").unwrap(), Account { uid, gid, groups: Vec::new() });
         for wrong in ["65534", "65534:", ":7", "4294967295:7", "-1:7", "1:2:3"] {
             assert!(Account::find(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_two_files_are_read_and_a_user_has_the_ids_of_its_own_line(
+            users in "((a|b|ab|\\PC{0,3})(:(x|0|7|4294967295|\\PC{0,2})){0,5}\n?){0,6}",
+            groups in "(\\PC{0,3}(:(x|5|a|b,a|\\PC{0,2})){0,5}\n?){0,6}",
+            user in "a|b|ab|",
+        ) {
+            if let Some(account) = Account::named(&user, &users, &groups) {
+                let (uid, gid) = (account.uid.as_raw(), account.gid.as_raw());
+                prop_assert!(uid != u32::MAX && gid != u32::MAX && account.groups.len() <= MAX_GROUPS);
+                let mut lines = users.lines().map(|line| line.split(':'));
+                let own = lines.find_map(|mut fields| (fields.next()? == user).then_some(fields)).expect("its line");
+                let ids: Vec<u32> = own.skip(1).take(2).filter_map(|field| field.parse().ok()).collect();
+                prop_assert_eq!(ids, [uid, gid]);
+            }
         }
     }
 }
