@@ -24,14 +24,14 @@ impl Process {
     /// The process that has this number now.
     #[must_use]
     pub fn with_pid(pid: i32) -> Option<Self> {
-        let (_, start_time) = stat(pid)?;
-        Some(Self { pid, start_time })
+        Some(Self { pid, start_time: stat(pid)?.start_time })
     }
 
-    /// Whether it still runs. A zombie only waits for its parent.
+    /// Whether it still runs. A zombie only waits for its parent, or for the last of its threads, which may hold files open.
     #[must_use]
     pub fn is_alive(self) -> bool {
-        stat(self.pid).is_some_and(|(state, start_time)| start_time == self.start_time && !"ZX".contains(state))
+        let runs = |stat: Stat| !"ZX".contains(stat.state) || stat.threads > 1;
+        stat(self.pid).is_some_and(|stat| stat.start_time == self.start_time && runs(stat))
     }
 
     /// Asks it to end, then insists.
@@ -69,15 +69,24 @@ pub fn with_arguments(option: &str, value: &Path) -> Vec<Process> {
     pids.filter(is_ours).filter_map(Process::with_pid).filter(|process| process.is_alive()).collect()
 }
 
-fn stat(pid: i32) -> Option<(char, u64)> {
+/// What is of use here in /proc/PID/stat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stat {
+    state: char,
+    threads: u32,
+    start_time: u64,
+}
+
+fn stat(pid: i32) -> Option<Stat> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 // "PID (NAME) STATE ..."; the name may hold spaces and parentheses, so count from behind it.
-fn parse_stat(line: &str) -> Option<(char, u64)> {
+fn parse_stat(line: &str) -> Option<Stat> {
     let mut fields = line.get(line.rfind(')')? + 1..)?.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
-    Some((state, fields.nth(18)?.parse().ok()?))
+    let threads = fields.nth(16)?.parse().ok()?;
+    Some(Stat { state, threads, start_time: fields.nth(1)?.parse().ok()? })
 }
 
 const SIGTERM_PATIENCE: Duration = Duration::from_secs(2);
@@ -95,7 +104,8 @@ mod tests {
     #[test]
     fn the_start_time_is_found_behind_any_process_name() {
         let tail = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
-        assert_eq!(parse_stat(&format!("9 (a b) c) {tail}")), Some(('S', 4711)));
+        let stat = Stat { state: 'S', threads: 17, start_time: 4711 };
+        assert_eq!(parse_stat(&format!("9 (a b) c) {tail}")), Some(stat));
         for bad in ["", "9 (x", "9 (x)", "9 (x) S 1"] {
             assert_eq!(parse_stat(bad), None);
         }
