@@ -143,4 +143,11 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 impl LaunchSpec {
     /// Current version of the contract.
     pub const VERSION: u32 = 1;
+
+    /// Socket to which an instance that was told to end may send its last descriptor of the device (one datagram,
+    /// SCM_RIGHTS). Somebody listens if the end is waited for; without, the instance closes the device itself.
+    #[must_use]
+    pub fn device_socket(&self) -> PathBuf {
+        self.status_socket.with_extension("device")
+    }
 }

@@ -186,6 +186,12 @@ impl Files {
         self.socket("notify")
     }
 
+    /// Where the instance leaves its device when it ends; [`crate::launch::LaunchSpec::device_socket`] of the same.
+    #[must_use]
+    pub fn device_socket(&self) -> PathBuf {
+        self.socket("device")
+    }
+
     /// Creates the directory of the network's records.
     ///
     /// # Errors
@@ -201,13 +207,13 @@ impl Files {
     pub fn remove(&self) -> Result<(), Vec<String>> {
         let (record, launch) = (self.record(), self.launch());
         let mut problems = Vec::new();
-        let first =
-            [self.notify_socket(), self.status_socket(), temporary(&launch), launch, self.log(), temporary(&record)];
-        for path in first.iter().chain([&record]) {
-            if *path == record && !problems.is_empty() {
+        let sockets = [self.notify_socket(), self.status_socket(), self.device_socket()];
+        let first = sockets.into_iter().chain([temporary(&launch), launch, self.log(), temporary(&record)]);
+        for path in first.chain([record.clone()]) {
+            if path == record && !problems.is_empty() {
                 break;
             }
-            match fs::remove_file(path) {
+            match fs::remove_file(&path) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => {
                     problems.push(format!("cannot remove {}: {e}", path.display()));
                 }
@@ -382,6 +388,13 @@ mod tests {
         let state_dir = PathBuf::from(format!("/{}", "x".repeat(69)));
         assert!(files(&state_dir).status_socket().as_os_str().len() < 108);
         assert!(files(&state_dir).notify_socket().as_os_str().len() < 108);
+        assert!(files(&state_dir).device_socket().as_os_str().len() < 108);
+    }
+
+    #[test]
+    fn the_instance_finds_the_socket_for_its_device_beside_the_one_of_its_status() {
+        let files = files(Path::new("/run/nebula-cni"));
+        assert_eq!(files.status_socket().with_extension("device"), files.device_socket());
     }
 
     #[test]
@@ -390,9 +403,8 @@ mod tests {
         let files = files(dir.path());
         files.create_dir().unwrap();
         record().save(&files).unwrap();
-        for path in
-            [files.launch(), files.log(), temporary(&files.record()), files.status_socket(), files.notify_socket()]
-        {
+        let sockets = [files.status_socket(), files.notify_socket(), files.device_socket()];
+        for path in [files.launch(), files.log(), temporary(&files.record())].into_iter().chain(sockets) {
             fs::write(path, b"x").unwrap();
         }
         files.remove().unwrap();

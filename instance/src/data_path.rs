@@ -1,5 +1,7 @@
 //! One pod's data path: tun, sockets and the driver that joins them, closed until there is a certificate.
 
+use std::path::PathBuf;
+
 use ipnet::IpNet;
 use nebula_cert::{CaPool, Identity};
 use nebula_cni_plugin::launch::LaunchSpec;
@@ -12,6 +14,7 @@ use crate::metrics::Handshakes;
 use crate::names::{self, NameWatch};
 use crate::netns::{Foothold, Namespace};
 use crate::overlay_link::{self, LinkRoute, OverlayLink};
+use crate::pod_device::PodDevice;
 use crate::pod_tunnel::Error;
 use crate::{capabilities, errno, events};
 
@@ -20,6 +23,8 @@ pub(crate) struct DataPath {
     place: Place,
     port: u16,
     state: State,
+    /// Until it is taken away.
+    device: Option<PodDevice>,
 }
 
 /// Where the two ends of a data path are.
@@ -50,13 +55,13 @@ impl DataPath {
         underlay: (Vec<UdpSocket>, u16),
     ) -> Result<Self, Error> {
         overlay_link::guard(&place.pod, &spec.overlay).map_err(|error| link_failed(&error))?;
-        let tun = place.create_tun(settings)?;
+        let (tun, device) = place.create_tun(settings, spec.device_socket())?;
         let to_device = |network: &IpNet| LinkRoute { network: *network, mtu: None, metric: 0, source: None };
         let routes = spec.overlay.iter().map(to_device).collect();
         let link = OverlayLink { routes, ..OverlayLink::new(&place.device, &settings.tun, Vec::new()) };
         link.configure(&place.pod).map_err(|error| link_failed(&error))?;
         let (sockets, port) = underlay;
-        Ok(Self { place, port, state: State::Unopened { tun, sockets } })
+        Ok(Self { place, port, state: State::Unopened { tun, sockets }, device: Some(device) })
     }
 
     /// The networks of the certificate it was opened with.
@@ -160,12 +165,23 @@ impl DataPath {
         handle.stop();
         true
     }
+
+    /// Takes the device out of the pod, once everything has ended.
+    pub(crate) fn remove_device(&mut self) {
+        if let Some(Err(error)) = self.device.take().map(PodDevice::remove) {
+            tracing::debug!(%error, "Nobody else closes the tun device");
+        }
+    }
 }
 
 impl Place {
-    fn create_tun(&self, settings: &Settings) -> Result<Tun, Error> {
+    fn create_tun(&self, settings: &Settings, heir: PathBuf) -> Result<(Tun, PodDevice), Error> {
         let what = || format!("cannot create the tun device {} in the pod", self.device);
-        let created = self.pod.run("tun", || Tun::create(&self.device, settings.routines, settings.tun.offloads));
+        let created = self.pod.run("tun", || {
+            let tun = Tun::create(&self.device, settings.routines, settings.tun.offloads)?;
+            let device = PodDevice::hold(&tun, heir)?;
+            Ok((tun, device))
+        });
         created
             .map_err(|error| Error::SetUp { what: what(), cause: chain(&error) })?
             .map_err(|error| Error::SetUp { what: what(), cause: errno::text(&error) })

@@ -34,6 +34,7 @@ pub mod netns;
 mod nftables;
 pub mod notify;
 pub mod overlay_link;
+mod pod_device;
 pub mod pod_status;
 pub mod pod_tunnel;
 mod reload;

@@ -201,7 +201,7 @@ pub fn guard(namespace: &Namespace, networks: &[IpNet]) -> Result<(), Error> {
     namespace.run("overlay-guard", work)?
 }
 
-fn interface_index(device: &str) -> Result<u32, Error> {
+pub(crate) fn interface_index(device: &str) -> Result<u32, Error> {
     nix::net::if_::if_nametoindex(device).map_err(|_| Error::NoDevice(device.to_owned()))
 }
 

@@ -366,19 +366,18 @@ impl PodTunnel {
     }
 
     fn stop(&mut self, inputs: &Receiver<Input>) {
-        if !self.path.stop() {
-            return;
-        }
-        loop {
+        let mut is_running = self.path.stop();
+        while is_running {
             match inputs.recv_timeout(STOP_WITHIN) {
-                Ok(Input::DriverEnded(_)) => break,
+                Ok(Input::DriverEnded(_)) => is_running = false,
                 Ok(_) => {}
                 Err(_) => {
                     tracing::warn!("The tunnel did not close in time");
-                    break;
+                    return;
                 }
             }
         }
+        self.path.remove_device();
         tracing::info!("Goodbye");
     }
 

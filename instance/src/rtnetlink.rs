@@ -59,6 +59,14 @@ impl Kernel {
         self.ask(libc::RTM_DELROUTE, 0, &route_body(index, &LinkRoute { mtu: None, ..route.clone() }, 0))
     }
 
+    /// Whether there is such a link. The answer waits for a change that is under way.
+    pub(crate) fn has_link(&mut self, index: u32) -> io::Result<bool> {
+        match self.ask(libc::RTM_GETLINK, 0, &link_header(index, 0)) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(false),
+            found => found.map(|()| true),
+        }
+    }
+
     /// Refuses what is for `network` and has no other route (RTN_UNREACHABLE, with the worst metric there is).
     pub(crate) fn refuse(&mut self, network: IpNet) -> io::Result<()> {
         self.ask(libc::RTM_NEWROUTE, libc::NLM_F_CREATE | libc::NLM_F_REPLACE, &unreachable_body(network))
@@ -193,6 +201,13 @@ mod tests {
         let route = unreachable_body("10.1.2.3/16".parse().unwrap());
         assert_eq!(route[..8], [2, 16, 0, 0, 254, 4, 0, 7]);
         assert_eq!(route[12..], [8, 0, 1, 0, 10, 1, 0, 0, 8, 0, 6, 0, 255, 255, 255, 255]);
+    }
+
+    #[test]
+    fn a_link_is_there_or_not() {
+        let mut kernel = Kernel::connect().unwrap();
+        assert!(kernel.has_link(nix::net::if_::if_nametoindex("lo").unwrap()).unwrap());
+        assert!(!kernel.has_link(u32::MAX >> 1).unwrap());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! containerd that is killed as well is in `runtime.rs`.
 //!
 //! `CHAOS_PODS` (60) says how many, `CHAOS_SEED` repeats a run. `LATENCY_PODS` (30) are measured, and may take
-//! `LATENCY_SLACK` (4) times as long as the bars say.
+//! `LATENCY_SLACK` (2) times as long as the bars say: on a quiet machine half of that is enough, and this one may be shared.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -109,7 +109,7 @@ fn a_pod_starts_in_time_and_many_cost_little() {
     }
     let (add, del) = (times(&node, "ADD"), times(&node, "DEL"));
     let version: Vec<f64> = (0..100).map(|_| version_ms()).collect();
-    let slack = number("LATENCY_SLACK", 4) as f64;
+    let slack = number("LATENCY_SLACK", 2) as f64;
     println!("| one of {} pods on a node | p50 | p99 | bars |\n| --- | ---: | ---: | ---: |", pods.len());
     let mut late = Vec::new();
     for (what, times, bars) in [
@@ -127,7 +127,7 @@ fn a_pod_starts_in_time_and_many_cost_little() {
         println!("| {what}, KiB | {:.0} | {:.0} | |", quantile(memory, 0.5), quantile(memory, 0.99));
     }
     println!("| CPU when idle, ms per s | {cpu:.2} | | |");
-    // On a quiet machine ADD and VERSION keep their bars (LATENCY_SLACK=1), DEL not yet; with slack, whatever else runs.
+    // On a quiet machine all keep their bars (LATENCY_SLACK=1).
     assert!(late.is_empty(), "{late:?} took more than {slack} times as long as the bars allow");
 }
 

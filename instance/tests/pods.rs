@@ -4,12 +4,14 @@
 
 mod world;
 
-use std::path::Path;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use world::cluster::{Cluster, Node, alive, gone_within, links};
+use world::cluster::{Cluster, Node, alive, binary, gone_within, links};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -40,7 +42,7 @@ fn two_pods_on_two_nodes_talk_over_the_overlay_and_leave_nothing() {
     for (node, pod) in [(&one, "web"), (&two, "db")] {
         node.chain_ok(&cluster.world, "del", pod);
         node.chain_ok(&cluster.world, "del", pod);
-        assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+        assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
         let left = links(&cluster.world.namespace_of(&node.name));
         assert!(left.iter().all(|link| ["lo", "eth0", "cni0"].contains(&link.as_str())), "links left: {left:?}");
         assert_eq!(links(&cluster.world.namespace_of(pod)), ["lo"]);
@@ -57,7 +59,7 @@ fn two_pods_on_one_node_talk_over_the_overlay() {
     cluster.world.ping("a", &node.overlay("b"), SOON);
     cluster.world.ping("b", &node.overlay("a"), SOON);
     node.delete_pods(&cluster.world, &["a", "b"]);
-    assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }
 
 #[test]
@@ -88,7 +90,7 @@ fn a_renumbered_pod_is_reported_probed_and_reached_by_its_overlay_address() {
     one.chain_ok(&cluster.world, "del", "web");
     one.chain_ok(&cluster.world, "add", "web");
     one.chain_ok(&cluster.world, "del", "web");
-    assert_eq!(one.leftovers(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(one.leftovers(), Vec::<PathBuf>::new());
     assert!(!routes().contains("10.42."), "{}", routes());
 }
 
@@ -105,7 +107,7 @@ fn add_fails_with_a_reason_and_undoes_itself_when_the_ca_is_away_and_works_when_
     assert!(began.elapsed() < Duration::from_secs(6), "ADD kept the runtime waiting for {:?}", began.elapsed());
     assert_eq!(error["code"], 103, "{error}");
     assert!(error["msg"].as_str().is_some_and(|msg| msg.contains("shop/web")), "the message names the pod: {error}");
-    assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
     node.chain_ok(&cluster.world, "del", "web");
     cluster.start_ca();
     node.chain_ok(&cluster.world, "add", "web");
@@ -134,7 +136,7 @@ fn a_lazy_pod_starts_closed_without_a_ca_and_opens_when_the_ca_is_back() {
     assert_eq!(node.status("web")["state"], "running");
     node.chain_ok(&cluster.world, "check", "web");
     node.chain_ok(&cluster.world, "del", "web");
-    assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }
 
 #[test]
@@ -150,7 +152,7 @@ fn add_is_refused_with_the_check_that_failed_when_the_node_token_is_wrong() {
     let text = error.to_string();
     assert!(text.contains("token"), "the error names the failed check: {text}");
     assert!(!text.contains("nebnode_0000"), "the error holds a secret: {text}");
-    assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
     node.chain_ok(&cluster.world, "del", "web");
 }
 
@@ -166,7 +168,44 @@ fn check_fails_once_the_instance_is_dead_and_del_still_succeeds() {
     let error = failed(&node, &cluster, "check", "web");
     assert!(error["msg"].as_str().is_some_and(|msg| msg.contains("shop/web") || msg.contains("instance")), "{error}");
     node.chain_ok(&cluster.world, "del", "web");
-    assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn when_del_returns_the_pod_is_as_before_and_add_works_again_at_once() {
+    let mut cluster = Cluster::new();
+    let node = cluster.node("n1", "1.0.0");
+    let pod = cluster.world.namespace("web");
+    let networks = || ["dev", "route", "if_inet6", "ipv6_route"].map(network_of_thread);
+    let in_pod = |work: &(dyn Fn() -> [String; 4] + Sync)| {
+        let enter_and_work = || {
+            world::enter(&pod);
+            work()
+        };
+        thread::scope(|scope| scope.spawn(enter_and_work).join().expect("no panic"))
+    };
+    node.chain_ok(&cluster.world, "add", "web");
+    for is_killed in [false, true, false] {
+        let instance = pid(&node.status("web"));
+        let groups = control_groups(instance);
+        assert!(in_pod(&networks).iter().any(|text| text.contains("nebula0")));
+        if is_killed {
+            kill(instance);
+        }
+        // Ours alone: the primary plugin, whose turn it is then, takes its time.
+        let left = in_pod(&|| {
+            call_again(&cluster, &node, "DEL");
+            networks()
+        });
+        assert!(left.iter().all(|text| !text.contains("nebula0")), "is_killed={is_killed}: {left:?}");
+        assert!(is_killed || !alive(instance));
+        assert_eq!(groups.iter().filter(|group| group.exists()).collect::<Vec<_>>(), Vec::<&PathBuf>::new());
+        assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
+        call_again(&cluster, &node, "ADD");
+        cluster.world.ping("web", world::cluster::LIGHTHOUSE, SOON);
+    }
+    node.chain_ok(&cluster.world, "del", "web");
 }
 
 #[test]
@@ -182,7 +221,7 @@ fn an_instance_whose_pod_is_gone_ends_itself() {
     assert!(gone_within(instance, Duration::from_secs(10)), "the instance keeps the dead pod's namespace");
     // The runtime sends DEL with a namespace that no longer exists.
     node.chain_ok(&cluster.world, "del", "web");
-    assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }
 
 #[test]
@@ -262,7 +301,7 @@ fn pods_added_in_parallel_all_come_up() {
             scope.spawn(move || node.chain_ok(world, "del", pod));
         }
     });
-    assert_eq!(node.leftovers(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }
 
 fn failed(node: &Node, cluster: &Cluster, verb: &str, pod: &str) -> Value {
@@ -270,6 +309,40 @@ fn failed(node: &Node, cluster: &Cluster, verb: &str, pod: &str) -> Value {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(!output.status.success(), "{verb} of {pod} succeeded: {said}");
     serde_json::from_str(&said).unwrap_or_else(|_| panic!("not an error object: {said}"))
+}
+
+/// Calls our plugin as its ADD was called, for the same or another verb.
+fn call_again(cluster: &Cluster, node: &Node, verb: &str) {
+    let calls = std::fs::read_to_string(node.dir.join("calls.jsonl")).expect("a record of the calls");
+    let mut calls = calls.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let add = calls.rfind(|call| call["command"] == "ADD" && call["type"] == "nebula-cni-plugin").expect("an ADD");
+    let text = |value: &Value| value.as_str().expect("text").to_owned();
+    let mut plugin = Command::new("nsenter")
+        .arg(format!("--net=/run/netns/{}", cluster.world.namespace_of(&node.name)))
+        .arg(binary("nebula-cni-plugin"))
+        .envs(add["env"].as_object().expect("a map").iter().map(|(name, value)| (name, text(value))))
+        .env("CNI_COMMAND", verb)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("nsenter runs");
+    let mut stdin = plugin.stdin.take().expect("a pipe");
+    stdin.write_all(add["stdin"].to_string().as_bytes()).expect("it reads");
+    drop(stdin);
+    assert!(plugin.wait().expect("it ends").success(), "{verb}\n{}", node.instance_logs());
+}
+
+/// A file of `/proc/net`, of the namespace that the calling thread is in.
+fn network_of_thread(file: &str) -> String {
+    std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default()
+}
+
+/// Control groups that are there for this process alone; none where the machine has no cgroup2.
+fn control_groups(pid: u64) -> Vec<PathBuf> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("a live process");
+    let own = text.lines().filter_map(|line| line.strip_prefix("0::/")).filter(|path| path.starts_with("nebula-cni/"));
+    let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);
+    own.flat_map(|path| roots.map(|root| root.join(path))).filter(|group| group.exists()).collect()
 }
 
 fn pod_address(result: &Value) -> String {

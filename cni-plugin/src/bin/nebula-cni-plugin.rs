@@ -13,7 +13,7 @@ use nebula_cni_plugin::reconcile::{self, Depth};
 use nebula_cni_plugin::reply::{self, Error, code};
 use nebula_cni_plugin::request::{self, Env, Request};
 use nebula_cni_plugin::settings::{STATE_DIR, Settings};
-use nebula_cni_plugin::supervisor::{Direct, Systemd, launcher};
+use nebula_cni_plugin::supervisor::{Direct, Systemd, heir, launcher};
 use nebula_cni_plugin::{add, verb};
 
 fn main() -> ExitCode {
@@ -22,6 +22,10 @@ fn main() -> ExitCode {
     if let Some((verb, rest)) = arguments.split_first() {
         return match verb.to_str() {
             Some(launcher::VERB) => launch(rest),
+            Some(heir::VERB) => {
+                heir::run();
+                ExitCode::SUCCESS
+            }
             Some("reconcile") => reconcile(rest.first().map_or_else(|| Path::new(STATE_DIR), Path::new)),
             _ => about(),
         };

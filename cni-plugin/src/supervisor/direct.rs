@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use super::heir::Heir;
 use super::notify::NotifySocket;
 use super::process::{self, Process};
 use super::{Known, LAUNCH, Launch, StartFailure, Supervisor, cgroup, launcher, log};
@@ -69,6 +70,9 @@ impl Supervisor for Direct {
             Known::Recorded(process) => Vec::from_iter(process),
             Known::Nothing => process::with_arguments(LAUNCH, &files.launch()),
         };
+        let is_awaited = processes.iter().any(|process| process.is_alive());
+        // Without an heir all goes well and takes longer.
+        let _heir = is_awaited.then(|| Heir::start(&self.launcher, &files.device_socket()));
         // All of them, whatever becomes of one.
         let ends: Vec<Result<(), String>> = processes.into_iter().map(|process| process.stop(clock)).collect();
         ends.into_iter().collect()

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 pub mod cgroup;
 mod dbus;
 pub mod direct;
+pub mod heir;
 pub mod launcher;
 mod log;
 mod notify;

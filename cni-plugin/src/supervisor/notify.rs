@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::io::{self, IoSliceMut};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use nix::cmsg_space;
@@ -37,6 +38,12 @@ impl NotifySocket {
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         setsockopt(&bound.socket, sockopt::PassCred, &true)?;
         Ok(bound)
+    }
+
+    /// The socket as standard input of another process, whose reads end after `patience`.
+    pub(super) fn as_input(&self, patience: Duration) -> io::Result<Stdio> {
+        self.socket.set_read_timeout(Some(patience))?;
+        Ok(OwnedFd::from(self.socket.try_clone()?).into())
     }
 
     /// The next notification of the process, or `None` if there was none within `patience`.

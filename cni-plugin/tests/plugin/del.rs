@@ -1,8 +1,15 @@
 //! DEL succeeds whatever is missing, and leaves nothing.
 
 use std::fs;
+use std::io::{IoSlice, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::process::Command;
+use std::time::Duration;
 
-use crate::harness::{Node, PREV};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+
+use crate::harness::{Node, PLUGIN, PREV};
 
 #[test]
 fn del_leaves_nothing_whatever_is_missing() {
@@ -101,4 +108,18 @@ fn names_that_share_a_file_do_not_share_an_attachment() {
     assert!(process.is_alive() && node.record().is_some());
     node.call("DEL").expect_ok();
     assert_eq!(node.residue(), Vec::<String>::new());
+}
+
+#[test]
+fn an_heir_closes_what_it_is_given_and_ends() {
+    let (instance, socket) = UnixDatagram::pair().unwrap();
+    let mut heir = Command::new(PLUGIN).arg("close-device").stdin(OwnedFd::from(socket)).spawn().unwrap();
+    let (mut witness, device) = UnixStream::pair().unwrap();
+    witness.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let files = [device.as_raw_fd()];
+    let message = [ControlMessage::ScmRights(&files)];
+    sendmsg::<()>(instance.as_raw_fd(), &[IoSlice::new(&[0])], &message, MsgFlags::empty(), None).unwrap();
+    drop(device);
+    assert_eq!(witness.read(&mut [0]).unwrap(), 0, "nobody holds the other end");
+    assert!(heir.wait().unwrap().success());
 }

@@ -153,6 +153,15 @@ impl Tun {
         Ok(())
     }
 
+    /// One more reference to the device, which stays until this is closed, too.
+    ///
+    /// # Errors
+    /// From the system.
+    pub fn hold(&self) -> io::Result<OwnedFd> {
+        let queue = self.queues.first().ok_or(io::ErrorKind::NotFound)?;
+        queue.fd.try_clone()
+    }
+
     /// The descriptors, to hand them to another process.
     #[must_use]
     pub fn into_queues(self) -> Vec<OwnedFd> {
