@@ -1,21 +1,15 @@
 //! Log lines as Go Nebula 1.11 writes them (slog text or JSON).
 
 use std::fmt::{self, Write as _};
-use std::sync::OnceLock;
+use std::io::Write as _;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
-use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::writer::BoxMakeWriter;
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::registry::LookupSpan;
-use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{Registry, reload};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::config_file::{LogFormat, LogLevel, Logging};
 
@@ -31,18 +25,8 @@ pub enum Output {
 /// Starts logging; later calls only change how it is done.
 pub fn start(logging: Logging, output: Output) {
     apply(logging);
-    if FILTER.get().is_some() {
-        return;
-    }
-    let (filter, handle) = reload::Layer::new(targets(logging.level));
-    let writer = match output {
-        Output::Stdout => BoxMakeWriter::new(std::io::stdout),
-        Output::Stderr => BoxMakeWriter::new(std::io::stderr),
-    };
-    let lines = tracing_subscriber::fmt::layer().event_format(Slog).with_writer(writer);
-    if tracing_subscriber::registry().with(filter).with(lines).try_init().is_ok() {
-        let _ = FILTER.set(handle);
-    }
+    // Refused where somebody else logs already, such as a test.
+    STARTED.call_once(|| drop(tracing::subscriber::set_global_default(Lines(output))));
 }
 
 /// Changes level and form of the lines.
@@ -54,10 +38,8 @@ pub fn apply(logging: Logging) {
 /// Changes the level alone.
 pub fn set_level(level: LogLevel) {
     LEVEL.store(level as u8, Ordering::Relaxed);
-    if let Some(filter) = FILTER.get() {
-        // Fails only when the subscriber is gone, and it lives as long as the process.
-        let _ = filter.reload(targets(level));
-    }
+    // Every place that logs remembers whether it may.
+    tracing::callsite::rebuild_interest_cache();
 }
 
 /// Changes the form of the lines alone.
@@ -84,7 +66,7 @@ pub fn level() -> LogLevel {
     levels.into_iter().find(|level| *level as u8 == stored).unwrap_or_default()
 }
 
-static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
+static STARTED: Once = Once::new();
 static FORM: AtomicU8 = AtomicU8::new(0);
 static LEVEL: AtomicU8 = AtomicU8::new(LogLevel::Info as u8);
 const JSON: u8 = 1;
@@ -95,16 +77,14 @@ fn form_bits(logging: Logging) -> u8 {
     json | if logging.disable_timestamp { NO_TIME } else { 0 }
 }
 
-/// Own crates at the asked level; libraries only when something is wrong.
-fn targets(level: LogLevel) -> Targets {
-    let level = match level {
+fn filter() -> LevelFilter {
+    match level() {
         LogLevel::Trace => LevelFilter::TRACE,
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Info => LevelFilter::INFO,
         LogLevel::Warn => LevelFilter::WARN,
         LogLevel::Error => LevelFilter::ERROR,
-    };
-    Targets::new().with_default(level.min(LevelFilter::ERROR)).with_target("nebula", level)
+    }
 }
 
 /// A list or a map as a field: JSON lines have it as such, text lines as Go prints it.
@@ -149,14 +129,22 @@ fn go_text(value: &serde_json::Value) -> String {
     }
 }
 
-struct Slog;
+/// Writes a line for each event. There are no spans in these programs, and without them nothing has to be remembered: the
+/// registry of the usual subscriber takes 40 KiB of every process.
+struct Lines(Output);
 
-impl<S, N> FormatEvent<S, N> for Slog
-where
-    S: Subscriber + for<'a> LookupSpan<'a>,
-    N: for<'a> FormatFields<'a> + 'static,
-{
-    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+impl Subscriber for Lines {
+    /// Own crates at the asked level; libraries only when something is wrong.
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        let most = if metadata.target().starts_with(OWN) { filter() } else { LevelFilter::ERROR };
+        metadata.is_event() && *metadata.level() <= most
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(filter())
+    }
+
+    fn event(&self, event: &Event<'_>) {
         let form = FORM.load(Ordering::Relaxed);
         #[allow(clippy::disallowed_methods, reason = "a log line carries the wall clock")]
         let time = (form & NO_TIME == 0).then(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
@@ -164,9 +152,24 @@ where
         event.record(&mut fields);
         let level = level_name(*event.metadata().level());
         let line = if form & JSON == 0 { text_line(time, level, &fields) } else { json_line(time, level, &fields) };
-        writer.write_str(&line)
+        // A log that nobody reads any more must not end the program.
+        let _ = match self.0 {
+            Output::Stdout => std::io::stdout().write_all(line.as_bytes()),
+            Output::Stderr => std::io::stderr().write_all(line.as_bytes()),
+        };
     }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
 }
+
+// Where all targets of this project begin.
+const OWN: &str = "nebula";
 
 #[derive(Default)]
 struct Fields {
