@@ -10,7 +10,7 @@ use super::program::{RareWork, release_program_pages};
 use super::shared::Shared;
 use super::tun::Queue;
 use super::udp::UdpSocket;
-use super::{Error, clock, interfaces};
+use super::{Error, clock, interfaces, release_free_heap};
 use crate::forward::Offload;
 use crate::lighthouse::LocalAddress;
 use crate::{Event, Node, WallClock};
@@ -22,7 +22,7 @@ const PUNTS_A_REPORT: usize = 16;
 #[derive(Debug)]
 pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
-    pub(super) node: Node,
+    pub(super) node: Box<Node>,
     pub(super) socket: Arc<UdpSocket>,
     // None: this node has no overlay device.
     pub(super) queue: Option<Arc<Queue>>,
@@ -184,6 +184,8 @@ impl InterfaceWatch {
             None => self.changes = interfaces::Changes::listen().ok(),
         }
         let listed = interfaces::reachable_addresses(self.except.as_deref());
+        // For a host with a hundred pods that took hundreds of KiB for a moment.
+        release_free_heap();
         if let Err(errno) = &listed {
             tracing::warn!(%errno, "cannot list the interface addresses");
             self.changes = None;

@@ -130,6 +130,8 @@ impl Driver {
         })?;
         let wall = clock::wall();
         let (node, forwarder) = Node::new(config, wall.at, wall, *seed);
+        // It is large, and each move of it would cost stacks that stay.
+        let node = Box::new(node);
         let shared = Arc::new(Shared::new(forwarder)?);
         let sockets: Vec<_> = sockets.into_iter().map(Arc::new).collect();
         let offloads = tun.as_ref().map_or(TunOffloads::None, Tun::offloads);

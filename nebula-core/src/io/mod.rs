@@ -31,7 +31,7 @@ mod warmth;
 
 pub use barriers::register_barriers;
 pub use driver::{Driver, Error, Handle, Options};
-pub use heap::share_one_heap;
+pub use heap::{release_free_heap, share_one_heap};
 pub use program::release_program_pages;
 pub use socket_control::{SocketControl, SocketMemory};
 pub use tun::{Tun, TunOffloads};

@@ -1,5 +1,6 @@
 //! What the data path knows of relays: by own index, read without a lock.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Hop, RelayIndex};
@@ -17,7 +18,8 @@ pub(crate) enum Role {
 /// Readers never wait; only the control plane writes. Holds no keys: tunnels are found by their index.
 #[derive(Debug, Default)]
 pub(crate) struct RelayTable {
-    hops: papaya::HashMap<RelayIndex, Published>,
+    /// Made with the first hop: even an empty map takes 16 KiB, more with many processors, and few nodes have relays.
+    hops: OnceLock<papaya::HashMap<RelayIndex, Published>>,
 }
 
 #[derive(Debug)]
@@ -30,38 +32,44 @@ struct Published {
 impl RelayTable {
     /// Makes a hop known, or changes what becomes of its datagrams.
     pub(crate) fn publish(&self, index: RelayIndex, neighbour: LocalIndex, role: Role) {
-        let hops = self.hops.pin();
+        let hops = self.hops.get_or_init(papaya::HashMap::new).pin();
         let used = hops.get(&index).is_some_and(|old| old.used.load(Ordering::Relaxed));
         hops.insert(index, Published { neighbour, role, used: AtomicBool::new(used) });
     }
 
     /// Datagrams for this index are refused from now on.
     pub(crate) fn retire(&self, index: RelayIndex) {
-        self.hops.pin().remove(&index);
+        if let Some(hops) = self.hops.get() {
+            hops.pin().remove(&index);
+        }
     }
 
     /// Tunnel to the neighbour, and what to do with what comes from it.
     pub(crate) fn get(&self, index: RelayIndex) -> Option<(LocalIndex, Role)> {
-        self.hops.pin().get(&index).map(|hop| (hop.neighbour, hop.role))
+        self.look(index, |hop| (hop.neighbour, hop.role))
     }
 
     /// Notes authenticated traffic.
     pub(crate) fn mark_used(&self, index: RelayIndex) {
-        if let Some(hop) = self.hops.pin().get(&index)
-            && !hop.used.load(Ordering::Relaxed)
-        {
-            hop.used.store(true, Ordering::Relaxed);
-        }
+        self.look(index, |hop| {
+            if !hop.used.load(Ordering::Relaxed) {
+                hop.used.store(true, Ordering::Relaxed);
+            }
+        });
     }
 
     /// Whether there was traffic since the last call.
     pub(crate) fn take_used(&self, index: RelayIndex) -> bool {
-        self.hops.pin().get(&index).is_some_and(|hop| hop.used.swap(false, Ordering::Relaxed))
+        self.look(index, |hop| hop.used.swap(false, Ordering::Relaxed)).unwrap_or(false)
     }
 
     /// Hops known.
     pub(crate) fn len(&self) -> usize {
-        self.hops.len()
+        self.hops.get().map_or(0, papaya::HashMap::len)
+    }
+
+    fn look<T>(&self, index: RelayIndex, at: impl FnOnce(&Published) -> T) -> Option<T> {
+        self.hops.get()?.pin().get(&index).map(at)
     }
 }
 
