@@ -281,8 +281,8 @@ impl CaClient {
             .max_redirects(0)
             .proxy(None)
             .user_agent(concat!("nebula-cni-instance/", env!("CARGO_PKG_VERSION")))
-            .input_buffer_size(BUFFER)
-            .output_buffer_size(BUFFER)
+            .input_buffer_size(INPUT)
+            .output_buffer_size(OUTPUT)
             .max_idle_connections(1)
             .timeout_connect(Some(CONNECT_WITHIN))
             .build();
@@ -339,17 +339,24 @@ fn explain(error: &ureq::Error) -> String {
 }
 
 fn read_bounded(path: &PathBuf) -> std::io::Result<Zeroizing<String>> {
-    // Reserved at once: growing would leave copies behind.
-    let mut text = Zeroizing::new(String::with_capacity(MAX_FILE));
-    std::fs::File::open(path)?.take(MAX_FILE as u64).read_to_string(&mut text)?;
+    let file = std::fs::File::open(path)?;
+    // Something else than a file does not say how much there is.
+    let length = usize::try_from(file.metadata()?.len()).unwrap_or(MAX_FILE);
+    let most = if length == 0 { MAX_FILE } else { length.min(MAX_FILE) };
+    // Reserved at once, and a little more, for that is read directly: growing would leave copies behind. All of it is
+    // overwritten at the end, so that much more would cost memory.
+    let mut text = Zeroizing::new(String::with_capacity(most + 64));
+    file.take(most as u64).read_to_string(&mut text)?;
     Ok(text)
 }
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);
 const MAX_FILE: usize = 256 << 10;
 const LONGEST_HEADER: usize = 256;
-// Requests and answers are a few KiB; the library's own default is 128 each way.
-const BUFFER: usize = 16 << 10;
+// They stay as long as the connection; the library's own default is 128 KiB each way. Longer bodies pass in pieces, the head
+// of an answer must fit. A request with a body needs that much of the input buffer for itself.
+const INPUT: usize = 10 << 10;
+const OUTPUT: usize = 4 << 10;
 
 #[cfg(test)]
 mod tests {
