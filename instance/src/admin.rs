@@ -2,8 +2,10 @@
 //! gets the document alone.
 
 use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::sys::stat::{Mode, umask};
@@ -28,15 +30,19 @@ pub fn ask(path: &Path) -> std::io::Result<String> {
 /// A listening status socket. Dropping it removes the file.
 #[derive(Debug)]
 pub struct StatusSocket {
+    listener: UnixListener,
+    status: Shared,
     path: PathBuf,
+    /// One reference for each client, and this one.
+    clients: Arc<()>,
 }
 
 impl StatusSocket {
-    /// Listens at `path` (mode 0600) on a thread of its own. A file a former instance left there is replaced.
+    /// Listens at `path` (mode 0600). A file a former instance left there is replaced.
     ///
     /// # Errors
     /// The socket cannot be made.
-    pub fn serve(path: &Path, status: Shared) -> std::io::Result<Self> {
+    pub fn open(path: &Path, status: Shared) -> std::io::Result<Self> {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -46,13 +52,40 @@ impl StatusSocket {
         let listener = UnixListener::bind(path);
         umask(before);
         let listener = listener?;
-        let socket = Self { path: path.to_owned() };
-        let answer = move || {
-            capabilities::give_up();
-            answer_all(&listener, &status);
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, status, path: path.to_owned(), clients: Arc::new(()) })
+    }
+
+    /// Lets the next client in, if there is one: who is let in is answered on a thread of its own. Too many at once are
+    /// turned away.
+    ///
+    /// # Errors
+    /// There are no descriptors or threads left.
+    pub fn admit(&self) -> std::io::Result<()> {
+        let stream = match self.listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error),
         };
-        std::thread::Builder::new().name("status".to_owned()).spawn(answer)?;
-        Ok(socket)
+        if Arc::strong_count(&self.clients) > MAX_CLIENTS {
+            return Ok(());
+        }
+        let (status, place) = (Arc::clone(&self.status), Arc::clone(&self.clients));
+        let body = move || {
+            capabilities::give_up();
+            // A client that does not read loses its answer.
+            if let Err(error) = answer(stream, &status) {
+                tracing::debug!(%error, "A client of the status socket did not take its answer");
+            }
+            drop(place);
+        };
+        std::thread::Builder::new().name("status".to_owned()).spawn(body).map(drop)
+    }
+}
+
+impl AsFd for StatusSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 }
 
@@ -60,23 +93,6 @@ impl Drop for StatusSocket {
     fn drop(&mut self) {
         // Another file may be there already if the next instance was quicker; it makes its own again then.
         let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-fn answer_all(listener: &UnixListener, status: &Shared) {
-    loop {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                // A client that does not read loses its answer and delays the next one by no more than the patience.
-                if let Err(error) = answer(stream, status) {
-                    tracing::debug!(%error, "A client of the status socket did not take its answer");
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "Status socket cannot accept a connection");
-                std::thread::sleep(Duration::from_millis(200));
-            }
-        }
     }
 }
 
@@ -135,6 +151,7 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const PATIENCE: Duration = Duration::from_millis(500);
 const PATIENCE_FOR_A_REQUEST: Duration = Duration::from_millis(100);
 const LONGEST_HEAD: usize = 4096;
+const MAX_CLIENTS: usize = 16;
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 const LONGEST_ANSWER: u64 = 16 << 20;
 
@@ -144,13 +161,42 @@ mod tests {
     use crate::pod_status::tests::waiting;
     use serde_json::{Value, json};
     use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Lets clients in until it is dropped.
+    struct Served {
+        over: Arc<AtomicBool>,
+        thread: Option<std::thread::JoinHandle<()>>,
+    }
+
+    impl Served {
+        fn at(path: &Path, status: Shared) -> Self {
+            let socket = StatusSocket::open(path, status).unwrap();
+            let over = Arc::new(AtomicBool::new(false));
+            let until = Arc::clone(&over);
+            let serve = move || {
+                while !until.load(Ordering::Relaxed) {
+                    socket.admit().unwrap();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            };
+            Self { over, thread: Some(std::thread::spawn(serve)) }
+        }
+    }
+
+    impl Drop for Served {
+        fn drop(&mut self) {
+            self.over.store(true, Ordering::Relaxed);
+            let _ = self.thread.take().map(std::thread::JoinHandle::join);
+        }
+    }
 
     #[test]
     fn a_connection_without_a_request_gets_one_document_and_the_end() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("status.sock");
         std::fs::write(&path, "left over").unwrap();
-        let socket = StatusSocket::serve(&path, waiting()).unwrap();
+        let socket = Served::at(&path, waiting());
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let mut silent = String::new();
         UnixStream::connect(&path).unwrap().read_to_string(&mut silent).unwrap();
@@ -170,7 +216,7 @@ mod tests {
     fn requests_get_the_document_metrics_and_health_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("status.sock");
-        let _socket = StatusSocket::serve(&path, waiting()).unwrap();
+        let _socket = Served::at(&path, waiting());
         let ask = |request: &str| {
             let mut stream = UnixStream::connect(&path).unwrap();
             stream.write_all(request.as_bytes()).unwrap();
@@ -194,8 +240,8 @@ mod tests {
         let status = waiting();
         // More than a socket buffer holds.
         status.lock().unwrap().last_error = Some("x".repeat(4 << 20));
-        let _socket = StatusSocket::serve(&path, status).unwrap();
-        let _silent = UnixStream::connect(&path).unwrap();
+        let _socket = Served::at(&path, status);
+        let _silent: Vec<_> = (1..MAX_CLIENTS).map(|_| UnixStream::connect(&path).unwrap()).collect();
         assert!(ask(&path).unwrap().ends_with('}'));
     }
 }

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nebula_core::io::{Handle, release_program_pages};
+use nebula_core::io::{Handle, release_free_heap, release_program_pages};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::control::{ControlSocket, Desk};
@@ -44,6 +44,7 @@ impl Attendant {
             self.wait([look_due, started].into_iter().flatten().fold(expiry_due, Instant::min));
             if started.take_if(|due| now() >= *due).is_some() {
                 release_program_pages();
+                release_free_heap();
             }
             while let Some(signal) = self.signals.next() {
                 if signal != Signal::SIGHUP {

@@ -146,7 +146,7 @@ impl Loaded {
         desk.reloader().attach(crate::ssh::Console::new(&desk));
         let signals = Arrived::of(signals).map_err(start("Failed to set up signal handling"))?;
         let attendant = Attendant { signals, control, desk, reloader, metrics, handle: handle.clone() };
-        let running = run_attended(driver, attendant, handshakes)?;
+        let running = run_attended(driver, attendant, &handshakes)?;
         running.map_err(|error| Error::Running(error.to_string()))?;
         tracing::info!(counters = counted(&handle), "Goodbye");
         Ok(())
@@ -169,15 +169,14 @@ fn follow_system_routes(link: &OverlayLink, settings: &Settings, subnets: &Arc<S
 
 type Outcome = Result<(), nebula_core::io::Error>;
 
-fn run_attended(mut driver: Driver, attendant: Attendant, handshakes: Arc<Handshakes>) -> Result<Outcome, Error> {
+fn run_attended(mut driver: Driver, attendant: Attendant, handshakes: &Handshakes) -> Result<Outcome, Error> {
     let thread = |error: std::io::Error| Error::Start { message: "Failed to start a thread", cause: error.to_string() };
-    let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
-        std::thread::Builder::new().name(name.to_owned()).spawn(body).map_err(thread)
-    };
     let received = driver.events();
-    spawn("events", Box::new(move || events::log(&received, &handshakes)))?;
-    let attending = spawn("attendant", Box::new(move || attendant.run()))?;
+    let attending =
+        std::thread::Builder::new().name("attendant".to_owned()).spawn(|| attendant.run()).map_err(thread)?;
     notify::ready();
+    // Until the node's own thread ends, which it does first.
+    events::log(&received, handshakes);
     let outcome = driver.run();
     if outcome.is_ok() {
         // It ended the driver, and now gives back what it has.

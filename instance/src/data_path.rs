@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use nebula_cert::{CaPool, Identity};
 use nebula_cni_plugin::launch::LaunchSpec;
 use nebula_core::firewall::Policy;
-use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket, release_program_pages};
+use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
 
 use crate::config_file::Settings;
 use crate::daemon::chain;
@@ -104,14 +104,18 @@ impl DataPath {
         // All pods of a node have the same claim to its processors.
         let options = Options { raise_priority: false, ..Options::default() };
         let start = move || Driver::start(config, Some(tun), sockets, options);
-        let started = self.place.underlay.run("driver-start", start).map_err(|error| failed(chain(&error)))?;
+        // It goes deep, and the stack for it ends with its thread.
+        let start = move || Namespace::Own.run("driver-start", start);
+        let started = self.place.underlay.run("driver-start", start).and_then(|started| started);
+        let started = started.map_err(|error| failed(chain(&error)))?;
         let mut driver = started.map_err(|error| failed(chain(&error)))?;
-        // The launch, and asking the CA, are not needed again for long.
-        release_program_pages();
         let handle = driver.handle();
         let received = driver.events();
-        spawn("events", move || events::log(&received, &Handshakes::default()))?;
-        spawn("driver", move || ended(driver.run()))?;
+        spawn("driver", move || {
+            // Until the node's own thread ends, which it does first.
+            events::log(&received, &Handshakes::default());
+            ended(driver.run());
+        })?;
         let hosts = settings.static_hosts.clone();
         let names = hosts.has_names().then(|| {
             let handle = handle.clone();
@@ -197,7 +201,7 @@ pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(thread_failed)
 }
 
-pub(crate) fn thread_failed(error: std::io::Error) -> Error {
+fn thread_failed(error: std::io::Error) -> Error {
     Error::SetUp { what: "cannot start a thread".to_owned(), cause: errno::text(&error) }
 }
 

@@ -19,6 +19,7 @@ mod file_watch;
 mod firewall_hash;
 pub mod go_flags;
 pub mod handoff;
+mod inbox;
 pub mod init;
 mod isolation;
 mod jitter;

@@ -1,7 +1,7 @@
 //! Notices that something happens to the links of a network namespace (rtnetlink notifications).
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::libc;
@@ -20,17 +20,27 @@ impl LinkWatch {
         Ok(Self(socket))
     }
 
-    /// Waits for the next event. What it says does not matter: whoever waits looks for itself.
-    pub(crate) fn wait(&self) -> io::Result<()> {
+    /// Whether something happened since the last call. What it was does not matter: whoever asks looks for itself.
+    pub(crate) fn changed(&self) -> io::Result<bool> {
         // Longer messages are cut, which costs nothing here.
         let mut message = [0; 64];
-        loop {
-            match recv(self.0.as_raw_fd(), &mut message, MsgFlags::empty()) {
+        for taken in 0..MOST {
+            match recv(self.0.as_raw_fd(), &mut message, MsgFlags::MSG_DONTWAIT) {
                 // So many events that some were lost: one of them counts as well.
-                Ok(_) | Err(Errno::ENOBUFS) => return Ok(()),
-                Err(Errno::EINTR) => {}
+                Ok(_) | Err(Errno::ENOBUFS | Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Ok(taken > 0),
                 Err(errno) => return Err(errno.into()),
             }
         }
+        Ok(true)
     }
 }
+
+impl AsFd for LinkWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+// Whoever is in the namespace may make events faster than they are taken.
+const MOST: usize = 64;

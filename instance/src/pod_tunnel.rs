@@ -1,20 +1,21 @@
 //! The instance of one pod: drives the life cycle of its certificate, the watch over whom to trust, and the data path.
 
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nebula_cert::{CaPool, Certificate, Identity, UnixTime};
 use nebula_cni_plugin::launch::{Flow, LaunchSpec, Mode, Underlay};
+use nebula_core::io::{release_free_heap, release_program_pages};
 
 use crate::admin::StatusSocket;
 use crate::applicant::{Answer, Applicant};
 use crate::ca_client::{self, CaClient, Issued, TrustAnswer};
 use crate::config_file::{Settings, Value};
 use crate::daemon::chain;
-use crate::data_path::{DataPath, Place, spawn, thread_failed};
+use crate::data_path::{DataPath, Place, spawn};
 use crate::handoff::{self, InitClient};
+use crate::inbox::{Inbox, Input, Reports};
 use crate::launch_file::Launch;
 use crate::life_cycle::{Closing, GiveUp, Install, LifeCycle, Moment, Now, Standing, Start, Step};
 use crate::link_watch::LinkWatch;
@@ -61,20 +62,33 @@ pub enum Error {
 /// See [`Error`]. Everything made is removed again, except what keeps packets for the overlay from leaving in clear.
 pub fn serve(launch: &Path) -> Result<(), Error> {
     capabilities::keep(capabilities::FOR_SET_UP).map_err(set_up("cannot give up capabilities"))?;
-    let Launch { spec, lock: only_one } = Launch::claim(launch)?;
     let signals = Signals::block().map_err(set_up("cannot set up signal handling"))?;
     // Fails if we lead a session already, which is as good.
     let _ = nix::unistd::setsid();
-    let settings = Settings::read_without_pki(&Value::from(&spec.nebula))
-        .map_err(|error| Error::SetUp { what: "tunnel configuration".to_owned(), cause: error.to_string() })?;
-    log::start(settings.logging, log::Output::Stderr);
-    settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
-    let result = serve_pod(spec, settings, signals);
+    // What is read and made first goes deep, and the stack for it ends with its thread.
+    let started = Namespace::Own.run("start", || {
+        let Launch { spec, lock: only_one } = Launch::claim(launch)?;
+        let settings = Settings::read_without_pki(&Value::from(&spec.nebula))
+            .map_err(|error| Error::SetUp { what: "tunnel configuration".to_owned(), cause: error.to_string() })?;
+        log::start(settings.logging, log::Output::Stderr);
+        settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
+        start(spec, settings, signals).map(|(pod, inputs)| (pod, inputs, only_one))
+    });
+    let (mut pod, mut inputs, only_one) =
+        started.map_err(|error| Error::SetUp { what: "pod".to_owned(), cause: chain(&error) })??;
+    if !pod.is_awaited {
+        // Flow init: the kubelet starts the init container only after this.
+        notify::ready();
+    }
+    let result = pod.run(&mut inputs);
+    // The next instance of this pod may begin when there is nothing left of this one.
+    drop(pod);
+    drop(inputs);
     drop(only_one);
     result
 }
 
-fn serve_pod(spec: LaunchSpec, settings: Settings, signals: Signals) -> Result<(), Error> {
+fn start(spec: LaunchSpec, settings: Settings, signals: Signals) -> Result<(Box<PodTunnel>, Inbox), Error> {
     let namespace = Namespace::At { path: spec.netns.clone(), id: spec.netns_id };
     let refused = |error: netns::Error| Error::SetUp { what: "pod".to_owned(), cause: chain(&error) };
     let presence = Presence::of(namespace.clone()).map_err(set_up("cannot watch over the pod's network namespace"))?;
@@ -93,16 +107,14 @@ fn serve_pod(spec: LaunchSpec, settings: Settings, signals: Signals) -> Result<(
     isolation::isolate(&spec, &namespace, port)?;
     let path = DataPath::new(place, &spec, &settings, sockets)?;
     let status = Arc::new(Mutex::new(Status::new(&spec, port)));
-    let _status_socket = StatusSocket::serve(&spec.status_socket, Arc::clone(&status))
+    let clients = StatusSocket::open(&spec.status_socket, Arc::clone(&status))
         .map_err(set_up(&format!("cannot make the status socket {}", spec.status_socket.display())))?;
-
-    let (sender, inputs) = channel();
-    watch_signals(signals, sender.clone())?;
-    watch_links(&namespace, sender.clone())?;
+    let inputs = Inbox::new(signals, watch_links(&namespace)?, clients);
+    let (inputs, reports) = inputs.map_err(set_up("cannot wait for signals"))?;
     let is_awaited = spec.flow == Flow::Node && spec.mode == Mode::Strict;
     let start = if is_awaited { Start::Within(Duration::from_secs(spec.budget_seconds)) } else { Start::Whenever };
     let clock = Clock::start();
-    let mut pod = PodTunnel {
+    let pod = PodTunnel {
         life: LifeCycle::new(start, clock.now(), random()),
         trust: TrustWatch::new(random()),
         etag: None,
@@ -113,14 +125,10 @@ fn serve_pod(spec: LaunchSpec, settings: Settings, signals: Signals) -> Result<(
         settings,
         presence,
         status,
-        sender,
+        reports,
         client,
     };
-    if !is_awaited {
-        // Flow init: the kubelet starts the init container only after this.
-        notify::ready();
-    }
-    pod.run(&inputs)
+    Ok((Box::new(pod), inputs))
 }
 
 struct PodTunnel {
@@ -128,7 +136,7 @@ struct PodTunnel {
     presence: Presence,
     clock: Clock,
     status: Shared,
-    sender: Sender<Input>,
+    reports: Reports,
     client: CaClient,
     applicant: Applicant,
     life: LifeCycle,
@@ -138,15 +146,6 @@ struct PodTunnel {
     /// Of the trust in use.
     etag: Option<String>,
     path: DataPath,
-}
-
-/// What the threads around the owner report.
-enum Input {
-    Signal(Signal),
-    LinksChanged,
-    Answer(Box<Answer>),
-    Trust { asked: Duration, answer: Box<Result<TrustAnswer, ca_client::Error>> },
-    DriverEnded(Result<(), nebula_core::io::Error>),
 }
 
 /// Reads both clocks.
@@ -166,8 +165,9 @@ impl Clock {
 }
 
 impl PodTunnel {
-    fn run(&mut self, inputs: &Receiver<Input>) -> Result<(), Error> {
+    fn run(&mut self, inputs: &mut Inbox) -> Result<(), Error> {
         let mut gone_since = None;
+        let mut tidy_at = None;
         // Whoever removes a namespace removes its links first, and the namespace a moment later.
         let mut alert_until = Duration::ZERO;
         loop {
@@ -183,26 +183,36 @@ impl PodTunnel {
             if self.trust.is_due(now.uptime) {
                 self.ask_whom_to_trust(now.uptime)?;
             }
+            if tidy_at.take_if(|at| now.uptime >= *at).is_some() {
+                release_program_pages();
+                release_free_heap();
+            }
             let look = if now.uptime < alert_until { ALERT_INTERVAL } else { NETNS_INTERVAL };
-            let trust = self.trust.deadline().map(|at| at.saturating_sub(now.uptime));
-            let wait = [self.life.idle(now), trust].into_iter().flatten().fold(look, Duration::min);
-            match inputs.recv_timeout(wait) {
-                Ok(Input::Signal(Signal::SIGHUP)) => {
+            let [trust, tidy] = [self.trust.deadline(), tidy_at].map(|at| Some(at?.saturating_sub(now.uptime)));
+            let wait = [self.life.idle(now), trust, tidy].into_iter().flatten().fold(look, Duration::min);
+            match inputs.next(wait) {
+                Some(Input::Signal(Signal::SIGHUP)) => {
                     tracing::info!("Caught HUP; a pod's configuration does not change")
                 }
-                Ok(Input::Signal(signal)) => {
+                Some(Input::Signal(signal)) => {
                     tracing::info!(signal = go_name(signal), "Caught signal, shutting down");
                     self.stop(inputs);
                     return Ok(());
                 }
-                Ok(Input::LinksChanged) => alert_until = self.clock.now().uptime + ALERT_FOR,
-                Ok(Input::Answer(answer)) => self.answered(*answer)?,
-                Ok(Input::Trust { asked, answer }) => self.told_whom_to_trust(asked, *answer),
-                Ok(Input::DriverEnded(result)) => {
+                Some(Input::LinksChanged) => alert_until = self.clock.now().uptime + ALERT_FOR,
+                Some(Input::Answer(answer)) => {
+                    self.answered(*answer)?;
+                    tidy_at = Some(self.clock.now().uptime + TIDY_AFTER);
+                }
+                Some(Input::Trust { asked, answer }) => {
+                    self.told_whom_to_trust(asked, *answer);
+                    tidy_at = Some(self.clock.now().uptime + TIDY_AFTER);
+                }
+                Some(Input::DriverEnded(result)) => {
                     let cause = result.err().map_or_else(|| "it ended by itself".to_owned(), |error| chain(&error));
                     return Err(Error::Broken(cause));
                 }
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+                None => {}
             }
             let now = self.clock.now().uptime;
             if self.presence.is_there() {
@@ -219,13 +229,9 @@ impl PodTunnel {
     }
 
     fn ask(&self, within: Duration) -> Result<(), Error> {
-        let (applicant, sender) = (self.applicant.clone(), self.sender.clone());
+        let (applicant, reports) = (self.applicant.clone(), self.reports.clone());
         let now = unix_seconds(self.clock.now().wall);
-        spawn("ca-client", move || {
-            let answer = applicant.apply(within, now);
-            // Nobody listens any more when the pod ends meanwhile.
-            let _ = sender.send(Input::Answer(Box::new(answer)));
-        })
+        spawn("ca-client", move || reports.send(Input::Answer(Box::new(applicant.apply(within, now)))))
     }
 
     fn answered(&mut self, answer: Answer) -> Result<(), Error> {
@@ -282,9 +288,8 @@ impl PodTunnel {
         let bundle = trust.certificates().map(Certificate::to_pem).collect();
         let is_first = self.path.networks().is_none();
         if is_first {
-            let sender = self.sender.clone();
-            // After a stop nobody listens any more.
-            let ended = move |result| drop(sender.send(Input::DriverEnded(result)));
+            let reports = self.reports.clone();
+            let ended = move |result| reports.send(Input::DriverEnded(result));
             self.path.open(&identity, &trust, &self.settings, ended)?;
         } else {
             self.path.swap(identity.clone(), trust);
@@ -318,10 +323,10 @@ impl PodTunnel {
     }
 
     fn ask_whom_to_trust(&self, asked: Duration) -> Result<(), Error> {
-        let (client, sender, etag) = (self.client.clone(), self.sender.clone(), self.etag.clone());
+        let (client, reports, etag) = (self.client.clone(), self.reports.clone(), self.etag.clone());
         spawn("ca-trust", move || {
             let answer = Box::new(client.trust(etag.as_deref(), TRUST_WITHIN));
-            let _ = sender.send(Input::Trust { asked, answer });
+            reports.send(Input::Trust { asked, answer });
         })
     }
 
@@ -365,13 +370,13 @@ impl PodTunnel {
         self.update(|status| status.closed = Some(why));
     }
 
-    fn stop(&mut self, inputs: &Receiver<Input>) {
+    fn stop(&mut self, inputs: &Inbox) {
         let mut is_running = self.path.stop();
         while is_running {
-            match inputs.recv_timeout(STOP_WITHIN) {
-                Ok(Input::DriverEnded(_)) => is_running = false,
-                Ok(_) => {}
-                Err(_) => {
+            match inputs.report(STOP_WITHIN) {
+                Some(Input::DriverEnded(_)) => is_running = false,
+                Some(_) => {}
+                None => {
                     tracing::warn!("The tunnel did not close in time");
                     return;
                 }
@@ -396,20 +401,10 @@ fn standing(identity: &Identity, trust: &CaPool, now: Moment) -> Standing {
     })
 }
 
-fn watch_signals(signals: Signals, sender: Sender<Input>) -> Result<(), Error> {
-    spawn("signals", move || while sender.send(Input::Signal(signals.wait())).is_ok() {})
-}
-
-fn watch_links(namespace: &Namespace, sender: Sender<Input>) -> Result<(), Error> {
+fn watch_links(namespace: &Namespace) -> Result<LinkWatch, Error> {
     let refused = |cause: String| Error::SetUp { what: "cannot watch the links of the pod".to_owned(), cause };
     let watch = namespace.run("links", LinkWatch::new).map_err(|error| refused(chain(&error)))?;
-    let watch = watch.map_err(|error| refused(errno::text(&error)))?;
-    let work = move || {
-        capabilities::give_up();
-        while watch.wait().is_ok() && sender.send(Input::LinksChanged).is_ok() {}
-    };
-    let thread = std::thread::Builder::new().name("links".to_owned()).stack_size(SMALL_STACK);
-    thread.spawn(work).map(drop).map_err(thread_failed)
+    watch.map_err(|error| refused(errno::text(&error)))
 }
 
 fn set_up(what: &str) -> impl FnOnce(std::io::Error) -> Error {
@@ -437,4 +432,5 @@ const ALERT_FOR: Duration = Duration::from_secs(5);
 const GONE_FOR: Duration = Duration::from_secs(1);
 const STOP_WITHIN: Duration = Duration::from_millis(250);
 const TRUST_WITHIN: Duration = Duration::from_secs(10);
-const SMALL_STACK: usize = 64 << 10;
+// The next question to the CA has been asked by then; little of what an answer took is needed again.
+const TIDY_AFTER: Duration = Duration::from_secs(1);

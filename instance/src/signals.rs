@@ -21,16 +21,6 @@ impl Signals {
         set.thread_block()?;
         Ok(Self(set))
     }
-
-    /// The next signal.
-    #[must_use]
-    pub fn wait(&self) -> Signal {
-        loop {
-            if let Ok(signal) = self.0.wait() {
-                return signal;
-            }
-        }
-    }
 }
 
 /// The same signals, to be waited for beside other things.
