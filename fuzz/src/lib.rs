@@ -1,5 +1,6 @@
 //! One function per parser, and some that drive whole nodes. The fuzzer and the corpus replay run the same functions.
 
+mod console;
 mod network;
 mod pair;
 mod trio;
@@ -11,6 +12,8 @@ use nebula_cert::{CaPool, Certificate, Curve, PassphraseCost, PrivateKey, Signin
 use nebula_core::wire::header::Header;
 use nebula_core::wire::ip;
 use nebula_core::wire::messages::{HandshakePayload, Meta};
+// The reader of the console's commands finds it here.
+use nebula_instance::go_flags;
 
 /// What is fuzzed, by name; each has a corpus in `corpus/<name>`.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
@@ -28,6 +31,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("underlay", pair::underlay),
     ("node", network::node),
     ("config", config),
+    ("console", console::console),
     ("cni_request", cni_request),
     ("launch_spec", launch_spec),
     ("issuance", issuance),
