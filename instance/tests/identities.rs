@@ -316,6 +316,12 @@ fn an_isolated_pod_is_isolated_in_ipv6_too_and_finds_its_neighbours() {
     let tunnels = node.status("web")["tunnels"].to_string();
     assert!(tunnels.contains("[fd00:192::1]:4242"), "the underlay is IPv6: {tunnels}");
     cluster.world.ping("web", "fd42::af4:104", SOON);
+    // Until the kernel knows that nobody else has it, probes would come from another address of the node.
+    eventually(SOON, "the node may use its address on the bridge", || {
+        let shown = cluster.world.exec("n1", &["ip", "-6", "addr", "show", "dev", "cni0", "tentative"]);
+        assert!(shown.status.success());
+        shown.stdout.is_empty()
+    });
     let check = |cluster: &Cluster| {
         assert_eq!(pings(cluster, "web", "fd00:244:1::3", 2, "0.1"), 2, "a listed range");
         assert_eq!(pings(cluster, "n1", "fd00:244:1::2", 2, "0.1"), 2, "the node's probes");
