@@ -68,8 +68,8 @@ pub struct Options {
     pub advertise_interfaces: bool,
     /// Under load, give each direction of a tun queue a thread of its own; otherwise one serves both.
     pub two_threads: bool,
-    /// While super-packets come, let data threads that keep up run before other programs (niceness -20). Needs CAP_SYS_NICE;
-    /// without it, or with a niceness given from outside, nothing changes.
+    /// While super-packets or few packets come, let data threads that keep up run before other programs (niceness -20).
+    /// Needs CAP_SYS_NICE; without it, or with a niceness given from outside, nothing changes.
     pub raise_priority: bool,
     /// Processors of the data threads: those of the first routine run on the first one, and so on; after the last comes
     /// the first again. Empty: wherever there is room.
