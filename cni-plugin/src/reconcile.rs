@@ -70,6 +70,10 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
     if record.state == State::Intent || is_well(&record, &files, depth, host) {
         return Ok(());
     }
+    // The threads of one that was killed hold its device for some milliseconds more than it runs.
+    if let Some(dead) = record.process {
+        dead.stop(host.clock).map_err(named)?;
+    }
     let supervisor = host.supervisor(record.supervisor);
     let (instance, netns) = (record.instance.clone(), record.netns.clone());
     let description = format!("Nebula tunnel of pod {}/{}", record.pod.namespace, record.pod.name);

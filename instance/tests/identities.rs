@@ -61,18 +61,38 @@ fn an_instance_has_no_capabilities_also_after_a_restart_and_with_another_certifi
     let node = cluster.node("n1", "1.0.0");
     node.add_pods(&mut cluster.world, &["web"]);
     assert_eq!(node.capabilities("web"), Vec::<String>::new());
-    let first = node.status("web")["pid"].as_u64().expect("a process id");
-    kill(first);
-    assert!(gone_within(first, SOON));
-    let (plugin, state) = (binary("nebula-cni-plugin"), node.dir.join("state"));
-    let reconcile = [&plugin.display().to_string(), "reconcile", &state.display().to_string()];
-    assert!(cluster.world.exec("n1", &reconcile).status.success());
+    let first = kill_and_reconcile(&cluster, &node);
     cluster.world.ping("web", LIGHTHOUSE, SOON);
     let before = fingerprint(&node, "web");
     eventually(Duration::from_secs(25), "the certificate is renewed", || fingerprint(&node, "web") != before);
     assert_ne!(node.status("web")["pid"], first);
     assert_eq!(node.capabilities("web"), Vec::<String>::new());
     node.chain_ok(&cluster.world, "del", "web");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn an_instance_that_was_killed_comes_back_when_asked_for_while_its_threads_still_end() {
+    let mut cluster = Cluster::new();
+    let node = cluster.node("n1", "1.0.0");
+    node.add_pods(&mut cluster.world, &["web"]);
+    for _ in 0..5 {
+        let killed = kill_and_reconcile(&cluster, &node);
+        cluster.world.ping("web", LIGHTHOUSE, SOON);
+        assert_ne!(node.status("web")["pid"], killed);
+    }
+    node.chain_ok(&cluster.world, "del", "web");
+}
+
+/// Kills the instance of the pod `web`, asks for another one as soon as that does not run, and returns the dead one's id.
+fn kill_and_reconcile(cluster: &Cluster, node: &Node) -> u64 {
+    let pid = node.status("web")["pid"].as_u64().expect("a process id");
+    kill(pid);
+    assert!(gone_within(pid, SOON));
+    let (plugin, state) = (binary("nebula-cni-plugin"), node.dir.join("state"));
+    let reconcile = [&plugin.display().to_string(), "reconcile", &state.display().to_string()];
+    assert!(cluster.world.exec("n1", &reconcile).status.success());
+    pid
 }
 
 #[test]

@@ -70,7 +70,7 @@ impl Supervisor for Direct {
             Known::Recorded(process) => Vec::from_iter(process),
             Known::Nothing => process::with_arguments(LAUNCH, &files.launch()),
         };
-        let is_awaited = processes.iter().any(|process| process.is_alive());
+        let is_awaited = processes.iter().any(|process| !process.is_gone());
         // Without an heir all goes well and takes longer.
         let _heir = is_awaited.then(|| Heir::start(&self.launcher, &files.device_socket()));
         // All of them, whatever becomes of one.

@@ -27,11 +27,20 @@ impl Process {
         Some(Self { pid, start_time: stat(pid)?.start_time })
     }
 
-    /// Whether it still runs. A zombie only waits for its parent, or for the last of its threads, which may hold files open.
+    /// Whether it still runs. A zombie does not, though the last of its threads may hold files open for a while.
     #[must_use]
     pub fn is_alive(self) -> bool {
-        let runs = |stat: Stat| !"ZX".contains(stat.state) || stat.threads > 1;
-        stat(self.pid).is_some_and(|stat| stat.start_time == self.start_time && runs(stat))
+        self.stat().is_some_and(|stat| !stat.is_zombie())
+    }
+
+    /// Whether it has ended with all of its threads, so that whatever it held is free. The zombie only waits for its parent.
+    #[must_use]
+    pub fn is_gone(self) -> bool {
+        self.stat().is_none_or(|stat| stat.is_zombie() && stat.threads <= 1)
+    }
+
+    fn stat(self) -> Option<Stat> {
+        stat(self.pid).filter(|stat| stat.start_time == self.start_time)
     }
 
     /// Asks it to end, then insists.
@@ -41,18 +50,18 @@ impl Process {
     pub fn stop(self, clock: &dyn Clock) -> Result<(), String> {
         let mut refused = String::new();
         for (signal, patience) in [(Signal::SIGTERM, SIGTERM_PATIENCE), (Signal::SIGKILL, SIGKILL_PATIENCE)] {
-            if !self.is_alive() {
+            if self.is_gone() {
                 return Ok(());
             }
             if let Err(e) = kill(Pid::from_raw(self.pid), signal) {
                 refused = format!(": {signal} failed: {}", e.desc());
             }
             let deadline = Deadline::after(clock, patience);
-            while self.is_alive() && !deadline.is_over(clock) {
+            while !self.is_gone() && !deadline.is_over(clock) {
                 clock.sleep(POLL);
             }
         }
-        if self.is_alive() { Err(format!("process {} still runs{refused}", self.pid)) } else { Ok(()) }
+        if self.is_gone() { Ok(()) } else { Err(format!("process {} still runs{refused}", self.pid)) }
     }
 }
 
@@ -75,6 +84,12 @@ struct Stat {
     state: char,
     threads: u32,
     start_time: u64,
+}
+
+impl Stat {
+    fn is_zombie(self) -> bool {
+        "ZX".contains(self.state)
+    }
 }
 
 fn stat(pid: i32) -> Option<Stat> {
@@ -120,7 +135,7 @@ mod tests {
         earlier.stop(&SystemClock).unwrap();
         assert!(process.is_alive());
         process.stop(&SystemClock).unwrap();
-        assert!(!process.is_alive(), "a zombie counts as gone");
+        assert!(!process.is_alive() && process.is_gone(), "a zombie without threads counts as gone");
         child.wait().unwrap();
     }
 

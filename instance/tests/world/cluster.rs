@@ -325,7 +325,7 @@ pub fn gone_within(pid: u64, within: Duration) -> bool {
         if Instant::now() > until {
             return false;
         }
-        thread::sleep(Duration::from_millis(20));
+        thread::sleep(Duration::from_millis(1));
     }
     true
 }
