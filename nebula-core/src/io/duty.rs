@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use super::Error;
+use super::doze::Weight;
 use super::wake::Wake;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
@@ -81,30 +82,37 @@ pub(super) struct Load {
     turns: u32,
     heavy_at: Option<Instant>,
     noted: Option<(Instant, usize)>,
+    weight: Weight,
 }
 
 impl Load {
     /// As if a heavy turn had just ended.
     pub(super) fn heavy(now: Instant) -> Self {
-        Self { turns: 0, heavy_at: Some(now), noted: None }
+        Self { heavy_at: Some(now), ..Self::default() }
     }
 
-    /// Notes a turn that moved `bytes`.
-    pub(super) fn note(&mut self, now: Instant, bytes: usize) {
+    /// Notes a turn that moved `bytes`, whose dozes go by `weight`.
+    pub(super) fn note(&mut self, now: Instant, bytes: usize, weight: Weight) {
         if bytes == 0 {
             return;
         }
         self.turns = self.turns.saturating_add(1);
-        let before = self.noted.map_or(0, |(_, bytes)| bytes);
-        self.noted = Some((now, before.saturating_add(bytes)));
+        let (since, before) = self.noted.unwrap_or((now, 0));
+        self.noted = Some((since, before.saturating_add(bytes)));
+        self.weight.add(weight);
         if bytes >= HEAVY || self.turns >= BUSY_TURNS {
             self.heavy_at = Some(now);
         }
     }
 
-    /// Bytes that were noted since the last call, and when; `None`: there was nothing.
+    /// Bytes that were noted since the last call, and when the first were; `None`: there was nothing.
     pub(super) fn take_noted(&mut self) -> Option<(Instant, usize)> {
         self.noted.take()
+    }
+
+    /// What was noted since the last call.
+    pub(super) fn take_weight(&mut self) -> Weight {
+        std::mem::take(&mut self.weight)
     }
 
     /// Notes that nothing is left to move.
@@ -165,12 +173,12 @@ mod tests {
     fn round_trips_are_no_load_but_one_joined_packet_is() {
         let mut load = Load::default();
         for at in 0..1000 {
-            load.note(after(at), 116);
-            load.note(after(at), 0);
+            load.note(after(at), 116, Weight::default());
+            load.note(after(at), 0, Weight::default());
             load.pause();
         }
         assert!(!load.is_heavy());
-        load.note(after(1000), 60_000);
+        load.note(after(1000), 60_000, Weight::default());
         assert!(load.is_heavy());
     }
 
@@ -178,7 +186,7 @@ mod tests {
     fn small_packets_without_a_pause_are_load() {
         let mut load = Load::default();
         let turns = (0..).take_while(|&turn| {
-            load.note(after(turn), 116);
+            load.note(after(turn), 116, Weight::default());
             !load.is_heavy()
         });
         assert_eq!(turns.count() as u32, BUSY_TURNS - 1);
@@ -187,8 +195,8 @@ mod tests {
     #[test]
     fn load_is_over_a_while_after_its_last_heavy_turn() {
         let mut load = Load::heavy(after(0));
-        load.note(after(800), 50_000);
-        load.note(after(900), 100);
+        load.note(after(800), 50_000, Weight::default());
+        load.note(after(900), 100, Weight::default());
         assert_eq!(load.remaining(after(900)), Duration::from_millis(900));
         assert_eq!(load.remaining(after(1800)), Duration::ZERO);
     }

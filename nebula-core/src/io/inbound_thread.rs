@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use super::delivery::{Deliverer, Device};
+use super::doze::{Doze, Weight};
 use super::duty::{Duty, Load};
 use super::outbound::Outbound;
 use super::poll::any_readable;
@@ -44,6 +45,7 @@ pub(super) struct Inbound {
     sender: Sender,
     warmth: Warmth,
     priority: Priority,
+    doze: Doze,
 }
 
 impl Inbound {
@@ -71,6 +73,7 @@ impl Inbound {
             sender,
             warmth,
             priority: Priority::new(raise_priority),
+            doze: Doze::default(),
         })
     }
 
@@ -110,6 +113,9 @@ impl Inbound {
                 load.pause();
                 let now = clock::now();
                 self.priority.pause(now);
+                if self.doze.pause(now, load.take_weight()) {
+                    continue;
+                }
                 let timeout = [self.timeout(now), outbound.timeout(now)].into_iter().flatten().min();
                 any_readable([self.socket.as_fd(), outbound.as_fd(), self.shared.halt.as_fd()], timeout)
                     .map_err(|errno| Error::io("cannot poll socket and device", errno))?;
@@ -129,7 +135,7 @@ impl Inbound {
             let dry = self.turn(&mut load)?;
             self.priority.follow(&mut load);
             if dry {
-                self.wait(duty)?;
+                self.wait(&mut load, duty)?;
             }
         }
         Ok(())
@@ -153,7 +159,7 @@ impl Inbound {
         let (memory, received) = self.receiver.parts();
         let bytes = received.iter().map(|slot| slot.range.len()).sum();
         self.warmth.note(now, bytes);
-        load.note(now, bytes);
+        load.note(now, bytes, Weight::of(bytes, received.len()));
         self.shared.forwarder.inbound(&mut self.lane, now, memory, received);
         self.pass_on(now, None)?;
         Ok(false)
@@ -207,9 +213,12 @@ impl Inbound {
         Ok(())
     }
 
-    fn wait(&mut self, duty: Option<&Duty<Outbound>>) -> Result<(), Error> {
+    fn wait(&mut self, load: &mut Load, duty: Option<&Duty<Outbound>>) -> Result<(), Error> {
         let now = clock::now();
         self.priority.pause(now);
+        if self.doze.pause(now, load.take_weight()) {
+            return Ok(());
+        }
         let timeout = self.timeout(now);
         let halt = self.shared.halt.as_fd();
         let returned = duty.map_or(halt, |duty| duty.returned.as_fd());

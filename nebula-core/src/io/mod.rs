@@ -7,6 +7,7 @@ mod barriers;
 mod clock;
 mod control_thread;
 mod delivery;
+mod doze;
 mod driver;
 mod duty;
 mod heap;

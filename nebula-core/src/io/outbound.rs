@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::doze::Weight;
 use super::duty::Load;
 use super::inbound_thread::write;
 use super::shared::Shared;
@@ -17,6 +18,8 @@ use crate::{DropReason, Lane, Verdict};
 
 // A super-packet leaves at once, so that its transmission overlaps with the next read; small packets gather.
 const FLUSH: usize = 32 << 10;
+// Larger than any single packet's datagram on common links.
+const JOINED: usize = 2 << 10;
 
 /// Everything the thread that serves the queue needs.
 #[derive(Debug)]
@@ -42,11 +45,13 @@ impl Outbound {
     /// Moves what is there, up to a flush. `true`: the device is dry.
     pub(super) fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
         let now = clock::now();
-        let mut dry = false;
+        let (mut dry, mut small) = (false, 0);
         while !dry && self.lane.has_room() && self.lane.arena().len() < FLUSH {
             let read = self.queue.read(&mut self.buffer);
             match read.map_err(|source| Error::Io { what: "cannot read from the tun device", source })? {
                 Read::Packet(packet, offload) => {
+                    // Bulk traffic is not to wait here as well as at its receiver.
+                    small += usize::from(packet.len() < JOINED);
                     match self.shared.forwarder.outbound(&mut self.lane, now, packet, offload) {
                         Verdict::Transmit | Verdict::Punt | Verdict::Drop(_) => {}
                     }
@@ -56,7 +61,7 @@ impl Outbound {
             }
         }
         self.warmth.note(now, self.lane.arena().len());
-        load.note(now, self.lane.arena().len());
+        load.note(now, self.lane.arena().len(), Weight::of(0, small));
         self.shared.send(&mut self.sender, &self.socket, &self.lane);
         self.deliver();
         self.shared.punt(&mut self.lane, Direction::Outbound);

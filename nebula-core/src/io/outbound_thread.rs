@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use super::doze::Doze;
 use super::duty::{Duty, Load};
 use super::outbound::Outbound;
 use super::poll::{any_readable, readable};
@@ -27,7 +28,7 @@ impl OutboundThread {
 
     /// Runs until the driver stops or the device fails.
     pub(super) fn run(self) -> Result<(), Error> {
-        let mut priority = Priority::new(self.raise_priority);
+        let (mut priority, mut doze) = (Priority::new(self.raise_priority), Doze::default());
         while !self.shared.is_stopping() {
             if self.relieved {
                 let wait = readable(&self.duty.needed, &self.shared.halt, None);
@@ -35,13 +36,13 @@ impl OutboundThread {
                     continue;
                 }
             }
-            self.serve(&mut priority)?;
+            self.serve(&mut priority, &mut doze)?;
         }
         Ok(())
     }
 
     /// Serves the queue until the load is over.
-    fn serve(&self, priority: &mut Priority) -> Result<(), Error> {
+    fn serve(&self, priority: &mut Priority, doze: &mut Doze) -> Result<(), Error> {
         let mut outbound = self.duty.take_over();
         let mut load = Load::heavy(clock::now());
         while !self.shared.is_stopping() {
@@ -53,6 +54,9 @@ impl OutboundThread {
             load.pause();
             let now = clock::now();
             priority.pause(now);
+            if doze.pause(now, load.take_weight()) {
+                continue;
+            }
             let remaining = self.relieved.then(|| load.remaining(now));
             if remaining.is_some_and(|remaining| remaining.is_zero()) {
                 self.duty.give_back(outbound);

@@ -31,6 +31,9 @@ pub(super) struct Priority {
     pauses: u32,
     bytes: usize,
     counted_since: Option<Instant>,
+    waited: Duration,
+    /// `None`: it works.
+    waits_since: Option<Instant>,
     /// When this turn of work began; `None`: it waits.
     busy_since: Option<Instant>,
     not_before: Option<Instant>,
@@ -45,6 +48,8 @@ impl Priority {
             pauses: 0,
             bytes: 0,
             counted_since: None,
+            waited: Duration::ZERO,
+            waits_since: None,
             busy_since: None,
             not_before: None,
         }
@@ -60,6 +65,9 @@ impl Priority {
     /// Notes a turn that moved `bytes`.
     fn note(&mut self, now: Instant, bytes: usize) {
         self.bytes = self.bytes.saturating_add(bytes);
+        if let Some(since) = self.waits_since.take() {
+            self.waited += now.saturating_duration_since(since);
+        }
         let since = *self.busy_since.get_or_insert(now);
         if self.raised && now.saturating_duration_since(since) >= OVERLOAD {
             self.give_up(now);
@@ -69,18 +77,27 @@ impl Priority {
     /// Notes that nothing is left to move.
     pub(super) fn pause(&mut self, now: Instant) {
         self.busy_since = None;
+        self.waits_since.get_or_insert(now);
         self.pauses += 1;
-        let sparse = self.counted_since.is_none_or(|since| now.saturating_duration_since(since) >= SPARSE);
+        let sparse = self.is_sparse(now);
         if self.pauses < PAUSES && !sparse {
             return;
         }
         let serves = sparse || self.bytes / PAUSES as usize >= JOINED;
-        (self.pauses, self.bytes, self.counted_since) = (0, 0, Some(now));
+        (self.pauses, self.bytes, self.counted_since, self.waited) = (0, 0, Some(now), Duration::ZERO);
         if self.raised && !serves {
             self.give_up(now);
         } else if !self.raised && serves && self.not_before.is_none_or(|at| now >= at) {
             self.set(true);
         }
+    }
+
+    /// Whether it waited most of a while, for few packets.
+    fn is_sparse(&self, now: Instant) -> bool {
+        self.counted_since.is_none_or(|since| {
+            let elapsed = now.saturating_duration_since(since);
+            elapsed >= SPARSE && self.waited * 8 >= elapsed * 7
+        })
     }
 
     fn give_up(&mut self, now: Instant) {
@@ -185,6 +202,24 @@ mod tests {
             assert_eq!(niceness(), best);
             for ms in 0..25 {
                 priority.note(at + Duration::from_millis(ms), 64_000);
+            }
+            assert!(!priority.raised && niceness() == usual);
+        });
+    }
+
+    #[test]
+    fn few_pauses_of_a_busy_thread_are_no_sign_of_few_packets() {
+        let usual = niceness();
+        alone(move || {
+            let mut priority = Priority::new(true);
+            let at = flood(&mut priority, super::super::clock::now()) + REST;
+            for turn in 0..PAUSES - 1 {
+                let begin = at + SPARSE * 2 * turn;
+                for step in 0..15 {
+                    priority.note(begin + Duration::from_millis(1) * step, 1_300);
+                }
+                // For a quarter of the time.
+                priority.pause(begin + Duration::from_millis(15));
             }
             assert!(!priority.raised && niceness() == usual);
         });
