@@ -212,11 +212,12 @@ mod tests {
         let usual = niceness();
         alone(move || {
             let mut priority = Priority::new(true);
-            let at = flood(&mut priority, super::super::clock::now()) + REST;
-            for turn in 0..PAUSES - 1 {
+            let at = flood(&mut priority, super::super::clock::now());
+            // Until long after the rest that the flood brought.
+            for turn in 0..100 {
                 let begin = at + SPARSE * 2 * turn;
                 for step in 0..15 {
-                    priority.note(begin + Duration::from_millis(1) * step, 1_300);
+                    priority.note(begin + Duration::from_millis(1) * step, 100);
                 }
                 // For a quarter of the time.
                 priority.pause(begin + Duration::from_millis(15));
