@@ -298,10 +298,14 @@ impl Node {
 
 /// Reads one status document.
 pub fn status_at(socket: &Path) -> Value {
-    let mut stream = UnixStream::connect(socket).unwrap_or_else(|error| panic!("{}: {error}", socket.display()));
+    answer_at(socket).unwrap_or_else(|error| panic!("no status document from {}: {error}", socket.display()))
+}
+
+/// As [`status_at`], of an instance that may be killed at any moment.
+pub fn answer_at(socket: &Path) -> std::io::Result<Value> {
     let mut text = String::new();
-    stream.read_to_string(&mut text).expect("a status document");
-    serde_json::from_str(&text).expect("the status document is JSON")
+    UnixStream::connect(socket)?.read_to_string(&mut text)?;
+    Ok(serde_json::from_str(&text)?)
 }
 
 /// Whether a process with this id runs (a zombie does not).
