@@ -22,7 +22,7 @@ const FIRST_REST: Duration = Duration::from_millis(10);
 const LAST_REST: Duration = Duration::from_secs(1);
 
 /// What a thread moved, for its dozes: bytes, but at least something for each packet it could be woken for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Weight(usize);
 
 impl Weight {

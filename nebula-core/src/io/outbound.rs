@@ -18,8 +18,8 @@ use crate::{DropReason, Lane, Verdict};
 
 // A super-packet leaves at once, so that its transmission overlaps with the next read; small packets gather.
 const FLUSH: usize = 32 << 10;
-// Larger than any single packet's datagram on common links.
-const JOINED: usize = 2 << 10;
+// No joined packet, and none of a link with jumbo frames.
+const SMALL: usize = 2 << 10;
 
 /// Everything the thread that serves the queue needs.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Outbound {
             match read.map_err(|source| Error::Io { what: "cannot read from the tun device", source })? {
                 Read::Packet(packet, offload) => {
                     // Bulk traffic is not to wait here as well as at its receiver.
-                    small += usize::from(packet.len() < JOINED);
+                    small += usize::from(packet.len() < SMALL);
                     match self.shared.forwarder.outbound(&mut self.lane, now, packet, offload) {
                         Verdict::Transmit | Verdict::Punt | Verdict::Drop(_) => {}
                     }
