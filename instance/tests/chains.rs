@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use world::cluster::{Cluster, Node, links, shared};
+use world::cluster::{Cluster, Node, links, tool};
 
 #[test]
 #[ignore = "needs root, network namespaces, Debian's plugins and a release build"]
@@ -84,7 +84,7 @@ fn long_chain(node: &mut Node) {
     for plugin in ["firewall", "bandwidth"] {
         std::os::unix::fs::symlink(format!("/usr/lib/cni/{plugin}"), bin.join(plugin)).expect("a link");
     }
-    std::os::unix::fs::symlink(shared("tools/cni-record.py"), bin.join("cni-record")).expect("a link");
+    std::os::unix::fs::symlink(tool("cni-record.py"), bin.join("cni-record")).expect("a link");
     let newer = r#"#!/bin/sh
 case $CNI_COMMAND in
   GC | STATUS) exit 0 ;;

@@ -18,7 +18,7 @@ use nebula_cni_plugin::launch::CaAccess;
 use nebula_instance::ca_client::{CaClient, Error, Issued, Prover};
 use nebula_instance::netns::Foothold;
 use serde_json::{Value, json};
-use world::cluster::{binary, shared};
+use world::cluster::{binary, tool};
 use world::{World, run};
 
 const AUDIENCE: &str = "nebula-ca";
@@ -39,7 +39,7 @@ impl ApiServer {
     }
 
     fn tool(&self, verb: &str) -> Command {
-        let mut command = Command::new(shared("tools/kube-up.sh"));
+        let mut command = Command::new(tool("kube-up.sh"));
         command.arg(verb).arg(self.folder.path()).env("NODE_NS", &self.namespace);
         command
     }

@@ -17,7 +17,7 @@ use world::chaos::{
     Kills, Random, Talker, among, certificates_are_distinct, end_all, end_instances, expose, leases, nothing_is_left,
     number, only_control_was_heard, restart_ca, seed,
 };
-use world::cluster::{Cluster, LIGHTHOUSE, Node, alive, binary, gone_within, links, shared};
+use world::cluster::{Cluster, LIGHTHOUSE, Node, alive, binary, gone_within, links, tool};
 
 const SOON: Duration = Duration::from_secs(15);
 
@@ -64,7 +64,7 @@ impl Runtime {
 
     /// Starts containerd, also where one ran before.
     fn up(&self, world: &World, node: &Node, images: &str) {
-        let output = Command::new(shared("tools/cri-up.sh"))
+        let output = Command::new(tool("cri-up.sh"))
             .arg("start")
             .arg(&self.dir)
             .env("NODE_NS", world.namespace_of(&node.name))
@@ -86,7 +86,7 @@ impl Runtime {
 
     fn cri(&self, arguments: &[&str]) -> Result<String, String> {
         let output = Command::new("/usr/bin/python3")
-            .arg(shared("tools/cri.py"))
+            .arg(tool("cri.py"))
             .arg("-s")
             .arg(self.dir.join("run/containerd.sock"))
             .args(arguments)
@@ -145,7 +145,7 @@ impl Runtime {
 
 impl Drop for Runtime {
     fn drop(&mut self) {
-        let _ = Command::new(shared("tools/cri-up.sh")).arg("stop").arg(&self.dir).output();
+        let _ = Command::new(tool("cri-up.sh")).arg("stop").arg(&self.dir).output();
     }
 }
 
@@ -573,7 +573,7 @@ firewall:
 
 fn image(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
     let tar = dir.join(format!("{name}.tar"));
-    let output = Command::new(shared("tools/mkimage.py"))
+    let output = Command::new(tool("mkimage.py"))
         .arg("-o")
         .arg(&tar)
         .args(["-n", &format!("localhost/{name}:1"), "--file", "/bin/busybox=/bin/busybox"])

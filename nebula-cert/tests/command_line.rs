@@ -12,7 +12,7 @@ use std::process::Stdio;
 use folder::Folder;
 use nebula_cert::{Certificate, Curve, Identity, SigningKey, Version};
 
-const VECTORS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/vectors/certs");
+const VECTORS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/certs");
 
 #[test]
 fn a_ca_and_a_host_made_with_the_usual_flags_belong_together() {

@@ -12,7 +12,7 @@ use nebula_cert::{
 use proptest::prelude::*;
 use serde_json::Value;
 
-const VECTORS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/vectors");
+const VECTORS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors");
 const PASSPHRASE: &[u8] = b"correct horse battery staple";
 /// 2027-01-15, when every vector that is not named "expired" is valid.
 const NOW: i64 = 1_800_000_000;

@@ -154,7 +154,7 @@ fn what_is_wrong_with_the_directory_is_said_at_start() {
 #[test]
 fn a_ca_made_by_go_nebula_serves_as_well() {
     let ca = Ca::init();
-    let vectors = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/vectors/certs/v2-25519");
+    let vectors = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/certs/v2-25519");
     for name in ["ca.crt", "ca.key"] {
         fs::copy(format!("{vectors}/{name}"), ca.file(name)).unwrap();
     }

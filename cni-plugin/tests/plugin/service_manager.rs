@@ -61,7 +61,7 @@ impl Drop for Systemd {
 }
 
 fn tool() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/tools/systemd-ns.sh")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tools/systemd-ns.sh")
 }
 
 /// Units have a /tmp and a /run of their own.

@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use crate::repository;
-use crate::world::cluster::{binary, shared};
+use crate::world::cluster::{binary, tool};
 use crate::world::peers::ours;
 use crate::world::{World, run};
 
@@ -22,7 +22,7 @@ struct Systemd {
 impl Systemd {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a temporary directory");
-        let pid = run(&tool(), &["start", &folder.path().display().to_string()]);
+        let pid = run(&manager(), &["start", &folder.path().display().to_string()]);
         let root = PathBuf::from(format!("/proc/{}/root", pid.trim()));
         std::fs::create_dir(root.join(&PLACE[1..])).expect("a folder in its /run");
         Self { folder, root }
@@ -33,7 +33,7 @@ impl Systemd {
     }
 
     fn call(&self, command: &[&str]) -> Output {
-        Command::new(tool()).arg("sh").arg(self.folder.path()).args(command).output().expect("nsenter runs")
+        Command::new(manager()).arg("sh").arg(self.folder.path()).args(command).output().expect("nsenter runs")
     }
 
     fn must(&self, command: &[&str]) -> String {
@@ -77,12 +77,12 @@ impl Systemd {
 
 impl Drop for Systemd {
     fn drop(&mut self) {
-        let _ = Command::new(tool()).arg("stop").arg(self.folder.path()).status();
+        let _ = Command::new(manager()).arg("stop").arg(self.folder.path()).status();
     }
 }
 
-fn tool() -> String {
-    shared("tools/systemd-ns.sh").display().to_string()
+fn manager() -> String {
+    tool("systemd-ns.sh").display().to_string()
 }
 
 /// Configuration of `host`, which the other host pings; `inbound` are its rules.

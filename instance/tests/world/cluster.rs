@@ -187,7 +187,7 @@ impl Node {
         Command::new("nsenter")
             .envs(self.bus.iter().map(|bus| ("DBUS_SYSTEM_BUS_ADDRESS", bus)))
             .arg(format!("--net=/run/netns/{}", world.namespace_of(&self.name)))
-            .arg(shared("tools/cni-chain.py"))
+            .arg(tool("cni-chain.py"))
             .arg("--conf")
             .arg(&conf)
             .arg("--path")
@@ -348,9 +348,9 @@ pub fn binary(name: &str) -> PathBuf {
     Path::new(&dir).join(name)
 }
 
-/// A file of the shared test tools.
-pub fn shared(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared").join(path)
+/// A helper program that puts the plugin under a real runtime.
+pub fn tool(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tools").join(name)
 }
 
 fn succeed(command: &mut Command) -> String {

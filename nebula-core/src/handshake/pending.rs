@@ -247,7 +247,7 @@ mod tests {
     use crate::handshake::Own;
     use crate::tunnel::cipher::Cipher;
 
-    const CERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/vectors/certs/v2-25519/");
+    const CERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/certs/v2-25519/");
 
     fn peer(number: u32) -> IpAddr {
         IpAddr::from((0x0a2a_0000 + number).to_be_bytes())

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use crate::handshake::{Initiator, Own, respond};
 
-    const CERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/vectors/certs/v2-25519/");
+    const CERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/certs/v2-25519/");
 
     fn tunnel() -> Tunnel {
         let identity = |name| Identity::read(format!("{CERTS}{name}.crt"), format!("{CERTS}{name}.key")).unwrap();

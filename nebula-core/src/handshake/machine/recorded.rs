@@ -11,7 +11,7 @@ use crate::tunnel::{ReplayWindow, Session};
 use crate::wire::messages::{Control, Meta};
 
 fn vectors() -> PathBuf {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/vectors")).to_owned()
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors")).to_owned()
 }
 
 fn unhex(text: &str) -> Vec<u8> {

@@ -12,7 +12,7 @@ const INITIATOR: LocalIndex = LocalIndex(0x1122_3344);
 const RESPONDER: LocalIndex = LocalIndex(0x5566_7788);
 
 fn certs(file: &str) -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/vectors/certs")).join(file)
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/certs")).join(file)
 }
 
 fn identity(host: &str) -> Identity {
