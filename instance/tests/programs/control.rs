@@ -1,0 +1,222 @@
+//! The control socket of running daemons, asked by `nebula ctl`. On loopback, without devices or privileges.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test ends at the first surprise, on a real clock"
+)]
+
+use crate::loopback;
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use loopback::{Daemon, Network, free_udp_port, ours};
+use serde_json::Value;
+
+/// A lighthouse and a client that has a tunnel with it.
+struct Pair {
+    _network: Network,
+    _lighthouse: Daemon,
+    client: Daemon,
+    sockets: tempfile::TempDir,
+    /// Configuration of the client beside its device and credentials.
+    settings: String,
+}
+
+impl Pair {
+    fn start() -> Self {
+        let (network, sockets, port) = (Network::new(), tempfile::tempdir().unwrap(), free_udp_port());
+        let at = |name: &str| sockets.path().join(name).display().to_string();
+        let rules =
+            "firewall: {outbound: [{port: 80, proto: tcp, host: any}, {port: any, proto: icmp, host: lighthouse}]}";
+        let lighthouse = network.start(
+            &ours(),
+            "lighthouse",
+            &["10.42.0.1/16"],
+            &format!(
+                "listen: {{host: 127.0.0.1, port: {port}}}\nlighthouse: {{am_lighthouse: true}}\n\
+                 daemon: {{control_socket: {}}}\n{rules}",
+                at("lighthouse")
+            ),
+        );
+        let settings = format!(
+            "listen: {{host: 127.0.0.1}}\nstatic_host_map: {{10.42.0.1: ['127.0.0.1:{port}']}}\n\
+             lighthouse: {{hosts: [10.42.0.1], interval: 1}}\ndaemon: {{control_socket: {}}}\n{rules}",
+            at("client")
+        );
+        let client = network.start(&ours(), "client", &["10.42.0.7/16"], &settings);
+        let pair = Self { _network: network, _lighthouse: lighthouse, client, sockets, settings };
+        pair.wait("a tunnel", || {
+            let Ok(peers) = pair.json("client", &["peers"]) else { return false };
+            peers["peers"].as_array().is_some_and(|peers| peers.len() == 1)
+        });
+        pair
+    }
+
+    fn socket(&self, of: &str) -> PathBuf {
+        self.sockets.path().join(of)
+    }
+
+    fn wait(&self, what: &str, done: impl Fn() -> bool) {
+        let until = Instant::now() + Duration::from_secs(20);
+        while !done() {
+            assert!(Instant::now() < until, "no {what}\n{}", self.client.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn ctl(&self, of: &str, words: &[&str]) -> (i32, String, String) {
+        ctl(&self.socket(of), words)
+    }
+
+    /// The answer, or what it says on standard error.
+    fn json(&self, of: &str, words: &[&str]) -> Result<Value, String> {
+        let (code, stdout, stderr) = self.ctl(of, &[words, &["--json"]].concat());
+        if stdout.is_empty() { Err(format!("{code}: {stderr}")) } else { Ok(serde_json::from_str(&stdout).unwrap()) }
+    }
+}
+
+/// As `nebula ctl`, which finds `nebula-ctl` beside itself.
+fn ctl(socket: &Path, words: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } =
+        Command::new(ours()).arg("ctl").arg("--socket").arg(socket).args(words).output().unwrap();
+    (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+#[test]
+fn every_command_answers_in_words_and_in_json() {
+    // Built beside nebula.
+    assert!(Path::new(env!("CARGO_BIN_EXE_nebula-ctl")).exists());
+    let pair = Pair::start();
+    let status = pair.json("client", &["status"]).unwrap();
+    assert_eq!((&status["name"], &status["peers"]), (&"client".into(), &1.into()));
+    assert_eq!(status["lighthouses"][0]["connected"], true);
+    assert!(pair.ctl("client", &["status"]).1.contains(" 10.42.0.1 (connected)"));
+
+    let (code, table, _) = pair.ctl("client", &["peers"]);
+    assert!(code == 0 && table.starts_with("NAME ") && table.contains("lighthouse  10.42.0.1"), "{table}");
+
+    for peer in ["10.42.0.1", "lighthouse"] {
+        let tunnel = pair.json("client", &["tunnel", peer]).unwrap();
+        assert_eq!(tunnel["tunnels"][0]["certificate"]["details"]["name"], "lighthouse");
+        assert_eq!(tunnel["tunnels"][0]["primary"], true);
+    }
+    let (code, _, stderr) = pair.ctl("client", &["tunnel", "10.42.9.9"]);
+    assert_eq!((code, stderr.as_str()), (1, "nebula-ctl: there is no tunnel with 10.42.9.9\n"));
+
+    // A lighthouse knows where the client is; the client's addresses are none to tell on loopback.
+    let query = pair.json("lighthouse", &["query", "10.42.0.7"]).unwrap();
+    assert_eq!(query["peer"], "10.42.0.7");
+    let unknown = pair.json("client", &["query", "10.42.9.9"]).unwrap();
+    assert_eq!(unknown["lighthouses"][0]["answered"], false);
+
+    let cert = pair.json("client", &["cert"]).unwrap();
+    assert_eq!(
+        (&cert["certificates"][0]["details"]["name"], &cert["cas"][0]["details"]["isCa"]),
+        (&"client".into(), &true.into())
+    );
+    assert!(pair.ctl("client", &["cert"]).1.contains("10.42.0.7/16"));
+
+    assert_eq!(pair.ctl("client", &["log-level"]).1, "info\n");
+    assert_eq!(pair.ctl("client", &["log-level", "debug"]).1, "debug\n");
+    assert_eq!(pair.ctl("client", &["reload"]), (0, "reloaded\n".to_owned(), String::new()));
+    assert_eq!(pair.ctl("client", &["log-level"]).1, "info\n", "a reload brings the configured one back");
+
+    let before = pair.json("client", &["peers"]).unwrap()["peers"][0]["local_index"].clone();
+    assert_eq!(pair.ctl("client", &["close", "lighthouse"]), (0, "closed 1 tunnel(s)\n".to_owned(), String::new()));
+    pair.wait("new tunnel", || {
+        let peers = pair.json("client", &["peers"]).unwrap();
+        peers["peers"][0]["local_index"].is_number() && peers["peers"][0]["local_index"] != before
+    });
+}
+
+#[test]
+fn a_trace_tells_which_rule_lets_a_packet_pass() {
+    let pair = Pair::start();
+    let (code, text, _) = pair.ctl("client", &["trace", "tcp", "10.42.0.1:80"]);
+    assert!(code == 0 && text.contains("firewall.outbound #0 {port: 80, proto: tcp, host: any}"), "{text}");
+    let icmp = pair.json("client", &["trace", "icmp", "10.42.0.7", "10.42.0.1"]).unwrap();
+    assert_eq!((&icmp["firewall"]["rule"]["index"], &icmp["outcome"]), (&1.into(), &"passes".into()));
+    let (code, text, _) = pair.ctl("client", &["trace", "tcp", "10.42.0.1:81"]);
+    assert!(code == 1 && text.contains("dropped: no_rule"), "{text}");
+    let inbound = pair.json("client", &["trace", "tcp", "10.42.0.1:999", "10.42.0.7:80"]).unwrap();
+    assert_eq!((&inbound["direction"], &inbound["reason"]), (&"inbound".into(), &"no_rule".into()));
+    assert_eq!(pair.json("client", &["trace", "udp", "10.42.5.5:1"]).unwrap()["outcome"], "waits for a tunnel");
+    let (code, _, stderr) = pair.ctl("client", &["trace", "tcp", "somewhere"]);
+    assert!(code == 1 && stderr.contains("somewhere is no address"), "{stderr}");
+}
+
+#[test]
+fn a_configuration_that_is_refused_is_told_to_who_asked() {
+    let pair = Pair::start();
+    std::fs::write(pair.client.config(), "cipher: des\n").unwrap();
+    let (code, _, stderr) = pair.ctl("client", &["reload"]);
+    assert!(code == 1 && stderr.contains("it must be aes or chachapoly"), "{stderr}");
+    let status = pair.json("client", &["status"]).unwrap();
+    assert!(status["last_reload"]["error"].as_str().unwrap().contains("cipher"), "{status}");
+    assert_eq!(status["peers"], 1, "nothing changed");
+}
+
+#[test]
+fn hostile_clients_cost_neither_others_nor_the_daemon_its_answers() {
+    let pair = Pair::start();
+    let path = pair.socket("client");
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let mut long = UnixStream::connect(&path).unwrap();
+    let _ = long.write_all(&vec![b'x'; 1 << 16]);
+    let silent: Vec<_> = (0..16).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    let busy = silent.iter().filter(|stream| {
+        stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        let mut text = [0; 256];
+        let mut stream: &UnixStream = stream;
+        stream.read(&mut text).is_ok_and(|read| String::from_utf8_lossy(&text[..read]).contains("too many clients"))
+    });
+    assert!(busy.count() >= 10, "few are let in at once");
+    // Those that were let in are left after two seconds, and meanwhile signals are obeyed.
+    pair.client.reload(&pair.settings);
+    pair.wait("reload", || pair.client.log().contains("Caught HUP"));
+    pair.wait("answer", || pair.json("client", &["status"]).is_ok());
+    drop(silent);
+}
+
+#[test]
+fn the_socket_goes_with_the_daemon() {
+    let pair = Pair::start();
+    let path = pair.socket("client");
+    let Pair { client, sockets: _sockets, .. } = pair;
+    drop(client);
+    assert!(!path.exists());
+    let (code, _, stderr) = ctl(&path, &["status"]);
+    assert!(code == 3 && stderr.contains("does nebula run?"), "{stderr}");
+}
+
+#[test]
+fn completions_know_the_commands_of_nebula_ctl() {
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, script, _) = ctl(Path::new("/nonexistent"), &["completion", shell]);
+        assert!(code == 0 && script.contains("log-level") && script.contains("nebula-ctl"), "{shell}: {script}");
+    }
+    let (code, _, stderr) = ctl(Path::new("/nonexistent"), &["dance"]);
+    assert!(code == 2 && stderr.contains("dance"), "{stderr}");
+    assert_eq!(ctl(Path::new("/nonexistent"), &["--help"]).0, 0);
+}
+
+#[test]
+fn changed_files_are_obeyed_without_a_signal_and_bad_ones_refused() {
+    let pair = Pair::start();
+    let settings = pair.settings.replace("daemon: {", "daemon: {watch_files: 100ms, ");
+    pair.client.reload(&settings);
+    pair.wait("reload", || pair.client.log().contains("Caught HUP"));
+    std::fs::write(pair.client.config(), "cipher: des\n").unwrap();
+    pair.wait("refusal", || pair.client.log().contains("nothing was changed"));
+    pair.client.write(&settings.replace("port: 80", "port: 81"));
+    pair.wait("new rules", || pair.client.log().contains("New firewall has been installed"));
+    let (code, text, _) = pair.ctl("client", &["trace", "tcp", "10.42.0.1:81"]);
+    assert!(code == 0, "{text}");
+    assert_eq!(pair.client.log().matches("Files of the configuration changed").count(), 2, "{}", pair.client.log());
+}

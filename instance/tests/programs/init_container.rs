@@ -1,0 +1,213 @@
+//! The flow with an init container: real plugin, instance, init, CA and lighthouse; kubelet and API server are fakes.
+
+#![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
+
+use crate::world;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Output;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use world::cluster::{Cluster, LIGHTHOUSE, Node, binary};
+
+const SOON: Duration = Duration::from_secs(15);
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn a_pod_gets_its_certificate_with_its_own_token_through_its_init_container() {
+    let (mut cluster, node) = cluster(&[("web", "10.244.1.2")]);
+    cluster.world.namespace("web");
+    let began = Instant::now();
+    node.chain_ok(&cluster.world, "add", "web");
+    assert!(began.elapsed() < Duration::from_secs(10), "ADD waited for the init container");
+    let status = node.status("web");
+    assert_eq!((&status["state"], &status["certificate"]), (&json!("waiting"), &Value::Null));
+
+    let out = node.dir.join("mount");
+    let init = init_container(&cluster, &node, "web", "30");
+    assert!(init.status.success(), "{}\n{}", String::from_utf8_lossy(&init.stderr), node.instance_logs());
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    let mut files: Vec<String> =
+        std::fs::read_dir(&out).expect("the mount").map(|entry| name(&entry.expect("a file").path())).collect();
+    files.sort();
+    assert_eq!(files, ["ca.crt", "host.crt"], "the private key stays with the instance");
+    for file in &files {
+        let mode = std::fs::metadata(out.join(file)).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o640, "{file}");
+    }
+    assert_eq!(node.status("web")["certificate"]["name"], "web.shop.pod");
+
+    // Init has gone: from here on the certificate itself is the proof.
+    let first = node.status("web")["certificate"]["fingerprint"].clone();
+    let until = Instant::now() + Duration::from_secs(40);
+    while node.status("web")["certificate"]["fingerprint"] == first {
+        assert!(Instant::now() < until, "not renewed\n{}", node.instance_logs());
+        thread::sleep(Duration::from_millis(200));
+    }
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    assert_eq!(node.capabilities("web"), Vec::<String>::new());
+    node.chain_ok(&cluster.world, "del", "web");
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn init_ends_with_the_reason_when_the_ca_refuses_and_the_overlay_stays_closed() {
+    let (mut cluster, node) = cluster(&[]);
+    node.add_pods(&mut cluster.world, &["web"]);
+    let init = init_container(&cluster, &node, "web", "4");
+    assert!(!init.status.success());
+    let said = String::from_utf8_lossy(&init.stderr).into_owned();
+    assert!(said.contains("no certificate within 4 s: ") && said.contains("shop/web"), "{said}");
+    assert_eq!(node.status("web")["state"], "waiting");
+    let route = cluster.world.exec("web", &["ip", "route", "get", LIGHTHOUSE]);
+    let route = String::from_utf8_lossy(&route.stdout).into_owned();
+    assert!(route.contains("dev nebula0"), "packets for the overlay leave in clear: {route}");
+    assert!(!node.dir.join("mount/host.crt").exists());
+    node.chain_ok(&cluster.world, "del", "web");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn a_provisional_certificate_opens_the_overlay_until_the_pod_has_shown_its_own_token() {
+    let (mut cluster, mut node) = cluster_with(&[("web", "10.244.1.2")], |policy| {
+        policy["kubernetes"]["node_account"] = "shop/app".into();
+        policy["pods"]["provisional"] = json!({});
+        policy["pods"]["life"] = "1h".into();
+    });
+    node.conf["plugins"][1]["provisional"] = true.into();
+    node.conf["plugins"][1]["deliverKey"] = true.into();
+    let agent = cluster.world.write("agent.token", "token-of-web");
+    node.conf["plugins"][1]["ca"]["tokenFile"] = agent.display().to_string().into();
+    node.add_pods(&mut cluster.world, &["web"]);
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    let before = node.status("web");
+    assert_eq!((&before["state"], &before["groups"]), (&json!("provisional"), &json!(["provisional"])));
+
+    let init = init_container(&cluster, &node, "web", "30");
+    assert!(init.status.success(), "{}\n{}", String::from_utf8_lossy(&init.stderr), node.instance_logs());
+    let after = node.status("web");
+    assert_eq!((&after["state"], &after["groups"]), (&json!("running"), &json!(["ns:shop"])));
+    assert_eq!(after["overlay"], before["overlay"]);
+    assert_ne!(after["certificate"]["fingerprint"], before["certificate"]["fingerprint"]);
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    // The key that the operator wanted in the pod is there, for its owner and group, and belongs to the certificate.
+    let [certificate, key] = ["host.crt", "host.key"].map(|name| node.dir.join("mount").join(name));
+    let mode = std::fs::metadata(&key).expect("the key").permissions().mode();
+    assert_eq!(mode & 0o777, 0o640);
+    let identity = nebula_cert::Identity::read(&certificate, &key).expect("certificate and key belong together");
+    assert_eq!(identity.primary().fingerprint().to_string(), after["certificate"]["fingerprint"]);
+    node.chain_ok(&cluster.world, "del", "web");
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
+}
+
+/// What a kubelet does with the first init container: runs it in the pod's network namespace with its token mounted.
+fn init_container(cluster: &Cluster, node: &Node, pod: &str, deadline: &str) -> Output {
+    let token = cluster.world.write(&format!("{pod}.token"), &format!("token-of-{pod}"));
+    let (init, token) = (binary("nebula-cni-init").display().to_string(), token.display().to_string());
+    let out = node.dir.join("mount").display().to_string();
+    cluster.world.exec(pod, &[&init, "-token-file", &token, "-out-dir", &out, "-deadline", deadline])
+}
+
+/// A cluster whose CA asks an API server that knows these pods, and a node with the flow `init`.
+fn cluster(pods: &[(&str, &str)]) -> (Cluster, Node) {
+    cluster_with(pods, |_| ())
+}
+
+/// With changes to the policy.
+fn cluster_with(pods: &[(&str, &str)], change: impl FnOnce(&mut Value)) -> (Cluster, Node) {
+    let mut cluster = Cluster::new();
+    let pods = pods.iter().map(|(name, address)| ((*name).to_owned(), (*address).to_owned())).collect();
+    fake_api_server(cluster.world.namespace_of("control"), pods);
+    let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+         clusters: [{name: c, cluster: {server: 'http://127.0.0.1:6443'}}]\n\
+         contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: ca-token}}]\n";
+    let kubeconfig = cluster.world.write("kubeconfig", kubeconfig);
+    cluster.change_policy(|policy| {
+        policy["kubernetes"] = json!({ "node_account": "nebula-system/nebula-cni", "kubeconfig": kubeconfig });
+        policy["pods"]["life"] = "24s".into();
+        change(policy);
+    });
+    let mut node = cluster.node("n1", "1.0.0");
+    node.conf["plugins"][1]["flow"] = "init".into();
+    node.conf["plugins"][1]["overlay"] = json!(["10.42.0.0/16"]);
+    (cluster, node)
+}
+
+/// Confirms `token-of-NAME` for every pod NAME of namespace shop; knows the pods it was given.
+fn fake_api_server(namespace: String, pods: Vec<(String, String)>) {
+    let (ready, listening) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        world::enter(&namespace);
+        let listener = TcpListener::bind("127.0.0.1:6443").expect("listen");
+        ready.send(()).expect("the test waits");
+        for stream in listener.incoming().map_while(Result::ok) {
+            let pods = pods.clone();
+            // Callers come and go; how one ends is not what is tested.
+            thread::spawn(move || drop(serve(stream, &pods)));
+        }
+    });
+    listening.recv().expect("the fake API server listens");
+}
+
+fn serve(stream: TcpStream, pods: &[(String, String)]) -> std::io::Result<()> {
+    let mut stream = BufReader::new(stream);
+    loop {
+        let mut line = String::new();
+        if stream.read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        let mut length = 0;
+        loop {
+            let mut header = String::new();
+            stream.read_line(&mut header)?;
+            let Some((key, value)) = header.trim().split_once(": ") else { break };
+            if key.eq_ignore_ascii_case("content-length") {
+                length = value.parse().expect("a length");
+            }
+        }
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body)?;
+        let (status, answer) = answer(line.split(' ').nth(1).unwrap_or_default(), &body, pods);
+        let answer = answer.to_string();
+        let head = format!(
+            "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            answer.len()
+        );
+        stream.get_mut().write_all(format!("{head}{answer}").as_bytes())?;
+    }
+}
+
+fn answer(path: &str, body: &[u8], pods: &[(String, String)]) -> (u16, Value) {
+    let pod = |(name, address): &(String, String)| {
+        json!({"metadata": {"name": name, "namespace": "shop", "uid": format!("uid-{name}")},
+               "spec": {"nodeName": "n1", "serviceAccountName": "app"},
+               "status": {"phase": "Pending", "podIP": address, "podIPs": [{"ip": address}]}})
+    };
+    if path.ends_with("/tokenreviews") {
+        let review: Value = serde_json::from_slice(body).expect("a review");
+        let name = review["spec"]["token"].as_str().and_then(|token| token.strip_prefix("token-of-"));
+        let status = name.map_or(json!({"authenticated": false}), |name| {
+            let extra = json!({"authentication.kubernetes.io/pod-name": [name],
+                               "authentication.kubernetes.io/pod-uid": [format!("uid-{name}")]});
+            json!({"authenticated": true, "audiences": review["spec"]["audiences"],
+                   "user": {"username": "system:serviceaccount:shop:app", "uid": "u", "extra": extra}})
+        });
+        return (201, json!({"status": status}));
+    }
+    if path.starts_with("/api/v1/pods") {
+        let items: Vec<Value> = pods.iter().map(pod).collect();
+        return (200, json!({"metadata": {"resourceVersion": "1"}, "items": items}));
+    }
+    let found = pods.iter().find(|(name, _)| path == format!("/api/v1/namespaces/shop/pods/{name}"));
+    found.map_or((404, json!({"kind": "Status", "status": "Failure", "code": 404})), |found| (200, pod(found)))
+}
+
+fn name(path: &std::path::Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}

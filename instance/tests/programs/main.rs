@@ -1,0 +1,34 @@
+//! The programs on real sockets, devices, kernels and runtimes: one file per subject, one program to link.
+
+mod loopback;
+mod world;
+
+mod chains;
+mod chaos;
+mod command_line;
+mod configurations;
+#[cfg(feature = "ssh")]
+mod console;
+mod control;
+mod credentials;
+mod dns;
+mod enrolment;
+mod firewall_matrix;
+mod gateways;
+mod identities;
+mod init_container;
+mod interop;
+mod kube_apiserver;
+mod kube_labels;
+mod log_fields;
+mod metrics;
+mod packaging;
+mod paths;
+mod pods;
+mod privileges;
+mod relays;
+mod rolling_swap;
+mod runtime;
+mod soak;
+mod static_binaries;
+mod supervised;

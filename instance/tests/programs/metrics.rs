@@ -1,0 +1,156 @@
+//! Metrics of ours beside those of Go Nebula 1.11.0. Both run without a device and on loopback only.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test ends at the first surprise, on a real clock"
+)]
+
+use crate::loopback;
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use loopback::{Daemon, Network, free_tcp_port, go, ours};
+
+/// Repeats until the answer, head included, has this text.
+fn fetch(daemon: &Daemon, port: u16, path: &str, expected: &str) -> String {
+    let until = Instant::now() + Duration::from_secs(15);
+    loop {
+        let found = get(port, path).unwrap_or_default();
+        if found.contains(expected) {
+            return found;
+        }
+        assert!(Instant::now() < until, "no {expected} at {path}: {found}\n{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn start(network: &Network, program: &Path, stats: &str) -> Daemon {
+    network.start(program, "host", &["10.42.0.7/16"], &with(stats))
+}
+
+fn with(stats: &str) -> String {
+    format!(
+        "listen: {{host: 127.0.0.1}}\nfirewall: {{inbound: [{{port: 22, proto: tcp, group: admin}}]}}\nstats: {stats}"
+    )
+}
+
+fn get(port: u16, path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    // Not 1.1: Go would send the text in chunks.
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn prometheus(port: u16, path: &str) -> String {
+    format!(
+        "{{type: prometheus, listen: '127.0.0.1:{port}', path: {path}, namespace: nebula, interval: 1s, \
+         message_metrics: true, lighthouse_metrics: true}}"
+    )
+}
+
+fn value(text: &str, name: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+}
+
+/// Names with their labels.
+fn names(text: &str) -> BTreeSet<&str> {
+    text.lines().filter(|line| line.starts_with("nebula_")).filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect()
+}
+
+#[test]
+fn metrics_are_served_and_move_when_the_configuration_changes() {
+    let (first, second) = (free_tcp_port(), free_tcp_port());
+    let network = Network::new();
+    let daemon = start(&network, &ours(), &prometheus(first, "/metrics"));
+    let text = fetch(&daemon, first, "/metrics", "200 OK");
+    assert!(value(&text, "nebula_certificate_ttl_seconds") > 3e9, "{text}");
+    assert_eq!(value(&text, "nebula_firewall_rules_version"), 0.0);
+    assert!(value(&text, "nebula_udp_0_rcvbuf") > 0.0);
+    fetch(&daemon, first, "/other", " 404 ");
+    daemon.reload(&with(&prometheus(second, "/m")));
+    fetch(&daemon, second, "/m", "200 OK");
+    assert!(get(first, "/metrics").is_err(), "the former address still answers");
+}
+
+#[test]
+fn a_certificate_that_ends_soon_is_warned_of_and_its_time_left_is_a_metric() {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let network = Network::ending(now.cast_signed() + 3600);
+    let port = free_tcp_port();
+    let daemon = start(&network, &ours(), &prometheus(port, "/metrics"));
+    let text = fetch(&daemon, port, "/metrics", "200 OK");
+    assert!((3000.0..=3600.0).contains(&value(&text, "nebula_certificate_ttl_seconds")), "{text}");
+    let until = Instant::now() + Duration::from_secs(10);
+    while !daemon.log().contains("The certificate of this host expires soon") {
+        assert!(Instant::now() < until, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn the_dashboard_shows_every_metric_of_our_own_and_none_that_does_not_exist() {
+    let port = free_tcp_port();
+    let network = Network::new();
+    let daemon = start(&network, &ours(), &prometheus(port, "/metrics"));
+    let text = fetch(&daemon, port, "/metrics", "200 OK");
+    // Those of Go have no type, and those of peers no line without a peer.
+    let own: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let mut known: BTreeSet<&str> = names(&text).iter().map(|name| name.split('{').next().unwrap()).collect();
+    known.extend(&own);
+    let dashboard = include_str!("../../../deploy/grafana-dashboard.json");
+    let mut used = 0;
+    for rest in dashboard.split("nebula_").skip(1) {
+        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
+        let name = format!("nebula_{}", &rest[..end]);
+        assert!(known.contains(name.as_str()), "{name} is in the dashboard and nowhere else");
+        used += 1;
+    }
+    assert!(used > 5);
+    let shown: BTreeSet<&str> = dashboard.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+    let unseen: Vec<_> = own.into_iter().filter(|name| !shown.contains(name)).collect();
+    assert!(unseen.is_empty(), "no panel shows {unseen:?}");
+}
+
+#[test]
+fn graphite_gets_lines() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = listener.local_addr().unwrap();
+    let network = Network::new();
+    let _daemon = start(&network, &ours(), &format!("{{type: graphite, host: '{host}', prefix: p, interval: 200ms}}"));
+    let mut text = String::new();
+    listener.accept().unwrap().0.read_to_string(&mut text).unwrap();
+    assert!(text.lines().any(|line| line.starts_with("p.certificate.ttl_seconds.value ")), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("p.packets_in.count 0 ")), "{text}");
+}
+
+#[test]
+#[ignore = "needs Go Nebula, which .ci/go-nebula fetches"]
+fn names_and_hashes_are_those_of_go() {
+    let (network, go_network) = (Network::new(), Network::new());
+    let (port, go_port) = (free_tcp_port(), free_tcp_port());
+    let (daemon, go) =
+        (start(&network, &ours(), &prometheus(port, "/m")), start(&go_network, &go(), &prometheus(go_port, "/m")));
+    let (text, go_text) = (fetch(&daemon, port, "/m", "200 OK"), fetch(&go, go_port, "/m", "nebula_udp_0_rcvbuf"));
+    let documented = include_str!("../../../docs/metrics.md");
+    let own = names(&text);
+    let missing = names(&go_text).into_iter().filter(|name| {
+        !own.contains(name)
+            && !name.starts_with("nebula_info")
+            && !["_runtime_", "_debug_"].iter().any(|part| name.contains(part))
+            && !documented.contains(&format!("`{}`", name.trim_start_matches("nebula_")))
+    });
+    let missing: Vec<_> = missing.collect();
+    assert!(missing.is_empty(), "neither here nor in docs/metrics.md: {missing:?}");
+    for name in ["nebula_firewall_rules_hash", "nebula_certificate_max_version", "nebula_routines"] {
+        assert_eq!(value(&text, name), value(&go_text, name), "{name}");
+    }
+}

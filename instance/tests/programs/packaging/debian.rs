@@ -1,0 +1,129 @@
+//! The Debian package, installed by dpkg into a copy-on-write view of this machine.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use super::repository;
+
+/// An overlay of the machine's root in a mount namespace of its own. `/run` is empty there, so no service manager is found.
+const IN_AN_OVERLAY: &str = r#"
+set -euo pipefail
+export LC_ALL=C DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin
+mount -t tmpfs tmpfs "$1"
+mkdir "$1"/upper "$1"/work "$1"/root
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
+mount -t proc proc "$1/root/proc"
+mount --rbind /dev "$1/root/dev"
+mount -t tmpfs tmpfs "$1/root/run"
+mount -t tmpfs tmpfs "$1/root/tmp"
+cp "$2" "$1/root/tmp/ours.deb"
+cp "$3" "$1/root/tmp/go.deb"
+inside() { chroot "$1/root" bash -euo pipefail -c "$2"; }
+# Whatever is not a folder, aside from the books of dpkg and man-db.
+changed() { cd "$1/upper" && find . ! -type d ! -path './var/lib/dpkg/*' ! -path './var/cache/*' ! -path './var/log/*' | sort; }
+"#;
+
+fn in_an_overlay(package: &Path, script: &str) -> Output {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let go = debians();
+    Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "bash", "-c", &format!("{IN_AN_OVERLAY}{script}"), "-"])
+        .args([folder.path(), package, &go])
+        .output()
+        .expect("unshare runs")
+}
+
+/// Debian's package of Go Nebula 1.11.0, where `.ci/go-nebula` left it.
+fn debians() -> PathBuf {
+    let folders = ["sid-nebula", "sid"].map(|folder| repository("target/peers/apt").join(folder).join("deb"));
+    let files = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+    let mut packages = files.map(|file| file.path()).filter(|path| path.extension().is_some_and(|end| end == "deb"));
+    packages.next().expect("the package of Go Nebula: run .ci/go-nebula with an empty target/peers")
+}
+
+/// The package; made once.
+fn package() -> &'static Path {
+    static MADE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let make = || {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let path = build(folder.path());
+        (folder, path)
+    };
+    &MADE.get_or_init(make).1
+}
+
+fn build(folder: &Path) -> PathBuf {
+    let output = Command::new(repository("deploy/debian/build")).arg(folder).output().expect("the script runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())
+}
+
+fn said(output: &Output) -> String {
+    assert!(
+        output.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+#[ignore = "needs root, a release build and dpkg"]
+fn the_package_installs_runs_and_leaves_nothing_after_its_purge() {
+    let output = in_an_overlay(
+        package(),
+        r#"
+inside "$1" 'dpkg -i /tmp/ours.deb >&2
+  nebula -version; nebula-cert -version; nebula-enrol -version; nebula-ctl --version
+  systemd-analyze verify nebula.service nebula@office.service >&2
+  for page in nebula nebula-cert nebula-cert-sign nebula-ctl nebula-enrol; do test -s /usr/share/man/man1/$page.1.gz; done
+  for program in nebula-cert nebula; do . /usr/share/bash-completion/completions/$program; done
+  test ! -e /etc/systemd/system/multi-user.target.wants/nebula.service
+  cp /usr/share/doc/nebula-overlay/examples/config.yml /etc/nebula/config.yml
+  dpkg -r nebula-overlay >&2; test -e /etc/nebula/config.yml
+  rm /etc/nebula/config.yml; dpkg -P nebula-overlay >&2; test ! -e /etc/nebula'
+echo ---; changed "$1"
+"#,
+    );
+    let said = said(&output);
+    let (versions, left) = said.split_once("---\n").expect("the mark");
+    assert_eq!(versions, "Version: 0.1.0\n".repeat(3) + "nebula-ctl 0.1.0\n");
+    assert_eq!(left, "", "left after the purge");
+}
+
+#[test]
+#[ignore = "needs root, a release build, dpkg and the Go peers in target/peers"]
+fn the_package_takes_the_place_of_debians_and_keeps_its_configuration() {
+    let output = in_an_overlay(
+        package(),
+        r#"
+inside "$1" 'dpkg --force-depends -i /tmp/go.deb >&2; nebula -version
+  mkdir -p /etc/nebula; echo "kept: true" >/etc/nebula/office.yaml
+  dpkg -i /tmp/ours.deb >&2; nebula -version; cat /etc/nebula/office.yaml
+  dpkg-query -W -f "\${db:Status-Abbrev}\n" nebula
+  grep -o "f=/etc/nebula/%i.yaml" /usr/lib/systemd/system/nebula@.service | head -1'
+"#,
+    );
+    let said = said(&output);
+    let lines: Vec<_> = said.lines().map(str::trim).collect();
+    assert_eq!(lines, ["Version: 1.11.0", "Version: 0.1.0", "kept: true", "un", "f=/etc/nebula/%i.yaml"]);
+}
+
+#[test]
+#[ignore = "needs a release build and lintian"]
+fn lintian_finds_no_error_and_two_builds_are_the_same_bytes() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let again = build(folder.path());
+    let bytes = |path: &Path| std::fs::read(path).expect("the package");
+    assert!(bytes(package()) == bytes(&again), "not reproducible");
+    // It takes a static-pie program for a library; and there is no mail address to give.
+    let known = "bogus-mail-host,bogus-mail-host-in-debian-changelog,shared-library-lacks-prerequisites";
+    let output = Command::new("lintian")
+        .args(["--fail-on", "error,warning", "--suppress-tags", known])
+        .arg(package())
+        .output()
+        .expect("lintian runs");
+    said(&output);
+}

@@ -1,0 +1,230 @@
+//! A live network of six Go nodes in which one node after another gets our `nebula` with the same files, and its Go again.
+//!
+//! Whatever TCP connection survives that a node is restarted with its own Go, must survive the swaps too. How long each
+//! restart kept packets away is printed as a table.
+//!
+//! `l` is the lighthouse, `r` the relay; `a` and `b` have no route to each other and talk through it; `c` and `d` are
+//! older releases.
+
+#![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
+
+use crate::world;
+
+use std::net::IpAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use world::peers::{go, ours};
+use world::traffic::Flow;
+use world::{World, run};
+
+const SOON: Duration = Duration::from_secs(30);
+/// A connection that says nothing for so long after a swap is given up.
+const GIVE_UP: Duration = Duration::from_secs(45);
+
+/// Name, release, and what it is.
+const NODES: [(&str, &str, &str); 6] = [
+    ("l", "sid", "lighthouse, 1.11.0"),
+    ("r", "sid", "relay, 1.11.0"),
+    ("a", "sid", "end of the relay, 1.11.0"),
+    ("b", "sid", "other end, 1.11.0"),
+    ("c", "trixie", "1.9.3"),
+    ("d", "bookworm", "1.6.1"),
+];
+
+const FLOWS: [(&str, &str); 8] =
+    [("a", "b"), ("c", "d"), ("a", "c"), ("d", "b"), ("c", "l"), ("d", "r"), ("r", "a"), ("l", "b")];
+
+#[derive(Clone, Copy, PartialEq)]
+enum Maker {
+    Ours,
+    Go,
+}
+
+use Maker::{Go, Ours};
+
+struct Site {
+    flows: Vec<Flow>,
+    world: World,
+}
+
+/// What the restart of one node did to the flows.
+struct Outcome {
+    survivors: Vec<bool>,
+    tcp: Duration,
+    udp: Duration,
+}
+
+impl Site {
+    fn new() -> Self {
+        let mut world = World::new();
+        let underlay = NODES.map(|(name, ..)| IpAddr::V4(world.host(name)));
+        for (end, other) in [("a", underlay[3]), ("b", underlay[2])] {
+            run("ip", &["-n", &world.namespace_of(end), "route", "add", "blackhole", &other.to_string()]);
+        }
+        world.certify(&["ca", "-name", "swap", "-version", "1"]);
+        for (name, ..) in NODES {
+            world.certify(&["sign", "-name", name, "-networks", &format!("{}/24", overlay(name))]);
+            configure(&world, name, underlay[0]);
+        }
+        let mut site = Self { world, flows: Vec::new() };
+        for (name, ..) in NODES {
+            site.start(name, Go);
+        }
+        site.settle();
+        site.flows = FLOWS.map(|(from, to)| site.flow(from, to)).into();
+        site
+    }
+
+    fn flow(&self, from: &str, to: &str) -> Flow {
+        self.world.ping(from, &overlay(to).to_string(), SOON);
+        Flow::start(&self.world, from, to, overlay(to))
+    }
+
+    fn start(&mut self, name: &str, maker: Maker) {
+        let (_, suite, _) = NODES.into_iter().find(|(node, ..)| *node == name).expect("a known node");
+        let program = if maker == Ours { ours() } else { go("nebula", suite) };
+        let config = self.world.dir().join(format!("{name}.yml")).display().to_string();
+        self.world.start(name, &program, &["-config", &config]);
+    }
+
+    /// Waits until everybody has told the lighthouse where it is.
+    fn settle(&self) {
+        for (name, ..) in &NODES[1..] {
+            self.world.ping(name, &overlay("l").to_string(), SOON);
+        }
+    }
+
+    /// Restarts `name` as a service manager does, and waits until every flow goes on or is lost. Lost ones begin anew.
+    fn swap(&mut self, name: &str, to: Maker) -> Outcome {
+        self.flows.iter().for_each(Flow::watch);
+        self.world.stop(name, Signal::SIGTERM);
+        self.start(name, to);
+        self.world.ping(name, &overlay(if name == "l" { "c" } else { "l" }).to_string(), SOON);
+        let before: Vec<_> = self.flows.iter().map(Flow::answers).collect();
+        let goes_on = |(flow, (tcp, udp)): (&Flow, &(u64, u64))| {
+            let now = flow.answers();
+            now.0 >= tcp + 20 && now.1 >= udp + 20
+        };
+        let end = Instant::now() + GIVE_UP;
+        while Instant::now() < end && !self.flows.iter().zip(&before).all(goes_on) {
+            thread::sleep(Duration::from_millis(20));
+        }
+        let survivors: Vec<_> =
+            self.flows.iter().zip(&before).map(|both| both.0.broken().is_none() && goes_on(both)).collect();
+        let longest = |silence: fn(&Flow) -> Duration| {
+            self.flows.iter().zip(&survivors).filter(|(_, lives)| **lives).map(|(flow, _)| silence(flow)).max()
+        };
+        let (tcp, udp) = (longest(|flow| flow.silence().0), longest(|flow| flow.silence().1));
+        self.settle();
+        for (at, (from, to)) in FLOWS.into_iter().enumerate().filter(|(at, _)| !survivors[*at]) {
+            self.flows[at] = self.flow(from, to);
+        }
+        Outcome { survivors, tcp: tcp.unwrap_or_default(), udp: udp.unwrap_or_default() }
+    }
+}
+
+fn overlay(name: &str) -> IpAddr {
+    let number = NODES.iter().position(|(node, ..)| *node == name).expect("a known node") + 1;
+    IpAddr::from([10, 77, 0, u8::try_from(number).expect("a small number")])
+}
+
+fn configure(world: &World, name: &str, lighthouse: IpAddr) {
+    let dir = world.dir().display();
+    let (known, hosts) = match name {
+        "l" => (String::new(), String::new()),
+        _ => (format!("\"{}\": [\"{lighthouse}:4242\"]", overlay("l")), overlay("l").to_string()),
+    };
+    let relay = match name {
+        "r" => "am_relay: true".to_owned(),
+        "a" | "b" => format!("relays: [{}]", overlay("r")),
+        _ => String::new(),
+    };
+    let text = format!(
+        "pki: {{ca: {dir}/ca.crt, cert: {dir}/{name}.crt, key: {dir}/{name}.key}}
+static_host_map: {{{known}}}
+lighthouse: {{am_lighthouse: {}, interval: 2, hosts: [{hosts}]}}
+relay: {{{relay}}}
+listen: {{host: 0.0.0.0, port: 4242}}
+punchy: {{punch: true}}
+tun: {{dev: neb0, mtu: 1300}}
+firewall:
+  outbound: [{{port: any, proto: any, host: any}}]
+  inbound: [{{port: any, proto: any, host: any}}]
+",
+        name == "l",
+    );
+    world.write(&format!("{name}.yml"), &text);
+}
+
+/// How long each restart kept packets away.
+struct Table(Vec<String>);
+
+impl Table {
+    fn new() -> Self {
+        Self(vec![format!(
+            "{:<30}{:<14}{:>12}{:>14}{:>12}",
+            "node", "swap", "connections", "UDP away, s", "TCP away, s"
+        )])
+    }
+
+    fn add(&mut self, name: &str, swap: &str, outcome: &Outcome) {
+        let (_, _, what) = NODES.into_iter().find(|(node, ..)| *node == name).expect("a known node");
+        let alive = outcome.survivors.iter().filter(|lives| **lives).count();
+        self.0.push(format!(
+            "{:<30}{swap:<14}{:>12}{:>14.2}{:>12.2}",
+            format!("{name} ({what})"),
+            format!("{alive}/{}", FLOWS.len()),
+            outcome.udp.as_secs_f64(),
+            outcome.tcp.as_secs_f64(),
+        ));
+    }
+
+    fn print(&self) {
+        eprintln!("\n{}", self.0.join("\n"));
+    }
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and the Go peers in target/peers"]
+fn tcp_connections_survive_every_swap_that_they_survive_from_go_to_go() {
+    let mut site = Site::new();
+    let mut table = Table::new();
+    let mut lost = Vec::new();
+    for (name, ..) in NODES {
+        let baseline = site.swap(name, Go);
+        table.add(name, "Go to Go", &baseline);
+        for (swap, to) in [("Go to ours", Ours), ("ours to Go", Go)] {
+            let outcome = site.swap(name, to);
+            table.add(name, swap, &outcome);
+            for (at, (from, to)) in FLOWS.iter().enumerate() {
+                if baseline.survivors[at] && !outcome.survivors[at] {
+                    lost.push(format!("{from} -> {to} when {name} went {swap}"));
+                }
+            }
+        }
+    }
+    table.print();
+    assert!(lost.is_empty(), "lost: {lost:#?}\n{}", site.world.all_logs());
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and the Go peers in target/peers"]
+fn tcp_connections_survive_that_node_after_node_becomes_ours_and_is_restarted() {
+    let mut site = Site::new();
+    let mut table = Table::new();
+    let mut lost = Vec::new();
+    // The ends of the relay before the relay: it is they who find another way.
+    for swap in ["Go to ours", "ours to ours"] {
+        for name in ["l", "c", "d", "a", "b", "r"] {
+            let outcome = site.swap(name, Ours);
+            table.add(name, swap, &outcome);
+            if outcome.survivors.contains(&false) {
+                lost.push(format!("{:?} when {name} went {swap}", outcome.survivors));
+            }
+        }
+    }
+    table.print();
+    assert!(lost.is_empty(), "lost: {lost:#?}\n{}", site.world.all_logs());
+}

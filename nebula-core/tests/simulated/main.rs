@@ -1,0 +1,44 @@
+//! Behaviours of nodes on a simulated network: one file per subject, one program to link.
+
+mod packets;
+
+mod addresses;
+mod allow_lists;
+mod better_path;
+mod calculated_remotes;
+mod close_tunnel;
+mod confirmation;
+mod dead_peer;
+mod determinism;
+mod diagram;
+mod direct_handshake;
+mod early_data;
+mod firewall;
+mod fragments;
+mod handshake_flood;
+mod handshake_race;
+mod handshake_retries;
+mod hole_punching;
+mod hostile_datagrams;
+mod icmp_errors;
+mod inquiries;
+mod lighthouse;
+mod lossy_link;
+mod nat;
+mod partition;
+mod random_operations;
+mod recv_error;
+mod reject;
+mod rekey;
+mod relay;
+mod relay_hostile;
+mod reload;
+mod restart;
+mod roaming;
+mod scenarios;
+mod several_lighthouses;
+mod survey;
+mod trust;
+mod unsafe_routes;
+mod versions_and_ciphers;
+mod wrong_host;
