@@ -128,7 +128,7 @@ fn open_token(uri: &str) -> Result<Box<dyn Signer + Send + Sync>, AuthorityError
 
 #[cfg(not(feature = "pkcs11"))]
 fn open_token(_uri: &str) -> Result<Box<dyn Signer + Send + Sync>, AuthorityError> {
-    let build = "this build cannot load the module of a token; the README says how to make one that can";
+    let build = "this build cannot load the module of a token; docs/hosts.md says how to make one that can";
     Err(AuthorityError::Token(build.to_owned()))
 }
 

@@ -4,6 +4,28 @@
 //! ([`Forwarder`]) moves packets on any number of threads. Both are sans-IO: time, randomness and bytes come in as
 //! arguments, and what to do comes out as values. The feature `io` adds the Linux driver (threads, tun device, UDP
 //! sockets); the feature `simulator` adds a network of many nodes on one virtual clock.
+//!
+//! Join a network with a tun device (needs CAP_NET_ADMIN; the device has no address yet: give it the certificate's):
+//!
+//! ```no_run
+//! # #[cfg(feature = "io")]
+//! fn join() -> Result<(), Box<dyn std::error::Error>> {
+//!     use nebula_cert::{CaPool, Identity};
+//!     use nebula_core::Config;
+//!     use nebula_core::firewall::Rule;
+//!     use nebula_core::io::{Driver, Options, SocketOptions, Tun, UdpSocket};
+//!
+//!     let identity = Identity::read("host.crt", "host.key")?;
+//!     let mut config = Config::new(identity, CaPool::from_pem(&std::fs::read("ca.crt")?)?);
+//!     config.lighthouse.hosts = vec!["10.42.0.1".parse()?];
+//!     config.static_hosts.insert("10.42.0.1".parse()?, vec!["203.0.113.7:4242".parse()?]);
+//!     config.firewall.outbound.push(Rule::any());
+//!     let sockets = UdpSocket::bind("0.0.0.0:4242".parse()?, 1, &SocketOptions::default())?;
+//!     let driver = Driver::start(config, Some(Tun::create("nebula0", 1, true)?), sockets, Options::default())?;
+//!     let _handle = driver.handle(); // replaces identity or rules, lists tunnels, reads counters, stops
+//!     Ok(driver.run()?)
+//! }
+//! ```
 
 pub mod config;
 pub mod counters;
