@@ -68,7 +68,7 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
     // What is read and made first goes deep, and the stack for it ends with its thread.
     let started = Namespace::Own.run("start", || {
         let Launch { spec, lock: only_one } = Launch::claim(launch)?;
-        let settings = Settings::read_without_pki(&Value::from(&spec.nebula))
+        let settings = Settings::read_for_pod(&Value::from(&spec.nebula))
             .map_err(|error| Error::SetUp { what: "tunnel configuration".to_owned(), cause: error.to_string() })?;
         log::start(settings.logging, log::Output::Stderr);
         settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));

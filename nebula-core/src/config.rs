@@ -200,6 +200,11 @@ pub struct Handshakes {
     /// Handshakes of others that are answered per second; more are dropped, first those of sources that send most, and
     /// their retries find room. `None`: all. Go Nebula has no such cap.
     pub max_new_per_second: Option<NonZeroU32>,
+    /// Handshakes of this node under way at a time. When there are more, those for which nobody named an endpoint give way,
+    /// the oldest first.
+    pub max_pending: usize,
+    /// Bytes of packets that wait for them, over all peers: the oldest of whoever holds most give way.
+    pub max_waiting_bytes: usize,
 }
 
 impl Default for Handshakes {
@@ -209,6 +214,10 @@ impl Default for Handshakes {
             retries: 10,
             // About half a core; a fleet that returns all at once is through after a few retries.
             max_new_per_second: NonZeroU32::new(4000),
+            // Less than a kilobyte each, and ten for a peer with an endpoint.
+            max_pending: 8192,
+            // Packets may be 64 KiB super-packets: a number of them would not bound anything.
+            max_waiting_bytes: 16 << 20,
         }
     }
 }

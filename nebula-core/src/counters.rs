@@ -269,6 +269,7 @@ drop_names! {
     BadOffload "bad_offload",
     AddressNotAllowed "address_not_allowed",
     HandshakeLimit "handshake_limit",
+    EndpointRefused "endpoint_refused",
 }
 
 #[cfg(test)]

@@ -190,6 +190,25 @@ impl Settings {
         Self::read_with(tree, section, pki)
     }
 
+    /// As [`Settings::read_without_pki`], for the tunnel of one pod: there are many on a node, so each may hold less unless
+    /// its configuration says otherwise.
+    ///
+    /// # Errors
+    /// As [`Settings::read`].
+    pub fn read_for_pod(tree: &Value) -> Result<Self, Refusals> {
+        let mut settings = Self::read_without_pki(tree)?;
+        for (key, limit, of_a_pod) in [
+            (MAX_PENDING, &mut settings.handshakes.max_pending, POD_PENDING),
+            (MAX_WAITING, &mut settings.handshakes.max_waiting_bytes, POD_WAITING_BYTES),
+            (firewall::MAX_CONNECTIONS, &mut settings.firewall.max_flows, POD_FLOWS),
+        ] {
+            if tree.at(key).is_none() {
+                *limit = of_a_pod;
+            }
+        }
+        Ok(settings)
+    }
+
     /// Reads all parts, so that what is wrong in one does not hide what is wrong in the next.
     fn read_with(tree: &Value, section: Section<'_>, pki: Option<Option<Pki>>) -> Result<Self, Refusals> {
         keys::check(&section, tree);
@@ -398,6 +417,13 @@ fn punchy(section: &Section<'_>) -> Punchy {
     }
 }
 
+const MAX_PENDING: &str = "handshakes.max_pending";
+const MAX_WAITING: &str = "handshakes.max_waiting_bytes";
+// Together less than 10 MB when all are used up: an instance stays below 16 MB whatever its pod and its peers do.
+const POD_PENDING: usize = 512;
+const POD_WAITING_BYTES: usize = 2 << 20;
+const POD_FLOWS: usize = 1 << 15;
+
 fn handshakes(section: &Section<'_>) -> Result<Handshakes, Refused> {
     let defaults = Handshakes::default();
     let try_interval = section.duration("handshakes.try_interval", defaults.try_interval);
@@ -406,10 +432,13 @@ fn handshakes(section: &Section<'_>) -> Result<Handshakes, Refused> {
     }
     let retries = section.int("handshakes.retries", 1..=1000).and_then(|n| u32::try_from(n).ok());
     let cap = section.int("handshakes.max_new_per_second", 0..=i64::from(u32::MAX)).and_then(|n| u32::try_from(n).ok());
+    let size = |key, range| section.int(key, range).and_then(|n| usize::try_from(n).ok());
     Ok(Handshakes {
         try_interval,
         retries: retries.unwrap_or(defaults.retries),
         max_new_per_second: cap.map_or(defaults.max_new_per_second, NonZeroU32::new),
+        max_pending: size(MAX_PENDING, 1..=1 << 20).unwrap_or(defaults.max_pending),
+        max_waiting_bytes: size(MAX_WAITING, 1..=1 << 30).unwrap_or(defaults.max_waiting_bytes),
     })
 }
 

@@ -4,9 +4,11 @@ use std::net::IpAddr;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
+
 use super::filter::Timeouts;
-use super::flow_table::{At, Entry, FlowTable};
-use super::{Filter, KnownFlow};
+use super::flow_table::{At, Entry, FlowTable, Owner};
+use super::{Filter, KnownFlow, Peer, identity};
 use crate::DropReason;
 use crate::counters::Direction;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -83,49 +85,55 @@ impl Conntrack {
         let hash = fold(hash ^ remote[0], remote[1] ^ c);
         fold(hash ^ rest, d)
     }
-    /// Whether a flow passed, is not yet forgotten, and would pass again. It counts as no packet of the flow.
-    pub(super) fn knows(
-        &self,
-        hash: u64,
-        flow: &FlowKey,
-        now: u64,
-        generation: u32,
-        timeouts: Timeouts,
-        allows: impl Fn(Direction) -> bool,
-    ) -> bool {
-        let table = lock(&self.shards[(hash >> 60) as usize % SHARDS]);
-        table.find(hash, flow).is_some_and(|at| {
-            let entry = table.entry(at);
-            let is_live = now < entry.last_used.saturating_add(timeouts.of(flow));
-            is_live && (entry.generation == generation || allows(entry.direction))
-        })
+    /// Who a flow with this peer belongs to: its gateways together where it takes a subnet route that has several, and
+    /// the peer everywhere else.
+    fn owner(&self, peer: Peer<'_>) -> Owner {
+        let [a, b, c, d] = self.keys;
+        let keyed = |[high, low]: [u64; 2], with: [u64; 2]| fold(fold(high ^ with[0], low ^ with[1]), a ^ d);
+        let identity::Identity { name, rights } = peer.identity;
+        let (name, rights) = (keyed(name, [a, b]), keyed(rights, [c, d]));
+        match peer.route {
+            None => Owner { owner: name, rights },
+            // Each gateway is judged by its own certificate.
+            Some(network) => {
+                Owner { owner: keyed(identity::route(network), [a, b]), rights: fold(name ^ a, rights ^ b) }
+            }
+        }
     }
-    /// A flow that is not forgotten, and the generation of rules that allowed it last. It counts as no packet of the flow.
-    pub(super) fn find(&self, hash: u64, flow: &FlowKey, now: u64, timeouts: Timeouts) -> Option<(KnownFlow, u32)> {
+    /// A flow with `peer` that it is not forgotten, and whether what allowed it last is unchanged. It counts as no packet
+    /// of the flow.
+    pub(super) fn find(&self, flow: &FlowKey, peer: Peer<'_>, now: u64, filter: &Filter) -> Option<(KnownFlow, bool)> {
+        let Owner { owner, rights } = self.owner(peer);
+        let hash = self.hash(flow) ^ owner;
         let table = lock(&self.shards[(hash >> 60) as usize % SHARDS]);
-        let entry = table.entry(table.find(hash, flow)?);
+        let entry = table.entry(table.find(hash, flow, owner)?);
         let idle = now.saturating_sub(entry.last_used);
         let known =
             KnownFlow { direction: entry.direction, answered: entry.answered, idle: Duration::from_millis(idle) };
-        (idle < timeouts.of(flow)).then_some((known, entry.generation))
+        (idle < filter.timeouts().of(flow)).then(|| (known, entry.stands(rights, filter.generation())))
     }
-    /// Lets a known flow pass, or a new one if `allows` says so for the direction it begins in. A flow admitted under
-    /// another generation of rules is asked about again, in the direction in which it began.
+    /// Lets a known flow of `peer` pass, or a new one if `allows` says so for the direction it begins in. A flow admitted
+    /// under another generation of rules, or when the peer had another certificate with other rights, is asked about again,
+    /// in the direction in which it began. Flows of other peers with the same addresses are not known.
     pub(super) fn admit(
         &self,
         hash: u64,
         flow: &FlowKey,
-        seen: Seen,
+        seen: Seen<'_>,
         allows: impl Fn(Direction) -> bool,
     ) -> Result<(), DropReason> {
-        let mut table = lock(&self.shards[(hash >> 60) as usize % SHARDS]);
         let Seen { peer, direction, now, generation, timeouts } = seen;
-        if let Some(at) = table.find(hash, flow) {
+        let owner = self.owner(peer);
+        let hash = hash ^ owner.owner;
+        // A certificate has at least one network.
+        let peer = peer.networks.first().map_or(flow.remote, IpNet::addr);
+        let mut table = lock(&self.shards[(hash >> 60) as usize % SHARDS]);
+        if let Some(at) = table.find(hash, flow, owner.owner) {
             let entry = table.entry(at);
             let is_live = now < entry.last_used.saturating_add(timeouts.of(flow));
-            if is_live && (entry.generation == generation || allows(entry.direction)) {
+            if is_live && (entry.stands(owner.rights, generation) || allows(entry.direction)) {
                 let answered = entry.direction != direction;
-                table.touch(at, now, generation, answered);
+                table.touch(at, now, owner.rights, generation, answered);
                 return Ok(());
             }
             table.remove(at);
@@ -141,16 +149,16 @@ impl Conntrack {
         if table.len() >= self.max_per_shard.load(Ordering::Relaxed) && !make_room(&mut table, now, peer) {
             return Err(DropReason::ConntrackFull);
         }
-        table.insert(hash, peer, Entry::new(*flow, direction, generation, now));
+        table.insert(hash, peer, Entry::new(*flow, owner, direction, generation, now));
         Ok(())
     }
 }
 
 /// A packet's circumstances.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Seen {
-    /// Whose tunnel it uses: flows are counted against this address.
-    pub(super) peer: IpAddr,
+pub(super) struct Seen<'a> {
+    /// Whose tunnel it uses: flows are counted against its first address.
+    pub(super) peer: Peer<'a>,
     pub(super) direction: Direction,
     pub(super) now: u64,
     pub(super) generation: u32,
@@ -222,6 +230,7 @@ mod tests {
     use super::*;
 
     const CAP: usize = 24;
+    const OWNER: Owner = Owner { owner: 1, rights: 2 };
 
     fn address(peer: u8) -> IpAddr {
         [10, 0, 0, 2 + peer].into()
@@ -245,10 +254,10 @@ mod tests {
             return Err(());
         }
         let hash = u64::from(port) << 8 | u64::from(peer);
-        table.insert(hash, address(peer), Entry::new(flow(peer, port), Direction::Inbound, 1, now));
+        table.insert(hash, address(peer), Entry::new(flow(peer, port), OWNER, Direction::Inbound, 1, now));
         let is_gone = |(peer, port): &&(u8, u16)| {
             let hash = u64::from(*port) << 8 | u64::from(*peer);
-            table.find(hash, &flow(*peer, *port)).is_none()
+            table.find(hash, &flow(*peer, *port), OWNER.owner).is_none()
         };
         let gone: Vec<_> = model.keys().filter(is_gone).copied().collect();
         assert!(gone.len() <= 1, "one flow makes room for one");
@@ -266,9 +275,9 @@ mod tests {
             for (peer, port, step, wait) in steps {
                 now += wait;
                 let hash = u64::from(port) << 8 | u64::from(peer);
-                if let Some(at) = table.find(hash, &flow(peer, port)) {
+                if let Some(at) = table.find(hash, &flow(peer, port), OWNER.owner) {
                     let answered = model[&(peer, port)].0 || step == 0;
-                    table.touch(at, now, 1, answered);
+                    table.touch(at, now, OWNER.rights, 1, answered);
                     model.insert((peer, port), (answered, now));
                     continue;
                 }
@@ -316,8 +325,8 @@ mod tests {
         // Even flows with answers make room for a peer that has less.
         for port in 9_900..10_000 {
             let hash = u64::from(port) << 8 | 2;
-            if let Some(at) = table.find(hash, &flow(2, port)) {
-                table.touch(at, 2, 1, true);
+            if let Some(at) = table.find(hash, &flow(2, port), OWNER.owner) {
+                table.touch(at, 2, OWNER.rights, 1, true);
             }
         }
         assert!(add(&mut table, &mut model, 3, 2, 20_000).is_err());

@@ -50,13 +50,9 @@ impl Firewall<'_> {
         peer: Peer<'_>,
         policy: &Policy,
     ) -> Explanation {
-        let (now, timeouts) = (self.conntrack.millis(now), self.filter.timeouts());
-        let found = self.conntrack.find(self.conntrack.hash(flow), flow, now, timeouts);
-        let stands =
-            |generation, began| generation == self.filter.generation() || self.filter.allows(began, flow, peer);
         Explanation {
             addresses: self.filter.check_addresses(flow, peer),
-            known: found.filter(|(known, generation)| stands(*generation, known.direction)).map(|(known, _)| known),
+            known: self.known(self.conntrack.millis(now), flow, peer),
             rule: self.filter.rule_that_allows(policy, direction, flow, peer),
         }
     }

@@ -9,11 +9,17 @@ use crate::wire::ip::FlowKey;
 /// Protocol classes: each has one timeout, so age order is expiry order.
 const CLASSES: usize = 3;
 const NONE: u32 = u32::MAX;
+/// A table of this many entries is not worth shrinking.
+const KEPT: usize = if cfg!(test) { 8 } else { 64 };
 
 /// An allowed flow.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) flow: FlowKey,
+    /// Whose it is.
+    pub(super) owner: u64,
+    /// What the owner's certificate entitled it to when the flow was judged last.
+    pub(super) rights: u64,
     /// In which it began.
     pub(super) direction: Direction,
     /// Packets went both ways.
@@ -26,6 +32,15 @@ pub(super) struct Entry {
     holder: u32,
     /// In the list of its class, and in that of its holder.
     links: [Link; 2],
+}
+
+/// Whose a flow is, as the table knows it: keyed digests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Owner {
+    /// Flows of others are never found.
+    pub(super) owner: u64,
+    /// With other rights a flow is judged anew.
+    pub(super) rights: u64,
 }
 
 /// Position of an entry.
@@ -53,7 +68,7 @@ pub(super) struct List {
     newest: u32,
 }
 
-/// Open addressing over 4-byte positions, so an entry is stored once and a flow costs about 100 bytes.
+/// Open addressing over 4-byte positions, so an entry is stored once and a flow costs about 110 bytes.
 #[derive(Debug)]
 pub(super) struct FlowTable {
     /// Position of an entry plus one; 0 is empty. A power of two long, or empty.
@@ -80,9 +95,14 @@ impl Default for FlowTable {
 }
 
 impl Entry {
-    pub(super) fn new(flow: FlowKey, direction: Direction, generation: u32, now: u64) -> Self {
+    pub(super) fn new(flow: FlowKey, owner: Owner, direction: Direction, generation: u32, now: u64) -> Self {
         let links = [Link { newer: NONE, older: NONE }; 2];
-        Self { flow, direction, answered: false, generation, last_used: now, hash: 0, holder: 0, links }
+        let Owner { owner, rights } = owner;
+        Self { flow, owner, rights, direction, answered: false, generation, last_used: now, hash: 0, holder: 0, links }
+    }
+    /// Whether nothing changed of what the flow was allowed by.
+    pub(super) fn stands(&self, rights: u64, generation: u32) -> bool {
+        self.rights == rights && self.generation == generation
     }
     fn class(&self) -> usize {
         match self.flow.protocol {
@@ -144,24 +164,25 @@ impl FlowTable {
     pub(super) fn oldest_of_heaviest(&mut self) -> [Option<At>; 2] {
         self.shares.heaviest(self.len).map_or([None; 2], |holder| holder.lists.map(|list| list.oldest()))
     }
-    pub(super) fn find(&self, hash: u64, flow: &FlowKey) -> Option<At> {
+    pub(super) fn find(&self, hash: u64, flow: &FlowKey, owner: u64) -> Option<At> {
         let hash = hash as u32;
         let mask = self.slots.len().wrapping_sub(1);
         let mut slot = hash as usize & mask;
         loop {
             let at = self.slots.get(slot)?.checked_sub(1)?;
             let entry = &self.entries[at as usize];
-            if entry.hash == hash && entry.flow == *flow {
+            if entry.hash == hash && entry.flow == *flow && entry.owner == owner {
                 return Some(At(at));
             }
             slot = (slot + 1) & mask;
         }
     }
     /// Notes a packet of the flow; it becomes the newest.
-    pub(super) fn touch(&mut self, At(at): At, now: u64, generation: u32, answered: bool) {
+    pub(super) fn touch(&mut self, At(at): At, now: u64, rights: u64, generation: u32, answered: bool) {
         self.unlink(at);
         let entry = &mut self.entries[at as usize];
         entry.last_used = now;
+        entry.rights = rights;
         entry.generation = generation;
         entry.answered |= answered;
         self.link_newest(at);
@@ -212,11 +233,34 @@ impl FlowTable {
         self.vacant = at;
         self.len -= 1;
     }
-    /// Gives memory back when nothing is left.
+    /// Gives memory back when little is left of what once was there.
     pub(super) fn shrink(&mut self) {
         if self.len == 0 {
             *self = Self::default();
+        } else if self.entries.len() > KEPT && self.len < self.entries.len() / 4 {
+            self.rebuild();
         }
+    }
+
+    /// Moves what is left into a table of the right size.
+    fn rebuild(&mut self) {
+        let mut positions = Vec::with_capacity(self.len);
+        for class in self.classes {
+            let mut at = class.oldest;
+            while let Some(entry) = self.entries.get(at as usize) {
+                positions.push(at);
+                at = entry.links[By::Class as usize].newer;
+            }
+        }
+        // The lists of the holders are in order of age, too, but across the classes.
+        positions.sort_by_key(|at| self.entries[*at as usize].last_used);
+        let mut table = Self { entries: Vec::with_capacity(self.len), ..Self::default() };
+        for at in positions {
+            let entry = self.entries[at as usize].clone();
+            let peer = self.shares.peer(entry.holder);
+            table.insert(entry.hash.into(), peer, entry);
+        }
+        *self = table;
     }
 
     fn rehash(&mut self, slots: usize) {
@@ -253,6 +297,8 @@ mod tests {
 
     use super::*;
 
+    const OWNER: Owner = Owner { owner: 1, rights: 2 };
+
     /// Peers of even and odd ports.
     fn peer(port: u16) -> IpAddr {
         [10, 0, 0, 2 + (port % 2) as u8].into()
@@ -277,21 +323,24 @@ mod tests {
                 // The same port always has the same hash.
                 let hash = u64::from(port % 5).wrapping_sub(2);
                 let flow = flow(port, protocol);
-                let found = table.find(hash, &flow);
+                let found = table.find(hash, &flow, OWNER.owner);
+                prop_assert_eq!(table.find(hash, &flow, OWNER.owner + 1), None);
                 prop_assert_eq!(found.map(|at| table.entry(at).last_used), model.get(&port).map(|(used, _)| *used));
                 match (step, found) {
                     (0 | 1, None) => {
-                        table.insert(hash, peer(port), Entry::new(flow, Direction::Inbound, 1, now));
+                        table.insert(hash, peer(port), Entry::new(flow, OWNER, Direction::Inbound, 1, now));
                         model.insert(port, (now, false));
                     }
                     (0 | 1, Some(at)) => {
-                        table.touch(at, now, 1, spread == 0);
+                        table.touch(at, now, OWNER.rights, 1, spread == 0);
                         let answered = model[&port].1 || spread == 0;
                         model.insert(port, (now, answered));
                     }
                     (_, Some(at)) => {
                         table.remove(at);
                         model.remove(&port);
+                        table.shrink();
+                        prop_assert!(table.entries.len() <= KEPT.max(4 * table.len()));
                     }
                     _ => {}
                 }

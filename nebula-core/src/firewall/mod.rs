@@ -5,6 +5,7 @@ mod explain;
 mod filter;
 mod flow_cache;
 mod flow_table;
+mod identity;
 mod index;
 mod rules;
 mod shares;
@@ -14,12 +15,13 @@ mod tests;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use nebula_cert::{Fingerprint, VerifiedCertificate};
+use nebula_cert::Fingerprint;
 
 pub(crate) use conntrack::Conntrack;
 pub use explain::{Explanation, KnownFlow};
 pub(crate) use filter::Filter;
 pub(crate) use flow_cache::FlowCache;
+pub(crate) use identity::Identity;
 pub use rules::{Cidr, PortRange, Protocol, Rule};
 
 use crate::DropReason;
@@ -77,7 +79,7 @@ impl Default for Policy {
             tcp_timeout: Duration::from_secs(12 * 60),
             udp_timeout: Duration::from_secs(3 * 60),
             default_timeout: Duration::from_secs(10 * 60),
-            // About 25 MB when full.
+            // About 28 MB when full.
             max_flows: 1 << 18,
         }
     }
@@ -92,10 +94,15 @@ pub(crate) struct Peer<'a> {
     unsafe_networks: &'a [IpNet],
     issuer: Fingerprint,
     issuer_name: &'a str,
+    /// All of this in a few bytes.
+    identity: Identity,
+    /// The subnet route in question, if the peer is one of several gateways of it.
+    route: Option<IpNet>,
 }
 
-impl<'a> From<&'a VerifiedCertificate> for Peer<'a> {
-    fn from(certificate: &'a VerifiedCertificate) -> Self {
+impl<'a> From<&'a Tunnel> for Peer<'a> {
+    fn from(tunnel: &'a Tunnel) -> Self {
+        let certificate = &tunnel.peer;
         Self {
             name: certificate.name(),
             groups: certificate.groups(),
@@ -103,7 +110,16 @@ impl<'a> From<&'a VerifiedCertificate> for Peer<'a> {
             unsafe_networks: certificate.unsafe_networks(),
             issuer: certificate.issuer_fingerprint(),
             issuer_name: certificate.issuer_name(),
+            identity: tunnel.identity,
+            route: None,
         }
+    }
+}
+
+impl Peer<'_> {
+    /// The same peer as one of the gateways of a subnet route; `None`: as itself.
+    pub(crate) fn by_route(self, route: Option<IpNet>) -> Self {
+        Self { route, ..self }
     }
 }
 
@@ -115,7 +131,8 @@ pub(crate) struct Firewall<'a> {
 }
 
 impl Firewall<'_> {
-    /// Whether a packet of `flow` may pass. `cache` is the lane's own.
+    /// Whether a packet of `flow` may pass. `cache` is the lane's own. `route` says which subnet route the flow takes, if
+    /// that has several gateways and the peer is one of them: they share the flow.
     pub(crate) fn check(
         &self,
         cache: &mut FlowCache,
@@ -123,13 +140,14 @@ impl Firewall<'_> {
         direction: Direction,
         flow: &FlowKey,
         tunnel: &Tunnel,
+        route: impl FnOnce(&FlowKey) -> Option<IpNet>,
     ) -> Result<(), DropReason> {
         let hash = self.conntrack.hash(flow);
         let now = self.conntrack.millis(now);
         let passed =
             Passed { flow: *flow, direction, tunnel: tunnel.local_index, generation: self.filter.generation() };
         if !cache.contains(hash, &passed, now) {
-            self.decide(hash, now, direction, flow, Peer::from(&tunnel.peer))?;
+            self.decide(hash, now, direction, flow, Peer::from(tunnel).by_route(route(flow)))?;
             // Short timeouts need the shared table to hear of the flow more often.
             let cache_for = CACHE_MS.min(self.filter.timeouts().of(flow) / 4);
             cache.insert(hash, passed, now, now + cache_for);
@@ -146,8 +164,10 @@ impl Firewall<'_> {
         flow: &FlowKey,
         quoted: Option<&FlowKey>,
         tunnel: &Tunnel,
+        route: impl FnOnce(&FlowKey) -> Option<IpNet>,
     ) -> Result<(), DropReason> {
-        self.decide_error(self.conntrack.millis(now), direction, flow, quoted, Peer::from(&tunnel.peer))
+        let peer = Peer::from(tunnel).by_route(quoted.and_then(route));
+        self.decide_error(self.conntrack.millis(now), direction, flow, quoted, peer)
     }
 
     fn decide_error(
@@ -160,11 +180,8 @@ impl Firewall<'_> {
     ) -> Result<(), DropReason> {
         self.filter.check_addresses(flow, peer)?;
         let is_related = |quoted: &FlowKey| {
-            let (generation, timeouts) = (self.filter.generation(), self.filter.timeouts());
-            let allows = |direction| self.filter.allows(direction, quoted, peer);
             // Another peer's flow is none of this one's business.
-            self.filter.check_addresses(quoted, peer).is_ok()
-                && self.conntrack.knows(self.conntrack.hash(quoted), quoted, now, generation, timeouts, allows)
+            self.filter.check_addresses(quoted, peer).is_ok() && self.known(now, quoted, peer).is_some()
         };
         let passes = self.filter.allows(direction, flow, peer) || quoted.is_some_and(is_related);
         if passes { Ok(()) } else { Err(DropReason::NoRule) }
@@ -180,9 +197,13 @@ impl Firewall<'_> {
     ) -> Result<(), DropReason> {
         self.filter.check_addresses(flow, peer)?;
         let timeouts = self.filter.timeouts();
-        // A certificate has at least one network.
-        let peer_address = peer.networks.first().map_or(flow.remote, IpNet::addr);
-        let seen = Seen { peer: peer_address, direction, now, generation: self.filter.generation(), timeouts };
+        let seen = Seen { peer, direction, now, generation: self.filter.generation(), timeouts };
         self.conntrack.admit(hash, flow, seen, |direction| self.filter.allows(direction, flow, peer))
+    }
+
+    /// A flow with `peer` that passed, is not yet forgotten, and would pass again.
+    fn known(&self, now: u64, flow: &FlowKey, peer: Peer<'_>) -> Option<KnownFlow> {
+        let (known, stands) = self.conntrack.find(flow, peer, now, self.filter)?;
+        (stands || self.filter.allows(known.direction, flow, peer)).then_some(known)
     }
 }

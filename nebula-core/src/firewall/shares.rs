@@ -55,6 +55,10 @@ impl Shares {
             self.vacant.push(at);
         }
     }
+    /// The peer at this place.
+    pub(super) fn peer(&self, at: u32) -> IpAddr {
+        self.holders[at as usize].peer
+    }
     /// How many peers hold flows.
     pub(super) fn len(&self) -> usize {
         self.by_peer.len()

@@ -53,6 +53,13 @@ impl Certificate {
             unsafe_networks: &self.unsafe_networks,
             issuer: self.issuer,
             issuer_name: &self.issuer_name,
+            identity: Identity::new(
+                &self.name,
+                &self.groups,
+                [&self.networks, &self.unsafe_networks],
+                (self.issuer, &self.issuer_name),
+            ),
+            route: None,
         }
     }
 }
@@ -137,6 +144,32 @@ fn new_rules_are_asked_about_old_flows_in_the_direction_in_which_they_began() {
     bench.reload(&outbound_only());
     // The refused flow was forgotten: an answer alone does not bring it back.
     assert_eq!(bench.packet(Duration::ZERO, Direction::Inbound, &flow), Err(DropReason::NoRule));
+}
+
+#[test]
+fn other_rights_have_a_flow_judged_anew_and_another_name_does_not_know_it() {
+    let own_ca = Rule { ca_sha: Some(Fingerprint([1; 32])), groups: vec!["web".to_owned()], ..Rule::default() };
+    let policy = Policy { outbound: vec![own_ca], ..Policy::default() };
+    let flow = flow("10.1.0.1", 40000, "10.1.0.2", 443, 6);
+    let web = Certificate::new("10.1.0.2/16", &["web"]);
+    for (other, passes) in [
+        (web.clone(), true),
+        (Certificate { groups: vec!["web".to_owned(), "db".to_owned()], ..web.clone() }, true),
+        (Certificate { networks: nets(&["10.1.0.2/24"]), ..web.clone() }, true),
+        (Certificate { groups: vec!["db".to_owned()], ..web.clone() }, false),
+        (Certificate { issuer: Fingerprint([2; 32]), ..web.clone() }, false),
+        (Certificate { networks: nets(&["10.1.0.3/16"]), ..web.clone() }, false),
+        (Certificate { name: "another".to_owned(), ..web.clone() }, false),
+    ] {
+        let mut bench = Bench::new(&policy);
+        assert_eq!(bench.packet(Duration::ZERO, Direction::Outbound, &flow), Ok(()));
+        bench.certificate = other.clone();
+        assert_eq!(bench.packet(Duration::ZERO, Direction::Inbound, &flow).is_ok(), passes, "{other:?}");
+        // Whoever had it has it still, unless it was judged anew and refused.
+        bench.certificate = web.clone();
+        let stands = passes || other.name != web.name || other.networks != web.networks;
+        assert_eq!(bench.packet(Duration::ZERO, Direction::Inbound, &flow).is_ok(), stands, "{other:?}");
+    }
 }
 
 #[test]

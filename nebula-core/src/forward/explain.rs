@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use super::{Forwarder, outbound};
 use crate::DropReason;
 use crate::counters::Direction;
-use crate::firewall::{Explanation, Firewall, Policy};
+use crate::firewall::{Explanation, Firewall, Peer, Policy};
 use crate::tunnel::Tunnel;
 use crate::wire::ip::FlowKey;
 
@@ -45,6 +45,7 @@ impl Forwarder {
     ) -> Explanation {
         let snapshot = self.snapshot.load();
         let firewall = Firewall { filter: &snapshot.filter, conntrack: &self.conntrack };
-        firewall.explain(now, direction, flow, (&tunnel.peer).into(), policy)
+        let peer = Peer::from(tunnel).by_route(snapshot.routes.shared(flow, tunnel));
+        firewall.explain(now, direction, flow, peer, policy)
     }
 }

@@ -321,18 +321,20 @@ impl Stage<'_> {
         last: &mut Option<(FlowKey, Result<(), DropReason>)>,
     ) -> Result<(), DropReason> {
         let packet = Packet::inbound(&buffer[plaintext.clone()])?;
+        let snapshot = self.snapshot;
+        let firewall = Firewall { filter: &snapshot.filter, conntrack: &self.forwarder.conntrack };
+        let route = |flow: &FlowKey| snapshot.routes.shared(flow, tunnel);
         if icmp::is_error(&buffer[plaintext.clone()], &packet) {
             let quoted = icmp::quoted_outbound(&buffer[plaintext.clone()], &packet);
-            let firewall = Firewall { filter: &self.snapshot.filter, conntrack: &self.forwarder.conntrack };
-            firewall.check_error(self.now, Direction::Inbound, &packet.flow, quoted.as_ref(), tunnel)?;
+            firewall.check_error(self.now, Direction::Inbound, &packet.flow, quoted.as_ref(), tunnel, route)?;
             self.deliver(buffer, plaintext, &packet);
             return Ok(());
         }
         let verdict = match last {
             Some((flow, verdict)) if *flow == packet.flow => *verdict,
             _ => {
-                let firewall = Firewall { filter: &self.snapshot.filter, conntrack: &self.forwarder.conntrack };
-                let verdict = firewall.check(&mut self.lane.flows, self.now, Direction::Inbound, &packet.flow, tunnel);
+                let (now, flow) = (self.now, &packet.flow);
+                let verdict = firewall.check(&mut self.lane.flows, now, Direction::Inbound, flow, tunnel, route);
                 *last = Some((packet.flow, verdict));
                 verdict
             }

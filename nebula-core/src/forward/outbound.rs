@@ -75,11 +75,12 @@ fn forward(
     }
     let tunnel = lookup.tunnel().ok_or(Stop::NoTunnel(hop.peer))?;
     let firewall = Firewall { filter: &snapshot.filter, conntrack: &forwarder.conntrack };
+    let route = |flow: &FlowKey| snapshot.routes.shared(flow, tunnel);
     if icmp::is_error(packet, &parsed) {
         let quoted = icmp::quoted_inbound(packet, &parsed);
-        firewall.check_error(now, Direction::Outbound, &parsed.flow, quoted.as_ref(), tunnel)?;
+        firewall.check_error(now, Direction::Outbound, &parsed.flow, quoted.as_ref(), tunnel, route)?;
     } else {
-        firewall.check(&mut lane.flows, now, Direction::Outbound, &parsed.flow, tunnel)?;
+        firewall.check(&mut lane.flows, now, Direction::Outbound, &parsed.flow, tunnel, route)?;
     }
     // Without a way to the peer its tunnel is worth as much as none.
     let carrier = forwarder.carrier(tunnel).ok_or(Stop::NoTunnel(hop.peer))?;

@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use prefix_trie::joint::JointPrefixMap;
 
 use crate::config::SubnetRoute;
+use crate::tunnel::Tunnel;
 use crate::wire::ip::FlowKey;
 
 /// Own networks, and the networks behind other nodes.
@@ -58,6 +59,16 @@ impl Routes {
     /// The network of the subnet route that an address outside the own networks takes.
     pub(super) fn subnet(&self, address: IpAddr) -> Option<IpNet> {
         Some(self.subnets.get_lpm(&address.into())?.0)
+    }
+    /// The subnet route to the remote end of `flow`, if it has several gateways and the peer of `tunnel` is one of them.
+    /// Packets of such a flow may come back through another gateway than they went out by.
+    pub(super) fn shared(&self, flow: &FlowKey, tunnel: &Tunnel) -> Option<IpNet> {
+        if self.is_overlay(flow.remote) {
+            return None;
+        }
+        let (network, Gateways(gateways)) = self.subnets.get_lpm(&flow.remote.into())?;
+        let is_one = || gateways.iter().any(|gateway| tunnel.peer_addresses.contains(&gateway.address));
+        (gateways.len() > 1 && is_one()).then_some(network)
     }
     /// Whether an address lies inside the own overlay networks.
     pub(super) fn is_overlay(&self, address: IpAddr) -> bool {

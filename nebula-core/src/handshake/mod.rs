@@ -7,4 +7,4 @@ mod pending;
 
 pub(crate) use admission::Admission;
 pub(crate) use machine::{Completed, Error, Initiator, Own, respond};
-pub(crate) use pending::{Pending, PendingHandshakes, Waiting};
+pub(crate) use pending::{Opened, Pending, PendingHandshakes, Waiting};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use nebula_cert::Fingerprint;
+use nebula_cert::{Fingerprint, Version};
 
 use super::Initiator;
 use crate::output::PacketOwned;
@@ -15,12 +15,11 @@ use crate::wire::messages::Control;
 pub(crate) struct Pending {
     /// Reserved own index; message 2 names it.
     pub(crate) local_index: LocalIndex,
-    /// The own certificate in message 1.
-    pub(crate) own_certificate: Fingerprint,
-    /// The Noise state between the messages.
-    pub(crate) machine: Initiator,
-    /// Message 1, the same bytes at every attempt.
-    pub(crate) message: Vec<u8>,
+    /// Of the own certificate for message 1.
+    pub(crate) version: Version,
+    /// `None` until there is somewhere to send it: its Noise state is many times as large as everything else here, and a
+    /// scan of addresses that nobody knows must not cost it.
+    pub(crate) opened: Option<Box<Opened>>,
     pub(crate) started: Instant,
     /// Attempts made.
     pub(crate) attempts: u32,
@@ -29,16 +28,19 @@ pub(crate) struct Pending {
     waiting: Waiting,
 }
 
+/// Message 1, and what is needed to understand its answer.
+pub(crate) struct Opened {
+    /// The own certificate in the message.
+    pub(crate) own_certificate: Fingerprint,
+    /// The Noise state between the messages.
+    pub(crate) machine: Initiator,
+    /// The same bytes at every attempt.
+    pub(crate) message: Vec<u8>,
+}
+
 impl Pending {
-    pub(crate) fn new(
-        local_index: LocalIndex,
-        own_certificate: Fingerprint,
-        machine: Initiator,
-        message: Vec<u8>,
-        started: Instant,
-        waiting: Waiting,
-    ) -> Self {
-        Self { local_index, own_certificate, machine, message, started, attempts: 0, tried: Vec::new(), waiting }
+    pub(crate) fn new(local_index: LocalIndex, version: Version, started: Instant, waiting: Waiting) -> Self {
+        Self { local_index, version, opened: None, started, attempts: 0, tried: Vec::new(), waiting }
     }
 
     /// How long to wait after the attempt that was just made: each pause is one interval longer.
@@ -106,9 +108,9 @@ pub(crate) struct PendingHandshakes {
 }
 
 impl PendingHandshakes {
-    /// Room for another peer. A scan of the overlay must not exhaust memory.
-    pub(crate) fn has_room(&self) -> bool {
-        self.by_peer.len() < MAX_HANDSHAKES
+    /// Room for another peer if there may be `most`. A scan of the overlay must not exhaust memory.
+    pub(crate) fn has_room(&self, most: usize) -> bool {
+        self.by_peer.len() < most
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -173,8 +175,8 @@ impl PendingHandshakes {
     }
 
     /// Keeps a packet until the tunnel is up. Returns how many packets were lost: this one if there is no handshake or
-    /// the peer has its share, or the oldest of whoever holds most if the room of all is used up.
-    pub(crate) fn push_packet(&mut self, peer: IpAddr, packet: PacketOwned) -> u64 {
+    /// the peer has its share, or the oldest of whoever holds most if the room of all, `most` bytes, is used up.
+    pub(crate) fn push_packet(&mut self, peer: IpAddr, packet: PacketOwned, most: usize) -> u64 {
         let length = packet.bytes.len();
         let Some(pending) = self.by_peer.get(&peer) else { return 1 };
         if pending.waiting.packets.len() >= MAX_PACKETS_PER_PEER {
@@ -182,7 +184,7 @@ impl PendingHandshakes {
         }
         let own = pending.waiting.bytes + length;
         let mut lost = 0;
-        while self.waiting_bytes + length > MAX_WAITING_BYTES {
+        while self.waiting_bytes + length > most {
             let largest = self.by_peer.values_mut().max_by_key(|it| it.waiting.bytes);
             let Some(victim) = largest.filter(|it| it.waiting.bytes > own) else { return lost + 1 };
             let Some(oldest) = victim.waiting.pop() else { return lost + 1 };
@@ -230,24 +232,17 @@ fn push_bounded<T: PartialEq>(list: &mut Vec<T>, item: T) {
     }
 }
 
-const MAX_HANDSHAKES: usize = 8192;
 /// Lighthouses far away answer within this.
 const TIME_TO_LEARN: Duration = Duration::from_secs(1);
 const MAX_PACKETS_PER_PEER: usize = 100;
 const MAX_WISHES: usize = 64;
-// Packets may be 64 KiB super-packets: a hundred per peer would not bound anything.
-const MAX_WAITING_BYTES: usize = 16 << 20;
 
 #[cfg(test)]
 mod tests {
-    use nebula_cert::{Identity, Version};
-
     use super::*;
     use crate::forward::Offload;
-    use crate::handshake::Own;
-    use crate::tunnel::cipher::Cipher;
 
-    const CERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/certs/v2-25519/");
+    const MAX_WAITING_BYTES: usize = 16 << 20;
 
     fn peer(number: u32) -> IpAddr {
         IpAddr::from((0x0a2a_0000 + number).to_be_bytes())
@@ -260,15 +255,11 @@ mod tests {
     #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
     fn pending(count: u32) -> (PendingHandshakes, Instant) {
         let start = Instant::now();
-        let identity = Identity::read(format!("{CERTS}host-plain.crt"), format!("{CERTS}host-plain.key")).unwrap();
-        let own = Own { identity: &identity, default_version: Version::V2, cipher: Cipher::Aes256Gcm, time: 7 };
-        let fingerprint = identity.primary().fingerprint();
         let mut handshakes = PendingHandshakes::default();
         for number in 0..count {
             let index = LocalIndex(number + 1);
-            let (machine, message) = Initiator::start(own, Version::V2, index, [1; 32]).unwrap();
             let started = start + Duration::from_millis(number.into());
-            let pending = Pending::new(index, fingerprint, machine, message, started, Waiting::default());
+            let pending = Pending::new(index, Version::V2, started, Waiting::default());
             handshakes.insert(peer(number), pending);
         }
         (handshakes, start)
@@ -292,14 +283,15 @@ mod tests {
         let mut kept = 0;
         'full: for greedy in 0..3 {
             for _ in 0..MAX_PACKETS_PER_PEER {
-                if handshakes.push_packet(peer(greedy), packet(SUPER_PACKET)) > 0 {
+                if handshakes.push_packet(peer(greedy), packet(SUPER_PACKET), MAX_WAITING_BYTES) > 0 {
                     break 'full;
                 }
                 kept += SUPER_PACKET;
             }
         }
         assert!(kept <= MAX_WAITING_BYTES && kept > MAX_WAITING_BYTES - SUPER_PACKET);
-        assert_eq!(handshakes.push_packet(peer(3), packet(SUPER_PACKET)), 1, "one of somebody else is lost");
+        let lost = handshakes.push_packet(peer(3), packet(SUPER_PACKET), MAX_WAITING_BYTES);
+        assert_eq!(lost, 1, "one of somebody else is lost");
         assert_eq!(handshakes.take_packets(peer(3)).len(), 1, "but not this one");
         let waiting = (0..3).map(|greedy| handshakes.take_packets(peer(greedy)).len()).sum::<usize>();
         assert_eq!(waiting, kept / SUPER_PACKET - 1);

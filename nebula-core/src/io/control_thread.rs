@@ -41,8 +41,11 @@ impl Control {
             }
             if self.rare_work.is_over(clock::now()) {
                 release_program_pages();
+                // Tables that shrank, and all that handshakes without an answer held.
+                release_free_heap();
             }
-            let timeout = self.node.poll_timeout().map(|at| at.saturating_duration_since(clock::now()));
+            let next = [self.node.poll_timeout(), self.rare_work.due()].into_iter().flatten().min();
+            let timeout = next.map(|at| at.saturating_duration_since(clock::now()));
             let mailbox = &self.shared.mailbox;
             readable(mailbox, mailbox, timeout).map_err(|errno| Error::io("cannot poll the control queue", errno))?;
         }

@@ -22,10 +22,15 @@ impl RareWork {
         self.happened.get_or_insert(now);
     }
 
-    /// `true` once, a moment after rare work, if the last time is not just past. Nobody need wake up for it.
+    /// When [`RareWork::is_over`] should be asked; `None`: there was none.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let quiet = self.happened? + PATIENCE;
+        Some(self.released.map_or(quiet, |at| quiet.max(at + INTERVAL)))
+    }
+
+    /// `true` once, a moment after rare work, if the last time is not just past.
     pub(super) fn is_over(&mut self, now: Instant) -> bool {
-        let quiet = self.happened.is_some_and(|at| now >= at + PATIENCE);
-        let due = quiet && self.released.is_none_or(|at| now >= at + INTERVAL);
+        let due = self.due().is_some_and(|due| now >= due);
         if due {
             *self = Self { happened: None, released: Some(now) };
         }

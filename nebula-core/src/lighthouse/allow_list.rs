@@ -39,6 +39,12 @@ impl AllowList {
     pub fn allows(&self, address: IpAddr) -> bool {
         self.rules.get_lpm(&address.to_canonical().into()).is_none_or(|(_, allowed)| *allowed)
     }
+
+    /// Whether the rule that allows this address is about `block`, or a part of it, and nothing else.
+    fn names(&self, address: IpAddr, block: IpNet) -> bool {
+        let rule = self.rules.get_lpm(&address.to_canonical().into());
+        rule.is_some_and(|(prefix, allowed)| *allowed && block.contains(&prefix))
+    }
 }
 
 /// What the rules of one address family have in common.
@@ -100,6 +106,15 @@ impl RemoteAllowList {
             narrowest.is_none_or(|(_, list)| list.allows(underlay))
         };
         self.everybody.allows(underlay) && peer.iter().all(in_range)
+    }
+
+    /// Whether a rule for everybody, or one for each address of the peer, allows `underlay` by naming addresses of `block`.
+    pub(crate) fn names(&self, peer: &[IpAddr], underlay: IpAddr, block: IpNet) -> bool {
+        let in_range = |address: &IpAddr| {
+            let narrowest = self.ranges.get_lpm(&(*address).into());
+            narrowest.is_some_and(|(_, list)| list.names(underlay, block))
+        };
+        self.everybody.names(underlay, block) || (!peer.is_empty() && peer.iter().all(in_range))
     }
 }
 
@@ -248,6 +263,28 @@ mod tests {
             assert_eq!(remote.allows(&peer, ip(underlay)), allowed, "{peer:?} at {underlay}");
         }
         assert!(remote.allows_somebody(ip("203.0.113.1")) && !remote.allows_somebody(ip("192.0.2.1")));
+    }
+
+    #[test]
+    fn only_a_rule_about_a_block_itself_names_it() {
+        let block = "127.0.0.0/8".parse().unwrap();
+        for (rules, named) in [
+            (&[][..], false),
+            (&[("0.0.0.0/0", true)], false),
+            (&[("126.0.0.0/7", true)], false),
+            (&[("127.0.0.0/8", true)], true),
+            (&[("0.0.0.0/0", false), ("127.0.0.1/32", true)], true),
+            (&[("127.0.0.0/8", true), ("127.0.0.1/32", false), ("0.0.0.0/0", true)], false),
+        ] {
+            let list = list(rules).unwrap();
+            assert_eq!(RemoteAllowList::new(list.clone(), []).names(&[], ip("127.0.0.1"), block), named, "{rules:?}");
+            let range = [("10.42.0.0/16".parse().unwrap(), list)];
+            let remote = RemoteAllowList::new(AllowList::default(), range);
+            assert_eq!(remote.names(&[ip("10.42.0.9")], ip("127.0.0.1"), block), named, "{rules:?}");
+            assert!(
+                !remote.names(&[ip("10.43.0.9")], ip("127.0.0.1"), block) && !remote.names(&[], ip("127.0.0.1"), block)
+            );
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 
 use super::RemoteAllowList;
+use super::special::{is_nobodys, local_block};
 use crate::Source;
 
 /// Endpoints of one peer by who named them. Every list is cut, so no source can make it grow.
@@ -69,8 +70,9 @@ impl Candidates {
 
     /// All usable endpoints, best first.
     pub(crate) fn ranked(&self, fixed: &[SocketAddr], rules: &Rules<'_>) -> Vec<SocketAddr> {
-        let named = self.reported.values().flatten().chain(&self.learnt).chain(fixed);
-        let mut usable: Vec<_> = named.copied().filter(|at| rules.usable(*at) && !self.refused.contains(at)).collect();
+        let reported = self.reported.values().flatten().filter(|at| rules.believable(**at));
+        let certain = self.learnt.iter().chain(fixed).filter(|at| rules.usable(**at));
+        let mut usable: Vec<_> = reported.chain(certain).copied().filter(|at| !self.refused.contains(at)).collect();
         usable.sort_by_key(|at| rank(*at, rules.preferred));
         usable.dedup();
         usable
@@ -99,22 +101,45 @@ impl Rules<'_> {
     /// Whether a datagram to this endpoint could arrive, and not through the overlay.
     pub(crate) fn reachable(&self, endpoint: SocketAddr) -> bool {
         let address = endpoint.ip();
-        endpoint.port() != 0
-            && !address.is_unspecified()
-            && !address.is_multicast()
-            && !self.overlay.iter().any(|network| network.contains(&address))
+        endpoint.port() != 0 && !is_nobodys(address) && !self.overlay.iter().any(|network| network.contains(&address))
     }
 
-    /// Cuts a list from the wire to [`MAX_PER_FAMILY`] of each family first, then drops what is not usable.
-    pub(crate) fn screen(&self, endpoints: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    /// Whether somebody else may say that the peer is there. This machine, and the link that each machine has for itself,
+    /// only if an allow list names them: whoever names such an endpoint would choose which service gets a datagram.
+    pub(crate) fn believable(&self, endpoint: SocketAddr) -> bool {
+        let address = endpoint.ip();
+        self.usable(endpoint) && local_block(address).is_none_or(|block| self.allowed.names(self.peer, address, block))
+    }
+
+    /// Cuts a list from the wire to [`MAX_PER_FAMILY`] of each family first, then sorts out what is not believable. IPv4
+    /// addresses written as IPv6 ones are taken for what they are.
+    pub(crate) fn screen(&self, endpoints: impl IntoIterator<Item = SocketAddr>) -> Screened {
         let (mut ipv4, mut ipv6) = (0, 0);
-        let within_limit = endpoints.into_iter().filter(|at| {
+        let mut screened = Screened::default();
+        for named in endpoints {
+            let at = SocketAddr::new(named.ip().to_canonical(), named.port());
             let count = if at.is_ipv4() { &mut ipv4 } else { &mut ipv6 };
             *count += 1;
-            *count <= MAX_PER_FAMILY
-        });
-        within_limit.filter(|at| self.usable(*at)).collect()
+            if *count > MAX_PER_FAMILY {
+                continue;
+            }
+            if self.believable(at) {
+                screened.believed.push(at);
+            } else {
+                screened.refused.push(at);
+            }
+        }
+        screened
     }
+}
+
+/// A list of endpoints from the wire.
+#[derive(Debug, Default)]
+pub(crate) struct Screened {
+    /// Where the peer may be.
+    pub(crate) believed: Vec<SocketAddr>,
+    /// Where nobody should be sent.
+    pub(crate) refused: Vec<SocketAddr>,
 }
 
 /// Preferred, then IPv6, then public IPv4, then private IPv4; then by number.
@@ -218,7 +243,7 @@ mod tests {
         let mut long: Vec<SocketAddr> = vec!["10.42.0.9:1".parse().unwrap()];
         long.extend((0..20).map(|n| SocketAddr::from(([203, 0, 113, n], 1))));
         long.push("[2001:db8::1]:1".parse().unwrap());
-        let screened = rules.screen(long);
+        let screened = rules.screen(long).believed;
         assert_eq!(screened.iter().filter(|at| at.is_ipv4()).count(), MAX_PER_FAMILY - 1);
         assert_eq!(screened.iter().filter(|at| at.is_ipv6()).count(), 1);
     }

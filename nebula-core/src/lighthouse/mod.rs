@@ -5,15 +5,17 @@ mod calculated;
 mod candidates;
 mod questions;
 mod server;
+mod special;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
 pub use allow_list::{AllowList, BadPattern, InterfaceRules, LocalAllowList, NoDefault, RemoteAllowList};
 pub use calculated::{CalculatedRemotes, Calculation, OtherFamily};
-pub(crate) use candidates::{Candidates, Rules};
+pub(crate) use candidates::{Candidates, Rules, Screened};
 pub use questions::Answer;
 pub use server::{Report, Server};
 
@@ -35,6 +37,8 @@ pub(crate) struct Client {
     peers: BTreeMap<IpAddr, Candidates>,
     local_addresses: Vec<LocalAddress>,
     questions: Questions,
+    /// Endpoints refused since the log said so, and when it did.
+    refused: (usize, Option<Instant>),
 }
 
 impl Client {
@@ -81,6 +85,17 @@ impl Client {
         &mut self.questions
     }
 
+    /// Counts endpoints that were refused. Returns how many since the last time that is worth a line in the log.
+    pub(crate) fn note_refused(&mut self, now: Instant, count: usize) -> Option<usize> {
+        let (since, last) = &mut self.refused;
+        *since += count;
+        if last.is_some_and(|last| now < last + LOG_REFUSED_EVERY) {
+            return None;
+        }
+        *last = Some(now);
+        Some(std::mem::take(since))
+    }
+
     /// Answers to the last question about a peer, by lighthouse.
     pub(crate) fn answers(&self, peer: IpAddr) -> BTreeMap<IpAddr, Answer> {
         self.questions.answers(peer)
@@ -110,7 +125,8 @@ impl Client {
             _ => *at,
         });
         let told = |local: &&LocalAddress| {
-            !is_local_only(local.address) && settings.local_allow.allows(&local.interface, local.address)
+            special::local_block(local.address).is_none()
+                && settings.local_allow.allows(&local.interface, local.address)
         };
         let local = self.local_addresses.iter().filter(told);
         let local = local.map(|local| SocketAddr::new(local.address, listen_port));
@@ -124,13 +140,8 @@ impl Client {
     }
 }
 
-/// Of no use to anybody else.
-fn is_local_only(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local(),
-    }
-}
+/// Hosts report every ten seconds: the log need not.
+const LOG_REFUSED_EVERY: Duration = Duration::from_secs(60);
 
 /// The address of `host` to name to a peer with these networks: the first inside one of them, else its first.
 pub(crate) fn address_for(host: &[IpAddr], networks: &[IpNet]) -> Option<IpAddr> {

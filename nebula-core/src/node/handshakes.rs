@@ -12,7 +12,7 @@ use super::outbox::seal;
 use super::timer::Due;
 use super::tunnels::{Live, Opening};
 use crate::counters::Direction;
-use crate::handshake::{Completed, Error, Initiator, Own, Pending, Waiting, respond};
+use crate::handshake::{Completed, Error, Initiator, Opened, Own, Pending, Waiting, respond};
 use crate::relay::Allowance;
 use crate::tunnel::liveness::Liveness;
 use crate::tunnel::{LocalIndex, Tunnel};
@@ -30,26 +30,15 @@ impl Node {
             return;
         }
         let version = version.unwrap_or_else(|| self.version_towards(peer));
-        let Some(own_certificate) =
-            self.config.identity.certificate(version).map(nebula_cert::Certificate::fingerprint)
-        else {
+        if self.config.identity.certificate(version).is_none() {
             return;
-        };
+        }
         if !self.make_room(now) {
             self.count(DropReason::PendingFull);
             return;
         }
         let Some(local_index) = self.reserve_index() else { return };
-        let seed = self.random_seed();
-        let (machine, message) = match Initiator::start(self.own(now), version, local_index, seed) {
-            Ok(started) => started,
-            Err(error) => {
-                self.forwarder.tunnels().release(local_index);
-                tracing::warn!(%peer, error = %error, "cannot start a handshake");
-                return;
-            }
-        };
-        self.pending.insert(peer, Pending::new(local_index, own_certificate, machine, message, now, waiting));
+        self.pending.insert(peer, Pending::new(local_index, version, now, waiting));
         self.timer.set(Due::Handshake(peer), now + self.config.handshakes.try_interval);
         self.ask_lighthouses(now, peer);
         if !self.endpoints_of(peer).is_empty() {
@@ -59,7 +48,7 @@ impl Node {
 
     /// Ends a hopeless handshake if there is no room for another one; false if there is none.
     fn make_room(&mut self, now: Instant) -> bool {
-        if self.pending.has_room() {
+        if self.pending.has_room(self.config.handshakes.max_pending) {
             return true;
         }
         let Some(peer) = self.pending.displaceable(now) else { return false };
@@ -101,12 +90,35 @@ impl Node {
     /// Sends message 1 to every endpoint known.
     fn attempt(&mut self, peer: IpAddr) {
         let endpoints = self.endpoints_of(peer);
+        let message = if endpoints.is_empty() { None } else { self.first_message(peer) };
+        for message in message.iter() {
+            endpoints.iter().for_each(|endpoint| self.outbox.datagram(*endpoint, message.clone()));
+        }
         let Some(pending) = self.pending.get_mut(peer) else { return };
         pending.attempts += 1;
-        for &endpoint in &endpoints {
-            self.outbox.datagram(endpoint, pending.message.clone());
-        }
         pending.tried = endpoints;
+    }
+
+    /// Message 1 of the handshake with `peer`, made when it is needed for the first time.
+    pub(super) fn first_message(&mut self, peer: IpAddr) -> Option<Vec<u8>> {
+        let pending = self.pending.get_mut(peer)?;
+        if let Some(opened) = &pending.opened {
+            return Some(opened.message.clone());
+        }
+        let (version, local_index) = (pending.version, pending.local_index);
+        let own_certificate = self.config.identity.certificate(version)?.fingerprint();
+        let seed = self.random_seed();
+        match Initiator::start(self.own(self.now), version, local_index, seed) {
+            Ok((machine, message)) => {
+                let opened = Opened { own_certificate, machine, message: message.clone() };
+                self.pending.get_mut(peer)?.opened = Some(Box::new(opened));
+                Some(message)
+            }
+            Err(error) => {
+                tracing::warn!(%peer, error = %error, "cannot start a handshake");
+                None
+            }
+        }
     }
 
     /// Ends a handshake without result.
@@ -219,7 +231,8 @@ impl Node {
         }
         let at = self.unix_seconds(now);
         let Some(pending) = self.pending.get_mut(peer) else { return };
-        match pending.machine.finish(datagram, &self.config.trust, at) {
+        let Some(opened) = &mut pending.opened else { return self.count(DropReason::BadHandshake) };
+        match opened.machine.finish(datagram, &self.config.trust, at) {
             // Anybody can send this; the answer of the peer may still come.
             Err(Error::Noise(_)) => self.count(DropReason::BadHandshake),
             Err(error) => {
@@ -246,7 +259,9 @@ impl Node {
                 let Some((pending, waiting)) = self.pending.remove(peer) else { return };
                 self.timer.cancel(Due::Handshake(peer));
                 let took = now.saturating_duration_since(pending.started);
-                self.establish(now, done, from, pending.own_certificate, None, Some(took));
+                let own_certificate = pending.opened.map(|opened| opened.own_certificate);
+                let own_certificate = own_certificate.unwrap_or_else(|| self.fingerprint(done.own_version));
+                self.establish(now, done, from, own_certificate, None, Some(took));
                 self.flush(now, peer, waiting);
             }
         }

@@ -362,7 +362,7 @@ impl Node {
         }
         self.start_handshake(now, peer, None);
         self.try_relays(now, peer);
-        let lost = self.pending.push_packet(peer, packet);
+        let lost = self.pending.push_packet(peer, packet, self.config.handshakes.max_waiting_bytes);
         self.lane.counters().drop_many(Direction::Outbound, DropReason::PendingFull, lost);
     }
 

@@ -75,7 +75,7 @@ impl Node {
 
     /// Sends message 1 of the handshake with `peer` by a hop.
     fn open_through(&mut self, hop: Hop, peer: IpAddr) {
-        let Some(message) = self.pending.get_mut(peer).map(|pending| pending.message.clone()) else { return };
+        let Some(message) = self.first_message(peer) else { return };
         let Some(carrier) = self.forwarder.carrier_by(hop) else { return };
         if let Ok(frame) = carrier.wrap(message) {
             self.outbox.datagram(carrier.to, frame);

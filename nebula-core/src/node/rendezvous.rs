@@ -10,8 +10,9 @@ use nebula_cert::Version;
 use super::Node;
 use super::timer::Due;
 use crate::DropReason;
+use crate::counters::Direction;
 use crate::hole_punch::Action;
-use crate::lighthouse::{Answer, Report, Rules, address_for};
+use crate::lighthouse::{Answer, Report, Rules, Screened, address_for};
 use crate::tunnel::Tunnel;
 use crate::wire::header::MessageType;
 use crate::wire::messages::{Meta, MetaKind};
@@ -89,12 +90,12 @@ impl Node {
         let from_lighthouse = tunnel.peer_addresses.iter().any(|address| self.is_lighthouse(*address));
         match (message.kind, message.subject) {
             (MetaKind::HostQuery, Some(subject)) if serves => self.answer_query(tunnel, message.version, subject),
-            (MetaKind::HostUpdateNotification, _) if serves => self.store_update(tunnel, message),
+            (MetaKind::HostUpdateNotification, _) if serves => self.store_update(now, tunnel, message),
             (MetaKind::HostQueryReply, Some(subject)) if from_lighthouse => {
                 self.handle_reply(now, tunnel, subject, message);
             }
             (MetaKind::HostPunchNotification, Some(asker)) if from_lighthouse => {
-                self.schedule_punches(now, asker, message.endpoints);
+                self.schedule_punches(now, tunnel, asker, message.endpoints);
             }
             (MetaKind::HostUpdateNotificationAck | MetaKind::Other(_), _) => {}
             _ => self.count(DropReason::BadMessage),
@@ -110,7 +111,7 @@ impl Node {
         if !self.pending.contains(subject) && self.tunnels.of_peer(subject).is_empty() {
             return;
         }
-        let endpoints = self.endpoint_rules(&[subject]).screen(reply.endpoints);
+        let endpoints = self.screen(now, lighthouse, &[subject], reply.endpoints);
         let known = self.lighthouse.candidates(subject);
         known.report(source, endpoints);
         let new_relays = known.report_relays(source, reply.relays);
@@ -121,8 +122,8 @@ impl Node {
     }
 
     /// A lighthouse told that `asker` is about to call from these endpoints.
-    fn schedule_punches(&mut self, now: Instant, asker: IpAddr, endpoints: Vec<SocketAddr>) {
-        let endpoints = self.endpoint_rules(&[asker]).screen(endpoints);
+    fn schedule_punches(&mut self, now: Instant, lighthouse: &Tunnel, asker: IpAddr, endpoints: Vec<SocketAddr>) {
+        let endpoints = self.screen(now, lighthouse, &[asker], endpoints);
         let punchy = &self.config.punchy;
         if !endpoints.is_empty() {
             self.punches.schedule(now + punchy.delay, Action::Punch(endpoints));
@@ -141,30 +142,62 @@ impl Node {
         let calling = called.as_ref().and_then(|called| address_for(&asker.peer_addresses, called.peer.networks()));
         // Both are looked up before either is used: with very many hosts each is a wait for memory, and these overlap.
         let (wanted, asking) = (self.server.report(subject), calling.and_then(|calling| self.server.report(calling)));
-        let Some(known) = whereabouts(called.as_deref(), wanted) else { return };
+        let Some(known) = self.known_of(called.as_deref(), wanted) else { return };
         let mut reply = Meta::new(MetaKind::HostQueryReply, version, Some(subject));
         (reply.endpoints, reply.relays) = (known.endpoints, known.relays);
         self.send_meta(asker, &reply);
 
         let (Some(called), Some(calling)) = (called, calling) else { return };
         let caller = self.forwarder.tunnels().by_address(calling);
-        let Some(known) = whereabouts(caller.as_deref(), asking) else { return };
+        let Some(known) = self.known_of(caller.as_deref(), asking) else { return };
         let mut notice = Meta::new(MetaKind::HostPunchNotification, called.peer.version(), Some(calling));
         notice.endpoints = known.endpoints;
         self.send_meta(&called, &notice);
     }
 
     /// As a lighthouse: remembers what a host says of itself.
-    fn store_update(&mut self, tunnel: &Arc<Tunnel>, update: Meta) {
+    fn store_update(&mut self, now: Instant, tunnel: &Arc<Tunnel>, update: Meta) {
         let host = &tunnel.peer_addresses;
         if update.subject.is_some_and(|subject| !host.contains(&subject)) {
             self.count(DropReason::BadMessage);
             return;
         }
-        let endpoints = self.endpoint_rules(host).screen(update.endpoints);
+        let endpoints = self.screen(now, tunnel, host, update.endpoints);
         self.server.store(host, &Report { endpoints, relays: update.relays });
         let subject = host.first().copied().filter(|_| update.version == Version::V1);
         self.send_meta(tunnel, &Meta::new(MetaKind::HostUpdateNotificationAck, update.version, subject));
+    }
+
+    /// Where a host is: as its primary tunnel shows, then as it says itself. A tunnel on this machine shows nothing that is
+    /// of use to others.
+    fn known_of(&self, tunnel: Option<&Tunnel>, reported: Option<Report>) -> Option<Report> {
+        let learnt = tunnel.and_then(|tunnel| {
+            tunnel.endpoint().filter(|at| self.endpoint_rules(&tunnel.peer_addresses).believable(*at))
+        });
+        if learnt.is_none() && reported.is_none() {
+            return None;
+        }
+        let mut known = reported.unwrap_or_default();
+        known.endpoints.splice(0..0, learnt);
+        Some(known)
+    }
+
+    /// Endpoints of a host as the peer of `tunnel` names them, without those that nobody should be sent to.
+    fn screen(
+        &mut self,
+        now: Instant,
+        tunnel: &Tunnel,
+        host: &[IpAddr],
+        endpoints: Vec<SocketAddr>,
+    ) -> Vec<SocketAddr> {
+        let Screened { believed, refused } = self.endpoint_rules(host).screen(endpoints);
+        let Some(example) = refused.first() else { return believed };
+        self.lane.counters().drop_many(Direction::Inbound, DropReason::EndpointRefused, refused.len() as u64);
+        if let Some(since) = self.lighthouse.note_refused(now, refused.len()) {
+            let by = tunnel.peer.name();
+            tracing::info!(peer = by, ?host, endpoint = %example, refused = since, "refused endpoints in a lighthouse message");
+        }
+        believed
     }
 
     /// Where `peer` may be, best first.
@@ -201,15 +234,4 @@ impl Node {
     pub(super) fn has_lighthouses(&self) -> bool {
         !self.config.lighthouse.am_lighthouse && !self.config.lighthouse.hosts.is_empty()
     }
-}
-
-/// Where a host is: as its primary tunnel shows, then as it says itself.
-fn whereabouts(tunnel: Option<&Tunnel>, reported: Option<Report>) -> Option<Report> {
-    let learnt = tunnel.and_then(Tunnel::endpoint);
-    if learnt.is_none() && reported.is_none() {
-        return None;
-    }
-    let mut known = reported.unwrap_or_default();
-    known.endpoints.splice(0..0, learnt);
-    Some(known)
 }

@@ -44,6 +44,6 @@ impl Gate {
     /// Why it is dropped.
     pub fn check(&mut self, now: Instant, direction: Direction, flow: &FlowKey) -> Result<(), DropReason> {
         let firewall = Firewall { filter: &self.filter, conntrack: &self.conntrack };
-        firewall.check(&mut self.cache, now, direction, flow, &self.tunnel)
+        firewall.check(&mut self.cache, now, direction, flow, &self.tunnel, |_| None)
     }
 }

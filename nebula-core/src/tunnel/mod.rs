@@ -21,6 +21,7 @@ pub use session::{Session, SessionKeys};
 pub(crate) use table::Lookup;
 pub use table::TunnelTable;
 
+use crate::firewall::Identity;
 use crate::relay::Hop;
 
 /// Index this node allocated; peers put it into datagrams to this node.
@@ -41,6 +42,8 @@ pub struct Tunnel {
     pub remote_index: RemoteIndex,
     /// Who the peer proved to be.
     pub peer: VerifiedCertificate,
+    /// Whose the flows in this tunnel are.
+    pub(crate) identity: Identity,
     /// The peer's overlay addresses, primary first.
     pub peer_addresses: Vec<IpAddr>,
     /// Keys, counter, replay window.
@@ -79,6 +82,7 @@ impl Tunnel {
             local_index: done.local_index,
             remote_index: done.remote_index,
             peer_addresses: done.peer.networks().iter().map(ipnet::IpNet::addr).collect(),
+            identity: (&done.peer).into(),
             peer: done.peer,
             session: Session::new(done.keys),
             initiator: done.initiator,

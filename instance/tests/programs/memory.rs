@@ -1,0 +1,151 @@
+//! What a scan by a pod and a spray of flows by a peer make programs hold, and that they give it back.
+
+#![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
+
+use crate::world;
+
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use world::cluster::{Cluster, Node};
+
+const SOON: Duration = Duration::from_secs(10);
+/// Time to give everything back: handshakes are given up after five seconds and a half, flows after ten here.
+const PATIENCE: Duration = Duration::from_secs(45);
+/// Of an instance, with all that its limits let it hold.
+const MOST_KIB: u64 = 16 << 10;
+/// More than before that may stay.
+const REST_KIB: u64 = 1 << 10;
+
+/// Memory of its own that a process holds: what is left when its program file is not counted.
+fn private_kib(pid: u64) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a live process");
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).expect("a line about memory");
+    line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("a number")
+}
+
+/// The most that a process holds while `work` runs.
+fn peak_kib(pid: u64, work: impl FnOnce()) -> u64 {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut most = 0;
+            while !over.load(Ordering::Relaxed) {
+                most = most.max(private_kib(pid));
+                thread::sleep(Duration::from_millis(10));
+            }
+            most.max(private_kib(pid))
+        });
+        work();
+        over.store(true, Ordering::Relaxed);
+        watch.join().expect("the watch")
+    })
+}
+
+/// Waits until a process holds little more than before; how much it holds then, and when.
+fn rest_kib(pid: u64, before: u64) -> (u64, Duration) {
+    let start = Instant::now();
+    loop {
+        let now = private_kib(pid);
+        if now <= before + REST_KIB || start.elapsed() > PATIENCE {
+            return (now, start.elapsed());
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Sends a datagram to each, as a program without privileges in this network namespace, two thousand a second.
+fn send_to_all(namespace: &str, targets: impl Iterator<Item = SocketAddr> + Send) {
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            world::enter(namespace);
+            let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+            for (nth, target) in targets.enumerate() {
+                // Refusals by the kernel and by peers are no matter here.
+                let _ = socket.send_to(b"scan", target);
+                if nth % 20 == 19 {
+                    thread::sleep(Duration::from_millis(10));
+                }
+            }
+        });
+    });
+}
+
+/// Ten thousand overlay addresses that nobody has.
+fn nobody() -> impl Iterator<Item = SocketAddr> + Send {
+    (0..10_000_u16).map(|n| {
+        let [high, low] = n.to_be_bytes();
+        SocketAddr::from((Ipv4Addr::new(10, 42, 100 + high, low), 9))
+    })
+}
+
+fn pid(node: &Node, pod: &str) -> u64 {
+    node.status(pod)["pid"].as_u64().expect("a pid")
+}
+
+/// Two pods on two nodes that forget flows soon.
+fn two_pods() -> (Cluster, [Node; 2]) {
+    let mut cluster = Cluster::new();
+    let nodes = [("n1", "a"), ("n2", "b")].map(|(node, pod)| {
+        let mut node = cluster.node(node, "1.0.0");
+        let short = serde_json::json!({ "udp_timeout": "10s", "default_timeout": "10s" });
+        node.conf["plugins"][1]["nebula"]["firewall"]["conntrack"] = short;
+        node.add_pods(&mut cluster.world, &[pod]);
+        node
+    });
+    cluster.world.ping("a", &nodes[1].overlay("b"), SOON);
+    (cluster, nodes)
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn a_scan_of_ten_thousand_addresses_by_a_pod_costs_its_instance_little_and_nothing_stays() {
+    let (cluster, [node, other]) = two_pods();
+    let pid = pid(&node, "a");
+    let before = private_kib(pid);
+    let namespace = cluster.world.namespace_of("a");
+    let peak = peak_kib(pid, || send_to_all(&namespace, nobody().chain(nobody())));
+    cluster.world.ping("a", &other.overlay("b"), SOON);
+    let (after, took) = rest_kib(pid, before);
+    println!("scan by a pod: {before} kB before, {peak} kB at most, {after} kB after {took:?}");
+    assert!(peak < MOST_KIB, "{peak} kB");
+    assert!(after <= before + REST_KIB, "{after} kB, {before} kB before");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn a_spray_of_flows_by_a_peer_costs_an_instance_little_and_nothing_stays() {
+    let (cluster, [_, other]) = two_pods();
+    let pid = pid(&other, "b");
+    let before = private_kib(pid);
+    let target: Ipv4Addr = other.overlay("b").parse().expect("an address");
+    let ports = || (1..=60_000_u16).map(move |port| SocketAddr::from((target, port)));
+    let namespace = cluster.world.namespace_of("a");
+    let peak = peak_kib(pid, || {
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| send_to_all(&namespace, ports()));
+            }
+        });
+    });
+    let (after, took) = rest_kib(pid, before);
+    println!("spray of flows: {before} kB before, {peak} kB at most, {after} kB after {took:?}");
+    assert!(peak < MOST_KIB, "{peak} kB");
+    assert!(after <= before + REST_KIB, "{after} kB, {before} kB before");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn a_daemon_gives_back_what_a_scan_cost_it() {
+    let cluster = Cluster::new();
+    let pid = cluster.world.pid("lighthouse").into();
+    let before = private_kib(pid);
+    let namespace = cluster.world.namespace_of("control");
+    let peak = peak_kib(pid, || send_to_all(&namespace, nobody()));
+    let (after, took) = rest_kib(pid, before);
+    println!("scan by a host: {before} kB before, {peak} kB at most, {after} kB after {took:?}");
+    assert!(peak < MOST_KIB, "{peak} kB");
+    assert!(after <= before + REST_KIB, "{after} kB, {before} kB before");
+}
