@@ -10,7 +10,8 @@ use rand_chacha::rand_core::RngCore as _;
 use super::Node;
 use super::outbox::seal;
 use super::timer::Due;
-use super::tunnels::{Live, Opening};
+use super::confirmation::KnownCallers;
+use super::tunnels::Live;
 use crate::counters::Direction;
 use crate::handshake::{Completed, Error, Initiator, Own, Pending, Waiting, respond};
 use crate::relay::Allowance;
@@ -55,6 +56,7 @@ impl Node {
         if !self.endpoints_of(peer).is_empty() {
             self.attempt(peer);
         }
+        self.test_callers(peer);
     }
 
     /// Ends a hopeless handshake if there is no room for another one; false if there is none.
@@ -148,16 +150,13 @@ impl Node {
             self.count(DropReason::AddressNotAllowed);
             return;
         }
-        let digest = Opening::digest(&datagram[HEADER_LEN..]);
+        let digest = digest_of(datagram);
+        if let Some(index) = self.half_open.opened_by(&digest) {
+            self.answer_caller(index, from, datagram.len());
+            return;
+        }
         if let Some(live) = self.tunnels.opened_by(&digest) {
             let tunnel = Arc::clone(&live.tunnel);
-            if let Some(reply) = live.opening.as_ref().and_then(|opening| opening.reply.as_deref()) {
-                let reply = reply.to_vec();
-                self.answer(from, reply);
-                if self.is_waiting(&tunnel) {
-                    self.send(&tunnel, MessageType::TestRequest, &[]);
-                }
-            }
             // The same message on a better path: the answer to a test, which nobody else can give, moves the tunnel.
             if let Origin::Direct(at) = from {
                 let better = |current| self.is_preferred(at) && !self.is_preferred(current);
@@ -174,7 +173,9 @@ impl Node {
         let Some(local_index) = self.reserve_index() else { return };
         let seed = self.random_seed();
         let at = self.unix_seconds(now);
-        let answer = respond(self.own(now), local_index, seed, datagram, &self.config.trust, at);
+        let known =
+            KnownCallers { trust: &self.config.trust, tunnels: &self.tunnels, half_open: &self.half_open };
+        let answer = respond(self.own(now), local_index, seed, datagram, &known, at);
         let (done, reply) = match answer {
             Ok((done, reply)) if self.peer_is_acceptable(&done) => (done, reply),
             outcome => {
@@ -192,18 +193,13 @@ impl Node {
         let peer = done.peer.networks()[0].addr();
         if let Some(primary) = self.forwarder.tunnels().by_address(peer)
             && !primary.initiator
-            // Anybody can write any time into a first message.
-            && primary.is_confirmed()
             && primary.peer_time >= done.peer_time
         {
             self.forwarder.tunnels().release(local_index);
             self.send(&primary, MessageType::TestRequest, &[]);
             return;
         }
-        let own_certificate = self.fingerprint(done.own_version);
-        self.answer(from, reply.clone());
-        let opening = Some(Opening { digest, reply: Some(reply.into_boxed_slice()), asked: 0 });
-        self.establish(now, done, from, own_certificate, opening, None);
+        self.await_confirmation(now, done, digest, reply, from, datagram.len());
     }
 
     fn handle_second_message(&mut self, now: Instant, from: Origin, index: LocalIndex, datagram: &[u8]) {
@@ -246,7 +242,8 @@ impl Node {
                 let Some((pending, waiting)) = self.pending.remove(peer) else { return };
                 self.timer.cancel(Due::Handshake(peer));
                 let took = now.saturating_duration_since(pending.started);
-                self.establish(now, done, from, pending.own_certificate, None, Some(took));
+                let tunnel = Arc::new(Tunnel::new(done, from.endpoint()));
+                self.install(now, tunnel, Origins { from, since: now }, pending.own_certificate, None, Some(took));
                 self.flush(now, peer, waiting);
             }
         }
@@ -270,35 +267,18 @@ impl Node {
         }
     }
 
-    /// Puts a finished handshake to use.
-    fn establish(
-        &mut self,
-        now: Instant,
-        done: Completed,
-        from: Origin,
-        own_certificate: Fingerprint,
-        opening: Option<Opening>,
-        took: Option<Duration>,
-    ) {
-        self.install(now, Arc::new(Tunnel::new(done, from.endpoint())), from, own_certificate, opening, took);
-    }
-
-    /// Makes `tunnel` the primary one of its peer, now or once it is confirmed.
+    /// Puts a tunnel to use whose peer showed that it has the keys, and makes it the primary one unless there is a newer one.
     pub(super) fn install(
         &mut self,
         now: Instant,
         tunnel: Arc<Tunnel>,
-        from: Origin,
+        Origins { from, since }: Origins,
         own_certificate: Fingerprint,
-        opening: Option<Opening>,
+        opened_by: Option<[u8; 32]>,
         took: Option<Duration>,
     ) {
         let relay = self.set_relay_of(&tunnel, from);
-        let waits = self.must_wait(&tunnel);
         self.forwarder.tunnels().publish(Arc::clone(&tunnel));
-        if !waits {
-            self.forwarder.tunnels().set_primary(&tunnel);
-        }
         self.timer
             .set(Due::Tunnel(tunnel.local_index), self.coalesced(now + self.config.timers.connection_alive_interval));
         self.outbox.event(Event::TunnelUp {
@@ -317,7 +297,8 @@ impl Node {
             liveness: Liveness::default(),
             own_certificate,
             took,
-            opening,
+            opened_by,
+            since,
             left: None,
             used: now,
             promoted_at: 0,
@@ -326,20 +307,19 @@ impl Node {
             challenge_after: now,
             introductions: Allowance::default(),
         });
+        if self.is_newest(&tunnel) {
+            self.forwarder.tunnels().set_primary(&tunnel);
+        }
         for &address in &tunnel.peer_addresses {
             while let Some(surplus) = self.surplus(address) {
                 self.remove_tunnel(surplus, TunnelDownReason::Superseded);
             }
         }
-        if waits {
-            self.await_confirmation(now, tunnel.local_index);
-        } else {
-            self.put_to_use(now, &tunnel, relay);
-        }
+        self.put_to_use(now, &tunnel, relay);
     }
 
     /// Remembers the way a tunnel was made by, and sends what waited for it. `relay`: it came through one.
-    pub(super) fn put_to_use(&mut self, now: Instant, tunnel: &Tunnel, relay: Option<IpAddr>) {
+    fn put_to_use(&mut self, now: Instant, tunnel: &Tunnel, relay: Option<IpAddr>) {
         for &address in &tunnel.peer_addresses {
             let known = self.lighthouse.candidates(address);
             if let Some(endpoint) = tunnel.endpoint() {
@@ -361,7 +341,7 @@ impl Node {
     }
 
     /// Sends what waited for the tunnel to `peer`.
-    fn flush(&mut self, now: Instant, peer: IpAddr, mut waiting: Waiting) {
+    pub(super) fn flush(&mut self, now: Instant, peer: IpAddr, mut waiting: Waiting) {
         let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return };
         for subject in std::mem::take(&mut waiting.queries) {
             self.send_query(&tunnel, subject);
@@ -436,6 +416,20 @@ impl Node {
         self.rng.fill_bytes(&mut seed);
         seed
     }
+}
+
+/// Where a tunnel comes from: the way of the peer's last datagram, and when its handshake was completed here.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Origins {
+    pub(super) from: Origin,
+    pub(super) since: Instant,
+}
+
+/// Names a message 1; the header says nothing about the handshake.
+fn digest_of(message: &[u8]) -> [u8; 32] {
+    let mut digest = [0; 32];
+    digest.copy_from_slice(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &message[HEADER_LEN..]).as_ref());
+    digest
 }
 
 /// The error with its causes, for people.
