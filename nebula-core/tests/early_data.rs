@@ -26,14 +26,15 @@ fn overtake(net: &mut SimNet, [a, b, next]: [HostId; 3]) {
     assert!(net.tunnels_to(a, b).is_empty() && net.payloads(a, PORTS.1).is_empty(), "{}", net.diagram());
     net.run_for(SLOW.latency);
     assert_eq!(net.payloads(a, PORTS.1), [[0], [1], [2]], "{}", net.diagram());
-    assert_eq!(net.tunnels_to(a, b).len(), 1);
+    assert!(!net.tunnels_to(a, b).is_empty());
     assert_eq!(net.counter(a, "dropped_in_unknown_index"), before);
 }
 
 #[test]
 fn data_that_overtakes_message_2_is_delivered_in_order_once_there_is_a_tunnel() {
     let mut net = SimNet::new(41);
-    let [a, b] = net.nodes(["a", "b"]);
+    let b = net.add(HostSpec::new("b"));
+    let a = net.add(HostSpec::new("a").knows(b));
     overtake(&mut net, [a, b, a]);
 }
 

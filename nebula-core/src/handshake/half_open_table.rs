@@ -239,6 +239,11 @@ impl HalfOpenTable {
         self.entries.values().map(|(.., answered)| answered)
     }
 
+    /// Whether so many callers wait that most of them must be forged, or a whole fleet has just come back.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.entries.len() > self.capacity / 2
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }

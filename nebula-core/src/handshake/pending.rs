@@ -24,6 +24,8 @@ pub(crate) struct Pending {
     pub(crate) started: Instant,
     /// Attempts made.
     pub(crate) attempts: u32,
+    /// Message 1 went to somebody, maybe through a relay.
+    pub(crate) sent: bool,
     /// Where the last attempt went.
     pub(crate) tried: Vec<SocketAddr>,
     waiting: Waiting,
@@ -38,7 +40,8 @@ impl Pending {
         started: Instant,
         waiting: Waiting,
     ) -> Self {
-        Self { local_index, own_certificate, machine, message, started, attempts: 0, tried: Vec::new(), waiting }
+        let (attempts, sent, tried) = (0, false, Vec::new());
+        Self { local_index, own_certificate, machine, message, started, attempts, sent, tried, waiting }
     }
 
     /// How long to wait after the attempt that was just made: each pause is one interval longer.
@@ -170,7 +173,7 @@ impl PendingHandshakes {
         self.by_peer.get(&peer).is_some_and(|pending| !pending.waiting.packets.is_empty())
     }
 
-    /// Takes all that waits for `peer`: it can be reached by another way.
+    /// Takes all that waits for `peer`; the handshake goes on.
     pub(crate) fn take_waiting(&mut self, peer: IpAddr) -> Waiting {
         let Some(pending) = self.by_peer.get_mut(&peer) else { return Waiting::default() };
         self.waiting_bytes -= pending.waiting.bytes;

@@ -64,8 +64,9 @@ impl Node {
 
     /// Sends a test into a half-open tunnel.
     fn test_caller(&mut self, index: LocalIndex) {
-        let answered = self.half_open.get_mut(index);
-        let Some(answered) = answered.filter(|it| it.is_answered() && it.tests < MOST_TESTS) else { return };
+        let most = self.most_tests();
+        let answered = self.half_open.get_mut(index).filter(|it| it.is_answered() && it.tests < most);
+        let Some(answered) = answered else { return };
         if answered.may_send(TEST_LEN) {
             answered.tests += 1;
             let origin = answered.origin();
@@ -92,8 +93,13 @@ impl Node {
             return;
         }
         self.test_caller(index);
-        let next = if tests < MOST_TESTS { now + FIRST_PAUSE * (1 << tests) } else { expires };
+        let next = if tests < self.most_tests() { now + FIRST_PAUSE * (1 << tests) } else { expires };
         self.timer.set(Due::HalfOpen(index), next.min(expires));
+    }
+
+    /// Tests per caller: in a flood nearly all callers are forged.
+    fn most_tests(&self) -> u32 {
+        if self.half_open.is_crowded() { 1 } else { MOST_TESTS }
     }
 
     fn give_caller_up(&mut self, index: LocalIndex) {
@@ -132,8 +138,7 @@ impl Node {
         let origins = Origins { from: origin, since: answered.since };
         self.install(now, Arc::clone(&tunnel), origins, answered.own_certificate, Some(answered.digest), None);
         for &address in &tunnel.peer_addresses {
-            let waiting = self.pending.take_waiting(address);
-            self.flush(now, address, waiting);
+            self.overtaken(now, address);
         }
     }
 

@@ -105,10 +105,22 @@ impl Node {
         let endpoints = self.endpoints_of(peer);
         let Some(pending) = self.pending.get_mut(peer) else { return };
         pending.attempts += 1;
+        pending.sent |= !endpoints.is_empty();
         for &endpoint in &endpoints {
             self.outbox.datagram(endpoint, pending.message.clone());
         }
         pending.tried = endpoints;
+    }
+
+    /// `peer` called itself. A handshake of which it has heard nothing is not needed any more; what waits for another one
+    /// that is under way is sent now.
+    pub(super) fn overtaken(&mut self, now: Instant, peer: IpAddr) {
+        let Some(pending) = self.pending.get_mut(peer) else { return };
+        let waiting = match pending.sent {
+            true => self.pending.take_waiting(peer),
+            false => self.abandon(peer).map(|(_, waiting)| waiting).unwrap_or_default(),
+        };
+        self.flush(now, peer, waiting);
     }
 
     /// Ends a handshake without result.
@@ -341,7 +353,7 @@ impl Node {
     }
 
     /// Sends what waited for the tunnel to `peer`.
-    pub(super) fn flush(&mut self, now: Instant, peer: IpAddr, mut waiting: Waiting) {
+    fn flush(&mut self, now: Instant, peer: IpAddr, mut waiting: Waiting) {
         let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return };
         for subject in std::mem::take(&mut waiting.queries) {
             self.send_query(&tunnel, subject);

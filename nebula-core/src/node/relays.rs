@@ -75,8 +75,10 @@ impl Node {
 
     /// Sends message 1 of the handshake with `peer` by a hop.
     fn open_through(&mut self, hop: Hop, peer: IpAddr) {
-        let Some(message) = self.pending.get_mut(peer).map(|pending| pending.message.clone()) else { return };
+        let Some(pending) = self.pending.get_mut(peer) else { return };
         let Some(carrier) = self.forwarder.carrier_by(hop) else { return };
+        pending.sent = true;
+        let message = pending.message.clone();
         if let Ok(frame) = carrier.wrap(message) {
             self.outbox.datagram(carrier.to, frame);
         }
