@@ -1,5 +1,6 @@
 //! The instance of one pod: drives the life cycle of its certificate, the watch over whom to trust, and the data path.
 
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -68,8 +69,11 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
     // What is read and made first goes deep, and the stack for it ends with its thread.
     let started = Namespace::Own.run("start", || {
         let Launch { spec, lock: only_one } = Launch::claim(launch)?;
-        let settings = Settings::read_without_pki(&Value::from(&spec.nebula))
+        let mut settings = Settings::read_without_pki(&Value::from(&spec.nebula))
             .map_err(|error| Error::SetUp { what: "tunnel configuration".to_owned(), cause: error.to_string() })?;
+        if spec.nebula.pointer("/handshakes/max_new_per_second").is_none() {
+            settings.handshakes.max_new_per_second = MAX_NEW_HANDSHAKES_PER_SECOND;
+        }
         log::start(settings.logging, log::Output::Stderr);
         settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
         start(spec, settings, signals).map(|(pod, inputs)| (pod, inputs, only_one))
@@ -425,6 +429,8 @@ fn random() -> u64 {
     getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()))
 }
 
+/// Less than for hosts: a flood of forged ones takes 2.3 MB at this rate.
+const MAX_NEW_HANDSHAKES_PER_SECOND: Option<NonZeroU32> = NonZeroU32::new(1000);
 const NETNS_INTERVAL: Duration = Duration::from_secs(2);
 const ALERT_INTERVAL: Duration = Duration::from_millis(250);
 const ALERT_FOR: Duration = Duration::from_secs(5);

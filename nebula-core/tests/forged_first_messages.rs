@@ -248,6 +248,7 @@ fn an_overheard_first_message_replayed_after_a_restart_changes_nothing() {
     net.inject(forger(), net.underlay(bob), &message);
     net.run_for(SECOND / 10);
     assert_eq!(net.endpoint_of(bob, alice), None, "{}", net.diagram());
+    assert_eq!((net.tunnels(bob).len(), net.events(bob)), (0, &[][..]), "nothing to tell anybody");
     assert_eq!(net.ping(bob, alice).train(20, SECOND / 2), 20, "{}", net.diagram());
     assert_eq!(net.endpoint_of(bob, alice), Some(net.underlay(alice)));
     let (got, sent) = bytes(&net, forger());
@@ -271,6 +272,23 @@ fn what_a_flood_of_forged_messages_took_is_given_back() {
     assert!(full <= 1500, "{full} entries");
     net.run_for(SECOND * 200);
     assert_eq!(net.table_sizes(bob), before);
+}
+
+#[test]
+fn a_caller_that_is_blocked_before_it_is_confirmed_gets_no_tunnel() {
+    let mut net = SimNet::new(13);
+    net.set_link(FAR);
+    let bob = net.add(HostSpec::new("bob"));
+    let alice = net.add(HostSpec::new("alice").knows(bob));
+    let _verdict = net.send_udp(alice, bob, (1, 2), b"hello");
+    net.run_for(FAR.latency * 2);
+    assert_eq!(net.table_sizes(bob).half_open, 1);
+    let (mut trust, fingerprint) = (net.authority().trust(), net.fingerprint(alice));
+    trust.block(fingerprint);
+    net.control(bob, |node, now| node.set_trust(now, trust));
+    assert_eq!(net.table_sizes(bob).half_open, 0);
+    net.run_for(SECOND);
+    assert!(net.payloads(bob, 2).is_empty() && net.tunnels(bob).is_empty(), "{}", net.diagram());
 }
 
 #[test]

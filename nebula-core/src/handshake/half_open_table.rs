@@ -127,7 +127,8 @@ type Rank = (usize, Reverse<Serial>, Source);
 #[derive(Debug)]
 pub(crate) struct HalfOpenTable {
     capacity: usize,
-    entries: BTreeMap<LocalIndex, (Serial, Source, Answered)>,
+    /// Boxed, as nodes of the tree are half empty.
+    entries: BTreeMap<LocalIndex, (Serial, Source, Box<Answered>)>,
     serial: Serial,
     by_digest: BTreeMap<[u8; 32], LocalIndex>,
     by_peer: BTreeSet<(IpAddr, Serial, LocalIndex)>,
@@ -168,7 +169,7 @@ impl HalfOpenTable {
             sources.insert((source, serial));
             1
         });
-        self.entries.insert(index, (serial, source, answered));
+        self.entries.insert(index, (serial, source, Box::new(answered)));
         evicted
     }
 
@@ -185,7 +186,7 @@ impl HalfOpenTable {
             sources.remove(&(source, serial));
             -1
         });
-        Some(answered)
+        Some(*answered)
     }
 
     /// Who goes when the table is full: the oldest one of the source with most, unless it had less than [`GRACE`]; an address
@@ -215,7 +216,7 @@ impl HalfOpenTable {
     }
 
     pub(crate) fn get_mut(&mut self, index: LocalIndex) -> Option<&mut Answered> {
-        self.entries.get_mut(&index).map(|(.., answered)| answered)
+        self.entries.get_mut(&index).map(|(.., answered)| &mut **answered)
     }
 
     pub(crate) fn contains(&self, index: LocalIndex) -> bool {
@@ -231,12 +232,12 @@ impl HalfOpenTable {
     pub(crate) fn of_peer(&self, address: IpAddr) -> impl Iterator<Item = &Answered> {
         let range = (address, 0, LocalIndex(0))..=(address, Serial::MAX, LocalIndex(u32::MAX));
         let entries = self.by_peer.range(range).rev().filter_map(|(.., index)| self.entries.get(index));
-        entries.map(|(.., answered)| answered)
+        entries.map(|(.., answered)| &**answered)
     }
 
     /// In order of their indexes.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Answered> {
-        self.entries.values().map(|(.., answered)| answered)
+        self.entries.values().map(|(.., answered)| &**answered)
     }
 
     /// Whether so many callers wait that most of them must be forged, or a whole fleet has just come back.
@@ -257,10 +258,11 @@ const LIFE: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(1);
 /// For the smallest rates.
 const FEWEST: usize = 64;
-/// Some 70 MB.
-const MOST: usize = 1 << 16;
+/// Some 25 MB. A control plane answers fewer handshakes in the time that [`GRACE`] promises.
+const MOST: usize = 1 << 14;
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use std::net::SocketAddr;
 

@@ -127,7 +127,7 @@ impl Node {
     pub(super) fn handle_confirmed(&mut self, now: Instant, index: LocalIndex, from: Origin) {
         let Some(answered) = self.half_open.remove(index) else { return };
         self.timer.cancel(Due::HalfOpen(index));
-        let Some(tunnel) = answered.half_open.tunnel() else { return };
+        let Some(tunnel) = answered.half_open.tunnel() else { return self.forget_caller(&answered) };
         tunnel.confirm();
         // The first message may have been repeated from elsewhere by somebody who overheard it.
         let origin = match from {

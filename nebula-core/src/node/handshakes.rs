@@ -8,9 +8,9 @@ use nebula_cert::{Fingerprint, Version};
 use rand_chacha::rand_core::RngCore as _;
 
 use super::Node;
+use super::confirmation::KnownCallers;
 use super::outbox::seal;
 use super::timer::Due;
-use super::confirmation::KnownCallers;
 use super::tunnels::Live;
 use crate::counters::Direction;
 use crate::handshake::{Completed, Error, Initiator, Own, Pending, Waiting, respond};
@@ -185,8 +185,7 @@ impl Node {
         let Some(local_index) = self.reserve_index() else { return };
         let seed = self.random_seed();
         let at = self.unix_seconds(now);
-        let known =
-            KnownCallers { trust: &self.config.trust, tunnels: &self.tunnels, half_open: &self.half_open };
+        let known = KnownCallers { trust: &self.config.trust, tunnels: &self.tunnels, half_open: &self.half_open };
         let answer = respond(self.own(now), local_index, seed, datagram, &known, at);
         let (done, reply) = match answer {
             Ok((done, reply)) if self.peer_is_acceptable(&done) => (done, reply),

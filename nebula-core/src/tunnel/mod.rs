@@ -80,11 +80,7 @@ impl Tunnel {
         Self::starting_at(done, endpoint, session::FIRST_COUNTER)
     }
     /// As [`Tunnel::new`], where counters before `counter` were used already.
-    pub(crate) fn starting_at(
-        done: crate::handshake::Completed,
-        endpoint: Option<SocketAddr>,
-        counter: u64,
-    ) -> Self {
+    pub(crate) fn starting_at(done: crate::handshake::Completed, endpoint: Option<SocketAddr>, counter: u64) -> Self {
         Self {
             local_index: done.local_index,
             remote_index: done.remote_index,
