@@ -96,7 +96,8 @@ pub fn network(configure: impl Fn(&mut Config)) -> (Host, Host) {
     let mut b = Host::new(&authority, &trust, 2, &configure);
     connect(&mut a, &mut b);
     // What the first datagram from the caller would bring about.
-    b.node.handle_punt(b.now, Punt::Confirmed { tunnel: b.tunnel() });
+    let (tunnel, from) = (b.node.half_open()[0], a.underlay.into());
+    b.node.handle_punt(b.now, Punt::Confirmed { tunnel, from });
     (a, b)
 }
 

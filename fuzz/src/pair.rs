@@ -149,6 +149,10 @@ impl Pair {
                 let _ = a.receive(now, b.at, &answer, answer.len());
             }
         }
+        // What the first datagram of the caller brings about.
+        let punt = Punt::Confirmed { tunnel: b.node.half_open()[0], from: a.at.into() };
+        b.node.handle_punt(now, punt);
+        let _ = b.drain();
         assert_eq!((a.node.tunnels().len(), b.node.tunnels().len()), (1, 1), "the handshake completes");
         Self { now, a, b }
     }

@@ -34,6 +34,10 @@ impl Trio {
             trio.ends[end].node.connect(now, "10.9.0.3".parse().expect("an address"));
         }
         trio.settle();
+        // The relay asks its callers to show that they have the keys.
+        trio.now += Duration::from_millis(100);
+        trio.relay.node.handle_timeout(trio.now);
+        trio.settle();
         assert_eq!(trio.relay.node.tunnels().len(), 2, "the handshakes complete");
         trio
     }

@@ -137,6 +137,23 @@ impl CaPool {
         Ok(VerifiedCertificate { certificate, fingerprint, alternate_fingerprint, issuer, issuer_name })
     }
 
+    /// As [`CaPool::verify`]. If the certificate is the one in `known`, whose signature was verified before, only what may have
+    /// changed since is checked.
+    ///
+    /// # Errors
+    /// As [`CaPool::verify`].
+    pub fn verify_known(
+        &self,
+        certificate: Certificate,
+        known: Option<&VerifiedCertificate>,
+        at: UnixTime,
+    ) -> Result<VerifiedCertificate, Error> {
+        match known.filter(|known| *known.certificate == certificate) {
+            Some(known) => self.recheck(known, at).map(|()| known.clone()),
+            None => self.verify(certificate, at),
+        }
+    }
+
     /// Cheap check of a live peer: blocklist, issuer still trusted, times. No signature.
     ///
     /// # Errors

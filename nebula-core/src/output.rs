@@ -193,6 +193,8 @@ pub enum Punt {
     Confirmed {
         /// Tunnel.
         tunnel: LocalIndex,
+        /// Which way it came.
+        from: Origin,
     },
 }
 
@@ -200,8 +202,8 @@ pub enum Punt {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A handshake completed. The tunnel carries packets at once; if this node answered and had a tunnel in use, as soon as
-    /// the peer is heard in the new one.
+    /// A handshake completed and the peer showed that it has the keys: with its second message, or, if this node answered,
+    /// with the first datagram in the tunnel. The tunnel carries packets at once.
     TunnelUp {
         /// Peer's overlay addresses.
         peer: Vec<IpAddr>,

@@ -206,6 +206,9 @@ impl Settings {
                 *limit = of_a_pod;
             }
         }
+        if tree.at(MAX_NEW_PER_SECOND).is_none() {
+            settings.handshakes.max_new_per_second = POD_NEW_PER_SECOND;
+        }
         Ok(settings)
     }
 
@@ -418,9 +421,12 @@ fn punchy(section: &Section<'_>) -> Punchy {
 }
 
 const MAX_PENDING: &str = "handshakes.max_pending";
+const MAX_NEW_PER_SECOND: &str = "handshakes.max_new_per_second";
 const MAX_WAITING: &str = "handshakes.max_waiting_bytes";
 // Together less than 10 MB when all are used up: an instance stays below 16 MB whatever its pod and its peers do.
 const POD_PENDING: usize = 512;
+/// A flood of forged handshakes at this rate takes 2.3 MB.
+const POD_NEW_PER_SECOND: Option<NonZeroU32> = NonZeroU32::new(1000);
 const POD_WAITING_BYTES: usize = 2 << 20;
 const POD_FLOWS: usize = 1 << 15;
 

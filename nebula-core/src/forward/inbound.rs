@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::early::EarlyRun;
@@ -191,8 +192,16 @@ impl Stage<'_> {
         let lookup = self.forwarder.tunnels.look_up(index);
         // What waits goes first.
         let must_queue = !self.lane.early.is_empty() && !self.were_kept && self.lane.early.holds(index);
-        let Some(tunnel) = lookup.tunnel().filter(|_| !must_queue) else {
-            return self.no_tunnel(buffer, run, from, index);
+        let unconfirmed;
+        let tunnel = match lookup.tunnel().filter(|_| !must_queue) {
+            Some(tunnel) => tunnel,
+            None => match self.unconfirmed(index, must_queue) {
+                Some(tunnel) => {
+                    unconfirmed = tunnel;
+                    &unconfirmed
+                }
+                None => return self.no_tunnel(buffer, run, from, index),
+            },
         };
         if !self.authenticate(buffer, tunnel, run) {
             return;
@@ -209,6 +218,12 @@ impl Stage<'_> {
                 self.lane.counters.drop_one(Direction::Inbound, reason);
             }
         }
+    }
+
+    /// The tunnel of a caller that this node answered and has not heard since.
+    #[cold]
+    fn unconfirmed(&self, index: LocalIndex, must_queue: bool) -> Option<Arc<Tunnel>> {
+        if must_queue { None } else { self.forwarder.tunnels.unconfirmed(index) }
     }
 
     /// Keeps datagrams for a tunnel that is about to be; those of others are lost.
@@ -294,7 +309,7 @@ impl Stage<'_> {
         let index = tunnel.local_index;
         if !tunnel.is_confirmed() && !self.batch.confirmed.contains(&index) {
             self.batch.confirmed.push(index);
-            self.lane.punt(Punt::Confirmed { tunnel: index });
+            self.lane.punt(Punt::Confirmed { tunnel: index, from });
         }
         match from {
             Origin::Direct(endpoint) => {

@@ -181,7 +181,10 @@ fn the_first_authentic_datagrams_of_a_peer_are_reported_until_the_control_plane_
     let batch = || (0..5).map(|_| sealed(&a, MessageType::Data, &ping())).collect::<Vec<_>>();
     for _ in 0..2 {
         assert_eq!(b.receive(a.endpoint, &batch()).len(), 5);
-        assert_eq!(b.lane.take_punts().collect::<Vec<_>>(), [Punt::Confirmed { tunnel: b.index() }]);
+        assert_eq!(
+            b.lane.take_punts().collect::<Vec<_>>(),
+            [Punt::Confirmed { tunnel: b.index(), from: a.endpoint.into() }]
+        );
     }
     assert!(b.tunnel.confirm() && !b.tunnel.confirm());
     assert_eq!(b.receive(a.endpoint, &batch()).len(), 5);

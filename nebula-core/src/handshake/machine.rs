@@ -148,13 +148,24 @@ impl std::fmt::Debug for Initiator {
     }
 }
 
+/// Decides which certificates are believed.
+pub(crate) trait Verifier {
+    fn verify(&self, certificate: Certificate, at: UnixTime) -> Result<VerifiedCertificate, nebula_cert::Error>;
+}
+
+impl Verifier for CaPool {
+    fn verify(&self, certificate: Certificate, at: UnixTime) -> Result<VerifiedCertificate, nebula_cert::Error> {
+        Self::verify(self, certificate, at)
+    }
+}
+
 /// The responding side in one step: reads message 1, returns the result and message 2 (complete datagram).
 pub(crate) fn respond(
     own: Own<'_>,
     local_index: LocalIndex,
     ephemeral_seed: [u8; 32],
     datagram: &[u8],
-    trust: &CaPool,
+    trust: &impl Verifier,
     at: UnixTime,
 ) -> Result<(Completed, Vec<u8>), Error> {
     respond_with(own, local_index, Ephemeral::Seed(Zeroizing::new(ephemeral_seed)), datagram, trust, at)
@@ -165,7 +176,7 @@ pub(super) fn respond_with(
     local_index: LocalIndex,
     ephemeral: Ephemeral,
     datagram: &[u8],
-    trust: &CaPool,
+    trust: &impl Verifier,
     at: UnixTime,
 ) -> Result<(Completed, Vec<u8>), Error> {
     let body = message_body(datagram, 0, 1)?;
@@ -248,7 +259,7 @@ fn verify_peer(
     noise: &HandshakeState,
     identity: &Identity,
     payload: HandshakePayload<'_>,
-    trust: &CaPool,
+    trust: &impl Verifier,
     at: UnixTime,
 ) -> Result<VerifiedCertificate, Error> {
     let version = match payload.certificate_version {

@@ -1,10 +1,12 @@
 //! Handshakes: one as a pure machine, and those under way.
 
 mod admission;
+mod half_open_table;
 mod machine;
 mod noise;
 mod pending;
 
 pub(crate) use admission::Admission;
-pub(crate) use machine::{Completed, Error, Initiator, Own, respond};
+pub(crate) use half_open_table::{Answered, HalfOpenTable};
+pub(crate) use machine::{Completed, Error, Initiator, Own, Verifier, respond};
 pub(crate) use pending::{Opened, Pending, PendingHandshakes, Waiting};

@@ -167,6 +167,18 @@ impl PendingHandshakes {
         Some((pending, waiting))
     }
 
+    /// Whether packets wait for `peer`.
+    pub(crate) fn waits_for(&self, peer: IpAddr) -> bool {
+        self.by_peer.get(&peer).is_some_and(|pending| !pending.waiting.packets.is_empty())
+    }
+
+    /// Takes all that waits for `peer`; the handshake goes on.
+    pub(crate) fn take_waiting(&mut self, peer: IpAddr) -> Waiting {
+        let Some(pending) = self.by_peer.get_mut(&peer) else { return Waiting::default() };
+        self.waiting_bytes -= pending.waiting.bytes;
+        std::mem::take(&mut pending.waiting)
+    }
+
     /// Takes the packets that wait for `peer`: it can be reached by another way.
     pub(crate) fn take_packets(&mut self, peer: IpAddr) -> VecDeque<PacketOwned> {
         let Some(pending) = self.by_peer.get_mut(&peer) else { return VecDeque::new() };

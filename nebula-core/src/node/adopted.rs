@@ -8,7 +8,7 @@ use nebula_cert::VerifiedCertificate;
 use rand_chacha::rand_core::RngCore as _;
 
 use super::Node;
-use super::tunnels::Opening;
+use super::handshakes::Origins;
 use crate::Origin;
 use crate::handshake::Completed;
 use crate::tunnel::{LocalIndex, RemoteIndex, SessionKeys, Tunnel};
@@ -38,8 +38,8 @@ impl Node {
         let mut tunnel = Tunnel::new(done, Some(endpoint));
         tunnel.peer_addresses = addresses;
         tunnel.confirm();
-        let opening = Some(Opening { digest, reply: None, asked: 0 });
-        self.install(now, Arc::new(tunnel), Origin::Direct(endpoint), self.fingerprint(own_version), opening, None);
+        let origins = Origins { from: Origin::Direct(endpoint), since: now };
+        self.install(now, Arc::new(tunnel), origins, self.fingerprint(own_version), Some(digest), None);
         Some(local_index)
     }
 }

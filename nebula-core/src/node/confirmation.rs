@@ -1,87 +1,190 @@
-//! Key confirmation: when a tunnel that this node answered takes the place of another.
+//! Key confirmation: what becomes of a handshake that this node answered.
 //!
-//! Anybody can send a copy of a first message, or one in the name of another: only what follows shows who it was. So while
-//! a tunnel to the peer is in use, a new one that this node answered only receives, until something authenticated arrives in
-//! it. A test provokes that, because a peer that has nothing to say uses the new tunnel all the same.
+//! Anybody can send a copy of a first message, or one in the name of another: only what follows shows who it was. So the
+//! tunnel is half-open at first. Lanes receive in it, and the control plane sends tests, which provoke an answer from a peer
+//! that has nothing to say. Nothing else uses it: no packet of this node, no table, no answer to anybody. The first
+//! authenticated datagram makes it a tunnel like any other.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nebula_cert::{CaPool, Certificate, UnixTime, VerifiedCertificate};
+
 use super::Node;
+use super::handshakes::Origins;
 use super::timer::Due;
-use crate::tunnel::{LocalIndex, Tunnel};
-use crate::wire::header::MessageType;
+use super::tunnels::Tunnels;
+use crate::Origin;
+use crate::handshake::{Answered, Completed, HalfOpenTable, Verifier};
+use crate::tunnel::{HalfOpen, LocalIndex, TEST_LEN, Tunnel};
 
 impl Node {
-    /// Whether a new tunnel may not carry packets yet.
-    pub(super) fn must_wait(&self, tunnel: &Tunnel) -> bool {
-        !tunnel.is_confirmed() && tunnel.peer_addresses.iter().any(|address| self.is_reachable(*address))
+    /// Keeps a handshake that this node answered until its caller is confirmed, and sends message 2.
+    pub(super) fn await_confirmation(
+        &mut self,
+        now: Instant,
+        done: Completed,
+        digest: [u8; 32],
+        reply: Vec<u8>,
+        from: Origin,
+        received: usize,
+    ) {
+        let own_certificate = self.fingerprint(done.own_version);
+        let (index, peer) = (done.local_index, done.peer.clone());
+        let half_open = Arc::new(HalfOpen::new(done, from.endpoint()));
+        self.forwarder.tunnels().await_caller(index, Arc::clone(&half_open));
+        let answered = Answered::new((index, half_open), peer, own_certificate, digest, reply, (now, from));
+        let addresses: Vec<_> = answered.addresses().collect();
+        if let Some(evicted) = self.half_open.insert(answered) {
+            self.forget_caller(&evicted);
+        }
+        self.answer_caller(index, from, received);
+        let waits = addresses.iter().any(|address| self.pending.waits_for(*address));
+        // A caller mostly has something to say, and a test that overtakes the second message finds no tunnel. But if the
+        // peer has another tunnel, it may have lost it.
+        let replaces = addresses.iter().any(|address| self.is_reachable(*address));
+        let pause = if replaces { MOMENT } else { FIRST_PAUSE };
+        if waits {
+            self.test_caller(index);
+        }
+        self.timer.set(Due::HalfOpen(index), now + pause);
     }
 
-    /// Whether the peer has yet to show that it has the keys, before this tunnel can be the primary one.
-    pub(super) fn is_waiting(&self, tunnel: &Arc<Tunnel>) -> bool {
-        !tunnel.is_confirmed() && !self.is_primary(tunnel)
+    /// Sends message 2 of a half-open tunnel to where message 1 came from, in a datagram of `received` bytes; unless that
+    /// sender would get too much. Then its next copies of message 1 pay for it.
+    pub(super) fn answer_caller(&mut self, index: LocalIndex, from: Origin, received: usize) {
+        let Some(answered) = self.half_open.get_mut(index) else { return };
+        answered.hear(from, received);
+        if answered.may_send(answered.reply.len()) {
+            let reply = answered.reply.to_vec();
+            self.answer(from, reply);
+        }
     }
 
-    /// Gives the peer a moment to be heard by itself: a caller mostly has something to say, and a test that overtakes the second
-    /// message finds no tunnel.
-    pub(super) fn await_confirmation(&mut self, now: Instant, index: LocalIndex) {
-        self.timer.set(Due::Tunnel(index), now + MOMENT);
+    /// Sends a test into a half-open tunnel.
+    fn test_caller(&mut self, index: LocalIndex) {
+        let most = self.most_tests();
+        let answered = self.half_open.get_mut(index).filter(|it| it.is_answered() && it.tests < most);
+        let Some(answered) = answered else { return };
+        if answered.may_send(TEST_LEN) {
+            answered.tests += 1;
+            let origin = answered.origin();
+            if let Some(request) = answered.half_open.test_request() {
+                self.answer(origin, request);
+            }
+        }
     }
 
-    /// Sends a test into a tunnel that waits, and again after ever longer pauses. `false`: no more of them.
-    pub(super) fn ask_to_confirm(&mut self, now: Instant, index: LocalIndex) -> bool {
-        let waiting = self.tunnels.get(index).map(|live| &live.tunnel).filter(|tunnel| self.is_waiting(tunnel));
-        let Some(tunnel) = waiting.map(Arc::clone) else { return false };
-        let opening = self.tunnels.get_mut(index).and_then(|live| live.opening.as_mut());
-        let Some(opening) = opening.filter(|opening| opening.asked < MOST_TESTS) else { return false };
-        let pause = FIRST_PAUSE * (1 << opening.asked);
-        opening.asked += 1;
-        self.send(&tunnel, MessageType::TestRequest, &[]);
-        self.timer.set(Due::Tunnel(index), now + pause);
-        true
+    /// Something waits for `peer`: whoever called in its name lately is asked to show that it has the keys.
+    pub(super) fn test_callers(&mut self, peer: IpAddr) {
+        let untested = self.half_open.of_peer(peer).take(FEW).filter(|answered| answered.tests == 0);
+        for index in untested.map(|answered| answered.local_index).collect::<Vec<_>>() {
+            self.test_caller(index);
+        }
     }
 
-    /// The peer was heard in a tunnel that this node answered.
-    pub(super) fn handle_confirmed(&mut self, now: Instant, index: LocalIndex) {
-        let Some(tunnel) = self.tunnels.get(index).map(|live| Arc::clone(&live.tunnel)) else { return };
-        if !tunnel.confirm() || self.is_primary(&tunnel) {
+    /// Tests a caller once more, or gives it up.
+    pub(super) fn half_open_due(&mut self, now: Instant, index: LocalIndex) {
+        let Some(answered) = self.half_open.get_mut(index) else { return };
+        let (expires, tests) = (answered.expires(), answered.tests);
+        if now >= expires {
+            self.give_caller_up(index);
             return;
         }
-        self.timer.set(Due::Tunnel(index), self.coalesced(now + self.config.timers.connection_alive_interval));
-        if self.is_newer_than_primary(&tunnel) {
-            self.forwarder.tunnels().set_primary(&tunnel);
-        }
-        let relay = if tunnel.endpoint().is_none() { self.relay_of(&tunnel) } else { None };
-        self.put_to_use(now, &tunnel, relay);
+        self.test_caller(index);
+        let next = if tests < self.most_tests() { now + FIRST_PAUSE * (1 << tests) } else { expires };
+        self.timer.set(Due::HalfOpen(index), next.min(expires));
     }
 
-    /// What was made later is what the peer uses; a primary tunnel in which nobody was heard proves nothing.
-    fn is_newer_than_primary(&self, tunnel: &Tunnel) -> bool {
+    /// Tests per caller: in a flood nearly all callers are forged.
+    fn most_tests(&self) -> u32 {
+        if self.half_open.is_crowded() { 1 } else { MOST_TESTS }
+    }
+
+    fn give_caller_up(&mut self, index: LocalIndex) {
+        if let Some(answered) = self.half_open.remove(index) {
+            self.forget_caller(&answered);
+        }
+    }
+
+    fn forget_caller(&mut self, answered: &Answered) {
+        self.timer.cancel(Due::HalfOpen(answered.local_index));
+        self.forwarder.tunnels().release(answered.local_index);
+        answered.half_open.discard();
+    }
+
+    /// Gives up every caller whose certificate is no longer accepted.
+    pub(super) fn forget_refused_callers(&mut self, now: Instant) {
+        let at = self.unix_seconds(now);
+        let refused = self.half_open.iter().filter(|answered| self.config.trust.recheck(&answered.peer, at).is_err());
+        for index in refused.map(|answered| answered.local_index).collect::<Vec<_>>() {
+            self.give_caller_up(index);
+        }
+    }
+
+    /// The caller was heard in a tunnel that this node answered: it is a tunnel like any other from here on.
+    pub(super) fn handle_confirmed(&mut self, now: Instant, index: LocalIndex, from: Origin) {
+        let Some(answered) = self.half_open.remove(index) else { return };
+        self.timer.cancel(Due::HalfOpen(index));
+        let Some(tunnel) = answered.half_open.tunnel() else { return self.forget_caller(&answered) };
+        tunnel.confirm();
+        // The first message may have been repeated from elsewhere by somebody who overheard it.
+        let origin = match from {
+            Origin::Direct(at) if !self.may_try(&tunnel, at) => answered.origin(),
+            _ => from,
+        };
+        tunnel.set_endpoint(origin.endpoint());
+        let origins = Origins { from: origin, since: answered.since };
+        self.install(now, Arc::clone(&tunnel), origins, answered.own_certificate, Some(answered.digest), None);
+        for &address in &tunnel.peer_addresses {
+            self.overtaken(now, address);
+        }
+    }
+
+    /// What was made later is what the peer uses.
+    pub(super) fn is_newest(&self, tunnel: &Tunnel) -> bool {
         let Some(&peer) = tunnel.peer_addresses.first() else { return false };
         let Some(primary) = self.forwarder.tunnels().by_address(peer) else { return true };
         let age = |index| self.tunnels.of_peer(peer).iter().position(|other| *other == index);
-        !primary.is_confirmed() || age(primary.local_index) < age(tunnel.local_index)
+        age(primary.local_index) < age(tunnel.local_index)
     }
 
-    /// A tunnel that has to go because there are too many to this peer: never the newest one, nor that in use, and first
-    /// those that nobody confirmed.
+    /// A tunnel that has to go because there are too many to this peer: the oldest one, but not that in use.
     pub(super) fn surplus(&self, peer: IpAddr) -> Option<LocalIndex> {
         let (_newest, older) = self.tunnels.of_peer(peer).split_last()?;
         if older.len() < MOST_TUNNELS {
             return None;
         }
-        let spare = || {
-            older.iter().filter_map(|index| Some(&self.tunnels.get(*index)?.tunnel)).filter(|it| !self.is_primary(it))
-        };
-        let surplus = spare().find(|tunnel| !tunnel.is_confirmed()).or_else(|| spare().next());
-        surplus.map(|tunnel| tunnel.local_index)
+        let tunnels = older.iter().filter_map(|index| Some(&self.tunnels.get(*index)?.tunnel));
+        let mut spare = tunnels.filter(|tunnel| !self.is_primary(tunnel));
+        spare.next().map(|tunnel| tunnel.local_index)
+    }
+}
+
+/// Verifies certificates of callers. One that is in use already, or was shown by another caller lately, is neither verified
+/// nor kept twice.
+pub(super) struct KnownCallers<'a> {
+    pub(super) trust: &'a CaPool,
+    pub(super) tunnels: &'a Tunnels,
+    pub(super) half_open: &'a HalfOpenTable,
+}
+
+impl Verifier for KnownCallers<'_> {
+    fn verify(&self, certificate: Certificate, at: UnixTime) -> Result<VerifiedCertificate, nebula_cert::Error> {
+        let address = certificate.networks().first().map(ipnet::IpNet::addr);
+        let known = address.and_then(|address| {
+            let calling = self.half_open.of_peer(address).next().map(|answered| &answered.peer);
+            let newest = || self.tunnels.of_peer(address).last().and_then(|index| self.tunnels.get(*index));
+            calling.or_else(|| newest().map(|live| &live.tunnel.peer))
+        });
+        self.trust.verify_known(certificate, known, at)
     }
 }
 
 const MOST_TUNNELS: usize = 5;
-/// After these the traffic check decides.
 const MOST_TESTS: u32 = 5;
 const MOMENT: Duration = Duration::from_millis(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Callers in one name that are tested because something waits. All are tested a little later anyway.
+const FEW: usize = 4;

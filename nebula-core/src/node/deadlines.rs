@@ -21,6 +21,7 @@ impl Node {
         match due {
             Due::Handshake(peer) => self.handshake_due(now, peer),
             Due::Tunnel(index) => self.check_tunnel(now, index),
+            Due::HalfOpen(index) => self.half_open_due(now, index),
             Due::LighthouseUpdate => self.update_lighthouses(now),
             Due::HolePunch => self.punch_due(now),
             Due::Housekeeping => self.keep_house(now),
@@ -38,18 +39,12 @@ impl Node {
 
     /// The traffic check of one tunnel.
     fn check_tunnel(&mut self, now: Instant, index: LocalIndex) {
-        if self.ask_to_confirm(now, index) {
-            return;
-        }
         self.forwarder.expire_flows(now);
         let Some(live) = self.tunnels.get_mut(index) else { return };
         let traffic = live.tunnel.take_traffic();
         let (received, sent) = (traffic.received(), traffic.sent);
         if received || sent {
             live.used = now;
-        }
-        if received && let Some(opening) = &mut live.opening {
-            opening.reply = None;
         }
         self.note_relayed(now, index, traffic);
         self.note_relay_traffic(now, index);
@@ -68,7 +63,6 @@ impl Node {
         self.timer.set(Due::Tunnel(index), self.coalesced(now + wait));
         match decision {
             Decision::Probe => self.probe(&tunnel),
-            Decision::Await if self.is_waiting(&tunnel) => self.probe(&tunnel),
             Decision::Alive { punch: true, .. } | Decision::Idle => self.keep_mapping(&tunnel),
             _ => {}
         }
@@ -175,6 +169,7 @@ impl Node {
 
     /// Closes every tunnel whose peer is no longer trusted.
     pub(super) fn close_refused(&mut self, now: Instant) {
+        self.forget_refused_callers(now);
         let refused = self.tunnels.iter().filter(|live| self.is_refused(now, live));
         let refused: Vec<_> = refused.map(|live| live.tunnel.local_index).collect();
         for index in refused {

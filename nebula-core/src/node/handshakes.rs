@@ -8,9 +8,10 @@ use nebula_cert::{Fingerprint, Version};
 use rand_chacha::rand_core::RngCore as _;
 
 use super::Node;
+use super::confirmation::KnownCallers;
 use super::outbox::seal;
 use super::timer::Due;
-use super::tunnels::{Live, Opening};
+use super::tunnels::Live;
 use crate::counters::Direction;
 use crate::handshake::{Completed, Error, Initiator, Opened, Own, Pending, Waiting, respond};
 use crate::relay::Allowance;
@@ -44,6 +45,7 @@ impl Node {
         if !self.endpoints_of(peer).is_empty() {
             self.attempt(peer);
         }
+        self.test_callers(peer);
     }
 
     /// Ends a hopeless handshake if there is no room for another one; false if there is none.
@@ -121,6 +123,17 @@ impl Node {
         }
     }
 
+    /// `peer` called itself. A handshake of which it has heard nothing is not needed any more; what waits for another one
+    /// that is under way is sent now.
+    pub(super) fn overtaken(&mut self, now: Instant, peer: IpAddr) {
+        let Some(pending) = self.pending.get_mut(peer) else { return };
+        let waiting = match pending.opened.is_some() {
+            true => self.pending.take_waiting(peer),
+            false => self.abandon(peer).map(|(_, waiting)| waiting).unwrap_or_default(),
+        };
+        self.flush(now, peer, waiting);
+    }
+
     /// Ends a handshake without result.
     fn abandon(&mut self, peer: IpAddr) -> Option<(Pending, Waiting)> {
         let (pending, waiting) = self.pending.remove(peer)?;
@@ -160,16 +173,13 @@ impl Node {
             self.count(DropReason::AddressNotAllowed);
             return;
         }
-        let digest = Opening::digest(&datagram[HEADER_LEN..]);
+        let digest = digest_of(datagram);
+        if let Some(index) = self.half_open.opened_by(&digest) {
+            self.answer_caller(index, from, datagram.len());
+            return;
+        }
         if let Some(live) = self.tunnels.opened_by(&digest) {
             let tunnel = Arc::clone(&live.tunnel);
-            if let Some(reply) = live.opening.as_ref().and_then(|opening| opening.reply.as_deref()) {
-                let reply = reply.to_vec();
-                self.answer(from, reply);
-                if self.is_waiting(&tunnel) {
-                    self.send(&tunnel, MessageType::TestRequest, &[]);
-                }
-            }
             // The same message on a better path: the answer to a test, which nobody else can give, moves the tunnel.
             if let Origin::Direct(at) = from {
                 let better = |current| self.is_preferred(at) && !self.is_preferred(current);
@@ -186,7 +196,8 @@ impl Node {
         let Some(local_index) = self.reserve_index() else { return };
         let seed = self.random_seed();
         let at = self.unix_seconds(now);
-        let answer = respond(self.own(now), local_index, seed, datagram, &self.config.trust, at);
+        let known = KnownCallers { trust: &self.config.trust, tunnels: &self.tunnels, half_open: &self.half_open };
+        let answer = respond(self.own(now), local_index, seed, datagram, &known, at);
         let (done, reply) = match answer {
             Ok((done, reply)) if self.peer_is_acceptable(&done) => (done, reply),
             outcome => {
@@ -204,18 +215,13 @@ impl Node {
         let peer = done.peer.networks()[0].addr();
         if let Some(primary) = self.forwarder.tunnels().by_address(peer)
             && !primary.initiator
-            // Anybody can write any time into a first message.
-            && primary.is_confirmed()
             && primary.peer_time >= done.peer_time
         {
             self.forwarder.tunnels().release(local_index);
             self.send(&primary, MessageType::TestRequest, &[]);
             return;
         }
-        let own_certificate = self.fingerprint(done.own_version);
-        self.answer(from, reply.clone());
-        let opening = Some(Opening { digest, reply: Some(reply.into_boxed_slice()), asked: 0 });
-        self.establish(now, done, from, own_certificate, opening, None);
+        self.await_confirmation(now, done, digest, reply, from, datagram.len());
     }
 
     fn handle_second_message(&mut self, now: Instant, from: Origin, index: LocalIndex, datagram: &[u8]) {
@@ -261,7 +267,8 @@ impl Node {
                 let took = now.saturating_duration_since(pending.started);
                 let own_certificate = pending.opened.map(|opened| opened.own_certificate);
                 let own_certificate = own_certificate.unwrap_or_else(|| self.fingerprint(done.own_version));
-                self.establish(now, done, from, own_certificate, None, Some(took));
+                let tunnel = Arc::new(Tunnel::new(done, from.endpoint()));
+                self.install(now, tunnel, Origins { from, since: now }, own_certificate, None, Some(took));
                 self.flush(now, peer, waiting);
             }
         }
@@ -285,35 +292,18 @@ impl Node {
         }
     }
 
-    /// Puts a finished handshake to use.
-    fn establish(
-        &mut self,
-        now: Instant,
-        done: Completed,
-        from: Origin,
-        own_certificate: Fingerprint,
-        opening: Option<Opening>,
-        took: Option<Duration>,
-    ) {
-        self.install(now, Arc::new(Tunnel::new(done, from.endpoint())), from, own_certificate, opening, took);
-    }
-
-    /// Makes `tunnel` the primary one of its peer, now or once it is confirmed.
+    /// Puts a tunnel to use whose peer showed that it has the keys, and makes it the primary one unless there is a newer one.
     pub(super) fn install(
         &mut self,
         now: Instant,
         tunnel: Arc<Tunnel>,
-        from: Origin,
+        Origins { from, since }: Origins,
         own_certificate: Fingerprint,
-        opening: Option<Opening>,
+        opened_by: Option<[u8; 32]>,
         took: Option<Duration>,
     ) {
         let relay = self.set_relay_of(&tunnel, from);
-        let waits = self.must_wait(&tunnel);
         self.forwarder.tunnels().publish(Arc::clone(&tunnel));
-        if !waits {
-            self.forwarder.tunnels().set_primary(&tunnel);
-        }
         self.timer
             .set(Due::Tunnel(tunnel.local_index), self.coalesced(now + self.config.timers.connection_alive_interval));
         self.outbox.event(Event::TunnelUp {
@@ -332,7 +322,8 @@ impl Node {
             liveness: Liveness::default(),
             own_certificate,
             took,
-            opening,
+            opened_by,
+            since,
             left: None,
             used: now,
             promoted_at: 0,
@@ -341,20 +332,19 @@ impl Node {
             challenge_after: now,
             introductions: Allowance::default(),
         });
+        if self.is_newest(&tunnel) {
+            self.forwarder.tunnels().set_primary(&tunnel);
+        }
         for &address in &tunnel.peer_addresses {
             while let Some(surplus) = self.surplus(address) {
                 self.remove_tunnel(surplus, TunnelDownReason::Superseded);
             }
         }
-        if waits {
-            self.await_confirmation(now, tunnel.local_index);
-        } else {
-            self.put_to_use(now, &tunnel, relay);
-        }
+        self.put_to_use(now, &tunnel, relay);
     }
 
     /// Remembers the way a tunnel was made by, and sends what waited for it. `relay`: it came through one.
-    pub(super) fn put_to_use(&mut self, now: Instant, tunnel: &Tunnel, relay: Option<IpAddr>) {
+    fn put_to_use(&mut self, now: Instant, tunnel: &Tunnel, relay: Option<IpAddr>) {
         for &address in &tunnel.peer_addresses {
             let known = self.lighthouse.candidates(address);
             if let Some(endpoint) = tunnel.endpoint() {
@@ -451,6 +441,20 @@ impl Node {
         self.rng.fill_bytes(&mut seed);
         seed
     }
+}
+
+/// Where a tunnel comes from: the way of the peer's last datagram, and when its handshake was completed here.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Origins {
+    pub(super) from: Origin,
+    pub(super) since: Instant,
+}
+
+/// Names a message 1; the header says nothing about the handshake.
+fn digest_of(message: &[u8]) -> [u8; 32] {
+    let mut digest = [0; 32];
+    digest.copy_from_slice(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &message[HEADER_LEN..]).as_ref());
+    digest
 }
 
 /// The error with its causes, for people.

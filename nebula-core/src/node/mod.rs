@@ -38,7 +38,7 @@ use self::tunnels::Tunnels;
 use crate::config::{self, RecvErrorPolicy};
 use crate::counters::{Counter, Direction};
 use crate::forward::LocalPolicy;
-use crate::handshake::{Admission, PendingHandshakes};
+use crate::handshake::{Admission, HalfOpenTable, PendingHandshakes};
 use crate::hole_punch::HolePunch;
 use crate::lighthouse::{self, LocalAddress};
 use crate::relay;
@@ -115,6 +115,7 @@ pub struct Node {
     timer: Timer,
     pending: PendingHandshakes,
     admission: Admission,
+    half_open: HalfOpenTable,
     tunnels: Tunnels,
     lighthouse: lighthouse::Client,
     server: lighthouse::Server,
@@ -132,6 +133,7 @@ impl Node {
         let mut rng = ChaCha20Rng::from_seed(seed);
         let key = [rng.next_u64(), rng.next_u64()];
         let admission = Admission::new(config.handshakes.max_new_per_second, now, rng.next_u64());
+        let half_open = HalfOpenTable::new(config.handshakes.max_new_per_second);
         let forwarder = Arc::new(Forwarder::new(local_policy(&config), now, key));
         let lane = forwarder.lane();
         let mut timer = Timer::default();
@@ -147,6 +149,7 @@ impl Node {
             timer,
             pending: PendingHandshakes::default(),
             admission,
+            half_open,
             tunnels: Tunnels::default(),
             lighthouse: lighthouse::Client::default(),
             server: lighthouse::Server::default(),
@@ -173,7 +176,7 @@ impl Node {
                 self.handle_message(now, tunnel, from, kind, &plaintext);
             }
             Punt::Roamed { tunnel, from } => self.handle_roamed(now, tunnel, from),
-            Punt::Confirmed { tunnel } => self.handle_confirmed(now, tunnel),
+            Punt::Confirmed { tunnel, from } => self.handle_confirmed(now, tunnel, from),
         }
     }
 
@@ -335,6 +338,12 @@ impl Node {
         tunnels
     }
 
+    /// Handshakes that this node answered, and whose callers have not shown yet that they have the keys.
+    #[must_use]
+    pub fn half_open(&self) -> Vec<LocalIndex> {
+        self.half_open.iter().map(|answered| answered.local_index).collect()
+    }
+
     fn status(&self, live: &tunnels::Live) -> TunnelStatus {
         let tunnel = &live.tunnel;
         TunnelStatus {
@@ -425,7 +434,9 @@ impl Node {
     }
 
     fn answer_unknown_index(&mut self, from: Origin, index: u32) {
-        if self.pending.peer_of(LocalIndex(index)).is_some() || self.tunnels.get(LocalIndex(index)).is_some() {
+        let index_of = LocalIndex(index);
+        let in_use = self.tunnels.get(index_of).is_some() || self.half_open.contains(index_of);
+        if in_use || self.pending.peer_of(index_of).is_some() {
             // Data of the peer overtook its message 2, or waited behind it; a recv_error would end the tunnel that is
             // about to be, or has just been made.
             return;

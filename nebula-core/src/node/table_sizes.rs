@@ -11,6 +11,8 @@ pub struct TableSizes {
     pub primaries: usize,
     /// Further ways to find a tunnel: by peer, by the peer's index, by its first message.
     pub lookups: usize,
+    /// Handshakes this node answered, whose callers are not confirmed.
+    pub half_open: usize,
     /// Handshakes this node started and that are under way.
     pub pending: usize,
     /// Bytes of overlay packets that wait for them.
@@ -39,6 +41,7 @@ impl Node {
             tunnels: self.tunnels.iter().count(),
             primaries: self.forwarder.tunnels().primaries(),
             lookups: self.tunnels.lookups(),
+            half_open: self.half_open.len(),
             pending: self.pending.len(),
             waiting_bytes: self.pending.waiting_bytes(),
             reserved: self.forwarder.tunnels().reserved(),

@@ -17,6 +17,8 @@ pub(super) enum Due {
     LighthouseUpdate,
     /// The oldest scheduled hole punch.
     HolePunch,
+    /// Test the caller of this half-open tunnel again, or give it up.
+    HalfOpen(LocalIndex),
     /// Give back what idle flows and bursts took.
     Housekeeping,
 }

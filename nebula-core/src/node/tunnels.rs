@@ -20,8 +20,10 @@ pub(super) struct Live {
     pub(super) own_certificate: Fingerprint,
     /// Time from start to message 2, if this node initiated.
     pub(super) took: Option<Duration>,
-    /// The exchange that made it, if this node responded.
-    pub(super) opening: Option<Opening>,
+    /// Names the message 1 that made it, if this node responded.
+    pub(super) opened_by: Option<[u8; 32]>,
+    /// When its handshake was completed here; if this node responded, before the peer was heard.
+    pub(super) since: Instant,
     /// Where it was before it roamed, and when it left.
     pub(super) left: Option<(SocketAddr, Instant)>,
     /// Last check that found traffic.
@@ -38,26 +40,6 @@ pub(super) struct Live {
     pub(super) introductions: Allowance,
 }
 
-/// A handshake this node answered: the same message 1 gets the same message 2 again.
-#[derive(Debug)]
-pub(super) struct Opening {
-    /// Names message 1.
-    pub(super) digest: [u8; 32],
-    /// Message 2, header included, until the peer shows that it has it.
-    pub(super) reply: Option<Box<[u8]>>,
-    /// How often the peer was asked to show that it has the keys.
-    pub(super) asked: u32,
-}
-
-impl Opening {
-    /// Names a message 1; the header says nothing about the handshake.
-    pub(super) fn digest(message: &[u8]) -> [u8; 32] {
-        let mut digest = [0; 32];
-        digest.copy_from_slice(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, message).as_ref());
-        digest
-    }
-}
-
 /// All live tunnels.
 #[derive(Debug, Default)]
 pub(super) struct Tunnels {
@@ -72,11 +54,14 @@ impl Tunnels {
     pub(super) fn insert(&mut self, live: Live) {
         let index = live.tunnel.local_index;
         for &address in &live.tunnel.peer_addresses {
-            self.by_peer.entry(address).or_default().push(index);
+            let indexes = self.by_peer.entry(address).or_default();
+            let is_older = |other: &&LocalIndex| self.live.get(*other).is_some_and(|other| other.since <= live.since);
+            let at = indexes.len() - indexes.iter().rev().take_while(|other| !is_older(other)).count();
+            indexes.insert(at, index);
         }
         self.by_remote.insert((live.tunnel.remote_index, index));
-        if let Some(opening) = &live.opening {
-            self.by_opening.insert(opening.digest, index);
+        if let Some(digest) = live.opened_by {
+            self.by_opening.insert(digest, index);
         }
         self.live.insert(index, live);
     }
@@ -92,10 +77,10 @@ impl Tunnels {
             }
         }
         self.by_remote.remove(&(live.tunnel.remote_index, index));
-        if let Some(opening) = &live.opening
-            && self.by_opening.get(&opening.digest) == Some(&index)
+        if let Some(digest) = live.opened_by
+            && self.by_opening.get(&digest) == Some(&index)
         {
-            self.by_opening.remove(&opening.digest);
+            self.by_opening.remove(&digest);
         }
         Some(live)
     }
@@ -128,11 +113,9 @@ impl Tunnels {
         self.by_peer.get(&address).map_or(&[], Vec::as_slice)
     }
 
-    /// Who takes over when the primary tunnel to this peer is gone: the youngest in which the peer was heard, else the
-    /// youngest.
+    /// Who takes over when the primary tunnel to this peer is gone: the youngest one.
     pub(super) fn heir(&self, address: IpAddr) -> Option<&Arc<Tunnel>> {
-        let youngest_first = || self.of_peer(address).iter().rev().filter_map(|index| Some(&self.get(*index)?.tunnel));
-        youngest_first().find(|tunnel| tunnel.is_confirmed()).or_else(|| youngest_first().next())
+        self.of_peer(address).last().and_then(|index| Some(&self.get(*index)?.tunnel))
     }
 
     /// Tunnels whose peer chose this index; several peers may choose the same.

@@ -376,16 +376,16 @@ impl Exercise {
     fn check_bounds(&self, host: usize) -> Result<(), String> {
         let others = self.hosts.len() - 1;
         let sizes = self.net.table_sizes(self.hosts[host]);
-        let TableSizes { tunnels, primaries, lookups, pending, waiting_bytes, reserved, .. } = sizes;
+        let TableSizes { tunnels, primaries, lookups, half_open, pending, waiting_bytes, reserved, .. } = sizes;
         let holds = tunnels <= 5 * others
             && primaries <= others
             && lookups <= 3 * tunnels
             && pending <= others
-            && reserved == pending
+            && reserved == pending + half_open
             && waiting_bytes <= pending * 100 * 100
             && sizes.candidates <= others
             && sizes.reports <= others
-            && sizes.deadlines <= tunnels + pending + 3
+            && sizes.deadlines <= tunnels + half_open + pending + 3
             && sizes.relay_hops <= 4 * others * others
             && sizes.punches <= 1024;
         if holds { Ok(()) } else { Err(format!("{} remembers too much: {sizes:?}", NAMES[host])) }

@@ -1,6 +1,7 @@
 //! A tunnel: a verified peer, where it is, and the session keys (a security association).
 
 pub mod cipher;
+mod half_open;
 mod hint;
 pub(crate) mod liveness;
 mod replay_window;
@@ -14,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use arc_swap::ArcSwapOption;
 use nebula_cert::{VerifiedCertificate, Version};
 
+pub(crate) use half_open::{HalfOpen, TEST_LEN};
 pub(crate) use hint::TunnelHint;
 pub(crate) use replay_window::CounterSet;
 pub use replay_window::ReplayWindow;
@@ -78,13 +80,17 @@ impl Tunnel {
     /// A tunnel from a completed handshake.
     #[must_use]
     pub(crate) fn new(done: crate::handshake::Completed, endpoint: Option<SocketAddr>) -> Self {
+        Self::starting_at(done, endpoint, session::FIRST_COUNTER)
+    }
+    /// As [`Tunnel::new`], where counters before `counter` were used already.
+    pub(crate) fn starting_at(done: crate::handshake::Completed, endpoint: Option<SocketAddr>, counter: u64) -> Self {
         Self {
             local_index: done.local_index,
             remote_index: done.remote_index,
             peer_addresses: done.peer.networks().iter().map(ipnet::IpNet::addr).collect(),
             identity: (&done.peer).into(),
             peer: done.peer,
-            session: Session::new(done.keys),
+            session: Session::starting_at(done.keys, counter),
             initiator: done.initiator,
             own_version: done.own_version,
             peer_time: done.peer_time,

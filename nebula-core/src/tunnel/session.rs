@@ -37,7 +37,7 @@ pub struct Session {
 }
 
 // The handshake messages are counted as 1 and 2 in both directions.
-const FIRST_COUNTER: u64 = 3;
+pub(super) const FIRST_COUNTER: u64 = 3;
 
 impl Session {
     /// From here on a tunnel should be replaced by a new handshake.
@@ -49,10 +49,14 @@ impl Session {
     /// First counter sent is 3.
     #[must_use]
     pub fn new(keys: SessionKeys) -> Self {
+        Self::starting_at(keys, FIRST_COUNTER)
+    }
+    /// First counter sent is `counter`.
+    pub(super) fn starting_at(keys: SessionKeys, counter: u64) -> Self {
         Self {
             send_key: AeadKey::new(keys.cipher, &keys.send),
             receive_key: AeadKey::new(keys.cipher, &keys.receive),
-            next: CachePadded::new(AtomicU64::new(FIRST_COUNTER)),
+            next: CachePadded::new(AtomicU64::new(counter)),
             replay: CachePadded::new(ReplayWindow::new()),
         }
     }

@@ -1,11 +1,11 @@
 //! All live tunnels: slot by local index, primary by overlay address (SA database). Read without a lock.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use super::{LocalIndex, Tunnel};
-use crate::sync::atomic::{AtomicU64, Ordering};
+use super::{HalfOpen, LocalIndex, Tunnel};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{ArcSwapOption, HashMap, Loaded, Mutex};
 
 /// Low bits of an index before scrambling: the slot. The rest is the slot's generation, so an index comes back only
@@ -29,6 +29,8 @@ pub struct TunnelTable {
     /// Indexes, not tunnels: a map reclaims late, but the keys of a retired tunnel must go at once.
     by_address: HashMap<IpAddr, LocalIndex>,
     version: AtomicU64,
+    /// Slots that were ever in use: an index beyond them is nobody's, which lanes see without the lock.
+    used_slots: AtomicU32,
     vacancies: Mutex<Vacancies>,
     scramble: Scramble,
 }
@@ -40,6 +42,8 @@ struct Vacancies {
     /// Slot and last generation; oldest first, so an index rests as long as possible.
     freed: VecDeque<(u32, u32)>,
     reserved: BTreeSet<LocalIndex>,
+    /// Handshakes that this node answered, by their reserved index.
+    half_open: BTreeMap<LocalIndex, Arc<HalfOpen>>,
 }
 
 impl Default for TunnelTable {
@@ -56,6 +60,7 @@ impl TunnelTable {
             chunks: Default::default(),
             by_address: HashMap::new(),
             version: AtomicU64::new(1),
+            used_slots: AtomicU32::new(0),
             vacancies: Mutex::new(Vacancies::default()),
             scramble: Scramble(key),
         }
@@ -66,6 +71,7 @@ impl TunnelTable {
         let mut vacancies = self.vacancies.lock().unwrap_or_else(PoisonError::into_inner);
         let (slot, mut generation) = if vacancies.fresh < SLOTS && vacancies.freed.len() < FIRST_CHUNK as usize {
             vacancies.fresh += 1;
+            self.used_slots.store(vacancies.fresh, Ordering::Relaxed);
             (vacancies.fresh - 1, random % GENERATIONS)
         } else {
             let (slot, generation) = vacancies.freed.pop_front()?;
@@ -84,10 +90,27 @@ impl TunnelTable {
     /// Gives back an index that never became a tunnel.
     pub fn release(&self, index: LocalIndex) {
         let mut vacancies = self.vacancies.lock().unwrap_or_else(PoisonError::into_inner);
+        vacancies.half_open.remove(&index);
         if vacancies.reserved.remove(&index) {
             let (slot, generation) = self.scramble.parts(index);
             vacancies.freed.push_back((slot, generation));
         }
+    }
+    /// Lets lanes receive for a (reserved) index whose caller is not confirmed yet.
+    pub(crate) fn await_caller(&self, index: LocalIndex, half_open: Arc<HalfOpen>) {
+        self.vacancies.lock().unwrap_or_else(PoisonError::into_inner).half_open.insert(index, half_open);
+    }
+    /// The tunnel of a caller that is not confirmed yet. Not for each packet: once it is, [`TunnelTable::look_up`] finds it.
+    pub(crate) fn unconfirmed(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
+        let (slot, _) = self.scramble.parts(index);
+        if slot >= self.used_slots.load(Ordering::Relaxed) {
+            return None;
+        }
+        let half_open = {
+            let vacancies = self.vacancies.lock().unwrap_or_else(PoisonError::into_inner);
+            vacancies.half_open.get(&index).map(Arc::clone)
+        };
+        half_open?.tunnel()
     }
     /// Makes `tunnel` reachable by its (reserved) index.
     pub fn publish(&self, tunnel: Arc<Tunnel>) {
@@ -99,7 +122,10 @@ impl TunnelTable {
         let chunk = self.chunks[chunk].get_or_init(|| (0..FIRST_CHUNK << chunk).map(|_| Slot::empty()).collect());
         chunk[offset].store(Some(tunnel));
         // Then only: an index is reserved or leads to its tunnel, at any time.
-        self.vacancies.lock().unwrap_or_else(PoisonError::into_inner).reserved.remove(&index);
+        let mut vacancies = self.vacancies.lock().unwrap_or_else(PoisonError::into_inner);
+        vacancies.half_open.remove(&index);
+        vacancies.reserved.remove(&index);
+        drop(vacancies);
         self.changed();
     }
     /// Makes `tunnel` the one that carries packets to all of its peer's addresses.

@@ -1,4 +1,4 @@
-//! First messages prove nothing: a tunnel in use is kept until the peer is heard in the new one.
+//! First messages prove nothing: a tunnel that this node answered is half-open until the peer is heard in it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -33,6 +33,10 @@ fn forged(net: &SimNet, host: &str, number: u8) -> Vec<u8> {
     message
 }
 
+fn half_open(net: &mut SimNet, host: HostId) -> Vec<LocalIndex> {
+    net.control(host, |node, _| node.half_open())
+}
+
 fn primary(net: &SimNet, host: HostId, peer: HostId) -> LocalIndex {
     let primary = net.tunnels_to(host, peer).into_iter().find(|tunnel| tunnel.primary);
     primary.expect("a primary tunnel").local_index
@@ -55,10 +59,11 @@ fn a_copied_first_message_takes_no_traffic_from_a_live_peer() {
     let copy = first_message(&net, "a");
     net.inject(stranger(), net.underlay(b), &copy);
     net.run_for(BLINK);
-    assert_eq!(net.tunnels_to(b, a).len(), 2, "it may have been a itself\n{}", net.diagram());
+    assert_eq!(half_open(&mut net, b).len(), 1, "it may have been a itself\n{}", net.diagram());
     assert_eq!(net.ping(b, a).train(40, SECOND / 2), 40, "{}", net.diagram());
     assert_eq!((primary(&net, b, a), net.endpoint_of(b, a)), (before, endpoint));
     assert_eq!(net.tunnels_to(b, a).len(), 1, "nobody was heard in the other one\n{}", net.diagram());
+    assert_eq!(half_open(&mut net, b), []);
 }
 
 #[test]
@@ -101,7 +106,7 @@ fn a_forged_time_keeps_the_peer_itself_out_for_no_moment() {
     net.heal(a, b);
     net.inject(stranger(), net.underlay(b), &ahead);
     net.run_for(SECOND);
-    assert_eq!(net.endpoint_of(b, a), Some(stranger()), "there was nobody else");
+    assert_eq!(net.endpoint_of(b, a), None, "there was nobody else");
     assert!(net.ping(a, b).is_answered_within(BLINK), "{}", net.diagram());
     assert!(net.ping(b, a).is_answered_within(BLINK), "{}", net.diagram());
     assert_eq!(net.endpoint_of(b, a), Some(net.underlay(a)));
@@ -190,7 +195,7 @@ fn a_late_confirmation_does_not_undo_a_newer_tunnel() {
     let copy = first_message(&net, "a");
     net.inject(stranger(), net.underlay(b), &copy);
     net.run_for(BLINK);
-    let waiting = net.tunnels_to(b, a).into_iter().find(|tunnel| !tunnel.primary).expect("one that waits").local_index;
+    let waiting = half_open(&mut net, b)[0];
     // b itself makes a tunnel that is newer.
     let identity = net.renewed_identity(b, &[nebula_cert::Version::V2]);
     net.control(b, |node, now| node.set_identity(now, identity));
@@ -201,7 +206,7 @@ fn a_late_confirmation_does_not_undo_a_newer_tunnel() {
     }
     let newer = primary(&net, b, a);
     assert_ne!(newer, before);
-    net.control(b, |node, now| node.handle_punt(now, Punt::Confirmed { tunnel: waiting }));
+    net.control(b, |node, now| node.handle_punt(now, Punt::Confirmed { tunnel: waiting, from: stranger().into() }));
     assert_eq!(primary(&net, b, a), newer);
 }
 

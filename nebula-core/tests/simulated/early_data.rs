@@ -9,13 +9,14 @@ const PORTS: (u16, u16) = (5000, 6000);
 const SLOW: Link =
     Link { latency: Duration::from_millis(50), jitter: Duration::ZERO, loss: 0, duplicate: 0, mtu: None };
 
-/// `a` calls `b`, whose answer is slow on its way over the link of `b` and `next`; three packets of `b` overtake it.
+/// `a` calls `b`, whose answer is slow on its way over the link of `b` and `next`. `b` has three packets for `a`, so it asks `a` for
+/// a sign of life, and that overtakes its answer.
 fn overtake(net: &mut SimNet, [a, b, next]: [HostId; 3]) {
     let before = net.counter(a, "dropped_in_unknown_index");
     net.set_link_between(b, next, SLOW);
     let peer = net.overlay(b);
     net.control(a, |node, now| node.connect(now, peer));
-    net.expect("b answers", 5 * SECOND, |net| !net.tunnels_to(b, a).is_empty());
+    net.expect("b answers", 5 * SECOND, |net| net.table_sizes(b).half_open == 1);
     assert!(net.tunnels_to(a, b).is_empty());
     net.set_link_between(b, next, Link::default());
     for number in 0..3 {
@@ -25,14 +26,15 @@ fn overtake(net: &mut SimNet, [a, b, next]: [HostId; 3]) {
     assert!(net.tunnels_to(a, b).is_empty() && net.payloads(a, PORTS.1).is_empty(), "{}", net.diagram());
     net.run_for(SLOW.latency);
     assert_eq!(net.payloads(a, PORTS.1), [[0], [1], [2]], "{}", net.diagram());
-    assert_eq!(net.tunnels_to(a, b).len(), 1);
+    assert!(!net.tunnels_to(a, b).is_empty());
     assert_eq!(net.counter(a, "dropped_in_unknown_index"), before);
 }
 
 #[test]
 fn data_that_overtakes_message_2_is_delivered_in_order_once_there_is_a_tunnel() {
     let mut net = SimNet::new(41);
-    let [a, b] = net.nodes(["a", "b"]);
+    let b = net.add(HostSpec::new("b"));
+    let a = net.add(HostSpec::new("a").knows(b));
     overtake(&mut net, [a, b, a]);
 }
 

@@ -15,6 +15,7 @@ mod direct_handshake;
 mod early_data;
 mod firewall;
 mod flow_identity;
+mod forged_first_messages;
 mod fragments;
 mod handshake_flood;
 mod handshake_race;

@@ -1,0 +1,385 @@
+//! Handshakes that this node answered, until their callers are confirmed. Bounded in number and time, and so large that no
+//! flood which the admission lets in pushes a caller out before it had a second to answer.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nebula_cert::{Fingerprint, VerifiedCertificate};
+
+use crate::Origin;
+use crate::relay::RelayIndex;
+use crate::tunnel::{HalfOpen, LocalIndex};
+
+/// A handshake that this node answered.
+#[derive(Debug)]
+pub(crate) struct Answered {
+    pub(crate) local_index: LocalIndex,
+    /// Its keys, shared with the lanes that receive in it.
+    pub(crate) half_open: Arc<HalfOpen>,
+    /// Whom the caller claims to be.
+    pub(crate) peer: VerifiedCertificate,
+    /// The own certificate in message 2.
+    pub(crate) own_certificate: Fingerprint,
+    /// Names message 1: the same message 1 gets the same message 2 again.
+    pub(crate) digest: [u8; 32],
+    /// Message 2, header included.
+    pub(crate) reply: Box<[u8]>,
+    pub(crate) since: Instant,
+    /// Test requests sent.
+    pub(crate) tests: u32,
+    sender: Sender,
+}
+
+/// Where the last copy of message 1 came from, and how many bytes went each way. Its address may be forged, so what is sent
+/// there is limited (RFC 9000, section 8.1).
+#[derive(Debug)]
+struct Sender {
+    origin: Origin,
+    received: usize,
+    sent: usize,
+}
+
+impl Answered {
+    pub(crate) fn new(
+        (local_index, half_open): (LocalIndex, Arc<HalfOpen>),
+        peer: VerifiedCertificate,
+        own_certificate: Fingerprint,
+        digest: [u8; 32],
+        reply: Vec<u8>,
+        (since, origin): (Instant, Origin),
+    ) -> Self {
+        let sender = Sender { origin, received: 0, sent: 0 };
+        let reply = reply.into_boxed_slice();
+        Self { local_index, half_open, peer, own_certificate, digest, reply, since, tests: 0, sender }
+    }
+
+    /// Where the last copy of message 1 came from.
+    pub(crate) fn origin(&self) -> Origin {
+        self.sender.origin
+    }
+
+    /// Message 1 came (again), in a datagram of this length.
+    pub(crate) fn hear(&mut self, origin: Origin, bytes: usize) {
+        if self.sender.origin != origin {
+            self.sender = Sender { origin, received: 0, sent: 0 };
+        }
+        self.sender.received = self.sender.received.saturating_add(bytes);
+    }
+
+    /// Whether so many bytes may go to the sender. If so, they count.
+    pub(crate) fn may_send(&mut self, bytes: usize) -> bool {
+        let sender = &mut self.sender;
+        let fits = sender.sent.saturating_add(bytes) <= sender.received.saturating_mul(AMPLIFICATION);
+        if fits {
+            sender.sent += bytes;
+        }
+        fits
+    }
+
+    /// Whether message 2 went to the sender.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.sender.sent > 0
+    }
+
+    /// The peer's overlay addresses, primary first.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.peer.networks().iter().map(ipnet::IpNet::addr)
+    }
+
+    /// When it is given up.
+    pub(crate) fn expires(&self) -> Instant {
+        self.since + LIFE
+    }
+}
+
+/// Who shares a place in the table: whoever has one address of a /64 has all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    V4(u32),
+    V6(u64),
+    /// Everybody who calls by this hop of a relay.
+    Relay(RelayIndex),
+}
+
+impl From<Origin> for Source {
+    fn from(origin: Origin) -> Self {
+        match origin {
+            Origin::Relayed { hop, .. } => Self::Relay(hop),
+            Origin::Direct(at) => match at.ip().to_canonical() {
+                IpAddr::V4(address) => Self::V4(address.to_bits()),
+                IpAddr::V6(address) => Self::V6((address.to_bits() >> 64) as u64),
+            },
+        }
+    }
+}
+
+/// Place of an entry in the order of arrival.
+type Serial = u64;
+
+/// How many entries a source has, and its oldest one. The last in order is that with most, of those the one with the oldest.
+type Rank = (usize, Reverse<Serial>, Source);
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct HalfOpenTable {
+    capacity: usize,
+    /// Boxed, as nodes of the tree are half empty.
+    entries: BTreeMap<LocalIndex, (Serial, Source, Box<Answered>)>,
+    serial: Serial,
+    by_digest: BTreeMap<[u8; 32], LocalIndex>,
+    by_peer: BTreeSet<(IpAddr, Serial, LocalIndex)>,
+    by_age: BTreeMap<Serial, LocalIndex>,
+    by_source: BTreeSet<(Source, Serial)>,
+    ranks: BTreeSet<Rank>,
+    counts: BTreeMap<Source, usize>,
+}
+
+impl HalfOpenTable {
+    /// `rate`: how many handshakes are answered per second at most.
+    pub(crate) fn new(rate: Option<NonZeroU32>) -> Self {
+        // The admission lets in the rate, and half a second's worth at once.
+        let second = rate.map_or(MOST, |rate| usize::try_from(rate.get()).unwrap_or(MOST).saturating_mul(3) / 2);
+        Self {
+            capacity: second.clamp(FEWEST, MOST),
+            entries: BTreeMap::new(),
+            serial: 0,
+            by_digest: BTreeMap::new(),
+            by_peer: BTreeSet::new(),
+            by_age: BTreeMap::new(),
+            by_source: BTreeSet::new(),
+            ranks: BTreeSet::new(),
+            counts: BTreeMap::new(),
+        }
+    }
+
+    /// Adds an entry. Returns the one that had to go for it.
+    pub(crate) fn insert(&mut self, answered: Answered) -> Option<Answered> {
+        let evicted = if self.entries.len() >= self.capacity { self.surplus(answered.since) } else { None };
+        let evicted = evicted.and_then(|index| self.remove(index));
+        let (index, source, serial) = (answered.local_index, Source::from(answered.origin()), self.serial);
+        self.serial += 1;
+        self.by_digest.insert(answered.digest, index);
+        self.by_peer.extend(answered.addresses().map(|address| (address, serial, index)));
+        self.by_age.insert(serial, index);
+        self.change_source(source, |sources| {
+            sources.insert((source, serial));
+            1
+        });
+        self.entries.insert(index, (serial, source, Box::new(answered)));
+        evicted
+    }
+
+    pub(crate) fn remove(&mut self, index: LocalIndex) -> Option<Answered> {
+        let (serial, source, answered) = self.entries.remove(&index)?;
+        if self.by_digest.get(&answered.digest) == Some(&index) {
+            self.by_digest.remove(&answered.digest);
+        }
+        for address in answered.addresses() {
+            self.by_peer.remove(&(address, serial, index));
+        }
+        self.by_age.remove(&serial);
+        self.change_source(source, |sources| {
+            sources.remove(&(source, serial));
+            -1
+        });
+        Some(*answered)
+    }
+
+    /// Who goes when the table is full: the oldest one of the source with most, unless it had less than [`GRACE`]; an address
+    /// is easily forged, and nobody shall lose the place of another by using his. Then the oldest one of all.
+    fn surplus(&self, now: Instant) -> Option<LocalIndex> {
+        let (_, Reverse(serial), _) = self.ranks.last()?;
+        let index = self.by_age.get(serial)?;
+        let had_time = self.entries.get(index).is_some_and(|(.., it)| now >= it.since + GRACE);
+        if had_time { Some(*index) } else { self.by_age.first_key_value().map(|(_, index)| *index) }
+    }
+
+    /// Keeps the ranks while entries of a source come or go; `change` says how many.
+    fn change_source(&mut self, source: Source, change: impl FnOnce(&mut BTreeSet<(Source, Serial)>) -> isize) {
+        let count = self.counts.remove(&source).unwrap_or_default();
+        if let Some(oldest) = self.oldest_of(source) {
+            self.ranks.remove(&(count, Reverse(oldest), source));
+        }
+        let count = count.saturating_add_signed(change(&mut self.by_source));
+        if let Some(oldest) = self.oldest_of(source) {
+            self.counts.insert(source, count);
+            self.ranks.insert((count, Reverse(oldest), source));
+        }
+    }
+
+    fn oldest_of(&self, source: Source) -> Option<Serial> {
+        self.by_source.range((source, 0)..=(source, Serial::MAX)).next().map(|(_, serial)| *serial)
+    }
+
+    pub(crate) fn get_mut(&mut self, index: LocalIndex) -> Option<&mut Answered> {
+        self.entries.get_mut(&index).map(|(.., answered)| &mut **answered)
+    }
+
+    pub(crate) fn contains(&self, index: LocalIndex) -> bool {
+        self.entries.contains_key(&index)
+    }
+
+    /// The entry that this message 1 made.
+    pub(crate) fn opened_by(&self, digest: &[u8; 32]) -> Option<LocalIndex> {
+        self.by_digest.get(digest).copied()
+    }
+
+    /// Callers that claim to be the peer with this address, youngest first.
+    pub(crate) fn of_peer(&self, address: IpAddr) -> impl Iterator<Item = &Answered> {
+        let range = (address, 0, LocalIndex(0))..=(address, Serial::MAX, LocalIndex(u32::MAX));
+        let entries = self.by_peer.range(range).rev().filter_map(|(.., index)| self.entries.get(index));
+        entries.map(|(.., answered)| &**answered)
+    }
+
+    /// In order of their indexes.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Answered> {
+        self.entries.values().map(|(.., answered)| &**answered)
+    }
+
+    /// Whether so many callers wait that most of them must be forged, or a whole fleet has just come back.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.entries.len() > self.capacity / 2
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+}
+
+/// Bytes that may be sent to whoever is not confirmed, for each that came from there.
+const AMPLIFICATION: usize = 3;
+/// Longer than the first check of a tunnel takes at the caller, whose test confirms it.
+const LIFE: Duration = Duration::from_secs(10);
+/// Nobody is pushed out sooner while others are older.
+const GRACE: Duration = Duration::from_secs(1);
+/// For the smallest rates.
+const FEWEST: usize = 64;
+/// Some 25 MB. A control plane answers fewer handshakes in the time that [`GRACE`] promises.
+const MOST: usize = 1 << 14;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+    use crate::forward::testing;
+    use crate::handshake::Completed;
+    use crate::tunnel::cipher::Cipher;
+    use crate::tunnel::{RemoteIndex, SessionKeys};
+
+    #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
+    fn base() -> Instant {
+        Instant::now()
+    }
+
+    fn table(rate: u32) -> HalfOpenTable {
+        HalfOpenTable::new(NonZeroU32::new(rate))
+    }
+
+    struct Callers {
+        peer: VerifiedCertificate,
+        next: u32,
+    }
+
+    impl Callers {
+        fn new() -> Self {
+            Self { peer: testing::verified(&["10.1.0.2/16", "fd00::2/64"]), next: 1 }
+        }
+
+        fn call(&mut self, since: Instant, from: SocketAddr) -> Answered {
+            let local_index = LocalIndex(self.next);
+            self.next += 1;
+            let done = Completed {
+                local_index,
+                remote_index: RemoteIndex(9),
+                peer: self.peer.clone(),
+                keys: SessionKeys { cipher: Cipher::Aes256Gcm, send: [1; 32], receive: [2; 32] },
+                initiator: false,
+                own_version: nebula_cert::Version::V2,
+                peer_time: 0,
+            };
+            let mut digest = [0; 32];
+            digest[..4].copy_from_slice(&local_index.0.to_be_bytes());
+            let half_open = Arc::new(HalfOpen::new(done, Some(from)));
+            let fingerprint = self.peer.fingerprint();
+            let made = (local_index, half_open);
+            Answered::new(made, self.peer.clone(), fingerprint, digest, vec![0; 100], (since, from.into()))
+        }
+    }
+
+    fn source(number: u32) -> SocketAddr {
+        SocketAddr::from((std::net::Ipv4Addr::from_bits(number), 4242))
+    }
+
+    #[test]
+    fn nobody_is_pushed_out_within_a_second_at_the_highest_rate_of_the_admission() {
+        for forged_source in [|n| source(n), |_| source(7)] {
+            let (start, mut table, mut callers) = (base(), table(1000), Callers::new());
+            let mut now = start;
+            for number in 0..5000 {
+                now = start + Duration::from_millis(number);
+                let _evicted = table.insert(callers.call(now, forged_source(number as u32)));
+            }
+            // Its address is among the forged ones, too.
+            let genuine = callers.call(now, source(7));
+            let index = genuine.local_index;
+            let _evicted = table.insert(genuine);
+            // What the bucket holds at once, then the rate.
+            for number in 0..1500 {
+                let at = now + Duration::from_millis(u64::from(number).saturating_sub(500));
+                assert!(table.contains(index), "after {number}");
+                let _evicted = table.insert(callers.call(at, forged_source(9000 + number)));
+            }
+            assert_eq!(table.len(), 1500);
+        }
+    }
+
+    #[test]
+    fn after_a_second_the_source_with_most_entries_loses_its_oldest_one_first() {
+        let (start, mut table, mut callers) = (base(), table(100), Callers::new());
+        let quiet = callers.call(start, source(1));
+        let index = quiet.local_index;
+        let _evicted = table.insert(quiet);
+        for number in 0..1000 {
+            let evicted = table.insert(callers.call(start + Duration::from_millis(10 * number), source(2)));
+            assert!(evicted.is_none_or(|evicted| evicted.origin() == source(2).into()));
+        }
+        assert!(table.contains(index));
+    }
+
+    #[test]
+    fn an_entry_is_found_by_every_address_of_its_peer_and_nothing_is_left_of_it() {
+        let (start, mut table, mut callers) = (base(), table(10), Callers::new());
+        for number in 0..500 {
+            let _evicted = table.insert(callers.call(start, source(number / 3)));
+        }
+        assert_eq!(table.len(), FEWEST);
+        for address in ["10.1.0.2", "fd00::2"] {
+            let found: Vec<_> = table.of_peer(address.parse().unwrap()).map(|it| it.local_index.0).collect();
+            assert_eq!(found, (437..=500).rev().collect::<Vec<_>>(), "youngest first");
+        }
+        for index in table.iter().map(|it| it.local_index).collect::<Vec<_>>() {
+            assert!(table.remove(index).is_some() && table.remove(index).is_none());
+        }
+        let left = table.by_digest.len() + table.by_peer.len() + table.by_age.len() + table.by_source.len();
+        assert_eq!((left, table.ranks.len(), table.counts.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn whoever_sends_gets_three_times_as_much_at_most_and_another_address_starts_anew() {
+        let mut answered = Callers::new().call(base(), source(1));
+        answered.hear(source(1).into(), 100);
+        assert!(!answered.may_send(301) && !answered.is_answered());
+        assert!(answered.may_send(250) && answered.may_send(50) && !answered.may_send(1));
+        answered.hear(source(1).into(), 100);
+        assert!(answered.may_send(300));
+        answered.hear(source(1).into(), 1000);
+        answered.hear(source(2).into(), 10);
+        assert!(!answered.may_send(31) && answered.may_send(30));
+    }
+}

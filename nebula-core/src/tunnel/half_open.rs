@@ -1,0 +1,134 @@
+//! A handshake that this node answered, until its caller shows that it has the keys (key confirmation).
+
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
+
+use super::Tunnel;
+use super::cipher::AeadKey;
+use super::session::FIRST_COUNTER;
+use crate::handshake::Completed;
+use crate::sync::Mutex;
+use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
+
+/// Anybody can send a first message in the name of another, so very many of these may exist. Each holds raw keys only. The
+/// tunnel, which takes several times as much memory, is made when the first datagram for it arrives.
+#[derive(Debug)]
+pub(crate) struct HalfOpen {
+    /// Where the first message came from, if that was direct.
+    endpoint: Option<SocketAddr>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Nothing was received yet. The tunnel skips the counters of the tests that were sent.
+    Keys { done: Completed, tests: u64 },
+    /// What a lane receives with, and what is published once the caller is confirmed.
+    Tunnel(Arc<Tunnel>),
+    /// The control plane gave up.
+    Discarded,
+}
+
+impl HalfOpen {
+    pub(crate) fn new(done: Completed, endpoint: Option<SocketAddr>) -> Self {
+        Self { endpoint, state: Mutex::new(State::Keys { done, tests: 0 }) }
+    }
+
+    /// The one tunnel of this handshake, made at the first call. `None`: it was discarded.
+    pub(crate) fn tunnel(&self) -> Option<Arc<Tunnel>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let tunnel = match std::mem::replace(&mut *state, State::Discarded) {
+            State::Keys { done, tests } => Arc::new(Tunnel::starting_at(done, self.endpoint, FIRST_COUNTER + tests)),
+            State::Tunnel(tunnel) => tunnel,
+            State::Discarded => return None,
+        };
+        *state = State::Tunnel(Arc::clone(&tunnel));
+        Some(tunnel)
+    }
+
+    /// A test request, each with a counter of its own: the caller's answer confirms it.
+    pub(crate) fn test_request(&self) -> Option<Vec<u8>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *state {
+            State::Keys { done, tests } => {
+                let counter = FIRST_COUNTER + *tests;
+                *tests += 1;
+                let key = AeadKey::new(done.keys.cipher, &done.keys.send);
+                Some(empty_test(&key, done.remote_index.0, counter))
+            }
+            State::Tunnel(tunnel) => {
+                let counter = tunnel.session.reserve(1)?;
+                Some(empty_test(&tunnel.session.send_key, tunnel.remote_index.0, counter))
+            }
+            State::Discarded => None,
+        }
+    }
+
+    /// Erases the keys at once, whoever else still refers to this.
+    pub(crate) fn discard(&self) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::Discarded;
+    }
+}
+
+fn empty_test(key: &AeadKey, index: u32, counter: u64) -> Vec<u8> {
+    let header = Header { kind: MessageType::TestRequest, index, counter }.to_bytes();
+    let mut datagram = Vec::with_capacity(TEST_LEN);
+    datagram.extend(header);
+    datagram.extend(key.seal(counter, &header, &mut []));
+    datagram
+}
+
+/// Length of a test request.
+pub(crate) const TEST_LEN: usize = HEADER_LEN + TAG_LEN;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::forward::testing;
+    use crate::tunnel::cipher::Cipher;
+    use crate::tunnel::{LocalIndex, RemoteIndex, SessionKeys};
+
+    fn half_open() -> HalfOpen {
+        let done = Completed {
+            local_index: LocalIndex(1),
+            remote_index: RemoteIndex(9),
+            peer: testing::verified(&["10.1.0.2/16"]),
+            keys: SessionKeys { cipher: Cipher::Aes256Gcm, send: [1; 32], receive: [2; 32] },
+            initiator: false,
+            own_version: nebula_cert::Version::V2,
+            peer_time: 0,
+        };
+        HalfOpen::new(done, None)
+    }
+
+    fn counter(datagram: &[u8]) -> u64 {
+        Header::parse(datagram).unwrap().counter
+    }
+
+    #[test]
+    fn no_counter_is_used_twice_whenever_the_tunnel_is_made() {
+        let half_open = half_open();
+        let before: Vec<_> = (0..2).map(|_| counter(&half_open.test_request().unwrap())).collect();
+        let tunnel = half_open.tunnel().unwrap();
+        assert!(Arc::ptr_eq(&tunnel, &half_open.tunnel().unwrap()), "there is one tunnel");
+        assert_eq!((before, tunnel.session.reserve(1)), (vec![3, 4], Some(5)));
+        assert_eq!(counter(&half_open.test_request().unwrap()), 6);
+        assert_eq!(tunnel.session.reserve(1), Some(7));
+    }
+
+    #[test]
+    fn a_test_has_the_length_that_is_accounted_for_and_opens_with_the_callers_key() {
+        let mut test = half_open().test_request().unwrap();
+        assert_eq!(test.len(), TEST_LEN);
+        let (header, tag) = test.split_at_mut(HEADER_LEN);
+        assert!(AeadKey::new(Cipher::Aes256Gcm, &[1; 32]).open(3, header, tag));
+    }
+
+    #[test]
+    fn nothing_is_sealed_or_opened_once_it_is_discarded() {
+        let half_open = half_open();
+        half_open.discard();
+        assert!(half_open.test_request().is_none() && half_open.tunnel().is_none());
+    }
+}
