@@ -22,7 +22,7 @@ pub(crate) struct AuditLog {
 /// What happened.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Event<'a> {
-    /// `issued`, `repeated`, `refused`, `released`, `pod_deleted`, `token_created`, `token_revoked`, `revoked`, `reloaded` or
+    /// `issued`, `repeated`, `refused`, `released`, `pod_deleted`, `address_reused`, `token_created`, `token_revoked`, `revoked`, `reloaded` or
     /// `reload_refused`.
     pub(crate) event: &'static str,
     /// Address of the caller, `control` for a command on the CA's own host, or `kubernetes`.

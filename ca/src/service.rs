@@ -27,6 +27,7 @@ use crate::{
     rate_limit::{self, RateLimit},
     refusal::Refusal,
     server::{self, Caller, ServeError, Settings},
+    store::Displaced,
     time,
     trust::Trust,
 };
@@ -43,6 +44,7 @@ pub(crate) struct Service {
     suspects: AtomicUsize,
     trust: watch::Sender<Option<Arc<Trust>>>,
     waiting: Semaphore,
+    refreshing: Mutex<()>,
     /// One reload at a time.
     reloading: Mutex<()>,
 }
@@ -59,6 +61,7 @@ impl Service {
             suspects: AtomicUsize::new(0),
             trust: watch::Sender::new(None),
             waiting: Semaphore::new(MOST_WAITING),
+            refreshing: Mutex::default(),
             reloading: Mutex::default(),
         }
     }
@@ -91,6 +94,8 @@ impl Service {
 
     /// Makes the trust anew and tells those who wait for it if it differs.
     pub(crate) fn refresh_trust(&self) {
+        // One at a time: who reads first publishes first, or an older list would take the place of a newer one.
+        let _one_at_a_time = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         match self.issuer.trust(time::now()) {
             Ok(trust) => {
                 self.trust.send_if_modified(|known| {
@@ -111,11 +116,24 @@ impl Service {
         let now = time::now();
         let kind = kind(&request.proof);
         let _suspect = self.admit(&request.proof, caller, now)?;
-        let outcome = self.issuer.issue(request, now);
+        let outcome = self.issuer.issue(request, caller.0, now);
         match &outcome {
             Ok(issued) => {
                 self.metrics.count("certificate", kind, if issued.is_repeat { "repeated" } else { "issued" });
                 self.note_issued(request, issued, caller, now);
+                if !issued.displaced.is_empty() {
+                    for Displaced { subject, certificates } in &issued.displaced {
+                        let ended = GivenBack { subject: subject.to_string(), fingerprints: certificates.clone() };
+                        self.note_ended(
+                            "address_reused",
+                            &ended,
+                            caller.0.to_string(),
+                            Some(describe(&request.proof)),
+                            now,
+                        );
+                    }
+                    self.refresh_trust();
+                }
             }
             Err(refusal) => self.refuse("certificate", &request.proof, refusal, caller, now)?,
         }
@@ -127,7 +145,7 @@ impl Service {
         let now = time::now();
         let kind = kind(&release.proof);
         let _suspect = self.admit(&release.proof, caller, now)?;
-        match self.issuer.release(release, now) {
+        match self.issuer.release(release, caller.0, now) {
             Ok(given_back) => {
                 self.metrics.count("release", kind, "released");
                 self.note_ended("released", &given_back, caller.0.to_string(), Some(describe(&release.proof)), now);
