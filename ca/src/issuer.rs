@@ -42,7 +42,7 @@ pub(crate) struct Issuer {
     pub(crate) store: Box<dyn Store>,
     /// Certificates per pod and per node.
     quotas: Mutex<Quotas>,
-    /// Set for good when the ledger failed: redb wants to be reopened, which is what a restart does.
+    /// Set from a failure of the ledger until it can be written again.
     store_failed: AtomicBool,
 }
 
@@ -204,14 +204,24 @@ impl Issuer {
         Ok(Trust::new(self.rules().authority.bundle(), &blocklist, self.renewal_key.public_pem()))
     }
 
-    /// Whether the store works; where it does not, a restart helps.
-    pub(crate) fn is_alive(&self, now: UnixTime) -> bool {
-        !self.store_failed.load(Ordering::Relaxed) && self.store.blocklist(now).is_ok()
+    /// Whether the ledger failed and is not back yet.
+    pub(crate) fn has_lost_store(&self) -> bool {
+        self.store_failed.load(Ordering::Relaxed)
+    }
+
+    /// Tries whether the ledger can be written again.
+    pub(crate) fn recovers_store(&self) -> bool {
+        let outcome = self.store.check();
+        match &outcome {
+            Ok(()) => self.store_failed.store(false, Ordering::Relaxed),
+            Err(error) => tracing::warn!(%error, "the store does not work yet"),
+        }
+        outcome.is_ok()
     }
 
     /// Whether certificates can be issued: store and CA are usable.
     pub(crate) fn health(&self, now: UnixTime) -> Result<(), Refusal> {
-        if !self.is_alive(now) {
+        if self.has_lost_store() || self.store.blocklist(now).is_err() {
             return Err(Refusal::Internal);
         }
         self.rules().authority.check_validity(now)
@@ -546,7 +556,7 @@ impl Issuer {
         if !self.store.is_shared() {
             self.store_failed.store(true, Ordering::Relaxed);
         }
-        tracing::error!(%error, "the store failed; nothing was handed out. If the disk is in order again, restart nebula-ca");
+        tracing::error!(%error, "the store failed; nothing was handed out. It is tried again every second");
         Refusal::Internal
     }
 }

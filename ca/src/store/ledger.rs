@@ -83,6 +83,10 @@ impl<D: Database> Store for Ledger<D> {
         D::IS_SHARED
     }
 
+    fn check(&self) -> Result<(), StoreError> {
+        self.0.write(|rows| put(rows, META, b"format", &FORMAT))
+    }
+
     fn add_token(&self, hash: &TokenHash, token: &TokenRecord) -> Result<(), StoreError> {
         self.0.write(|rows| put(rows, TOKENS, hash.as_bytes(), token))
     }

@@ -52,6 +52,8 @@ fn open_database(_database: &str) -> Result<Box<dyn Store>, StoreError> {
 pub(crate) trait Store: Send + Sync {
     /// Whether other services write to it too.
     fn is_shared(&self) -> bool;
+    /// Writes something, to see whether that works.
+    fn check(&self) -> Result<(), StoreError>;
     /// Adds a token; its hash is new by construction.
     fn add_token(&self, hash: &TokenHash, token: &TokenRecord) -> Result<(), StoreError>;
     /// The token of that hash.

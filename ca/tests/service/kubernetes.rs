@@ -1,6 +1,11 @@
 //! Proofs that an API server confirms, beside servers that say the node of a token and servers that do not.
 
-use std::{fs, net::IpAddr};
+use std::{
+    fs,
+    net::IpAddr,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
 
 use nebula_cert::{
     PrivateKey,
@@ -366,16 +371,16 @@ fn a_pod_that_is_gone_over_or_moved_makes_room_and_is_blocked_at_once() {
 fn whoever_fails_too_often_costs_the_api_server_little() {
     let confirmed = Confirmed::new("1.36.2");
     let service = confirmed.ca.serve();
-    for _ in 0..25 {
-        by_pod(&service, "junk", "10.244.0.5").unwrap_err();
+    for number in 0..25 {
+        by_pod(&service, &format!("junk-{number}"), "10.244.0.5").unwrap_err();
     }
     confirmed.cluster.be(Mood::Silent);
     let before = confirmed.cluster.asked();
     let askers: Vec<_> = (0..12)
-        .map(|_| {
+        .map(|number| {
             let caller = service.caller.clone();
             std::thread::spawn(move || {
-                let proof = Proof::Pod { token: "junk".into(), address: "10.244.0.5".parse().unwrap() };
+                let proof = Proof::Pod { token: format!("more junk {number}"), address: "10.244.0.5".parse().unwrap() };
                 caller.request(&Request { public_key: key().public_pem(), proof }).unwrap_err().1
             })
         })
@@ -385,6 +390,60 @@ fn whoever_fails_too_often_costs_the_api_server_little() {
     assert_eq!(confirmed.cluster.asked() - before, 2);
     confirmed.cluster.be(Mood::Well);
     assert!(confirmed.ask(&service, web()).is_ok(), "a good proof from there is still heard");
+}
+
+#[test]
+fn twelve_connections_of_bogus_proofs_do_not_lock_out_the_node_behind_whose_address_they_are() {
+    let confirmed = Confirmed::new("1.36.2");
+    let service = confirmed.ca.serve();
+    let uid = |number: u16| format!("b1b1b1b1-0000-4000-8000-{number:012}");
+    for number in 0..44 {
+        confirmed.cluster.add_pod(&format!("db-{number}"), &uid(number), |_| {});
+    }
+    confirmed.cluster.be(Mood::Slow);
+    let (stop, refused) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let waits = std::thread::scope(|scope| {
+        for attacker in 0..12 {
+            let (caller, stop, refused) = (service.caller.clone(), &stop, &refused);
+            scope.spawn(move || {
+                for number in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let (token, address) = (format!("bogus {attacker} {number}"), "10.244.0.5".parse().unwrap());
+                    let proof = Proof::Pod { token, address };
+                    let answer = caller.request(&Request { public_key: key().public_pem(), proof });
+                    if answer.is_err_and(|(_, code)| code == "too_many_failures") {
+                        refused.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while refused.load(Ordering::Relaxed) < 24 {
+            assert!(Instant::now() < deadline, "the failures are not limited");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // Nobody knows the agent's proof yet: the first one waits for its turn, the others for nobody.
+        let waits: Vec<_> = (0..44)
+            .map(|number| {
+                let pod = Pod { name: format!("db-{number}"), uid: uid(number), ..web() };
+                let pod = Pod { address: [10, 244, 1, u8::try_from(number + 1).unwrap()].into(), ..pod };
+                let start = Instant::now();
+                let outcome = service.caller.pod(&confirmed.cluster.agent_token(), pod, &key());
+                (outcome.map(|_| ()).map_err(|(_, code)| code), start.elapsed())
+            })
+            .collect();
+        stop.store(true, Ordering::Relaxed);
+        waits
+    });
+    let log = service.stop();
+    let failures: Vec<&str> = log.lines().filter(|line| line.contains("ERROR")).collect();
+    let served = waits.iter().filter(|(outcome, _)| outcome.is_ok()).count();
+    let longest = waits.iter().map(|(_, wait)| *wait).max().unwrap();
+    println!("{served} of 44 served, the longest wait {longest:?}, {refused:?} of the others refused");
+    assert_eq!(served, 44, "{waits:?} {failures:?}");
+    assert!(longest < Duration::from_secs(10), "{longest:?}");
 }
 
 #[test]
