@@ -110,7 +110,28 @@ pub enum Subject {
         uid: String,
         /// Primary address.
         address: IpAddr,
+        /// The node it runs on: its name in Kubernetes, or else from where its proof came. None in records of older
+        /// releases.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        node: Option<String>,
     },
+}
+
+impl Subject {
+    /// Whether this is a pod with the primary address of the pod `earlier`, and so with its overlay address.
+    ///
+    /// A primary network gives an address to another pod when the first one is gone: then the overlay address goes along, or the
+    /// new pod could not start before the old certificate ends. That the first one *is* gone must be shown besides. Two
+    /// *different* pod addresses with one image mean that the overlay prefix is too small for the pod networks; nothing helps then.
+    #[must_use]
+    pub(crate) fn has_address_of(&self, earlier: &Self, mode: AddressMode) -> bool {
+        match (earlier, self) {
+            (Self::Pod { address: earlier, .. }, Self::Pod { address, .. }) => {
+                mode != AddressMode::Pool && earlier == address
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Who holds an overlay address, and until when.
@@ -136,21 +157,10 @@ impl Holder {
         }
     }
 
-    /// Whether `asker` may have this holder's address at `now`.
-    ///
-    /// A pod whose address the primary network has given to another pod is gone: the overlay address follows the pod
-    /// address, or the new pod could not start for as long as the old certificate lives (which is blocked). Two *different* pod addresses
-    /// with one image mean that the overlay prefix is too small for the pod networks; that is refused.
+    /// Whether `asker` may have this holder's address at `now`, whatever became of the holder.
     #[must_use]
-    pub(crate) fn yields_to(&self, asker: &Subject, mode: AddressMode, now: UnixTime) -> bool {
-        self.until < now
-            || self.is(asker)
-            || match (&self.subject, asker) {
-                (Subject::Pod { address: theirs, .. }, Subject::Pod { address, .. }) => {
-                    mode != AddressMode::Pool && theirs == address
-                }
-                _ => false,
-            }
+    pub(crate) fn yields_to(&self, asker: &Subject, now: UnixTime) -> bool {
+        self.until < now || self.is(asker)
     }
 }
 
@@ -176,7 +186,7 @@ mod tests {
 
     fn pod(uid: &str, address: &str) -> Subject {
         let address = address.parse().unwrap();
-        Subject::Pod { namespace: "default".into(), name: "web".into(), uid: uid.into(), address }
+        Subject::Pod { namespace: "default".into(), name: "web".into(), uid: uid.into(), address, node: None }
     }
 
     #[test]
@@ -232,24 +242,28 @@ mod tests {
     #[test]
     fn a_reused_pod_address_goes_to_the_newer_pod_only_when_derived() {
         let old = Holder { subject: pod("one", "10.244.0.5"), until: 1_000, certificates: Vec::new() };
-        assert!(old.yields_to(&pod("two", "10.244.0.5"), AddressMode::Derive, 10));
-        assert!(!old.yields_to(&pod("two", "10.244.0.5"), AddressMode::Pool, 10));
-        assert!(old.yields_to(&pod("two", "10.244.0.5"), AddressMode::Pool, 1_001));
+        let new = pod("two", "10.244.0.5");
+        assert!(new.has_address_of(&old.subject, AddressMode::Derive));
+        assert!(!new.has_address_of(&old.subject, AddressMode::Pool));
+        assert!(!old.yields_to(&new, 10), "not before it is shown that the old one is gone");
+        assert!(old.yields_to(&new, 1_001));
     }
 
     #[test]
     fn two_pod_addresses_with_one_image_are_a_conflict() {
         let held = Holder { subject: pod("one", "10.244.0.5"), until: 1_000, certificates: Vec::new() };
-        assert!(!held.yields_to(&pod("two", "10.245.0.5"), AddressMode::Derive, 10));
-        assert!(held.yields_to(&pod("one", "10.245.0.5"), AddressMode::Derive, 10));
+        assert!(!held.yields_to(&pod("two", "10.245.0.5"), 10));
+        assert!(!pod("two", "10.245.0.5").has_address_of(&held.subject, AddressMode::Derive));
+        assert!(held.yields_to(&pod("one", "10.245.0.5"), 10));
     }
 
     #[test]
     fn hosts_and_pods_never_take_each_others_address() {
         let host = Subject::Host { name: "lighthouse".into() };
         let held = Holder { subject: host.clone(), until: 1_000, certificates: Vec::new() };
-        assert!(held.yields_to(&host, AddressMode::Derive, 10));
-        assert!(!held.yields_to(&Subject::Host { name: "other".into() }, AddressMode::Derive, 10));
-        assert!(!held.yields_to(&pod("one", "10.244.0.5"), AddressMode::Derive, 10));
+        assert!(held.yields_to(&host, 10));
+        for other in [Subject::Host { name: "other".into() }, pod("one", "10.244.0.5")] {
+            assert!(!held.yields_to(&other, 10) && !other.has_address_of(&host, AddressMode::Derive));
+        }
     }
 }

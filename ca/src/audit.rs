@@ -5,6 +5,10 @@ use std::{
     io::{self, Write},
     os::unix::fs::OpenOptionsExt,
     path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use ipnet::IpNet;
@@ -17,12 +21,14 @@ use crate::directory::hand_over;
 #[derive(Debug, Clone)]
 pub(crate) struct AuditLog {
     path: PathBuf,
+    /// Whether the last line may be there in part.
+    is_torn: Arc<AtomicBool>,
 }
 
 /// What happened.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Event<'a> {
-    /// `issued`, `repeated`, `refused`, `released`, `pod_deleted`, `token_created`, `token_revoked`, `revoked`, `reloaded` or
+    /// `issued`, `repeated`, `refused`, `released`, `pod_deleted`, `address_reused`, `token_created`, `token_revoked`, `revoked`, `reloaded` or
     /// `reload_refused`.
     pub(crate) event: &'static str,
     /// Address of the caller, `control` for a command on the CA's own host, or `kubernetes`.
@@ -52,7 +58,7 @@ pub(crate) struct Event<'a> {
 
 impl AuditLog {
     pub(crate) fn new(path: PathBuf) -> Self {
-        Self { path }
+        Self { path, is_torn: Arc::default() }
     }
 
     /// Writes one line. A failure is logged, not passed on: the ledger has every certificate as well.
@@ -69,11 +75,15 @@ impl AuditLog {
             #[serde(flatten)]
             event: &'a Event<'a>,
         }
-        let mut line = serde_json::to_vec(&Line { time: nebula_cert::rfc3339(now), event })?;
+        // After a disk that was full: what comes now is a line of its own.
+        let mut line = if self.is_torn.load(Ordering::Relaxed) { vec![b'\n'] } else { Vec::new() };
+        serde_json::to_writer(&mut line, &Line { time: nebula_cert::rfc3339(now), event })?;
         line.push(b'\n');
         // One write of one line: lines of several writers do not mix.
         let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?;
         hand_over(&file, &self.path)?;
-        file.write_all(&line)
+        let written = file.write_all(&line);
+        self.is_torn.store(written.is_err(), Ordering::Relaxed);
+        written
     }
 }

@@ -5,7 +5,7 @@ use nebula_cert::{Certificate, Fingerprint, UnixTime, rfc3339};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    address::{AddressMode, Subject},
+    address::Subject,
     audit::{AuditLog, Event},
     authority::{Grant, check_grant},
     policy::Policy,
@@ -187,7 +187,7 @@ impl Operator<'_> {
         let host = Subject::Host { name: grant.name.clone() };
         for network in &grant.networks {
             if let Some(holder) = self.store.holder(network.addr()).map_err(text)?
-                && !holder.yields_to(&host, AddressMode::Pool, now)
+                && !holder.yields_to(&host, now)
             {
                 let until = rfc3339(holder.until);
                 return Err(format!("{} belongs to {} until {until}; choose another", network.addr(), holder.subject));

@@ -13,7 +13,7 @@ use axum::{
 use nebula_cert::issuance::{self, CERTIFICATE_PATH, LONGEST_WAIT, MAX_BODY, RELEASE_PATH, TRUST_PATH};
 use serde::de::DeserializeOwned;
 
-use crate::{refusal::Refusal, server::Caller, service::Service, time};
+use crate::{address::Subject, connections::Connection, refusal::Refusal, server::Caller, service::Service, time};
 
 /// All paths of the service.
 pub(crate) fn router(service: Arc<Service>) -> Router {
@@ -49,30 +49,66 @@ pub(crate) fn refuse(refusal: &Refusal) -> Response {
 async fn certificate(
     State(service): State<Arc<Service>>,
     Extension(caller): Extension<Caller>,
+    Extension(connection): Extension<Arc<Connection>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let answered = blocking(move || {
-        let request = read(body).inspect_err(|refusal| service.note_unreadable(refusal, caller))?;
-        service.answer(&request, caller)
-    });
+    let _busy = connection.work();
+    let answered = async {
+        let request: issuance::Request = readable(&service, body, caller).await?;
+        let turn = service.turn("certificate", &request.proof, caller).await?;
+        blocking(move || service.answer(&request, caller, turn)).await
+    };
     match answered.await {
-        Ok(issued) => Json(issued.reply).into_response(),
+        Ok(issued) => {
+            connection.has_proved(&identity(&issued.record.subject));
+            Json(issued.reply).into_response()
+        }
         Err(refusal) => refuse(&refusal),
+    }
+}
+
+/// Whose a connection is that showed a good proof.
+fn identity(subject: &Subject) -> String {
+    match subject {
+        Subject::Host { .. } => subject.to_string(),
+        Subject::Pod { uid, .. } => format!("{subject} {uid}"),
     }
 }
 
 async fn release(
     State(service): State<Arc<Service>>,
     Extension(caller): Extension<Caller>,
+    Extension(connection): Extension<Arc<Connection>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let answered = blocking(move || {
-        let release = read(body).inspect_err(|refusal| service.note_unreadable(refusal, caller))?;
-        service.release(&release, caller)
-    });
+    let _busy = connection.work();
+    let answered = async {
+        let release: issuance::Release = readable(&service, body, caller).await?;
+        let turn = service.turn("release", &release.proof, caller).await?;
+        blocking(move || service.release(&release, caller, turn)).await
+    };
     match answered.await {
         Ok(released) => Json(released).into_response(),
         Err(refusal) => refuse(&refusal),
+    }
+}
+
+/// The body, or what is wrong with it, which is written down.
+async fn readable<T: DeserializeOwned + Send + 'static>(
+    service: &Arc<Service>,
+    body: Result<Bytes, BytesRejection>,
+    caller: Caller,
+) -> Result<T, Refusal> {
+    match read(body) {
+        Ok(read) => Ok(read),
+        Err(refusal) => {
+            let service = Arc::clone(service);
+            blocking(move || {
+                service.note_unreadable(&refusal, caller);
+                Err(refusal)
+            })
+            .await
+        }
     }
 }
 
@@ -92,7 +128,12 @@ fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, R
 }
 
 /// Answers at once, or with `?wait=SECONDS` as soon as the trust is another one than the caller knows.
-async fn trust(State(service): State<Arc<Service>>, headers: HeaderMap, uri: Uri) -> Response {
+async fn trust(
+    State(service): State<Arc<Service>>,
+    Extension(connection): Extension<Arc<Connection>>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Response {
     let known = headers.get(header::IF_NONE_MATCH).and_then(|tags| tags.to_str().ok()).unwrap_or_default();
     let wait = uri.query().and_then(|query| query.strip_prefix("wait=")).and_then(|wait| wait.parse::<u64>().ok());
     let end = wait.map(|wait| tokio::time::Instant::now() + Duration::from_secs(wait.min(LONGEST_WAIT)));
@@ -107,9 +148,9 @@ async fn trust(State(service): State<Arc<Service>>, headers: HeaderMap, uri: Uri
         let unchanged = (StatusCode::NOT_MODIFIED, tag);
         let Some(end) = end else { return unchanged.into_response() };
         if slot.is_none() || service.waiting().is_closed() {
-            match service.waiting().try_acquire() {
-                Ok(free) => slot = Some(free),
-                Err(_) => return ([(header::RETRY_AFTER, "10")], unchanged).into_response(),
+            match service.waiting().try_acquire().ok().zip(connection.wait()) {
+                Some(free) => slot = Some(free),
+                None => return ([(header::RETRY_AFTER, "10")], unchanged).into_response(),
             }
         }
         if tokio::time::timeout_at(end, trust.changed()).await.is_err() {
@@ -120,7 +161,7 @@ async fn trust(State(service): State<Arc<Service>>, headers: HeaderMap, uri: Uri
 
 /// Whether a restart would help.
 async fn alive(State(service): State<Arc<Service>>) -> Response {
-    match blocking(move || Ok(service.issuer().is_alive(time::now()))).await {
+    match blocking(move || Ok(service.is_alive())).await {
         Ok(true) => "ok\n".into_response(),
         _ => (StatusCode::SERVICE_UNAVAILABLE, "the store failed; restart nebula-ca, see its log\n").into_response(),
     }

@@ -30,7 +30,7 @@ use crate::{
     },
     rate_limit::RateLimit,
     refusal::Refusal,
-    store::{AllotError, Issue, IssuedRecord, Pool, RecordError, Store, StoreError},
+    store::{AllotError, Displaced, Issue, IssuedRecord, Pool, RecordError, Store, StoreError},
     trust::Trust,
 };
 
@@ -42,7 +42,7 @@ pub(crate) struct Issuer {
     pub(crate) store: Box<dyn Store>,
     /// Certificates per pod and per node.
     quotas: Mutex<Quotas>,
-    /// Set for good when the ledger failed: redb wants to be reopened, which is what a restart does.
+    /// Set from a failure of the ledger until it can be written again.
     store_failed: AtomicBool,
 }
 
@@ -64,6 +64,8 @@ pub(crate) struct Issued {
     pub(crate) reply: Reply,
     pub(crate) record: IssuedRecord,
     pub(crate) fingerprint: String,
+    /// Who lost an address by it.
+    pub(crate) displaced: Vec<Displaced>,
     /// The same answer as before, for a caller that lost it.
     pub(crate) is_repeat: bool,
 }
@@ -81,6 +83,8 @@ enum Occasion<'a> {
 /// What the ledger says of a certificate besides its contents.
 struct Recorded<'a> {
     subject: &'a Subject,
+    /// The pod that the subject is, if it is one.
+    pod: Option<&'a PodFacts>,
     token: Option<(&'a TokenHash, &'a str)>,
     provisional: bool,
 }
@@ -116,18 +120,18 @@ impl Issuer {
         self.rules.store(Arc::new(rules));
     }
 
-    /// Answers one request.
-    pub(crate) fn issue(&self, request: &Request, now: UnixTime) -> Result<Issued, Refusal> {
+    /// Answers one request, which came from `source`.
+    pub(crate) fn issue(&self, request: &Request, source: IpAddr, now: UnixTime) -> Result<Issued, Refusal> {
         let rules = self.rules();
         // Who asks comes first: whoever proves nothing learns nothing about the rest.
         match &request.proof {
             Proof::Token { token } => self.issue_for_token(&rules, &TokenHash::of(token), &request.public_key, now),
             Proof::Node { token, pod } => {
-                let facts = self.vouched(&rules, token, pod, now)?;
+                let facts = self.vouched(&rules, token, pod, source, now)?;
                 self.issue_for_pod(&rules, &facts, Occasion::First, &request.public_key, now)
             }
             Proof::Provisional { token, pod } => {
-                let facts = self.vouched(&rules, token, pod, now)?;
+                let facts = self.vouched(&rules, token, pod, source, now)?;
                 self.issue_for_pod(&rules, &facts, Occasion::Provisional, &request.public_key, now)
             }
             Proof::Pod { token, address } => {
@@ -138,13 +142,13 @@ impl Issuer {
                 let public_key = Some(request.public_key.as_str());
                 let presented = Presented { certificate, time: *time, tag, public_key };
                 let (present, record) = self.held(&rules, &presented, now)?;
-                self.renew(&rules, &present, record, &request.public_key, now)
+                self.renew(&rules, &present, record, &request.public_key, source, now)
             }
         }
     }
 
     /// Takes certificates back; they are blocked until they expire.
-    pub(crate) fn release(&self, release: &Release, now: UnixTime) -> Result<GivenBack, Refusal> {
+    pub(crate) fn release(&self, release: &Release, source: IpAddr, now: UnixTime) -> Result<GivenBack, Refusal> {
         let rules = self.rules();
         let (subject, fingerprints) = match &release.proof {
             Proof::Token { .. } => return Err(Refusal::NotReleasable),
@@ -158,12 +162,13 @@ impl Issuer {
                 (known.subject.to_string(), fingerprint.into_iter().collect())
             }
             Proof::Node { token, pod } | Proof::Provisional { token, pod } => {
-                self.check_gone_or_vouched(&rules, token, pod, now)?;
-                (format!("pod {}/{}", pod.namespace, pod.name), self.valid_of_pod(&pod.uid, now)?)
+                let node = self.check_gone_or_vouched(&rules, token, pod, source, now)?;
+                let facts = PodFacts::described(pod);
+                (format!("pod {}", facts.shown()), self.valid_of_pod(&facts, node.as_deref(), now)?)
             }
             Proof::Pod { token, address } => {
                 let facts = identified(&rules, token, *address, now)?;
-                (format!("pod {}", facts.shown()), self.valid_of_pod(&facts.uid, now)?)
+                (format!("pod {}", facts.shown()), self.valid_of_pod(&facts, None, now)?)
             }
         };
         self.store.revoke(&fingerprints, now).map_err(|error| self.failed(&error))?;
@@ -176,11 +181,12 @@ impl Issuer {
         let Some(cluster) = &rules.cluster else { return Ok(Vec::new()) };
         // The ledger first: a pod that is made meanwhile is not in it, instead of not in the list.
         let issued = self.store.all_issued().map_err(|error| self.failed(&error))?;
-        let existing = cluster.all_uids()?;
+        let existing = cluster.all_pods()?;
         let mut gone = Vec::new();
         for (fingerprint, record) in issued {
             let Subject::Pod { namespace, name, uid, .. } = &record.subject else { continue };
-            if record.revoked.is_some() || record.not_after < now || existing.contains(uid) {
+            let is_over = record.revoked.is_some() || record.not_after < now;
+            if is_over || existing.contains(&(namespace.clone(), name.clone(), uid.clone())) {
                 continue;
             }
             // Lists may lag behind; the object itself does not.
@@ -198,27 +204,44 @@ impl Issuer {
         Ok(Trust::new(self.rules().authority.bundle(), &blocklist, self.renewal_key.public_pem()))
     }
 
-    /// Whether the store works; where it does not, a restart helps.
-    pub(crate) fn is_alive(&self, now: UnixTime) -> bool {
-        !self.store_failed.load(Ordering::Relaxed) && self.store.blocklist(now).is_ok()
+    /// Whether the ledger failed and is not back yet.
+    pub(crate) fn has_lost_store(&self) -> bool {
+        self.store_failed.load(Ordering::Relaxed)
+    }
+
+    /// Tries whether the ledger can be written again.
+    pub(crate) fn recovers_store(&self) -> bool {
+        let outcome = self.store.check();
+        match &outcome {
+            Ok(()) => self.store_failed.store(false, Ordering::Relaxed),
+            Err(error) => tracing::warn!(%error, "the store does not work yet"),
+        }
+        outcome.is_ok()
     }
 
     /// Whether certificates can be issued: store and CA are usable.
     pub(crate) fn health(&self, now: UnixTime) -> Result<(), Refusal> {
-        if !self.is_alive(now) {
+        if self.has_lost_store() || self.store.blocklist(now).is_err() {
             return Err(Refusal::Internal);
         }
         self.rules().authority.check_validity(now)
     }
 
     /// The pod that a node vouches for.
-    fn vouched(&self, rules: &Rules, token: &str, pod: &Pod, now: UnixTime) -> Result<PodFacts, Refusal> {
+    fn vouched(
+        &self,
+        rules: &Rules,
+        token: &str,
+        pod: &Pod,
+        source: IpAddr,
+        now: UnixTime,
+    ) -> Result<PodFacts, Refusal> {
         if let Some((cluster, settings)) = rules.kubernetes() {
             return node::vouch(cluster, settings, token, pod, now);
         }
         self.check_node_token(token)?;
         node::check_pod(pod)?;
-        Ok(PodFacts::described(pod))
+        Ok(PodFacts { node: Some(node_at(source)), is_vouched_by_node: true, ..PodFacts::described(pod) })
     }
 
     fn check_node_token(&self, token: &str) -> Result<(), Refusal> {
@@ -226,11 +249,20 @@ impl Issuer {
         if expected.matches(token) { Ok(()) } else { Err(Refusal::BadNodeToken) }
     }
 
-    /// A node may end a pod of its own, and one that does not exist any more.
-    fn check_gone_or_vouched(&self, rules: &Rules, token: &str, pod: &Pod, now: UnixTime) -> Result<(), Refusal> {
+    /// A node may end a pod of its own, and one that does not exist any more. Answers with the node of which the pod's
+    /// certificates must be, where the ledger is the only one that knows it.
+    fn check_gone_or_vouched(
+        &self,
+        rules: &Rules,
+        token: &str,
+        pod: &Pod,
+        source: IpAddr,
+        now: UnixTime,
+    ) -> Result<Option<String>, Refusal> {
         let Some((cluster, settings)) = rules.kubernetes() else {
             self.check_node_token(token)?;
-            return node::check_pod(pod);
+            node::check_pod(pod)?;
+            return Ok(Some(node_at(source)));
         };
         let node = node::agent(cluster, settings, token, now)?;
         node::check_pod(pod)?;
@@ -238,7 +270,7 @@ impl Issuer {
             Some(found) if found.is(&pod.uid) && found.spec.node_name != node => {
                 Err(Refusal::PodOnOtherNode { pod: format!("{}/{}", pod.namespace, pod.name), node })
             }
-            _ => Ok(()),
+            _ => Ok(None),
         }
     }
 
@@ -286,7 +318,7 @@ impl Issuer {
             life: token.life.min(rules.policy.longest_host_life),
         };
         let subject = Subject::Host { name: token.name };
-        let recorded = Recorded { subject: &subject, token: Some((hash, &key)), provisional: false };
+        let recorded = Recorded { subject: &subject, pod: None, token: Some((hash, &key)), provisional: false };
         self.sign_and_record(rules, &grant, recorded, public_key, now)
     }
 
@@ -297,6 +329,7 @@ impl Issuer {
         present: &Certificate,
         record: IssuedRecord,
         public_key: &str,
+        source: IpAddr,
         now: UnixTime,
     ) -> Result<Issued, Refusal> {
         // Else the node's word alone would be as good as the pod's.
@@ -313,13 +346,13 @@ impl Issuer {
                     groups: record.groups,
                     life: (record.not_after - record.issued).clamp(1, rules.policy.longest_host_life),
                 };
-                let recorded = Recorded { subject: &record.subject, token: None, provisional: false };
+                let recorded = Recorded { subject: &record.subject, pod: None, token: None, provisional: false };
                 self.sign_and_record(rules, &grant, recorded, public_key, now)
             }
-            Subject::Pod { namespace, name, uid, address } => {
+            Subject::Pod { namespace, name, uid, address, .. } => {
                 let pod = Pod { namespace, name, uid, address };
                 let facts = match rules.kubernetes() {
-                    None => PodFacts::described(&pod),
+                    None => PodFacts { node: Some(node_at(source)), ..PodFacts::described(&pod) },
                     Some((cluster, settings)) => match cluster.pod(&pod.namespace, &pod.name)? {
                         Some(found) if found.is(&pod.uid) => PodFacts::checked(&pod, found, cluster, settings)?,
                         _ => return Err(Refusal::PodGone(format!("{}/{}", pod.namespace, pod.name))),
@@ -346,7 +379,6 @@ impl Issuer {
         };
         policy.check_pod(pod)?;
         policy.check_pod_address(pod.address)?;
-        self.check_quota(pod, now)?;
         // A name stays with its uid for good. The address may change: a sandbox made anew keeps the uid, not the address.
         if let Some(known) = self.store.pod(&pod.uid).map_err(|error| self.failed(&error))?
             && (known.namespace != pod.namespace || known.name != pod.name)
@@ -354,11 +386,14 @@ impl Issuer {
             let known = format!("{}/{}", known.namespace, known.name);
             return Err(Refusal::PodUidConflict { uid: pod.uid.clone(), known });
         }
+        // Not before: whoever names its own pod and the UID of another one would use up what is the other's.
+        self.check_quota(pod, now)?;
         let subject = Subject::Pod {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             uid: pod.uid.clone(),
             address: pod.address,
+            node: pod.node.clone(),
         };
         let (name, life) = (policy.name(pod)?, policy.life(pod));
         let networks = self.networks(rules, policy, &subject, pod.address, now)?;
@@ -378,7 +413,7 @@ impl Issuer {
                 Grant { name, networks, unsafe_networks: Vec::new(), groups, life }
             }
         };
-        let recorded = Recorded { subject: &subject, token: None, provisional: provisional.is_some() };
+        let recorded = Recorded { subject: &subject, pod: Some(pod), token: None, provisional: provisional.is_some() };
         self.sign_and_record(rules, &grant, recorded, public_key, now)
     }
 
@@ -432,19 +467,34 @@ impl Issuer {
     ) -> Result<Issued, Refusal> {
         let certificate = rules.authority.sign(grant, public_key, now)?;
         let mode = rules.policy.pods.as_ref().map_or(AddressMode::Derive, |pods| pods.address);
-        let Recorded { subject, token, provisional } = recorded;
-        let issue = Issue { certificate: &certificate, subject, token, mode, provisional };
-        self.store.record(&issue, now).map_err(|error| match error {
-            RecordError::TokenUsed => Refusal::TokenUsed,
-            RecordError::TokenGone => Refusal::UnknownToken,
-            RecordError::AddressHeld { address, holder } => {
-                Refusal::AddressConflict { address, holder: holder.to_string() }
+        let Recorded { subject, pod, token, provisional } = recorded;
+        let mut gone = Vec::new();
+        let displaced = loop {
+            let issue = Issue { certificate: &certificate, subject, token, mode, gone: &gone, provisional };
+            match self.store.record(&issue, now) {
+                Ok(displaced) => break displaced,
+                Err(RecordError::TokenUsed) => return Err(Refusal::TokenUsed),
+                Err(RecordError::TokenGone) => return Err(Refusal::UnknownToken),
+                Err(RecordError::Store(error)) => return Err(self.failed(&error)),
+                Err(RecordError::AddressHeld { address, holder, is_silent }) => {
+                    let conflict = Refusal::AddressConflict { address, holder: holder.to_string() };
+                    let (Some(pod), Subject::Pod { uid, .. }) = (pod, &holder) else { return Err(conflict) };
+                    // The holder may be another one each time: that many look-ups, and not one more.
+                    let may_look = gone.len() < MOST_LOOKUPS && !gone.contains(uid);
+                    if !(may_look
+                        && subject.has_address_of(&holder, mode)
+                        && has_left(rules, &holder, address, is_silent, pod)?)
+                    {
+                        return Err(conflict);
+                    }
+                    gone.push(uid.clone());
+                }
             }
-            RecordError::Store(error) => self.failed(&error),
-        })?;
+        };
         let fingerprint = certificate.fingerprint();
         let record = self.issued(&fingerprint)?.ok_or(Refusal::Internal)?;
-        self.answer(record, fingerprint, false, now)
+        let issued = self.answer(record, fingerprint, false, now)?;
+        Ok(Issued { displaced, ..issued })
     }
 
     /// The answer given before, if it is still worth something.
@@ -471,22 +521,34 @@ impl Issuer {
             blocklist: trust.blocklist,
             renewal_key: trust.renewal_key,
         };
-        Ok(Issued { reply, record, fingerprint: fingerprint.to_string(), is_repeat })
+        Ok(Issued { reply, record, fingerprint: fingerprint.to_string(), displaced: Vec::new(), is_repeat })
     }
 
     fn issued(&self, fingerprint: &Fingerprint) -> Result<Option<IssuedRecord>, Refusal> {
         self.store.issued(fingerprint).map_err(|error| self.failed(&error))
     }
 
-    /// Valid certificates of a pod.
-    fn valid_of_pod(&self, uid: &str, now: UnixTime) -> Result<Vec<Fingerprint>, Refusal> {
+    /// Valid certificates with the UID of a pod, if the ledger has all of them for that pod, and for that node where one is
+    /// given. Who asks was judged by the name, and the certificates are found by the UID: both must mean one pod.
+    fn valid_of_pod(&self, pod: &PodFacts, node: Option<&str>, now: UnixTime) -> Result<Vec<Fingerprint>, Refusal> {
         let issued = self.store.all_issued().map_err(|error| self.failed(&error))?;
-        let is_meant = |record: &IssuedRecord| {
-            record.revoked.is_none()
-                && record.not_after >= now
-                && matches!(&record.subject, Subject::Pod { uid: theirs, .. } if theirs == uid)
-        };
-        Ok(issued.into_iter().filter(|(_, record)| is_meant(record)).map(|(id, _)| id).collect())
+        let mut valid = Vec::new();
+        for (fingerprint, record) in issued {
+            let Subject::Pod { namespace, name, uid, node: theirs, .. } = &record.subject else { continue };
+            if uid != &pod.uid || record.revoked.is_some() || record.not_after < now {
+                continue;
+            }
+            if (namespace, name) != (&pod.namespace, &pod.name) {
+                return Err(Refusal::PodUidConflict { uid: uid.clone(), known: format!("{namespace}/{name}") });
+            }
+            if let Some(node) = node
+                && theirs.as_deref() != Some(node)
+            {
+                return Err(Refusal::PodOnOtherNode { pod: pod.shown(), node: node.to_owned() });
+            }
+            valid.push(fingerprint);
+        }
+        Ok(valid)
     }
 
     fn failed(&self, error: &StoreError) -> Refusal {
@@ -494,7 +556,7 @@ impl Issuer {
         if !self.store.is_shared() {
             self.store_failed.store(true, Ordering::Relaxed);
         }
-        tracing::error!(%error, "the store failed; nothing was handed out. If the disk is in order again, restart nebula-ca");
+        tracing::error!(%error, "the store failed; nothing was handed out. It is tried again every second");
         Refusal::Internal
     }
 }
@@ -518,6 +580,31 @@ fn identified(rules: &Rules, token: &str, address: IpAddr, now: UnixTime) -> Res
     proof::pod::identify(cluster, settings, token, address, now)
 }
 
+/// Whether it is shown that the pod `holder` is gone, or no longer has the address that `pod` wants.
+///
+/// In Kubernetes the API server says so. What it leaves open, the holder's own node may say by vouching for the next pod at
+/// the address: it made room for it. Without Kubernetes only that node can, or the holder's certificates are blocked anyway.
+fn has_left(rules: &Rules, holder: &Subject, wanted: IpAddr, is_silent: bool, pod: &PodFacts) -> Result<bool, Refusal> {
+    let Subject::Pod { namespace, name, uid, address, node } = holder else { return Ok(false) };
+    let Some((cluster, _)) = rules.kubernetes() else {
+        return Ok(is_silent || (pod.is_vouched_by_node && pod.node.is_some() && pod.node == *node));
+    };
+    let found = match cluster.pod(namespace, name)? {
+        Some(found) if found.is(uid) && !found.is_over() => found,
+        _ => return Ok(true),
+    };
+    let reported = found.addresses();
+    let has_moved = !reported.is_empty() && !reported.contains(address) && !reported.contains(&wanted);
+    let is_open = reported.is_empty() || found.is_ending();
+    let is_own = pod.is_vouched_by_node && pod.node.as_ref() == Some(&found.spec.node_name);
+    Ok(has_moved || (is_open && is_own))
+}
+
+/// A node that is known by the address its proof comes from.
+fn node_at(source: IpAddr) -> String {
+    format!("at {}", source.to_canonical())
+}
+
 fn trusted(rules: &Rules) -> Result<CaPool, Refusal> {
     // Read once already when the CA was opened.
     CaPool::from_pem(rules.authority.bundle().as_bytes()).map_err(|_| Refusal::Internal)
@@ -527,6 +614,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Holders of addresses that are looked into for one certificate.
+const MOST_LOOKUPS: usize = 4;
 /// A pod asks about twice a day, and after each restart of its sandbox.
 const MOST_PER_POD: u32 = 30;
 const POD_WINDOW: i64 = 600;

@@ -12,10 +12,12 @@
 //! ledger in PostgreSQL.
 
 mod address;
+mod admission;
 mod audit;
 mod authority;
 #[cfg_attr(not(feature = "kubernetes"), allow(dead_code, reason = "asked by nobody without the feature"))]
 mod cluster;
+mod connections;
 mod control;
 mod control_socket;
 mod directory;

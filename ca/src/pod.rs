@@ -22,6 +22,10 @@ pub struct PodFacts {
     pub uid: String,
     /// Primary address.
     pub address: IpAddr,
+    /// The node it runs on: its name in Kubernetes, or else from where its proof came.
+    pub(crate) node: Option<String>,
+    /// Whether it is this node that vouches for it.
+    pub(crate) is_vouched_by_node: bool,
     /// What the API server adds; none without Kubernetes.
     pub(crate) confirmed: Option<Confirmed>,
 }
@@ -45,6 +49,8 @@ impl PodFacts {
             name: pod.name.clone(),
             uid: pod.uid.clone(),
             address: pod.address.to_canonical(),
+            node: None,
+            is_vouched_by_node: false,
             confirmed: None,
         }
     }
@@ -78,7 +84,7 @@ impl PodFacts {
             labels: found.metadata.labels,
             addresses,
         };
-        Ok(Self { confirmed: Some(confirmed), ..facts })
+        Ok(Self { node: Some(confirmed.node.clone()), confirmed: Some(confirmed), ..facts })
     }
 
     /// Refuses an address that is not the pod's. A pod that is renumbered is known by its overlay address instead.

@@ -18,14 +18,16 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     task::JoinSet,
+    time::Instant,
 };
 use tokio_rustls::TlsAcceptor;
 use zeroize::Zeroizing;
 
 use crate::{
     authority::AuthorityError,
+    connections::{self, Connections},
     control_socket::ControlSocket,
     directory::{CONTROL_SOCKET, DATABASE, Directory, FileError, NODE_TOKEN, POLICY, STORE, TLS_CERTIFICATE, TLS_KEY},
     http,
@@ -95,6 +97,7 @@ pub struct Server {
     listener: TcpListener,
     status: Option<TcpListener>,
     control: ControlSocket,
+    connections: Arc<Connections>,
 }
 
 impl Server {
@@ -130,7 +133,8 @@ impl Server {
             let refreshed = tokio::task::spawn_blocking(move || service.refresh_trust()).await;
             refreshed.map_err(|error| StoreError::File(io::Error::other(error)))?;
         }
-        Ok(Self { service, listener, status, control })
+        let connections = Arc::new(Connections::new(connections::raise_descriptor_limit()));
+        Ok(Self { service, listener, status, control, connections })
     }
 
     /// Where it listens.
@@ -149,10 +153,9 @@ impl Server {
 
     /// Serves until `stop`, then lets requests under way end. Each `reload` reads policy, CA and TLS files anew.
     pub async fn run(self, stop: impl Future<Output = ()>, mut reload: mpsc::Receiver<()>) {
-        let Self { service, listener, status, control } = self;
+        let Self { service, listener, status, control, connections: room } = self;
         let router = http::router(Arc::clone(&service));
         let (stopping, stopped) = watch::channel(());
-        let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
         let mut connections = JoinSet::new();
         let obey = {
             let service = Arc::clone(&service);
@@ -167,8 +170,15 @@ impl Server {
             std::future::pending::<()>().await;
         };
         let status = serve_status(status, http::status_router(Arc::clone(&service)), stopped.clone());
-        let regular =
-            async { tokio::join!(prune_for_ever(&service), refresh_for_ever(&service), block_for_ever(&service)) };
+        let regular = async {
+            tokio::join!(
+                prune_for_ever(&service),
+                refresh_for_ever(&service),
+                block_for_ever(&service),
+                for_ever(&service, RECOVER_EVERY, Service::recover),
+                feed_watchdog(&service),
+            )
+        };
         let mut background = Box::pin(async { tokio::join!(control.serve(obey), reload, status, regular) });
         let mut stop = std::pin::pin!(stop);
         loop {
@@ -176,13 +186,15 @@ impl Server {
                 () = &mut stop => break,
                 _ = &mut background => {}
                 Some(_) = connections.join_next() => {}
-                (slot, accepted) = accept(&listener, &slots) => match accepted {
+                accepted = accept(&listener) => match accepted {
                     Ok((stream, peer)) => {
                         let connection = Connection { router: router.clone(), stop: stopped.clone() };
-                        let tls = service.tls();
+                        let (tls, place) = (service.tls(), Arc::new(room.admit(peer.ip(), Instant::now())));
                         connections.spawn(async move {
-                            connection.serve_tls(&tls, stream, peer).await;
-                            drop(slot);
+                            tokio::select! {
+                                () = connection.serve_tls(&tls, stream, peer, &place) => {}
+                                () = place.ended() => tracing::debug!(%peer, "connection ended to make room"),
+                            }
                         });
                     }
                     Err(error) => {
@@ -202,18 +214,13 @@ impl Server {
     }
 }
 
-async fn accept(
-    listener: &TcpListener,
-    slots: &Arc<Semaphore>,
-) -> (Option<OwnedSemaphorePermit>, io::Result<(TcpStream, SocketAddr)>) {
-    // Above the cap, callers wait in the kernel's backlog. The semaphore is never closed.
-    let slot = Arc::clone(slots).acquire_owned().await.ok();
+async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
     let accepted = listener.accept().await;
     if let Ok((stream, _)) = &accepted {
         // A record that waited for the caller's acknowledgement of the one before would take 40 ms, most of a pod's start.
         let _ = stream.set_nodelay(true);
     }
-    (slot, accepted)
+    accepted
 }
 
 /// Shows the state of the service, on a listener for those who watch it.
@@ -221,15 +228,17 @@ async fn serve_status(listener: Option<TcpListener>, router: Router, stop: watch
     let Some(listener) = listener else { return std::future::pending().await };
     let slots = Arc::new(Semaphore::new(MOST_WATCHERS));
     loop {
-        match accept(&listener, &slots).await {
-            (slot, Ok((stream, peer))) => {
+        // Above the cap, watchers wait in the kernel's backlog. The semaphore is never closed.
+        let slot = Arc::clone(&slots).acquire_owned().await.ok();
+        match accept(&listener).await {
+            Ok((stream, peer)) => {
                 let connection = Connection { router: router.clone(), stop: stop.clone() };
                 tokio::spawn(async move {
-                    connection.serve(stream, peer).await;
+                    connection.serve(stream, peer, None).await;
                     drop(slot);
                 });
             }
-            (_, Err(error)) => {
+            Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection for the state");
                 tokio::time::sleep(AFTER_FAILED_ACCEPT).await;
             }
@@ -244,16 +253,34 @@ struct Connection {
 }
 
 impl Connection {
-    async fn serve_tls(self, tls: &TlsAcceptor, stream: TcpStream, peer: SocketAddr) {
+    async fn serve_tls(
+        self,
+        tls: &TlsAcceptor,
+        stream: TcpStream,
+        peer: SocketAddr,
+        place: &Arc<connections::Connection>,
+    ) {
         match tokio::time::timeout(HANDSHAKE_WITHIN, tls.accept(stream)).await {
-            Ok(Ok(stream)) => self.serve(stream, peer).await,
+            Ok(Ok(stream)) => {
+                place.is_open();
+                self.serve(stream, peer, Some(place)).await;
+            }
             Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
             Err(_) => tracing::debug!(%peer, "no TLS handshake in time"),
         }
     }
 
-    async fn serve(mut self, stream: impl AsyncRead + AsyncWrite + Unpin + 'static, peer: SocketAddr) {
-        let inner = TowerToHyperService::new(self.router.layer(axum::Extension(Caller(peer.ip()))));
+    async fn serve(
+        mut self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+        peer: SocketAddr,
+        place: Option<&Arc<connections::Connection>>,
+    ) {
+        let mut router = self.router.layer(axum::Extension(Caller(peer.ip())));
+        if let Some(place) = place {
+            router = router.layer(axum::Extension(Arc::clone(place)));
+        }
+        let inner = TowerToHyperService::new(router);
         let bounded = hyper::service::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
             // Whoever follows the trust may wait for a change of it.
             let waits = request.uri().path() == TRUST_PATH && request.uri().query().is_some();
@@ -274,12 +301,20 @@ impl Connection {
             outcome = connection.as_mut() => return log_end(peer, outcome),
             // The sender is dropped when the service stops; it never sends.
             _ = self.stop.changed() => {}
-            () = tokio::time::sleep(CONNECTION_LIFE) => {}
+            () = end_of_life(place) => {}
         }
         connection.as_mut().graceful_shutdown();
         if let Ok(outcome) = tokio::time::timeout(REQUEST_WITHIN, connection).await {
             log_end(peer, outcome);
         }
+    }
+}
+
+/// Whoever proved something keeps its connection, and with it its place: the trust is followed on it.
+async fn end_of_life(place: Option<&Arc<connections::Connection>>) {
+    tokio::time::sleep(CONNECTION_LIFE).await;
+    if place.is_some_and(|place| place.is_proven()) {
+        tokio::time::sleep(PROVEN_CONNECTION_LIFE).await;
     }
 }
 
@@ -306,6 +341,22 @@ async fn prune_for_ever(service: &Arc<Service>) {
 async fn refresh_for_ever(service: &Arc<Service>) {
     let every = if service.issuer().store.is_shared() { REFRESH_SHARED_EVERY } else { REFRESH_EVERY };
     for_ever(service, every, Service::refresh_trust).await;
+}
+
+/// Tells systemd that all is well, where the unit has a watchdog, as long as threads can work and no restart would help.
+async fn feed_watchdog(service: &Arc<Service>) {
+    let Some(within) = sd_notify::watchdog_enabled() else { return };
+    let mut ticks = tokio::time::interval(within / 3);
+    loop {
+        ticks.tick().await;
+        let service = Arc::clone(service);
+        let is_alive = tokio::task::spawn_blocking(move || service.is_alive());
+        if let Ok(Ok(true)) = tokio::time::timeout(within, is_alive).await
+            && let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Watchdog])
+        {
+            tracing::warn!(%error, "cannot tell systemd that the service is well");
+        }
+    }
 }
 
 /// Pods that were deleted while their node could not say so.
@@ -361,13 +412,14 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
-/// Most of them wait for a change of the trust.
-const MOST_CONNECTIONS: usize = 4_096;
 const MOST_WATCHERS: usize = 32;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 const HEADERS_WITHIN: Duration = Duration::from_secs(10);
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
 const CONNECTION_LIFE: Duration = Duration::from_secs(240);
+/// Longer than a pod's certificate is used before it is renewed, over the same connection or a new one.
+const PROVEN_CONNECTION_LIFE: Duration = Duration::from_secs(86_400);
+const RECOVER_EVERY: Duration = Duration::from_secs(1);
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
 const LONGEST_HEADERS: usize = 16 * 1024;
 const PRUNE_EVERY: Duration = Duration::from_secs(3_600);

@@ -1,8 +1,8 @@
 //! What all connections of a service share: it decides, writes down what was decided, and tells who waits for it.
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicUsize, Ordering},
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU32, Ordering},
 };
 
 use arc_swap::ArcSwap;
@@ -14,6 +14,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
+    admission::{Admission, Turn},
     audit::{AuditLog, Event},
     authority::Authority,
     cluster::Cluster,
@@ -24,9 +25,9 @@ use crate::{
     page::{self, Page},
     policy::{KubernetesPolicy, Policy},
     proof::token::TokenHash,
-    rate_limit::{self, RateLimit},
     refusal::Refusal,
     server::{self, Caller, ServeError, Settings},
+    store::Displaced,
     time,
     trust::Trust,
 };
@@ -38,11 +39,12 @@ pub(crate) struct Service {
     tls: ArcSwap<TlsAcceptor>,
     audit: AuditLog,
     metrics: Metrics,
-    failures: Mutex<RateLimit<std::net::IpAddr>>,
-    /// Proofs under way from sources that failed too often.
-    suspects: AtomicUsize,
+    admission: Admission,
+    /// How often in a row the store could not be brought back.
+    lost_attempts: AtomicU32,
     trust: watch::Sender<Option<Arc<Trust>>>,
     waiting: Semaphore,
+    refreshing: Mutex<()>,
     /// One reload at a time.
     reloading: Mutex<()>,
 }
@@ -55,10 +57,11 @@ impl Service {
             settings,
             tls: ArcSwap::from_pointee(tls),
             metrics: Metrics::default(),
-            failures: Mutex::new(RateLimit::new(MOST_FAILURES, FAILURE_WINDOW)),
-            suspects: AtomicUsize::new(0),
+            admission: Admission::new(),
+            lost_attempts: AtomicU32::new(0),
             trust: watch::Sender::new(None),
             waiting: Semaphore::new(MOST_WAITING),
+            refreshing: Mutex::default(),
             reloading: Mutex::default(),
         }
     }
@@ -91,6 +94,8 @@ impl Service {
 
     /// Makes the trust anew and tells those who wait for it if it differs.
     pub(crate) fn refresh_trust(&self) {
+        // One at a time: who reads first publishes first, or an older list would take the place of a newer one.
+        let _one_at_a_time = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         match self.issuer.trust(time::now()) {
             Ok(trust) => {
                 self.trust.send_if_modified(|known| {
@@ -106,29 +111,52 @@ impl Service {
         }
     }
 
-    /// Decides about a request and writes down the decision.
-    pub(crate) fn answer(&self, request: &Request, caller: Caller) -> Result<Issued, Refusal> {
+    /// Waits until it is the turn of a proof to be checked. Does not block.
+    pub(crate) async fn turn(&self, call: &'static str, proof: &Proof, caller: Caller) -> Result<Turn, Refusal> {
+        if self.issuer.rules().cluster.is_none() {
+            // Checked here, in no time.
+            return Ok(Turn::default());
+        }
+        let turn = self.admission.turn(proof, caller.0, time::now()).await;
+        turn.inspect_err(|refusal| self.metrics.count(call, kind(proof), refusal.code()))
+    }
+
+    /// Decides about a request whose turn it is, and writes down the decision.
+    pub(crate) fn answer(&self, request: &Request, caller: Caller, _turn: Turn) -> Result<Issued, Refusal> {
         let now = time::now();
         let kind = kind(&request.proof);
-        let _suspect = self.admit(&request.proof, caller, now)?;
-        let outcome = self.issuer.issue(request, now);
+        let outcome = self.issuer.issue(request, caller.0, now);
         match &outcome {
             Ok(issued) => {
+                self.admission.was_good(&request.proof, now);
                 self.metrics.count("certificate", kind, if issued.is_repeat { "repeated" } else { "issued" });
                 self.note_issued(request, issued, caller, now);
+                if !issued.displaced.is_empty() {
+                    for Displaced { subject, certificates } in &issued.displaced {
+                        let ended = GivenBack { subject: subject.to_string(), fingerprints: certificates.clone() };
+                        self.note_ended(
+                            "address_reused",
+                            &ended,
+                            caller.0.to_string(),
+                            Some(describe(&request.proof)),
+                            now,
+                        );
+                    }
+                    self.refresh_trust();
+                }
             }
             Err(refusal) => self.refuse("certificate", &request.proof, refusal, caller, now)?,
         }
         outcome
     }
 
-    /// Takes certificates back and writes it down.
-    pub(crate) fn release(&self, release: &Release, caller: Caller) -> Result<Released, Refusal> {
+    /// Takes certificates back, as [`Service::answer`] gives them.
+    pub(crate) fn release(&self, release: &Release, caller: Caller, _turn: Turn) -> Result<Released, Refusal> {
         let now = time::now();
         let kind = kind(&release.proof);
-        let _suspect = self.admit(&release.proof, caller, now)?;
-        match self.issuer.release(release, now) {
+        match self.issuer.release(release, caller.0, now) {
             Ok(given_back) => {
+                self.admission.was_good(&release.proof, now);
                 self.metrics.count("release", kind, "released");
                 self.note_ended("released", &given_back, caller.0.to_string(), Some(describe(&release.proof)), now);
                 self.refresh_trust();
@@ -146,9 +174,29 @@ impl Service {
     pub(crate) fn note_unreadable(&self, refusal: &Refusal, caller: Caller) {
         let now = time::now();
         self.metrics.count("unreadable", "none", refusal.code());
-        if !self.failures().is_exceeded_by(rate_limit::source(caller.0), now) {
+        if !self.admission.note_failure(caller.0, now) {
             self.note_refused(None, refusal, caller, now);
         }
+    }
+
+    /// Makes the trust anew where there is none, and brings a store back that failed: a disk that was full may have room again.
+    pub(crate) fn recover(&self) {
+        if self.issuer.has_lost_store() {
+            if !self.issuer.recovers_store() {
+                self.lost_attempts.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+            tracing::warn!("the store works again");
+        }
+        self.lost_attempts.store(0, Ordering::Relaxed);
+        if self.trust.borrow().is_none() {
+            self.refresh_trust();
+        }
+    }
+
+    /// Whether a restart would not help.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.lost_attempts.load(Ordering::Relaxed) < MOST_LOST_ATTEMPTS
     }
 
     /// Blocks what belongs to pods that were deleted.
@@ -236,22 +284,6 @@ impl Service {
         Ok(self.metrics.text(&gauges))
     }
 
-    /// Each proof by token costs a question to the API server. Whoever failed too often may still prove who it is, but only
-    /// a few of those at a time.
-    fn admit(&self, proof: &Proof, caller: Caller, now: UnixTime) -> Result<Option<Suspect<'_>>, Refusal> {
-        let asks = matches!(proof, Proof::Node { .. } | Proof::Provisional { .. } | Proof::Pod { .. })
-            && self.issuer.rules().cluster.is_some();
-        if !asks || !self.failures().is_reached_by(&rate_limit::source(caller.0), now) {
-            return Ok(None);
-        }
-        let suspect = Suspect(&self.suspects);
-        if self.suspects.fetch_add(1, Ordering::Relaxed) < MOST_SUSPECTS {
-            Ok(Some(suspect))
-        } else {
-            Err(Refusal::TooManyFailures)
-        }
-    }
-
     /// Counts a refusal and writes it down, unless its sender fails too often; then that is the answer.
     fn refuse(
         &self,
@@ -262,16 +294,11 @@ impl Service {
         now: UnixTime,
     ) -> Result<(), Refusal> {
         self.metrics.count(call, kind(proof), refusal.code());
-        if refusal.is_failed_proof() && self.failures().is_exceeded_by(rate_limit::source(caller.0), now) {
+        if refusal.is_failed_proof() && self.admission.has_failed(proof, caller.0, now) {
             return Err(Refusal::TooManyFailures);
         }
         self.note_refused(Some(proof), refusal, caller, now);
         Ok(())
-    }
-
-    fn failures(&self) -> MutexGuard<'_, RateLimit<std::net::IpAddr>> {
-        // Counters stay usable whatever panicked beside them.
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note_issued(&self, request: &Request, issued: &Issued, caller: Caller, now: UnixTime) {
@@ -337,15 +364,6 @@ impl Service {
     }
 }
 
-/// A proof under way from a source that failed too often.
-struct Suspect<'a>(&'a AtomicUsize);
-
-impl Drop for Suspect<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Reads policy and CA. The connection to the API server is kept if it is to be the same.
 pub(crate) async fn read_rules(settings: &Settings, present: Option<&Rules>) -> Result<Rules, ServeError> {
     let directory = &settings.directory;
@@ -401,8 +419,7 @@ fn with_causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-const MOST_FAILURES: u32 = 20;
-const FAILURE_WINDOW: i64 = 60;
-const MOST_SUSPECTS: usize = 2;
+/// Five minutes of attempts, one a second.
+const MOST_LOST_ATTEMPTS: u32 = 300;
 /// The rest of the connections is for requests.
 const MOST_WAITING: usize = 3_584;

@@ -335,7 +335,7 @@ impl Serve {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             // They wait for one disk, or for the API server.
-            .max_blocking_threads(32)
+            .max_blocking_threads(48)
             .build()
             .context("cannot start")?;
         runtime.block_on(async {

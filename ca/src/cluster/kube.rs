@@ -12,7 +12,7 @@ use kube::{
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::runtime::Handle;
 
-use super::{Cluster, ClusterError, Metadata, Pod, Review};
+use super::{Cluster, ClusterError, Metadata, Pod, PodId, Review};
 
 /// A client of one API server. Its methods are for threads that may block.
 pub(crate) struct ApiServer {
@@ -37,7 +37,8 @@ impl ApiServer {
             })?,
         };
         config.connect_timeout = Some(CONNECT_WITHIN);
-        config.read_timeout = Some(ANSWER_WITHIN);
+        // Ours is around each question. This one also ends idle connections, at times just as the next question is sent.
+        config.read_timeout = None;
         config.write_timeout = Some(ANSWER_WITHIN);
         let client = Client::try_from(config).map_err(|error| with_causes(&error))?;
         Ok(Self { client, runtime: Handle::current() })
@@ -107,7 +108,7 @@ impl Cluster for ApiServer {
         Ok(spec.all.into_iter().chain(spec.one).collect())
     }
 
-    fn all_uids(&self) -> Result<HashSet<String>, ClusterError> {
+    fn all_pods(&self) -> Result<HashSet<PodId>, ClusterError> {
         #[derive(Deserialize)]
         struct List {
             #[serde(default)]
@@ -125,19 +126,20 @@ impl Cluster for ApiServer {
             metadata: Metadata,
         }
         let what = "LIST pods";
-        let (mut uids, mut next) = (HashSet::new(), String::new());
+        let (mut pods, mut next) = (HashSet::new(), String::new());
         for _ in 0..MOST_PAGES {
             let page = format!("/api/v1/pods?limit=500&continue={}", url_encoded(&next));
             let list: Option<List> = self.ask(what, Ask::metadata(page))?;
             let missing = || ClusterError::Status { status: 404, what, message: "no such path".to_owned() };
             let list = list.ok_or_else(missing)?;
             for Item { metadata } in list.items {
-                uids.extend(metadata.static_uid(None).map(str::to_owned));
-                uids.insert(metadata.uid);
+                let id = |uid: &str| (metadata.namespace.clone(), metadata.name.clone(), uid.to_owned());
+                pods.extend(metadata.static_uid(None).map(id));
+                pods.insert(id(&metadata.uid));
             }
             next = list.metadata.r#continue;
             if next.is_empty() {
-                return Ok(uids);
+                return Ok(pods);
             }
         }
         Err(ClusterError::TooLong(what))

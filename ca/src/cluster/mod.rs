@@ -24,9 +24,12 @@ pub(crate) trait Cluster: Send + Sync {
     fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ClusterError>;
     /// The ranges from which a node gives addresses to pods; empty where these are not known.
     fn node_ranges(&self, name: &str) -> Result<Vec<IpNet>, ClusterError>;
-    /// The UIDs of all pods that exist, those of mirror pods in both forms.
-    fn all_uids(&self) -> Result<HashSet<String>, ClusterError>;
+    /// All pods that exist, those of static pods under both of their UIDs.
+    fn all_pods(&self) -> Result<HashSet<PodId>, ClusterError>;
 }
+
+/// Namespace, name and UID of a pod.
+pub(crate) type PodId = (String, String, String);
 
 /// Why nothing is known. Never a reason to allow.
 #[derive(Debug, thiserror::Error)]
@@ -117,7 +120,11 @@ pub(crate) struct Pod {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Metadata {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
     pub(crate) uid: String,
+    /// There from the time that it was deleted until it is gone.
+    deletion_timestamp: Option<String>,
     pub(crate) labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
     owner_references: Vec<Owner>,
@@ -165,6 +172,11 @@ impl Pod {
     /// Whether all its containers have ended for good.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
+    }
+
+    /// Whether it was deleted, and its node is ending it.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
     }
 
     /// The addresses its node has reported; none before the first report.

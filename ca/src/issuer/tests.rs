@@ -13,6 +13,9 @@ use crate::{
 
 const NOW: UnixTime = 1_800_000_000;
 const NODE_SECRET: &str = "nebula-node-0123456789012345678901234567890123456789";
+/// From where proofs come, and from where else.
+const NODE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+const ELSEWHERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 const DERIVE: &str = r#"{"pods": {"overlay": ["10.42.0.0/16"], "reserved": ["10.42.0.1"]}}"#;
 const POOL: &str =
     r#"{"pods": {"overlay": ["10.42.0.0/29"], "reserved": ["10.42.0.1"], "address": "pool", "life": "1h"}}"#;
@@ -59,12 +62,16 @@ impl Fixture {
 
     fn enrol(&self, secret: &str, key: &PrivateKey, now: UnixTime) -> Result<Issued, Refusal> {
         let proof = Proof::Token { token: secret.to_owned() };
-        self.issuer.issue(&Request { public_key: key.public_pem(), proof }, now)
+        self.issuer.issue(&Request { public_key: key.public_pem(), proof }, NODE, now)
     }
 
     fn pod(&self, pod: Pod, now: UnixTime) -> Result<Certificate, Refusal> {
+        self.pod_at(NODE, pod, now)
+    }
+
+    fn pod_at(&self, node: IpAddr, pod: Pod, now: UnixTime) -> Result<Certificate, Refusal> {
         let proof = Proof::Node { token: NODE_SECRET.to_owned(), pod };
-        let issued = self.issuer.issue(&Request { public_key: key().public_pem(), proof }, now)?;
+        let issued = self.issuer.issue(&Request { public_key: key().public_pem(), proof }, node, now)?;
         Ok(Certificate::from_pem(issued.reply.certificate.as_bytes()).unwrap())
     }
 }
@@ -183,7 +190,7 @@ fn a_refused_request_does_not_use_up_the_token() {
     let wrong_curve = PrivateKey::generate(Curve::P256).unwrap();
     assert_eq!(code(ca.enrol("secret", &wrong_curve, NOW)), "wrong_curve");
     let proof = Proof::Token { token: "secret".into() };
-    assert_eq!(code(ca.issuer.issue(&Request { public_key: "x".into(), proof }, NOW)), "bad_public_key");
+    assert_eq!(code(ca.issuer.issue(&Request { public_key: "x".into(), proof }, NODE, NOW)), "bad_public_key");
     assert_eq!(code(ca.enrol("secret", &key(), NOW)), "issued");
 }
 
@@ -314,6 +321,66 @@ fn a_new_pod_with_a_reused_address_ends_the_certificates_of_the_pod_before_it() 
 }
 
 #[test]
+fn a_node_token_used_elsewhere_takes_no_address_of_a_live_pod() {
+    let ca = Fixture::new(DERIVE);
+    let victim = ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    let thief = |now| code(ca.pod_at(ELSEWHERE, pod("u-2", "web-1", "10.244.0.5"), now));
+    assert_eq!(thief(NOW), "address_conflict");
+    assert!(ca.issuer.trust(NOW).unwrap().body.blocklist.is_empty());
+    assert_eq!(code(ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW)), "issued");
+    // Nor is it enough that one of the two certificates was given back.
+    ca.issuer.store.revoke(&[victim.fingerprint()], NOW).unwrap();
+    assert_eq!(thief(NOW), "address_conflict");
+    assert_eq!(thief(NOW + 86_401), "issued");
+}
+
+#[test]
+fn an_address_whose_certificates_are_all_given_back_is_free_for_a_pod_of_any_node() {
+    let ca = Fixture::new(DERIVE);
+    for _ in 0..2 {
+        ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    }
+    let proof = Proof::Node { token: NODE_SECRET.to_owned(), pod: pod("u-1", "web-0", "10.244.0.5") };
+    assert_eq!(ca.issuer.release(&Release { proof }, NODE, NOW).unwrap().fingerprints.len(), 2);
+    assert_eq!(code(ca.pod_at(ELSEWHERE, pod("u-2", "web-1", "10.244.0.5"), NOW)), "issued");
+}
+
+#[test]
+fn a_release_is_judged_by_what_the_ledger_has_for_the_uid() {
+    let ca = Fixture::new(DERIVE);
+    ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    let release = |node, pod| {
+        let proof = Proof::Node { token: NODE_SECRET.to_owned(), pod };
+        ca.issuer.release(&Release { proof }, node, NOW).map(|given_back| given_back.fingerprints.len())
+    };
+    assert_eq!(code(release(NODE, pod("u-1", "mine", "10.244.0.6"))), "pod_uid_conflict");
+    assert_eq!(code(release(ELSEWHERE, pod("u-1", "web-0", "10.244.0.5"))), "pod_on_other_node");
+    assert!(ca.issuer.trust(NOW).unwrap().body.blocklist.is_empty());
+    assert_eq!(release(ELSEWHERE, pod("u-9", "mine", "10.244.0.6")).unwrap(), 0, "of an unknown pod there is nothing");
+    assert_eq!(release(NODE, pod("u-1", "web-0", "10.244.0.5")).unwrap(), 1);
+}
+
+#[test]
+fn whoever_names_the_uid_of_another_pod_uses_up_nothing_of_it() {
+    let ca = Fixture::new(DERIVE);
+    ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    for _ in 0..40 {
+        assert_eq!(code(ca.pod_at(ELSEWHERE, pod("u-1", "mine", "10.244.0.6"), NOW)), "pod_uid_conflict");
+    }
+    assert_eq!(code(ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW)), "issued");
+}
+
+#[test]
+fn a_node_is_known_by_the_address_of_its_last_proof() {
+    let ca = Fixture::new(DERIVE);
+    ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    // The node got another address; its pods renew from there.
+    ca.pod_at(ELSEWHERE, pod("u-1", "web-0", "10.244.0.5"), NOW + 1).unwrap();
+    assert_eq!(code(ca.pod(pod("u-2", "web-1", "10.244.0.5"), NOW + 2)), "address_conflict");
+    assert_eq!(code(ca.pod_at(ELSEWHERE, pod("u-2", "web-1", "10.244.0.5"), NOW + 2)), "issued");
+}
+
+#[test]
 fn two_pod_addresses_with_one_overlay_address_are_refused() {
     let ca = Fixture::new(DERIVE);
     ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
@@ -334,7 +401,7 @@ fn pods_and_hosts_do_not_take_each_others_addresses() {
 fn the_node_proof_needs_its_token_and_a_pods_policy() {
     let with = |fixture: &Fixture, token: &str| {
         let proof = Proof::Node { token: token.into(), pod: pod("u-1", "web-0", "10.244.0.5") };
-        code(fixture.issuer.issue(&Request { public_key: key().public_pem(), proof }, NOW))
+        code(fixture.issuer.issue(&Request { public_key: key().public_pem(), proof }, NODE, NOW))
     };
     let ca = Fixture::new(DERIVE);
     assert_eq!(with(&ca, "wrong"), "bad_node_token");
@@ -342,7 +409,7 @@ fn the_node_proof_needs_its_token_and_a_pods_policy() {
     assert_eq!(with(&Fixture::new("{}"), NODE_SECRET), "node_proof_disabled");
     // Whoever has no token does not learn what the pod description lacks.
     let proof = Proof::Node { token: "wrong".into(), pod: pod("", "", "0.0.0.0") };
-    assert_eq!(code(ca.issuer.issue(&Request { public_key: "x".into(), proof }, NOW)), "bad_node_token");
+    assert_eq!(code(ca.issuer.issue(&Request { public_key: "x".into(), proof }, NODE, NOW)), "bad_node_token");
 }
 
 #[test]

@@ -15,6 +15,8 @@ fn pod() -> PodFacts {
         name: "web-0".into(),
         uid: "u-1".into(),
         address: "10.244.0.5".parse().unwrap(),
+        node: None,
+        is_vouched_by_node: false,
         confirmed: None,
     }
 }

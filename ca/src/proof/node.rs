@@ -35,7 +35,8 @@ pub(crate) fn vouch(
             false => Refusal::PodOnOtherNode { pod, node },
         });
     }
-    PodFacts::checked(pod, found, cluster, settings)
+    let facts = PodFacts::checked(pod, found, cluster, settings)?;
+    Ok(PodFacts { is_vouched_by_node: true, ..facts })
 }
 
 /// The node whose agent presents its token.

@@ -9,7 +9,10 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{
     address::{self, AddressMode, Holder, Subject},
     proof::token::TokenHash,
-    store::{AllotError, Issue, IssuedRecord, PodRecord, Pool, RecordError, Store, StoreError, TokenRecord, TokenUse},
+    store::{
+        AllotError, Displaced, Issue, IssuedRecord, PodRecord, Pool, RecordError, Store, StoreError, TokenRecord,
+        TokenUse,
+    },
 };
 
 /// Where rows are kept.
@@ -80,6 +83,10 @@ impl<D: Database> Store for Ledger<D> {
         D::IS_SHARED
     }
 
+    fn check(&self) -> Result<(), StoreError> {
+        self.0.write(|rows| put(rows, META, b"format", &FORMAT))
+    }
+
     fn add_token(&self, hash: &TokenHash, token: &TokenRecord) -> Result<(), StoreError> {
         self.0.write(|rows| put(rows, TOKENS, hash.as_bytes(), token))
     }
@@ -122,7 +129,7 @@ impl<D: Database> Store for Ledger<D> {
         })
     }
 
-    fn record(&self, issue: &Issue<'_>, now: UnixTime) -> Result<(), RecordError> {
+    fn record(&self, issue: &Issue<'_>, now: UnixTime) -> Result<Vec<Displaced>, RecordError> {
         let certificate = issue.certificate;
         let fingerprint = certificate.fingerprint();
         self.0.write(|rows| {
@@ -135,9 +142,16 @@ impl<D: Database> Store for Ledger<D> {
                 token.used = Some(TokenUse { at: now, key: key.to_owned(), certificate: fingerprint.to_string() });
                 put(rows, TOKENS, hash.as_bytes(), &token)?;
             }
+            let claim = Claim {
+                subject: issue.subject,
+                mode: issue.mode,
+                gone: issue.gone,
+                until: certificate.not_after(),
+                new: Some(fingerprint),
+            };
+            let mut displaced = Vec::new();
             for network in certificate.networks() {
-                let (until, new) = (certificate.not_after(), Some(fingerprint));
-                hold(rows, network.addr(), issue.subject, issue.mode, until, new, now)?;
+                displaced.extend(hold(rows, network.addr(), &claim, now)?);
             }
             if let Subject::Pod { namespace, name, uid, .. } = issue.subject {
                 let record = PodRecord {
@@ -159,7 +173,8 @@ impl<D: Database> Store for Ledger<D> {
                 revoked: None,
                 provisional: issue.provisional,
             };
-            Ok(put(rows, ISSUED, &fingerprint.0, &record)?)
+            put(rows, ISSUED, &fingerprint.0, &record)?;
+            Ok(displaced)
         })
     }
 
@@ -220,9 +235,7 @@ fn allot_one(
         let keys: Vec<Vec<u8>> = some.iter().map(|network| address_key(network.addr())).collect();
         for ((network, key), row) in some.iter().zip(&keys).zip(rows.get(ADDRESSES, &keys)?) {
             let holder: Option<Holder> = row.map(|row| parse(ADDRESSES, key, &row)).transpose()?;
-            if holder.is_none_or(|holder| holder.yields_to(pod, AddressMode::Pool, now))
-                && is_held_now(rows, network, pod, until, now)?
-            {
+            if holder.is_none_or(|holder| holder.yields_to(pod, now)) && is_held_now(rows, network, pod, until, now)? {
                 put(rows, META, cursor.as_bytes(), &network.addr())?;
                 return Ok(*network);
             }
@@ -238,30 +251,42 @@ fn is_held_now(
     until: UnixTime,
     now: UnixTime,
 ) -> Result<bool, StoreError> {
-    match hold(rows, network.addr(), pod, AddressMode::Pool, until, None, now) {
-        Ok(()) => Ok(true),
+    match hold(rows, network.addr(), &Claim { subject: pod, mode: AddressMode::Pool, gone: &[], until, new: None }, now)
+    {
+        Ok(_) => Ok(true),
         Err(RecordError::Store(error)) => Err(error),
         Err(_) => Ok(false),
     }
 }
 
-/// Makes `subject` the holder of `address` until `until` at least, by the certificate `new` if it has one already, if the present
-/// holder yields. What that one has for the address is blocked: no two may speak from it.
+/// Who wants to hold an address, and why the present holder may have to go.
+struct Claim<'a> {
+    subject: &'a Subject,
+    mode: AddressMode,
+    /// As [`Issue::gone`].
+    gone: &'a [String],
+    until: UnixTime,
+    /// The certificate with the address, if there is one already.
+    new: Option<Fingerprint>,
+}
+
+/// Makes the claimant the holder of `address`, if the present holder yields or has left it. What that one has for the
+/// address is blocked: no two may speak from it.
 fn hold(
     rows: &mut dyn Rows,
     address: IpAddr,
-    subject: &Subject,
-    mode: AddressMode,
-    until: UnixTime,
-    new: Option<Fingerprint>,
+    claim: &Claim<'_>,
     now: UnixTime,
-) -> Result<(), RecordError> {
+) -> Result<Option<Displaced>, RecordError> {
+    let Claim { subject, mode, until, new, .. } = *claim;
     let key = address_key(address);
     let mut certificates: Vec<_> = new.iter().map(|fingerprint| (fingerprint.to_string(), until)).collect();
-    let mut until = until;
+    let (mut until, mut displaced) = (until, None);
     if let Some(holder) = get_in::<Holder>(rows, ADDRESSES, &key)? {
-        if !holder.yields_to(subject, mode, now) {
-            return Err(RecordError::AddressHeld { address, holder: holder.subject });
+        let has_left = subject.has_address_of(&holder.subject, mode) && is_one_of(&holder.subject, claim.gone);
+        if !holder.yields_to(subject, now) && !has_left {
+            let is_silent = is_silent(rows, &holder, now)?;
+            return Err(RecordError::AddressHeld { address, holder: holder.subject, is_silent });
         }
         // A longer-lived certificate for the address is still out there.
         until = until.max(holder.until);
@@ -270,12 +295,27 @@ fn hold(
         if is_same {
             certificates.extend(valid);
         } else {
-            for fingerprint in valid.filter_map(|(fingerprint, _)| fingerprint.parse().ok()) {
-                block(rows, &fingerprint, now)?;
+            let ended: Vec<Fingerprint> = valid.filter_map(|(fingerprint, _)| fingerprint.parse().ok()).collect();
+            for fingerprint in &ended {
+                block(rows, fingerprint, now)?;
             }
+            displaced = Some(Displaced { subject: holder.subject, certificates: ended });
         }
     }
-    Ok(put(rows, ADDRESSES, &key, &Holder { subject: subject.clone(), until, certificates })?)
+    put(rows, ADDRESSES, &key, &Holder { subject: subject.clone(), until, certificates })?;
+    Ok(displaced)
+}
+
+fn is_one_of(subject: &Subject, uids: &[String]) -> bool {
+    matches!(subject, Subject::Pod { uid, .. } if uids.contains(uid))
+}
+
+/// Whether the holder had certificates, and those that did not expire are blocked.
+fn is_silent(rows: &mut dyn Rows, holder: &Holder, now: UnixTime) -> Result<bool, StoreError> {
+    let valid = holder.certificates.iter().filter(|(_, until)| *until >= now);
+    let valid = valid.filter_map(|(fingerprint, _)| fingerprint.parse::<Fingerprint>().ok());
+    let keys: Vec<Vec<u8>> = valid.map(|fingerprint| fingerprint.0.to_vec()).collect();
+    Ok(!holder.certificates.is_empty() && rows.get(REVOKED, &keys)?.iter().all(Option::is_some))
 }
 
 fn block(rows: &mut dyn Rows, fingerprint: &Fingerprint, now: UnixTime) -> Result<(), StoreError> {

@@ -52,6 +52,8 @@ fn open_database(_database: &str) -> Result<Box<dyn Store>, StoreError> {
 pub(crate) trait Store: Send + Sync {
     /// Whether other services write to it too.
     fn is_shared(&self) -> bool;
+    /// Writes something, to see whether that works.
+    fn check(&self) -> Result<(), StoreError>;
     /// Adds a token; its hash is new by construction.
     fn add_token(&self, hash: &TokenHash, token: &TokenRecord) -> Result<(), StoreError>;
     /// The token of that hash.
@@ -67,7 +69,8 @@ pub(crate) trait Store: Send + Sync {
     /// Allots one address of each pool to a pod until `until`, or extends what it has.
     fn allot(&self, pod: &Subject, pool: &Pool<'_>, until: UnixTime, now: UnixTime) -> Result<Vec<IpNet>, AllotError>;
     /// Records an issued certificate; a certificate may be handed out only after this returned `Ok`.
-    fn record(&self, issue: &Issue<'_>, now: UnixTime) -> Result<(), RecordError>;
+    /// Answers with the holders that lost an address by it.
+    fn record(&self, issue: &Issue<'_>, now: UnixTime) -> Result<Vec<Displaced>, RecordError>;
     /// The certificate of that fingerprint.
     fn issued(&self, fingerprint: &Fingerprint) -> Result<Option<IssuedRecord>, StoreError>;
     /// All certificates until they are pruned.
@@ -160,8 +163,17 @@ pub(crate) struct Issue<'a> {
     /// The token that paid for it, and the hex SHA-256 of the key it is bound to from here on.
     pub(crate) token: Option<(&'a TokenHash, &'a str)>,
     pub(crate) mode: AddressMode,
+    /// UIDs of pods that were shown to have left an address of the certificate.
+    pub(crate) gone: &'a [String],
     /// As [`IssuedRecord::provisional`].
     pub(crate) provisional: bool,
+}
+
+/// A holder that another one follows at its address, and what it had for the address: blocked now.
+#[derive(Debug)]
+pub(crate) struct Displaced {
+    pub(crate) subject: Subject,
+    pub(crate) certificates: Vec<Fingerprint>,
 }
 
 /// Why a certificate was not recorded.
@@ -172,7 +184,12 @@ pub(crate) enum RecordError {
     #[error("the token is gone")]
     TokenGone,
     #[error("{address} belongs to {holder}")]
-    AddressHeld { address: IpAddr, holder: Subject },
+    AddressHeld {
+        address: IpAddr,
+        holder: Subject,
+        /// Whether all that the holder has for it was blocked: nobody speaks from it now.
+        is_silent: bool,
+    },
     #[error(transparent)]
     Store(#[from] StoreError),
 }

@@ -2,8 +2,13 @@
 
 use std::{
     fs::{File, OpenOptions},
+    io,
     os::unix::fs::OpenOptionsExt,
-    path::Path,
+    path::{Path, PathBuf},
+    sync::{
+        PoisonError, RwLock, RwLockReadGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use ::redb::{
@@ -21,8 +26,14 @@ use crate::{
 /// The embedded store.
 pub(crate) type RedbStore = Ledger<RedbFile>;
 
-/// A file of rows.
-pub(crate) struct RedbFile(RedbDatabase);
+/// A file of rows. After an error of the disk redb refuses all that comes after: then the file is opened anew, which undoes
+/// what was not written completely.
+pub(crate) struct RedbFile {
+    path: PathBuf,
+    /// None where it could not be opened again.
+    database: RwLock<Option<RedbDatabase>>,
+    has_failed: AtomicBool,
+}
 
 impl RedbStore {
     /// Opens the file, or makes it, readable by its owner only.
@@ -30,17 +41,55 @@ impl RedbStore {
         let file: File =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
         hand_over(&file, path)?;
-        let database = RedbDatabase::builder().create_file(file).map_err(|error| match error {
-            DatabaseError::DatabaseAlreadyOpen => StoreError::InUse,
-            other => failed(other),
-        })?;
+        let database = open_database(file)?;
         let transaction = database.begin_write().map_err(failed)?;
         // Every table exists from here on, so that reading needs no special case.
         for table in TABLES {
             transaction.open_table(definition(table)).map_err(failed)?;
         }
         transaction.commit().map_err(failed)?;
-        Self::open(RedbFile(database))
+        let (path, database) = (path.to_owned(), RwLock::new(Some(database)));
+        Self::open(RedbFile { path, database, has_failed: AtomicBool::new(false) })
+    }
+}
+
+impl RedbFile {
+    /// The database, opened anew if it failed before.
+    fn database(&self) -> Result<RwLockReadGuard<'_, Option<RedbDatabase>>, StoreError> {
+        if self.has_failed.load(Ordering::Acquire) {
+            let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
+            // Whoever came first may have done it.
+            if self.has_failed.load(Ordering::Acquire) {
+                // Closed first: one process has it open once.
+                *database = None;
+                let file = OpenOptions::new().read(true).write(true).open(&self.path)?;
+                // redb would make an empty ledger of an empty file, in which nothing is blocked.
+                if file.metadata()?.len() == 0 {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, "it is empty").into());
+                }
+                *database = Some(open_database(file)?);
+                self.has_failed.store(false, Ordering::Release);
+                tracing::warn!(path = %self.path.display(), "the store was opened anew after an error");
+            }
+        }
+        Ok(self.database.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn has<T>(&self, outcome: Result<T, StoreError>) -> Result<T, StoreError> {
+        outcome.inspect_err(|_| self.has_failed.store(true, Ordering::Release))
+    }
+
+    fn begin(&self, database: &Option<RedbDatabase>) -> Result<WriteTransaction, StoreError> {
+        self.has(database.as_ref().ok_or_else(closed)?.begin_write().map_err(failed))
+    }
+
+    /// Reads; once more if that showed that the file must be opened anew.
+    fn read<T>(&self, step: impl Fn(&RedbDatabase) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let attempt = || {
+            let database = self.database()?;
+            self.has(step(database.as_ref().ok_or_else(closed)?))
+        };
+        attempt().or_else(|_| attempt())
     }
 }
 
@@ -48,26 +97,39 @@ impl Database for RedbFile {
     const IS_SHARED: bool = false;
 
     fn write<T, E: From<StoreError>>(&self, step: impl FnOnce(&mut dyn Rows) -> Result<T, E>) -> Result<T, E> {
-        let mut transaction = self.0.begin_write().map_err(failed)?;
+        let mut database = self.database()?;
+        let mut transaction = match self.begin(&database) {
+            Ok(transaction) => transaction,
+            // A step before failed inside, which shows only now.
+            Err(_) => {
+                drop(database);
+                database = self.database()?;
+                self.begin(&database)?
+            }
+        };
         // Dropping the transaction on an error undoes it.
         let value = step(&mut transaction)?;
-        transaction.commit().map_err(failed)?;
+        self.has(transaction.commit().map_err(failed))?;
         Ok(value)
     }
 
     fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
-        let rows = self.0.begin_read().map_err(failed)?.open_table(definition(table)).map_err(failed)?;
-        Ok(rows.get(key).map_err(failed)?.map(|row| row.value().to_vec()))
+        self.read(|database| {
+            let rows = database.begin_read().map_err(failed)?.open_table(definition(table)).map_err(failed)?;
+            Ok(rows.get(key).map_err(failed)?.map(|row| row.value().to_vec()))
+        })
     }
 
     fn all(&self, table: Table) -> Result<Vec<Row>, StoreError> {
-        let rows = self.0.begin_read().map_err(failed)?.open_table(definition(table)).map_err(failed)?;
-        let mut all = Vec::new();
-        for row in rows.iter().map_err(failed)? {
-            let (key, value) = row.map_err(failed)?;
-            all.push((key.value().to_vec(), value.value().to_vec()));
-        }
-        Ok(all)
+        self.read(|database| {
+            let rows = database.begin_read().map_err(failed)?.open_table(definition(table)).map_err(failed)?;
+            let mut all = Vec::new();
+            for row in rows.iter().map_err(failed)? {
+                let (key, value) = row.map_err(failed)?;
+                all.push((key.value().to_vec(), value.value().to_vec()));
+            }
+            Ok(all)
+        })
     }
 }
 
@@ -93,6 +155,18 @@ impl Rows for WriteTransaction {
         let mut rows = self.open_table(definition(table)).map_err(failed)?;
         rows.retain(|_, row| !is_over(row)).map_err(failed)
     }
+}
+
+fn open_database(file: File) -> Result<RedbDatabase, StoreError> {
+    RedbDatabase::builder().create_file(file).map_err(|error| match error {
+        DatabaseError::DatabaseAlreadyOpen => StoreError::InUse,
+        other => failed(other),
+    })
+}
+
+/// Another one could not open it again, and left nothing.
+fn closed() -> StoreError {
+    StoreError::File(io::Error::other("it is closed after an error"))
 }
 
 fn definition(table: Table) -> TableDefinition<'static, &'static [u8], &'static [u8]> {

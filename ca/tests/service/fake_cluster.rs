@@ -27,6 +27,8 @@ pub(crate) const RELEASES: [&str; 2] = ["1.36.2", "1.20.2"];
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mood {
     Well,
+    /// As well, after a fifth of a second.
+    Slow,
     /// 500 to everything.
     Failing,
     /// 403 to everything: the CA's own account may not ask.
@@ -204,6 +206,10 @@ fn serve(stream: StreamOwned<ServerConnection, TcpStream>, state: &Mutex<State>)
         let failure = json!({"kind": "Status", "status": "Failure", "message": "secret detail of the server"});
         let (status, body) = match mood {
             Mood::Well => answer(state, &method, &path, &body),
+            Mood::Slow => {
+                thread::sleep(Duration::from_millis(200));
+                answer(state, &method, &path, &body)
+            }
             Mood::Failing => (500, failure.to_string()),
             Mood::Forbidding => (403, failure.to_string()),
             Mood::Garbled => (200, "<html>".to_owned()),

@@ -1,6 +1,11 @@
 //! Proofs that an API server confirms, beside servers that say the node of a token and servers that do not.
 
-use std::{fs, net::IpAddr};
+use std::{
+    fs,
+    net::IpAddr,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
 
 use nebula_cert::{
     PrivateKey,
@@ -284,20 +289,98 @@ fn a_node_gives_back_its_own_pods_and_gone_ones_but_not_those_of_others() {
     assert_eq!(service.caller.release(proof()).unwrap().len(), 0, "given back twice is given back");
 }
 
+/// web-1, live on node `other` at 10.244.0.5, and web-2 of our node, which has reported no address yet.
+fn beside_a_pod_of_another_node(release: &str) -> (Confirmed, Service, String) {
+    let confirmed = Confirmed::new(release);
+    confirmed.cluster.add_pod("web-2", "u-2", |_| {});
+    let service = confirmed.ca.serve();
+    // Its own node got this certificate; where the agent of that one sits does not matter to the ledger.
+    let victim = verified(&service.caller.pod(&confirmed.cluster.agent_token(), web(), &key()).unwrap());
+    confirmed.cluster.add_pod("web-1", UID, |pod| {
+        pod["spec"]["nodeName"] = "other".into();
+        pod["status"]["podIPs"] = json!([{"ip": "10.244.0.5"}]);
+    });
+    (confirmed, service, victim.fingerprint().to_string())
+}
+
+fn web_2() -> Pod {
+    Pod { name: "web-2".into(), uid: "u-2".into(), ..web() }
+}
+
+#[test]
+fn an_agent_that_names_its_own_pod_and_the_uid_of_another_one_gives_nothing_back() {
+    for release in RELEASES {
+        let (confirmed, service, victim) = beside_a_pod_of_another_node(release);
+        let token = || confirmed.cluster.agent_token();
+        for pod in [Pod { uid: UID.into(), ..web_2() }, Pod { name: "none".into(), ..web() }] {
+            for proof in [
+                Proof::Node { token: token(), pod: pod.clone() },
+                Proof::Provisional { token: token(), pod: pod.clone() },
+            ] {
+                assert_eq!(service.caller.release(proof), Err((409, "pod_uid_conflict".to_owned())), "{release}");
+            }
+        }
+        assert!(!service.caller.get("/v1/trust", "").2.contains(&victim), "{release}");
+    }
+}
+
+#[test]
+fn an_address_not_yet_reported_is_not_taken_from_a_live_pod_of_another_node() {
+    for release in RELEASES {
+        let (confirmed, service, victim) = beside_a_pod_of_another_node(release);
+        assert_eq!(confirmed.ask(&service, web_2()), refused(409, "address_conflict"), "{release}");
+        assert!(!service.caller.get("/v1/trust", "").2.contains(&victim), "{release}");
+        // Also while the other node has not reported the address of its pod.
+        confirmed.cluster.add_pod("web-1", UID, |pod| pod["spec"]["nodeName"] = "other".into());
+        assert_eq!(confirmed.ask(&service, web_2()), refused(409, "address_conflict"), "{release}");
+        // And nobody knows.
+        confirmed.cluster.be(Mood::Failing);
+        assert_eq!(confirmed.ask(&service, web_2()), refused(503, "kubernetes_unavailable"), "{release}");
+    }
+}
+
+#[test]
+fn a_pod_that_is_gone_over_or_moved_makes_room_and_is_blocked_at_once() {
+    type Change = fn(&FakeCluster);
+    let cases: [(&str, Change); 6] = [
+        ("deleted", |cluster| cluster.delete_pod("web-1")),
+        ("made anew", |cluster| cluster.add_pod("web-1", "u-9", |_| {})),
+        ("over", |cluster| cluster.change_pod("web-1", |pod| pod["status"]["phase"] = "Succeeded".into())),
+        ("moved", |cluster| {
+            cluster.change_pod("web-1", |pod| pod["status"]["podIPs"] = json!([{"ip": "10.244.0.9"}]));
+        }),
+        ("of our node, without an address", |cluster| cluster.add_pod("web-1", UID, |_| {})),
+        ("of our node, ending", |cluster| {
+            cluster.change_pod("web-1", |pod| {
+                pod["spec"]["nodeName"] = "test-node".into();
+                pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+            });
+        }),
+    ];
+    for (case, change) in cases {
+        let (confirmed, service, victim) = beside_a_pod_of_another_node(RELEASES[0]);
+        change(&confirmed.cluster);
+        assert!(confirmed.ask(&service, web_2()).is_ok(), "{case}");
+        assert!(service.caller.get("/v1/trust", "").2.contains(&victim), "{case}: not in the trust at once");
+        let audit = confirmed.ca.text("audit.log");
+        assert!(audit.lines().any(|line| line.contains("address_reused") && line.contains(&victim)), "{case}: {audit}");
+    }
+}
+
 #[test]
 fn whoever_fails_too_often_costs_the_api_server_little() {
     let confirmed = Confirmed::new("1.36.2");
     let service = confirmed.ca.serve();
-    for _ in 0..25 {
-        by_pod(&service, "junk", "10.244.0.5").unwrap_err();
+    for number in 0..25 {
+        by_pod(&service, &format!("junk-{number}"), "10.244.0.5").unwrap_err();
     }
     confirmed.cluster.be(Mood::Silent);
     let before = confirmed.cluster.asked();
     let askers: Vec<_> = (0..12)
-        .map(|_| {
+        .map(|number| {
             let caller = service.caller.clone();
             std::thread::spawn(move || {
-                let proof = Proof::Pod { token: "junk".into(), address: "10.244.0.5".parse().unwrap() };
+                let proof = Proof::Pod { token: format!("more junk {number}"), address: "10.244.0.5".parse().unwrap() };
                 caller.request(&Request { public_key: key().public_pem(), proof }).unwrap_err().1
             })
         })
@@ -307,6 +390,60 @@ fn whoever_fails_too_often_costs_the_api_server_little() {
     assert_eq!(confirmed.cluster.asked() - before, 2);
     confirmed.cluster.be(Mood::Well);
     assert!(confirmed.ask(&service, web()).is_ok(), "a good proof from there is still heard");
+}
+
+#[test]
+fn twelve_connections_of_bogus_proofs_do_not_lock_out_the_node_behind_whose_address_they_are() {
+    let confirmed = Confirmed::new("1.36.2");
+    let service = confirmed.ca.serve();
+    let uid = |number: u16| format!("b1b1b1b1-0000-4000-8000-{number:012}");
+    for number in 0..44 {
+        confirmed.cluster.add_pod(&format!("db-{number}"), &uid(number), |_| {});
+    }
+    confirmed.cluster.be(Mood::Slow);
+    let (stop, refused) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let waits = std::thread::scope(|scope| {
+        for attacker in 0..12 {
+            let (caller, stop, refused) = (service.caller.clone(), &stop, &refused);
+            scope.spawn(move || {
+                for number in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let (token, address) = (format!("bogus {attacker} {number}"), "10.244.0.5".parse().unwrap());
+                    let proof = Proof::Pod { token, address };
+                    let answer = caller.request(&Request { public_key: key().public_pem(), proof });
+                    if answer.is_err_and(|(_, code)| code == "too_many_failures") {
+                        refused.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while refused.load(Ordering::Relaxed) < 24 {
+            assert!(Instant::now() < deadline, "the failures are not limited");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // Nobody knows the agent's proof yet: the first one waits for its turn, the others for nobody.
+        let waits: Vec<_> = (0..44)
+            .map(|number| {
+                let pod = Pod { name: format!("db-{number}"), uid: uid(number), ..web() };
+                let pod = Pod { address: [10, 244, 1, u8::try_from(number + 1).unwrap()].into(), ..pod };
+                let start = Instant::now();
+                let outcome = service.caller.pod(&confirmed.cluster.agent_token(), pod, &key());
+                (outcome.map(|_| ()).map_err(|(_, code)| code), start.elapsed())
+            })
+            .collect();
+        stop.store(true, Ordering::Relaxed);
+        waits
+    });
+    let log = service.stop();
+    let failures: Vec<&str> = log.lines().filter(|line| line.contains("ERROR")).collect();
+    let served = waits.iter().filter(|(outcome, _)| outcome.is_ok()).count();
+    let longest = waits.iter().map(|(_, wait)| *wait).max().unwrap();
+    println!("{served} of 44 served, the longest wait {longest:?}, {refused:?} of the others refused");
+    assert_eq!(served, 44, "{waits:?} {failures:?}");
+    assert!(longest < Duration::from_secs(10), "{longest:?}");
 }
 
 #[test]

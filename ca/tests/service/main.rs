@@ -6,8 +6,10 @@
 mod bad_input;
 mod commands;
 mod crash;
+mod exhaustion;
 #[cfg(feature = "kubernetes")]
 mod fake_cluster;
+mod full_disk;
 mod hardware_key;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;

@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, mpsc},
     thread,
     time::Duration,
 };
@@ -37,7 +37,6 @@ impl Ca {
     }
 
     /// A place for a directory, with nothing there yet.
-    #[cfg(feature = "postgres")]
     pub(crate) fn empty() -> Self {
         Self { directory: tempfile::tempdir().unwrap() }
     }
@@ -109,7 +108,6 @@ impl Ca {
     }
 
     /// As the last argument of another program.
-    #[cfg(feature = "postgres")]
     pub(crate) fn serve_under(&self, before: &[&str]) -> Service {
         self.spawn(&[], before, &[])
     }
@@ -144,7 +142,13 @@ impl Ca {
             }
             log.push(line);
         };
-        Service { child, address, status, caller: Caller::new(address, &self.text("tls.crt")), lines }
+        Service {
+            child,
+            address,
+            status,
+            caller: Caller::new(address, &self.text("tls.crt")),
+            lines: Mutex::new(lines),
+        }
     }
 }
 
@@ -155,7 +159,7 @@ pub(crate) struct Service {
     /// Where it shows its state.
     pub(crate) status: Option<String>,
     pub(crate) caller: Caller,
-    lines: mpsc::Receiver<String>,
+    lines: Mutex<mpsc::Receiver<String>>,
 }
 
 impl Service {
@@ -174,7 +178,7 @@ impl Service {
         let killed = Command::new("kill").arg(self.pid().to_string()).status().unwrap();
         assert!(killed.success());
         assert!(self.child.wait().unwrap().success());
-        self.lines.iter().collect::<Vec<_>>().join("\n")
+        self.lines.lock().unwrap().iter().collect::<Vec<_>>().join("\n")
     }
 }
 

@@ -1,0 +1,226 @@
+//! In which order proofs are checked that cost a question to the API server (rate limiting, fair queueing).
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use nebula_cert::{UnixTime, issuance::Proof};
+use sha2::{Digest, Sha256};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::{
+    rate_limit::{self, RateLimit},
+    refusal::Refusal,
+};
+
+/// Who waits for whom. A proof that was good lately waits for nobody. A proof that keeps failing is refused without being
+/// asked about. The others of a source that failed too often wait for their turn behind each other, and all that are not known
+/// to be good leave room for those that are.
+///
+/// A source is an address, which a node and all its pods may share: no limit of a source may stand in the way of a good proof.
+pub(crate) struct Admission {
+    known: Mutex<Known>,
+    /// Room for proofs under way that are not known to be good.
+    unproven: Arc<Semaphore>,
+}
+
+struct Known {
+    /// When a proof was good last.
+    good: HashMap<ProofId, UnixTime>,
+    failing: RateLimit<ProofId>,
+    failures: RateLimit<IpAddr>,
+    /// Of sources that failed too often, as long as anybody uses them.
+    queues: HashMap<IpAddr, Arc<Semaphore>>,
+}
+
+/// SHA-256 of the secret of a proof.
+type ProofId = [u8; 32];
+
+/// Where a proof stands.
+enum Place {
+    /// It was good lately, and does not wait.
+    Proven,
+    /// With all others of which nothing is known.
+    Unproven,
+    /// Behind the others of a source that failed too often.
+    Queue(Arc<Semaphore>),
+}
+
+/// Leave to have a proof checked, until dropped.
+#[derive(Default)]
+pub(crate) struct Turn {
+    _of_source: Option<OwnedSemaphorePermit>,
+    _of_all: Option<OwnedSemaphorePermit>,
+}
+
+impl Admission {
+    pub(crate) fn new() -> Self {
+        let known = Known {
+            good: HashMap::new(),
+            failing: RateLimit::new(MOST_FAILURES_OF_A_PROOF, FAILURE_WINDOW),
+            failures: RateLimit::new(MOST_FAILURES, FAILURE_WINDOW),
+            queues: HashMap::new(),
+        };
+        Self { known: Mutex::new(known), unproven: Arc::new(Semaphore::new(MOST_UNPROVEN)) }
+    }
+
+    /// Waits for the turn of a proof whose check costs a question to the API server.
+    pub(crate) async fn turn(&self, proof: &Proof, source: IpAddr, now: UnixTime) -> Result<Turn, Refusal> {
+        let Some(id) = id_of(proof) else { return Ok(Turn::default()) };
+        let queue = match self.place(&id, source, now)? {
+            Place::Proven => return Ok(Turn::default()),
+            Place::Unproven => None,
+            Place::Queue(queue) => Some(queue),
+        };
+        let turn = async {
+            let of_source = match queue {
+                Some(queue) => queue.acquire_owned().await.ok(),
+                None => None,
+            };
+            let of_all = Arc::clone(&self.unproven).acquire_owned().await.ok();
+            Turn { _of_source: of_source, _of_all: of_all }
+        };
+        let turn = tokio::time::timeout(TURN_WITHIN, turn).await.map_err(|_| Refusal::TooManyFailures)?;
+        // It may have failed as often meanwhile.
+        self.place(&id, source, now).map(|_| turn)
+    }
+
+    fn place(&self, id: &ProofId, source: IpAddr, now: UnixTime) -> Result<Place, Refusal> {
+        let mut known = self.known();
+        if known.good.get(id).is_some_and(|last| (*last..last.saturating_add(GOOD_FOR)).contains(&now)) {
+            return Ok(Place::Proven);
+        }
+        let source = rate_limit::source(source);
+        if known.failing.is_reached_by(id, now) {
+            // Sent again all the same: that counts too.
+            known.failures.is_exceeded_by(source, now);
+            return Err(Refusal::TooManyFailures);
+        }
+        if !known.failures.is_reached_by(&source, now) {
+            return Ok(Place::Unproven);
+        }
+        if known.queues.len() >= MOST_QUEUES {
+            known.queues.retain(|_, queue| Arc::strong_count(queue) > 1);
+        }
+        let queue = known.queues.entry(source).or_insert_with(|| Arc::new(Semaphore::new(MOST_OF_A_FAILING_SOURCE)));
+        Ok(Place::Queue(Arc::clone(queue)))
+    }
+
+    /// Notes that a proof was good.
+    pub(crate) fn was_good(&self, proof: &Proof, now: UnixTime) {
+        let Some(id) = id_of(proof) else { return };
+        let mut known = self.known();
+        if known.good.len() >= MOST_GOOD && !known.good.contains_key(&id) {
+            known.good.retain(|_, last| (*last..last.saturating_add(GOOD_FOR)).contains(&now));
+            let oldest = known.good.iter().min_by_key(|(_, last)| **last).map(|(id, _)| *id);
+            if let Some(oldest) = oldest.filter(|_| known.good.len() >= MOST_GOOD) {
+                known.good.remove(&oldest);
+            }
+        }
+        known.good.insert(id, now);
+    }
+
+    /// Notes that a proof failed; says whether its source fails too often.
+    pub(crate) fn has_failed(&self, proof: &Proof, source: IpAddr, now: UnixTime) -> bool {
+        if let Some(id) = id_of(proof) {
+            let mut known = self.known();
+            known.good.remove(&id);
+            known.failing.is_exceeded_by(id, now);
+        }
+        self.note_failure(source, now)
+    }
+
+    /// Notes a failure of any kind; says whether the source fails too often.
+    pub(crate) fn note_failure(&self, source: IpAddr, now: UnixTime) -> bool {
+        self.known().failures.is_exceeded_by(rate_limit::source(source), now)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // Counters stay usable whatever panicked beside them.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// None for proofs that are checked here, which costs next to nothing.
+fn id_of(proof: &Proof) -> Option<ProofId> {
+    match proof {
+        Proof::Node { token, .. } | Proof::Provisional { token, .. } | Proof::Pod { token, .. } => {
+            Some(Sha256::digest(token.trim()).into())
+        }
+        Proof::Token { .. } | Proof::Certificate { .. } => None,
+    }
+}
+
+/// A node shows its proof with every pod; the one after is another one.
+const GOOD_FOR: i64 = 3_600;
+const MOST_GOOD: usize = 4_096;
+const MOST_FAILURES: u32 = 20;
+const MOST_FAILURES_OF_A_PROOF: u32 = 5;
+const FAILURE_WINDOW: i64 = 60;
+const MOST_OF_A_FAILING_SOURCE: usize = 2;
+const MOST_QUEUES: usize = 1_024;
+/// Half of the threads that may block; see `nebula-ca serve`.
+const MOST_UNPROVEN: usize = 24;
+/// Shorter than an answer of the API server may take, and than anybody's patience.
+const TURN_WITHIN: Duration = Duration::from_secs(3);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    const NOW: UnixTime = 1_800_000_000;
+
+    fn proof(token: &str) -> Proof {
+        Proof::Pod { token: token.to_owned(), address: SOURCE }
+    }
+
+    fn waits(admission: &Admission, token: &str, now: UnixTime) -> Result<bool, &'static str> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let turn = runtime.block_on(admission.turn(&proof(token), SOURCE, now));
+        turn.map(|turn| turn._of_all.is_some()).map_err(|refusal| refusal.code())
+    }
+
+    #[test]
+    fn a_proof_that_was_good_waits_for_nobody_whatever_its_source_does() {
+        let admission = Admission::new();
+        admission.was_good(&proof("good"), NOW);
+        for number in 0..100 {
+            admission.has_failed(&proof(&format!("junk-{number}")), SOURCE, NOW);
+        }
+        let two = [0, 1].map(|_| match admission.place(&[9; 32], SOURCE, NOW) {
+            Ok(Place::Queue(queue)) => queue.try_acquire_owned().unwrap(),
+            _ => panic!("no queue"),
+        });
+        assert_eq!(waits(&admission, "other", NOW), Err("too_many_failures"), "its turn did not come");
+        assert_eq!(waits(&admission, "good", NOW), Ok(false));
+        assert_eq!(waits(&admission, "good", NOW + GOOD_FOR), Ok(true), "not for ever");
+        drop(two);
+        assert_eq!(waits(&admission, "other", NOW), Ok(true));
+    }
+
+    #[test]
+    fn a_proof_that_keeps_failing_is_not_asked_about_and_is_good_again_later() {
+        let admission = Admission::new();
+        for _ in 0..MOST_FAILURES_OF_A_PROOF {
+            assert_eq!(waits(&admission, "junk", NOW), Ok(true));
+            admission.has_failed(&proof("junk"), SOURCE, NOW);
+        }
+        assert_eq!(waits(&admission, "junk", NOW), Err("too_many_failures"));
+        assert_eq!(waits(&admission, "other", NOW), Ok(true), "of the same source");
+        assert_eq!(waits(&admission, "junk", NOW + FAILURE_WINDOW), Ok(true));
+    }
+
+    #[test]
+    fn many_proofs_take_little_memory() {
+        let admission = Admission::new();
+        for number in 0..3 * MOST_GOOD {
+            admission.was_good(&proof(&format!("good-{number}")), NOW + i64::try_from(number).unwrap() / 100);
+        }
+        let known = admission.known();
+        assert!(known.good.len() <= MOST_GOOD, "{}", known.good.len());
+    }
+}

@@ -1,0 +1,204 @@
+//! One source that takes all it can get: idle connections, silent ones, callers that wait.
+
+use std::{
+    io::{Read, Write},
+    net::{Ipv4Addr, TcpStream},
+    os::fd::AsRawFd,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use nebula_cert::issuance::{CERTIFICATE_PATH, Pod, Proof, Request};
+use nix::sys::{
+    resource::{Resource, getrlimit, setrlimit},
+    socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket},
+};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
+    pki_types::{CertificateDer, pem::PemObject},
+};
+
+use crate::running::{Ca, Service, key, pod};
+
+const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 7);
+/// A third of what a pod's start has.
+const SOON: Duration = Duration::from_secs(6);
+
+type Stream = StreamOwned<ClientConnection, TcpStream>;
+
+/// A service with the limit of files that systemd gives, and a way to it from any source.
+struct Target {
+    ca: Ca,
+    service: Service,
+    tls: Arc<ClientConfig>,
+}
+
+impl Target {
+    fn start() -> Self {
+        Self::start_with(Some(1_024))
+    }
+
+    /// With a limit of files, or with as many as the system allows.
+    fn start_with(limit: Option<u64>) -> Self {
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+        let ca = Ca::init();
+        let service = ca.serve_under(&["prlimit", &format!("--nofile={}:{hard}", limit.unwrap_or(hard))]);
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(ca.text("tls.crt").as_bytes()).unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let tls = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let tls = Arc::new(tls.with_root_certificates(roots).with_no_client_auth());
+        Self { ca, service, tls }
+    }
+
+    fn connect(&self, source: Ipv4Addr) -> TcpStream {
+        let fd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        let [a, b, c, d] = source.octets();
+        bind(fd.as_raw_fd(), &SockaddrIn::new(a, b, c, d, 0)).unwrap();
+        connect(fd.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, self.service.address.port())).unwrap();
+        let stream = TcpStream::from(fd);
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream
+    }
+
+    fn connect_tls(&self, source: Ipv4Addr) -> Stream {
+        let connection = ClientConnection::new(Arc::clone(&self.tls), "localhost".try_into().unwrap()).unwrap();
+        StreamOwned::new(connection, self.connect(source))
+    }
+
+    fn body(&self, pod: Pod) -> Vec<u8> {
+        let proof = Proof::Node { token: self.ca.text("node.token"), pod };
+        serde_json::to_vec(&Request { public_key: key().public_pem(), proof }).unwrap()
+    }
+
+    /// How long pods of this source waited for their certificates, the longest of some.
+    fn longest_wait(&self, source: Ipv4Addr, first: u16) -> Duration {
+        let wait = |number| {
+            let start = Instant::now();
+            let mut stream = self.connect_tls(source);
+            assert_eq!(ask(&mut stream, "POST", CERTIFICATE_PATH, "", &self.body(pod(number))).unwrap().0, 200);
+            start.elapsed()
+        };
+        (first..first + 20).map(wait).max().unwrap()
+    }
+}
+
+/// Status and head of the answer, whose body is read as well.
+fn ask(stream: &mut Stream, method: &str, path: &str, header: &str, body: &[u8]) -> std::io::Result<(u16, String)> {
+    let length = body.len();
+    write!(stream, "{method} {path} HTTP/1.1\r\nhost: localhost\r\n{header}content-length: {length}\r\n\r\n")?;
+    stream.write_all(body)?;
+    stream.flush()?;
+    answer(stream)
+}
+
+fn answer(stream: &mut Stream) -> std::io::Result<(u16, String)> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).unwrap().to_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |n| n.parse().unwrap());
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body)?;
+    Ok((head[9..12].parse().unwrap(), head))
+}
+
+fn tag(head: &str) -> String {
+    head.lines().find_map(|line| line.strip_prefix("etag: ")).unwrap().to_owned()
+}
+
+/// Asks to be told when the trust changes, and does not read the answer.
+fn follow(stream: &mut Stream, tag: &str) {
+    write!(stream, "GET /v1/trust?wait=50 HTTP/1.1\r\nhost: localhost\r\nif-none-match: {tag}\r\n\r\n").unwrap();
+    stream.flush().unwrap();
+}
+
+#[test]
+fn a_thousand_connections_that_wait_keep_out_neither_others_nor_those_behind_the_same_address() {
+    one_source_waits(&Target::start(), 1_300);
+}
+
+#[test]
+fn thousands_of_connections_that_wait_keep_nobody_out_either() {
+    one_source_waits(&Target::start_with(None), 4_300);
+}
+
+fn one_source_waits(target: &Target, connections: usize) {
+    // A pod of the same node, which follows the trust on the connection on which it proved who it is.
+    let mut honest = target.connect_tls(ATTACKER);
+    let (status, _) = ask(&mut honest, "POST", CERTIFICATE_PATH, "", &target.body(pod(1))).unwrap();
+    let (_, head) = ask(&mut honest, "GET", "/v1/trust", "", b"").unwrap();
+    assert_eq!(status, 200);
+    follow(&mut honest, &tag(&head));
+    let mut waiting = Vec::new();
+    for _ in 0..connections {
+        let mut stream = target.connect_tls(ATTACKER);
+        // Where the service is out of descriptors the handshake does not end; the attacker does not care.
+        stream.sock.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+        if stream.conn.complete_io(&mut stream.sock).is_err() {
+            break;
+        }
+        follow(&mut stream, &tag(&head));
+        waiting.push(stream);
+    }
+    let waits = [Ipv4Addr::LOCALHOST, ATTACKER].map(|source| {
+        let first = u16::from(source.octets()[3]) * 100;
+        target.longest_wait(source, first)
+    });
+    println!("{} connections; longest wait from elsewhere {:?}, from there {:?}", waiting.len(), waits[0], waits[1]);
+    assert!(waits.iter().all(|wait| *wait < SOON), "{waits:?}");
+    target.ca.output("certificate revoke", &["web-700.shop.pod"]);
+    assert_eq!(answer(&mut honest).unwrap().0, 200, "whoever proved who it is hears of news all the time");
+}
+
+#[test]
+fn thousands_of_silent_connections_keep_nobody_out() {
+    let target = Target::start();
+    let silent: Vec<TcpStream> = (0..4_300).map(|_| target.connect(ATTACKER)).collect();
+    let waits = [Ipv4Addr::LOCALHOST, ATTACKER].map(|source| {
+        let first = u16::from(source.octets()[3]) * 100;
+        target.longest_wait(source, first)
+    });
+    println!("{} connections; longest wait from elsewhere {:?}, from there {:?}", silent.len(), waits[0], waits[1]);
+    assert!(waits.iter().all(|wait| *wait < SOON), "{waits:?}");
+}
+
+#[test]
+fn a_node_full_of_pods_behind_one_address_starts_at_once() {
+    let target = Target::start();
+    let start = Instant::now();
+    thread::scope(|scope| {
+        let pods: Vec<_> = (1..=250)
+            .map(|number| {
+                let target = &target;
+                scope.spawn(move || {
+                    let mut stream = target.connect_tls(ATTACKER);
+                    let (status, _) =
+                        ask(&mut stream, "POST", CERTIFICATE_PATH, "", &target.body(pod(number))).unwrap();
+                    let (_, head) = ask(&mut stream, "GET", "/v1/trust", "", b"").unwrap();
+                    follow(&mut stream, &tag(&head));
+                    (status, stream)
+                })
+            })
+            .collect();
+        let mut followers: Vec<(u16, Stream)> = pods.into_iter().map(|pod| pod.join().unwrap()).collect();
+        println!("250 pods have their certificates after {:?}", start.elapsed());
+        assert!(followers.iter().all(|(status, _)| *status == 200));
+        target.ca.output("certificate revoke", &["web-7.shop.pod"]);
+        assert!(followers.iter_mut().all(|(_, stream)| answer(stream).unwrap().0 == 200), "all hear of it");
+    });
+}
+
+#[test]
+fn the_limit_of_open_files_is_raised() {
+    let target = Target::start();
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", target.service.pid())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(words[3], words[4], "{line}");
+}
