@@ -80,6 +80,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_recvmmsg,
     libc::SYS_connect,
     libc::SYS_bind,
+    libc::SYS_accept,
     libc::SYS_accept4,
     libc::SYS_shutdown,
     libc::SYS_getsockname,
@@ -98,6 +99,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_readlinkat,
     libc::SYS_unlinkat,
     libc::SYS_fcntl,
+    libc::SYS_flock,
     libc::SYS_dup,
     libc::SYS_dup3,
     libc::SYS_pipe2,
@@ -135,6 +137,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigtimedwait,
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_setaffinity,
     libc::SYS_gettid,
@@ -154,7 +157,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_uname,
     libc::SYS_capget,
     libc::SYS_capset,
-    // As above, in the forms that only older processors' system call tables have.
+    // As above, in forms that only the oldest table of system calls has.
     #[cfg(target_arch = "x86_64")]
     libc::SYS_open,
     #[cfg(target_arch = "x86_64")]

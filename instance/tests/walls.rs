@@ -160,7 +160,7 @@ fn an_instance_that_crashes_leaves_no_core_file() {
 #[ignore = "needs root, network namespaces and a memory controller"]
 fn an_instance_that_needs_too_much_memory_is_ended_and_the_pod_closed_until_it_is_started_again() {
     let mut cluster = Cluster::new();
-    let mut node = cluster.node("n1", "1.0.0");
+    let node = cluster.node("n1", "1.0.0");
     node.add_pods(&mut cluster.world, &["web"]);
     cluster.world.ping("web", LIGHTHOUSE, SOON);
     let pid = pid_of(&launch_file(&node, "web"));
