@@ -15,6 +15,7 @@ use crate::prev_result::PrevResult;
 use crate::record::{self, Files, Found, Record, State};
 use crate::reply::{Error, code};
 use crate::request::{Attach, Key, NetworkConfig};
+use crate::room;
 use crate::settings::Settings;
 use crate::supervisor::{Kind, Launch, StartFailure, Systemd};
 
@@ -123,7 +124,9 @@ impl<'a> Attachment<'a> {
     fn in_place(&self, renumber: bool, host: &Host<'_>) -> Option<Record> {
         let Ok(Found::Record(record)) = Record::load(&self.files.record()) else { return None };
         let (supervisor, process, host_route) = (record.supervisor, record.process, record.host_route);
-        let expected = Record { state: State::Running, process, host_route, ..self.record(supervisor) };
+        let (user, memory_limit) = (record.user, record.memory_limit);
+        let made = Record { user, memory_limit, ..self.record(supervisor) };
+        let expected = Record { state: State::Running, process, host_route, ..made };
         let is_there = *record == expected
             && host_route.is_some() == renumber
             && host_route.is_none_or(|route| host.routes.is_used(&route))
@@ -147,9 +150,10 @@ impl<'a> Attachment<'a> {
             None if Systemd::answers(host.clock) => Kind::Systemd,
             None => Kind::Direct,
         };
-        let mut record = self.record(supervisor);
+        let mut record = Record { memory_limit: settings.memory_limit, ..self.record(supervisor) };
         record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
-        let spec = self.launch_spec(settings);
+        record.user = room::make(&self.files, settings.users).map_err(|e| self.io("make the instance's folder", &e))?;
+        let spec = LaunchSpec { user: record.user, ..self.launch_spec(settings) };
         let bytes = serde_json::to_vec(&spec).map_err(|e| self.io("encode the launch contract", &e.into()))?;
         record::write_durably(&self.files.launch(), &bytes).map_err(|e| self.io("write the launch contract", &e))?;
 
@@ -163,6 +167,7 @@ impl<'a> Attachment<'a> {
             netns: &self.request.netns,
             description: &format!("Nebula tunnel of pod {}/{}", self.pod.namespace, self.pod.name),
             budget: settings.timeout,
+            memory_limit: settings.memory_limit,
         };
         let outcome = host.supervisor(supervisor).start(&launch, host.clock, deadline, &mut started);
         outcome.map_err(|failure| explain(&failure, settings))?;
@@ -228,6 +233,8 @@ impl<'a> Attachment<'a> {
             instance: self.instance.clone(),
             process: None,
             host_route: None,
+            user: None,
+            memory_limit: None,
             status_socket: self.files.status_socket(),
         }
     }
@@ -256,6 +263,7 @@ impl<'a> Attachment<'a> {
             port_range: settings.port_range,
             ca: settings.ca.clone(),
             nebula: settings.nebula.clone(),
+            user: None,
             status_socket: record.status_socket,
         }
     }

@@ -44,7 +44,9 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
     }
     let files = Files::new(state_dir, &record.key());
     if !host.supervisor(record.supervisor).is_alive(&files, record.process, host.clock) {
-        return Err(Error::new(code::INSTANCE_UNREACHABLE, "the instance does not run any more").details(RESTART));
+        let why = host.supervisor(record.supervisor).why_ended(&files, host.clock);
+        let details = why.into_iter().chain([RESTART.to_owned()]).collect::<Vec<_>>().join("; ");
+        return Err(Error::new(code::INSTANCE_UNREACHABLE, "the instance does not run any more").details(details));
     }
     let status = Status::ask(&record.status_socket).map_err(|e| {
         Error::new(code::INSTANCE_UNREACHABLE, format!("the instance does not answer: {e}")).details(RESTART)

@@ -62,7 +62,10 @@ pub struct LaunchSpec {
     pub ca: CaAccess,
     /// Configuration of the tunnel: the keys of Nebula's config.yml except `pki`, as JSON.
     pub nebula: serde_json::Value,
-    /// Unix socket on which the instance answers each connection with one JSON status document.
+    /// User and group that the instance becomes when it is set up, and nobody else on the node has. `None`: whoever starts it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub user: Option<u32>,
+    /// Unix socket on which the instance answers each connection with one JSON status document. Its folder belongs to `user`.
     pub status_socket: PathBuf,
 }
 

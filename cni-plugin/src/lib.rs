@@ -18,6 +18,7 @@ pub mod reconcile;
 pub mod record;
 pub mod reply;
 pub mod request;
+pub mod room;
 pub mod selector;
 pub mod settings;
 pub mod status;

@@ -77,8 +77,14 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
     let supervisor = host.supervisor(record.supervisor);
     let (instance, netns) = (record.instance.clone(), record.netns.clone());
     let description = format!("Nebula tunnel of pod {}/{}", record.pod.namespace, record.pod.name);
-    let launch =
-        Launch { instance: &instance, files: &files, netns: &netns, description: &description, budget: RESTART };
+    let launch = Launch {
+        instance: &instance,
+        files: &files,
+        netns: &netns,
+        description: &description,
+        budget: RESTART,
+        memory_limit: record.memory_limit,
+    };
     let mut started = |process| {
         record.process = process;
         record.save(&files)

@@ -50,6 +50,12 @@ pub struct Record {
     /// The node's route to the overlay address that ADD reported as the pod's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_route: Option<HostRoute>,
+    /// User and group that the instance runs as; absent where the plugin may not choose one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<u32>,
+    /// Most bytes of memory that the instance may have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<u64>,
     /// Where the instance answers.
     pub status_socket: PathBuf,
 }
@@ -174,10 +180,16 @@ impl Files {
         self.named("lock")
     }
 
+    /// The folder that belongs to the instance's user, and to nobody else.
+    #[must_use]
+    pub fn room(&self) -> PathBuf {
+        self.state_dir.join(format!(".{:016x}", self.hash()))
+    }
+
     /// Where the instance answers.
     #[must_use]
     pub fn status_socket(&self) -> PathBuf {
-        self.socket("status")
+        self.room().join("pod.status")
     }
 
     /// Where the instance says that it is ready.
@@ -189,7 +201,7 @@ impl Files {
     /// Where the instance leaves its device when it ends; [`crate::launch::LaunchSpec::device_socket`] of the same.
     #[must_use]
     pub fn device_socket(&self) -> PathBuf {
-        self.socket("device")
+        self.room().join("pod.device")
     }
 
     /// Creates the directory of the network's records.
@@ -207,18 +219,26 @@ impl Files {
     pub fn remove(&self) -> Result<(), Vec<String>> {
         let (record, launch) = (self.record(), self.launch());
         let mut problems = Vec::new();
-        let sockets = [self.notify_socket(), self.status_socket(), self.device_socket()];
+        // The last two are those of an instance of the release before.
+        let former = ["status", "device"].map(|purpose| self.socket(purpose));
+        let sockets = [self.notify_socket(), self.status_socket(), self.device_socket()].into_iter().chain(former);
         let first = sockets.into_iter().chain([temporary(&launch), launch, self.log(), temporary(&record)]);
-        for path in first.chain([record.clone()]) {
-            if path == record && !problems.is_empty() {
-                break;
+        let mut note = |path: &Path, removed: io::Result<()>| match removed {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                problems.push(format!("cannot remove {}: {e}", path.display()));
             }
-            match fs::remove_file(&path) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                    problems.push(format!("cannot remove {}: {e}", path.display()));
-                }
-                _ => {}
-            }
+            _ => {}
+        };
+        for path in first {
+            note(&path, fs::remove_file(&path));
+        }
+        // The instance may have left more in it.
+        note(&self.room(), fs::remove_dir_all(self.room()));
+        if problems.is_empty()
+            && let Err(e) = fs::remove_file(&record)
+            && e.kind() != io::ErrorKind::NotFound
+        {
+            problems.push(format!("cannot remove {}: {e}", record.display()));
         }
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
@@ -351,6 +371,8 @@ mod tests {
                 next_hop: "10.0.0.1".parse().unwrap(),
                 interface: 3,
             }),
+            user: Some(2_130_706_433),
+            memory_limit: Some(32 << 20),
             status_socket: "/x".into(),
         }
     }
@@ -403,6 +425,7 @@ mod tests {
         let files = files(dir.path());
         files.create_dir().unwrap();
         record().save(&files).unwrap();
+        fs::create_dir(files.room()).unwrap();
         let sockets = [files.status_socket(), files.notify_socket(), files.device_socket()];
         for path in [files.launch(), files.log(), temporary(&files.record())].into_iter().chain(sockets) {
             fs::write(path, b"x").unwrap();

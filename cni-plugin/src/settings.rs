@@ -12,6 +12,7 @@ use crate::isolation::Isolation;
 use crate::launch::{CaAccess, Flow, Mode, Underlay};
 use crate::reply::{Error, code};
 use crate::request::{self, NetworkConfig};
+use crate::room::Users;
 use crate::supervisor::Kind;
 
 /// What the operator configured.
@@ -45,6 +46,10 @@ pub struct Settings {
     pub state_dir: PathBuf,
     /// Budget of ADD.
     pub timeout: Duration,
+    /// Whom instances run as.
+    pub users: Users,
+    /// Most bytes of memory that an instance may have; `None`: as many as there are.
+    pub memory_limit: Option<u64>,
     /// Where certificates come from.
     pub ca: CaAccess,
     /// Which pods are ours.
@@ -75,6 +80,8 @@ impl Settings {
             port_range: keys.port_range()?,
             state_dir: keys.state_dir()?,
             timeout: keys.timeout()?,
+            users: keys.users()?,
+            memory_limit: keys.memory_limit()?,
             ca: keys.ca()?,
             enrolment: Enrolment::read(config)?,
             nebula: keys.nebula()?,
@@ -237,6 +244,28 @@ impl Keys<'_> {
         seconds.map(Duration::from_secs).ok_or_else(|| refused("timeoutSeconds", &value, "a whole number from 1 to 60"))
     }
 
+    fn users(&self) -> Result<Users, Error> {
+        let Some(value) = self.config.value("users")? else { return Ok(Users::DEFAULT) };
+        // Root is none of them, and the greatest number means "as it is" to the kernel.
+        let user = |v: &Value| v.as_u64().and_then(|u| u32::try_from(u).ok()).filter(|u| (1..u32::MAX).contains(u));
+        if let Some([low, high]) = value.as_array().map(Vec::as_slice)
+            && let (Some(low), Some(high)) = (user(low), user(high))
+            && low <= high
+        {
+            return Ok(Users { low, high });
+        }
+        Err(refused("users", &value, "[LOWEST, HIGHEST] within 1 to 4294967294"))
+    }
+
+    fn memory_limit(&self) -> Result<Option<u64>, Error> {
+        let Some(value) = self.config.value("memoryLimitMiB")? else { return Ok(Some(MEMORY_LIMIT_MIB << 20)) };
+        match value.as_u64() {
+            Some(0) => Ok(None),
+            Some(mib @ MIN_MEMORY_LIMIT_MIB..=MAX_MEMORY_LIMIT_MIB) => Ok(Some(mib << 20)),
+            _ => Err(refused("memoryLimitMiB", &value, "a whole number from 16 to 65536, or 0 for no limit")),
+        }
+    }
+
     fn ca(&self) -> Result<CaAccess, Error> {
         const EXPECTED: &str = "an object with exactly \"url\", \"tlsCaFile\" and \"tokenFile\"";
         let Some(value) = self.config.value("ca")? else {
@@ -340,6 +369,11 @@ const MAX_PREFIXES: usize = 64;
 const PORT_RANGE: (u16, u16) = (61000, 65535);
 // Nebula's own: in the pod's namespace nobody else has it.
 const POD_PORT: u16 = 4242;
+// Twice what the program itself allows its tables.
+const MEMORY_LIMIT_MIB: u64 = 32;
+// What an instance takes while it starts, and some flows.
+const MIN_MEMORY_LIMIT_MIB: u64 = 16;
+const MAX_MEMORY_LIMIT_MIB: u64 = 64 << 10;
 const TIMEOUT: Duration = Duration::from_secs(20);
 // A kubelet gives up after four minutes and may then never free the sandbox's name.
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
@@ -373,6 +407,10 @@ mod tests {
         assert_eq!(settings.timeout, Duration::from_secs(20));
         assert_eq!(settings.state_dir, Path::new("/run/nebula-cni"));
         assert_eq!(settings.nebula, json!({}));
+        assert_eq!((settings.users, settings.memory_limit), (Users::DEFAULT, Some(32 << 20)));
+        let mut entry = good();
+        entry["memoryLimitMiB"] = json!(0);
+        assert_eq!(Settings::read(&config(&entry)).unwrap().memory_limit, None);
     }
 
     #[test]
@@ -395,6 +433,8 @@ mod tests {
             "overlay",
             "timeoutSeconds",
             "portRange",
+            "users",
+            "memoryLimitMiB",
             "stateDir",
             "enrol",
             "ca",
@@ -439,6 +479,13 @@ mod tests {
             ("isolate", json!({"dns": ["ns.example"]})),
             ("isolate", json!({"probes": [7]})),
             ("mode", json!(true)),
+            ("users", json!([5, 4])),
+            ("users", json!([0, 4])),
+            ("users", json!([1, 4_294_967_295_u32])),
+            ("users", json!(7)),
+            ("memoryLimitMiB", json!(15)),
+            ("memoryLimitMiB", json!("32M")),
+            ("memoryLimitMiB", json!(-1)),
             ("portRange", json!([5, 4])),
             ("portRange", json!([0, 4])),
             ("portRange", json!([1, 65536])),

@@ -10,7 +10,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::sys::stat::{Mode, umask};
 
-use crate::capabilities;
 use crate::pod_status::{Shared, Snapshot};
 
 /// Reads the document of the instance that listens at `path`.
@@ -72,7 +71,6 @@ impl StatusSocket {
         }
         let (status, place) = (Arc::clone(&self.status), Arc::clone(&self.clients));
         let body = move || {
-            capabilities::give_up();
             // A client that does not read loses its answer.
             if let Err(error) = answer(stream, &status) {
                 tracing::debug!(%error, "A client of the status socket did not take its answer");

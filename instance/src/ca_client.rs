@@ -3,9 +3,11 @@
 mod answers;
 mod tls;
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +26,14 @@ pub struct CaClient {
     place: Foothold,
     /// With an open connection for the next question whom to trust.
     kept: Arc<Mutex<Option<ureq::Agent>>>,
+    held: Held,
+}
+
+/// Files that were opened while that was allowed, for when their paths are closed.
+#[derive(Debug, Clone, Default)]
+struct Held {
+    token: Option<Arc<File>>,
+    roots: Option<Arc<File>>,
 }
 
 /// Who asks for a certificate, and how that is shown.
@@ -103,7 +113,27 @@ impl CaClient {
     /// A client that connects from `place`; nothing is read or sent yet.
     #[must_use]
     pub fn new(access: CaAccess, place: Foothold) -> Self {
-        Self { access, place, kept: Arc::default() }
+        Self { access, place, kept: Arc::default(), held: Held::default() }
+    }
+
+    /// Opens the files of this client, because the program is about to become a user that may not. A token only where it
+    /// will be shown.
+    ///
+    /// # Errors
+    /// A file cannot be opened.
+    pub fn hold_files(&mut self, with_token: bool) -> Result<(), Error> {
+        let open =
+            |what, path: &Path| File::open(path).map(Arc::new).map_err(|error| self.unreadable(what, path, &error));
+        let token = with_token.then(|| open("token_file", &self.access.token_file)).transpose()?;
+        let roots = Some(open("tls_ca_file", &self.access.tls_ca_file)?);
+        self.held = Held { token, roots };
+        Ok(())
+    }
+
+    /// Whether the token file was replaced by another one, which this program may not read any more.
+    #[must_use]
+    pub fn has_stale_token(&self) -> bool {
+        self.held.token.as_ref().is_some_and(|file| file.metadata().is_ok_and(|file| file.nlink() == 0))
     }
 
     /// Makes a new key in memory and asks for a certificate of it, as the first of `provers` that is not refused. Takes at
@@ -243,7 +273,8 @@ impl CaClient {
     /// Read anew for each request: node tokens are rotated.
     fn token(&self) -> Result<String, Error> {
         let path = &self.access.token_file;
-        let token = read_bounded(path).map_err(|error| self.unreadable("token_file", path, &error))?;
+        let token = read_bounded(path, self.held.token.as_deref())
+            .map_err(|error| self.unreadable("token_file", path, &error))?;
         match token.trim() {
             "" => Err(Error::Unavailable(format!("the token file {} is empty", path.display()))),
             token => Ok(token.to_owned()),
@@ -257,7 +288,8 @@ impl CaClient {
     /// Trusts the given roots and nothing else; follows no redirect and no proxy, which could take the token away.
     fn agent(&self) -> Result<ureq::Agent, Error> {
         let path = &self.access.tls_ca_file;
-        let pem = read_bounded(path).map_err(|error| self.unreadable("tls_ca_file", path, &error))?;
+        let pem = read_bounded(path, self.held.roots.as_deref())
+            .map_err(|error| self.unreadable("tls_ca_file", path, &error))?;
         let mut roots = Vec::new();
         for item in ureq::tls::parse_pem(pem.as_bytes()) {
             match item {
@@ -338,16 +370,37 @@ fn explain(error: &ureq::Error) -> String {
     }
 }
 
-fn read_bounded(path: &PathBuf) -> std::io::Result<Zeroizing<String>> {
-    let file = std::fs::File::open(path)?;
+/// The file at `path`, or the one that is held where that may not be opened.
+fn read_bounded(path: &Path, held: Option<&File>) -> std::io::Result<Zeroizing<String>> {
+    match (File::open(path), held) {
+        (Err(error), Some(held)) if error.kind() == ErrorKind::PermissionDenied => read_from_start(held),
+        (opened, _) => read_from_start(&opened?),
+    }
+}
+
+fn read_from_start(file: &File) -> std::io::Result<Zeroizing<String>> {
     // Something else than a file does not say how much there is.
     let length = usize::try_from(file.metadata()?.len()).unwrap_or(MAX_FILE);
     let most = if length == 0 { MAX_FILE } else { length.min(MAX_FILE) };
     // Reserved at once, and a little more, for that is read directly: growing would leave copies behind. All of it is
     // overwritten at the end, so that much more would cost memory.
     let mut text = Zeroizing::new(String::with_capacity(most + 64));
-    file.take(most as u64).read_to_string(&mut text)?;
+    FromStart { file, at: 0 }.take(most as u64).read_to_string(&mut text)?;
     Ok(text)
+}
+
+/// Reads a file whose offset others use, too.
+struct FromStart<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for FromStart<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.file.read_at(bytes, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
 }
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);

@@ -1,7 +1,7 @@
 //! Capabilities of this program: few, and no way to more. A pod's instance has none once its set-up is over.
 //!
-//! The kernel keeps capabilities for each thread, and a new thread has those of the one that starts it. So threads of a pod's
-//! instance that live long give theirs up when they begin, and the main thread before it starts the data path.
+//! The kernel keeps capabilities for each thread, and a new thread has those of the one that starts it; see also
+//! [`crate::confinement`].
 
 use std::io;
 
@@ -29,22 +29,18 @@ pub(crate) fn keep(wanted: CapabilitySet) -> io::Result<()> {
     hold(held.intersection(wanted))
 }
 
-/// Leaves this thread, and those that it will start, without any.
-pub(crate) fn give_up() {
-    if let Err(error) = hold(CapabilitySet::empty()) {
-        // The kernel takes less from everybody; a filter of system calls might not let the question through.
-        tracing::error!(%error, "A thread keeps its capabilities");
-    }
-}
-
-fn hold(set: CapabilitySet) -> io::Result<()> {
+/// Leaves this thread, and those that it will start, with these and no way to others.
+pub(crate) fn hold(set: CapabilitySet) -> io::Result<()> {
     let sets = CapabilitySets { effective: set, permitted: set, inheritable: CapabilitySet::empty() };
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
 /// Of a pod's instance: namespaces are entered (and found, where a process names them), the device and its routes made, a low
-/// port bound. None of them helps to read a file, so what was read once can be read when the certificate is renewed.
+/// port bound, a socket made in the folder of the user that it becomes.
 pub(crate) const FOR_SET_UP: CapabilitySet = CapabilitySet::NET_BIND_SERVICE
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETGID)
     .union(CapabilitySet::NET_ADMIN)
     .union(CapabilitySet::SYS_PTRACE)
     .union(CapabilitySet::SYS_ADMIN);
@@ -57,7 +53,7 @@ mod tests {
     fn a_thread_without_capabilities_starts_threads_without_any() {
         let left = || rustix::thread::capabilities(None).unwrap();
         let of_child = std::thread::spawn(move || {
-            give_up();
+            hold(CapabilitySet::empty()).unwrap();
             std::thread::spawn(left).join().unwrap()
         });
         let none = CapabilitySet::empty();

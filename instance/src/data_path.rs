@@ -16,7 +16,7 @@ use crate::netns::{Foothold, Namespace};
 use crate::overlay_link::{self, LinkRoute, OverlayLink};
 use crate::pod_device::PodDevice;
 use crate::pod_tunnel::Error;
-use crate::{capabilities, errno, events};
+use crate::{errno, events};
 
 /// Who owns what packets pass through.
 pub(crate) struct DataPath {
@@ -33,6 +33,8 @@ pub(crate) struct Place {
     pub(crate) device: String,
     /// The pod's namespace.
     pub(crate) pod: Namespace,
+    /// In that namespace, with the capability to change links and routes, until the data path is open.
+    pub(crate) hand: Option<Foothold>,
     /// Where the sockets are.
     pub(crate) underlay: Foothold,
 }
@@ -55,7 +57,9 @@ impl DataPath {
         underlay: (Vec<UdpSocket>, u16),
     ) -> Result<Self, Error> {
         overlay_link::guard(&place.pod, &spec.overlay).map_err(|error| link_failed(&error))?;
-        let (tun, device) = place.create_tun(settings, spec.device_socket())?;
+        // By its name alone: the folder is the current one.
+        let heir = spec.device_socket().file_name().map(PathBuf::from).unwrap_or_default();
+        let (tun, device) = place.create_tun(settings, heir)?;
         let to_device = |network: &IpNet| LinkRoute { network: *network, mtu: None, metric: 0, source: None };
         let routes = spec.overlay.iter().map(to_device).collect();
         let link = OverlayLink { routes, ..OverlayLink::new(&place.device, &settings.tun, Vec::new()) };
@@ -92,14 +96,18 @@ impl DataPath {
             return Err(Error::Broken("it was lost while opening".to_owned()));
         };
         let networks = identity.networks().to_vec();
-        overlay_link::guard(&self.place.pod, &networks).map_err(|error| link_failed(&error))?;
+        let hand = self.place.hand.take().ok_or_else(|| Error::Broken("it was opened before".to_owned()))?;
         let link = OverlayLink::new(&self.place.device, &settings.tun, networks.clone());
-        link.configure(&self.place.pod).map_err(|error| link_failed(&error))?;
+        let configured = hand.run("overlay-link", {
+            let networks = networks.clone();
+            move || overlay_link::guard_here(&networks).and_then(|()| link.configure_here())
+        });
+        configured.map_err(|error| link_failed(&error.into()))?.map_err(|error| link_failed(&error))?;
+        // From here on no thread has any capability.
+        drop(hand);
         let advertise = names::resolve_once(&settings.advertise);
         let config = settings.to_config(identity.clone(), trust.clone(), self.port, advertise);
         let failed = |cause: String| Error::SetUp { what: "cannot start the tunnel".to_owned(), cause };
-        // The pod's namespace is not entered again. Threads that are started from here on have no capabilities.
-        capabilities::give_up();
         // The node's threads look at the interfaces of the namespace that they are started in.
         // All pods of a node have the same claim to its processors.
         let options = Options { raise_priority: false, ..Options::default() };
@@ -192,12 +200,8 @@ impl Place {
     }
 }
 
-/// Starts a thread without capabilities.
+/// Starts a thread.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-    let work = || {
-        capabilities::give_up();
-        work();
-    };
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(thread_failed)
 }
 

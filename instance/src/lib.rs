@@ -7,6 +7,7 @@ mod attendant;
 pub mod ca_client;
 mod capabilities;
 pub mod config_file;
+pub mod confinement;
 mod control;
 pub mod daemon;
 mod data_path;
@@ -45,6 +46,7 @@ pub mod signals;
 #[cfg(feature = "ssh")]
 mod ssh;
 mod subnets;
+mod system_calls;
 mod system_routes;
 pub mod trust_watch;
 mod underlay;

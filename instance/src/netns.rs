@@ -1,17 +1,20 @@
 //! Network namespaces: enter one on a thread of its own, keep a foothold in it, and notice that it is gone.
 
-use std::fs::File;
-use std::io::ErrorKind;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::Builder;
 
+use nix::errno::Errno;
 use nix::fcntl::AtFlags;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, setns};
-use nix::sys::stat::fstatat;
-
-use crate::capabilities;
+use nix::sys::stat::{fstatat, stat};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// A namespace to work in: the caller's own, or one with a path and a known identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +53,9 @@ pub enum Error {
         /// The kernel's answer.
         source: nix::Error,
     },
+    /// A thread there would have kept privileges.
+    #[error("cannot confine a thread in the network namespace")]
+    Confine(#[source] std::io::Error),
     /// No thread.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
@@ -71,11 +77,12 @@ impl Namespace {
         })
     }
 
-    /// Leaves a thread without privileges in the namespace, for work that comes when nobody may enter it any more.
+    /// Leaves a thread in the namespace, for work that comes when nobody may enter it any more. `confine` takes from it what
+    /// that work does not need.
     ///
     /// # Errors
-    /// The namespace cannot be entered.
-    pub fn stay(&self) -> Result<Foothold, Error> {
+    /// The namespace cannot be entered, or the thread not be confined.
+    pub fn stay(&self, confine: impl FnOnce() -> std::io::Result<()> + Send + 'static) -> Result<Foothold, Error> {
         if *self == Self::Own {
             return Ok(Foothold::Here);
         }
@@ -83,8 +90,7 @@ impl Namespace {
         let (report, entered) = sync_channel(1);
         let namespace = self.clone();
         let stay = move || {
-            let inside = namespace.enter();
-            capabilities::give_up();
+            let inside = namespace.enter().and_then(|()| confine().map_err(Error::Confine));
             let is_inside = inside.is_ok();
             if report.send(inside).is_err() || !is_inside {
                 return;
@@ -150,8 +156,10 @@ fn start_all(waiting: &Receiver<Job>) {
 #[derive(Debug)]
 pub struct Presence {
     namespace: Namespace,
-    /// The folder of that process. It stays empty when another one gets the same number.
-    process: Option<File>,
+    /// The folder of its path: those above it may be closed to the user that this program becomes.
+    folder: Option<File>,
+    /// The process that names it, and not a later one with its number.
+    process: Option<OwnedFd>,
 }
 
 impl Presence {
@@ -160,11 +168,17 @@ impl Presence {
     /// # Errors
     /// It is named by a process that is gone.
     pub fn of(namespace: Namespace) -> std::io::Result<Self> {
-        let process = match &namespace {
-            Namespace::Own => None,
-            Namespace::At { path, .. } => process_folder(path).map(File::open).transpose()?,
+        let Namespace::At { path, .. } = &namespace else {
+            return Ok(Self { namespace, folder: None, process: None });
         };
-        Ok(Self { namespace, process })
+        let process = match process_in(path).map(|number| pidfd_open(number, PidfdFlags::empty())) {
+            // Linux before 5.3.
+            None | Some(Err(rustix::io::Errno::NOSYS)) => None,
+            Some(opened) => Some(opened?),
+        };
+        let at = |folder| OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(folder);
+        let folder = path.parent().filter(|_| process.is_none()).map(at).transpose()?;
+        Ok(Self { namespace, folder, process })
     }
 
     /// Whether the path still means the namespace. An open tun keeps the namespace itself alive, so its inode number is
@@ -172,23 +186,29 @@ impl Presence {
     #[must_use]
     pub fn is_there(&self) -> bool {
         let Namespace::At { path, id } = &self.namespace else { return true };
-        match (std::fs::metadata(path), &self.process) {
-            (Ok(metadata), _) => (metadata.st_dev(), metadata.st_ino()) == *id,
-            // It could be looked into before the capabilities for that were given up.
-            (Err(error), Some(process)) if error.kind() == ErrorKind::PermissionDenied => {
-                fstatat(process, "stat", AtFlags::empty()).is_ok()
-            }
-            (Err(_), _) => false,
+        if let Some(process) = &self.process {
+            let mut ends = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+            return poll(&mut ends, PollTimeout::ZERO) == Ok(0);
+        }
+        let found = match (&self.folder, path.file_name()) {
+            (Some(folder), Some(name)) => fstatat(folder, name, AtFlags::empty()),
+            _ => stat(path),
+        };
+        match found {
+            Ok(found) => (found.st_dev, found.st_ino) == *id,
+            // Nobody can tell from here; the plugin ends this program when the namespace is gone.
+            Err(Errno::EACCES) => true,
+            Err(_) => false,
         }
     }
 }
 
-/// `/proc/PID`, of a path that continues there.
-fn process_folder(path: &Path) -> Option<PathBuf> {
+/// The process of `/proc/PID/...`.
+fn process_in(path: &Path) -> Option<Pid> {
     let mut parts = path.components();
     let begins = parts.next() == Some(Component::RootDir) && parts.next()?.as_os_str() == "proc";
     let number: u32 = parts.next()?.as_os_str().to_str()?.parse().ok()?;
-    begins.then(|| PathBuf::from(format!("/proc/{number}")))
+    Pid::from_raw(i32::try_from(number).ok()?).filter(|_| begins)
 }
 
 /// Device and inode of the namespace behind `path`.
@@ -205,7 +225,10 @@ const SMALL_STACK: usize = 64 << 10;
 mod tests {
     use std::process::Command;
 
+    use rustix::thread::CapabilitySet;
+
     use super::*;
+    use crate::capabilities;
 
     #[test]
     fn a_path_that_means_something_else_is_refused() {
@@ -213,7 +236,7 @@ mod tests {
         let (device, inode) = identity(&path).unwrap();
         let namespace = Namespace::At { path: path.clone(), id: (device, inode + 1) };
         assert!(matches!(namespace.run("test", || ()), Err(Error::Replaced(_))));
-        assert!(matches!(namespace.stay(), Err(Error::Replaced(_))));
+        assert!(matches!(namespace.stay(|| Ok(())), Err(Error::Replaced(_))));
         assert!(!Presence::of(namespace).unwrap().is_there());
         assert!(Presence::of(Namespace::At { path, id: (device, inode) }).unwrap().is_there());
     }
@@ -225,7 +248,7 @@ mod tests {
         let path = PathBuf::from(format!("/proc/{}/ns/net", process.id()));
         let presence = Presence::of(Namespace::At { id: identity(&path).unwrap(), path }).unwrap();
         let looks = std::thread::spawn(move || {
-            capabilities::give_up();
+            capabilities::hold(CapabilitySet::empty()).unwrap();
             let before = presence.is_there();
             process.kill().unwrap();
             process.wait().unwrap();
@@ -236,9 +259,9 @@ mod tests {
 
     #[test]
     fn the_process_of_a_path_is_known_by_its_number_alone() {
-        assert_eq!(process_folder(Path::new("/proc/17/ns/net")), Some("/proc/17".into()));
+        assert_eq!(process_in(Path::new("/proc/17/ns/net")), Pid::from_raw(17));
         for path in ["/proc/self/ns/net", "/run/netns/17", "/proc", "proc/17/ns/net", "/proc/-1/ns/net"] {
-            assert_eq!(process_folder(Path::new(path)), None, "{path}");
+            assert_eq!(process_in(Path::new(path)), None, "{path}");
         }
     }
 

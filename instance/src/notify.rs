@@ -1,10 +1,33 @@
 //! Readiness and status to the service manager (sd_notify).
 
+use std::env;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::OnceLock;
+
 use sd_notify::NotifyState;
+
+/// Connects to the service manager's socket now, because its path may be out of reach later.
+///
+/// # Errors
+/// Nobody listens there.
+pub fn connect() -> io::Result<()> {
+    let Some(name) = env::var_os("NOTIFY_SOCKET") else { return Ok(()) };
+    let address = match name.as_encoded_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+        _ => SocketAddr::from_pathname(&name)?,
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.connect_addr(&address)?;
+    // Connected before, it is the same one.
+    let _ = CONNECTED.set(socket);
+    Ok(())
+}
 
 /// Says that the service is ready. Without a service manager nothing happens; a failure is only logged.
 pub fn ready() {
-    if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
+    if let Err(error) = send(NotifyState::Ready) {
         tracing::error!(%error, "Failed to notify systemd");
     }
 }
@@ -13,10 +36,18 @@ pub fn ready() {
 pub fn status(text: &str) {
     // A line break would start another assignment.
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_STATUS).collect();
-    if let Err(error) = sd_notify::notify(&[NotifyState::Status(&line)]) {
+    if let Err(error) = send(NotifyState::Status(&line)) {
         // Who only waited for readiness has gone by now.
         tracing::debug!(%error, "Nobody takes the status");
     }
 }
 
+fn send(state: NotifyState<'_>) -> io::Result<()> {
+    match CONNECTED.get() {
+        Some(socket) => socket.send(state.to_string().as_bytes()).map(drop),
+        None => sd_notify::notify(&[state]),
+    }
+}
+
+static CONNECTED: OnceLock<UnixDatagram> = OnceLock::new();
 const MAX_STATUS: usize = 1000;

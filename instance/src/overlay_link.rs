@@ -192,13 +192,18 @@ impl OverlayLink {
 /// # Errors
 /// The first step that fails.
 pub fn guard(namespace: &Namespace, networks: &[IpNet]) -> Result<(), Error> {
-    let work = || {
-        let mut kernel = Kernel::connect().map_err(Error::Socket)?;
-        networks.iter().try_for_each(|network| {
-            kernel.refuse(network.trunc()).map_err(|source| Error::Unguarded { network: network.trunc(), source })
-        })
-    };
-    namespace.run("overlay-guard", work)?
+    namespace.run("overlay-guard", || guard_here(networks))?
+}
+
+/// As [`guard`], in the namespace of the calling thread.
+///
+/// # Errors
+/// As there.
+pub fn guard_here(networks: &[IpNet]) -> Result<(), Error> {
+    let mut kernel = Kernel::connect().map_err(Error::Socket)?;
+    networks.iter().try_for_each(|network| {
+        kernel.refuse(network.trunc()).map_err(|source| Error::Unguarded { network: network.trunc(), source })
+    })
 }
 
 pub(crate) fn interface_index(device: &str) -> Result<u32, Error> {

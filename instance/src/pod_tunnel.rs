@@ -7,11 +7,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nebula_cert::{CaPool, Certificate, Identity, UnixTime};
 use nebula_cni_plugin::launch::{Flow, LaunchSpec, Mode, Underlay};
 use nebula_core::io::{release_free_heap, release_program_pages};
+use rustix::thread::CapabilitySet;
 
 use crate::admin::StatusSocket;
 use crate::applicant::{Answer, Applicant};
 use crate::ca_client::{self, CaClient, Issued, TrustAnswer};
 use crate::config_file::{Settings, Value};
+use crate::confinement::{Confinement, Missing};
 use crate::daemon::chain;
 use crate::data_path::{DataPath, Place, spawn};
 use crate::handoff::{self, InitClient};
@@ -23,7 +25,7 @@ use crate::netns::{self, Foothold, Namespace, Presence};
 use crate::pod_status::{Shared, Status};
 use crate::signals::{Signal, Signals, go_name};
 use crate::trust_watch::TrustWatch;
-use crate::{capabilities, errno, isolation, log, notify, underlay};
+use crate::{capabilities, confinement, errno, isolation, log, notify, underlay};
 
 /// Why an instance ended other than by being told to.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +63,11 @@ pub enum Error {
 /// # Errors
 /// See [`Error`]. Everything made is removed again, except what keeps packets for the overlay from leaving in clear.
 pub fn serve(launch: &Path) -> Result<(), Error> {
+    confinement::hide_memory().map_err(set_up("cannot hide the memory of this process"))?;
     capabilities::keep(capabilities::FOR_SET_UP).map_err(set_up("cannot give up capabilities"))?;
+    if let Err(error) = notify::connect() {
+        eprintln!("nobody hears that this instance is ready: {error}");
+    }
     let signals = Signals::block().map_err(set_up("cannot set up signal handling"))?;
     // Fails if we lead a session already, which is as good.
     let _ = nix::unistd::setsid();
@@ -72,10 +78,16 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
             .map_err(|error| Error::SetUp { what: "tunnel configuration".to_owned(), cause: error.to_string() })?;
         log::start(settings.logging, log::Output::Stderr);
         settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
-        start(spec, settings, signals).map(|(pod, inputs)| (pod, inputs, only_one))
+        let confinement = Confinement::of(&spec);
+        start(spec, settings, signals, &confinement).map(|(pod, inputs)| (pod, inputs, only_one, confinement))
     });
-    let (mut pod, mut inputs, only_one) =
+    let (mut pod, mut inputs, only_one, confinement) =
         started.map_err(|error| Error::SetUp { what: "pod".to_owned(), cause: chain(&error) })??;
+    // All other threads are started from here, or went behind the wall themselves.
+    let missing = confinement.enter().map_err(set_up("cannot confine this instance"))?;
+    if missing != Missing::default() {
+        tracing::warn!(?missing, "This kernel does not offer all that would confine the instance");
+    }
     if !pod.is_awaited {
         // Flow init: the kubelet starts the init container only after this.
         notify::ready();
@@ -88,11 +100,24 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
     result
 }
 
-fn start(spec: LaunchSpec, settings: Settings, signals: Signals) -> Result<(Box<PodTunnel>, Inbox), Error> {
+/// All that needs privileges, except what the first certificate says.
+fn start(
+    spec: LaunchSpec,
+    settings: Settings,
+    signals: Signals,
+    confinement: &Confinement,
+) -> Result<(Box<PodTunnel>, Inbox), Error> {
     let namespace = Namespace::At { path: spec.netns.clone(), id: spec.netns_id };
     let refused = |error: netns::Error| Error::SetUp { what: "pod".to_owned(), cause: chain(&error) };
     let presence = Presence::of(namespace.clone()).map_err(set_up("cannot watch over the pod's network namespace"))?;
-    let in_pod = || namespace.stay().map_err(refused);
+    let in_pod_with = |kept: CapabilitySet| {
+        let confinement = confinement.clone();
+        namespace.stay(move || confinement.enter_with(kept).map(drop)).map_err(refused)
+    };
+    let in_pod = || in_pod_with(CapabilitySet::empty());
+    // Their folder belongs to the user that this program becomes; the way to it does not.
+    let room = spec.status_socket.parent().unwrap_or(Path::new("/"));
+    std::env::set_current_dir(room).map_err(set_up(&format!("cannot work in {}", room.display())))?;
     let (sockets, place_of_sockets) = match spec.underlay {
         Underlay::Host => (underlay::bind(&spec, &settings, &Namespace::Own, random())?, Foothold::Here),
         Underlay::Pod => (underlay::bind(&spec, &settings, &namespace, random())?, in_pod()?),
@@ -101,13 +126,16 @@ fn start(spec: LaunchSpec, settings: Settings, signals: Signals) -> Result<(Box<
         Flow::Init => Some(InitClient::new(in_pod()?, handoff::PORT)),
         Flow::Node => None,
     };
-    let client = CaClient::new(spec.ca.clone(), place_of_sockets.clone());
-    let place = Place { device: spec.device.clone(), pod: namespace.clone(), underlay: place_of_sockets };
+    let mut client = CaClient::new(spec.ca.clone(), place_of_sockets.clone());
+    let shows_token = spec.flow == Flow::Node || spec.provisional;
+    client.hold_files(shows_token).map_err(|error| Error::Unavailable(error.to_string()))?;
+    let hand = Some(in_pod_with(CapabilitySet::NET_ADMIN)?);
+    let place = Place { device: spec.device.clone(), pod: namespace.clone(), hand, underlay: place_of_sockets };
     let port = sockets.1;
     isolation::isolate(&spec, &namespace, port)?;
     let path = DataPath::new(place, &spec, &settings, sockets)?;
     let status = Arc::new(Mutex::new(Status::new(&spec, port)));
-    let clients = StatusSocket::open(&spec.status_socket, Arc::clone(&status))
+    let clients = StatusSocket::open(in_room(&spec.status_socket), Arc::clone(&status))
         .map_err(set_up(&format!("cannot make the status socket {}", spec.status_socket.display())))?;
     let inputs = Inbox::new(signals, watch_links(&namespace)?, clients);
     let (inputs, reports) = inputs.map_err(set_up("cannot wait for signals"))?;
@@ -266,6 +294,11 @@ impl PodTunnel {
             Answer::Failed(cause) => (false, cause),
         };
         self.update(|status| status.certificate_failed(&cause, denied));
+        if denied && self.client.has_stale_token() {
+            return Err(Error::Denied(format!(
+                "{cause}; the node's token was replaced, and only a new start can read it"
+            )));
+        }
         if self.path.networks().is_none() {
             notify::status(&format!("no certificate yet: {cause}"));
         }
@@ -405,6 +438,11 @@ fn watch_links(namespace: &Namespace) -> Result<LinkWatch, Error> {
     let refused = |cause: String| Error::SetUp { what: "cannot watch the links of the pod".to_owned(), cause };
     let watch = namespace.run("links", LinkWatch::new).map_err(|error| refused(chain(&error)))?;
     watch.map_err(|error| refused(errno::text(&error)))
+}
+
+/// The name in the current folder.
+fn in_room(socket: &Path) -> &Path {
+    socket.file_name().map_or(socket, Path::new)
 }
 
 fn set_up(what: &str) -> impl FnOnce(std::io::Error) -> Error {

@@ -38,7 +38,14 @@ fn main() -> ExitCode {
         Ok(None) => about(),
         Ok(Some(request)) => match verb::answer(&request, &host) {
             Ok(text) => finish(&request, &host, &text),
-            Err(error) => refuse(&error, &version),
+            Err(error) => {
+                let told = refuse(&error, &version);
+                // It may have found an instance that died, and promises that it is started again.
+                if matches!(request, Request::Check(_)) {
+                    look_around(&request, &host);
+                }
+                told
+            }
         },
         Err(error) => refuse(&error, &version),
     }

@@ -202,6 +202,8 @@ pub(super) enum Value<'a> {
     Exec(&'a [&'a str]),
     /// Allow-list.
     Allow(&'a [&'a str]),
+    /// Exceptions from an allow-list.
+    Deny(&'a [&'a str]),
     Pairs(&'a [(&'a str, &'a str)]),
     /// Conditions that must hold: kind and parameter.
     Conditions(&'a [(&'a str, &'a str)]),
@@ -216,7 +218,7 @@ impl Value<'_> {
             Self::U64(_) => "t",
             Self::Texts(_) => "as",
             Self::Exec(_) => "a(sasb)",
-            Self::Allow(_) => "(bas)",
+            Self::Allow(_) | Self::Deny(_) => "(bas)",
             Self::Pairs(_) => "a(ss)",
             Self::Conditions(_) => "a(sbbs)",
         }
@@ -240,9 +242,9 @@ impl Value<'_> {
                 put_texts(bytes, argv);
                 put_u32(bytes, 0);
             }),
-            Self::Allow(texts) => {
+            Self::Allow(texts) | Self::Deny(texts) => {
                 pad(bytes, 8);
-                put_u32(bytes, 1);
+                put_u32(bytes, u32::from(matches!(self, Self::Allow(_))));
                 put_texts(bytes, texts);
             }
             Self::Pairs(pairs) => put_list(bytes, 8, pairs, |bytes, (first, second)| {

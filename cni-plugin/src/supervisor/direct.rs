@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::heir::Heir;
 use super::notify::NotifySocket;
 use super::process::{self, Process};
-use super::{Known, LAUNCH, Launch, StartFailure, Supervisor, cgroup, launcher, log};
+use super::{Known, LAUNCH, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY, cgroup, launcher, log};
 use crate::host::{Clock, Deadline};
 use crate::record::Files;
 
@@ -89,17 +89,23 @@ impl Supervisor for Direct {
     fn restarts_by_itself(&self) -> bool {
         false
     }
+
+    fn why_ended(&self, files: &Files, _: &dyn Clock) -> Option<String> {
+        (cgroup::memory_kills(files.key()) > 0).then(|| TOO_MUCH_MEMORY.to_owned())
+    }
 }
 
 impl Direct {
     fn spawn(&self, launch: &Launch<'_>, somebody_waits: bool) -> io::Result<Child> {
         let files = launch.files;
         let log = log::open(&files.log())?;
+        let groups = cgroup::create(files.key(), launch.memory_limit);
         let notify = somebody_waits.then(|| ("NOTIFY_SOCKET", files.notify_socket()));
         // The environment and the directory are the runtime's own and none of the instance's business.
         Command::new(&self.launcher)
             .arg(launcher::VERB)
-            .arg(cgroup::create(files.key()).unwrap_or_default())
+            .arg(launcher::joined(&groups.folders))
+            .arg(groups.unlimited.unwrap_or_default())
             .arg(launch.instance)
             .arg(LAUNCH)
             .arg(files.launch())

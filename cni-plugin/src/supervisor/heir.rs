@@ -30,7 +30,7 @@ pub(super) struct Heir {
 impl Heir {
     /// Starts `program`, this one, as an heir that listens at `socket`.
     pub(super) fn start(program: &Path, socket: &Path) -> io::Result<Self> {
-        let socket = NotifySocket::bind(socket)?;
+        let socket = NotifySocket::bind_for_owner(socket)?;
         let process = Command::new(program)
             .arg(VERB)
             .env_clear()

@@ -47,6 +47,8 @@ pub struct Launch<'a> {
     pub description: &'a str,
     /// What a start may take.
     pub budget: Duration,
+    /// Most bytes of memory that the instance may have.
+    pub memory_limit: Option<u64>,
 }
 
 /// What is known of an attachment's process when it is to be stopped.
@@ -99,7 +101,12 @@ pub trait Supervisor {
 
     /// Whether dead instances come back without anybody asking.
     fn restarts_by_itself(&self) -> bool;
+
+    /// Why the attachment's instance ended, where the supervisor can tell.
+    fn why_ended(&self, files: &Files, clock: &dyn Clock) -> Option<String>;
 }
+
+const TOO_MUCH_MEMORY: &str = "it was ended because it needed more memory than \"memoryLimitMiB\" allows";
 
 /// Why an instance is not ready.
 #[derive(Debug, thiserror::Error)]

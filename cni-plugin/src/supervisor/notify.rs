@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -29,15 +29,27 @@ pub(super) struct Notification {
 
 impl NotifySocket {
     pub(super) fn bind(path: &Path) -> io::Result<Self> {
+        let bound = Self::bind_only(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        setsockopt(&bound.socket, sockopt::PassCred, &true)?;
+        Ok(bound)
+    }
+
+    /// For the owner of the folder that the socket is in, and for nobody else.
+    pub(super) fn bind_for_owner(path: &Path) -> io::Result<Self> {
+        let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?.metadata()?;
+        let bound = Self::bind_only(path)?;
+        // The owner may have put a link in its place meanwhile: it is not followed.
+        lchown(path, Some(folder.uid()), Some(folder.gid()))?;
+        Ok(bound)
+    }
+
+    fn bind_only(path: &Path) -> io::Result<Self> {
         match fs::remove_file(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
         }
-        let socket = UnixDatagram::bind(path)?;
-        let bound = Self { socket, path: path.to_owned() };
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-        setsockopt(&bound.socket, sockopt::PassCred, &true)?;
-        Ok(bound)
+        Ok(Self { socket: UnixDatagram::bind(path)?, path: path.to_owned() })
     }
 
     /// The socket as standard input of another process, whose reads end after `patience`.

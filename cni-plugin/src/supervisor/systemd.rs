@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::dbus::{self, Body, Connection, Method, Object, Value};
 use super::process::Process;
-use super::{Known, Launch, StartFailure, Supervisor};
+use super::{Known, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY};
 use crate::host::{Clock, Deadline};
 use crate::record::Files;
 
@@ -89,6 +89,12 @@ impl Supervisor for Systemd {
     fn restarts_by_itself(&self) -> bool {
         true
     }
+
+    fn why_ended(&self, files: &Files, clock: &dyn Clock) -> Option<String> {
+        let result = Manager::connect(clock, Deadline::after(clock, PROBE))
+            .and_then(|mut manager| manager.property(&files.unit(), "Service", "Result"));
+        result.is_ok_and(|result| result == "oom-kill").then(|| TOO_MUCH_MEMORY.to_owned())
+    }
 }
 
 /// systemd, for one verb.
@@ -130,6 +136,10 @@ impl<'a> Manager<'a> {
             ("Conditions", Value::Conditions(&condition)),
             ("ReadWritePaths", Value::Texts(&writable)),
         ];
+        if let Some(limit) = launch.memory_limit {
+            // Keys belong into no swap.
+            properties.extend([("MemoryMax", Value::U64(limit)), ("MemorySwapMax", Value::U64(0))]);
+        }
         properties.extend(SERVICE);
         properties.extend(SANDBOX);
         let body = Body::default().text(unit).text("fail").properties(&properties).no_units();
@@ -186,7 +196,7 @@ const PROPERTIES: Object =
 const JOBS: &str = "type='signal',interface='org.freedesktop.systemd1.Manager',member='JobRemoved'";
 
 // An instance that ends well has seen its pod's namespace go; any other end is repaired, without a limit.
-const SERVICE: [(&str, Value<'static>); 7] = [
+const SERVICE: [(&str, Value<'static>); 8] = [
     ("Type", Value::Text("notify")),
     ("NotifyAccess", Value::Text("main")),
     ("Restart", Value::Text("on-failure")),
@@ -194,12 +204,13 @@ const SERVICE: [(&str, Value<'static>); 7] = [
     ("StartLimitIntervalUSec", Value::U64(0)),
     ("TimeoutStopUSec", Value::U64(2_000_000)),
     ("LimitCORE", Value::U64(0)),
+    ("OOMPolicy", Value::Text("stop")),
 ];
 
-// Set-up makes the device and its routes in the pod's namespace; after it the instance gives up all of these, and the right
-// to get them back.
-const SANDBOX: [(&str, Value<'static>); 22] = [
-    ("CapabilityBoundingSet", Value::U64(1 << SETPCAP | 1 << NET_BIND_SERVICE | 1 << NET_ADMIN | 1 << SYS_ADMIN)),
+// Set-up makes the device and its routes in the pod's namespace. After it the instance becomes a user of its own, gives up
+// all of these and the right to get them back, and filters its system calls much more closely than this.
+const SANDBOX: [(&str, Value<'static>); 23] = [
+    ("CapabilityBoundingSet", Value::U64(BOUNDING_SET)),
     ("NoNewPrivileges", Value::Bool(true)),
     ("ProtectSystem", Value::Text("strict")),
     ("ProtectHome", Value::Text("read-only")),
@@ -217,18 +228,32 @@ const SANDBOX: [(&str, Value<'static>); 22] = [
     ("RestrictNamespaces", Value::U64(CLONE_NEWNET)),
     ("RestrictAddressFamilies", Value::Allow(&["AF_INET", "AF_INET6", "AF_NETLINK", "AF_UNIX"])),
     ("SystemCallArchitectures", Value::Texts(&["native"])),
-    ("SystemCallFilter", Value::Allow(&["@system-service"])),
+    ("SystemCallFilter", Value::Allow(&["@system-service", "seccomp", LANDLOCK[0], LANDLOCK[1], LANDLOCK[2]])),
+    ("SystemCallFilter", Value::Deny(&["process_vm_readv", "process_vm_writev", "kcmp", "userfaultfd", "@keyring"])),
     ("DevicePolicy", Value::Text("closed")),
     ("DeviceAllow", Value::Pairs(&[("/dev/net/tun", "rw")])),
     ("UMask", Value::U32(0o077)),
 ];
 
 // linux/capability.h and linux/sched.h.
+const BOUNDING_SET: u64 = 1 << DAC_OVERRIDE
+    | 1 << SETGID
+    | 1 << SETUID
+    | 1 << SETPCAP
+    | 1 << NET_BIND_SERVICE
+    | 1 << NET_ADMIN
+    | 1 << SYS_ADMIN;
+const DAC_OVERRIDE: u64 = 1;
+const SETGID: u64 = 6;
+const SETUID: u64 = 7;
 const SETPCAP: u64 = 8;
 const NET_BIND_SERVICE: u64 = 10;
 const NET_ADMIN: u64 = 12;
 const SYS_ADMIN: u64 = 21;
 const CLONE_NEWNET: u64 = 0x4000_0000;
+
+// systemd leaves out those that it does not know.
+const LANDLOCK: [&str; 3] = ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"];
 
 // systemd is on this machine: it answers at once or has other troubles.
 const PROBE: Duration = Duration::from_secs(2);

@@ -171,7 +171,7 @@ impl Node {
                 }
             }
         }
-        for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
+        for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/memory"] {
             let id = self.id();
             let group = Path::new(root).join("nebula-cni/net").join(format!("{id}-eth0"));
             if group.exists() {

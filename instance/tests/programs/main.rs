@@ -33,3 +33,4 @@ mod runtime;
 mod soak;
 mod static_binaries;
 mod supervised;
+mod walls;
