@@ -21,6 +21,7 @@ mod interop;
 mod kube_apiserver;
 mod kube_labels;
 mod log_fields;
+mod log_flood;
 mod memory;
 mod metrics;
 mod packaging;
