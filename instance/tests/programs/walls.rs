@@ -278,7 +278,7 @@ impl Attack {
                 command
             }
         };
-        command.args(["--ignored", "--exact", "attacker", "--nocapture"]);
+        command.args(["--ignored", "--exact", "walls::attacker", "--nocapture"]);
         let command = command.env(ATTACK, json!(self).to_string()).current_dir("/");
         let output = command.output().expect("the attacker runs");
         let _ = fs::remove_file(std::env::temp_dir().join(format!("attacker-{}", std::process::id())));
