@@ -9,7 +9,7 @@ use std::{
 
 use nebula_cert::{UnixTime, issuance::Proof};
 use sha2::{Digest, Sha256};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     rate_limit::{self, RateLimit},
@@ -25,6 +25,8 @@ pub(crate) struct Admission {
     known: Mutex<Known>,
     /// Room for proofs under way that are not known to be good.
     unproven: Arc<Semaphore>,
+    /// One more proof was good.
+    news: Notify,
 }
 
 struct Known {
@@ -64,7 +66,7 @@ impl Admission {
             failures: RateLimit::new(MOST_FAILURES, FAILURE_WINDOW),
             queues: HashMap::new(),
         };
-        Self { known: Mutex::new(known), unproven: Arc::new(Semaphore::new(MOST_UNPROVEN)) }
+        Self { known: Mutex::new(known), unproven: Arc::new(Semaphore::new(MOST_UNPROVEN)), news: Notify::new() }
     }
 
     /// Waits for the turn of a proof whose check costs a question to the API server.
@@ -83,6 +85,22 @@ impl Admission {
             let of_all = Arc::clone(&self.unproven).acquire_owned().await.ok();
             Turn { _of_source: of_source, _of_all: of_all }
         };
+        // A node's proof is that of all its pods: when the first is through, the others need not wait.
+        let proven = async {
+            loop {
+                let news = self.news.notified();
+                if self.known().is_good(&id, now) {
+                    return Turn::default();
+                }
+                news.await;
+            }
+        };
+        let turn = async {
+            tokio::select! {
+                turn = turn => turn,
+                turn = proven => turn,
+            }
+        };
         let turn = tokio::time::timeout(TURN_WITHIN, turn).await.map_err(|_| Refusal::TooManyFailures)?;
         // It may have failed as often meanwhile.
         self.place(&id, source, now).map(|_| turn)
@@ -90,7 +108,7 @@ impl Admission {
 
     fn place(&self, id: &ProofId, source: IpAddr, now: UnixTime) -> Result<Place, Refusal> {
         let mut known = self.known();
-        if known.good.get(id).is_some_and(|last| (*last..last.saturating_add(GOOD_FOR)).contains(&now)) {
+        if known.is_good(id, now) {
             return Ok(Place::Proven);
         }
         let source = rate_limit::source(source);
@@ -120,7 +138,9 @@ impl Admission {
                 known.good.remove(&oldest);
             }
         }
-        known.good.insert(id, now);
+        if known.good.insert(id, now).is_none() {
+            self.news.notify_waiters();
+        }
     }
 
     /// Notes that a proof failed; says whether its source fails too often.
@@ -141,6 +161,13 @@ impl Admission {
     fn known(&self) -> MutexGuard<'_, Known> {
         // Counters stay usable whatever panicked beside them.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn is_good(&self, id: &ProofId, now: UnixTime) -> bool {
+        // Also false when the clock was set back.
+        self.good.get(id).is_some_and(|last| (*last..last.saturating_add(GOOD_FOR)).contains(&now))
     }
 }
 
@@ -212,6 +239,21 @@ mod tests {
         assert_eq!(waits(&admission, "junk", NOW), Err("too_many_failures"));
         assert_eq!(waits(&admission, "other", NOW), Ok(true), "of the same source");
         assert_eq!(waits(&admission, "junk", NOW + FAILURE_WINDOW), Ok(true));
+    }
+
+    #[test]
+    fn whoever_waits_with_a_proof_that_was_good_meanwhile_waits_no_longer() {
+        let admission = Admission::new();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let turns = runtime.block_on(async {
+            let first = Arc::clone(&admission.unproven).acquire_many_owned(24).await.unwrap();
+            let good = async { admission.was_good(&proof("good"), NOW) };
+            let node = proof("good");
+            let turns = tokio::join!(admission.turn(&node, SOURCE, NOW), admission.turn(&node, SOURCE, NOW), good);
+            drop(first);
+            [turns.0.is_ok(), turns.1.is_ok()]
+        });
+        assert_eq!(turns, [true, true]);
     }
 
     #[test]

@@ -478,7 +478,7 @@ impl Issuer {
                 Err(RecordError::Store(error)) => return Err(self.failed(&error)),
                 Err(RecordError::AddressHeld { address, holder, is_silent }) => {
                     let conflict = Refusal::AddressConflict { address, holder: holder.to_string() };
-                    let (Some(pod), Subject::Pod { uid, .. }) = (pod, &holder) else { return Err(conflict) };
+                    let (Some(pod), Subject::Pod { uid, .. }) = (pod, &*holder) else { return Err(conflict) };
                     // The holder may be another one each time: that many look-ups, and not one more.
                     let may_look = gone.len() < MOST_LOOKUPS && !gone.contains(uid);
                     if !(may_look

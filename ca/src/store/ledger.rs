@@ -286,7 +286,7 @@ fn hold(
         let has_left = subject.has_address_of(&holder.subject, mode) && is_one_of(&holder.subject, claim.gone);
         if !holder.yields_to(subject, now) && !has_left {
             let is_silent = is_silent(rows, &holder, now)?;
-            return Err(RecordError::AddressHeld { address, holder: holder.subject, is_silent });
+            return Err(RecordError::AddressHeld { address, holder: Box::new(holder.subject), is_silent });
         }
         // A longer-lived certificate for the address is still out there.
         until = until.max(holder.until);

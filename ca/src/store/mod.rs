@@ -186,7 +186,7 @@ pub(crate) enum RecordError {
     #[error("{address} belongs to {holder}")]
     AddressHeld {
         address: IpAddr,
-        holder: Subject,
+        holder: Box<Subject>,
         /// Whether all that the holder has for it was blocked: nobody speaks from it now.
         is_silent: bool,
     },
