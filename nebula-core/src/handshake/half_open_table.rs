@@ -163,7 +163,7 @@ impl HalfOpenTable {
         let (index, source, serial) = (answered.local_index, Source::from(answered.origin()), self.serial);
         self.serial += 1;
         self.by_digest.insert(answered.digest, index);
-        self.by_peer.extend(answered.addresses().map(|address| (address, serial, index)));
+        self.by_peer.extend(answered.addresses().take(FEW_ADDRESSES).map(|address| (address, serial, index)));
         self.by_age.insert(serial, index);
         self.change_source(source, |sources| {
             sources.insert((source, serial));
@@ -178,7 +178,7 @@ impl HalfOpenTable {
         if self.by_digest.get(&answered.digest) == Some(&index) {
             self.by_digest.remove(&answered.digest);
         }
-        for address in answered.addresses() {
+        for address in answered.addresses().take(FEW_ADDRESSES) {
             self.by_peer.remove(&(address, serial, index));
         }
         self.by_age.remove(&serial);
@@ -228,7 +228,7 @@ impl HalfOpenTable {
         self.by_digest.get(digest).copied()
     }
 
-    /// Callers that claim to be the peer with this address, youngest first.
+    /// Callers that claim to be the peer with this address, one of its first, youngest first.
     pub(crate) fn of_peer(&self, address: IpAddr) -> impl Iterator<Item = &Answered> {
         let range = (address, 0, LocalIndex(0))..=(address, Serial::MAX, LocalIndex(u32::MAX));
         let entries = self.by_peer.range(range).rev().filter_map(|(.., index)| self.entries.get(index));
@@ -256,6 +256,8 @@ const AMPLIFICATION: usize = 3;
 const LIFE: Duration = Duration::from_secs(10);
 /// Nobody is pushed out sooner while others are older.
 const GRACE: Duration = Duration::from_secs(1);
+/// By which an entry is found: a certificate may hold very many.
+const FEW_ADDRESSES: usize = 8;
 /// For the smallest rates.
 const FEWEST: usize = 64;
 /// Some 25 MB. A control plane answers fewer handshakes in the time that [`GRACE`] promises.

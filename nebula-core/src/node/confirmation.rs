@@ -35,40 +35,43 @@ impl Node {
         let half_open = Arc::new(HalfOpen::new(done, from.endpoint()));
         self.forwarder.tunnels().await_caller(index, Arc::clone(&half_open));
         let answered = Answered::new((index, half_open), peer, own_certificate, digest, reply, (now, from));
-        let addresses: Vec<_> = answered.addresses().collect();
+        self.timer.set(Due::HalfOpen(index), answered.expires());
         if let Some(evicted) = self.half_open.insert(answered) {
             self.forget_caller(&evicted);
         }
-        self.answer_caller(index, from, received);
-        let waits = addresses.iter().any(|address| self.pending.waits_for(*address));
-        // A caller mostly has something to say, and a test that overtakes the second message finds no tunnel. But if the
-        // peer has another tunnel, it may have lost it.
-        let replaces = addresses.iter().any(|address| self.is_reachable(*address));
-        let pause = if replaces { MOMENT } else { FIRST_PAUSE };
-        if waits {
-            self.test_caller(index);
-        }
-        self.timer.set(Due::HalfOpen(index), now + pause);
+        self.answer_caller(now, index, from, received);
     }
 
     /// Sends message 2 of a half-open tunnel to where message 1 came from, in a datagram of `received` bytes; unless that
     /// sender would get too much. Then its next copies of message 1 pay for it.
-    pub(super) fn answer_caller(&mut self, index: LocalIndex, from: Origin, received: usize) {
+    pub(super) fn answer_caller(&mut self, now: Instant, index: LocalIndex, from: Origin, received: usize) {
         let Some(answered) = self.half_open.get_mut(index) else { return };
         answered.hear(from, received);
-        if answered.may_send(answered.reply.len()) {
-            let reply = answered.reply.to_vec();
-            self.answer(from, reply);
+        if !answered.may_send(answered.reply.len()) {
+            return;
         }
+        let (reply, untested) = (answered.reply.to_vec(), answered.tests == 0);
+        let addresses: Vec<_> = answered.addresses().collect();
+        self.answer(from, reply);
+        if !untested {
+            return;
+        }
+        if addresses.iter().any(|address| self.pending.waits_for(*address)) {
+            self.test_caller(index);
+        }
+        // A caller mostly has something to say, and a test that overtakes the second message finds no tunnel. But if the
+        // peer has another tunnel, it may have lost it.
+        let replaces = addresses.iter().any(|address| self.is_reachable(*address));
+        self.timer.set(Due::HalfOpen(index), now + if replaces { MOMENT } else { FIRST_PAUSE });
     }
 
-    /// Sends a test into a half-open tunnel.
+    /// Sends a test into a half-open tunnel, if its caller may get so much.
     fn test_caller(&mut self, index: LocalIndex) {
         let most = self.most_tests();
         let answered = self.half_open.get_mut(index).filter(|it| it.is_answered() && it.tests < most);
         let Some(answered) = answered else { return };
+        answered.tests += 1;
         if answered.may_send(TEST_LEN) {
-            answered.tests += 1;
             let origin = answered.origin();
             if let Some(request) = answered.half_open.test_request() {
                 self.answer(origin, request);
@@ -87,13 +90,13 @@ impl Node {
     /// Tests a caller once more, or gives it up.
     pub(super) fn half_open_due(&mut self, now: Instant, index: LocalIndex) {
         let Some(answered) = self.half_open.get_mut(index) else { return };
-        let (expires, tests) = (answered.expires(), answered.tests);
+        let (expires, tests, is_answered) = (answered.expires(), answered.tests, answered.is_answered());
         if now >= expires {
             self.give_caller_up(index);
             return;
         }
         self.test_caller(index);
-        let next = if tests < self.most_tests() { now + FIRST_PAUSE * (1 << tests) } else { expires };
+        let next = if is_answered && tests < self.most_tests() { now + FIRST_PAUSE * (1 << tests) } else { expires };
         self.timer.set(Due::HalfOpen(index), next.min(expires));
     }
 

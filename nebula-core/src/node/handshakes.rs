@@ -175,7 +175,7 @@ impl Node {
         }
         let digest = digest_of(datagram);
         if let Some(index) = self.half_open.opened_by(&digest) {
-            self.answer_caller(index, from, datagram.len());
+            self.answer_caller(now, index, from, datagram.len());
             return;
         }
         if let Some(live) = self.tunnels.opened_by(&digest) {
