@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use nebula_core::config::{Cipher, RecvErrorPolicy};
+use nebula_core::config::{Cipher, Handshakes, RecvErrorPolicy};
 use nebula_core::firewall::{Cidr, PortRange, Protocol};
 
 use super::*;
@@ -487,6 +487,22 @@ fn refused_packets_are_answered_if_configured_and_nonsense_means_drop() {
     let (_, outbound, warnings) = actions("firewall: {outbound_action: shout}");
     assert_eq!(outbound, Action::Drop);
     assert!(warnings.contains("invalid firewall.outbound_action: shout, defaulting to drop"), "{warnings}");
+}
+
+#[test]
+fn the_tunnel_of_a_pod_holds_less_than_a_host_unless_it_is_told_otherwise() {
+    let limits = |settings: Settings| {
+        let Handshakes { max_pending, max_waiting_bytes, .. } = settings.handshakes;
+        (max_pending, max_waiting_bytes, settings.firewall.max_flows)
+    };
+    let both = |text: &str| {
+        let of_pod = Settings::read_for_pod(&tree(text)).unwrap_or_else(|error| panic!("{text}: {error}"));
+        [limits(settings(text)), limits(of_pod)]
+    };
+    assert_eq!(both("{}"), [(8192, 16 << 20, 1 << 18), (512, 2 << 20, 1 << 15)]);
+    let said = "handshakes: {max_pending: 7, max_waiting_bytes: 70000}\nfirewall: {conntrack: {max_connections: 9}}";
+    assert_eq!(both(said), [(7, 70_000, 9); 2]);
+    assert_eq!(both("handshakes: {max_pending: 0}")[0], (8192, 16 << 20, 1 << 18), "with a warning");
 }
 
 #[test]

@@ -87,9 +87,9 @@ impl Conntrack {
     }
     /// Who a flow with this peer belongs to: its gateways together where it takes a subnet route that has several, and
     /// the peer everywhere else.
-    fn owner(&self, peer: Peer<'_>) -> Owner {
+    fn owner(&self, peer: &Peer<'_>) -> Owner {
         let [a, b, c, d] = self.keys;
-        let keyed = |[high, low]: [u64; 2], with: [u64; 2]| fold(fold(high ^ with[0], low ^ with[1]), a ^ d);
+        let keyed = |[high, low]: [u64; 2], with: [u64; 2]| fold(high ^ with[0], low ^ with[1]);
         let identity::Identity { name, rights } = peer.identity;
         let (name, rights) = (keyed(name, [a, b]), keyed(rights, [c, d]));
         match peer.route {
@@ -102,7 +102,7 @@ impl Conntrack {
     }
     /// A flow with `peer` that it is not forgotten, and whether what allowed it last is unchanged. It counts as no packet
     /// of the flow.
-    pub(super) fn find(&self, flow: &FlowKey, peer: Peer<'_>, now: u64, filter: &Filter) -> Option<(KnownFlow, bool)> {
+    pub(super) fn find(&self, flow: &FlowKey, peer: &Peer<'_>, now: u64, filter: &Filter) -> Option<(KnownFlow, bool)> {
         let Owner { owner, rights } = self.owner(peer);
         let hash = self.hash(flow) ^ owner;
         let table = lock(&self.shards[(hash >> 60) as usize % SHARDS]);
@@ -158,7 +158,7 @@ impl Conntrack {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen<'a> {
     /// Whose tunnel it uses: flows are counted against its first address.
-    pub(super) peer: Peer<'a>,
+    pub(super) peer: &'a Peer<'a>,
     pub(super) direction: Direction,
     pub(super) now: u64,
     pub(super) generation: u32,

@@ -100,8 +100,9 @@ pub(crate) struct Peer<'a> {
     route: Option<IpNet>,
 }
 
-impl<'a> From<&'a Tunnel> for Peer<'a> {
-    fn from(tunnel: &'a Tunnel) -> Self {
+impl<'a> Peer<'a> {
+    /// The peer of a tunnel, as one of the gateways of `route`; `None`: as itself.
+    pub(crate) fn new(tunnel: &'a Tunnel, route: Option<IpNet>) -> Self {
         let certificate = &tunnel.peer;
         Self {
             name: certificate.name(),
@@ -111,15 +112,8 @@ impl<'a> From<&'a Tunnel> for Peer<'a> {
             issuer: certificate.issuer_fingerprint(),
             issuer_name: certificate.issuer_name(),
             identity: tunnel.identity,
-            route: None,
+            route,
         }
-    }
-}
-
-impl Peer<'_> {
-    /// The same peer as one of the gateways of a subnet route; `None`: as itself.
-    pub(crate) fn by_route(self, route: Option<IpNet>) -> Self {
-        Self { route, ..self }
     }
 }
 
@@ -147,7 +141,7 @@ impl Firewall<'_> {
         let passed =
             Passed { flow: *flow, direction, tunnel: tunnel.local_index, generation: self.filter.generation() };
         if !cache.contains(hash, &passed, now) {
-            self.decide(hash, now, direction, flow, Peer::from(tunnel).by_route(route(flow)))?;
+            self.decide(hash, now, direction, flow, Peer::new(tunnel, route(flow)))?;
             // Short timeouts need the shared table to hear of the flow more often.
             let cache_for = CACHE_MS.min(self.filter.timeouts().of(flow) / 4);
             cache.insert(hash, passed, now, now + cache_for);
@@ -166,7 +160,7 @@ impl Firewall<'_> {
         tunnel: &Tunnel,
         route: impl FnOnce(&FlowKey) -> Option<IpNet>,
     ) -> Result<(), DropReason> {
-        let peer = Peer::from(tunnel).by_route(quoted.and_then(route));
+        let peer = Peer::new(tunnel, quoted.and_then(route));
         self.decide_error(self.conntrack.millis(now), direction, flow, quoted, peer)
     }
 
@@ -197,13 +191,13 @@ impl Firewall<'_> {
     ) -> Result<(), DropReason> {
         self.filter.check_addresses(flow, peer)?;
         let timeouts = self.filter.timeouts();
-        let seen = Seen { peer, direction, now, generation: self.filter.generation(), timeouts };
+        let seen = Seen { peer: &peer, direction, now, generation: self.filter.generation(), timeouts };
         self.conntrack.admit(hash, flow, seen, |direction| self.filter.allows(direction, flow, peer))
     }
 
     /// A flow with `peer` that passed, is not yet forgotten, and would pass again.
     fn known(&self, now: u64, flow: &FlowKey, peer: Peer<'_>) -> Option<KnownFlow> {
-        let (known, stands) = self.conntrack.find(flow, peer, now, self.filter)?;
+        let (known, stands) = self.conntrack.find(flow, &peer, now, self.filter)?;
         (stands || self.filter.allows(known.direction, flow, peer)).then_some(known)
     }
 }

@@ -45,7 +45,7 @@ impl Forwarder {
     ) -> Explanation {
         let snapshot = self.snapshot.load();
         let firewall = Firewall { filter: &snapshot.filter, conntrack: &self.conntrack };
-        let peer = Peer::from(tunnel).by_route(snapshot.routes.shared(flow, tunnel));
+        let peer = Peer::new(tunnel, snapshot.routes.shared(flow, tunnel));
         firewall.explain(now, direction, flow, peer, policy)
     }
 }

@@ -336,11 +336,11 @@ impl Stage<'_> {
         last: &mut Option<(FlowKey, Result<(), DropReason>)>,
     ) -> Result<(), DropReason> {
         let packet = Packet::inbound(&buffer[plaintext.clone()])?;
-        let snapshot = self.snapshot;
-        let firewall = Firewall { filter: &snapshot.filter, conntrack: &self.forwarder.conntrack };
-        let route = |flow: &FlowKey| snapshot.routes.shared(flow, tunnel);
         if icmp::is_error(&buffer[plaintext.clone()], &packet) {
             let quoted = icmp::quoted_outbound(&buffer[plaintext.clone()], &packet);
+            let snapshot = self.snapshot;
+            let firewall = Firewall { filter: &snapshot.filter, conntrack: &self.forwarder.conntrack };
+            let route = |flow: &FlowKey| snapshot.routes.shared(flow, tunnel);
             firewall.check_error(self.now, Direction::Inbound, &packet.flow, quoted.as_ref(), tunnel, route)?;
             self.deliver(buffer, plaintext, &packet);
             return Ok(());
@@ -348,7 +348,9 @@ impl Stage<'_> {
         let verdict = match last {
             Some((flow, verdict)) if *flow == packet.flow => *verdict,
             _ => {
-                let (now, flow) = (self.now, &packet.flow);
+                let (snapshot, now, flow) = (self.snapshot, self.now, &packet.flow);
+                let firewall = Firewall { filter: &snapshot.filter, conntrack: &self.forwarder.conntrack };
+                let route = |flow: &FlowKey| snapshot.routes.shared(flow, tunnel);
                 let verdict = firewall.check(&mut self.lane.flows, now, Direction::Inbound, flow, tunnel, route);
                 *last = Some((packet.flow, verdict));
                 verdict

@@ -15,6 +15,8 @@ pub(super) struct Routes {
     /// Own addresses with the prefix of their networks; one or two of them.
     networks: Vec<IpNet>,
     subnets: JointPrefixMap<IpNet, Gateways>,
+    /// Some subnet route has several gateways.
+    has_shared: bool,
 }
 
 /// Where a packet goes.
@@ -38,8 +40,9 @@ struct Gateway {
 
 impl Routes {
     pub(super) fn new(networks: &[IpNet], subnets: &[SubnetRoute]) -> Self {
+        let has_shared = subnets.iter().any(|route| route.gateways.len() > 1);
         let subnets = subnets.iter().map(|route| (route.network.trunc(), Gateways::new(route))).collect();
-        Self { networks: networks.to_vec(), subnets }
+        Self { networks: networks.to_vec(), subnets, has_shared }
     }
     /// Where a packet of `flow` goes; `None`: nowhere.
     pub(super) fn next_hop(&self, flow: &FlowKey) -> Option<NextHop<'_>> {
@@ -63,7 +66,7 @@ impl Routes {
     /// The subnet route to the remote end of `flow`, if it has several gateways and the peer of `tunnel` is one of them.
     /// Packets of such a flow may come back through another gateway than they went out by.
     pub(super) fn shared(&self, flow: &FlowKey, tunnel: &Tunnel) -> Option<IpNet> {
-        if self.is_overlay(flow.remote) {
+        if !self.has_shared || self.is_overlay(flow.remote) {
             return None;
         }
         let (network, Gateways(gateways)) = self.subnets.get_lpm(&flow.remote.into())?;

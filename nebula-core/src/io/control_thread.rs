@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::mailbox::{Command, Work};
 use super::poll::readable;
-use super::program::{RareWork, release_program_pages};
+use super::program::{Ebb, RareWork, release_program_pages};
 use super::shared::Shared;
 use super::tun::Queue;
 use super::udp::UdpSocket;
@@ -30,6 +30,7 @@ pub(super) struct Control {
     pub(super) events: SyncSender<Event>,
     pub(super) interfaces: Option<InterfaceWatch>,
     pub(super) rare_work: RareWork,
+    pub(super) flows: Ebb,
 }
 
 impl Control {
@@ -79,6 +80,10 @@ impl Control {
         }
         if self.node.poll_timeout().is_some_and(|at| at <= now) {
             self.node.handle_timeout(now);
+            // Flows expire then.
+            if self.flows.is_low(self.shared.forwarder.flows()) {
+                self.rare_work.note(now);
+            }
         }
         self.flush();
         delivered.stop

@@ -18,7 +18,7 @@ use super::inbound_thread::Inbound;
 use super::mailbox::{Command, Work};
 use super::outbound::Outbound;
 use super::outbound_thread::OutboundThread;
-use super::program::RareWork;
+use super::program::{Ebb, RareWork};
 use super::shared::Shared;
 use super::tun::Queue;
 use super::{Tun, TunOffloads, UdpSocket, clock};
@@ -149,6 +149,7 @@ impl Driver {
             events: sender,
             interfaces,
             rare_work: RareWork::default(),
+            flows: Ebb::default(),
         };
         driver.spawn("nebula-control".into(), CONTROL_STACK, move || {
             let _end = end;

@@ -9,6 +9,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 // Mapping the pages of a handshake again costs less than a tenth of the handshake.
 const INTERVAL: Duration = Duration::from_secs(10);
 
+// About a hundred kilobytes of flows.
+const WORTH_IT: usize = 1000;
+
 /// Decides when the control thread gives back what rare work has mapped.
 #[derive(Debug, Default)]
 pub(super) struct RareWork {
@@ -35,6 +38,24 @@ impl RareWork {
             *self = Self { happened: None, released: Some(now) };
         }
         due
+    }
+}
+
+/// Notices when a table that had grown is small again: what it held is worth giving back.
+#[derive(Debug, Default)]
+pub(super) struct Ebb {
+    most: usize,
+}
+
+impl Ebb {
+    /// Whether `entries` are less than half of what there was since the last time.
+    pub(super) fn is_low(&mut self, entries: usize) -> bool {
+        self.most = self.most.max(entries);
+        let low = self.most >= WORTH_IT && entries < self.most / 2;
+        if low {
+            self.most = entries;
+        }
+        low
     }
 }
 
@@ -97,5 +118,12 @@ mod tests {
         assert!(!work.is_over(at(3)));
         assert!(work.is_over(at(11)));
         assert!(!work.is_over(at(30)));
+    }
+
+    #[test]
+    fn a_table_is_worth_a_look_once_after_it_shrank_much() {
+        let mut ebb = Ebb::default();
+        let low = [10, 900, 2, 5_000, 4_000, 2_400, 2_300, 1_300, 1_000].map(|entries| ebb.is_low(entries));
+        assert_eq!(low, [false, false, false, false, false, true, false, false, true]);
     }
 }

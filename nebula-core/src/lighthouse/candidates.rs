@@ -107,15 +107,22 @@ impl Rules<'_> {
     /// Whether somebody else may say that the peer is there. This machine, and the link that each machine has for itself,
     /// only if an allow list names them: whoever names such an endpoint would choose which service gets a datagram.
     pub(crate) fn believable(&self, endpoint: SocketAddr) -> bool {
+        self.usable(endpoint) && self.tellable(endpoint)
+    }
+
+    /// Whether others may be told of an endpoint that a tunnel uses.
+    pub(crate) fn tellable(&self, endpoint: SocketAddr) -> bool {
         let address = endpoint.ip();
-        self.usable(endpoint) && local_block(address).is_none_or(|block| self.allowed.names(self.peer, address, block))
+        local_block(address).is_none_or(|block| self.allowed.names(self.peer, address, block))
     }
 
     /// Cuts a list from the wire to [`MAX_PER_FAMILY`] of each family first, then sorts out what is not believable. IPv4
     /// addresses written as IPv6 ones are taken for what they are.
     pub(crate) fn screen(&self, endpoints: impl IntoIterator<Item = SocketAddr>) -> Screened {
         let (mut ipv4, mut ipv6) = (0, 0);
-        let mut screened = Screened::default();
+        let endpoints = endpoints.into_iter();
+        let most = endpoints.size_hint().0.min(2 * MAX_PER_FAMILY);
+        let mut screened = Screened { believed: Vec::with_capacity(most), refused: Vec::new() };
         for named in endpoints {
             let at = SocketAddr::new(named.ip().to_canonical(), named.port());
             let count = if at.is_ipv4() { &mut ipv4 } else { &mut ipv6 };

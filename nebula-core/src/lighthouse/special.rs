@@ -7,7 +7,14 @@ use ipnet::IpNet;
 /// The block of an address that means another machine to everybody who uses it: loopback and link-local, with the metadata
 /// services of clouds among them. Only an allow list that names addresses of the block lets a message send anybody there.
 pub(super) fn local_block(address: IpAddr) -> Option<IpNet> {
-    LOCAL_BLOCKS.into_iter().find(|block| block.contains(&address))
+    let block = match address {
+        IpAddr::V4(v4) if v4.is_loopback() => LOOPBACK_V4,
+        IpAddr::V4(v4) if v4.is_link_local() => LINK_LOCAL_V4,
+        IpAddr::V6(v6) if v6.is_loopback() => LOOPBACK_V6,
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => LINK_LOCAL_V6,
+        _ => return None,
+    };
+    Some(block)
 }
 
 /// Whether no host has this address.
@@ -20,12 +27,10 @@ pub(super) fn is_nobodys(address: IpAddr) -> bool {
     }
 }
 
-const LOCAL_BLOCKS: [IpNet; 4] = [
-    IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8),
-    IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(169, 254, 0, 0)), 16),
-    IpNet::new_assert(IpAddr::V6(Ipv6Addr::LOCALHOST), 128),
-    IpNet::new_assert(IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), 10),
-];
+const LOOPBACK_V4: IpNet = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
+const LINK_LOCAL_V4: IpNet = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(169, 254, 0, 0)), 16);
+const LOOPBACK_V6: IpNet = IpNet::new_assert(IpAddr::V6(Ipv6Addr::LOCALHOST), 128);
+const LINK_LOCAL_V6: IpNet = IpNet::new_assert(IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), 10);
 
 #[cfg(test)]
 mod tests {

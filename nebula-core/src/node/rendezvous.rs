@@ -172,7 +172,7 @@ impl Node {
     /// of use to others.
     fn known_of(&self, tunnel: Option<&Tunnel>, reported: Option<Report>) -> Option<Report> {
         let learnt = tunnel.and_then(|tunnel| {
-            tunnel.endpoint().filter(|at| self.endpoint_rules(&tunnel.peer_addresses).believable(*at))
+            tunnel.endpoint().filter(|at| self.endpoint_rules(&tunnel.peer_addresses).tellable(*at))
         });
         if learnt.is_none() && reported.is_none() {
             return None;

@@ -111,3 +111,27 @@ fn a_scan_of_the_overlay_leaves_room_for_peers_that_exist() {
     let given_up = |event: &&Event| matches!(event, Event::HandshakeTimedOut { after, .. } if after.as_secs() < 5);
     assert!(net.events(a).iter().filter(given_up).count() > 1000, "those without an endpoint gave way");
 }
+
+#[test]
+fn a_scan_holds_no_more_handshakes_than_the_limit_and_everything_is_given_back() {
+    let mut net = SimNet::new(6);
+    let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
+    let [a, b] = ["a", "b"].map(|name| {
+        let small = |config: &mut nebula_core::Config| config.handshakes.max_pending = 100;
+        net.add(HostSpec::new(name).lighthouse(lighthouse).config(small))
+    });
+    net.run_for(Duration::from_secs(1));
+    let before = net.table_sizes(a);
+    for n in 0..2_000_u32 {
+        let nobody = std::net::Ipv4Addr::from(0x0a2a_8000 + n);
+        net.control(a, |node, now| node.connect(now, nobody.into()));
+        assert!(net.table_sizes(a).pending <= 100);
+        net.run_for(Duration::from_millis(2));
+    }
+    let took = net.ping(a, b).until_delivered();
+    assert!(took < Duration::from_millis(500), "{took:?}");
+    assert!(net.counter(a, "dropped_out_pending_full") > 0, "most found no place");
+    net.run_for(Duration::from_secs(10));
+    let after = net.table_sizes(a);
+    assert_eq!((after.pending, after.reserved, after.candidates), (0, 0, before.candidates + 1), "{after:?}");
+}

@@ -55,7 +55,7 @@ fn tell(net: &mut SimNet, host: HostId, sender: HostId, kind: MetaKind, subject:
 
 /// Datagrams went only to hosts of the network and to the good endpoint, and to that one did.
 fn only_good_ones_were_sent_to(net: &SimNet, hosts: &[HostId]) {
-    let good: SocketAddr = GOOD.parse().unwrap();
+    let good: SocketAddr = GOOD.parse().expect("an endpoint");
     let known: Vec<_> = hosts.iter().map(|host| net.underlay(*host)).chain([good]).collect();
     let strange: Vec<_> = net.flow().map(|step| step.to).filter(|to| !known.contains(to)).collect();
     assert!(strange.is_empty(), "{strange:?}");
