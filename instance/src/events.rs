@@ -1,25 +1,58 @@
 //! What the core reports, as the log lines operators of Go Nebula know.
 
-use std::net::SocketAddr;
-use std::sync::mpsc::Receiver;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use nebula_core::{Event, TunnelDownReason};
 use serde_json::json;
+use tracing::Level;
 
 use crate::log;
 use crate::metrics::Handshakes;
 
-/// Logs everything that happens until the driver ends.
+/// Logs what happens until the driver ends. All of it can be caused by others, so the lines are limited.
 pub(crate) fn log(events: &Receiver<Event>, handshakes: &Handshakes) {
-    for event in events {
+    loop {
+        let received = match log::summarize() {
+            Some(due) => events.recv_timeout(due),
+            None => events.recv().map_err(RecvTimeoutError::from),
+        };
+        let event = match received {
+            Ok(event) => event,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
         match &event {
             Event::TunnelUp { initiator: true, took, .. } => handshakes.completed(*took),
             Event::HandshakeTimedOut { .. } => handshakes.timed_out(),
             _ => {}
         }
-        log_one(&event);
+        if admits(&event) {
+            log_one(&event);
+        }
     }
+}
+
+/// By the text of the line, and by peer and underlay address: many peers may be behind one address.
+fn admits(event: &Event) -> bool {
+    let of = |peer: &[IpAddr], endpoint: Option<SocketAddr>| {
+        let endpoint = endpoint.map(|endpoint| format!(" at {}", log::network_of(endpoint.ip())));
+        let peer = peer.first().map(ToString::to_string).unwrap_or_default();
+        format!("{peer}{}", endpoint.unwrap_or_default())
+    };
+    let (kind, source) = match event {
+        Event::TunnelUp { peer, endpoint, .. } => ("Handshake message received", of(peer, Some(*endpoint))),
+        Event::TunnelDown { peer, endpoint, .. } => ("Tunnel closed", of(peer, *endpoint)),
+        Event::HandshakeTimedOut { peer, .. } => ("Handshake timed out", of(&[*peer], None)),
+        Event::Roamed { peer, .. } => ("Host roamed to new udp ip/port.", of(peer, None)),
+        Event::HandshakeRefused { from, .. } => {
+            let source = log::network_of(from.ip()).to_string();
+            return log::admits(Level::ERROR, "Failed to process handshake packet", &source);
+        }
+        _ => return log::admits(Level::DEBUG, "Event", ""),
+    };
+    log::admits(Level::INFO, kind, &source)
 }
 
 fn log_one(event: &Event) {

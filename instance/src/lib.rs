@@ -28,6 +28,7 @@ pub mod launch_file;
 pub mod life_cycle;
 mod link_watch;
 pub mod log;
+mod log_throttle;
 mod metrics;
 pub mod names;
 mod netlink;

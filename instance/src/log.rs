@@ -2,9 +2,10 @@
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
-use std::sync::Once;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -12,6 +13,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::config_file::{LogFormat, LogLevel, Logging};
+use crate::log_throttle::{Limits, LogThrottle};
 
 /// Where lines go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +89,57 @@ fn filter() -> LevelFilter {
     }
 }
 
+/// Whether a line that somebody else caused is written: a peer, or whoever can reach a socket. `kind` is the text of the line.
+/// A line that the level excludes is refused, and only one that is refused for being too many is counted.
+pub(crate) fn admits(level: Level, kind: &'static str, source: &str) -> bool {
+    if level > filter() {
+        return false;
+    }
+    let limits = if filter() >= LevelFilter::DEBUG { Limits::VERBOSE } else { Limits::NORMAL };
+    throttle().admit(now(), &limits, (kind, level), source)
+}
+
+/// The part of an underlay address that says who it is: whoever has an IPv6 address has 2^64.
+pub(crate) fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        v4 => v4,
+    }
+}
+
+/// Writes how many lines were left out, if that is due. Returns how long it takes until it is due again.
+pub(crate) fn summarize() -> Option<Duration> {
+    let now = now();
+    let (summaries, next) = {
+        let mut throttle = throttle();
+        (throttle.summaries(now), throttle.next_summary())
+    };
+    for summary in summaries {
+        let (kind, count, seconds) = (summary.kind, summary.left_out, summary.within.as_secs());
+        let (source, of_source) = summary.most.map_or((None, None), |(source, count)| (Some(source), Some(count)));
+        let source = source.as_deref();
+        match summary.level {
+            Level::ERROR => tracing::error!(kind, count, seconds, source, ofSource = of_source, "{LEFT_OUT}"),
+            Level::WARN => tracing::warn!(kind, count, seconds, source, ofSource = of_source, "{LEFT_OUT}"),
+            Level::INFO => tracing::info!(kind, count, seconds, source, ofSource = of_source, "{LEFT_OUT}"),
+            _ => tracing::debug!(kind, count, seconds, source, ofSource = of_source, "{LEFT_OUT}"),
+        }
+    }
+    next.map(|next| next.saturating_duration_since(now))
+}
+
+fn throttle() -> MutexGuard<'static, LogThrottle> {
+    THROTTLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+static THROTTLE: Mutex<LogThrottle> = Mutex::new(LogThrottle::new());
+const LEFT_OUT: &str = "Log lines were left out because there were too many";
+
 /// A list or a map as a field: JSON lines have it as such, text lines as Go prints it.
 pub(crate) fn structured(value: serde_json::Value) -> Structured {
     let text = go_text(&value);
@@ -150,6 +203,11 @@ impl Subscriber for Lines {
         let time = (form & NO_TIME == 0).then(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         let mut fields = Fields::default();
         event.record(&mut fields);
+        // The core's own lines are about peers and what they send.
+        let metadata = event.metadata();
+        if metadata.target().starts_with(CORE) && !admits(*metadata.level(), metadata.name(), fields.peer()) {
+            return;
+        }
         let level = level_name(*event.metadata().level());
         let line = if form & JSON == 0 { text_line(time, level, &fields) } else { json_line(time, level, &fields) };
         // A log that nobody reads any more must not end the program.
@@ -170,6 +228,7 @@ impl Subscriber for Lines {
 
 // Where all targets of this project begin.
 const OWN: &str = "nebula";
+const CORE: &str = "nebula_core::node";
 
 #[derive(Default)]
 struct Fields {
@@ -177,6 +236,14 @@ struct Fields {
     rest: Vec<(&'static str, serde_json::Value)>,
     /// Of fields that are lists or maps, by their place: how text lines have them.
     texts: Vec<(usize, String)>,
+}
+
+impl Fields {
+    /// Whom the line is about.
+    fn peer(&self) -> &str {
+        let peer = self.rest.iter().find(|(name, _)| *name == "peer");
+        peer.and_then(|(_, value)| value.as_str()).unwrap_or_default()
+    }
 }
 
 impl Visit for Fields {

@@ -15,13 +15,14 @@ use russh::server::{
 use russh::{Channel, ChannelId, Disconnect, MethodKind, MethodSet, Pty, SshId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
+use tracing::Level;
 
 use super::access;
 use super::session::{self, IDLE};
 use crate::config_file::Sshd;
 use crate::control::Desk;
 use crate::daemon::unix_now;
-use crate::names;
+use crate::{log, names};
 
 /// What all sessions share.
 #[derive(Debug)]
@@ -110,7 +111,9 @@ async fn accept(listener: TcpListener, house: Arc<House>) -> io::Error {
             }
         };
         let Ok(login) = Arc::clone(&house.logins).try_acquire_owned() else {
-            tracing::debug!(remoteAddress = %from, "Too many clients log in to the console at once");
+            if log::admits(Level::DEBUG, "Too many clients log in to the console at once", &stranger(from)) {
+                tracing::debug!(remoteAddress = %from, "Too many clients log in to the console at once");
+            }
             continue;
         };
         let (config, house) = (Arc::clone(&config), Arc::clone(&house));
@@ -118,12 +121,17 @@ async fn accept(listener: TcpListener, house: Arc<House>) -> io::Error {
             let logged_in = Arc::new(AtomicBool::new(false));
             let guest = Guest::new(house, from, login, Arc::clone(&logged_in));
             let outcome = converse(config, stream, guest, &logged_in).await;
-            if !logged_in.load(Ordering::Relaxed) {
+            if !logged_in.load(Ordering::Relaxed) && log::admits(Level::WARN, "failed to handshake", &stranger(from)) {
                 let error = outcome.err().map_or_else(|| "no authentication".to_owned(), |error| error.to_string());
                 tracing::warn!(error, remoteAddress = %from, "failed to handshake");
             }
         });
     }
+}
+
+/// By whom the lines about those who are not let in are limited.
+fn stranger(from: SocketAddr) -> String {
+    log::network_of(from.ip()).to_string()
 }
 
 fn config(sshd: &Sshd) -> Config {
@@ -225,7 +233,9 @@ impl Handler for Guest {
         match access::certificate_may(&self.house.sshd, user, certificate, self.from.ip(), unix_now()) {
             Ok(()) => Ok(self.admit(user, certificate.public_key())),
             Err(reason) => {
-                tracing::debug!(reason, sshUser = user, remoteAddress = %self.from, "A certificate was refused");
+                if log::admits(Level::DEBUG, "A certificate was refused", &stranger(self.from)) {
+                    tracing::debug!(reason, sshUser = user, remoteAddress = %self.from, "A certificate was refused");
+                }
                 Ok(Auth::reject())
             }
         }
