@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use nix::sys::stat::{Mode, umask};
 
 use crate::capabilities;
+use crate::deadline::Within;
 use crate::pod_status::{Shared, Snapshot};
 
 /// Reads the document of the instance that listens at `path`.
@@ -74,7 +75,7 @@ impl StatusSocket {
         let body = move || {
             capabilities::give_up();
             // A client that does not read loses its answer.
-            if let Err(error) = answer(stream, &status) {
+            if let Err(error) = answer(&stream, &status) {
                 tracing::debug!(%error, "A client of the status socket did not take its answer");
             }
             drop(place);
@@ -96,11 +97,11 @@ impl Drop for StatusSocket {
     }
 }
 
-fn answer(mut stream: UnixStream, status: &Shared) -> std::io::Result<()> {
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.set_read_timeout(Some(PATIENCE_FOR_A_REQUEST))?;
+fn answer(stream: &UnixStream, status: &Shared) -> std::io::Result<()> {
     let snapshot = || Snapshot::take(status, now());
-    let Some(target) = read_target(&mut stream)? else {
+    let target = read_target(&mut Within::new(stream, READ_WITHIN))?;
+    let mut stream = Within::new(stream, WRITE_WITHIN);
+    let Some(target) = target else {
         return stream.write_all(snapshot().document().to_string().as_bytes());
     };
     let (code, kind, body) = match target.as_str() {
@@ -121,7 +122,7 @@ fn answer(mut stream: UnixStream, status: &Shared) -> std::io::Result<()> {
 }
 
 /// Method and path of the request; `None`: there is no request.
-fn read_target(stream: &mut UnixStream) -> std::io::Result<Option<String>> {
+fn read_target(stream: &mut impl Read) -> std::io::Result<Option<String>> {
     let mut head = Vec::new();
     let mut chunk = [0; 512];
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -148,8 +149,10 @@ fn now() -> Duration {
 }
 
 const TEXT: &str = "text/plain; charset=utf-8";
-const PATIENCE: Duration = Duration::from_millis(500);
-const PATIENCE_FOR_A_REQUEST: Duration = Duration::from_millis(100);
+/// For the whole request; then the document alone is the answer.
+const READ_WITHIN: Duration = Duration::from_millis(100);
+/// For the whole answer: those who ask do not wait longer.
+const WRITE_WITHIN: Duration = ANSWER_WITHIN;
 const LONGEST_HEAD: usize = 4096;
 const MAX_CLIENTS: usize = 16;
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);

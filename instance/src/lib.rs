@@ -10,6 +10,7 @@ pub mod config_file;
 mod control;
 pub mod daemon;
 mod data_path;
+mod deadline;
 mod dns;
 pub mod enrol;
 mod errno;

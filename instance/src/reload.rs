@@ -152,7 +152,15 @@ impl Reloader {
                     true => Vec::new(),
                     false => names::resolve_once(&settings.advertise),
                 };
+                let (stats, dns) = (self.current.stats.clone(), Served::of(&self.current));
                 self.handle.clone().together(|| self.apply(settings, advertise));
+                // These wait for the end of what was there before, which may be asking the control plane.
+                if self.current.stats != stats {
+                    self.serve_stats();
+                }
+                if Served::of(&self.current) != dns {
+                    self.serve_dns();
+                }
                 // What the kernel sends by new routes has somewhere to go now.
                 self.update_link();
                 Ok(())
@@ -226,18 +234,9 @@ impl Reloader {
             self.link.subnets.configure(new.tun.routes.subnet_routes());
             tracing::info!("tun.unsafe_routes has been reloaded");
         }
-        if self.current.stats != new.stats {
-            // The old one first: the address may be the same.
-            self.emitter = None;
-            self.emitter = new.stats.as_ref().and_then(|stats| Emitter::start(stats, &self.link.metrics));
-        }
-        let dns_changed = Served::of(&self.current) != Served::of(&new);
         let hosts_changed = self.current.static_hosts != new.static_hosts;
         let rendezvous_changed = !same_rendezvous(&self.current, &new);
         self.current = new;
-        if dns_changed {
-            self.serve_dns();
-        }
         if hosts_changed {
             let hosts = &self.current.static_hosts;
             let known = self.names.as_ref().map(|watch| watch.endpoints(hosts));
@@ -282,6 +281,12 @@ impl Reloader {
             tracing::error!(%error, "Failed to update the routes of the tun device");
         }
         self.link.overlay = Some(link);
+    }
+
+    fn serve_stats(&mut self) {
+        // The old one first: the address may be the same.
+        self.emitter = None;
+        self.emitter = self.current.stats.as_ref().and_then(|stats| Emitter::start(stats, &self.link.metrics));
     }
 
     fn serve_dns(&mut self) {

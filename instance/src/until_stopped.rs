@@ -3,22 +3,34 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::thread::{Builder, JoinHandle};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// Held by whoever started the thread; its end ends the thread.
+/// Held by whoever started the thread. Dropping it ends the thread and waits for that, so what the thread owned is closed
+/// and its address can be bound again. The thread must not wait for whoever drops this.
 #[derive(Debug)]
 pub(crate) struct Running {
-    _stop: UnixStream,
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// The thread's side.
 #[derive(Debug)]
 pub(crate) struct Stopped(UnixStream);
 
-pub(crate) fn pair() -> io::Result<(Running, Stopped)> {
+/// Starts a thread that ends soon after [`Stopped::not_before`] said so.
+pub(crate) fn spawn(name: &str, body: impl FnOnce(Stopped) + Send + 'static) -> io::Result<Running> {
     let (stop, stopped) = UnixStream::pair()?;
-    Ok((Running { _stop: stop }, Stopped(stopped)))
+    let thread = Builder::new().name(name.to_owned()).spawn(move || body(Stopped(stopped)))?;
+    Ok(Running { stop: Some(stop), thread: Some(thread) })
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 impl Stopped {
@@ -31,6 +43,24 @@ impl Stopped {
                 Err(_) => return false,
                 Ok(_) => return fds[1].revents().is_none_or(|events| events.is_empty()),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn the_address_is_free_when_the_server_is_gone() {
+        let mut address = "127.0.0.1:0".parse().unwrap();
+        for _ in 0..200 {
+            let socket = UdpSocket::bind(address).unwrap();
+            address = socket.local_addr().unwrap();
+            let running = spawn("test", move |stopped| while stopped.not_before(&socket) {}).unwrap();
+            drop(running);
         }
     }
 }

@@ -82,6 +82,44 @@ fn metrics_are_served_and_move_when_the_configuration_changes() {
 }
 
 #[test]
+fn a_client_that_sends_a_byte_now_and_then_keeps_nobody_from_the_page() {
+    let port = free_tcp_port();
+    let network = Network::new();
+    let daemon = start(&network, &ours(), &prometheus(port, "/metrics"));
+    fetch(&daemon, port, "/metrics", "200 OK");
+    let mut slow = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let begun = Instant::now();
+    let trickle = std::thread::spawn(move || {
+        // Within what a read may take, for ever.
+        while begun.elapsed() < Duration::from_secs(20) && slow.write_all(b"G").is_ok() {
+            std::thread::sleep(Duration::from_millis(1500));
+        }
+        begun.elapsed()
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    let asked = Instant::now();
+    let text = get(port, "/metrics");
+    let took = asked.elapsed();
+    assert!(text.is_ok_and(|text| text.contains("200 OK")), "no answer within {took:?}");
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    let kept = trickle.join().unwrap();
+    assert!(kept < Duration::from_secs(10), "the slow client was there for {kept:?}");
+}
+
+#[test]
+fn a_reload_to_the_same_address_finds_it_free() {
+    let port = free_tcp_port();
+    let network = Network::new();
+    let daemon = start(&network, &ours(), &prometheus(port, "/0"));
+    fetch(&daemon, port, "/0", "200 OK");
+    for n in 1..=20 {
+        daemon.reload(&with(&prometheus(port, &format!("/{n}"))));
+        fetch(&daemon, port, &format!("/{n}"), "200 OK");
+    }
+    assert!(!daemon.log().contains("Failed to start stats emitter"), "{}", daemon.log());
+}
+
+#[test]
 fn a_certificate_that_ends_soon_is_warned_of_and_its_time_left_is_a_metric() {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let network = Network::ending(now.cast_signed() + 3600);

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nebula_core::io::release_program_pages;
 use nix::sys::stat::{Mode, umask};
@@ -16,6 +16,7 @@ use super::Desk;
 use super::request::Request;
 use crate::account::Account;
 use crate::config_file::ControlPath;
+use crate::deadline::Within;
 
 /// A listening control socket.
 #[derive(Debug)]
@@ -156,12 +157,11 @@ fn converse(stream: &UnixStream, answer: impl FnOnce(Request) -> Result<Value, S
     write_line(stream, &format!("{document}\n"))
 }
 
-fn read_line(mut stream: &UnixStream) -> io::Result<Vec<u8>> {
-    let until = now() + READ_WITHIN;
+fn read_line(stream: &UnixStream) -> io::Result<Vec<u8>> {
+    let mut stream = Within::new(stream, READ_WITHIN);
     let mut line = Vec::new();
     let mut chunk = [0; 512];
     loop {
-        stream.set_read_timeout(Some(left(until)?))?;
         let read = stream.read(&mut chunk)?;
         let end = chunk[..read].iter().position(|byte| *byte == b'\n');
         line.extend_from_slice(&chunk[..end.unwrap_or(read)]);
@@ -174,25 +174,8 @@ fn read_line(mut stream: &UnixStream) -> io::Result<Vec<u8>> {
     }
 }
 
-fn write_line(mut stream: &UnixStream, line: &str) -> io::Result<()> {
-    let until = now() + WRITE_WITHIN;
-    let mut rest = line.as_bytes();
-    while !rest.is_empty() {
-        stream.set_write_timeout(Some(left(until)?))?;
-        let written = stream.write(rest)?;
-        rest = &rest[written..];
-    }
-    Ok(())
-}
-
-fn left(until: Instant) -> io::Result<Duration> {
-    let left = until.checked_duration_since(now()).filter(|left| !left.is_zero());
-    left.ok_or_else(|| io::ErrorKind::TimedOut.into())
-}
-
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
-fn now() -> Instant {
-    Instant::now()
+fn write_line(stream: &UnixStream, line: &str) -> io::Result<()> {
+    Within::new(stream, WRITE_WITHIN).write_all(line.as_bytes())
 }
 
 const FOLDER: &str = "/run/nebula";
@@ -283,6 +266,8 @@ mod tests {
 
     #[test]
     fn who_writes_nothing_and_who_reads_nothing_is_left_in_time() {
+        #[allow(clippy::disallowed_methods, reason = "a test on a real clock")]
+        let now = std::time::Instant::now;
         let (_silent, server) = UnixStream::pair().unwrap();
         let start = now();
         assert!(read_line(&server).is_err());

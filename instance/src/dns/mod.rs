@@ -11,7 +11,7 @@ use nebula_core::io::Handle;
 
 use crate::config_file::{Dns, Settings};
 use crate::names;
-use crate::until_stopped::{self, Running};
+use crate::until_stopped::{self, Running, Stopped};
 use hickory_resolver::proto::rr::RecordType;
 use message::{Answer, Query};
 
@@ -48,31 +48,10 @@ impl Served {
                 return None;
             }
         };
-        let started = until_stopped::pair().and_then(|(running, stopped)| {
-            let address = socket.local_addr()?;
-            let body = move || {
-                let mut recent: Option<(Instant, Records)> = None;
-                let mut datagram = [0; 1500];
-                while stopped.not_before(&socket) {
-                    let Ok((length, from)) = socket.recv_from(&mut datagram) else { continue };
-                    let Some(query) = Query::parse(&datagram[..length]) else { continue };
-                    #[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
-                    let now = Instant::now();
-                    if query.kind == RecordType::TXT {
-                        let answer = self.certificate(&query, from.ip().to_canonical(), &peers);
-                        let _ = query.reply(&answer).map(|reply| socket.send_to(&reply, from));
-                        continue;
-                    }
-                    // A flood of questions must not become one for the control plane.
-                    if recent.as_ref().is_none_or(|(read, _)| now >= *read + FRESH) {
-                        recent = Some((now, Records::new(std::iter::once(self.own.clone()).chain(peers.hosts()))));
-                    }
-                    let answer = recent.as_ref().map_or(Answer::NoSuchName, |(_, records)| records.answer(&query));
-                    // Who asked may be gone.
-                    let _ = query.reply(&answer).map(|reply| socket.send_to(&reply, from));
-                }
-            };
-            std::thread::Builder::new().name("dns".to_owned()).spawn(body)?;
+        let started = socket.local_addr().and_then(|address| {
+            // A socket without anything to read must not keep the thread from its end.
+            socket.set_nonblocking(true)?;
+            let running = until_stopped::spawn("dns", move |stopped| self.serve(&socket, &stopped, &peers))?;
             tracing::info!(dnsListener = %address, "Starting DNS responder");
             Ok(Server { _running: running })
         });
@@ -81,6 +60,29 @@ impl Served {
 }
 
 impl Served {
+    fn serve(&self, socket: &UdpSocket, stopped: &Stopped, peers: &impl Peers) {
+        let mut recent: Option<(Instant, Records)> = None;
+        let mut datagram = [0; 1500];
+        while stopped.not_before(socket) {
+            let Ok((length, from)) = socket.recv_from(&mut datagram) else { continue };
+            let Some(query) = Query::parse(&datagram[..length]) else { continue };
+            #[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
+            let now = Instant::now();
+            if query.kind == RecordType::TXT {
+                let answer = self.certificate(&query, from.ip().to_canonical(), peers);
+                let _ = query.reply(&answer).map(|reply| socket.send_to(&reply, from));
+                continue;
+            }
+            // A flood of questions must not become one for the control plane.
+            if recent.as_ref().is_none_or(|(read, _)| now >= *read + FRESH) {
+                recent = Some((now, Records::new(std::iter::once(self.own.clone()).chain(peers.hosts()))));
+            }
+            let answer = recent.as_ref().map_or(Answer::NoSuchName, |(_, records)| records.answer(&query));
+            // Who asked may be gone.
+            let _ = query.reply(&answer).map(|reply| socket.send_to(&reply, from));
+        }
+    }
+
     /// The certificate of the peer with the address that is asked for. It says more than a name, so only programs of this
     /// host hear it.
     fn certificate(&self, query: &Query, from: IpAddr, peers: &impl Peers) -> Answer {

@@ -1,17 +1,18 @@
-//! Metrics in Prometheus' text form, over HTTP, one request at a time.
+//! Metrics in Prometheus' text form, over HTTP.
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::sync::Arc;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use nebula_core::TunnelStatus;
 
 use super::{Metrics, Reading};
 use crate::daemon::unix_now;
+use crate::deadline::Within;
 use crate::names;
-use crate::until_stopped::{self, Running};
+use crate::until_stopped::{self, Running, Stopped};
 
 /// Answers until it is dropped.
 #[derive(Debug)]
@@ -37,25 +38,52 @@ impl Server {
     pub(super) fn start(listen: &str, path: String, names: Names, metrics: Arc<Metrics>) -> io::Result<Self> {
         let listener = names::bind(listen)
             .map_err(|error| io::Error::new(error.kind(), format!("stats.listen {listen}: {error}")))?;
-        let (running, stopped) = until_stopped::pair()?;
         let address = listener.local_addr()?;
-        let body = move || {
-            while stopped.not_before(&listener) {
-                let Ok((stream, _)) = listener.accept() else { continue };
-                // A client that went away is no fault of the node.
-                let _ = answer(stream, &path, || text(&metrics.read(unix_now()), &names));
-            }
-        };
-        std::thread::Builder::new().name("stats".to_owned()).spawn(body)?;
+        // A client that is gone before it is accepted must not keep the thread from its end.
+        listener.set_nonblocking(true)?;
+        let page = Page { path, text: Box::new(move || text(&metrics.read(unix_now()), &names)) };
+        let running = until_stopped::spawn("stats", move |stopped| serve(&listener, &stopped, &Arc::new(page)))?;
         tracing::info!(addr = %address, "Starting prometheus stats listener");
         Ok(Self { _running: running })
     }
 }
 
-fn answer(mut stream: TcpStream, path: &str, text: impl FnOnce() -> String) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let Some((method, target)) = read_head(&mut stream)? else { return Ok(()) };
+/// What is served, and where.
+struct Page {
+    path: String,
+    text: Box<dyn Fn() -> String + Send + Sync>,
+}
+
+/// Answers each client on a thread of its own.
+fn serve(listener: &TcpListener, stopped: &Stopped, page: &Arc<Page>) {
+    let mut clients: Vec<Weak<TcpStream>> = Vec::new();
+    while stopped.not_before(listener) {
+        let Ok((stream, _)) = listener.accept() else { continue };
+        clients.retain(|client| client.strong_count() > 0);
+        if clients.len() >= MAX_THREADS {
+            continue;
+        }
+        // A scraper asks at once: the one that has been here longest is the least likely to be one.
+        let crowd = clients.len().saturating_sub(MAX_CLIENTS - 1);
+        for slow in clients.iter().take(crowd).filter_map(Weak::upgrade) {
+            let _ = slow.shutdown(Shutdown::Both);
+        }
+        let stream = Arc::new(stream);
+        clients.push(Arc::downgrade(&stream));
+        let page = Arc::clone(page);
+        let body = move || {
+            // A client that went away is no fault of the node.
+            let _ = answer(&stream, &page.path, &page.text);
+        };
+        // Without a thread this client gets no answer; others may.
+        let _ = std::thread::Builder::new().name("stats".to_owned()).stack_size(STACK).spawn(body);
+    }
+}
+
+fn answer(stream: &TcpStream, path: &str, text: impl FnOnce() -> String) -> io::Result<()> {
+    // Accepted from a listener that does not block.
+    stream.set_nonblocking(false)?;
+    let Some((method, target)) = read_head(&mut Within::new(stream, READ_WITHIN))? else { return Ok(()) };
     let (status, body) = match (method.as_str(), target.split('?').next() == Some(path)) {
         ("GET" | "HEAD", true) => ("200 OK", text()),
         ("GET" | "HEAD", false) => ("404 Not Found", "404 page not found\n".to_owned()),
@@ -67,12 +95,13 @@ fn answer(mut stream: TcpStream, path: &str, text: impl FnOnce() -> String) -> i
         "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {length}\r\n\
          Connection: close\r\n\r\n"
     );
+    let mut stream = Within::new(stream, WRITE_WITHIN);
     stream.write_all(head.as_bytes())?;
     if method == "GET" { stream.write_all(body.as_bytes()) } else { Ok(()) }
 }
 
 /// Method and target of a request; both empty if it is none, nothing if it does not end.
-fn read_head(stream: &mut TcpStream) -> io::Result<Option<(String, String)>> {
+fn read_head(stream: &mut impl Read) -> io::Result<Option<(String, String)>> {
     let mut head = Vec::new();
     let mut chunk = [0; 1024];
     loop {
@@ -95,7 +124,15 @@ fn read_head(stream: &mut TcpStream) -> io::Result<Option<(String, String)>> {
 }
 
 const MAX_HEADERS: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(2);
+/// For the whole head of a request, and for the whole answer.
+const READ_WITHIN: Duration = Duration::from_secs(2);
+const WRITE_WITHIN: Duration = Duration::from_secs(10);
+/// Beyond this the oldest client is sent away.
+const MAX_CLIENTS: usize = 8;
+/// With those that were sent away and have not ended yet.
+const MAX_THREADS: usize = 16;
+// Address space; only what is used costs memory.
+const STACK: usize = 512 << 10;
 const LONGEST_HEAD: usize = 8192;
 
 /// Everything of Go is a gauge, as Go has it; own numbers have the type they are of.
@@ -167,8 +204,6 @@ fn clean(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-
     use super::*;
     use crate::metrics::{Kind, Metric, Summary};
 
@@ -176,8 +211,10 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         client.write_all(request.as_bytes()).unwrap();
-        client.shutdown(std::net::Shutdown::Write).unwrap();
-        answer(listener.accept().unwrap().0, "/metrics", || "a 1\n".to_owned()).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let served = listener.accept().unwrap().0;
+        answer(&served, "/metrics", || "a 1\n".to_owned()).unwrap();
+        drop(served);
         let mut text = String::new();
         client.read_to_string(&mut text).unwrap();
         text
@@ -196,6 +233,46 @@ mod tests {
     fn a_request_that_does_not_end_gets_no_answer() {
         assert_eq!(exchange("GET /metrics HTTP/1.1\r\n"), "");
         assert!(exchange("\u{1}\u{2} what\r\n\r\n").starts_with("HTTP/1.1 400 "));
+    }
+
+    fn server(text: impl Fn() -> String + Send + Sync + 'static) -> (std::net::SocketAddr, Running) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let page = Arc::new(Page { path: "/metrics".to_owned(), text: Box::new(text) });
+        (address, until_stopped::spawn("test", move |stopped| serve(&listener, &stopped, &page)).unwrap())
+    }
+
+    fn get(address: std::net::SocketAddr) -> String {
+        let mut client = TcpStream::connect(address).unwrap();
+        client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut text = String::new();
+        let _ = client.read_to_string(&mut text);
+        text
+    }
+
+    #[test]
+    fn a_crowd_of_silent_clients_gives_way_to_one_that_asks() {
+        let (address, _running) = server(|| "a 1\n".to_owned());
+        for _ in 0..20 {
+            let _silent: Vec<_> = (0..MAX_CLIENTS * 2).map(|_| TcpStream::connect(address).unwrap()).collect();
+            // Those that were sent away need a moment to end.
+            let served = (0..50).any(|_| {
+                std::thread::sleep(Duration::from_millis(1));
+                get(address).ends_with("a 1\n")
+            });
+            assert!(served);
+        }
+    }
+
+    #[test]
+    fn clients_that_read_nothing_do_not_keep_the_others_from_the_page() {
+        let (address, _running) = server(|| "x".repeat(8 << 20));
+        let silent: Vec<_> = (1..MAX_CLIENTS).map(|_| TcpStream::connect(address).unwrap()).collect();
+        for mut client in &silent {
+            client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        }
+        assert_eq!(get(address).len() >> 20, 8);
     }
 
     #[test]

@@ -1,0 +1,109 @@
+//! Conversations that end in time, however slowly the other side reads or writes.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// A stream whose reads and writes all end at one moment. A timeout of the socket alone starts again with every byte.
+#[derive(Debug)]
+pub(crate) struct Within<'a, S> {
+    stream: &'a S,
+    until: Instant,
+}
+
+impl<'a, S: Patient> Within<'a, S> {
+    /// From now on.
+    pub(crate) fn new(stream: &'a S, patience: Duration) -> Self {
+        Self { stream, until: now() + patience }
+    }
+
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.until.checked_duration_since(now()).filter(|left| !left.is_zero());
+        left.ok_or_else(|| io::ErrorKind::TimedOut.into())
+    }
+}
+
+impl<S: Patient> Read for Within<'_, S> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.read_within(self.left()?, buffer)
+    }
+}
+
+impl<S: Patient> Write for Within<'_, S> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write_within(self.left()?, bytes)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A socket whose calls can wait for a limited time.
+pub(crate) trait Patient {
+    fn read_within(&self, patience: Duration, buffer: &mut [u8]) -> io::Result<usize>;
+    fn write_within(&self, patience: Duration, bytes: &[u8]) -> io::Result<usize>;
+}
+
+impl Patient for TcpStream {
+    fn read_within(&self, patience: Duration, buffer: &mut [u8]) -> io::Result<usize> {
+        self.set_read_timeout(Some(patience))?;
+        (&*self).read(buffer)
+    }
+    fn write_within(&self, patience: Duration, bytes: &[u8]) -> io::Result<usize> {
+        self.set_write_timeout(Some(patience))?;
+        (&*self).write(bytes)
+    }
+}
+
+impl Patient for UnixStream {
+    fn read_within(&self, patience: Duration, buffer: &mut [u8]) -> io::Result<usize> {
+        self.set_read_timeout(Some(patience))?;
+        (&*self).read(buffer)
+    }
+    fn write_within(&self, patience: Duration, bytes: &[u8]) -> io::Result<usize> {
+        self.set_write_timeout(Some(patience))?;
+        (&*self).write(bytes)
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_now_and_then_does_not_move_the_deadline() {
+        let (mut slow, served) = UnixStream::pair().unwrap();
+        let writer = std::thread::spawn(move || {
+            while slow.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let start = now();
+        let error = Within::new(&served, Duration::from_millis(200)).read_to_end(&mut Vec::new()).unwrap_err();
+        assert!(matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{error}");
+        assert!(now() - start < Duration::from_secs(2));
+        drop(served);
+        writer.join().unwrap();
+    }
+
+    #[test]
+    fn whoever_reads_slowly_is_left_in_time() {
+        let (mut slow, served) = UnixStream::pair().unwrap();
+        let reader = std::thread::spawn(move || {
+            while slow.read(&mut [0; 1000]).is_ok_and(|read| read > 0) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let start = now();
+        assert!(Within::new(&served, Duration::from_millis(200)).write_all(&vec![0; 8 << 20]).is_err());
+        assert!(now() - start < Duration::from_secs(2));
+        drop(served);
+        reader.join().unwrap();
+    }
+}
