@@ -94,6 +94,10 @@ fn way_to(address: IpAddr, flags: u32) -> io::Result<Way> {
     let mut request = header(libc::RTM_GETROUTE, 0, address, flags);
     attribute(&mut request, libc::RTA_DST, &octets(address));
     let reply = ask(&finished(request))?;
+    read_way(&reply, address).ok_or_else(|| io::Error::other("no interface leads to the pod's address"))
+}
+
+fn read_way(reply: &[u8], address: IpAddr) -> Option<Way> {
     let (mut interface, mut gateway) = (None, None);
     let (headers, mut rest) = reply.split_at_checked(HEADERS).unwrap_or_default();
     while let Some((kind, value, next)) = next_attribute(rest) {
@@ -104,10 +108,16 @@ fn way_to(address: IpAddr, flags: u32) -> io::Result<Way> {
         }
         rest = next;
     }
-    let interface = interface.ok_or_else(|| io::Error::other("no interface leads to the pod's address"))?;
     // rtm_dst_len, rtm_protocol.
     let is_ours = (headers.get(17), headers.get(21)) == (Some(&bits(address)), Some(&PROTOCOL));
-    Ok(Way { interface, gateway, is_ours })
+    Some(Way { interface: interface?, gateway, is_ours })
+}
+
+/// Reads an answer to the question for a route, for the fuzzer.
+pub(crate) fn fuzz(data: &[u8]) {
+    for address in [IpAddr::from([10, 0, 0, 1]), IpAddr::from([0; 16])] {
+        let _ = read_way(data, address);
+    }
 }
 
 fn message(kind: u16, flags: i32, route: &HostRoute) -> Vec<u8> {

@@ -5,6 +5,8 @@ pub mod add;
 pub mod check;
 pub mod del;
 pub mod enrolment;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod gc;
 pub mod host;
 pub mod host_route;

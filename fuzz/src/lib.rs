@@ -1,6 +1,7 @@
 //! One function per parser, and some that drive whole nodes. The fuzzer and the corpus replay run the same functions.
 
 mod console;
+mod differential;
 mod network;
 mod pair;
 mod trio;
@@ -35,6 +36,10 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("cni_request", cni_request),
     ("launch_spec", launch_spec),
     ("issuance", issuance),
+    ("ca_answers", nebula_instance::fuzzing::ca_answer),
+    ("dbus", nebula_cni_plugin::fuzzing::dbus),
+    ("netlink", netlink),
+    ("differential", differential::differential),
 ];
 
 /// The function of a target.
@@ -184,4 +189,10 @@ fn issuance(data: &[u8]) {
     }
     let _ = serde_json::from_slice::<Reply>(data);
     let _ = serde_json::from_slice::<Refusal>(data);
+}
+
+/// What the kernel sends: answers to requests (also of nf_tables), and news of routes.
+fn netlink(data: &[u8]) {
+    nebula_instance::fuzzing::netlink(data);
+    nebula_cni_plugin::fuzzing::route_answer(data);
 }

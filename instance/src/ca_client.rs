@@ -1,6 +1,6 @@
 //! Speaks to the CA service: short HTTPS calls, made blocking on a thread of their own.
 
-mod answers;
+pub(crate) mod answers;
 mod tls;
 
 use std::io::Read;

@@ -18,6 +18,8 @@ mod events;
 mod expiry;
 mod file_watch;
 mod firewall_hash;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod go_flags;
 pub mod handoff;
 mod inbox;

@@ -91,14 +91,14 @@ fn listen(socket: &OwnedFd, overlay: &Overlay, subnets: &Subnets) {
 
 /// What became of a route.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Change {
+pub(crate) struct Change {
     network: IpNet,
     /// None: the route is gone.
     gateways: Vec<Gateway>,
 }
 
 /// Changes in one datagram from the kernel.
-fn changes(mut datagram: &[u8], overlay: &Overlay) -> Vec<Change> {
+pub(crate) fn changes(mut datagram: &[u8], overlay: &Overlay) -> Vec<Change> {
     let mut found = Vec::new();
     while let Some((message, rest)) = split(datagram, HEADER, u32_at(datagram, 0)) {
         found.extend(change(message, overlay));

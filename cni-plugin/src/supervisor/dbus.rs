@@ -116,19 +116,56 @@ impl Connection {
         set_patience(&self.stream, deadline.left(clock))?;
         let mut fixed = [0; 16];
         self.stream.read_exact(&mut fixed)?;
+        let lengths = Lengths::of(&fixed).ok_or_else(malformed)?;
+        let mut rest = vec![0; lengths.rest()];
+        self.stream.read_exact(&mut rest)?;
+        Ok(decode(&fixed, &lengths, rest).ok_or_else(malformed)?)
+    }
+}
+
+/// Of the parts of a message.
+struct Lengths {
+    fields: usize,
+    body: usize,
+}
+
+impl Lengths {
+    fn of(fixed: &[u8; 16]) -> Option<Self> {
         let word = |at: usize| u32::from_le_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]) as usize;
         let (body, fields) = (word(4), word(12));
-        if fixed[0] != b'l' || body > MAX_MESSAGE || fields > MAX_MESSAGE {
-            return Err(malformed().into());
+        (fixed[0] == b'l' && body <= MAX_MESSAGE && fields <= MAX_MESSAGE).then_some(Self { fields, body })
+    }
+
+    /// After the fixed part: the fields, padded to a multiple of eight, and the body.
+    fn rest(&self) -> usize {
+        self.fields.next_multiple_of(8) + self.body
+    }
+}
+
+fn decode(fixed: &[u8; 16], lengths: &Lengths, mut rest: Vec<u8>) -> Option<Message> {
+    let body = rest.split_off(lengths.fields.next_multiple_of(8));
+    rest.truncate(lengths.fields);
+    let mut message = Message { kind: fixed[1], body, ..Message::default() };
+    // Offsets count from the start of the message; 16 bytes before are as good as none.
+    decode_fields(&rest, &mut message)?;
+    Some(message)
+}
+
+/// Reads a message and its arguments, for the fuzzer.
+pub(crate) fn fuzz(data: &[u8]) {
+    let Some((fixed, rest)) = data.split_first_chunk() else { return };
+    let Some(lengths) = Lengths::of(fixed) else { return };
+    let Some(rest) = rest.get(..lengths.rest()) else { return };
+    let Some(message) = decode(fixed, &lengths, rest.to_vec()) else { return };
+    let types: [fn(&mut Reader<'_>) -> bool; 3] =
+        [|it| it.number().is_some(), |it| it.text().is_some(), |it| it.text_variant().is_some()];
+    // Each begins with another type.
+    for first in 0..types.len() {
+        let mut reader = message.body();
+        let mut next = first;
+        while types[next % types.len()](&mut reader) {
+            next += 1;
         }
-        let mut rest = vec![0; fields.next_multiple_of(8) + body];
-        self.stream.read_exact(&mut rest)?;
-        let body = rest.split_off(fields.next_multiple_of(8));
-        rest.truncate(fields);
-        let mut message = Message { kind: fixed[1], body, ..Message::default() };
-        // Offsets count from the start of the message; 16 bytes before are as good as none.
-        decode_fields(&rest, &mut message).ok_or_else(malformed)?;
-        Ok(message)
     }
 }
 

@@ -16,6 +16,7 @@ mod notify;
 pub mod process;
 pub mod systemd;
 
+pub(crate) use dbus::fuzz as fuzz_dbus;
 pub use direct::Direct;
 pub use process::Process;
 pub use systemd::Systemd;

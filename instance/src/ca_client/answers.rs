@@ -6,7 +6,7 @@ use nebula_cert::{CaPool, Certificate, Identity, PrivateKey, UnixTime};
 use super::{Error, Issued};
 
 /// The body of an answer of `status`, if it is what was asked for.
-pub(super) fn read<T: serde::de::DeserializeOwned>(status: u16, body: &[u8]) -> Result<T, Error> {
+pub(crate) fn read<T: serde::de::DeserializeOwned>(status: u16, body: &[u8]) -> Result<T, Error> {
     if (200..300).contains(&status) {
         return serde_json::from_slice(body)
             .map_err(|error| Error::Unavailable(format!("answered something else than was asked for: {error}")));
@@ -25,7 +25,7 @@ pub(super) fn read<T: serde::de::DeserializeOwned>(status: u16, body: &[u8]) -> 
 }
 
 /// A certificate that its own CAs do not accept would only fail later, on every peer.
-pub(super) fn accept(reply: &Reply, key: PrivateKey, now: UnixTime) -> Result<Issued, String> {
+pub(crate) fn accept(reply: &Reply, key: PrivateKey, now: UnixTime) -> Result<Issued, String> {
     let certificates =
         Certificate::bundle_from_pem(reply.certificate.as_bytes()).map_err(|error| format!("certificate: {error}"))?;
     let identity = Identity::new(certificates.clone(), key).map_err(|error| format!("certificate: {error}"))?;
@@ -41,7 +41,7 @@ pub(super) fn accept(reply: &Reply, key: PrivateKey, now: UnixTime) -> Result<Is
 }
 
 /// Whom to trust.
-pub(super) fn trust(answer: &Trust) -> Result<CaPool, String> {
+pub(crate) fn trust(answer: &Trust) -> Result<CaPool, String> {
     pool(&answer.ca, &answer.blocklist)
 }
 

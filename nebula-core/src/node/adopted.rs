@@ -23,14 +23,30 @@ impl Node {
         addresses: Vec<IpAddr>,
         endpoint: SocketAddr,
     ) -> Option<LocalIndex> {
+        let (send, receive) = (self.random_seed(), self.random_seed());
+        let keys = SessionKeys { cipher: self.config.cipher, send, receive };
+        let remote_index = RemoteIndex(self.rng.next_u32().max(1));
+        self.adopt_session(now, certificate, addresses, endpoint, keys, remote_index)
+    }
+
+    /// As [`Node::adopt`], with keys and the peer's index of a session that is known, such as one that was recorded.
+    pub fn adopt_session(
+        &mut self,
+        now: Instant,
+        certificate: VerifiedCertificate,
+        addresses: Vec<IpAddr>,
+        endpoint: SocketAddr,
+        keys: SessionKeys,
+        remote_index: RemoteIndex,
+    ) -> Option<LocalIndex> {
         let local_index = self.reserve_index()?;
         let own_version = self.default_version();
-        let (send, receive, digest) = (self.random_seed(), self.random_seed(), self.random_seed());
+        let digest = self.random_seed();
         let done = Completed {
             local_index,
-            remote_index: RemoteIndex(self.rng.next_u32().max(1)),
+            remote_index,
             peer: certificate,
-            keys: SessionKeys { cipher: self.config.cipher, send, receive },
+            keys,
             initiator: false,
             own_version,
             peer_time: 0,
