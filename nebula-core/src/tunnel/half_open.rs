@@ -20,6 +20,7 @@ pub(crate) struct HalfOpen {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "nearly all are in the large one; the others last for a moment")]
 enum State {
     /// Nothing was received yet. The tunnel skips the counters of the tests that were sent.
     Keys { done: Completed, tests: u64 },
