@@ -17,6 +17,7 @@ use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use rustix::thread::{CapabilitySet, Gid, Uid};
 
+use crate::system_calls::Filter;
 use crate::{capabilities, system_calls};
 
 /// Makes the memory of this process unreadable for other processes of its user, and keeps it out of core files.
@@ -65,32 +66,12 @@ impl Confinement {
     /// # Errors
     /// The kernel refuses the user: then there is no wall. What it does not offer is told.
     pub fn enter(&self) -> io::Result<Missing> {
-        self.enter_with(CapabilitySet::empty())
+        self.prepare().enter(CapabilitySet::empty())
     }
 
-    /// As [`Confinement::enter`], with some capabilities left.
-    pub(crate) fn enter_with(&self, kept: CapabilitySet) -> io::Result<Missing> {
-        // Opens the folders, so before the change of the user.
-        let files = self.files().map_err(io::Error::other);
-        if let Some(user) = self.user {
-            let refused = |error: rustix::io::Errno| {
-                let hint = "is it a user of this namespace? the plugin's key \"users\" says which ones are taken";
-                io::Error::other(format!("cannot become user {user}: {error} ({hint})"))
-            };
-            rustix::thread::set_keep_capabilities(true)?;
-            rustix::thread::set_thread_groups(&[]).map_err(refused)?;
-            let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
-            rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(refused)?;
-            rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(refused)?;
-            rustix::thread::set_keep_capabilities(false)?;
-            // The change of the user set it to what the machine says.
-            hide_memory()?;
-        }
-        rustix::thread::set_no_new_privs(true)?;
-        capabilities::hold(kept)?;
-        let restricted = files.and_then(|files| files.restrict_self().map_err(io::Error::other));
-        let landlock = !restricted.is_ok_and(|status| status.ruleset == RulesetStatus::FullyEnforced);
-        Ok(Missing { landlock, seccomp: system_calls::filter().is_err() })
+    /// Does what goes deep, so that a thread that stays need not: its stack would keep the memory.
+    pub(crate) fn prepare(&self) -> Wall {
+        Wall { user: self.user, files: self.files().map_err(io::Error::other), calls: system_calls::filter() }
     }
 
     /// Nothing but these folders and, where the kernel knows how to refuse them, no listeners and no signals to others.
@@ -109,6 +90,38 @@ impl Confinement {
             }
         }
         Ok(rules)
+    }
+}
+
+/// A wall for one thread to go behind.
+pub(crate) struct Wall {
+    user: Option<u32>,
+    files: io::Result<RulesetCreated>,
+    calls: io::Result<Filter>,
+}
+
+impl Wall {
+    /// As [`Confinement::enter`], with some capabilities left.
+    pub(crate) fn enter(self, kept: CapabilitySet) -> io::Result<Missing> {
+        if let Some(user) = self.user {
+            let refused = |error: rustix::io::Errno| {
+                let hint = "is it a user of this namespace? the plugin's key \"users\" says which ones are taken";
+                io::Error::other(format!("cannot become user {user}: {error} ({hint})"))
+            };
+            rustix::thread::set_keep_capabilities(true)?;
+            rustix::thread::set_thread_groups(&[]).map_err(refused)?;
+            let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+            rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(refused)?;
+            rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(refused)?;
+            rustix::thread::set_keep_capabilities(false)?;
+            // The change of the user set it to what the machine says.
+            hide_memory()?;
+        }
+        rustix::thread::set_no_new_privs(true)?;
+        capabilities::hold(kept)?;
+        let restricted = self.files.and_then(|files| files.restrict_self().map_err(io::Error::other));
+        let landlock = !restricted.is_ok_and(|status| status.ruleset == RulesetStatus::FullyEnforced);
+        Ok(Missing { landlock, seccomp: self.calls.and_then(|calls| calls.install()).is_err() })
     }
 }
 

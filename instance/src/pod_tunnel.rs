@@ -79,12 +79,13 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
         log::start(settings.logging, log::Output::Stderr);
         settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
         let confinement = Confinement::of(&spec);
-        start(spec, settings, signals, &confinement).map(|(pod, inputs)| (pod, inputs, only_one, confinement))
+        let (pod, inputs) = start(spec, settings, signals, &confinement)?;
+        Ok((pod, inputs, only_one, confinement.prepare()))
     });
-    let (mut pod, mut inputs, only_one, confinement) =
+    let (mut pod, mut inputs, only_one, wall) =
         started.map_err(|error| Error::SetUp { what: "pod".to_owned(), cause: chain(&error) })??;
     // All other threads are started from here, or went behind the wall themselves.
-    let missing = confinement.enter().map_err(set_up("cannot confine this instance"))?;
+    let missing = wall.enter(CapabilitySet::empty()).map_err(set_up("cannot confine this instance"))?;
     if missing != Missing::default() {
         tracing::warn!(?missing, "This kernel does not offer all that would confine the instance");
     }
@@ -111,8 +112,8 @@ fn start(
     let refused = |error: netns::Error| Error::SetUp { what: "pod".to_owned(), cause: chain(&error) };
     let presence = Presence::of(namespace.clone()).map_err(set_up("cannot watch over the pod's network namespace"))?;
     let in_pod_with = |kept: CapabilitySet| {
-        let confinement = confinement.clone();
-        namespace.stay(move || confinement.enter_with(kept).map(drop)).map_err(refused)
+        let wall = confinement.prepare();
+        namespace.stay(move || wall.enter(kept).map(drop)).map_err(refused)
     };
     let in_pod = || in_pod_with(CapabilitySet::empty());
     // Their folder belongs to the user that this program becomes; the way to it does not.

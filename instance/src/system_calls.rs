@@ -10,14 +10,26 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
-/// Installs the filter for the calling thread and those that it will start, on top of any other filter.
+/// The filter, ready to be installed.
+pub(crate) struct Filter([BpfProgram; 2]);
+
+/// Makes the filter.
 ///
 /// # Errors
-/// The kernel offers no filters, or there is no list for this processor.
-pub(crate) fn filter() -> io::Result<()> {
+/// There is no list for this processor.
+pub(crate) fn filter() -> io::Result<Filter> {
     let architecture = TargetArch::try_from(std::env::consts::ARCH).map_err(io::Error::other)?;
-    let compiled = programs(architecture).map_err(io::Error::other)?;
-    compiled.iter().try_for_each(|program| seccompiler::apply_filter(program)).map_err(io::Error::other)
+    programs(architecture).map(Filter).map_err(io::Error::other)
+}
+
+impl Filter {
+    /// Installs it for the calling thread and those that it will start, on top of any other filter.
+    ///
+    /// # Errors
+    /// The kernel offers no filters.
+    pub(crate) fn install(&self) -> io::Result<()> {
+        self.0.iter().try_for_each(|program| seccompiler::apply_filter(program)).map_err(io::Error::other)
+    }
 }
 
 /// Of several filters the kernel obeys the strictest, and of errors the one that was installed first here: `clone3`, whose
@@ -195,7 +207,7 @@ mod tests {
     /// On a thread of its own: the filter stays for good.
     fn filtered<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
         std::thread::spawn(|| {
-            filter().unwrap();
+            filter().unwrap().install().unwrap();
             work()
         })
         .join()

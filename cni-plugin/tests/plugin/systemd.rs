@@ -45,7 +45,9 @@ fn a_unit_is_confined_to_what_its_set_up_needs() {
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().to_owned()
     };
-    assert_eq!(field("CapBnd:"), format!("{:016x}", 1 << 8 | 1 << 10 | 1 << 12 | 1 << 21));
+    // Files of another user, its own user and group, and what it needs for the device.
+    let expected = 1 << 1 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 12 | 1 << 21;
+    assert_eq!(field("CapBnd:"), format!("{expected:016x}"));
     assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), ("1".into(), "2".into()));
     let unit = node.files().unit();
     for (property, expected) in [
@@ -53,6 +55,8 @@ fn a_unit_is_confined_to_what_its_set_up_needs() {
         ("PrivateTmp", "yes"),
         ("RestrictNamespaces", "net"),
         ("MemoryDenyWriteExecute", "yes"),
+        ("LimitCORE", "0"),
+        ("MemoryMax", "33554432"),
         ("DevicePolicy", "closed"),
         ("Environment", ""),
         ("Restart", "on-failure"),
