@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::guard::{self, Guard};
 use crate::host::NetnsId;
 use crate::host_route::HostRoute;
 use crate::launch::Pod;
@@ -50,6 +51,9 @@ pub struct Record {
     /// The node's route to the overlay address that ADD reported as the pod's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_route: Option<HostRoute>,
+    /// Rules on the node's end of the pod's link, where the pod is isolated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guard: Option<Guard>,
     /// Where the instance answers.
     pub status_socket: PathBuf,
 }
@@ -160,6 +164,12 @@ impl Files {
     #[must_use]
     pub fn unit(&self) -> String {
         format!("nebula-pod-{:016x}.service", self.hash())
+    }
+
+    /// How names of tables begin that hold rules for the attachment's link.
+    #[must_use]
+    pub fn guard_tables(&self) -> String {
+        guard::table_prefix(self.hash())
     }
 
     /// What the instance writes to stderr.
@@ -351,6 +361,7 @@ mod tests {
                 next_hop: "10.0.0.1".parse().unwrap(),
                 interface: 3,
             }),
+            guard: None,
             status_socket: "/x".into(),
         }
     }
