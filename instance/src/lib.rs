@@ -21,6 +21,7 @@ pub mod go_flags;
 pub mod handoff;
 mod inbox;
 pub mod init;
+pub mod init_desk;
 mod isolation;
 mod jitter;
 pub mod kube_labels;

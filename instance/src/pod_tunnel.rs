@@ -14,8 +14,9 @@ use crate::ca_client::{self, CaClient, Issued, TrustAnswer};
 use crate::config_file::{Settings, Value};
 use crate::daemon::chain;
 use crate::data_path::{DataPath, Place, spawn};
-use crate::handoff::{self, InitClient};
+use crate::handoff;
 use crate::inbox::{Inbox, Input, Reports};
+use crate::init_desk::InitDesk;
 use crate::launch_file::Launch;
 use crate::life_cycle::{Closing, GiveUp, Install, LifeCycle, Moment, Now, Standing, Start, Step};
 use crate::link_watch::LinkWatch;
@@ -98,7 +99,8 @@ fn start(spec: LaunchSpec, settings: Settings, signals: Signals) -> Result<(Box<
         Underlay::Pod => (underlay::bind(&spec, &settings, &namespace, random())?, in_pod()?),
     };
     let init = match spec.flow {
-        Flow::Init => Some(InitClient::new(in_pod()?, handoff::PORT)),
+        // Before any program of the pod runs: the name is ours as long as we live.
+        Flow::Init => Some(open_desk(&namespace)?),
         Flow::Node => None,
     };
     let client = CaClient::new(spec.ca.clone(), place_of_sockets.clone());
@@ -312,9 +314,7 @@ impl PodTunnel {
             notify::status("running with a provisional certificate, waiting for the pod's init container");
             return Ok(());
         }
-        if let Some(hand_over) = self.applicant.holds(identity, renewal_key, bundle) {
-            spawn("init-client", hand_over)?;
-        }
+        self.applicant.holds(identity, renewal_key, bundle);
         if is_first && self.is_awaited {
             notify::ready();
         }
@@ -399,6 +399,12 @@ fn standing(identity: &Identity, trust: &CaPool, now: Moment) -> Standing {
         (standing, Ok(_) | Err(nebula_cert::Error::Expired { .. })) => standing,
         (_, Err(_)) => Standing::Orphaned,
     })
+}
+
+fn open_desk(namespace: &Namespace) -> Result<InitDesk, Error> {
+    let refused = |cause: String| Error::SetUp { what: "cannot listen for the pod's init container".to_owned(), cause };
+    let desk = namespace.run("init-desk", || InitDesk::open(handoff::NAME)).map_err(|error| refused(chain(&error)))?;
+    desk.map_err(|error| refused(errno::text(&error)))
 }
 
 fn watch_links(namespace: &Namespace) -> Result<LinkWatch, Error> {
