@@ -205,7 +205,7 @@ def listen(seconds, excluded):
         at = frame.find(MARK)
         if at >= 0:
             name = frame[at + len(MARK):].split(b";")[0]
-            seen.add(name.decode() if b";" in frame[at:] else "6 bytes in a frame of type %s" % frame[12:14].hex())
+            seen.add(name.decode(errors="replace") if b";" in frame[at:] else "6 bytes in a frame of type %s" % frame[12:14].hex())
     print(json.dumps(sorted(seen)))
 
 
