@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use crate::del::detach;
 use crate::enrolment::Knowledge;
+use crate::guard::{self, Guard, Tunnel};
 use crate::host::{Deadline, Host, Netns};
 use crate::instance_status::Status;
-use crate::launch::{LaunchSpec, Pod};
+use crate::launch::{Isolate, LaunchSpec, Pod, Underlay};
 use crate::lock::Lock;
 use crate::prev_result::PrevResult;
 use crate::record::{self, Files, Found, Record, State};
@@ -98,6 +99,8 @@ struct Attachment<'a> {
     pod_address: IpAddr,
     instance: PathBuf,
     device: &'a str,
+    /// What the pod may reach besides the overlay, and the rules on its link that see to it.
+    isolated: Option<(Isolate, Guard)>,
 }
 
 impl<'a> Attachment<'a> {
@@ -117,15 +120,47 @@ impl<'a> Attachment<'a> {
         let instance = settings.instance_binary(host.plugin_dir.as_deref())?;
         let netns = open_netns(request, host)?;
         let files = Files::new(&settings.state_dir, &request.key);
-        Ok(Self { request, files, netns, pod, pod_address, instance, device })
+        let mut attachment = Self { request, files, netns, pod, pod_address, instance, device, isolated: None };
+        if let Some(isolation) = &settings.isolate {
+            let allowed = isolation.of_pod(pod_address, &request.config, prev_result);
+            let guard = attachment.guard(settings, &allowed, prev_result, host)?;
+            attachment.isolated = Some((allowed, guard));
+        }
+        Ok(attachment)
+    }
+
+    fn guard(
+        &self,
+        settings: &Settings,
+        allowed: &Isolate,
+        prev_result: &PrevResult,
+        host: &Host<'_>,
+    ) -> Result<Guard, Error> {
+        let ifname = &self.request.key.ifname;
+        let link = host.links.of_pod(&self.netns, ifname, self.pod_address).map_err(|why| {
+            Error::new(code::ISOLATION, format!("cannot isolate the pod: {why}")).details(
+                "the key \"isolate\" needs rules on the node's end of the pod's link, since a raw socket in the pod passes all \
+                 others by; leave it out for pods with such links",
+            )
+        })?;
+        let tunnel = match settings.underlay {
+            Underlay::Host => None,
+            Underlay::Pod => Some(Tunnel { ports: settings.port_range, ca: guard::ca_address(&settings.ca.url) }),
+        };
+        let table = guard::table_name(&self.files.guard_tables(), &link.name);
+        Ok(Guard::new(table, link, prev_result.gateways(), allowed.clone(), tunnel))
     }
 
     /// What a repeated ADD would make, if it is there.
     fn in_place(&self, renumber: bool, host: &Host<'_>) -> Option<Record> {
         let Ok(Found::Record(record)) = Record::load(&self.files.record()) else { return None };
         let (supervisor, process, host_route) = (record.supervisor, record.process, record.host_route);
-        let (user, memory_limit) = (record.user, record.memory_limit);
-        let made = Record { user, memory_limit, ..self.record(supervisor) };
+        let (user, memory_limit, guard) = (record.user, record.memory_limit, record.guard.clone());
+        let is_guarded = |guard: &Guard| host.guards.is_in_force(guard).unwrap_or(false);
+        if guard.is_some() != self.isolated.is_some() || guard.as_ref().is_some_and(|guard| !is_guarded(guard)) {
+            return None;
+        }
+        let made = Record { user, memory_limit, guard, ..self.record(supervisor) };
         let expected = Record { state: State::Running, process, host_route, ..made };
         let is_there = *record == expected
             && host_route.is_some() == renumber
@@ -152,6 +187,9 @@ impl<'a> Attachment<'a> {
         };
         let mut record = Record { memory_limit: settings.memory_limit, ..self.record(supervisor) };
         record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
+        if let Some((_, guard)) = &self.isolated {
+            self.close_link(guard, host)?;
+        }
         record.user = room::make(&self.files, settings.users).map_err(|e| self.io("make the instance's folder", &e))?;
         let spec = LaunchSpec { user: record.user, ..self.launch_spec(settings) };
         let bytes = serde_json::to_vec(&spec).map_err(|e| self.io("encode the launch contract", &e.into()))?;
@@ -177,6 +215,18 @@ impl<'a> Attachment<'a> {
         record.state = State::Running;
         record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
         Ok(record)
+    }
+
+    /// Before anything of the pod runs.
+    fn close_link(&self, guard: &Guard, host: &Host<'_>) -> Result<(), Error> {
+        host.guards.install(guard).map_err(|e| {
+            let msg = format!("cannot isolate the pod: rules for its link {}: {e}", guard.link);
+            Error::new(code::ISOLATION, msg).details(
+                "the kernel must have nf_tables for single links in both directions (Linux 5.16, NETFILTER_EGRESS)",
+            )
+        })?;
+        host.links.harden(&self.netns, &self.request.key.ifname);
+        Ok(())
     }
 
     /// Lets the node reach the overlay address, which is about to be the pod's in Kubernetes, without a tunnel.
@@ -235,6 +285,7 @@ impl<'a> Attachment<'a> {
             host_route: None,
             user: None,
             memory_limit: None,
+            guard: self.isolated.as_ref().map(|(_, guard)| guard.clone()),
             status_socket: self.files.status_socket(),
         }
     }
@@ -256,7 +307,7 @@ impl<'a> Attachment<'a> {
             deliver_key: settings.deliver_key,
             mode: settings.mode,
             underlay: settings.underlay,
-            isolate: settings.isolate.as_ref().map(|isolation| isolation.of_pod(self.pod_address)),
+            isolate: self.isolated.as_ref().map(|(allowed, _)| allowed.clone()),
             renumber: settings.renumber,
             overlay: settings.overlay.clone(),
             budget_seconds: settings.timeout.as_secs().saturating_sub(UNDO_SECONDS).max(1),

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::add::{enrolled, open_netns, required_prev_result};
+use crate::guard::Guard;
 use crate::host::{Deadline, Host, Link, Netns};
 use crate::instance_status::{Status, parse_network};
 use crate::record::{Files, Found, Record, State};
@@ -64,6 +65,9 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
         return Err(Error::new(code::HOST_ROUTE, "the node's route to the pod's overlay address is gone")
             .details("the kubelet's probes of this pod fail until the pod is made anew"));
     }
+    if let Some(guard) = &record.guard {
+        check_guard(guard, host)?;
+    }
     let device = &record.device;
     let link = host
         .namespaces
@@ -72,6 +76,18 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
         .ok_or_else(|| Error::new(code::DEVICE, format!("device {device} is gone")))?;
     // Without a certificate there is no address yet, and the device may be down: closed on purpose.
     if status.state == "waiting" { Ok(()) } else { check_link(&link, device, &status.overlay) }
+}
+
+fn check_guard(guard: &Guard, host: &Host<'_>) -> Result<(), Error> {
+    let bad = |why: String| Error::new(code::ISOLATION, format!("the pod is not isolated any more: {why}"));
+    if !host.links.is_there(&guard.link, guard.index).map_err(bad)? {
+        return Err(bad(format!("its link {} is gone", guard.link)));
+    }
+    match host.guards.is_in_force(guard) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(bad(format!("rules of its link {} are gone", guard.link)).details(GUARD_AGAIN)),
+        Err(e) => Err(bad(format!("rules of its link {} cannot be read: {e}", guard.link))),
+    }
 }
 
 fn check_link(link: &Link, device: &str, overlay: &[String]) -> Result<(), Error> {
@@ -85,6 +101,7 @@ fn check_link(link: &Link, device: &str, overlay: &[String]) -> Result<(), Error
     }
 }
 
+const GUARD_AGAIN: &str = "\"nebula-cni-plugin reconcile\" and the next ADD of any pod make them again";
 const RESTART: &str = "it is started again within a moment; if this repeats, see its log, or delete the pod";
 
 #[cfg(test)]

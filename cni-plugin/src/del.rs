@@ -70,6 +70,9 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>) -> R
         let failed = |e| Error::new(code::IO, format!("{name}: cannot remove the route to {}: {e}", route.destination));
         host.routes.remove(&route).map_err(failed)?;
     }
+    host.guards
+        .remove(&files.guard_tables())
+        .map_err(|e| Error::new(code::IO, format!("{name}: cannot remove the rules of the pod's link: {e}")))?;
     kinds.iter().for_each(|kind| host.supervisor(*kind).clean_up(files, host.clock));
     files
         .remove()

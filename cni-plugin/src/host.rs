@@ -12,8 +12,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
 
+use crate::guard::Guards;
 use crate::host_route::Routes;
 use crate::labels::LabelSource;
+use crate::pod_link::Links;
 use crate::supervisor::{Kind, Supervisor};
 
 /// Everything a verb may touch besides files.
@@ -28,6 +30,10 @@ pub struct Host<'a> {
     pub systemd: &'a dyn Supervisor,
     /// The node's routes.
     pub routes: &'a dyn Routes,
+    /// Ends of pods' links on the node.
+    pub links: &'a dyn Links,
+    /// Rules of these.
+    pub guards: &'a dyn Guards,
     /// Labels of pods and namespaces.
     pub labels: &'a dyn LabelSource,
     /// The directory of the plugin's own binary.

@@ -1,19 +1,23 @@
 //! What an isolated pod may reach besides the overlay: read from the key `isolate`, completed with what the node knows.
 
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::path::Path;
 
 use ipnet::IpNet;
 use serde_json::Value;
 
 use crate::launch::Isolate;
+use crate::prev_result::PrevResult;
 use crate::reply::Error;
+use crate::request::NetworkConfig;
 use crate::settings::{prefixes, refuse_other_keys, refused};
 
 /// The key `isolate`, as the operator wrote it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Isolation {
     ranges: Vec<IpNet>,
-    dns: Vec<IpAddr>,
+    dns: Option<Vec<IpAddr>>,
     probes: Option<Vec<IpAddr>>,
 }
 
@@ -31,17 +35,48 @@ impl Isolation {
         refuse_other_keys("isolate", object, &["ranges", "dns", "probes"])?;
         Ok(Some(Self {
             ranges: object.get("ranges").map_or(Ok(Vec::new()), |list| prefixes("isolate.ranges", list))?,
-            dns: object.get("dns").map_or(Ok(Vec::new()), |list| addresses("isolate.dns", list))?,
+            dns: object.get("dns").map(|list| addresses("isolate.dns", list)).transpose()?,
             probes: object.get("probes").map(|list| addresses("isolate.probes", list)).transpose()?,
         }))
     }
 
-    /// For one pod. Without a list, probes come from the address this node would use itself towards the pod.
+    /// For one pod. Without a list, probes come from the address this node would use itself towards the pod, and DNS servers
+    /// are those that the runtime gives the pod (where it tells), else those of the plugin before us, else the node's own.
     #[must_use]
-    pub fn of_pod(&self, pod_address: IpAddr) -> Isolate {
+    pub fn of_pod(&self, pod_address: IpAddr, config: &NetworkConfig, prev_result: &PrevResult) -> Isolate {
         let probes = self.probes.clone().unwrap_or_else(|| source_towards(pod_address).into_iter().collect());
-        Isolate { ranges: self.ranges.clone(), dns: self.dns.clone(), probes }
+        let mut dns = self.dns.clone().unwrap_or_else(|| {
+            let told =
+                [servers_of_runtime(config), prev_result.name_servers(), servers_of_node(&RESOLV_CONF.map(Path::new))];
+            told.into_iter().find(|servers| !servers.is_empty()).unwrap_or_default()
+        });
+        dns.truncate(MAX);
+        Isolate { ranges: self.ranges.clone(), dns, probes }
     }
+}
+
+/// What a runtime says of the pod's own resolver to plugins with the capability `dns`.
+fn servers_of_runtime(config: &NetworkConfig) -> Vec<IpAddr> {
+    let runtime = config.value("runtimeConfig").ok().flatten().unwrap_or_default();
+    let servers = runtime.get("dns").and_then(|dns| dns.get("servers")).and_then(Value::as_array).cloned();
+    servers.unwrap_or_default().iter().filter_map(|server| reachable(server.as_str()?)).collect()
+}
+
+/// Of the first file that names any. A stub on the loopback address serves the node alone; whom it asks is in the second file.
+fn servers_of_node(files: &[&Path]) -> Vec<IpAddr> {
+    let servers = |path: &&Path| -> Vec<IpAddr> {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let word = |line: &str| line.trim().strip_prefix("nameserver")?.split_whitespace().next().and_then(reachable);
+        text.lines().filter_map(word).collect()
+    };
+    files.iter().map(servers).find(|servers| !servers.is_empty()).unwrap_or_default()
+}
+
+/// An address that means the same in a pod as on its node.
+pub(crate) fn reachable(text: &str) -> Option<IpAddr> {
+    let address: IpAddr = text.parse().ok()?;
+    let is_local = address.is_loopback() || address.is_unspecified();
+    (!is_local).then_some(address)
 }
 
 // Connecting a datagram socket asks the kernel for a route and sends nothing.
@@ -60,19 +95,27 @@ fn addresses(key: &str, value: &Value) -> Result<Vec<IpAddr>, Error> {
 }
 
 const MAX: usize = 64;
+const RESOLV_CONF: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::settings::tests::config;
+
+    fn of_pod(isolate: Value, more: Value) -> Isolate {
+        let config = config(&more);
+        let prev_result = config.prev_result().unwrap().unwrap();
+        Isolation::read(&isolate).unwrap().unwrap().of_pod("127.0.0.1".parse().unwrap(), &config, &prev_result)
+    }
 
     #[test]
     fn isolation_is_off_on_or_with_exceptions() {
         assert_eq!(Isolation::read(&json!(false)).unwrap(), None);
         assert_eq!(Isolation::read(&json!(true)).unwrap(), Some(Isolation::default()));
         let some = json!({"ranges": ["10.1.2.3/8"], "dns": ["10.96.0.10"], "probes": ["192.0.2.1"]});
-        let isolate = Isolation::read(&some).unwrap().unwrap().of_pod("10.4.0.7".parse().unwrap());
+        let isolate = of_pod(some, json!({"prevResult": {}}));
         assert_eq!(isolate.ranges, ["10.0.0.0/8".parse::<IpNet>().unwrap()]);
         assert_eq!(isolate.dns, ["10.96.0.10".parse::<IpAddr>().unwrap()]);
         assert_eq!(isolate.probes, ["192.0.2.1".parse::<IpAddr>().unwrap()]);
@@ -81,6 +124,29 @@ mod tests {
     #[test]
     fn probes_come_from_the_node_s_address_towards_the_pod() {
         let local: IpAddr = "127.0.0.1".parse().unwrap();
-        assert_eq!(Isolation::default().of_pod(local).probes, [local]);
+        assert_eq!(of_pod(json!(true), json!({"prevResult": {}})).probes, [local]);
+    }
+
+    #[test]
+    fn dns_servers_are_the_listed_ones_else_the_runtime_s_else_the_primary_plugin_s() {
+        let runtime = json!({"dns": {"servers": ["10.96.0.10", "127.0.0.53", "nonsense"]}});
+        let result = json!({"dns": {"nameservers": ["192.0.2.53"]}});
+        let address = |text: &str| text.parse::<IpAddr>().unwrap();
+        let both = json!({"runtimeConfig": runtime, "prevResult": result});
+        assert_eq!(of_pod(json!({"dns": ["10.9.9.9"]}), both.clone()).dns, [address("10.9.9.9")]);
+        assert!(of_pod(json!({"dns": []}), both.clone()).dns.is_empty(), "none is meant");
+        assert_eq!(of_pod(json!(true), both).dns, [address("10.96.0.10")]);
+        assert_eq!(of_pod(json!(true), json!({"prevResult": result})).dns, [address("192.0.2.53")]);
+    }
+
+    #[test]
+    fn the_node_s_servers_are_those_that_a_pod_can_reach_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let [stub, real] = ["stub", "real"].map(|name| dir.path().join(name));
+        fs::write(&stub, "# nameserver 192.0.2.9\nnameserver 127.0.0.53\nsearch example\n").unwrap();
+        fs::write(&real, "nameserver 192.0.2.53\nnameserver\tfd00::53 \n").unwrap();
+        let expected = ["192.0.2.53", "fd00::53"].map(|text| text.parse::<IpAddr>().unwrap());
+        assert_eq!(servers_of_node(&[&stub, &real]), expected);
+        assert_eq!(servers_of_node(&[&stub, Path::new("/nonexistent")]), [] as [IpAddr; 0]);
     }
 }

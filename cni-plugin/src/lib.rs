@@ -1,5 +1,6 @@
 //! Chained CNI plugin: one run per verb, no state but the records on disk. The binary reads a [`request`], lets
-//! [`verb`] answer it and prints the [`reply`]. The instance uses [`launch::LaunchSpec`] of this crate and nothing else.
+//! [`verb`] answer it and prints the [`reply`]. The instance uses [`launch::LaunchSpec`] of this crate, and its messages for the kernel
+//! ([`netlink`], [`nftables`]).
 
 pub mod add;
 pub mod check;
@@ -8,6 +9,7 @@ pub mod enrolment;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod gc;
+pub mod guard;
 pub mod host;
 pub mod host_route;
 mod instance_status;
@@ -15,6 +17,9 @@ pub mod isolation;
 pub mod labels;
 pub mod launch;
 pub mod lock;
+pub mod netlink;
+pub mod nftables;
+pub mod pod_link;
 pub mod prev_result;
 pub mod reconcile;
 pub mod record;

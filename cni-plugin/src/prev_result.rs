@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::isolation::reachable;
 use crate::reply::{Error, code};
 
 /// A CNI result. The text is kept as it came: fields of newer specifications must survive us.
@@ -102,6 +103,24 @@ impl PrevResult {
         let listed = self.list("ips").unwrap_or_default().iter().filter(of_interface).map(|ip| ip.get("address"));
         let old_form = OLD_FORM.iter().filter_map(|key| Some(self.value.get(*key)?.get("ip")));
         listed.chain(old_form).filter_map(|value| parse_address(value).ok()).collect()
+    }
+
+    /// The DNS servers that the plugin before us knows.
+    #[must_use]
+    pub fn name_servers(&self) -> Vec<IpAddr> {
+        let listed = self.value.get("dns").and_then(|dns| dns.get("nameservers")).and_then(Value::as_array);
+        listed.into_iter().flatten().filter_map(|server| reachable(server.as_str()?)).collect()
+    }
+
+    /// Gateways of addresses and routes.
+    #[must_use]
+    pub fn gateways(&self) -> Vec<IpAddr> {
+        let old = OLD_FORM.iter().filter_map(|key| self.value.get(*key));
+        let old_routes = old.clone().filter_map(|ip| ip.get("routes")?.as_array()).flatten();
+        let routes =
+            self.list("routes").unwrap_or_default().iter().chain(old_routes).filter_map(|route| route.get("gw"));
+        let ips = self.list("ips").unwrap_or_default().iter().chain(old).filter_map(|ip| ip.get("gateway"));
+        ips.chain(routes).filter_map(|gateway| gateway.as_str()?.parse().ok()).collect()
     }
 
     /// Whether the container has an interface called `name` already.
@@ -234,6 +253,22 @@ mod tests {
         let both = ["10.4.0.7", "fd00:4::7"].map(|text| text.parse::<IpAddr>().unwrap());
         assert_eq!(prev.addresses("eth0"), both);
         assert_eq!(parse(r#"{"ip4":{"ip":7}}"#).pod_address("eth0").unwrap_err().code, 6);
+    }
+
+    #[test]
+    fn gateways_and_name_servers_are_found_in_old_and_new_forms() {
+        let addresses = |found: Vec<IpAddr>| found.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let new = parse(
+            r#"{"ips":[{"address":"10.0.0.2/24","gateway":"10.0.0.1"}],"routes":[{"dst":"::/0","gw":"fe80::1"},{"dst":"x"}],
+                "dns":{"nameservers":["10.0.0.53",7,"127.0.0.1"]}}"#,
+        );
+        assert_eq!(addresses(new.gateways()), ["10.0.0.1", "fe80::1"]);
+        assert_eq!(addresses(new.name_servers()), ["10.0.0.53"]);
+        let old = parse(
+            r#"{"ip4":{"ip":"10.0.0.2/24","gateway":"10.0.0.1","routes":[{"dst":"0.0.0.0/0","gw":"10.0.0.3"}]}}"#,
+        );
+        assert_eq!(addresses(old.gateways()), ["10.0.0.1", "10.0.0.3"]);
+        assert!(addresses(old.name_servers()).is_empty());
     }
 
     #[test]

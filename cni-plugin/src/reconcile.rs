@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::del::detach;
+use crate::guard::Guard;
 use crate::host::{Deadline, Host};
 use crate::lock::Lock;
 use crate::record::{self, Files, Found, Record, State};
@@ -45,6 +46,8 @@ pub fn network(state_dir: &Path, network: &str, depth: Depth, host: &Host<'_>) -
         joined(paths.iter().map(|path| attachment(state_dir, path, depth, host).map_err(|problem| vec![problem])));
     if depth == Depth::Thorough {
         record::sweep(state_dir, network);
+        // Whatever stays is tried again.
+        let _ = host.guards.sweep();
     }
     done
 }
@@ -66,6 +69,11 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
         detach(&files, host).map_err(|e| named(e.to_string()))?;
         lock.remove();
         return Ok(());
+    }
+    if let Some(guard) = &record.guard
+        && !is_guarded(guard, host)
+    {
+        host.guards.install(guard).map_err(|e| named(format!("cannot isolate it: {e}")))?;
     }
     if record.state == State::Intent || is_well(&record, &files, depth, host) {
         return Ok(());
@@ -98,10 +106,18 @@ fn is_well(record: &Record, files: &Files, depth: Depth, host: &Host<'_>) -> boo
         // Half made: its ADD is at work, or its DEL will come as long as there is a pod.
         return has_namespace(record, host);
     }
+    if record.guard.as_ref().is_some_and(|guard| !is_guarded(guard, host)) {
+        return false;
+    }
     if supervisor.restarts_by_itself() && depth == Depth::Quick {
         return true;
     }
     supervisor.is_alive(files, record.process, host.clock)
+}
+
+/// Rules of a link that is gone are not missed: the pod has cut itself off.
+fn is_guarded(guard: &Guard, host: &Host<'_>) -> bool {
+    host.links.is_there(&guard.link, guard.index) == Ok(false) || host.guards.is_in_force(guard).unwrap_or(false)
 }
 
 fn has_namespace(record: &Record, host: &Host<'_>) -> bool {

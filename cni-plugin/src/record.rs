@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::guard::{self, Guard};
 use crate::host::NetnsId;
 use crate::host_route::HostRoute;
 use crate::launch::Pod;
@@ -56,6 +57,9 @@ pub struct Record {
     /// Most bytes of memory that the instance may have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
+    /// Rules on the node's end of the pod's link, where the pod is isolated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guard: Option<Guard>,
     /// Where the instance answers.
     pub status_socket: PathBuf,
 }
@@ -166,6 +170,12 @@ impl Files {
     #[must_use]
     pub fn unit(&self) -> String {
         format!("nebula-pod-{:016x}.service", self.hash())
+    }
+
+    /// How names of tables begin that hold rules for the attachment's link.
+    #[must_use]
+    pub fn guard_tables(&self) -> String {
+        guard::table_prefix(self.hash())
     }
 
     /// What the instance writes to stderr.
@@ -373,6 +383,7 @@ mod tests {
             }),
             user: Some(2_130_706_433),
             memory_limit: Some(32 << 20),
+            guard: None,
             status_socket: "/x".into(),
         }
     }

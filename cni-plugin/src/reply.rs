@@ -58,6 +58,8 @@ pub mod code {
     pub const DEVICE: u32 = 111;
     /// The API server could not be asked whose labels the pod has.
     pub const LABELS_UNAVAILABLE: u32 = 114;
+    /// The pod cannot be isolated, or is not any more.
+    pub const ISOLATION: u32 = 115;
     /// The node's route to a renumbered pod is missing.
     pub const HOST_ROUTE: u32 = 113;
     /// The pod's certificate is no longer valid.

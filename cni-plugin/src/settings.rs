@@ -379,13 +379,13 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use serde_json::json;
 
     use super::*;
     use crate::request::{Env, Request};
 
-    fn config(entry: &Value) -> NetworkConfig {
+    pub(crate) fn config(entry: &Value) -> NetworkConfig {
         let mut all = json!({"cniVersion": "1.1.0", "name": "n", "type": "nebula-cni-plugin"});
         all.as_object_mut().unwrap().extend(entry.as_object().unwrap().clone());
         let env: Env = [("CNI_COMMAND", "STATUS")].map(|(k, v)| (k.into(), v.into())).into();

@@ -6,7 +6,8 @@ use nebula_cert::{Identity, UnixTime, issuance};
 use nebula_cni_plugin::launch::LaunchSpec;
 
 use crate::ca_client::{self, CaClient, Issued, Prover};
-use crate::handoff::{self, Delivery, InitClient};
+use crate::handoff::Delivery;
+use crate::init_desk::{InitDesk, Nobody};
 
 /// Knows how this pod shows who it is.
 #[derive(Clone)]
@@ -14,7 +15,7 @@ pub(crate) struct Applicant {
     client: CaClient,
     pod: issuance::Pod,
     /// Flow with an init container.
-    init: Option<InitClient>,
+    init: Option<InitDesk>,
     /// Whether the pod shall have a provisional certificate, and had none yet: one, so that a pod whose init container
     /// never comes, or has gone, does not live on them.
     wants_provisional: bool,
@@ -40,7 +41,7 @@ pub(crate) enum Answer {
 }
 
 impl Applicant {
-    pub(crate) fn new(spec: &LaunchSpec, client: CaClient, init: Option<InitClient>) -> Self {
+    pub(crate) fn new(spec: &LaunchSpec, client: CaClient, init: Option<InitDesk>) -> Self {
         let pod = issuance::Pod {
             namespace: spec.pod.namespace.clone(),
             name: spec.pod.name.clone(),
@@ -58,8 +59,26 @@ impl Applicant {
         }
     }
 
-    /// Asks once, blocking.
+    /// Asks, blocking: once, or once for each token that waits, since every program of the pod may show something.
     pub(crate) fn apply(&self, within: Duration, now: UnixTime) -> Answer {
+        let mut round = Vec::new();
+        let mut refused = None;
+        loop {
+            let before = round.len();
+            let answer = self.ask(within, now, &mut round);
+            let is_last = round.len() == before || round.len() >= MOST_TOKENS;
+            match (answer, refused.take()) {
+                // Nobody waited any more.
+                (Answer::NotYet(_) | Answer::Provisional(_) | Answer::NoProvisional(_), Some(cause)) => {
+                    return Answer::Refused(cause);
+                }
+                (Answer::Refused(cause), _) if !is_last => refused = Some(cause),
+                (answer, _) => return answer,
+            }
+        }
+    }
+
+    fn ask(&self, within: Duration, now: UnixTime, round: &mut Vec<u64>) -> Answer {
         let mut provers = Vec::new();
         let mut is_provisional = false;
         if let (Some(identity), Some(renewal_key)) = (&self.present, &self.renewal_key)
@@ -71,14 +90,13 @@ impl Applicant {
             None => provers.push(Prover::Node(self.pod.clone())),
             // Init has gone when its pod has a certificate.
             Some(_) if !provers.is_empty() => {}
-            Some(init) => match init.token() {
+            Some(init) => match init.token(round) {
                 Ok(token) => provers.push(Prover::Pod { token, address: self.pod.address }),
-                Err(handoff::Error::Nobody(_)) if self.wants_provisional => {
+                Err(Nobody) if self.wants_provisional && round.is_empty() => {
                     provers.push(Prover::Provisional(self.pod.clone()));
                     is_provisional = true;
                 }
-                Err(error @ handoff::Error::Nobody(_)) => return Answer::NotYet(error.to_string()),
-                Err(error) => return Answer::Failed(error.to_string()),
+                Err(Nobody) => return Answer::NotYet(Nobody.to_string()),
             },
         }
         match self.client.request(&provers, within, now) {
@@ -88,8 +106,7 @@ impl Applicant {
             Err(error) => {
                 let text = error.to_string();
                 if let Some(init) = self.init.as_ref().filter(|_| self.present.is_none()) {
-                    // If init does not hear it, it says at its end that nothing came.
-                    let _ = init.explain(&text);
+                    init.explain(&text);
                 }
                 if matches!(error, ca_client::Error::Denied { .. }) {
                     Answer::Refused(text)
@@ -100,22 +117,17 @@ impl Applicant {
         }
     }
 
-    /// The pod has this certificate now. Returns what is left to do: telling its init container, if it has one and this is
-    /// the first.
-    pub(crate) fn holds(
-        &mut self,
-        identity: Identity,
-        renewal_key: Option<String>,
-        authorities: String,
-    ) -> Option<impl FnOnce() + Send + 'static> {
+    /// The pod has this certificate now; so has its init container, if it has one.
+    pub(crate) fn holds(&mut self, identity: Identity, renewal_key: Option<String>, authorities: String) {
         let first = self.present.is_none();
         self.renewal_key = renewal_key.or_else(|| self.renewal_key.take());
-        let init = self.init.clone().filter(|_| first);
-        let certificate = identity.certificates().map(nebula_cert::Certificate::to_pem).collect();
-        let key = self.delivers_key.then(|| identity.private_key().to_pem().to_string());
+        if let Some(init) = &self.init {
+            let certificate = identity.certificates().map(nebula_cert::Certificate::to_pem).collect();
+            let key = (first && self.delivers_key).then(|| identity.private_key().to_pem().to_string());
+            let delivery = Delivery { certificate, ca: authorities, key };
+            if first { init.deliver(delivery) } else { init.renewed(delivery) }
+        }
         self.present = Some(Box::new(identity));
-        let delivery = Delivery { certificate, ca: authorities, key };
-        init.map(|init| move || deliver(&init, &delivery))
     }
 
     /// The pod has had its provisional certificate, or gets none.
@@ -129,22 +141,5 @@ impl Applicant {
     }
 }
 
-/// Until init has it, or the pod ends and this process with it.
-fn deliver(init: &InitClient, delivery: &Delivery) {
-    let mut said = String::new();
-    loop {
-        match init.deliver(delivery) {
-            Ok(()) => return tracing::info!("The init container has the certificate"),
-            Err(error) => {
-                let text = error.to_string();
-                if text != said {
-                    tracing::warn!(error = text, "The init container did not take the certificate, trying again");
-                    said = text;
-                }
-            }
-        }
-        std::thread::sleep(DELIVERY_INTERVAL);
-    }
-}
-
-const DELIVERY_INTERVAL: Duration = Duration::from_millis(500);
+// As many as may wait.
+const MOST_TOKENS: usize = 8;

@@ -29,7 +29,7 @@ pub fn ca_answer(data: &[u8]) {
 
 /// A datagram of the kernel: answers to requests of rtnetlink and nf_tables, or news of routes.
 pub fn netlink(data: &[u8]) {
-    for (_, outcome) in crate::netlink::answers(data) {
+    for (_, outcome) in nebula_cni_plugin::netlink::answers(data) {
         drop(outcome);
     }
     let networks = ["10.42.0.0/16", "fd42::/64"].iter().filter_map(|network| network.parse().ok()).collect();

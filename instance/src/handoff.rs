@@ -1,33 +1,53 @@
-//! What passes between an instance and the init container of its pod: HTTP on the loopback address of the pod's network
-//! namespace, which nobody outside the pod reaches.
+//! What passes between an instance and the init container of its pod, and how each knows the other.
 //!
-//! | Call | Body | Answer |
-//! | --- | --- | --- |
-//! | `GET /token` | | the pod's service-account token |
-//! | `POST /` | [`Delivery`] | 204, after which init ends |
-//! | `POST /reason` | why there is no certificate yet, a line of text | 204 |
+//! The instance listens on an abstract unix socket in the pod's network namespace, from before ADD returns: no program of the
+//! pod runs yet, so none can have taken the name, and no raw socket sees what passes there. Init connects and shows the pod's
+//! token; the certificate, and the private key where the pod gets it, goes to the connection whose token the CA accepted, and
+//! to no other. Init takes a certificate only of a listener that is root of the node.
+//!
+//! Each message is a JSON object on a line: [`Hello`], then any number of [`Word`]s, then a [`Receipt`].
 
-use std::time::Duration;
+use std::io::{self, BufRead, Read};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::netns::Foothold;
-
-/// Port on which init listens unless told otherwise.
-pub const PORT: u16 = 4242;
-/// Path of the pod's token.
-pub const TOKEN_PATH: &str = "/token";
-/// Path that takes the certificate.
-pub const DELIVERY_PATH: &str = "/";
-/// Path that takes the reason why there is none yet.
-pub const REASON_PATH: &str = "/reason";
+/// Name of the socket. Its end is the version of what passes.
+pub const NAME: &str = "nebula-cni/init/2";
 /// Longest token, in bytes.
 pub const MAX_TOKEN: usize = 16 << 10;
-/// Longest delivery, in bytes.
-pub const MAX_DELIVERY: usize = 1 << 20;
+/// Longest message, in bytes.
+pub const MAX_MESSAGE: usize = 1 << 20;
 /// Longest reason, in bytes.
 pub const MAX_REASON: usize = 2 << 10;
+
+/// What init says first.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hello {
+    /// The pod's service-account token.
+    pub token: String,
+}
+
+/// What the instance says.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Word {
+    /// Why there is no certificate yet.
+    Reason(String),
+    /// The certificate.
+    Delivery(Delivery),
+}
+
+/// What init says last.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Receipt {
+    /// Why it could not take the delivery.
+    pub refused: Option<String>,
+}
 
 /// What a pod gets.
 #[derive(Clone, Serialize, Deserialize)]
@@ -42,6 +62,12 @@ pub struct Delivery {
     pub key: Option<String>,
 }
 
+impl Drop for Hello {
+    fn drop(&mut self) {
+        self.token.zeroize();
+    }
+}
+
 impl Drop for Delivery {
     fn drop(&mut self) {
         self.key.zeroize();
@@ -54,99 +80,36 @@ impl std::fmt::Debug for Delivery {
     }
 }
 
-/// The instance's end.
-#[derive(Debug, Clone)]
-pub struct InitClient {
-    pod: Foothold,
-    port: u16,
+/// The address of a name in the network namespace of who uses it.
+///
+/// # Errors
+/// The name is too long.
+pub fn address(name: &str) -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(name)
 }
 
-/// Why init got or gave nothing.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// Nobody listens: the init container does not run yet, or no more.
-    #[error("no init container listens on 127.0.0.1:{0} in the pod")]
-    Nobody(u16),
-    /// It does something else than was agreed.
-    #[error("the init container {0}")]
-    Odd(String),
+/// A message with the end of its line.
+///
+/// # Errors
+/// It cannot be written as JSON.
+pub fn line(message: &impl Serialize) -> io::Result<Zeroizing<Vec<u8>>> {
+    let mut bytes = Zeroizing::new(serde_json::to_vec(message)?);
+    bytes.push(b'\n');
+    Ok(bytes)
 }
 
-impl InitClient {
-    /// For the pod with this foothold.
-    #[must_use]
-    pub fn new(pod: Foothold, port: u16) -> Self {
-        Self { pod, port }
-    }
-
-    /// The pod's token.
-    ///
-    /// # Errors
-    /// Nobody listens, or the answer is no token.
-    pub fn token(&self) -> Result<Zeroizing<String>, Error> {
-        let port = self.port;
-        self.there(move || {
-            let mut response = agent().get(url(port, TOKEN_PATH)).call().map_err(|error| failed(port, &error))?;
-            let status = response.status().as_u16();
-            let body = response.body_mut().with_config().limit(MAX_TOKEN as u64).read_to_vec();
-            let mut body = body.map_err(|error| failed(port, &error))?;
-            let text = std::str::from_utf8(&body).ok().map(str::trim);
-            let token = text.filter(|text| is_token(text)).map(|text| Zeroizing::new(text.to_owned()));
-            body.zeroize();
-            match (status, token) {
-                (200, Some(token)) => Ok(token),
-                (200, None) => Err(Error::Odd("gave something that is no token".to_owned())),
-                _ => Err(Error::Odd(format!("answered {status} to the question for its token"))),
-            }
-        })
-    }
-
-    /// Hands the certificate over.
-    ///
-    /// # Errors
-    /// Nobody listens, or init could not take it.
-    pub fn deliver(&self, delivery: &Delivery) -> Result<(), Error> {
-        let body = serde_json::to_vec(delivery).map(Zeroizing::new).map_err(|error| Error::Odd(error.to_string()))?;
-        self.post(DELIVERY_PATH, body)
-    }
-
-    /// Tells why there is no certificate yet.
-    ///
-    /// # Errors
-    /// Nobody listens.
-    pub fn explain(&self, reason: &str) -> Result<(), Error> {
-        let end = reason.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= MAX_REASON).last();
-        self.post(REASON_PATH, Zeroizing::new(reason.as_bytes()[..end.unwrap_or(0)].to_vec()))
-    }
-
-    fn post(&self, path: &'static str, body: Zeroizing<Vec<u8>>) -> Result<(), Error> {
-        let port = self.port;
-        self.there(move || {
-            let response = agent().post(url(port, path)).send(&body[..]).map_err(|error| failed(port, &error))?;
-            match response.status().as_u16() {
-                200..300 => Ok(()),
-                status => Err(Error::Odd(format!("answered {status}; see its log"))),
-            }
-        })
-    }
-
-    fn there<T: Send + 'static>(&self, call: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
-        self.pod.run("init-client", call).unwrap_or_else(|error| Err(Error::Odd(error.to_string())))
-    }
-}
-
-fn url(port: u16, path: &str) -> String {
-    format!("http://127.0.0.1:{port}{path}")
-}
-
-fn failed(port: u16, error: &ureq::Error) -> Error {
-    match error {
-        ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Error::Nobody(port),
-        // The loopback link of a new namespace comes up a little later.
-        ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::NetworkUnreachable => Error::Nobody(port),
-        ureq::Error::ConnectionFailed => Error::Nobody(port),
-        other => Error::Odd(format!("cannot be asked: {other}")),
+/// The next message; `None` at the end of the connection.
+///
+/// # Errors
+/// It does not come, is longer than `limit`, or is no such message.
+pub fn read<T: for<'a> Deserialize<'a>>(from: &mut impl BufRead, limit: usize) -> io::Result<Option<T>> {
+    // Never larger, so that no part of a secret stays where it was before it grew.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(limit + 1));
+    from.take(limit as u64 + 1).read_until(b'\n', &mut bytes)?;
+    match bytes.last() {
+        None => Ok(None),
+        Some(b'\n') => Ok(Some(serde_json::from_slice(&bytes)?)),
+        Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "too long, or cut short")),
     }
 }
 
@@ -156,39 +119,9 @@ pub fn is_token(text: &str) -> bool {
     !text.is_empty() && text.len() <= MAX_TOKEN && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-fn agent() -> ureq::Agent {
-    let config = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .max_redirects(0)
-        .proxy(None)
-        .input_buffer_size(MAX_TOKEN * 2)
-        .output_buffer_size(MAX_TOKEN)
-        .max_idle_connections(0)
-        .timeout_global(Some(PATIENCE))
-        .build();
-    ureq::Agent::new_with_config(config)
-}
-
-// It is on the same machine and does nothing else.
-const PATIENCE: Duration = Duration::from_secs(3);
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nobody_there_is_told_apart_from_an_odd_answer() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let client = InitClient::new(Foothold::Here, port);
-        let other = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            std::io::Write::write_all(&mut stream, b"SSH-2.0-x\r\n").unwrap();
-        });
-        assert!(matches!(client.token(), Err(Error::Odd(_))));
-        other.join().unwrap();
-        assert!(matches!(client.token(), Err(Error::Nobody(at)) if at == port));
-    }
 
     #[test]
     fn a_token_is_one_word() {
@@ -203,5 +136,17 @@ mod tests {
         let key = Some("secret".to_owned());
         let delivery = Delivery { certificate: "c".to_owned(), ca: "a".to_owned(), key };
         assert!(!format!("{delivery:?}").contains("secret"));
+    }
+
+    #[test]
+    fn a_message_is_one_whole_line_of_the_agreed_form_and_length() {
+        let hello = line(&Hello { token: "t".into() }).unwrap();
+        let read = |bytes: &[u8], limit| read::<Hello>(&mut &*bytes, limit).map(|hello| hello.map(|h| h.token.clone()));
+        assert_eq!(read(&hello, 100).unwrap().as_deref(), Some("t"));
+        assert_eq!(read(b"", 100).unwrap(), None);
+        for bad in [&hello[..hello.len() - 1], b"GET / HTTP/1.1\r\n", b"{\"token\":\"t\",\"more\":1}\n", b"\n"] {
+            assert!(read(bad, 100).is_err());
+        }
+        assert!(read(&hello, 5).is_err());
     }
 }

@@ -1,28 +1,20 @@
-//! The init container's end of the hand-off: listens in the pod, gives the pod's token, takes the certificate, writes it.
+//! The init container's end of the hand-off: shows the pod's token, takes the certificate, writes it.
 
-use std::convert::Infallible;
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::io::{self, BufReader, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Bytes, Incoming};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use nebula_cert::{CaPool, Certificate, Identity, PrivateKey};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, Semaphore};
+use nix::sys::socket::{getsockopt, sockopt};
 use zeroize::Zeroizing;
 
 use crate::daemon::unix_now;
 use crate::errno;
-use crate::handoff::{self, DELIVERY_PATH, Delivery, MAX_DELIVERY, MAX_REASON, MAX_TOKEN, REASON_PATH, TOKEN_PATH};
+use crate::handoff::{self, Delivery, Hello, MAX_MESSAGE, MAX_TOKEN, NAME, Receipt, Word};
 
 /// What init is told.
 #[derive(Debug, Clone)]
@@ -31,8 +23,6 @@ pub struct Settings {
     pub token_file: PathBuf,
     /// Folder for `host.crt`, `ca.crt` and, if it comes, `host.key`.
     pub out_dir: PathBuf,
-    /// Port on 127.0.0.1.
-    pub port: u16,
     /// How long to wait for a certificate.
     pub deadline: Duration,
 }
@@ -49,13 +39,13 @@ pub enum Error {
         /// What is wrong with it.
         cause: String,
     },
-    /// The port cannot be used.
-    #[error("cannot listen on 127.0.0.1:{port}: {cause}")]
-    Listen {
-        /// Port.
-        port: u16,
-        /// Why not.
-        cause: String,
+    /// Somebody else than the node listens.
+    #[error(
+        "the socket {NAME} is held by user {user} and not by this node: a program of the pod pretends to be its instance"
+    )]
+    Impostor {
+        /// As this container sees it.
+        user: u32,
     },
     /// Nothing came in time.
     #[error("no certificate within {} s: {reason}", after.as_secs())]
@@ -73,9 +63,6 @@ pub enum Error {
         /// Why not.
         cause: String,
     },
-    /// No event loop.
-    #[error("cannot start: {0}")]
-    Start(String),
 }
 
 /// Waits for the certificate and writes it. Returns its name.
@@ -83,144 +70,134 @@ pub enum Error {
 /// # Errors
 /// See [`Error`].
 pub fn run(settings: &Settings) -> Result<String, Error> {
-    // Said at once, and not only when somebody asks: a missing volume is the most likely mistake.
-    read_token(&settings.token_file)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
-    let runtime = runtime.map_err(|error| Error::Start(errno::text(&error)))?;
-    runtime.block_on(serve(settings))
+    Init { settings, name: NAME, node: Node::of_this_container(), until: now() + settings.deadline, reason: None }.run()
 }
 
-/// What all connections share.
-struct Desk {
-    settings: Settings,
-    /// Outcome of the delivery.
-    outcome: Mutex<Option<Result<String, Error>>>,
-    done: Notify,
-    reason: Mutex<Option<String>>,
+struct Init<'a> {
+    settings: &'a Settings,
+    name: &'a str,
+    node: Node,
+    until: Instant,
+    /// What the instance said last.
+    reason: Option<String>,
 }
 
-async fn serve(settings: &Settings) -> Result<String, Error> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, settings.port));
-    let refused = |error: io::Error| Error::Listen { port: settings.port, cause: errno::text(&error) };
-    let listener = TcpListener::bind(address).await.map_err(refused)?;
-    let desk = Arc::new(Desk {
-        settings: settings.clone(),
-        outcome: Mutex::new(None),
-        done: Notify::new(),
-        reason: Mutex::new(None),
-    });
-    let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-    let accepting = async {
-        loop {
-            // The semaphore is never closed.
-            let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let desk = Arc::clone(&desk);
-                    tokio::spawn(async move {
-                        connection(stream, desk).await;
-                        drop(slot);
-                    });
-                }
-                Err(_) => tokio::time::sleep(AFTER_FAILED_ACCEPT).await,
-            }
-        }
-    };
-    tokio::select! {
-        () = accepting => {}
-        () = desk.done.notified() => {
-            // The instance shall hear that it was taken.
-            tokio::time::sleep(LAST_ANSWER).await;
-        }
-        () = tokio::time::sleep(settings.deadline) => {}
-    }
-    let outcome = desk.outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
-    outcome.unwrap_or_else(|| {
-        let reason = desk.reason.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let reason = reason.unwrap_or_else(|| NOBODY_CAME.to_owned());
-        Err(Error::Deadline { after: settings.deadline, reason })
-    })
+/// How the node's root looks from here.
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    user: u32,
+    /// Whether programs of the node have process ids here: only where the pod is in the node's own pid namespace.
+    has_process_ids: bool,
 }
 
-async fn connection(stream: TcpStream, desk: Arc<Desk>) {
-    let service = service_fn(move |request| {
-        let desk = Arc::clone(&desk);
-        async move { Ok::<_, Infallible>(desk.answer(request).await) }
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST_WITHIN)
-        .max_buf_size(LONGEST_HEAD)
-        .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), service);
-    // A caller that went away is no fault.
-    let _ = tokio::time::timeout(REQUEST_WITHIN, connection).await;
-}
-
-impl Desk {
-    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
-        match (request.method(), request.uri().path()) {
-            (&Method::GET, TOKEN_PATH) => match read_token(&self.settings.token_file) {
-                Ok(token) => text(StatusCode::OK, token.as_bytes().to_vec()),
-                Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
-            },
-            (&Method::POST, DELIVERY_PATH) => match body(request, MAX_DELIVERY).await {
-                Some(body) => self.take(&body),
-                None => text(StatusCode::PAYLOAD_TOO_LARGE, "too long, or cut short"),
-            },
-            (&Method::POST, REASON_PATH) => match body(request, MAX_REASON).await {
-                Some(body) => {
-                    self.note(&body);
-                    text(StatusCode::NO_CONTENT, "")
-                }
-                None => text(StatusCode::PAYLOAD_TOO_LARGE, "too long, or cut short"),
-            },
-            _ => text(StatusCode::NOT_FOUND, ""),
-        }
-    }
-
-    fn take(&self, body: &[u8]) -> Response<Full<Bytes>> {
-        let checked = serde_json::from_slice::<Delivery>(body).map_err(|_| "not a delivery".to_owned());
-        let (delivery, name) = match checked.and_then(|delivery| check(&delivery).map(|name| (delivery, name))) {
-            Ok(checked) => checked,
-            Err(cause) => {
-                eprintln!("nebula-cni-init: refused a delivery: {cause}");
-                return text(StatusCode::BAD_REQUEST, cause);
-            }
+impl Node {
+    fn of_this_container() -> Self {
+        let is_initial = |kind: &str, inode: u64| {
+            std::fs::metadata(format!("/proc/self/ns/{kind}")).is_ok_and(|namespace| namespace.ino() == inode)
         };
-        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        if !matches!(*outcome, Some(Ok(_))) {
-            let path = self.settings.out_dir.clone();
-            let written = write(&path, &delivery);
-            *outcome = Some(written.map(|()| name).map_err(|error| Error::Write { path, cause: errno::text(&error) }));
-            self.done.notify_one();
+        Self {
+            user: if is_initial("user", INITIAL_USERS) { 0 } else { NOBODY_HERE },
+            has_process_ids: is_initial("pid", INITIAL_PROCESSES),
         }
-        match &*outcome {
-            Some(Err(error)) => text(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
-            _ => text(StatusCode::NO_CONTENT, ""),
+    }
+}
+
+impl Init<'_> {
+    fn run(mut self) -> Result<String, Error> {
+        loop {
+            // Read anew each time: the kubelet replaces it.
+            let token = read_token(&self.settings.token_file)?;
+            if let Some(stream) = self.connect()?
+                && let Some(name) = self.converse(&stream, &token)?
+            {
+                return Ok(name);
+            }
+            if now() >= self.until {
+                let reason = self.reason.unwrap_or_else(|| NOBODY_THERE.to_owned());
+                return Err(Error::Deadline { after: self.settings.deadline, reason });
+            }
+            sleep(INTERVAL.min(self.left()));
         }
     }
 
-    fn note(&self, body: &[u8]) {
-        let line: String =
-            String::from_utf8_lossy(body).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
-        if reason.as_ref() != Some(&line) {
+    /// The instance, if it is there.
+    fn connect(&self) -> Result<Option<UnixStream>, Error> {
+        let connected = handoff::address(self.name).and_then(|address| UnixStream::connect_addr(&address));
+        let Ok(stream) = connected else { return Ok(None) };
+        // Whoever listens was recorded when it began to.
+        let Ok(listener) = getsockopt(&stream, sockopt::PeerCredentials) else { return Ok(None) };
+        let is_outside = self.node.has_process_ids || listener.pid() == 0;
+        if listener.uid() != self.node.user || !is_outside {
+            return Err(Error::Impostor { user: listener.uid() });
+        }
+        Ok(Some(stream))
+    }
+
+    /// Until the instance goes, time is over, or the certificate is there.
+    fn converse(&mut self, mut stream: &UnixStream, token: &Zeroizing<String>) -> Result<Option<String>, Error> {
+        let hello = handoff::line(&Hello { token: String::clone(token) });
+        if hello.and_then(|hello| stream.write_all(&hello)).is_err() {
+            return Ok(None);
+        }
+        let mut reader = BufReader::new(stream);
+        loop {
+            let left = self.left();
+            if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
+                return Ok(None);
+            }
+            let delivery = match handoff::read(&mut reader, MAX_MESSAGE) {
+                Ok(Some(Word::Reason(reason))) => {
+                    self.note(&reason);
+                    continue;
+                }
+                Ok(Some(Word::Delivery(delivery))) => delivery,
+                Ok(None) | Err(_) => return Ok(None),
+            };
+            let taken = self.take(&delivery);
+            let refused = match &taken {
+                Ok(Ok(_)) => None,
+                Ok(Err(cause)) => Some(cause.clone()),
+                Err(error) => Some(error.to_string()),
+            };
+            let receipt = handoff::line(&Receipt { refused });
+            // It has been written, whether the instance hears of it or not.
+            let _ = receipt.and_then(|receipt| stream.write_all(&receipt));
+            return match taken? {
+                Ok(name) => Ok(Some(name)),
+                Err(cause) => {
+                    self.note(&format!("refused a delivery: {cause}"));
+                    Ok(None)
+                }
+            };
+        }
+    }
+
+    fn take(&self, delivery: &Delivery) -> Result<Result<String, String>, Error> {
+        let name = match check(delivery) {
+            Ok(name) => name,
+            Err(cause) => return Ok(Err(cause)),
+        };
+        let path = &self.settings.out_dir;
+        let failed = |error: io::Error| Error::Write { path: path.clone(), cause: errno::text(&error) };
+        write(path, delivery).map_err(failed).map(|()| Ok(name))
+    }
+
+    fn note(&mut self, reason: &str) {
+        let line: String = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        if self.reason.as_ref() != Some(&line) {
             eprintln!("nebula-cni-init: no certificate yet: {line}");
-            *reason = Some(line);
+            self.reason = Some(line);
         }
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(now())
     }
 }
 
-async fn body(request: Request<Incoming>, limit: usize) -> Option<Zeroizing<Vec<u8>>> {
-    let collected = Limited::new(request.into_body(), limit).collect().await.ok()?;
-    Some(Zeroizing::new(collected.to_bytes().to_vec()))
-}
-
-fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    response
+#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
+fn now() -> Instant {
+    Instant::now()
 }
 
 fn read_token(path: &Path) -> Result<Zeroizing<String>, Error> {
@@ -233,7 +210,7 @@ fn read_token(path: &Path) -> Result<Zeroizing<String>, Error> {
     if handoff::is_token(&token) { Ok(token) } else { Err(refuse("there is no token in it".to_owned())) }
 }
 
-/// Anybody in the pod can reach the port: what is written must at least fit together. Returns the certificate's name.
+/// What is written must at least fit together. Returns the certificate's name.
 fn check(delivery: &Delivery) -> Result<String, String> {
     let certificates = Certificate::bundle_from_pem(delivery.certificate.as_bytes());
     let certificates = certificates.map_err(|error| format!("certificate: {error}"))?;
@@ -256,6 +233,8 @@ fn write(folder: &Path, delivery: &Delivery) -> io::Result<()> {
     let key = folder.join("host.key");
     match &delivery.key {
         Some(pem) => write_file(&key, pem.as_bytes())?,
+        // The key goes once: init may run again, and the certificate that it belongs to is the same still.
+        None if std::fs::read(folder.join("host.crt")).is_ok_and(|old| old == delivery.certificate.as_bytes()) => {}
         // Of an earlier run: it does not belong to this certificate.
         None => match std::fs::remove_file(&key) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -281,20 +260,19 @@ fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     std::fs::rename(&beside, path)
 }
 
-const NOBODY_CAME: &str = "the pod's instance on this node did not ask for the token; is the pod enrolled, and does \
-                           the plugin on this node have \"flow\": \"init\"?";
+const NOBODY_THERE: &str = "no instance of this pod listens on this node; is the pod enrolled, does the plugin on this node \
+                            have \"flow\": \"init\", and are plugin and init container of the same release?";
 const MODE: u32 = 0o640;
-const MOST_CONNECTIONS: usize = 8;
-const LONGEST_HEAD: usize = 8 << 10;
-const REQUEST_WITHIN: Duration = Duration::from_secs(10);
-const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
-const LAST_ANSWER: Duration = Duration::from_millis(100);
+const INTERVAL: Duration = Duration::from_millis(200);
+// Of namespaces that nobody made (linux/proc_ns.h), and whom the kernel names for a user that a namespace has not.
+const INITIAL_USERS: u64 = 0xefff_fffd;
+const INITIAL_PROCESSES: u64 = 0xefff_fffc;
+const NOBODY_HERE: u32 = 65_534;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handoff::InitClient;
-    use crate::netns::Foothold;
+    use crate::init_desk::InitDesk;
     use nebula_cert::{Curve, SigningKey, Template};
 
     struct Credentials {
@@ -323,38 +301,53 @@ mod tests {
     }
 
     fn settings(folder: &Path, deadline: Duration) -> Settings {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        Settings { token_file: folder.join("token"), out_dir: folder.join("out"), port: free, deadline }
+        Settings { token_file: folder.join("token"), out_dir: folder.join("out"), deadline }
     }
 
-    fn until_it_listens<T>(mut ask: impl FnMut() -> Result<T, handoff::Error>) -> Result<T, handoff::Error> {
+    fn socket(test: &str) -> String {
+        format!("nebula-test/{}/{test}", std::process::id())
+    }
+
+    fn init(settings: &Settings, socket: &str) -> Result<String, Error> {
+        // Tests need not be root.
+        let node = Node { user: nix::unistd::getuid().as_raw(), has_process_ids: true };
+        Init { settings, name: socket, node, until: now() + settings.deadline, reason: None }.run()
+    }
+
+    fn token(desk: &InitDesk) -> String {
         for _ in 0..1000 {
-            match ask() {
-                Err(handoff::Error::Nobody(_)) => std::thread::sleep(Duration::from_millis(10)),
-                other => return other,
+            if let Ok(token) = desk.token(&mut Vec::new()) {
+                return token.to_string();
             }
+            sleep(Duration::from_millis(10));
         }
-        panic!("init does not listen");
+        panic!("init does not come");
     }
 
     #[test]
     fn the_token_goes_out_the_certificate_comes_in_and_init_ends() {
         let Credentials { delivery, folder } = credentials();
         let settings = settings(folder.path(), Duration::from_secs(60));
-        let client = InitClient::new(Foothold::Here, settings.port);
         std::fs::create_dir(&settings.out_dir).unwrap();
         std::fs::write(settings.out_dir.join("host.key"), "of an earlier run").unwrap();
-        let (out, running) = (settings.out_dir.clone(), std::thread::spawn(move || run(&settings)));
-        assert_eq!(*until_it_listens(|| client.token()).unwrap(), "header.claims.signature");
-        client.explain("the CA\nis away").unwrap();
+        let (out, socket) = (settings.out_dir.clone(), socket("out"));
+        let running = std::thread::spawn({
+            let (settings, socket) = (settings.clone(), socket.clone());
+            move || init(&settings, &socket)
+        });
+        // It waits until the instance is there.
+        let desk = InitDesk::open(&socket, || Ok(())).unwrap();
+        assert_eq!(token(&desk), "header.claims.signature");
+        desk.explain("the CA\nis away");
         let delivery = changed(&delivery, |delivery| delivery.key = None);
-        client.deliver(&delivery).unwrap();
+        desk.deliver(delivery.clone());
         assert_eq!(running.join().unwrap().unwrap(), "web");
         let mut names: Vec<_> = std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["ca.crt", "host.crt"]);
         assert_eq!(std::fs::read_to_string(out.join("host.crt")).unwrap(), delivery.certificate);
         assert_eq!(std::fs::metadata(out.join("host.crt")).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(init(&settings, &socket).unwrap(), "web", "the kubelet may run it again");
     }
 
     #[test]
@@ -368,26 +361,56 @@ mod tests {
         assert!(check(&changed(&delivery, |delivery| delivery.key = other)).unwrap_err().starts_with("key: "));
         let stranger = credentials().delivery.ca.clone();
         assert!(check(&changed(&delivery, |delivery| delivery.ca = stranger)).is_err());
+        // The key comes once; with the same certificate it stays.
+        write(&out, &changed(&delivery, |delivery| delivery.key = None)).unwrap();
+        assert!(out.join("host.key").exists());
     }
 
     #[test]
     fn nothing_by_the_deadline_is_an_error_with_the_last_reason_and_nothing_is_written() {
         let Credentials { delivery, folder } = credentials();
-        let settings = settings(folder.path(), Duration::from_secs(2));
-        let client = InitClient::new(Foothold::Here, settings.port);
-        let (out, running) = (settings.out_dir.clone(), std::thread::spawn(move || run(&settings)));
-        until_it_listens(|| client.explain("the CA is away")).unwrap();
-        let bad = changed(&delivery, |delivery| "none".clone_into(&mut delivery.certificate));
-        assert!(matches!(client.deliver(&bad), Err(handoff::Error::Odd(_))));
+        let (settings, socket) = (settings(folder.path(), Duration::from_secs(2)), socket("deadline"));
+        let desk = InitDesk::open(&socket, || Ok(())).unwrap();
+        let out = settings.out_dir.clone();
+        let running = std::thread::spawn({
+            let socket = socket.clone();
+            move || init(&settings, &socket)
+        });
+        token(&desk);
+        desk.explain("the CA is away");
         let error = running.join().unwrap().unwrap_err().to_string();
         assert_eq!(error, "no certificate within 2 s: the CA is away");
         assert!(!out.exists());
+        // What does not fit together is not written either.
+        let settings = self::settings(folder.path(), Duration::from_secs(2));
+        let running = std::thread::spawn(move || init(&settings, &socket));
+        token(&desk);
+        desk.deliver(changed(&delivery, |delivery| "none".clone_into(&mut delivery.certificate)));
+        let error = running.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains("refused a delivery: certificate"), "{error}");
+        assert!(!out.exists());
+    }
+
+    #[test]
+    fn somebody_else_who_listens_gets_no_token() {
+        let Credentials { folder, .. } = credentials();
+        let (settings, socket) = (settings(folder.path(), Duration::from_secs(60)), socket("impostor"));
+        let desk = InitDesk::open(&socket, || Ok(())).unwrap();
+        for node in [
+            Node { user: nix::unistd::getuid().as_raw() + 1, has_process_ids: true },
+            Node { user: nix::unistd::getuid().as_raw(), has_process_ids: false },
+        ] {
+            let until = now() + settings.deadline;
+            let init = Init { settings: &settings, name: &socket, node, until, reason: None };
+            assert!(matches!(init.run(), Err(Error::Impostor { .. })));
+        }
+        assert!(desk.token(&mut Vec::new()).is_err());
     }
 
     #[test]
     fn a_pod_whose_instance_never_comes_is_told_what_to_look_at() {
         let Credentials { folder, .. } = credentials();
-        let error = run(&settings(folder.path(), Duration::from_millis(50))).unwrap_err();
+        let error = init(&settings(folder.path(), Duration::from_millis(50)), &socket("nobody")).unwrap_err();
         assert!(error.to_string().contains("\"flow\": \"init\""), "{error}");
     }
 

@@ -1,16 +1,19 @@
 //! What an isolated pod may reach and be reached from: the overlay, the node's probes, DNS and listed ranges, nothing else.
-//! The rules belong to the pod's network namespace: they outlive this process, and end with the namespace.
+//! The rules belong to the pod's network namespace: they outlive this process, and end with the namespace. They tell the pod's own
+//! programs early; a raw socket passes them, so the node's end of the pod's link has rules of its own
+//! ([`nebula_cni_plugin::guard`]).
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use nebula_cni_plugin::guard::ca_address;
 use nebula_cni_plugin::launch::{Isolate, LaunchSpec, Underlay};
+use nebula_cni_plugin::nftables::{Family, Hook, Match, Rule, Table};
 use nix::libc;
 
 use crate::daemon::chain;
 use crate::errno;
 use crate::netns::Namespace;
-use crate::nftables::{Hook, Match, Table};
 use crate::pod_tunnel::Error;
 
 /// Isolates the pod in `namespace`, if that is wanted. `port` is that of the tunnel's socket.
@@ -65,38 +68,14 @@ fn table(isolate: &Isolate, device: &str, own: Option<&OwnTraffic>) -> Table {
             outgoing.push(vec![to_ca, Match::Protocol(TCP), Match::DestinationPort(port)]);
         }
     }
-    Table::new(TABLE).chain(Hook::Input, incoming).chain(Hook::Forward, passing).chain(Hook::Output, outgoing)
-}
-
-/// Of `https://ADDRESS:PORT`; `None` if it has a name.
-fn ca_address(url: &str) -> Option<(IpAddr, u16)> {
-    let authority = url.strip_prefix("https://")?.split('/').next()?;
-    if let Ok(address) = authority.parse::<std::net::SocketAddr>() {
-        return Some((address.ip(), address.port()));
-    }
-    let address = authority.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(authority);
-    Some((address.parse().ok()?, 443))
+    let rules = |accepted: Vec<Vec<Match>>| accepted.into_iter().map(Rule::accept).collect();
+    Table::new(Family::Inet, TABLE)
+        .chain(Hook::Input, rules(incoming))
+        .chain(Hook::Forward, rules(passing))
+        .chain(Hook::Output, rules(outgoing))
 }
 
 const TABLE: &str = "nebula-cni";
 const DNS: u16 = 53;
 const UDP: u8 = libc::IPPROTO_UDP as u8;
 const TCP: u8 = libc::IPPROTO_TCP as u8;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_address_of_the_ca_is_read_from_its_url_unless_it_is_a_name() {
-        for (url, expected) in [
-            ("https://192.0.2.1:8443", Some(("192.0.2.1", 8443))),
-            ("https://[fd00::1]:8443/", Some(("fd00::1", 8443))),
-            ("https://[fd00::1]", Some(("fd00::1", 443))),
-            ("https://192.0.2.1/x", Some(("192.0.2.1", 443))),
-            ("https://ca.example:8443", None),
-        ] {
-            assert_eq!(ca_address(url), expected.map(|(address, port)| (address.parse().unwrap(), port)), "{url}");
-        }
-    }
-}

@@ -16,8 +16,9 @@ use crate::config_file::{Settings, Value};
 use crate::confinement::{Confinement, Missing};
 use crate::daemon::chain;
 use crate::data_path::{DataPath, Place, spawn};
-use crate::handoff::{self, InitClient};
+use crate::handoff;
 use crate::inbox::{Inbox, Input, Reports};
+use crate::init_desk::InitDesk;
 use crate::launch_file::Launch;
 use crate::life_cycle::{Closing, GiveUp, Install, LifeCycle, Moment, Now, Standing, Start, Step};
 use crate::link_watch::LinkWatch;
@@ -124,7 +125,8 @@ fn start(
         Underlay::Pod => (underlay::bind(&spec, &settings, &namespace, random())?, in_pod()?),
     };
     let init = match spec.flow {
-        Flow::Init => Some(InitClient::new(in_pod()?, handoff::PORT)),
+        // Before any program of the pod runs: the name is ours as long as we live.
+        Flow::Init => Some(open_desk(&namespace, confinement)?),
         Flow::Node => None,
     };
     let mut client = CaClient::new(spec.ca.clone(), place_of_sockets.clone());
@@ -346,9 +348,7 @@ impl PodTunnel {
             notify::status("running with a provisional certificate, waiting for the pod's init container");
             return Ok(());
         }
-        if let Some(hand_over) = self.applicant.holds(identity, renewal_key, bundle) {
-            spawn("init-client", hand_over)?;
-        }
+        self.applicant.holds(identity, renewal_key, bundle);
         if is_first && self.is_awaited {
             notify::ready();
         }
@@ -433,6 +433,17 @@ fn standing(identity: &Identity, trust: &CaPool, now: Moment) -> Standing {
         (standing, Ok(_) | Err(nebula_cert::Error::Expired { .. })) => standing,
         (_, Err(_)) => Standing::Orphaned,
     })
+}
+
+fn open_desk(namespace: &Namespace, confinement: &Confinement) -> Result<InitDesk, Error> {
+    // The name is taken as root, which init looks for; the thread that serves it is behind the wall.
+    let wall = confinement.prepare();
+    let confine = move || wall.enter(CapabilitySet::empty()).map(drop);
+    let refused = |cause: String| Error::SetUp { what: "cannot listen for the pod's init container".to_owned(), cause };
+    let desk = namespace
+        .run("init-desk", || InitDesk::open(handoff::NAME, confine))
+        .map_err(|error| refused(chain(&error)))?;
+    desk.map_err(|error| refused(errno::text(&error)))
 }
 
 fn watch_links(namespace: &Namespace) -> Result<LinkWatch, Error> {

@@ -5,10 +5,9 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use ipnet::IpNet;
+use nebula_cni_plugin::netlink::{self, octets, push_attribute};
 use nix::libc;
 use nix::sys::socket::{MsgFlags, SockProtocol, recv, send};
-
-use crate::netlink::{self, octets, push_attribute};
 
 /// A route to the link itself.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,9 +6,11 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use nebula_cni_plugin::guard::SystemGuards;
 use nebula_cni_plugin::host::{Host, SystemClock, SystemNamespaces};
 use nebula_cni_plugin::host_route::SystemRoutes;
 use nebula_cni_plugin::labels::Program;
+use nebula_cni_plugin::pod_link::SystemLinks;
 use nebula_cni_plugin::reconcile::{self, Depth};
 use nebula_cni_plugin::reply::{self, Error, code};
 use nebula_cni_plugin::request::{self, Env, Request};
@@ -58,6 +60,8 @@ fn this_host(direct: &Direct) -> Host<'_> {
         direct,
         systemd: &Systemd,
         routes: &SystemRoutes,
+        links: &SystemLinks,
+        guards: &SystemGuards,
         labels: &Program,
         plugin_dir: env::current_exe().ok().and_then(|exe| exe.parent().map(Into::into)),
     }

@@ -7,9 +7,11 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
 
+use nebula_cni_plugin::guard::SystemGuards;
 use nebula_cni_plugin::host::{Host, Link, Namespaces, Netns, NetnsId, SystemClock, SystemNamespaces};
 use nebula_cni_plugin::host_route::SystemRoutes;
 use nebula_cni_plugin::labels::Program;
+use nebula_cni_plugin::pod_link::SystemLinks;
 use nebula_cni_plugin::reply::Error;
 use nebula_cni_plugin::request::{self, Env, Request};
 use nebula_cni_plugin::supervisor::{Direct, Systemd};
@@ -46,6 +48,8 @@ fn check(node: &Node, namespaces: &dyn Namespaces) -> Result<String, Error> {
         direct: &Direct::new(),
         systemd: &Systemd,
         routes: &SystemRoutes,
+        links: &SystemLinks,
+        guards: &SystemGuards,
         labels: &Program,
         plugin_dir: None,
     };

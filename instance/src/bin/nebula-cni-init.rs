@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use nebula_instance::go_flags::{self, Flag};
-use nebula_instance::{handoff, init};
+use nebula_instance::init;
 
 fn main() -> ExitCode {
     let flags = match go_flags::parse(std::env::args().skip(1), FLAGS) {
@@ -23,16 +23,14 @@ fn main() -> ExitCode {
         print(concat!("nebula-cni-init ", env!("CARGO_PKG_VERSION"), "\n"));
         return ExitCode::SUCCESS;
     }
-    let port = flags.value("port").map_or(Ok(handoff::PORT), str::parse);
     let deadline = flags.value("deadline").map_or(Ok(DEADLINE), str::parse);
-    let (Ok(port @ 1..), Ok(deadline @ 1..)) = (port, deadline) else {
-        eprintln!("nebula-cni-init: -port and -deadline take a number above 0; see -help");
+    let Ok(deadline @ 1..) = deadline else {
+        eprintln!("nebula-cni-init: -deadline takes a number above 0; see -help");
         return ExitCode::from(2);
     };
     let settings = init::Settings {
         token_file: flags.value("token-file").unwrap_or(TOKEN_FILE).into(),
         out_dir: flags.value("out-dir").unwrap_or(OUT_DIR).into(),
-        port,
         deadline: Duration::from_secs(deadline),
     };
     match init::run(&settings) {
@@ -58,9 +56,9 @@ const OUT_DIR: &str = "/var/run/nebula";
 const DEADLINE: u64 = 300;
 
 const ABOUT: &str = "\
-Receives a pod's Nebula certificate in the pod's first init container: listens on the loopback address of the pod, gives
-the pod's service-account token to the instance on the node, writes what comes back (host.crt, ca.crt, and host.key if
-the node's operator wants pods to have it) and ends. The containers after it start with the overlay up.
+Receives a pod's Nebula certificate in the pod's first init container: shows the pod's service-account token to the pod's
+instance, which listens on a unix socket in the pod's network namespace, writes what comes back (host.crt, ca.crt, and
+host.key if the node's operator wants pods to have it) and ends. The containers after it start with the overlay up.
 ";
 
 const FLAGS: &[Flag] = &[
@@ -70,7 +68,7 @@ const FLAGS: &[Flag] = &[
         help: "The pod's token for the CA service (default /var/run/secrets/nebula/token)",
     },
     Flag { name: "out-dir", takes_value: true, help: "Folder for the files (default /var/run/nebula)" },
-    Flag { name: "port", takes_value: true, help: "Port on 127.0.0.1, as the plugin has it (default 4242)" },
+    Flag { name: "port", takes_value: true, help: "No effect any more: there is no port" },
     Flag { name: "deadline", takes_value: true, help: "Seconds to wait for the certificate (default 300)" },
     Flag { name: "version", takes_value: false, help: "Print version" },
 ];

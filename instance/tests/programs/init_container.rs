@@ -106,6 +106,71 @@ fn a_provisional_certificate_opens_the_overlay_until_the_pod_has_shown_its_own_t
     assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }
 
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn another_program_of_the_pod_gets_no_token_no_key_and_gives_no_certificate_before_during_and_after_the_handover() {
+    let (mut cluster, mut node) = cluster(&[("web", "10.244.1.2")]);
+    node.conf["plugins"][1]["deliverKey"] = true.into();
+    node.add_pods(&mut cluster.world, &["web"]);
+    // Another user of the pod, and root with what runtimes give; each tries for as long as the handover takes.
+    let users = [&["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"][..], CONTAINER_ROOT];
+    let attackers: Vec<_> = users.into_iter().map(|rights| attacker(&cluster, rights)).collect();
+    thread::sleep(Duration::from_secs(2));
+    let init = init_container(&cluster, &node, "web", "60");
+    let said = String::from_utf8_lossy(&init.stderr).into_owned();
+    assert!(init.status.success(), "{said}\n{}", node.instance_logs());
+    let fingerprint = node.status("web")["certificate"]["fingerprint"].clone();
+    let [certificate, key] = ["host.crt", "host.key"].map(|name| node.dir.join("mount").join(name));
+    let identity = nebula_cert::Identity::read(&certificate, &key).expect("certificate and key belong together");
+    assert_eq!(identity.primary().fingerprint().to_string(), fingerprint);
+    thread::sleep(Duration::from_secs(1));
+    for attacker in attackers {
+        let output = attacker.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && said.trim() == "[]", "{said}{}", String::from_utf8_lossy(&output.stderr));
+    }
+    // It may run again, as a kubelet does after a crash, and keeps the key that it has.
+    assert!(init_container(&cluster, &node, "web", "30").status.success());
+    nebula_cert::Identity::read(&certificate, &key).expect("certificate and key belong together");
+    node.chain_ok(&cluster.world, "del", "web");
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn whoever_takes_the_name_of_an_instance_that_died_gets_no_token_unless_it_is_root() {
+    let (mut cluster, node) = cluster(&[("web", "10.244.1.2")]);
+    node.add_pods(&mut cluster.world, &["web"]);
+    let pid = i32::try_from(node.status("web")["pid"].as_u64().expect("a process id")).expect("a process id");
+    let pid = nix::unistd::Pid::from_raw(pid);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("it is there");
+    let attacker = attacker(&cluster, &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
+    thread::sleep(Duration::from_secs(2));
+    let init = init_container(&cluster, &node, "web", "4");
+    let said = String::from_utf8_lossy(&init.stderr).into_owned();
+    assert!(!init.status.success() && said.contains("held by user 65534"), "{said}");
+    let output = attacker.wait_with_output().expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), r#"["name taken"]"#);
+    node.chain_ok(&cluster.world, "del", "web");
+}
+
+const CONTAINER_ROOT: &[&str] =
+    &["setpriv", "--bounding-set=-all,+net_raw,+dac_override,+setuid,+setgid,+net_bind_service", "--inh-caps=-all"];
+
+/// Runs `init_attacker.py` in the pod `web` for some seconds.
+fn attacker(cluster: &Cluster, rights: &[&str]) -> std::process::Child {
+    // Where every user may read it.
+    let program = cluster.world.write("init_attacker.py", include_str!("world/init_attacker.py"));
+    std::process::Command::new("ip")
+        .args(["netns", "exec", &cluster.world.namespace_of("web")])
+        .args(rights)
+        .args(["/usr/bin/python3", &program.display().to_string(), "8"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("python3 runs")
+}
+
 /// What a kubelet does with the first init container: runs it in the pod's network namespace with its token mounted.
 fn init_container(cluster: &Cluster, node: &Node, pod: &str, deadline: &str) -> Output {
     let token = cluster.world.write(&format!("{pod}.token"), &format!("token-of-{pod}"));

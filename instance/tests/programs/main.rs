@@ -18,6 +18,7 @@ mod gateways;
 mod identities;
 mod init_container;
 mod interop;
+mod isolation;
 mod kube_apiserver;
 mod kube_labels;
 mod log_fields;

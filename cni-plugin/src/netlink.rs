@@ -1,0 +1,184 @@
+//! What messages of every netlink protocol have in common: header, attributes, the kernel's answers (netlink(7)).
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::libc;
+use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, send, socket};
+
+/// A socket that speaks with the kernel and hears nobody else.
+///
+/// # Errors
+/// The kernel's.
+pub fn connect(protocol: SockProtocol) -> io::Result<OwnedFd> {
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
+    nix::sys::socket::connect(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+    Ok(socket)
+}
+
+/// struct nlmsghdr, then `body`. That it is a request need not be among the flags.
+pub fn push_message(out: &mut Vec<u8>, kind: u16, flags: i32, sequence: u32, body: &[u8]) {
+    out.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
+    out.extend_from_slice(&kind.to_ne_bytes());
+    out.extend_from_slice(&((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
+    out.extend_from_slice(&sequence.to_ne_bytes());
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(body);
+}
+
+/// struct nlattr; what follows it begins at a multiple of four.
+pub fn push_attribute(out: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    out.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
+    out.extend_from_slice(&kind.to_ne_bytes());
+    out.extend_from_slice(value);
+    out.resize(out.len().next_multiple_of(4), 0);
+}
+
+/// An address as attributes hold it.
+#[must_use]
+pub fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+/// What became of requests, by their sequence numbers. Whatever else the kernel says is passed over.
+pub fn answers(mut bytes: &[u8]) -> impl Iterator<Item = (u32, io::Result<()>)> {
+    std::iter::from_fn(move || {
+        while let Some((head, rest)) = bytes.split_first_chunk::<HEADER>() {
+            let [a, b, c, d, kind, more, _, _, e, f, g, h, ..] = *head;
+            let len = u32::from_ne_bytes([a, b, c, d]) as usize;
+            bytes = bytes.get(len.max(HEADER).next_multiple_of(4)..).unwrap_or_default();
+            if i32::from(u16::from_ne_bytes([kind, more])) == libc::NLMSG_ERROR
+                && let Some((code, _)) = rest.split_first_chunk()
+            {
+                let outcome = match i32::from_ne_bytes(*code) {
+                    0 => Ok(()),
+                    code => Err(io::Error::from_raw_os_error(code.saturating_neg())),
+                };
+                return Some((u32::from_ne_bytes([e, f, g, h]), outcome));
+            }
+        }
+        None
+    })
+}
+
+/// Sends one request and collects the bodies of the messages that answer it, until the kernel says that these were all.
+///
+/// # Errors
+/// The kernel's, or it says more than anybody asked for.
+pub fn dump(socket: &OwnedFd, request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+    send(socket.as_raw_fd(), request, MsgFlags::empty())?;
+    let mut bodies = Vec::new();
+    let mut answer = vec![0; 64 << 10];
+    loop {
+        let len = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+        for (kind, body) in messages(&answer[..len]) {
+            match i32::from(kind) {
+                libc::NLMSG_DONE => return Ok(bodies),
+                libc::NLMSG_ERROR => {
+                    let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
+                    return if code == 0 {
+                        Ok(bodies)
+                    } else {
+                        Err(io::Error::from_raw_os_error(code.saturating_neg()))
+                    };
+                }
+                _ if bodies.len() < MOST_MESSAGES => bodies.push(body.to_vec()),
+                _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "too many answers")),
+            }
+        }
+    }
+}
+
+/// Kind and body of each whole message.
+pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let (head, _) = bytes.split_first_chunk::<HEADER>()?;
+        let [a, b, c, d, kind, more, ..] = *head;
+        let len = u32::from_ne_bytes([a, b, c, d]) as usize;
+        let body = bytes.get(HEADER..len)?;
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((u16::from_ne_bytes([kind, more]), body))
+    })
+}
+
+/// Kind and value of each whole attribute; the flags of the kind are cut off.
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let (head, _) = bytes.split_first_chunk::<4>()?;
+        let [a, b, kind, more] = *head;
+        let len = usize::from(u16::from_ne_bytes([a, b]));
+        let value = bytes.get(4..len)?;
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((u16::from_ne_bytes([kind, more]) & KIND, value))
+    })
+}
+
+/// The first attribute of that kind.
+#[must_use]
+pub fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
+    attributes(bytes).find_map(|(found, value)| (found == kind).then_some(value))
+}
+
+/// An attribute that is text with a zero byte behind it.
+#[must_use]
+pub fn text(bytes: &[u8], kind: u16) -> Option<String> {
+    let value = attribute(bytes, kind)?;
+    String::from_utf8(value.strip_suffix(&[0]).unwrap_or(value).to_vec()).ok()
+}
+
+// NLA_TYPE_MASK.
+const KIND: u16 = 0x3fff;
+// More links or tables than any node has.
+const MOST_MESSAGES: usize = 100_000;
+// struct nlmsghdr.
+const HEADER: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(kind: i32, sequence: u32, code: i32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        push_message(&mut bytes, kind as u16, 0, sequence, &[&code.to_ne_bytes()[..], &[0; 16]].concat());
+        bytes
+    }
+
+    fn codes(bytes: &[u8]) -> Vec<(u32, Option<i32>)> {
+        answers(bytes).map(|(sequence, outcome)| (sequence, outcome.err().and_then(|e| e.raw_os_error()))).collect()
+    }
+
+    #[test]
+    fn answers_are_read_to_the_last_whole_one_and_other_news_are_passed_over() {
+        let bytes = [answer(2, 7, 0), answer(16, 8, -1), answer(2, 9, -17)].concat();
+        assert_eq!(codes(&bytes), [(7, None), (9, Some(17))]);
+        assert_eq!(codes(&bytes[..91]), [(7, None)], "cut short");
+        assert_eq!(codes(&[0; 16]), [], "a length of nothing ends");
+        assert_eq!(codes(&answer(2, 1, i32::MIN)), [(1, Some(i32::MAX))]);
+    }
+
+    #[test]
+    fn messages_and_attributes_that_are_cut_short_end_the_reading() {
+        let bytes = [answer(2, 7, 0), answer(16, 8, -1)].concat();
+        assert_eq!(messages(&bytes).map(|(kind, body)| (kind, body.len())).collect::<Vec<_>>(), [(2, 20), (16, 20)]);
+        assert_eq!(messages(&bytes[..50]).count(), 1);
+        assert_eq!(messages(&[0; 16]).count(), 0);
+        let mut out = Vec::new();
+        push_attribute(&mut out, 3, b"eth0\0");
+        push_attribute(&mut out, 5 | 0x8000, &[1, 2]);
+        assert_eq!(attribute(&out, 5), Some(&[1, 2][..]));
+        assert_eq!(text(&out, 3).as_deref(), Some("eth0"));
+        assert_eq!(attribute(&out[..13], 5), None);
+        assert_eq!(attributes(&[0; 8]).count(), 0);
+    }
+
+    #[test]
+    fn attributes_begin_at_multiples_of_four() {
+        let mut out = Vec::new();
+        push_attribute(&mut out, 3, b"eth0\0");
+        assert_eq!(out, [9, 0, 3, 0, b'e', b't', b'h', b'0', 0, 0, 0, 0]);
+    }
+}
