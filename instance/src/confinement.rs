@@ -57,7 +57,7 @@ impl Confinement {
         let resolver = std::fs::canonicalize("/etc/resolv.conf").ok();
         let folders = [Some(Path::new("/etc/resolv.conf")), resolver.as_deref(), Some(&spec.ca.tls_ca_file)];
         let folder_of = |file: Option<&Path>| Some(file?.parent()?.to_owned());
-        let room = spec.status_socket.parent().unwrap_or(Path::new("/")).to_owned();
+        let room = spec.status_socket.parent().unwrap_or_else(|| Path::new("/")).to_owned();
         Self { user: spec.user, room, readable: folders.into_iter().filter_map(folder_of).collect() }
     }
 

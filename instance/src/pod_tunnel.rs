@@ -118,7 +118,7 @@ fn start(
     };
     let in_pod = || in_pod_with(CapabilitySet::empty());
     // Their folder belongs to the user that this program becomes; the way to it does not.
-    let room = spec.status_socket.parent().unwrap_or(Path::new("/"));
+    let room = spec.status_socket.parent().unwrap_or_else(|| Path::new("/"));
     std::env::set_current_dir(room).map_err(set_up(&format!("cannot work in {}", room.display())))?;
     let (sockets, place_of_sockets) = match spec.underlay {
         Underlay::Host => (underlay::bind(&spec, &settings, &Namespace::Own, random())?, Foothold::Here),

@@ -1,6 +1,15 @@
 //! The programs on real sockets, devices, kernels and runtimes: one file per subject, one program to link.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    reason = "these tests watch real processes on a real clock, and end at the first surprise"
+)]
+
 mod loopback;
+#[path = "../../../cni-plugin/tests/plugin/service_manager.rs"]
+mod service_manager;
 mod world;
 
 mod chains;

@@ -2,8 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
-#[path = "../../../cni-plugin/tests/plugin/service_manager.rs"]
-mod service_manager;
+use crate::service_manager;
 use crate::world;
 
 use std::path::{Path, PathBuf};

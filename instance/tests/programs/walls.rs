@@ -5,8 +5,7 @@
 #![allow(clippy::print_stdout, reason = "the attacker reports to the test that started it")]
 #![allow(unsafe_code, reason = "the attacker makes system calls that no library offers")]
 
-#[path = "../../../cni-plugin/tests/plugin/service_manager.rs"]
-mod service_manager;
+use crate::service_manager;
 use crate::world;
 
 use std::fs::{self, File, OpenOptions};

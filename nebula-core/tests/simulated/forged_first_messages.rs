@@ -137,7 +137,7 @@ fn comes_back(seed: u64, rate: u32, source: fn(u32) -> SocketAddr) -> (usize, Du
         }
         let back = net.payloads(alice, 7).len();
         if back > answered {
-            first = first.or(Some(net.elapsed().saturating_sub(restarted)));
+            first = first.or_else(|| Some(net.elapsed().saturating_sub(restarted)));
         }
         answered = back;
     }
