@@ -140,12 +140,26 @@ impl Firewall<'_> {
         let now = self.conntrack.millis(now);
         let passed =
             Passed { flow: *flow, direction, tunnel: tunnel.local_index, generation: self.filter.generation() };
-        if !cache.contains(hash, &passed, now) {
-            self.decide(hash, now, direction, flow, Peer::new(tunnel, route(flow)))?;
-            // Short timeouts need the shared table to hear of the flow more often.
-            let cache_for = CACHE_MS.min(self.filter.timeouts().of(flow) / 4);
-            cache.insert(hash, passed, now, now + cache_for);
+        if cache.contains(hash, &passed, now) {
+            return Ok(());
         }
+        self.check_anew(cache, hash, now, passed, Peer::new(tunnel, route(flow)))
+    }
+
+    /// As [`Self::check`], for a flow that the cache does not have. Not inlined, so that known flows pay nothing for it.
+    #[inline(never)]
+    fn check_anew(
+        &self,
+        cache: &mut FlowCache,
+        hash: u64,
+        now: u64,
+        passed: Passed,
+        peer: Peer<'_>,
+    ) -> Result<(), DropReason> {
+        self.decide(hash, now, passed.direction, &passed.flow, peer)?;
+        // Short timeouts need the shared table to hear of the flow more often.
+        let cache_for = CACHE_MS.min(self.filter.timeouts().of(&passed.flow) / 4);
+        cache.insert(hash, passed, now, now + cache_for);
         Ok(())
     }
 

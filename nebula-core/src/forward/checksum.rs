@@ -10,22 +10,23 @@ impl Sum {
     /// Adds bytes.
     #[must_use]
     pub(super) fn add(self, bytes: &[u8]) -> Self {
-        // Sums of native words are swapped sums of big-endian words; eight lanes let the compiler use vectors.
+        // Sums of native words are swapped sums of big-endian words; eight lanes let the compiler use vectors, and so does
+        // adding without a check for overflow, which a packet is far too short for.
         let mut lanes = [0_u64; 8];
         let (blocks, rest) = bytes.as_chunks::<32>();
         for block in blocks {
             let (words, _) = block.as_chunks::<4>();
             for (lane, word) in lanes.iter_mut().zip(words) {
-                *lane += u64::from(u32::from_ne_bytes(*word));
+                *lane = lane.wrapping_add(u64::from(u32::from_ne_bytes(*word)));
             }
         }
-        let mut native: u64 = lanes.iter().sum();
+        let mut native = lanes.into_iter().fold(0, u64::wrapping_add);
         let (words, last) = rest.as_chunks::<2>();
         for word in words {
-            native += u64::from(u16::from_ne_bytes(*word));
+            native = native.wrapping_add(u16::from_ne_bytes(*word).into());
         }
         if let [last] = *last {
-            native += u64::from(u16::from_ne_bytes([last, 0]));
+            native = native.wrapping_add(u16::from_ne_bytes([last, 0]).into());
         }
         Self(self.0 + u64::from(u16::from_be(fold(native))))
     }
