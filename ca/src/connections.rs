@@ -1,4 +1,4 @@
-//! Who may be connected: how many of one source, and who has to go when there is no room (connection limits).
+//! Connection limits: how many connections one source may have, and which one is evicted when there is no room.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -92,7 +92,7 @@ impl Service {
         self.trust.send_modify(|_| {});
     }
 
-    /// Makes the trust anew and tells those who wait for it if it differs.
+    /// Rebuilds the trust bundle; wakes waiters if it changed.
     pub(crate) fn refresh_trust(&self) {
         // One at a time: who reads first publishes first, or an older list would take the place of a newer one.
         let _one_at_a_time = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -179,7 +179,7 @@ impl Service {
         }
     }
 
-    /// Makes the trust anew where there is none, and brings a store back that failed: a disk that was full may have room again.
+    /// Rebuilds the trust bundle if there is none, and reopens a store that failed: a full disk may have room again.
     pub(crate) fn recover(&self) {
         if self.issuer.has_lost_store() {
             if !self.issuer.recovers_store() {

@@ -26,7 +26,7 @@ use crate::{
 /// The embedded store.
 pub(crate) type RedbStore = Ledger<RedbFile>;
 
-/// A file of rows. After an error of the disk redb refuses all that comes after: then the file is opened anew, which undoes
+/// A file of rows. After a disk error redb refuses every later call, so the file is reopened, which undoes
 /// what was not written completely.
 pub(crate) struct RedbFile {
     path: PathBuf,
@@ -54,7 +54,7 @@ impl RedbStore {
 }
 
 impl RedbFile {
-    /// The database, opened anew if it failed before.
+    /// The database, reopened if it failed before.
     fn database(&self) -> Result<RwLockReadGuard<'_, Option<RedbDatabase>>, StoreError> {
         if self.has_failed.load(Ordering::Acquire) {
             let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
@@ -69,7 +69,7 @@ impl RedbFile {
                 }
                 *database = Some(open_database(file)?);
                 self.has_failed.store(false, Ordering::Release);
-                tracing::warn!(path = %self.path.display(), "the store was opened anew after an error");
+                tracing::warn!(path = %self.path.display(), "the store was reopened after an error");
             }
         }
         Ok(self.database.read().unwrap_or_else(PoisonError::into_inner))
@@ -83,7 +83,7 @@ impl RedbFile {
         self.has(database.as_ref().ok_or_else(closed)?.begin_write().map_err(failed))
     }
 
-    /// Reads; once more if that showed that the file must be opened anew.
+    /// Reads; retries once if the file had to be reopened.
     fn read<T>(&self, step: impl Fn(&RedbDatabase) -> Result<T, StoreError>) -> Result<T, StoreError> {
         let attempt = || {
             let database = self.database()?;
