@@ -3,11 +3,11 @@
 //! These are the console's own files. The feature `ssh` of the crate they belong to would bring a whole SSH server into the
 //! sanitized build, of which nothing would be fuzzed.
 
-#[path = "../../instance/src/ssh/commands.rs"]
+#[path = "../../instance/src/host/ssh/commands.rs"]
 mod commands;
-#[path = "../../instance/src/ssh/terminal.rs"]
+#[path = "../../instance/src/host/ssh/terminal.rs"]
 mod terminal;
-#[path = "../../instance/src/ssh/words.rs"]
+#[path = "../../instance/src/host/ssh/words.rs"]
 mod words;
 
 use commands::Wish;

@@ -14,7 +14,7 @@ use nebula_core::wire::header::Header;
 use nebula_core::wire::ip;
 use nebula_core::wire::messages::{HandshakePayload, Meta};
 // The reader of the console's commands finds it here.
-use nebula_instance::go_flags;
+use nebula_instance::go;
 
 /// What is fuzzed, by name; each has a corpus in `corpus/<name>`.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
@@ -147,10 +147,10 @@ fn lighthouse(data: &[u8]) {
 }
 
 fn config(data: &[u8]) {
-    use nebula_instance::config_file;
+    use nebula_instance::config;
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let Ok(tree) = config_file::parse(text) else { return };
-    let _ = config_file::Settings::read_without_pki(&tree);
+    let Ok(tree) = config::parse(text) else { return };
+    let _ = config::Settings::read_without_pki(&tree);
     let _ = tree.to_yaml();
 }
 

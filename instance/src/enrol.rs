@@ -14,7 +14,7 @@ use nebula_cni_plugin::launch::CaAccess;
 use zeroize::Zeroizing;
 
 use crate::ca_client::{self, CaClient, Issued, Prover};
-use crate::netns::Foothold;
+use crate::linux::netns::Foothold;
 
 /// What was issued, for the user.
 #[derive(Debug)]

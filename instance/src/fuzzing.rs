@@ -4,7 +4,7 @@ use nebula_cert::issuance::{Reply, Trust};
 use nebula_cert::{Curve, PrivateKey};
 
 use crate::ca_client::answers;
-use crate::system_routes::{self, Overlay};
+use crate::host::system_routes::{self, Overlay};
 
 /// An answer of the CA: two bytes of status, then the body.
 pub fn ca_answer(data: &[u8]) {

@@ -1,56 +1,19 @@
 //! The host side of Nebula: the `nebula` daemon and one pod's tunnel, around `nebula-core`.
+//!
+//! The programs in `bin/` are thin. [`host`] is the daemon and [`pod`] one pod's instance; neither knows the other, and what
+//! both need lies below them: [`overlay`], [`metrics`], [`listener`], [`log`], [`ca_client`], [`config`], [`go`], [`linux`].
 
-mod account;
-pub mod admin;
-mod applicant;
-mod attendant;
 pub mod ca_client;
-mod capabilities;
-pub mod config_file;
-pub mod confinement;
-mod control;
-pub mod daemon;
-mod data_path;
-mod deadline;
-mod dns;
+pub mod config;
 pub mod enrol;
-mod errno;
-mod events;
-mod expiry;
-mod file_watch;
-mod firewall_hash;
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod go_flags;
-pub mod handoff;
-mod inbox;
+pub mod go;
+pub mod host;
 pub mod init;
-pub mod init_desk;
-mod isolation;
-mod jitter;
-pub mod kube_labels;
-pub mod launch_file;
-pub mod life_cycle;
-mod link_watch;
+pub mod linux;
+mod listener;
 pub mod log;
-mod log_throttle;
 mod metrics;
-pub mod names;
-pub mod netns;
-pub mod notify;
-pub mod overlay_link;
-mod pod_device;
-pub mod pod_status;
-pub mod pod_tunnel;
-mod reload;
-mod report;
-mod rtnetlink;
-pub mod signals;
-#[cfg(feature = "ssh")]
-mod ssh;
-mod subnets;
-mod system_calls;
-mod system_routes;
-pub mod trust_watch;
-mod underlay;
-mod until_stopped;
+pub mod overlay;
+pub mod pod;

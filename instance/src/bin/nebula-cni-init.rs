@@ -4,18 +4,18 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use nebula_instance::go_flags::{self, Flag};
-use nebula_instance::init;
+use nebula_instance::go::flags::{self, Flag};
+use nebula_instance::init::program as init;
 
 fn main() -> ExitCode {
-    let flags = match go_flags::parse(std::env::args().skip(1), FLAGS) {
+    let flags = match flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,
-        Err(go_flags::Error::Help) => {
-            print(&format!("{ABOUT}\n{}", go_flags::usage("nebula-cni-init", FLAGS)));
+        Err(flags::Error::Help) => {
+            print(&format!("{ABOUT}\n{}", flags::usage("nebula-cni-init", FLAGS)));
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            eprint!("{error}\n{}", go_flags::usage("nebula-cni-init", FLAGS));
+            eprint!("{error}\n{}", flags::usage("nebula-cni-init", FLAGS));
             return ExitCode::from(2);
         }
     };

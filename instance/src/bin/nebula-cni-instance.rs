@@ -4,20 +4,24 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use nebula_instance::go_flags::{self, Flag};
-use nebula_instance::{admin, kube_labels, launch_file, notify, pod_tunnel};
+use nebula_instance::go::flags::{self, Flag};
+use nebula_instance::linux::notify;
+use nebula_instance::pod::kube_labels;
+use nebula_instance::pod::launch_file;
+use nebula_instance::pod::status_socket;
+use nebula_instance::pod::tunnel;
 
 fn main() -> ExitCode {
     nebula_core::io::share_one_heap();
     nebula_core::io::register_barriers();
-    let flags = match go_flags::parse(std::env::args().skip(1), FLAGS) {
+    let flags = match flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,
-        Err(go_flags::Error::Help) => {
-            print(&format!("{ABOUT}\n{}", go_flags::usage("nebula-cni-instance", FLAGS)));
+        Err(flags::Error::Help) => {
+            print(&format!("{ABOUT}\n{}", flags::usage("nebula-cni-instance", FLAGS)));
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            eprint!("{error}\n{}", go_flags::usage("nebula-cni-instance", FLAGS));
+            eprint!("{error}\n{}", flags::usage("nebula-cni-instance", FLAGS));
             return ExitCode::from(2);
         }
     };
@@ -36,7 +40,7 @@ fn main() -> ExitCode {
                 return ExitCode::FAILURE;
             }
         };
-        return match admin::ask(&spec.status_socket) {
+        return match status_socket::ask(&spec.status_socket) {
             Ok(document) => {
                 print(&document);
                 ExitCode::SUCCESS
@@ -53,7 +57,7 @@ fn main() -> ExitCode {
         );
         return ExitCode::from(2);
     };
-    match pod_tunnel::serve(Path::new(launch)) {
+    match tunnel::serve(Path::new(launch)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             notify::status(&error.to_string());

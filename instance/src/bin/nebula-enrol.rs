@@ -8,19 +8,19 @@ use std::process::ExitCode;
 
 use nebula_cert::Curve;
 use nebula_cni_plugin::launch::CaAccess;
-use nebula_instance::daemon;
 use nebula_instance::enrol;
-use nebula_instance::go_flags::{self, Flag};
+use nebula_instance::go::flags::{self, Flag};
+use nebula_instance::host::daemon;
 
 fn main() -> ExitCode {
-    let flags = match go_flags::parse(std::env::args().skip(1), FLAGS) {
+    let flags = match flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,
-        Err(go_flags::Error::Help) => {
-            eprint!("{ABOUT}\n{}", go_flags::usage("nebula-enrol", FLAGS));
+        Err(flags::Error::Help) => {
+            eprint!("{ABOUT}\n{}", flags::usage("nebula-enrol", FLAGS));
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            eprint!("{error}\n{}", go_flags::usage("nebula-enrol", FLAGS));
+            eprint!("{error}\n{}", flags::usage("nebula-enrol", FLAGS));
             return ExitCode::from(2);
         }
     };

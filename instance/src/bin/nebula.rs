@@ -5,22 +5,22 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use nebula_instance::daemon::{Error, Loaded};
-use nebula_instance::go_flags::{self, Flag, Parsed};
+use nebula_instance::go::flags::{self, Flag, Parsed};
+use nebula_instance::host::daemon::{Error, Loaded};
 
 fn main() -> ExitCode {
     nebula_core::io::share_one_heap();
     if std::env::args_os().nth(1).is_some_and(|word| word == "ctl") {
         return control();
     }
-    let flags = match go_flags::parse(std::env::args().skip(1), FLAGS) {
+    let flags = match flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,
-        Err(go_flags::Error::Help) => {
-            eprint!("{}", go_flags::usage("nebula", FLAGS));
+        Err(flags::Error::Help) => {
+            eprint!("{}", flags::usage("nebula", FLAGS));
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            eprint!("{error}\n{}", go_flags::usage("nebula", FLAGS));
+            eprint!("{error}\n{}", flags::usage("nebula", FLAGS));
             return ExitCode::from(2);
         }
     };
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if flags.is_set("help") {
-        eprint!("{}", go_flags::usage("nebula", FLAGS));
+        eprint!("{}", flags::usage("nebula", FLAGS));
         return ExitCode::SUCCESS;
     }
     let path = match flags.value("config").filter(|path| !path.is_empty()).map_or_else(default_config, |p| Ok(p.into()))

@@ -9,9 +9,9 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use super::{Kind, Metrics, Reading};
-use crate::config_file::{HostTarget, NameFamily};
-use crate::daemon::unix_now;
-use crate::names;
+use crate::config::{HostTarget, NameFamily};
+use crate::host::daemon::unix_now;
+use crate::overlay::names;
 
 /// Sends until it is dropped.
 #[derive(Debug)]

@@ -15,8 +15,8 @@ use nebula_core::io::{Handle, SocketControl};
 
 pub(crate) use handshakes::Handshakes;
 
-use crate::config_file::{Settings, Sink, Stats};
-use crate::firewall_hash;
+use crate::config::{Settings, Sink, Stats};
+use crate::go::firewall_hash;
 use handshakes::Summary;
 
 /// Where numbers come from.

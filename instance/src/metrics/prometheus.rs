@@ -9,10 +9,10 @@ use std::time::Duration;
 use nebula_core::TunnelStatus;
 
 use super::{Metrics, Reading};
-use crate::daemon::unix_now;
-use crate::deadline::Within;
-use crate::names;
-use crate::until_stopped::{self, Running, Stopped};
+use crate::host::daemon::unix_now;
+use crate::listener::deadline::Within;
+use crate::listener::until_stopped::{self, Running, Stopped};
+use crate::overlay::names;
 
 /// Answers until it is dropped.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use nebula_cert::issuance::Pod;
 use nebula_cni_plugin::labels::{Answer, LabelSource, Program, Question};
 use nebula_cni_plugin::launch::CaAccess;
 use nebula_instance::ca_client::{CaClient, Error, Issued, Prover};
-use nebula_instance::netns::Foothold;
+use nebula_instance::linux::netns::Foothold;
 use serde_json::{Value, json};
 use world::cluster::{binary, tool};
 use world::{World, run};
@@ -139,7 +139,7 @@ impl Asker {
         let (namespace, access) = (self.namespace.clone(), self.access.clone());
         let asked = std::thread::spawn(move || {
             world::enter(&namespace);
-            let now = nebula_instance::daemon::unix_now();
+            let now = nebula_instance::host::daemon::unix_now();
             CaClient::new(access, Foothold::Here).request(&[prover], Duration::from_secs(10), now)
         });
         asked.join().expect("the question ends")

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use nebula_cni_plugin::launch::LaunchSpec;
 use nebula_cni_plugin::supervisor::process::with_arguments;
-use nebula_instance::confinement::{self, Confinement, Missing};
+use nebula_instance::linux::confinement::{self, Confinement, Missing};
 use nix::errno::Errno;
 use nix::libc::{self, c_long};
 use nix::sys::resource::{Resource, setrlimit};
@@ -409,7 +409,7 @@ fn attacker() {
     let Ok(attack) = std::env::var(ATTACK) else { return };
     let attack: Attack = serde_json::from_str(&attack).expect("an attack");
     if let Some(launch) = &attack.behind_wall_of {
-        let spec: LaunchSpec = nebula_instance::launch_file::read(launch).expect("a launch file");
+        let spec: LaunchSpec = nebula_instance::pod::launch_file::read(launch).expect("a launch file");
         confinement::hide_memory().expect("the kernel can");
         assert_eq!(Confinement::of(&spec).enter().expect("a wall"), Missing::default());
     }

@@ -1,0 +1,433 @@
+//! Speaks to the CA service: short HTTPS calls, made blocking on a thread of their own.
+
+pub(crate) mod answers;
+pub(crate) mod backoff;
+mod tls;
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::net::IpAddr;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nebula_cert::issuance::{self, CERTIFICATE_PATH, LONGEST_WAIT, MAX_REPLY, Pod, Proof, Reply, Request, TRUST_PATH};
+use nebula_cert::{CaPool, Curve, Identity, PrivateKey, UnixTime};
+use nebula_cni_plugin::launch::CaAccess;
+use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
+use zeroize::{Zeroize, Zeroizing};
+
+use crate::linux::netns::Foothold;
+
+/// Asks one CA service from one network namespace.
+#[derive(Debug, Clone)]
+pub struct CaClient {
+    access: CaAccess,
+    place: Foothold,
+    /// With an open connection for the next question whom to trust.
+    kept: Arc<Mutex<Option<ureq::Agent>>>,
+    held: Held,
+}
+
+/// Files that were opened while that was allowed, for when their paths are closed.
+#[derive(Debug, Clone, Default)]
+struct Held {
+    token: Option<Arc<File>>,
+    roots: Option<Arc<File>>,
+}
+
+/// Who asks for a certificate, and how that is shown.
+#[derive(Clone)]
+pub enum Prover {
+    /// The node vouches for the pod, with the token in the token file.
+    Node(Pod),
+    /// As [`Prover::Node`], for a provisional certificate.
+    Provisional(Pod),
+    /// The pod speaks for itself.
+    Pod {
+        /// Its service-account token.
+        token: Zeroizing<String>,
+        /// Its primary address.
+        address: IpAddr,
+    },
+    /// The host that the one-time token in the token file was made for.
+    Host,
+    /// Whoever has a certificate asks for the next one.
+    Holder {
+        /// The present certificate and its key.
+        identity: Box<Identity>,
+        /// PEM of the service's public key for this proof.
+        renewal_key: String,
+    },
+}
+
+/// What the CA gave, checked as far as that is possible here.
+#[derive(Debug, Clone)]
+pub struct Issued {
+    /// Certificate and the key made for it.
+    pub identity: Identity,
+    /// CAs and blocklist to believe from now on.
+    pub trust: CaPool,
+    /// For [`Prover::Holder`]; none if the service takes no such proof.
+    pub renewal_key: Option<String>,
+}
+
+/// The answer to whom to trust.
+#[derive(Debug, Clone)]
+pub struct TrustAnswer {
+    /// None: as before.
+    pub news: Option<TrustNews>,
+    /// How long the service wants to be left alone.
+    pub retry_after: Option<Duration>,
+}
+
+/// Whom to trust from now on.
+#[derive(Debug, Clone)]
+pub struct TrustNews {
+    /// CAs and blocklist.
+    pub trust: CaPool,
+    /// Names this version; to be sent with the next question.
+    pub etag: String,
+    /// As [`Issued::renewal_key`].
+    pub renewal_key: Option<String>,
+}
+
+/// Why there is no certificate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The CA looked at the request and said no; asking again soon is pointless.
+    #[error("{message} ({code})")]
+    Denied {
+        /// Stable reason.
+        code: String,
+        /// Which check failed.
+        message: String,
+    },
+    /// The CA could not be asked, or could not answer.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+impl CaClient {
+    /// A client that connects from `place`; nothing is read or sent yet.
+    #[must_use]
+    pub fn new(access: CaAccess, place: Foothold) -> Self {
+        Self { access, place, kept: Arc::default(), held: Held::default() }
+    }
+
+    /// Opens the files of this client, because the program is about to become a user that may not. A token only where it
+    /// will be shown.
+    ///
+    /// # Errors
+    /// A file cannot be opened.
+    pub fn hold_files(&mut self, with_token: bool) -> Result<(), Error> {
+        let open =
+            |what, path: &Path| File::open(path).map(Arc::new).map_err(|error| self.unreadable(what, path, &error));
+        let token = with_token.then(|| open("token_file", &self.access.token_file)).transpose()?;
+        let roots = Some(open("tls_ca_file", &self.access.tls_ca_file)?);
+        self.held = Held { token, roots };
+        Ok(())
+    }
+
+    /// Whether the token file was replaced by another one, which this program may not read any more.
+    #[must_use]
+    pub fn has_stale_token(&self) -> bool {
+        self.held.token.as_ref().is_some_and(|file| file.metadata().is_ok_and(|file| file.nlink() == 0))
+    }
+
+    /// Makes a new key in memory and asks for a certificate of it, as the first of `provers` that is not refused. Takes at
+    /// most about `timeout` for each.
+    ///
+    /// # Errors
+    /// The CA refused, or there is no usable answer.
+    pub fn request(&self, provers: &[Prover], timeout: Duration, now: UnixTime) -> Result<Issued, Error> {
+        let mut result = Err(Error::Unavailable("there is nothing to prove who asks".to_owned()));
+        for prover in provers {
+            // The answer tells which curve this CA signs for; nearly all use the first.
+            result = match self.request_with(Curve::Curve25519, prover, timeout, now) {
+                Err(Error::Denied { code, .. }) if code == "wrong_curve" => {
+                    self.request_with(Curve::P256, prover, timeout, now)
+                }
+                result => result,
+            };
+            if !matches!(result, Err(Error::Denied { .. })) {
+                break;
+            }
+        }
+        result
+    }
+
+    fn request_with(&self, curve: Curve, prover: &Prover, timeout: Duration, now: UnixTime) -> Result<Issued, Error> {
+        let key =
+            PrivateKey::generate(curve).map_err(|error| Error::Unavailable(format!("cannot make a key: {error}")))?;
+        self.request_for(key, prover, timeout, now).map(|(issued, _)| issued)
+    }
+
+    /// Asks once for a certificate of `key`; also returns the answer as it came.
+    ///
+    /// # Errors
+    /// The CA refused, or there is no usable answer.
+    pub fn request_for(
+        &self,
+        key: PrivateKey,
+        prover: &Prover,
+        timeout: Duration,
+        now: UnixTime,
+    ) -> Result<(Issued, Reply), Error> {
+        let body = self.body(&key, prover, now)?;
+        let (url, agent) = (self.url(CERTIFICATE_PATH), self.agent()?);
+        let (status, answer) = self.there({
+            let (url, agent) = (url.clone(), agent.clone());
+            move || {
+                let request = agent.post(&url).config().timeout_global(Some(timeout)).build();
+                let sent = request.header("content-type", "application/json").send(&body[..]);
+                let mut response = sent.map_err(|error| cannot_ask(&url, &error))?;
+                Ok((response.status().as_u16(), read_body(&url, &mut response)?))
+            }
+        })?;
+        self.keep(agent);
+        let reply = answers::read(status, &answer).map_err(|error| error.at(&url))?;
+        let issued = answers::accept(&reply, key, now)
+            .map_err(|cause| Error::Unavailable(format!("unusable answer from {url}: {cause}")))?;
+        Ok((issued, reply))
+    }
+
+    /// Asks whom to trust. With the `etag` of an earlier answer the service keeps the question until there is news, as long
+    /// as it keeps any. One connection serves all questions while it lasts.
+    ///
+    /// # Errors
+    /// There is no usable answer.
+    pub fn trust(&self, etag: Option<&str>, timeout: Duration) -> Result<TrustAnswer, Error> {
+        let wait = if etag.is_some() { LONGEST_WAIT } else { 0 };
+        let url = match wait {
+            0 => self.url(TRUST_PATH),
+            seconds => format!("{}?wait={seconds}", self.url(TRUST_PATH)),
+        };
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let agent = kept.map_or_else(|| self.agent(), Ok)?;
+        let (status, headers, answer) = self.there({
+            let (url, agent, etag) = (url.clone(), agent.clone(), etag.map(str::to_owned));
+            move || {
+                let within = timeout + Duration::from_secs(wait);
+                let request = agent.get(&url).config().timeout_global(Some(within)).build();
+                let request = etag.into_iter().fold(request, |request, etag| request.header("if-none-match", etag));
+                let mut response = request.call().map_err(|error| cannot_ask(&url, &error))?;
+                let header = |name: &str| {
+                    let value = response.headers().get(name).and_then(|value| value.to_str().ok());
+                    value.filter(|value| value.len() <= LONGEST_HEADER).map(str::to_owned)
+                };
+                let headers = (header("etag"), header("retry-after"));
+                Ok((response.status().as_u16(), headers, read_body(&url, &mut response)?))
+            }
+        })?;
+        let retry_after = headers.1.and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+        if retry_after.is_none() {
+            self.keep(agent);
+        }
+        if status == 304 {
+            return Ok(TrustAnswer { news: None, retry_after });
+        }
+        let answer: issuance::Trust = answers::read(status, &answer).map_err(|error| error.at(&url))?;
+        let trust = answers::trust(&answer)
+            .map_err(|cause| Error::Unavailable(format!("unusable answer from {url}: {cause}")))?;
+        let (etag, renewal_key) = (headers.0.unwrap_or_default(), answer.renewal_key);
+        Ok(TrustAnswer { news: Some(TrustNews { trust, etag, renewal_key }), retry_after })
+    }
+
+    /// What failed is not kept: the next question reads the roots again.
+    fn keep(&self, agent: ureq::Agent) {
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(agent);
+    }
+
+    /// Runs `call` where this client connects from.
+    fn there<T: Send + 'static>(&self, call: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
+        self.place.run("ca-client", call).unwrap_or_else(|error| Err(Error::Unavailable(error.to_string())))
+    }
+
+    fn body(&self, key: &PrivateKey, prover: &Prover, now: UnixTime) -> Result<Zeroizing<Vec<u8>>, Error> {
+        let public_key = key.public_pem();
+        let proof = match prover {
+            Prover::Node(pod) => Proof::Node { token: self.token()?, pod: pod.clone() },
+            Prover::Provisional(pod) => Proof::Provisional { token: self.token()?, pod: pod.clone() },
+            Prover::Pod { token, address } => Proof::Pod { token: token.trim().to_owned(), address: *address },
+            Prover::Host => Proof::Token { token: self.token()? },
+            Prover::Holder { identity, renewal_key } => {
+                let key = identity.private_key();
+                Proof::of_certificate(identity.primary(), key, renewal_key, Some(&public_key), now)
+                    .map_err(|error| Error::Unavailable(format!("cannot prove the present certificate: {error}")))?
+            }
+        };
+        let mut request = Request { public_key, proof };
+        let body = serde_json::to_vec(&request);
+        match &mut request.proof {
+            Proof::Node { token, .. }
+            | Proof::Provisional { token, .. }
+            | Proof::Token { token }
+            | Proof::Pod { token, .. } => token.zeroize(),
+            Proof::Certificate { .. } => {}
+        }
+        body.map(Zeroizing::new).map_err(|error| Error::Unavailable(format!("cannot write the request: {error}")))
+    }
+
+    /// Read anew for each request: node tokens are rotated.
+    fn token(&self) -> Result<String, Error> {
+        let path = &self.access.token_file;
+        let token = read_bounded(path, self.held.token.as_deref())
+            .map_err(|error| self.unreadable("token_file", path, &error))?;
+        match token.trim() {
+            "" => Err(Error::Unavailable(format!("the token file {} is empty", path.display()))),
+            token => Ok(token.to_owned()),
+        }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.access.url.trim_end_matches('/'))
+    }
+
+    /// Trusts the given roots and nothing else; follows no redirect and no proxy, which could take the token away.
+    fn agent(&self) -> Result<ureq::Agent, Error> {
+        let path = &self.access.tls_ca_file;
+        let pem = read_bounded(path, self.held.roots.as_deref())
+            .map_err(|error| self.unreadable("tls_ca_file", path, &error))?;
+        let mut roots = Vec::new();
+        for item in ureq::tls::parse_pem(pem.as_bytes()) {
+            match item {
+                Ok(PemItem::Certificate(certificate)) => roots.push(certificate),
+                Ok(_) => {}
+                Err(error) => return Err(Error::Unavailable(format!("{}: not PEM: {error}", path.display()))),
+            }
+        }
+        if roots.is_empty() {
+            return Err(Error::Unavailable(format!("{}: no certificate in it", path.display())));
+        }
+        let tls = TlsConfig::builder()
+            .provider(TlsProvider::Rustls)
+            .unversioned_rustls_crypto_provider(Arc::new(tls::provider()))
+            .root_certs(RootCerts::Specific(Arc::new(roots)))
+            .build();
+        let config = ureq::Agent::config_builder()
+            .tls_config(tls)
+            .https_only(true)
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .proxy(None)
+            .user_agent(concat!("nebula-cni-instance/", env!("CARGO_PKG_VERSION")))
+            .input_buffer_size(INPUT)
+            .output_buffer_size(OUTPUT)
+            .max_idle_connections(1)
+            .timeout_connect(Some(CONNECT_WITHIN))
+            .build();
+        Ok(ureq::Agent::new_with_config(config))
+    }
+
+    fn unreadable(&self, what: &str, path: &Path, error: &std::io::Error) -> Error {
+        Error::Unavailable(format!("cannot read ca.{what} {}: {error}", path.display()))
+    }
+}
+
+impl Error {
+    /// Whether the CA itself decided.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Self::Denied { .. })
+    }
+
+    fn at(self, url: &str) -> Self {
+        match self {
+            Self::Unavailable(cause) => Self::Unavailable(format!("{url} {cause}")),
+            denied => denied,
+        }
+    }
+}
+
+impl std::fmt::Debug for Prover {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Node(pod) => write!(f, "Node({pod:?})"),
+            Self::Provisional(pod) => write!(f, "Provisional({pod:?})"),
+            Self::Pod { address, .. } => write!(f, "Pod(redacted, {address})"),
+            Self::Host => f.write_str("Host"),
+            Self::Holder { .. } => f.write_str("Holder(redacted)"),
+        }
+    }
+}
+
+fn read_body(url: &str, response: &mut ureq::http::Response<ureq::Body>) -> Result<Vec<u8>, Error> {
+    let body = response.body_mut().with_config().limit(MAX_REPLY as u64).read_to_vec();
+    body.map_err(|error| cannot_ask(url, &error))
+}
+
+fn cannot_ask(url: &str, error: &ureq::Error) -> Error {
+    Error::Unavailable(format!("cannot ask {url}: {}", explain(error)))
+}
+
+fn explain(error: &ureq::Error) -> String {
+    match error {
+        ureq::Error::Timeout(_) => format!("{error}; is the service running and reachable from this node?"),
+        ureq::Error::Rustls(_) => format!("{error}; does ca.tls_ca_file belong to this service?"),
+        _ => error.to_string(),
+    }
+}
+
+/// The file at `path`, or the one that is held where that may not be opened.
+fn read_bounded(path: &Path, held: Option<&File>) -> std::io::Result<Zeroizing<String>> {
+    match (File::open(path), held) {
+        (Err(error), Some(held)) if error.kind() == ErrorKind::PermissionDenied => read_from_start(held),
+        (opened, _) => read_from_start(&opened?),
+    }
+}
+
+fn read_from_start(file: &File) -> std::io::Result<Zeroizing<String>> {
+    // Something else than a file does not say how much there is.
+    let length = usize::try_from(file.metadata()?.len()).unwrap_or(MAX_FILE);
+    let most = if length == 0 { MAX_FILE } else { length.min(MAX_FILE) };
+    // Reserved at once, and a little more, for that is read directly: growing would leave copies behind. All of it is
+    // overwritten at the end, so that much more would cost memory.
+    let mut text = Zeroizing::new(String::with_capacity(most + 64));
+    FromStart { file, at: 0 }.take(most as u64).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Reads a file whose offset others use, too.
+struct FromStart<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for FromStart<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.file.read_at(bytes, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(3);
+const MAX_FILE: usize = 256 << 10;
+const LONGEST_HEADER: usize = 256;
+// They stay as long as the connection; the library's own default is 128 KiB each way. Longer bodies pass in pieces, the head
+// of an answer must fit. A request with a body needs that much of the input buffer for itself.
+const INPUT: usize = 10 << 10;
+const OUTPUT: usize = 4 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_token_names_the_file() {
+        let access = CaAccess {
+            url: "https://127.0.0.1:1/".to_owned(),
+            tls_ca_file: "/nonexistent/roots.pem".into(),
+            token_file: "/nonexistent/node.token".into(),
+        };
+        let client = CaClient::new(access, Foothold::Here);
+        assert_eq!(client.url(CERTIFICATE_PATH), "https://127.0.0.1:1/v1/certificate");
+        let error = client.token().unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/node.token"), "{error}");
+        let error = client.agent().unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/roots.pem"), "{error}");
+    }
+}

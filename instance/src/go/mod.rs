@@ -1,0 +1,4 @@
+//! What exists because Go Nebula does it so: flags, and the hash of the firewall's rules.
+
+pub(crate) mod firewall_hash;
+pub mod flags;

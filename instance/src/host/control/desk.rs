@@ -1,0 +1,194 @@
+//! Answers requests: asks the running node, and changes it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nebula_cert::{UnixTime, Version};
+use nebula_core::TunnelStatus;
+use nebula_core::io::Handle;
+use serde_json::{Value, json};
+
+use super::answer::{self, texts};
+use super::flow::Flow;
+use super::request::Request;
+use crate::host::daemon::unix_now;
+use crate::host::reload::Reloader;
+use crate::log;
+
+/// Knows whom to ask.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    pub(crate) handle: Handle,
+    pub(crate) reloader: Arc<Mutex<Reloader>>,
+    pub(crate) facts: Facts,
+}
+
+/// What does not change while the daemon runs.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    pub(crate) device: String,
+    pub(crate) udp: SocketAddr,
+    pub(crate) started: UnixTime,
+}
+
+type Answered = Result<Value, String>;
+
+impl Desk {
+    /// # Errors
+    /// Why not, for people.
+    pub(crate) fn answer(&self, request: Request) -> Answered {
+        match request {
+            Request::Status => Ok(self.status()),
+            Request::Peers => Ok(self.peers()),
+            Request::Tunnel { peer } => self.tunnel(&peer),
+            Request::Close { peer, quietly } => self.close(&peer, quietly),
+            Request::Query { peer } => self.query(&peer),
+            Request::Reload => self.reload(),
+            Request::Cert => self.certificates(),
+            Request::LogLevel(level) => {
+                if let Some(level) = level {
+                    log::set_level(level);
+                    tracing::warn!(level = level.name(), "The log level was changed on request");
+                }
+                Ok(json!({ "level": log::level().name() }))
+            }
+            Request::Trace(flow) => self.trace(&flow),
+        }
+    }
+
+    pub(crate) fn reloader(&self) -> MutexGuard<'_, Reloader> {
+        self.reloader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn status(&self) -> Value {
+        // Asked without the lock, which a reload may hold for long.
+        let (tunnels, sizes) = (self.handle.tunnels(), self.handle.table_sizes());
+        let has_tunnel = |address: &IpAddr| tunnels.iter().any(|tunnel| tunnel.peer.contains(address));
+        let reloader = self.reloader();
+        let settings = reloader.settings();
+        let identity = settings.pki.as_ref().map(|pki| &pki.identity);
+        let own = identity.map(|identity| identity.primary());
+        let lighthouses = settings.lighthouses.iter();
+        let lighthouses = lighthouses.map(|it| json!({"address": it.to_string(), "connected": has_tunnel(it)}));
+        let last = reloader.last().map(|last| json!({"at": last.at, "error": last.error}));
+        let now = unix_now();
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "uptime_seconds": now - self.facts.started,
+            "config": reloader.path().display().to_string(),
+            "device": self.facts.device,
+            "udp": self.facts.udp.to_string(),
+            "name": own.map(|own| own.name()),
+            "networks": texts(own.map(|own| own.networks()).unwrap_or_default()),
+            "groups": own.map(|own| own.groups()),
+            "certificate_seconds_left": own.map(|own| own.not_after() - now),
+            "am_lighthouse": settings.am_lighthouse,
+            "am_relay": settings.relay.am_relay,
+            "lighthouses": lighthouses.collect::<Value>(),
+            "peers": sizes.primaries,
+            "tunnels": sizes.tunnels,
+            "handshaking": sizes.pending,
+            "flows": sizes.flows,
+            "log_level": log::level().name(),
+            "last_reload": last,
+        })
+    }
+
+    fn peers(&self) -> Value {
+        let tunnels = self.handle.tunnels();
+        let primaries = tunnels.iter().filter(|tunnel| tunnel.primary);
+        let more = primaries.clone().count().saturating_sub(MAX_PEERS);
+        json!({
+            "peers": primaries.take(MAX_PEERS).map(answer::tunnel).collect::<Value>(),
+            "more": more,
+            "handshaking": texts(self.handle.handshaking()),
+        })
+    }
+
+    fn tunnel(&self, peer: &str) -> Answered {
+        let (address, tunnels) = self.find(peer)?;
+        if tunnels.is_empty() {
+            return Err(format!("there is no tunnel with {peer}"));
+        }
+        let now = unix_now();
+        let documents = tunnels.iter().map(|tunnel| {
+            let mut document = answer::tunnel(tunnel);
+            let certificate = self.handle.certificate(tunnel.local_index);
+            document["certificate"] = certificate.map_or(Value::Null, |it| answer::certificate(&it, now));
+            document
+        });
+        let known = answer::whereabouts(address, &self.handle.whereabouts(address));
+        Ok(json!({ "tunnels": documents.collect::<Value>(), "known": known }))
+    }
+
+    fn close(&self, peer: &str, quietly: bool) -> Answered {
+        let (address, _) = self.find(peer)?;
+        match self.handle.close(address, quietly) {
+            0 => Err(format!("there is no tunnel with {peer}")),
+            closed => Ok(json!({ "closed": closed })),
+        }
+    }
+
+    /// Waits for what the lighthouses say.
+    fn query(&self, peer: &str) -> Answered {
+        let (address, _) = self.find(peer)?;
+        self.handle.inquire(address);
+        for _ in 0..LOOKS {
+            let known = self.handle.whereabouts(address);
+            if known.answers.len() >= known.lighthouses.len() {
+                break;
+            }
+            std::thread::sleep(BETWEEN_LOOKS);
+        }
+        Ok(answer::whereabouts(address, &self.handle.whereabouts(address)))
+    }
+
+    fn reload(&self) -> Answered {
+        tracing::info!("Asked to reload config");
+        self.reloader().reload(unix_now()).map(|()| json!({ "reloaded": true }))
+    }
+
+    fn certificates(&self) -> Answered {
+        let reloader = self.reloader();
+        let pki = reloader.settings().pki.as_ref().ok_or("this node has no certificate")?;
+        let now = unix_now();
+        let own = [Version::V1, Version::V2].map(|version| pki.identity.certificate(version));
+        let own = own.into_iter().flatten().map(|certificate| answer::certificate(certificate, now));
+        Ok(json!({
+            "certificates": own.collect::<Value>(),
+            "cas": pki.trust.certificates().map(|ca| answer::certificate(ca, now)).collect::<Value>(),
+        }))
+    }
+
+    fn trace(&self, flow: &Flow) -> Answered {
+        let (direction, key) = {
+            let reloader = self.reloader();
+            let pki = reloader.settings().pki.as_ref().ok_or("this node has no certificate")?;
+            let own = pki.identity.primary();
+            flow.seen_by(own.networks(), own.unsafe_networks())?
+        };
+        let trace = self.handle.trace(direction, key).ok_or("the node is ending")?;
+        Ok(answer::trace(&trace))
+    }
+
+    /// A peer by address, or by name if there is a tunnel with it; and the tunnels.
+    fn find(&self, peer: &str) -> Result<(IpAddr, Vec<TunnelStatus>), String> {
+        let mut tunnels = self.handle.tunnels();
+        if let Ok(address) = peer.parse::<IpAddr>() {
+            tunnels.retain(|tunnel| tunnel.peer.contains(&address));
+            return Ok((address, tunnels));
+        }
+        tunnels.retain(|tunnel| tunnel.name == peer);
+        let first = tunnels.first().and_then(|tunnel| tunnel.peer.first());
+        let address = *first.ok_or_else(|| format!("no peer with a tunnel is named {peer}; others go by address"))?;
+        tunnels.retain(|tunnel| tunnel.peer.contains(&address));
+        Ok((address, tunnels))
+    }
+}
+
+// Keeps an answer within a few MiB.
+const MAX_PEERS: usize = 10_000;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+const LOOKS: u32 = 40;

@@ -1,0 +1,73 @@
+//! What can be asked for.
+
+use serde_json::Value;
+
+use super::flow::Flow;
+use crate::config::LogLevel;
+
+/// A request, checked.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    Status,
+    Peers,
+    Tunnel { peer: String },
+    Close { peer: String, quietly: bool },
+    Query { peer: String },
+    Reload,
+    Cert,
+    LogLevel(Option<LogLevel>),
+    Trace(Flow),
+}
+
+impl Request {
+    /// # Errors
+    /// What is wrong, for people.
+    pub(super) fn read(object: &Value) -> Result<Self, String> {
+        let text = |name: &str| object.get(name).and_then(Value::as_str);
+        let needed = |name: &str| text(name).ok_or_else(|| format!("{name} is missing"));
+        let peer = || needed("peer").map(str::to_owned);
+        match needed("command")? {
+            "status" => Ok(Self::Status),
+            "peers" => Ok(Self::Peers),
+            "tunnel" => Ok(Self::Tunnel { peer: peer()? }),
+            "close" => Ok(Self::Close { peer: peer()?, quietly: object.get("quietly") == Some(&Value::Bool(true)) }),
+            "query" => Ok(Self::Query { peer: peer()? }),
+            "reload" => Ok(Self::Reload),
+            "cert" => Ok(Self::Cert),
+            "log-level" => text("level").map(level).transpose().map(Self::LogLevel),
+            "trace" => Flow::read(needed("protocol")?, text("source"), needed("destination")?).map(Self::Trace),
+            other => Err(format!("there is no command {other}")),
+        }
+    }
+}
+
+fn level(text: &str) -> Result<LogLevel, String> {
+    LogLevel::parse(text)
+        .ok_or_else(|| format!("unknown log level {text}; there are trace, debug, info, warn and error"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_missing_or_unknown_is_named() {
+        for (object, error) in [
+            (json!({}), "command is missing"),
+            (json!({"command": 7}), "command is missing"),
+            (json!({"command": "tunnel"}), "peer is missing"),
+            (json!({"command": "dance"}), "there is no command dance"),
+            (json!({"command": "log-level", "level": "loud"}), "unknown log level loud"),
+            (json!({"command": "trace", "protocol": "tcp"}), "destination is missing"),
+        ] {
+            let found = Request::read(&object).unwrap_err();
+            assert!(found.starts_with(error), "{found}");
+        }
+        let close = json!({"command": "close", "peer": "a", "quietly": true});
+        assert_eq!(Request::read(&close), Ok(Request::Close { peer: "a".to_owned(), quietly: true }));
+        let level = json!({"command": "log-level", "level": "DEBUG"});
+        assert_eq!(Request::read(&level), Ok(Request::LogLevel(Some(LogLevel::Debug))));
+    }
+}

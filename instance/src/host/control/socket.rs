@@ -1,0 +1,279 @@
+//! The listening socket, its file, and the conversations with who comes.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nebula_core::io::release_program_pages;
+use nix::sys::stat::{Mode, umask};
+use serde_json::{Value, json};
+
+use super::Desk;
+use super::request::Request;
+use crate::config::ControlPath;
+use crate::host::account::Account;
+use crate::listener::deadline::Within;
+
+/// A listening control socket.
+#[derive(Debug)]
+pub(crate) struct ControlSocket {
+    listener: UnixListener,
+    /// One reference for each conversation, and this one.
+    conversations: Arc<()>,
+}
+
+/// The file of a control socket, which goes when this is dropped. Apart from the socket, whose thread may wait for clients
+/// when the daemon ends.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// Made for this socket.
+    folder: Option<PathBuf>,
+}
+
+impl ControlSocket {
+    /// Opens what the configuration asks for; `name` names this instance among others on the host, and `owner` is the user
+    /// that the daemon will become. A failure is reported, and nothing else stops because of it. Who did not ask for the
+    /// socket misses it only if the folder cannot be made.
+    pub(crate) fn open(asked: &ControlPath, name: &str, owner: Option<&Account>) -> Option<(Self, SocketFile)> {
+        let (path, folder) = match asked {
+            ControlPath::Off => return None,
+            ControlPath::At(path) => (path.clone(), None),
+            ControlPath::Usual => (Path::new(FOLDER).join(file_name(name)), Some(Path::new(FOLDER))),
+        };
+        let opened = Self::bind(&path, folder);
+        match &opened {
+            Ok((_, file)) => {
+                tracing::info!(path = %path.display(), "Control socket is open");
+                if let Some(Err(error)) = owner.map(|owner| file.give_to(owner)) {
+                    tracing::warn!(%error, path = %path.display(), "The control socket does not belong to daemon.user");
+                }
+            }
+            Err(error) if folder.is_some() => {
+                tracing::debug!(%error, path = %path.display(), "There is no control socket");
+            }
+            Err(error) => tracing::error!(%error, path = %path.display(), "Failed to open the control socket"),
+        }
+        opened.ok()
+    }
+
+    fn bind(path: &Path, folder: Option<&Path>) -> io::Result<(Self, SocketFile)> {
+        let made = folder.filter(|folder| std::fs::DirBuilder::new().mode(0o755).create(folder).is_ok());
+        remove_stale(path)?;
+        // Between bind and a later chmod anybody could connect.
+        let before = umask(Mode::from_bits_truncate(0o177));
+        let listener = UnixListener::bind(path);
+        umask(before);
+        let listener = listener?;
+        let file = SocketFile { path: path.to_owned(), folder: made.map(Path::to_owned) };
+        listener.set_nonblocking(true)?;
+        Ok((Self { listener, conversations: Arc::new(()) }, file))
+    }
+
+    /// Lets the next client in, if there is one: who is let in is answered on a thread of its own.
+    pub(crate) fn admit(&self, desk: &Arc<Desk>) {
+        let Ok((stream, _)) = self.listener.accept() else { return };
+        if Arc::strong_count(&self.conversations) > MAX_CONVERSATIONS {
+            // Of a socket that nobody has written to yet there is room for this.
+            let _ = stream.set_nonblocking(true).and_then(|()| (&stream).write_all(BUSY));
+            return;
+        }
+        let (desk, place) = (Arc::clone(desk), Arc::clone(&self.conversations));
+        let body = move || {
+            if let Err(error) = converse(&stream, |request| desk.answer(request)) {
+                tracing::debug!(%error, "A client of the control socket went away");
+            }
+            drop(stream);
+            // What answered is not needed again for long.
+            release_program_pages();
+            drop(place);
+        };
+        let started = std::thread::Builder::new().name("control".to_owned()).stack_size(STACK).spawn(body);
+        if let Err(error) = started {
+            tracing::warn!(%error, "Cannot answer on the control socket");
+        }
+    }
+}
+
+impl AsFd for ControlSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl SocketFile {
+    fn give_to(&self, owner: &Account) -> io::Result<()> {
+        owner.own(&self.path)?;
+        // Who does not own the folder cannot remove the file.
+        self.folder.as_deref().map_or(Ok(()), |folder| owner.own(folder))
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+        // Stays where another instance uses it.
+        let _ = self.folder.as_ref().map(std::fs::remove_dir);
+    }
+}
+
+/// Removes the socket of an instance that is gone, and nothing else.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
+        }
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another instance answers there")),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+        Err(error) => Err(error),
+    }
+}
+
+/// `NAME.sock`, with a name from outside made harmless.
+fn file_name(name: &str) -> String {
+    let harmless = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_') { c } else { '_' };
+    let name: String = name.chars().map(harmless).take(LONGEST_NAME).collect();
+    format!("{name}.sock")
+}
+
+/// One request, one answer.
+fn converse(stream: &UnixStream, answer: impl FnOnce(Request) -> Result<Value, String>) -> io::Result<()> {
+    let line = read_line(stream)?;
+    let asked = serde_json::from_slice(&line).map_err(|error| format!("the request is no JSON object: {error}"));
+    let answered = asked.and_then(|object: Value| Request::read(&object)).and_then(answer);
+    let document = match answered {
+        Ok(result) => json!({ "result": result }),
+        Err(error) => json!({ "error": error }),
+    };
+    write_line(stream, &format!("{document}\n"))
+}
+
+fn read_line(stream: &UnixStream) -> io::Result<Vec<u8>> {
+    let mut stream = Within::new(stream, READ_WITHIN);
+    let mut line = Vec::new();
+    let mut chunk = [0; 512];
+    loop {
+        let read = stream.read(&mut chunk)?;
+        let end = chunk[..read].iter().position(|byte| *byte == b'\n');
+        line.extend_from_slice(&chunk[..end.unwrap_or(read)]);
+        if line.len() > LONGEST_REQUEST {
+            return Err(io::Error::other("a request is too long"));
+        }
+        if read == 0 || end.is_some() {
+            return Ok(line);
+        }
+    }
+}
+
+fn write_line(stream: &UnixStream, line: &str) -> io::Result<()> {
+    Within::new(stream, WRITE_WITHIN).write_all(line.as_bytes())
+}
+
+const FOLDER: &str = "/run/nebula";
+const LONGEST_NAME: usize = 64;
+const MAX_CONVERSATIONS: usize = 4;
+const BUSY: &[u8] = b"{\"error\":\"too many clients at once, try again\"}\n";
+const READ_WITHIN: Duration = Duration::from_secs(2);
+const WRITE_WITHIN: Duration = Duration::from_secs(5);
+const LONGEST_REQUEST: usize = 4096;
+// Address space; only what is used costs memory.
+const STACK: usize = 256 << 10;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn only_a_socket_that_nobody_listens_at_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.sock");
+        std::fs::write(&path, "a file").unwrap();
+        assert!(ControlSocket::bind(&path, None).is_err());
+        std::fs::remove_file(&path).unwrap();
+        let first = ControlSocket::bind(&path, None).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(ControlSocket::bind(&path, None).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert!(path.exists(), "the refused one left it alone");
+        drop(first);
+        assert!(!path.exists());
+        // As after a kill.
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(ControlSocket::bind(&path, None).is_ok());
+    }
+
+    #[test]
+    fn a_folder_that_was_made_goes_with_its_last_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join("nebula");
+        let first = ControlSocket::bind(&own.join("a.sock"), Some(&own)).unwrap();
+        let second = ControlSocket::bind(&own.join("b.sock"), Some(&own)).unwrap();
+        drop(first);
+        assert!(own.exists(), "another instance uses it");
+        drop(second);
+        let third = ControlSocket::bind(&own.join("a.sock"), Some(&own)).unwrap();
+        drop(third);
+        assert!(own.exists(), "who did not make it leaves it");
+    }
+
+    #[test]
+    fn names_from_outside_stay_inside_the_folder() {
+        assert_eq!(file_name("neb-1_x"), "neb-1_x.sock");
+        assert_eq!(file_name("../../etc/passwd"), "______etc_passwd.sock");
+        assert_eq!(file_name(&"x".repeat(500)).len(), LONGEST_NAME + 5);
+    }
+
+    fn exchange(request: &[u8], answer: impl FnOnce(Request) -> Result<Value, String>) -> io::Result<Value> {
+        let (mut client, server) = UnixStream::pair().unwrap();
+        client.write_all(request).unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        converse(&server, answer)?;
+        drop(server);
+        let mut text = String::new();
+        client.read_to_string(&mut text).unwrap();
+        assert!(text.ends_with('\n'));
+        Ok(serde_json::from_str(&text).unwrap())
+    }
+
+    #[test]
+    fn every_request_gets_one_object_and_a_wrong_one_says_why() {
+        let ok = |_| Ok(json!({"a": 1}));
+        assert_eq!(exchange(b"{\"command\":\"status\"}\n", ok).unwrap(), json!({"result": {"a": 1}}));
+        assert_eq!(exchange(b"{\"command\":\"status\"}", ok).unwrap(), json!({"result": {"a": 1}}));
+        for wrong in [&b"\n"[..], b"status\n", b"[]\n", b"{\"command\":\"no\"}\n", b"\xff\n", b""] {
+            let answer = exchange(wrong, ok).unwrap();
+            assert!(answer["error"].is_string(), "{answer}");
+        }
+        let refused = exchange(b"{\"command\":\"status\"}\n", |_| Err("no".to_owned())).unwrap();
+        assert_eq!(refused, json!({"error": "no"}));
+    }
+
+    #[test]
+    fn a_request_without_end_is_refused_before_it_takes_memory() {
+        let long = vec![b'x'; LONGEST_REQUEST + 1];
+        assert!(exchange(&long, |_| Ok(Value::Null)).is_err());
+    }
+
+    #[test]
+    fn who_writes_nothing_and_who_reads_nothing_is_left_in_time() {
+        #[allow(clippy::disallowed_methods, reason = "a test on a real clock")]
+        let now = std::time::Instant::now;
+        let (_silent, server) = UnixStream::pair().unwrap();
+        let start = now();
+        assert!(read_line(&server).is_err());
+        assert!(now() - start < READ_WITHIN * 2);
+        let start = now();
+        assert!(write_line(&server, &"x".repeat(8 << 20)).is_err());
+        assert!(now() - start < WRITE_WITHIN * 2);
+    }
+}

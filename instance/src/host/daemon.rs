@@ -1,0 +1,417 @@
+//! The `nebula` daemon: configuration in, a running node out, signals handled.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nebula_cert::UnixTime;
+use nebula_core::config::RecvErrorPolicy;
+use nebula_core::firewall::Rule;
+use nebula_core::io::{Driver, Handle, Options, SocketControl, SocketOptions, Tun, UdpSocket};
+use nix::sched::sched_getaffinity;
+use nix::unistd::Pid;
+use rustix::thread::CapabilitySet;
+use serde_json::json;
+
+use crate::config::{self, Listen, Logging, NameFamily, Remark, Settings, Value};
+use crate::go::firewall_hash;
+use crate::host::account::Account;
+use crate::host::control::{ControlSocket, Desk, Facts, SocketFile};
+use crate::host::housekeeping::Attendant;
+use crate::host::reload::{Link, Reloader};
+use crate::host::report::Report;
+use crate::host::subnets::Subnets;
+use crate::host::system_routes::{self, Overlay};
+use crate::linux::errno;
+use crate::linux::netns::Namespace;
+use crate::linux::notify;
+use crate::linux::signals::{Arrived, Signals};
+use crate::log;
+use crate::metrics::{Handshakes, Metrics};
+use crate::overlay::events;
+use crate::overlay::link::OverlayLink;
+use crate::overlay::names;
+
+/// A configuration that was read and merged, with logging already as it says.
+#[derive(Debug)]
+pub struct Loaded {
+    tree: Value,
+    /// On the merge of its files.
+    remarks: Vec<Remark>,
+    path: PathBuf,
+}
+
+/// Why the daemon did not start or had to stop.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Before there is a log: printed bare.
+    #[error("{0}")]
+    BeforeLog(String),
+    /// While starting.
+    #[error("{message}: {cause}")]
+    Start {
+        /// What failed.
+        message: &'static str,
+        /// Why.
+        cause: String,
+    },
+    /// In the log already, with its place.
+    #[error("the configuration is not usable")]
+    Reported,
+    /// While running.
+    #[error("Error while running: {0}")]
+    Running(String),
+}
+
+impl Loaded {
+    /// Reads `path` and switches logging to what it says.
+    ///
+    /// # Errors
+    /// The file cannot be read, or its `logging` is wrong.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let (tree, remarks) =
+            config::load(path).map_err(|error| Error::BeforeLog(format!("failed to load config: {error}")))?;
+        let logging =
+            Logging::of(&tree).map_err(|cause| Error::BeforeLog(format!("failed to apply logging config: {cause}")))?;
+        log::start(logging, log::Output::Stdout);
+        Ok(Self { tree, remarks, path: path.to_owned() })
+    }
+
+    /// Checks everything that can be checked without touching the system (`-test`), and reports all that it finds.
+    /// What Go Nebula finds only when it starts is a remark; with `strict`, every remark is an error.
+    ///
+    /// # Errors
+    /// Anything was wrong; it has been reported.
+    pub fn test(self, strict: bool) -> Result<(), Error> {
+        tracing::info!("{}", printable(&self.tree));
+        let report = Report::new(&self.path);
+        let (refused, remarks) = match Settings::read(&self.tree, unix_now()) {
+            Ok(settings) => (Vec::new(), settings.remarks),
+            Err(refusals) => (refusals.refused, refusals.remarks),
+        };
+        let mut errors = 0;
+        for remark in self.remarks.iter().chain(&remarks) {
+            report.remark(remark, strict);
+            errors += usize::from(strict);
+        }
+        for refused in &refused {
+            let stops = strict || !refused.at_start;
+            report.refused(refused, stops);
+            errors += usize::from(stops);
+        }
+        if errors > 0 { Err(Error::Reported) } else { Ok(()) }
+    }
+
+    fn settings(&self) -> Result<Settings, Error> {
+        let report = Report::new(&self.path);
+        let read = Settings::read(&self.tree, unix_now());
+        let remarks = read.as_ref().map_or_else(|refusals| &refusals.remarks, |settings| &settings.remarks);
+        for remark in self.remarks.iter().chain(remarks) {
+            report.remark(remark, false);
+        }
+        read.map_err(|refusals| {
+            refusals.refused.iter().for_each(|refused| report.refused(refused, true));
+            Error::Reported
+        })
+    }
+
+    /// Starts the node and returns when it was told to stop.
+    ///
+    /// # Errors
+    /// It could not start, or a device failed for good.
+    pub fn serve(self) -> Result<(), Error> {
+        let start = |message| move |error: std::io::Error| Error::Start { message, cause: errno::text(&error) };
+        let signals = Signals::block().map_err(start("Failed to set up signal handling"))?;
+        // The parser of the configuration goes deep: its stack ends with its thread.
+        let settings = std::thread::scope(|scope| scope.spawn(|| self.settings()).join())
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let listen = listen_address(&settings.listen)?;
+        // On this thread alone: the kernel makes a process that has another one wait 10 ms for its memory barriers.
+        // `file` goes with the end of this function, whatever ends it.
+        let Opened { driver, device, link, controls, control, file: _file, udp } = open(&settings, listen)?;
+        log_start(&settings, &device, udp);
+        let handle = driver.handle();
+        let subnets = Arc::new(Subnets::new(handle.clone(), settings.tun.routes.subnet_routes()));
+        if let Some(link) = link.as_ref().filter(|_| settings.tun.follow_system_routes) {
+            follow_system_routes(link, &settings, &subnets)?;
+        }
+        let handshakes = Arc::new(Handshakes::default());
+        let watched = controls.iter().map(SocketControl::try_clone).collect::<Result<_, _>>();
+        let watched = watched.map_err(start("Failed to start stats emitter"))?;
+        let metrics = Arc::new(Metrics::new(&settings, handle.clone(), Arc::clone(&handshakes), watched));
+        let link = Link { overlay: link, sockets: controls, subnets, metrics: Arc::clone(&metrics) };
+        let reloader = Reloader::new(self.path, &self.tree, settings, handle.clone(), link);
+        reloader.report_unreadable();
+        let reloader = Arc::new(Mutex::new(reloader));
+        let facts = Facts { device, udp, started: unix_now() };
+        let desk = Arc::new(Desk { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
+        #[cfg(feature = "ssh")]
+        desk.reloader().attach(crate::host::ssh::Console::new(&desk));
+        let signals = Arrived::of(signals).map_err(start("Failed to set up signal handling"))?;
+        let attendant = Attendant { signals, control, desk, reloader, metrics, handle: handle.clone() };
+        let running = run_attended(driver, attendant, &handshakes)?;
+        running.map_err(|error| Error::Running(error.to_string()))?;
+        tracing::info!(counters = counted(&handle), "Goodbye");
+        Ok(())
+    }
+}
+
+/// Every counter that is not 0, by name.
+fn counted(handle: &Handle) -> String {
+    let counters = handle.counters().into_iter().filter(|(_, value)| *value != 0);
+    counters.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+}
+
+fn follow_system_routes(link: &OverlayLink, settings: &Settings, subnets: &Arc<Subnets>) -> Result<(), Error> {
+    let start =
+        |error: std::io::Error| Error::Start { message: "Failed to follow system routes", cause: errno::text(&error) };
+    let device = nix::net::if_::if_nametoindex(link.device.as_str()).map_err(|errno| start(errno.into()))?;
+    let overlay = Overlay { networks: link.addresses.clone(), device };
+    system_routes::follow(overlay, settings.tun.system_routes_buffer, Arc::clone(subnets)).map_err(start)
+}
+
+type Outcome = Result<(), nebula_core::io::Error>;
+
+fn run_attended(mut driver: Driver, attendant: Attendant, handshakes: &Handshakes) -> Result<Outcome, Error> {
+    let thread = |error: std::io::Error| Error::Start { message: "Failed to start a thread", cause: error.to_string() };
+    let received = driver.events();
+    let attending =
+        std::thread::Builder::new().name("attendant".to_owned()).spawn(|| attendant.run()).map_err(thread)?;
+    notify::ready();
+    // Until the node's own thread ends, which it does first.
+    events::log(&received, handshakes);
+    let outcome = driver.run();
+    if outcome.is_ok() {
+        // It ended the driver, and now gives back what it has.
+        let _ = attending.join();
+    }
+    Ok(outcome)
+}
+
+/// Tells apart instances on one host.
+fn instance_name(settings: &Settings, device: &str) -> String {
+    let own = settings.pki.as_ref().filter(|_| settings.tun.disabled).map(|pki| pki.identity.primary().name());
+    own.unwrap_or(device).to_owned()
+}
+
+/// A node that runs.
+struct Opened {
+    driver: Driver,
+    /// Name of the device, or that there is none.
+    device: String,
+    link: Option<OverlayLink>,
+    controls: Vec<SocketControl>,
+    control: Option<ControlSocket>,
+    file: Option<SocketFile>,
+    udp: SocketAddr,
+}
+
+/// From here on the system is changed; what is opened closes when the driver ends.
+fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
+    let Some(pki) = &settings.pki else {
+        return Err(Error::Start { message: "Could not load client cert", cause: "no certificate".to_owned() });
+    };
+    let become_user =
+        |error: std::io::Error| Error::Start { message: "Failed to become daemon.user", cause: errno::text(&error) };
+    let user = settings.operation.user.as_deref().map(Account::find).transpose().map_err(become_user)?;
+    let tun = if settings.tun.disabled {
+        None
+    } else {
+        let tun = &settings.tun;
+        Some(Tun::create(&tun.device, settings.routines, tun.offloads).map_err(|error| {
+            let cause = match error.kind() {
+                std::io::ErrorKind::PermissionDenied => {
+                    format!("{} (run as root or with CAP_NET_ADMIN)", errno::text(&error))
+                }
+                _ => format!("could not create tun device {}: {}", tun.device, errno::text(&error)),
+            };
+            Error::Start { message: "Failed to get a tun/tap device", cause }
+        })?)
+    };
+    let udp = |error: std::io::Error| Error::Start {
+        message: "Failed to open udp listener",
+        cause: format!("unable to bind to socket: {} ({listen})", errno::text(&error)),
+    };
+    let sockets = UdpSocket::bind(listen, settings.routines, &socket_options(&settings.listen)).map_err(udp)?;
+    let controls = sockets.iter().map(SocketControl::of).collect::<Result<Vec<_>, _>>().map_err(udp)?;
+    if settings.listen.so_mark != 0 {
+        apply_mark(&controls, settings.listen.so_mark);
+    }
+    let bound = sockets.first().map_or(Ok(listen), UdpSocket::local_addr).map_err(udp)?;
+    let device = tun.as_ref().map_or("disabled", Tun::name).to_owned();
+    let link = tun.is_some().then(|| OverlayLink::new(&device, &settings.tun, pki.identity.networks().to_vec()));
+    if let Some(link) = &link {
+        link.configure(&Namespace::Own).map_err(|error| Error::Running(error.to_string()))?;
+    }
+    let name = instance_name(settings, &device);
+    let (control, file) = ControlSocket::open(&settings.operation.control, &name, user.as_ref()).unzip();
+    if let Some(user) = &user {
+        // Before any other thread is started: each is to have what this one has.
+        user.assume(kept_capabilities(settings)).map_err(become_user)?;
+    }
+    let advertise = names::resolve_once(&settings.advertise);
+    let config = settings.to_config(pki.identity.clone(), pki.trust.clone(), bound.port(), advertise);
+    let options = Options {
+        raise_priority: settings.operation.raise_priority,
+        processors: usable(&settings.tun.processors),
+        ..Options::default()
+    };
+    let driver = Driver::start(config, tun, sockets, options).map_err(|error| Error::Running(chain(&error)))?;
+    Ok(Opened { driver, device, link, controls, control, file, udp: bound })
+}
+
+/// What a node needs after its start: a reload changes routes, MTU, marks and buffers, and may bind a low port.
+fn kept_capabilities(settings: &Settings) -> CapabilitySet {
+    let priority = if settings.operation.raise_priority { CapabilitySet::SYS_NICE } else { CapabilitySet::empty() };
+    CapabilitySet::NET_ADMIN | CapabilitySet::NET_BIND_SERVICE | priority
+}
+
+/// As in Go, one processor that is not there or not allowed spoils the list.
+fn usable(processors: &[usize]) -> Vec<usize> {
+    if processors.is_empty() {
+        return Vec::new();
+    }
+    let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
+    let Some(wrong) = processors.iter().find(|processor| !allowed.is_set(**processor).unwrap_or(false)) else {
+        return processors.to_vec();
+    };
+    tracing::warn!(
+        processor = wrong,
+        "tun.cpu_affinity names a processor that is not there or not allowed; it is ignored"
+    );
+    Vec::new()
+}
+
+/// Marks what the sockets send. As in Go Nebula a refusal is only reported.
+pub(crate) fn apply_mark(controls: &[SocketControl], mark: u32) {
+    for control in controls {
+        if let Err(error) = control.set_mark(mark) {
+            tracing::error!(error = errno::text(&error), mark, "Failed to set listen.so_mark");
+        }
+    }
+}
+
+/// Socket settings of a configuration.
+#[must_use]
+pub fn socket_options(listen: &Listen) -> SocketOptions {
+    let defaults = SocketOptions::default();
+    SocketOptions {
+        read_buffer: listen.read_buffer.unwrap_or(defaults.read_buffer),
+        write_buffer: listen.write_buffer.unwrap_or(defaults.write_buffer),
+        offloads: listen.offloads,
+    }
+}
+
+/// Address to bind; a name is looked up.
+///
+/// # Errors
+/// The name has no address.
+pub fn listen_address(listen: &Listen) -> Result<SocketAddr, Error> {
+    if let Ok(ip) = listen.host.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, listen.port));
+    }
+    let refuse = |cause: String| Error::Start { message: "Failed to resolve listen.host", cause };
+    let found = names::look_up(&listen.host, NameFamily::Both, Duration::from_secs(5)).map_err(refuse)?;
+    let first = found.first().ok_or_else(|| refuse(format!("{} has no address", listen.host)))?;
+    Ok(SocketAddr::new(*first, listen.port))
+}
+
+/// An error with all its causes on one line.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// The wall clock, in seconds.
+#[must_use]
+#[allow(clippy::disallowed_methods, reason = "the rim reads the clock and hands it on as an argument")]
+pub fn unix_now() -> UnixTime {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    UnixTime::try_from(since.as_secs()).unwrap_or(UnixTime::MAX)
+}
+
+fn log_start(settings: &Settings, device: &str, udp: SocketAddr) {
+    for (direction, rules) in [("outgoing", &settings.firewall.outbound), ("incoming", &settings.firewall.inbound)] {
+        for rule in rules {
+            tracing::info!(firewallRule = ?describe(direction, rule), "Firewall rule added");
+        }
+    }
+    tracing::info!(firewallHashes = firewall_hash::both(&settings.firewall), "Firewall started");
+    tracing::info!(addr = %udp, "listening");
+    tracing::info!(preferredRanges = ?texts(&settings.preferred_ranges), "Main HostMap created");
+    tracing::info!("punchy {}", if settings.punchy.punch { "enabled" } else { "disabled" });
+    tracing::info!(sendRecvError = recv_error(settings.listen.send_recv_error), "Loaded send_recv_error config");
+    tracing::info!(acceptRecvError = recv_error(settings.listen.accept_recv_error), "Loaded accept_recv_error config");
+    let networks = settings.pki.as_ref().map(|pki| pki.identity.networks().to_vec()).unwrap_or_default();
+    tracing::info!(interface = device, networks = ?texts(&networks), build = env!("CARGO_PKG_VERSION"), udpAddr = %udp,
+        boringcrypto = false, "Nebula interface is active");
+}
+
+/// As Go, which has no empty list there.
+fn texts<T: ToString>(items: &[T]) -> log::Structured {
+    let all = items.iter().map(ToString::to_string).collect();
+    log::structured(if items.is_empty() { serde_json::Value::Null } else { all })
+}
+
+fn recv_error(policy: RecvErrorPolicy) -> &'static str {
+    match policy {
+        RecvErrorPolicy::Always => "always",
+        RecvErrorPolicy::Never => "never",
+        RecvErrorPolicy::Private => "private",
+    }
+}
+
+/// The fields that Go Nebula names.
+fn describe(direction: &str, rule: &Rule) -> log::Structured {
+    let (protocol, first, last) = firewall_hash::numbers(rule);
+    log::structured(json!({
+        "caName": rule.ca_name.as_deref().unwrap_or_default(),
+        "caSha": rule.ca_sha.map(|sha| sha.to_string()).unwrap_or_default(),
+        "cidr": firewall_hash::cidr(rule.cidr),
+        "direction": direction,
+        "endPort": last,
+        "groups": if rule.groups.is_empty() { serde_json::Value::Null } else { json!(rule.groups) },
+        "host": rule.host.as_deref().unwrap_or_default(),
+        "localCidr": firewall_hash::cidr(rule.local_cidr),
+        "proto": protocol,
+        "startPort": first,
+    }))
+}
+
+/// The merged tree as YAML, without an inline private key.
+fn printable(tree: &Value) -> String {
+    let mut tree = tree.clone();
+    if let Value::Map(root) = &mut tree
+        && let Some(Value::Map(pki)) = root.get_mut("pki")
+        && let Some(Value::String(key)) = pki.get_mut("key")
+        && key.contains("-----BEGIN")
+    {
+        "(inline key not shown)".clone_into(key);
+    }
+    tree.to_yaml()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inline_private_key_is_never_printed() {
+        let tree = config::parse("pki: {key: \"-----BEGIN NEBULA X25519 PRIVATE KEY-----\\nabc\", ca: /x}").unwrap();
+        let text = printable(&tree);
+        assert!(!text.contains("PRIVATE"), "{text}");
+        assert!(text.contains("ca: /x"), "{text}");
+    }
+}

@@ -1,0 +1,175 @@
+//! The lighthouse's DNS server, over UDP: overlay addresses by the names in certificates, and certificates by address.
+
+mod message;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use nebula_core::io::Handle;
+
+use crate::config::{Dns, Settings};
+use crate::listener::until_stopped::{self, Running, Stopped};
+use crate::overlay::names;
+use hickory_resolver::proto::rr::RecordType;
+use message::{Answer, Query};
+
+/// What a server was started with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Served {
+    listen: Dns,
+    /// This host's own name and addresses.
+    own: (String, Vec<IpAddr>),
+}
+
+/// Answers until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Server {
+    _running: Running,
+}
+
+impl Served {
+    /// `None` if nothing is to be served.
+    pub(crate) fn of(settings: &Settings) -> Option<Self> {
+        let listen = settings.dns.clone()?;
+        let identity = &settings.pki.as_ref()?.identity;
+        let addresses = identity.networks().iter().map(ipnet::IpNet::addr).collect();
+        Some(Self { listen, own: (identity.primary().name().to_owned(), addresses) })
+    }
+
+    /// Starts the server, which asks `peers`. As in Go Nebula, a failure is reported and nothing else stops because of it.
+    pub(crate) fn start(self, peers: impl Peers) -> Option<Server> {
+        let Dns { host, port } = &self.listen;
+        let socket = match bind(host, *port) {
+            Ok(socket) => socket,
+            Err(error) => {
+                tracing::warn!(%error, host, port, "Failed to start DNS server");
+                return None;
+            }
+        };
+        let started = socket.local_addr().and_then(|address| {
+            // A socket without anything to read must not keep the thread from its end.
+            socket.set_nonblocking(true)?;
+            let running = until_stopped::spawn("dns", move |stopped| self.serve(&socket, &stopped, &peers))?;
+            tracing::info!(dnsListener = %address, "Starting DNS responder");
+            Ok(Server { _running: running })
+        });
+        started.inspect_err(|error| tracing::warn!(%error, "Failed to start DNS server")).ok()
+    }
+}
+
+impl Served {
+    fn serve(&self, socket: &UdpSocket, stopped: &Stopped, peers: &impl Peers) {
+        let mut recent: Option<(Instant, Records)> = None;
+        let mut datagram = [0; 1500];
+        while stopped.not_before(socket) {
+            let Ok((length, from)) = socket.recv_from(&mut datagram) else { continue };
+            let Some(query) = Query::parse(&datagram[..length]) else { continue };
+            #[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
+            let now = Instant::now();
+            if query.kind == RecordType::TXT {
+                let answer = self.certificate(&query, from.ip().to_canonical(), peers);
+                let _ = query.reply(&answer).map(|reply| socket.send_to(&reply, from));
+                continue;
+            }
+            // A flood of questions must not become one for the control plane.
+            if recent.as_ref().is_none_or(|(read, _)| now >= *read + FRESH) {
+                recent = Some((now, Records::new(std::iter::once(self.own.clone()).chain(peers.hosts()))));
+            }
+            let answer = recent.as_ref().map_or(Answer::NoSuchName, |(_, records)| records.answer(&query));
+            // Who asked may be gone.
+            let _ = query.reply(&answer).map(|reply| socket.send_to(&reply, from));
+        }
+    }
+
+    /// The certificate of the peer with the address that is asked for. It says more than a name, so only programs of this
+    /// host hear it.
+    fn certificate(&self, query: &Query, from: IpAddr, peers: &impl Peers) -> Answer {
+        if !from.is_loopback() && !self.own.1.contains(&from) {
+            return Answer::Nothing;
+        }
+        let certificate = query.name.parse().ok().and_then(|address| peers.certificate(address));
+        certificate.map_or(Answer::NoSuchName, Answer::Text)
+    }
+}
+
+/// Whom the server knows.
+pub(crate) trait Peers: Send + 'static {
+    /// Names and addresses of the hosts with a tunnel.
+    fn hosts(&self) -> Vec<(String, Vec<IpAddr>)>;
+    /// The certificate of one of them, as JSON.
+    fn certificate(&self, address: IpAddr) -> Option<String>;
+}
+
+impl Peers for Handle {
+    fn hosts(&self) -> Vec<(String, Vec<IpAddr>)> {
+        self.tunnels().into_iter().map(|tunnel| (tunnel.name, tunnel.peer)).collect()
+    }
+
+    fn certificate(&self, address: IpAddr) -> Option<String> {
+        let tunnels = self.tunnels();
+        let tunnel = tunnels.iter().find(|tunnel| tunnel.primary && tunnel.peer.contains(&address))?;
+        Some(Self::certificate(self, tunnel.local_index)?.to_json().to_string())
+    }
+}
+
+/// How old an answer about peers may be.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// No host is every address of both families, or of IPv4 where the system has no other.
+fn bind(host: &str, port: u16) -> io::Result<UdpSocket> {
+    if host.is_empty() {
+        return UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port))
+            .or_else(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)));
+    }
+    UdpSocket::bind(names::listen_addresses(host, port)?.as_slice())
+}
+
+/// First addresses of both families by lower-case name.
+#[derive(Debug)]
+struct Records {
+    hosts: HashMap<String, [Option<IpAddr>; 2]>,
+}
+
+impl Records {
+    /// Of two hosts with one name the later one counts.
+    fn new(hosts: impl Iterator<Item = (String, Vec<IpAddr>)>) -> Self {
+        let record = |(name, addresses): (String, Vec<IpAddr>)| {
+            let first = |v4: bool| addresses.iter().copied().find(|address| address.is_ipv4() == v4);
+            (name.to_ascii_lowercase(), [first(true), first(false)])
+        };
+        Self { hosts: hosts.map(record).collect() }
+    }
+
+    fn answer(&self, query: &Query) -> Answer {
+        match (self.hosts.get(&query.name), query.kind) {
+            (Some([v4, _]), RecordType::A) => v4.map_or(Answer::Nothing, Answer::Address),
+            (Some([_, v6]), RecordType::AAAA) => v6.map_or(Answer::Nothing, Answer::Address),
+            // As Go Nebula, which knows no other types.
+            _ => Answer::NoSuchName,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_the_first_address_of_each_family_and_no_other_types() {
+        let host = |name: &str, addresses: &[&str]| {
+            (name.to_owned(), addresses.iter().map(|address| address.parse().unwrap()).collect())
+        };
+        let records =
+            Records::new([host("One", &["10.0.0.1", "fd00::1", "10.0.0.9"]), host("two.x", &["10.0.0.2"])].into_iter());
+        let answer = |name: &str, kind| records.answer(&Query::parse(&message::tests::question(name, kind)).unwrap());
+        let (a, aaaa) = (RecordType::A, RecordType::AAAA);
+        assert_eq!(answer("oNe", a), Answer::Address("10.0.0.1".parse().unwrap()));
+        assert_eq!(answer("one", aaaa), Answer::Address("fd00::1".parse().unwrap()));
+        assert_eq!(answer("two.x", aaaa), Answer::Nothing);
+        assert_eq!(answer("two.x", RecordType::MX), Answer::NoSuchName);
+        assert_eq!(answer("two", a), Answer::NoSuchName);
+        assert_eq!(answer("", a), Answer::NoSuchName);
+    }
+}

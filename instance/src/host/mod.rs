@@ -1,0 +1,15 @@
+//! The `nebula` daemon: a drop-in for Go Nebula's.
+
+mod account;
+mod control;
+pub mod daemon;
+mod dns;
+mod expiry;
+mod file_watch;
+mod housekeeping;
+mod reload;
+mod report;
+#[cfg(feature = "ssh")]
+mod ssh;
+mod subnets;
+pub(crate) mod system_routes;

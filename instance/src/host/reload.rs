@@ -1,0 +1,456 @@
+//! Replaces parts of a running node after SIGHUP: everything is checked before anything is applied.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nebula_cert::{Identity, UnixTime, Version};
+use nebula_core::config::Timers;
+use nebula_core::firewall::Policy;
+use nebula_core::io::{Handle, SocketControl};
+
+use crate::config::{self, Listen, Settings, TunSettings, Value};
+use crate::go::firewall_hash;
+use crate::host::account;
+use crate::host::dns::{self, Served};
+use crate::host::report::Report;
+use crate::host::subnets::Subnets;
+use crate::linux::errno;
+use crate::log;
+use crate::metrics::{Emitter, Metrics};
+use crate::overlay::link::OverlayLink;
+use crate::overlay::names;
+use crate::overlay::names::NameWatch;
+
+/// What a running node was started or last reloaded with.
+#[derive(Debug)]
+pub(crate) struct Reloader {
+    path: PathBuf,
+    current: Settings,
+    handle: Handle,
+    link: Link,
+    names: Option<NameWatch>,
+    dns: Option<dns::Server>,
+    /// Sends metrics, if asked to.
+    emitter: Option<Emitter>,
+    #[cfg(feature = "ssh")]
+    console: Option<crate::host::ssh::Console>,
+    /// Files of certificates and key.
+    credentials: Vec<PathBuf>,
+    last: Option<LastReload>,
+}
+
+/// How the last reload ended.
+#[derive(Debug)]
+pub(crate) struct LastReload {
+    pub(crate) at: UnixTime,
+    /// None: it is in force.
+    pub(crate) error: Option<String>,
+}
+
+/// What a node has beside its driver, and may change while it runs.
+#[derive(Debug)]
+pub(crate) struct Link {
+    /// None: there is no device.
+    pub(crate) overlay: Option<OverlayLink>,
+    /// Underlay sockets.
+    pub(crate) sockets: Vec<SocketControl>,
+    /// Networks behind other nodes.
+    pub(crate) subnets: Arc<Subnets>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+impl Reloader {
+    /// For a node that runs with `current`, read from `path`.
+    #[must_use]
+    pub(crate) fn new(path: PathBuf, tree: &Value, current: Settings, handle: Handle, link: Link) -> Self {
+        let emitter = current.stats.as_ref().and_then(|stats| Emitter::start(stats, &link.metrics));
+        let credentials = config::credential_files(tree);
+        let mut reloader = Self {
+            path,
+            current,
+            handle,
+            link,
+            names: None,
+            dns: None,
+            emitter,
+            #[cfg(feature = "ssh")]
+            console: None,
+            credentials,
+            last: None,
+        };
+        reloader.watch_names();
+        reloader.serve_dns();
+        reloader
+    }
+
+    /// Takes a console, and opens it if that is configured.
+    #[cfg(feature = "ssh")]
+    pub(crate) fn attach(&mut self, mut console: crate::host::ssh::Console) {
+        console.configure(self.current.sshd.as_ref());
+        self.console = Some(console);
+    }
+
+    /// What is in force.
+    #[must_use]
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.current
+    }
+
+    /// File or folder of the configuration.
+    #[must_use]
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Every file that decides what is in force.
+    #[must_use]
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
+        let mut files = config::files(&self.path);
+        files.extend_from_slice(&self.credentials);
+        files
+    }
+
+    #[must_use]
+    pub(crate) fn last(&self) -> Option<&LastReload> {
+        self.last.as_ref()
+    }
+
+    /// Reads the configuration again. A configuration with any mistake changes nothing.
+    ///
+    /// # Errors
+    /// What is wrong with it; it was reported.
+    pub(crate) fn reload(&mut self, now: UnixTime) -> Result<(), String> {
+        let outcome = self.read_again(now);
+        self.last = Some(LastReload { at: now, error: outcome.as_ref().err().cloned() });
+        if outcome.is_err() {
+            self.report_unreadable();
+        }
+        outcome
+    }
+
+    /// Names what the user that nebula became (`daemon.user`) cannot read, so that no reload will do.
+    pub(crate) fn report_unreadable(&self) {
+        let Some(user) = &self.current.operation.user else { return };
+        for file in account::unreadable(self.files()) {
+            tracing::warn!(user, file = %file.display(), "A reload needs this file, and daemon.user cannot read it");
+        }
+    }
+
+    fn read_again(&mut self, now: UnixTime) -> Result<(), String> {
+        let (tree, remarks) = config::load(&self.path).map_err(|error| {
+            tracing::error!(%error, "Error occurred while reloading config");
+            error.to_string()
+        })?;
+        // Also of one that is refused: what it names may be put right.
+        self.credentials = config::credential_files(&tree);
+        let settings =
+            Settings::read(&tree, now).and_then(|new| Ok(check_identity(&self.current, &new).map(|()| new)?));
+        let report = Report::new(&self.path);
+        match settings {
+            Ok(settings) => {
+                remarks.iter().chain(&settings.remarks).for_each(|remark| report.remark(remark, false));
+                // May wait for a name server, so before anything is applied.
+                let advertise = match same_rendezvous(&self.current, &settings) {
+                    true => Vec::new(),
+                    false => names::resolve_once(&settings.advertise),
+                };
+                let (stats, dns) = (self.current.stats.clone(), Served::of(&self.current));
+                self.handle.clone().together(|| self.apply(settings, advertise));
+                // These wait for the end of what was there before, which may be asking the control plane.
+                if self.current.stats != stats {
+                    self.serve_stats();
+                }
+                if Served::of(&self.current) != dns {
+                    self.serve_dns();
+                }
+                // What the kernel sends by new routes has somewhere to go now.
+                self.update_link();
+                Ok(())
+            }
+            Err(refusals) => {
+                refusals.refused.iter().for_each(|refused| report.refused(refused, true));
+                tracing::error!(error = %refusals, "Error occurred while reloading config, nothing was changed");
+                Err(refusals.to_string())
+            }
+        }
+    }
+
+    fn apply(&mut self, new: Settings, advertise: Vec<SocketAddr>) {
+        log::apply(new.logging);
+        for key in needs_restart(&self.current, &new) {
+            tracing::warn!(key, "The change of this setting takes effect at the next start");
+        }
+        if let (Some(old_pki), Some(new_pki)) = (&self.current.pki, &new.pki) {
+            self.handle.set_trust(new_pki.trust.clone());
+            tracing::info!("Trusted CA certificates refreshed");
+            if fingerprints(&old_pki.identity) != fingerprints(&new_pki.identity) {
+                self.handle.set_identity(new_pki.identity.clone());
+            }
+            tracing::info!(cert = new_pki.identity.primary().name(), "Client certificate(s) refreshed from disk");
+        }
+        if self.current.initiating_version != new.initiating_version {
+            self.handle.set_initiating_version(new.initiating_version);
+            tracing::info!("pki.initiating_version has been reloaded");
+        }
+        let new_rules = !same_policy(&self.current.firewall, &new.firewall);
+        if new_rules {
+            self.handle.set_firewall(new.firewall.clone());
+            let (hashes, old_hashes) =
+                (firewall_hash::both(&new.firewall), firewall_hash::both(&self.current.firewall));
+            tracing::info!(firewallHashes = hashes, oldFirewallHashes = old_hashes, "New firewall has been installed");
+        }
+        self.link.metrics.update(&new, new_rules);
+        #[cfg(feature = "ssh")]
+        if let Some(console) = &mut self.console {
+            console.configure(new.sshd.as_ref());
+        }
+        let (listen, old_listen) = (&new.listen, &self.current.listen);
+        let recv_error = (listen.send_recv_error, listen.accept_recv_error);
+        if (old_listen.send_recv_error, old_listen.accept_recv_error) != recv_error {
+            self.handle.set_recv_error(recv_error.0, recv_error.1);
+            tracing::info!("listen.send_recv_error and listen.accept_recv_error have been reloaded");
+        }
+        self.apply_socket_options(old_listen, listen);
+        if self.current.punchy != new.punchy {
+            self.handle.set_punchy(new.punchy.clone());
+            tracing::info!("punchy has been reloaded");
+        }
+        if reloadable_timers(&self.current.timers, &new.timers) != self.current.timers {
+            self.handle.set_timers(reloadable_timers(&self.current.timers, &new.timers));
+            tracing::info!("tunnels, counters and timers.requery_wait_duration have been reloaded");
+        }
+        if self.current.relay != new.relay {
+            self.handle.set_relay(new.relay.clone());
+            tracing::info!(am_relay = new.relay.am_relay, use_relays = new.relay.use_relays, relays = ?new.relay.relays,
+                "relay settings have been reloaded");
+        }
+        if self.current.preferred_ranges != new.preferred_ranges {
+            self.handle.set_preferred_ranges(new.preferred_ranges.clone());
+            tracing::info!("preferred_ranges has been reloaded");
+        }
+        if self.current.disconnect_invalid != new.disconnect_invalid {
+            self.handle.set_disconnect_invalid(new.disconnect_invalid);
+            tracing::info!("pki.disconnect_invalid has been reloaded");
+        }
+        if self.current.tun.routes.subnets != new.tun.routes.subnets {
+            self.link.subnets.configure(new.tun.routes.subnet_routes());
+            tracing::info!("tun.unsafe_routes has been reloaded");
+        }
+        let hosts_changed = self.current.static_hosts != new.static_hosts;
+        let rendezvous_changed = !same_rendezvous(&self.current, &new);
+        self.current = new;
+        if hosts_changed {
+            let hosts = &self.current.static_hosts;
+            let known = self.names.as_ref().map(|watch| watch.endpoints(hosts));
+            self.handle.set_static_hosts(known.unwrap_or_else(|| hosts.endpoints(&Default::default())));
+            self.watch_names();
+            tracing::info!("static_host_map has been reloaded");
+        }
+        // After the endpoints of new lighthouses.
+        if rendezvous_changed {
+            self.handle.set_lighthouse(self.current.lighthouse(advertise));
+            tracing::info!("lighthouse settings have been reloaded");
+        }
+    }
+
+    fn apply_socket_options(&self, old: &Listen, new: &Listen) {
+        let report = |key: &str, result: std::io::Result<()>| match result {
+            Ok(()) => tracing::info!(key, "Option of the underlay sockets has been reloaded"),
+            Err(error) => tracing::error!(key, error = errno::text(&error), "Failed to set an option of a socket"),
+        };
+        for socket in &self.link.sockets {
+            // As in Go, no size leaves the buffer as it is.
+            if let Some(bytes) = new.read_buffer.filter(|bytes| *bytes > 0 && new.read_buffer != old.read_buffer) {
+                report("listen.read_buffer", socket.set_read_buffer(bytes));
+            }
+            if let Some(bytes) = new.write_buffer.filter(|bytes| *bytes > 0 && new.write_buffer != old.write_buffer) {
+                report("listen.write_buffer", socket.set_write_buffer(bytes));
+            }
+            if new.so_mark != old.so_mark {
+                report("listen.so_mark", socket.set_mark(new.so_mark));
+            }
+        }
+    }
+
+    fn update_link(&mut self) {
+        let Some(old) = &self.link.overlay else { return };
+        // Addresses do not change while running, nor does the queue.
+        let link = OverlayLink::new(&old.device, &self.current.tun, old.addresses.clone());
+        if (link.mtu, &link.routes) == (old.mtu, &old.routes) {
+            return;
+        }
+        if let Err(error) = link.update_here(old) {
+            tracing::error!(%error, "Failed to update the routes of the tun device");
+        }
+        self.link.overlay = Some(link);
+    }
+
+    fn serve_stats(&mut self) {
+        // The old one first: the address may be the same.
+        self.emitter = None;
+        self.emitter = self.current.stats.as_ref().and_then(|stats| Emitter::start(stats, &self.link.metrics));
+    }
+
+    fn serve_dns(&mut self) {
+        // The old one first: the address may be the same.
+        self.dns = None;
+        self.dns = Served::of(&self.current).and_then(|served| served.start(self.handle.clone()));
+    }
+
+    fn watch_names(&mut self) {
+        let hosts = self.current.static_hosts.clone();
+        match &self.names {
+            Some(watch) => watch.replace(hosts),
+            None if hosts.has_names() => {
+                let handle = self.handle.clone();
+                match NameWatch::start(hosts, move |endpoints| handle.set_static_hosts(endpoints)) {
+                    Ok(watch) => self.names = Some(watch),
+                    Err(error) => tracing::error!(%error, "Names in static_host_map cannot be looked up"),
+                }
+            }
+            None => {}
+        }
+    }
+}
+
+/// Peers know this node by its addresses, and live tunnels by its curve: neither may change while running.
+fn check_identity(old: &Settings, new: &Settings) -> Result<(), config::Refused> {
+    let (Some(old), Some(new)) = (&old.pki, &new.pki) else { return Ok(()) };
+    let refuse = |cause: &str| Err(config::Refused::new("Could not load client cert", cause).at("pki.cert"));
+    if old.identity.curve() != new.identity.curve() {
+        return refuse("Curve in new cert was different from old");
+    }
+    for version in [Version::V1, Version::V2] {
+        let (before, after) = (old.identity.certificate(version), new.identity.certificate(version));
+        match (before, after) {
+            (Some(before), Some(after)) if before.networks() != after.networks() => {
+                return refuse("Networks in new cert was different from old");
+            }
+            (Some(before), None) if version == Version::V2 && new.identity.networks() != before.networks() => {
+                return refuse(
+                    "Removing a V2 cert is not permitted unless it has identical networks to the new V1 cert",
+                );
+            }
+            _ => {}
+        }
+    }
+    if old.identity.networks().first() != new.identity.networks().first() {
+        return refuse("Networks in new cert was different from old");
+    }
+    Ok(())
+}
+
+fn fingerprints(identity: &Identity) -> [Option<nebula_cert::Fingerprint>; 2] {
+    [Version::V1, Version::V2].map(|version| identity.certificate(version).map(nebula_cert::Certificate::fingerprint))
+}
+
+fn same_policy(a: &Policy, b: &Policy) -> bool {
+    a.inbound == b.inbound
+        && a.outbound == b.outbound
+        && a.default_local_cidr_any == b.default_local_cidr_any
+        && (a.inbound_action, a.outbound_action, a.max_flows) == (b.inbound_action, b.outbound_action, b.max_flows)
+        && (a.tcp_timeout, a.udp_timeout, a.default_timeout) == (b.tcp_timeout, b.udp_timeout, b.default_timeout)
+}
+
+fn same_rendezvous(a: &Settings, b: &Settings) -> bool {
+    (&a.lighthouses, a.lighthouse_interval, &a.advertise) == (&b.lighthouses, b.lighthouse_interval, &b.advertise)
+        && (&a.remote_allow, &a.local_allow) == (&b.remote_allow, &b.local_allow)
+        && a.calculated_remotes == b.calculated_remotes
+}
+
+/// Routes and MTU may differ.
+fn same_device(old: &TunSettings, new: &TunSettings) -> bool {
+    let reloadable = TunSettings { mtu: old.mtu, routes: old.routes.clone(), ..new.clone() };
+    *old == reloadable
+}
+
+/// What `new` changes of `old` while a node runs; as in Go, not the intervals of the checks of tunnels.
+fn reloadable_timers(old: &Timers, new: &Timers) -> Timers {
+    Timers {
+        connection_alive_interval: old.connection_alive_interval,
+        pending_deletion_interval: old.pending_deletion_interval,
+        ..new.clone()
+    }
+}
+
+fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
+    let changed = [
+        ("cipher", old.cipher != new.cipher),
+        ("handshakes", old.handshakes != new.handshakes),
+        ("listen.host", old.listen.host != new.listen.host),
+        ("listen.port", old.listen.port != new.listen.port),
+        ("routines", old.routines != new.routines),
+        ("timers", reloadable_timers(&old.timers, &new.timers) != new.timers),
+        ("tun", !same_device(&old.tun, &new.tun)),
+        ("lighthouse.am_lighthouse", old.am_lighthouse != new.am_lighthouse),
+        ("daemon.control_socket", old.operation.control != new.operation.control),
+        ("daemon.user", old.operation.user != new.operation.user),
+    ];
+    changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Pki;
+    use nebula_cert::{CaPool, Curve, PrivateKey, SigningKey, Template};
+
+    fn settings(text: &str) -> Settings {
+        Settings::read_without_pki(&config::parse(text).unwrap()).unwrap()
+    }
+
+    fn host(curve: Curve, certificates: &[(Version, &[&str])]) -> Settings {
+        let ca_key = SigningKey::generate(curve).unwrap();
+        let key = PrivateKey::generate(curve).unwrap();
+        let template = |version, public_key, networks: &[&str]| Template {
+            version,
+            curve,
+            networks: networks.iter().map(|network| network.parse().unwrap()).collect(),
+            public_key,
+            ..Template::new("x", 1..=2)
+        };
+        let ca = template(Version::V2, ca_key.public_key(), &[]).self_sign(&ca_key).unwrap();
+        let sign = |(version, networks): &(Version, &[&str])| {
+            template(*version, key.public_key(), networks).sign(&ca, &ca_key).unwrap()
+        };
+        let certificates = certificates.iter().map(sign).collect();
+        let identity = Identity::new(certificates, key.clone()).unwrap();
+        Settings { pki: Some(Pki { identity, trust: CaPool::new() }), ..settings("{}") }
+    }
+
+    const A: &[&str] = &["10.42.0.7/16"];
+    const B: &[&str] = &["10.42.0.8/16"];
+
+    #[test]
+    fn a_running_node_keeps_its_addresses_and_its_curve() {
+        let (v1, v2, p256) = (Version::V1, Version::V2, Curve::P256);
+        let c25519 = Curve::Curve25519;
+        let both: &[&str] = &["10.42.0.7/16", "fd77::7/64"];
+        for (old, new, refusal) in [
+            (host(c25519, &[(v2, A)]), host(c25519, &[(v2, A)]), None),
+            (host(c25519, &[(v1, A)]), host(c25519, &[(v1, A), (v2, A)]), None),
+            (host(c25519, &[(v1, A), (v2, A)]), host(c25519, &[(v1, A)]), None),
+            (host(c25519, &[(v2, A)]), host(c25519, &[(v2, B)]), Some("Networks in new cert was different from old")),
+            (host(c25519, &[(v1, A)]), host(c25519, &[(v2, B)]), Some("Networks in new cert was different from old")),
+            (host(c25519, &[(v2, A)]), host(p256, &[(v2, A)]), Some("Curve in new cert was different from old")),
+            (host(c25519, &[(v1, A), (v2, both)]), host(c25519, &[(v1, A)]), Some("Removing a V2 cert")),
+        ] {
+            let result = check_identity(&old, &new).map_err(|refused| refused.cause);
+            match refusal {
+                None => assert_eq!(result, Ok(())),
+                Some(text) => assert!(result.as_ref().is_err_and(|cause| cause.starts_with(text)), "{result:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_change_while_running_is_named() {
+        let old = settings("tun: {mtu: 1300}\nlisten: {port: 1}\npunchy: {punch: true}");
+        let new =
+            settings("tun: {mtu: 1400, disabled: true}\nlisten: {port: 2}\nfirewall: {default_local_cidr_any: true}");
+        assert_eq!(needs_restart(&old, &new), ["listen.port", "tun"]);
+        assert!(!same_policy(&old.firewall, &new.firewall));
+        assert!(same_policy(&old.firewall, &old.firewall));
+    }
+}

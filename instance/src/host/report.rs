@@ -1,0 +1,46 @@
+//! What was found in a configuration, as log lines with file, line and key.
+
+use std::cell::OnceCell;
+use std::path::{Path, PathBuf};
+
+use crate::config::{Places, Refused, Remark};
+
+/// Reports on the configuration at a path. Its files are read again at the first report, and not at all without one.
+pub(crate) struct Report {
+    path: PathBuf,
+    places: OnceCell<Places>,
+}
+
+impl Report {
+    pub(crate) fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), places: OnceCell::new() }
+    }
+
+    /// An error, or a warning if `stops` is false.
+    pub(crate) fn refused(&self, refused: &Refused, stops: bool) {
+        let (key, error, message) = (refused.key.as_str(), refused.cause.as_str(), refused.message);
+        match (self.place(key), stops) {
+            (Some((file, line)), true) => tracing::error!(error, key, file, line, "{message}"),
+            (None, true) => tracing::error!(error, key, "{message}"),
+            (Some((file, line)), false) => tracing::warn!(error, key, file, line, "{message}{AT_START}"),
+            (None, false) => tracing::warn!(error, key, "{message}{AT_START}"),
+        }
+    }
+
+    /// A warning, or an error if it `stops`.
+    pub(crate) fn remark(&self, Remark { key, text }: &Remark, stops: bool) {
+        match (self.place(key), stops) {
+            (Some((file, line)), false) => tracing::warn!(key, file, line, "{text}"),
+            (None, false) => tracing::warn!(key, "{text}"),
+            (Some((file, line)), true) => tracing::error!(key, file, line, "{text}"),
+            (None, true) => tracing::error!(key, "{text}"),
+        }
+    }
+
+    fn place(&self, key: &str) -> Option<(String, u64)> {
+        let (file, line) = self.places.get_or_init(|| Places::read(&self.path)).of(key)?;
+        Some((file.display().to_string(), line))
+    }
+}
+
+const AT_START: &str = " (the node would not start)";

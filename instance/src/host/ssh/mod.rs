@@ -1,0 +1,68 @@
+//! The debug console of Go Nebula by SSH (feature `ssh`): the same commands, asked of the same desk as the control socket.
+//!
+//! Who logs in has a key of the configuration, or a certificate of an authority that is named there; there are no passwords,
+//! no forwarding and no files. One thread serves all sessions; without `sshd.enabled` there is none.
+
+mod access;
+mod answers;
+mod commands;
+mod server;
+mod session;
+mod terminal;
+mod words;
+
+use std::sync::{Arc, Weak};
+use std::thread::Builder;
+
+use tokio::sync::oneshot;
+
+use crate::config::Sshd;
+use crate::host::control::Desk;
+
+/// The console as the configuration has it. Dropping it ends all sessions.
+#[derive(Debug)]
+pub(crate) struct Console {
+    desk: Weak<Desk>,
+    current: Option<Sshd>,
+    running: Option<Running>,
+}
+
+/// Its end ends the thread.
+#[derive(Debug)]
+struct Running {
+    _stop: oneshot::Sender<()>,
+}
+
+impl Console {
+    /// A console that is off.
+    pub(crate) fn new(desk: &Arc<Desk>) -> Self {
+        Self { desk: Arc::downgrade(desk), current: None, running: None }
+    }
+
+    /// Obeys a configuration. One that changed ends the sessions: their users may not be allowed any more.
+    pub(crate) fn configure(&mut self, sshd: Option<&Sshd>) {
+        if self.current.as_ref() == sshd {
+            return;
+        }
+        self.current = sshd.cloned();
+        self.running = None;
+        let Some(sshd) = sshd.cloned() else { return };
+        for (user, key) in &sshd.users {
+            let fingerprint = key.fingerprint(russh::keys::HashAlg::Sha256);
+            tracing::info!(sshUser = user, sshKey = %fingerprint, "Authorized ssh key");
+        }
+        for key in &sshd.authorities {
+            tracing::info!(sshKey = %key.fingerprint(russh::keys::HashAlg::Sha256), "Trusted CA key");
+        }
+        if sshd.users.is_empty() {
+            tracing::info!("no ssh users to authorize");
+        }
+        let (stop, stopped) = oneshot::channel();
+        let desk = Weak::clone(&self.desk);
+        let body = move || server::serve(sshd, desk, stopped);
+        match Builder::new().name("sshd".to_owned()).spawn(body) {
+            Ok(_) => self.running = Some(Running { _stop: stop }),
+            Err(error) => tracing::warn!(%error, "Failed to run the SSH server"),
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! The listener, and who comes: proves who it is within a time, or leaves.
+
+use std::borrow::Cow;
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use russh::keys::ssh_key::public::KeyData;
+use russh::keys::{Certificate, HashAlg};
+use russh::server::{
+    Auth, ChannelOpenHandle, Config, Handler, Msg, PublicKeyOffer, Session, VerifiedPublicKey, run_stream,
+};
+use russh::{Channel, ChannelId, Disconnect, MethodKind, MethodSet, Pty, SshId};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{sleep, timeout};
+use tracing::Level;
+
+use super::access;
+use super::session::{self, IDLE};
+use crate::config::Sshd;
+use crate::host::control::Desk;
+use crate::host::daemon::unix_now;
+use crate::log;
+use crate::overlay::names;
+
+/// What all sessions share.
+#[derive(Debug)]
+pub(super) struct House {
+    pub(super) sshd: Sshd,
+    pub(super) desk: Weak<Desk>,
+    /// Who has not proved yet who it is.
+    logins: Arc<Semaphore>,
+    /// Who has.
+    sessions: Arc<Semaphore>,
+}
+
+/// Until `stopped`, or the listener fails.
+pub(super) fn serve(sshd: Sshd, desk: Weak<Desk>, stopped: oneshot::Receiver<()>) {
+    let listen = sshd.listen.clone();
+    let failed = |error: io::Error| {
+        tracing::warn!(error = format!("listen tcp {listen}: {error}"), "Failed to run the SSH server");
+    };
+    // Names are looked up before there is a runtime.
+    let listener = match bind(&listen) {
+        Ok(listener) => listener,
+        Err(error) => return failed(error),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(MAX_QUESTIONS)
+        .thread_name("sshd-answer")
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(error),
+    };
+    tracing::info!(sshListener = listen, "SSH server is listening");
+    let house = House {
+        sshd,
+        desk,
+        logins: Arc::new(Semaphore::new(MAX_LOGINS)),
+        sessions: Arc::new(Semaphore::new(MAX_SESSIONS)),
+    };
+    runtime.block_on(async {
+        tokio::select! {
+            // The other end is dropped.
+            _ = stopped => {}
+            error = accept(listener, Arc::new(house)) => tracing::warn!(%error, "Error in listener, shutting down"),
+        }
+    });
+    // Without waiting: one of them may be the reload that ends this.
+    runtime.shutdown_background();
+    tracing::info!("SSH server stopped listening");
+}
+
+/// The console that was here before may need a moment to go.
+fn bind(listen: &str) -> io::Result<TcpListener> {
+    let mut tries = 0;
+    loop {
+        match names::bind(listen) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < BINDS => {
+                tries += 1;
+                std::thread::sleep(BETWEEN_BINDS);
+            }
+            outcome => {
+                let listener = outcome?;
+                listener.set_nonblocking(true)?;
+                return Ok(listener);
+            }
+        }
+    }
+}
+
+/// Returns why nobody is let in any more.
+async fn accept(listener: TcpListener, house: Arc<House>) -> io::Error {
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return error,
+    };
+    let config = Arc::new(config(&house.sshd));
+    loop {
+        let (stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            // The client went away again, or there are no descriptors for now.
+            Err(error) => {
+                tracing::debug!(%error, "A client of the console was not accepted");
+                sleep(BETWEEN_BINDS).await;
+                continue;
+            }
+        };
+        let Ok(login) = Arc::clone(&house.logins).try_acquire_owned() else {
+            if log::admits(Level::DEBUG, "Too many clients log in to the console at once", &stranger(from)) {
+                tracing::debug!(remoteAddress = %from, "Too many clients log in to the console at once");
+            }
+            continue;
+        };
+        let (config, house) = (Arc::clone(&config), Arc::clone(&house));
+        tokio::spawn(async move {
+            let logged_in = Arc::new(AtomicBool::new(false));
+            let guest = Guest::new(house, from, login, Arc::clone(&logged_in));
+            let outcome = converse(config, stream, guest, &logged_in).await;
+            if !logged_in.load(Ordering::Relaxed) && log::admits(Level::WARN, "failed to handshake", &stranger(from)) {
+                let error = outcome.err().map_or_else(|| "no authentication".to_owned(), |error| error.to_string());
+                tracing::warn!(error, remoteAddress = %from, "failed to handshake");
+            }
+        });
+    }
+}
+
+/// By whom the lines about those who are not let in are limited.
+fn stranger(from: SocketAddr) -> String {
+    log::network_of(from.ip()).to_string()
+}
+
+fn config(sshd: &Sshd) -> Config {
+    Config {
+        server_id: SshId::Standard(Cow::Borrowed("SSH-2.0-Nebula")),
+        methods: MethodSet::from(&[MethodKind::PublicKey][..]),
+        auth_rejection_time: Duration::from_millis(500),
+        // OpenSSH begins with the method "none".
+        auth_rejection_time_initial: Some(Duration::ZERO),
+        keys: vec![sshd.host_key.clone()],
+        window_size: WINDOW,
+        maximum_packet_size: PACKET,
+        channel_buffer_size: 8,
+        max_auth_attempts: 6,
+        inactivity_timeout: Some(IDLE),
+        nodelay: true,
+        ..Config::default()
+    }
+}
+
+async fn converse(
+    config: Arc<Config>,
+    stream: tokio::net::TcpStream,
+    guest: Guest,
+    logged_in: &AtomicBool,
+) -> Result<(), russh::Error> {
+    let (stream, door) = with_door(stream)?;
+    let begun = timeout(LOGIN_WITHIN, run_stream(config, stream, guest)).await;
+    let mut session = begun.map_err(|_| russh::Error::ConnectionTimeout)??;
+    tokio::select! {
+        outcome = &mut session => return outcome,
+        () = sleep(LOGIN_WITHIN) => {}
+    }
+    if !logged_in.load(Ordering::Relaxed) {
+        // The session notices.
+        let _ = door.shutdown(Shutdown::Both);
+    }
+    session.await
+}
+
+/// The stream, and another descriptor of it that can end it.
+fn with_door(stream: tokio::net::TcpStream) -> io::Result<(tokio::net::TcpStream, TcpStream)> {
+    let stream = stream.into_std()?;
+    let door = stream.try_clone()?;
+    Ok((tokio::net::TcpStream::from_std(stream)?, door))
+}
+
+/// One client.
+struct Guest {
+    house: Arc<House>,
+    from: SocketAddr,
+    logged_in: Arc<AtomicBool>,
+    /// Until it has logged in.
+    login: Option<OwnedSemaphorePermit>,
+    /// From then on.
+    seat: Option<OwnedSemaphorePermit>,
+    user: String,
+    fingerprint: String,
+    channels: Arc<Semaphore>,
+}
+
+impl Guest {
+    fn new(house: Arc<House>, from: SocketAddr, login: OwnedSemaphorePermit, logged_in: Arc<AtomicBool>) -> Self {
+        Self {
+            house,
+            from,
+            logged_in,
+            login: Some(login),
+            seat: None,
+            user: String::new(),
+            fingerprint: String::new(),
+            channels: Arc::new(Semaphore::new(MAX_CHANNELS)),
+        }
+    }
+
+    fn admit(&mut self, user: &str, key: &KeyData) -> Auth {
+        user.clone_into(&mut self.user);
+        self.fingerprint = key.fingerprint(HashAlg::Sha256).to_string();
+        Auth::Accept
+    }
+}
+
+impl Handler for Guest {
+    type Error = russh::Error;
+
+    async fn auth_publickey_offered(&mut self, user: &str, offer: PublicKeyOffer<'_>) -> Result<Auth, Self::Error> {
+        let sshd = &self.house.sshd;
+        // It may be the key of a certificate, which is shown with the proof.
+        let may = access::key_may(sshd, user, offer.public_key.key_data()) || !sshd.authorities.is_empty();
+        Ok(if may { Auth::Accept } else { Auth::reject() })
+    }
+
+    async fn auth_publickey(&mut self, user: &str, key: VerifiedPublicKey<'_>) -> Result<Auth, Self::Error> {
+        let key = key.public_key.key_data();
+        Ok(if access::key_may(&self.house.sshd, user, key) { self.admit(user, key) } else { Auth::reject() })
+    }
+
+    async fn auth_openssh_certificate(&mut self, user: &str, certificate: &Certificate) -> Result<Auth, Self::Error> {
+        match access::certificate_may(&self.house.sshd, user, certificate, self.from.ip(), unix_now()) {
+            Ok(()) => Ok(self.admit(user, certificate.public_key())),
+            Err(reason) => {
+                if log::admits(Level::DEBUG, "A certificate was refused", &stranger(self.from)) {
+                    tracing::debug!(reason, sshUser = user, remoteAddress = %self.from, "A certificate was refused");
+                }
+                Ok(Auth::reject())
+            }
+        }
+    }
+
+    async fn auth_succeeded(&mut self, session: &mut Session) -> Result<(), Self::Error> {
+        self.seat = Arc::clone(&self.house.sessions).try_acquire_owned().ok();
+        self.logged_in.store(true, Ordering::Relaxed);
+        self.login = None;
+        if self.seat.is_none() {
+            return session.disconnect(Disconnect::TooManyConnections, "too many sessions", "");
+        }
+        tracing::info!(sshUser = self.user, remoteAddress = %self.from, sshFingerprint = self.fingerprint,
+            "ssh user logged in");
+        Ok(())
+    }
+
+    async fn channel_open_session(
+        &mut self,
+        channel: Channel<Msg>,
+        reply: ChannelOpenHandle,
+        session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        // Without a place the reply is dropped, which refuses.
+        let Ok(place) = Arc::clone(&self.channels).try_acquire_owned() else { return Ok(()) };
+        reply.accept().await;
+        let (house, user, handle) = (Arc::clone(&self.house), self.user.clone(), session.handle());
+        tokio::spawn(async move {
+            session::attend(channel, &house, &user, &handle).await;
+            drop(place);
+        });
+        Ok(())
+    }
+
+    async fn pty_request(
+        &mut self,
+        channel: ChannelId,
+        _: &str,
+        _: u32,
+        _: u32,
+        _: u32,
+        _: u32,
+        _: &[(Pty, u32)],
+        session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        session.channel_success(channel)
+    }
+
+    async fn window_change_request(
+        &mut self,
+        channel: ChannelId,
+        _: u32,
+        _: u32,
+        _: u32,
+        _: u32,
+        session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        session.channel_success(channel)
+    }
+
+    async fn shell_request(&mut self, channel: ChannelId, session: &mut Session) -> Result<(), Self::Error> {
+        session.channel_success(channel)
+    }
+
+    async fn exec_request(&mut self, channel: ChannelId, _: &[u8], session: &mut Session) -> Result<(), Self::Error> {
+        session.channel_success(channel)
+    }
+
+    async fn env_request(
+        &mut self,
+        channel: ChannelId,
+        _: &str,
+        _: &str,
+        session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        session.channel_failure(channel)
+    }
+
+    async fn subsystem_request(
+        &mut self,
+        channel: ChannelId,
+        _: &str,
+        session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        session.channel_failure(channel)
+    }
+}
+
+const MAX_LOGINS: usize = 8;
+const MAX_SESSIONS: usize = 8;
+const MAX_CHANNELS: usize = 4;
+const MAX_QUESTIONS: usize = 4;
+const LOGIN_WITHIN: Duration = Duration::from_secs(30);
+const WINDOW: u32 = 64 << 10;
+const PACKET: u32 = 16 << 10;
+const BETWEEN_BINDS: Duration = Duration::from_millis(50);
+const BINDS: usize = 40;

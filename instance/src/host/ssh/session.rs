@@ -1,0 +1,131 @@
+//! One channel of a session: a single command, or a shell.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use russh::server::{Handle, Msg};
+use russh::{Channel, ChannelMsg, Disconnect};
+use tokio::time::{sleep, timeout};
+
+use super::answers;
+use super::commands::{self, Wish};
+use super::server::House;
+use super::terminal::{LONGEST_LINE, Terminal, Typed};
+use crate::host::control::Request;
+
+/// What follows a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Continue,
+    Leave,
+}
+
+/// The client does not read, or is gone.
+#[derive(Debug)]
+struct Gone;
+
+/// Serves a channel to its end.
+pub(super) async fn attend(mut channel: Channel<Msg>, house: &Arc<House>, user: &str, handle: &Handle) {
+    let left = serve(&mut channel, house, user).await;
+    // As Go, which knows no other status.
+    let _ = channel.exit_status(0).await;
+    let _ = channel.close().await;
+    if let Ok(Then::Leave) = left {
+        // A client that is told at once forgets the status.
+        sleep(BEFORE_LEAVING).await;
+        let _ = handle.disconnect(Disconnect::ByApplication, String::new(), String::new()).await;
+    }
+}
+
+async fn serve(channel: &mut Channel<Msg>, house: &Arc<House>, user: &str) -> Result<Then, Gone> {
+    let mut terminal = None;
+    loop {
+        let Ok(message) = timeout(IDLE, channel.wait()).await else {
+            say(channel, "\r\nidle for too long\r\n").await?;
+            return Ok(Then::Continue);
+        };
+        match message {
+            Some(ChannelMsg::Exec { command, .. }) => {
+                return match String::from_utf8(command).ok().filter(|line| line.len() <= LONGEST_LINE) {
+                    Some(line) => obey(channel, house, &line, str::to_owned).await,
+                    None => say(channel, "the command is too long, or no text\n").await.map(|()| Then::Continue),
+                };
+            }
+            Some(ChannelMsg::RequestShell { .. }) if terminal.is_none() => {
+                let begun = Terminal::new(format!("{user}@nebula > "));
+                say(channel, begun.prompt()).await?;
+                terminal = Some(begun);
+            }
+            Some(ChannelMsg::Data { data }) => {
+                let Some(terminal) = &mut terminal else { continue };
+                for byte in data {
+                    let Some(typed) = terminal.typed(byte) else { continue };
+                    match typed {
+                        Typed::Echo(text) => say(channel, &text).await?,
+                        Typed::Complete(line) => complete(channel, terminal, &line).await?,
+                        Typed::End => return say(channel, "\r\n").await.map(|()| Then::Continue),
+                        Typed::Line(line) => {
+                            say(channel, "\r\n").await?;
+                            if obey(channel, house, &line, Terminal::shown).await? == Then::Leave {
+                                return Ok(Then::Leave);
+                            }
+                            say(channel, terminal.prompt()).await?;
+                        }
+                    }
+                }
+            }
+            Some(ChannelMsg::Eof) if terminal.is_some() => return Ok(Then::Continue),
+            Some(ChannelMsg::Close) | None => return Err(Gone),
+            Some(_) => {}
+        }
+    }
+}
+
+/// One match completes the line, several are shown.
+async fn complete(channel: &Channel<Msg>, terminal: &mut Terminal, line: &str) -> Result<(), Gone> {
+    match commands::beginning_with(line)[..] {
+        [only] => say(channel, &terminal.complete(format!("{only} "))).await,
+        ref several => {
+            let list = Terminal::shown(&format!("\n{}\n\n", several.join("\n")));
+            say(channel, &format!("{list}{}", terminal.redrawn())).await
+        }
+    }
+}
+
+/// `shown` turns text into what the client's side wants.
+async fn obey(channel: &Channel<Msg>, house: &Arc<House>, line: &str, shown: fn(&str) -> String) -> Result<Then, Gone> {
+    let text = match commands::read(line) {
+        Wish::Say(text) => text,
+        Wish::Logout => return Ok(Then::Leave),
+        Wish::Reload => {
+            say(channel, &shown("Reloading config\n")).await?;
+            // One that changes the console ends this session: the line shall be there before.
+            sleep(BEFORE_RELOAD).await;
+            let desk = house.desk.upgrade().ok_or(Gone)?;
+            let outcome = tokio::task::spawn_blocking(move || desk.answer(Request::Reload)).await;
+            match outcome {
+                Ok(Err(refusal)) => format!("nothing was changed: {refusal}\n"),
+                _ => String::new(),
+            }
+        }
+        Wish::Ask(question) => {
+            let (desk, house) = (house.desk.upgrade().ok_or(Gone)?, Arc::clone(house));
+            // It may wait for the control thread, or for a reload.
+            let answered =
+                tokio::task::spawn_blocking(move || answers::answer(&desk, &house.sshd.sandbox, question)).await;
+            answered.map_err(|_| Gone)?
+        }
+    };
+    say(channel, &shown(&text)).await.map(|()| Then::Continue)
+}
+
+async fn say(channel: &Channel<Msg>, text: &str) -> Result<(), Gone> {
+    let written = timeout(WRITE_WITHIN, channel.data_bytes(text.as_bytes().to_vec())).await;
+    written.map_err(|_| Gone)?.map_err(|_| Gone)
+}
+
+/// A session without input ends after this.
+pub(super) const IDLE: Duration = Duration::from_secs(600);
+const WRITE_WITHIN: Duration = Duration::from_secs(60);
+const BEFORE_LEAVING: Duration = Duration::from_millis(500);
+const BEFORE_RELOAD: Duration = Duration::from_millis(100);

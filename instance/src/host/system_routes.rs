@@ -1,0 +1,353 @@
+//! Follows the kernel's routing table: routes by a gateway inside the overlay become subnet routes.
+
+use std::io;
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use nebula_core::config::Gateway;
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt, socket,
+    sockopt,
+};
+
+use crate::host::subnets::Subnets;
+
+/// Where routes must lead to be followed.
+#[derive(Debug, Clone)]
+pub(crate) struct Overlay {
+    /// Own networks.
+    pub(crate) networks: Vec<IpNet>,
+    /// Interface index of the device.
+    pub(crate) device: u32,
+}
+
+/// Starts to follow the routes that there are and every change from now on, in the network namespace of the calling thread.
+/// `buffer`: bytes for news that wait, 0 for the system's choice.
+///
+/// # Errors
+/// No netlink socket, or no thread.
+pub(crate) fn follow(overlay: Overlay, buffer: usize, subnets: Arc<Subnets>) -> io::Result<()> {
+    let socket = subscribe(buffer)?;
+    std::thread::Builder::new().name("system-routes".to_owned()).spawn(move || listen(&socket, &overlay, &subnets))?;
+    Ok(())
+}
+
+/// A socket that gets all routes that there are, as if each had just been added, and all news.
+fn subscribe(buffer: usize) -> io::Result<OwnedFd> {
+    let route = SockProtocol::NetlinkRoute;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, route)?;
+    if buffer > 0 && setsockopt(&socket, sockopt::RcvBufForce, &buffer).is_err() {
+        setsockopt(&socket, sockopt::RcvBuf, &buffer)?;
+    }
+    let groups = (libc::RTMGRP_IPV4_ROUTE | libc::RTMGRP_IPV6_ROUTE) as u32;
+    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
+    // After the subscription: what is added meanwhile comes twice rather than not at all.
+    send(socket.as_raw_fd(), &request_for_all(), MsgFlags::empty())?;
+    Ok(socket)
+}
+
+/// Asks for the routes of all families and tables.
+fn request_for_all() -> Vec<u8> {
+    let mut request = ((HEADER + RTMSG) as u32).to_ne_bytes().to_vec();
+    request.extend(libc::RTM_GETROUTE.to_ne_bytes());
+    request.extend(((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
+    request.resize(HEADER + RTMSG, 0);
+    request
+}
+
+fn listen(socket: &OwnedFd, overlay: &Overlay, subnets: &Subnets) {
+    let mut buffer = vec![0; 64 << 10];
+    let mut news = Vec::new();
+    loop {
+        // A routing daemon changes many routes at once: what waits is taken together.
+        let flags = if news.is_empty() { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
+        let more_may_wait = match recv(socket.as_raw_fd(), &mut buffer, flags) {
+            Ok(len) => {
+                news.extend(changes(&buffer[..len], overlay));
+                news.len() < MAX_TOGETHER
+            }
+            Err(Errno::EAGAIN) => false,
+            Err(Errno::EINTR) => true,
+            Err(Errno::ENOBUFS) => {
+                tracing::error!("News of system routes were lost: raise tun.use_system_route_table_buffer_size");
+                true
+            }
+            Err(error) => {
+                tracing::error!(%error, "System routes are no longer followed");
+                return;
+            }
+        };
+        if !more_may_wait && !news.is_empty() {
+            tracing::info!(changes = news.len(), "System routes changed");
+            subnets.learn(news.drain(..).map(|Change { network, gateways }| (network, gateways)));
+        }
+    }
+}
+
+/// What became of a route.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Change {
+    network: IpNet,
+    /// None: the route is gone.
+    gateways: Vec<Gateway>,
+}
+
+/// Changes in one datagram from the kernel.
+pub(crate) fn changes(mut datagram: &[u8], overlay: &Overlay) -> Vec<Change> {
+    let mut found = Vec::new();
+    while let Some((message, rest)) = split(datagram, HEADER, u32_at(datagram, 0)) {
+        found.extend(change(message, overlay));
+        datagram = rest;
+    }
+    found
+}
+
+fn change(message: &[u8], overlay: &Overlay) -> Option<Change> {
+    let kind = u16_at(message, 4)?;
+    let replaces = u32::from(u16_at(message, 6)?) & libc::NLM_F_REPLACE as u32 != 0;
+    let body = message.get(HEADER..)?;
+    let route = body.get(..RTMSG)?;
+    let is_v6 = match i32::from(route[0]) {
+        libc::AF_INET => false,
+        libc::AF_INET6 => true,
+        _ => return None,
+    };
+    // Only unicast routes have gateways to go by.
+    if route[7] != libc::RTN_UNICAST {
+        return None;
+    }
+    let unspecified = if is_v6 { IpAddr::from([0; 16]) } else { IpAddr::from([0; 4]) };
+    let mut destination = unspecified;
+    let mut single = NextHop::default();
+    let mut several = Vec::new();
+    for (kind, value) in attributes(body.get(RTMSG..)?) {
+        match kind {
+            libc::RTA_DST => destination = address(value)?,
+            libc::RTA_MULTIPATH => several = next_hops(value),
+            _ => single.note(kind, value),
+        }
+    }
+    let network = IpNet::new(destination, route[1]).ok()?.trunc();
+    let hops = if several.is_empty() { vec![single] } else { several };
+    let gateways: Vec<_> = hops.iter().filter_map(|hop| hop.gateway_in(overlay)).collect();
+    match kind {
+        libc::RTM_NEWROUTE if !gateways.is_empty() || replaces => Some(Change { network, gateways }),
+        libc::RTM_DELROUTE if !gateways.is_empty() => Some(Change { network, gateways: Vec::new() }),
+        _ => None,
+    }
+}
+
+/// One way of a route.
+#[derive(Debug, Default)]
+struct NextHop {
+    gateway: Option<IpAddr>,
+    device: u32,
+    weight: u32,
+}
+
+impl NextHop {
+    fn note(&mut self, kind: u16, value: &[u8]) {
+        match kind {
+            libc::RTA_GATEWAY => self.gateway = address(value),
+            // A gateway of the other family: the family comes first.
+            libc::RTA_VIA => self.gateway = value.get(2..).and_then(address),
+            libc::RTA_OIF => self.device = u32_at(value, 0).unwrap_or_default(),
+            _ => {}
+        }
+    }
+    fn gateway_in(&self, overlay: &Overlay) -> Option<Gateway> {
+        let address = self.gateway.filter(|_| self.device == overlay.device)?;
+        let is_inside = overlay.networks.iter().any(|network| network.contains(&address));
+        is_inside.then_some(Gateway { address, weight: NonZeroU32::MIN.saturating_add(self.weight) })
+    }
+}
+
+/// struct rtnexthop: length, flags, weight less one, interface; then attributes.
+fn next_hops(mut value: &[u8]) -> Vec<NextHop> {
+    const LEN: usize = 8;
+    let mut hops = Vec::new();
+    while let Some((one, rest)) = split(value, LEN, u16_at(value, 0).map(u32::from)) {
+        let mut hop = NextHop { gateway: None, device: u32_at(one, 4).unwrap_or_default(), weight: one[3].into() };
+        attributes(&one[LEN..]).for_each(|(kind, value)| hop.note(kind, value));
+        hops.push(hop);
+        value = rest;
+    }
+    hops
+}
+
+fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let (one, rest) = split(bytes, 4, u16_at(bytes, 0).map(u32::from))?;
+        bytes = rest;
+        // The upper bits are flags.
+        Some((u16_at(one, 2)? & 0x3fff, &one[4..]))
+    })
+}
+
+/// Cuts off the first element, which says its own length; elements begin at multiples of four.
+fn split(bytes: &[u8], least: usize, length: Option<u32>) -> Option<(&[u8], &[u8])> {
+    let length = usize::try_from(length?).ok().filter(|length| *length >= least)?;
+    let one = bytes.get(..length)?;
+    Some((one, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
+}
+
+fn address(value: &[u8]) -> Option<IpAddr> {
+    let v4 = || <[u8; 4]>::try_from(value).ok().map(IpAddr::from);
+    v4().or_else(|| <[u8; 16]>::try_from(value).ok().map(IpAddr::from))
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
+}
+
+const MAX_TOGETHER: usize = 4096;
+
+// struct nlmsghdr, struct rtmsg.
+const HEADER: usize = 16;
+const RTMSG: usize = 12;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let mut bytes = ((4 + value.len()) as u16).to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    fn message(kind: u16, flags: u16, prefix_len: u8, attributes: &[Vec<u8>]) -> Vec<u8> {
+        let mut body = vec![2, prefix_len, 0, 0, 254, 4, 0, 1, 0, 0, 0, 0];
+        body.extend(attributes.concat());
+        let mut bytes = ((16 + body.len()) as u32).to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend([0; 8]);
+        bytes.extend(body);
+        bytes
+    }
+
+    fn overlay() -> Overlay {
+        Overlay { networks: vec!["10.1.0.1/16".parse().unwrap(), "fd00::1/64".parse().unwrap()], device: 7 }
+    }
+
+    fn gateway(address: &str, weight: u32) -> Gateway {
+        Gateway { address: address.parse().unwrap(), weight: NonZeroU32::new(weight).unwrap() }
+    }
+
+    const NEW: u16 = libc::RTM_NEWROUTE;
+    const GONE: u16 = libc::RTM_DELROUTE;
+
+    #[test]
+    fn a_route_by_a_gateway_in_the_overlay_is_learnt_and_forgotten() {
+        let parts = |gateway: [u8; 4], device: u32| {
+            [attribute(1, &[192, 168, 7, 0]), attribute(5, &gateway), attribute(4, &device.to_ne_bytes())]
+        };
+        let network = "192.168.7.0/24".parse().unwrap();
+        let mut datagram = message(NEW, 0, 24, &parts([10, 1, 0, 9], 7));
+        datagram.extend(message(GONE, 0, 24, &parts([10, 1, 0, 9], 7)));
+        assert_eq!(
+            changes(&datagram, &overlay()),
+            [Change { network, gateways: vec![gateway("10.1.0.9", 1)] }, Change { network, gateways: Vec::new() }]
+        );
+        assert_eq!(changes(&message(NEW, 0, 24, &parts([10, 2, 0, 9], 7)), &overlay()), [], "gateway elsewhere");
+        assert_eq!(changes(&message(NEW, 0, 24, &parts([10, 1, 0, 9], 8)), &overlay()), [], "another device");
+        let replaced = message(NEW, libc::NLM_F_REPLACE as u16, 24, &parts([10, 2, 0, 9], 8));
+        assert_eq!(changes(&replaced, &overlay()), [Change { network, gateways: Vec::new() }]);
+    }
+
+    #[test]
+    fn several_next_hops_keep_their_weights_and_those_elsewhere_are_left_out() {
+        let hop = |weight: u8, device: u8, gateway: [u8; 4]| {
+            let attribute = attribute(5, &gateway);
+            let mut bytes = ((8 + attribute.len()) as u16).to_ne_bytes().to_vec();
+            bytes.extend([0, weight - 1]);
+            bytes.extend(u32::from(device).to_ne_bytes());
+            bytes.extend(attribute);
+            bytes
+        };
+        let hops = [hop(10, 7, [10, 1, 0, 9]), hop(1, 7, [10, 1, 0, 8]), hop(5, 3, [10, 1, 0, 7])].concat();
+        let datagram = message(NEW, 0, 0, &[attribute(9, &hops)]);
+        let gateways = vec![gateway("10.1.0.9", 10), gateway("10.1.0.8", 1)];
+        assert_eq!(changes(&datagram, &overlay()), [Change { network: "0.0.0.0/0".parse().unwrap(), gateways }]);
+    }
+
+    #[test]
+    fn a_gateway_of_the_other_family_counts() {
+        let via = [&[10, 0][..], &"fd00::9".parse::<std::net::Ipv6Addr>().unwrap().octets()].concat();
+        let parts = [attribute(1, &[192, 168, 7, 0]), attribute(18, &via), attribute(4, &7_u32.to_ne_bytes())];
+        let found = changes(&message(NEW, 0, 24, &parts), &overlay());
+        assert_eq!(found[0].gateways, [gateway("fd00::9", 1)]);
+    }
+
+    #[test]
+    #[ignore = "needs root: makes a network namespace"]
+    fn routes_that_are_there_already_are_learnt_like_new_ones() {
+        let ip = |arguments: &str| {
+            let status = std::process::Command::new("ip").args(arguments.split(' ')).status();
+            assert!(status.is_ok_and(|status| status.success()), "ip {arguments}");
+        };
+        // The rest of the process stays where it is.
+        let found = std::thread::spawn(move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a network namespace");
+            ip("link add neb7 type veth peer name neb8");
+            ip("link set neb8 up");
+            ip("addr add 10.1.0.1/16 dev neb7");
+            ip("addr add fd00::1/64 dev neb7 nodad");
+            ip("link set neb7 up");
+            ip("route add 192.168.7.0/24 via 10.1.0.9 dev neb7");
+            ip("route add 192.168.9.0/24 dev neb7");
+            ip("route add 2001:db8:7::/48 via fd00::9 dev neb7");
+            ip("route add 192.168.8.0/24 nexthop via 10.1.0.9 dev neb7 weight 3 nexthop via 10.1.0.8 dev neb7");
+            let device = nix::net::if_::if_nametoindex("neb7").unwrap();
+            let socket = subscribe(0).unwrap();
+            let (overlay, mut found, mut buffer) = (Overlay { device, ..overlay() }, Vec::new(), vec![0; 64 << 10]);
+            let is_done = |datagram: &[u8]| u16_at(datagram, 4) == Some(libc::NLMSG_DONE as u16);
+            loop {
+                let len = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
+                found.extend(changes(&buffer[..len], &overlay));
+                if is_done(&buffer[..len]) {
+                    return found;
+                }
+            }
+        });
+        let mut found = found.join().unwrap();
+        found.sort_by_key(|change| change.network);
+        let change = |network: &str, gateways| Change { network: network.parse().unwrap(), gateways };
+        assert_eq!(
+            found,
+            [
+                change("192.168.7.0/24", vec![gateway("10.1.0.9", 1)]),
+                change("192.168.8.0/24", vec![gateway("10.1.0.9", 3), gateway("10.1.0.8", 1)]),
+                change("2001:db8:7::/48", vec![gateway("fd00::9", 1)]),
+            ]
+        );
+    }
+
+    #[test]
+    fn cut_and_contradictory_messages_are_passed_over() {
+        let parts = [attribute(1, &[192, 168, 7, 0]), attribute(5, &[10, 1, 0, 9]), attribute(4, &7_u32.to_ne_bytes())];
+        let good = message(NEW, 0, 24, &parts);
+        for len in 0..good.len() {
+            assert_eq!(changes(&good[..len], &overlay()), []);
+        }
+        for at in 0..good.len() {
+            for value in [0, 1, 0xff] {
+                let mut bad = good.clone();
+                bad[at] = value;
+                assert!(changes(&bad, &overlay()).len() <= 1);
+            }
+        }
+    }
+}

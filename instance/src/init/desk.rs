@@ -1,0 +1,379 @@
+//! The instance's end of the hand-off: takes tokens of those who come, and gives the certificate to the one whose token got it.
+
+use std::io::{self, BufReader, Write};
+use std::net::Shutdown;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, sleep};
+use std::time::Duration;
+
+use aws_lc_rs::digest::{Digest, SHA256, digest};
+use nix::sys::socket::{MsgFlags, getsockopt, recv, sockopt};
+use zeroize::Zeroizing;
+
+use crate::init::handoff::{self, Delivery, Hello, MAX_REASON, MAX_TOKEN, Receipt, Word};
+use crate::linux::errno;
+
+/// Whoever connects waits here until the CA has said something about its token.
+#[derive(Clone)]
+pub struct InitDesk {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    clients: Vec<Client>,
+    /// Of the client that came last.
+    last: u64,
+    /// Of the client whose token was asked for last.
+    asked: u64,
+    /// Of the token that the CA accepted.
+    accepted: Option<Digest>,
+    delivery: Option<Delivery>,
+    /// Its key is on its way.
+    handing: bool,
+}
+
+struct Client {
+    number: u64,
+    user: u32,
+    token: Zeroizing<String>,
+    /// How often the CA was asked about it.
+    asked: u32,
+    /// What it is to be told.
+    reason: Option<String>,
+}
+
+/// Nobody waits.
+#[derive(Debug, thiserror::Error)]
+#[error("the pod's init container has not shown its token")]
+pub struct Nobody;
+
+impl InitDesk {
+    /// Takes the name in the network namespace of the calling thread. The thread that serves it calls `confine` first.
+    ///
+    /// # Errors
+    /// Somebody else has it, or there is no thread.
+    pub fn open(name: &str, confine: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<Self> {
+        let listener = listen(name)?;
+        let desk = Self { shared: Arc::default() };
+        let shared = Arc::clone(&desk.shared);
+        let accept = move || match confine() {
+            Ok(()) => accept_all(&listener, &shared),
+            Err(error) => tracing::error!(%error, "Nobody serves the pod's init container"),
+        };
+        Builder::new().name("init-desk".to_owned()).stack_size(SMALL_STACK).spawn(accept)?;
+        Ok(desk)
+    }
+
+    /// A token that waits: of the user and the client who were asked for least. `round` counts those that were asked for in a
+    /// row; none comes twice in a round.
+    ///
+    /// # Errors
+    /// Nobody waits, or all had their turn.
+    pub fn token(&self, round: &mut Vec<u64>) -> Result<Zeroizing<String>, Nobody> {
+        let mut state = self.shared.state();
+        let of_user = |user: u32| state.clients.iter().filter(|c| c.user == user).map(|c| c.asked).sum::<u32>();
+        let fresh = state.clients.iter().filter(|client| !round.contains(&client.number));
+        let next = fresh.min_by_key(|client| (of_user(client.user), client.asked, client.number)).map(|c| c.number);
+        let number = next.ok_or(Nobody)?;
+        let client = state.clients.iter_mut().find(|client| client.number == number).ok_or(Nobody)?;
+        client.asked = client.asked.saturating_add(1);
+        let token = client.token.clone();
+        round.push(number);
+        state.asked = number;
+        Ok(token)
+    }
+
+    /// Tells the client whose token was asked for last why there is no certificate yet.
+    pub fn explain(&self, reason: &str) {
+        let end = reason.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= MAX_REASON).last();
+        let mut state = self.shared.state();
+        let asked = state.asked;
+        if let Some(client) = state.clients.iter_mut().find(|client| client.number == asked) {
+            client.reason = Some(reason[..end.unwrap_or(0)].to_owned());
+        }
+        self.shared.changed.notify_all();
+    }
+
+    /// The token that was asked for last got this certificate.
+    pub fn deliver(&self, delivery: Delivery) {
+        let mut state = self.shared.state();
+        let asked = state.clients.iter().find(|client| client.number == state.asked);
+        // With nobody left, a key goes to nobody.
+        state.accepted = asked.map(|client| digest(&SHA256, client.token.as_bytes()));
+        state.delivery = Some(delivery);
+        self.shared.changed.notify_all();
+    }
+
+    /// Another certificate is in use. The key of the first one, if it still waits for init, goes with the first one.
+    pub fn renewed(&self, mut delivery: Delivery) {
+        let mut state = self.shared.state();
+        if !state.handing && state.delivery.as_ref().is_none_or(|first| first.key.is_none()) {
+            delivery.key = None;
+            state.delivery = Some(delivery);
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn listen(name: &str) -> io::Result<UnixListener> {
+    let address = handoff::address(name)?;
+    let mut tries = BIND_TRIES;
+    loop {
+        match UnixListener::bind_addr(&address) {
+            // The threads of an instance that was killed hold it for a moment.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries > 0 => tries -= 1,
+            bound => return bound,
+        }
+        sleep(BIND_INTERVAL);
+    }
+}
+
+fn accept_all(listener: &UnixListener, shared: &Arc<Shared>) {
+    let guests = Arc::new(());
+    loop {
+        let Ok((stream, _)) = listener.accept() else {
+            sleep(BIND_INTERVAL);
+            continue;
+        };
+        // Every program of the pod may connect; who is too much closes at once, and may come again.
+        if Arc::strong_count(&guests) > MOST_CONNECTIONS {
+            continue;
+        }
+        let (shared, guest) = (Arc::clone(shared), Arc::clone(&guests));
+        let serve = move || {
+            // How a client ends is its business.
+            let _ = serve(&stream, &shared);
+            let _ = stream.shutdown(Shutdown::Both);
+            drop(guest);
+        };
+        drop(Builder::new().name("init-client".to_owned()).stack_size(SMALL_STACK).spawn(serve));
+    }
+}
+
+fn serve(stream: &UnixStream, shared: &Shared) -> io::Result<()> {
+    stream.set_read_timeout(Some(SAYS_WITHIN))?;
+    stream.set_write_timeout(Some(SAYS_WITHIN))?;
+    let user = getsockopt(stream, sockopt::PeerCredentials)?.uid();
+    let mut reader = BufReader::new(stream);
+    let Some(hello) = handoff::read::<Hello>(&mut reader, MAX_TOKEN + 64)? else { return Ok(()) };
+    if !handoff::is_token(&hello.token) {
+        return tell(stream, &Word::Reason("this is no token".to_owned()));
+    }
+    let token = Zeroizing::new(hello.token.clone());
+    drop(hello);
+    let number = {
+        let mut state = shared.state();
+        if state.clients.iter().filter(|client| client.user == user).count() >= MOST_OF_A_USER {
+            drop(state);
+            return tell(stream, &Word::Reason("others of this user wait already".to_owned()));
+        }
+        state.last += 1;
+        let number = state.last;
+        state.clients.push(Client { number, user, token: token.clone(), asked: 0, reason: None });
+        number
+    };
+    let served = wait_for_turn(stream, &mut reader, shared, number, &token);
+    shared.state().clients.retain(|client| client.number != number);
+    served
+}
+
+fn wait_for_turn(
+    stream: &UnixStream,
+    reader: &mut BufReader<&UnixStream>,
+    shared: &Shared,
+    number: u64,
+    token: &str,
+) -> io::Result<()> {
+    loop {
+        let mut state = shared.state();
+        let reason = state.clients.iter_mut().find(|client| client.number == number).and_then(|c| c.reason.take());
+        let accepted =
+            state.accepted.as_ref().is_some_and(|one| one.as_ref() == digest(&SHA256, token.as_bytes()).as_ref());
+        if let Some(delivery) = &mut state.delivery {
+            if delivery.key.is_some() && !accepted {
+                drop(state);
+                return tell(stream, &Word::Reason("another token got the pod's certificate and its key".to_owned()));
+            }
+            // Out of reach before it is sent, so that nobody gets it a second time.
+            let key = delivery.key.take();
+            let copy =
+                Delivery { certificate: delivery.certificate.clone(), ca: delivery.ca.clone(), key: key.clone() };
+            let (has_key, key) = (key.is_some(), key.map(Zeroizing::new));
+            state.handing |= has_key;
+            drop(state);
+            let taken = hand_over(stream, reader, copy);
+            match &taken {
+                Ok(()) => tracing::info!("The init container has the certificate"),
+                Err(error) => {
+                    tracing::warn!(error = errno::text(error), "The init container did not take the certificate")
+                }
+            }
+            if has_key {
+                let mut state = shared.state();
+                state.handing = false;
+                if let (Err(_), Some(delivery), Some(key)) = (&taken, &mut state.delivery, key) {
+                    delivery.key = Some(String::clone(&key));
+                }
+            }
+            return taken;
+        }
+        if let Some(reason) = reason {
+            drop(state);
+            tell(stream, &Word::Reason(reason))?;
+            continue;
+        }
+        drop(shared.changed.wait_timeout(state, LOOK_INTERVAL).unwrap_or_else(PoisonError::into_inner));
+        if has_gone(stream) {
+            return Ok(());
+        }
+    }
+}
+
+fn hand_over(stream: &UnixStream, reader: &mut BufReader<&UnixStream>, delivery: Delivery) -> io::Result<()> {
+    tell(stream, &Word::Delivery(delivery))?;
+    match handoff::read::<Receipt>(reader, MAX_REASON * 2)? {
+        Some(Receipt { refused: None }) => Ok(()),
+        Some(Receipt { refused: Some(why) }) => Err(io::Error::other(why)),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+fn tell(mut stream: &UnixStream, word: &Word) -> io::Result<()> {
+    stream.write_all(&handoff::line(word)?)
+}
+
+fn has_gone(stream: &UnixStream) -> bool {
+    let looked = recv(stream.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT);
+    // There is nothing left to say for it before the certificate comes.
+    !matches!(looked, Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR))
+}
+
+const MOST_CONNECTIONS: usize = 8;
+const MOST_OF_A_USER: usize = 2;
+const SAYS_WITHIN: Duration = Duration::from_secs(3);
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const BIND_TRIES: u32 = 20;
+const BIND_INTERVAL: Duration = Duration::from_millis(100);
+const SMALL_STACK: usize = 128 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delivery(key: Option<&str>) -> Delivery {
+        Delivery { certificate: "c".into(), ca: "a".into(), key: key.map(str::to_owned) }
+    }
+
+    fn come(name: &str, token: &str) -> BufReader<UnixStream> {
+        let mut stream = UnixStream::connect_addr(&handoff::address(name).unwrap()).unwrap();
+        stream.write_all(&handoff::line(&Hello { token: token.into() }).unwrap()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        BufReader::new(stream)
+    }
+
+    fn hear(client: &mut BufReader<UnixStream>) -> Option<Word> {
+        handoff::read(client, handoff::MAX_MESSAGE).unwrap()
+    }
+
+    fn take(client: &mut BufReader<UnixStream>) -> Option<String> {
+        let Some(Word::Delivery(delivery)) = hear(client) else { panic!("no delivery") };
+        let receipt = handoff::line(&Receipt { refused: None }).unwrap();
+        client.get_mut().write_all(&receipt).unwrap();
+        delivery.key.clone()
+    }
+
+    fn next(desk: &InitDesk, round: &mut Vec<u64>) -> String {
+        for _ in 0..1000 {
+            if let Ok(token) = desk.token(round) {
+                return token.to_string();
+            }
+            sleep(Duration::from_millis(10));
+        }
+        panic!("nobody comes");
+    }
+
+    fn name(test: &str) -> String {
+        format!("nebula-test/{}/{test}", std::process::id())
+    }
+
+    #[test]
+    fn the_name_is_taken_once_and_the_first_holds_it() {
+        let name = name("once");
+        let _desk = InitDesk::open(&name, || Ok(())).unwrap();
+        assert_eq!(
+            UnixListener::bind_addr(&handoff::address(&name).unwrap()).unwrap_err().kind(),
+            io::ErrorKind::AddrInUse
+        );
+    }
+
+    #[test]
+    fn the_key_goes_once_and_to_the_token_that_got_the_certificate() {
+        let name = name("key");
+        let desk = InitDesk::open(&name, || Ok(())).unwrap();
+        let mut thief = come(&name, "guessed");
+        let mut round = Vec::new();
+        assert_eq!(next(&desk, &mut round), "guessed");
+        desk.explain("the CA knows no such token");
+        assert!(matches!(hear(&mut thief), Some(Word::Reason(why)) if why.contains("no such token")));
+        let mut init = come(&name, "genuine");
+        assert_eq!(next(&desk, &mut round), "genuine");
+        assert!(desk.token(&mut round).is_err(), "each once in a round");
+        desk.deliver(delivery(Some("secret")));
+        // Before init has the key nothing, and after that what everybody may see.
+        match hear(&mut thief) {
+            Some(Word::Reason(why)) => assert!(why.contains("another token"), "{why}"),
+            Some(Word::Delivery(delivery)) => assert!(delivery.key.is_none()),
+            None => panic!("it hears nothing"),
+        }
+        assert_eq!(take(&mut init).as_deref(), Some("secret"));
+        assert!(hear(&mut init).is_none());
+        // From here on there is nothing secret to be had, with whatever token.
+        assert_eq!(take(&mut come(&name, "genuine")), None);
+        assert_eq!(take(&mut come(&name, "guessed")), None);
+    }
+
+    #[test]
+    fn a_key_that_was_not_taken_waits_for_the_same_token() {
+        let name = name("again");
+        let desk = InitDesk::open(&name, || Ok(())).unwrap();
+        let mut init = come(&name, "genuine");
+        next(&desk, &mut Vec::new());
+        desk.deliver(delivery(Some("secret")));
+        assert!(matches!(hear(&mut init), Some(Word::Delivery(_))));
+        drop(init);
+        sleep(Duration::from_millis(100));
+        desk.renewed(delivery(None));
+        let mut thief = come(&name, "guessed");
+        assert!(matches!(hear(&mut thief), Some(Word::Reason(_))));
+        assert_eq!(take(&mut come(&name, "genuine")).as_deref(), Some("secret"));
+    }
+
+    #[test]
+    fn garbage_and_too_many_of_one_user_are_sent_away() {
+        let name = name("garbage");
+        let desk = InitDesk::open(&name, || Ok(())).unwrap();
+        let mut odd = UnixStream::connect_addr(&handoff::address(&name).unwrap()).unwrap();
+        odd.write_all(b"GET /token HTTP/1.1\r\n\r\n").unwrap();
+        assert!(hear(&mut BufReader::new(odd)).is_none());
+        let mut waiting = [come(&name, "one"), come(&name, "two")];
+        let mut round = Vec::new();
+        let (first, second) = (next(&desk, &mut round), next(&desk, &mut round));
+        assert_ne!(first, second);
+        assert!(matches!(hear(&mut come(&name, "three")), Some(Word::Reason(why)) if why.contains("wait already")));
+        waiting.iter_mut().for_each(|client| client.get_mut().shutdown(Shutdown::Both).unwrap());
+    }
+}

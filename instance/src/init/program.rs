@@ -1,0 +1,426 @@
+//! The init container's end of the hand-off: shows the pod's token, takes the certificate, writes it.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, BufReader, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nebula_cert::{CaPool, Certificate, Identity, PrivateKey};
+use nix::sys::socket::{getsockopt, sockopt};
+use zeroize::Zeroizing;
+
+use crate::host::daemon::unix_now;
+use crate::init::handoff::{self, Delivery, Hello, MAX_MESSAGE, MAX_TOKEN, NAME, Receipt, Word};
+use crate::linux::errno;
+
+/// What init is told.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// File with the pod's projected service-account token.
+    pub token_file: PathBuf,
+    /// Folder for `host.crt`, `ca.crt` and, if it comes, `host.key`.
+    pub out_dir: PathBuf,
+    /// How long to wait for a certificate.
+    pub deadline: Duration,
+}
+
+/// Why the pod has no certificate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The token file is no use.
+    #[error("token file {}: {cause}", path.display())]
+    Token {
+        /// Path.
+        path: PathBuf,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// Somebody else than the node listens.
+    #[error(
+        "the socket {NAME} is held by user {user} and not by this node: a program of the pod pretends to be its instance"
+    )]
+    Impostor {
+        /// As this container sees it.
+        user: u32,
+    },
+    /// Nothing came in time.
+    #[error("no certificate within {} s: {reason}", after.as_secs())]
+    Deadline {
+        /// How long it waited.
+        after: Duration,
+        /// What the instance said last, or that it said nothing.
+        reason: String,
+    },
+    /// The certificate came and could not be written.
+    #[error("cannot write the certificate to {}: {cause}", path.display())]
+    Write {
+        /// Folder.
+        path: PathBuf,
+        /// Why not.
+        cause: String,
+    },
+}
+
+/// Waits for the certificate and writes it. Returns its name.
+///
+/// # Errors
+/// See [`Error`].
+pub fn run(settings: &Settings) -> Result<String, Error> {
+    Init { settings, name: NAME, node: Node::of_this_container(), until: now() + settings.deadline, reason: None }.run()
+}
+
+struct Init<'a> {
+    settings: &'a Settings,
+    name: &'a str,
+    node: Node,
+    until: Instant,
+    /// What the instance said last.
+    reason: Option<String>,
+}
+
+/// How the node's root looks from here.
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    user: u32,
+    /// Whether programs of the node have process ids here: only where the pod is in the node's own pid namespace.
+    has_process_ids: bool,
+}
+
+impl Node {
+    fn of_this_container() -> Self {
+        let is_initial = |kind: &str, inode: u64| {
+            std::fs::metadata(format!("/proc/self/ns/{kind}")).is_ok_and(|namespace| namespace.ino() == inode)
+        };
+        Self {
+            user: if is_initial("user", INITIAL_USERS) { 0 } else { NOBODY_HERE },
+            has_process_ids: is_initial("pid", INITIAL_PROCESSES),
+        }
+    }
+}
+
+impl Init<'_> {
+    fn run(mut self) -> Result<String, Error> {
+        loop {
+            // Read anew each time: the kubelet replaces it.
+            let token = read_token(&self.settings.token_file)?;
+            if let Some(stream) = self.connect()?
+                && let Some(name) = self.converse(&stream, &token)?
+            {
+                return Ok(name);
+            }
+            if now() >= self.until {
+                let reason = self.reason.unwrap_or_else(|| NOBODY_THERE.to_owned());
+                return Err(Error::Deadline { after: self.settings.deadline, reason });
+            }
+            sleep(INTERVAL.min(self.left()));
+        }
+    }
+
+    /// The instance, if it is there.
+    fn connect(&self) -> Result<Option<UnixStream>, Error> {
+        let connected = handoff::address(self.name).and_then(|address| UnixStream::connect_addr(&address));
+        let Ok(stream) = connected else { return Ok(None) };
+        // Whoever listens was recorded when it began to.
+        let Ok(listener) = getsockopt(&stream, sockopt::PeerCredentials) else { return Ok(None) };
+        let is_outside = self.node.has_process_ids || listener.pid() == 0;
+        if listener.uid() != self.node.user || !is_outside {
+            return Err(Error::Impostor { user: listener.uid() });
+        }
+        Ok(Some(stream))
+    }
+
+    /// Until the instance goes, time is over, or the certificate is there.
+    fn converse(&mut self, mut stream: &UnixStream, token: &Zeroizing<String>) -> Result<Option<String>, Error> {
+        let hello = handoff::line(&Hello { token: String::clone(token) });
+        if hello.and_then(|hello| stream.write_all(&hello)).is_err() {
+            return Ok(None);
+        }
+        let mut reader = BufReader::new(stream);
+        loop {
+            let left = self.left();
+            if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
+                return Ok(None);
+            }
+            let delivery = match handoff::read(&mut reader, MAX_MESSAGE) {
+                Ok(Some(Word::Reason(reason))) => {
+                    self.note(&reason);
+                    continue;
+                }
+                Ok(Some(Word::Delivery(delivery))) => delivery,
+                Ok(None) | Err(_) => return Ok(None),
+            };
+            let taken = self.take(&delivery);
+            let refused = match &taken {
+                Ok(Ok(_)) => None,
+                Ok(Err(cause)) => Some(cause.clone()),
+                Err(error) => Some(error.to_string()),
+            };
+            let receipt = handoff::line(&Receipt { refused });
+            // It has been written, whether the instance hears of it or not.
+            let _ = receipt.and_then(|receipt| stream.write_all(&receipt));
+            return match taken? {
+                Ok(name) => Ok(Some(name)),
+                Err(cause) => {
+                    self.note(&format!("refused a delivery: {cause}"));
+                    Ok(None)
+                }
+            };
+        }
+    }
+
+    fn take(&self, delivery: &Delivery) -> Result<Result<String, String>, Error> {
+        let name = match check(delivery) {
+            Ok(name) => name,
+            Err(cause) => return Ok(Err(cause)),
+        };
+        let path = &self.settings.out_dir;
+        let failed = |error: io::Error| Error::Write { path: path.clone(), cause: errno::text(&error) };
+        write(path, delivery).map_err(failed).map(|()| Ok(name))
+    }
+
+    fn note(&mut self, reason: &str) {
+        let line: String = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        if self.reason.as_ref() != Some(&line) {
+            eprintln!("nebula-cni-init: no certificate yet: {line}");
+            self.reason = Some(line);
+        }
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(now())
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn read_token(path: &Path) -> Result<Zeroizing<String>, Error> {
+    let refuse = |cause: String| Error::Token { path: path.to_owned(), cause };
+    let mut text = Zeroizing::new(String::with_capacity(MAX_TOKEN + 1));
+    let file = File::open(path).map_err(|error| refuse(errno::text(&error)))?;
+    let read = file.take(MAX_TOKEN as u64 + 1).read_to_string(&mut text);
+    read.map_err(|error| refuse(errno::text(&error)))?;
+    let token = Zeroizing::new(text.trim().to_owned());
+    if handoff::is_token(&token) { Ok(token) } else { Err(refuse("there is no token in it".to_owned())) }
+}
+
+/// What is written must at least fit together. Returns the certificate's name.
+fn check(delivery: &Delivery) -> Result<String, String> {
+    let certificates = Certificate::bundle_from_pem(delivery.certificate.as_bytes());
+    let certificates = certificates.map_err(|error| format!("certificate: {error}"))?;
+    let pool = CaPool::from_pem(delivery.ca.as_bytes()).map_err(|error| format!("CA bundle: {error}"))?;
+    let mut name = String::new();
+    for certificate in &certificates {
+        let verified = pool.verify(certificate.clone(), unix_now()).map_err(|error| error.to_string())?;
+        name = verified.name().to_owned();
+    }
+    if let Some(key) = &delivery.key {
+        let key = PrivateKey::from_pem(key.as_bytes()).map_err(|error| format!("key: {error}"))?;
+        Identity::new(certificates, key).map_err(|error| format!("key: {error}"))?;
+    }
+    Ok(name)
+}
+
+/// Each file is complete or not there, and the certificate comes last: who sees it sees the others as well.
+fn write(folder: &Path, delivery: &Delivery) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o750).create(folder)?;
+    let key = folder.join("host.key");
+    match &delivery.key {
+        Some(pem) => write_file(&key, pem.as_bytes())?,
+        // The key goes once: init may run again, and the certificate that it belongs to is the same still.
+        None if std::fs::read(folder.join("host.crt")).is_ok_and(|old| old == delivery.certificate.as_bytes()) => {}
+        // Of an earlier run: it does not belong to this certificate.
+        None => match std::fs::remove_file(&key) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        },
+    }
+    write_file(&folder.join("ca.crt"), delivery.ca.as_bytes())?;
+    write_file(&folder.join("host.crt"), delivery.certificate.as_bytes())?;
+    File::open(folder)?.sync_all()
+}
+
+fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let beside = path.with_extension("new");
+    match std::fs::remove_file(&beside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&beside)?;
+    // Whatever the umask of the image says.
+    file.set_permissions(std::fs::Permissions::from_mode(MODE))?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&beside, path)
+}
+
+const NOBODY_THERE: &str = "no instance of this pod listens on this node; is the pod enrolled, does the plugin on this node \
+                            have \"flow\": \"init\", and are plugin and init container of the same release?";
+const MODE: u32 = 0o640;
+const INTERVAL: Duration = Duration::from_millis(200);
+// Of namespaces that nobody made (linux/proc_ns.h), and whom the kernel names for a user that a namespace has not.
+const INITIAL_USERS: u64 = 0xefff_fffd;
+const INITIAL_PROCESSES: u64 = 0xefff_fffc;
+const NOBODY_HERE: u32 = 65_534;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::init::desk::InitDesk;
+    use nebula_cert::{Curve, SigningKey, Template};
+
+    struct Credentials {
+        delivery: Delivery,
+        folder: tempfile::TempDir,
+    }
+
+    fn credentials() -> Credentials {
+        let (ca_key, key) =
+            (SigningKey::generate(Curve::Curve25519).unwrap(), PrivateKey::generate(Curve::Curve25519).unwrap());
+        let template = Template::new("ca", unix_now() - 60..=unix_now() + 3600);
+        let ca = template.clone().self_sign(&ca_key).unwrap();
+        let networks = vec!["10.0.0.1/8".parse().unwrap()];
+        let host = Template { name: "web".into(), networks, public_key: key.public_key(), ..template };
+        let certificate = host.sign(&ca, &ca_key).unwrap().to_pem();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("token"), "header.claims.signature\n").unwrap();
+        let key = Some(key.to_pem().to_string());
+        Credentials { delivery: Delivery { certificate, ca: ca.to_pem(), key }, folder }
+    }
+
+    fn changed(delivery: &Delivery, change: impl FnOnce(&mut Delivery)) -> Delivery {
+        let mut delivery = delivery.clone();
+        change(&mut delivery);
+        delivery
+    }
+
+    fn settings(folder: &Path, deadline: Duration) -> Settings {
+        Settings { token_file: folder.join("token"), out_dir: folder.join("out"), deadline }
+    }
+
+    fn socket(test: &str) -> String {
+        format!("nebula-test/{}/{test}", std::process::id())
+    }
+
+    fn init(settings: &Settings, socket: &str) -> Result<String, Error> {
+        // Tests need not be root.
+        let node = Node { user: nix::unistd::getuid().as_raw(), has_process_ids: true };
+        Init { settings, name: socket, node, until: now() + settings.deadline, reason: None }.run()
+    }
+
+    fn token(desk: &InitDesk) -> String {
+        for _ in 0..1000 {
+            if let Ok(token) = desk.token(&mut Vec::new()) {
+                return token.to_string();
+            }
+            sleep(Duration::from_millis(10));
+        }
+        panic!("init does not come");
+    }
+
+    #[test]
+    fn the_token_goes_out_the_certificate_comes_in_and_init_ends() {
+        let Credentials { delivery, folder } = credentials();
+        let settings = settings(folder.path(), Duration::from_secs(60));
+        std::fs::create_dir(&settings.out_dir).unwrap();
+        std::fs::write(settings.out_dir.join("host.key"), "of an earlier run").unwrap();
+        let (out, socket) = (settings.out_dir.clone(), socket("out"));
+        let running = std::thread::spawn({
+            let (settings, socket) = (settings.clone(), socket.clone());
+            move || init(&settings, &socket)
+        });
+        // It waits until the instance is there.
+        let desk = InitDesk::open(&socket, || Ok(())).unwrap();
+        assert_eq!(token(&desk), "header.claims.signature");
+        desk.explain("the CA\nis away");
+        let delivery = changed(&delivery, |delivery| delivery.key = None);
+        desk.deliver(delivery.clone());
+        assert_eq!(running.join().unwrap().unwrap(), "web");
+        let mut names: Vec<_> = std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["ca.crt", "host.crt"]);
+        assert_eq!(std::fs::read_to_string(out.join("host.crt")).unwrap(), delivery.certificate);
+        assert_eq!(std::fs::metadata(out.join("host.crt")).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(init(&settings, &socket).unwrap(), "web", "the kubelet may run it again");
+    }
+
+    #[test]
+    fn a_key_that_belongs_to_the_certificate_is_written_and_another_is_refused() {
+        let Credentials { delivery, folder } = credentials();
+        let out = folder.path().join("out");
+        assert_eq!(check(&delivery).unwrap(), "web");
+        write(&out, &delivery).unwrap();
+        assert_eq!(std::fs::metadata(out.join("host.key")).unwrap().permissions().mode() & 0o777, 0o640);
+        let other = Some(PrivateKey::generate(Curve::Curve25519).unwrap().to_pem().to_string());
+        assert!(check(&changed(&delivery, |delivery| delivery.key = other)).unwrap_err().starts_with("key: "));
+        let stranger = credentials().delivery.ca.clone();
+        assert!(check(&changed(&delivery, |delivery| delivery.ca = stranger)).is_err());
+        // The key comes once; with the same certificate it stays.
+        write(&out, &changed(&delivery, |delivery| delivery.key = None)).unwrap();
+        assert!(out.join("host.key").exists());
+    }
+
+    #[test]
+    fn nothing_by_the_deadline_is_an_error_with_the_last_reason_and_nothing_is_written() {
+        let Credentials { delivery, folder } = credentials();
+        let (settings, socket) = (settings(folder.path(), Duration::from_secs(2)), socket("deadline"));
+        let desk = InitDesk::open(&socket, || Ok(())).unwrap();
+        let out = settings.out_dir.clone();
+        let running = std::thread::spawn({
+            let socket = socket.clone();
+            move || init(&settings, &socket)
+        });
+        token(&desk);
+        desk.explain("the CA is away");
+        let error = running.join().unwrap().unwrap_err().to_string();
+        assert_eq!(error, "no certificate within 2 s: the CA is away");
+        assert!(!out.exists());
+        // What does not fit together is not written either.
+        let settings = self::settings(folder.path(), Duration::from_secs(2));
+        let running = std::thread::spawn(move || init(&settings, &socket));
+        token(&desk);
+        desk.deliver(changed(&delivery, |delivery| "none".clone_into(&mut delivery.certificate)));
+        let error = running.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains("refused a delivery: certificate"), "{error}");
+        assert!(!out.exists());
+    }
+
+    #[test]
+    fn somebody_else_who_listens_gets_no_token() {
+        let Credentials { folder, .. } = credentials();
+        let (settings, socket) = (settings(folder.path(), Duration::from_secs(60)), socket("impostor"));
+        let desk = InitDesk::open(&socket, || Ok(())).unwrap();
+        for node in [
+            Node { user: nix::unistd::getuid().as_raw() + 1, has_process_ids: true },
+            Node { user: nix::unistd::getuid().as_raw(), has_process_ids: false },
+        ] {
+            let until = now() + settings.deadline;
+            let init = Init { settings: &settings, name: &socket, node, until, reason: None };
+            assert!(matches!(init.run(), Err(Error::Impostor { .. })));
+        }
+        assert!(desk.token(&mut Vec::new()).is_err());
+    }
+
+    #[test]
+    fn a_pod_whose_instance_never_comes_is_told_what_to_look_at() {
+        let Credentials { folder, .. } = credentials();
+        let error = init(&settings(folder.path(), Duration::from_millis(50)), &socket("nobody")).unwrap_err();
+        assert!(error.to_string().contains("\"flow\": \"init\""), "{error}");
+    }
+
+    #[test]
+    fn a_missing_or_empty_token_is_said_at_once() {
+        let Credentials { folder, .. } = credentials();
+        let settings = settings(folder.path(), Duration::from_secs(60));
+        std::fs::write(&settings.token_file, " \n").unwrap();
+        assert!(run(&settings).unwrap_err().to_string().contains("there is no token in it"));
+        std::fs::remove_file(&settings.token_file).unwrap();
+        assert!(matches!(run(&settings), Err(Error::Token { .. })));
+    }
+}

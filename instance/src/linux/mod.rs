@@ -1,0 +1,11 @@
+//! What the kernel and the supervisor offer: namespaces, privileges, signals, netlink.
+
+pub(crate) mod capabilities;
+pub mod confinement;
+pub(crate) mod errno;
+pub(crate) mod link_watch;
+pub mod netns;
+pub mod notify;
+pub(crate) mod rtnetlink;
+pub mod signals;
+mod system_calls;

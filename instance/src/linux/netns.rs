@@ -1,0 +1,291 @@
+//! Network namespaces: enter one on a thread of its own, keep a foothold in it, and notice that it is gone.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::fs::MetadataExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::thread::Builder;
+
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CloneFlags, setns};
+use nix::sys::stat::{fstatat, stat};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// A namespace to work in: the caller's own, or one with a path and a known identity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Namespace {
+    /// Where the calling thread is.
+    Own,
+    /// Somebody else's, for example a pod's.
+    At {
+        /// File that names it.
+        path: PathBuf,
+        /// Device and inode it must have: a path can come to mean another namespace.
+        id: (u64, u64),
+    },
+}
+
+/// Why a namespace cannot be entered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No such file.
+    #[error("cannot open the network namespace {}: {source}", path.display())]
+    Open {
+        /// File.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The path means another namespace than it did.
+    #[error("{} is another network namespace than the one this instance was started for", .0.display())]
+    Replaced(PathBuf),
+    /// The kernel refused.
+    #[error("cannot enter the network namespace {}: {source} (CAP_SYS_ADMIN is needed)", path.display())]
+    Enter {
+        /// File.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: nix::Error,
+    },
+    /// A thread there would have kept privileges.
+    #[error("cannot confine a thread in the network namespace")]
+    Confine(#[source] std::io::Error),
+    /// No thread.
+    #[error("cannot start a thread")]
+    Thread(#[source] std::io::Error),
+    /// The work panicked.
+    #[error("work in a network namespace failed unexpectedly")]
+    Panicked,
+}
+
+impl Namespace {
+    /// Runs `work` on a new thread inside the namespace and waits for it. The caller's thread never moves.
+    ///
+    /// # Errors
+    /// The namespace cannot be entered.
+    pub fn run<T: Send>(&self, name: &str, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
+        std::thread::scope(|scope| {
+            let thread = Builder::new().name(name.to_owned());
+            let thread = thread.spawn_scoped(scope, || self.enter().map(|()| work())).map_err(Error::Thread)?;
+            thread.join().unwrap_or(Err(Error::Panicked))
+        })
+    }
+
+    /// Leaves a thread in the namespace, for work that comes when nobody may enter it any more. `confine` takes from it what
+    /// that work does not need.
+    ///
+    /// # Errors
+    /// The namespace cannot be entered, or the thread not be confined.
+    pub fn stay(&self, confine: impl FnOnce() -> std::io::Result<()> + Send + 'static) -> Result<Foothold, Error> {
+        if *self == Self::Own {
+            return Ok(Foothold::Here);
+        }
+        let (jobs, waiting) = channel::<Job>();
+        let (report, entered) = sync_channel(1);
+        let namespace = self.clone();
+        let stay = move || {
+            let inside = namespace.enter().and_then(|()| confine().map_err(Error::Confine));
+            let is_inside = inside.is_ok();
+            if report.send(inside).is_err() || !is_inside {
+                return;
+            }
+            start_all(&waiting);
+        };
+        Builder::new().name("foothold".to_owned()).stack_size(SMALL_STACK).spawn(stay).map_err(Error::Thread)?;
+        entered.recv().unwrap_or(Err(Error::Panicked)).map(|()| Foothold::There(jobs))
+    }
+
+    fn enter(&self) -> Result<(), Error> {
+        let Self::At { path, id } = self else { return Ok(()) };
+        let open = |source| Error::Open { path: path.clone(), source };
+        let file = File::open(path).map_err(open)?;
+        let metadata = file.metadata().map_err(open)?;
+        if (metadata.st_dev(), metadata.st_ino()) != *id {
+            return Err(Error::Replaced(path.clone()));
+        }
+        setns(&file, CloneFlags::CLONE_NEWNET).map_err(|source| Error::Enter { path: path.clone(), source })
+    }
+}
+
+/// A place to work in, which needs no privilege to get to.
+#[derive(Debug, Clone)]
+pub enum Foothold {
+    /// Where the calling thread is.
+    Here,
+    /// Inside another namespace, which exists at least as long as this.
+    There(Sender<Job>),
+}
+
+/// Work and the name of its thread.
+pub type Job = (&'static str, Box<dyn FnOnce() + Send>);
+
+impl Foothold {
+    /// Runs `work` in the place and waits for it.
+    ///
+    /// # Errors
+    /// There is no thread for it, or it panicked.
+    pub fn run<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let Self::There(jobs) = self else { return Ok(work()) };
+        let (sender, result) = sync_channel(1);
+        // Whoever asked waits below.
+        let job = Box::new(move || drop(sender.send(work())));
+        jobs.send((name, job)).map_err(|_| Error::Panicked)?;
+        result.recv().map_err(|_| Error::Panicked)
+    }
+}
+
+/// Each piece of work has a thread of its own, which begins where this one is: some of it takes long. What finds no thread
+/// is dropped, and whoever waits for it hears of that.
+fn start_all(waiting: &Receiver<Job>) {
+    for (name, work) in waiting {
+        let _ = Builder::new().name(name.to_owned()).spawn(work);
+    }
+}
+
+/// Notices that a namespace is gone, also when it is named by a process that may not be looked into.
+#[derive(Debug)]
+pub struct Presence {
+    namespace: Namespace,
+    /// The folder of its path: those above it may be closed to the user that this program becomes.
+    folder: Option<File>,
+    /// The process that names it, and not a later one with its number.
+    process: Option<OwnedFd>,
+}
+
+impl Presence {
+    /// Of a namespace that is there now.
+    ///
+    /// # Errors
+    /// It is named by a process that is gone.
+    pub fn of(namespace: Namespace) -> std::io::Result<Self> {
+        let Namespace::At { path, .. } = &namespace else {
+            return Ok(Self { namespace, folder: None, process: None });
+        };
+        let process = match process_in(path).map(|number| pidfd_open(number, PidfdFlags::empty())) {
+            // Linux before 5.3.
+            None | Some(Err(rustix::io::Errno::NOSYS)) => None,
+            Some(opened) => Some(opened?),
+        };
+        let at = |folder| OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(folder);
+        let folder = path.parent().filter(|_| process.is_none()).map(at).transpose()?;
+        Ok(Self { namespace, folder, process })
+    }
+
+    /// Whether the path still means the namespace. An open tun keeps the namespace itself alive, so its inode number is
+    /// not reused while we look.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        let Namespace::At { path, id } = &self.namespace else { return true };
+        if let Some(process) = &self.process {
+            let mut ends = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+            return poll(&mut ends, PollTimeout::ZERO) == Ok(0);
+        }
+        let found = match (&self.folder, path.file_name()) {
+            (Some(folder), Some(name)) => fstatat(folder, name, AtFlags::empty()),
+            _ => stat(path),
+        };
+        match found {
+            Ok(found) => (found.st_dev, found.st_ino) == *id,
+            // Nobody can tell from here; the plugin ends this program when the namespace is gone.
+            Err(Errno::EACCES) => true,
+            Err(_) => false,
+        }
+    }
+}
+
+/// The process of `/proc/PID/...`.
+fn process_in(path: &Path) -> Option<Pid> {
+    let mut parts = path.components();
+    let begins = parts.next() == Some(Component::RootDir) && parts.next()?.as_os_str() == "proc";
+    let number: u32 = parts.next()?.as_os_str().to_str()?.parse().ok()?;
+    Pid::from_raw(i32::try_from(number).ok()?).filter(|_| begins)
+}
+
+/// Device and inode of the namespace behind `path`.
+///
+/// # Errors
+/// It cannot be read.
+pub fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+    std::fs::metadata(path).map(|metadata| (metadata.st_dev(), metadata.st_ino()))
+}
+
+const SMALL_STACK: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use rustix::thread::CapabilitySet;
+
+    use super::*;
+    use crate::linux::capabilities;
+
+    #[test]
+    fn a_path_that_means_something_else_is_refused() {
+        let path = PathBuf::from("/proc/self/ns/net");
+        let (device, inode) = identity(&path).unwrap();
+        let namespace = Namespace::At { path: path.clone(), id: (device, inode + 1) };
+        assert!(matches!(namespace.run("test", || ()), Err(Error::Replaced(_))));
+        assert!(matches!(namespace.stay(|| Ok(())), Err(Error::Replaced(_))));
+        assert!(!Presence::of(namespace).unwrap().is_there());
+        assert!(Presence::of(Namespace::At { path, id: (device, inode) }).unwrap().is_there());
+    }
+
+    /// As root, the process has capabilities that the thread that looks has not, and so it may not look into it.
+    #[test]
+    fn a_namespace_of_a_process_is_gone_with_the_process_also_for_who_may_not_look_into_it() {
+        let mut process = Command::new("sleep").arg("60").spawn().unwrap();
+        let path = PathBuf::from(format!("/proc/{}/ns/net", process.id()));
+        let presence = Presence::of(Namespace::At { id: identity(&path).unwrap(), path }).unwrap();
+        let looks = std::thread::spawn(move || {
+            capabilities::hold(CapabilitySet::empty()).unwrap();
+            let before = presence.is_there();
+            process.kill().unwrap();
+            process.wait().unwrap();
+            (before, presence.is_there())
+        });
+        assert_eq!(looks.join().unwrap(), (true, false));
+    }
+
+    #[test]
+    fn the_process_of_a_path_is_known_by_its_number_alone() {
+        assert_eq!(process_in(Path::new("/proc/17/ns/net")), Pid::from_raw(17));
+        for path in ["/proc/self/ns/net", "/run/netns/17", "/proc", "proc/17/ns/net", "/proc/-1/ns/net"] {
+            assert_eq!(process_in(Path::new(path)), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn work_at_a_foothold_is_done_while_other_work_waits() {
+        assert_eq!(Foothold::Here.run("test", || 7).unwrap(), 7);
+        let (jobs, waiting) = channel();
+        std::thread::spawn(move || start_all(&waiting));
+        let there = Foothold::There(jobs);
+        let (release, held) = sync_channel::<()>(0);
+        let first = std::thread::spawn({
+            let there = there.clone();
+            move || there.run("first", move || held.recv().is_ok())
+        });
+        assert_eq!(there.run("second", || 2).unwrap(), 2);
+        release.send(()).unwrap();
+        assert!(first.join().unwrap().unwrap());
+        assert!(matches!(there.run("broken", || panic!("on purpose")), Err::<(), _>(Error::Panicked)));
+    }
+
+    #[test]
+    fn a_missing_path_is_named_in_the_error() {
+        let namespace = Namespace::At { path: "/nonexistent/netns".into(), id: (1, 2) };
+        let error = namespace.run("test", || ()).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/netns"), "{error}");
+    }
+}

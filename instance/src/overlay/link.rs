@@ -1,0 +1,214 @@
+//! Addresses, MTU and state of the tun link (rtnetlink).
+
+use std::io;
+
+use ipnet::IpNet;
+use nebula_core::io::Tun;
+use nix::libc;
+
+use crate::config::TunSettings;
+use crate::linux::netns::Namespace;
+use crate::linux::rtnetlink::Kernel;
+pub use crate::linux::rtnetlink::LinkRoute;
+
+/// How a link is to look.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OverlayLink {
+    /// Name of the device.
+    pub device: String,
+    /// MTU.
+    pub mtu: u32,
+    /// Transmit queue length.
+    pub tx_queue: u32,
+    /// Own addresses with the prefix lengths of their networks; the kernel adds the routes to these networks.
+    pub addresses: Vec<IpNet>,
+    /// Routes to the device.
+    pub routes: Vec<LinkRoute>,
+}
+
+/// Why a link could not be configured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The namespace cannot be entered.
+    #[error(transparent)]
+    Namespace(#[from] crate::linux::netns::Error),
+    /// No netlink socket.
+    #[error("cannot open a netlink socket")]
+    Socket(#[source] io::Error),
+    /// The kernel refused a change.
+    #[error("{device}: cannot {what}: {source}")]
+    Refused {
+        /// Device.
+        device: String,
+        /// What was tried.
+        what: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The kernel takes no route to nowhere.
+    #[error("cannot keep packets for {network} from leaving in clear: {source}")]
+    Unguarded {
+        /// Of the overlay.
+        network: IpNet,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// There is no such device.
+    #[error("{0}: no such network device")]
+    NoDevice(String),
+}
+
+impl OverlayLink {
+    /// The link that `settings` describe for a node with these addresses.
+    #[must_use]
+    pub fn new(device: &str, settings: &TunSettings, addresses: Vec<IpNet>) -> Self {
+        let has_peers = |address: &&IpNet| address.prefix_len() < address.max_prefix_len();
+        let connected = addresses.iter().filter(has_peers).map(|address| LinkRoute {
+            network: address.trunc(),
+            mtu: Some(settings.mtu),
+            metric: if address.addr().is_ipv6() { KERNEL_METRIC_V6 } else { 0 },
+            source: Some(address.addr()),
+        });
+        let own = settings.routes.own.iter().map(|route| LinkRoute {
+            network: route.network,
+            mtu: Some(route.mtu),
+            metric: 0,
+            source: None,
+        });
+        let subnets = settings.routes.subnets.iter().filter(|subnet| subnet.install).map(|subnet| LinkRoute {
+            network: subnet.route.network,
+            mtu: Some(subnet.mtu.unwrap_or(settings.mtu)),
+            metric: subnet.metric,
+            source: None,
+        });
+        Self {
+            device: device.to_owned(),
+            mtu: settings.device_mtu(),
+            tx_queue: settings.tx_queue,
+            routes: connected.chain(own).chain(subnets).collect(),
+            addresses,
+        }
+    }
+
+    /// Brings the link up with exactly these settings, in `namespace`.
+    ///
+    /// # Errors
+    /// The first step that fails; the device is left as it is then.
+    pub fn configure(&self, namespace: &Namespace) -> Result<(), Error> {
+        match namespace {
+            Namespace::Own => self.configure_here(),
+            // A netlink socket belongs to the namespace of the thread that opens it, so all of it happens on one thread.
+            Namespace::At { .. } => namespace.run("overlay-link", || self.configure_here())?,
+        }
+    }
+
+    /// As [`OverlayLink::configure`], in the namespace of the calling thread.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn configure_here(&self) -> Result<(), Error> {
+        let mut kernel = Kernel::connect().map_err(Error::Socket)?;
+        let index = interface_index(&self.device)?;
+        self.forbid_link_local();
+
+        if let Err(error) = kernel.change(index, libc::IFLA_MTU, self.mtu) {
+            // As in Go: an MTU the kernel refuses does not stop the node.
+            tracing::error!(device = self.device, mtu = self.mtu, %error, "Failed to set tun mtu");
+        }
+        if let Err(error) = kernel.change(index, libc::IFLA_TXQLEN, self.tx_queue) {
+            tracing::error!(device = self.device, %error, "Failed to set tun tx queue length");
+        }
+        if let Some(size) = Tun::best_super_packet(self.mtu)
+            && let Err(error) = kernel.change(index, libc::IFLA_GSO_MAX_SIZE, size)
+        {
+            // Only a matter of speed: super-packets of another size leave in two parts.
+            tracing::debug!(device = self.device, size, %error, "The size of super-packets stays as it is");
+        }
+        for address in &self.addresses {
+            kernel
+                .add_address(index, *address)
+                .map_err(|source| self.refused(format!("add the address {address}"), source))?;
+        }
+        kernel.bring_up(index).map_err(|source| self.refused("bring the link up".into(), source))?;
+        for route in self.routes.iter().filter(|route| !self.is_made_by_kernel(route)) {
+            let added = kernel.add_route(index, route, self.mtu);
+            added.map_err(|source| self.refused(format!("add the route {}", route.network), source))?;
+        }
+        Ok(())
+    }
+
+    /// Changes MTU and routes of a link that looks like `old`, in the namespace of the calling thread. What the kernel
+    /// refuses is logged; the rest is done.
+    ///
+    /// # Errors
+    /// The device is gone, or there is no netlink socket.
+    pub fn update_here(&self, old: &Self) -> Result<(), Error> {
+        let mut kernel = Kernel::connect().map_err(Error::Socket)?;
+        let index = interface_index(&self.device)?;
+        if self.mtu != old.mtu {
+            match kernel.change(index, libc::IFLA_MTU, self.mtu) {
+                Ok(()) => tracing::info!(mtu = self.mtu, "Set max MTU"),
+                Err(error) => tracing::error!(mtu = self.mtu, %error, "Failed to set tun mtu"),
+            }
+        }
+        let is_same = |a: &LinkRoute, b: &LinkRoute| (a.network.trunc(), a.metric) == (b.network.trunc(), b.metric);
+        for gone in old.routes.iter().filter(|route| !self.routes.iter().any(|new| is_same(route, new))) {
+            match kernel.remove_route(index, gone) {
+                Ok(()) => tracing::info!(route = %gone.network, "Removed route"),
+                Err(error) => tracing::error!(route = %gone.network, %error, "Failed to remove route"),
+            }
+        }
+        for route in &self.routes {
+            match kernel.add_route(index, route, self.mtu) {
+                Ok(()) => tracing::info!(route = %route.network, "Added route"),
+                Err(error) => tracing::error!(route = %route.network, %error, "Failed to add route"),
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel made this route with the address, and nothing about it is special.
+    fn is_made_by_kernel(&self, route: &LinkRoute) -> bool {
+        route.source.is_some() && route.mtu.is_none_or(|mtu| mtu == self.mtu)
+    }
+
+    /// Best effort: without IPv6 in the kernel, or with a read-only /proc, there is nothing to forbid or no way to.
+    fn forbid_link_local(&self) {
+        let path = format!("/proc/sys/net/ipv6/conf/{}/addr_gen_mode", self.device);
+        if let Err(error) = std::fs::write(&path, "1") {
+            tracing::debug!(path, %error, "Link-local addresses stay enabled on the tun");
+        }
+    }
+
+    fn refused(&self, what: String, source: io::Error) -> Error {
+        Error::Refused { device: self.device.clone(), what, source }
+    }
+}
+
+/// Sees to it that nothing for these networks ever takes another way than the overlay: where they have no route to the
+/// device, they have one to nowhere. It belongs to the namespace, not to this process, and outlives it.
+///
+/// # Errors
+/// The first step that fails.
+pub fn guard(namespace: &Namespace, networks: &[IpNet]) -> Result<(), Error> {
+    namespace.run("overlay-guard", || guard_here(networks))?
+}
+
+/// As [`guard`], in the namespace of the calling thread.
+///
+/// # Errors
+/// As there.
+pub fn guard_here(networks: &[IpNet]) -> Result<(), Error> {
+    let mut kernel = Kernel::connect().map_err(Error::Socket)?;
+    networks.iter().try_for_each(|network| {
+        kernel.refuse(network.trunc()).map_err(|source| Error::Unguarded { network: network.trunc(), source })
+    })
+}
+
+pub(crate) fn interface_index(device: &str) -> Result<u32, Error> {
+    nix::net::if_::if_nametoindex(device).map_err(|_| Error::NoDevice(device.to_owned()))
+}
+
+// Of the routes that Linux makes for IPv6 addresses.
+const KERNEL_METRIC_V6: u32 = 256;

@@ -1,0 +1,218 @@
+//! Looks up the names in `static_host_map` in the background, again and again.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hickory_resolver::TokioResolver;
+use hickory_resolver::config::LookupIpStrategy;
+
+use crate::config::{HostTarget, NameFamily, StaticHosts};
+
+/// Endpoints by overlay address.
+pub type Endpoints = BTreeMap<IpAddr, Vec<SocketAddr>>;
+
+/// Addresses by name.
+type Answers = BTreeMap<String, Vec<IpAddr>>;
+
+/// A thread that looks names up. It ends when this is dropped.
+#[derive(Debug)]
+pub struct NameWatch {
+    replace: SyncSender<StaticHosts>,
+    latest: Arc<Mutex<(NameFamily, Answers)>>,
+}
+
+impl NameWatch {
+    /// Starts looking up the names of `hosts`; `changed` gets all endpoints whenever an answer changes them.
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn start(hosts: StaticHosts, changed: impl FnMut(Endpoints) + Send + 'static) -> std::io::Result<Self> {
+        let (replace, commands) = sync_channel(4);
+        let latest = Arc::<Mutex<(NameFamily, Answers)>>::default();
+        let shared = Arc::clone(&latest);
+        let run = move || watch(hosts, &commands, &shared, look_up, changed);
+        std::thread::Builder::new().name("names".to_owned()).spawn(run)?;
+        Ok(Self { replace, latest })
+    }
+
+    /// Endpoints of other hosts, as far as the names that were already looked up tell.
+    #[must_use]
+    pub fn endpoints(&self, hosts: &StaticHosts) -> Endpoints {
+        known_endpoints(hosts, &self.latest)
+    }
+
+    /// Continues with other hosts, at once. Their endpoints are passed on again, because an answer about the hosts before
+    /// may have been on its way.
+    pub fn replace(&self, hosts: StaticHosts) {
+        // A full queue means several replacements are waiting already; the thread cannot be far behind.
+        let _ = self.replace.send(hosts);
+    }
+}
+
+fn watch(
+    mut hosts: StaticHosts,
+    commands: &Receiver<StaticHosts>,
+    latest: &Mutex<(NameFamily, Answers)>,
+    mut look_up: impl FnMut(&str, NameFamily, Duration) -> Result<Vec<IpAddr>, String>,
+    mut changed: impl FnMut(Endpoints),
+) {
+    let mut known = hosts.endpoints(&BTreeMap::new());
+    loop {
+        let mut answers = Answers::new();
+        for name in hosts.names() {
+            match look_up(&name, hosts.family, hosts.lookup_timeout) {
+                Ok(addresses) => {
+                    answers.insert(name, addresses);
+                }
+                Err(error) => {
+                    tracing::error!(hostname = name, error, network = ?hosts.family, "DNS resolution failed for static_map host");
+                }
+            }
+        }
+        let endpoints = hosts.endpoints(&answers);
+        *latest.lock().unwrap_or_else(PoisonError::into_inner) = (hosts.family, answers);
+        if endpoints != known {
+            tracing::info!(staticHosts = ?endpoints, "DNS results changed for host list");
+            known.clone_from(&endpoints);
+            changed(endpoints);
+        }
+        let wait = if hosts.has_names() { hosts.cadence } else { FOREVER };
+        match commands.recv_timeout(wait) {
+            Ok(new) => {
+                known = known_endpoints(&new, latest);
+                changed(known.clone());
+                hosts = new;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+fn known_endpoints(hosts: &StaticHosts, latest: &Mutex<(NameFamily, Answers)>) -> Endpoints {
+    let latest = latest.lock().unwrap_or_else(PoisonError::into_inner);
+    let (family, answers) = &*latest;
+    if *family == hosts.family { hosts.endpoints(answers) } else { hosts.endpoints(&Answers::new()) }
+}
+
+/// First address of every target, names included; what cannot be resolved is left out with an error in the log.
+#[must_use]
+pub fn resolve_once(targets: &[HostTarget]) -> Vec<SocketAddr> {
+    let resolve = |target: &HostTarget| match target {
+        HostTarget::Address(address) => Some(*address),
+        HostTarget::Name { host, port } => match look_up(host, NameFamily::Both, Duration::from_secs(5)) {
+            Ok(addresses) => addresses.first().map(|ip| SocketAddr::new(*ip, *port)),
+            Err(error) => {
+                tracing::error!(hostname = host, error, "Failed to resolve");
+                None
+            }
+        },
+    };
+    targets.iter().filter_map(resolve).collect()
+}
+
+/// Addresses of an own host name or address, to listen on.
+///
+/// # Errors
+/// It has none.
+pub(crate) fn listen_addresses(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
+    let addresses = match host.parse() {
+        Ok(address) => vec![address],
+        Err(_) => look_up(host, NameFamily::Both, Duration::from_secs(5)).map_err(std::io::Error::other)?,
+    };
+    Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect())
+}
+
+/// Listens on `host:port`, where no host is every address.
+///
+/// # Errors
+/// It is no such text, the host has no address, or somebody else listens there.
+pub(crate) fn bind(listen: &str) -> std::io::Result<TcpListener> {
+    if let Some(port) = listen.strip_prefix(':') {
+        let port = port.parse::<u16>().map_err(std::io::Error::other)?;
+        return TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
+    }
+    match listen.parse::<HostTarget>().map_err(std::io::Error::other)? {
+        HostTarget::Address(address) => TcpListener::bind(address),
+        HostTarget::Name { host, port } => TcpListener::bind(listen_addresses(&host, port)?.as_slice()),
+    }
+}
+
+/// Addresses of one name, by the hosts file and DNS.
+///
+/// # Errors
+/// What the resolver says, or that it took too long.
+pub fn look_up(name: &str, family: NameFamily, timeout: Duration) -> Result<Vec<IpAddr>, String> {
+    // Names are rare: a runtime for the time of one look-up keeps memory free between them, and reads
+    // /etc/resolv.conf and /etc/hosts afresh.
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
+    runtime.block_on(async {
+        let mut builder = TokioResolver::builder_tokio().map_err(|error| format!("system resolver: {error}"))?;
+        builder.options_mut().ip_strategy = match family {
+            NameFamily::Ip4 => LookupIpStrategy::Ipv4Only,
+            NameFamily::Ip6 => LookupIpStrategy::Ipv6Only,
+            NameFamily::Both => LookupIpStrategy::Ipv4AndIpv6,
+        };
+        let resolver = builder.build().map_err(|error| format!("system resolver: {error}"))?;
+        match tokio::time::timeout(timeout, resolver.lookup_ip(name)).await {
+            Err(_) => Err(format!("no answer within {} ms", timeout.as_millis())),
+            Ok(Err(error)) => Err(error.to_string()),
+            Ok(Ok(answer)) => Ok(answer.iter().take(MAX_ANSWERS).collect()),
+        }
+    })
+}
+
+const FOREVER: Duration = Duration::from_secs(365 * 86_400);
+// More endpoints than this for one name help nobody and would be handshaken with all at once.
+const MAX_ANSWERS: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hosts(text: &str) -> StaticHosts {
+        let tree = crate::config::parse(text).unwrap();
+        crate::config::Settings::read_without_pki(&tree).unwrap().static_hosts
+    }
+
+    fn endpoints(at: &[&str]) -> Endpoints {
+        BTreeMap::from([("10.42.0.1".parse().unwrap(), at.iter().map(|text| text.parse().unwrap()).collect())])
+    }
+
+    #[test]
+    fn an_answer_about_old_hosts_never_outlives_their_replacement() {
+        let old = hosts("static_host_map: {10.42.0.1: ['old.example:1']}");
+        let new = hosts("static_host_map: {10.42.0.1: ['192.0.2.2:2']}");
+        let (replace, commands) = sync_channel(1);
+        let mut replace = Some(replace);
+        let look_up = |_: &str, _, _| {
+            // The reload happens while the answer is on its way; afterwards nobody is left to ask for more.
+            replace.take().expect("only the old hosts have a name").send(new.clone()).unwrap();
+            Ok(vec!["192.0.2.1".parse().unwrap()])
+        };
+        let mut seen = Vec::new();
+        watch(old, &commands, &Mutex::default(), look_up, |endpoints| seen.push(endpoints));
+        assert_eq!(seen, [endpoints(&["192.0.2.1:1"]), endpoints(&["192.0.2.2:2"])]);
+    }
+
+    #[test]
+    fn a_replacement_keeps_the_answers_for_names_that_stay() {
+        let old = hosts("static_host_map: {10.42.0.1: ['lighthouse.example:1']}");
+        let new = hosts("static_host_map: {10.42.0.1: ['lighthouse.example:2', '192.0.2.2:2']}");
+        let (replace, commands) = sync_channel(1);
+        let mut replace = Some(replace);
+        let look_up = |_: &str, _, _| match replace.take() {
+            Some(replace) => {
+                replace.send(new.clone()).map(|()| vec!["192.0.2.1".parse().unwrap()]).map_err(|_| String::new())
+            }
+            None => Ok(vec!["192.0.2.1".parse().unwrap()]),
+        };
+        let mut seen = Vec::new();
+        watch(old, &commands, &Mutex::default(), look_up, |endpoints| seen.push(endpoints));
+        assert_eq!(seen, [endpoints(&["192.0.2.1:1"]), endpoints(&["192.0.2.1:2", "192.0.2.2:2"])]);
+    }
+}

@@ -1,0 +1,215 @@
+//! One pod's data path: tun, sockets and the driver that joins them, closed until there is a certificate.
+
+use std::path::PathBuf;
+
+use ipnet::IpNet;
+use nebula_cert::{CaPool, Identity};
+use nebula_cni_plugin::launch::LaunchSpec;
+use nebula_core::firewall::Policy;
+use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
+
+use crate::config::Settings;
+use crate::host::daemon::chain;
+use crate::linux::errno;
+use crate::linux::netns::{Foothold, Namespace};
+use crate::metrics::Handshakes;
+use crate::overlay::events;
+use crate::overlay::link::{self, LinkRoute, OverlayLink};
+use crate::overlay::names::{self, NameWatch};
+use crate::pod::device::PodDevice;
+use crate::pod::tunnel::Error;
+
+/// Who owns what packets pass through.
+pub(crate) struct DataPath {
+    place: Place,
+    port: u16,
+    state: State,
+    /// Until it is taken away.
+    device: Option<PodDevice>,
+}
+
+/// Where the two ends of a data path are.
+pub(crate) struct Place {
+    /// Name of the tun device.
+    pub(crate) device: String,
+    /// The pod's namespace.
+    pub(crate) pod: Namespace,
+    /// In that namespace, with the capability to change links and routes, until the data path is open.
+    pub(crate) hand: Option<Foothold>,
+    /// Where the sockets are.
+    pub(crate) underlay: Foothold,
+}
+
+enum State {
+    /// Before the first certificate.
+    Unopened { tun: Tun, sockets: Vec<UdpSocket> },
+    /// A driver owns both. It stays when the certificate expires, so that packets end here and do not go around.
+    Running { handle: Handle, networks: Vec<IpNet>, names: Option<NameWatch> },
+    /// Stopped, or an opening failed half-way.
+    Lost,
+}
+
+impl DataPath {
+    /// Makes the device, which nobody reads from, and routes what is for the overlay to it.
+    pub(crate) fn new(
+        place: Place,
+        spec: &LaunchSpec,
+        settings: &Settings,
+        underlay: (Vec<UdpSocket>, u16),
+    ) -> Result<Self, Error> {
+        link::guard(&place.pod, &spec.overlay).map_err(|error| link_failed(&error))?;
+        // By its name alone: the folder is the current one.
+        let heir = spec.device_socket().file_name().map(PathBuf::from).unwrap_or_default();
+        let (tun, device) = place.create_tun(settings, heir)?;
+        let to_device = |network: &IpNet| LinkRoute { network: *network, mtu: None, metric: 0, source: None };
+        let routes = spec.overlay.iter().map(to_device).collect();
+        let link = OverlayLink { routes, ..OverlayLink::new(&place.device, &settings.tun, Vec::new()) };
+        link.configure(&place.pod).map_err(|error| link_failed(&error))?;
+        let (sockets, port) = underlay;
+        Ok(Self { place, port, state: State::Unopened { tun, sockets }, device: Some(device) })
+    }
+
+    /// The networks of the certificate it was opened with.
+    pub(crate) fn networks(&self) -> Option<&[IpNet]> {
+        match &self.state {
+            State::Running { networks, .. } => Some(networks),
+            State::Unopened { .. } | State::Lost => None,
+        }
+    }
+
+    /// The running node.
+    pub(crate) fn handle(&self) -> Option<&Handle> {
+        match &self.state {
+            State::Running { handle, .. } => Some(handle),
+            State::Unopened { .. } | State::Lost => None,
+        }
+    }
+
+    /// Opens with the first certificate. `ended` is told when the driver has ended.
+    pub(crate) fn open(
+        &mut self,
+        identity: &Identity,
+        trust: &CaPool,
+        settings: &Settings,
+        ended: impl FnOnce(Result<(), nebula_core::io::Error>) + Send + 'static,
+    ) -> Result<(), Error> {
+        let State::Unopened { tun, sockets } = std::mem::replace(&mut self.state, State::Lost) else {
+            return Err(Error::Broken("it was lost while opening".to_owned()));
+        };
+        let networks = identity.networks().to_vec();
+        let hand = self.place.hand.take().ok_or_else(|| Error::Broken("it was opened before".to_owned()))?;
+        let link = OverlayLink::new(&self.place.device, &settings.tun, networks.clone());
+        let configured = hand.run("overlay-link", {
+            let networks = networks.clone();
+            move || link::guard_here(&networks).and_then(|()| link.configure_here())
+        });
+        configured.map_err(|error| link_failed(&error.into()))?.map_err(|error| link_failed(&error))?;
+        // From here on no thread has any capability.
+        drop(hand);
+        let advertise = names::resolve_once(&settings.advertise);
+        let config = settings.to_config(identity.clone(), trust.clone(), self.port, advertise);
+        let failed = |cause: String| Error::SetUp { what: "cannot start the tunnel".to_owned(), cause };
+        // The node's threads look at the interfaces of the namespace that they are started in.
+        // All pods of a node have the same claim to its processors.
+        let options = Options { raise_priority: false, ..Options::default() };
+        let start = move || Driver::start(config, Some(tun), sockets, options);
+        // It goes deep, and the stack for it ends with its thread.
+        let start = move || Namespace::Own.run("driver-start", start);
+        let started = self.place.underlay.run("driver-start", start).and_then(|started| started);
+        let started = started.map_err(|error| failed(chain(&error)))?;
+        let mut driver = started.map_err(|error| failed(chain(&error)))?;
+        let handle = driver.handle();
+        let received = driver.events();
+        spawn("driver", move || {
+            // Until the node's own thread ends, which it does first.
+            events::log(&received, &Handshakes::default());
+            ended(driver.run());
+        })?;
+        let hosts = settings.static_hosts.clone();
+        let names = hosts.has_names().then(|| {
+            let handle = handle.clone();
+            NameWatch::start(hosts, move |endpoints| handle.set_static_hosts(endpoints))
+        });
+        let names = names.transpose().map_err(thread_failed)?;
+        self.state = State::Running { handle, networks, names };
+        Ok(())
+    }
+
+    /// Uses another certificate: for new handshakes at once, and live tunnels move over to it.
+    pub(crate) fn swap(&self, identity: Identity, trust: CaPool) {
+        if let Some(handle) = self.handle() {
+            handle.together(|| {
+                handle.set_trust(trust);
+                handle.set_identity(identity);
+            });
+        }
+    }
+
+    /// Believes others from now on; tunnels to those who are not trusted end.
+    pub(crate) fn set_trust(&self, trust: CaPool) {
+        if let Some(handle) = self.handle() {
+            handle.set_trust(trust);
+        }
+    }
+
+    /// Lets nothing pass. The device and its routes stay, so that nothing meant for the overlay leaves in the clear.
+    pub(crate) fn close(&self) {
+        if let Some(handle) = self.handle() {
+            handle.together(|| {
+                handle.set_firewall(Policy::default());
+                handle.set_trust(CaPool::new());
+            });
+        }
+    }
+
+    /// Undoes [`DataPath::close`].
+    pub(crate) fn reopen(&self, settings: &Settings) {
+        if let Some(handle) = self.handle() {
+            handle.set_firewall(settings.firewall.clone());
+        }
+    }
+
+    /// Begins to end; `false`: there is nothing that has to end.
+    pub(crate) fn stop(&mut self) -> bool {
+        let State::Running { handle, names, .. } = std::mem::replace(&mut self.state, State::Lost) else {
+            return false;
+        };
+        drop(names);
+        handle.stop();
+        true
+    }
+
+    /// Takes the device out of the pod, once everything has ended.
+    pub(crate) fn remove_device(&mut self) {
+        if let Some(Err(error)) = self.device.take().map(PodDevice::remove) {
+            tracing::debug!(%error, "Nobody else closes the tun device");
+        }
+    }
+}
+
+impl Place {
+    fn create_tun(&self, settings: &Settings, heir: PathBuf) -> Result<(Tun, PodDevice), Error> {
+        let what = || format!("cannot create the tun device {} in the pod", self.device);
+        let created = self.pod.run("tun", || {
+            let tun = Tun::create(&self.device, settings.routines, settings.tun.offloads)?;
+            let device = PodDevice::hold(&tun, heir)?;
+            Ok((tun, device))
+        });
+        created
+            .map_err(|error| Error::SetUp { what: what(), cause: chain(&error) })?
+            .map_err(|error| Error::SetUp { what: what(), cause: errno::text(&error) })
+    }
+}
+
+/// Starts a thread.
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(thread_failed)
+}
+
+fn thread_failed(error: std::io::Error) -> Error {
+    Error::SetUp { what: "cannot start a thread".to_owned(), cause: errno::text(&error) }
+}
+
+fn link_failed(error: &link::Error) -> Error {
+    Error::SetUp { what: "cannot configure the tun device in the pod".to_owned(), cause: chain(error) }
+}

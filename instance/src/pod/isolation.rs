@@ -1,0 +1,81 @@
+//! What an isolated pod may reach and be reached from: the overlay, the node's probes, DNS and listed ranges, nothing else.
+//! The rules belong to the pod's network namespace: they outlive this process, and end with the namespace. They tell the pod's own
+//! programs early; a raw socket passes them, so the node's end of the pod's link has rules of its own
+//! ([`nebula_cni_plugin::guard`]).
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use nebula_cni_plugin::guard::ca_address;
+use nebula_cni_plugin::launch::{Isolate, LaunchSpec, Underlay};
+use nebula_cni_plugin::nftables::{Family, Hook, Match, Rule, Table};
+use nix::libc;
+
+use crate::host::daemon::chain;
+use crate::linux::errno;
+use crate::linux::netns::Namespace;
+use crate::pod::tunnel::Error;
+
+/// Isolates the pod in `namespace`, if that is wanted. `port` is that of the tunnel's socket.
+pub(crate) fn isolate(spec: &LaunchSpec, namespace: &Namespace, port: u16) -> Result<(), Error> {
+    let Some(isolate) = &spec.isolate else { return Ok(()) };
+    let own = match spec.underlay {
+        Underlay::Host => None,
+        Underlay::Pod => Some(OwnTraffic { port, ca: ca_address(&spec.ca.url) }),
+    };
+    let refused = |cause: String| Error::SetUp { what: "cannot isolate the pod".to_owned(), cause };
+    let table = table(isolate, &spec.device, own.as_ref());
+    let installed = namespace.run("isolation", || table.install()).map_err(|error| refused(chain(&error)))?;
+    installed.map_err(|error| refused(format!("nf_tables: {}", errno::text(&error))))
+}
+
+/// What the instance itself sends through the pod's namespace.
+struct OwnTraffic {
+    port: u16,
+    /// A CA service that has a name is one of the listed ranges, or not reached.
+    ca: Option<(IpAddr, u16)>,
+}
+
+fn table(isolate: &Isolate, device: &str, own: Option<&OwnTraffic>) -> Table {
+    let ours = |by: fn(String) -> Match| vec![vec![by("lo".to_owned())], vec![by(device.to_owned())]];
+    let common = || [vec![Match::Known], vec![Match::Discovery]];
+
+    let mut outgoing = ours(Match::By);
+    outgoing.extend(common());
+    outgoing.extend(isolate.ranges.iter().map(|range| vec![Match::Destination(*range)]));
+    for protocol in [UDP, TCP] {
+        let question = [Match::Protocol(protocol), Match::DestinationPort(DNS)];
+        if isolate.dns.is_empty() {
+            outgoing.push(question.to_vec());
+        }
+        for server in &isolate.dns {
+            outgoing.push([&[Match::Destination(IpNet::from(*server))][..], &question].concat());
+        }
+    }
+    // What passes through, as from containers inside the pod, gets no further than what the pod sends itself.
+    let passing = outgoing.clone();
+
+    let mut incoming = ours(Match::From);
+    incoming.extend(common());
+    incoming.extend(isolate.ranges.iter().map(|range| vec![Match::Source(*range)]));
+    incoming.extend(isolate.probes.iter().map(|node| vec![Match::Source(IpNet::from(*node))]));
+
+    if let Some(own) = own {
+        outgoing.push(vec![Match::Protocol(UDP), Match::SourcePort(own.port)]);
+        incoming.push(vec![Match::Protocol(UDP), Match::DestinationPort(own.port)]);
+        if let Some((address, port)) = own.ca {
+            let to_ca = Match::Destination(IpNet::from(address));
+            outgoing.push(vec![to_ca, Match::Protocol(TCP), Match::DestinationPort(port)]);
+        }
+    }
+    let rules = |accepted: Vec<Vec<Match>>| accepted.into_iter().map(Rule::accept).collect();
+    Table::new(Family::Inet, TABLE)
+        .chain(Hook::Input, rules(incoming))
+        .chain(Hook::Forward, rules(passing))
+        .chain(Hook::Output, rules(outgoing))
+}
+
+const TABLE: &str = "nebula-cni";
+const DNS: u16 = 53;
+const UDP: u8 = libc::IPPROTO_UDP as u8;
+const TCP: u8 = libc::IPPROTO_TCP as u8;

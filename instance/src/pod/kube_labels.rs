@@ -1,0 +1,266 @@
+//! Labels of a pod and of its namespace, asked of a Kubernetes API server the way a kubeconfig says. Runs as a process of
+//! its own beside the CNI plugin, which stays small and starts fast without it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use nebula_cni_plugin::labels::{Answer, Labels, Question};
+use serde::Deserialize;
+use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, TlsProvider};
+use zeroize::Zeroizing;
+
+use crate::config;
+
+/// Answers a question of the plugin.
+#[must_use]
+pub fn answer(question: &Question) -> Answer {
+    match Server::from_kubeconfig(&question.kubeconfig).and_then(|server| server.answer(question)) {
+        Ok(answer) => answer,
+        Err(why) => Answer::Undecided(why),
+    }
+}
+
+/// An API server and the right to ask it.
+struct Server {
+    url: String,
+    agent_tls: TlsConfig,
+    token: Option<Zeroizing<String>>,
+}
+
+impl Server {
+    fn from_kubeconfig(path: &Path) -> Result<Self, String> {
+        let file = path.display();
+        let text = read(path)?;
+        let config: KubeConfig = config::yaml::read(&text)
+            .map_err(|error| format!("kubeconfig {file}: {error}"))?
+            .ok_or_else(|| format!("kubeconfig {file} is empty"))?;
+        let named = |what: &str, name: &str| format!("kubeconfig {file}: no {what} {name:?}");
+        let name = &config.current_context;
+        let context = find(&config.contexts, name).ok_or_else(|| named("context", name))?.context.clone();
+        let cluster =
+            &find(&config.clusters, &context.cluster).ok_or_else(|| named("cluster", &context.cluster))?.cluster;
+        let user = &find(&config.users, &context.user).ok_or_else(|| named("user", &context.user))?.user;
+        if cluster.skip_verify {
+            return Err(format!("kubeconfig {file}: insecure-skip-tls-verify: whoever answers could enrol pods"));
+        }
+        if !cluster.server.starts_with("https://") {
+            return Err(format!("kubeconfig {file}: server {:?} is not https://HOST:PORT", cluster.server));
+        }
+        let dir = path.parent().unwrap_or_else(|| Path::new("/"));
+        let roots = pem(dir, "certificate-authority", &cluster.ca_file, &cluster.ca_data)?
+            .ok_or_else(|| format!("kubeconfig {file}: the cluster has no certificate-authority"))?;
+        let chain = pem(dir, "client-certificate", &user.certificate_file, &user.certificate_data)?;
+        let key = pem(dir, "client-key", &user.key_file, &user.key_data)?;
+        let token = match (&user.token, &user.token_file) {
+            (Some(token), _) if !token.is_empty() => Some(Zeroizing::new(token.clone())),
+            (_, Some(path)) => Some(Zeroizing::new(read(&dir.join(path))?.trim().to_owned())),
+            _ => None,
+        };
+        if token.is_none() && chain.is_none() {
+            return Err(format!("kubeconfig {file}: user {:?} has neither token nor client certificate", context.user));
+        }
+        let tls = TlsConfig::builder()
+            .provider(TlsProvider::Rustls)
+            .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+            .root_certs(RootCerts::Specific(Arc::new(certificates("certificate-authority", &roots)?)))
+            .client_cert(client_certificate(chain.as_deref(), key.as_deref().map(String::as_str))?)
+            .build();
+        Ok(Self { url: cluster.server.trim_end_matches('/').to_owned(), agent_tls: tls, token })
+    }
+
+    fn answer(&self, question: &Question) -> Result<Answer, String> {
+        let Question { namespace, name, .. } = question;
+        let agent = self.agent(Duration::from_millis(question.within_ms));
+        let mut labels = Labels::default();
+        if question.of_pod {
+            let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+            let Some(pod) = self.get(&agent, &path)? else { return Ok(Answer::NoSuchPod) };
+            let uid = &question.uid;
+            let mirrored = MIRROR.iter().any(|key| pod.metadata.annotations.get(*key) == Some(uid));
+            // A static pod's uid on the node is that of its file; the mirror in the API names it.
+            if !uid.is_empty() && pod.metadata.uid != *uid && !mirrored {
+                return Ok(Answer::OtherPod { uid: pod.metadata.uid });
+            }
+            labels.pod = pod.metadata.labels;
+        }
+        if question.of_namespace {
+            let found = self.get(&agent, &format!("/api/v1/namespaces/{namespace}"))?;
+            labels.namespace =
+                found.ok_or_else(|| format!("the API server knows no namespace {namespace:?}"))?.metadata.labels;
+        }
+        Ok(Answer::Labels(labels))
+    }
+
+    /// `None`: no such object.
+    fn get(&self, agent: &ureq::Agent, path: &str) -> Result<Option<Object>, String> {
+        let url = format!("{}{path}", self.url);
+        let mut request = agent.get(&url).header("Accept", "application/json");
+        if let Some(token) = &self.token {
+            request = request.header("Authorization", format!("Bearer {}", token.as_str()));
+        }
+        let mut response = request.call().map_err(|error| format!("cannot ask {url}: {error}"))?;
+        match response.status().as_u16() {
+            200 => {}
+            404 => return Ok(None),
+            status => return Err(format!("{url} answers with status {status}")),
+        }
+        let body = response.body_mut().with_config().limit(MAX_OBJECT).read_to_vec();
+        let body = body.map_err(|error| format!("cannot read the answer of {url}: {error}"))?;
+        serde_json::from_slice(&body).map(Some).map_err(|error| format!("the answer of {url} is no object: {error}"))
+    }
+
+    fn agent(&self, within: Duration) -> ureq::Agent {
+        let config = ureq::Agent::config_builder()
+            .tls_config(self.agent_tls.clone())
+            .https_only(true)
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .proxy(None)
+            .user_agent(concat!("nebula-cni-plugin/", env!("CARGO_PKG_VERSION")))
+            .timeout_global(Some(within))
+            .build();
+        ureq::Agent::new_with_config(config)
+    }
+}
+
+#[derive(Deserialize)]
+struct Object {
+    metadata: Metadata,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    uid: String,
+    #[serde(default)]
+    labels: std::collections::BTreeMap<String, String>,
+    #[serde(default)]
+    annotations: std::collections::BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct KubeConfig {
+    current_context: String,
+    contexts: Vec<NamedContext>,
+    clusters: Vec<NamedCluster>,
+    users: Vec<NamedUser>,
+}
+
+#[derive(Deserialize)]
+struct NamedContext {
+    name: String,
+    context: Context,
+}
+
+#[derive(Deserialize, Clone)]
+struct Context {
+    cluster: String,
+    user: String,
+}
+
+#[derive(Deserialize)]
+struct NamedCluster {
+    name: String,
+    cluster: Cluster,
+}
+
+#[derive(Deserialize)]
+struct Cluster {
+    server: String,
+    #[serde(rename = "certificate-authority")]
+    ca_file: Option<PathBuf>,
+    #[serde(rename = "certificate-authority-data")]
+    ca_data: Option<String>,
+    #[serde(rename = "insecure-skip-tls-verify", default)]
+    skip_verify: bool,
+}
+
+#[derive(Deserialize)]
+struct NamedUser {
+    name: String,
+    user: User,
+}
+
+#[derive(Deserialize)]
+struct User {
+    token: Option<String>,
+    #[serde(rename = "tokenFile")]
+    token_file: Option<PathBuf>,
+    #[serde(rename = "client-certificate")]
+    certificate_file: Option<PathBuf>,
+    #[serde(rename = "client-certificate-data")]
+    certificate_data: Option<String>,
+    #[serde(rename = "client-key")]
+    key_file: Option<PathBuf>,
+    #[serde(rename = "client-key-data")]
+    key_data: Option<String>,
+}
+
+trait Named {
+    fn name(&self) -> &str;
+}
+
+macro_rules! named {
+    ($($kind:ty),*) => { $(impl Named for $kind { fn name(&self) -> &str { &self.name } })* };
+}
+named!(NamedContext, NamedCluster, NamedUser);
+
+fn find<'a, T: Named>(list: &'a [T], name: &str) -> Option<&'a T> {
+    list.iter().find(|item| item.name() == name)
+}
+
+/// The PEM text of a setting that names a file or holds its contents.
+fn pem(
+    dir: &Path,
+    what: &str,
+    file: &Option<PathBuf>,
+    data: &Option<String>,
+) -> Result<Option<Zeroizing<String>>, String> {
+    if let Some(data) = data {
+        let bytes = STANDARD.decode(data.trim()).map_err(|error| format!("kubeconfig: {what}-data: {error}"))?;
+        let text = String::from_utf8(bytes).map_err(|_| format!("kubeconfig: {what}-data is not PEM"))?;
+        return Ok(Some(Zeroizing::new(text)));
+    }
+    file.as_ref().map(|file| read(&dir.join(file))).transpose()
+}
+
+fn certificates(what: &str, text: &str) -> Result<Vec<Certificate<'static>>, String> {
+    let mut found = Vec::new();
+    for item in ureq::tls::parse_pem(text.as_bytes()) {
+        if let PemItem::Certificate(certificate) = item.map_err(|error| format!("kubeconfig: {what}: {error}"))? {
+            found.push(certificate);
+        }
+    }
+    if found.is_empty() { Err(format!("kubeconfig: {what} holds no certificate")) } else { Ok(found) }
+}
+
+fn client_certificate(chain: Option<&String>, key: Option<&str>) -> Result<Option<ClientCert>, String> {
+    match (chain, key) {
+        (None, _) => Ok(None),
+        (Some(_), None) => Err("kubeconfig: client-certificate without client-key".to_owned()),
+        (Some(chain), Some(key)) => {
+            let chain = certificates("client-certificate", chain)?;
+            let key =
+                PrivateKey::from_pem(key.as_bytes()).map_err(|error| format!("kubeconfig: client-key: {error}"))?;
+            Ok(Some(ClientCert::new_with_certs(&chain, key)))
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Zeroizing<String>, String> {
+    let refuse = |why: &dyn std::fmt::Display| format!("cannot read {}: {why}", path.display());
+    if fs::metadata(path).map_err(|e| refuse(&e))?.len() > MAX_FILE {
+        return Err(refuse(&"longer than 1 MiB"));
+    }
+    fs::read_to_string(path).map(Zeroizing::new).map_err(|e| refuse(&e))
+}
+
+const MIRROR: [&str; 2] = ["kubernetes.io/config.mirror", "kubernetes.io/config.hash"];
+const MAX_FILE: u64 = 1 << 20;
+// etcd takes objects up to 1.5 MiB.
+const MAX_OBJECT: u64 = 4 << 20;

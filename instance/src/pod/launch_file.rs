@@ -1,0 +1,132 @@
+//! Reads the launch contract, and sees to it that one instance serves it.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
+
+use nebula_cni_plugin::launch::LaunchSpec;
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::linux::errno;
+use crate::pod::tunnel::Error;
+
+/// A launch file in use. A second instance of the same pod waits for the end of this value, and not for long.
+#[derive(Debug)]
+pub struct Launch {
+    /// What it says.
+    pub spec: LaunchSpec,
+    /// Held as long as the pod is served.
+    pub(crate) lock: Flock<File>,
+}
+
+impl Launch {
+    /// Reads the file and keeps others from serving it.
+    ///
+    /// # Errors
+    /// As [`read`], or another instance serves this pod.
+    pub fn claim(path: &Path) -> Result<Self, Error> {
+        let spec = read(path)?;
+        let refuse = |cause: String| Error::Launch { file: path.display().to_string(), cause };
+        let mut file = File::open(path).map_err(|error| refuse(errno::text(&error)))?;
+        for _ in 0..LOCK_TRIES {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(Self { spec, lock }),
+                Err((back, nix::errno::Errno::EWOULDBLOCK)) => file = back,
+                Err((_, errno)) => return Err(refuse(format!("cannot lock it: {}", errno.desc()))),
+            }
+            std::thread::sleep(LOCK_INTERVAL);
+        }
+        Err(refuse("another instance serves this pod".to_owned()))
+    }
+}
+
+/// Reads the launch contract.
+///
+/// # Errors
+/// Unreadable, not of the form, or of another version.
+pub fn read(path: &Path) -> Result<LaunchSpec, Error> {
+    let refuse = |cause: String| Error::Launch { file: path.display().to_string(), cause };
+    let mut text = Vec::new();
+    let file = File::open(path).map_err(|error| refuse(errno::text(&error)))?;
+    file.take(MAX_LAUNCH + 1).read_to_end(&mut text).map_err(|error| refuse(errno::text(&error)))?;
+    if text.len() as u64 > MAX_LAUNCH {
+        return Err(refuse(format!("longer than {} KiB", MAX_LAUNCH >> 10)));
+    }
+    let tree: serde_json::Value = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
+    // Before the rest: another version may have other fields.
+    if tree["version"] != LaunchSpec::VERSION {
+        return Err(refuse(format!(
+            "version {} is not {}, the one this instance knows; install plugin and instance from one release",
+            tree["version"],
+            LaunchSpec::VERSION
+        )));
+    }
+    serde_json::from_value(tree).map_err(|error| refuse(error.to_string()))
+}
+
+const MAX_LAUNCH: u64 = 1 << 20;
+// An instance that was told to stop takes a moment to say goodbye to its peers.
+const LOCK_TRIES: u32 = 20;
+const LOCK_INTERVAL: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn file(change: impl FnOnce(&mut serde_json::Value)) -> tempfile::NamedTempFile {
+        let mut spec = serde_json::json!({
+            "version": 1,
+            "network": "mesh",
+            "container_id": "c0ffee",
+            "ifname": "eth0",
+            "netns": "/run/netns/x",
+            "netns_id": [4, 4026531840u64],
+            "pod": {"namespace": "shop", "name": "web-1", "uid": "u"},
+            "pod_address": "10.244.1.7",
+            "device": "nebula0",
+            "mode": "strict",
+            "overlay": ["10.42.0.0/16"],
+            "budget_seconds": 18,
+            "port_range": [20000, 20003],
+            "ca": {"url": "https://ca:8443", "tls_ca_file": "/a", "token_file": "/b"},
+            "nebula": {},
+            "status_socket": "/run/x.sock",
+        });
+        change(&mut spec);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), spec.to_string()).unwrap();
+        file
+    }
+
+    pub(crate) fn launch(change: impl FnOnce(&mut serde_json::Value)) -> Result<LaunchSpec, Error> {
+        read(file(change).path())
+    }
+
+    #[test]
+    fn a_launch_file_of_another_version_is_refused_by_its_version() {
+        assert_eq!(launch(|_| ()).unwrap().pod.name, "web-1");
+        let error = launch(|spec| {
+            spec["version"] = 2.into();
+            spec["new_field"] = true.into();
+        });
+        assert!(error.unwrap_err().to_string().contains("version 2 is not 1"));
+    }
+
+    #[test]
+    fn a_launch_file_with_an_unknown_field_or_of_absurd_size_is_refused() {
+        assert!(launch(|spec| spec["surprise"] = true.into()).unwrap_err().to_string().contains("surprise"));
+        let error = launch(|spec| spec["nebula"] = "x".repeat(2 << 20).into()).unwrap_err();
+        assert!(error.to_string().contains("longer than"), "{error}");
+    }
+
+    #[test]
+    fn a_second_instance_of_a_pod_is_refused_while_the_first_lives() {
+        let file = file(|_| ());
+        let first = Launch::claim(file.path()).unwrap();
+        let error = Launch::claim(file.path()).unwrap_err();
+        assert!(error.to_string().contains("another instance serves this pod"), "{error}");
+        drop(first);
+        assert!(Launch::claim(file.path()).is_ok());
+    }
+}

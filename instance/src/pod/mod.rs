@@ -1,0 +1,15 @@
+//! One pod's instance: enrolment, tunnel, isolation, status and renewals.
+
+mod applicant;
+mod data_path;
+mod device;
+mod inbox;
+mod isolation;
+pub mod kube_labels;
+pub mod launch_file;
+pub mod life_cycle;
+pub mod status;
+pub mod status_socket;
+pub mod trust_watch;
+pub mod tunnel;
+mod underlay;

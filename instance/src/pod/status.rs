@@ -1,0 +1,268 @@
+//! What one pod's instance tells about itself: a JSON document, health, and metrics in Prometheus' text form.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nebula_cert::Identity;
+use nebula_cni_plugin::launch::LaunchSpec;
+use nebula_core::TunnelStatus;
+use nebula_core::io::Handle;
+use serde_json::{Value, json};
+
+/// What there is to tell; the owner of the tunnel keeps it up to date.
+#[derive(Debug)]
+pub struct Status {
+    /// `namespace/name`.
+    pub pod: String,
+    /// UID of the pod.
+    pub uid: String,
+    /// Tun device in the pod.
+    pub device: String,
+    /// UDP port of the tunnel.
+    pub port: u16,
+    /// Certificate in use.
+    pub identity: Option<Identity>,
+    /// Whether that one is provisional.
+    pub provisional: bool,
+    /// Why nothing passes although there was a certificate.
+    pub closed: Option<&'static str>,
+    /// The running node.
+    pub handle: Option<Handle>,
+    /// Why there is no (newer) certificate.
+    pub last_error: Option<String>,
+    /// Certificates that arrived.
+    pub issued: u64,
+    /// Requests for one that failed.
+    pub failed: u64,
+    /// When the CA last said whom to trust, or that nothing changed (since the Unix epoch).
+    pub trust_confirmed: Option<Duration>,
+}
+
+/// Status shared with the thread that answers.
+pub type Shared = Arc<Mutex<Status>>;
+
+impl Status {
+    /// Of a pod that has nothing yet.
+    #[must_use]
+    pub fn new(spec: &LaunchSpec, port: u16) -> Self {
+        Self {
+            pod: format!("{}/{}", spec.pod.namespace, spec.pod.name),
+            uid: spec.pod.uid.clone(),
+            device: spec.device.clone(),
+            port,
+            identity: None,
+            provisional: false,
+            closed: None,
+            handle: None,
+            last_error: None,
+            issued: 0,
+            failed: 0,
+            trust_confirmed: None,
+        }
+    }
+
+    /// Whether the data path is open.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.identity.is_some() && self.closed.is_none()
+    }
+
+    pub(crate) fn certificate_installed(&mut self, identity: Identity, provisional: bool, handle: Option<Handle>) {
+        self.issued += 1;
+        self.provisional = provisional;
+        self.failed_in_a_row_is_over();
+        self.identity = Some(identity);
+        self.handle = handle;
+    }
+
+    pub(crate) fn certificate_failed(&mut self, cause: &str, denied: bool) {
+        self.failed += 1;
+        // The same line for hours says nothing new.
+        if self.last_error.as_deref() != Some(cause) || self.failed.is_power_of_two() {
+            tracing::warn!(error = cause, denied, failures = self.failed, "No certificate from the CA");
+        }
+        self.last_error = Some(cause.to_owned());
+    }
+
+    fn failed_in_a_row_is_over(&mut self) {
+        self.closed = None;
+        self.last_error = None;
+    }
+
+    /// Seconds until the certificate expires; negative afterwards.
+    fn seconds_left(&self, now: Duration) -> Option<i64> {
+        let not_after = self.identity.as_ref()?.primary().not_after();
+        Some(not_after.saturating_sub(i64::try_from(now.as_secs()).unwrap_or(i64::MAX)))
+    }
+}
+
+/// A moment's state, taken without holding up the owner.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    fixed: Value,
+    open: bool,
+    reason: String,
+    seconds_left: Option<i64>,
+    issued: u64,
+    failed: u64,
+    trust_age: Option<u64>,
+    tunnels: Vec<TunnelStatus>,
+    counters: BTreeMap<&'static str, u64>,
+}
+
+impl Snapshot {
+    pub(crate) fn take(status: &Shared, now: Duration) -> Self {
+        let status = status.lock().unwrap_or_else(PoisonError::into_inner);
+        let handle = status.handle.clone();
+        let reason = match (status.closed, &status.last_error) {
+            (Some(closed), Some(error)) => format!("{closed}: {error}"),
+            (Some(closed), None) => closed.to_owned(),
+            (None, Some(error)) => format!("no certificate yet: {error}"),
+            (None, None) => "no certificate yet".to_owned(),
+        };
+        let mut snapshot = Self {
+            fixed: fixed_part(&status),
+            open: status.is_open(),
+            reason,
+            seconds_left: status.seconds_left(now),
+            issued: status.issued,
+            failed: status.failed,
+            trust_age: status.trust_confirmed.map(|at| now.saturating_sub(at).as_secs()),
+            tunnels: Vec::new(),
+            counters: BTreeMap::new(),
+        };
+        drop(status);
+        // Asked without the lock: a busy node must not hold up the owner of the status.
+        if let Some(handle) = handle {
+            snapshot.tunnels = handle.tunnels();
+            snapshot.counters = handle.counters();
+        }
+        snapshot
+    }
+
+    /// The status document.
+    pub(crate) fn document(mut self) -> Value {
+        self.fixed["tunnels"] = self
+            .tunnels
+            .iter()
+            .take(MAX_TUNNELS)
+            .map(|tunnel| {
+                json!({
+                    "peer": tunnel.peer,
+                    "name": tunnel.name,
+                    "endpoint": tunnel.endpoint.map(|endpoint| endpoint.to_string()),
+                    "handshake_ms": tunnel.handshake.map(|took| took.as_secs_f64() * 1000.0),
+                    "primary": tunnel.primary,
+                })
+            })
+            .collect();
+        self.fixed["counters"] = json!(self.counters);
+        self.fixed["pid"] = std::process::id().into();
+        self.fixed
+    }
+
+    /// Whether the pod has its overlay, and if not, why.
+    pub(crate) fn health(&self) -> Result<(), &str> {
+        if self.open { Ok(()) } else { Err(&self.reason) }
+    }
+
+    /// Prometheus text. Whose it is, is for the scraper to add: one socket is one pod.
+    pub(crate) fn metrics(&self) -> String {
+        let mut out = String::new();
+        let mut add = |name: &str, kind: &str, help: &str, value: Option<i64>| {
+            if let Some(value) = value {
+                let _ =
+                    write!(out, "# HELP {PREFIX}{name} {help}\n# TYPE {PREFIX}{name} {kind}\n{PREFIX}{name} {value}\n");
+            }
+        };
+        let number = |value: u64| Some(i64::try_from(value).unwrap_or(i64::MAX));
+        add("open", "gauge", "Whether packets pass.", Some(self.open.into()));
+        add("certificate_ttl_seconds", "gauge", "Time until the certificate expires.", self.seconds_left);
+        add("certificates_issued_total", "counter", "Certificates that arrived.", number(self.issued));
+        add("certificate_failures_total", "counter", "Requests for one that failed.", number(self.failed));
+        add("trust_age_seconds", "gauge", "Since the CA last said whom to trust.", self.trust_age.and_then(number));
+        add("tunnels", "gauge", "Live tunnels.", number(self.tunnels.len() as u64));
+        for (name, value) in self.counters.iter().filter(|(name, _)| !name.starts_with("dropped_")) {
+            let _ = writeln!(out, "# TYPE {PREFIX}{name}_total counter\n{PREFIX}{name}_total {value}");
+        }
+        let _ = writeln!(out, "# TYPE {PREFIX}dropped_packets_total counter");
+        for (name, value) in &self.counters {
+            if let Some((direction, reason)) = name.strip_prefix("dropped_").and_then(|name| name.split_once('_')) {
+                let labels = format!("{{direction=\"{direction}\",reason=\"{reason}\"}}");
+                let _ = writeln!(out, "{PREFIX}dropped_packets_total{labels} {value}");
+            }
+        }
+        out
+    }
+}
+
+fn fixed_part(status: &Status) -> Value {
+    let certificate = status.identity.as_ref().map(Identity::primary);
+    let state = match (status.is_open(), status.closed) {
+        (true, _) if status.provisional => "provisional",
+        (true, _) => "running",
+        (false, Some(_)) => "closed",
+        (false, None) => "waiting",
+    };
+    json!({
+        "pod": status.pod,
+        "uid": status.uid,
+        "device": status.device,
+        "overlay": certificate.map(|c| c.networks().iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap_or_default(),
+        "groups": certificate.map(|c| c.groups().to_vec()).unwrap_or_default(),
+        "certificate": certificate.map(|c| json!({
+            "name": c.name(),
+            "fingerprint": c.fingerprint().to_string(),
+            "not_before": c.not_before(),
+            "not_after": c.not_after(),
+            "issuer": c.issuer().map(|issuer| issuer.to_string()),
+        })),
+        "state": state,
+        "closed": status.closed,
+        "last_error": status.last_error,
+        "port": status.port,
+    })
+}
+
+const PREFIX: &str = "nebula_pod_";
+// Keeps one answer within a few hundred KiB.
+const MAX_TUNNELS: usize = 2000;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn waiting() -> Shared {
+        let mut status = Status::new(&crate::pod::launch_file::tests::launch(|_| ()).unwrap(), 20_001);
+        status.last_error = Some("connection refused".to_owned());
+        Arc::new(Mutex::new(status))
+    }
+
+    #[test]
+    fn a_pod_without_a_certificate_is_not_healthy_and_says_why() {
+        let status = waiting();
+        let snapshot = Snapshot::take(&status, Duration::from_secs(100));
+        assert_eq!(snapshot.health(), Err("no certificate yet: connection refused"));
+        assert!(snapshot.metrics().contains("nebula_pod_open 0\n"));
+        assert!(!snapshot.metrics().contains("ttl"), "nothing is said of what is not there");
+        status.lock().unwrap().closed = Some("the certificate was revoked");
+        let snapshot = Snapshot::take(&status, Duration::from_secs(100));
+        assert_eq!(snapshot.health(), Err("the certificate was revoked: connection refused"));
+        assert_eq!(snapshot.document()["state"], "closed");
+    }
+
+    #[test]
+    fn failures_and_the_age_of_the_trust_are_counted() {
+        let status = waiting();
+        status.lock().unwrap().certificate_failed("no", true);
+        status.lock().unwrap().trust_confirmed = Some(Duration::from_secs(60));
+        let text = Snapshot::take(&status, Duration::from_secs(100)).metrics();
+        for line in
+            ["nebula_pod_certificate_failures_total 1", "nebula_pod_trust_age_seconds 40", "nebula_pod_tunnels 0"]
+        {
+            assert!(text.lines().any(|found| found == line), "{line} not in\n{text}");
+        }
+    }
+}

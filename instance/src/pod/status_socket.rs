@@ -1,0 +1,248 @@
+//! One pod's status on a unix socket, as HTTP: `/` the status document, `/metrics`, `/healthz`. Who connects and says nothing
+//! gets the document alone.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use nix::sys::stat::{Mode, umask};
+
+use crate::listener::deadline::Within;
+use crate::pod::status::{Shared, Snapshot};
+
+/// Reads the document of the instance that listens at `path`.
+///
+/// # Errors
+/// Nobody listens, or no document comes in time.
+pub fn ask(path: &Path) -> std::io::Result<String> {
+    let stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    // There is no request to wait for.
+    stream.shutdown(std::net::Shutdown::Write)?;
+    let mut text = String::new();
+    stream.take(LONGEST_ANSWER).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// A listening status socket. Dropping it removes the file.
+#[derive(Debug)]
+pub struct StatusSocket {
+    listener: UnixListener,
+    status: Shared,
+    path: PathBuf,
+    /// One reference for each client, and this one.
+    clients: Arc<()>,
+}
+
+impl StatusSocket {
+    /// Listens at `path` (mode 0600). A file a former instance left there is replaced.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub fn open(path: &Path, status: Shared) -> std::io::Result<Self> {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        // Between bind and a later chmod anybody could connect.
+        let before = umask(Mode::from_bits_truncate(0o177));
+        let listener = UnixListener::bind(path);
+        umask(before);
+        let listener = listener?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, status, path: path.to_owned(), clients: Arc::new(()) })
+    }
+
+    /// Lets the next client in, if there is one: who is let in is answered on a thread of its own. Too many at once are
+    /// turned away.
+    ///
+    /// # Errors
+    /// There are no descriptors or threads left.
+    pub fn admit(&self) -> std::io::Result<()> {
+        let stream = match self.listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if Arc::strong_count(&self.clients) > MAX_CLIENTS {
+            return Ok(());
+        }
+        let (status, place) = (Arc::clone(&self.status), Arc::clone(&self.clients));
+        let body = move || {
+            // A client that does not read loses its answer.
+            if let Err(error) = answer(&stream, &status) {
+                tracing::debug!(%error, "A client of the status socket did not take its answer");
+            }
+            drop(place);
+        };
+        std::thread::Builder::new().name("status".to_owned()).spawn(body).map(drop)
+    }
+}
+
+impl AsFd for StatusSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for StatusSocket {
+    fn drop(&mut self) {
+        // Another file may be there already if the next instance was quicker; it makes its own again then.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn answer(stream: &UnixStream, status: &Shared) -> std::io::Result<()> {
+    let snapshot = || Snapshot::take(status, now());
+    let target = read_target(&mut Within::new(stream, READ_WITHIN))?;
+    let mut stream = Within::new(stream, WRITE_WITHIN);
+    let Some(target) = target else {
+        return stream.write_all(snapshot().document().to_string().as_bytes());
+    };
+    let (code, kind, body) = match target.as_str() {
+        "GET /" => ("200 OK", "application/json", snapshot().document().to_string()),
+        "GET /metrics" => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", snapshot().metrics()),
+        "GET /healthz" => match snapshot().health() {
+            Ok(()) => ("200 OK", TEXT, "ok\n".to_owned()),
+            Err(why) => ("503 Service Unavailable", TEXT, format!("{why}\n")),
+        },
+        _ => ("404 Not Found", TEXT, "there are /, /metrics and /healthz\n".to_owned()),
+    };
+    let head = format!(
+        "HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(body.as_bytes())
+}
+
+/// Method and path of the request; `None`: there is no request.
+fn read_target(stream: &mut impl Read) -> std::io::Result<Option<String>> {
+    let mut head = Vec::new();
+    let mut chunk = [0; 512];
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        match stream.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(read) if head.len() + read <= LONGEST_HEAD => head.extend_from_slice(&chunk[..read]),
+            Ok(_) => return Err(ErrorKind::InvalidData.into()),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let line = String::from_utf8_lossy(line);
+    let mut words = line.split([' ', '?']);
+    Ok(words
+        .next()
+        .filter(|word| !word.is_empty())
+        .map(|method| format!("{method} {}", words.next().unwrap_or_default())))
+}
+
+#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+const TEXT: &str = "text/plain; charset=utf-8";
+/// For the whole request; then the document alone is the answer.
+const READ_WITHIN: Duration = Duration::from_millis(100);
+/// For the whole answer: those who ask do not wait longer.
+const WRITE_WITHIN: Duration = ANSWER_WITHIN;
+const LONGEST_HEAD: usize = 4096;
+const MAX_CLIENTS: usize = 16;
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+const LONGEST_ANSWER: u64 = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::status::tests::waiting;
+    use serde_json::{Value, json};
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Lets clients in until it is dropped.
+    struct Served {
+        over: Arc<AtomicBool>,
+        thread: Option<std::thread::JoinHandle<()>>,
+    }
+
+    impl Served {
+        fn at(path: &Path, status: Shared) -> Self {
+            let socket = StatusSocket::open(path, status).unwrap();
+            let over = Arc::new(AtomicBool::new(false));
+            let until = Arc::clone(&over);
+            let serve = move || {
+                while !until.load(Ordering::Relaxed) {
+                    socket.admit().unwrap();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            };
+            Self { over, thread: Some(std::thread::spawn(serve)) }
+        }
+    }
+
+    impl Drop for Served {
+        fn drop(&mut self) {
+            self.over.store(true, Ordering::Relaxed);
+            let _ = self.thread.take().map(std::thread::JoinHandle::join);
+        }
+    }
+
+    #[test]
+    fn a_connection_without_a_request_gets_one_document_and_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("status.sock");
+        std::fs::write(&path, "left over").unwrap();
+        let socket = Served::at(&path, waiting());
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let mut silent = String::new();
+        UnixStream::connect(&path).unwrap().read_to_string(&mut silent).unwrap();
+        for text in [silent, ask(&path).unwrap()] {
+            let document: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(document["pod"], "shop/web-1");
+            assert_eq!(document["state"], "waiting");
+            assert_eq!(document["certificate"], Value::Null);
+            assert_eq!(document["tunnels"], json!([]));
+            assert_eq!(document["pid"], std::process::id());
+        }
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn requests_get_the_document_metrics_and_health_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("status.sock");
+        let _socket = Served::at(&path, waiting());
+        let ask = |request: &str| {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            stream.write_all(request.as_bytes()).unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            text
+        };
+        let get = |path: &str| ask(&format!("GET {path} HTTP/1.1\r\nHost: pod\r\n\r\n"));
+        assert!(get("/").starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"));
+        assert!(get("/metrics?x=1").contains("\nnebula_pod_open 0\n"));
+        let health = get("/healthz");
+        assert!(health.starts_with("HTTP/1.1 503 ") && health.contains("connection refused"), "{health}");
+        assert!(get("/secrets").starts_with("HTTP/1.1 404 "));
+        assert!(ask("POST / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+    }
+
+    #[test]
+    fn a_client_that_never_reads_does_not_block_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("status.sock");
+        let status = waiting();
+        // More than a socket buffer holds.
+        status.lock().unwrap().last_error = Some("x".repeat(4 << 20));
+        let _socket = Served::at(&path, status);
+        let _silent: Vec<_> = (1..MAX_CLIENTS).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        assert!(ask(&path).unwrap().ends_with('}'));
+    }
+}

@@ -1,0 +1,143 @@
+//! When to ask the CA service whether it still trusts whom it trusted (trust bundle, blocklist). No clock, no IO.
+
+use std::time::Duration;
+
+use crate::ca_client::backoff::Jitter;
+
+/// Decides when to ask. Time is that since any fixed moment: it never goes back.
+#[derive(Debug)]
+pub struct TrustWatch {
+    /// None while a question is under way, and before the first certificate.
+    ask_at: Option<Duration>,
+    failures: u32,
+    jitter: Jitter,
+}
+
+impl TrustWatch {
+    /// Asks nothing before [`TrustWatch::begin`]. `seed` spreads the questions of many pods.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self { ask_at: None, failures: 0, jitter: Jitter(seed) }
+    }
+
+    /// There is a certificate, and with it came what is trusted at `now`.
+    pub fn begin(&mut self, now: Duration) {
+        if self.ask_at.is_none() && self.failures == 0 {
+            self.ask_at = Some(now + self.jitter.around(SOON));
+        }
+    }
+
+    /// Whether to ask at `now`. After `true`: report with [`TrustWatch::answered`] or [`TrustWatch::failed`].
+    #[must_use]
+    pub fn is_due(&mut self, now: Duration) -> bool {
+        self.ask_at.take_if(|at| now >= *at).is_some()
+    }
+
+    /// When to look again.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        self.ask_at
+    }
+
+    /// The CA answered, with news or without, to a question asked at `asked`; it may want to be left alone for a while.
+    pub fn answered(&mut self, asked: Duration, now: Duration, news: bool, retry_after: Option<Duration>) {
+        self.failures = 0;
+        // A question that the service kept is followed by the next one at once. News rarely come alone.
+        let next = if news { now + self.jitter.around(SOON) } else { asked + self.jitter.around(INTERVAL) };
+        let left_alone = now + self.jitter.around(retry_after.unwrap_or_default().min(LONGEST_WAIT));
+        self.ask_at = Some(next.max(left_alone));
+    }
+
+    /// The CA did not answer. What was trusted stays trusted.
+    pub fn failed(&mut self, now: Duration) {
+        let wait = FIRST_RETRY.saturating_mul(1 << self.failures.min(8)).min(LONGEST_WAIT);
+        self.failures = self.failures.saturating_add(1);
+        self.ask_at = Some(now + self.jitter.around(wait));
+    }
+}
+
+// Blocked peers shall lose their tunnels within seconds, also where the service keeps no questions.
+const INTERVAL: Duration = Duration::from_secs(5);
+// Between a change and the question that the service keeps until the next one.
+const SOON: Duration = Duration::from_millis(500);
+// The service is started again, and all pods have lost their connections to it.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    #[test]
+    fn nothing_is_asked_before_there_is_a_certificate_and_then_every_few_seconds() {
+        let mut watch = TrustWatch::new(1);
+        assert!(!watch.is_due(seconds(100)));
+        watch.begin(seconds(100));
+        assert!(watch.is_due(seconds(101)));
+        let mut now = seconds(101);
+        watch.answered(now, now, false, None);
+        for _ in 0..100 {
+            let next = watch.deadline().unwrap();
+            assert!((seconds(3)..=seconds(7)).contains(&(next - now)), "{:?}", next - now);
+            now = next;
+            assert!(watch.is_due(now));
+            assert!(!watch.is_due(now), "one question at a time");
+            watch.begin(now);
+            watch.answered(now, now, false, None);
+        }
+    }
+
+    #[test]
+    fn a_ca_that_is_away_for_hours_is_asked_about_once_a_minute_and_is_followed_again_when_it_is_back() {
+        let mut watch = TrustWatch::new(2);
+        watch.begin(Duration::ZERO);
+        let (mut now, mut asked) = (Duration::ZERO, 0);
+        while now < seconds(4 * 3600) {
+            now = watch.deadline().unwrap();
+            assert!(watch.is_due(now));
+            asked += 1;
+            watch.failed(now);
+        }
+        assert!((220..350).contains(&asked), "{asked} questions in four hours");
+        assert!(watch.is_due(watch.deadline().unwrap()));
+        watch.answered(now, now, false, None);
+        assert!(watch.deadline().unwrap() <= now + seconds(7));
+    }
+
+    #[test]
+    fn a_question_that_the_service_kept_is_asked_again_at_once_unless_the_service_wants_to_be_left_alone() {
+        let mut watch = TrustWatch::new(3);
+        watch.begin(Duration::ZERO);
+        watch.answered(seconds(10), seconds(60), false, None);
+        assert!(watch.is_due(seconds(60)));
+        watch.answered(seconds(60), seconds(61), false, Some(seconds(20)));
+        assert!(!watch.is_due(seconds(75)) && watch.is_due(seconds(91)));
+        watch.answered(seconds(91), seconds(91), false, Some(seconds(1_000_000)));
+        assert!(watch.is_due(seconds(91 + 75)), "bounded");
+    }
+
+    #[test]
+    fn the_next_change_is_waited_for_soon_after_the_last_one_and_after_the_service_was_started_again() {
+        let mut watch = TrustWatch::new(4);
+        watch.begin(Duration::ZERO);
+        watch.answered(seconds(10), seconds(12), true, None);
+        assert!(!watch.is_due(seconds(12)) && watch.is_due(seconds(13)));
+        watch.failed(seconds(13));
+        assert!(watch.is_due(seconds(13) + FIRST_RETRY * 5 / 4));
+    }
+
+    #[test]
+    fn pods_that_start_together_do_not_ask_together() {
+        let first = |seed| {
+            let mut watch = TrustWatch::new(seed);
+            watch.begin(Duration::ZERO);
+            watch.deadline().unwrap()
+        };
+        let moments: std::collections::BTreeSet<_> = (0..50).map(first).collect();
+        assert!(moments.len() > 40);
+    }
+}

@@ -1,0 +1,492 @@
+//! The instance of one pod: drives the life cycle of its certificate, the watch over whom to trust, and the data path.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use nebula_cert::{CaPool, Certificate, Identity, UnixTime};
+use nebula_cni_plugin::launch::{Flow, LaunchSpec, Mode, Underlay};
+use nebula_core::io::{release_free_heap, release_program_pages};
+use rustix::thread::CapabilitySet;
+
+use crate::ca_client::{self, CaClient, Issued, TrustAnswer};
+use crate::config::{Settings, Value};
+use crate::host::daemon::chain;
+use crate::init::desk::InitDesk;
+use crate::init::handoff;
+use crate::linux::capabilities;
+use crate::linux::confinement;
+use crate::linux::confinement::{Confinement, Missing};
+use crate::linux::errno;
+use crate::linux::link_watch::LinkWatch;
+use crate::linux::netns::{self, Foothold, Namespace, Presence};
+use crate::linux::notify;
+use crate::linux::signals::{Signal, Signals, go_name};
+use crate::log;
+use crate::pod::applicant::{Answer, Applicant};
+use crate::pod::data_path::{DataPath, Place, spawn};
+use crate::pod::inbox::{Inbox, Input, Reports};
+use crate::pod::isolation;
+use crate::pod::launch_file::Launch;
+use crate::pod::life_cycle::{Closing, GiveUp, Install, LifeCycle, Moment, Now, Standing, Start, Step};
+use crate::pod::status::{Shared, Status};
+use crate::pod::status_socket::StatusSocket;
+use crate::pod::trust_watch::TrustWatch;
+use crate::pod::underlay;
+
+/// Why an instance ended other than by being told to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The launch file is no use.
+    #[error("launch file {file}: {cause}")]
+    Launch {
+        /// Path.
+        file: String,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// Something on this node could not be set up.
+    #[error("{what}: {cause}")]
+    SetUp {
+        /// What was tried.
+        what: String,
+        /// Why not.
+        cause: String,
+    },
+    /// The CA refused a certificate.
+    #[error("ca-denied: {0}")]
+    Denied(String),
+    /// The CA could not be asked in time.
+    #[error("ca-unavailable: {0}")]
+    Unavailable(String),
+    /// The data path broke.
+    #[error("the tunnel failed: {0}")]
+    Broken(String),
+}
+
+/// Serves the pod of a launch file until it is gone, a signal asks to stop, or something fails.
+///
+/// # Errors
+/// See [`Error`]. Everything made is removed again, except what keeps packets for the overlay from leaving in clear.
+pub fn serve(launch: &Path) -> Result<(), Error> {
+    confinement::hide_memory().map_err(set_up("cannot hide the memory of this process"))?;
+    capabilities::keep(capabilities::FOR_SET_UP).map_err(set_up("cannot give up capabilities"))?;
+    if let Err(error) = notify::connect() {
+        eprintln!("nobody hears that this instance is ready: {error}");
+    }
+    let signals = Signals::block().map_err(set_up("cannot set up signal handling"))?;
+    // Fails if we lead a session already, which is as good.
+    let _ = nix::unistd::setsid();
+    // What is read and made first goes deep, and the stack for it ends with its thread.
+    let started = Namespace::Own.run("start", || {
+        let Launch { spec, lock: only_one } = Launch::claim(launch)?;
+        let settings = Settings::read_for_pod(&Value::from(&spec.nebula))
+            .map_err(|error| Error::SetUp { what: "tunnel configuration".to_owned(), cause: error.to_string() })?;
+        log::start(settings.logging, log::Output::Stderr);
+        settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
+        let confinement = Confinement::of(&spec);
+        let (pod, inputs) = start(spec, settings, signals, &confinement)?;
+        Ok((pod, inputs, only_one, confinement.prepare()))
+    });
+    let (mut pod, mut inputs, only_one, wall) =
+        started.map_err(|error| Error::SetUp { what: "pod".to_owned(), cause: chain(&error) })??;
+    // All other threads are started from here, or went behind the wall themselves.
+    let missing = wall.enter(CapabilitySet::empty()).map_err(set_up("cannot confine this instance"))?;
+    if missing != Missing::default() {
+        tracing::warn!(?missing, "This kernel does not offer all that would confine the instance");
+    }
+    if !pod.is_awaited {
+        // Flow init: the kubelet starts the init container only after this.
+        notify::ready();
+    }
+    let result = pod.run(&mut inputs);
+    // The next instance of this pod may begin when there is nothing left of this one.
+    drop(pod);
+    drop(inputs);
+    drop(only_one);
+    result
+}
+
+/// All that needs privileges, except what the first certificate says.
+fn start(
+    spec: LaunchSpec,
+    settings: Settings,
+    signals: Signals,
+    confinement: &Confinement,
+) -> Result<(Box<PodTunnel>, Inbox), Error> {
+    let namespace = Namespace::At { path: spec.netns.clone(), id: spec.netns_id };
+    let refused = |error: netns::Error| Error::SetUp { what: "pod".to_owned(), cause: chain(&error) };
+    let presence = Presence::of(namespace.clone()).map_err(set_up("cannot watch over the pod's network namespace"))?;
+    let in_pod_with = |kept: CapabilitySet| {
+        let wall = confinement.prepare();
+        namespace.stay(move || wall.enter(kept).map(drop)).map_err(refused)
+    };
+    let in_pod = || in_pod_with(CapabilitySet::empty());
+    // Their folder belongs to the user that this program becomes; the way to it does not.
+    let room = spec.status_socket.parent().unwrap_or_else(|| Path::new("/"));
+    std::env::set_current_dir(room).map_err(set_up(&format!("cannot work in {}", room.display())))?;
+    let (sockets, place_of_sockets) = match spec.underlay {
+        Underlay::Host => (underlay::bind(&spec, &settings, &Namespace::Own, random())?, Foothold::Here),
+        Underlay::Pod => (underlay::bind(&spec, &settings, &namespace, random())?, in_pod()?),
+    };
+    let init = match spec.flow {
+        // Before any program of the pod runs: the name is ours as long as we live.
+        Flow::Init => Some(open_desk(&namespace, confinement)?),
+        Flow::Node => None,
+    };
+    let mut client = CaClient::new(spec.ca.clone(), place_of_sockets.clone());
+    let shows_token = spec.flow == Flow::Node || spec.provisional;
+    client.hold_files(shows_token).map_err(|error| Error::Unavailable(error.to_string()))?;
+    let hand = Some(in_pod_with(CapabilitySet::NET_ADMIN)?);
+    let place = Place { device: spec.device.clone(), pod: namespace.clone(), hand, underlay: place_of_sockets };
+    let port = sockets.1;
+    isolation::isolate(&spec, &namespace, port)?;
+    let path = DataPath::new(place, &spec, &settings, sockets)?;
+    let status = Arc::new(Mutex::new(Status::new(&spec, port)));
+    let clients = StatusSocket::open(in_room(&spec.status_socket), Arc::clone(&status))
+        .map_err(set_up(&format!("cannot make the status socket {}", spec.status_socket.display())))?;
+    let inputs = Inbox::new(signals, watch_links(&namespace)?, clients);
+    let (inputs, reports) = inputs.map_err(set_up("cannot wait for signals"))?;
+    let is_awaited = spec.flow == Flow::Node && spec.mode == Mode::Strict;
+    let start = if is_awaited { Start::Within(Duration::from_secs(spec.budget_seconds)) } else { Start::Whenever };
+    let clock = Clock::start();
+    let pod = PodTunnel {
+        life: LifeCycle::new(start, clock.now(), random()),
+        trust: TrustWatch::new(random()),
+        etag: None,
+        applicant: Applicant::new(&spec, client.clone(), init),
+        is_awaited,
+        clock,
+        path,
+        settings,
+        presence,
+        status,
+        reports,
+        client,
+    };
+    Ok((Box::new(pod), inputs))
+}
+
+struct PodTunnel {
+    settings: Settings,
+    presence: Presence,
+    clock: Clock,
+    status: Shared,
+    reports: Reports,
+    client: CaClient,
+    applicant: Applicant,
+    life: LifeCycle,
+    /// Whether somebody waits for the first certificate.
+    is_awaited: bool,
+    trust: TrustWatch,
+    /// Of the trust in use.
+    etag: Option<String>,
+    path: DataPath,
+}
+
+/// Reads both clocks.
+#[derive(Debug, Clone, Copy)]
+struct Clock(Instant);
+
+#[allow(clippy::disallowed_methods, reason = "the rim reads the clocks; the machines take them as arguments")]
+impl Clock {
+    fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    fn now(&self) -> Now {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Now { uptime: self.0.elapsed(), wall }
+    }
+}
+
+impl PodTunnel {
+    fn run(&mut self, inputs: &mut Inbox) -> Result<(), Error> {
+        let mut gone_since = None;
+        let mut tidy_at = None;
+        // Whoever removes a namespace removes its links first, and the namespace a moment later.
+        let mut alert_until = Duration::ZERO;
+        loop {
+            let now = self.clock.now();
+            while let Some(step) = self.life.poll(now) {
+                match step {
+                    Step::Ask { within } => self.ask(within)?,
+                    Step::Close(closing) => self.close(closing),
+                    Step::GiveUp(GiveUp::Denied(cause)) => return Err(Error::Denied(cause)),
+                    Step::GiveUp(GiveUp::Unavailable(cause)) => return Err(Error::Unavailable(cause)),
+                }
+            }
+            if self.trust.is_due(now.uptime) {
+                self.ask_whom_to_trust(now.uptime)?;
+            }
+            if tidy_at.take_if(|at| now.uptime >= *at).is_some() {
+                release_program_pages();
+                release_free_heap();
+            }
+            let look = if now.uptime < alert_until { ALERT_INTERVAL } else { NETNS_INTERVAL };
+            let [trust, tidy] = [self.trust.deadline(), tidy_at].map(|at| Some(at?.saturating_sub(now.uptime)));
+            let wait = [self.life.idle(now), trust, tidy].into_iter().flatten().fold(look, Duration::min);
+            match inputs.next(wait) {
+                Some(Input::Signal(Signal::SIGHUP)) => {
+                    tracing::info!("Caught HUP; a pod's configuration does not change")
+                }
+                Some(Input::Signal(signal)) => {
+                    tracing::info!(signal = go_name(signal), "Caught signal, shutting down");
+                    self.stop(inputs);
+                    return Ok(());
+                }
+                Some(Input::LinksChanged) => alert_until = self.clock.now().uptime + ALERT_FOR,
+                Some(Input::Answer(answer)) => {
+                    self.answered(*answer)?;
+                    tidy_at = Some(self.clock.now().uptime + TIDY_AFTER);
+                }
+                Some(Input::Trust { asked, answer }) => {
+                    self.told_whom_to_trust(asked, *answer);
+                    tidy_at = Some(self.clock.now().uptime + TIDY_AFTER);
+                }
+                Some(Input::DriverEnded(result)) => {
+                    let cause = result.err().map_or_else(|| "it ended by itself".to_owned(), |error| chain(&error));
+                    return Err(Error::Broken(cause));
+                }
+                None => {}
+            }
+            let now = self.clock.now().uptime;
+            if self.presence.is_there() {
+                gone_since = None;
+            } else if now.saturating_sub(*gone_since.get_or_insert(now)) >= GONE_FOR {
+                // The open tun would keep the namespace, its links and the pod's address alive.
+                tracing::info!("The pod's network namespace is gone, ending");
+                self.stop(inputs);
+                return Ok(());
+            } else {
+                alert_until = now + ALERT_FOR;
+            }
+        }
+    }
+
+    fn ask(&self, within: Duration) -> Result<(), Error> {
+        let (applicant, reports) = (self.applicant.clone(), self.reports.clone());
+        let now = unix_seconds(self.clock.now().wall);
+        spawn("ca-client", move || reports.send(Input::Answer(Box::new(applicant.apply(within, now)))))
+    }
+
+    fn answered(&mut self, answer: Answer) -> Result<(), Error> {
+        let now = self.clock.now();
+        let (denied, cause) = match answer {
+            Answer::Issued(issued) => match self.check(issued) {
+                Ok(issued) => return self.install(*issued, false),
+                Err(cause) => (true, cause),
+            },
+            Answer::Provisional(issued) => match self.check(issued) {
+                Ok(issued) => return self.install(*issued, true),
+                Err(cause) => (true, cause),
+            },
+            Answer::NoProvisional(cause) => {
+                tracing::warn!(
+                    error = cause,
+                    "The CA gives no provisional certificate; the path stays closed until there is another"
+                );
+                self.applicant.waits_for_init();
+                self.life.not_yet(now);
+                return Ok(());
+            }
+            Answer::NotYet(cause) => {
+                if self.path.networks().is_none() {
+                    notify::status("waiting for the pod's init container");
+                }
+                self.update(|status| status.last_error = Some(cause));
+                self.life.not_yet(now);
+                return Ok(());
+            }
+            Answer::Refused(cause) => (true, cause),
+            Answer::Failed(cause) => (false, cause),
+        };
+        self.update(|status| status.certificate_failed(&cause, denied));
+        if denied && self.client.has_stale_token() {
+            return Err(Error::Denied(format!(
+                "{cause}; the node's token was replaced, and only a new start can read it"
+            )));
+        }
+        if self.path.networks().is_none() {
+            notify::status(&format!("no certificate yet: {cause}"));
+        }
+        self.life.failed(now, denied, cause);
+        Ok(())
+    }
+
+    /// Peers and the pod itself know the addresses of the first certificate.
+    fn check(&self, issued: Box<Issued>) -> Result<Box<Issued>, String> {
+        match self.path.networks() {
+            Some(networks) if networks != issued.identity.networks() => {
+                Err(format!("the CA changed the overlay address from {networks:?} to {:?}", issued.identity.networks()))
+            }
+            _ => Ok(issued),
+        }
+    }
+
+    fn install(&mut self, issued: Issued, provisional: bool) -> Result<(), Error> {
+        let Issued { identity, trust, renewal_key } = issued;
+        let bundle = trust.certificates().map(Certificate::to_pem).collect();
+        let is_first = self.path.networks().is_none();
+        if is_first {
+            let reports = self.reports.clone();
+            let ended = move |result| reports.send(Input::DriverEnded(result));
+            self.path.open(&identity, &trust, &self.settings, ended)?;
+        } else {
+            self.path.swap(identity.clone(), trust);
+        }
+        let now = self.clock.now();
+        let certificate = identity.primary();
+        let expires = moment(certificate.not_after());
+        let install =
+            if provisional { self.life.issued_provisionally(now, expires) } else { self.life.issued(now, expires) };
+        if install == Install::Open && !is_first {
+            self.path.reopen(&self.settings);
+        }
+        self.trust.begin(now.uptime);
+        tracing::info!(cert = certificate.name(), networks = ?certificate.networks(), groups = ?certificate.groups(),
+            notAfter = certificate.not_after(), provisional, fingerprint = %certificate.fingerprint(), "Certificate in use");
+        let handle = self.path.handle().cloned();
+        self.update(|status| status.certificate_installed(identity.clone(), provisional, handle));
+        if provisional {
+            self.applicant.waits_for_init();
+            notify::status("running with a provisional certificate, waiting for the pod's init container");
+            return Ok(());
+        }
+        self.applicant.holds(identity, renewal_key, bundle);
+        if is_first && self.is_awaited {
+            notify::ready();
+        }
+        notify::status("running");
+        Ok(())
+    }
+
+    fn ask_whom_to_trust(&self, asked: Duration) -> Result<(), Error> {
+        let (client, reports, etag) = (self.client.clone(), self.reports.clone(), self.etag.clone());
+        spawn("ca-trust", move || {
+            let answer = Box::new(client.trust(etag.as_deref(), TRUST_WITHIN));
+            reports.send(Input::Trust { asked, answer });
+        })
+    }
+
+    fn told_whom_to_trust(&mut self, asked: Duration, answer: Result<TrustAnswer, ca_client::Error>) {
+        let now = self.clock.now();
+        let news = match answer {
+            Ok(TrustAnswer { news, retry_after }) => {
+                self.trust.answered(asked, now.uptime, news.is_some(), retry_after);
+                self.update(|status| status.trust_confirmed = Some(now.wall));
+                news
+            }
+            Err(error) => {
+                tracing::debug!(%error, "The CA does not say whom to trust");
+                self.trust.failed(now.uptime);
+                None
+            }
+        };
+        let Some(news) = news else { return };
+        let identity = self.status.lock().unwrap_or_else(PoisonError::into_inner).identity.clone();
+        let standing = identity.map_or(Standing::Good, |identity| standing(&identity, &news.trust, now.wall));
+        tracing::info!(authorities = news.trust.certificates().count(), ?standing, etag = news.etag, "Trust changed");
+        self.etag = Some(news.etag);
+        if let Some(key) = news.renewal_key {
+            self.applicant.renew_with(key);
+        }
+        // What is closed stays closed: it trusts nobody.
+        if self.life.is_open() {
+            self.path.set_trust(news.trust);
+        }
+        self.life.judged(now, standing);
+    }
+
+    fn close(&mut self, closing: Closing) {
+        let why = match closing {
+            Closing::Expired => "the certificate expired and could not be renewed",
+            Closing::Revoked => "the certificate was revoked",
+        };
+        tracing::error!("The tunnel is closed: {why}");
+        notify::status(&format!("closed: {why}"));
+        self.path.close();
+        self.update(|status| status.closed = Some(why));
+    }
+
+    fn stop(&mut self, inputs: &Inbox) {
+        let mut is_running = self.path.stop();
+        while is_running {
+            match inputs.report(STOP_WITHIN) {
+                Some(Input::DriverEnded(_)) => is_running = false,
+                Some(_) => {}
+                None => {
+                    tracing::warn!("The tunnel did not close in time");
+                    return;
+                }
+            }
+        }
+        self.path.remove_device();
+        tracing::info!("Goodbye");
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Status)) {
+        change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// What `trust` says of the own certificate.
+fn standing(identity: &Identity, trust: &CaPool, now: Moment) -> Standing {
+    let verdicts = identity.certificates().map(|certificate| trust.verify(certificate.clone(), unix_seconds(now)));
+    verdicts.fold(Standing::Good, |standing, verdict| match (standing, verdict) {
+        (Standing::Revoked, _) | (_, Err(nebula_cert::Error::Blocked { .. })) => Standing::Revoked,
+        (standing, Ok(_) | Err(nebula_cert::Error::Expired { .. })) => standing,
+        (_, Err(_)) => Standing::Orphaned,
+    })
+}
+
+fn open_desk(namespace: &Namespace, confinement: &Confinement) -> Result<InitDesk, Error> {
+    // The name is taken as root, which init looks for; the thread that serves it is behind the wall.
+    let wall = confinement.prepare();
+    let confine = move || wall.enter(CapabilitySet::empty()).map(drop);
+    let refused = |cause: String| Error::SetUp { what: "cannot listen for the pod's init container".to_owned(), cause };
+    let desk = namespace
+        .run("init-desk", || InitDesk::open(handoff::NAME, confine))
+        .map_err(|error| refused(chain(&error)))?;
+    desk.map_err(|error| refused(errno::text(&error)))
+}
+
+fn watch_links(namespace: &Namespace) -> Result<LinkWatch, Error> {
+    let refused = |cause: String| Error::SetUp { what: "cannot watch the links of the pod".to_owned(), cause };
+    let watch = namespace.run("links", LinkWatch::new).map_err(|error| refused(chain(&error)))?;
+    watch.map_err(|error| refused(errno::text(&error)))
+}
+
+/// The name in the current folder.
+fn in_room(socket: &Path) -> &Path {
+    socket.file_name().map_or(socket, Path::new)
+}
+
+fn set_up(what: &str) -> impl FnOnce(std::io::Error) -> Error {
+    let what = what.to_owned();
+    move |error| Error::SetUp { what, cause: errno::text(&error) }
+}
+
+fn moment(time: UnixTime) -> Moment {
+    Moment::from_secs(u64::try_from(time).unwrap_or(0))
+}
+
+fn unix_seconds(moment: Moment) -> UnixTime {
+    UnixTime::try_from(moment.as_secs()).unwrap_or(UnixTime::MAX)
+}
+
+/// Only spreads load; without randomness all instances merely try the same ports first.
+fn random() -> u64 {
+    getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()))
+}
+
+const NETNS_INTERVAL: Duration = Duration::from_secs(2);
+const ALERT_INTERVAL: Duration = Duration::from_millis(250);
+const ALERT_FOR: Duration = Duration::from_secs(5);
+// A runtime may remount while it sets up; a namespace that is gone stays gone.
+const GONE_FOR: Duration = Duration::from_secs(1);
+const STOP_WITHIN: Duration = Duration::from_millis(250);
+const TRUST_WITHIN: Duration = Duration::from_secs(10);
+// The next question to the CA has been asked by then; little of what an answer took is needed again.
+const TIDY_AFTER: Duration = Duration::from_secs(1);

@@ -1,0 +1,75 @@
+//! The UDP sockets of one pod's tunnel: one port for each pod, in the host's network namespace or the pod's own.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use nebula_cni_plugin::launch::LaunchSpec;
+use nebula_core::io::UdpSocket;
+
+use crate::config::Settings;
+use crate::host::daemon::{chain, socket_options};
+use crate::linux::errno;
+use crate::linux::netns::Namespace;
+use crate::pod::tunnel::Error;
+
+/// Binds a free port of the range, in `namespace`. `start` says where in the range to begin, so that instances rarely meet.
+pub(crate) fn bind(
+    spec: &LaunchSpec,
+    settings: &Settings,
+    namespace: &Namespace,
+    start: u64,
+) -> Result<(Vec<UdpSocket>, u16), Error> {
+    namespace.run("underlay", || bind_in_range(spec, settings, start)).unwrap_or_else(|error| {
+        Err(Error::SetUp { what: "cannot make the UDP socket".to_owned(), cause: chain(&error) })
+    })
+}
+
+fn bind_in_range(spec: &LaunchSpec, settings: &Settings, start: u64) -> Result<(Vec<UdpSocket>, u16), Error> {
+    let (first, last) = spec.port_range;
+    let what = || format!("cannot bind a UDP port in {first}-{last} on {}", settings.listen.host);
+    let refuse = |cause: String| Error::SetUp { what: what(), cause };
+    let host: IpAddr =
+        settings.listen.host.parse().map_err(|_| refuse("listen.host is not an IP address".to_owned()))?;
+    if first == 0 || last < first {
+        return Err(refuse("the range is empty or begins with port 0".to_owned()));
+    }
+    let count = u64::from(last - first) + 1;
+    for step in 0..count {
+        let offset = u16::try_from((start % count + step) % count).unwrap_or_default();
+        let address = SocketAddr::new(host, first + offset);
+        let bound = probe(address)
+            .and_then(|()| UdpSocket::bind(address, settings.routines, &socket_options(&settings.listen)));
+        match bound {
+            Ok(sockets) => return Ok((sockets, address.port())),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            Err(error) => return Err(refuse(errno::text(&error))),
+        }
+    }
+    Err(refuse("every port is in use; widen portRange".to_owned()))
+}
+
+/// Sockets that share a port among themselves would share it with another instance's as well.
+fn probe(address: SocketAddr) -> io::Result<()> {
+    std::net::UdpSocket::bind(address).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Value;
+    use crate::pod::launch_file::tests::launch;
+
+    #[test]
+    fn a_taken_port_is_passed_over_and_a_full_range_is_named() {
+        let spec = launch(|_| ()).unwrap();
+        let settings =
+            Settings::read_without_pki(&Value::from(&serde_json::json!({"listen": {"host": "127.0.0.1"}}))).unwrap();
+        let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let one = LaunchSpec { port_range: (port, port), ..spec.clone() };
+        let error = bind(&one, &settings, &Namespace::Own, 7).err().unwrap().to_string();
+        assert!(error.contains(&format!("{port}-{port}")) && error.contains("widen"), "{error}");
+        let empty = LaunchSpec { port_range: (5, 4), ..spec };
+        assert!(bind(&empty, &settings, &Namespace::Own, 7).is_err());
+    }
+}
