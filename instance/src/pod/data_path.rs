@@ -11,6 +11,7 @@ use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
 use crate::config::Settings;
 use crate::host::daemon::chain;
 use crate::linux::errno;
+use crate::linux::memory;
 use crate::linux::netns::{Foothold, Namespace};
 use crate::metrics::Handshakes;
 use crate::overlay::events;
@@ -110,8 +111,8 @@ impl DataPath {
         let config = settings.to_config(identity.clone(), trust.clone(), self.port, advertise);
         let failed = |cause: String| Error::SetUp { what: "cannot start the tunnel".to_owned(), cause };
         // The node's threads look at the interfaces of the namespace that they are started in.
-        // All pods of a node have the same claim to its processors.
-        let options = Options { raise_priority: false, ..Options::default() };
+        // All pods of a node have the same claim to its processors: no priority is raised.
+        let options = Options { on_idle: Some(memory::release), ..Options::default() };
         let start = move || Driver::start(config, Some(tun), sockets, options);
         // It goes deep, and the stack for it ends with its thread.
         let start = move || Namespace::Own.run("driver-start", start);

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
+use super::driver::Idle;
+use super::idle::{Ebb, RareWork};
 use super::mailbox::{Command, Work};
 use super::poll::readable;
-use super::program::{Ebb, RareWork, release_program_pages};
 use super::shared::Shared;
 use super::tun::Queue;
 use super::udp::UdpSocket;
-use super::{Error, clock, interfaces, release_free_heap};
+use super::{Error, clock, interfaces};
 use crate::forward::Offload;
 use crate::lighthouse::LocalAddress;
 use crate::{Event, Node, WallClock};
@@ -31,6 +32,7 @@ pub(super) struct Control {
     pub(super) interfaces: Option<InterfaceWatch>,
     pub(super) rare_work: RareWork,
     pub(super) flows: Ebb,
+    pub(super) on_idle: Option<fn(Idle)>,
 }
 
 impl Control {
@@ -41,9 +43,7 @@ impl Control {
                 break;
             }
             if self.rare_work.is_over(clock::now()) {
-                release_program_pages();
-                // Tables that shrank, and all that handshakes without an answer held.
-                release_free_heap();
+                self.say_idle(Idle::ControlWorkOver);
             }
             let next = [self.node.poll_timeout(), self.rare_work.due()].into_iter().flatten().min();
             let timeout = next.map(|at| at.saturating_duration_since(clock::now()));
@@ -75,8 +75,11 @@ impl Control {
         }
         let now = clock::now();
         // Before the deadline at which addresses are advertised.
-        if let Some(addresses) = self.interfaces.as_mut().and_then(|watch| watch.changed(now)) {
-            self.node.set_local_addresses(addresses);
+        if let Some(listed) = self.interfaces.as_mut().and_then(|watch| watch.look(now)) {
+            if let Some(addresses) = listed {
+                self.node.set_local_addresses(addresses);
+            }
+            self.say_idle(Idle::InterfacesListed);
         }
         if self.node.poll_timeout().is_some_and(|at| at <= now) {
             self.node.handle_timeout(now);
@@ -117,6 +120,12 @@ impl Control {
                 drop(reply.try_send(Box::new(self.node.trace(now, direction, &flow))));
             }
             Command::Work(Work(work)) => work(&mut self.node, now),
+        }
+    }
+
+    fn say_idle(&self, idle: Idle) {
+        if let Some(on_idle) = self.on_idle {
+            on_idle(idle);
         }
     }
 
@@ -179,8 +188,9 @@ impl InterfaceWatch {
         Self { except, interval, next: None, last: Vec::new(), changes: None }
     }
 
-    /// The addresses, if it is time to look and they are others than before.
-    fn changed(&mut self, now: Instant) -> Option<Vec<LocalAddress>> {
+    /// Lists the addresses if it is time to and something may have changed. Inside: they differ from those before.
+    #[allow(clippy::option_option, reason = "the outer one says whether they were listed")]
+    fn look(&mut self, now: Instant) -> Option<Option<Vec<LocalAddress>>> {
         if self.next.is_some_and(|next| now < next) {
             return None;
         }
@@ -192,16 +202,14 @@ impl InterfaceWatch {
             None => self.changes = interfaces::Changes::listen().ok(),
         }
         let listed = interfaces::reachable_addresses(self.except.as_deref());
-        // For a host with a hundred pods that took hundreds of KiB for a moment.
-        release_free_heap();
         if let Err(errno) = &listed {
             tracing::warn!(%errno, "cannot list the interface addresses");
             self.changes = None;
         }
-        let addresses = listed.ok()?;
-        (addresses != self.last).then(|| {
-            self.last.clone_from(&addresses);
-            addresses
-        })
+        let changed = listed.ok().filter(|addresses| *addresses != self.last);
+        if let Some(addresses) = &changed {
+            self.last.clone_from(addresses);
+        }
+        Some(changed)
     }
 }

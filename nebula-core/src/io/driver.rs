@@ -14,11 +14,11 @@ use zeroize::Zeroizing;
 
 use super::control_thread::{Control, EndOfControl, InterfaceWatch};
 use super::duty::Duty;
+use super::idle::{Ebb, RareWork};
 use super::inbound_thread::Inbound;
 use super::mailbox::{Command, Work};
 use super::outbound::Outbound;
 use super::outbound_thread::OutboundThread;
-use super::program::{Ebb, RareWork};
 use super::shared::Shared;
 use super::tun::Queue;
 use super::{Tun, TunOffloads, UdpSocket, clock};
@@ -61,7 +61,9 @@ impl Error {
     }
 }
 
-/// Settings of the driver itself.
+/// Settings of the driver itself. By default nothing but its own threads, memory and descriptors is touched: what concerns
+/// the whole process (signals, the allocator, pages of the program) is left to the program, and so is any other scheduling
+/// of the threads than the usual one.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Read interface addresses and advertise them to lighthouses.
@@ -69,22 +71,45 @@ pub struct Options {
     /// Under load, give each direction of a tun queue a thread of its own; otherwise one serves both.
     pub two_threads: bool,
     /// While super-packets or few packets come, let data threads that keep up run before other programs (niceness -20).
-    /// Needs CAP_SYS_NICE; without it, or with a niceness given from outside, nothing changes.
+    /// Needs CAP_SYS_NICE; without it, or with a niceness given from outside, nothing changes. Off by default.
     pub raise_priority: bool,
     /// Processors of the data threads: those of the first routine run on the first one, and so on; after the last comes
     /// the first again. Empty: wherever there is room.
     pub processors: Vec<usize>,
+    /// Called by the control thread whenever it has become idle after work that needed much memory, so that the program can
+    /// give some back (`malloc_trim`, for example). It delays handshakes while it runs, so it must be quick. `None`: nothing
+    /// is called.
+    pub on_idle: Option<fn(Idle)>,
+}
+
+/// After which work the control thread became idle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Idle {
+    /// Handshakes, or the expiry of many flows. It is over for a second at least, and reported every ten seconds at most.
+    ControlWorkOver,
+    /// A look at the interfaces of the host, whose list is long on some hosts.
+    InterfacesListed,
 }
 
 impl Default for Options {
     fn default() -> Self {
         // On fewer processors a second thread takes time from the applications, and wakes more often for the same packets.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { advertise_interfaces: true, two_threads: processors > 2, raise_priority: true, processors: Vec::new() }
+        Self {
+            advertise_interfaces: true,
+            two_threads: processors > 2,
+            raise_priority: false,
+            processors: Vec::new(),
+            on_idle: None,
+        }
     }
 }
 
 /// Runs one node until it is stopped. Dropping it stops it.
+///
+/// It does nothing to the process that was not asked for in [`Options`]: no signal is blocked, no thread of the program gets
+/// another priority, neither allocator nor memory mappings are tuned. Registering for membarrier is the one exception, which
+/// has no effect on other code (see [`super::register_barriers`]).
 #[derive(Debug)]
 pub struct Driver {
     shared: Arc<Shared>,
@@ -150,6 +175,7 @@ impl Driver {
             interfaces,
             rare_work: RareWork::default(),
             flows: Ebb::default(),
+            on_idle: options.on_idle,
         };
         driver.spawn("nebula-control".into(), CONTROL_STACK, move || {
             let _end = end;

@@ -1,6 +1,4 @@
-//! Pages of the program itself: the kernel maps sixteen around every one that is touched, so a start leaves nearly all of
-//! the file mapped, of which little is needed again.
-#![allow(unsafe_code)]
+//! Decides when the control thread has been idle long enough to say so to the program (`Options::on_idle`).
 
 use std::time::{Duration, Instant};
 
@@ -59,51 +57,10 @@ impl Ebb {
     }
 }
 
-/// Unmaps code and constants of this program. What is needed again is mapped with its next use, from the file in memory.
-/// Call it after work that does not come back soon, like reading a configuration.
-pub fn release_program_pages() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    {
-        unsafe extern "C" {
-            // Made by the linker: the first byte of the program, and the first one after its code.
-            static __executable_start: u8;
-            static etext: u8;
-        }
-        let (start, end) = ((&raw const __executable_start).addr(), (&raw const etext).addr());
-        // SAFETY: asks for a number.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(0);
-        if page == 0 || !start.is_multiple_of(page) {
-            return;
-        }
-        let len = end.saturating_sub(start) / page * page;
-        let start = (&raw const __executable_start).cast_mut();
-        // SAFETY: from its header to the end of its code a program consists of private read-only mappings of its file, which
-        // cannot be written while it runs; nothing relocates them. Their pages come back from the file as they were. A
-        // refusal (locked memory) changes nothing.
-        let _ = unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) };
-    }
-}
-
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-
-    fn mapped_kilobytes() -> u64 {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find(|line| line.starts_with("RssFile:")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse().unwrap()
-    }
-
-    #[test]
-    fn released_pages_are_no_longer_mapped_and_come_back_as_they_were() {
-        let table: &[&str] = &["constants", "with", "relocations"];
-        let before = (mapped_kilobytes(), table.join(" "));
-        release_program_pages();
-        let after = (mapped_kilobytes(), table.join(" "));
-        assert!(after.0 < before.0, "{} kB mapped, {} kB before", after.0, before.0);
-        assert_eq!(after.1, before.1);
-    }
 
     #[test]
     fn pages_are_released_after_rare_work_and_not_after_every_piece_of_it() {
