@@ -129,7 +129,9 @@ impl DataPath {
         let hosts = settings.static_hosts.clone();
         let names = hosts.has_names().then(|| {
             let handle = handle.clone();
-            NameWatch::start(hosts, move |endpoints| handle.set_static_hosts(endpoints))
+            NameWatch::start(hosts, move |endpoints| {
+                handle.reconfigure(move |config| config.static_hosts = endpoints);
+            })
         });
         let names = names.transpose().map_err(thread_failed)?;
         self.state = State::Running { handle, networks, names };
@@ -139,9 +141,9 @@ impl DataPath {
     /// Uses another certificate: for new handshakes at once, and live tunnels move over to it.
     pub(crate) fn swap(&self, identity: Identity, trust: CaPool) {
         if let Some(handle) = self.handle() {
-            handle.together(|| {
-                handle.set_trust(trust);
-                handle.set_identity(identity);
+            handle.reconfigure(move |config| {
+                config.trust = trust;
+                config.identity = identity;
             });
         }
     }
@@ -149,16 +151,16 @@ impl DataPath {
     /// Believes others from now on; tunnels to those who are not trusted end.
     pub(crate) fn set_trust(&self, trust: CaPool) {
         if let Some(handle) = self.handle() {
-            handle.set_trust(trust);
+            handle.reconfigure(move |config| config.trust = trust);
         }
     }
 
     /// Lets nothing pass. The device and its routes stay, so that nothing meant for the overlay leaves in the clear.
     pub(crate) fn close(&self) {
         if let Some(handle) = self.handle() {
-            handle.together(|| {
-                handle.set_firewall(Policy::default());
-                handle.set_trust(CaPool::new());
+            handle.reconfigure(|config| {
+                config.firewall = Policy::default();
+                config.trust = CaPool::new();
             });
         }
     }
@@ -166,7 +168,8 @@ impl DataPath {
     /// Undoes [`DataPath::close`].
     pub(crate) fn reopen(&self, settings: &Settings) {
         if let Some(handle) = self.handle() {
-            handle.set_firewall(settings.firewall.clone());
+            let firewall = settings.firewall.clone();
+            handle.reconfigure(move |config| config.firewall = firewall);
         }
     }
 

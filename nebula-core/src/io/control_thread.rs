@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use super::driver::Idle;
 use super::idle::{Ebb, RareWork};
-use super::mailbox::{Command, Work};
 use super::poll::readable;
 use super::shared::Shared;
 use super::tun::Queue;
@@ -38,6 +37,7 @@ pub(super) struct Control {
 impl Control {
     /// Runs until it is told to stop; closes every tunnel before it returns.
     pub(super) fn run(mut self) -> Result<(), Error> {
+        self.shared.mailbox.read_here();
         loop {
             if self.turn() {
                 break;
@@ -62,8 +62,8 @@ impl Control {
             self.node.set_wall_clock(wall);
         }
         let delivered = self.shared.mailbox.take();
-        for command in delivered.commands {
-            self.obey(command);
+        for work in delivered.commands {
+            work.run(&mut self.node, clock::now());
             self.flush();
         }
         for (nth, punt) in delivered.punts.into_iter().enumerate() {
@@ -90,37 +90,6 @@ impl Control {
         }
         self.flush();
         delivered.stop
-    }
-
-    fn obey(&mut self, command: Command) {
-        let now = clock::now();
-        match command {
-            Command::SetIdentity(identity) => self.node.set_identity(now, *identity),
-            Command::SetInitiatingVersion(version) => self.node.set_initiating_version(version),
-            Command::SetTrust(trust) => self.node.set_trust(now, *trust),
-            Command::SetFirewall(policy) => self.node.set_firewall(*policy),
-            Command::SetStaticHosts(hosts) => self.node.set_static_hosts(now, hosts),
-            Command::SetLighthouse(settings) => self.node.set_lighthouse(now, *settings),
-            Command::SetPunchy(punchy) => self.node.set_punchy(punchy),
-            Command::SetTimers(timers) => self.node.set_timers(timers),
-            Command::SetRelay(settings) => self.node.set_relay(now, settings),
-            Command::SetPreferredRanges(ranges) => self.node.set_preferred_ranges(ranges),
-            Command::SetDisconnectInvalid(disconnect) => self.node.set_disconnect_invalid(now, disconnect),
-            Command::SetRecvError { send, accept } => self.node.set_recv_error(send, accept),
-            Command::SetSubnets(subnets) => self.node.set_subnets(subnets),
-            Command::Connect(peer) => self.node.connect(now, peer),
-            // Who asked may have given up.
-            Command::Tunnels(reply) => drop(reply.try_send(self.node.tunnels())),
-            Command::Sizes(reply) => drop(reply.try_send(self.node.table_sizes())),
-            Command::Handshaking(reply) => drop(reply.try_send(self.node.handshaking())),
-            Command::Close { peer, quietly, reply } => drop(reply.try_send(self.node.close(now, peer, quietly))),
-            Command::Inquire(peer) => self.node.inquire(now, peer),
-            Command::Whereabouts(peer, reply) => drop(reply.try_send(self.node.whereabouts(peer))),
-            Command::Trace(direction, flow, reply) => {
-                drop(reply.try_send(Box::new(self.node.trace(now, direction, &flow))));
-            }
-            Command::Work(Work(work)) => work(&mut self.node, now),
-        }
     }
 
     fn say_idle(&self, idle: Idle) {

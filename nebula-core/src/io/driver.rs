@@ -1,13 +1,13 @@
 //! The event loop around `Node` and `Forwarder`: starts the threads, speaks to them, ends them.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use nebula_cert::{CaPool, Identity, VerifiedCertificate, Version};
+use nebula_cert::VerifiedCertificate;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use zeroize::Zeroizing;
@@ -16,7 +16,7 @@ use super::control_thread::{Control, EndOfControl, InterfaceWatch};
 use super::duty::Duty;
 use super::idle::{Ebb, RareWork};
 use super::inbound_thread::Inbound;
-use super::mailbox::{Command, Work};
+use super::mailbox::Work;
 use super::outbound::Outbound;
 use super::outbound_thread::OutboundThread;
 use super::shared::Shared;
@@ -25,7 +25,7 @@ use super::{Tun, TunOffloads, UdpSocket, clock};
 use crate::counters::Direction;
 use crate::tunnel::LocalIndex;
 use crate::wire::ip::FlowKey;
-use crate::{Config, Event, FlowTrace, Node, TableSizes, TunnelStatus, Whereabouts, config, firewall};
+use crate::{Config, Event, FlowTrace, Node, Part, TableSizes, TunnelStatus, Whereabouts};
 
 // Address space; only what is used costs memory.
 const DATA_STACK: usize = 256 << 10;
@@ -311,125 +311,87 @@ impl Handle {
     pub fn stop(&self) {
         self.shared.mailbox.stop();
     }
-    /// The control plane obeys everything that is said through this or any other handle while `changes` runs at once,
-    /// before it looks at another packet: a reload is never half done. `changes` must not ask for an answer.
-    pub fn together<T>(&self, changes: impl FnOnce() -> T) -> T {
-        self.shared.mailbox.gather(changes)
+
+    /// Has the control thread edit the node's configuration, before it looks at another packet: packets meet all of the
+    /// change or nothing of it. Returns the parts that differ now, all of them in force; `None` if the driver has ended. See
+    /// [`crate::Node::reconfigure`].
+    pub fn reconfigure(&self, change: impl FnOnce(&mut Config) + Send + 'static) -> Option<Vec<Part>> {
+        self.with_node(move |node, now| node.reconfigure(now, change))
     }
-    /// See [`crate::Node::set_identity`].
-    pub fn set_identity(&self, identity: Identity) {
-        self.shared.mailbox.command(Command::SetIdentity(Box::new(identity)));
-    }
-    /// See [`crate::Node::set_initiating_version`].
-    pub fn set_initiating_version(&self, version: Option<Version>) {
-        self.shared.mailbox.command(Command::SetInitiatingVersion(version));
-    }
-    /// See [`crate::Node::set_trust`].
-    pub fn set_trust(&self, trust: CaPool) {
-        self.shared.mailbox.command(Command::SetTrust(Box::new(trust)));
-    }
-    /// See [`crate::Node::set_firewall`].
-    pub fn set_firewall(&self, policy: firewall::Policy) {
-        self.shared.mailbox.command(Command::SetFirewall(Box::new(policy)));
-    }
-    /// See [`crate::Node::set_static_hosts`].
-    pub fn set_static_hosts(&self, hosts: BTreeMap<IpAddr, Vec<SocketAddr>>) {
-        self.shared.mailbox.command(Command::SetStaticHosts(hosts));
-    }
-    /// See [`crate::Node::set_lighthouse`].
-    pub fn set_lighthouse(&self, settings: config::Lighthouse) {
-        self.shared.mailbox.command(Command::SetLighthouse(Box::new(settings)));
-    }
-    /// See [`crate::Node::set_punchy`].
-    pub fn set_punchy(&self, punchy: config::Punchy) {
-        self.shared.mailbox.command(Command::SetPunchy(punchy));
-    }
-    /// See [`crate::Node::set_timers`].
-    pub fn set_timers(&self, timers: config::Timers) {
-        self.shared.mailbox.command(Command::SetTimers(timers));
-    }
-    /// See [`crate::Node::set_relay`].
-    pub fn set_relay(&self, settings: config::Relay) {
-        self.shared.mailbox.command(Command::SetRelay(settings));
-    }
-    /// See [`crate::Node::set_preferred_ranges`].
-    pub fn set_preferred_ranges(&self, ranges: Vec<ipnet::IpNet>) {
-        self.shared.mailbox.command(Command::SetPreferredRanges(ranges));
-    }
-    /// See [`crate::Node::set_disconnect_invalid`].
-    pub fn set_disconnect_invalid(&self, disconnect: bool) {
-        self.shared.mailbox.command(Command::SetDisconnectInvalid(disconnect));
-    }
-    /// See [`crate::Node::set_recv_error`].
-    pub fn set_recv_error(&self, send: config::RecvErrorPolicy, accept: config::RecvErrorPolicy) {
-        self.shared.mailbox.command(Command::SetRecvError { send, accept });
-    }
-    /// See [`crate::Node::set_subnets`].
-    pub fn set_subnets(&self, subnets: Vec<config::SubnetRoute>) {
-        self.shared.mailbox.command(Command::SetSubnets(subnets));
-    }
+
     /// See [`crate::Node::connect`].
     pub fn connect(&self, peer: IpAddr) {
-        self.shared.mailbox.command(Command::Connect(peer));
+        self.shared.mailbox.command(Work::new(move |node, now| node.connect(now, peer)));
     }
+
     /// Live tunnels; empty if the driver has ended.
     #[must_use]
     pub fn tunnels(&self) -> Vec<TunnelStatus> {
-        self.ask(Command::Tunnels).unwrap_or_default()
+        self.with_node(|node, _| node.tunnels()).unwrap_or_default()
     }
+
     /// See [`crate::Node::table_sizes`]; all 0 if the driver has ended.
     #[must_use]
     pub fn table_sizes(&self) -> TableSizes {
-        self.ask(Command::Sizes).unwrap_or_default()
+        self.with_node(|node, _| node.table_sizes()).unwrap_or_default()
     }
+
     /// See [`crate::Node::handshaking`].
     #[must_use]
     pub fn handshaking(&self) -> Vec<IpAddr> {
-        self.ask(Command::Handshaking).unwrap_or_default()
+        self.with_node(|node, _| node.handshaking()).unwrap_or_default()
     }
+
     /// See [`crate::Node::close`].
     #[must_use]
     pub fn close(&self, peer: IpAddr, quietly: bool) -> usize {
-        self.ask(|reply| Command::Close { peer, quietly, reply }).unwrap_or_default()
+        self.with_node(move |node, now| node.close(now, peer, quietly)).unwrap_or_default()
     }
+
     /// See [`crate::Node::inquire`].
     pub fn inquire(&self, peer: IpAddr) {
-        self.shared.mailbox.command(Command::Inquire(peer));
+        self.shared.mailbox.command(Work::new(move |node, now| node.inquire(now, peer)));
     }
+
     /// See [`crate::Node::whereabouts`].
     #[must_use]
     pub fn whereabouts(&self, peer: IpAddr) -> Whereabouts {
-        self.ask(|reply| Command::Whereabouts(peer, reply)).unwrap_or_default()
+        self.with_node(move |node, _| node.whereabouts(peer)).unwrap_or_default()
     }
+
     /// See [`crate::Node::trace`]; `None` if the driver has ended.
     #[must_use]
     pub fn trace(&self, direction: Direction, flow: FlowKey) -> Option<FlowTrace> {
-        self.ask(|reply| Command::Trace(direction, Box::new(flow), reply)).map(|trace| *trace)
+        self.with_node(move |node, now| node.trace(now, direction, &flow))
     }
-    /// Has the control thread do `work` with the node, for what is wanted too rarely to have a command of its own. `None` if
-    /// the driver has ended.
+
+    /// Has the control thread do `work` with the node, and waits for the result. `None` if the driver has ended, or when
+    /// called inside of such work: nobody could do it.
     pub fn with_node<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Node, Instant) -> T + Send + 'static,
     ) -> Option<T> {
-        // Who asked may have given up.
-        self.ask(|reply| Command::Work(Work(Box::new(move |node, now| drop(reply.try_send(work(node, now)))))))
+        if self.shared.mailbox.is_read_here() {
+            return None;
+        }
+        let (reply, answer) = sync_channel(1);
+        // The caller may have given up.
+        self.shared.mailbox.command(Work::new(move |node, now| drop(reply.try_send(work(node, now)))));
+        answer.recv().ok()
     }
+
     /// Certificate of the peer of a live tunnel.
     #[must_use]
     pub fn certificate(&self, tunnel: LocalIndex) -> Option<VerifiedCertificate> {
         Some(self.shared.forwarder.tunnels().by_index(tunnel)?.peer.clone())
     }
+
     /// Flows the firewall remembers.
     #[must_use]
     pub fn flows(&self) -> usize {
         self.shared.forwarder.flows()
     }
-    fn ask<T>(&self, question: impl FnOnce(SyncSender<T>) -> Command) -> Option<T> {
-        let (reply, answer) = sync_channel(1);
-        self.shared.mailbox.command(question(reply));
-        answer.recv().ok()
-    }
+
     /// Sum of all lanes' counters by name, for metrics.
     #[must_use]
     pub fn counters(&self) -> BTreeMap<&'static str, u64> {
