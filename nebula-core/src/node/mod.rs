@@ -103,8 +103,7 @@ pub struct TunnelStatus {
 /// The control plane of one node. `&mut self`, no locks, no clock, no sockets.
 ///
 /// After any `handle_*`, setter or [`Node::reconfigure`]: drain [`Node::poll_transmit`], [`Node::poll_packet`] and
-/// [`Node::poll_event`], then read
-/// [`Node::poll_timeout`]. Time never goes back.
+/// [`Node::poll_event`], then read [`Node::poll_timeout`]. Time never goes back.
 #[derive(Debug)]
 pub struct Node {
     config: Config,
