@@ -12,14 +12,14 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use zeroize::Zeroizing;
 
-use super::control_thread::{Control, EndOfControl, InterfaceWatch};
-use super::duty::Duty;
-use super::idle::{Ebb, RareWork};
-use super::inbound_thread::Inbound;
+use super::control::{Control, Ebb, EndOfControl, RareWork};
+use super::inbound::Inbound;
+use super::interfaces::InterfaceWatch;
 use super::mailbox::Work;
 use super::outbound::Outbound;
-use super::outbound_thread::OutboundThread;
+use super::pacing::Duty;
 use super::shared::Shared;
+use super::threads::OutboundThread;
 use super::tun::Queue;
 use super::{Tun, TunOffloads, UdpSocket, clock};
 use crate::counters::Direction;
@@ -109,7 +109,7 @@ impl Default for Options {
 ///
 /// It does nothing to the process that was not asked for in [`Options`]: no signal is blocked, no thread of the program gets
 /// another priority, neither allocator nor memory mappings are tuned. Registering for membarrier is the one exception, which
-/// has no effect on other code (see [`super::register_barriers`]).
+/// has no effect on other code (see [`register_barriers`]).
 #[derive(Debug)]
 pub struct Driver {
     shared: Arc<Shared>,
@@ -399,4 +399,12 @@ impl Handle {
         self.shared.counters.add_to(&mut sum);
         sum
     }
+}
+
+/// Registers this process for the barriers that the tables of the data path need. To register a process that has several
+/// threads the kernel waits until all processors have passed a quiet state, which takes some ten milliseconds: call it before
+/// threads are started. Registering again costs nothing.
+pub fn register_barriers() {
+    // Whoever makes the first table registers; there is no other way to ask for it.
+    drop(papaya::HashMap::<(), ()>::new());
 }

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
@@ -9,6 +10,49 @@ use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket};
 
 use crate::lighthouse::LocalAddress;
+
+/// Looks at the interfaces now and then.
+#[derive(Debug)]
+pub(super) struct InterfaceWatch {
+    except: Option<String>,
+    interval: Duration,
+    next: Option<Instant>,
+    last: Vec<LocalAddress>,
+    // None: not listening, so every look is a full one.
+    changes: Option<Changes>,
+}
+
+impl InterfaceWatch {
+    /// Looks at most once per `interval`, and not at the interface `except`.
+    pub(super) fn new(except: Option<String>, interval: Duration) -> Self {
+        Self { except, interval, next: None, last: Vec::new(), changes: None }
+    }
+
+    /// Lists the addresses if it is time to and something may have changed. Inside: they differ from those before.
+    #[allow(clippy::option_option, reason = "the outer one says whether they were listed")]
+    pub(super) fn look(&mut self, now: Instant) -> Option<Option<Vec<LocalAddress>>> {
+        if self.next.is_some_and(|next| now < next) {
+            return None;
+        }
+        self.next = Some(now + self.interval);
+        match &self.changes {
+            Some(changes) if !changes.any() => return None,
+            Some(_) => {}
+            // Before the look, so that no change falls between the two.
+            None => self.changes = Changes::listen().ok(),
+        }
+        let listed = reachable_addresses(self.except.as_deref());
+        if let Err(errno) = &listed {
+            tracing::warn!(%errno, "cannot list the interface addresses");
+            self.changes = None;
+        }
+        let changed = listed.ok().filter(|addresses| *addresses != self.last);
+        if let Some(addresses) = &changed {
+            self.last.clone_from(addresses);
+        }
+        Some(changed)
+    }
+}
 
 /// Addresses of interfaces that are up in the network namespace of the calling thread, but for those of interface `except`.
 pub(super) fn reachable_addresses(except: Option<&str>) -> Result<Vec<LocalAddress>, Errno> {

@@ -7,7 +7,7 @@ use std::thread::{self, ThreadId};
 use std::time::Instant;
 
 use super::Error;
-use super::wake::Wake;
+use super::poll::Wake;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{Node, Punt};
 

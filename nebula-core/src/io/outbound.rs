@@ -4,14 +4,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::doze::Weight;
-use super::duty::Load;
-use super::inbound_thread::write;
+use super::inbound::write;
+use super::pacing::{Load, Warmth, Weight};
 use super::shared::Shared;
 use super::tun::{Queue, Read, ReadBuffer};
 use super::udp::UdpSocket;
 use super::udp_send::Sender;
-use super::warmth::Warmth;
 use super::{Error, clock};
 use crate::counters::Direction;
 use crate::{DropReason, Lane, Verdict};

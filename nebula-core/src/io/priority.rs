@@ -8,7 +8,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::duty::Load;
+use super::pacing::Load;
 
 const NICENESS: libc::c_int = -20;
 // Enough for an average.

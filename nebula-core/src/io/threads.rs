@@ -3,9 +3,8 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use super::doze::Doze;
-use super::duty::{Duty, Load};
 use super::outbound::Outbound;
+use super::pacing::{Doze, Duty, Load};
 use super::poll::{any_readable, readable};
 use super::priority::Priority;
 use super::shared::Shared;

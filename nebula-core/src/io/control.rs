@@ -5,14 +5,13 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use super::driver::Idle;
-use super::idle::{Ebb, RareWork};
+use super::interfaces::InterfaceWatch;
 use super::poll::readable;
 use super::shared::Shared;
 use super::tun::Queue;
 use super::udp::UdpSocket;
-use super::{Error, clock, interfaces};
+use super::{Error, clock};
 use crate::forward::Offload;
-use crate::lighthouse::LocalAddress;
 use crate::{Event, Node, WallClock};
 
 /// Much less than events fit the channel.
@@ -140,45 +139,85 @@ impl Drop for EndOfControl {
     }
 }
 
-/// Looks at the interfaces now and then.
-#[derive(Debug)]
-pub(super) struct InterfaceWatch {
-    except: Option<String>,
-    interval: Duration,
-    next: Option<Instant>,
-    last: Vec<LocalAddress>,
-    // None: not listening, so every look is a full one.
-    changes: Option<interfaces::Changes>,
+// A handshake is work for several turns.
+const IDLE_AFTER: Duration = Duration::from_secs(1);
+// Mapping the pages of a handshake again costs less than a tenth of the handshake.
+const MIN_IDLE_INTERVAL: Duration = Duration::from_secs(10);
+
+// About a hundred kilobytes of flows.
+const MIN_PEAK_ENTRIES: usize = 1000;
+
+/// Decides when the control thread gives back what rare work has mapped.
+#[derive(Debug, Default)]
+pub(super) struct RareWork {
+    happened: Option<Instant>,
+    released: Option<Instant>,
 }
 
-impl InterfaceWatch {
-    /// Looks at most once per `interval`, and not at the interface `except`.
-    pub(super) fn new(except: Option<String>, interval: Duration) -> Self {
-        Self { except, interval, next: None, last: Vec::new(), changes: None }
+impl RareWork {
+    /// Notes a handshake or the like.
+    pub(super) fn note(&mut self, now: Instant) {
+        self.happened.get_or_insert(now);
     }
 
-    /// Lists the addresses if it is time to and something may have changed. Inside: they differ from those before.
-    #[allow(clippy::option_option, reason = "the outer one says whether they were listed")]
-    fn look(&mut self, now: Instant) -> Option<Option<Vec<LocalAddress>>> {
-        if self.next.is_some_and(|next| now < next) {
-            return None;
+    /// When [`RareWork::is_over`] should be asked; `None`: there was none.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let quiet = self.happened? + IDLE_AFTER;
+        Some(self.released.map_or(quiet, |at| quiet.max(at + MIN_IDLE_INTERVAL)))
+    }
+
+    /// `true` once, a moment after rare work, if the last time is not just past.
+    pub(super) fn is_over(&mut self, now: Instant) -> bool {
+        let due = self.due().is_some_and(|due| now >= due);
+        if due {
+            *self = Self { happened: None, released: Some(now) };
         }
-        self.next = Some(now + self.interval);
-        match &self.changes {
-            Some(changes) if !changes.any() => return None,
-            Some(_) => {}
-            // Before the look, so that no change falls between the two.
-            None => self.changes = interfaces::Changes::listen().ok(),
+        due
+    }
+}
+
+/// Notices when a table that had grown is small again: what it held is worth giving back.
+#[derive(Debug, Default)]
+pub(super) struct Ebb {
+    most: usize,
+}
+
+impl Ebb {
+    /// Whether `entries` are less than half of what there was since the last time.
+    pub(super) fn is_low(&mut self, entries: usize) -> bool {
+        self.most = self.most.max(entries);
+        let low = self.most >= MIN_PEAK_ENTRIES && entries < self.most / 2;
+        if low {
+            self.most = entries;
         }
-        let listed = interfaces::reachable_addresses(self.except.as_deref());
-        if let Err(errno) = &listed {
-            tracing::warn!(%errno, "cannot list the interface addresses");
-            self.changes = None;
-        }
-        let changed = listed.ok().filter(|addresses| *addresses != self.last);
-        if let Some(addresses) = &changed {
-            self.last.clone_from(addresses);
-        }
-        Some(changed)
+        low
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_released_after_rare_work_and_not_after_every_piece_of_it() {
+        let start = super::super::clock::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut work = RareWork::default();
+        assert!(!work.is_over(at(0)));
+        work.note(at(0));
+        assert!(!work.is_over(at(0)), "the rest of it comes at once");
+        assert!(work.is_over(at(1)));
+        work.note(at(2));
+        assert!(!work.is_over(at(3)));
+        assert!(work.is_over(at(11)));
+        assert!(!work.is_over(at(30)));
+    }
+
+    #[test]
+    fn a_table_is_worth_a_look_once_after_it_shrank_much() {
+        let mut ebb = Ebb::default();
+        let low = [10, 900, 2, 5_000, 4_000, 2_400, 2_300, 1_300, 1_000].map(|entries| ebb.is_low(entries));
+        assert_eq!(low, [false, false, false, false, false, true, false, false, true]);
     }
 }
