@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn pages_are_released_after_rare_work_and_not_after_every_piece_of_it() {
-        let start = super::super::clock::now();
+        let start = clock::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut work = RareWork::default();
         assert!(!work.is_over(at(0)));

@@ -19,7 +19,7 @@ use super::mailbox::Work;
 use super::outbound::Outbound;
 use super::pacing::Duty;
 use super::shared::Shared;
-use super::threads::OutboundThread;
+use super::threads::{QueueThread, SocketThread};
 use super::tun::Queue;
 use super::{Tun, TunOffloads, UdpSocket, clock};
 use crate::counters::Direction;
@@ -201,7 +201,7 @@ impl Driver {
             let duty = Arc::new(Duty::new(outbound)?);
             let relieved = index < sockets.len();
             if two_threads || !relieved {
-                let thread = OutboundThread::new(Arc::clone(&self.shared), Arc::clone(&duty), relieved, raise_priority);
+                let thread = QueueThread::new(Arc::clone(&self.shared), Arc::clone(&duty), relieved, raise_priority);
                 let processor = place(index);
                 self.spawn(format!("nebula-out-{index}"), DATA_STACK, move || {
                     stay_on(processor);
@@ -212,15 +212,15 @@ impl Driver {
         }
         for (index, socket) in sockets.iter().enumerate() {
             let queue = (!queues.is_empty()).then(|| Arc::clone(&queues[index % queues.len()]));
-            let mut inbound =
-                Inbound::new(Arc::clone(&self.shared), queue, Arc::clone(socket), offloads, raise_priority)?;
+            let inbound = Inbound::new(Arc::clone(&self.shared), queue, Arc::clone(socket), offloads)?;
+            let mut thread = SocketThread::new(Arc::clone(&self.shared), inbound, raise_priority);
             if let Some(duty) = duties.get(index) {
-                inbound.serve_also(Arc::clone(duty), two_threads);
+                thread.serve_also(Arc::clone(duty), two_threads);
             }
             let processor = place(index);
             self.spawn(format!("nebula-in-{index}"), DATA_STACK, move || {
                 stay_on(processor);
-                inbound.run()
+                thread.run()
             })?;
         }
         Ok(())

@@ -1,16 +1,12 @@
-//! One thread from a UDP socket to the overlay: receive, open, deliver, until the socket is dry; then wait. With little
-//! traffic it serves the other direction too.
+//! From a UDP socket to the overlay: receive, open, deliver, until the socket is dry.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::outbound::Outbound;
-use super::pacing::{Doze, Duty, Load, Warmth, Weight};
-use super::poll::any_readable;
-use super::priority::Priority;
+use super::pacing::{Load, Warmth, Weight};
 use super::shared::{IoCounter, Shared};
 use super::tun::{Queue, TunOffloads};
 use super::udp::UdpSocket;
@@ -24,25 +20,19 @@ use crate::{Lane, Verdict};
 // Pings of one receive that are answered without a device.
 const MAX_REPLIES: usize = 64;
 
-/// Everything the thread owns.
+/// Everything the thread that serves the socket needs.
 #[derive(Debug)]
 pub(super) struct Inbound {
     shared: Arc<Shared>,
     // None: this node has no overlay device.
     queue: Option<Arc<Queue>>,
     socket: Arc<UdpSocket>,
-    // None: another thread serves the other direction at all times.
-    duty: Option<Arc<Duty<Outbound>>>,
-    // There is another thread for times of load.
-    relieved: bool,
     deliverer: Deliverer,
     lane: Lane,
     receiver: Receiver,
     // Relayed datagrams go back to the underlay from here.
     sender: Sender,
     warmth: Warmth,
-    priority: Priority,
-    doze: Doze,
 }
 
 impl Inbound {
@@ -51,91 +41,19 @@ impl Inbound {
         queue: Option<Arc<Queue>>,
         socket: Arc<UdpSocket>,
         offloads: TunOffloads,
-        raise_priority: bool,
     ) -> Result<Self, Error> {
         let lane = shared.forwarder.lane();
         let receiver =
             Receiver::new().map_err(|source| Error::Io { what: "cannot reserve receive buffers", source })?;
         let (sender, warmth) = (Sender::new(), Warmth::default());
         let deliverer = Deliverer::new(offloads);
-        Ok(Self {
-            shared,
-            queue,
-            socket,
-            duty: None,
-            relieved: false,
-            deliverer,
-            lane,
-            receiver,
-            sender,
-            warmth,
-            priority: Priority::new(raise_priority),
-            doze: Doze::default(),
-        })
+        Ok(Self { shared, queue, socket, deliverer, lane, receiver, sender, warmth })
     }
 
-    /// Gives it the other direction; while there is load only if it is not `relieved` by another thread.
-    pub(super) fn serve_also(&mut self, duty: Arc<Duty<Outbound>>, relieved: bool) {
-        (self.duty, self.relieved) = (Some(duty), relieved);
-    }
-
-    /// Runs until the driver stops, or socket or device fail.
-    pub(super) fn run(mut self) -> Result<(), Error> {
+    /// To be called once, by the thread that will serve it.
+    pub(super) fn begin(&mut self) {
         self.lane.set_max_segments(self.sender.segments(&self.socket));
         self.announce_offloads();
-        let duty = self.duty.clone();
-        while !self.shared.is_stopping() {
-            if let Some(duty) = duty.as_deref() {
-                self.serve_both(duty)?;
-            }
-            self.serve_socket(duty.as_deref())?;
-        }
-        Ok(())
-    }
-
-    /// Serves both directions until there is load and another thread to share it.
-    fn serve_both(&mut self, duty: &Duty<Outbound>) -> Result<(), Error> {
-        let Some(mut outbound) = duty.take() else { return Ok(()) };
-        let mut load = Load::default();
-        while !self.shared.is_stopping() {
-            let mut dry = self.turn(&mut load)?;
-            // What was delivered may have been answered already.
-            dry &= outbound.turn(&mut load)?;
-            self.priority.follow(&mut load);
-            if self.relieved && load.is_heavy() {
-                duty.hand_over(outbound);
-                break;
-            }
-            if dry {
-                load.pause();
-                let now = clock::now();
-                self.priority.pause(now);
-                if self.doze.pause(now, load.take_weight()) {
-                    continue;
-                }
-                let timeout = [self.timeout(now), outbound.timeout(now)].into_iter().flatten().min();
-                any_readable([self.socket.as_fd(), outbound.as_fd(), self.shared.halt.as_fd()], timeout)
-                    .map_err(|errno| Error::io("cannot poll socket and device", errno))?;
-                if timeout.is_some() {
-                    self.cool();
-                    outbound.cool(clock::now());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Serves the socket until the queue is to be served too.
-    fn serve_socket(&mut self, duty: Option<&Duty<Outbound>>) -> Result<(), Error> {
-        let mut load = Load::default();
-        while !self.shared.is_stopping() && !duty.is_some_and(Duty::is_free) {
-            let dry = self.turn(&mut load)?;
-            self.priority.follow(&mut load);
-            if dry {
-                self.wait(&mut load, duty)?;
-            }
-        }
-        Ok(())
     }
 
     fn announce_offloads(&mut self) {
@@ -144,7 +62,7 @@ impl Inbound {
     }
 
     /// Moves what one receive brings. `true`: the socket is dry.
-    fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
+    pub(super) fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
         if self.lane.early_due().is_some() {
             self.serve_early()?;
         }
@@ -210,35 +128,24 @@ impl Inbound {
         Ok(())
     }
 
-    fn wait(&mut self, load: &mut Load, duty: Option<&Duty<Outbound>>) -> Result<(), Error> {
-        let now = clock::now();
-        self.priority.pause(now);
-        if self.doze.pause(now, load.take_weight()) {
-            return Ok(());
-        }
-        let timeout = self.timeout(now);
-        let halt = self.shared.halt.as_fd();
-        let returned = duty.map_or(halt, |duty| duty.returned.as_fd());
-        any_readable([self.socket.as_fd(), returned, halt], timeout)
-            .map_err(|errno| Error::io("cannot poll the UDP socket", errno))?;
-        if timeout.is_some() {
-            self.cool();
-        }
-        Ok(())
-    }
-
     /// How long to wait for the socket; `None`: for ever.
-    fn timeout(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
         let early = self.lane.early_due().map(|due| due.saturating_duration_since(now));
         [self.warmth.timeout(now), early].into_iter().flatten().min()
     }
 
     /// Gives memory back that a burst touched, some time after it.
-    fn cool(&mut self) {
-        if self.warmth.cooled(clock::now()) {
+    pub(super) fn cool(&mut self, now: Instant) {
+        if self.warmth.cooled(now) {
             self.receiver.release();
             self.lane.release_memory();
         }
+    }
+}
+
+impl AsFd for Inbound {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 
