@@ -49,7 +49,7 @@ pub(crate) struct LastReload {
     pub(crate) error: Option<String>,
 }
 
-/// What a node has beside its driver, and may change while it runs.
+/// What a node has besides its driver and a reload may change.
 #[derive(Debug)]
 pub(crate) struct Link {
     /// None: there is no device.
@@ -92,7 +92,7 @@ impl Reloader {
         self.console = Some(console);
     }
 
-    /// What is in force.
+    /// Settings in force.
     #[must_use]
     pub(crate) fn settings(&self) -> &Settings {
         &self.current
@@ -104,7 +104,7 @@ impl Reloader {
         &self.path
     }
 
-    /// Every file that decides what is in force.
+    /// Every file that the settings are read from.
     #[must_use]
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let mut files = config::files(&self.path);
@@ -130,7 +130,7 @@ impl Reloader {
         outcome
     }
 
-    /// Names what the user that nebula became (`daemon.user`) cannot read, so that no reload will do.
+    /// Warns of files that the user that nebula became (`daemon.user`) cannot read, which a reload needs.
     pub(crate) fn report_unreadable(&self) {
         let Some(user) = &self.current.operation.user else { return };
         for file in account::unreadable(self.files()) {
@@ -143,7 +143,7 @@ impl Reloader {
             tracing::error!(%error, "Error occurred while reloading config");
             error.to_string()
         })?;
-        // Also of one that is refused: what it names may be put right.
+        // Even if it is refused: its files are watched, and one of them may be put right.
         self.credentials = config::credential_files(&tree);
         let settings =
             Settings::read(&tree, now).and_then(|new| Ok(check_identity(&self.current, &new).map(|()| new)?));
@@ -163,7 +163,7 @@ impl Reloader {
                 if Served::of(&self.current) != dns {
                     self.serve_dns();
                 }
-                // What the kernel sends by new routes has somewhere to go now.
+                // Last: the node knows the gateways of the new routes by now.
                 self.update_link();
                 Ok(())
             }

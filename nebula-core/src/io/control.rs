@@ -1,4 +1,4 @@
-//! The one thread that owns the [`Node`]: punts, commands and deadlines in, datagrams and events out.
+//! The control thread, which owns the [`Node`]: takes punts, commands and deadlines, sends datagrams and events.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -14,8 +14,8 @@ use super::{Error, clock};
 use crate::forward::Offload;
 use crate::{Event, Node, WallClock};
 
-/// Much less than events fit the channel.
-const PUNTS_A_REPORT: usize = 16;
+/// Far fewer than the channel of events holds.
+const PUNTS_PER_REPORT: usize = 16;
 
 /// Everything the thread owns.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Control {
     pub(super) events: SyncSender<Event>,
     pub(super) interfaces: Option<InterfaceWatch>,
     pub(super) rare_work: RareWork,
-    pub(super) flows: Ebb,
+    pub(super) flows: TablePeak,
     pub(super) on_idle: Option<fn(Idle)>,
 }
 
@@ -68,7 +68,7 @@ impl Control {
         for (nth, punt) in delivered.punts.into_iter().enumerate() {
             self.node.handle_punt(clock::now(), punt);
             self.send();
-            if nth % PUNTS_A_REPORT == PUNTS_A_REPORT - 1 {
+            if nth % PUNTS_PER_REPORT == PUNTS_PER_REPORT - 1 {
                 self.report();
             }
         }
@@ -83,7 +83,7 @@ impl Control {
         if self.node.poll_timeout().is_some_and(|at| at <= now) {
             self.node.handle_timeout(now);
             // Flows expire then.
-            if self.flows.is_low(self.shared.forwarder.flows()) {
+            if self.flows.has_shrunk(self.shared.forwarder.flows()) {
                 self.rare_work.note(now);
             }
         }
@@ -116,10 +116,10 @@ impl Control {
         }
     }
 
-    /// Hands over what happened. Each time that wakes a thread, which costs a tenth of a handshake.
+    /// Passes events on. That wakes a thread, which costs a tenth of a handshake.
     fn report(&mut self) {
         while let Some(event) = self.node.poll_event() {
-            // Tunnels that come and go: a handshake was near.
+            // Tunnels came or went, so there was a handshake.
             self.rare_work.note(clock::now());
             if self.events.try_send(event).is_err() {
                 self.shared.counters.events.add(1);
@@ -128,7 +128,7 @@ impl Control {
     }
 }
 
-/// Ends the data threads and refuses further mail, however the control thread ends.
+/// Stops the data threads and closes the mailbox, however the control thread ends (a panic included).
 #[derive(Debug)]
 pub(super) struct EndOfControl(pub(super) Arc<Shared>);
 
@@ -147,7 +147,7 @@ const MIN_IDLE_INTERVAL: Duration = Duration::from_secs(10);
 // About a hundred kilobytes of flows.
 const MIN_PEAK_ENTRIES: usize = 1000;
 
-/// Decides when the control thread gives back what rare work has mapped.
+/// Rate limit of [`Idle::ControlWorkOver`]: says when the control thread counts as idle after rare work like a handshake.
 #[derive(Debug, Default)]
 pub(super) struct RareWork {
     happened: Option<Instant>,
@@ -166,7 +166,7 @@ impl RareWork {
         Some(self.released.map_or(quiet, |at| quiet.max(at + MIN_IDLE_INTERVAL)))
     }
 
-    /// `true` once, a moment after rare work, if the last time is not just past.
+    /// `true` once, [`IDLE_AFTER`] after the rare work began, and not twice within [`MIN_IDLE_INTERVAL`].
     pub(super) fn is_over(&mut self, now: Instant) -> bool {
         let due = self.due().is_some_and(|due| now >= due);
         if due {
@@ -176,21 +176,21 @@ impl RareWork {
     }
 }
 
-/// Notices when a table that had grown is small again: what it held is worth giving back.
+/// Notices when a table has shrunk to less than half of its peak: the memory it held is worth giving back.
 #[derive(Debug, Default)]
-pub(super) struct Ebb {
-    most: usize,
+pub(super) struct TablePeak {
+    peak: usize,
 }
 
-impl Ebb {
-    /// Whether `entries` are less than half of what there was since the last time.
-    pub(super) fn is_low(&mut self, entries: usize) -> bool {
-        self.most = self.most.max(entries);
-        let low = self.most >= MIN_PEAK_ENTRIES && entries < self.most / 2;
-        if low {
-            self.most = entries;
+impl TablePeak {
+    /// Whether `entries` are less than half of the peak since this was last so.
+    pub(super) fn has_shrunk(&mut self, entries: usize) -> bool {
+        self.peak = self.peak.max(entries);
+        let shrunk = self.peak >= MIN_PEAK_ENTRIES && entries < self.peak / 2;
+        if shrunk {
+            self.peak = entries;
         }
-        low
+        shrunk
     }
 }
 
@@ -216,8 +216,8 @@ mod tests {
 
     #[test]
     fn a_table_is_worth_a_look_once_after_it_shrank_much() {
-        let mut ebb = Ebb::default();
-        let low = [10, 900, 2, 5_000, 4_000, 2_400, 2_300, 1_300, 1_000].map(|entries| ebb.is_low(entries));
-        assert_eq!(low, [false, false, false, false, false, true, false, false, true]);
+        let mut peak = TablePeak::default();
+        let shrunk = [10, 900, 2, 5_000, 4_000, 2_400, 2_300, 1_300, 1_000].map(|entries| peak.has_shrunk(entries));
+        assert_eq!(shrunk, [false, false, false, false, false, true, false, false, true]);
     }
 }

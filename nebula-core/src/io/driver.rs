@@ -12,7 +12,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use zeroize::Zeroizing;
 
-use super::control::{Control, Ebb, EndOfControl, RareWork};
+use super::control::{Control, EndOfControl, RareWork, TablePeak};
 use super::inbound::Inbound;
 use super::interfaces::InterfaceWatch;
 use super::mailbox::Work;
@@ -85,7 +85,7 @@ pub struct Options {
 /// After which work the control thread became idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
-    /// Handshakes, or the expiry of many flows. It is over for a second at least, and reported every ten seconds at most.
+    /// Handshakes, or the expiry of many flows. Reported a second after they began, and every ten seconds at most.
     ControlWorkOver,
     /// A look at the interfaces of the host, whose list is long on some hosts.
     InterfacesListed,
@@ -155,7 +155,7 @@ impl Driver {
         })?;
         let wall = clock::wall();
         let (node, forwarder) = Node::new(config, wall.at, wall, *seed);
-        // It is large, and each move of it would cost stacks that stay.
+        // It is large, and each move of it would grow a stack for good.
         let node = Box::new(node);
         let shared = Arc::new(Shared::new(forwarder)?);
         let sockets: Vec<_> = sockets.into_iter().map(Arc::new).collect();
@@ -174,7 +174,7 @@ impl Driver {
             events: sender,
             interfaces,
             rare_work: RareWork::default(),
-            flows: Ebb::default(),
+            flows: TablePeak::default(),
             on_idle: options.on_idle,
         };
         driver.spawn("nebula-control".into(), CONTROL_STACK, move || {
@@ -250,8 +250,8 @@ impl Driver {
         Handle { shared: Arc::clone(&self.shared) }
     }
 
-    /// What happens from now on; bounded: while nobody reads, new events are lost and counted. One reader: a second call
-    /// returns a receiver that has ended.
+    /// Events from now on. The channel is bounded: while nobody reads, new events are lost and counted. There is one reader:
+    /// a second call returns a receiver that has ended.
     #[must_use]
     pub fn events(&mut self) -> Receiver<Event> {
         self.events.take().unwrap_or_else(|| sync_channel(0).1)

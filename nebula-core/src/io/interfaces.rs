@@ -11,7 +11,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProto
 
 use crate::lighthouse::LocalAddress;
 
-/// Looks at the interfaces now and then.
+/// Lists the addresses of the interfaces at intervals, and says when they changed.
 #[derive(Debug)]
 pub(super) struct InterfaceWatch {
     except: Option<String>,
@@ -66,13 +66,13 @@ pub(super) fn reachable_addresses(except: Option<&str>) -> Result<Vec<LocalAddre
         })
         .filter(|local| is_reachable(&local.address))
         .collect();
-    // The kernel's order changes; a changed order is not news for anybody.
+    // The kernel's order varies, and a different order is no change.
     addresses.sort_unstable();
     addresses.dedup();
     Ok(addresses)
 }
 
-/// Hears when interfaces or their addresses change, which costs nothing while they do not (rtnetlink).
+/// Listens for changes of interfaces and their addresses (rtnetlink): without a change there is nothing to list.
 #[derive(Debug)]
 pub(super) struct Changes {
     socket: OwnedFd,
@@ -88,10 +88,10 @@ impl Changes {
         Ok(Self { socket })
     }
 
-    /// Whether there were any since this was asked last.
+    /// Whether there were any since the last call.
     pub(super) fn any(&self) -> bool {
         let mut changed = false;
-        for _ in 0..MAX_CHANGES {
+        for _ in 0..MAX_CHANGES_PER_CALL {
             // What changed is of no interest, so the rest of the message may be lost.
             match recv(self.socket.as_raw_fd(), &mut [0; 16], MsgFlags::empty()) {
                 Ok(_) => changed = true,
@@ -105,8 +105,8 @@ impl Changes {
     }
 }
 
-// More than one look at the addresses should have to clear away; the rest is for the next one.
-const MAX_CHANGES: usize = 1024;
+// More messages than one call should clear away; the rest is left for the next call.
+const MAX_CHANGES_PER_CALL: usize = 1024;
 
 fn is_reachable(address: &IpAddr) -> bool {
     let is_link_local = match address {

@@ -1,4 +1,4 @@
-//! What other threads leave for the control thread: punts, commands, the wish to stop, a failure.
+//! The mailbox of the control thread: punts, commands, a request to stop, a failure.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,7 +37,7 @@ impl std::fmt::Debug for Work {
     }
 }
 
-/// Bounded on every side: a flood of punts is dropped, a flood of commands waits.
+/// Bounded: punts beyond the limit are dropped, and commands beyond it wait.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     content: Mutex<Content>,
@@ -58,7 +58,7 @@ struct Content {
     closed: bool,
 }
 
-/// Everything that was in the box.
+/// Everything that was in the mailbox.
 #[derive(Debug, Default)]
 pub(super) struct Delivered {
     pub(super) punts: VecDeque<Punt>,
@@ -145,7 +145,7 @@ impl Mailbox {
         Delivered { punts, commands, stop: content.stop }
     }
 
-    /// Nobody will read any more.
+    /// Refuses everything from now on, because nobody will read it.
     pub(super) fn close(&self) {
         let mut content = self.content();
         content.closed = true;
@@ -165,7 +165,7 @@ impl AsFd for Mailbox {
     }
 }
 
-/// Bytes a punt holds beside itself.
+/// Bytes on the heap that a punt owns.
 fn weight(punt: &Punt) -> usize {
     match punt {
         Punt::NoTunnel { packet, .. } => packet.bytes.len(),

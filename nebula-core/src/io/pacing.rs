@@ -13,20 +13,20 @@ use super::poll::Wake;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// Something that two threads serve in turn.
+/// Work that two threads do in turn: the thread of a socket, and that of a tun queue.
 #[derive(Debug)]
 pub(super) struct Duty<T> {
     subject: Mutex<T>,
-    /// The thread of the socket is to serve it, and has not begun.
+    /// It is the turn of the socket's thread, which has not begun.
     free: AtomicBool,
-    /// Wakes the thread for load.
+    /// Wakes the queue's thread.
     pub(super) needed: Wake,
-    /// Wakes the thread of the socket.
+    /// Wakes the socket's thread.
     pub(super) returned: Wake,
 }
 
 impl<T> Duty<T> {
-    /// Begins with the thread of the socket.
+    /// The socket's thread has the first turn.
     pub(super) fn new(subject: T) -> Result<Self, Error> {
         let (needed, returned) = (Wake::new()?, Wake::new()?);
         Ok(Self { subject: Mutex::new(subject), free: AtomicBool::new(true), needed, returned })
@@ -37,7 +37,7 @@ impl<T> Duty<T> {
         self.free.load(Ordering::Acquire)
     }
 
-    /// For the thread of the socket; `None`: the other one still serves.
+    /// For the socket's thread; `None`: it is the turn of the other.
     pub(super) fn take(&self) -> Option<MutexGuard<'_, T>> {
         if !self.is_free() {
             return None;
@@ -47,22 +47,22 @@ impl<T> Duty<T> {
         Some(self.lock())
     }
 
-    /// The thread of the socket leaves it to the thread for load.
+    /// Ends the turn of the socket's thread.
     pub(super) fn hand_over(&self, subject: MutexGuard<'_, T>) {
         drop(subject);
         self.needed.raise();
     }
 
-    /// For the thread for load, once it was woken.
+    /// For the queue's thread, once it was woken.
     pub(super) fn take_over(&self) -> MutexGuard<'_, T> {
         self.needed.lower();
         self.lock()
     }
 
-    /// The thread for load leaves it to the thread of the socket.
+    /// Ends the turn of the queue's thread.
     pub(super) fn give_back(&self, subject: MutexGuard<'_, T>) {
         drop(subject);
-        // Raised first, so that who finds it free lowers for good.
+        // Raised first: whoever finds it free lowers it after the last raise.
         self.returned.raise();
         self.free.store(true, Ordering::Release);
     }
@@ -123,32 +123,32 @@ impl Load {
         self.turns = 0;
     }
 
-    /// Whether there was enough since this began.
+    /// Whether there was a heavy turn since this began.
     pub(super) fn is_heavy(&self) -> bool {
         self.heavy_at.is_some()
     }
 
-    /// How long until it counts as over, if no more comes; zero: now.
+    /// Time until the load counts as over if no more comes; zero: it is over.
     pub(super) fn remaining(&self, now: Instant) -> Duration {
         self.heavy_at.map_or(Duration::ZERO, |at| (at + CALM_AFTER).saturating_duration_since(now))
     }
 }
 
-// With the kernel's timer slack up to 50 us more.
+// The kernel's timer slack adds up to 50 us.
 const DOZE_TIME: Duration = Duration::from_micros(100);
 // More than one super-packet, or 18 small packets.
 const WORTHWHILE_DOZE_WEIGHT: usize = 72 << 10;
-// What a small packet counts for: it costs as much to be woken for it.
+// Bytes that a small packet counts for: a wake-up costs as much as moving them.
 const PACKET_WEIGHT: usize = 4 << 10;
-// Less than so much is no load.
+// Less is no load.
 const MIN_DOZE_WEIGHT: usize = 16 << 10;
-// Enough for an average.
+// Enough dozes for an average.
 const DOZES_PER_ROUND: u32 = 8;
-// Until the next try when they did not serve; doubled each time.
+// Backoff after a round of dozes that gathered too little; doubled each time.
 const MIN_DOZE_BACKOFF: Duration = Duration::from_millis(10);
 const MAX_DOZE_BACKOFF: Duration = Duration::from_secs(1);
 
-/// What a thread moved, for its dozes: bytes, but at least something for each packet it could be woken for.
+/// How much a thread moved, for the decision to doze: bytes, but at least [`PACKET_WEIGHT`] for each wake-up saved.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Weight(usize);
 
@@ -163,26 +163,30 @@ impl Weight {
     }
 }
 
-/// Says when to sleep, by what was moved since.
+/// Interrupt moderation: decides when to sleep for a moment, by how much earlier sleeps gathered.
+///
+/// A thread that waits for a socket or a device is woken for each packet, which costs it a context switch, and the program at
+/// the other end up to a tenth of its time. A sleep delays what arrives meanwhile, so sleeps are tried only behind several
+/// packets or a joined one, and go on only while each gathers many.
 #[derive(Debug)]
 pub(super) struct Doze {
     dozed: bool,
-    /// Of this round.
+    /// Dozes of this round.
     dozes: u32,
     gathered: usize,
     not_before: Option<Instant>,
-    rest: Duration,
+    backoff: Duration,
 }
 
 impl Default for Doze {
     fn default() -> Self {
-        Self { dozed: false, dozes: 0, gathered: 0, not_before: None, rest: MIN_DOZE_BACKOFF }
+        Self { dozed: false, dozes: 0, gathered: 0, not_before: None, backoff: MIN_DOZE_BACKOFF }
     }
 }
 
 impl Doze {
-    /// Nothing is left to move, after so much since the last pause. Sleeps for a moment if that gathers more; `true`: it
-    /// did, so look again.
+    /// To be called when nothing is left to move, with what was moved since the last call. Sleeps for a moment if that is
+    /// expected to gather more. `true`: it slept, so look again.
     pub(super) fn pause(&mut self, now: Instant, weight: Weight) -> bool {
         let dozes = self.follow(now, weight);
         if dozes {
@@ -207,16 +211,16 @@ impl Doze {
             return;
         }
         if self.gathered >= WORTHWHILE_DOZE_WEIGHT * DOZES_PER_ROUND as usize {
-            (self.not_before, self.rest) = (None, MIN_DOZE_BACKOFF);
+            (self.not_before, self.backoff) = (None, MIN_DOZE_BACKOFF);
         } else {
-            self.not_before = Some(now + self.rest);
-            self.rest = (self.rest * 2).min(MAX_DOZE_BACKOFF);
+            self.not_before = Some(now + self.backoff);
+            self.backoff = (self.backoff * 2).min(MAX_DOZE_BACKOFF);
         }
         (self.dozes, self.gathered) = (0, 0);
     }
 }
 
-// Less than this touches a handful of pages, which are not worth a wake-up.
+// Less touches a handful of pages, which are not worth a wake-up.
 const BURST_BYTES: usize = 16 << 10;
 // Long enough that a pause within a transfer does not cost the page faults of a new start.
 const RELEASE_AFTER: Duration = Duration::from_secs(10);
@@ -356,7 +360,7 @@ mod tests {
         assert!(!doze.follow(start + MIN_DOZE_BACKOFF, little), "the rest began after the last doze");
         let again = start + MIN_DOZE_BACKOFF * 2;
         assert_eq!(dozes(&mut doze, again, 100, round, much), 100);
-        assert_eq!(doze.rest, MIN_DOZE_BACKOFF);
+        assert_eq!(doze.backoff, MIN_DOZE_BACKOFF);
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Wake {
 
     pub(super) fn lower(&self) {
         self.in_order();
-        // Nothing to read is as good.
+        // Fails when it is lowered already.
         let _ = self.event.read();
     }
 
