@@ -99,7 +99,10 @@ pub(crate) fn relay_control(data: &[u8]) {
                     }
                 }
             }
-            7 => trio.relay.node.reconfigure(trio.now, |config| config.relay = Relay { am_relay: a & 1 == 0, ..Relay::default() }),
+            7 => {
+                let settings = Relay { am_relay: a & 1 == 0, ..Relay::default() };
+                trio.relay.node.reconfigure(trio.now, |config| config.relay = settings);
+            }
             _ => {
                 let kinds = [ControlKind::CreateRelayRequest, ControlKind::CreateRelayResponse];
                 let message = Control {
