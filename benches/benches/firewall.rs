@@ -39,7 +39,7 @@ fn firewall(c: &mut Criterion) {
     for count in [10, 10_000] {
         let mut group = c.benchmark_group(format!("{count}_rules"));
         let (mut a, _) = network(|_| {});
-        a.node.set_firewall(Policy { outbound: rules(count), ..Policy::default() });
+        a.node.reconfigure(a.now, |config| config.firewall = Policy { outbound: rules(count), ..Policy::default() });
         let mut one = udp(40_000, 54, 36);
         group.bench_function("known_to_the_lane", |bencher| {
             bencher.iter(|| {

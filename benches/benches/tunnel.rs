@@ -63,8 +63,13 @@ impl Ends {
             let peer = Ipv4Addr::new(10, 0, 0, 2 - at as u8).into();
             config.static_hosts = BTreeMap::from([(peer, vec![addresses[1 - at as usize]])]);
             let tun = Tun::from_socket(far).expect("a stand-in for a device");
-            Driver::start(config, Some(tun), sockets, Options { advertise_interfaces: false, ..Options::default() })
-                .expect("a driver")
+            Driver::start(
+                config,
+                Some(tun),
+                sockets,
+                Options { advertise_interfaces: false, raise_priority: true, ..Options::default() },
+            )
+            .expect("a driver")
         });
         let devices = devices.try_into().expect("two ends");
         let ends = Self { devices, _drivers: drivers, lost: 0 };

@@ -84,7 +84,7 @@ fn inbound(each: usize, (mut packet, offload): (Vec<u8>, Offload)) -> usize {
 /// A packet that no rule lets out.
 fn refused() -> usize {
     let (mut a, _) = network(|_| {});
-    a.node.set_firewall(Policy::default());
+    a.node.reconfigure(a.now, |config| config.firewall = Policy::default());
     let (mut packet, offload) = small();
     let work = |(): &mut ()| assert_eq!(a.send(&mut packet, offload), Verdict::Drop(DropReason::NoRule));
     repeat(1, || (), work)

@@ -47,7 +47,7 @@ impl Host {
     }
     /// Starts a handshake; returns its first message.
     pub fn call(&mut self, peer: &Self) -> Transmit {
-        self.node.set_static_hosts(self.now, [(peer.overlay, vec![peer.underlay])].into());
+        self.node.reconfigure(self.now, |config| config.static_hosts = [(peer.overlay, vec![peer.underlay])].into());
         self.node.connect(self.now, peer.overlay);
         self.node.poll_transmit().expect("the first message of the handshake")
     }

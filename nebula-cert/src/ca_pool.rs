@@ -41,6 +41,15 @@ pub struct CaPool {
     blocked: BTreeSet<Fingerprint>,
 }
 
+/// Equal pools accept the same certificates: each authority is known by its fingerprint.
+impl PartialEq for CaPool {
+    fn eq(&self, other: &Self) -> bool {
+        self.authorities.keys().eq(other.authorities.keys()) && self.blocked == other.blocked
+    }
+}
+
+impl Eq for CaPool {}
+
 #[derive(Debug, Clone)]
 struct Authority {
     certificate: Arc<Certificate>,

@@ -1,5 +1,5 @@
 //! Everything a node must know before it starts: typed, and valid by construction where a type can say it.
-//! Parts can be replaced while running through the setters of [`crate::Node`].
+//! Most of it can be replaced while running, see [`crate::Node::reconfigure`].
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

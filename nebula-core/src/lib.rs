@@ -50,7 +50,7 @@ pub mod wire;
 pub use config::Config;
 pub use forward::{Forwarder, Lane};
 pub use node::{
-    FlowTrace, Node, Outcome, PendingStatus, RelayState, RelayStatus, Source, TableSizes, TunnelStatus, WallClock,
-    Whereabouts,
+    FlowTrace, Node, Outcome, Part, PendingStatus, RelayState, RelayStatus, Source, TableSizes, TunnelStatus,
+    WallClock, Whereabouts,
 };
 pub use output::{DropReason, Event, Origin, PacketOwned, PeerCertificate, Punt, Transmit, TunnelDownReason, Verdict};

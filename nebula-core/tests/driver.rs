@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -16,7 +17,7 @@ use std::time::Duration;
 
 use nebula_cert::{CaPool, Certificate, Curve, Identity, PrivateKey, SigningKey, Template};
 use nebula_core::firewall::Rule;
-use nebula_core::io::{Driver, Error, Handle, Options, SocketOptions, Tun, UdpSocket};
+use nebula_core::io::{Driver, Error, Handle, Idle, Options, SocketOptions, Tun, UdpSocket};
 use nebula_core::{Config, Event, TunnelDownReason};
 use nix::sched::{CloneFlags, unshare};
 
@@ -406,4 +407,91 @@ fn wake_ups(prefix: &str) -> u64 {
             line.split_whitespace().last()?.parse::<u64>().ok()
         })
         .sum()
+}
+
+/// How the threads of this process are treated, those of drivers or the others: niceness, signals, processors. Each way once.
+fn treatment(of_driver: bool) -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().filter_map(|task| Some(task.ok()?.path()));
+    let described = tasks.filter_map(|task| {
+        let read = |name: &str| std::fs::read_to_string(task.join(name)).ok();
+        let (name, stat, status) = (read("comm")?, read("stat")?, read("status")?);
+        // After the name, which may hold blanks, niceness is the seventeenth field.
+        let niceness = stat.rsplit_once(')')?.1.split_whitespace().nth(16)?.to_owned();
+        let lines =
+            status.lines().filter(|line| ["SigBlk", "SigIgn", "SigCgt", "Cpus_allowed_list"].contains(&key(line)));
+        let is_driver = name.starts_with("nebula-");
+        (is_driver == of_driver).then(|| format!("niceness {niceness} {}", lines.collect::<Vec<_>>().join(" ")))
+    });
+    let mut described: Vec<_> = described.collect();
+    described.sort();
+    described.dedup();
+    described
+}
+
+fn key(line: &str) -> &str {
+    line.split(':').next().unwrap_or_default()
+}
+
+/// A node without a device, on the loopback interface.
+fn loopback_node(
+    authority: &Authority,
+    index: usize,
+    peer: Option<SocketAddr>,
+    options: Options,
+) -> (Driver, SocketAddr) {
+    let mut config = Config::new(authority.identity(index), authority.trust());
+    config.static_hosts = peer.map(|peer| (IpAddr::from(OVERLAY[1 - index]), vec![peer])).into_iter().collect();
+    let sockets = UdpSocket::bind("127.0.0.1:0".parse().unwrap(), 1, &SocketOptions::default()).unwrap();
+    let address = sockets[0].local_addr().unwrap();
+    (Driver::start(config, None, sockets, options).unwrap(), address)
+}
+
+#[test]
+fn a_driver_leaves_its_process_alone_unless_asked() {
+    let _alone = alone();
+    let options = Options::default();
+    assert!(!options.raise_priority && options.processors.is_empty() && options.on_idle.is_none());
+    assert!(soon(|| treatment(false).len() == 1), "threads of the program differ: {:?}", treatment(false));
+    let before = treatment(false);
+    let authority = Authority::new();
+    let (driver, address) = loopback_node(&authority, 0, None, options.clone());
+    let (other, _) = loopback_node(&authority, 1, Some(address), options);
+    other.handle().connect(OVERLAY[0].into());
+    assert!(soon(|| !driver.handle().tunnels().is_empty()), "no tunnel");
+    for of_driver in [false, true] {
+        assert!(soon(|| treatment(of_driver) == before), "{:?}, {before:?} before", treatment(of_driver));
+    }
+}
+
+/// A thread that begins or ends blocks all signals for a moment.
+fn soon(mut condition: impl FnMut() -> bool) -> bool {
+    (0..500).any(|_| {
+        let met = condition();
+        if !met {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        met
+    })
+}
+
+static WORK_OVER: AtomicUsize = AtomicUsize::new(0);
+static LISTED: AtomicUsize = AtomicUsize::new(0);
+
+#[test]
+fn a_program_that_asks_hears_when_the_control_thread_is_idle() {
+    let _alone = alone();
+    let count = |idle: Idle| {
+        match idle {
+            Idle::ControlWorkOver => WORK_OVER.fetch_add(1, Ordering::Relaxed),
+            Idle::InterfacesListed => LISTED.fetch_add(1, Ordering::Relaxed),
+        };
+    };
+    let authority = Authority::new();
+    let (_driver, address) = loopback_node(&authority, 0, None, Options::default());
+    let (other, _) =
+        loopback_node(&authority, 1, Some(address), Options { on_idle: Some(count), ..Options::default() });
+    other.handle().connect(OVERLAY[0].into());
+    let heard = soon(|| WORK_OVER.load(Ordering::Relaxed) > 0 && LISTED.load(Ordering::Relaxed) > 0);
+    assert!(heard, "a handshake, and a look at the interfaces");
+    assert_eq!(WORK_OVER.load(Ordering::Relaxed), 1, "once, and not after each turn");
 }

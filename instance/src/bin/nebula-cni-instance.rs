@@ -5,14 +5,14 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use nebula_instance::go::flags::{self, Flag};
-use nebula_instance::linux::notify;
+use nebula_instance::linux::{memory, notify};
 use nebula_instance::pod::kube_labels;
 use nebula_instance::pod::launch_file;
 use nebula_instance::pod::status_socket;
 use nebula_instance::pod::tunnel;
 
 fn main() -> ExitCode {
-    nebula_core::io::share_one_heap();
+    memory::share_one_heap();
     nebula_core::io::register_barriers();
     let flags = match flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,

@@ -7,9 +7,10 @@ use std::process::{Command, ExitCode};
 
 use nebula_instance::go::flags::{self, Flag, Parsed};
 use nebula_instance::host::daemon::{Error, Loaded};
+use nebula_instance::linux::memory;
 
 fn main() -> ExitCode {
-    nebula_core::io::share_one_heap();
+    memory::share_one_heap();
     if std::env::args_os().nth(1).is_some_and(|word| word == "ctl") {
         return control();
     }

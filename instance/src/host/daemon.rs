@@ -24,6 +24,7 @@ use crate::host::report::Report;
 use crate::host::subnets::Subnets;
 use crate::host::system_routes::{self, Overlay};
 use crate::linux::errno;
+use crate::linux::memory;
 use crate::linux::netns::Namespace;
 use crate::linux::notify;
 use crate::linux::signals::{Arrived, Signals};
@@ -256,6 +257,7 @@ fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
     let options = Options {
         raise_priority: settings.operation.raise_priority,
         processors: usable(&settings.tun.processors),
+        on_idle: Some(memory::release),
         ..Options::default()
     };
     let driver = Driver::start(config, tun, sockets, options).map_err(|error| Error::Running(chain(&error)))?;

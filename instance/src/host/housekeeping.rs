@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nebula_core::io::{Handle, release_free_heap, release_program_pages};
+use nebula_core::io::Handle;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::host::control::{ControlSocket, Desk};
@@ -12,6 +12,7 @@ use crate::host::daemon::unix_now;
 use crate::host::expiry;
 use crate::host::file_watch::FileWatch;
 use crate::host::reload::Reloader;
+use crate::linux::memory;
 use crate::linux::signals::{Arrived, Signal, go_name};
 use crate::metrics::Metrics;
 
@@ -43,8 +44,8 @@ impl Attendant {
             let look_due = watch.map(|interval| last_look + interval);
             self.wait([look_due, started].into_iter().flatten().fold(expiry_due, Instant::min));
             if started.take_if(|due| now() >= *due).is_some() {
-                release_program_pages();
-                release_free_heap();
+                memory::release_program_pages();
+                memory::release_free_heap();
             }
             while let Some(signal) = self.signals.next() {
                 if signal != Signal::SIGHUP {

@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use nebula_cert::{Identity, UnixTime, Version};
+use nebula_cert::{UnixTime, Version};
 use nebula_core::config::Timers;
-use nebula_core::firewall::Policy;
 use nebula_core::io::{Handle, SocketControl};
+use nebula_core::{Config, Part};
 
 use crate::config::{self, Listen, Settings, TunSettings, Value};
 use crate::go::firewall_hash;
@@ -48,7 +49,7 @@ pub(crate) struct LastReload {
     pub(crate) error: Option<String>,
 }
 
-/// What a node has beside its driver, and may change while it runs.
+/// What a node has besides its driver and a reload may change.
 #[derive(Debug)]
 pub(crate) struct Link {
     /// None: there is no device.
@@ -91,7 +92,7 @@ impl Reloader {
         self.console = Some(console);
     }
 
-    /// What is in force.
+    /// Settings in force.
     #[must_use]
     pub(crate) fn settings(&self) -> &Settings {
         &self.current
@@ -103,7 +104,7 @@ impl Reloader {
         &self.path
     }
 
-    /// Every file that decides what is in force.
+    /// Every file that the settings are read from.
     #[must_use]
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let mut files = config::files(&self.path);
@@ -129,7 +130,7 @@ impl Reloader {
         outcome
     }
 
-    /// Names what the user that nebula became (`daemon.user`) cannot read, so that no reload will do.
+    /// Warns of files that the user that nebula became (`daemon.user`) cannot read, which a reload needs.
     pub(crate) fn report_unreadable(&self) {
         let Some(user) = &self.current.operation.user else { return };
         for file in account::unreadable(self.files()) {
@@ -142,7 +143,7 @@ impl Reloader {
             tracing::error!(%error, "Error occurred while reloading config");
             error.to_string()
         })?;
-        // Also of one that is refused: what it names may be put right.
+        // Even if it is refused: its files are watched, and one of them may be put right.
         self.credentials = config::credential_files(&tree);
         let settings =
             Settings::read(&tree, now).and_then(|new| Ok(check_identity(&self.current, &new).map(|()| new)?));
@@ -151,12 +152,10 @@ impl Reloader {
             Ok(settings) => {
                 remarks.iter().chain(&settings.remarks).for_each(|remark| report.remark(remark, false));
                 // May wait for a name server, so before anything is applied.
-                let advertise = match same_rendezvous(&self.current, &settings) {
-                    true => Vec::new(),
-                    false => names::resolve_once(&settings.advertise),
-                };
+                let advertise =
+                    differs_in_rendezvous(&self.current, &settings).then(|| names::resolve_once(&settings.advertise));
                 let (stats, dns) = (self.current.stats.clone(), Served::of(&self.current));
-                self.handle.clone().together(|| self.apply(settings, advertise));
+                self.apply(settings, advertise);
                 // These wait for the end of what was there before, which may be asking the control plane.
                 if self.current.stats != stats {
                     self.serve_stats();
@@ -164,7 +163,7 @@ impl Reloader {
                 if Served::of(&self.current) != dns {
                     self.serve_dns();
                 }
-                // What the kernel sends by new routes has somewhere to go now.
+                // Last: the node knows the gateways of the new routes by now.
                 self.update_link();
                 Ok(())
             }
@@ -176,82 +175,57 @@ impl Reloader {
         }
     }
 
-    fn apply(&mut self, new: Settings, advertise: Vec<SocketAddr>) {
+    fn apply(&mut self, new: Settings, advertise: Option<Vec<SocketAddr>>) {
         log::apply(new.logging);
         for key in needs_restart(&self.current, &new) {
             tracing::warn!(key, "The change of this setting takes effect at the next start");
         }
-        if let (Some(old_pki), Some(new_pki)) = (&self.current.pki, &new.pki) {
-            self.handle.set_trust(new_pki.trust.clone());
+        let changed = self.reconfigure(&new, advertise);
+        if let Some(pki) = &new.pki {
             tracing::info!("Trusted CA certificates refreshed");
-            if fingerprints(&old_pki.identity) != fingerprints(&new_pki.identity) {
-                self.handle.set_identity(new_pki.identity.clone());
-            }
-            tracing::info!(cert = new_pki.identity.primary().name(), "Client certificate(s) refreshed from disk");
+            tracing::info!(cert = pki.identity.primary().name(), "Client certificate(s) refreshed from disk");
         }
-        if self.current.initiating_version != new.initiating_version {
-            self.handle.set_initiating_version(new.initiating_version);
-            tracing::info!("pki.initiating_version has been reloaded");
+        self.link.metrics.update(&new, changed.contains(&Part::Firewall));
+        for part in changed {
+            report_reloaded(part, &self.current, &new);
         }
-        let new_rules = !same_policy(&self.current.firewall, &new.firewall);
-        if new_rules {
-            self.handle.set_firewall(new.firewall.clone());
-            let (hashes, old_hashes) =
-                (firewall_hash::both(&new.firewall), firewall_hash::both(&self.current.firewall));
-            tracing::info!(firewallHashes = hashes, oldFirewallHashes = old_hashes, "New firewall has been installed");
-        }
-        self.link.metrics.update(&new, new_rules);
         #[cfg(feature = "ssh")]
         if let Some(console) = &mut self.console {
             console.configure(new.sshd.as_ref());
         }
-        let (listen, old_listen) = (&new.listen, &self.current.listen);
-        let recv_error = (listen.send_recv_error, listen.accept_recv_error);
-        if (old_listen.send_recv_error, old_listen.accept_recv_error) != recv_error {
-            self.handle.set_recv_error(recv_error.0, recv_error.1);
-            tracing::info!("listen.send_recv_error and listen.accept_recv_error have been reloaded");
-        }
-        self.apply_socket_options(old_listen, listen);
-        if self.current.punchy != new.punchy {
-            self.handle.set_punchy(new.punchy.clone());
-            tracing::info!("punchy has been reloaded");
-        }
-        if reloadable_timers(&self.current.timers, &new.timers) != self.current.timers {
-            self.handle.set_timers(reloadable_timers(&self.current.timers, &new.timers));
-            tracing::info!("tunnels, counters and timers.requery_wait_duration have been reloaded");
-        }
-        if self.current.relay != new.relay {
-            self.handle.set_relay(new.relay.clone());
-            tracing::info!(am_relay = new.relay.am_relay, use_relays = new.relay.use_relays, relays = ?new.relay.relays,
-                "relay settings have been reloaded");
-        }
-        if self.current.preferred_ranges != new.preferred_ranges {
-            self.handle.set_preferred_ranges(new.preferred_ranges.clone());
-            tracing::info!("preferred_ranges has been reloaded");
-        }
-        if self.current.disconnect_invalid != new.disconnect_invalid {
-            self.handle.set_disconnect_invalid(new.disconnect_invalid);
-            tracing::info!("pki.disconnect_invalid has been reloaded");
-        }
+        self.apply_socket_options(&self.current.listen, &new.listen);
         if self.current.tun.routes.subnets != new.tun.routes.subnets {
-            self.link.subnets.configure(new.tun.routes.subnet_routes());
             tracing::info!("tun.unsafe_routes has been reloaded");
         }
         let hosts_changed = self.current.static_hosts != new.static_hosts;
-        let rendezvous_changed = !same_rendezvous(&self.current, &new);
         self.current = new;
         if hosts_changed {
-            let hosts = &self.current.static_hosts;
-            let known = self.names.as_ref().map(|watch| watch.endpoints(hosts));
-            self.handle.set_static_hosts(known.unwrap_or_else(|| hosts.endpoints(&Default::default())));
             self.watch_names();
             tracing::info!("static_host_map has been reloaded");
         }
-        // After the endpoints of new lighthouses.
-        if rendezvous_changed {
-            self.handle.set_lighthouse(self.current.lighthouse(advertise));
-            tracing::info!("lighthouse settings have been reloaded");
-        }
+    }
+
+    /// Puts the core's part of `new` in force, all of it at once. Returns what that changed. `advertise`: addresses to
+    /// advertise; `None`: those of before.
+    fn reconfigure(&self, new: &Settings, advertise: Option<Vec<SocketAddr>>) -> Vec<Part> {
+        // Always there: `Settings::read` wants it.
+        let Some(pki) = new.pki.clone() else { return Vec::new() };
+        let hosts = &new.static_hosts;
+        let endpoints = (self.current.static_hosts != *hosts).then(|| {
+            let known = self.names.as_ref().map(|watch| watch.endpoints(hosts));
+            known.unwrap_or_else(|| hosts.endpoints(&Default::default()))
+        });
+        let wanted = new.to_config(pki.identity, pki.trust, new.listen.port, Vec::new());
+        let changed = self.link.subnets.configure(new.tun.routes.subnet_routes(), |subnets| {
+            self.handle.reconfigure(move |config| {
+                let old = std::mem::replace(config, Config { subnets, ..wanted });
+                // What names stand for is looked up in the background, and is in force already.
+                config.static_hosts = endpoints.unwrap_or(old.static_hosts);
+                config.lighthouse.advertise = advertise.unwrap_or(old.lighthouse.advertise);
+            })
+        });
+        // None: the driver has ended, and so will this program.
+        changed.unwrap_or_default()
     }
 
     fn apply_socket_options(&self, old: &Listen, new: &Listen) {
@@ -304,7 +278,10 @@ impl Reloader {
             Some(watch) => watch.replace(hosts),
             None if hosts.has_names() => {
                 let handle = self.handle.clone();
-                match NameWatch::start(hosts, move |endpoints| handle.set_static_hosts(endpoints)) {
+                let changed = move |endpoints| {
+                    handle.reconfigure(move |config| config.static_hosts = endpoints);
+                };
+                match NameWatch::start(hosts, changed) {
                     Ok(watch) => self.names = Some(watch),
                     Err(error) => tracing::error!(%error, "Names in static_host_map cannot be looked up"),
                 }
@@ -341,37 +318,42 @@ fn check_identity(old: &Settings, new: &Settings) -> Result<(), config::Refused>
     Ok(())
 }
 
-fn fingerprints(identity: &Identity) -> [Option<nebula_cert::Fingerprint>; 2] {
-    [Version::V1, Version::V2].map(|version| identity.certificate(version).map(nebula_cert::Certificate::fingerprint))
+/// Logs that a part of the core's configuration has changed.
+fn report_reloaded(part: Part, old: &Settings, new: &Settings) {
+    match part {
+        Part::Firewall => {
+            let (hashes, old_hashes) = (firewall_hash::both(&new.firewall), firewall_hash::both(&old.firewall));
+            tracing::info!(firewallHashes = hashes, oldFirewallHashes = old_hashes, "New firewall has been installed");
+        }
+        Part::Relay => tracing::info!(
+            am_relay = new.relay.am_relay, use_relays = new.relay.use_relays, relays = ?new.relay.relays,
+            "relay settings have been reloaded"
+        ),
+        Part::InitiatingVersion => tracing::info!("pki.initiating_version has been reloaded"),
+        Part::RecvError => {
+            tracing::info!("listen.send_recv_error and listen.accept_recv_error have been reloaded");
+        }
+        Part::Punchy => tracing::info!("punchy has been reloaded"),
+        Part::Timers => tracing::info!("tunnels, counters and timers.requery_wait_duration have been reloaded"),
+        Part::PreferredRanges => tracing::info!("preferred_ranges has been reloaded"),
+        Part::DisconnectInvalid => tracing::info!("pki.disconnect_invalid has been reloaded"),
+        Part::Lighthouse => tracing::info!("lighthouse settings have been reloaded"),
+        // Reported by what the file says: names and the kernel's routes change these at other times too.
+        Part::StaticHosts | Part::Subnets => {}
+        // Reported at each reload, as Go does.
+        Part::Trust | Part::Identity => {}
+    }
 }
 
-fn same_policy(a: &Policy, b: &Policy) -> bool {
-    a.inbound == b.inbound
-        && a.outbound == b.outbound
-        && a.default_local_cidr_any == b.default_local_cidr_any
-        && (a.inbound_action, a.outbound_action, a.max_flows) == (b.inbound_action, b.outbound_action, b.max_flows)
-        && (a.tcp_timeout, a.udp_timeout, a.default_timeout) == (b.tcp_timeout, b.udp_timeout, b.default_timeout)
-}
-
-fn same_rendezvous(a: &Settings, b: &Settings) -> bool {
-    (&a.lighthouses, a.lighthouse_interval, &a.advertise) == (&b.lighthouses, b.lighthouse_interval, &b.advertise)
-        && (&a.remote_allow, &a.local_allow) == (&b.remote_allow, &b.local_allow)
-        && a.calculated_remotes == b.calculated_remotes
+/// Whether the settings of lighthouses differ, names of addresses to advertise included.
+fn differs_in_rendezvous(old: &Settings, new: &Settings) -> bool {
+    old.advertise != new.advertise || old.lighthouse(Vec::new()) != new.lighthouse(Vec::new())
 }
 
 /// Routes and MTU may differ.
 fn same_device(old: &TunSettings, new: &TunSettings) -> bool {
     let reloadable = TunSettings { mtu: old.mtu, routes: old.routes.clone(), ..new.clone() };
     *old == reloadable
-}
-
-/// What `new` changes of `old` while a node runs; as in Go, not the intervals of the checks of tunnels.
-fn reloadable_timers(old: &Timers, new: &Timers) -> Timers {
-    Timers {
-        connection_alive_interval: old.connection_alive_interval,
-        pending_deletion_interval: old.pending_deletion_interval,
-        ..new.clone()
-    }
 }
 
 fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
@@ -381,7 +363,8 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("listen.host", old.listen.host != new.listen.host),
         ("listen.port", old.listen.port != new.listen.port),
         ("routines", old.routines != new.routines),
-        ("timers", reloadable_timers(&old.timers, &new.timers) != new.timers),
+        // As in Go, not the rest of the timers.
+        ("timers", intervals(&old.timers) != intervals(&new.timers)),
         ("tun", !same_device(&old.tun, &new.tun)),
         ("lighthouse.am_lighthouse", old.am_lighthouse != new.am_lighthouse),
         ("daemon.control_socket", old.operation.control != new.operation.control),
@@ -390,11 +373,16 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
     changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect()
 }
 
+/// How often tunnels are checked.
+fn intervals(timers: &Timers) -> [Duration; 2] {
+    [timers.connection_alive_interval, timers.pending_deletion_interval]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::Pki;
-    use nebula_cert::{CaPool, Curve, PrivateKey, SigningKey, Template};
+    use nebula_cert::{CaPool, Curve, Identity, PrivateKey, SigningKey, Template};
 
     fn settings(text: &str) -> Settings {
         Settings::read_without_pki(&config::parse(text).unwrap()).unwrap()
@@ -450,7 +438,7 @@ mod tests {
         let new =
             settings("tun: {mtu: 1400, disabled: true}\nlisten: {port: 2}\nfirewall: {default_local_cidr_any: true}");
         assert_eq!(needs_restart(&old, &new), ["listen.port", "tun"]);
-        assert!(!same_policy(&old.firewall, &new.firewall));
-        assert!(same_policy(&old.firewall, &old.firewall));
+        assert_ne!(old.firewall, new.firewall);
+        assert_eq!(old.firewall, old.firewall.clone());
     }
 }

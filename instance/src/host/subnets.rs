@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use nebula_core::config::{Gateway, SubnetRoute};
 use nebula_core::io::Handle;
 
-/// Tells the driver about every change of either.
+/// Tells the driver about every change that is learnt.
 #[derive(Debug)]
 pub(crate) struct Subnets {
     handle: Handle,
@@ -26,11 +26,11 @@ impl Subnets {
         Self { handle, table: Mutex::new(Table { configured, learnt: BTreeMap::new() }) }
     }
 
-    /// The configuration changed.
-    pub(crate) fn configure(&self, configured: Vec<SubnetRoute>) {
+    /// The configuration changed: `apply` gets what is in force now, before any later change does.
+    pub(crate) fn configure<T>(&self, configured: Vec<SubnetRoute>, apply: impl FnOnce(Vec<SubnetRoute>) -> T) -> T {
         let mut table = self.table();
         table.configured = configured;
-        self.handle.set_subnets(table.all());
+        apply(table.all())
     }
 
     /// The kernel has routes to these networks through these gateways, or (none) no longer has one.
@@ -39,7 +39,8 @@ impl Subnets {
         let changed =
             changes.into_iter().fold(false, |changed, (network, gateways)| table.learn(network, gateways) | changed);
         if changed {
-            self.handle.set_subnets(table.all());
+            let all = table.all();
+            self.handle.reconfigure(move |config| config.subnets = all);
         }
     }
 

@@ -4,6 +4,7 @@ pub(crate) mod capabilities;
 pub mod confinement;
 pub(crate) mod errno;
 pub(crate) mod link_watch;
+pub mod memory;
 pub mod netns;
 pub mod notify;
 pub(crate) mod rtnetlink;

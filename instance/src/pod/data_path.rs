@@ -11,6 +11,7 @@ use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
 use crate::config::Settings;
 use crate::host::daemon::chain;
 use crate::linux::errno;
+use crate::linux::memory;
 use crate::linux::netns::{Foothold, Namespace};
 use crate::metrics::Handshakes;
 use crate::overlay::events;
@@ -110,8 +111,8 @@ impl DataPath {
         let config = settings.to_config(identity.clone(), trust.clone(), self.port, advertise);
         let failed = |cause: String| Error::SetUp { what: "cannot start the tunnel".to_owned(), cause };
         // The node's threads look at the interfaces of the namespace that they are started in.
-        // All pods of a node have the same claim to its processors.
-        let options = Options { raise_priority: false, ..Options::default() };
+        // All pods of a node have the same claim to its processors: no priority is raised.
+        let options = Options { on_idle: Some(memory::release), ..Options::default() };
         let start = move || Driver::start(config, Some(tun), sockets, options);
         // It goes deep, and the stack for it ends with its thread.
         let start = move || Namespace::Own.run("driver-start", start);
@@ -128,7 +129,9 @@ impl DataPath {
         let hosts = settings.static_hosts.clone();
         let names = hosts.has_names().then(|| {
             let handle = handle.clone();
-            NameWatch::start(hosts, move |endpoints| handle.set_static_hosts(endpoints))
+            NameWatch::start(hosts, move |endpoints| {
+                handle.reconfigure(move |config| config.static_hosts = endpoints);
+            })
         });
         let names = names.transpose().map_err(thread_failed)?;
         self.state = State::Running { handle, networks, names };
@@ -138,9 +141,9 @@ impl DataPath {
     /// Uses another certificate: for new handshakes at once, and live tunnels move over to it.
     pub(crate) fn swap(&self, identity: Identity, trust: CaPool) {
         if let Some(handle) = self.handle() {
-            handle.together(|| {
-                handle.set_trust(trust);
-                handle.set_identity(identity);
+            handle.reconfigure(move |config| {
+                config.trust = trust;
+                config.identity = identity;
             });
         }
     }
@@ -148,16 +151,16 @@ impl DataPath {
     /// Believes others from now on; tunnels to those who are not trusted end.
     pub(crate) fn set_trust(&self, trust: CaPool) {
         if let Some(handle) = self.handle() {
-            handle.set_trust(trust);
+            handle.reconfigure(move |config| config.trust = trust);
         }
     }
 
     /// Lets nothing pass. The device and its routes stay, so that nothing meant for the overlay leaves in the clear.
     pub(crate) fn close(&self) {
         if let Some(handle) = self.handle() {
-            handle.together(|| {
-                handle.set_firewall(Policy::default());
-                handle.set_trust(CaPool::new());
+            handle.reconfigure(|config| {
+                config.firewall = Policy::default();
+                config.trust = CaPool::new();
             });
         }
     }
@@ -165,7 +168,8 @@ impl DataPath {
     /// Undoes [`DataPath::close`].
     pub(crate) fn reopen(&self, settings: &Settings) {
         if let Some(handle) = self.handle() {
-            handle.set_firewall(settings.firewall.clone());
+            let firewall = settings.firewall.clone();
+            handle.reconfigure(move |config| config.firewall = firewall);
         }
     }
 

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nebula_cert::{CaPool, Certificate, Identity, UnixTime};
 use nebula_cni_plugin::launch::{Flow, LaunchSpec, Mode, Underlay};
-use nebula_core::io::{release_free_heap, release_program_pages};
 use rustix::thread::CapabilitySet;
 
 use crate::ca_client::{self, CaClient, Issued, TrustAnswer};
@@ -19,6 +18,7 @@ use crate::linux::confinement;
 use crate::linux::confinement::{Confinement, Missing};
 use crate::linux::errno;
 use crate::linux::link_watch::LinkWatch;
+use crate::linux::memory;
 use crate::linux::netns::{self, Foothold, Namespace, Presence};
 use crate::linux::notify;
 use crate::linux::signals::{Signal, Signals, go_name};
@@ -221,8 +221,8 @@ impl PodTunnel {
                 self.ask_whom_to_trust(now.uptime)?;
             }
             if tidy_at.take_if(|at| now.uptime >= *at).is_some() {
-                release_program_pages();
-                release_free_heap();
+                memory::release_program_pages();
+                memory::release_free_heap();
             }
             let look = if now.uptime < alert_until { ALERT_INTERVAL } else { NETNS_INTERVAL };
             let [trust, tidy] = [self.trust.deadline(), tidy_at].map(|at| Some(at?.saturating_sub(now.uptime)));

@@ -323,7 +323,7 @@ fn what_the_own_rules_refuse_fails_at_once_with_outbound_reject() {
         socket.send(b"query").expect("send");
         socket.recv(&mut [0; 16]).expect_err("nobody answers").raw_os_error()
     });
-    assert_eq!(error.join().expect("the attempt ends"), Some(nix::libc::EHOSTUNREACH), "administratively prohibited");
+    assert_eq!(error.join().expect("the attempt ends"), Some(libc::EHOSTUNREACH), "administratively prohibited");
 }
 
 #[test]

@@ -35,7 +35,7 @@ use flow_cache::Passed;
 const CACHE_MS: u64 = 1_000;
 
 /// Rules and settings; what the configuration says.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// Rules for packets from peers.
     pub inbound: Vec<Rule>,

@@ -1,12 +1,12 @@
 //! The only readings of the clocks.
-#![allow(clippy::disallowed_methods, reason = "this is the rim that reads clocks for everybody else")]
+#![allow(clippy::disallowed_methods, reason = "the I/O layer reads the clocks for the rest of the crate")]
 
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::WallClock;
 
-// Small drift is followed by the kernel; only a step must be told to the node.
-const STEP: Duration = Duration::from_millis(500);
+// The node follows small drift by the monotonic clock; it has to hear about steps only.
+const MIN_CLOCK_STEP: Duration = Duration::from_millis(500);
 
 pub(super) fn now() -> Instant {
     Instant::now()
@@ -25,7 +25,7 @@ pub(super) fn step_since(anchor: &WallClock) -> Option<WallClock> {
 
 fn is_step(anchor: &WallClock, wall: &WallClock) -> bool {
     let expected = anchor.unix + wall.at.saturating_duration_since(anchor.at);
-    expected.abs_diff(wall.unix) > STEP
+    expected.abs_diff(wall.unix) > MIN_CLOCK_STEP
 }
 
 #[cfg(test)]

@@ -1,31 +1,31 @@
 //! The event loop around `Node` and `Forwarder`: starts the threads, speaks to them, ends them.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use nebula_cert::{CaPool, Identity, VerifiedCertificate, Version};
+use nebula_cert::VerifiedCertificate;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use zeroize::Zeroizing;
 
-use super::control_thread::{Control, EndOfControl, InterfaceWatch};
-use super::duty::Duty;
-use super::inbound_thread::Inbound;
-use super::mailbox::{Command, Work};
+use super::control::{Control, EndOfControl, RareWork, TablePeak};
+use super::inbound::Inbound;
+use super::interfaces::InterfaceWatch;
+use super::mailbox::Work;
 use super::outbound::Outbound;
-use super::outbound_thread::OutboundThread;
-use super::program::{Ebb, RareWork};
+use super::pacing::Duty;
 use super::shared::Shared;
+use super::threads::{QueueThread, SocketThread};
 use super::tun::Queue;
 use super::{Tun, TunOffloads, UdpSocket, clock};
 use crate::counters::Direction;
 use crate::tunnel::LocalIndex;
 use crate::wire::ip::FlowKey;
-use crate::{Config, Event, FlowTrace, Node, TableSizes, TunnelStatus, Whereabouts, config, firewall};
+use crate::{Config, Event, FlowTrace, Node, Part, TableSizes, TunnelStatus, Whereabouts};
 
 // Address space; only what is used costs memory.
 const DATA_STACK: usize = 256 << 10;
@@ -61,7 +61,9 @@ impl Error {
     }
 }
 
-/// Settings of the driver itself.
+/// Settings of the driver itself. By default nothing but its own threads, memory and descriptors is touched: what concerns
+/// the whole process (signals, the allocator, pages of the program) is left to the program, and so is any other scheduling
+/// of the threads than the usual one.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Read interface addresses and advertise them to lighthouses.
@@ -69,22 +71,45 @@ pub struct Options {
     /// Under load, give each direction of a tun queue a thread of its own; otherwise one serves both.
     pub two_threads: bool,
     /// While super-packets or few packets come, let data threads that keep up run before other programs (niceness -20).
-    /// Needs CAP_SYS_NICE; without it, or with a niceness given from outside, nothing changes.
+    /// Needs CAP_SYS_NICE; without it, or with a niceness given from outside, nothing changes. Off by default.
     pub raise_priority: bool,
     /// Processors of the data threads: those of the first routine run on the first one, and so on; after the last comes
     /// the first again. Empty: wherever there is room.
     pub processors: Vec<usize>,
+    /// Called by the control thread whenever it has become idle after work that needed much memory, so that the program can
+    /// give some back (`malloc_trim`, for example). It delays handshakes while it runs, so it must be quick. `None`: nothing
+    /// is called.
+    pub on_idle: Option<fn(Idle)>,
+}
+
+/// After which work the control thread became idle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Idle {
+    /// Handshakes, or the expiry of many flows. Reported a second after they began, and every ten seconds at most.
+    ControlWorkOver,
+    /// A look at the interfaces of the host, whose list is long on some hosts.
+    InterfacesListed,
 }
 
 impl Default for Options {
     fn default() -> Self {
         // On fewer processors a second thread takes time from the applications, and wakes more often for the same packets.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { advertise_interfaces: true, two_threads: processors > 2, raise_priority: true, processors: Vec::new() }
+        Self {
+            advertise_interfaces: true,
+            two_threads: processors > 2,
+            raise_priority: false,
+            processors: Vec::new(),
+            on_idle: None,
+        }
     }
 }
 
 /// Runs one node until it is stopped. Dropping it stops it.
+///
+/// It does nothing to the process that was not asked for in [`Options`]: no signal is blocked, no thread of the program gets
+/// another priority, neither allocator nor memory mappings are tuned. Registering for membarrier is the one exception, which
+/// has no effect on other code (see [`register_barriers`]).
 #[derive(Debug)]
 pub struct Driver {
     shared: Arc<Shared>,
@@ -130,7 +155,7 @@ impl Driver {
         })?;
         let wall = clock::wall();
         let (node, forwarder) = Node::new(config, wall.at, wall, *seed);
-        // It is large, and each move of it would cost stacks that stay.
+        // It is large, and each move of it would grow a stack for good.
         let node = Box::new(node);
         let shared = Arc::new(Shared::new(forwarder)?);
         let sockets: Vec<_> = sockets.into_iter().map(Arc::new).collect();
@@ -149,7 +174,8 @@ impl Driver {
             events: sender,
             interfaces,
             rare_work: RareWork::default(),
-            flows: Ebb::default(),
+            flows: TablePeak::default(),
+            on_idle: options.on_idle,
         };
         driver.spawn("nebula-control".into(), CONTROL_STACK, move || {
             let _end = end;
@@ -175,7 +201,7 @@ impl Driver {
             let duty = Arc::new(Duty::new(outbound)?);
             let relieved = index < sockets.len();
             if two_threads || !relieved {
-                let thread = OutboundThread::new(Arc::clone(&self.shared), Arc::clone(&duty), relieved, raise_priority);
+                let thread = QueueThread::new(Arc::clone(&self.shared), Arc::clone(&duty), relieved, raise_priority);
                 let processor = place(index);
                 self.spawn(format!("nebula-out-{index}"), DATA_STACK, move || {
                     stay_on(processor);
@@ -186,15 +212,15 @@ impl Driver {
         }
         for (index, socket) in sockets.iter().enumerate() {
             let queue = (!queues.is_empty()).then(|| Arc::clone(&queues[index % queues.len()]));
-            let mut inbound =
-                Inbound::new(Arc::clone(&self.shared), queue, Arc::clone(socket), offloads, raise_priority)?;
+            let inbound = Inbound::new(Arc::clone(&self.shared), queue, Arc::clone(socket), offloads)?;
+            let mut thread = SocketThread::new(Arc::clone(&self.shared), inbound, raise_priority);
             if let Some(duty) = duties.get(index) {
-                inbound.serve_also(Arc::clone(duty), two_threads);
+                thread.serve_also(Arc::clone(duty), two_threads);
             }
             let processor = place(index);
             self.spawn(format!("nebula-in-{index}"), DATA_STACK, move || {
                 stay_on(processor);
-                inbound.run()
+                thread.run()
             })?;
         }
         Ok(())
@@ -224,8 +250,8 @@ impl Driver {
         Handle { shared: Arc::clone(&self.shared) }
     }
 
-    /// What happens from now on; bounded: while nobody reads, new events are lost and counted. One reader: a second call
-    /// returns a receiver that has ended.
+    /// Events from now on. The channel is bounded: while nobody reads, new events are lost and counted. There is one reader:
+    /// a second call returns a receiver that has ended.
     #[must_use]
     pub fn events(&mut self) -> Receiver<Event> {
         self.events.take().unwrap_or_else(|| sync_channel(0).1)
@@ -285,125 +311,87 @@ impl Handle {
     pub fn stop(&self) {
         self.shared.mailbox.stop();
     }
-    /// The control plane obeys everything that is said through this or any other handle while `changes` runs at once,
-    /// before it looks at another packet: a reload is never half done. `changes` must not ask for an answer.
-    pub fn together<T>(&self, changes: impl FnOnce() -> T) -> T {
-        self.shared.mailbox.gather(changes)
+
+    /// Has the control thread edit the node's configuration, before it looks at another packet: packets meet all of the
+    /// change or nothing of it. Returns the parts that differ now, all of them in force; `None` if the driver has ended. See
+    /// [`crate::Node::reconfigure`].
+    pub fn reconfigure(&self, change: impl FnOnce(&mut Config) + Send + 'static) -> Option<Vec<Part>> {
+        self.with_node(move |node, now| node.reconfigure(now, change))
     }
-    /// See [`crate::Node::set_identity`].
-    pub fn set_identity(&self, identity: Identity) {
-        self.shared.mailbox.command(Command::SetIdentity(Box::new(identity)));
-    }
-    /// See [`crate::Node::set_initiating_version`].
-    pub fn set_initiating_version(&self, version: Option<Version>) {
-        self.shared.mailbox.command(Command::SetInitiatingVersion(version));
-    }
-    /// See [`crate::Node::set_trust`].
-    pub fn set_trust(&self, trust: CaPool) {
-        self.shared.mailbox.command(Command::SetTrust(Box::new(trust)));
-    }
-    /// See [`crate::Node::set_firewall`].
-    pub fn set_firewall(&self, policy: firewall::Policy) {
-        self.shared.mailbox.command(Command::SetFirewall(Box::new(policy)));
-    }
-    /// See [`crate::Node::set_static_hosts`].
-    pub fn set_static_hosts(&self, hosts: BTreeMap<IpAddr, Vec<SocketAddr>>) {
-        self.shared.mailbox.command(Command::SetStaticHosts(hosts));
-    }
-    /// See [`crate::Node::set_lighthouse`].
-    pub fn set_lighthouse(&self, settings: config::Lighthouse) {
-        self.shared.mailbox.command(Command::SetLighthouse(Box::new(settings)));
-    }
-    /// See [`crate::Node::set_punchy`].
-    pub fn set_punchy(&self, punchy: config::Punchy) {
-        self.shared.mailbox.command(Command::SetPunchy(punchy));
-    }
-    /// See [`crate::Node::set_timers`].
-    pub fn set_timers(&self, timers: config::Timers) {
-        self.shared.mailbox.command(Command::SetTimers(timers));
-    }
-    /// See [`crate::Node::set_relay`].
-    pub fn set_relay(&self, settings: config::Relay) {
-        self.shared.mailbox.command(Command::SetRelay(settings));
-    }
-    /// See [`crate::Node::set_preferred_ranges`].
-    pub fn set_preferred_ranges(&self, ranges: Vec<ipnet::IpNet>) {
-        self.shared.mailbox.command(Command::SetPreferredRanges(ranges));
-    }
-    /// See [`crate::Node::set_disconnect_invalid`].
-    pub fn set_disconnect_invalid(&self, disconnect: bool) {
-        self.shared.mailbox.command(Command::SetDisconnectInvalid(disconnect));
-    }
-    /// See [`crate::Node::set_recv_error`].
-    pub fn set_recv_error(&self, send: config::RecvErrorPolicy, accept: config::RecvErrorPolicy) {
-        self.shared.mailbox.command(Command::SetRecvError { send, accept });
-    }
-    /// See [`crate::Node::set_subnets`].
-    pub fn set_subnets(&self, subnets: Vec<config::SubnetRoute>) {
-        self.shared.mailbox.command(Command::SetSubnets(subnets));
-    }
+
     /// See [`crate::Node::connect`].
     pub fn connect(&self, peer: IpAddr) {
-        self.shared.mailbox.command(Command::Connect(peer));
+        self.shared.mailbox.command(Work::new(move |node, now| node.connect(now, peer)));
     }
+
     /// Live tunnels; empty if the driver has ended.
     #[must_use]
     pub fn tunnels(&self) -> Vec<TunnelStatus> {
-        self.ask(Command::Tunnels).unwrap_or_default()
+        self.with_node(|node, _| node.tunnels()).unwrap_or_default()
     }
+
     /// See [`crate::Node::table_sizes`]; all 0 if the driver has ended.
     #[must_use]
     pub fn table_sizes(&self) -> TableSizes {
-        self.ask(Command::Sizes).unwrap_or_default()
+        self.with_node(|node, _| node.table_sizes()).unwrap_or_default()
     }
+
     /// See [`crate::Node::handshaking`].
     #[must_use]
     pub fn handshaking(&self) -> Vec<IpAddr> {
-        self.ask(Command::Handshaking).unwrap_or_default()
+        self.with_node(|node, _| node.handshaking()).unwrap_or_default()
     }
+
     /// See [`crate::Node::close`].
     #[must_use]
     pub fn close(&self, peer: IpAddr, quietly: bool) -> usize {
-        self.ask(|reply| Command::Close { peer, quietly, reply }).unwrap_or_default()
+        self.with_node(move |node, now| node.close(now, peer, quietly)).unwrap_or_default()
     }
+
     /// See [`crate::Node::inquire`].
     pub fn inquire(&self, peer: IpAddr) {
-        self.shared.mailbox.command(Command::Inquire(peer));
+        self.shared.mailbox.command(Work::new(move |node, now| node.inquire(now, peer)));
     }
+
     /// See [`crate::Node::whereabouts`].
     #[must_use]
     pub fn whereabouts(&self, peer: IpAddr) -> Whereabouts {
-        self.ask(|reply| Command::Whereabouts(peer, reply)).unwrap_or_default()
+        self.with_node(move |node, _| node.whereabouts(peer)).unwrap_or_default()
     }
+
     /// See [`crate::Node::trace`]; `None` if the driver has ended.
     #[must_use]
     pub fn trace(&self, direction: Direction, flow: FlowKey) -> Option<FlowTrace> {
-        self.ask(|reply| Command::Trace(direction, Box::new(flow), reply)).map(|trace| *trace)
+        self.with_node(move |node, now| node.trace(now, direction, &flow))
     }
-    /// Has the control thread do `work` with the node, for what is wanted too rarely to have a command of its own. `None` if
-    /// the driver has ended.
+
+    /// Has the control thread do `work` with the node, and waits for the result. `None` if the driver has ended, or when
+    /// called inside of such work: nobody could do it.
     pub fn with_node<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Node, Instant) -> T + Send + 'static,
     ) -> Option<T> {
-        // Who asked may have given up.
-        self.ask(|reply| Command::Work(Work(Box::new(move |node, now| drop(reply.try_send(work(node, now)))))))
+        if self.shared.mailbox.is_read_here() {
+            return None;
+        }
+        let (reply, answer) = sync_channel(1);
+        // The caller may have given up.
+        self.shared.mailbox.command(Work::new(move |node, now| drop(reply.try_send(work(node, now)))));
+        answer.recv().ok()
     }
+
     /// Certificate of the peer of a live tunnel.
     #[must_use]
     pub fn certificate(&self, tunnel: LocalIndex) -> Option<VerifiedCertificate> {
         Some(self.shared.forwarder.tunnels().by_index(tunnel)?.peer.clone())
     }
+
     /// Flows the firewall remembers.
     #[must_use]
     pub fn flows(&self) -> usize {
         self.shared.forwarder.flows()
     }
-    fn ask<T>(&self, question: impl FnOnce(SyncSender<T>) -> Command) -> Option<T> {
-        let (reply, answer) = sync_channel(1);
-        self.shared.mailbox.command(question(reply));
-        answer.recv().ok()
-    }
+
     /// Sum of all lanes' counters by name, for metrics.
     #[must_use]
     pub fn counters(&self) -> BTreeMap<&'static str, u64> {
@@ -411,4 +399,12 @@ impl Handle {
         self.shared.counters.add_to(&mut sum);
         sum
     }
+}
+
+/// Registers this process for the barriers that the tables of the data path need. To register a process that has several
+/// threads the kernel waits until all processors have passed a quiet state, which takes some ten milliseconds: call it before
+/// threads are started. Registering again costs nothing.
+pub fn register_barriers() {
+    // Whoever makes the first table registers; there is no other way to ask for it.
+    drop(papaya::HashMap::<(), ()>::new());
 }

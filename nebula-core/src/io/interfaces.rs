@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
@@ -9,6 +10,49 @@ use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket};
 
 use crate::lighthouse::LocalAddress;
+
+/// Lists the addresses of the interfaces at intervals, and says when they changed.
+#[derive(Debug)]
+pub(super) struct InterfaceWatch {
+    except: Option<String>,
+    interval: Duration,
+    next: Option<Instant>,
+    last: Vec<LocalAddress>,
+    // None: not listening, so every look is a full one.
+    changes: Option<Changes>,
+}
+
+impl InterfaceWatch {
+    /// Looks at most once per `interval`, and not at the interface `except`.
+    pub(super) fn new(except: Option<String>, interval: Duration) -> Self {
+        Self { except, interval, next: None, last: Vec::new(), changes: None }
+    }
+
+    /// Lists the addresses if it is time to and something may have changed. Inside: they differ from those before.
+    #[allow(clippy::option_option, reason = "the outer one says whether they were listed")]
+    pub(super) fn look(&mut self, now: Instant) -> Option<Option<Vec<LocalAddress>>> {
+        if self.next.is_some_and(|next| now < next) {
+            return None;
+        }
+        self.next = Some(now + self.interval);
+        match &self.changes {
+            Some(changes) if !changes.any() => return None,
+            Some(_) => {}
+            // Before the look, so that no change falls between the two.
+            None => self.changes = Changes::listen().ok(),
+        }
+        let listed = reachable_addresses(self.except.as_deref());
+        if let Err(errno) = &listed {
+            tracing::warn!(%errno, "cannot list the interface addresses");
+            self.changes = None;
+        }
+        let changed = listed.ok().filter(|addresses| *addresses != self.last);
+        if let Some(addresses) = &changed {
+            self.last.clone_from(addresses);
+        }
+        Some(changed)
+    }
+}
 
 /// Addresses of interfaces that are up in the network namespace of the calling thread, but for those of interface `except`.
 pub(super) fn reachable_addresses(except: Option<&str>) -> Result<Vec<LocalAddress>, Errno> {
@@ -22,13 +66,13 @@ pub(super) fn reachable_addresses(except: Option<&str>) -> Result<Vec<LocalAddre
         })
         .filter(|local| is_reachable(&local.address))
         .collect();
-    // The kernel's order changes; a changed order is not news for anybody.
+    // The kernel's order varies, and a different order is no change.
     addresses.sort_unstable();
     addresses.dedup();
     Ok(addresses)
 }
 
-/// Hears when interfaces or their addresses change, which costs nothing while they do not (rtnetlink).
+/// Listens for changes of interfaces and their addresses (rtnetlink): without a change there is nothing to list.
 #[derive(Debug)]
 pub(super) struct Changes {
     socket: OwnedFd,
@@ -44,10 +88,10 @@ impl Changes {
         Ok(Self { socket })
     }
 
-    /// Whether there were any since this was asked last.
+    /// Whether there were any since the last call.
     pub(super) fn any(&self) -> bool {
         let mut changed = false;
-        for _ in 0..MAX_CHANGES {
+        for _ in 0..MAX_CHANGES_PER_CALL {
             // What changed is of no interest, so the rest of the message may be lost.
             match recv(self.socket.as_raw_fd(), &mut [0; 16], MsgFlags::empty()) {
                 Ok(_) => changed = true,
@@ -61,8 +105,8 @@ impl Changes {
     }
 }
 
-// More than one look at the addresses should have to clear away; the rest is for the next one.
-const MAX_CHANGES: usize = 1024;
+// More messages than one call should clear away; the rest is left for the next call.
+const MAX_CHANGES_PER_CALL: usize = 1024;
 
 fn is_reachable(address: &IpAddr) -> bool {
     let is_link_local = match address {

@@ -1,59 +1,35 @@
-//! What other threads leave for the control thread: punts, commands, the wish to stop, a failure.
+//! The mailbox of the control thread: punts, commands, a request to stop, a failure.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::PoisonError;
-use std::sync::mpsc::SyncSender;
+use std::sync::{OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Instant;
 
-use ipnet::IpNet;
-use nebula_cert::{CaPool, Identity, Version};
-
 use super::Error;
-use super::wake::Wake;
-use crate::config::{self, RecvErrorPolicy};
-use crate::counters::Direction;
+use super::poll::Wake;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::wire::ip::FlowKey;
-use crate::{FlowTrace, Node, Punt, TableSizes, TunnelStatus, Whereabouts, firewall};
+use crate::{Node, Punt};
 
 const MAX_PUNTS: usize = 1024;
 // A packet that waits for a tunnel may be a super-packet.
 const MAX_PUNT_BYTES: usize = 4 << 20;
 const MAX_COMMANDS: usize = if cfg!(all(test, loom)) { 1 } else { 64 };
 
-/// Something a [`super::Handle`] wants.
-#[derive(Debug)]
-pub(super) enum Command {
-    SetIdentity(Box<Identity>),
-    SetInitiatingVersion(Option<Version>),
-    SetTrust(Box<CaPool>),
-    SetFirewall(Box<firewall::Policy>),
-    SetStaticHosts(BTreeMap<IpAddr, Vec<SocketAddr>>),
-    SetLighthouse(Box<config::Lighthouse>),
-    SetPunchy(config::Punchy),
-    SetTimers(config::Timers),
-    SetRelay(config::Relay),
-    SetPreferredRanges(Vec<IpNet>),
-    SetDisconnectInvalid(bool),
-    SetRecvError { send: RecvErrorPolicy, accept: RecvErrorPolicy },
-    SetSubnets(Vec<config::SubnetRoute>),
-    Connect(IpAddr),
-    Tunnels(SyncSender<Vec<TunnelStatus>>),
-    Sizes(SyncSender<TableSizes>),
-    Handshaking(SyncSender<Vec<IpAddr>>),
-    Close { peer: IpAddr, quietly: bool, reply: SyncSender<usize> },
-    Inquire(IpAddr),
-    Whereabouts(IpAddr, SyncSender<Whereabouts>),
-    Trace(Direction, Box<FlowKey>, SyncSender<Box<FlowTrace>>),
-    Work(Work),
-}
-
-/// Something to be done with the node that has no command of its own.
-pub(super) struct Work(pub(super) Box<WithNode>);
+/// Something a [`super::Handle`] wants done with the node.
+pub(super) struct Work(Box<WithNode>);
 
 type WithNode = dyn FnOnce(&mut Node, Instant) + Send;
+
+impl Work {
+    pub(super) fn new(work: impl FnOnce(&mut Node, Instant) + Send + 'static) -> Self {
+        Self(Box::new(work))
+    }
+
+    pub(super) fn run(self, node: &mut Node, now: Instant) {
+        (self.0)(node, now);
+    }
+}
 
 impl std::fmt::Debug for Work {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -61,38 +37,43 @@ impl std::fmt::Debug for Work {
     }
 }
 
-/// Bounded on every side: a flood of punts is dropped, a flood of commands waits.
+/// Bounded: punts beyond the limit are dropped, and commands beyond it wait.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     content: Mutex<Content>,
     // Commands were taken, or nobody reads any more.
     room: Condvar,
     wake: Wake,
+    // Unset until the control thread runs.
+    reader: OnceLock<ThreadId>,
 }
 
 #[derive(Debug, Default)]
 struct Content {
     punts: VecDeque<Punt>,
     punt_bytes: usize,
-    commands: VecDeque<Command>,
-    /// Commands are being gathered that only make sense together.
-    gathering: bool,
+    commands: VecDeque<Work>,
     stop: bool,
     failure: Option<Error>,
     closed: bool,
 }
 
-/// Everything that was in the box.
+/// Everything that was in the mailbox.
 #[derive(Debug, Default)]
 pub(super) struct Delivered {
     pub(super) punts: VecDeque<Punt>,
-    pub(super) commands: VecDeque<Command>,
+    pub(super) commands: VecDeque<Work>,
     pub(super) stop: bool,
 }
 
 impl Mailbox {
     pub(super) fn new() -> Result<Self, Error> {
-        Ok(Self { content: Mutex::new(Content::default()), room: Condvar::new(), wake: Wake::new()? })
+        Ok(Self {
+            content: Mutex::new(Content::default()),
+            room: Condvar::new(),
+            wake: Wake::new()?,
+            reader: OnceLock::new(),
+        })
     }
 
     /// Leaves a punt. `false`: there are too many.
@@ -112,25 +93,26 @@ impl Mailbox {
         true
     }
 
+    /// The calling thread is the one that takes.
+    pub(super) fn read_here(&self) {
+        let _ = self.reader.set(thread::current().id());
+    }
+
+    /// Whether the calling thread is the one that takes: it would wait for itself for ever.
+    pub(super) fn is_read_here(&self) -> bool {
+        self.reader.get() == Some(&thread::current().id())
+    }
+
     /// Leaves a command, waiting for room; lost if the control thread has ended.
-    pub(super) fn command(&self, command: Command) {
+    pub(super) fn command(&self, command: Work) {
         let mut content = self.content();
-        while content.commands.len() >= MAX_COMMANDS && !content.closed && !content.gathering {
+        while content.commands.len() >= MAX_COMMANDS && !content.closed && !self.is_read_here() {
             content = self.room.wait(content).unwrap_or_else(PoisonError::into_inner);
         }
         if !content.closed {
             content.commands.push_back(command);
             self.wake.raise();
         }
-    }
-
-    /// All commands left while this runs are taken at once, or not yet. Their number is not limited, so it must be by the
-    /// caller.
-    pub(super) fn gather<T>(&self, commands: impl FnOnce() -> T) -> T {
-        let gathering = Gathering::begin(self);
-        let result = commands();
-        drop(gathering);
-        result
     }
 
     /// Asks the control thread to end.
@@ -158,12 +140,12 @@ impl Mailbox {
         self.wake.lower();
         content.punt_bytes = 0;
         let punts = std::mem::take(&mut content.punts);
-        let commands = if content.gathering { VecDeque::new() } else { std::mem::take(&mut content.commands) };
+        let commands = std::mem::take(&mut content.commands);
         self.room.notify_all();
         Delivered { punts, commands, stop: content.stop }
     }
 
-    /// Nobody will read any more.
+    /// Refuses everything from now on, because nobody will read it.
     pub(super) fn close(&self) {
         let mut content = self.content();
         content.closed = true;
@@ -177,36 +159,13 @@ impl Mailbox {
     }
 }
 
-/// Ends the gathering however the gatherer ends.
-struct Gathering<'a>(&'a Mailbox);
-
-impl<'a> Gathering<'a> {
-    /// Waits until nobody else gathers.
-    fn begin(mailbox: &'a Mailbox) -> Self {
-        let mut content = mailbox.content();
-        while content.gathering && !content.closed {
-            content = mailbox.room.wait(content).unwrap_or_else(PoisonError::into_inner);
-        }
-        content.gathering = true;
-        Self(mailbox)
-    }
-}
-
-impl Drop for Gathering<'_> {
-    fn drop(&mut self) {
-        self.0.content().gathering = false;
-        self.0.room.notify_all();
-        self.0.wake.raise();
-    }
-}
-
 impl AsFd for Mailbox {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 }
 
-/// Bytes a punt holds beside itself.
+/// Bytes on the heap that a punt owns.
 fn weight(punt: &Punt) -> usize {
     match punt {
         Punt::NoTunnel { packet, .. } => packet.bytes.len(),
@@ -227,6 +186,7 @@ mod models;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
+    use std::net::SocketAddr;
     use std::time::Duration;
 
     use super::super::poll::readable;
@@ -265,10 +225,10 @@ mod tests {
     #[test]
     fn a_flood_of_commands_waits_and_ends_with_the_reader() {
         let mailbox = Mailbox::new().unwrap();
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 for _ in 0..3 * MAX_COMMANDS {
-                    mailbox.command(Command::SetStaticHosts(BTreeMap::new()));
+                    mailbox.command(Work::new(|_, _| ()));
                 }
             });
             let mut taken = 0;
@@ -281,21 +241,20 @@ mod tests {
             writer.join().unwrap();
         });
         let (reply, answer) = std::sync::mpsc::sync_channel(1);
-        mailbox.command(Command::Tunnels(reply));
+        mailbox.command(Work::new(move |_, _| reply.try_send(()).unwrap()));
         assert!(answer.recv().is_err(), "a question to nobody is not answered");
     }
 
     #[test]
-    fn commands_that_are_gathered_are_taken_together() {
+    fn the_reader_never_waits_for_itself() {
         let mailbox = Mailbox::new().unwrap();
-        mailbox.gather(|| {
-            for _ in 0..MAX_COMMANDS + 1 {
-                mailbox.command(Command::SetStaticHosts(BTreeMap::new()));
-                assert!(mailbox.take().commands.is_empty());
-            }
-        });
-        assert!(is_awake(&mailbox));
+        assert!(!mailbox.is_read_here(), "nobody reads yet");
+        mailbox.read_here();
+        for _ in 0..MAX_COMMANDS + 1 {
+            mailbox.command(Work::new(|_, _| ()));
+        }
         assert_eq!(mailbox.take().commands.len(), MAX_COMMANDS + 1);
+        thread::scope(|scope| scope.spawn(|| assert!(!mailbox.is_read_here())).join()).unwrap();
     }
 
     #[test]

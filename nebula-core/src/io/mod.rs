@@ -3,37 +3,25 @@
 //! Data threads run to completion on the batch they read and wait only when there is nothing to read; one control thread
 //! owns the [`crate::Node`]. [`Driver`] starts and ends them all.
 
-mod barriers;
 mod clock;
-mod control_thread;
-mod delivery;
-mod doze;
+mod control;
 mod driver;
-mod duty;
-mod heap;
-mod inbound_thread;
+mod inbound;
 mod interfaces;
 mod mailbox;
 mod outbound;
-mod outbound_thread;
+mod pacing;
 mod poll;
 mod priority;
-mod program;
 mod region;
 mod shared;
-mod socket_control;
+mod threads;
 mod tun;
 mod udp;
 mod udp_receive;
 mod udp_send;
 mod vnet_header;
-mod wake;
-mod warmth;
 
-pub use barriers::register_barriers;
-pub use driver::{Driver, Error, Handle, Options};
-pub use heap::{release_free_heap, share_one_heap};
-pub use program::release_program_pages;
-pub use socket_control::{SocketControl, SocketMemory};
+pub use driver::{Driver, Error, Handle, Idle, Options, register_barriers};
 pub use tun::{Tun, TunOffloads};
-pub use udp::{SocketOptions, UdpSocket};
+pub use udp::{SocketControl, SocketMemory, SocketOptions, UdpSocket};

@@ -4,22 +4,20 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::doze::Weight;
-use super::duty::Load;
-use super::inbound_thread::write;
+use super::inbound::write;
+use super::pacing::{Load, Warmth, Weight};
 use super::shared::Shared;
 use super::tun::{Queue, Read, ReadBuffer};
 use super::udp::UdpSocket;
 use super::udp_send::Sender;
-use super::warmth::Warmth;
 use super::{Error, clock};
 use crate::counters::Direction;
 use crate::{DropReason, Lane, Verdict};
 
-// A super-packet leaves at once, so that its transmission overlaps with the next read; small packets gather.
-const FLUSH: usize = 32 << 10;
-// No joined packet, and none of a link with jumbo frames.
-const SMALL: usize = 2 << 10;
+// A super-packet is sent at once, so that its transmission overlaps with the next read; small packets gather.
+const FLUSH_BYTES: usize = 32 << 10;
+// Smaller than joined packets, and than those of a link with jumbo frames.
+const SMALL_PACKET_BYTES: usize = 2 << 10;
 
 /// Everything the thread that serves the queue needs.
 #[derive(Debug)]
@@ -46,12 +44,12 @@ impl Outbound {
     pub(super) fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
         let now = clock::now();
         let (mut dry, mut small) = (false, 0);
-        while !dry && self.lane.has_room() && self.lane.arena().len() < FLUSH {
+        while !dry && self.lane.has_room() && self.lane.arena().len() < FLUSH_BYTES {
             let read = self.queue.read(&mut self.buffer);
             match read.map_err(|source| Error::Io { what: "cannot read from the tun device", source })? {
                 Read::Packet(packet, offload) => {
                     // Bulk traffic is not to wait here as well as at its receiver.
-                    small += usize::from(packet.len() < SMALL);
+                    small += usize::from(packet.len() < SMALL_PACKET_BYTES);
                     match self.shared.forwarder.outbound(&mut self.lane, now, packet, offload) {
                         Verdict::Transmit | Verdict::Punt | Verdict::Drop(_) => {}
                     }
@@ -78,7 +76,7 @@ impl Outbound {
         }
     }
 
-    /// How long to wait before [`Outbound::cool`]; `None`: as long as one likes.
+    /// How long to wait before [`Outbound::cool`]; `None`: there is nothing to give back.
     pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
         self.warmth.timeout(now)
     }

@@ -1,26 +1,27 @@
-//! Data threads run before other programs while that serves: while super-packets come, because a packet that waits for a
-//! processor behind bulk traffic waits in a queue that grows meanwhile; and while little comes, because a lone packet would
-//! wait for the time slice of whoever computes. The kernel's own threads for urgent work run at the same niceness.
+//! Raises the priority of data threads (niceness) where [`Options::raise_priority`](super::Options::raise_priority) allows it
+//! and it helps: while super-packets arrive, because queues grow while bulk traffic waits for a processor; and while there is
+//! little traffic, because a lone packet would wait for the time slice of a busy program. The kernel's own urgent threads run
+//! at the same niceness.
 //!
-//! Many small packets are better left to gather, so for these, and for a thread that cannot keep up, nothing is changed.
+//! Many small packets are better left to gather, so the priority is not raised for them, nor for a thread that cannot keep up.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::duty::Load;
+use super::pacing::Load;
 
-const NICENESS: libc::c_int = -20;
-// Enough for an average.
-const PAUSES: u32 = 32;
-// Fewer pauses than these in so long a time: nothing would gather.
-const SPARSE: Duration = Duration::from_millis(10);
+const RAISED_NICENESS: libc::c_int = -20;
+// Enough pauses for an average.
+const PAUSES_PER_ROUND: u32 = 32;
+// With fewer pauses than these in this time, nothing would gather.
+const SPARSE_FOR: Duration = Duration::from_millis(10);
 // More than a dozen packets per wake-up: they come joined.
-const JOINED: usize = 16 << 10;
-// A thread that did not wait for so long does not keep up.
-const OVERLOAD: Duration = Duration::from_millis(20);
-// Until the next try, when it did not serve.
-const REST: Duration = Duration::from_secs(1);
+const JOINED_BYTES: usize = 16 << 10;
+// A thread that works for this long without a wait does not keep up.
+const OVERLOAD_AFTER: Duration = Duration::from_millis(20);
+// Backoff after it did not help.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The priority of one thread, by what it moves between its pauses.
 #[derive(Debug)]
@@ -69,7 +70,7 @@ impl Priority {
             self.waited += now.saturating_duration_since(since);
         }
         let since = *self.busy_since.get_or_insert(now);
-        if self.raised && now.saturating_duration_since(since) >= OVERLOAD {
+        if self.raised && now.saturating_duration_since(since) >= OVERLOAD_AFTER {
             self.give_up(now);
         }
     }
@@ -80,10 +81,10 @@ impl Priority {
         self.waits_since.get_or_insert(now);
         self.pauses += 1;
         let sparse = self.is_sparse(now);
-        if self.pauses < PAUSES && !sparse {
+        if self.pauses < PAUSES_PER_ROUND && !sparse {
             return;
         }
-        let serves = sparse || self.bytes / PAUSES as usize >= JOINED;
+        let serves = sparse || self.bytes / PAUSES_PER_ROUND as usize >= JOINED_BYTES;
         (self.pauses, self.bytes, self.counted_since, self.waited) = (0, 0, Some(now), Duration::ZERO);
         if self.raised && !serves {
             self.give_up(now);
@@ -96,12 +97,12 @@ impl Priority {
     fn is_sparse(&self, now: Instant) -> bool {
         self.counted_since.is_none_or(|since| {
             let elapsed = now.saturating_duration_since(since);
-            elapsed >= SPARSE && self.waited * 8 >= elapsed * 7
+            elapsed >= SPARSE_FOR && self.waited * 8 >= elapsed * 7
         })
     }
 
     fn give_up(&mut self, now: Instant) {
-        self.not_before = Some(now + REST);
+        self.not_before = Some(now + RETRY_AFTER);
         self.set(false);
     }
 
@@ -117,7 +118,7 @@ impl Priority {
 
 /// Sets the niceness of the calling thread.
 fn apply(raised: bool) -> io::Result<()> {
-    let (from, to) = if raised { (0, NICENESS) } else { (NICENESS, 0) };
+    let (from, to) = if raised { (0, RAISED_NICENESS) } else { (RAISED_NICENESS, 0) };
     // SAFETY: both calls take and give numbers only; zero names the calling thread.
     let done = unsafe {
         libc::getpriority(libc::PRIO_PROCESS, 0) == from && libc::setpriority(libc::PRIO_PROCESS, 0, to) == 0
@@ -167,7 +168,7 @@ mod tests {
 
     /// What a raised thread has, where the system allows it and this program was not niced itself.
     fn best() -> libc::c_int {
-        std::thread::spawn(|| if apply(true).is_ok() { NICENESS } else { niceness() }).join().unwrap()
+        std::thread::spawn(|| if apply(true).is_ok() { RAISED_NICENESS } else { niceness() }).join().unwrap()
     }
 
     #[test]
@@ -177,18 +178,18 @@ mod tests {
             let mut priority = Priority::new(true);
             let start = super::super::clock::now();
             priority.pause(start);
-            assert_eq!((priority.raised, niceness()), (best == NICENESS, best), "idle from the start");
+            assert_eq!((priority.raised, niceness()), (best == RAISED_NICENESS, best), "idle from the start");
             let at = sparse(&mut priority, start);
-            assert_eq!((priority.raised, niceness()), (best == NICENESS, best), "lone packets");
+            assert_eq!((priority.raised, niceness()), (best == RAISED_NICENESS, best), "lone packets");
             let at = flood(&mut priority, at);
             assert!(!priority.raised && niceness() == usual, "many small packets");
             let at = bulk(&mut priority, at);
             assert!(!priority.raised, "it did not serve just now");
-            let at = bulk(&mut priority, at + REST);
-            assert_eq!((priority.raised, niceness()), (best == NICENESS, best), "super-packets");
+            let at = bulk(&mut priority, at + RETRY_AFTER);
+            assert_eq!((priority.raised, niceness()), (best == RAISED_NICENESS, best), "super-packets");
             let at = flood(&mut priority, at);
             assert!(!priority.raised && niceness() == usual, "many small packets again");
-            sparse(&mut priority, at + REST);
+            sparse(&mut priority, at + RETRY_AFTER);
             assert_eq!(niceness(), best, "lone packets again");
         });
     }
@@ -215,7 +216,7 @@ mod tests {
             let at = flood(&mut priority, super::super::clock::now());
             // Until long after the rest that the flood brought.
             for turn in 0..100 {
-                let begin = at + SPARSE * 2 * turn;
+                let begin = at + SPARSE_FOR * 2 * turn;
                 for step in 0..15 {
                     priority.note(begin + Duration::from_millis(1) * step, 100);
                 }

@@ -39,7 +39,7 @@ impl Shared {
     /// Ends the data threads, also those that wait.
     pub(super) fn halt_data_threads(&self) {
         self.stopping.store(true, Ordering::Relaxed);
-        // Nobody reads it, so it cannot be full before it was readable.
+        // Fails only when the counter is full, and then the descriptor is readable.
         let _ = self.halt.write(1);
     }
 
@@ -63,7 +63,7 @@ impl Shared {
     }
 }
 
-/// What the rim itself loses.
+/// Packets lost in the I/O layer.
 #[derive(Debug, Default)]
 pub(super) struct IoCounters {
     /// Packets for the overlay of a node without a device.

@@ -12,10 +12,10 @@ use super::udp::{UdpSocket, unmapped};
 use crate::forward::Received;
 
 // The largest UDP payload, joined or not, fits.
-const SLOT: usize = 64 << 10;
+const SLOT_BYTES: usize = 64 << 10;
 const MAX_SLOTS: usize = 4;
-// Datagrams joined to more than this fill a turn each: the next ones better wait until these are delivered.
-const JOINED: usize = 16 << 10;
+// Datagrams joined to more than this fill a turn: the following ones wait in the socket until these are delivered.
+const JOINED_BYTES: usize = 16 << 10;
 
 /// One thread's receive slots. Uses one while traffic is thin, so that one stays warm, and more under load.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ struct Control([u8; 64]);
 impl Receiver {
     pub(super) fn new() -> io::Result<Self> {
         let received = Vec::with_capacity(MAX_SLOTS);
-        Ok(Self { memory: Region::new(SLOT * MAX_SLOTS)?, received, slots: 1 })
+        Ok(Self { memory: Region::new(SLOT_BYTES * MAX_SLOTS)?, received, slots: 1 })
     }
 
     /// The receive buffer and what the last [`Receiver::receive`] put there.
@@ -61,8 +61,8 @@ impl Receiver {
             [libc::mmsghdr; MAX_SLOTS],
         ) = unsafe { (zeroed(), zeroed(), zeroed()) };
         let mut controls = [Control([0; 64]); MAX_SLOTS];
-        for (index, slot) in self.memory.chunks_exact_mut(SLOT).enumerate() {
-            slices[index] = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: SLOT };
+        for (index, slot) in self.memory.chunks_exact_mut(SLOT_BYTES).enumerate() {
+            slices[index] = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: SLOT_BYTES };
             let header = &mut messages[index].msg_hdr;
             // sockaddr_in6 is the longer of the two kinds of address a UDP socket gives.
             header.msg_name = (&raw mut names[index]).cast();
@@ -89,19 +89,19 @@ impl Receiver {
             return if is_passing(&error) { Ok(false) } else { Err(error) };
         };
         for (index, message) in messages[..count].iter().enumerate() {
-            let len = (message.msg_len as usize).min(SLOT);
+            let len = (message.msg_len as usize).min(SLOT_BYTES);
             let flags = message.msg_hdr.msg_flags;
             if len == 0 || flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
                 continue;
             }
             let Some(from) = source(&names[index]) else { continue };
-            let start = index * SLOT;
+            let start = index * SLOT_BYTES;
             let segment_size = segment_size(&message.msg_hdr).filter(|&size| size > 0).unwrap_or(len).min(len);
             self.received.push(Received { from, range: start..start + len, segment_size });
         }
         let bytes: usize = self.received.iter().map(|slot| slot.range.len()).sum();
         self.slots = match count {
-            _ if bytes >= count * JOINED => 1,
+            _ if bytes >= count * JOINED_BYTES => 1,
             _ if count == self.slots => (count * 2).min(MAX_SLOTS),
             _ => count.max(1),
         };

@@ -1,6 +1,6 @@
 //! Sends sealed runs: many per system call, each as one super-datagram where the path allows it (GSO).
 //!
-//! The ladder down: super-datagrams; this run singly (path MTU); the socket singly (device without checksum offload).
+//! Fallbacks, in order: super-datagrams; this run singly (path MTU); the socket singly (device without checksum offload).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -15,11 +15,11 @@ use super::udp::UdpSocket;
 use crate::forward::Run;
 
 // Below the 65,507 bytes that an IPv4 datagram can carry, with room for IP options.
-const MAX_BYTES: usize = 65_000;
-const BATCH: usize = 32;
+const MAX_MESSAGE_BYTES: usize = 65_000;
+const MESSAGES_PER_CALL: usize = 32;
 
 // A full send buffer drains in microseconds; one that does not is a stuck device.
-const PATIENCE: Duration = Duration::from_millis(5);
+const MAX_BUFFER_WAIT: Duration = Duration::from_millis(5);
 
 /// How many datagrams were lost on sending, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -99,7 +99,7 @@ impl Sender {
                 lost.refused += run.range.len().div_ceil(run.segment_size) as u64;
                 continue;
             };
-            let per_message = (MAX_BYTES / run.segment_size).clamp(1, self.segments(socket));
+            let per_message = (MAX_MESSAGE_BYTES / run.segment_size).clamp(1, self.segments(socket));
             cut(&mut self.messages, to, run.range.clone(), run.segment_size, per_message);
         }
         self.flush(socket, &mut lost, send);
@@ -109,7 +109,7 @@ impl Sender {
     fn flush(&mut self, socket: &UdpSocket, lost: &mut Lost, mut send: impl FnMut(&[Message]) -> io::Result<usize>) {
         let mut at = 0;
         while at < self.messages.len() {
-            let end = (at + BATCH).min(self.messages.len());
+            let end = (at + MESSAGES_PER_CALL).min(self.messages.len());
             let error = match send(&self.messages[at..end]) {
                 Ok(sent) => {
                     at += sent;
@@ -135,7 +135,7 @@ impl Sender {
                     cut(&mut self.messages, failed.to, failed.range, failed.segment_size, 1);
                     self.messages.extend(rest);
                 }
-                Some(libc::EAGAIN) if writable_within(socket, PATIENCE) => {}
+                Some(libc::EAGAIN) if writable_within(socket, MAX_BUFFER_WAIT) => {}
                 Some(libc::EAGAIN) => {
                     lost.full += self.messages[at..].iter().map(Message::datagrams).sum::<u64>();
                     return;
@@ -169,12 +169,12 @@ fn cut(messages: &mut Vec<Message>, to: SocketAddr, range: Range<usize>, segment
 fn send_batch(socket: &UdpSocket, arena: &[u8], messages: &[Message]) -> io::Result<usize> {
     // SAFETY: all of these are plain data for which all zeroes is a value.
     let (mut names, mut slices, mut headers): (
-        [libc::sockaddr_in6; BATCH],
-        [libc::iovec; BATCH],
-        [libc::mmsghdr; BATCH],
+        [libc::sockaddr_in6; MESSAGES_PER_CALL],
+        [libc::iovec; MESSAGES_PER_CALL],
+        [libc::mmsghdr; MESSAGES_PER_CALL],
     ) = unsafe { (zeroed(), zeroed(), zeroed()) };
-    let mut controls = [Control([0; CONTROL_LEN]); BATCH];
-    let messages = &messages[..messages.len().min(BATCH)];
+    let mut controls = [Control([0; CONTROL_LEN]); MESSAGES_PER_CALL];
+    let messages = &messages[..messages.len().min(MESSAGES_PER_CALL)];
     for (index, message) in messages.iter().enumerate() {
         let bytes = &arena[message.range.clone()];
         slices[index] = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };

@@ -147,3 +147,15 @@ fn a_run_above_the_path_mtu_is_sent_singly_and_fragmented() {
     });
     thread.join().unwrap();
 }
+
+#[test]
+fn buffers_change_on_a_bound_socket_and_the_kernel_tells_of_them() {
+    let socket = UdpSocket::bind("127.0.0.1:0".parse().unwrap(), 1, &SocketOptions::default()).unwrap().remove(0);
+    let control = SocketControl::of(&socket).unwrap();
+    control.set_read_buffer(65_536).unwrap();
+    control.set_write_buffer(131_072).unwrap();
+    let memory = control.memory().unwrap();
+    // The kernel doubles what is asked for, to have room for its own notes.
+    assert_eq!((memory[1], memory[3]), (("rcvbuf", 131_072), ("sndbuf", 262_144)));
+    assert_eq!(memory[8], ("drops", 0));
+}

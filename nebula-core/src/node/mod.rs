@@ -8,6 +8,7 @@ mod deadlines;
 mod handshakes;
 mod inquiries;
 mod outbox;
+mod reconfigure;
 mod relaying;
 mod relays;
 mod rendezvous;
@@ -18,16 +19,16 @@ mod trace;
 mod tunnels;
 mod ways;
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nebula_cert::{CaPool, Identity, UnixTime, Version};
+use nebula_cert::{UnixTime, Version};
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
 pub use self::inquiries::Whereabouts;
+pub use self::reconfigure::Part;
 pub use self::survey::{PendingStatus, RelayState, RelayStatus, Source};
 pub use self::table_sizes::TableSizes;
 pub use self::trace::{FlowTrace, Outcome};
@@ -35,7 +36,7 @@ pub use self::trace::{FlowTrace, Outcome};
 use self::outbox::Outbox;
 use self::timer::{Due, Timer};
 use self::tunnels::Tunnels;
-use crate::config::{self, RecvErrorPolicy};
+use crate::config::RecvErrorPolicy;
 use crate::counters::{Counter, Direction};
 use crate::forward::LocalPolicy;
 use crate::handshake::{Admission, HalfOpenTable, PendingHandshakes};
@@ -46,7 +47,6 @@ use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
 use crate::wire::header::{Header, MessageType};
 use crate::{
     Config, DropReason, Event, Forwarder, Lane, Origin, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict,
-    firewall,
 };
 
 /// Ties the monotonic clock to the wall clock, for certificates and the handshake's Time field.
@@ -102,8 +102,8 @@ pub struct TunnelStatus {
 
 /// The control plane of one node. `&mut self`, no locks, no clock, no sockets.
 ///
-/// After any `handle_*` or setter: drain [`Node::poll_transmit`], [`Node::poll_packet`] and [`Node::poll_event`], then read
-/// [`Node::poll_timeout`]. Time never goes back.
+/// After any `handle_*`, setter or [`Node::reconfigure`]: drain [`Node::poll_transmit`], [`Node::poll_packet`] and
+/// [`Node::poll_event`], then read [`Node::poll_timeout`]. Time never goes back.
 #[derive(Debug)]
 pub struct Node {
     config: Config,
@@ -216,91 +216,6 @@ impl Node {
     /// Re-anchors the wall clock (start, and after a clock step).
     pub fn set_wall_clock(&mut self, wall: WallClock) {
         self.wall = wall;
-    }
-
-    /// New certificate or key: used for new handshakes at once; live tunnels re-handshake.
-    pub fn set_identity(&mut self, now: Instant, identity: Identity) {
-        self.now = now;
-        self.config.identity = identity;
-        self.forwarder.set_policy(local_policy(&self.config));
-    }
-
-    /// New certificate version to start handshakes with; `None`: 1 if there is such a certificate, else 2.
-    pub fn set_initiating_version(&mut self, version: Option<Version>) {
-        self.config.initiating_version = version;
-    }
-
-    /// New CAs or blocklist: live tunnels are checked again.
-    pub fn set_trust(&mut self, now: Instant, trust: CaPool) {
-        self.now = now;
-        self.config.trust = trust;
-        self.close_refused(now);
-    }
-
-    /// New rules; known flows are checked again.
-    pub fn set_firewall(&mut self, policy: firewall::Policy) {
-        self.config.firewall = policy;
-        self.forwarder.set_policy(local_policy(&self.config));
-    }
-
-    /// New networks behind other nodes, for the next packets.
-    pub fn set_subnets(&mut self, subnets: Vec<config::SubnetRoute>) {
-        self.forwarder.set_subnets(self.config.identity.primary().networks(), &subnets);
-        self.config.subnets = subnets;
-    }
-
-    /// New static endpoints (also after a DNS look-up).
-    pub fn set_static_hosts(&mut self, now: Instant, hosts: BTreeMap<IpAddr, Vec<SocketAddr>>) {
-        self.now = now;
-        let old = std::mem::replace(&mut self.config.static_hosts, hosts);
-        let changed = self.config.static_hosts.iter().filter(|(peer, endpoints)| old.get(peer) != Some(endpoints));
-        let changed: Vec<_> = changed.map(|(peer, _)| *peer).collect();
-        for peer in changed {
-            self.retry_if_endpoints_changed(peer);
-        }
-    }
-
-    /// New rendezvous settings. Whether this node is a lighthouse cannot change while it runs.
-    pub fn set_lighthouse(&mut self, now: Instant, settings: config::Lighthouse) {
-        self.now = now;
-        let am_lighthouse = self.config.lighthouse.am_lighthouse;
-        self.config.lighthouse = config::Lighthouse { am_lighthouse, ..settings };
-        if self.has_lighthouses() {
-            self.timer.set(Due::LighthouseUpdate, now);
-        } else {
-            self.timer.cancel(Due::LighthouseUpdate);
-        }
-        for peer in self.pending.peers() {
-            self.retry_if_endpoints_changed(peer);
-        }
-    }
-
-    /// New hole punching settings, for punches that are not yet scheduled.
-    pub fn set_punchy(&mut self, punchy: config::Punchy) {
-        self.config.punchy = punchy;
-    }
-
-    /// New liveness settings, each from the next time it is looked at.
-    pub fn set_timers(&mut self, timers: config::Timers) {
-        self.config.timers = timers;
-    }
-
-    /// New underlay networks preferred over others.
-    pub fn set_preferred_ranges(&mut self, ranges: Vec<ipnet::IpNet>) {
-        self.config.preferred_ranges = ranges;
-    }
-
-    /// Whether tunnels whose peer's certificate expired or lost its CA are closed; those that are live are checked.
-    pub fn set_disconnect_invalid(&mut self, now: Instant, disconnect: bool) {
-        self.now = now;
-        self.config.disconnect_invalid = disconnect;
-        self.close_refused(now);
-    }
-
-    /// New rules for recv_errors: whom to send them to, and whose to believe.
-    pub fn set_recv_error(&mut self, send: RecvErrorPolicy, accept: RecvErrorPolicy) {
-        self.config.send_recv_error = send;
-        self.config.accept_recv_error = accept;
     }
 
     /// Addresses of local interfaces, to advertise to lighthouses.

@@ -8,26 +8,13 @@ use nebula_cert::Version;
 use rand_chacha::rand_core::RngCore as _;
 
 use super::Node;
-use super::timer::Due;
 use crate::relay::{Entry, Hop, Kind, RelayIndex, State, Way};
 use crate::tunnel::{RemoteIndex, Tunnel};
 use crate::wire::header::MessageType;
 use crate::wire::messages::{Control, ControlKind};
-use crate::{DropReason, Origin, config};
+use crate::{DropReason, Origin};
 
 impl Node {
-    /// New relay settings. Without `am_relay` nothing is passed on any more.
-    pub fn set_relay(&mut self, now: Instant, settings: config::Relay) {
-        self.now = now;
-        self.config.relay = settings;
-        for index in self.relays.iter().map(|entry| entry.index).collect::<Vec<_>>() {
-            self.publish_hop(index);
-        }
-        if self.has_lighthouses() {
-            self.timer.set(Due::LighthouseUpdate, now);
-        }
-    }
-
     /// Has a tunnel with each relay that is told to others: a relay may have no other way to a host behind a NAT.
     pub(super) fn connect_relays(&mut self, now: Instant) {
         if self.config.relay.am_relay {

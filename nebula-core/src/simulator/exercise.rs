@@ -68,7 +68,7 @@ impl Exercise {
             ["l", "m"].map(|name| net.add(HostSpec::new(name).versions(both).am_lighthouse().config(common)));
         let serve = config::Relay { am_relay: true, ..config::Relay::default() };
         net.edit_config(lighthouses[RELAY], |config| config.relay = serve.clone());
-        net.control(lighthouses[RELAY], |node, now| node.set_relay(now, serve));
+        net.control(lighthouses[RELAY], |node, now| node.reconfigure(now, |config| config.relay = serve));
         // They do not ask each other.
         net.introduce(lighthouses[0], lighthouses[1]);
         net.introduce(lighthouses[1], lighthouses[0]);
@@ -253,7 +253,7 @@ impl Exercise {
         self.blocked.retain(|(_, peer)| *peer != host);
         self.net.edit_config(id, |config| config.identity = identity.clone());
         if self.is_up(host) {
-            self.net.control(id, |node, now| node.set_identity(now, identity));
+            self.net.control(id, |node, now| node.reconfigure(now, |config| config.identity = identity));
         }
     }
 
@@ -265,7 +265,7 @@ impl Exercise {
         let id = self.hosts[host];
         self.net.edit_config(id, |config| config.trust = trust.clone());
         if self.is_up(host) {
-            self.net.control(id, |node, now| node.set_trust(now, trust));
+            self.net.control(id, |node, now| node.reconfigure(now, |config| config.trust = trust));
         }
     }
 
@@ -274,7 +274,7 @@ impl Exercise {
         let id = self.hosts[host];
         self.net.edit_config(id, |config| config.firewall = policy.clone());
         if self.is_up(host) {
-            self.net.control(id, |node, _| node.set_firewall(policy));
+            self.net.control(id, |node, now| node.reconfigure(now, |config| config.firewall = policy));
         }
         if closed {
             self.guarded.insert(host);
@@ -326,7 +326,7 @@ impl Exercise {
         let settings = config::Relay { am_relay: serves, relays, ..config::Relay::default() };
         self.net.edit_config(id, |config| config.relay = settings.clone());
         if self.is_up(host) {
-            self.net.control(id, |node, now| node.set_relay(now, settings));
+            self.net.control(id, |node, now| node.reconfigure(now, |config| config.relay = settings));
         }
         if serves {
             self.relays.insert(host);

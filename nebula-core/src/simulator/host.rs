@@ -68,7 +68,7 @@ impl Host {
     pub(super) fn add_static_hosts(&mut self, now: Instant, hosts: Vec<(IpAddr, Vec<SocketAddr>)>) {
         self.config.static_hosts.extend(hosts);
         let hosts = self.config.static_hosts.clone();
-        self.control(|node| node.set_static_hosts(now, hosts));
+        self.control(|node| node.reconfigure(now, |config| config.static_hosts = hosts));
     }
 
     /// Changes its configuration for the next start.

@@ -59,7 +59,9 @@ fn ranges_that_a_reload_prefers_hold_for_live_tunnels() {
     send_many(&mut net, a, b, 1000);
     net.run_for(Duration::from_secs(6));
     assert_ne!(net.endpoint_of(a, b), Some(net.underlay(b)), "{}", net.diagram());
-    net.control(a, |node, _| node.set_preferred_ranges(vec!["192.0.2.0/24".parse().expect("a prefix")]));
+    net.control(a, |node, now| {
+        node.reconfigure(now, |config| config.preferred_ranges = vec!["192.0.2.0/24".parse().expect("a prefix")])
+    });
     send_many(&mut net, a, b, 1000);
     net.run_for(Duration::from_secs(6));
     assert_eq!(net.endpoint_of(a, b), Some(net.underlay(b)), "{}", net.diagram());

@@ -89,7 +89,7 @@ fn calculations_that_a_reload_brings_are_tried_by_handshakes_under_way() {
     net.run_for(Duration::from_millis(750));
     let settings =
         config::Lighthouse { calculated_remotes: by_number("198.51.100.0/24"), ..config::Lighthouse::default() };
-    net.control(a, |node, now| node.set_lighthouse(now, settings));
+    net.control(a, |node, now| node.reconfigure(now, |config| config.lighthouse = settings));
     net.run_for(Duration::from_millis(100));
     assert_eq!(net.payloads(b, 2), [b"waits"], "{}", net.diagram());
 }

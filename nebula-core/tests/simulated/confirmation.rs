@@ -176,7 +176,7 @@ fn both_tunnels_carry_packets_until_the_new_one_is_confirmed() {
     let [a, b] = net.nodes(["a", "b"]);
     net.ping(a, b).until_delivered();
     let identity = net.renewed_identity(a, &[nebula_cert::Version::V2]);
-    net.control(a, |node, now| node.set_identity(now, identity));
+    net.control(a, |node, now| node.reconfigure(now, |config| config.identity = identity));
     net.set_link(Link { latency: SECOND / 4, ..Link::default() });
     for number in 0..200_u8 {
         let _verdict = net.send_udp(b, a, (1, 7), &[number]);
@@ -198,7 +198,7 @@ fn a_late_confirmation_does_not_undo_a_newer_tunnel() {
     let waiting = half_open(&mut net, b)[0];
     // b itself makes a tunnel that is newer.
     let identity = net.renewed_identity(b, &[nebula_cert::Version::V2]);
-    net.control(b, |node, now| node.set_identity(now, identity));
+    net.control(b, |node, now| node.reconfigure(now, |config| config.identity = identity));
     let before = primary(&net, b, a);
     for _ in 0..12 {
         net.ping(a, b).until_delivered();

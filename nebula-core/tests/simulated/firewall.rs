@@ -51,7 +51,7 @@ fn new_rules_end_flows_that_they_do_not_allow() {
         net.run_for(Duration::from_millis(100));
     }
     assert_eq!(net.payloads(b, 53).len(), 3);
-    net.control(b, |node, _| node.set_firewall(Policy::default()));
+    net.control(b, |node, now| node.reconfigure(now, |config| config.firewall = Policy::default()));
     let _verdict = net.send_udp(a, b, (5000, 53), b"after");
     net.run_for(Duration::from_millis(100));
     assert_eq!(net.payloads(b, 53).len(), 3);
@@ -62,11 +62,11 @@ fn a_flow_survives_new_rules_that_still_allow_its_beginning() {
     let mut net = SimNet::new(4);
     let [a, b] = net.nodes(["a", "b"]);
     let outbound = |rules: &[Rule]| Policy { outbound: rules.to_vec(), ..Policy::default() };
-    net.control(a, |node, _| node.set_firewall(outbound(&[Rule::any()])));
+    net.control(a, |node, now| node.reconfigure(now, |config| config.firewall = outbound(&[Rule::any()])));
     let _verdict = net.send_udp(a, b, (5000, 53), b"query");
     net.run_for(Duration::from_secs(1));
     for (rules, answers) in [(vec![Rule::any()], 1), (vec![udp(53)], 2), (vec![udp(54)], 2)] {
-        net.control(a, |node, _| node.set_firewall(outbound(&rules)));
+        net.control(a, |node, now| node.reconfigure(now, |config| config.firewall = outbound(&rules)));
         // No rule lets it in: only the flow does, which is looked at again.
         let _verdict = net.send_udp(b, a, (53, 5000), b"answer");
         net.run_for(Duration::from_secs(1));

@@ -93,7 +93,7 @@ fn a_rotation_that_takes_a_group_away_ends_what_the_group_allowed() {
     let db = peer(&mut net, "db", &["db"], server);
     assert!(asks(&mut net, db, server) && answers(&mut net, server, db));
     let less = certificate(&net, db, "db", &["web"]);
-    net.control(db, |node, now| node.set_identity(now, less));
+    net.control(db, |node, now| node.reconfigure(now, |config| config.identity = less));
     // Until the traffic check the old tunnel is used, with the old certificate.
     for _ in 0..40 {
         asks(&mut net, db, server);
@@ -103,7 +103,7 @@ fn a_rotation_that_takes_a_group_away_ends_what_the_group_allowed() {
         assert!(!answers(&mut net, server, db), "{}", net.diagram());
     }
     let more = certificate(&net, db, "db", &["web", "db"]);
-    net.control(db, |node, now| node.set_identity(now, more));
+    net.control(db, |node, now| node.reconfigure(now, |config| config.identity = more));
     net.run_for(10 * SECOND);
     assert!(asks(&mut net, db, server) && answers(&mut net, server, db));
 }
@@ -120,7 +120,7 @@ fn a_rotation_of_the_same_identity_loses_no_packet_of_any_flow() {
         if round % 40 == 10 {
             for host in [a, b] {
                 let identity = net.renewed_identity(host, &[Version::V2]);
-                net.control(host, |node, now| node.set_identity(now, identity));
+                net.control(host, |node, now| node.reconfigure(now, |config| config.identity = identity));
             }
         }
         let _verdict = net.send_udp(a, b, (5000, 53), b"query");

@@ -285,7 +285,7 @@ fn a_caller_that_is_blocked_before_it_is_confirmed_gets_no_tunnel() {
     assert_eq!(net.table_sizes(bob).half_open, 1);
     let (mut trust, fingerprint) = (net.authority().trust(), net.fingerprint(alice));
     trust.block(fingerprint);
-    net.control(bob, |node, now| node.set_trust(now, trust));
+    net.control(bob, |node, now| node.reconfigure(now, |config| config.trust = trust));
     assert_eq!(net.table_sizes(bob).half_open, 0);
     net.run_for(SECOND);
     assert!(net.payloads(bob, 2).is_empty() && net.tunnels(bob).is_empty(), "{}", net.diagram());

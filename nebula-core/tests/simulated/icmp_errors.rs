@@ -121,7 +121,7 @@ fn a_rule_for_icmp_lets_every_error_in() {
     for host in [a, b] {
         let policy =
             nebula_core::firewall::Policy { inbound: vec![icmp()], outbound: vec![icmp()], ..Default::default() };
-        net.control(host, |node, _| node.set_firewall(policy));
+        net.control(host, |node, now| node.reconfigure(now, |config| config.firewall = policy));
     }
     let (from, to) = addresses(true);
     let never_sent = packets::udp(from, to, (5001, 53), b"query");
@@ -150,6 +150,8 @@ fn new_rules_that_refuse_the_flow_refuse_errors_about_it() {
     let (from, to) = addresses(false);
     let query = packets::udp(from, to, (5000, 53), b"query");
     assert!(arrives(&mut net, a, b, &query));
-    net.control(a, |node, _| node.set_firewall(nebula_core::firewall::Policy::default()));
+    net.control(a, |node, now| {
+        node.reconfigure(now, |config| config.firewall = nebula_core::firewall::Policy::default())
+    });
     assert!(!arrives(&mut net, b, a, &too_big(to, from, &query)));
 }

@@ -238,7 +238,7 @@ fn clients_follow_a_lighthouse_that_moved_once_its_name_says_so() {
     let hosts = BTreeMap::from([(net.overlay(lighthouse), vec!["198.51.100.200:4242".parse().unwrap()])]);
     for host in [a, b] {
         let hosts = hosts.clone();
-        net.control(host, |node, now| node.set_static_hosts(now, hosts));
+        net.control(host, |node, now| node.reconfigure(now, |config| config.static_hosts = hosts));
     }
     net.run_for(Duration::from_secs(30));
     assert_eq!(net.tunnels(lighthouse).len(), 2, "{}", net.diagram());

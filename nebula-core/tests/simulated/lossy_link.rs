@@ -86,7 +86,7 @@ fn datagrams_that_overtake_each_other_across_a_renewal_each_arrive_once() {
         for number in 0..1200_u16 {
             if number % 400 == 100 {
                 let identity = net.renewed_identity(a, &[Version::V2]);
-                net.control(a, |node, now| node.set_identity(now, identity));
+                net.control(a, |node, now| node.reconfigure(now, |config| config.identity = identity));
             }
             let _verdict = net.send_udp(a, b, (1, 2), &number.to_be_bytes());
             let _verdict = net.send_udp(b, a, (1, 2), b"so that the tunnel counts as alive");

@@ -29,7 +29,7 @@ fn a_partition_in_the_middle_of_a_new_handshake_does_not_end_the_old_tunnel() {
     net.ping(a, b).until_delivered();
     let old = net.tunnels(a)[0].local_index;
     let identity = net.renewed_identity(a, &[Version::V2]);
-    net.control(a, |node, now| node.set_identity(now, identity));
+    net.control(a, |node, now| node.reconfigure(now, |config| config.identity = identity));
     // Cut while the first message of the successor is on its way.
     while net.flow().filter(|step| step.datagram[0] == 0x10).count() < 3 {
         let _verdict = net.send_udp(a, b, (1, 2), b"traffic");

@@ -129,7 +129,9 @@ fn what_must_never_be_answered_is_dropped_in_silence() {
 #[test]
 fn by_default_nobody_is_told() {
     let (mut net, a, b) = refusing(4);
-    net.control(b, |node, _| node.set_firewall(nebula_core::firewall::Policy::default()));
+    net.control(b, |node, now| {
+        node.reconfigure(now, |config| config.firewall = nebula_core::firewall::Policy::default())
+    });
     let (from, to) = addresses(false);
     assert!(answers(&mut net, a, &packets::tcp(from, to, (4000, 80), SYN)).is_empty());
     assert_eq!(net.counter(b, "dropped_in_no_rule"), 1);

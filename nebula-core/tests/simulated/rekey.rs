@@ -13,7 +13,7 @@ fn a_new_identity_is_taken_up_without_a_lost_ping() {
     net.ping(a, b).until_delivered();
     let old = net.tunnels(a)[0].local_index;
     let identity = net.renewed_identity(b, &[Version::V2]);
-    net.control(b, |node, now| node.set_identity(now, identity));
+    net.control(b, |node, now| node.reconfigure(now, |config| config.identity = identity));
     assert_eq!(net.ping(a, b).train(40, Duration::from_millis(500)), 40, "{}", net.diagram());
     let tunnels = net.tunnels(a);
     assert_ne!(tunnels.iter().find(|tunnel| tunnel.primary).unwrap().local_index, old);
@@ -28,7 +28,7 @@ fn both_sides_may_renew_at_once() {
     net.ping(a, b).until_delivered();
     for host in [a, b] {
         let identity = net.renewed_identity(host, &[Version::V2]);
-        net.control(host, |node, now| node.set_identity(now, identity));
+        net.control(host, |node, now| node.reconfigure(now, |config| config.identity = identity));
     }
     assert_eq!(net.ping(a, b).train(100, Duration::from_millis(500)), 100, "{}", net.diagram());
     assert_eq!((net.tunnels(a).len(), net.tunnels(b).len()), (1, 1));
@@ -41,7 +41,7 @@ fn a_node_that_renews_every_minute_keeps_few_tunnels() {
     net.ping(a, b).until_delivered();
     for _ in 0..20 {
         let identity = net.renewed_identity(b, &[Version::V2]);
-        net.control(b, |node, now| node.set_identity(now, identity));
+        net.control(b, |node, now| node.reconfigure(now, |config| config.identity = identity));
         assert_eq!(net.ping(a, b).train(60, Duration::from_secs(1)), 60);
         assert!(net.tunnels(a).len() <= 2 && net.tunnels(b).len() <= 2);
     }
@@ -56,7 +56,7 @@ fn adding_a_version_to_both_sides_loses_nothing() {
     net.ping(a, b).until_delivered();
     for host in [a, b] {
         let identity = net.renewed_identity(host, &[Version::V1, Version::V2]);
-        net.control(host, |node, now| node.set_identity(now, identity));
+        net.control(host, |node, now| node.reconfigure(now, |config| config.identity = identity));
     }
     assert_eq!(net.ping(a, b).train(60, Duration::from_secs(1)), 60);
     assert_eq!((net.tunnels(a).len(), net.tunnels(b).len()), (1, 1));

@@ -253,7 +253,7 @@ fn both_ends_renew_their_tunnel_through_the_relay_without_a_lost_packet() {
     net.ping(a, b).until_delivered();
     for host in [a, b] {
         let identity = net.renewed_identity(host, &[Version::V2]);
-        net.control(host, |node, now| node.set_identity(now, identity));
+        net.control(host, |node, now| node.reconfigure(now, |config| config.identity = identity));
     }
     assert_eq!(net.ping(a, b).train(100, Duration::from_millis(500)), 100, "{}", net.diagram());
     assert_eq!((net.tunnels_to(a, b).len(), net.tunnels_to(b, a).len()), (1, 1));
@@ -270,7 +270,7 @@ fn a_new_tunnel_with_the_relay_takes_the_hops_of_the_old_one_over() {
             _ => relay,
         };
         let identity = net.renewed_identity(host, &[Version::V2]);
-        net.control(host, |node, now| node.set_identity(now, identity));
+        net.control(host, |node, now| node.reconfigure(now, |config| config.identity = identity));
         assert_eq!(net.ping(a, b).train(120, Duration::from_millis(500)), 120, "{renews} renews\n{}", net.diagram());
         assert_eq!(net.tunnels_to(a, relay).len(), 1, "the old tunnel aged out");
         assert_eq!(hops(&mut net, relay), 2, "and its hops with it");
@@ -327,10 +327,10 @@ fn relaying_ends_when_the_relay_is_told_so_and_begins_again() {
     let Relayed { mut net, a, b, relay, .. } = relayed(23);
     net.ping(a, b).until_delivered();
     let mut settings = nebula_core::config::Relay { am_relay: false, ..nebula_core::config::Relay::default() };
-    net.control(relay, |node, now| node.set_relay(now, settings.clone()));
+    net.control(relay, |node, now| node.reconfigure(now, |config| config.relay = settings.clone()));
     assert_eq!(net.ping(a, b).train(5, SECOND), 0);
     settings.am_relay = true;
-    net.control(relay, |node, now| node.set_relay(now, settings));
+    net.control(relay, |node, now| node.reconfigure(now, |config| config.relay = settings));
     net.ping(a, b).until_delivered();
 }
 
@@ -339,7 +339,7 @@ fn a_host_that_names_another_relay_is_reached_through_it() {
     let Relayed { mut net, lighthouse, a, b, relay } = relayed(24);
     let other = net.add(relay_spec("other", lighthouse));
     let settings = nebula_core::config::Relay { relays: vec![net.overlay(other)], ..Default::default() };
-    net.control(b, |node, now| node.set_relay(now, settings));
+    net.control(b, |node, now| node.reconfigure(now, |config| config.relay = settings));
     net.run_for(SECOND);
     net.ping(a, b).until_delivered();
     assert_eq!(relay_of(&net, a, b), Some(net.overlay(other)));

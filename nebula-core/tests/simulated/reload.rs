@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use nebula_cert::Version;
+use nebula_core::Part;
 use nebula_core::config::{self, AllowList, RemoteAllowList};
 use nebula_core::simulator::{HostId, HostSpec, SimNet};
 use nebula_core::wire::header::{Header, MessageType};
@@ -13,7 +14,7 @@ fn uses(net: &mut SimNet, host: HostId, lighthouses: &[HostId]) {
         net.introduce(host, lighthouse);
     }
     let settings = config::Lighthouse { hosts, ..config::Lighthouse::default() };
-    net.control(host, |node, now| node.set_lighthouse(now, settings));
+    net.control(host, |node, now| node.reconfigure(now, |config| config.lighthouse = settings));
 }
 
 #[test]
@@ -50,7 +51,7 @@ fn a_node_never_becomes_a_lighthouse_while_it_runs() {
     let mut net = SimNet::new(3);
     let host = net.add(HostSpec::new("host"));
     let settings = config::Lighthouse { am_lighthouse: true, ..config::Lighthouse::default() };
-    net.control(host, |node, now| node.set_lighthouse(now, settings));
+    net.control(host, |node, now| node.reconfigure(now, |config| config.lighthouse = settings));
     let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name).lighthouse(host)));
     net.run_for(Duration::from_secs(1));
     assert!(!net.ping(a, b).is_answered_within(Duration::from_secs(6)));
@@ -65,7 +66,7 @@ fn a_node_learns_while_it_runs_to_close_tunnels_that_are_not_used() {
     net.run_for(Duration::from_secs(300));
     assert_eq!(net.tunnels_to(a, b).len(), 1, "by default a tunnel stays");
     let timers = config::Timers { inactivity_timeout: Some(Duration::from_secs(60)), ..config::Timers::default() };
-    net.control(a, |node, _| node.set_timers(timers));
+    net.control(a, |node, now| node.reconfigure(now, |config| config.timers = timers));
     net.run_for(Duration::from_secs(90));
     assert_eq!(net.tunnels_to(a, b).len(), 0, "{}", net.diagram());
 }
@@ -77,9 +78,9 @@ fn a_new_allow_list_holds_for_the_next_handshake() {
     let refuse = AllowList::new([("198.51.100.0/24".parse().unwrap(), false)]).unwrap();
     let settings =
         config::Lighthouse { remote_allow: RemoteAllowList::new(refuse, []), ..config::Lighthouse::default() };
-    net.control(b, |node, now| node.set_lighthouse(now, settings));
+    net.control(b, |node, now| node.reconfigure(now, |config| config.lighthouse = settings));
     assert!(!net.ping(a, b).is_answered_within(Duration::from_secs(6)));
-    net.control(b, |node, now| node.set_lighthouse(now, config::Lighthouse::default()));
+    net.control(b, |node, now| node.reconfigure(now, |config| config.lighthouse = config::Lighthouse::default()));
     net.ping(a, b).until_delivered();
 }
 
@@ -92,7 +93,7 @@ fn tunnels_with_expired_certificates_are_closed_once_that_is_asked_for() {
     net.ping(b, a).until_delivered();
     net.run_for(Duration::from_secs(120));
     assert_eq!(net.tunnels_to(a, b).len(), 1);
-    net.control(a, |node, now| node.set_disconnect_invalid(now, true));
+    net.control(a, |node, now| node.reconfigure(now, |config| config.disconnect_invalid = true));
     assert_eq!(net.tunnels_to(a, b).len(), 0);
 }
 
@@ -104,7 +105,9 @@ fn keepalive_punches_start_when_they_are_switched_on() {
     net.run_for(Duration::from_secs(60));
     let punches = |net: &SimNet| net.flow().filter(|step| step.datagram == [1]).count();
     assert_eq!(punches(&net), 0);
-    net.control(a, |node, _| node.set_punchy(config::Punchy { punch: true, ..config::Punchy::default() }));
+    net.control(a, |node, now| {
+        node.reconfigure(now, |config| config.punchy = config::Punchy { punch: true, ..config::Punchy::default() })
+    });
     net.run_for(Duration::from_secs(60));
     assert!(punches(&net) >= 10, "{}", net.diagram());
 }
@@ -118,7 +121,7 @@ fn advertised_endpoints_of_a_reload_are_told_at_once() {
     let hosts = vec![net.overlay(lighthouse)];
     let advertise = vec!["203.0.113.77:777".parse().unwrap()];
     let settings = config::Lighthouse { hosts, advertise, ..config::Lighthouse::default() };
-    net.control(b, |node, now| node.set_lighthouse(now, settings));
+    net.control(b, |node, now| node.reconfigure(now, |config| config.lighthouse = settings));
     net.run_for(Duration::from_millis(100));
     net.ping(a, b).until_delivered();
     let tried = net.flow().any(|step| step.sender == "a" && step.to == "203.0.113.77:777".parse().unwrap());
@@ -147,15 +150,17 @@ fn two_peers_that_reload_everything_at_the_same_instant_never_lose_the_tunnel() 
             let hosts = vec![net.overlay(lighthouse)];
             let endpoints = [(net.overlay(lighthouse), vec![net.underlay(lighthouse)])].into();
             net.control(host, |node, now| {
-                node.set_trust(now, trust);
-                node.set_identity(now, identity);
-                node.set_firewall(nebula_core::firewall::Policy {
-                    inbound: vec![nebula_core::firewall::Rule::any()],
-                    outbound: vec![nebula_core::firewall::Rule::any()],
-                    ..nebula_core::firewall::Policy::default()
-                });
-                node.set_static_hosts(now, endpoints);
-                node.set_lighthouse(now, config::Lighthouse { hosts, ..settings });
+                node.reconfigure(now, |config| {
+                    config.trust = trust;
+                    config.identity = identity;
+                    config.firewall = nebula_core::firewall::Policy {
+                        inbound: vec![nebula_core::firewall::Rule::any()],
+                        outbound: vec![nebula_core::firewall::Rule::any()],
+                        ..nebula_core::firewall::Policy::default()
+                    };
+                    config.static_hosts = endpoints;
+                    config.lighthouse = config::Lighthouse { hosts, ..settings };
+                })
             });
         }
         assert_eq!(net.ping(a, b).train(120, Duration::from_millis(250)), 120, "round {round}\n{}", net.diagram());
@@ -175,7 +180,26 @@ fn a_new_initiating_version_holds_for_the_next_handshake() {
     let a = net.add(HostSpec::new("a").versions(&both).knows(b).knows(c));
     net.ping(a, b).until_delivered();
     assert_eq!(net.tunnels_to(a, b)[0].version, Version::V1);
-    net.control(a, |node, _| node.set_initiating_version(Some(Version::V2)));
+    net.control(a, |node, now| node.reconfigure(now, |config| config.initiating_version = Some(Version::V2)));
     net.ping(a, c).until_delivered();
     assert_eq!(net.tunnels_to(a, c)[0].version, Version::V2);
+}
+
+#[test]
+fn a_reload_names_what_it_changed_and_keeps_what_only_a_start_can_change() {
+    let mut net = SimNet::new(9);
+    let a = net.add(HostSpec::new("a"));
+    let parts = net.control(a, |node, now| {
+        node.reconfigure(now, |config| {
+            config.punchy.punch = true;
+            config.preferred_ranges = vec!["192.0.2.0/24".parse().unwrap()];
+            config.handshakes.retries += 1;
+            config.timers.connection_alive_interval *= 2;
+            config.lighthouse.am_lighthouse = true;
+            config.listen_port += 1;
+        })
+    });
+    assert_eq!(parts, [Part::Punchy, Part::PreferredRanges]);
+    let again = net.control(a, |node, now| node.reconfigure(now, |config| config.punchy.punch = true));
+    assert_eq!(again, [], "it is in force already");
 }

@@ -14,7 +14,7 @@ fn blocking_a_certificate_cuts_its_live_tunnel_and_keeps_it_out() {
     net.ping(a, c).until_delivered();
     let mut trust = net.authority().trust();
     trust.block(net.fingerprint(b));
-    net.control(a, |node, now| node.set_trust(now, trust));
+    net.control(a, |node, now| node.reconfigure(now, |config| config.trust = trust));
     assert!(net.tunnels_to(a, b).is_empty());
     net.run_for(Duration::from_secs(1));
     assert!(net.tunnels(b).is_empty(), "b was told");
@@ -53,7 +53,7 @@ fn a_blocked_peer_is_disconnected_whatever_is_configured_about_expired_ones() {
     net.ping(a, b).until_delivered();
     let mut trust = net.authority().trust();
     trust.block(net.fingerprint(b));
-    net.control(a, |node, now| node.set_trust(now, trust));
+    net.control(a, |node, now| node.reconfigure(now, |config| config.trust = trust));
     assert!(net.tunnels(a).is_empty());
 }
 
@@ -75,14 +75,14 @@ fn a_blocked_peer_comes_back_with_a_new_certificate_or_when_the_list_is_emptied(
         net.ping(a, b).until_delivered();
         let mut trust = net.authority().trust();
         trust.block(net.fingerprint(b));
-        net.control(a, |node, now| node.set_trust(now, trust));
+        net.control(a, |node, now| node.reconfigure(now, |config| config.trust = trust));
         assert!(!net.ping(b, a).is_answered_within(Duration::from_secs(7)));
         if emptied {
             let trust = net.authority().trust();
-            net.control(a, |node, now| node.set_trust(now, trust));
+            net.control(a, |node, now| node.reconfigure(now, |config| config.trust = trust));
         } else {
             let identity = net.renewed_identity(b, &[Version::V2]);
-            net.control(b, |node, now| node.set_identity(now, identity));
+            net.control(b, |node, now| node.reconfigure(now, |config| config.identity = identity));
         }
         net.ping(b, a).until_delivered();
     }

@@ -200,7 +200,7 @@ fn new_routes_hold_for_the_next_packet_and_old_ones_no_longer() {
         net.ping(c, gateway).until_delivered();
     }
     let after = |net: &mut SimNet, routes: Vec<SubnetRoute>| {
-        net.control(c, |node, _| node.set_subnets(routes));
+        net.control(c, |node, now| node.reconfigure(now, |config| config.subnets = routes));
         send(net, c, 5000, b"query");
         net.run_for(SECOND);
         g.map(|gateway| net.payloads(gateway, 53).len())
@@ -220,7 +220,11 @@ fn a_flow_of_a_network_behind_survives_a_change_of_routes() {
     let c = net.add(client(&[("10.42.0.1", 1)], &[g]).config(|config| config.firewall.inbound = Vec::new()));
     send(&mut net, c, 5000, b"query");
     net.run_for(SECOND);
-    net.control(c, |node, _| node.set_subnets(vec![route(BEHIND, &[("10.42.0.1", 1)]), route("172.16.0.0/12", &[])]));
+    net.control(c, |node, now| {
+        node.reconfigure(now, |config| {
+            config.subnets = vec![route(BEHIND, &[("10.42.0.1", 1)]), route("172.16.0.0/12", &[])]
+        })
+    });
     let answer = packets::udp(at("192.168.7.9"), net.overlay(c), (53, 5000), b"answer");
     let _verdict = net.send_packet(g, &answer);
     net.run_for(SECOND);
@@ -243,7 +247,9 @@ fn new_routes_leave_known_flows_and_rules_alone() {
     let c = net.add(client(&[("10.42.0.1", 1)], &[g]).config(|config| config.firewall.outbound = vec![dns]));
     send(&mut net, c, 5000, b"query");
     net.run_for(SECOND);
-    net.control(c, |node, _| node.set_subnets(vec![route("192.168.0.0/16", &[("10.42.0.1", 1)])]));
+    net.control(c, |node, now| {
+        node.reconfigure(now, |config| config.subnets = vec![route("192.168.0.0/16", &[("10.42.0.1", 1)])])
+    });
     send(&mut net, c, 5000, b"query");
     let other_port = packets::udp(net.overlay(c), at("192.168.7.9"), (5000, 54), b"no rule for it");
     let _verdict = net.send_packet(c, &other_port);

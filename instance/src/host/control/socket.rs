@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nebula_core::io::release_program_pages;
 use nix::sys::stat::{Mode, umask};
 use serde_json::{Value, json};
 
@@ -16,6 +15,7 @@ use super::Desk;
 use super::request::Request;
 use crate::config::ControlPath;
 use crate::host::account::Account;
+use crate::linux::memory;
 use crate::listener::deadline::Within;
 
 /// A listening control socket.
@@ -89,7 +89,7 @@ impl ControlSocket {
             }
             drop(stream);
             // What answered is not needed again for long.
-            release_program_pages();
+            memory::release_program_pages();
             drop(place);
         };
         let started = std::thread::Builder::new().name("control".to_owned()).stack_size(STACK).spawn(body);
