@@ -112,6 +112,19 @@ impl Bench {
         }
     }
 
+    /// Both accept, or both refuse, a file as it was published, which names its credentials in `/etc/nebula`. Where Go
+    /// panics, ours has to refuse.
+    pub(crate) fn compare_codes(&self, text: &str) -> Result<(), String> {
+        let path = self.folder.path().join("config.yml");
+        std::fs::write(&path, text.replace("/etc/nebula", &self.folder.path().display().to_string())).unwrap();
+        let (go, ours) = (run(&self.go, &path), run(Path::new(env!("CARGO_BIN_EXE_nebula")), &path));
+        let expected = if go.0 == 2 && go.1.contains("panic:") { 1 } else { go.0 };
+        match ours.0 == expected {
+            true => Ok(()),
+            false => Err(format!("Go ends with {}: {}\n  ours with {}: {}", go.0, go.1, ours.0, ours.1)),
+        }
+    }
+
     /// `$DIR` stands for the folder of credentials; a text without `pki` gets good ones.
     fn write(&self, case: &Case) -> PathBuf {
         let dir = self.folder.path().display().to_string();

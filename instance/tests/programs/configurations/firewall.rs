@@ -125,6 +125,13 @@ pub(super) const CASES: &[Case] = &[
     ),
     remarked("field misspelt", "firewall: {inbound: [{port: any, proto: any, host: any, grups: [a]}]}", "grups"),
     deviates(
+        "groups emptied, nothing else",
+        "firewall: {inbound: [{port: 443, proto: tcp, groups: }]}",
+        "deviation-groups-empty",
+        (2, 1),
+        "firewall.inbound",
+    ),
+    deviates(
         "number in groups",
         "firewall: {inbound: [{port: any, proto: any, groups: [1, a]}]}",
         "deviation-groups-number",

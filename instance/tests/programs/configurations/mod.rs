@@ -6,6 +6,7 @@
 mod bench;
 mod credentials;
 mod discovery;
+mod examples;
 mod files;
 mod firewall;
 mod listen;
