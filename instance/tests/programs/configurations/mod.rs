@@ -9,6 +9,7 @@ mod discovery;
 mod examples;
 mod files;
 mod firewall;
+mod generated;
 mod listen;
 mod operation;
 mod tun;
