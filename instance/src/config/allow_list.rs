@@ -7,6 +7,7 @@ use nebula_core::config::{AllowList, InterfaceRules, LocalAllowList, RemoteAllow
 
 use super::section::Section;
 use super::{Refused, Value};
+use crate::go::netip;
 
 pub(super) fn remote(section: &Section<'_>) -> Result<RemoteAllowList, Refused> {
     let path = "lighthouse.remote_allow_list";
@@ -63,7 +64,7 @@ fn list(path: &str, rules: &BTreeMap<String, Value>) -> Result<AllowList, Refuse
 }
 
 pub(super) fn prefix(path: &str, text: &str) -> Result<IpNet, Refused> {
-    text.parse().map_err(|_| {
+    netip::prefix(text).ok_or_else(|| {
         let cause = format!("{text:?} is not a prefix such as 10.0.0.0/8");
         refuse(format!("config `{path}` has invalid CIDR: {text}. {cause}"))
     })

@@ -1,11 +1,11 @@
 //! `lighthouse.calculated_remotes`.
 
-use ipnet::IpNet;
 use nebula_core::config::{CalculatedRemotes, Calculation};
 
 use super::allow_list::{go_type, map, prefix, refuse, shown};
 use super::section::Section;
 use super::{Refused, Value};
+use crate::go::netip;
 
 const PATH: &str = "lighthouse.calculated_remotes";
 
@@ -28,7 +28,7 @@ fn calculation(entry: &Value) -> Result<Calculation, String> {
     let Value::Map(entry) = entry else { return Err(format!("invalid type: {}", go_type(entry))) };
     let mask = match entry.get("mask") {
         None | Some(Value::Null) => return Err("missing mask: it must be a prefix such as 192.168.0.0/16".to_owned()),
-        Some(Value::String(text)) => text.parse::<IpNet>().map_err(|_| format!("invalid mask: {text}"))?,
+        Some(Value::String(text)) => netip::prefix(text).ok_or_else(|| format!("invalid mask: {text}"))?,
         Some(other) => return Err(format!("invalid mask (type {}): {}", go_type(other), shown(other))),
     };
     let port = match entry.get("port") {

@@ -6,9 +6,10 @@ use std::time::Duration;
 use ipnet::IpNet;
 use nebula_core::config::{CalculatedRemotes, LocalAllowList, RemoteAllowList};
 
-use super::hosts::has_unusable_port;
+use super::hosts::{has_unusable_port, is_name};
 use super::section::Section;
 use super::{HostTarget, Refused, StaticHosts, allow_list, calculated_remotes};
+use crate::go::netip;
 
 /// How peers are found, and how this node is.
 pub(super) struct Discovery {
@@ -76,12 +77,11 @@ fn lighthouses(
     let mut hosts = Vec::new();
     for (index, text) in section.strings("lighthouse.hosts").iter().enumerate() {
         let at = format!("lighthouse.hosts.{index}");
-        let host = text.parse::<IpAddr>().map_err(|_| {
+        let (host, _) = netip::address(text).ok_or_else(|| {
             let number = index + 1;
             refuse(format!("unable to parse lighthouse host entry {number}: {text:?} is not an overlay address"))
                 .at(&at)
         })?;
-        let host = host.to_canonical();
         if !is_known(&host) {
             return Err(refuse(format!("lighthouse {host} does not have a static_host_map entry")).at(&at));
         }
@@ -123,7 +123,13 @@ fn advertise(section: &Section<'_>, networks: &[IpNet]) -> Result<Vec<HostTarget
         }
         let target: HostTarget =
             text.parse().map_err(|cause: String| refuse(format!("lighthouse.advertise_addrs: {cause}")).at(&at))?;
+        target.remark(section, &at, text);
         match target {
+            HostTarget::Name { host, .. } if !is_name(&host) => {
+                let cause =
+                    format!("lighthouse.advertise_addrs: address {text}: {host:?} is neither an IP address nor a name");
+                return Err(refuse(cause).at(&at));
+            }
             HostTarget::Address(address) if networks.iter().any(|network| network.contains(&address.ip())) => {
                 let text = format!("lighthouse.advertise_addrs: {address} is inside the overlay and is skipped");
                 section.warn(at, text);

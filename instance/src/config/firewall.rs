@@ -7,6 +7,7 @@ use nebula_core::firewall::{Action, Cidr, Policy, PortRange, Protocol, Rule};
 
 use super::section::Section;
 use super::{Refused, Value};
+use crate::go::netip;
 
 pub(super) fn read(section: &Section<'_>) -> Result<Policy, Refused> {
     let defaults = Policy::default();
@@ -112,9 +113,9 @@ fn rule(item: &Value) -> Result<(Option<Rule>, Vec<&'static str>), String> {
     let cidr = |text: Option<&str>, name: &str| match text {
         None => Ok(None),
         Some("any") => Ok(Some(Cidr::Any)),
-        Some(text) => match text.parse() {
-            Ok(prefix) => Ok(Some(Cidr::Prefix(prefix))),
-            Err(_) => Err(format!("{name} did not parse; {text:?} is not a prefix such as 10.0.0.0/8, nor any")),
+        Some(text) => match netip::prefix(text) {
+            Some(prefix) => Ok(Some(Cidr::Prefix(prefix))),
+            None => Err(format!("{name} did not parse; {text:?} is not a prefix such as 10.0.0.0/8, nor any")),
         },
     };
     let ca_sha = raw.ca_sha.as_deref().map(str::parse);
@@ -150,10 +151,12 @@ struct RawRule {
 
 impl RawRule {
     fn read(map: &BTreeMap<String, Value>, warnings: &mut Vec<&'static str>) -> Result<Self, String> {
-        let text = |key: &str| match map.get(key) {
-            None | Some(Value::Null) => None,
-            Some(value) => Some(value.printed().into_owned()).filter(|text| !text.is_empty()),
-        };
+        // A key without a value is the text `<nil>`, as Go prints it, and matches nobody.
+        let printed = |value: &Value| Some(value.printed().into_owned()).filter(|text| !text.is_empty());
+        let text = |key: &str| map.get(key).and_then(printed);
+        if map.values().any(|value| *value == Value::Null) {
+            warnings.push("a key without a value matches nobody; leave it out");
+        }
         if TEXTS.iter().any(|key| matches!(map.get(*key), Some(Value::List(_) | Value::Map(_)))) {
             warnings.push("a list or a map stands where a single value is expected; it is read as text");
         }
@@ -162,7 +165,7 @@ impl RawRule {
                 [] => None,
                 [one] => {
                     warnings.push("group was an array with a single value, converting to simple value");
-                    Some(one.printed().into_owned())
+                    printed(one)
                 }
                 _ => {
                     let cause = "group should contain a single value, an array with more than one entry was provided";
@@ -174,7 +177,7 @@ impl RawRule {
         let mut groups = match map.get("groups") {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::List(items)) => items.iter().map(|item| item.printed().into_owned()).collect(),
-            Some(_) => text("groups").into_iter().collect(),
+            Some(single) => vec![single.printed().into_owned()],
         };
         if let Some(group) = group {
             if !groups.is_empty() {
@@ -211,8 +214,7 @@ fn ports(text: &str) -> Result<PortRange, PortError> {
         return Ok(PortRange::Fragment);
     }
     let number = |digits: &str, what: &str| {
-        let value: i64 =
-            digits.trim().parse().map_err(|_| PortError::Text(format!("{what}was not a number; `{digits}`")))?;
+        let value: i64 = digits.parse().map_err(|_| PortError::Text(format!("{what}was not a number; `{digits}`")))?;
         u16::try_from(value).map_err(|_| PortError::Text(format!("out of range [0,65535]; `{digits}`")))
     };
     let Some((first, last)) = text.split_once('-') else {
@@ -224,7 +226,7 @@ fn ports(text: &str) -> Result<PortRange, PortError> {
     if first.trim().is_empty() || last.trim().is_empty() {
         return Err(PortError::Text(format!("appears to be a range but could not be parsed; `{text}`")));
     }
-    let (first, last) = (number(first, "beginning range ")?, number(last, "ending range ")?);
+    let (first, last) = (number(first.trim(), "beginning range ")?, number(last.trim(), "ending range ")?);
     match first {
         0 => Ok(PortRange::Any),
         _ if first > last => Err(PortError::Order),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::section::Section;
 use super::{Refused, Value};
+use crate::go::netip;
 
 /// `static_host_map` and how its names are looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,18 +114,35 @@ impl std::str::FromStr for HostTarget {
         let (host, port) = text.rsplit_once(':').ok_or_else(|| format!("address {text}: missing port in address"))?;
         let port = port.parse().map_err(|_| format!("address {text}: {port:?} is not a port number"))?;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        if let Ok(ip) = bare.parse::<IpAddr>() {
+        if let Some((ip, _)) = netip::address(bare) {
             if ip.is_ipv6() && bare == host {
                 return Err(format!("address {text}: an IPv6 address must be written in brackets, [{host}]:{port}"));
             }
             return Ok(Self::Address(SocketAddr::new(ip.to_canonical(), port)));
         }
-        let name_like = host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
-        if host.is_empty() || host.len() > 253 || !name_like {
-            return Err(format!("address {text}: {host:?} is neither an IP address nor a name"));
-        }
-        Ok(Self::Name { host: host.to_owned(), port })
+        Ok(Self::Name { host: bare.to_owned(), port })
     }
+}
+
+impl HostTarget {
+    /// Says what of `text`, which this was read from, does not count. Go Nebula starts with either.
+    pub(super) fn remark(&self, section: &Section<'_>, path: &str, text: &str) {
+        match self {
+            Self::Name { host, .. } if !is_name(host) => {
+                section.warn(path, format!("{path}: {host:?} is neither an IP address nor a name"));
+            }
+            Self::Address(_) if text.contains('%') => {
+                section.warn(path, format!("{path}: the zone in {text} is ignored"));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What a resolver may be asked for.
+pub(super) fn is_name(host: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    !host.is_empty() && host.len() <= 253 && host.chars().all(allowed)
 }
 
 fn read_map(section: &Section<'_>) -> Result<BTreeMap<IpAddr, Vec<HostTarget>>, Refused> {
@@ -140,10 +158,12 @@ fn read_map(section: &Section<'_>) -> Result<BTreeMap<IpAddr, Vec<HostTarget>>, 
     for (key, value) in map {
         let path = format!("static_host_map.{key}");
         let at = |cause: String| refuse(format!("static_host_map entry {key}: {cause}")).at(&path);
-        let peer = key.parse::<IpAddr>().map_err(|_| at("the key is not an overlay address".to_owned()))?;
+        let (peer, zone) = netip::address(key).ok_or_else(|| at("the key is not an overlay address".to_owned()))?;
+        if zone.is_some() {
+            section.warn(&path, format!("static_host_map entry {key}: overlay addresses have no zone, it is ignored"));
+        }
         let items = match value {
             Value::List(items) => items.as_slice(),
-            Value::Null => &[],
             single => std::slice::from_ref(single),
         };
         let mut targets = Vec::new();
@@ -152,10 +172,12 @@ fn read_map(section: &Section<'_>) -> Result<BTreeMap<IpAddr, Vec<HostTarget>>, 
                 section
                     .warn(&path, format!("static_host_map entry {key}: {text} has no valid UDP port and is skipped"));
             } else {
-                targets.push(text.parse().map_err(at)?);
+                let target: HostTarget = text.parse().map_err(at)?;
+                target.remark(section, &path, &text);
+                targets.push(target);
             }
         }
-        entries.insert(peer.to_canonical(), targets);
+        entries.insert(peer, targets);
     }
     Ok(entries)
 }

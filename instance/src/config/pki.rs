@@ -44,12 +44,18 @@ pub(super) fn initiating_version(
 ) -> Result<Option<Version>, Refused> {
     let refuse = |cause: String| Refused::new("Could not load client cert", cause);
     let version = match section.int("pki.initiating_version", 0..=i64::from(u32::MAX)) {
-        None | Some(0) => return Ok(None),
+        None => return Ok(None),
         Some(1) => Version::V1,
         Some(2) => Version::V2,
         Some(other) => return Err(refuse(format!("unknown pki.initiating_version: {other}"))),
     };
     match identity {
+        Some(identity) if identity.certificate(version).is_none() && version == Version::V2 => {
+            // Go Nebula starts, and uses the version that there is.
+            let text = "pki.initiating_version is 2, but pki.cert has no certificate of version 2: version 1 is used";
+            section.warn("pki.initiating_version", text);
+            Ok(None)
+        }
         Some(identity) if identity.certificate(version).is_none() => Err(refuse(format!(
             "can not use pki.initiating_version {} without a v{0} certificate in pki.cert",
             version.number()

@@ -8,6 +8,7 @@ use nebula_core::config::{Gateway, SubnetRoute};
 
 use super::section::Section;
 use super::{Refused, Value};
+use crate::go::netip;
 
 /// Routes of the overlay device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -116,7 +117,7 @@ impl<'a> Entry<'a> {
     fn network(&self) -> Result<IpNet, String> {
         let value = self.get("route").ok_or_else(|| self.fail("route", "is not present"))?;
         let text = value.text().unwrap_or_default();
-        text.parse().map_err(|_| {
+        netip::prefix(&text).ok_or_else(|| {
             self.fail("route", format_args!("failed to parse: {text:?} is not a prefix such as 192.168.0.0/16"))
         })
     }

@@ -16,6 +16,7 @@ use super::{
     Dns, HostTarget, Operation, Pki, Refusals, Refused, Remark, Routes, StaticHosts, Stats, Value,
     discovery::Discovery, firewall, keys, pki,
 };
+use crate::go::netip;
 
 /// A whole configuration.
 #[derive(Debug, Clone)]
@@ -472,7 +473,7 @@ fn seconds(section: &Section<'_>, path: &str, default: u64) -> Duration {
 
 fn preferred_ranges(section: &Section<'_>) -> Vec<ipnet::IpNet> {
     let parse = |text: String| {
-        let range = text.parse().ok();
+        let range = netip::prefix(&text);
         if range.is_none() {
             section.warn("preferred_ranges", format!("preferred_ranges: {text:?} is not a prefix and is skipped"));
         }

@@ -44,6 +44,8 @@ pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<Option<T>, Error> 
         legacy_octal_numbers: true,
         non_finite_float_policy: serde_saphyr::options::NonFiniteFloatPolicy::PassThrough,
         with_snippet: false,
+        // Otherwise 33 comment lines where a value could follow are an error; the published example has more.
+        emit_comments: false,
     };
     // Go reads one document and ignores what follows it: once there is a value, no complaint about the rest counts.
     let mut first = None;

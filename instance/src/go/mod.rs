@@ -1,4 +1,5 @@
-//! What exists because Go Nebula does it so: flags, and the hash of the firewall's rules.
+//! What exists because Go Nebula does it so: flags, addresses, and the hash of the firewall's rules.
 
 pub(crate) mod firewall_hash;
 pub mod flags;
+pub(crate) mod netip;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use hickory_resolver::TokioResolver;
 use hickory_resolver::config::LookupIpStrategy;
+use hickory_resolver::proto::rr::Name;
 
 use crate::config::{HostTarget, NameFamily, StaticHosts};
 
@@ -150,6 +151,8 @@ pub fn look_up(name: &str, family: NameFamily, timeout: Duration) -> Result<Vec<
     // /etc/resolv.conf and /etc/hosts afresh.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
+    // Underscores inside a label, usual in names of containers, are no host name by the letter, but resolvers know them.
+    let query = Name::from_utf8(name).or_else(|_| Name::from_str_relaxed(name)).map_err(|error| error.to_string())?;
     runtime.block_on(async {
         let mut builder = TokioResolver::builder_tokio().map_err(|error| format!("system resolver: {error}"))?;
         builder.options_mut().ip_strategy = match family {
@@ -158,7 +161,7 @@ pub fn look_up(name: &str, family: NameFamily, timeout: Duration) -> Result<Vec<
             NameFamily::Both => LookupIpStrategy::Ipv4AndIpv6,
         };
         let resolver = builder.build().map_err(|error| format!("system resolver: {error}"))?;
-        match tokio::time::timeout(timeout, resolver.lookup_ip(name)).await {
+        match tokio::time::timeout(timeout, resolver.lookup_ip(query)).await {
             Err(_) => Err(format!("no answer within {} ms", timeout.as_millis())),
             Ok(Err(error)) => Err(error.to_string()),
             Ok(Ok(answer)) => Ok(answer.iter().take(MAX_ANSWERS).collect()),

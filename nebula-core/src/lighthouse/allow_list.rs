@@ -6,6 +6,8 @@ use ipnet::IpNet;
 use prefix_trie::joint::JointPrefixMap;
 use regex_lite::Regex;
 
+use super::pattern::translate;
+
 /// Rules by prefix; the longest one that holds an address decides. Empty: everything is allowed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AllowList {
@@ -141,14 +143,14 @@ pub struct InterfaceRules {
 }
 
 impl InterfaceRules {
-    /// Interfaces whose whole name matches one of the patterns get `allowed`, all others the opposite.
+    /// Interfaces whose name matches one of the patterns, in the syntax of Go's `regexp` between `^` and `$`, get `allowed`, all others the opposite.
     ///
     /// # Errors
     /// A pattern is no regular expression.
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a str>, allowed: bool) -> Result<Self, BadPattern> {
         let compile = |pattern: &str| {
-            Regex::new(&format!("^(?:{pattern})$"))
-                .map_err(|error| BadPattern { pattern: pattern.to_owned(), cause: error.to_string() })
+            let compiled = translate(pattern).and_then(|text| Regex::new(&text).map_err(|error| error.to_string()));
+            compiled.map_err(|cause| BadPattern { pattern: pattern.to_owned(), cause })
         };
         Ok(Self { patterns: patterns.into_iter().map(compile).collect::<Result<_, _>>()?, allowed })
     }

@@ -3,6 +3,7 @@
 mod allow_list;
 mod calculated;
 mod candidates;
+mod pattern;
 mod questions;
 mod server;
 mod special;

@@ -67,6 +67,17 @@ impl Case {
     }
 }
 
+/// What both made of a configuration.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// The same exit code.
+    Agreed,
+    /// Go ends with a panic; ours may refuse, or start.
+    GoPanics,
+    /// With what both said.
+    Differs(String),
+}
+
 pub(crate) struct Bench {
     folder: tempfile::TempDir,
     go: PathBuf,
@@ -109,6 +120,18 @@ impl Bench {
             Expected::Deviates { go: theirs, ours: own, key, .. } => {
                 agree(theirs, own).and_then(|()| named("ours", &ours, key))
             }
+        }
+    }
+
+    /// Whether both accept, or both refuse, a file that names its credentials in `/etc/nebula`.
+    pub(crate) fn judge(&self, text: &str) -> Verdict {
+        let path = self.folder.path().join("config.yml");
+        std::fs::write(&path, text.replace("/etc/nebula", &self.folder.path().display().to_string())).unwrap();
+        let (go, ours) = (run(&self.go, &path), run(Path::new(env!("CARGO_BIN_EXE_nebula")), &path));
+        match go.0 {
+            code if code == ours.0 => Verdict::Agreed,
+            2 if go.1.contains("panic:") => Verdict::GoPanics,
+            _ => Verdict::Differs(format!("Go ends with {}: {}\n  ours with {}: {}", go.0, go.1, ours.0, ours.1)),
         }
     }
 

@@ -105,6 +105,16 @@ pub(super) const CASES: &[Case] = &[
         "pki.initiating_version",
     ),
     refused(
+        "initiating_version 0",
+        "pki: {ca: $DIR/ca.crt, cert: $DIR/host.crt, key: $DIR/host.key, initiating_version: 0}",
+        "unknown pki.initiating_version: 0",
+    ),
+    remarked(
+        "initiating_version 2 without its certificate",
+        "pki: {ca: $DIR/ca.crt, cert: $DIR/v1.crt, key: $DIR/host.key, initiating_version: 2}",
+        "pki.initiating_version",
+    ),
+    refused(
         "initiating_version unknown",
         "pki: {ca: $DIR/ca.crt, cert: $DIR/host.crt, key: $DIR/host.key, initiating_version: 3}",
         "unknown pki.initiating_version: 3",

@@ -125,6 +125,20 @@ pub(super) const CASES: &[Case] = &[
     ),
     remarked("field misspelt", "firewall: {inbound: [{port: any, proto: any, host: any, grups: [a]}]}", "grups"),
     deviates(
+        "an empty list as group",
+        "firewall: {inbound: [{port: any, proto: any, host: any, group: []}]}",
+        "deviation-group-list-empty",
+        (2, 0),
+        "",
+    ),
+    deviates(
+        "groups emptied, nothing else",
+        "firewall: {inbound: [{port: 443, proto: tcp, groups: }]}",
+        "deviation-groups-empty",
+        (2, 1),
+        "firewall.inbound",
+    ),
+    deviates(
         "number in groups",
         "firewall: {inbound: [{port: any, proto: any, groups: [1, a]}]}",
         "deviation-groups-number",

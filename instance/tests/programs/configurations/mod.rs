@@ -6,8 +6,10 @@
 mod bench;
 mod credentials;
 mod discovery;
+mod examples;
 mod files;
 mod firewall;
+mod generated;
 mod listen;
 mod operation;
 mod tun;

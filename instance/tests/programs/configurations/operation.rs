@@ -8,6 +8,13 @@ const fn sshd(named: &'static str) -> &'static str {
 }
 
 pub(super) const CASES: &[Case] = &[
+    deviates(
+        "a timer of zero",
+        "timers: {connection_alive_interval: 0}",
+        "deviation-timers",
+        (2, 0),
+        "timers.connection_alive_interval",
+    ),
     good("logging", "logging: {level: info, format: text, disable_timestamp: true}"),
     good("logging in capitals", "logging: {level: WARN, format: JSON}"),
     good("level fatal", "logging: {level: fatal}"),

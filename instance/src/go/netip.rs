@@ -1,0 +1,52 @@
+//! Addresses and prefixes as Go's `net/netip` reads them: stricter than most about zeros, and with zones.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+/// A prefix. Leading zeros are refused, in octets and in the length: some programs read them as octal.
+pub(crate) fn prefix(text: &str) -> Option<IpNet> {
+    let (address, length) = text.split_once('/')?;
+    let plain = length.bytes().all(|b| b.is_ascii_digit()) && (length == "0" || !length.starts_with('0'));
+    // Not `IpNet`'s own reader, which takes leading zeros.
+    let address = address.parse::<IpAddr>().ok().filter(|_| plain)?;
+    IpNet::new(address, length.parse().ok()?).ok()
+}
+
+/// An address, and the zone of an IPv6 one (`fe80::1%eth0`).
+pub(crate) fn address(text: &str) -> Option<(IpAddr, Option<&str>)> {
+    match text.split_once('%') {
+        None => Some((text.parse().ok()?, None)),
+        Some((address, zone)) => {
+            let address = address.parse::<IpAddr>().ok()?;
+            (address.is_ipv6() && !zone.is_empty()).then_some((address, Some(zone)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_in_front_are_no_numbers() {
+        for text in
+            ["10.0.0.0/08", "010.0.0.0/8", "10.0.0.0/+8", "10.0.0.0/33", "10.0.0.0", "10.0.0.0/", "fe80::%eth0/64"]
+        {
+            assert_eq!(prefix(text), None, "{text}");
+        }
+        for text in ["10.0.0.0/8", "0.0.0.0/0", "10.0.0.1/8", "2001:db8::/32", "::ffff:10.0.0.0/104"] {
+            assert_eq!(prefix(text), text.parse().ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_addresses_of_version_6_have_a_zone() {
+        let v6: IpAddr = "fe80::1".parse().unwrap();
+        assert_eq!(address("fe80::1%eth0"), Some((v6, Some("eth0"))));
+        assert_eq!(address("fe80::1"), Some((v6, None)));
+        for text in ["fe80::1%", "1.2.3.4%eth0", "%eth0", "x"] {
+            assert_eq!(address(text), None, "{text}");
+        }
+    }
+}
