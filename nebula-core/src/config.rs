@@ -11,8 +11,8 @@ use nebula_cert::{CaPool, Identity, Version};
 
 use crate::firewall;
 pub use crate::lighthouse::{
-    AllowList, BadPattern, CalculatedRemotes, Calculation, InterfaceRules, LocalAllowList, NoDefault, OtherFamily,
-    RemoteAllowList,
+    AllowList, BadPattern, CalculatedRemotes, Calculation, InterfaceRules, Lighthouse, LocalAllowList, NoDefault,
+    OtherFamily, RemoteAllowList,
 };
 pub use crate::tunnel::cipher::Cipher;
 
@@ -110,39 +110,6 @@ impl Gateway {
     #[must_use]
     pub fn new(address: IpAddr) -> Self {
         Self { address, weight: NonZeroU32::MIN }
-    }
-}
-
-/// Rendezvous settings.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Lighthouse {
-    /// This node answers for others.
-    pub am_lighthouse: bool,
-    /// Overlay addresses of the lighthouses; each needs an entry in [`Config::static_hosts`].
-    pub hosts: Vec<IpAddr>,
-    /// Time between updates to the lighthouses; `None`: only on events.
-    pub interval: Option<Duration>,
-    /// Extra endpoints to advertise; port 0 means [`Config::listen_port`].
-    pub advertise: Vec<SocketAddr>,
-    /// Endpoints to guess for peers that have no entry in [`Config::static_hosts`].
-    pub calculated_remotes: CalculatedRemotes,
-    /// Underlay addresses at which peers may be.
-    pub remote_allow: RemoteAllowList,
-    /// Addresses of this host that may be advertised.
-    pub local_allow: LocalAllowList,
-}
-
-impl Default for Lighthouse {
-    fn default() -> Self {
-        Self {
-            am_lighthouse: false,
-            hosts: Vec::new(),
-            interval: Some(Duration::from_secs(10)),
-            advertise: Vec::new(),
-            calculated_remotes: CalculatedRemotes::default(),
-            remote_allow: RemoteAllowList::default(),
-            local_allow: LocalAllowList::default(),
-        }
     }
 }
 

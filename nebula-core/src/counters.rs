@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::DropReason;
+use crate::drop_reason::DropReason;
 
 /// Which way a packet went when it was counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

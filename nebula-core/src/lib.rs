@@ -29,10 +29,12 @@
 
 pub mod config;
 pub mod counters;
+mod drop_reason;
 pub mod firewall;
 pub mod forward;
 mod handshake;
 mod hole_punch;
+mod index;
 #[cfg(feature = "io")]
 pub mod io;
 pub mod lighthouse;
@@ -48,9 +50,9 @@ pub mod tunnel;
 pub mod wire;
 
 pub use config::Config;
+pub use drop_reason::DropReason;
 pub use forward::{Forwarder, Lane};
 pub use node::{
-    FlowTrace, Node, Outcome, PendingStatus, RelayState, RelayStatus, Source, TableSizes, TunnelStatus, WallClock,
-    Whereabouts,
+    FlowTrace, Node, Outcome, PendingStatus, RelayState, RelayStatus, TableSizes, TunnelStatus, WallClock, Whereabouts,
 };
-pub use output::{DropReason, Event, Origin, PacketOwned, PeerCertificate, Punt, Transmit, TunnelDownReason, Verdict};
+pub use output::{Event, Origin, PacketOwned, PeerCertificate, Punt, Transmit, TunnelDownReason, Verdict};

@@ -8,11 +8,12 @@ use ipnet::IpNet;
 
 use super::filter::Timeouts;
 use super::flow_table::{At, Entry, FlowTable, Owner};
-use super::{Filter, KnownFlow, Peer, identity};
-use crate::DropReason;
+use super::{Filter, KnownFlow, Peer};
 use crate::counters::Direction;
+use crate::drop_reason::DropReason;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{CachePadded, Mutex, MutexGuard};
+use crate::tunnel::{PeerIdentity, route_digest};
 use crate::wire::ip::FlowKey;
 
 const SHARDS: usize = if cfg!(all(test, loom)) { 1 } else { 16 };
@@ -90,14 +91,12 @@ impl Conntrack {
     fn owner(&self, peer: &Peer<'_>) -> Owner {
         let [a, b, c, d] = self.keys;
         let keyed = |[high, low]: [u64; 2], with: [u64; 2]| fold(high ^ with[0], low ^ with[1]);
-        let identity::Identity { name, rights } = peer.identity;
+        let PeerIdentity { name, rights } = peer.identity;
         let (name, rights) = (keyed(name, [a, b]), keyed(rights, [c, d]));
         match peer.route {
             None => Owner { owner: name, rights },
             // Each gateway is judged by its own certificate.
-            Some(network) => {
-                Owner { owner: keyed(identity::route(network), [a, b]), rights: fold(name ^ a, rights ^ b) }
-            }
+            Some(network) => Owner { owner: keyed(route_digest(network), [a, b]), rights: fold(name ^ a, rights ^ b) },
         }
     }
     /// A flow with `peer` that it is not forgotten, and whether what allowed it last is unchanged. It counts as no packet

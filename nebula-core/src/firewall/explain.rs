@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::{Firewall, Peer, Policy};
-use crate::DropReason;
 use crate::counters::Direction;
+use crate::drop_reason::DropReason;
 use crate::wire::ip::FlowKey;
 
 /// What the firewall makes of a flow.

@@ -7,8 +7,8 @@ use ipnet::IpNet;
 
 use super::index::RuleIndex;
 use super::{Action, Peer, Policy};
-use crate::DropReason;
 use crate::counters::Direction;
+use crate::drop_reason::DropReason;
 use crate::wire::ip::FlowKey;
 
 /// One published set of rules.

@@ -1,7 +1,7 @@
 //! Flows one lane saw pass a moment ago: keeps known flows off the shared flow table.
 
 use crate::counters::Direction;
-use crate::tunnel::LocalIndex;
+use crate::index::LocalIndex;
 use crate::wire::ip::FlowKey;
 
 const SMALLEST: usize = 64;

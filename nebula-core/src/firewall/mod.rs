@@ -5,7 +5,6 @@ mod explain;
 mod filter;
 mod flow_cache;
 mod flow_table;
-mod identity;
 mod index;
 mod rules;
 mod shares;
@@ -21,12 +20,11 @@ pub(crate) use conntrack::Conntrack;
 pub use explain::{Explanation, KnownFlow};
 pub(crate) use filter::Filter;
 pub(crate) use flow_cache::FlowCache;
-pub(crate) use identity::Identity;
 pub use rules::{Cidr, PortRange, Protocol, Rule};
 
-use crate::DropReason;
 use crate::counters::Direction;
-use crate::tunnel::Tunnel;
+use crate::drop_reason::DropReason;
+use crate::tunnel::{PeerIdentity, Tunnel};
 use crate::wire::ip::FlowKey;
 use conntrack::Seen;
 use flow_cache::Passed;
@@ -95,7 +93,7 @@ pub(crate) struct Peer<'a> {
     issuer: Fingerprint,
     issuer_name: &'a str,
     /// All of this in a few bytes.
-    identity: Identity,
+    identity: PeerIdentity,
     /// The subnet route in question, if the peer is one of several gateways of it.
     route: Option<IpNet>,
 }

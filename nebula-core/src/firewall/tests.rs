@@ -53,7 +53,7 @@ impl Certificate {
             unsafe_networks: &self.unsafe_networks,
             issuer: self.issuer,
             issuer_name: &self.issuer_name,
-            identity: Identity::new(
+            identity: PeerIdentity::new(
                 &self.name,
                 &self.groups,
                 [&self.networks, &self.unsafe_networks],

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::inbound::Piece;
 use crate::Origin;
-use crate::tunnel::{LocalIndex, TunnelTable};
+use crate::index::LocalIndex;
+use crate::tunnel::TunnelTable;
 
 /// Bounded in datagrams, bytes and time.
 #[derive(Debug, Default)]

@@ -42,34 +42,8 @@ use crate::counters::Counters;
 use crate::firewall::{self, Conntrack, Filter};
 use crate::relay::RelayTable;
 use crate::tunnel::TunnelTable;
+pub use crate::wire::offload::{Offload, Segment, SegmentKind};
 use route::Routes;
-
-/// How an overlay (super-)packet must be cut and finished; what a virtio-net header says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Offload {
-    /// Cut into segments of this many payload bytes; `None`: one packet.
-    pub segment: Option<Segment>,
-    /// The transport checksum holds only the pseudo-header sum: (start of the transport header, offset of the checksum in it).
-    pub checksum: Option<(u16, u16)>,
-}
-
-/// Segmentation of a super-packet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
-    /// TCP or UDP.
-    pub kind: SegmentKind,
-    /// Payload bytes of every segment but the last.
-    pub size: u16,
-}
-
-/// Transport of a super-packet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SegmentKind {
-    /// TSO.
-    Tcp,
-    /// USO.
-    Udp,
-}
 
 /// Sealed datagrams in the lane's arena that go to one endpoint: all `segment_size` long but the last, so one UDP GSO
 /// send carries them.

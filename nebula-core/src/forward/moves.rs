@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use crate::tunnel::LocalIndex;
+use crate::index::LocalIndex;
 
 /// Remembers for a moment what it told. Every datagram comes from elsewhere until the control plane has obeyed, or for as
 /// long as it refuses; telling with each would push other punts out of the queue.

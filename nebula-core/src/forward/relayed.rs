@@ -9,8 +9,9 @@ use super::Forwarder;
 use super::inbound::{Piece, Stage, sort_one};
 use super::outbound::add_to_runs;
 use crate::counters::{Counter, Direction};
-use crate::relay::{Hop, RelayIndex, Role};
-use crate::tunnel::{Lookup, RemoteIndex, Tunnel};
+use crate::index::{Hop, RelayIndex, RemoteIndex};
+use crate::relay::Role;
+use crate::tunnel::{Lookup, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 use crate::{DropReason, Origin};
 

@@ -11,9 +11,10 @@ use nebula_cert::{CaPool, Curve, PrivateKey, SigningKey, Template, VerifiedCerti
 use super::{Forwarder, Lane, LocalPolicy, Offload, Received, Run, Segment, SegmentKind};
 use crate::Verdict;
 use crate::firewall::{Policy, Rule};
-use crate::handshake::Completed;
+use crate::index::{LocalIndex, RemoteIndex};
+use crate::tunnel::Negotiated;
 use crate::tunnel::cipher::Cipher;
-use crate::tunnel::{LocalIndex, RemoteIndex, SessionKeys, Tunnel};
+use crate::tunnel::{SessionKeys, Tunnel};
 
 pub(super) const TCP_ACK: u8 = 0x10;
 
@@ -250,7 +251,7 @@ pub(super) fn reserved_pair(cipher: Cipher) -> [Side; 2] {
     forwarders.map(|forwarder| {
         let peer = 1 - own;
         let (send, receive) = ([own as u8; 32], [peer as u8; 32]);
-        let done = Completed {
+        let done = Negotiated {
             local_index: indexes[own],
             remote_index: RemoteIndex(indexes[peer].0),
             peer: verified(&networks[peer]),

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use nebula_cert::{Fingerprint, VerifiedCertificate};
 
 use crate::Origin;
-use crate::relay::RelayIndex;
-use crate::tunnel::{HalfOpen, LocalIndex};
+use crate::index::{LocalIndex, RelayIndex};
+use crate::tunnel::HalfOpen;
 
 /// A handshake that this node answered.
 #[derive(Debug)]
@@ -270,9 +270,10 @@ mod tests {
 
     use super::*;
     use crate::forward::testing;
-    use crate::handshake::Completed;
+    use crate::index::RemoteIndex;
+    use crate::tunnel::Negotiated;
+    use crate::tunnel::SessionKeys;
     use crate::tunnel::cipher::Cipher;
-    use crate::tunnel::{RemoteIndex, SessionKeys};
 
     #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
     fn base() -> Instant {
@@ -296,7 +297,7 @@ mod tests {
         fn call(&mut self, since: Instant, from: SocketAddr) -> Answered {
             let local_index = LocalIndex(self.next);
             self.next += 1;
-            let done = Completed {
+            let done = Negotiated {
                 local_index,
                 remote_index: RemoteIndex(9),
                 peer: self.peer.clone(),

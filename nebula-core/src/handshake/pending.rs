@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use nebula_cert::{Fingerprint, Version};
 
 use super::Initiator;
+use crate::index::LocalIndex;
 use crate::output::PacketOwned;
-use crate::tunnel::LocalIndex;
 use crate::wire::messages::Control;
 
 /// One handshake under way.

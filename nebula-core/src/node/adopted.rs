@@ -10,8 +10,8 @@ use rand_chacha::rand_core::RngCore as _;
 use super::Node;
 use super::handshakes::Origins;
 use crate::Origin;
-use crate::handshake::Completed;
-use crate::tunnel::{LocalIndex, RemoteIndex, SessionKeys, Tunnel};
+use crate::index::{LocalIndex, RemoteIndex};
+use crate::tunnel::{Negotiated, SessionKeys, Tunnel};
 
 impl Node {
     /// A tunnel with random keys to the host with these overlay addresses, as if it had called from `endpoint`. All hosts
@@ -42,7 +42,7 @@ impl Node {
         let local_index = self.reserve_index()?;
         let own_version = self.default_version();
         let digest = self.random_seed();
-        let done = Completed {
+        let done = Negotiated {
             local_index,
             remote_index,
             peer: certificate,

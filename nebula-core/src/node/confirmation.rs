@@ -16,15 +16,16 @@ use super::handshakes::Origins;
 use super::timer::Due;
 use super::tunnels::Tunnels;
 use crate::Origin;
-use crate::handshake::{Answered, Completed, HalfOpenTable, Verifier};
-use crate::tunnel::{HalfOpen, LocalIndex, TEST_LEN, Tunnel};
+use crate::handshake::{Answered, HalfOpenTable, Verifier};
+use crate::index::LocalIndex;
+use crate::tunnel::{HalfOpen, Negotiated, TEST_LEN, Tunnel};
 
 impl Node {
     /// Keeps a handshake that this node answered until its caller is confirmed, and sends message 2.
     pub(super) fn await_confirmation(
         &mut self,
         now: Instant,
-        done: Completed,
+        done: Negotiated,
         digest: [u8; 32],
         reply: Vec<u8>,
         from: Origin,

@@ -12,8 +12,9 @@ use super::timer::Due;
 use super::tunnels::Live;
 use crate::TunnelDownReason;
 use crate::hole_punch::{Action, KEEPALIVE, PUNCH};
+use crate::index::LocalIndex;
+use crate::tunnel::Tunnel;
 use crate::tunnel::liveness::{Decision, Facts, Next};
-use crate::tunnel::{LocalIndex, Tunnel};
 use crate::wire::header::MessageType;
 
 impl Node {

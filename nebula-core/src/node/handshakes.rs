@@ -13,10 +13,11 @@ use super::outbox::seal;
 use super::timer::Due;
 use super::tunnels::Live;
 use crate::counters::Direction;
-use crate::handshake::{Completed, Error, Initiator, Opened, Own, Pending, Waiting, respond};
+use crate::handshake::{Error, Initiator, Opened, Own, Pending, Waiting, respond};
+use crate::index::LocalIndex;
 use crate::relay::Allowance;
 use crate::tunnel::liveness::Liveness;
-use crate::tunnel::{LocalIndex, Tunnel};
+use crate::tunnel::{Negotiated, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType};
 use crate::{DropReason, Event, Origin, TunnelDownReason};
 
@@ -391,13 +392,13 @@ impl Node {
     }
 
     /// Nobody may claim an address of this node, not even this node itself.
-    fn peer_is_acceptable(&self, done: &Completed) -> bool {
+    fn peer_is_acceptable(&self, done: &Negotiated) -> bool {
         !done.peer.networks().is_empty()
             && !done.peer.networks().iter().any(|network| self.is_own_address(network.addr()))
     }
 
     /// Whether the allow lists let the peer, by each of its addresses, be at this endpoint.
-    fn may_be_at(&self, done: &Completed, from: Origin) -> bool {
+    fn may_be_at(&self, done: &Negotiated, from: Origin) -> bool {
         let Origin::Direct(endpoint) = from else { return true };
         let addresses: Vec<_> = done.peer.networks().iter().map(ipnet::IpNet::addr).collect();
         self.config.lighthouse.remote_allow.allows(&addresses, endpoint.ip())

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Node;
 use crate::TunnelDownReason;
-use crate::lighthouse::Answer;
+use crate::lighthouse::KnownEndpoints;
 
 /// What is known about where a peer is.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -16,11 +16,11 @@ pub struct Whereabouts {
     /// Relays through which the peer can be reached.
     pub relays: Vec<IpAddr>,
     /// Answers to the last question, by lighthouse.
-    pub answers: BTreeMap<IpAddr, Answer>,
+    pub answers: BTreeMap<IpAddr, KnownEndpoints>,
     /// Lighthouses that are asked.
     pub lighthouses: Vec<IpAddr>,
     /// What the peer reported to this node, if this is a lighthouse.
-    pub reported: Option<Answer>,
+    pub reported: Option<KnownEndpoints>,
     /// A handshake with the peer is under way.
     pub pending: bool,
 }
@@ -36,13 +36,12 @@ impl Node {
     /// What is known about where `peer` is.
     #[must_use]
     pub fn whereabouts(&self, peer: IpAddr) -> Whereabouts {
-        let reported = self.server.report(peer);
         Whereabouts {
             endpoints: self.endpoints_of(peer),
             relays: self.lighthouse.relays(peer).into_iter().collect(),
             answers: self.lighthouse.answers(peer),
             lighthouses: if self.has_lighthouses() { self.config.lighthouse.hosts.clone() } else { Vec::new() },
-            reported: reported.map(|report| Answer { endpoints: report.endpoints, relays: report.relays }),
+            reported: self.server.report(peer),
             pending: self.pending.contains(peer),
         }
     }

@@ -28,7 +28,7 @@ use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
 pub use self::inquiries::Whereabouts;
-pub use self::survey::{PendingStatus, RelayState, RelayStatus, Source};
+pub use self::survey::{PendingStatus, RelayState, RelayStatus};
 pub use self::table_sizes::TableSizes;
 pub use self::trace::{FlowTrace, Outcome};
 
@@ -40,9 +40,10 @@ use crate::counters::{Counter, Direction};
 use crate::forward::LocalPolicy;
 use crate::handshake::{Admission, HalfOpenTable, PendingHandshakes};
 use crate::hole_punch::HolePunch;
+use crate::index::{LocalIndex, RemoteIndex};
 use crate::lighthouse::{self, LocalAddress};
 use crate::relay;
-use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
+use crate::tunnel::Tunnel;
 use crate::wire::header::{Header, MessageType};
 use crate::{
     Config, DropReason, Event, Forwarder, Lane, Origin, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict,

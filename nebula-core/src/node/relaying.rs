@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use super::Node;
-use crate::relay::{Entry, Hop, Kind, RelayIndex, Role, State, Way};
-use crate::tunnel::{LocalIndex, RemoteIndex};
+use crate::index::{Hop, LocalIndex, RelayIndex, RemoteIndex};
+use crate::relay::{Entry, Kind, Role, State, Way};
 use crate::wire::messages::Control;
 
 impl Node {

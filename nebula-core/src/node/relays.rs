@@ -9,8 +9,9 @@ use rand_chacha::rand_core::RngCore as _;
 
 use super::Node;
 use super::timer::Due;
-use crate::relay::{Entry, Hop, Kind, RelayIndex, State, Way};
-use crate::tunnel::{RemoteIndex, Tunnel};
+use crate::index::{Hop, RelayIndex, RemoteIndex};
+use crate::relay::{Entry, Kind, State, Way};
+use crate::tunnel::Tunnel;
 use crate::wire::header::MessageType;
 use crate::wire::messages::{Control, ControlKind};
 use crate::{DropReason, Origin, config};

@@ -12,7 +12,7 @@ use super::timer::Due;
 use crate::DropReason;
 use crate::counters::Direction;
 use crate::hole_punch::Action;
-use crate::lighthouse::{Answer, Report, Rules, Screened, address_for};
+use crate::lighthouse::{KnownEndpoints, Rules, Screened, address_for};
 use crate::tunnel::Tunnel;
 use crate::wire::header::MessageType;
 use crate::wire::messages::{Meta, MetaKind};
@@ -105,7 +105,11 @@ impl Node {
     /// A lighthouse told where a peer is.
     fn handle_reply(&mut self, now: Instant, lighthouse: &Tunnel, subject: IpAddr, reply: Meta) {
         let Some(&source) = lighthouse.peer_addresses.first() else { return };
-        let answer = || Answer { endpoints: reply.endpoints.clone(), relays: reply.relays.clone() };
+        let answer = || KnownEndpoints {
+            reported: reply.endpoints.clone(),
+            relays: reply.relays.clone(),
+            ..KnownEndpoints::default()
+        };
         self.lighthouse.questions().answer(subject, source, answer);
         // Answers nobody waits for would only take memory.
         if !self.pending.contains(subject) && self.tunnels.of_peer(subject).is_empty() {
@@ -142,16 +146,17 @@ impl Node {
         let calling = called.as_ref().and_then(|called| address_for(&asker.peer_addresses, called.peer.networks()));
         // Both are looked up before either is used: with very many hosts each is a wait for memory, and these overlap.
         let (wanted, asking) = (self.server.report(subject), calling.and_then(|calling| self.server.report(calling)));
-        let Some(known) = self.known_of(called.as_deref(), wanted) else { return };
+        let Some(mut known) = self.known_of(called.as_deref(), wanted) else { return };
         let mut reply = Meta::new(MetaKind::HostQueryReply, version, Some(subject));
-        (reply.endpoints, reply.relays) = (known.endpoints, known.relays);
+        reply.relays = std::mem::take(&mut known.relays);
+        reply.endpoints = known.into_endpoints();
         self.send_meta(asker, &reply);
 
         let (Some(called), Some(calling)) = (called, calling) else { return };
         let caller = self.forwarder.tunnels().by_address(calling);
         let Some(known) = self.known_of(caller.as_deref(), asking) else { return };
         let mut notice = Meta::new(MetaKind::HostPunchNotification, called.peer.version(), Some(calling));
-        notice.endpoints = known.endpoints;
+        notice.endpoints = known.into_endpoints();
         self.send_meta(&called, &notice);
     }
 
@@ -163,14 +168,15 @@ impl Node {
             return;
         }
         let endpoints = self.screen(now, tunnel, host, update.endpoints);
-        self.server.store(host, &Report { endpoints, relays: update.relays });
+        let report = KnownEndpoints { reported: endpoints, relays: update.relays, ..KnownEndpoints::default() };
+        self.server.store(host, &report);
         let subject = host.first().copied().filter(|_| update.version == Version::V1);
         self.send_meta(tunnel, &Meta::new(MetaKind::HostUpdateNotificationAck, update.version, subject));
     }
 
     /// Where a host is: as its primary tunnel shows, then as it says itself. A tunnel on this machine shows nothing that is
     /// of use to others.
-    fn known_of(&self, tunnel: Option<&Tunnel>, reported: Option<Report>) -> Option<Report> {
+    fn known_of(&self, tunnel: Option<&Tunnel>, reported: Option<KnownEndpoints>) -> Option<KnownEndpoints> {
         let learnt = tunnel.and_then(|tunnel| {
             tunnel.endpoint().filter(|at| self.endpoint_rules(&tunnel.peer_addresses).tellable(*at))
         });
@@ -178,7 +184,7 @@ impl Node {
             return None;
         }
         let mut known = reported.unwrap_or_default();
-        known.endpoints.splice(0..0, learnt);
+        known.learnt.extend(learnt);
         Some(known)
     }
 

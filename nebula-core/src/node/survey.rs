@@ -6,9 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use super::Node;
-use crate::lighthouse::Answer;
-use crate::relay::{Kind, RelayIndex, State};
-use crate::tunnel::{LocalIndex, RemoteIndex};
+use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
+use crate::lighthouse::KnownEndpoints;
+use crate::relay::{Kind, State};
 
 /// A handshake that this node started.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,17 +19,6 @@ pub struct PendingStatus {
     pub local_index: LocalIndex,
     /// Where the peer may be, best first.
     pub endpoints: Vec<SocketAddr>,
-}
-
-/// What one source says of where a peer is.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Source {
-    /// The peer showed that it is there.
-    pub learnt: Vec<SocketAddr>,
-    /// The source told so.
-    pub reported: Vec<SocketAddr>,
-    /// Relays of the peer.
-    pub relays: Vec<IpAddr>,
 }
 
 /// One hop through a relay, or of this node as a relay.
@@ -80,11 +69,10 @@ impl Node {
 
     /// What is said of where `peer` is, by who says so: a lighthouse, the peer itself, or this node's configuration.
     #[must_use]
-    pub fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, Source> {
+    pub fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, KnownEndpoints> {
         let mut sources = self.lighthouse.sources(peer);
-        for (lighthouse, Answer { endpoints, relays }) in self.lighthouse.answers(peer) {
-            let answered = || Source { learnt: Vec::new(), reported: endpoints, relays };
-            sources.entry(lighthouse).or_insert_with(answered);
+        for (lighthouse, answer) in self.lighthouse.answers(peer) {
+            sources.entry(lighthouse).or_insert(answer);
         }
         let fixed = self.fixed_endpoints_of(peer);
         if let Some(own) = self.config.identity.networks().first().filter(|_| !fixed.is_empty()) {
@@ -94,7 +82,7 @@ impl Node {
         let first = tunnel.as_ref().and_then(|tunnel| tunnel.peer_addresses.first().copied()).unwrap_or(peer);
         if let Some(report) = self.server.report(peer) {
             let own = sources.entry(first).or_default();
-            own.reported.extend(report.endpoints);
+            own.reported.extend(report.reported);
             own.relays.extend(report.relays);
         }
         if let Some(endpoint) = tunnel.and_then(|tunnel| tunnel.endpoint()) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Instant;
 
-use crate::tunnel::LocalIndex;
+use crate::index::LocalIndex;
 
 /// What becomes due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::Fingerprint;
 
+use crate::index::{LocalIndex, RemoteIndex};
 use crate::relay::Allowance;
+use crate::tunnel::Tunnel;
 use crate::tunnel::liveness::Liveness;
-use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
 
 /// A live tunnel with its control state.
 #[derive(Debug)]

@@ -8,8 +8,9 @@ use super::outbox::seal;
 use super::timer::Due;
 use crate::Origin;
 use crate::forward::Carrier;
+use crate::index::LocalIndex;
 use crate::relay::Entry;
-use crate::tunnel::{LocalIndex, Traffic, Tunnel};
+use crate::tunnel::{Traffic, Tunnel};
 use crate::wire::header::MessageType;
 
 impl Node {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nebula_cert::Version;
 
 use super::{Hop, Kind, RelayIndex, Way};
-use crate::tunnel::{LocalIndex, RemoteIndex};
+use crate::index::{LocalIndex, RemoteIndex};
 
 /// How far the making of a hop is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,20 +15,9 @@ pub(crate) use allowance::Allowance;
 pub(crate) use entries::{Entries, Entry, State};
 pub(crate) use table::{RelayTable, Role};
 
-use crate::tunnel::{LocalIndex, RemoteIndex};
-
-/// Index this node allocated for one hop; a number space of its own, beside that of tunnels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RelayIndex(pub u32);
-
-/// Where datagrams go that leave by a hop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Hop {
-    /// Tunnel to the neighbour.
-    pub(crate) tunnel: LocalIndex,
-    /// What the neighbour calls this hop.
-    pub(crate) index: RemoteIndex,
-}
+pub(crate) use crate::index::Hop;
+use crate::index::LocalIndex;
+pub use crate::index::RelayIndex;
 
 /// What an entry is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,7 +3,9 @@
 pub mod cipher;
 mod half_open;
 mod hint;
+mod identity;
 pub(crate) mod liveness;
+mod negotiated;
 mod replay_window;
 mod session;
 mod table;
@@ -17,22 +19,16 @@ use nebula_cert::{VerifiedCertificate, Version};
 
 pub(crate) use half_open::{HalfOpen, TEST_LEN};
 pub(crate) use hint::TunnelHint;
+pub(crate) use identity::{PeerIdentity, route_digest};
+pub(crate) use negotiated::Negotiated;
 pub(crate) use replay_window::CounterSet;
 pub use replay_window::ReplayWindow;
 pub use session::{Session, SessionKeys};
 pub(crate) use table::Lookup;
 pub use table::TunnelTable;
 
-use crate::firewall::Identity;
-use crate::relay::Hop;
-
-/// Index this node allocated; peers put it into datagrams to this node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LocalIndex(pub u32);
-
-/// Index the peer allocated; this node puts it into datagrams to the peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RemoteIndex(pub u32);
+use crate::index::Hop;
+pub use crate::index::{LocalIndex, RemoteIndex};
 
 /// One live tunnel. Keys are immutable; the send counter, the replay window, the endpoint and the traffic marks are the
 /// only mutable state, each safe to touch from any lane.
@@ -45,7 +41,7 @@ pub struct Tunnel {
     /// Who the peer proved to be.
     pub peer: VerifiedCertificate,
     /// Whose the flows in this tunnel are.
-    pub(crate) identity: Identity,
+    pub(crate) identity: PeerIdentity,
     /// The peer's overlay addresses, primary first.
     pub peer_addresses: Vec<IpAddr>,
     /// Keys, counter, replay window.
@@ -79,11 +75,11 @@ pub struct Traffic {
 impl Tunnel {
     /// A tunnel from a completed handshake.
     #[must_use]
-    pub(crate) fn new(done: crate::handshake::Completed, endpoint: Option<SocketAddr>) -> Self {
+    pub(crate) fn new(done: Negotiated, endpoint: Option<SocketAddr>) -> Self {
         Self::starting_at(done, endpoint, session::FIRST_COUNTER)
     }
     /// As [`Tunnel::new`], where counters before `counter` were used already.
-    pub(crate) fn starting_at(done: crate::handshake::Completed, endpoint: Option<SocketAddr>, counter: u64) -> Self {
+    pub(crate) fn starting_at(done: Negotiated, endpoint: Option<SocketAddr>, counter: u64) -> Self {
         Self {
             local_index: done.local_index,
             remote_index: done.remote_index,

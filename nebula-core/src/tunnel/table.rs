@@ -263,12 +263,13 @@ mod tests {
 
     use super::*;
     use crate::forward::testing;
-    use crate::handshake::Completed;
+    use crate::index::RemoteIndex;
+    use crate::tunnel::Negotiated;
+    use crate::tunnel::SessionKeys;
     use crate::tunnel::cipher::Cipher;
-    use crate::tunnel::{RemoteIndex, SessionKeys};
 
     fn tunnel(local_index: LocalIndex, peer: VerifiedCertificate) -> Arc<Tunnel> {
-        let done = Completed {
+        let done = Negotiated {
             local_index,
             remote_index: RemoteIndex(9),
             peer,

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::DropReason;
+use crate::drop_reason::DropReason;
 
 /// IP protocol numbers the firewall tells apart.
 pub mod protocol {

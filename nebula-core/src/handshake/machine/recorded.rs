@@ -91,7 +91,7 @@ impl Recording {
     fn keys(&self, to_responder: &str, to_initiator: &str) -> [AeadKey; 2] {
         [to_responder, to_initiator].map(|field| AeadKey::new(self.cipher(), &self.key(field)))
     }
-    fn assert_keys(&self, completed: &Completed, to_responder: &str, to_initiator: &str) {
+    fn assert_keys(&self, completed: &Negotiated, to_responder: &str, to_initiator: &str) {
         let (send, receive) =
             if completed.initiator { (to_responder, to_initiator) } else { (to_initiator, to_responder) };
         assert!(completed.keys.send == self.key(send), "{}: send key", self.name());
@@ -100,7 +100,7 @@ impl Recording {
 }
 
 /// Repeats the initiator's side of a handshake, and feeds it a tampered message 2 before the real one.
-fn repeat_initiator(recording: &Recording, ephemeral: &str, first: &[u8], second: &[u8]) -> Completed {
+fn repeat_initiator(recording: &Recording, ephemeral: &str, first: &[u8], second: &[u8]) -> Negotiated {
     let identity = recording.identity("initiator_cert");
     let clear = HEADER_LEN + 2 * noise::public_key_len(identity.curve());
     let payload = HandshakePayload::parse(&first[clear..]).unwrap();
