@@ -63,6 +63,7 @@ impl Origin {
             Self::Relayed { .. } => None,
         }
     }
+
     /// Underlay source: of the peer, or of its relay.
     #[must_use]
     pub fn underlay(self) -> SocketAddr {

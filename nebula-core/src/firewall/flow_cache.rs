@@ -37,6 +37,7 @@ impl FlowCache {
         let entry = self.entries.get(self.place(hash, passed.direction)).and_then(Option::as_ref);
         entry.is_some_and(|entry| entry.passed == *passed && now < entry.until)
     }
+
     /// Remembers until `until` what passed at `now`.
     pub(super) fn insert(&mut self, hash: u64, passed: Passed, now: u64, until: u64) {
         let displaced = self.entries.get(self.place(hash, passed.direction)).and_then(Option::as_ref);

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::inbound::Piece;
+use super::piece::Piece;
 use crate::Origin;
 use crate::index::LocalIndex;
 use crate::tunnel::TunnelTable;

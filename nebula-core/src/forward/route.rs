@@ -44,6 +44,7 @@ impl Routes {
         let subnets = subnets.iter().map(|route| (route.network.trunc(), Gateways::new(route))).collect();
         Self { networks: networks.to_vec(), subnets, has_shared }
     }
+
     /// Where a packet of `flow` goes; `None`: nowhere.
     pub(super) fn next_hop(&self, flow: &FlowKey) -> Option<NextHop<'_>> {
         if self.is_overlay(flow.remote) {
@@ -59,10 +60,12 @@ impl Routes {
         };
         Some(NextHop { peer: chosen.address, gateways })
     }
+
     /// The network of the subnet route that an address outside the own networks takes.
     pub(super) fn subnet(&self, address: IpAddr) -> Option<IpNet> {
         Some(self.subnets.get_lpm(&address.into())?.0)
     }
+
     /// The subnet route to the remote end of `flow`, if it has several gateways and the peer of `tunnel` is one of them.
     /// Packets of such a flow may come back through another gateway than they went out by.
     pub(super) fn shared(&self, flow: &FlowKey, tunnel: &Tunnel) -> Option<IpNet> {
@@ -73,14 +76,17 @@ impl Routes {
         let is_one = || gateways.iter().any(|gateway| tunnel.peer_addresses.contains(&gateway.address));
         (gateways.len() > 1 && is_one()).then_some(network)
     }
+
     /// Whether an address lies inside the own overlay networks.
     pub(super) fn is_overlay(&self, address: IpAddr) -> bool {
         self.networks.iter().any(|network| network.contains(&address))
     }
+
     /// Whether an address is an own overlay address.
     pub(super) fn is_own(&self, address: IpAddr) -> bool {
         self.networks.iter().any(|network| network.addr() == address)
     }
+
     /// Whether an address is the IPv4 broadcast address of an own network.
     pub(super) fn is_broadcast(&self, address: IpAddr) -> bool {
         address.is_ipv4() && self.networks.iter().any(|network| network.broadcast() == address)

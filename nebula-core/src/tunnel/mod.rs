@@ -78,6 +78,7 @@ impl Tunnel {
     pub(crate) fn new(done: Negotiated, endpoint: Option<SocketAddr>) -> Self {
         Self::starting_at(done, endpoint, session::FIRST_COUNTER)
     }
+
     /// As [`Tunnel::new`], where counters before `counter` were used already.
     pub(crate) fn starting_at(done: Negotiated, endpoint: Option<SocketAddr>, counter: u64) -> Self {
         Self {
@@ -99,15 +100,18 @@ impl Tunnel {
             sent: AtomicBool::new(true),
         }
     }
+
     /// Current underlay endpoint.
     #[must_use]
     pub fn endpoint(&self) -> Option<SocketAddr> {
         self.endpoint.load().as_deref().copied()
     }
+
     /// Moves the tunnel.
     pub fn set_endpoint(&self, endpoint: Option<SocketAddr>) {
         self.endpoint.store(endpoint.map(Arc::new));
     }
+
     /// The hop to use while there is no endpoint.
     #[must_use]
     pub(crate) fn hop(&self) -> Option<Hop> {
@@ -115,38 +119,45 @@ impl Tunnel {
         let hop = Hop { tunnel: LocalIndex((packed >> 32) as u32), index: RemoteIndex(packed as u32) };
         (packed != 0).then_some(hop)
     }
+
     /// Reaches the peer by this hop while there is no endpoint.
     pub(crate) fn set_hop(&self, hop: Option<Hop>) {
         let packed = hop.map_or(0, |hop| u64::from(hop.tunnel.0) << 32 | u64::from(hop.index.0));
         self.hop.store(packed, Ordering::Relaxed);
     }
+
     /// Whether the peer showed that it has the keys of this tunnel (key confirmation).
     #[must_use]
     pub fn is_confirmed(&self) -> bool {
         self.confirmed.load(Ordering::Relaxed)
     }
+
     /// The peer was heard in this tunnel. `true`: for the first time.
     pub(crate) fn confirm(&self) -> bool {
         !self.confirmed.swap(true, Ordering::Relaxed)
     }
+
     /// Notes authenticated traffic from the peer's endpoint.
     pub fn mark_received(&self) {
         if !self.received.load(Ordering::Relaxed) {
             self.received.store(true, Ordering::Relaxed);
         }
     }
+
     /// Notes authenticated traffic from the peer through a relay.
     pub fn mark_relayed(&self) {
         if !self.relayed.load(Ordering::Relaxed) {
             self.relayed.store(true, Ordering::Relaxed);
         }
     }
+
     /// Notes traffic to the peer.
     pub fn mark_sent(&self) {
         if !self.sent.load(Ordering::Relaxed) {
             self.sent.store(true, Ordering::Relaxed);
         }
     }
+
     /// Traffic since the last call.
     pub fn take_traffic(&self) -> Traffic {
         let take = |mark: &AtomicBool| mark.swap(false, Ordering::Relaxed);

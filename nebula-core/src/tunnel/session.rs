@@ -51,6 +51,7 @@ impl Session {
     pub fn new(keys: SessionKeys) -> Self {
         Self::starting_at(keys, FIRST_COUNTER)
     }
+
     /// First counter sent is `counter`.
     pub(super) fn starting_at(keys: SessionKeys, counter: u64) -> Self {
         Self {
@@ -60,6 +61,7 @@ impl Session {
             replay: CachePadded::new(ReplayWindow::new()),
         }
     }
+
     /// Takes `n` consecutive send counters; the first is returned, `None` near exhaustion (`2^64 - 1 - 2^40`).
     #[must_use]
     pub fn reserve(&self, n: u64) -> Option<u64> {
@@ -72,16 +74,19 @@ impl Session {
         let first = self.next.fetch_add(n, Ordering::Relaxed);
         (first <= last_start).then_some(first)
     }
+
     /// The counter that would be taken next.
     #[must_use]
     pub fn next_counter(&self) -> u64 {
         self.next.load(Ordering::Relaxed)
     }
+
     /// Goes on with `counter`.
     #[cfg(test)]
     pub(crate) fn skip_to(&self, counter: u64) {
         self.next.store(counter, Ordering::Relaxed);
     }
+
     /// Whether a run of datagrams may find no counters left: the tunnel has to go.
     #[must_use]
     pub fn is_exhausted(&self) -> bool {

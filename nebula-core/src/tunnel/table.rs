@@ -65,6 +65,7 @@ impl TunnelTable {
             scramble: Scramble(key),
         }
     }
+
     /// Reserves an unused index, never 0. `random` picks the generation. `None` if the table is full.
     #[must_use]
     pub fn reserve(&self, random: u32) -> Option<LocalIndex> {
@@ -87,6 +88,7 @@ impl TunnelTable {
         vacancies.reserved.insert(index);
         Some(index)
     }
+
     /// Gives back an index that never became a tunnel.
     pub fn release(&self, index: LocalIndex) {
         let mut vacancies = self.vacancies.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,10 +98,12 @@ impl TunnelTable {
             vacancies.freed.push_back((slot, generation));
         }
     }
+
     /// Lets lanes receive for a (reserved) index whose caller is not confirmed yet.
     pub(crate) fn await_caller(&self, index: LocalIndex, half_open: Arc<HalfOpen>) {
         self.vacancies.lock().unwrap_or_else(PoisonError::into_inner).half_open.insert(index, half_open);
     }
+
     /// The tunnel of a caller that is not confirmed yet. Not for each packet: once it is, [`TunnelTable::look_up`] finds it.
     pub(crate) fn unconfirmed(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
         let (slot, _) = self.scramble.parts(index);
@@ -112,6 +116,7 @@ impl TunnelTable {
         };
         half_open?.tunnel()
     }
+
     /// Makes `tunnel` reachable by its (reserved) index.
     pub fn publish(&self, tunnel: Arc<Tunnel>) {
         let index = tunnel.local_index;
@@ -128,6 +133,7 @@ impl TunnelTable {
         drop(vacancies);
         self.changed();
     }
+
     /// Makes `tunnel` the one that carries packets to all of its peer's addresses.
     pub fn set_primary(&self, tunnel: &Arc<Tunnel>) {
         let by_address = self.by_address.pin();
@@ -136,6 +142,7 @@ impl TunnelTable {
         }
         self.changed();
     }
+
     /// Removes a tunnel; addresses that pointed to it point to nothing.
     pub fn retire(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
         let slot = self.slot(index)?;
@@ -151,38 +158,46 @@ impl TunnelTable {
         self.vacancies.lock().unwrap_or_else(PoisonError::into_inner).freed.push_back((slot, generation));
         Some(tunnel)
     }
+
     /// By own index.
     #[must_use]
     pub fn by_index(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
         self.slot(index)?.load_full().filter(|tunnel| tunnel.local_index == index)
     }
+
     /// Primary tunnel to a peer.
     #[must_use]
     pub fn by_address(&self, address: IpAddr) -> Option<Arc<Tunnel>> {
         self.by_index(self.primary(address)?)
     }
+
     /// As [`TunnelTable::by_index`], for lanes: without counting a reference, which would be a write to memory that all
     /// lanes of the tunnel read.
     pub(crate) fn look_up(&self, index: LocalIndex) -> Lookup {
         Lookup { index, slot: self.slot(index).map(ArcSwapOption::load) }
     }
+
     /// Index of the primary tunnel to a peer.
     pub(crate) fn primary(&self, address: IpAddr) -> Option<LocalIndex> {
         Some(*self.by_address.pin().get(&address)?)
     }
+
     /// Overlay addresses with a primary tunnel.
     pub(crate) fn primaries(&self) -> usize {
         self.by_address.len()
     }
+
     /// Whether this index is reserved for a tunnel that is not published. Takes the lock of the control plane: not for each
     /// packet.
     pub(crate) fn is_reserved(&self, index: LocalIndex) -> bool {
         self.vacancies.lock().unwrap_or_else(PoisonError::into_inner).reserved.contains(&index)
     }
+
     /// Indexes reserved for tunnels that are not published.
     pub(crate) fn reserved(&self) -> usize {
         self.vacancies.lock().unwrap_or_else(PoisonError::into_inner).reserved.len()
     }
+
     /// Changes with every publish, change of primary and retire: what was looked up under the same version still holds.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -193,6 +208,7 @@ impl TunnelTable {
         let (chunk, offset) = locate(slot)?;
         self.chunks[chunk].get()?.get(offset)
     }
+
     fn changed(&self) {
         self.version.fetch_add(1, Ordering::Release);
     }
@@ -210,6 +226,7 @@ impl Lookup {
     pub(crate) fn nothing() -> Self {
         Self { index: LocalIndex(0), slot: None }
     }
+
     /// The tunnel that was looked for.
     pub(crate) fn tunnel(&self) -> Option<&Tunnel> {
         self.slot.as_ref()?.as_deref().filter(|tunnel| tunnel.local_index == self.index)
@@ -236,6 +253,7 @@ impl Scramble {
         x = ((x ^ x >> 16) ^ (self.0 >> 32) as u32).wrapping_mul(Self::FACTORS[1]);
         LocalIndex(x ^ x >> 16)
     }
+
     fn parts(&self, LocalIndex(mut x): LocalIndex) -> (u32, u32) {
         x = (x ^ x >> 16).wrapping_mul(Self::INVERSES[1]) ^ (self.0 >> 32) as u32;
         x = (x ^ x >> 16).wrapping_mul(Self::INVERSES[0]) ^ self.0 as u32;
