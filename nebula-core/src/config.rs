@@ -1,15 +1,17 @@
 //! Everything a node must know before it starts: typed, and valid by construction where a type can say it.
 //! Parts can be replaced while running through the setters of [`crate::Node`].
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use nebula_cert::{CaPool, Identity, Version};
+use nebula_cert::{CaPool, Fingerprint, Identity, Version};
 
 use crate::firewall;
+use crate::lighthouse::Rules;
 pub use crate::lighthouse::{
     AllowList, BadPattern, CalculatedRemotes, Calculation, InterfaceRules, Lighthouse, LocalAllowList, NoDefault,
     OtherFamily, RemoteAllowList,
@@ -84,6 +86,68 @@ impl Config {
             drop_local_broadcast: false,
             drop_multicast: false,
         }
+    }
+}
+
+/// What the parts of a node ask of its configuration.
+impl Config {
+    pub(crate) fn is_own_address(&self, address: IpAddr) -> bool {
+        self.identity.networks().iter().any(|network| network.addr() == address)
+    }
+
+    /// What this node is called in a message of this form.
+    pub(crate) fn own_address(&self, form: Version) -> Option<IpAddr> {
+        let mut own = self.identity.networks().iter().map(IpNet::addr);
+        own.find(|address| form == Version::V2 || address.is_ipv4())
+    }
+
+    /// Version of the own certificate to initiate with.
+    pub(crate) fn default_version(&self) -> Version {
+        let has = |version: &Version| self.identity.certificate(*version).is_some();
+        let first_held = if has(&Version::V1) { Version::V1 } else { Version::V2 };
+        self.initiating_version.filter(has).unwrap_or(first_held)
+    }
+
+    /// A version 1 certificate says nothing to a peer with an IPv6 address.
+    pub(crate) fn version_towards(&self, peer: IpAddr) -> Version {
+        let has_v2 = self.identity.certificate(Version::V2).is_some();
+        if peer.is_ipv6() && has_v2 { Version::V2 } else { self.default_version() }
+    }
+
+    /// Of the own certificate of that version; of the primary one if there is none.
+    pub(crate) fn fingerprint(&self, version: Version) -> Fingerprint {
+        let identity = &self.identity;
+        identity.certificate(version).unwrap_or_else(|| identity.primary()).fingerprint()
+    }
+
+    /// Where `peer` may be by this node's own configuration.
+    pub(crate) fn fixed_endpoints_of(&self, peer: IpAddr) -> Cow<'_, [SocketAddr]> {
+        let fixed = self.static_hosts.get(&peer).map(|fixed| Cow::Borrowed(fixed.as_slice()));
+        fixed.unwrap_or_else(|| self.lighthouse.calculated_remotes.endpoints(peer).into())
+    }
+
+    /// What holds for endpoints of the peer with these overlay addresses.
+    pub(crate) fn endpoint_rules<'a>(&'a self, peer: &'a [IpAddr]) -> Rules<'a> {
+        Rules {
+            overlay: self.identity.networks(),
+            preferred: &self.preferred_ranges,
+            allowed: &self.lighthouse.remote_allow,
+            peer,
+        }
+    }
+
+    /// Whether this endpoint is in a network that comes before others.
+    pub(crate) fn is_preferred(&self, endpoint: SocketAddr) -> bool {
+        self.preferred_ranges.iter().any(|range| range.contains(&endpoint.ip()))
+    }
+
+    pub(crate) fn is_lighthouse(&self, address: IpAddr) -> bool {
+        self.lighthouse.hosts.contains(&address)
+    }
+
+    /// Whether there is anybody to ask: lighthouses do not ask each other.
+    pub(crate) fn has_lighthouses(&self) -> bool {
+        !self.lighthouse.am_lighthouse && !self.lighthouse.hosts.is_empty()
     }
 }
 

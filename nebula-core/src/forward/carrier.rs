@@ -1,6 +1,6 @@
 //! How datagrams leave this node: directly, or in frames of a relay.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::Forwarder;
 use crate::DropReason;
@@ -64,6 +64,12 @@ impl Forwarder {
             Some(to) => Some(Carrier { to, relay: None }),
             None => self.carrier_by(tunnel.hop()?),
         }
+    }
+
+    /// The relay by which the peer of `tunnel` can be reached, by its first overlay address.
+    pub(crate) fn relay_of(&self, tunnel: &Tunnel) -> Option<IpAddr> {
+        let neighbour = self.tunnels.by_index(tunnel.hop()?.tunnel)?;
+        neighbour.peer_addresses.first().copied()
     }
 
     /// How to send by a hop. A neighbour that is itself behind a relay is none.

@@ -12,13 +12,12 @@ use std::time::{Duration, Instant};
 use nebula_cert::{CaPool, Certificate, UnixTime, VerifiedCertificate};
 
 use super::Node;
-use super::handshakes::Origins;
 use super::timer::Due;
-use super::tunnels::Tunnels;
+use super::tunnels::{Established, Tunnels};
 use crate::Origin;
 use crate::handshake::{Answered, HalfOpenTable, Verifier};
 use crate::index::LocalIndex;
-use crate::tunnel::{HalfOpen, Negotiated, TEST_LEN, Tunnel};
+use crate::tunnel::{HalfOpen, Negotiated, TEST_LEN};
 
 impl Node {
     /// Keeps a handshake that this node answered until its caller is confirmed, and sends message 2.
@@ -31,7 +30,7 @@ impl Node {
         from: Origin,
         received: usize,
     ) {
-        let own_certificate = self.fingerprint(done.own_version);
+        let own_certificate = self.config.fingerprint(done.own_version);
         let (index, peer) = (done.local_index, done.peer.clone());
         let half_open = Arc::new(HalfOpen::new(done, from.endpoint()));
         self.forwarder.tunnels().await_caller(index, Arc::clone(&half_open));
@@ -120,7 +119,7 @@ impl Node {
 
     /// Gives up every caller whose certificate is no longer accepted.
     pub(super) fn forget_refused_callers(&mut self, now: Instant) {
-        let at = self.unix_seconds(now);
+        let at = self.wall.unix_seconds(now);
         let refused = self.half_open.iter().filter(|answered| self.config.trust.recheck(&answered.peer, at).is_err());
         for index in refused.map(|answered| answered.local_index).collect::<Vec<_>>() {
             self.give_caller_up(index);
@@ -139,30 +138,18 @@ impl Node {
             _ => from,
         };
         tunnel.set_endpoint(origin.endpoint());
-        let origins = Origins { from: origin, since: answered.since };
-        self.install(now, Arc::clone(&tunnel), origins, answered.own_certificate, Some(answered.digest), None);
+        let established = Established {
+            tunnel: Arc::clone(&tunnel),
+            from: origin,
+            since: answered.since,
+            own_certificate: answered.own_certificate,
+            opened_by: Some(answered.digest),
+            took: None,
+        };
+        self.install(now, established);
         for &address in &tunnel.peer_addresses {
             self.overtaken(now, address);
         }
-    }
-
-    /// What was made later is what the peer uses.
-    pub(super) fn is_newest(&self, tunnel: &Tunnel) -> bool {
-        let Some(&peer) = tunnel.peer_addresses.first() else { return false };
-        let Some(primary) = self.forwarder.tunnels().by_address(peer) else { return true };
-        let age = |index| self.tunnels.of_peer(peer).iter().position(|other| *other == index);
-        age(primary.local_index) < age(tunnel.local_index)
-    }
-
-    /// A tunnel that has to go because there are too many to this peer: the oldest one, but not that in use.
-    pub(super) fn surplus(&self, peer: IpAddr) -> Option<LocalIndex> {
-        let (_newest, older) = self.tunnels.of_peer(peer).split_last()?;
-        if older.len() < MOST_TUNNELS {
-            return None;
-        }
-        let tunnels = older.iter().filter_map(|index| Some(&self.tunnels.get(*index)?.tunnel));
-        let mut spare = tunnels.filter(|tunnel| !self.is_primary(tunnel));
-        spare.next().map(|tunnel| tunnel.local_index)
     }
 }
 
@@ -186,7 +173,6 @@ impl Verifier for KnownCallers<'_> {
     }
 }
 
-const MOST_TUNNELS: usize = 5;
 const MOST_TESTS: u32 = 5;
 const MOMENT: Duration = Duration::from_millis(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);

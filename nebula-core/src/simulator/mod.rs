@@ -3,6 +3,7 @@
 //! Time jumps to the next arrival or deadline, so an hour of keepalives takes milliseconds. Everything follows from the
 //! seed, keys and certificates too: the same seed and the same calls give the same datagrams, byte for byte.
 
+mod adopt;
 mod authority;
 mod exercise;
 mod flow;

@@ -171,6 +171,12 @@ impl TunnelTable {
         self.by_index(self.primary(address)?)
     }
 
+    /// Whether this tunnel carries packets to its peer.
+    pub(crate) fn is_primary(&self, tunnel: &Tunnel) -> bool {
+        let first = tunnel.peer_addresses.first();
+        first.and_then(|address| self.primary(*address)) == Some(tunnel.local_index)
+    }
+
     /// As [`TunnelTable::by_index`], for lanes: without counting a reference, which would be a write to memory that all
     /// lanes of the tunnel read.
     pub(crate) fn look_up(&self, index: LocalIndex) -> Lookup {

@@ -5,12 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nebula_cert::VerifiedCertificate;
-use rand_chacha::rand_core::RngCore as _;
 
-use super::Node;
-use super::handshakes::Origins;
 use crate::Origin;
 use crate::index::{LocalIndex, RemoteIndex};
+use crate::node::{Established, Node};
 use crate::tunnel::{Negotiated, SessionKeys, Tunnel};
 
 impl Node {
@@ -23,9 +21,9 @@ impl Node {
         addresses: Vec<IpAddr>,
         endpoint: SocketAddr,
     ) -> Option<LocalIndex> {
-        let (send, receive) = (self.random_seed(), self.random_seed());
-        let keys = SessionKeys { cipher: self.config.cipher, send, receive };
-        let remote_index = RemoteIndex(self.rng.next_u32().max(1));
+        let (send, receive) = (self.random_bytes(), self.random_bytes());
+        let keys = SessionKeys { cipher: self.config().cipher, send, receive };
+        let remote_index = RemoteIndex(u32::from_be_bytes(self.random_bytes()).max(1));
         self.adopt_session(now, certificate, addresses, endpoint, keys, remote_index)
     }
 
@@ -40,8 +38,8 @@ impl Node {
         remote_index: RemoteIndex,
     ) -> Option<LocalIndex> {
         let local_index = self.reserve_index()?;
-        let own_version = self.default_version();
-        let digest = self.random_seed();
+        let own_version = self.config().default_version();
+        let digest = self.random_bytes();
         let done = Negotiated {
             local_index,
             remote_index,
@@ -54,8 +52,15 @@ impl Node {
         let mut tunnel = Tunnel::new(done, Some(endpoint));
         tunnel.peer_addresses = addresses;
         tunnel.confirm();
-        let origins = Origins { from: Origin::Direct(endpoint), since: now };
-        self.install(now, Arc::new(tunnel), origins, self.fingerprint(own_version), Some(digest), None);
+        let established = Established {
+            tunnel: Arc::new(tunnel),
+            from: Origin::Direct(endpoint),
+            since: now,
+            own_certificate: self.config().fingerprint(own_version),
+            opened_by: Some(digest),
+            took: None,
+        };
+        self.install(now, established);
         Some(local_index)
     }
 }

@@ -79,7 +79,7 @@ impl Node {
                 }
                 // The answer from the endpoint may be a little later; if there is none, the relay takes over.
                 if tunnel.endpoint().is_some() {
-                    self.timer.set(Due::Tunnel(tunnel.local_index), self.coalesced(now + LATER));
+                    self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + LATER);
                 }
             }
             Origin::Direct(_) | Origin::Relayed { .. } => {}
@@ -90,7 +90,7 @@ impl Node {
     pub(super) fn probe(&mut self, tunnel: &Tunnel) {
         self.send(tunnel, MessageType::TestRequest, &[]);
         let used = if tunnel.endpoint().is_some() { None } else { tunnel.hop() };
-        for hop in self.hops_to(tunnel) {
+        for hop in self.hops().to(tunnel) {
             if let Some(carrier) = self.forwarder.carrier_by(hop).filter(|_| Some(hop) != used) {
                 self.send_by(&carrier, tunnel, MessageType::TestRequest, &[]);
             }
