@@ -254,7 +254,7 @@ pub(super) fn reserved_pair(cipher: Cipher) -> [Side; 2] {
     let networks = [["10.1.0.1/16", "fd00::1/64"], ["10.1.0.2/16", "fd00::2/64"]];
     let endpoints: [SocketAddr; 2] = ["192.0.2.1:4242".parse().unwrap(), "192.0.2.2:4242".parse().unwrap()];
     let forwarders = [0, 1].map(|n| Forwarder::new(local_policy(&networks[n]), now, [n as u64, 5]));
-    let indexes = [0, 1].map(|n| forwarders[n].tunnels().reserve(1).unwrap());
+    let indexes = [0, 1].map(|n| forwarders[n].tunnels().reserve(1).unwrap().keep());
     let mut own = 0;
     forwarders.map(|forwarder| {
         let peer = 1 - own;

@@ -12,12 +12,12 @@ use nebula_cert::{Fingerprint, VerifiedCertificate};
 
 use crate::Origin;
 use crate::index::{LocalIndex, RelayIndex};
-use crate::tunnel::HalfOpen;
+use crate::tunnel::{HalfOpen, ReservedIndex};
 
 /// A handshake that this node answered.
 #[derive(Debug)]
 pub(crate) struct Answered {
-    pub(crate) local_index: LocalIndex,
+    pub(crate) local_index: ReservedIndex,
     /// Its keys, shared with the lanes that receive in it.
     pub(crate) half_open: Arc<HalfOpen>,
     /// Whom the caller claims to be.
@@ -45,7 +45,7 @@ struct Sender {
 
 impl Answered {
     pub(crate) fn new(
-        (local_index, half_open): (LocalIndex, Arc<HalfOpen>),
+        (local_index, half_open): (ReservedIndex, Arc<HalfOpen>),
         peer: VerifiedCertificate,
         own_certificate: Fingerprint,
         digest: [u8; 32],
@@ -160,7 +160,7 @@ impl HalfOpenTable {
     pub(crate) fn insert(&mut self, answered: Answered) -> Option<Answered> {
         let evicted = if self.entries.len() >= self.capacity { self.surplus(answered.since) } else { None };
         let evicted = evicted.and_then(|index| self.remove(index));
-        let (index, source, serial) = (answered.local_index, Source::from(answered.origin()), self.serial);
+        let (index, source, serial) = (*answered.local_index, Source::from(answered.origin()), self.serial);
         self.serial += 1;
         self.by_digest.insert(answered.digest, index);
         self.by_peer.extend(answered.addresses().take(FEW_ADDRESSES).map(|address| (address, serial, index)));
@@ -310,7 +310,7 @@ mod tests {
             digest[..4].copy_from_slice(&local_index.0.to_be_bytes());
             let half_open = Arc::new(HalfOpen::new(done, Some(from)));
             let fingerprint = self.peer.fingerprint();
-            let made = (local_index, half_open);
+            let made = (ReservedIndex::lone(local_index), half_open);
             Answered::new(made, self.peer.clone(), fingerprint, digest, vec![0; 100], (since, from.into()))
         }
     }
@@ -330,7 +330,7 @@ mod tests {
             }
             // Its address is among the forged ones, too.
             let genuine = callers.call(now, source(7));
-            let index = genuine.local_index;
+            let index = *genuine.local_index;
             let _evicted = table.insert(genuine);
             // What the bucket holds at once, then the rate.
             for number in 0..1500 {
@@ -346,7 +346,7 @@ mod tests {
     fn after_a_second_the_source_with_most_entries_loses_its_oldest_one_first() {
         let (start, mut table, mut callers) = (base(), table(100), Callers::new());
         let quiet = callers.call(start, source(1));
-        let index = quiet.local_index;
+        let index = *quiet.local_index;
         let _evicted = table.insert(quiet);
         for number in 0..1000 {
             let evicted = table.insert(callers.call(start + Duration::from_millis(10 * number), source(2)));
@@ -366,7 +366,7 @@ mod tests {
             let found: Vec<_> = table.of_peer(address.parse().unwrap()).map(|it| it.local_index.0).collect();
             assert_eq!(found, (437..=500).rev().collect::<Vec<_>>(), "youngest first");
         }
-        for index in table.iter().map(|it| it.local_index).collect::<Vec<_>>() {
+        for index in table.iter().map(|it| *it.local_index).collect::<Vec<_>>() {
             assert!(table.remove(index).is_some() && table.remove(index).is_none());
         }
         let left = table.by_digest.len() + table.by_peer.len() + table.by_age.len() + table.by_source.len();

@@ -9,12 +9,13 @@ use nebula_cert::{Fingerprint, Version};
 use super::Initiator;
 use crate::index::LocalIndex;
 use crate::output::PacketOwned;
+use crate::tunnel::ReservedIndex;
 use crate::wire::messages::Control;
 
 /// One handshake under way.
 pub(crate) struct Pending {
-    /// Reserved own index; message 2 names it.
-    pub(crate) local_index: LocalIndex,
+    /// Message 2 names it.
+    pub(crate) local_index: ReservedIndex,
     /// Of the own certificate for message 1.
     pub(crate) version: Version,
     /// `None` until there is somewhere to send it: its Noise state is many times as large as everything else here, and a
@@ -39,7 +40,7 @@ pub(crate) struct Opened {
 }
 
 impl Pending {
-    pub(crate) fn new(local_index: LocalIndex, version: Version, started: Instant, waiting: Waiting) -> Self {
+    pub(crate) fn new(local_index: ReservedIndex, version: Version, started: Instant, waiting: Waiting) -> Self {
         Self { local_index, version, opened: None, started, attempts: 0, tried: Vec::new(), waiting }
     }
 
@@ -131,7 +132,7 @@ impl PendingHandshakes {
 
     pub(crate) fn insert(&mut self, peer: IpAddr, pending: Pending) {
         self.waiting_bytes += pending.waiting.bytes;
-        self.by_index.insert(pending.local_index, peer);
+        self.by_index.insert(*pending.local_index, peer);
         self.by_peer.insert(peer, pending);
     }
 
@@ -150,7 +151,7 @@ impl PendingHandshakes {
 
     /// Own index of each, by peer.
     pub(crate) fn indexes(&self) -> impl Iterator<Item = (IpAddr, LocalIndex)> {
-        self.by_peer.iter().map(|(peer, pending)| (*peer, pending.local_index))
+        self.by_peer.iter().map(|(peer, pending)| (*peer, *pending.local_index))
     }
 
     /// Whose handshake has this index.
@@ -272,7 +273,7 @@ mod tests {
         for number in 0..count {
             let index = LocalIndex(number + 1);
             let started = start + Duration::from_millis(number.into());
-            let pending = Pending::new(index, Version::V2, started, Waiting::default());
+            let pending = Pending::new(ReservedIndex::lone(index), Version::V2, started, Waiting::default());
             handshakes.insert(peer(number), pending);
         }
         (handshakes, start)

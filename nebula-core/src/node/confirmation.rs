@@ -17,14 +17,14 @@ use super::tunnels::{Established, Tunnels};
 use crate::Origin;
 use crate::handshake::{Answered, HalfOpenTable, Verifier};
 use crate::index::LocalIndex;
-use crate::tunnel::{HalfOpen, Negotiated, TEST_LEN};
+use crate::tunnel::{HalfOpen, Negotiated, ReservedIndex, TEST_LEN};
 
 impl Node {
     /// Keeps a handshake that this node answered until its caller is confirmed, and sends message 2.
     pub(super) fn await_confirmation(
         &mut self,
         now: Instant,
-        done: Negotiated,
+        (reserved, done): (ReservedIndex, Negotiated),
         digest: [u8; 32],
         reply: Vec<u8>,
         from: Origin,
@@ -34,10 +34,10 @@ impl Node {
         let (index, peer) = (done.local_index, done.peer.clone());
         let half_open = Arc::new(HalfOpen::new(done, from.endpoint()));
         self.forwarder.tunnels().await_caller(index, Arc::clone(&half_open));
-        let answered = Answered::new((index, half_open), peer, own_certificate, digest, reply, (now, from));
+        let answered = Answered::new((reserved, half_open), peer, own_certificate, digest, reply, (now, from));
         self.timer.set(Due::HalfOpen(index), answered.expires());
         if let Some(evicted) = self.half_open.insert(answered) {
-            self.forget_caller(&evicted);
+            self.forget_caller(evicted);
         }
         self.answer_caller(now, index, from, received);
     }
@@ -82,7 +82,7 @@ impl Node {
     /// Something waits for `peer`: whoever called in its name lately is asked to show that it has the keys.
     pub(super) fn test_callers(&mut self, peer: IpAddr) {
         let untested = self.half_open.of_peer(peer).take(FEW).filter(|answered| answered.tests == 0);
-        for index in untested.map(|answered| answered.local_index).collect::<Vec<_>>() {
+        for index in untested.map(|answered| *answered.local_index).collect::<Vec<_>>() {
             self.test_caller(index);
         }
     }
@@ -107,13 +107,12 @@ impl Node {
 
     fn give_caller_up(&mut self, index: LocalIndex) {
         if let Some(answered) = self.half_open.remove(index) {
-            self.forget_caller(&answered);
+            self.forget_caller(answered);
         }
     }
 
-    fn forget_caller(&mut self, answered: &Answered) {
-        self.timer.cancel(Due::HalfOpen(answered.local_index));
-        self.forwarder.tunnels().release(answered.local_index);
+    fn forget_caller(&mut self, answered: Answered) {
+        self.timer.cancel(Due::HalfOpen(*answered.local_index));
         answered.half_open.discard();
     }
 
@@ -121,7 +120,7 @@ impl Node {
     pub(super) fn forget_refused_callers(&mut self, now: Instant) {
         let at = self.wall.unix_seconds(now);
         let refused = self.half_open.iter().filter(|answered| self.config.trust.recheck(&answered.peer, at).is_err());
-        for index in refused.map(|answered| answered.local_index).collect::<Vec<_>>() {
+        for index in refused.map(|answered| *answered.local_index).collect::<Vec<_>>() {
             self.give_caller_up(index);
         }
     }
@@ -130,7 +129,7 @@ impl Node {
     pub(super) fn handle_confirmed(&mut self, now: Instant, index: LocalIndex, from: Origin) {
         let Some(answered) = self.half_open.remove(index) else { return };
         self.timer.cancel(Due::HalfOpen(index));
-        let Some(tunnel) = answered.half_open.tunnel() else { return self.forget_caller(&answered) };
+        let Some(tunnel) = answered.half_open.tunnel() else { return self.forget_caller(answered) };
         tunnel.confirm();
         // The first message may have been repeated from elsewhere by somebody who overheard it.
         let origin = match from {

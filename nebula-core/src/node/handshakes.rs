@@ -107,7 +107,7 @@ impl Node {
         if let Some(opened) = &pending.opened {
             return Some(opened.message.clone());
         }
-        let (version, local_index) = (pending.version, pending.local_index);
+        let (version, local_index) = (pending.version, *pending.local_index);
         let own_certificate = self.config.identity.certificate(version)?.fingerprint();
         let seed = self.random_bytes();
         match Initiator::start(self.own(self.now), version, local_index, seed) {
@@ -138,7 +138,6 @@ impl Node {
     fn abandon(&mut self, peer: IpAddr) -> Option<(Pending, Waiting)> {
         let (pending, waiting) = self.pending.remove(peer)?;
         self.timer.cancel(Due::Handshake(peer));
-        self.forwarder.tunnels().release(pending.local_index);
         Some((pending, waiting))
     }
 
@@ -149,7 +148,7 @@ impl Node {
             self.lighthouse.forget(peer);
         }
         let after = now.saturating_duration_since(ended.started);
-        let (local_index, endpoints) = (ended.local_index, ended.tried.clone());
+        let (local_index, endpoints) = (*ended.local_index, ended.tried.clone());
         self.outbox.event(Event::HandshakeTimedOut { peer, local_index, endpoints, after });
     }
 
@@ -197,18 +196,16 @@ impl Node {
         let seed = self.random_bytes();
         let at = self.wall.unix_seconds(now);
         let known = KnownCallers { trust: &self.config.trust, tunnels: &self.tunnels, half_open: &self.half_open };
-        let answer = respond(self.own(now), local_index, seed, datagram, &known, at);
+        let answer = respond(self.own(now), *local_index, seed, datagram, &known, at);
         let (done, reply) = match answer {
             Ok((done, reply)) if self.peer_is_acceptable(&done) => (done, reply),
             outcome => {
-                self.forwarder.tunnels().release(local_index);
                 let reason = outcome.err().map_or_else(|| OWN_ADDRESS.to_owned(), |error| describe(&error));
                 self.refused(from.underlay(), reason);
                 return;
             }
         };
         if !self.may_be_at(&done, from) {
-            self.forwarder.tunnels().release(local_index);
             self.count(DropReason::AddressNotAllowed);
             return;
         }
@@ -217,11 +214,10 @@ impl Node {
             && !primary.initiator
             && primary.peer_time >= done.peer_time
         {
-            self.forwarder.tunnels().release(local_index);
             self.send(&primary, MessageType::TestRequest, &[]);
             return;
         }
-        self.await_confirmation(now, done, digest, reply, from, datagram.len());
+        self.await_confirmation(now, (local_index, done), digest, reply, from, datagram.len());
     }
 
     fn handle_second_message(&mut self, now: Instant, from: Origin, index: LocalIndex, datagram: &[u8]) {

@@ -177,7 +177,7 @@ impl Node {
     /// Handshakes that this node answered, and whose callers have not shown yet that they have the keys.
     #[must_use]
     pub fn half_open(&self) -> Vec<LocalIndex> {
-        self.half_open.iter().map(|answered| answered.local_index).collect()
+        self.half_open.iter().map(|answered| *answered.local_index).collect()
     }
 
     /// Handshakes this node started, by peer.

@@ -41,6 +41,7 @@ use crate::hole_punch::HolePunch;
 use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
 use crate::lighthouse::{self, LocalAddress};
 use crate::relay;
+use crate::tunnel::ReservedIndex;
 use crate::wire::header::{Header, MessageType};
 use crate::{
     Config, DropReason, Event, Forwarder, Lane, Origin, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict,
@@ -509,7 +510,7 @@ impl Node {
         &self.config
     }
 
-    pub(crate) fn reserve_index(&mut self) -> Option<LocalIndex> {
+    pub(crate) fn reserve_index(&mut self) -> Option<ReservedIndex> {
         self.forwarder.tunnels().reserve(self.rng.next_u32())
     }
 

@@ -41,7 +41,7 @@ impl Node {
         let own_version = self.config().default_version();
         let digest = self.random_bytes();
         let done = Negotiated {
-            local_index,
+            local_index: *local_index,
             remote_index,
             peer: certificate,
             keys,
@@ -61,6 +61,6 @@ impl Node {
             took: None,
         };
         self.install(now, established);
-        Some(local_index)
+        Some(*local_index)
     }
 }

@@ -9,6 +9,7 @@ mod negotiated;
 mod replay_window;
 mod session;
 mod table;
+mod vacancies;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -26,6 +27,7 @@ pub use replay_window::ReplayWindow;
 pub use session::{Session, SessionKeys};
 pub(crate) use table::Lookup;
 pub use table::TunnelTable;
+pub(crate) use vacancies::ReservedIndex;
 
 use crate::index::Hop;
 pub use crate::index::{LocalIndex, RemoteIndex};
