@@ -13,7 +13,7 @@ use crate::tunnel::Tunnel;
 use crate::wire::ip::FlowKey;
 
 /// A lane asks the shared table about a flow it sees all the time only this often.
-const CACHE_MS: u64 = 1_000;
+const MAX_CACHED_MS: u64 = 1_000;
 
 /// What the firewall makes of a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl Firewall<'_> {
     ) -> Result<(), DropReason> {
         self.decide(hash, now, passed.direction, &passed.flow, peer)?;
         // Short timeouts need the shared table to hear of the flow more often.
-        let cache_for = CACHE_MS.min(self.filter.timeouts().of(&passed.flow) / 4);
+        let cache_for = MAX_CACHED_MS.min(self.filter.timeouts().of(&passed.flow) / 4);
         cache.insert(hash, passed, now, now + cache_for);
         Ok(())
     }

@@ -23,7 +23,7 @@ const KEEP_ANSWERED_MS: u64 = 30_000;
 /// Time between two searches of the whole table for expired flows.
 const SEARCH_EVERY_MS: u64 = 10_000;
 /// Expired flows cleared away with each new one: more than one, so that the table shrinks, but bounded work.
-const SWEEP: usize = 4;
+const MAX_SWEPT_PER_FLOW: usize = 4;
 
 /// A flow that connection tracking remembers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,7 +160,7 @@ impl Conntrack {
         if !allows(direction) {
             return Err(DropReason::NoRule);
         }
-        for _ in 0..SWEEP {
+        for _ in 0..MAX_SWEPT_PER_FLOW {
             if !expire_one(&mut table, now, timeouts) {
                 break;
             }

@@ -4,9 +4,9 @@ use crate::counters::Direction;
 use crate::index::LocalIndex;
 use crate::wire::ip::FlowKey;
 
-const SMALLEST: usize = 64;
+const MIN_ENTRIES: usize = 64;
 // About 300 KB.
-const LARGEST: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 
 /// A direct-mapped cache as large as the number of flows at a time needs. Taken into memory with the first flow.
 #[derive(Debug, Default)]
@@ -45,8 +45,8 @@ impl FlowCache {
             self.displaced += 1;
         }
         // Two busy flows in one place would meet in the shared table with every packet.
-        if self.entries.is_empty() || self.displaced > self.entries.len() && self.entries.len() < LARGEST {
-            self.entries = vec![None; (self.entries.len() * 2).max(SMALLEST)];
+        if self.entries.is_empty() || self.displaced > self.entries.len() && self.entries.len() < MAX_ENTRIES {
+            self.entries = vec![None; (self.entries.len() * 2).max(MIN_ENTRIES)];
             self.displaced = 0;
         }
         let place = self.place(hash, passed.direction);
@@ -102,7 +102,7 @@ mod tests {
     fn few_flows_keep_the_cache_small_and_many_make_it_grow_until_they_fit() {
         let mut cache = FlowCache::default();
         asked(&mut cache, 8, 100);
-        assert_eq!(cache.entries.len(), SMALLEST);
+        assert_eq!(cache.entries.len(), MIN_ENTRIES);
         asked(&mut cache, 500, 100);
         assert!(cache.entries.len() > 500);
         let packets = 500 * 100;
@@ -114,6 +114,6 @@ mod tests {
     fn the_cache_does_not_grow_without_end() {
         let mut cache = FlowCache::default();
         asked(&mut cache, 30_000, 3);
-        assert_eq!(cache.entries.len(), LARGEST);
+        assert_eq!(cache.entries.len(), MAX_ENTRIES);
     }
 }

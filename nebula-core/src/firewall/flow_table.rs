@@ -7,9 +7,9 @@ use super::shares::Shares;
 use crate::wire::ip::FlowKey;
 
 /// Protocol classes: each has one timeout, so age order is expiry order.
-const CLASSES: usize = 3;
+const TIMEOUT_CLASSES: usize = 3;
 /// A table of this many entries is not worth shrinking.
-const KEPT: usize = if cfg!(test) { 8 } else { 64 };
+const MIN_SHRINKABLE_LEN: usize = if cfg!(test) { 8 } else { 64 };
 
 /// Open addressing over 4-byte positions, so an entry is stored once and a flow costs about 110 bytes.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(super) struct FlowTable {
     /// Positions in `entries` that are free, linked through their first `newer`.
     vacant: u32,
     len: usize,
-    classes: [List; CLASSES],
+    classes: [List; TIMEOUT_CLASSES],
     shares: Shares,
 }
 
@@ -31,7 +31,7 @@ impl Default for FlowTable {
             entries: Vec::new(),
             vacant: NONE,
             len: 0,
-            classes: [List::EMPTY; CLASSES],
+            classes: [List::EMPTY; TIMEOUT_CLASSES],
             shares: Shares::default(),
         }
     }
@@ -144,7 +144,7 @@ impl FlowTable {
     pub(super) fn shrink(&mut self) {
         if self.len == 0 {
             *self = Self::default();
-        } else if self.entries.len() > KEPT && self.len < self.entries.len() / 4 {
+        } else if self.entries.len() > MIN_SHRINKABLE_LEN && self.len < self.entries.len() / 4 {
             self.rebuild();
         }
     }
@@ -252,7 +252,7 @@ mod tests {
                         table.remove(at);
                         model.remove(&port);
                         table.shrink();
-                        prop_assert!(table.entries.len() <= KEPT.max(4 * table.len()));
+                        prop_assert!(table.entries.len() <= MIN_SHRINKABLE_LEN.max(4 * table.len()));
                     }
                     _ => {}
                 }

@@ -9,7 +9,7 @@ use super::piece::{Batch, Piece};
 use super::reject::{self, MAX_ANSWERS};
 use super::seal::seal;
 use super::segment::Cut;
-use super::sort::{MAX_MESSAGE, MAX_UNAUTHENTICATED, sort};
+use super::sort::{MAX_MESSAGE_LEN, MAX_UNAUTHENTICATED, sort};
 use super::stage::Stage;
 use super::{Forwarder, Lane, Offload, Received};
 use crate::counters::{Counter, Direction};
@@ -220,7 +220,7 @@ impl Stage<'_> {
                 return Err(DropReason::UnknownType);
             }
         };
-        if plaintext.len() > MAX_MESSAGE {
+        if plaintext.len() > MAX_MESSAGE_LEN {
             return Err(DropReason::BadMessage);
         }
         let punt = Punt::Message { tunnel: tunnel.local_index, from, kind, plaintext: plaintext.to_vec() };

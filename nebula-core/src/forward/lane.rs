@@ -18,9 +18,9 @@ use crate::tunnel::TunnelHint;
 /// More punts than this in one turn are dropped: a flood must not become memory.
 const MAX_PUNTS: usize = 128;
 /// A full super-packet of 1300-byte packets, sealed, with a little to spare.
-const SUPER_PACKET: usize = 72 << 10;
+const SUPER_PACKET_BYTES: usize = 72 << 10;
 /// Arena bytes before a flush is due.
-const ARENA: usize = 4 * SUPER_PACKET;
+const MAX_ARENA_BYTES: usize = 4 * SUPER_PACKET_BYTES;
 
 /// One thread's scratch: arena, deliveries, punts, flow cache, counters. Nothing in it is shared.
 ///
@@ -127,7 +127,7 @@ impl Lane {
     /// Whether another super-packet fits the arena before a flush.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.used + SUPER_PACKET <= ARENA && self.punts.len() < MAX_PUNTS
+        self.used + SUPER_PACKET_BYTES <= MAX_ARENA_BYTES && self.punts.len() < MAX_PUNTS
     }
 
     /// Forgets runs and deliveries; keeps memory, punts that were not taken, and datagrams that wait for their tunnel.
@@ -159,7 +159,7 @@ impl Lane {
         let needed = self.used + bytes;
         if needed > self.arena.len() {
             // Twice the need, so that growing is over after a few packets; a ping needs a few hundred bytes only.
-            self.arena.resize(needed.max((self.arena.len() * 2).min(ARENA)), 0);
+            self.arena.resize(needed.max((self.arena.len() * 2).min(MAX_ARENA_BYTES)), 0);
         }
     }
 

@@ -107,7 +107,7 @@ impl Gateways {
         let mut sum = 0;
         let gateways = route.gateways.iter().map(|gateway| {
             sum += u128::from(gateway.weight.get());
-            let share = (sum * HASHES + total / 2) / total;
+            let share = (sum * HASH_SPACE + total / 2) / total;
             Gateway { address: gateway.address, bound: share.saturating_sub(1) as u32 }
         });
         Self(gateways.collect())
@@ -120,10 +120,10 @@ fn flow_hash(flow: &FlowKey) -> u32 {
     let mut x = u32::from(flow.local_port) << 16 | u32::from(flow.remote_port);
     x = (x ^ x >> 16).wrapping_mul(0x21f0_aaad);
     x = (x ^ x >> 15).wrapping_mul(0xd35a_2d97);
-    (x ^ x >> 15) & (HASHES - 1) as u32
+    (x ^ x >> 15) & (HASH_SPACE - 1) as u32
 }
 
-const HASHES: u128 = 1 << 31;
+const HASH_SPACE: u128 = 1 << 31;
 
 #[cfg(test)]
 mod tests {

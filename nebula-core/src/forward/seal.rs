@@ -10,7 +10,7 @@ use crate::tunnel::Tunnel;
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 
 /// Bytes of a UDP GSO send; the kernel wants the whole to fit one IP packet.
-const MAX_RUN: usize = 65_000;
+const MAX_RUN_BYTES: usize = 65_000;
 
 /// Cuts and seals straight into the arena: `[header][packet][tag]` after one another, each in a frame of the relay if there
 /// is one.
@@ -54,7 +54,7 @@ pub(super) fn add_to_runs(runs: &mut Vec<Run>, max_segments: usize, to: SocketAd
             && len % run.segment_size == 0
             && end - start <= run.segment_size
             && len / run.segment_size < max_segments
-            && end - run.range.start <= MAX_RUN;
+            && end - run.range.start <= MAX_RUN_BYTES;
         if joins {
             run.range.end = end;
             return;

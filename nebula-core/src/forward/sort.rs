@@ -9,7 +9,7 @@ use crate::wire::header::{Header, MessageType};
 use crate::{DropReason, Origin, Punt};
 
 /// No control message is longer: peers have buffers of 9001 bytes.
-pub(super) const MAX_MESSAGE: usize = 9001;
+pub(super) const MAX_MESSAGE_LEN: usize = 9001;
 /// Unauthenticated datagrams that reach the control plane in one call, of each kind that needs no state to forge.
 pub(super) const MAX_UNAUTHENTICATED: usize = 16;
 
@@ -52,7 +52,7 @@ pub(super) fn sort_one(
 ) -> Result<(), DropReason> {
     let header = Header::parse(datagram)?;
     let (counter, punt) = match header.kind {
-        MessageType::Handshake if datagram.len() > MAX_MESSAGE => return Err(DropReason::BadHandshake),
+        MessageType::Handshake if datagram.len() > MAX_MESSAGE_LEN => return Err(DropReason::BadHandshake),
         MessageType::Handshake => (Counter::HandshakesIn, Punt::Handshake { from, datagram: datagram.to_vec() }),
         MessageType::RecvError if batch.recv_errors >= MAX_UNAUTHENTICATED => return Err(DropReason::PuntQueueFull),
         MessageType::RecvError => {

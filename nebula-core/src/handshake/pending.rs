@@ -126,7 +126,8 @@ impl PendingHandshakes {
     /// Whose handshake gives way to another when there is no room: the oldest of those that had their time to learn an
     /// endpoint and learnt none. Peers that somebody knows keep their place whatever a scan does.
     pub(crate) fn displaceable(&self, now: Instant) -> Option<IpAddr> {
-        let hopeless = self.by_peer.iter().filter(|(_, it)| it.tried.is_empty() && now >= it.started + TIME_TO_LEARN);
+        let hopeless =
+            self.by_peer.iter().filter(|(_, it)| it.tried.is_empty() && now >= it.started + DISPLACEABLE_AFTER);
         hopeless.min_by_key(|(_, pending)| pending.started).map(|(peer, _)| *peer)
     }
 
@@ -240,16 +241,16 @@ impl PendingHandshakes {
 }
 
 fn push_bounded<T: PartialEq>(list: &mut Vec<T>, item: T) {
-    if list.len() < MAX_WISHES && !list.contains(&item) {
+    if list.len() < MAX_WAITING_REQUESTS && !list.contains(&item) {
         list.push(item);
     }
 }
 
 /// Lighthouses far away answer within this. Shorter than necessary at no cost, since the oldest gives way first: only a scan
 /// so fast that all places are younger than this keeps others from starting a handshake.
-const TIME_TO_LEARN: Duration = Duration::from_millis(300);
+const DISPLACEABLE_AFTER: Duration = Duration::from_millis(300);
 const MAX_PACKETS_PER_PEER: usize = 100;
-const MAX_WISHES: usize = 64;
+const MAX_WAITING_REQUESTS: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -283,11 +284,11 @@ mod tests {
     fn only_a_handshake_that_found_no_endpoint_in_time_gives_way() {
         let (mut handshakes, start) = pending(3);
         handshakes.get_mut(peer(0)).unwrap().tried = vec!["192.0.2.1:1".parse().unwrap()];
-        assert_eq!(handshakes.displaceable(start + TIME_TO_LEARN), None);
-        assert_eq!(handshakes.displaceable(start + TIME_TO_LEARN * 2), Some(peer(1)), "the oldest one");
+        assert_eq!(handshakes.displaceable(start + DISPLACEABLE_AFTER), None);
+        assert_eq!(handshakes.displaceable(start + DISPLACEABLE_AFTER * 2), Some(peer(1)), "the oldest one");
         handshakes.remove(peer(1));
         handshakes.remove(peer(2));
-        assert_eq!(handshakes.displaceable(start + TIME_TO_LEARN * 2), None);
+        assert_eq!(handshakes.displaceable(start + DISPLACEABLE_AFTER * 2), None);
     }
 
     #[test]

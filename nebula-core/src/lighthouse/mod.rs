@@ -91,7 +91,7 @@ impl Client {
     pub(crate) fn note_refused(&mut self, now: Instant, count: usize) -> Option<usize> {
         let (since, last) = &mut self.refused;
         *since += count;
-        if last.is_some_and(|last| now < last + LOG_REFUSED_EVERY) {
+        if last.is_some_and(|last| now < last + REFUSED_LOG_INTERVAL) {
             return None;
         }
         *last = Some(now);
@@ -138,7 +138,7 @@ impl Client {
 }
 
 /// Hosts report every ten seconds: the log need not.
-const LOG_REFUSED_EVERY: Duration = Duration::from_secs(60);
+const REFUSED_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The address of `host` to name to a peer with these networks: the first inside one of them, else its first.
 pub(crate) fn address_for(host: &[IpAddr], networks: &[IpNet]) -> Option<IpAddr> {

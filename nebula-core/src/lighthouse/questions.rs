@@ -31,7 +31,7 @@ impl Questions {
     /// Takes down what a lighthouse says, if that was asked.
     pub(crate) fn answer(&mut self, subject: IpAddr, lighthouse: IpAddr, answer: impl FnOnce() -> KnownEndpoints) {
         let question = self.asked.get_mut(&subject);
-        let room = question.filter(|question| question.answers.len() < MAX_ANSWERS);
+        let room = question.filter(|question| question.answers.len() < MAX_ANSWERS_PER_QUESTION);
         if let Some(question) = room {
             question.answers.insert(lighthouse, answer());
         }
@@ -45,7 +45,7 @@ impl Questions {
 
 const MAX_QUESTIONS: usize = 8;
 // More lighthouses than anybody has.
-const MAX_ANSWERS: usize = 64;
+const MAX_ANSWERS_PER_QUESTION: usize = 64;
 
 #[cfg(test)]
 mod tests {

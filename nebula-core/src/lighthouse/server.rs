@@ -73,14 +73,14 @@ impl Server {
 /// What is kept under an overlay address. Three IPv4 endpoints, or one IPv6 endpoint, need no memory of their own.
 #[derive(Debug)]
 enum Record {
-    Short(u8, [u8; SHORT]),
+    Short(u8, [u8; INLINE_LEN]),
     Long(Box<[u8]>),
 }
 
 impl Record {
     fn bytes(&self) -> &[u8] {
         match self {
-            Self::Short(len, bytes) => &bytes[..usize::from(*len).min(SHORT)],
+            Self::Short(len, bytes) => &bytes[..usize::from(*len).min(INLINE_LEN)],
             Self::Long(bytes) => bytes,
         }
     }
@@ -89,8 +89,8 @@ impl Record {
 impl From<Vec<u8>> for Record {
     fn from(bytes: Vec<u8>) -> Self {
         match u8::try_from(bytes.len()) {
-            Ok(len) if bytes.len() <= SHORT => {
-                let mut short = [0; SHORT];
+            Ok(len) if bytes.len() <= INLINE_LEN => {
+                let mut short = [0; INLINE_LEN];
                 short[..bytes.len()].copy_from_slice(&bytes);
                 Self::Short(len, short)
             }
@@ -148,7 +148,7 @@ impl Hasher for AddressHasher {
 }
 
 /// Makes a record as small as a box and its tag with room to spare.
-const SHORT: usize = 22;
+const INLINE_LEN: usize = 22;
 // A tag byte, then the address and, for an endpoint, its port.
 const ENDPOINT_V4: u8 = 0;
 const ENDPOINT_V6: u8 = 1;

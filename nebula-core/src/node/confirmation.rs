@@ -62,12 +62,12 @@ impl Node {
         // A caller mostly has something to say, and a test that overtakes the second message finds no tunnel. But if the
         // peer has another tunnel, it may have lost it.
         let replaces = addresses.iter().any(|address| self.is_reachable(*address));
-        self.timer.set(Due::HalfOpen(index), now + if replaces { MOMENT } else { FIRST_PAUSE });
+        self.timer.set(Due::HalfOpen(index), now + if replaces { REPLACEMENT_TEST_AFTER } else { FIRST_TEST_AFTER });
     }
 
     /// Sends a test into a half-open tunnel, if its caller may get so much.
     fn test_caller(&mut self, index: LocalIndex) {
-        let most = self.most_tests();
+        let most = self.max_tests();
         let answered = self.half_open.get_mut(index).filter(|it| it.is_answered() && it.tests < most);
         let Some(answered) = answered else { return };
         answered.tests += 1;
@@ -81,7 +81,7 @@ impl Node {
 
     /// Something waits for `peer`: whoever called in its name lately is asked to show that it has the keys.
     pub(super) fn test_callers(&mut self, peer: IpAddr) {
-        let untested = self.half_open.of_peer(peer).take(FEW).filter(|answered| answered.tests == 0);
+        let untested = self.half_open.of_peer(peer).take(MAX_CALLERS_TESTED).filter(|answered| answered.tests == 0);
         for index in untested.map(|answered| *answered.local_index).collect::<Vec<_>>() {
             self.test_caller(index);
         }
@@ -96,13 +96,14 @@ impl Node {
             return;
         }
         self.test_caller(index);
-        let next = if is_answered && tests < self.most_tests() { now + FIRST_PAUSE * (1 << tests) } else { expires };
+        let next =
+            if is_answered && tests < self.max_tests() { now + FIRST_TEST_AFTER * (1 << tests) } else { expires };
         self.timer.set(Due::HalfOpen(index), next.min(expires));
     }
 
     /// Tests per caller: in a flood nearly all callers are forged.
-    fn most_tests(&self) -> u32 {
-        if self.half_open.is_crowded() { 1 } else { MOST_TESTS }
+    fn max_tests(&self) -> u32 {
+        if self.half_open.is_crowded() { 1 } else { MAX_TESTS }
     }
 
     fn give_caller_up(&mut self, index: LocalIndex) {
@@ -172,8 +173,11 @@ impl Verifier for KnownCallers<'_> {
     }
 }
 
-const MOST_TESTS: u32 = 5;
-const MOMENT: Duration = Duration::from_millis(10);
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Test requests to one caller. In a flood there is only one each.
+const MAX_TESTS: u32 = 5;
+/// When a caller is tested first that may have lost an older tunnel to this node.
+const REPLACEMENT_TEST_AFTER: Duration = Duration::from_millis(10);
+/// When other callers are tested first; the pause doubles with each test.
+const FIRST_TEST_AFTER: Duration = Duration::from_millis(100);
 /// Callers in one name that are tested because something waits. All are tested a little later anyway.
-const FEW: usize = 4;
+const MAX_CALLERS_TESTED: usize = 4;

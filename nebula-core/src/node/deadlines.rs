@@ -23,17 +23,17 @@ impl Node {
             Due::HalfOpen(index) => self.half_open_due(now, index),
             Due::LighthouseUpdate => self.update_lighthouses(now),
             Due::HolePunch => self.punch_due(now),
-            Due::Housekeeping => self.keep_house(now),
+            Due::Housekeeping => self.housekeeping(now),
         }
     }
 
     /// Gives back what is no longer needed.
-    pub(super) fn keep_house(&mut self, now: Instant) {
+    pub(super) fn housekeeping(&mut self, now: Instant) {
         self.forwarder.expire_flows(now);
         self.lane.release_memory();
         // After a recv_error the endpoints of a peer outlive its tunnel, but not for ever.
         self.lighthouse.retain(|peer| !self.tunnels.of_peer(peer).is_empty() || self.pending.contains(peer));
-        self.timer.set_on_grid(Due::Housekeeping, now + HOUSEKEEPING);
+        self.timer.set_on_grid(Due::Housekeeping, now + HOUSEKEEPING_INTERVAL);
     }
 
     /// The traffic check of one tunnel.
@@ -193,4 +193,4 @@ impl Node {
 }
 
 /// No flow times out faster than this by default.
-const HOUSEKEEPING: Duration = Duration::from_secs(180);
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(180);

@@ -14,7 +14,7 @@ use super::tunnels::{Established, Live};
 use crate::counters::Direction;
 use crate::handshake::{Error, Initiator, Opened, Own, Pending, Waiting, respond};
 use crate::index::LocalIndex;
-use crate::relay::Allowance;
+use crate::relay::RateLimit;
 use crate::tunnel::liveness::Liveness;
 use crate::tunnel::{Negotiated, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType};
@@ -75,7 +75,7 @@ impl Node {
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let (attempts, pause) = (pending.attempts, pending.pause(self.config.handshakes.try_interval));
         self.timer.set(Due::Handshake(peer), now + pause);
-        if attempts == ASK_AGAIN_AT && self.endpoints_of(peer).len() <= 1 {
+        if attempts == REQUERY_AT_ATTEMPT && self.endpoints_of(peer).len() <= 1 {
             self.ask_lighthouses(now, peer);
         }
     }
@@ -321,7 +321,7 @@ impl Node {
             asked_at: 0,
             ask_after: now,
             challenge_after: now,
-            introductions: Allowance::default(),
+            introductions: RateLimit::default(),
         });
         if self.tunnels.is_newest(&tunnel, self.forwarder.tunnels()) {
             self.forwarder.tunnels().set_primary(&tunnel);
@@ -425,4 +425,4 @@ fn describe(error: &Error) -> String {
 
 const OWN_ADDRESS: &str = "the peer's certificate claims an address of this node, or none";
 /// The attempt at which lighthouses are asked once more.
-const ASK_AGAIN_AT: u32 = 5;
+const REQUERY_AT_ATTEMPT: u32 = 5;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::tunnels::Tunnels;
 use crate::Forwarder;
 use crate::index::{Hop, LocalIndex, RelayIndex};
-use crate::relay::{Entries, Entry, Kind, Role, State, Way};
+use crate::relay::{Entries, Entry, HopKey, Kind, Role, State};
 use crate::tunnel::Tunnel;
 
 /// The entries of all hops, with what decides whether a hop can be used.
@@ -21,8 +21,8 @@ pub(super) struct Hops<'a> {
 
 impl Hops<'_> {
     pub(super) fn publish(&mut self, index: RelayIndex) {
-        let Some(way) = self.entries.get(index).map(|entry| entry.way) else { return };
-        let role = match way.kind {
+        let Some(key) = self.entries.get(index).map(|entry| entry.key) else { return };
+        let role = match key.kind {
             Kind::Terminal => Role::Terminal,
             Kind::Forwarding if !self.am_relay => Role::Forward(None),
             Kind::Forwarding => {
@@ -31,7 +31,7 @@ impl Hops<'_> {
                 Role::Forward(others.filter_map(Entry::hop).find(usable))
             }
         };
-        self.forwarder.relays().publish(index, way.tunnel, role);
+        self.forwarder.relays().publish(index, key.tunnel, role);
     }
 
     /// Publishes a hop and those on its other side, whose datagrams may leave by it.
@@ -45,10 +45,10 @@ impl Hops<'_> {
     /// A hop by the neighbour with these addresses is gone.
     pub(super) fn retire(&mut self, entry: &Entry, neighbour: &[IpAddr]) {
         self.forwarder.relays().retire(entry.index);
-        match entry.way.kind {
-            Kind::Terminal => self.choose(entry.way.far),
+        match entry.key.kind {
+            Kind::Terminal => self.choose(entry.key.far),
             Kind::Forwarding => {
-                for index in self.beyond(entry.way, neighbour) {
+                for index in self.beyond(entry.key, neighbour) {
                     self.publish(index);
                 }
             }
@@ -58,29 +58,29 @@ impl Hops<'_> {
     /// The other hops of the ways that go over this one, as the relay; best first.
     pub(super) fn counterparts(&self, index: RelayIndex) -> Vec<RelayIndex> {
         let Some(entry) = self.entries.get(index) else { return Vec::new() };
-        let Some(live) = self.tunnels.get(entry.way.tunnel) else { return Vec::new() };
-        self.beyond(entry.way, &live.tunnel.peer_addresses)
+        let Some(live) = self.tunnels.get(entry.key.tunnel) else { return Vec::new() };
+        self.beyond(entry.key, &live.tunnel.peer_addresses)
     }
 
     /// As [`Hops::counterparts`], for a hop by the neighbour with these addresses.
-    fn beyond(&self, way: Way, neighbour: &[IpAddr]) -> Vec<RelayIndex> {
-        if way.kind == Kind::Terminal {
+    fn beyond(&self, key: HopKey, neighbour: &[IpAddr]) -> Vec<RelayIndex> {
+        if key.kind == Kind::Terminal {
             return Vec::new();
         }
-        let primary = self.forwarder.tunnels().by_address(way.far).map(|tunnel| tunnel.local_index);
-        let mut tunnels = self.tunnels.of_peer(way.far).to_vec();
+        let primary = self.forwarder.tunnels().by_address(key.far).map(|tunnel| tunnel.local_index);
+        let mut tunnels = self.tunnels.of_peer(key.far).to_vec();
         tunnels.sort_by_key(|tunnel| Some(*tunnel) != primary);
-        let ways = tunnels
+        let keys = tunnels
             .into_iter()
-            .flat_map(|tunnel| neighbour.iter().map(move |&far| Way { tunnel, kind: Kind::Forwarding, far }));
-        ways.filter_map(|way| self.entries.at(way).map(|entry| entry.index)).collect()
+            .flat_map(|tunnel| neighbour.iter().map(move |&far| HopKey { tunnel, kind: Kind::Forwarding, far }));
+        keys.filter_map(|key| self.entries.at(key).map(|entry| entry.index)).collect()
     }
 
     /// Usable hops to the peer of a tunnel: those of its present relay first, and by primary tunnels first.
     pub(super) fn to(&self, tunnel: &Tunnel) -> Vec<Hop> {
         let present = self.forwarder.relay_of(tunnel);
         let entries = tunnel.peer_addresses.iter().flat_map(|address| self.entries.to_far(*address));
-        let hops = entries.filter(|entry| entry.way.kind == Kind::Terminal).filter_map(Entry::hop);
+        let hops = entries.filter(|entry| entry.key.kind == Kind::Terminal).filter_map(Entry::hop);
         let mut ranked: Vec<_> = hops
             .take(MAX_HOPS)
             .filter_map(|hop| {
@@ -104,16 +104,16 @@ impl Hops<'_> {
     }
 
     /// What the hops that are in use by older tunnels to a neighbour lead to.
-    pub(super) fn ways_in_use(&self, now: Instant, neighbour: IpAddr, primary: LocalIndex) -> Vec<Way> {
+    pub(super) fn keys_in_use(&self, now: Instant, neighbour: IpAddr, primary: LocalIndex) -> Vec<HopKey> {
         let older = self.tunnels.of_peer(neighbour).iter().filter(|index| **index != primary);
         let entries = older.flat_map(|index| self.entries.of_tunnel(*index));
-        entries.filter(|entry| self.is_in_use(now, entry)).map(|entry| entry.way).collect()
+        entries.filter(|entry| self.is_in_use(now, entry)).map(|entry| entry.key).collect()
     }
 
     fn is_in_use(&self, now: Instant, entry: &Entry) -> bool {
         entry.state == State::Established
-            && match entry.way.kind {
-                Kind::Terminal => !self.tunnels.of_peer(entry.way.far).is_empty(),
+            && match entry.key.kind {
+                Kind::Terminal => !self.tunnels.of_peer(entry.key.far).is_empty(),
                 Kind::Forwarding => now < entry.touched + IN_USE_FOR,
             }
     }

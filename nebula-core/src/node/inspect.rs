@@ -42,8 +42,6 @@ pub struct TunnelStatus {
     pub version: Version,
     /// This node started the handshake.
     pub initiator: bool,
-    /// The peer showed that it has the keys.
-    pub confirmed: bool,
     /// Carries this node's packets to the peer.
     pub primary: bool,
     /// Time the handshake took, for tunnels this node initiated.
@@ -225,13 +223,13 @@ impl Node {
     #[must_use]
     pub fn relays(&self) -> Vec<RelayStatus> {
         let status = |entry: &crate::relay::Entry| {
-            let neighbour = self.forwarder.tunnels().by_index(entry.way.tunnel)?;
+            let neighbour = self.forwarder.tunnels().by_index(entry.key.tunnel)?;
             Some(RelayStatus {
                 neighbour: *neighbour.peer_addresses.first()?,
-                far: entry.way.far,
+                far: entry.key.far,
                 local_index: entry.index,
                 remote_index: entry.remote,
-                forwarding: entry.way.kind == Kind::Forwarding,
+                forwarding: entry.key.kind == Kind::Forwarding,
                 state: match entry.state {
                     State::Requested => RelayState::Requested,
                     State::Established => RelayState::Established,
@@ -329,7 +327,6 @@ impl Node {
             received_counter: tunnel.session.replay.highest(),
             version: tunnel.peer.version(),
             initiator: tunnel.initiator,
-            confirmed: tunnel.is_confirmed(),
             primary: self.forwarder.tunnels().is_primary(tunnel),
             handshake: live.took,
         }

@@ -130,7 +130,7 @@ impl Node {
             forwarder: Arc::clone(&forwarder),
             lane,
         };
-        node.keep_house(now);
+        node.housekeeping(now);
         (node, forwarder)
     }
 
@@ -389,7 +389,7 @@ impl Node {
     fn follow(&mut self, now: Instant, index: LocalIndex, from: SocketAddr) {
         let Some(live) = self.tunnels.get_mut(index) else { return };
         let old = live.tunnel.endpoint();
-        let flaps_back = live.left.is_some_and(|(place, at)| place == from && now < at + NO_RETURN);
+        let flaps_back = live.left.is_some_and(|(place, at)| place == from && now < at + ROAM_BACK_AFTER);
         let allowed = self.config.lighthouse.remote_allow.allows(&live.tunnel.peer_addresses, from.ip());
         if old == Some(from) || flaps_back || !allowed {
             return;
@@ -566,4 +566,4 @@ fn applies(policy: RecvErrorPolicy, address: SocketAddr) -> bool {
 }
 
 // Two paths of a peer that both carry traffic must not make the tunnel flap.
-const NO_RETURN: Duration = Duration::from_secs(2);
+const ROAM_BACK_AFTER: Duration = Duration::from_secs(2);

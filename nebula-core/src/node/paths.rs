@@ -79,7 +79,7 @@ impl Node {
                 }
                 // The answer from the endpoint may be a little later; if there is none, the relay takes over.
                 if tunnel.endpoint().is_some() {
-                    self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + LATER);
+                    self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + DIRECT_REPLY_WITHIN);
                 }
             }
             Origin::Direct(_) | Origin::Relayed { .. } => {}
@@ -107,7 +107,7 @@ impl Node {
         }
         let Some(live) = self.tunnels.get_mut(tunnel.local_index) else { return };
         if live.challenge_after <= now {
-            live.challenge_after = now + LATER;
+            live.challenge_after = now + CHALLENGE_INTERVAL;
             self.try_endpoint(tunnel, at);
         }
     }
@@ -158,4 +158,7 @@ impl Node {
     }
 }
 
-const LATER: Duration = Duration::from_secs(1);
+/// How much later than the reply through a relay the reply from the endpoint may come.
+const DIRECT_REPLY_WITHIN: Duration = Duration::from_secs(1);
+/// One endpoint of a relayed peer is tried no more often than this because of what came from there.
+const CHALLENGE_INTERVAL: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use rand_chacha::rand_core::RngCore as _;
 use super::Node;
 use super::timer::Due;
 use crate::index::{Hop, RelayIndex, RemoteIndex};
-use crate::relay::{Entry, Kind, State, Way};
+use crate::relay::{Entry, HopKey, Kind, State};
 use crate::tunnel::Tunnel;
 use crate::wire::header::MessageType;
 use crate::wire::messages::{Control, ControlKind};
@@ -66,10 +66,10 @@ impl Node {
         if relay.peer_addresses.contains(&peer) || relay.endpoint().is_none() {
             return;
         }
-        let way = Way { tunnel: relay.local_index, kind: Kind::Terminal, far: peer };
-        if let Some(hop) = self.relays.at(way).and_then(Entry::hop) {
+        let key = HopKey { tunnel: relay.local_index, kind: Kind::Terminal, far: peer };
+        if let Some(hop) = self.relays.at(key).and_then(Entry::hop) {
             self.open_through(hop, peer);
-        } else if let Some(index) = self.entry(now, way, State::Requested, relay.peer.version()) {
+        } else if let Some(index) = self.entry(now, key, State::Requested, relay.peer.version()) {
             self.ask(now, index, peer);
         }
     }
@@ -114,47 +114,47 @@ impl Node {
 
     /// As the end: somebody can be reached through this neighbour.
     fn accept_relay(&mut self, now: Instant, tunnel: &Tunnel, request: Control) -> bool {
-        let way = Way { tunnel: tunnel.local_index, kind: Kind::Terminal, far: request.from };
-        let Some(index) = self.entry(now, way, State::Established, request.version) else { return false };
+        let key = HopKey { tunnel: tunnel.local_index, kind: Kind::Terminal, far: request.from };
+        let Some(index) = self.entry(now, key, State::Established, request.version) else { return false };
         self.relays.set_remote(index, RemoteIndex(request.initiator_index));
         if let Some(entry) = self.relays.get_mut(index) {
             (entry.state, entry.form) = (State::Established, request.version);
         }
         self.respond(index, request.from, request.to);
-        self.way_opened(index);
+        self.hop_opened(index);
         true
     }
 
     /// Returns whether it answers a request of this node.
     fn handle_relay_response(&mut self, now: Instant, tunnel: &Tunnel, response: Control) -> bool {
         let index = RelayIndex(response.initiator_index);
-        let entry = self.relays.get_mut(index).filter(|entry| entry.way.tunnel == tunnel.local_index);
+        let entry = self.relays.get_mut(index).filter(|entry| entry.key.tunnel == tunnel.local_index);
         let Some(entry) = entry.filter(|entry| entry.asked.is_some() && response.responder_index != 0) else {
             return false;
         };
         (entry.state, entry.touched) = (State::Established, now);
-        let kind = entry.way.kind;
+        let kind = entry.key.kind;
         self.relays.set_remote(index, RemoteIndex(response.responder_index));
         match kind {
-            Kind::Terminal => self.way_opened(index),
+            Kind::Terminal => self.hop_opened(index),
             Kind::Forwarding => self.join(index),
         }
         true
     }
 
     /// As an end: a hop to `far` can be used. What waits for it goes out at once.
-    fn way_opened(&mut self, index: RelayIndex) {
+    fn hop_opened(&mut self, index: RelayIndex) {
         self.hops().publish(index);
         let Some(entry) = self.relays.get(index).copied() else { return };
-        self.hops().choose(entry.way.far);
+        self.hops().choose(entry.key.far);
         if let Some(hop) = entry.hop() {
-            self.open_through(hop, entry.way.far);
+            self.open_through(hop, entry.key.far);
         }
     }
 
     /// The entry for a way; a new one begins in `state`. One that was let go begins anew.
-    pub(super) fn entry(&mut self, now: Instant, way: Way, state: State, form: Version) -> Option<RelayIndex> {
-        if let Some(index) = self.relays.at(way).map(|entry| entry.index) {
+    pub(super) fn entry(&mut self, now: Instant, key: HopKey, state: State, form: Version) -> Option<RelayIndex> {
+        if let Some(index) = self.relays.at(key).map(|entry| entry.index) {
             let entry = self.relays.get_mut(index)?;
             entry.touched = now;
             if entry.state != State::Established {
@@ -163,9 +163,9 @@ impl Node {
             return Some(index);
         }
         let new = RelayIndex(self.rng.next_u32());
-        let inserted = self.relays.insert(now, new, way, state, form)?;
+        let inserted = self.relays.insert(now, new, key, state, form)?;
         if let Some(evicted) = inserted.evicted {
-            let neighbour = self.tunnels.get(evicted.way.tunnel).map(|live| Arc::clone(&live.tunnel));
+            let neighbour = self.tunnels.get(evicted.key.tunnel).map(|live| Arc::clone(&live.tunnel));
             self.hops().retire(&evicted, neighbour.as_ref().map_or(&[], |tunnel| &tunnel.peer_addresses));
         }
         self.hops().publish(new);
@@ -177,9 +177,9 @@ impl Node {
         let Some(entry) = self.relays.get_mut(index) else { return };
         entry.asked = Some(now);
         let entry = *entry;
-        let from = match entry.way.kind {
+        let from = match entry.key.kind {
             Kind::Terminal => self.config.own_address(entry.form),
-            Kind::Forwarding => Some(entry.way.far),
+            Kind::Forwarding => Some(entry.key.far),
         };
         let Some(from) = from else { return };
         self.send_control(
@@ -198,10 +198,10 @@ impl Node {
     /// Asks again for a hop that this node has.
     fn ask_again(&mut self, now: Instant, index: RelayIndex) {
         let Some(entry) = self.relays.get(index) else { return };
-        let to = match entry.way.kind {
-            Kind::Terminal => Some(entry.way.far),
+        let to = match entry.key.kind {
+            Kind::Terminal => Some(entry.key.far),
             Kind::Forwarding => {
-                self.tunnels.get(entry.way.tunnel).and_then(|it| it.tunnel.peer_addresses.first().copied())
+                self.tunnels.get(entry.key.tunnel).and_then(|it| it.tunnel.peer_addresses.first().copied())
             }
         };
         if let Some(to) = to {
@@ -226,7 +226,7 @@ impl Node {
     }
 
     fn send_control(&mut self, entry: &Entry, message: Control) {
-        let Some(tunnel) = self.forwarder.tunnels().by_index(entry.way.tunnel) else { return };
+        let Some(tunnel) = self.forwarder.tunnels().by_index(entry.key.tunnel) else { return };
         match message.encode() {
             Ok(body) => {
                 tracing::debug!(peer = tunnel.peer.name(), kind = ?message.kind, relayFrom = %message.from,
@@ -253,7 +253,7 @@ impl Node {
     /// A neighbour says that it does not know a hop. It may have started again, so the request goes through its tunnel.
     pub(super) fn renew_relays(&mut self, now: Instant, from: SocketAddr, index: RemoteIndex) {
         let refused = self.relays.of_remote(index).filter(|entry| {
-            let neighbour = self.forwarder.tunnels().by_index(entry.way.tunnel);
+            let neighbour = self.forwarder.tunnels().by_index(entry.key.tunnel);
             let is_there = neighbour.is_some_and(|tunnel| tunnel.endpoint() == Some(from));
             is_there && entry.asked.is_none_or(|asked| now >= asked + ASK_AGAIN_AFTER)
         });
@@ -269,11 +269,11 @@ impl Node {
         if primary.endpoint().is_none() {
             return;
         }
-        let ways = self.hops().ways_in_use(now, neighbour, primary.local_index);
-        for way in ways {
-            let way = Way { tunnel: primary.local_index, ..way };
-            let waits = self.relays.at(way).is_none_or(|entry| entry.state == State::Requested);
-            if waits && let Some(index) = self.entry(now, way, State::Requested, primary.peer.version()) {
+        let keys = self.hops().keys_in_use(now, neighbour, primary.local_index);
+        for key in keys {
+            let key = HopKey { tunnel: primary.local_index, ..key };
+            let waits = self.relays.at(key).is_none_or(|entry| entry.state == State::Requested);
+            if waits && let Some(index) = self.entry(now, key, State::Requested, primary.peer.version()) {
                 self.ask_again(now, index);
             }
         }

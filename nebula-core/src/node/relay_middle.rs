@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::Node;
 use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
-use crate::relay::{Kind, State, Way};
+use crate::relay::{HopKey, Kind, State};
 use crate::wire::messages::Control;
 
 impl Node {
@@ -23,8 +23,8 @@ impl Node {
         if target.endpoint().is_none() {
             return false;
         }
-        let near = Way { tunnel: asker, kind: Kind::Forwarding, far: request.to };
-        let beyond = Way { tunnel: target.local_index, kind: Kind::Forwarding, far: from };
+        let near = HopKey { tunnel: asker, kind: Kind::Forwarding, far: request.to };
+        let beyond = HopKey { tunnel: target.local_index, kind: Kind::Forwarding, far: from };
         let Some(near) = self.entry(now, near, State::PeerRequested, request.version) else { return false };
         let Some(beyond) = self.entry(now, beyond, State::Requested, request.version) else { return false };
         self.relays.set_remote(near, RemoteIndex(request.initiator_index));
@@ -59,10 +59,10 @@ impl Node {
     pub(super) fn pay(&mut self, index: RelayIndex) {
         let Some(entry) = self.relays.get_mut(index).filter(|entry| entry.owed) else { return };
         entry.owed = false;
-        let way = entry.way;
-        let from = self.tunnels.get(way.tunnel).and_then(|live| live.tunnel.peer_addresses.first().copied());
+        let key = entry.key;
+        let from = self.tunnels.get(key.tunnel).and_then(|live| live.tunnel.peer_addresses.first().copied());
         if let Some(from) = from {
-            self.respond(index, from, way.far);
+            self.respond(index, from, key.far);
         }
     }
 }

@@ -47,8 +47,8 @@ impl Timer {
     /// As [`Timer::set`], rounded up to a common grid, so that many tunnels wake the thread once.
     pub(super) fn set_on_grid(&mut self, due: Due, at: Instant) {
         let since = at.saturating_duration_since(self.epoch);
-        let over = since.as_nanos() % GRID.as_nanos();
-        let missing = if over == 0 { 0 } else { GRID.as_nanos() - over };
+        let over = since.as_nanos() % CHECK_GRID.as_nanos();
+        let missing = if over == 0 { 0 } else { CHECK_GRID.as_nanos() - over };
         self.set(due, at + Duration::from_nanos(u64::try_from(missing).unwrap_or_default()));
     }
 
@@ -75,7 +75,7 @@ impl Timer {
     }
 }
 
-const GRID: Duration = Duration::from_millis(500);
+const CHECK_GRID: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nebula_cert::{Fingerprint, UnixTime, Version};
 
 use crate::index::{LocalIndex, RemoteIndex};
-use crate::relay::Allowance;
+use crate::relay::RateLimit;
 use crate::tunnel::liveness::Liveness;
 use crate::tunnel::{Tunnel, TunnelTable};
 use crate::{Config, Origin};
@@ -39,7 +39,7 @@ pub(super) struct Live {
     /// When an endpoint of a relayed peer may be tried again because of what came from there.
     pub(super) challenge_after: Instant,
     /// Handshakes that this peer may have this node start for it, as a relay.
-    pub(super) introductions: Allowance,
+    pub(super) introductions: RateLimit,
 }
 
 impl Live {

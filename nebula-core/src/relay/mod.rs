@@ -5,14 +5,14 @@
 //! `Kind::Forwarding`. A relayed datagram is a whole datagram of the tunnel between the two ends, authenticated once more for
 //! the hop; it is never relayed twice.
 
-mod allowance;
 mod entries;
+mod rate_limit;
 mod table;
 
 use std::net::IpAddr;
 
-pub(crate) use allowance::Allowance;
 pub(crate) use entries::{Entries, Entry, State};
+pub(crate) use rate_limit::RateLimit;
 pub(crate) use table::{RelayTable, Role};
 
 pub(crate) use crate::index::Hop;
@@ -30,7 +30,7 @@ pub(crate) enum Kind {
 
 /// A hop by what it is: an end beyond a neighbour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Way {
+pub(crate) struct HopKey {
     /// Tunnel to the neighbour.
     pub(crate) tunnel: LocalIndex,
     /// What this node is in it.

@@ -26,7 +26,6 @@ pub(super) fn tunnel(tunnel: &TunnelStatus) -> Value {
         "relay": text(tunnel.relay),
         "primary": tunnel.primary,
         "initiator": tunnel.initiator,
-        "confirmed": tunnel.confirmed,
         "certificate_version": tunnel.version.number(),
         "local_index": tunnel.local_index.0,
         "remote_index": tunnel.remote_index.0,
