@@ -10,7 +10,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use nebula_benches::{Go, Host, NO_GO, Step, cpu_time, heap, identity, is_smoke_test, note};
 use nebula_cert::{Curve, Version};
 use nebula_core::Punt;
-use nebula_core::lighthouse::{Report, Server};
+use nebula_core::lighthouse::{KnownEndpoints, Server};
 use nebula_core::simulator::Authority;
 use nebula_core::tunnel::LocalIndex;
 use nebula_core::wire::header::MessageType;
@@ -98,7 +98,8 @@ impl Reports {
 
     fn update(&mut self, at: usize, message: &[u8]) -> Vec<u8> {
         let update = Meta::parse(message).expect("an update");
-        self.0.store(&[overlay(at)], &Report { endpoints: update.endpoints, relays: update.relays });
+        let report = KnownEndpoints { reported: update.endpoints, relays: update.relays, ..KnownEndpoints::default() };
+        self.0.store(&[overlay(at)], &report);
         encoded(&Meta::new(MetaKind::HostUpdateNotificationAck, Version::V2, None))
     }
 
@@ -110,7 +111,7 @@ impl Reports {
         known.map(|(about, known)| {
             let kind = kinds.next().expect("two of them");
             let mut answer = Meta::new(kind, Version::V2, Some(about));
-            (answer.endpoints, answer.relays) = (known.endpoints, known.relays);
+            (answer.endpoints, answer.relays) = (known.reported, known.relays);
             encoded(&answer)
         })
     }

@@ -1,18 +1,20 @@
 //! Everything a node must know before it starts: typed, and valid by construction where a type can say it.
 //! Most of it can be replaced while running, see [`crate::Node::reconfigure`].
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use nebula_cert::{CaPool, Identity, Version};
+use nebula_cert::{CaPool, Fingerprint, Identity, Version};
 
 use crate::firewall;
+use crate::lighthouse::Rules;
 pub use crate::lighthouse::{
-    AllowList, BadPattern, CalculatedRemotes, Calculation, InterfaceRules, LocalAllowList, NoDefault, OtherFamily,
-    RemoteAllowList,
+    AllowList, BadPattern, CalculatedRemotes, Calculation, InterfaceRules, Lighthouse, LocalAllowList, NoDefault,
+    OtherFamily, RemoteAllowList,
 };
 pub use crate::tunnel::cipher::Cipher;
 
@@ -87,6 +89,68 @@ impl Config {
     }
 }
 
+/// What the parts of a node ask of its configuration.
+impl Config {
+    pub(crate) fn is_own_address(&self, address: IpAddr) -> bool {
+        self.identity.networks().iter().any(|network| network.addr() == address)
+    }
+
+    /// What this node is called in a message of this form.
+    pub(crate) fn own_address(&self, form: Version) -> Option<IpAddr> {
+        let mut own = self.identity.networks().iter().map(IpNet::addr);
+        own.find(|address| form == Version::V2 || address.is_ipv4())
+    }
+
+    /// Version of the own certificate to initiate with.
+    pub(crate) fn default_version(&self) -> Version {
+        let has = |version: &Version| self.identity.certificate(*version).is_some();
+        let first_held = if has(&Version::V1) { Version::V1 } else { Version::V2 };
+        self.initiating_version.filter(has).unwrap_or(first_held)
+    }
+
+    /// A version 1 certificate says nothing to a peer with an IPv6 address.
+    pub(crate) fn version_towards(&self, peer: IpAddr) -> Version {
+        let has_v2 = self.identity.certificate(Version::V2).is_some();
+        if peer.is_ipv6() && has_v2 { Version::V2 } else { self.default_version() }
+    }
+
+    /// Of the own certificate of that version; of the primary one if there is none.
+    pub(crate) fn fingerprint(&self, version: Version) -> Fingerprint {
+        let identity = &self.identity;
+        identity.certificate(version).unwrap_or_else(|| identity.primary()).fingerprint()
+    }
+
+    /// Where `peer` may be by this node's own configuration.
+    pub(crate) fn fixed_endpoints_of(&self, peer: IpAddr) -> Cow<'_, [SocketAddr]> {
+        let fixed = self.static_hosts.get(&peer).map(|fixed| Cow::Borrowed(fixed.as_slice()));
+        fixed.unwrap_or_else(|| self.lighthouse.calculated_remotes.endpoints(peer).into())
+    }
+
+    /// What holds for endpoints of the peer with these overlay addresses.
+    pub(crate) fn endpoint_rules<'a>(&'a self, peer: &'a [IpAddr]) -> Rules<'a> {
+        Rules {
+            overlay: self.identity.networks(),
+            preferred: &self.preferred_ranges,
+            allowed: &self.lighthouse.remote_allow,
+            peer,
+        }
+    }
+
+    /// Whether this endpoint is in a network that comes before others.
+    pub(crate) fn is_preferred(&self, endpoint: SocketAddr) -> bool {
+        self.preferred_ranges.iter().any(|range| range.contains(&endpoint.ip()))
+    }
+
+    pub(crate) fn is_lighthouse(&self, address: IpAddr) -> bool {
+        self.lighthouse.hosts.contains(&address)
+    }
+
+    /// Whether there is anybody to ask: lighthouses do not ask each other.
+    pub(crate) fn has_lighthouses(&self) -> bool {
+        !self.lighthouse.am_lighthouse && !self.lighthouse.hosts.is_empty()
+    }
+}
+
 /// A network that is reached through other nodes, whose certificates must hold it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubnetRoute {
@@ -110,39 +174,6 @@ impl Gateway {
     #[must_use]
     pub fn new(address: IpAddr) -> Self {
         Self { address, weight: NonZeroU32::MIN }
-    }
-}
-
-/// Rendezvous settings.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Lighthouse {
-    /// This node answers for others.
-    pub am_lighthouse: bool,
-    /// Overlay addresses of the lighthouses; each needs an entry in [`Config::static_hosts`].
-    pub hosts: Vec<IpAddr>,
-    /// Time between updates to the lighthouses; `None`: only on events.
-    pub interval: Option<Duration>,
-    /// Extra endpoints to advertise; port 0 means [`Config::listen_port`].
-    pub advertise: Vec<SocketAddr>,
-    /// Endpoints to guess for peers that have no entry in [`Config::static_hosts`].
-    pub calculated_remotes: CalculatedRemotes,
-    /// Underlay addresses at which peers may be.
-    pub remote_allow: RemoteAllowList,
-    /// Addresses of this host that may be advertised.
-    pub local_allow: LocalAllowList,
-}
-
-impl Default for Lighthouse {
-    fn default() -> Self {
-        Self {
-            am_lighthouse: false,
-            hosts: Vec::new(),
-            interval: Some(Duration::from_secs(10)),
-            advertise: Vec::new(),
-            calculated_remotes: CalculatedRemotes::default(),
-            remote_allow: RemoteAllowList::default(),
-            local_allow: LocalAllowList::default(),
-        }
     }
 }
 

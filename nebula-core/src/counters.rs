@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::DropReason;
+use crate::drop_reason::DropReason;
 
 /// Which way a packet went when it was counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -125,24 +125,29 @@ impl Counters {
     pub fn add(&self, counter: Counter, n: u64) {
         add(&self.values[counter as usize], n);
     }
+
     /// Counts a dropped packet. Only by the set's one writer.
     pub fn drop_one(&self, direction: Direction, reason: DropReason) {
         self.drop_many(direction, reason, 1);
     }
+
     /// Counts dropped packets. Only by the set's one writer.
     pub fn drop_many(&self, direction: Direction, reason: DropReason, n: u64) {
         add(&self.dropped[direction as usize][reason as usize], n);
     }
+
     /// Current value.
     #[must_use]
     pub fn get(&self, counter: Counter) -> u64 {
         self.values[counter as usize].load(Ordering::Relaxed)
     }
+
     /// Packets dropped so far, for one reason.
     #[must_use]
     pub fn dropped(&self, direction: Direction, reason: DropReason) -> u64 {
         self.dropped[direction as usize][reason as usize].load(Ordering::Relaxed)
     }
+
     /// Adds every counter to `sum`, by its stable name.
     pub fn add_to(&self, sum: &mut BTreeMap<&'static str, u64>) {
         for counter in Counter::ALL {

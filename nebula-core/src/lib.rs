@@ -5,6 +5,8 @@
 //! arguments, and what to do comes out as values. The feature `io` adds the Linux driver (threads, tun device, UDP
 //! sockets); the feature `simulator` adds a network of many nodes on one virtual clock.
 //!
+//! # With the driver
+//!
 //! Join a network with a tun device (needs CAP_NET_ADMIN; the device has no address yet: give it the certificate's):
 //!
 //! ```no_run
@@ -26,13 +28,54 @@
 //!     Ok(driver.run()?)
 //! }
 //! ```
+//!
+//! # By hand
+//!
+//! Without the driver, the program moves packets and datagrams itself. [`Forwarder::outbound`] and [`Forwarder::inbound`] do
+//! the work of a data thread, each thread with a [`Lane`] of its own; what a lane cannot finish goes to the node. After every
+//! call of the node:
+//!
+//! ```
+//! use std::net::SocketAddr;
+//! use std::time::Instant;
+//!
+//! use nebula_core::{Lane, Node};
+//!
+//! /// Hands the punts of a lane to the node and sends its answers. Returns when the node must be called again at the latest.
+//! fn turn(node: &mut Node, lane: &mut Lane, now: Instant, send: impl Fn(SocketAddr, &[u8])) -> Option<Instant> {
+//!     for punt in lane.take_punts() {
+//!         node.handle_punt(now, punt);
+//!     }
+//!     node.handle_timeout(now);
+//!     while let Some(transmit) = node.poll_transmit() {
+//!         send(transmit.to, &transmit.datagram);
+//!     }
+//!     while let Some(event) = node.poll_event() {
+//!         println!("{event:?}");
+//!     }
+//!     node.poll_timeout()
+//! }
+//! ```
+//!
+//! # Examples
+//!
+//! In `nebula-core/examples`, each run by `cargo run --example NAME`:
+//!
+//! - `pki`: a CA and the identity of a host, made in the program and written as PEM files.
+//! - `lighthouse`: a lighthouse on the driver, without a tun device and without privileges.
+//! - `two_nodes`: two nodes by hand, without sockets, threads or a clock.
+//! - `network` (feature `simulator`): a laptop behind a NAT finds a server through a lighthouse.
+
+#![warn(missing_docs)]
 
 pub mod config;
 pub mod counters;
+mod drop_reason;
 pub mod firewall;
 pub mod forward;
 mod handshake;
 mod hole_punch;
+mod index;
 #[cfg(feature = "io")]
 pub mod io;
 pub mod lighthouse;
@@ -48,9 +91,10 @@ pub mod tunnel;
 pub mod wire;
 
 pub use config::Config;
+pub use drop_reason::DropReason;
 pub use forward::{Forwarder, Lane};
 pub use node::{
-    FlowTrace, Node, Outcome, Part, PendingStatus, RelayState, RelayStatus, Source, TableSizes, TunnelStatus,
-    WallClock, Whereabouts,
+    FlowTrace, Node, Outcome, Part, PendingStatus, RelayState, RelayStatus, TableSizes, TunnelStatus, WallClock,
+    Whereabouts,
 };
-pub use output::{DropReason, Event, Origin, PacketOwned, PeerCertificate, Punt, Transmit, TunnelDownReason, Verdict};
+pub use output::{Event, Origin, PacketOwned, PeerCertificate, Punt, Transmit, TunnelDownReason, Verdict};

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 
 use super::filter::Timeouts;
-use super::flow_table::{At, Entry, FlowTable, Owner};
-use super::{Filter, KnownFlow, Peer, identity};
-use crate::DropReason;
+use super::flow_entry::{At, Entry, Owner};
+use super::flow_table::FlowTable;
+use super::{Filter, Peer};
 use crate::counters::Direction;
+use crate::drop_reason::DropReason;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{CachePadded, Mutex, MutexGuard};
+use crate::tunnel::{PeerIdentity, route_digest};
 use crate::wire::ip::FlowKey;
 
 const SHARDS: usize = if cfg!(all(test, loom)) { 1 } else { 16 };
@@ -21,7 +23,18 @@ const KEEP_ANSWERED_MS: u64 = 30_000;
 /// Time between two searches of the whole table for expired flows.
 const SEARCH_EVERY_MS: u64 = 10_000;
 /// Expired flows cleared away with each new one: more than one, so that the table shrinks, but bounded work.
-const SWEEP: usize = 4;
+const MAX_SWEPT_PER_FLOW: usize = 4;
+
+/// A flow that connection tracking remembers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KnownFlow {
+    /// In which it began.
+    pub direction: Direction,
+    /// Packets went both ways.
+    pub answered: bool,
+    /// Since its last packet.
+    pub idle: Duration,
+}
 
 /// Flows already allowed. Lanes come here with flows that are not in their own [`super::FlowCache`]: new ones, and each
 /// known one once in a while. Every packet reads `start` and `keys`, so nothing that is written lies beside them.
@@ -48,13 +61,16 @@ impl Conntrack {
         conntrack.set_max_flows(max_flows);
         conntrack
     }
+
     pub(crate) fn set_max_flows(&self, max_flows: usize) {
         self.max_per_shard.store(max_flows.div_ceil(SHARDS).max(1), Ordering::Relaxed);
     }
+
     /// Flows remembered, those about to expire included.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| lock(shard).len()).sum()
     }
+
     /// Forgets what has expired, if the last time is not just past.
     pub(crate) fn expire(&self, now: Instant, filter: &Filter) {
         let timeouts = filter.timeouts();
@@ -69,10 +85,12 @@ impl Conntrack {
             table.shrink();
         }
     }
+
     /// Time as flows see it.
     pub(super) fn millis(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.start).as_millis() as u64
     }
+
     /// Keyed hash of a flow, for this table and the caches before it.
     pub(super) fn hash(&self, flow: &FlowKey) -> u64 {
         let [a, b, c, d] = self.keys;
@@ -85,21 +103,21 @@ impl Conntrack {
         let hash = fold(hash ^ remote[0], remote[1] ^ c);
         fold(hash ^ rest, d)
     }
+
     /// Who a flow with this peer belongs to: its gateways together where it takes a subnet route that has several, and
     /// the peer everywhere else.
     fn owner(&self, peer: &Peer<'_>) -> Owner {
         let [a, b, c, d] = self.keys;
         let keyed = |[high, low]: [u64; 2], with: [u64; 2]| fold(high ^ with[0], low ^ with[1]);
-        let identity::Identity { name, rights } = peer.identity;
+        let PeerIdentity { name, rights } = peer.identity;
         let (name, rights) = (keyed(name, [a, b]), keyed(rights, [c, d]));
         match peer.route {
             None => Owner { owner: name, rights },
             // Each gateway is judged by its own certificate.
-            Some(network) => {
-                Owner { owner: keyed(identity::route(network), [a, b]), rights: fold(name ^ a, rights ^ b) }
-            }
+            Some(network) => Owner { owner: keyed(route_digest(network), [a, b]), rights: fold(name ^ a, rights ^ b) },
         }
     }
+
     /// A flow with `peer` that it is not forgotten, and whether what allowed it last is unchanged. It counts as no packet
     /// of the flow.
     pub(super) fn find(&self, flow: &FlowKey, peer: &Peer<'_>, now: u64, filter: &Filter) -> Option<(KnownFlow, bool)> {
@@ -112,6 +130,7 @@ impl Conntrack {
             KnownFlow { direction: entry.direction, answered: entry.answered, idle: Duration::from_millis(idle) };
         (idle < filter.timeouts().of(flow)).then(|| (known, entry.stands(rights, filter.generation())))
     }
+
     /// Lets a known flow of `peer` pass, or a new one if `allows` says so for the direction it begins in. A flow admitted
     /// under another generation of rules, or when the peer had another certificate with other rights, is asked about again,
     /// in the direction in which it began. Flows of other peers with the same addresses are not known.
@@ -141,7 +160,7 @@ impl Conntrack {
         if !allows(direction) {
             return Err(DropReason::NoRule);
         }
-        for _ in 0..SWEEP {
+        for _ in 0..MAX_SWEPT_PER_FLOW {
             if !expire_one(&mut table, now, timeouts) {
                 break;
             }

@@ -7,8 +7,8 @@ use ipnet::IpNet;
 
 use super::index::RuleIndex;
 use super::{Action, Peer, Policy};
-use crate::DropReason;
 use crate::counters::Direction;
+use crate::drop_reason::DropReason;
 use crate::wire::ip::FlowKey;
 
 /// One published set of rules.
@@ -50,17 +50,21 @@ impl Filter {
             },
         }
     }
+
     /// Differs from that of the rules before.
     pub(crate) fn generation(&self) -> u32 {
         self.generation
     }
+
     /// Whether refused packets of a direction are answered.
     pub(crate) fn rejects(&self, direction: Direction) -> bool {
         self.rejects[direction as usize]
     }
+
     pub(super) fn timeouts(&self) -> Timeouts {
         self.timeouts
     }
+
     /// Whether peer and this node may use the addresses of the flow at all.
     pub(super) fn check_addresses(&self, flow: &FlowKey, peer: Peer<'_>) -> Result<(), DropReason> {
         let remote_is_peers = if is_address_of(flow.remote, peer.networks) {
@@ -77,6 +81,7 @@ impl Filter {
         }
         Ok(())
     }
+
     /// Whether a rule allows a flow that begins in `direction`.
     pub(super) fn allows(&self, direction: Direction, flow: &FlowKey, peer: Peer<'_>) -> bool {
         match direction {
@@ -84,6 +89,7 @@ impl Filter {
             Direction::Outbound => self.outbound.allows(flow, flow.remote_port, peer),
         }
     }
+
     /// The first rule of `policy`, of which this filter was made, that allows a flow. Asks each rule alone: for people, not
     /// for packets.
     pub(super) fn rule_that_allows(

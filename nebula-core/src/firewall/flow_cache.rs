@@ -1,12 +1,12 @@
 //! Flows one lane saw pass a moment ago: keeps known flows off the shared flow table.
 
 use crate::counters::Direction;
-use crate::tunnel::LocalIndex;
+use crate::index::LocalIndex;
 use crate::wire::ip::FlowKey;
 
-const SMALLEST: usize = 64;
+const MIN_ENTRIES: usize = 64;
 // About 300 KB.
-const LARGEST: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 
 /// A direct-mapped cache as large as the number of flows at a time needs. Taken into memory with the first flow.
 #[derive(Debug, Default)]
@@ -37,6 +37,7 @@ impl FlowCache {
         let entry = self.entries.get(self.place(hash, passed.direction)).and_then(Option::as_ref);
         entry.is_some_and(|entry| entry.passed == *passed && now < entry.until)
     }
+
     /// Remembers until `until` what passed at `now`.
     pub(super) fn insert(&mut self, hash: u64, passed: Passed, now: u64, until: u64) {
         let displaced = self.entries.get(self.place(hash, passed.direction)).and_then(Option::as_ref);
@@ -44,8 +45,8 @@ impl FlowCache {
             self.displaced += 1;
         }
         // Two busy flows in one place would meet in the shared table with every packet.
-        if self.entries.is_empty() || self.displaced > self.entries.len() && self.entries.len() < LARGEST {
-            self.entries = vec![None; (self.entries.len() * 2).max(SMALLEST)];
+        if self.entries.is_empty() || self.displaced > self.entries.len() && self.entries.len() < MAX_ENTRIES {
+            self.entries = vec![None; (self.entries.len() * 2).max(MIN_ENTRIES)];
             self.displaced = 0;
         }
         let place = self.place(hash, passed.direction);
@@ -101,7 +102,7 @@ mod tests {
     fn few_flows_keep_the_cache_small_and_many_make_it_grow_until_they_fit() {
         let mut cache = FlowCache::default();
         asked(&mut cache, 8, 100);
-        assert_eq!(cache.entries.len(), SMALLEST);
+        assert_eq!(cache.entries.len(), MIN_ENTRIES);
         asked(&mut cache, 500, 100);
         assert!(cache.entries.len() > 500);
         let packets = 500 * 100;
@@ -113,6 +114,6 @@ mod tests {
     fn the_cache_does_not_grow_without_end() {
         let mut cache = FlowCache::default();
         asked(&mut cache, 30_000, 3);
-        assert_eq!(cache.entries.len(), LARGEST);
+        assert_eq!(cache.entries.len(), MAX_ENTRIES);
     }
 }

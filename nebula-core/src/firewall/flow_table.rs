@@ -2,71 +2,14 @@
 
 use std::net::IpAddr;
 
+use super::flow_entry::{At, By, Entry, List, NONE};
 use super::shares::Shares;
-use crate::counters::Direction;
 use crate::wire::ip::FlowKey;
 
 /// Protocol classes: each has one timeout, so age order is expiry order.
-const CLASSES: usize = 3;
-const NONE: u32 = u32::MAX;
+const TIMEOUT_CLASSES: usize = 3;
 /// A table of this many entries is not worth shrinking.
-const KEPT: usize = if cfg!(test) { 8 } else { 64 };
-
-/// An allowed flow.
-#[derive(Debug, Clone)]
-pub(super) struct Entry {
-    pub(super) flow: FlowKey,
-    /// Whose it is.
-    pub(super) owner: u64,
-    /// What the owner's certificate entitled it to when the flow was judged last.
-    pub(super) rights: u64,
-    /// In which it began.
-    pub(super) direction: Direction,
-    /// Packets went both ways.
-    pub(super) answered: bool,
-    /// Of the rules that allowed it last.
-    pub(super) generation: u32,
-    pub(super) last_used: u64,
-    hash: u32,
-    /// Place in the shares.
-    holder: u32,
-    /// In the list of its class, and in that of its holder.
-    links: [Link; 2],
-}
-
-/// Whose a flow is, as the table knows it: keyed digests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Owner {
-    /// Flows of others are never found.
-    pub(super) owner: u64,
-    /// With other rights a flow is judged anew.
-    pub(super) rights: u64,
-}
-
-/// Position of an entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct At(u32);
-
-/// Neighbours in a list.
-#[derive(Debug, Clone, Copy)]
-struct Link {
-    newer: u32,
-    older: u32,
-}
-
-/// Which of an entry's links a list uses.
-#[derive(Debug, Clone, Copy)]
-enum By {
-    Class,
-    Holder,
-}
-
-/// Entries by age.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct List {
-    oldest: u32,
-    newest: u32,
-}
+const MIN_SHRINKABLE_LEN: usize = if cfg!(test) { 8 } else { 64 };
 
 /// Open addressing over 4-byte positions, so an entry is stored once and a flow costs about 110 bytes.
 #[derive(Debug)]
@@ -77,7 +20,7 @@ pub(super) struct FlowTable {
     /// Positions in `entries` that are free, linked through their first `newer`.
     vacant: u32,
     len: usize,
-    classes: [List; CLASSES],
+    classes: [List; TIMEOUT_CLASSES],
     shares: Shares,
 }
 
@@ -88,54 +31,8 @@ impl Default for FlowTable {
             entries: Vec::new(),
             vacant: NONE,
             len: 0,
-            classes: [List::EMPTY; CLASSES],
+            classes: [List::EMPTY; TIMEOUT_CLASSES],
             shares: Shares::default(),
-        }
-    }
-}
-
-impl Entry {
-    pub(super) fn new(flow: FlowKey, owner: Owner, direction: Direction, generation: u32, now: u64) -> Self {
-        let links = [Link { newer: NONE, older: NONE }; 2];
-        let Owner { owner, rights } = owner;
-        Self { flow, owner, rights, direction, answered: false, generation, last_used: now, hash: 0, holder: 0, links }
-    }
-    /// Whether nothing changed of what the flow was allowed by.
-    pub(super) fn stands(&self, rights: u64, generation: u32) -> bool {
-        self.rights == rights && self.generation == generation
-    }
-    fn class(&self) -> usize {
-        match self.flow.protocol {
-            6 => 0,
-            17 => 1,
-            _ => 2,
-        }
-    }
-}
-
-impl List {
-    pub(super) const EMPTY: Self = Self { oldest: NONE, newest: NONE };
-
-    fn oldest(&self) -> Option<At> {
-        (self.oldest != NONE).then_some(At(self.oldest))
-    }
-    fn push(&mut self, entries: &mut [Entry], by: By, at: u32) {
-        let older = std::mem::replace(&mut self.newest, at);
-        entries[at as usize].links[by as usize] = Link { newer: NONE, older };
-        match entries.get_mut(older as usize) {
-            Some(entry) => entry.links[by as usize].newer = at,
-            None => self.oldest = at,
-        }
-    }
-    fn unlink(&mut self, entries: &mut [Entry], by: By, at: u32) {
-        let Link { older, newer } = entries[at as usize].links[by as usize];
-        match entries.get_mut(older as usize) {
-            Some(entry) => entry.links[by as usize].newer = newer,
-            None => self.oldest = newer,
-        }
-        match entries.get_mut(newer as usize) {
-            Some(entry) => entry.links[by as usize].older = older,
-            None => self.newest = older,
         }
     }
 }
@@ -144,26 +41,32 @@ impl FlowTable {
     pub(super) fn len(&self) -> usize {
         self.len
     }
+
     pub(super) fn entry(&self, at: At) -> &Entry {
         &self.entries[at.0 as usize]
     }
+
     /// The oldest entry of each class.
     pub(super) fn oldest(&self) -> impl Iterator<Item = At> {
         self.classes.iter().filter_map(List::oldest)
     }
+
     /// Whether `peer` holds at least as many flows as it would if all peers held equally many.
     pub(super) fn has_its_share(&self, peer: IpAddr) -> bool {
         let (held, peers) = self.shares.of(peer).map_or((0, 1), |holder| (holder.flows, 0));
         held * (self.shares.len() + peers) >= self.len
     }
+
     /// The oldest flows of `peer`: without an answer, with answers.
     pub(super) fn oldest_of(&self, peer: IpAddr) -> [Option<At>; 2] {
         self.shares.of(peer).map_or([None; 2], |holder| holder.lists.map(|list| list.oldest()))
     }
+
     /// The same of a peer that holds at least its share.
     pub(super) fn oldest_of_heaviest(&mut self) -> [Option<At>; 2] {
         self.shares.heaviest(self.len).map_or([None; 2], |holder| holder.lists.map(|list| list.oldest()))
     }
+
     pub(super) fn find(&self, hash: u64, flow: &FlowKey, owner: u64) -> Option<At> {
         let hash = hash as u32;
         let mask = self.slots.len().wrapping_sub(1);
@@ -177,6 +80,7 @@ impl FlowTable {
             slot = (slot + 1) & mask;
         }
     }
+
     /// Notes a packet of the flow; it becomes the newest.
     pub(super) fn touch(&mut self, At(at): At, now: u64, rights: u64, generation: u32, answered: bool) {
         self.unlink(at);
@@ -187,6 +91,7 @@ impl FlowTable {
         entry.answered |= answered;
         self.link_newest(at);
     }
+
     /// Adds a flow of `peer` that is not in the table.
     pub(super) fn insert(&mut self, hash: u64, peer: IpAddr, mut entry: Entry) {
         entry.hash = hash as u32;
@@ -207,6 +112,7 @@ impl FlowTable {
         self.link_newest(at);
         self.len += 1;
     }
+
     pub(super) fn remove(&mut self, At(at): At) {
         self.unlink(at);
         let mask = self.slots.len() - 1;
@@ -233,11 +139,12 @@ impl FlowTable {
         self.vacant = at;
         self.len -= 1;
     }
+
     /// Gives memory back when little is left of what once was there.
     pub(super) fn shrink(&mut self) {
         if self.len == 0 {
             *self = Self::default();
-        } else if self.entries.len() > KEPT && self.len < self.entries.len() / 4 {
+        } else if self.entries.len() > MIN_SHRINKABLE_LEN && self.len < self.entries.len() / 4 {
             self.rebuild();
         }
     }
@@ -269,6 +176,7 @@ impl FlowTable {
             self.place(at);
         }
     }
+
     fn place(&mut self, at: u32) {
         let mask = self.slots.len() - 1;
         let mut slot = self.entries[at as usize].hash as usize & mask;
@@ -277,11 +185,13 @@ impl FlowTable {
         }
         self.slots[slot] = at + 1;
     }
+
     fn link_newest(&mut self, at: u32) {
         let Entry { holder, answered, .. } = self.entries[at as usize];
         self.classes[self.entries[at as usize].class()].push(&mut self.entries, By::Class, at);
         self.shares.lists(holder)[usize::from(answered)].push(&mut self.entries, By::Holder, at);
     }
+
     fn unlink(&mut self, at: u32) {
         let Entry { holder, answered, .. } = self.entries[at as usize];
         self.classes[self.entries[at as usize].class()].unlink(&mut self.entries, By::Class, at);
@@ -295,7 +205,9 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::super::flow_entry::Owner;
     use super::*;
+    use crate::counters::Direction;
 
     const OWNER: Owner = Owner { owner: 1, rights: 2 };
 
@@ -340,7 +252,7 @@ mod tests {
                         table.remove(at);
                         model.remove(&port);
                         table.shrink();
-                        prop_assert!(table.entries.len() <= KEPT.max(4 * table.len()));
+                        prop_assert!(table.entries.len() <= MIN_SHRINKABLE_LEN.max(4 * table.len()));
                     }
                     _ => {}
                 }

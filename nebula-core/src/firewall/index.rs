@@ -93,6 +93,7 @@ impl RuleIndex {
         }
         index
     }
+
     /// Whether a rule allows the flow. `port` is the one rules speak of: local inbound, remote outbound.
     pub(super) fn allows(&self, flow: &FlowKey, port: u16, peer: Peer<'_>) -> bool {
         if self.any.allows(flow, port, peer) {
@@ -134,6 +135,7 @@ impl Ports {
             at += 1 << size;
         }
     }
+
     fn allows(&self, flow: &FlowKey, port: u16, peer: Peer<'_>) -> bool {
         if self.any.allows(flow, peer) {
             return true;
@@ -181,6 +183,7 @@ impl Peers {
             named.cidrs.entry(prefix).add(rule, default_local);
         }
     }
+
     fn allows(&self, flow: &FlowKey, peer: Peer<'_>) -> bool {
         self.anyone.allow(flow, peer) || self.named.as_ref().is_some_and(|named| named.allows(flow, peer))
     }
@@ -225,6 +228,7 @@ impl Constraints {
             (None, Some(networks)) => networks.iter().for_each(|network| *locals.prefixes.entry(*network) = ()),
         }
     }
+
     fn allow(&self, flow: &FlowKey, peer: Peer<'_>) -> bool {
         self.0.iter().any(|(ca, locals)| {
             step();

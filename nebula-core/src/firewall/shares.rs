@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::flow_table::List;
+use super::flow_entry::List;
 
 /// Peers that hold flows.
 #[derive(Debug, Default)]
@@ -46,6 +46,7 @@ impl Shares {
         }
         at
     }
+
     /// Notes that a flow of the holder `at` is gone.
     pub(super) fn leave(&mut self, at: u32) {
         let holder = &mut self.holders[at as usize];
@@ -55,20 +56,25 @@ impl Shares {
             self.vacant.push(at);
         }
     }
+
     /// The peer at this place.
     pub(super) fn peer(&self, at: u32) -> IpAddr {
         self.holders[at as usize].peer
     }
+
     /// How many peers hold flows.
     pub(super) fn len(&self) -> usize {
         self.by_peer.len()
     }
+
     pub(super) fn of(&self, peer: IpAddr) -> Option<&Holder> {
         self.by_peer.get(&peer).map(|at| &self.holders[*at as usize])
     }
+
     pub(super) fn lists(&mut self, at: u32) -> &mut [List; 2] {
         &mut self.holders[at as usize].lists
     }
+
     /// A peer that holds at least the average of `total` flows. Counts all only if the one found last fell below it, so a
     /// flood costs one count for many evictions.
     pub(super) fn heaviest(&mut self, total: usize) -> Option<&Holder> {

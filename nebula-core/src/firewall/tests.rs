@@ -3,9 +3,15 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
+use nebula_cert::Fingerprint;
 use proptest::prelude::*;
 
 use super::*;
+use crate::DropReason;
+use crate::counters::Direction;
+use crate::tunnel::PeerIdentity;
+use crate::wire::ip::FlowKey;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -45,6 +51,7 @@ impl Certificate {
             issuer_name: "ca".to_owned(),
         }
     }
+
     fn peer(&self) -> Peer<'_> {
         Peer {
             name: &self.name,
@@ -53,7 +60,7 @@ impl Certificate {
             unsafe_networks: &self.unsafe_networks,
             issuer: self.issuer,
             issuer_name: &self.issuer_name,
-            identity: Identity::new(
+            identity: PeerIdentity::new(
                 &self.name,
                 &self.groups,
                 [&self.networks, &self.unsafe_networks],
@@ -82,9 +89,11 @@ impl Bench {
             certificate: Certificate::new("10.1.0.2/16", &["web"]),
         }
     }
+
     fn reload(&mut self, policy: &Policy) {
         self.filter = Filter::new(policy, &nets(&["10.1.0.1/16"]), &[], self.filter.generation() + 1);
     }
+
     fn packet(&self, after: Duration, direction: Direction, flow: &FlowKey) -> Result<(), DropReason> {
         let firewall = Firewall { filter: &self.filter, conntrack: &self.conntrack };
         let now = self.conntrack.millis(self.start + after);

@@ -30,21 +30,25 @@ impl Sum {
         }
         Self(self.0 + u64::from(u16::from_be(fold(native))))
     }
+
     /// Adds a number.
     #[must_use]
     pub(super) fn add_number(self, number: u16) -> Self {
         Self(self.0 + u64::from(number))
     }
+
     /// The pseudo-header of TCP and UDP over the packet's addresses.
     #[must_use]
     pub(super) fn add_pseudo_header(self, addresses: &[u8], protocol: u8, transport_len: usize) -> Self {
         self.add(addresses).add_number(protocol.into()).add_number(transport_len as u16)
     }
+
     /// What a packet carries for the device to finish: the sum itself.
     #[must_use]
     pub(super) fn partial(self) -> u16 {
         fold(self.0)
     }
+
     /// What a header carries: the complement. Never 0, which in UDP says that there is no checksum; 0 and 0xffff are the
     /// same number here.
     #[must_use]

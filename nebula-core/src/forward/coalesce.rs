@@ -69,9 +69,11 @@ impl Coalescer {
     pub(super) fn set_enabled(&mut self, tcp: bool, udp: bool) {
         (self.tcp, self.udp) = (tcp, udp);
     }
+
     pub(super) fn release_memory(&mut self) {
         *self = Self { tcp: self.tcp, udp: self.udp, ..Self::default() };
     }
+
     /// Adds a packet that lies at `range` of `buffer`.
     pub(super) fn push(&mut self, buffer: &[u8], range: Range<usize>, packet: &Packet) {
         let joint = self.joint(&buffer[range.clone()], packet);
@@ -96,6 +98,7 @@ impl Coalescer {
         }
         self.begin(range, packet.flow, joint);
     }
+
     /// Puts everything into deliveries. Returns how many are super-packets.
     pub(super) fn finish(
         &mut self,
@@ -154,6 +157,7 @@ impl Coalescer {
         });
         self.links.push(Link { payload, next: None });
     }
+
     /// `None`: a packet that neither begins nor continues a chain.
     fn joint(&self, bytes: &[u8], packet: &Packet) -> Option<Joint> {
         let layout = Layout::of(bytes, packet)?;
@@ -219,6 +223,7 @@ impl Chain {
             && joint.id.is_none_or(|id| read_u16(bytes, 4) == id)
             && (layout.kind == SegmentKind::Udp || joint.continues_tcp(first, bytes))
     }
+
     /// Notes a packet. `true`: it is the last that fits.
     fn append(&mut self, next: &Joint, payload: usize) -> bool {
         self.packets += 1;
@@ -229,6 +234,7 @@ impl Chain {
         (joint.sequence, joint.id, joint.pushed) = (next.sequence, next.id, next.pushed);
         payload < joint.size || next.pushed
     }
+
     /// Header of the super-packet: that of the first packet, with the lengths of the whole and a checksum to finish.
     fn write_header(&self, first: &[u8], joint: &Joint, headers: &mut Vec<u8>) {
         let (layout, start) = (&joint.layout, headers.len());
@@ -259,6 +265,7 @@ impl Joint {
             && same(at + 14..at + 16)
             && same(at + 18..self.layout.header)
     }
+
     fn offload(&self) -> Offload {
         Offload {
             segment: Some(Segment { kind: self.layout.kind, size: self.size as u16 }),

@@ -7,9 +7,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::inbound::Piece;
+use super::piece::Piece;
 use crate::Origin;
-use crate::tunnel::{LocalIndex, TunnelTable};
+use crate::index::LocalIndex;
+use crate::tunnel::TunnelTable;
 
 /// Bounded in datagrams, bytes and time.
 #[derive(Debug, Default)]
@@ -59,7 +60,7 @@ impl Early {
             Some(last) if same(&self.runs[last]) => last,
             _ if self.runs.len() >= MAX_RUNS => return 0,
             _ => {
-                (self.looked, self.pause) = (Some(now), FIRST_PAUSE);
+                (self.looked, self.pause) = (Some(now), FIRST_RETRY_AFTER);
                 if self.runs.is_empty() {
                     self.version = version;
                 }
@@ -94,7 +95,7 @@ impl Early {
         if !due && version == self.version {
             return None;
         }
-        let is_over = |run: &EarlyRun| now >= run.since + KEPT_FOR || !tunnels.is_reserved(run.index);
+        let is_over = |run: &EarlyRun| now >= run.since + KEEP_FOR || !tunnels.is_reserved(run.index);
         let Some(at) = self.runs.iter().position(is_over) else {
             if due {
                 self.pause *= 2;
@@ -115,9 +116,9 @@ const MAX_BYTES: usize = 768 << 10;
 /// Ways that datagrams for tunnels come.
 const MAX_RUNS: usize = 32;
 /// What a handshake that takes longer brings is of no use to anybody.
-const KEPT_FOR: Duration = Duration::from_millis(500);
+const KEEP_FOR: Duration = Duration::from_millis(500);
 /// A handshake takes a few hundred microseconds of the control plane.
-const FIRST_PAUSE: Duration = Duration::from_micros(50);
+const FIRST_RETRY_AFTER: Duration = Duration::from_micros(50);
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -190,7 +191,7 @@ mod tests {
         let start = a.now;
         assert!(a.receive(b.endpoint, &datagrams(&mut b, 0..1)).is_empty());
         let mut looks = 0;
-        while let Some(due) = a.lane.early_due().filter(|due| *due < start + KEPT_FOR) {
+        while let Some(due) = a.lane.early_due().filter(|due| *due < start + KEEP_FOR) {
             a.now = due;
             looks += 1;
             assert!(a.receive_early().is_empty());
@@ -208,7 +209,7 @@ mod tests {
             let before = dropped(&a, DropReason::UnknownIndex);
             assert!(a.receive(b.endpoint, &datagrams(&mut b, 0..2)).is_empty());
             match end {
-                0 => a.now += KEPT_FOR,
+                0 => a.now += KEEP_FOR,
                 _ => {
                     a.forwarder.tunnels().release(a.index());
                     a.now = a.lane.early_due().unwrap();
@@ -247,14 +248,14 @@ mod tests {
         let flood = vec![forged(index, 100); MAX_DATAGRAMS + 100];
         assert!(a.receive(b.endpoint, &flood).is_empty());
         assert_eq!((a.lane.early.datagrams, dropped(&a, DropReason::UnknownIndex)), (MAX_DATAGRAMS, 101));
-        a.now += KEPT_FOR;
+        a.now += KEEP_FOR;
         assert!(a.receive_early().is_empty());
         assert_eq!((a.lane.early.datagrams, a.lane.early.bytes), (0, 0));
 
         let flood = vec![forged(index, 8000); 200];
         assert!(a.receive(b.endpoint, &flood).is_empty());
         assert!(a.lane.early.bytes <= MAX_BYTES && a.lane.early.bytes > MAX_BYTES - 8100);
-        a.now += KEPT_FOR;
+        a.now += KEEP_FOR;
         assert!(a.receive_early().is_empty());
 
         for port in 1..100 {

@@ -34,6 +34,7 @@ impl Forwarder {
         let subnet = if snapshot.routes.is_overlay(flow.remote) { None } else { snapshot.routes.subnet(flow.remote) };
         Ok(Route { peer: hop.peer, subnet, others: hop.others().collect() })
     }
+
     /// What the firewall makes of a flow through `tunnel`; `policy` is the one in force.
     pub(crate) fn explain_firewall(
         &self,

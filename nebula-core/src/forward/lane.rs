@@ -1,13 +1,14 @@
 //! One thread's scratch: arena, deliveries, punts, caches, counters. Nothing in it is shared but the counters.
 
+use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::coalesce::Coalescer;
 use super::early::Early;
-use super::inbound::Batch;
-use super::wanted::Wanted;
+use super::piece::Batch;
+use super::throttle::Throttle;
 use super::{Delivery, Offload, Run};
 use crate::Punt;
 use crate::counters::Counters;
@@ -17,11 +18,9 @@ use crate::tunnel::TunnelHint;
 /// More punts than this in one turn are dropped: a flood must not become memory.
 const MAX_PUNTS: usize = 128;
 /// A full super-packet of 1300-byte packets, sealed, with a little to spare.
-const SUPER_PACKET: usize = 72 << 10;
+const SUPER_PACKET_BYTES: usize = 72 << 10;
 /// Arena bytes before a flush is due.
-const ARENA: usize = 4 * SUPER_PACKET;
-/// Bytes of a UDP GSO send; the kernel wants the whole to fit one IP packet.
-pub(super) const MAX_RUN: usize = 65_000;
+const MAX_ARENA_BYTES: usize = 4 * SUPER_PACKET_BYTES;
 
 /// One thread's scratch: arena, deliveries, punts, flow cache, counters. Nothing in it is shared.
 ///
@@ -41,7 +40,8 @@ pub struct Lane {
     pub(super) early: Early,
     punts: Vec<Punt>,
     pub(super) last_tunnel: TunnelHint,
-    pub(super) wanted: Wanted,
+    /// Peers that the control plane was asked to connect to: once a second, and not with every packet.
+    pub(super) connects: Throttle<IpAddr, 1000, 32>,
     pub(super) flows: FlowCache,
     pub(super) counters: Arc<Counters>,
 }
@@ -61,63 +61,75 @@ impl Lane {
             early: Early::default(),
             punts: Vec::new(),
             last_tunnel: TunnelHint::default(),
-            wanted: Wanted::default(),
+            connects: Throttle::default(),
             flows: FlowCache::default(),
             counters,
         }
     }
+
     /// Most datagrams in one run: what the socket's GSO takes (1 without GSO). Default 64.
     pub fn set_max_segments(&mut self, segments: usize) {
         self.max_segments = segments.max(1);
     }
+
     /// Whether the overlay device takes TCP and UDP super-packets. Default: neither.
     pub fn set_coalesce(&mut self, tcp: bool, udp: bool) {
         self.coalescer.set_enabled(tcp, udp);
     }
+
     /// This lane's counters. The lane's thread is their only writer.
     #[must_use]
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
+
     /// Sealed runs of [`crate::Forwarder::outbound`] since the last [`Lane::clear`].
     #[must_use]
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }
+
     /// Memory the runs point into.
     #[must_use]
     pub fn arena(&self) -> &[u8] {
         &self.arena[..self.used]
     }
+
     /// Packets of [`crate::Forwarder::inbound`] since the last [`Lane::clear`], in order per flow.
     #[must_use]
     pub fn deliveries(&self) -> &[Delivery] {
         &self.deliveries
     }
+
     /// Memory the headers of deliveries point into.
     #[must_use]
     pub fn headers(&self) -> &[u8] {
         &self.headers
     }
+
     /// Ranges of the receive buffer that deliveries point to.
     #[must_use]
     pub fn pieces(&self) -> &[Range<usize>] {
         &self.pieces
     }
+
     /// Takes what the control plane must handle.
     pub fn take_punts(&mut self) -> impl Iterator<Item = Punt> {
         self.punts.drain(..)
     }
+
     /// When to call [`crate::Forwarder::inbound_early`] if nothing is received meanwhile; `None`: nothing waits for its tunnel.
     #[must_use]
     pub fn early_due(&self) -> Option<Instant> {
         self.early.due()
     }
+
     /// Whether another super-packet fits the arena before a flush.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.used + SUPER_PACKET <= ARENA && self.punts.len() < MAX_PUNTS
+        self.used + SUPER_PACKET_BYTES <= MAX_ARENA_BYTES && self.punts.len() < MAX_PUNTS
     }
+
     /// Forgets runs and deliveries; keeps memory, punts that were not taken, and datagrams that wait for their tunnel.
     pub fn clear(&mut self) {
         self.used = 0;
@@ -126,6 +138,7 @@ impl Lane {
         self.headers.clear();
         self.pieces.clear();
     }
+
     /// Gives back the memory that traffic needed, after a time without any. Forgets runs and deliveries, as [`Lane::clear`].
     pub fn release_memory(&mut self) {
         self.clear();
@@ -140,14 +153,16 @@ impl Lane {
         self.flows = FlowCache::default();
         self.last_tunnel = TunnelHint::default();
     }
+
     /// Makes sure that `bytes` more fit the arena.
     pub(super) fn make_room(&mut self, bytes: usize) {
         let needed = self.used + bytes;
         if needed > self.arena.len() {
             // Twice the need, so that growing is over after a few packets; a ping needs a few hundred bytes only.
-            self.arena.resize(needed.max((self.arena.len() * 2).min(ARENA)), 0);
+            self.arena.resize(needed.max((self.arena.len() * 2).min(MAX_ARENA_BYTES)), 0);
         }
     }
+
     /// Gives `packet` to the device.
     pub(super) fn deliver_built(&mut self, packet: &[u8]) {
         let start = self.headers.len();
@@ -156,6 +171,7 @@ impl Lane {
         let header = start..self.headers.len();
         self.deliveries.push(Delivery { header, pieces, offload: Offload::default(), header_len: 0 });
     }
+
     /// Adds a punt unless there are too many.
     pub(super) fn punt(&mut self, punt: Punt) -> bool {
         let fits = self.punts.len() < MAX_PUNTS;

@@ -36,6 +36,7 @@ impl Layout {
         let v6 = packet.first()? >> 4 == 6;
         (len >= least && header <= packet.len()).then_some(Self { kind, v6, transport, header })
     }
+
     /// Where the transport checksum is, from the start of the transport header.
     pub(super) fn checksum_offset(&self) -> usize {
         match self.kind {
@@ -43,6 +44,7 @@ impl Layout {
             SegmentKind::Udp => 6,
         }
     }
+
     /// Writes the lengths that a packet with this header and `len` bytes in all has, and the IPv4 header checksum.
     pub(super) fn set_lengths(&self, header: &mut [u8], len: usize) {
         if self.v6 {
@@ -56,6 +58,7 @@ impl Layout {
             header[self.transport + 4..self.transport + 6].copy_from_slice(&udp_len.to_be_bytes());
         }
     }
+
     /// Sum of the pseudo-header of a packet of `len` bytes in all.
     pub(super) fn pseudo_header(&self, header: &[u8], len: usize) -> Sum {
         let addresses = if self.v6 { &header[8..40] } else { &header[12..20] };
@@ -65,15 +68,18 @@ impl Layout {
         };
         Sum::default().add_pseudo_header(addresses, number, len - self.transport)
     }
+
     /// Writes the transport checksum field.
     pub(super) fn set_checksum(&self, header: &mut [u8], value: u16) {
         let field = self.transport + self.checksum_offset();
         header[field..field + 2].copy_from_slice(&value.to_be_bytes());
     }
+
     /// The TCP flags.
     pub(super) fn tcp_flags<'a>(&self, header: &'a mut [u8]) -> &'a mut u8 {
         &mut header[self.transport + 13]
     }
+
     /// The TCP sequence number.
     pub(super) fn sequence(&self, header: &[u8]) -> u32 {
         read_u32(header, self.transport + 4)

@@ -1,21 +1,31 @@
 //! Overlay (super-)packet to underlay datagrams, stage by stage (egress path).
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Instant;
 
-use super::lane::MAX_RUN;
+use super::forwarder::Snapshot;
 use super::reject::{self, MAX_ANSWERS};
-use super::relayed::Carrier;
 use super::route::NextHop;
+use super::seal::seal;
 use super::segment::Cut;
-use super::{Forwarder, Lane, Offload, Run, Snapshot};
+use super::{Forwarder, Lane, Offload};
 use crate::counters::{Counter, Direction};
 use crate::firewall::Firewall;
-use crate::tunnel::{Lookup, Tunnel, TunnelTable};
-use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
+use crate::tunnel::{Lookup, TunnelTable};
 use crate::wire::icmp;
 use crate::wire::ip::{FlowKey, Packet};
 use crate::{DropReason, PacketOwned, Punt, Verdict};
+
+impl Forwarder {
+    /// Overlay (super-)packet to sealed datagrams in `lane`.
+    ///
+    /// `packet` is only read. After [`Verdict::Transmit`] the lane's runs hold the datagrams (appended to those of earlier
+    /// calls); after [`Verdict::Punt`] the lane's punts hold a copy of the packet; a drop is already counted. Deliveries are
+    /// answers to refused packets: they go back to the device.
+    pub fn outbound(&self, lane: &mut Lane, now: Instant, packet: &mut [u8], offload: Offload) -> Verdict {
+        outbound(self, lane, now, packet, offload)
+    }
+}
 
 /// What keeps a packet from being sealed now.
 enum Stop {
@@ -29,13 +39,7 @@ impl From<DropReason> for Stop {
     }
 }
 
-pub(super) fn outbound(
-    forwarder: &Forwarder,
-    lane: &mut Lane,
-    now: Instant,
-    packet: &[u8],
-    offload: Offload,
-) -> Verdict {
+fn outbound(forwarder: &Forwarder, lane: &mut Lane, now: Instant, packet: &[u8], offload: Offload) -> Verdict {
     let snapshot = forwarder.snapshot.load();
     let reason = match forward(forwarder, &snapshot, lane, now, packet, offload) {
         Ok(()) => return Verdict::Transmit,
@@ -111,7 +115,7 @@ fn find_other(tunnels: &TunnelTable, lane: &mut Lane, now: Instant, hop: &NextHo
         let lookup = lane.last_tunnel.look_up(tunnels, other);
         // Without any tunnel the packet itself asks for the chosen gateway.
         let missing = if lookup.tunnel().is_some() { hop.peer } else { other };
-        if lane.wanted.ask(missing, now) {
+        if lane.connects.admits(missing, now) {
             lane.punt(Punt::Connect { peer: missing });
         }
         if lookup.tunnel().is_some() {
@@ -135,55 +139,4 @@ fn answer(lane: &mut Lane, packet: &[u8], reason: DropReason) {
         lane.deliver_built(&answer);
         lane.counters.add(Counter::Rejected, 1);
     }
-}
-
-/// Cuts and seals straight into the arena: `[header][packet][tag]` after one another, each in a frame of the relay if there
-/// is one.
-pub(super) fn seal(lane: &mut Lane, tunnel: &Tunnel, cut: &Cut<'_>, carrier: &Carrier) -> Result<(), DropReason> {
-    let count = cut.count();
-    let first = tunnel.session.reserve(count as u64).ok_or(DropReason::CounterExhausted)?;
-    let frames = carrier.frames(count as u64)?;
-    let (before, after) = if frames.is_some() { (HEADER_LEN, TAG_LEN) } else { (0, 0) };
-    let bytes = cut.total_len();
-    lane.make_room(bytes + count * (before + HEADER_LEN + TAG_LEN + after));
-    for index in 0..count {
-        let counter = first + index as u64;
-        let header = Header { kind: MessageType::Data, index: tunnel.remote_index.0, counter }.to_bytes();
-        let inner = cut.len(index);
-        let (start, end) = (lane.used, lane.used + before + HEADER_LEN + inner + TAG_LEN + after);
-        let datagram = &mut lane.arena[start..end];
-        let (head, rest) = datagram[before..].split_at_mut(HEADER_LEN);
-        let (body, tail) = rest.split_at_mut(inner);
-        let tail = &mut tail[..TAG_LEN];
-        head.copy_from_slice(&header);
-        cut.write(index, body);
-        tail.copy_from_slice(&tunnel.session.send_key.seal(counter, &header, body));
-        if let Some(frames) = &frames {
-            frames.close(index as u64, datagram);
-        }
-        lane.used = end;
-        add_to_runs(&mut lane.runs, lane.max_segments, carrier.to, start, end);
-    }
-    lane.counters.add(Counter::PacketsOut, count as u64);
-    lane.counters.add(Counter::BytesOut, bytes as u64);
-    Ok(())
-}
-
-/// Extends the last run if the datagram can be part of the same GSO send.
-pub(super) fn add_to_runs(runs: &mut Vec<Run>, max_segments: usize, to: SocketAddr, start: usize, end: usize) {
-    if let Some(run) = runs.last_mut() {
-        let len = run.range.len();
-        // A shorter datagram ends a run: it is only a whole number of segments long while all have the same size.
-        let joins = run.to == to
-            && run.range.end == start
-            && len % run.segment_size == 0
-            && end - start <= run.segment_size
-            && len / run.segment_size < max_segments
-            && end - run.range.start <= MAX_RUN;
-        if joins {
-            run.range.end = end;
-            return;
-        }
-    }
-    runs.push(Run { to, range: start..end, segment_size: end - start });
 }

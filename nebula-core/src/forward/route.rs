@@ -44,6 +44,7 @@ impl Routes {
         let subnets = subnets.iter().map(|route| (route.network.trunc(), Gateways::new(route))).collect();
         Self { networks: networks.to_vec(), subnets, has_shared }
     }
+
     /// Where a packet of `flow` goes; `None`: nowhere.
     pub(super) fn next_hop(&self, flow: &FlowKey) -> Option<NextHop<'_>> {
         if self.is_overlay(flow.remote) {
@@ -59,10 +60,12 @@ impl Routes {
         };
         Some(NextHop { peer: chosen.address, gateways })
     }
+
     /// The network of the subnet route that an address outside the own networks takes.
     pub(super) fn subnet(&self, address: IpAddr) -> Option<IpNet> {
         Some(self.subnets.get_lpm(&address.into())?.0)
     }
+
     /// The subnet route to the remote end of `flow`, if it has several gateways and the peer of `tunnel` is one of them.
     /// Packets of such a flow may come back through another gateway than they went out by.
     pub(super) fn shared(&self, flow: &FlowKey, tunnel: &Tunnel) -> Option<IpNet> {
@@ -73,14 +76,17 @@ impl Routes {
         let is_one = || gateways.iter().any(|gateway| tunnel.peer_addresses.contains(&gateway.address));
         (gateways.len() > 1 && is_one()).then_some(network)
     }
+
     /// Whether an address lies inside the own overlay networks.
     pub(super) fn is_overlay(&self, address: IpAddr) -> bool {
         self.networks.iter().any(|network| network.contains(&address))
     }
+
     /// Whether an address is an own overlay address.
     pub(super) fn is_own(&self, address: IpAddr) -> bool {
         self.networks.iter().any(|network| network.addr() == address)
     }
+
     /// Whether an address is the IPv4 broadcast address of an own network.
     pub(super) fn is_broadcast(&self, address: IpAddr) -> bool {
         address.is_ipv4() && self.networks.iter().any(|network| network.broadcast() == address)
@@ -101,7 +107,7 @@ impl Gateways {
         let mut sum = 0;
         let gateways = route.gateways.iter().map(|gateway| {
             sum += u128::from(gateway.weight.get());
-            let share = (sum * HASHES + total / 2) / total;
+            let share = (sum * HASH_SPACE + total / 2) / total;
             Gateway { address: gateway.address, bound: share.saturating_sub(1) as u32 }
         });
         Self(gateways.collect())
@@ -114,10 +120,10 @@ fn flow_hash(flow: &FlowKey) -> u32 {
     let mut x = u32::from(flow.local_port) << 16 | u32::from(flow.remote_port);
     x = (x ^ x >> 16).wrapping_mul(0x21f0_aaad);
     x = (x ^ x >> 15).wrapping_mul(0xd35a_2d97);
-    (x ^ x >> 15) & (HASHES - 1) as u32
+    (x ^ x >> 15) & (HASH_SPACE - 1) as u32
 }
 
-const HASHES: u128 = 1 << 31;
+const HASH_SPACE: u128 = 1 << 31;
 
 #[cfg(test)]
 mod tests {

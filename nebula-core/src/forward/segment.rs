@@ -50,6 +50,7 @@ impl<'a> Cut<'a> {
         let shape = Self::shape(packet, parsed, offload).ok_or(DropReason::BadOffload)?;
         Ok(Self { packet, shape })
     }
+
     fn shape(packet: &[u8], parsed: &Packet, offload: Offload) -> Option<Shape> {
         if let Some((start, offset)) = offload.checksum {
             // The device computes up to the end of the packet, so the field must be inside.
@@ -70,6 +71,7 @@ impl<'a> Cut<'a> {
         let fits = size > 0 && count > 0 && count <= MAX_SEGMENTS && layout.header + size <= usize::from(u16::MAX);
         fits.then_some(Shape::Segments { layout, size, count })
     }
+
     /// How many packets it becomes.
     pub(super) fn count(&self) -> usize {
         match self.shape {
@@ -77,6 +79,7 @@ impl<'a> Cut<'a> {
             Shape::Segments { count, .. } => count,
         }
     }
+
     /// Bytes of all of them.
     pub(super) fn total_len(&self) -> usize {
         match &self.shape {
@@ -84,6 +87,7 @@ impl<'a> Cut<'a> {
             Shape::Segments { layout, count, .. } => self.packet.len() + (count - 1) * layout.header,
         }
     }
+
     /// Bytes of the `index`th.
     pub(super) fn len(&self, index: usize) -> usize {
         match &self.shape {
@@ -94,6 +98,7 @@ impl<'a> Cut<'a> {
             }
         }
     }
+
     /// Writes the `index`th packet into `out`, which is exactly as long as it.
     pub(super) fn write(&self, index: usize, out: &mut [u8]) {
         match self.shape {

@@ -11,9 +11,10 @@ use nebula_cert::{CaPool, Curve, PrivateKey, SigningKey, Template, VerifiedCerti
 use super::{Forwarder, Lane, LocalPolicy, Offload, Received, Run, Segment, SegmentKind};
 use crate::Verdict;
 use crate::firewall::{Policy, Rule};
-use crate::handshake::Completed;
+use crate::index::{LocalIndex, RemoteIndex};
+use crate::tunnel::Negotiated;
 use crate::tunnel::cipher::Cipher;
-use crate::tunnel::{LocalIndex, RemoteIndex, SessionKeys, Tunnel};
+use crate::tunnel::{SessionKeys, Tunnel};
 
 pub(super) const TCP_ACK: u8 = 0x10;
 
@@ -49,9 +50,11 @@ impl Spec {
             payload: Vec::new(),
         }
     }
+
     pub(super) fn transport(&self) -> usize {
         if self.v6 { 40 } else { 20 }
     }
+
     pub(super) fn header(&self) -> usize {
         let transport = match self.kind {
             SegmentKind::Tcp => 20 + self.options.len(),
@@ -59,12 +62,14 @@ impl Spec {
         };
         self.transport() + transport
     }
+
     fn checksum_offset(&self) -> usize {
         match self.kind {
             SegmentKind::Tcp => 16,
             SegmentKind::Udp => 6,
         }
     }
+
     /// The packet with all checksums.
     pub(super) fn build(&self) -> Vec<u8> {
         let mut packet = self.headers();
@@ -76,6 +81,7 @@ impl Spec {
         self.set_checksum(&mut packet, sum);
         packet
     }
+
     /// The packet as the kernel hands it over for cutting into `size`.
     pub(super) fn build_super(&self, size: u16) -> (Vec<u8>, Offload) {
         let mut packet = self.headers();
@@ -85,6 +91,7 @@ impl Spec {
         let checksum = Some((self.transport() as u16, self.checksum_offset() as u16));
         (packet, Offload { segment: Some(Segment { kind: self.kind, size }), checksum })
     }
+
     /// What cutting into `size` must give.
     pub(super) fn cut(&self, size: usize) -> Vec<Vec<u8>> {
         let count = self.payload.len().div_ceil(size);
@@ -142,6 +149,7 @@ impl Spec {
         }
         packet
     }
+
     /// Makes the checksums of a changed packet right again.
     pub(super) fn finish(&self, packet: &mut [u8]) {
         if !self.v6 {
@@ -156,6 +164,7 @@ impl Spec {
         };
         self.set_checksum(packet, sum);
     }
+
     fn set_checksum(&self, packet: &mut [u8], sum: u16) {
         let field = self.transport() + self.checksum_offset();
         packet[field..field + 2].copy_from_slice(&sum.to_be_bytes());
@@ -245,12 +254,12 @@ pub(super) fn reserved_pair(cipher: Cipher) -> [Side; 2] {
     let networks = [["10.1.0.1/16", "fd00::1/64"], ["10.1.0.2/16", "fd00::2/64"]];
     let endpoints: [SocketAddr; 2] = ["192.0.2.1:4242".parse().unwrap(), "192.0.2.2:4242".parse().unwrap()];
     let forwarders = [0, 1].map(|n| Forwarder::new(local_policy(&networks[n]), now, [n as u64, 5]));
-    let indexes = [0, 1].map(|n| forwarders[n].tunnels().reserve(1).unwrap());
+    let indexes = [0, 1].map(|n| forwarders[n].tunnels().reserve(1).unwrap().keep());
     let mut own = 0;
     forwarders.map(|forwarder| {
         let peer = 1 - own;
         let (send, receive) = ([own as u8; 32], [peer as u8; 32]);
-        let done = Completed {
+        let done = Negotiated {
             local_index: indexes[own],
             remote_index: RemoteIndex(indexes[peer].0),
             peer: verified(&networks[peer]),
@@ -272,9 +281,11 @@ impl Side {
         self.forwarder.tunnels().publish(Arc::clone(&self.tunnel));
         self.forwarder.tunnels().set_primary(&self.tunnel);
     }
+
     pub(super) fn send(&mut self, packet: &[u8], offload: Offload) -> Verdict {
         self.forwarder.outbound(&mut self.lane, self.now, &mut packet.to_vec(), offload)
     }
+
     /// All sealed datagrams since the last call, one by one.
     pub(super) fn sent(&mut self) -> Vec<Vec<u8>> {
         let arena = self.lane.arena();
@@ -284,6 +295,7 @@ impl Side {
         self.lane.clear();
         datagrams
     }
+
     /// All sealed runs since the last call, as a socket with GRO would receive them.
     pub(super) fn sent_runs(&mut self) -> (Vec<u8>, Vec<Received>) {
         let arena = self.lane.arena().to_vec();
@@ -293,6 +305,7 @@ impl Side {
         self.lane.clear();
         (arena, received)
     }
+
     /// Receives datagrams one per slot.
     pub(super) fn receive(&mut self, from: SocketAddr, datagrams: &[Vec<u8>]) -> Vec<(Vec<u8>, Offload)> {
         let mut buffer = Vec::new();
@@ -304,12 +317,14 @@ impl Side {
         let slots: Vec<_> = slots.collect();
         self.receive_slots(&mut buffer, &slots)
     }
+
     /// Receives, and returns what the device would be given.
     pub(super) fn receive_slots(&mut self, buffer: &mut [u8], slots: &[Received]) -> Vec<(Vec<u8>, Offload)> {
         self.lane.clear();
         self.forwarder.inbound(&mut self.lane, self.now, buffer, slots);
         self.delivered(buffer)
     }
+
     /// What waited for its tunnel, as the device would be given it.
     pub(super) fn receive_early(&mut self) -> Vec<(Vec<u8>, Offload)> {
         let mut packets = Vec::new();
@@ -320,6 +335,7 @@ impl Side {
         }
         packets
     }
+
     fn delivered(&self, buffer: &[u8]) -> Vec<(Vec<u8>, Offload)> {
         let lane = &self.lane;
         let packet = |header: Range<usize>, pieces: Range<usize>| {
@@ -332,9 +348,11 @@ impl Side {
             .map(|delivery| (packet(delivery.header.clone(), delivery.pieces.clone()), delivery.offload))
             .collect()
     }
+
     pub(super) fn index(&self) -> LocalIndex {
         self.tunnel.local_index
     }
+
     pub(super) fn peer_address(&self) -> IpAddr {
         self.tunnel.peer_addresses[0]
     }

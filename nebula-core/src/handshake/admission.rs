@@ -36,25 +36,25 @@ impl Admission {
             return true;
         }
         self.refill(now);
-        if self.tokens < HANDSHAKE {
+        if self.tokens < TOKENS_PER_HANDSHAKE {
             return false;
         }
         let half = self.capacity() / 2;
         if self.tokens <= half && !self.has_share(now, from, half) {
             return false;
         }
-        self.tokens -= HANDSHAKE;
+        self.tokens -= TOKENS_PER_HANDSHAKE;
         true
     }
 
     /// Half a second's worth, so that a burst of an ordinary fleet passes, and at least two handshakes.
     fn capacity(&self) -> u64 {
         let rate = self.rate.map_or(0, NonZeroU32::get);
-        (u64::from(rate) * HANDSHAKE / 2).max(2 * HANDSHAKE)
+        (u64::from(rate) * TOKENS_PER_HANDSHAKE / 2).max(2 * TOKENS_PER_HANDSHAKE)
     }
 
     fn refill(&mut self, now: Instant) {
-        let since = now.saturating_duration_since(self.filled).min(LONGEST_PAUSE);
+        let since = now.saturating_duration_since(self.filled).min(MAX_REFILL_TIME);
         let rate = u64::from(self.rate.map_or(0, NonZeroU32::get));
         // Microseconds times handshakes per second are millionths; tokens are thousandths.
         let new = u64::try_from(since.as_micros()).unwrap_or(u64::MAX).saturating_mul(rate) / 1000;
@@ -62,7 +62,7 @@ impl Admission {
             self.tokens = self.tokens.saturating_add(new).min(self.capacity());
             // Only the time that was paid for, so that no fraction is lost however often this is called.
             let paid = Duration::from_micros((new * 1000).div_ceil(rate.max(1)));
-            self.filled = if since < LONGEST_PAUSE { self.filled + paid } else { now };
+            self.filled = if since < MAX_REFILL_TIME { self.filled + paid } else { now };
         }
     }
 
@@ -70,10 +70,10 @@ impl Admission {
         let second = now.saturating_duration_since(self.epoch).as_secs();
         if self.shares.is_empty() || self.second != second {
             self.shares.clear();
-            self.shares.resize(SLOTS, 0);
+            self.shares.resize(SOURCE_SLOTS, 0);
             self.second = second;
         }
-        let largest = u64::from(self.rate.map_or(0, NonZeroU32::get)) / LARGEST_SHARE;
+        let largest = u64::from(self.rate.map_or(0, NonZeroU32::get)) / SHARE_DIVISOR;
         let share = (largest.saturating_mul(self.tokens) / half).max(1);
         let slot = self.slot(second, from);
         let answered = &mut self.shares[slot];
@@ -95,17 +95,17 @@ impl Admission {
             hash = (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93) ^ word;
             hash = (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
         }
-        (hash >> 32) as usize % SLOTS
+        (hash >> 32) as usize % SOURCE_SLOTS
     }
 }
 
 /// In thousandths, so that low rates refill evenly.
-const HANDSHAKE: u64 = 1000;
+const TOKENS_PER_HANDSHAKE: u64 = 1000;
 /// Fills any bucket.
-const LONGEST_PAUSE: Duration = Duration::from_secs(4);
-const SLOTS: usize = 4096;
+const MAX_REFILL_TIME: Duration = Duration::from_secs(4);
+const SOURCE_SLOTS: usize = 4096;
 /// Under pressure one source gets at most one part in so many of the rate.
-const LARGEST_SHARE: u64 = 16;
+const SHARE_DIVISOR: u64 = 16;
 
 #[cfg(test)]
 mod tests {
@@ -184,7 +184,7 @@ mod tests {
         let mut admission = admission(u32::MAX, start);
         admission.tokens = admission.capacity() / 2;
         assert!(admission.admit(start, IpAddr::from([192, 0, 2, 1])));
-        assert!(admission.admit(start + LONGEST_PAUSE * 2, IpAddr::from([192, 0, 2, 1])));
+        assert!(admission.admit(start + MAX_REFILL_TIME * 2, IpAddr::from([192, 0, 2, 1])));
     }
 
     #[test]

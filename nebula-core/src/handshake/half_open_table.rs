@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use nebula_cert::{Fingerprint, VerifiedCertificate};
 
 use crate::Origin;
-use crate::relay::RelayIndex;
-use crate::tunnel::{HalfOpen, LocalIndex};
+use crate::index::{LocalIndex, RelayIndex};
+use crate::tunnel::{HalfOpen, ReservedIndex};
 
 /// A handshake that this node answered.
 #[derive(Debug)]
 pub(crate) struct Answered {
-    pub(crate) local_index: LocalIndex,
+    pub(crate) local_index: ReservedIndex,
     /// Its keys, shared with the lanes that receive in it.
     pub(crate) half_open: Arc<HalfOpen>,
     /// Whom the caller claims to be.
@@ -45,7 +45,7 @@ struct Sender {
 
 impl Answered {
     pub(crate) fn new(
-        (local_index, half_open): (LocalIndex, Arc<HalfOpen>),
+        (local_index, half_open): (ReservedIndex, Arc<HalfOpen>),
         peer: VerifiedCertificate,
         own_certificate: Fingerprint,
         digest: [u8; 32],
@@ -73,7 +73,7 @@ impl Answered {
     /// Whether so many bytes may go to the sender. If so, they count.
     pub(crate) fn may_send(&mut self, bytes: usize) -> bool {
         let sender = &mut self.sender;
-        let fits = sender.sent.saturating_add(bytes) <= sender.received.saturating_mul(AMPLIFICATION);
+        let fits = sender.sent.saturating_add(bytes) <= sender.received.saturating_mul(MAX_AMPLIFICATION);
         if fits {
             sender.sent += bytes;
         }
@@ -92,7 +92,7 @@ impl Answered {
 
     /// When it is given up.
     pub(crate) fn expires(&self) -> Instant {
-        self.since + LIFE
+        self.since + EXPIRES_AFTER
     }
 }
 
@@ -142,9 +142,10 @@ impl HalfOpenTable {
     /// `rate`: how many handshakes are answered per second at most.
     pub(crate) fn new(rate: Option<NonZeroU32>) -> Self {
         // The admission lets in the rate, and half a second's worth at once.
-        let second = rate.map_or(MOST, |rate| usize::try_from(rate.get()).unwrap_or(MOST).saturating_mul(3) / 2);
+        let second =
+            rate.map_or(MAX_CAPACITY, |rate| usize::try_from(rate.get()).unwrap_or(MAX_CAPACITY).saturating_mul(3) / 2);
         Self {
-            capacity: second.clamp(FEWEST, MOST),
+            capacity: second.clamp(MIN_CAPACITY, MAX_CAPACITY),
             entries: BTreeMap::new(),
             serial: 0,
             by_digest: BTreeMap::new(),
@@ -160,10 +161,10 @@ impl HalfOpenTable {
     pub(crate) fn insert(&mut self, answered: Answered) -> Option<Answered> {
         let evicted = if self.entries.len() >= self.capacity { self.surplus(answered.since) } else { None };
         let evicted = evicted.and_then(|index| self.remove(index));
-        let (index, source, serial) = (answered.local_index, Source::from(answered.origin()), self.serial);
+        let (index, source, serial) = (*answered.local_index, Source::from(answered.origin()), self.serial);
         self.serial += 1;
         self.by_digest.insert(answered.digest, index);
-        self.by_peer.extend(answered.addresses().take(FEW_ADDRESSES).map(|address| (address, serial, index)));
+        self.by_peer.extend(answered.addresses().take(MAX_INDEXED_ADDRESSES).map(|address| (address, serial, index)));
         self.by_age.insert(serial, index);
         self.change_source(source, |sources| {
             sources.insert((source, serial));
@@ -178,7 +179,7 @@ impl HalfOpenTable {
         if self.by_digest.get(&answered.digest) == Some(&index) {
             self.by_digest.remove(&answered.digest);
         }
-        for address in answered.addresses().take(FEW_ADDRESSES) {
+        for address in answered.addresses().take(MAX_INDEXED_ADDRESSES) {
             self.by_peer.remove(&(address, serial, index));
         }
         self.by_age.remove(&serial);
@@ -189,12 +190,12 @@ impl HalfOpenTable {
         Some(*answered)
     }
 
-    /// Who goes when the table is full: the oldest one of the source with most, unless it had less than [`GRACE`]; an address
+    /// Who goes when the table is full: the oldest one of the source with most, unless it had less than [`EVICTABLE_AFTER`]; an address
     /// is easily forged, and nobody shall lose the place of another by using his. Then the oldest one of all.
     fn surplus(&self, now: Instant) -> Option<LocalIndex> {
         let (_, Reverse(serial), _) = self.ranks.last()?;
         let index = self.by_age.get(serial)?;
-        let had_time = self.entries.get(index).is_some_and(|(.., it)| now >= it.since + GRACE);
+        let had_time = self.entries.get(index).is_some_and(|(.., it)| now >= it.since + EVICTABLE_AFTER);
         if had_time { Some(*index) } else { self.by_age.first_key_value().map(|(_, index)| *index) }
     }
 
@@ -251,17 +252,17 @@ impl HalfOpenTable {
 }
 
 /// Bytes that may be sent to whoever is not confirmed, for each that came from there.
-const AMPLIFICATION: usize = 3;
+const MAX_AMPLIFICATION: usize = 3;
 /// Longer than the first check of a tunnel takes at the caller, whose test confirms it.
-const LIFE: Duration = Duration::from_secs(10);
+const EXPIRES_AFTER: Duration = Duration::from_secs(10);
 /// Nobody is pushed out sooner while others are older.
-const GRACE: Duration = Duration::from_secs(1);
+const EVICTABLE_AFTER: Duration = Duration::from_secs(1);
 /// By which an entry is found: a certificate may hold very many.
-const FEW_ADDRESSES: usize = 8;
+const MAX_INDEXED_ADDRESSES: usize = 8;
 /// For the smallest rates.
-const FEWEST: usize = 64;
-/// Some 25 MB. A control plane answers fewer handshakes in the time that [`GRACE`] promises.
-const MOST: usize = 1 << 14;
+const MIN_CAPACITY: usize = 64;
+/// Some 25 MB. A control plane answers fewer handshakes in the time that [`EVICTABLE_AFTER`] promises.
+const MAX_CAPACITY: usize = 1 << 14;
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -270,9 +271,10 @@ mod tests {
 
     use super::*;
     use crate::forward::testing;
-    use crate::handshake::Completed;
+    use crate::index::RemoteIndex;
+    use crate::tunnel::Negotiated;
+    use crate::tunnel::SessionKeys;
     use crate::tunnel::cipher::Cipher;
-    use crate::tunnel::{RemoteIndex, SessionKeys};
 
     #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
     fn base() -> Instant {
@@ -296,7 +298,7 @@ mod tests {
         fn call(&mut self, since: Instant, from: SocketAddr) -> Answered {
             let local_index = LocalIndex(self.next);
             self.next += 1;
-            let done = Completed {
+            let done = Negotiated {
                 local_index,
                 remote_index: RemoteIndex(9),
                 peer: self.peer.clone(),
@@ -309,7 +311,7 @@ mod tests {
             digest[..4].copy_from_slice(&local_index.0.to_be_bytes());
             let half_open = Arc::new(HalfOpen::new(done, Some(from)));
             let fingerprint = self.peer.fingerprint();
-            let made = (local_index, half_open);
+            let made = (ReservedIndex::lone(local_index), half_open);
             Answered::new(made, self.peer.clone(), fingerprint, digest, vec![0; 100], (since, from.into()))
         }
     }
@@ -329,7 +331,7 @@ mod tests {
             }
             // Its address is among the forged ones, too.
             let genuine = callers.call(now, source(7));
-            let index = genuine.local_index;
+            let index = *genuine.local_index;
             let _evicted = table.insert(genuine);
             // What the bucket holds at once, then the rate.
             for number in 0..1500 {
@@ -345,7 +347,7 @@ mod tests {
     fn after_a_second_the_source_with_most_entries_loses_its_oldest_one_first() {
         let (start, mut table, mut callers) = (base(), table(100), Callers::new());
         let quiet = callers.call(start, source(1));
-        let index = quiet.local_index;
+        let index = *quiet.local_index;
         let _evicted = table.insert(quiet);
         for number in 0..1000 {
             let evicted = table.insert(callers.call(start + Duration::from_millis(10 * number), source(2)));
@@ -360,12 +362,12 @@ mod tests {
         for number in 0..500 {
             let _evicted = table.insert(callers.call(start, source(number / 3)));
         }
-        assert_eq!(table.len(), FEWEST);
+        assert_eq!(table.len(), MIN_CAPACITY);
         for address in ["10.1.0.2", "fd00::2"] {
             let found: Vec<_> = table.of_peer(address.parse().unwrap()).map(|it| it.local_index.0).collect();
             assert_eq!(found, (437..=500).rev().collect::<Vec<_>>(), "youngest first");
         }
-        for index in table.iter().map(|it| it.local_index).collect::<Vec<_>>() {
+        for index in table.iter().map(|it| *it.local_index).collect::<Vec<_>>() {
             assert!(table.remove(index).is_some() && table.remove(index).is_none());
         }
         let left = table.by_digest.len() + table.by_peer.len() + table.by_age.len() + table.by_source.len();

@@ -5,8 +5,9 @@ use snow::HandshakeState;
 use zeroize::Zeroizing;
 
 use super::noise::{self, Ephemeral};
+use crate::index::{LocalIndex, RemoteIndex};
 use crate::tunnel::cipher::Cipher;
-use crate::tunnel::{LocalIndex, RemoteIndex, SessionKeys};
+use crate::tunnel::{Negotiated, SessionKeys};
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 use crate::wire::messages::{HandshakePayload, Malformed};
 
@@ -19,25 +20,6 @@ pub(crate) struct Own<'a> {
     pub(crate) cipher: Cipher,
     /// Own wall clock, nanoseconds since the epoch (the Time field).
     pub(crate) time: u64,
-}
-
-/// A finished handshake.
-#[derive(Debug)]
-pub(crate) struct Completed {
-    /// Own index.
-    pub(crate) local_index: LocalIndex,
-    /// Peer's index.
-    pub(crate) remote_index: RemoteIndex,
-    /// Who the peer proved to be.
-    pub(crate) peer: VerifiedCertificate,
-    /// Traffic keys.
-    pub(crate) keys: SessionKeys,
-    /// Whether this node initiated.
-    pub(crate) initiator: bool,
-    /// Version of the own certificate sent.
-    pub(crate) own_version: Version,
-    /// Time field of the peer's message.
-    pub(crate) peer_time: u64,
 }
 
 /// Why a handshake message was refused.
@@ -117,8 +99,8 @@ impl Initiator {
     }
 
     /// Reads message 2. After [`Error::Noise`] the machine can be used again; after any other error it is spent.
-    /// Does not check which peer answered: compare `Completed::peer` with the intended address.
-    pub(crate) fn finish(&mut self, datagram: &[u8], trust: &CaPool, at: UnixTime) -> Result<Completed, Error> {
+    /// Does not check which peer answered: compare `Negotiated::peer` with the intended address.
+    pub(crate) fn finish(&mut self, datagram: &[u8], trust: &CaPool, at: UnixTime) -> Result<Negotiated, Error> {
         let noise = self.noise.as_mut().ok_or(Error::Payload("the handshake is over"))?;
         let body = message_body(datagram, self.local_index.0, 2)?;
         let payload = read_message(noise, body)?;
@@ -127,7 +109,7 @@ impl Initiator {
         let remote_index = nonzero(payload.responder_index)?;
         let peer = verify_peer(&noise, &self.identity, payload, trust, at)?;
         let split = RawSplit::of(&mut noise);
-        Ok(Completed {
+        Ok(Negotiated {
             local_index: self.local_index,
             remote_index,
             peer,
@@ -167,7 +149,7 @@ pub(crate) fn respond(
     datagram: &[u8],
     trust: &impl Verifier,
     at: UnixTime,
-) -> Result<(Completed, Vec<u8>), Error> {
+) -> Result<(Negotiated, Vec<u8>), Error> {
     respond_with(own, local_index, Ephemeral::Seed(Zeroizing::new(ephemeral_seed)), datagram, trust, at)
 }
 
@@ -178,7 +160,7 @@ pub(super) fn respond_with(
     datagram: &[u8],
     trust: &impl Verifier,
     at: UnixTime,
-) -> Result<(Completed, Vec<u8>), Error> {
+) -> Result<(Negotiated, Vec<u8>), Error> {
     let body = message_body(datagram, 0, 1)?;
     let mut noise = noise::handshake(own.identity, own.cipher, ephemeral, false)?;
     let payload = read_message(&mut noise, body)?;
@@ -197,7 +179,7 @@ pub(super) fn respond_with(
     };
     let answer = write_message(&mut noise, own, own_version, header, answer)?;
     let split = RawSplit::of(&mut noise);
-    let completed = Completed {
+    let completed = Negotiated {
         local_index,
         remote_index,
         peer,

@@ -8,5 +8,5 @@ mod pending;
 
 pub(crate) use admission::Admission;
 pub(crate) use half_open_table::{Answered, HalfOpenTable};
-pub(crate) use machine::{Completed, Error, Initiator, Own, Verifier, respond};
+pub(crate) use machine::{Error, Initiator, Own, Verifier, respond};
 pub(crate) use pending::{Opened, Pending, PendingHandshakes, Waiting};

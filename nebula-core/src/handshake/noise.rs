@@ -141,19 +141,24 @@ impl Dh for KeyPair {
             Curve::P256 => "P256",
         }
     }
+
     fn pub_len(&self) -> usize {
         public_key_len(self.curve)
     }
+
     fn priv_len(&self) -> usize {
         self.secret.len()
     }
+
     fn dh_len(&self) -> usize {
         32
     }
+
     fn set(&mut self, secret: &[u8]) {
         // An unusable secret leaves the pair without a key, and the first agreement fails.
         self.try_set(secret);
     }
+
     fn generate(&mut self, rng: &mut dyn Random) -> Result<(), Error> {
         // A P-256 scalar must be below the group order: all but one in 2^32 random values are.
         const TRIES: usize = 8;
@@ -166,12 +171,15 @@ impl Dh for KeyPair {
         }
         Err(Error::Rng)
     }
+
     fn pubkey(&self) -> &[u8] {
         &self.public[..self.pub_len()]
     }
+
     fn privkey(&self) -> &[u8] {
         &*self.secret
     }
+
     fn dh(&self, peer: &[u8], out: &mut [u8]) -> Result<(), Error> {
         const UNCOMPRESSED: u8 = 4;
         // The buffer has room for the longest public key of any curve.
@@ -201,15 +209,18 @@ impl NoiseCipher for HandshakeCipher {
             Cipher::ChaCha20Poly1305 => "ChaChaPoly",
         }
     }
+
     fn set(&mut self, key: &[u8; 32]) {
         *self.key = *key;
     }
+
     fn encrypt(&self, nonce: u64, aad: &[u8], plaintext: &[u8], out: &mut [u8]) -> usize {
         let (body, tag) = out.split_at_mut(plaintext.len());
         body.copy_from_slice(plaintext);
         tag[..TAG_LEN].copy_from_slice(&AeadKey::new(self.cipher, &self.key).seal(nonce, aad, body));
         plaintext.len() + TAG_LEN
     }
+
     fn decrypt(&self, nonce: u64, aad: &[u8], ciphertext: &[u8], out: &mut [u8]) -> Result<usize, Error> {
         let len = ciphertext.len().checked_sub(TAG_LEN).ok_or(Error::Decrypt)?;
         let mut buffer = Zeroizing::new(ciphertext.to_vec());
@@ -233,18 +244,23 @@ impl Hash for Sha256 {
     fn name(&self) -> &'static str {
         "SHA256"
     }
+
     fn block_len(&self) -> usize {
         64
     }
+
     fn hash_len(&self) -> usize {
         32
     }
+
     fn reset(&mut self) {
         self.take();
     }
+
     fn input(&mut self, data: &[u8]) {
         self.0.update(data);
     }
+
     fn result(&mut self, out: &mut [u8]) {
         out[..32].copy_from_slice(self.take().finish().as_ref());
     }

@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 use nebula_cert::{Fingerprint, Version};
 
 use super::Initiator;
+use crate::index::LocalIndex;
 use crate::output::PacketOwned;
-use crate::tunnel::LocalIndex;
+use crate::tunnel::ReservedIndex;
 use crate::wire::messages::Control;
 
 /// One handshake under way.
 pub(crate) struct Pending {
-    /// Reserved own index; message 2 names it.
-    pub(crate) local_index: LocalIndex,
+    /// Message 2 names it.
+    pub(crate) local_index: ReservedIndex,
     /// Of the own certificate for message 1.
     pub(crate) version: Version,
     /// `None` until there is somewhere to send it: its Noise state is many times as large as everything else here, and a
@@ -39,7 +40,7 @@ pub(crate) struct Opened {
 }
 
 impl Pending {
-    pub(crate) fn new(local_index: LocalIndex, version: Version, started: Instant, waiting: Waiting) -> Self {
+    pub(crate) fn new(local_index: ReservedIndex, version: Version, started: Instant, waiting: Waiting) -> Self {
         Self { local_index, version, opened: None, started, attempts: 0, tried: Vec::new(), waiting }
     }
 
@@ -125,13 +126,14 @@ impl PendingHandshakes {
     /// Whose handshake gives way to another when there is no room: the oldest of those that had their time to learn an
     /// endpoint and learnt none. Peers that somebody knows keep their place whatever a scan does.
     pub(crate) fn displaceable(&self, now: Instant) -> Option<IpAddr> {
-        let hopeless = self.by_peer.iter().filter(|(_, it)| it.tried.is_empty() && now >= it.started + TIME_TO_LEARN);
+        let hopeless =
+            self.by_peer.iter().filter(|(_, it)| it.tried.is_empty() && now >= it.started + DISPLACEABLE_AFTER);
         hopeless.min_by_key(|(_, pending)| pending.started).map(|(peer, _)| *peer)
     }
 
     pub(crate) fn insert(&mut self, peer: IpAddr, pending: Pending) {
         self.waiting_bytes += pending.waiting.bytes;
-        self.by_index.insert(pending.local_index, peer);
+        self.by_index.insert(*pending.local_index, peer);
         self.by_peer.insert(peer, pending);
     }
 
@@ -150,7 +152,7 @@ impl PendingHandshakes {
 
     /// Own index of each, by peer.
     pub(crate) fn indexes(&self) -> impl Iterator<Item = (IpAddr, LocalIndex)> {
-        self.by_peer.iter().map(|(peer, pending)| (*peer, pending.local_index))
+        self.by_peer.iter().map(|(peer, pending)| (*peer, *pending.local_index))
     }
 
     /// Whose handshake has this index.
@@ -239,16 +241,16 @@ impl PendingHandshakes {
 }
 
 fn push_bounded<T: PartialEq>(list: &mut Vec<T>, item: T) {
-    if list.len() < MAX_WISHES && !list.contains(&item) {
+    if list.len() < MAX_WAITING_REQUESTS && !list.contains(&item) {
         list.push(item);
     }
 }
 
 /// Lighthouses far away answer within this. Shorter than necessary at no cost, since the oldest gives way first: only a scan
 /// so fast that all places are younger than this keeps others from starting a handshake.
-const TIME_TO_LEARN: Duration = Duration::from_millis(300);
+const DISPLACEABLE_AFTER: Duration = Duration::from_millis(300);
 const MAX_PACKETS_PER_PEER: usize = 100;
-const MAX_WISHES: usize = 64;
+const MAX_WAITING_REQUESTS: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -272,7 +274,7 @@ mod tests {
         for number in 0..count {
             let index = LocalIndex(number + 1);
             let started = start + Duration::from_millis(number.into());
-            let pending = Pending::new(index, Version::V2, started, Waiting::default());
+            let pending = Pending::new(ReservedIndex::lone(index), Version::V2, started, Waiting::default());
             handshakes.insert(peer(number), pending);
         }
         (handshakes, start)
@@ -282,11 +284,11 @@ mod tests {
     fn only_a_handshake_that_found_no_endpoint_in_time_gives_way() {
         let (mut handshakes, start) = pending(3);
         handshakes.get_mut(peer(0)).unwrap().tried = vec!["192.0.2.1:1".parse().unwrap()];
-        assert_eq!(handshakes.displaceable(start + TIME_TO_LEARN), None);
-        assert_eq!(handshakes.displaceable(start + TIME_TO_LEARN * 2), Some(peer(1)), "the oldest one");
+        assert_eq!(handshakes.displaceable(start + DISPLACEABLE_AFTER), None);
+        assert_eq!(handshakes.displaceable(start + DISPLACEABLE_AFTER * 2), Some(peer(1)), "the oldest one");
         handshakes.remove(peer(1));
         handshakes.remove(peer(2));
-        assert_eq!(handshakes.displaceable(start + TIME_TO_LEARN * 2), None);
+        assert_eq!(handshakes.displaceable(start + DISPLACEABLE_AFTER * 2), None);
     }
 
     #[test]

@@ -5,9 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
-use super::RemoteAllowList;
 use super::special::{is_nobodys, local_block};
-use crate::Source;
+use super::{KnownEndpoints, RemoteAllowList};
 
 /// Endpoints of one peer by who named them. Every list is cut, so no source can make it grow.
 #[derive(Debug, Default)]
@@ -47,8 +46,8 @@ impl Candidates {
     }
 
     /// All of it by who named it; the peer itself where it was learnt.
-    pub(crate) fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, Source> {
-        let mut sources: BTreeMap<IpAddr, Source> = BTreeMap::new();
+    pub(crate) fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, KnownEndpoints> {
+        let mut sources: BTreeMap<IpAddr, KnownEndpoints> = BTreeMap::new();
         for (owner, endpoints) in &self.reported {
             sources.entry(*owner).or_default().reported.clone_from(endpoints);
         }

@@ -3,9 +3,11 @@
 mod allow_list;
 mod calculated;
 mod candidates;
+mod known_endpoints;
 mod pattern;
 mod questions;
 mod server;
+mod settings;
 mod special;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,10 +19,10 @@ use ipnet::IpNet;
 pub use allow_list::{AllowList, BadPattern, InterfaceRules, LocalAllowList, NoDefault, RemoteAllowList};
 pub use calculated::{CalculatedRemotes, Calculation, OtherFamily};
 pub(crate) use candidates::{Candidates, Rules, Screened};
-pub use questions::Answer;
-pub use server::{Report, Server};
+pub use known_endpoints::KnownEndpoints;
+pub use server::Server;
+pub use settings::Lighthouse;
 
-use crate::{Source, config};
 use questions::Questions;
 
 /// An address of this host.
@@ -67,7 +69,7 @@ impl Client {
     }
 
     /// What is known of a peer, by who named it.
-    pub(crate) fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, Source> {
+    pub(crate) fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, KnownEndpoints> {
         self.peers.get(&peer).map(|known| known.sources(peer)).unwrap_or_default()
     }
 
@@ -90,7 +92,7 @@ impl Client {
     pub(crate) fn note_refused(&mut self, now: Instant, count: usize) -> Option<usize> {
         let (since, last) = &mut self.refused;
         *since += count;
-        if last.is_some_and(|last| now < last + LOG_REFUSED_EVERY) {
+        if last.is_some_and(|last| now < last + REFUSED_LOG_INTERVAL) {
             return None;
         }
         *last = Some(now);
@@ -98,7 +100,7 @@ impl Client {
     }
 
     /// Answers to the last question about a peer, by lighthouse.
-    pub(crate) fn answers(&self, peer: IpAddr) -> BTreeMap<IpAddr, Answer> {
+    pub(crate) fn answers(&self, peer: IpAddr) -> BTreeMap<IpAddr, KnownEndpoints> {
         self.questions.answers(peer)
     }
 
@@ -115,12 +117,7 @@ impl Client {
     }
 
     /// What to tell the lighthouses: configured endpoints, then local addresses with the listen port.
-    pub(crate) fn advertised(
-        &self,
-        settings: &config::Lighthouse,
-        listen_port: u16,
-        rules: &Rules<'_>,
-    ) -> Vec<SocketAddr> {
+    pub(crate) fn advertised(&self, settings: &Lighthouse, listen_port: u16, rules: &Rules<'_>) -> Vec<SocketAddr> {
         let configured = settings.advertise.iter().map(|at| match at.port() {
             0 => SocketAddr::new(at.ip(), listen_port),
             _ => *at,
@@ -142,7 +139,7 @@ impl Client {
 }
 
 /// Hosts report every ten seconds: the log need not.
-const LOG_REFUSED_EVERY: Duration = Duration::from_secs(60);
+const REFUSED_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The address of `host` to name to a peer with these networks: the first inside one of them, else its first.
 pub(crate) fn address_for(host: &[IpAddr], networks: &[IpNet]) -> Option<IpAddr> {
@@ -163,13 +160,13 @@ mod tests {
         let mut client = Client::default();
         let addresses = [("eth0", "192.168.1.2"), ("eth0", "172.16.0.2"), ("docker0", "192.168.9.2")];
         client.set_local_addresses(addresses.map(|(interface, address)| local(interface, address)).to_vec());
-        let settings = config::Lighthouse {
+        let settings = Lighthouse {
             advertise: vec!["172.16.0.9:1".parse().unwrap()],
             local_allow: LocalAllowList {
                 addresses: AllowList::new([("172.16.0.0/12".parse().unwrap(), false)]).unwrap(),
                 interfaces: InterfaceRules::new(["docker.*"], false).unwrap(),
             },
-            ..config::Lighthouse::default()
+            ..Lighthouse::default()
         };
         let advertised = client.advertised(&settings, 4242, &Rules::none());
         let expected = ["172.16.0.9:1", "192.168.1.2:4242"];
@@ -181,9 +178,9 @@ mod tests {
         let mut client = Client::default();
         let addresses = ["127.0.0.1", "169.254.1.1", "::1", "fe80::1", "192.168.1.2", "10.42.0.2", "2001:db8::2"];
         client.set_local_addresses(addresses.map(|text| local("eth0", text)).to_vec());
-        let settings = config::Lighthouse {
+        let settings = Lighthouse {
             advertise: vec!["203.0.113.1:0".parse().unwrap(), "203.0.113.1:99".parse().unwrap()],
-            ..config::Lighthouse::default()
+            ..Lighthouse::default()
         };
         let overlay = ["10.42.0.2/16".parse().unwrap()];
         let advertised = client.advertised(&settings, 4242, &Rules { overlay: &overlay, ..Rules::none() });

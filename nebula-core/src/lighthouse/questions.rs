@@ -1,17 +1,10 @@
 //! Questions that somebody asked of the lighthouses out of curiosity, and what was answered: no endpoint is tried because of it.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Instant;
 
-/// What one lighthouse says about a host.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Answer {
-    /// Where the host may be.
-    pub endpoints: Vec<SocketAddr>,
-    /// Relays through which it can be reached.
-    pub relays: Vec<IpAddr>,
-}
+use super::KnownEndpoints;
 
 /// The last questions, by the host they are about.
 #[derive(Debug, Default)]
@@ -22,7 +15,7 @@ pub(crate) struct Questions {
 #[derive(Debug)]
 struct Question {
     at: Instant,
-    answers: BTreeMap<IpAddr, Answer>,
+    answers: BTreeMap<IpAddr, KnownEndpoints>,
 }
 
 impl Questions {
@@ -36,23 +29,23 @@ impl Questions {
     }
 
     /// Takes down what a lighthouse says, if that was asked.
-    pub(crate) fn answer(&mut self, subject: IpAddr, lighthouse: IpAddr, answer: impl FnOnce() -> Answer) {
+    pub(crate) fn answer(&mut self, subject: IpAddr, lighthouse: IpAddr, answer: impl FnOnce() -> KnownEndpoints) {
         let question = self.asked.get_mut(&subject);
-        let room = question.filter(|question| question.answers.len() < MAX_ANSWERS);
+        let room = question.filter(|question| question.answers.len() < MAX_ANSWERS_PER_QUESTION);
         if let Some(question) = room {
             question.answers.insert(lighthouse, answer());
         }
     }
 
     /// Answers by lighthouse.
-    pub(crate) fn answers(&self, subject: IpAddr) -> BTreeMap<IpAddr, Answer> {
+    pub(crate) fn answers(&self, subject: IpAddr) -> BTreeMap<IpAddr, KnownEndpoints> {
         self.asked.get(&subject).map(|question| question.answers.clone()).unwrap_or_default()
     }
 }
 
 const MAX_QUESTIONS: usize = 8;
 // More lighthouses than anybody has.
-const MAX_ANSWERS: usize = 64;
+const MAX_ANSWERS_PER_QUESTION: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -65,11 +58,11 @@ mod tests {
     fn only_what_was_asked_lately_is_taken_down() {
         let (mut questions, start) = (Questions::default(), Instant::now());
         let host = |n: u8| IpAddr::from([10, 0, 0, n]);
-        questions.answer(host(1), host(9), Answer::default);
+        questions.answer(host(1), host(9), KnownEndpoints::default);
         assert!(questions.answers(host(1)).is_empty(), "nobody asked");
         for n in 1..=9 {
             questions.ask(start + Duration::from_secs(n.into()), host(n));
-            questions.answer(host(n), host(99), Answer::default);
+            questions.answer(host(n), host(99), KnownEndpoints::default);
         }
         assert!(questions.answers(host(1)).is_empty(), "the oldest one made room");
         assert_eq!(questions.answers(host(2)).len(), 1);

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use super::KnownEndpoints;
+
 /// Reported endpoints and relays per host. Learnt endpoints are not here: the tunnel to the host knows them.
 #[derive(Debug, Default)]
 pub struct Server {
@@ -12,18 +14,9 @@ pub struct Server {
     records: HashMap<Address, Record, BuildHasherDefault<AddressHasher>>,
 }
 
-/// What a host said about itself.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Report {
-    /// Underlay endpoints, in its order.
-    pub endpoints: Vec<SocketAddr>,
-    /// Overlay addresses of its relays.
-    pub relays: Vec<IpAddr>,
-}
-
 impl Server {
     /// Replaces the report of the host with these addresses (primary first).
-    pub fn store(&mut self, host: &[IpAddr], report: &Report) {
+    pub fn store(&mut self, host: &[IpAddr], report: &KnownEndpoints) {
         let Some((&primary, others)) = host.split_first() else { return };
         self.records.insert(primary.into(), pack(report).into());
         for &alias in others {
@@ -52,7 +45,7 @@ impl Server {
 
     /// What the host with this address reported.
     #[must_use]
-    pub fn report(&self, subject: IpAddr) -> Option<Report> {
+    pub fn report(&self, subject: IpAddr) -> Option<KnownEndpoints> {
         let record = self.records.get(&subject.into())?.bytes();
         match alias(record) {
             Some(primary) => self.records.get(&primary.into()).map(|record| unpack(record.bytes())),
@@ -80,14 +73,14 @@ impl Server {
 /// What is kept under an overlay address. Three IPv4 endpoints, or one IPv6 endpoint, need no memory of their own.
 #[derive(Debug)]
 enum Record {
-    Short(u8, [u8; SHORT]),
+    Short(u8, [u8; INLINE_LEN]),
     Long(Box<[u8]>),
 }
 
 impl Record {
     fn bytes(&self) -> &[u8] {
         match self {
-            Self::Short(len, bytes) => &bytes[..usize::from(*len).min(SHORT)],
+            Self::Short(len, bytes) => &bytes[..usize::from(*len).min(INLINE_LEN)],
             Self::Long(bytes) => bytes,
         }
     }
@@ -96,8 +89,8 @@ impl Record {
 impl From<Vec<u8>> for Record {
     fn from(bytes: Vec<u8>) -> Self {
         match u8::try_from(bytes.len()) {
-            Ok(len) if bytes.len() <= SHORT => {
-                let mut short = [0; SHORT];
+            Ok(len) if bytes.len() <= INLINE_LEN => {
+                let mut short = [0; INLINE_LEN];
                 short[..bytes.len()].copy_from_slice(&bytes);
                 Self::Short(len, short)
             }
@@ -143,9 +136,11 @@ impl Hasher for AddressHasher {
     fn finish(&self) -> u64 {
         self.0
     }
+
     fn write(&mut self, bytes: &[u8]) {
         bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
     }
+
     fn write_u64(&mut self, word: u64) {
         let product = u128::from(self.0 ^ word ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93;
         self.0 = (product >> 64) as u64 ^ product as u64;
@@ -153,7 +148,7 @@ impl Hasher for AddressHasher {
 }
 
 /// Makes a record as small as a box and its tag with room to spare.
-const SHORT: usize = 22;
+const INLINE_LEN: usize = 22;
 // A tag byte, then the address and, for an endpoint, its port.
 const ENDPOINT_V4: u8 = 0;
 const ENDPOINT_V6: u8 = 1;
@@ -163,9 +158,9 @@ const RELAY_V6: u8 = 3;
 const ALIAS_V4: u8 = 4;
 const ALIAS_V6: u8 = 5;
 
-fn pack(report: &Report) -> Vec<u8> {
-    let mut packed = Vec::with_capacity(7 * report.endpoints.len() + 5 * report.relays.len());
-    for endpoint in &report.endpoints {
+fn pack(report: &KnownEndpoints) -> Vec<u8> {
+    let mut packed = Vec::with_capacity(7 * report.reported.len() + 5 * report.relays.len());
+    for endpoint in &report.reported {
         push_address(&mut packed, endpoint.ip(), ENDPOINT_V4, ENDPOINT_V6);
         packed.extend(endpoint.port().to_be_bytes());
     }
@@ -211,8 +206,8 @@ fn take_address(packed: &[u8]) -> Option<(u8, IpAddr, &[u8])> {
     }
 }
 
-fn unpack(mut packed: &[u8]) -> Report {
-    let mut report = Report { endpoints: Vec::with_capacity(packed.len() / 7 + 1), relays: Vec::new() };
+fn unpack(mut packed: &[u8]) -> KnownEndpoints {
+    let mut report = KnownEndpoints { reported: Vec::with_capacity(packed.len() / 7 + 1), ..KnownEndpoints::default() };
     while let Some((tag, address, rest)) = take_address(packed) {
         packed = rest;
         if matches!(tag, RELAY_V4 | RELAY_V6) {
@@ -220,7 +215,7 @@ fn unpack(mut packed: &[u8]) -> Report {
             continue;
         }
         let Some((port, rest)) = packed.split_first_chunk::<2>() else { break };
-        report.endpoints.push(SocketAddr::new(address, u16::from_be_bytes(*port)));
+        report.reported.push(SocketAddr::new(address, u16::from_be_bytes(*port)));
         packed = rest;
     }
     report
@@ -230,10 +225,11 @@ fn unpack(mut packed: &[u8]) -> Report {
 mod tests {
     use super::*;
 
-    fn report() -> Report {
-        Report {
-            endpoints: vec!["203.0.113.1:4242".parse().unwrap(), "[2001:db8::1]:65535".parse().unwrap()],
+    fn report() -> KnownEndpoints {
+        KnownEndpoints {
+            reported: vec!["203.0.113.1:4242".parse().unwrap(), "[2001:db8::1]:65535".parse().unwrap()],
             relays: vec!["10.42.0.9".parse().unwrap(), "fd00::9".parse().unwrap()],
+            learnt: Vec::new(),
         }
     }
 
@@ -254,8 +250,9 @@ mod tests {
     fn reports_of_any_length_are_kept() {
         let mut server = Server::default();
         for count in 0..30_u8 {
-            let endpoints = (0..count).map(|n| SocketAddr::from(([203, 0, 113, n], u16::from(n)))).collect();
-            let report = Report { endpoints, relays: vec!["fd00::1".parse().unwrap(); usize::from(count % 3)] };
+            let reported = (0..count).map(|n| SocketAddr::from(([203, 0, 113, n], u16::from(n)))).collect();
+            let relays = vec!["fd00::1".parse().unwrap(); usize::from(count % 3)];
+            let report = KnownEndpoints { reported, relays, ..KnownEndpoints::default() };
             let host: [IpAddr; 2] = [[10, 42, 0, count].into(), Ipv6Addr::from(u128::from(count) << 64).into()];
             server.store(&host, &report);
             assert_eq!(server.report(host[1]), Some(report));
@@ -278,14 +275,14 @@ mod tests {
         let host: [IpAddr; 1] = ["10.42.0.2".parse().unwrap()];
         let mut server = Server::default();
         server.store(&host, &report());
-        server.store(&host, &Report::default());
-        assert_eq!(server.report(host[0]), Some(Report::default()));
+        server.store(&host, &KnownEndpoints::default());
+        assert_eq!(server.report(host[0]), Some(KnownEndpoints::default()));
     }
 
     #[test]
     fn an_ordinary_host_takes_few_bytes() {
-        let endpoints = vec!["203.0.113.1:4242".parse().unwrap(), "192.168.1.2:4242".parse().unwrap()];
-        let record = Record::from(pack(&Report { endpoints, relays: Vec::new() }));
+        let reported = vec!["203.0.113.1:4242".parse().unwrap(), "192.168.1.2:4242".parse().unwrap()];
+        let record = Record::from(pack(&KnownEndpoints { reported, ..KnownEndpoints::default() }));
         assert!(matches!(record, Record::Short(14, _)));
         assert_eq!(size_of::<(Address, Record)>(), 40);
     }

@@ -11,7 +11,8 @@ use crate::DropReason;
 use crate::counters::Direction;
 use crate::firewall::{Conntrack, Filter, Firewall, FlowCache, Policy, Rule};
 use crate::forward::testing;
-use crate::tunnel::{LocalIndex, Tunnel};
+use crate::index::LocalIndex;
+use crate::tunnel::Tunnel;
 use crate::wire::ip::FlowKey;
 
 #[allow(clippy::disallowed_methods, reason = "any moment will do as the beginning")]

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use nebula_cert::VerifiedCertificate;
 
-use crate::handshake::Completed;
+use crate::index::{LocalIndex, RemoteIndex};
+use crate::tunnel::Negotiated;
 use crate::tunnel::cipher::Cipher;
-use crate::tunnel::{LocalIndex, RemoteIndex, SessionKeys, Tunnel};
+use crate::tunnel::{SessionKeys, Tunnel};
 
 /// Runs `model` in every order of the steps of its threads, but with at most this many switches that no thread asked for:
 /// known defects of such code show with two, and the number of orders grows by a power with each.
@@ -22,7 +23,7 @@ pub(crate) fn check(switches: usize, model: impl Fn() + Sync + Send + 'static) {
 
 /// A tunnel to `peer`.
 fn tunnel(local_index: LocalIndex, peer: VerifiedCertificate) -> Arc<Tunnel> {
-    let done = Completed {
+    let done = Negotiated {
         local_index,
         remote_index: RemoteIndex(9),
         peer,

@@ -17,7 +17,7 @@ fn after_a_change_of_primary_a_lane_finds_the_new_one_whatever_it_remembered() {
     let peer = testing::verified(&["10.1.0.2/16"]);
     check(2, move || {
         let table = Arc::new(TunnelTable::new(1));
-        let old = tunnel(table.reserve(0).unwrap(), peer.clone());
+        let old = tunnel(table.reserve(0).unwrap().keep(), peer.clone());
         table.publish(Arc::clone(&old));
         table.set_primary(&old);
         let changed = Arc::new(AtomicBool::new(false));
@@ -25,7 +25,7 @@ fn after_a_change_of_primary_a_lane_finds_the_new_one_whatever_it_remembered() {
             let (table, changed, peer) = (Arc::clone(&table), Arc::clone(&changed), peer.clone());
             let old = old.local_index;
             thread::spawn(move || {
-                let new = tunnel(table.reserve(0).unwrap(), peer);
+                let new = tunnel(table.reserve(0).unwrap().keep(), peer);
                 table.publish(Arc::clone(&new));
                 table.set_primary(&new);
                 changed.store(true, Ordering::Release);
@@ -53,13 +53,13 @@ fn the_index_of_a_retired_tunnel_never_leads_to_the_one_that_took_its_slot() {
     let [first, second] = [testing::verified(&["10.1.0.2/16"]), testing::verified(&["10.1.0.3/16"])];
     check(2, move || {
         let table = Arc::new(TunnelTable::new(1));
-        let old = table.reserve(0).unwrap();
+        let old = table.reserve(0).unwrap().keep();
         table.publish(tunnel(old, first.clone()));
         let control = {
             let (table, second) = (Arc::clone(&table), second.clone());
             thread::spawn(move || {
                 table.retire(old);
-                let new = table.reserve(0).unwrap();
+                let new = table.reserve(0).unwrap().keep();
                 table.publish(tunnel(new, second));
                 new
             })
@@ -81,7 +81,7 @@ fn a_retired_tunnel_is_freed_with_the_last_look_at_it() {
     let peer = testing::verified(&["10.1.0.2/16"]);
     check(2, move || {
         let table = Arc::new(TunnelTable::new(1));
-        let index = table.reserve(0).unwrap();
+        let index = table.reserve(0).unwrap().keep();
         let only = tunnel(index, peer.clone());
         let left = Arc::downgrade(&only);
         table.publish(Arc::clone(&only));

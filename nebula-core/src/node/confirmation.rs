@@ -12,32 +12,32 @@ use std::time::{Duration, Instant};
 use nebula_cert::{CaPool, Certificate, UnixTime, VerifiedCertificate};
 
 use super::Node;
-use super::handshakes::Origins;
 use super::timer::Due;
-use super::tunnels::Tunnels;
+use super::tunnels::{Established, Tunnels};
 use crate::Origin;
-use crate::handshake::{Answered, Completed, HalfOpenTable, Verifier};
-use crate::tunnel::{HalfOpen, LocalIndex, TEST_LEN, Tunnel};
+use crate::handshake::{Answered, HalfOpenTable, Verifier};
+use crate::index::LocalIndex;
+use crate::tunnel::{HalfOpen, Negotiated, ReservedIndex, TEST_LEN};
 
 impl Node {
     /// Keeps a handshake that this node answered until its caller is confirmed, and sends message 2.
     pub(super) fn await_confirmation(
         &mut self,
         now: Instant,
-        done: Completed,
+        (reserved, done): (ReservedIndex, Negotiated),
         digest: [u8; 32],
         reply: Vec<u8>,
         from: Origin,
         received: usize,
     ) {
-        let own_certificate = self.fingerprint(done.own_version);
+        let own_certificate = self.config.fingerprint(done.own_version);
         let (index, peer) = (done.local_index, done.peer.clone());
         let half_open = Arc::new(HalfOpen::new(done, from.endpoint()));
         self.forwarder.tunnels().await_caller(index, Arc::clone(&half_open));
-        let answered = Answered::new((index, half_open), peer, own_certificate, digest, reply, (now, from));
+        let answered = Answered::new((reserved, half_open), peer, own_certificate, digest, reply, (now, from));
         self.timer.set(Due::HalfOpen(index), answered.expires());
         if let Some(evicted) = self.half_open.insert(answered) {
-            self.forget_caller(&evicted);
+            self.forget_caller(evicted);
         }
         self.answer_caller(now, index, from, received);
     }
@@ -62,12 +62,12 @@ impl Node {
         // A caller mostly has something to say, and a test that overtakes the second message finds no tunnel. But if the
         // peer has another tunnel, it may have lost it.
         let replaces = addresses.iter().any(|address| self.is_reachable(*address));
-        self.timer.set(Due::HalfOpen(index), now + if replaces { MOMENT } else { FIRST_PAUSE });
+        self.timer.set(Due::HalfOpen(index), now + if replaces { REPLACEMENT_TEST_AFTER } else { FIRST_TEST_AFTER });
     }
 
     /// Sends a test into a half-open tunnel, if its caller may get so much.
     fn test_caller(&mut self, index: LocalIndex) {
-        let most = self.most_tests();
+        let most = self.max_tests();
         let answered = self.half_open.get_mut(index).filter(|it| it.is_answered() && it.tests < most);
         let Some(answered) = answered else { return };
         answered.tests += 1;
@@ -81,8 +81,8 @@ impl Node {
 
     /// Something waits for `peer`: whoever called in its name lately is asked to show that it has the keys.
     pub(super) fn test_callers(&mut self, peer: IpAddr) {
-        let untested = self.half_open.of_peer(peer).take(FEW).filter(|answered| answered.tests == 0);
-        for index in untested.map(|answered| answered.local_index).collect::<Vec<_>>() {
+        let untested = self.half_open.of_peer(peer).take(MAX_CALLERS_TESTED).filter(|answered| answered.tests == 0);
+        for index in untested.map(|answered| *answered.local_index).collect::<Vec<_>>() {
             self.test_caller(index);
         }
     }
@@ -96,32 +96,32 @@ impl Node {
             return;
         }
         self.test_caller(index);
-        let next = if is_answered && tests < self.most_tests() { now + FIRST_PAUSE * (1 << tests) } else { expires };
+        let next =
+            if is_answered && tests < self.max_tests() { now + FIRST_TEST_AFTER * (1 << tests) } else { expires };
         self.timer.set(Due::HalfOpen(index), next.min(expires));
     }
 
     /// Tests per caller: in a flood nearly all callers are forged.
-    fn most_tests(&self) -> u32 {
-        if self.half_open.is_crowded() { 1 } else { MOST_TESTS }
+    fn max_tests(&self) -> u32 {
+        if self.half_open.is_crowded() { 1 } else { MAX_TESTS }
     }
 
     fn give_caller_up(&mut self, index: LocalIndex) {
         if let Some(answered) = self.half_open.remove(index) {
-            self.forget_caller(&answered);
+            self.forget_caller(answered);
         }
     }
 
-    fn forget_caller(&mut self, answered: &Answered) {
-        self.timer.cancel(Due::HalfOpen(answered.local_index));
-        self.forwarder.tunnels().release(answered.local_index);
+    fn forget_caller(&mut self, answered: Answered) {
+        self.timer.cancel(Due::HalfOpen(*answered.local_index));
         answered.half_open.discard();
     }
 
     /// Gives up every caller whose certificate is no longer accepted.
     pub(super) fn forget_refused_callers(&mut self, now: Instant) {
-        let at = self.unix_seconds(now);
+        let at = self.wall.unix_seconds(now);
         let refused = self.half_open.iter().filter(|answered| self.config.trust.recheck(&answered.peer, at).is_err());
-        for index in refused.map(|answered| answered.local_index).collect::<Vec<_>>() {
+        for index in refused.map(|answered| *answered.local_index).collect::<Vec<_>>() {
             self.give_caller_up(index);
         }
     }
@@ -130,7 +130,7 @@ impl Node {
     pub(super) fn handle_confirmed(&mut self, now: Instant, index: LocalIndex, from: Origin) {
         let Some(answered) = self.half_open.remove(index) else { return };
         self.timer.cancel(Due::HalfOpen(index));
-        let Some(tunnel) = answered.half_open.tunnel() else { return self.forget_caller(&answered) };
+        let Some(tunnel) = answered.half_open.tunnel() else { return self.forget_caller(answered) };
         tunnel.confirm();
         // The first message may have been repeated from elsewhere by somebody who overheard it.
         let origin = match from {
@@ -138,30 +138,18 @@ impl Node {
             _ => from,
         };
         tunnel.set_endpoint(origin.endpoint());
-        let origins = Origins { from: origin, since: answered.since };
-        self.install(now, Arc::clone(&tunnel), origins, answered.own_certificate, Some(answered.digest), None);
+        let established = Established {
+            tunnel: Arc::clone(&tunnel),
+            from: origin,
+            since: answered.since,
+            own_certificate: answered.own_certificate,
+            opened_by: Some(answered.digest),
+            took: None,
+        };
+        self.install(now, established);
         for &address in &tunnel.peer_addresses {
             self.overtaken(now, address);
         }
-    }
-
-    /// What was made later is what the peer uses.
-    pub(super) fn is_newest(&self, tunnel: &Tunnel) -> bool {
-        let Some(&peer) = tunnel.peer_addresses.first() else { return false };
-        let Some(primary) = self.forwarder.tunnels().by_address(peer) else { return true };
-        let age = |index| self.tunnels.of_peer(peer).iter().position(|other| *other == index);
-        age(primary.local_index) < age(tunnel.local_index)
-    }
-
-    /// A tunnel that has to go because there are too many to this peer: the oldest one, but not that in use.
-    pub(super) fn surplus(&self, peer: IpAddr) -> Option<LocalIndex> {
-        let (_newest, older) = self.tunnels.of_peer(peer).split_last()?;
-        if older.len() < MOST_TUNNELS {
-            return None;
-        }
-        let tunnels = older.iter().filter_map(|index| Some(&self.tunnels.get(*index)?.tunnel));
-        let mut spare = tunnels.filter(|tunnel| !self.is_primary(tunnel));
-        spare.next().map(|tunnel| tunnel.local_index)
     }
 }
 
@@ -185,9 +173,11 @@ impl Verifier for KnownCallers<'_> {
     }
 }
 
-const MOST_TUNNELS: usize = 5;
-const MOST_TESTS: u32 = 5;
-const MOMENT: Duration = Duration::from_millis(10);
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Test requests to one caller. In a flood there is only one each.
+const MAX_TESTS: u32 = 5;
+/// When a caller is tested first that may have lost an older tunnel to this node.
+const REPLACEMENT_TEST_AFTER: Duration = Duration::from_millis(10);
+/// When other callers are tested first; the pause doubles with each test.
+const FIRST_TEST_AFTER: Duration = Duration::from_millis(100);
 /// Callers in one name that are tested because something waits. All are tested a little later anyway.
-const FEW: usize = 4;
+const MAX_CALLERS_TESTED: usize = 4;

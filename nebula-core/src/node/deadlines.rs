@@ -5,15 +5,14 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nebula_cert::Version;
-
 use super::Node;
 use super::timer::Due;
 use super::tunnels::Live;
 use crate::TunnelDownReason;
 use crate::hole_punch::{Action, KEEPALIVE, PUNCH};
+use crate::index::LocalIndex;
+use crate::tunnel::Tunnel;
 use crate::tunnel::liveness::{Decision, Facts, Next};
-use crate::tunnel::{LocalIndex, Tunnel};
 use crate::wire::header::MessageType;
 
 impl Node {
@@ -24,17 +23,17 @@ impl Node {
             Due::HalfOpen(index) => self.half_open_due(now, index),
             Due::LighthouseUpdate => self.update_lighthouses(now),
             Due::HolePunch => self.punch_due(now),
-            Due::Housekeeping => self.keep_house(now),
+            Due::Housekeeping => self.housekeeping(now),
         }
     }
 
     /// Gives back what is no longer needed.
-    pub(super) fn keep_house(&mut self, now: Instant) {
+    pub(super) fn housekeeping(&mut self, now: Instant) {
         self.forwarder.expire_flows(now);
         self.lane.release_memory();
         // After a recv_error the endpoints of a peer outlive its tunnel, but not for ever.
         self.lighthouse.retain(|peer| !self.tunnels.of_peer(peer).is_empty() || self.pending.contains(peer));
-        self.timer.set(Due::Housekeeping, self.coalesced(now + HOUSEKEEPING));
+        self.timer.set_on_grid(Due::Housekeeping, now + HOUSEKEEPING_INTERVAL);
     }
 
     /// The traffic check of one tunnel.
@@ -47,7 +46,7 @@ impl Node {
             live.used = now;
         }
         self.note_relayed(now, index, traffic);
-        self.note_relay_traffic(now, index);
+        self.hops().note_traffic(now, index);
         let Some(live) = self.tunnels.get(index) else { return };
         let facts = self.facts(now, live, received, sent);
         let Some(live) = self.tunnels.get_mut(index) else { return };
@@ -60,7 +59,7 @@ impl Node {
             Decision::Close(reason) => return self.close_tunnel(index, reason),
             Decision::Remove(reason) => return self.remove_tunnel(index, reason),
         };
-        self.timer.set(Due::Tunnel(index), self.coalesced(now + wait));
+        self.timer.set_on_grid(Due::Tunnel(index), now + wait);
         match decision {
             Decision::Probe => self.probe(&tunnel),
             Decision::Alive { punch: true, .. } | Decision::Idle => self.keep_mapping(&tunnel),
@@ -105,8 +104,8 @@ impl Node {
 
     fn promote(&mut self, tunnel: &Tunnel, peer: IpAddr) {
         let better = match tunnel.endpoint() {
-            Some(current) if self.is_preferred(current) => return,
-            Some(_) => self.endpoints_of(peer).into_iter().filter(|at| self.is_preferred(*at)).collect(),
+            Some(current) if self.config.is_preferred(current) => return,
+            Some(_) => self.endpoints_of(peer).into_iter().filter(|at| self.config.is_preferred(*at)).collect(),
             None => self.endpoints_of(peer),
         };
         for endpoint in better {
@@ -117,51 +116,25 @@ impl Node {
     fn facts(&self, now: Instant, live: &Live, received: bool, sent: bool) -> Facts {
         let tunnel = &live.tunnel;
         let own = self.config.identity.networks().first().map(ipnet::IpNet::addr);
-        let counter = tunnel.session.next_counter();
         let certificate = self.config.identity.certificate(tunnel.own_version);
         let certificate_in_use = certificate.is_none_or(|current| current.fingerprint() == live.own_certificate);
         Facts {
             received,
             sent,
-            primary: self.is_primary(tunnel),
-            certificate_refused: self.is_refused(now, live),
+            primary: self.forwarder.tunnels().is_primary(tunnel),
+            certificate_refused: live.is_refused(&self.config, self.wall.unix_seconds(now)),
             inactive: self.config.timers.inactivity_timeout.is_some_and(|limit| now >= live.used + limit),
-            exhausted: counter >= COUNTER_LIMIT,
-            outdated: self.is_outdated(live),
+            exhausted: tunnel.session.is_exhausted(),
+            outdated: live.is_outdated(&self.config),
             may_become_primary: own <= tunnel.peer_addresses.first().copied()
-                && counter < RENEW_AT
+                && !tunnel.session.is_worn()
                 && certificate_in_use,
         }
     }
 
-    /// Whether the peer's certificate stopped being acceptable.
-    fn is_refused(&self, now: Instant, live: &Live) -> bool {
-        match self.config.trust.recheck(&live.tunnel.peer, self.unix_seconds(now)) {
-            Ok(()) => false,
-            Err(nebula_cert::Error::Blocked { .. }) => true,
-            Err(_) => self.config.disconnect_invalid,
-        }
-    }
-
-    /// Whether a successor of this tunnel would be made with something newer.
-    fn is_outdated(&self, live: &Live) -> bool {
-        let tunnel = &live.tunnel;
-        let Some(current) = self.config.identity.certificate(tunnel.own_version) else { return true };
-        current.fingerprint() != live.own_certificate
-            || self.peer_prefers(live).is_some()
-            || tunnel.own_version < self.default_version()
-            || tunnel.session.next_counter() >= RENEW_AT
-    }
-
-    /// The higher version that both sides hold but this tunnel does not use.
-    fn peer_prefers(&self, live: &Live) -> Option<Version> {
-        let theirs = live.tunnel.peer.version();
-        (theirs > live.tunnel.own_version && self.config.identity.certificate(theirs).is_some()).then_some(theirs)
-    }
-
     fn rehandshake(&mut self, now: Instant, index: LocalIndex) {
         let Some(live) = self.tunnels.get(index) else { return };
-        let version = self.peer_prefers(live);
+        let version = live.version_to_upgrade_to(&self.config);
         if let Some(&peer) = live.tunnel.peer_addresses.first() {
             self.start_handshake(now, peer, version);
         }
@@ -170,7 +143,7 @@ impl Node {
     /// Closes every tunnel whose peer is no longer trusted.
     pub(super) fn close_refused(&mut self, now: Instant) {
         self.forget_refused_callers(now);
-        let refused = self.tunnels.iter().filter(|live| self.is_refused(now, live));
+        let refused = self.tunnels.iter().filter(|live| live.is_refused(&self.config, self.wall.unix_seconds(now)));
         let refused: Vec<_> = refused.map(|live| live.tunnel.local_index).collect();
         for index in refused {
             self.close_tunnel(index, TunnelDownReason::CertificateInvalid);
@@ -179,7 +152,7 @@ impl Node {
 
     /// One byte that keeps NATs on the way open. Lighthouses hear from this node often enough.
     fn keep_mapping(&mut self, tunnel: &Tunnel) {
-        let to_lighthouse = tunnel.peer_addresses.iter().any(|address| self.is_lighthouse(*address));
+        let to_lighthouse = tunnel.peer_addresses.iter().any(|address| self.config.is_lighthouse(*address));
         if !self.config.punchy.punch || to_lighthouse {
             return;
         }
@@ -219,8 +192,5 @@ impl Node {
     }
 }
 
-// Long before a counter could run out, and rare: at a million packets per second, every four and a half hours.
-const RENEW_AT: u64 = 1 << 34;
 /// No flow times out faster than this by default.
-const HOUSEKEEPING: Duration = Duration::from_secs(180);
-const COUNTER_LIMIT: u64 = u64::MAX - (1 << 40);
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(180);

@@ -2,21 +2,21 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use nebula_cert::{Fingerprint, Version};
-use rand_chacha::rand_core::RngCore as _;
+use nebula_cert::Version;
 
 use super::Node;
 use super::confirmation::KnownCallers;
 use super::outbox::seal;
 use super::timer::Due;
-use super::tunnels::Live;
+use super::tunnels::{Established, Live};
 use crate::counters::Direction;
-use crate::handshake::{Completed, Error, Initiator, Opened, Own, Pending, Waiting, respond};
-use crate::relay::Allowance;
+use crate::handshake::{Error, Initiator, Opened, Own, Pending, Waiting, respond};
+use crate::index::LocalIndex;
+use crate::relay::RateLimit;
 use crate::tunnel::liveness::Liveness;
-use crate::tunnel::{LocalIndex, Tunnel};
+use crate::tunnel::{Negotiated, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType};
 use crate::{DropReason, Event, Origin, TunnelDownReason};
 
@@ -27,10 +27,10 @@ impl Node {
     }
 
     fn start_handshake_with(&mut self, now: Instant, peer: IpAddr, version: Option<Version>, waiting: Waiting) {
-        if self.pending.contains(peer) || self.is_own_address(peer) {
+        if self.pending.contains(peer) || self.config.is_own_address(peer) {
             return;
         }
-        let version = version.unwrap_or_else(|| self.version_towards(peer));
+        let version = version.unwrap_or_else(|| self.config.version_towards(peer));
         if self.config.identity.certificate(version).is_none() {
             return;
         }
@@ -75,7 +75,7 @@ impl Node {
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let (attempts, pause) = (pending.attempts, pending.pause(self.config.handshakes.try_interval));
         self.timer.set(Due::Handshake(peer), now + pause);
-        if attempts == ASK_AGAIN_AT && self.endpoints_of(peer).len() <= 1 {
+        if attempts == REQUERY_AT_ATTEMPT && self.endpoints_of(peer).len() <= 1 {
             self.ask_lighthouses(now, peer);
         }
     }
@@ -107,9 +107,9 @@ impl Node {
         if let Some(opened) = &pending.opened {
             return Some(opened.message.clone());
         }
-        let (version, local_index) = (pending.version, pending.local_index);
+        let (version, local_index) = (pending.version, *pending.local_index);
         let own_certificate = self.config.identity.certificate(version)?.fingerprint();
-        let seed = self.random_seed();
+        let seed = self.random_bytes();
         match Initiator::start(self.own(self.now), version, local_index, seed) {
             Ok((machine, message)) => {
                 let opened = Opened { own_certificate, machine, message: message.clone() };
@@ -138,7 +138,6 @@ impl Node {
     fn abandon(&mut self, peer: IpAddr) -> Option<(Pending, Waiting)> {
         let (pending, waiting) = self.pending.remove(peer)?;
         self.timer.cancel(Due::Handshake(peer));
-        self.forwarder.tunnels().release(pending.local_index);
         Some((pending, waiting))
     }
 
@@ -149,7 +148,7 @@ impl Node {
             self.lighthouse.forget(peer);
         }
         let after = now.saturating_duration_since(ended.started);
-        let (local_index, endpoints) = (ended.local_index, ended.tried.clone());
+        let (local_index, endpoints) = (*ended.local_index, ended.tried.clone());
         self.outbox.event(Event::HandshakeTimedOut { peer, local_index, endpoints, after });
     }
 
@@ -182,7 +181,7 @@ impl Node {
             let tunnel = Arc::clone(&live.tunnel);
             // The same message on a better path: the answer to a test, which nobody else can give, moves the tunnel.
             if let Origin::Direct(at) = from {
-                let better = |current| self.is_preferred(at) && !self.is_preferred(current);
+                let better = |current| self.config.is_preferred(at) && !self.config.is_preferred(current);
                 if tunnel.endpoint().is_none_or(better) && self.may_try(&tunnel, at) {
                     self.outbox.message_to(at, &tunnel, MessageType::TestRequest, &[]);
                 }
@@ -194,21 +193,19 @@ impl Node {
             return;
         }
         let Some(local_index) = self.reserve_index() else { return };
-        let seed = self.random_seed();
-        let at = self.unix_seconds(now);
+        let seed = self.random_bytes();
+        let at = self.wall.unix_seconds(now);
         let known = KnownCallers { trust: &self.config.trust, tunnels: &self.tunnels, half_open: &self.half_open };
-        let answer = respond(self.own(now), local_index, seed, datagram, &known, at);
+        let answer = respond(self.own(now), *local_index, seed, datagram, &known, at);
         let (done, reply) = match answer {
             Ok((done, reply)) if self.peer_is_acceptable(&done) => (done, reply),
             outcome => {
-                self.forwarder.tunnels().release(local_index);
                 let reason = outcome.err().map_or_else(|| OWN_ADDRESS.to_owned(), |error| describe(&error));
                 self.refused(from.underlay(), reason);
                 return;
             }
         };
         if !self.may_be_at(&done, from) {
-            self.forwarder.tunnels().release(local_index);
             self.count(DropReason::AddressNotAllowed);
             return;
         }
@@ -217,11 +214,10 @@ impl Node {
             && !primary.initiator
             && primary.peer_time >= done.peer_time
         {
-            self.forwarder.tunnels().release(local_index);
             self.send(&primary, MessageType::TestRequest, &[]);
             return;
         }
-        self.await_confirmation(now, done, digest, reply, from, datagram.len());
+        self.await_confirmation(now, (local_index, done), digest, reply, from, datagram.len());
     }
 
     fn handle_second_message(&mut self, now: Instant, from: Origin, index: LocalIndex, datagram: &[u8]) {
@@ -235,7 +231,7 @@ impl Node {
             self.count(DropReason::AddressNotAllowed);
             return;
         }
-        let at = self.unix_seconds(now);
+        let at = self.wall.unix_seconds(now);
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let Some(opened) = &mut pending.opened else { return self.count(DropReason::BadHandshake) };
         match opened.machine.finish(datagram, &self.config.trust, at) {
@@ -266,9 +262,12 @@ impl Node {
                 self.timer.cancel(Due::Handshake(peer));
                 let took = now.saturating_duration_since(pending.started);
                 let own_certificate = pending.opened.map(|opened| opened.own_certificate);
-                let own_certificate = own_certificate.unwrap_or_else(|| self.fingerprint(done.own_version));
+                let own_certificate = own_certificate.unwrap_or_else(|| self.config.fingerprint(done.own_version));
                 let tunnel = Arc::new(Tunnel::new(done, from.endpoint()));
-                self.install(now, tunnel, Origins { from, since: now }, own_certificate, None, Some(took));
+                self.install(
+                    now,
+                    Established { tunnel, from, since: now, own_certificate, opened_by: None, took: Some(took) },
+                );
                 self.flush(now, peer, waiting);
             }
         }
@@ -293,19 +292,11 @@ impl Node {
     }
 
     /// Puts a tunnel to use whose peer showed that it has the keys, and makes it the primary one unless there is a newer one.
-    pub(super) fn install(
-        &mut self,
-        now: Instant,
-        tunnel: Arc<Tunnel>,
-        Origins { from, since }: Origins,
-        own_certificate: Fingerprint,
-        opened_by: Option<[u8; 32]>,
-        took: Option<Duration>,
-    ) {
+    pub(crate) fn install(&mut self, now: Instant, established: Established) {
+        let Established { tunnel, from, since, own_certificate, opened_by, took } = established;
         let relay = self.set_relay_of(&tunnel, from);
         self.forwarder.tunnels().publish(Arc::clone(&tunnel));
-        self.timer
-            .set(Due::Tunnel(tunnel.local_index), self.coalesced(now + self.config.timers.connection_alive_interval));
+        self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + self.config.timers.connection_alive_interval);
         self.outbox.event(Event::TunnelUp {
             peer: tunnel.peer_addresses.clone(),
             name: tunnel.peer.name().to_owned(),
@@ -330,13 +321,13 @@ impl Node {
             asked_at: 0,
             ask_after: now,
             challenge_after: now,
-            introductions: Allowance::default(),
+            introductions: RateLimit::default(),
         });
-        if self.is_newest(&tunnel) {
+        if self.tunnels.is_newest(&tunnel, self.forwarder.tunnels()) {
             self.forwarder.tunnels().set_primary(&tunnel);
         }
         for &address in &tunnel.peer_addresses {
-            while let Some(surplus) = self.surplus(address) {
+            while let Some(surplus) = self.tunnels.surplus(address, self.forwarder.tunnels()) {
                 self.remove_tunnel(surplus, TunnelDownReason::Superseded);
             }
         }
@@ -360,7 +351,7 @@ impl Node {
         if tunnel.initiator {
             self.migrate_relays(now, tunnel);
         }
-        if tunnel.peer_addresses.iter().any(|address| self.is_lighthouse(*address)) {
+        if tunnel.peer_addresses.iter().any(|address| self.config.is_lighthouse(*address)) {
             self.send_update(tunnel);
         }
     }
@@ -391,13 +382,13 @@ impl Node {
     }
 
     /// Nobody may claim an address of this node, not even this node itself.
-    fn peer_is_acceptable(&self, done: &Completed) -> bool {
+    fn peer_is_acceptable(&self, done: &Negotiated) -> bool {
         !done.peer.networks().is_empty()
-            && !done.peer.networks().iter().any(|network| self.is_own_address(network.addr()))
+            && !done.peer.networks().iter().any(|network| self.config.is_own_address(network.addr()))
     }
 
     /// Whether the allow lists let the peer, by each of its addresses, be at this endpoint.
-    fn may_be_at(&self, done: &Completed, from: Origin) -> bool {
+    fn may_be_at(&self, done: &Negotiated, from: Origin) -> bool {
         let Origin::Direct(endpoint) = from else { return true };
         let addresses: Vec<_> = done.peer.networks().iter().map(ipnet::IpNet::addr).collect();
         self.config.lighthouse.remote_allow.allows(&addresses, endpoint.ip())
@@ -407,47 +398,11 @@ impl Node {
         let time = u64::try_from(self.wall.unix_at(now).as_nanos()).unwrap_or(u64::MAX);
         Own {
             identity: &self.config.identity,
-            default_version: self.default_version(),
+            default_version: self.config.default_version(),
             cipher: self.config.cipher,
             time,
         }
     }
-
-    /// Version of the own certificate to initiate with.
-    pub(super) fn default_version(&self) -> Version {
-        let has = |version: &Version| self.config.identity.certificate(*version).is_some();
-        let first_held = if has(&Version::V1) { Version::V1 } else { Version::V2 };
-        self.config.initiating_version.filter(has).unwrap_or(first_held)
-    }
-
-    /// A version 1 certificate says nothing to a peer with an IPv6 address.
-    fn version_towards(&self, peer: IpAddr) -> Version {
-        let has_v2 = self.config.identity.certificate(Version::V2).is_some();
-        if peer.is_ipv6() && has_v2 { Version::V2 } else { self.default_version() }
-    }
-
-    /// Of the own certificate of that version; of the primary one if there is none.
-    pub(super) fn fingerprint(&self, version: Version) -> Fingerprint {
-        let identity = &self.config.identity;
-        identity.certificate(version).unwrap_or_else(|| identity.primary()).fingerprint()
-    }
-
-    pub(super) fn reserve_index(&mut self) -> Option<LocalIndex> {
-        self.forwarder.tunnels().reserve(self.rng.next_u32())
-    }
-
-    pub(super) fn random_seed(&mut self) -> [u8; 32] {
-        let mut seed = [0; 32];
-        self.rng.fill_bytes(&mut seed);
-        seed
-    }
-}
-
-/// Where a tunnel comes from: the way of the peer's last datagram, and when its handshake was completed here.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Origins {
-    pub(super) from: Origin,
-    pub(super) since: Instant,
 }
 
 /// Names a message 1; the header says nothing about the handshake.
@@ -470,4 +425,4 @@ fn describe(error: &Error) -> String {
 
 const OWN_ADDRESS: &str = "the peer's certificate claims an address of this node, or none";
 /// The attempt at which lighthouses are asked once more.
-const ASK_AGAIN_AT: u32 = 5;
+const REQUERY_AT_ATTEMPT: u32 = 5;

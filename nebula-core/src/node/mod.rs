@@ -1,39 +1,37 @@
 //! The control plane: owns every control table, wires the parts together.
 
-#[cfg(feature = "simulator")]
-mod adopted;
 mod confirmation;
-mod counting;
 mod deadlines;
 mod handshakes;
-mod inquiries;
+mod hops;
+mod inspect;
 mod outbox;
+mod paths;
 mod reconfigure;
-mod relaying;
-mod relays;
+mod relay_end;
+mod relay_middle;
 mod rendezvous;
-mod survey;
-mod table_sizes;
 mod timer;
-mod trace;
 mod tunnels;
-mod ways;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nebula_cert::{UnixTime, Version};
+use nebula_cert::UnixTime;
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
-pub use self::inquiries::Whereabouts;
+pub use self::inspect::{
+    FlowTrace, Outcome, PendingStatus, RelayState, RelayStatus, TableSizes, TunnelStatus, Whereabouts,
+};
 pub use self::reconfigure::Part;
-pub use self::survey::{PendingStatus, RelayState, RelayStatus, Source};
-pub use self::table_sizes::TableSizes;
-pub use self::trace::{FlowTrace, Outcome};
 
+use self::hops::Hops;
 use self::outbox::Outbox;
+#[cfg(feature = "simulator")]
+pub(crate) use self::tunnels::Established;
+
 use self::timer::{Due, Timer};
 use self::tunnels::Tunnels;
 use crate::config::RecvErrorPolicy;
@@ -41,9 +39,10 @@ use crate::counters::{Counter, Direction};
 use crate::forward::LocalPolicy;
 use crate::handshake::{Admission, HalfOpenTable, PendingHandshakes};
 use crate::hole_punch::HolePunch;
+use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
 use crate::lighthouse::{self, LocalAddress};
 use crate::relay;
-use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
+use crate::tunnel::ReservedIndex;
 use crate::wire::header::{Header, MessageType};
 use crate::{
     Config, DropReason, Event, Forwarder, Lane, Origin, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict,
@@ -67,37 +66,11 @@ impl WallClock {
             None => self.unix.saturating_sub(self.at.saturating_duration_since(now)),
         }
     }
-}
 
-/// A live tunnel, for people and programs that ask.
-#[derive(Debug, Clone)]
-pub struct TunnelStatus {
-    /// Peer's overlay addresses.
-    pub peer: Vec<IpAddr>,
-    /// Peer's certificate name.
-    pub name: String,
-    /// Current endpoint.
-    pub endpoint: Option<SocketAddr>,
-    /// Relay that is used while there is no endpoint, by its overlay address.
-    pub relay: Option<IpAddr>,
-    /// Own index.
-    pub local_index: LocalIndex,
-    /// Peer's index.
-    pub remote_index: RemoteIndex,
-    /// Next send counter.
-    pub message_counter: u64,
-    /// Highest counter received.
-    pub received_counter: u64,
-    /// Version of the peer's certificate.
-    pub version: Version,
-    /// This node started the handshake.
-    pub initiator: bool,
-    /// The peer showed that it has the keys.
-    pub confirmed: bool,
-    /// Carries this node's packets to the peer.
-    pub primary: bool,
-    /// Time the handshake took, for tunnels this node initiated.
-    pub handshake: Option<Duration>,
+    /// As [`WallClock::unix_at`], in whole seconds.
+    pub(crate) fn unix_seconds(&self, now: Instant) -> UnixTime {
+        UnixTime::try_from(self.unix_at(now).as_secs()).unwrap_or(UnixTime::MAX)
+    }
 }
 
 /// The control plane of one node. `&mut self`, no locks, no clock, no sockets.
@@ -111,7 +84,6 @@ pub struct Node {
     rng: ChaCha20Rng,
     /// The latest time any verb was given.
     now: Instant,
-    epoch: Instant,
     timer: Timer,
     pending: PendingHandshakes,
     admission: Admission,
@@ -136,7 +108,7 @@ impl Node {
         let half_open = HalfOpenTable::new(config.handshakes.max_new_per_second);
         let forwarder = Arc::new(Forwarder::new(local_policy(&config), now, key));
         let lane = forwarder.lane();
-        let mut timer = Timer::default();
+        let mut timer = Timer::new(now);
         if !config.lighthouse.am_lighthouse && !config.lighthouse.hosts.is_empty() {
             timer.set(Due::LighthouseUpdate, now);
         }
@@ -145,7 +117,6 @@ impl Node {
             wall,
             rng,
             now,
-            epoch: now,
             timer,
             pending: PendingHandshakes::default(),
             admission,
@@ -159,7 +130,7 @@ impl Node {
             forwarder: Arc::clone(&forwarder),
             lane,
         };
-        node.keep_house(now);
+        node.housekeeping(now);
         (node, forwarder)
     }
 
@@ -191,8 +162,11 @@ impl Node {
     /// Next datagram to send.
     #[must_use]
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        let next = self.outbox.next_transmit();
-        next.inspect(|transmit| self.count_sent(&transmit.datagram))
+        let transmit = self.outbox.next_transmit()?;
+        if let Some(counter) = outbox::counter_of(&transmit.datagram) {
+            self.lane.counters().add(counter, 1);
+        }
+        Some(transmit)
     }
 
     /// Next packet for the own overlay device: the answer to one that waited for a tunnel and was then refused.
@@ -234,6 +208,50 @@ impl Node {
         }
     }
 
+    /// As [`Node::connect`], and looks for the peer at `endpoint`, too.
+    pub fn connect_at(&mut self, now: Instant, peer: IpAddr, endpoint: SocketAddr) {
+        self.now = now;
+        self.lighthouse.candidates(peer).learn(endpoint);
+        self.connect(now, peer);
+        self.retry_if_endpoints_changed(peer);
+    }
+
+    /// Sends what is for `peer` to `endpoint` from now on, until the peer shows that it is elsewhere. `false`: there is no
+    /// tunnel, or nobody may be there.
+    pub fn redirect(&mut self, now: Instant, peer: IpAddr, endpoint: SocketAddr) -> bool {
+        self.now = now;
+        let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return false };
+        if !self.may_try(&tunnel, endpoint) {
+            return false;
+        }
+        tunnel.set_endpoint(Some(endpoint));
+        for &address in &tunnel.peer_addresses {
+            self.lighthouse.candidates(address).learn(endpoint);
+        }
+        true
+    }
+
+    /// Asks every lighthouse where `peer` is; [`Node::whereabouts`] has the answers as they come.
+    pub fn inquire(&mut self, now: Instant, peer: IpAddr) {
+        self.now = now;
+        self.lighthouse.questions().ask(now, peer);
+        self.ask_lighthouses(now, peer);
+    }
+
+    /// Closes every tunnel to `peer`, telling it so unless `quietly`. Returns how many there were.
+    pub fn close(&mut self, now: Instant, peer: IpAddr, quietly: bool) -> usize {
+        self.now = now;
+        let indexes = self.tunnels.of_peer(peer).to_vec();
+        for index in &indexes {
+            if quietly {
+                self.remove_tunnel(*index, TunnelDownReason::ClosedHere);
+            } else {
+                self.close_tunnel(*index, TunnelDownReason::ClosedHere);
+            }
+        }
+        indexes.len()
+    }
+
     /// Closes every tunnel (sends CloseTunnel); drain transmits afterwards.
     pub fn close_all(&mut self, now: Instant) {
         self.now = now;
@@ -242,39 +260,6 @@ impl Node {
         indexes.sort_by_key(|index| self.tunnels.get(*index).is_some_and(|live| live.tunnel.endpoint().is_some()));
         for index in indexes {
             self.close_tunnel(index, TunnelDownReason::ClosedHere);
-        }
-    }
-
-    /// Live tunnels, ordered by peer address.
-    #[must_use]
-    pub fn tunnels(&self) -> Vec<TunnelStatus> {
-        let mut tunnels: Vec<_> = self.tunnels.iter().map(|live| self.status(live)).collect();
-        tunnels.sort_by(|a, b| (&a.peer, a.local_index).cmp(&(&b.peer, b.local_index)));
-        tunnels
-    }
-
-    /// Handshakes that this node answered, and whose callers have not shown yet that they have the keys.
-    #[must_use]
-    pub fn half_open(&self) -> Vec<LocalIndex> {
-        self.half_open.iter().map(|answered| answered.local_index).collect()
-    }
-
-    fn status(&self, live: &tunnels::Live) -> TunnelStatus {
-        let tunnel = &live.tunnel;
-        TunnelStatus {
-            peer: tunnel.peer_addresses.clone(),
-            name: tunnel.peer.name().to_owned(),
-            endpoint: tunnel.endpoint(),
-            relay: self.relay_of(tunnel),
-            local_index: tunnel.local_index,
-            remote_index: tunnel.remote_index,
-            message_counter: tunnel.session.next_counter(),
-            received_counter: tunnel.session.replay.highest(),
-            version: tunnel.peer.version(),
-            initiator: tunnel.initiator,
-            confirmed: tunnel.is_confirmed(),
-            primary: self.is_primary(tunnel),
-            handshake: live.took,
         }
     }
 
@@ -319,7 +304,7 @@ impl Node {
     fn follow(&mut self, now: Instant, index: LocalIndex, from: SocketAddr) {
         let Some(live) = self.tunnels.get_mut(index) else { return };
         let old = live.tunnel.endpoint();
-        let flaps_back = live.left.is_some_and(|(place, at)| place == from && now < at + NO_RETURN);
+        let flaps_back = live.left.is_some_and(|(place, at)| place == from && now < at + ROAM_BACK_AFTER);
         let allowed = self.config.lighthouse.remote_allow.allows(&live.tunnel.peer_addresses, from.ip());
         if old == Some(from) || flaps_back || !allowed {
             return;
@@ -387,13 +372,16 @@ impl Node {
                 }
             }
         }
-        self.forget_hops(&live.tunnel);
+        self.hops().forget_neighbour(&live.tunnel);
         let gone = peer.iter().all(|address| self.tunnels.of_peer(*address).is_empty());
         if gone {
-            peer.iter().for_each(|address| self.rest_hops(*address));
+            peer.iter().for_each(|address| self.hops().rest(*address));
             self.server.forget(&peer);
         }
-        if gone && reason == TunnelDownReason::RecvError && peer.iter().any(|address| self.is_lighthouse(*address)) {
+        if gone
+            && reason == TunnelDownReason::RecvError
+            && peer.iter().any(|address| self.config.is_lighthouse(*address))
+        {
             self.timer.set(Due::LighthouseUpdate, self.now);
         }
         self.outbox.event(Event::TunnelDown {
@@ -426,32 +414,44 @@ impl Node {
         self.lane.clear();
     }
 
-    fn is_own_address(&self, address: IpAddr) -> bool {
-        self.config.identity.networks().iter().any(|network| network.addr() == address)
+    /// Whether there is a lighthouse to ask.
+    fn has_lighthouses(&self) -> bool {
+        self.config.has_lighthouses()
     }
 
-    fn is_primary(&self, tunnel: &Arc<Tunnel>) -> bool {
-        let first = tunnel.peer_addresses.first();
-        let primary = first.and_then(|address| self.forwarder.tunnels().by_address(*address));
-        primary.is_some_and(|primary| Arc::ptr_eq(&primary, tunnel))
+    /// What this node was started with, and what was replaced since.
+    #[cfg(feature = "simulator")]
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn reserve_index(&mut self) -> Option<ReservedIndex> {
+        self.forwarder.tunnels().reserve(self.rng.next_u32())
+    }
+
+    pub(crate) fn random_bytes<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.rng.fill_bytes(&mut bytes);
+        bytes
+    }
+
+    fn hops(&mut self) -> Hops<'_> {
+        Hops {
+            entries: &mut self.relays,
+            tunnels: &self.tunnels,
+            forwarder: &self.forwarder,
+            am_relay: self.config.relay.am_relay,
+        }
+    }
+
+    fn publish_hop(&mut self, index: RelayIndex) {
+        self.hops().publish(index);
     }
 
     /// Counts what was refused here.
     fn count(&self, reason: DropReason) {
         let direction = if reason == DropReason::PendingFull { Direction::Outbound } else { Direction::Inbound };
         self.lane.counters().drop_many(direction, reason, 1);
-    }
-
-    fn unix_seconds(&self, now: Instant) -> UnixTime {
-        UnixTime::try_from(self.wall.unix_at(now).as_secs()).unwrap_or(UnixTime::MAX)
-    }
-
-    /// Rounds a check up to a common grid, so that many tunnels wake the thread once.
-    fn coalesced(&self, at: Instant) -> Instant {
-        let since = at.saturating_duration_since(self.epoch);
-        let over = since.as_nanos() % GRID.as_nanos();
-        let missing = if over == 0 { 0 } else { GRID.as_nanos() - over };
-        at + Duration::from_nanos(u64::try_from(missing).unwrap_or_default())
     }
 }
 
@@ -481,5 +481,4 @@ fn applies(policy: RecvErrorPolicy, address: SocketAddr) -> bool {
 }
 
 // Two paths of a peer that both carry traffic must not make the tunnel flap.
-const NO_RETURN: Duration = Duration::from_secs(2);
-const GRID: Duration = Duration::from_millis(500);
+const ROAM_BACK_AFTER: Duration = Duration::from_secs(2);

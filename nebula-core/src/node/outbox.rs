@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
+use crate::counters::Counter;
 use crate::tunnel::Tunnel;
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 use crate::{Event, Transmit};
@@ -58,4 +59,24 @@ pub(super) fn seal(tunnel: &Tunnel, kind: MessageType, body: &[u8]) -> Option<Ve
     let tag = tunnel.session.send_key.seal(counter, &header, &mut datagram[HEADER_LEN..]);
     datagram.extend(tag);
     Some(datagram)
+}
+
+/// The counter of a datagram that leaves. `None` for an overlay packet, which is counted where it is sealed.
+pub(super) fn counter_of(datagram: &[u8]) -> Option<Counter> {
+    match datagram {
+        [1] => return Some(Counter::KeepalivesOut),
+        [_] => return Some(Counter::HolePunchesOut),
+        _ => {}
+    }
+    Some(match Header::parse(datagram).ok()?.kind {
+        MessageType::Handshake => Counter::HandshakesOut,
+        MessageType::Lighthouse => Counter::LighthouseOut,
+        MessageType::TestRequest => Counter::TestRequestsOut,
+        MessageType::TestReply => Counter::TestRepliesOut,
+        MessageType::CloseTunnel => Counter::CloseTunnelOut,
+        MessageType::Control => Counter::ControlOut,
+        MessageType::RecvError => Counter::RecvErrorsOut,
+        MessageType::Relay => Counter::FramesOut,
+        MessageType::Data => return None,
+    })
 }

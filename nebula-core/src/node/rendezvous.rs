@@ -1,6 +1,5 @@
 //! Speaks with lighthouses, and as one.
 
-use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,9 +9,9 @@ use nebula_cert::Version;
 use super::Node;
 use super::timer::Due;
 use crate::DropReason;
-use crate::counters::Direction;
+use crate::counters::{Counter, Direction};
 use crate::hole_punch::Action;
-use crate::lighthouse::{Answer, Report, Rules, Screened, address_for};
+use crate::lighthouse::{KnownEndpoints, Screened, address_for};
 use crate::tunnel::Tunnel;
 use crate::wire::header::MessageType;
 use crate::wire::messages::{Meta, MetaKind};
@@ -20,7 +19,7 @@ use crate::wire::messages::{Meta, MetaKind};
 impl Node {
     /// Asks every lighthouse where `subject` is; through a new tunnel where there is none.
     pub(super) fn ask_lighthouses(&mut self, now: Instant, subject: IpAddr) {
-        if !self.has_lighthouses() || self.is_lighthouse(subject) {
+        if !self.config.has_lighthouses() || self.config.is_lighthouse(subject) {
             return;
         }
         for lighthouse in self.config.lighthouse.hosts.clone() {
@@ -35,7 +34,7 @@ impl Node {
 
     /// Tells every lighthouse where this node is, and schedules the next time.
     pub(super) fn update_lighthouses(&mut self, now: Instant) {
-        if !self.has_lighthouses() {
+        if !self.config.has_lighthouses() {
             return;
         }
         for lighthouse in self.config.lighthouse.hosts.clone() {
@@ -48,7 +47,7 @@ impl Node {
         }
         self.connect_relays(now);
         if let Some(interval) = self.config.lighthouse.interval {
-            self.timer.set(Due::LighthouseUpdate, self.coalesced(now + interval));
+            self.timer.set_on_grid(Due::LighthouseUpdate, now + interval);
         }
     }
 
@@ -66,14 +65,15 @@ impl Node {
         if !self.config.relay.am_relay {
             update.relays.clone_from(&self.config.relay.relays);
         }
-        update.endpoints = self.lighthouse.advertised(settings, self.config.listen_port, &self.endpoint_rules(&[]));
+        update.endpoints =
+            self.lighthouse.advertised(settings, self.config.listen_port, &self.config.endpoint_rules(&[]));
         self.send_meta(lighthouse, &update);
     }
 
     fn send_meta(&mut self, tunnel: &Tunnel, message: &Meta) {
         match message.encode() {
             Ok(body) => {
-                self.count_meta(message.kind, true);
+                self.lane.counters().add(counters_of(message.kind).1, 1);
                 self.send(tunnel, MessageType::Lighthouse, &body);
             }
             Err(error) => tracing::warn!(peer = tunnel.peer.name(), %error, "cannot send a lighthouse message"),
@@ -85,9 +85,9 @@ impl Node {
             self.count(DropReason::BadMessage);
             return;
         };
-        self.count_meta(message.kind, false);
+        self.lane.counters().add(counters_of(message.kind).0, 1);
         let serves = self.config.lighthouse.am_lighthouse;
-        let from_lighthouse = tunnel.peer_addresses.iter().any(|address| self.is_lighthouse(*address));
+        let from_lighthouse = tunnel.peer_addresses.iter().any(|address| self.config.is_lighthouse(*address));
         match (message.kind, message.subject) {
             (MetaKind::HostQuery, Some(subject)) if serves => self.answer_query(tunnel, message.version, subject),
             (MetaKind::HostUpdateNotification, _) if serves => self.store_update(now, tunnel, message),
@@ -105,7 +105,11 @@ impl Node {
     /// A lighthouse told where a peer is.
     fn handle_reply(&mut self, now: Instant, lighthouse: &Tunnel, subject: IpAddr, reply: Meta) {
         let Some(&source) = lighthouse.peer_addresses.first() else { return };
-        let answer = || Answer { endpoints: reply.endpoints.clone(), relays: reply.relays.clone() };
+        let answer = || KnownEndpoints {
+            reported: reply.endpoints.clone(),
+            relays: reply.relays.clone(),
+            ..KnownEndpoints::default()
+        };
         self.lighthouse.questions().answer(subject, source, answer);
         // Answers nobody waits for would only take memory.
         if !self.pending.contains(subject) && self.tunnels.of_peer(subject).is_empty() {
@@ -142,16 +146,17 @@ impl Node {
         let calling = called.as_ref().and_then(|called| address_for(&asker.peer_addresses, called.peer.networks()));
         // Both are looked up before either is used: with very many hosts each is a wait for memory, and these overlap.
         let (wanted, asking) = (self.server.report(subject), calling.and_then(|calling| self.server.report(calling)));
-        let Some(known) = self.known_of(called.as_deref(), wanted) else { return };
+        let Some(mut known) = self.known_of(called.as_deref(), wanted) else { return };
         let mut reply = Meta::new(MetaKind::HostQueryReply, version, Some(subject));
-        (reply.endpoints, reply.relays) = (known.endpoints, known.relays);
+        reply.relays = std::mem::take(&mut known.relays);
+        reply.endpoints = known.into_endpoints();
         self.send_meta(asker, &reply);
 
         let (Some(called), Some(calling)) = (called, calling) else { return };
         let caller = self.forwarder.tunnels().by_address(calling);
         let Some(known) = self.known_of(caller.as_deref(), asking) else { return };
         let mut notice = Meta::new(MetaKind::HostPunchNotification, called.peer.version(), Some(calling));
-        notice.endpoints = known.endpoints;
+        notice.endpoints = known.into_endpoints();
         self.send_meta(&called, &notice);
     }
 
@@ -163,22 +168,23 @@ impl Node {
             return;
         }
         let endpoints = self.screen(now, tunnel, host, update.endpoints);
-        self.server.store(host, &Report { endpoints, relays: update.relays });
+        let report = KnownEndpoints { reported: endpoints, relays: update.relays, ..KnownEndpoints::default() };
+        self.server.store(host, &report);
         let subject = host.first().copied().filter(|_| update.version == Version::V1);
         self.send_meta(tunnel, &Meta::new(MetaKind::HostUpdateNotificationAck, update.version, subject));
     }
 
     /// Where a host is: as its primary tunnel shows, then as it says itself. A tunnel on this machine shows nothing that is
     /// of use to others.
-    fn known_of(&self, tunnel: Option<&Tunnel>, reported: Option<Report>) -> Option<Report> {
+    fn known_of(&self, tunnel: Option<&Tunnel>, reported: Option<KnownEndpoints>) -> Option<KnownEndpoints> {
         let learnt = tunnel.and_then(|tunnel| {
-            tunnel.endpoint().filter(|at| self.endpoint_rules(&tunnel.peer_addresses).tellable(*at))
+            tunnel.endpoint().filter(|at| self.config.endpoint_rules(&tunnel.peer_addresses).tellable(*at))
         });
         if learnt.is_none() && reported.is_none() {
             return None;
         }
         let mut known = reported.unwrap_or_default();
-        known.endpoints.splice(0..0, learnt);
+        known.learnt.extend(learnt);
         Some(known)
     }
 
@@ -190,7 +196,7 @@ impl Node {
         host: &[IpAddr],
         endpoints: Vec<SocketAddr>,
     ) -> Vec<SocketAddr> {
-        let Screened { believed, refused } = self.endpoint_rules(host).screen(endpoints);
+        let Screened { believed, refused } = self.config.endpoint_rules(host).screen(endpoints);
         let Some(example) = refused.first() else { return believed };
         self.lane.counters().drop_many(Direction::Inbound, DropReason::EndpointRefused, refused.len() as u64);
         if let Some(since) = self.lighthouse.note_refused(now, refused.len()) {
@@ -202,36 +208,18 @@ impl Node {
 
     /// Where `peer` may be, best first.
     pub(super) fn endpoints_of(&self, peer: IpAddr) -> Vec<SocketAddr> {
-        self.lighthouse.endpoints(peer, &self.fixed_endpoints_of(peer), &self.endpoint_rules(&[peer]))
+        self.lighthouse.endpoints(peer, &self.config.fixed_endpoints_of(peer), &self.config.endpoint_rules(&[peer]))
     }
+}
 
-    /// Where `peer` may be by this node's own configuration.
-    pub(super) fn fixed_endpoints_of(&self, peer: IpAddr) -> Cow<'_, [SocketAddr]> {
-        let fixed = self.config.static_hosts.get(&peer).map(|fixed| Cow::Borrowed(fixed.as_slice()));
-        fixed.unwrap_or_else(|| self.config.lighthouse.calculated_remotes.endpoints(peer).into())
-    }
-
-    /// What holds for endpoints of the peer with these overlay addresses.
-    fn endpoint_rules<'a>(&'a self, peer: &'a [IpAddr]) -> Rules<'a> {
-        Rules {
-            overlay: self.config.identity.networks(),
-            preferred: &self.config.preferred_ranges,
-            allowed: &self.config.lighthouse.remote_allow,
-            peer,
-        }
-    }
-
-    /// Whether this endpoint is in a network that comes before others.
-    pub(super) fn is_preferred(&self, endpoint: SocketAddr) -> bool {
-        self.config.preferred_ranges.iter().any(|range| range.contains(&endpoint.ip()))
-    }
-
-    pub(super) fn is_lighthouse(&self, address: IpAddr) -> bool {
-        self.config.lighthouse.hosts.contains(&address)
-    }
-
-    /// Whether there is anybody to ask: lighthouses do not ask each other.
-    pub(super) fn has_lighthouses(&self) -> bool {
-        !self.config.lighthouse.am_lighthouse && !self.config.lighthouse.hosts.is_empty()
+/// The counters of a lighthouse message: received, sent.
+fn counters_of(kind: MetaKind) -> (Counter, Counter) {
+    match kind {
+        MetaKind::HostQuery => (Counter::LighthouseQueryIn, Counter::LighthouseQueryOut),
+        MetaKind::HostQueryReply => (Counter::LighthouseReplyIn, Counter::LighthouseReplyOut),
+        MetaKind::HostUpdateNotification => (Counter::LighthouseUpdateIn, Counter::LighthouseUpdateOut),
+        MetaKind::HostPunchNotification => (Counter::LighthousePunchIn, Counter::LighthousePunchOut),
+        MetaKind::HostUpdateNotificationAck => (Counter::LighthouseAckIn, Counter::LighthouseAckOut),
+        MetaKind::Other(_) => (Counter::LighthouseOtherIn, Counter::LighthouseOtherOut),
     }
 }

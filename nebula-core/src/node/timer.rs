@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::tunnel::LocalIndex;
+use crate::index::LocalIndex;
 
 /// What becomes due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,18 +24,32 @@ pub(super) enum Due {
 }
 
 /// Deadlines in order of time. A key has at most one.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Timer {
+    epoch: Instant,
     order: BTreeSet<(Instant, Due)>,
     at: BTreeMap<Due, Instant>,
 }
 
 impl Timer {
+    /// No deadline; `epoch` is where the grid of [`Timer::set_on_grid`] begins.
+    pub(super) fn new(epoch: Instant) -> Self {
+        Self { epoch, order: BTreeSet::new(), at: BTreeMap::new() }
+    }
+
     pub(super) fn set(&mut self, due: Due, at: Instant) {
         if let Some(old) = self.at.insert(due, at) {
             self.order.remove(&(old, due));
         }
         self.order.insert((at, due));
+    }
+
+    /// As [`Timer::set`], rounded up to a common grid, so that many tunnels wake the thread once.
+    pub(super) fn set_on_grid(&mut self, due: Due, at: Instant) {
+        let since = at.saturating_duration_since(self.epoch);
+        let over = since.as_nanos() % CHECK_GRID.as_nanos();
+        let missing = if over == 0 { 0 } else { CHECK_GRID.as_nanos() - over };
+        self.set(due, at + Duration::from_nanos(u64::try_from(missing).unwrap_or_default()));
     }
 
     pub(super) fn cancel(&mut self, due: Due) {
@@ -61,10 +75,10 @@ impl Timer {
     }
 }
 
+const CHECK_GRID: Duration = Duration::from_millis(500);
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
@@ -75,7 +89,7 @@ mod tests {
     #[test]
     fn deadlines_come_out_in_order_of_time_and_not_early() {
         let start = base();
-        let mut timer = Timer::default();
+        let mut timer = Timer::new(start);
         timer.set(Due::Tunnel(LocalIndex(1)), start + Duration::from_secs(2));
         timer.set(Due::LighthouseUpdate, start + Duration::from_secs(1));
         assert_eq!(timer.pop(start), None);
@@ -89,7 +103,7 @@ mod tests {
     #[test]
     fn setting_a_key_again_moves_its_deadline() {
         let start = base();
-        let mut timer = Timer::default();
+        let mut timer = Timer::new(start);
         timer.set(Due::HolePunch, start);
         timer.set(Due::HolePunch, start + Duration::from_secs(3));
         assert_eq!(timer.pop(start + Duration::from_secs(1)), None);
@@ -100,7 +114,7 @@ mod tests {
     #[test]
     fn a_cancelled_deadline_never_fires() {
         let start = base();
-        let mut timer = Timer::default();
+        let mut timer = Timer::new(start);
         timer.set(Due::LighthouseUpdate, start);
         timer.cancel(Due::LighthouseUpdate);
         assert_eq!(timer.pop(start + Duration::from_secs(1)), None);

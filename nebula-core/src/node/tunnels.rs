@@ -5,11 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nebula_cert::Fingerprint;
+use nebula_cert::{Fingerprint, UnixTime, Version};
 
-use crate::relay::Allowance;
+use crate::index::{LocalIndex, RemoteIndex};
+use crate::relay::RateLimit;
 use crate::tunnel::liveness::Liveness;
-use crate::tunnel::{LocalIndex, RemoteIndex, Tunnel};
+use crate::tunnel::{Tunnel, TunnelTable};
+use crate::{Config, Origin};
 
 /// A live tunnel with its control state.
 #[derive(Debug)]
@@ -37,7 +39,50 @@ pub(super) struct Live {
     /// When an endpoint of a relayed peer may be tried again because of what came from there.
     pub(super) challenge_after: Instant,
     /// Handshakes that this peer may have this node start for it, as a relay.
-    pub(super) introductions: Allowance,
+    pub(super) introductions: RateLimit,
+}
+
+impl Live {
+    /// Whether the peer's certificate stopped being acceptable.
+    pub(super) fn is_refused(&self, config: &Config, at: UnixTime) -> bool {
+        match config.trust.recheck(&self.tunnel.peer, at) {
+            Ok(()) => false,
+            Err(nebula_cert::Error::Blocked { .. }) => true,
+            Err(_) => config.disconnect_invalid,
+        }
+    }
+
+    /// Whether a new handshake would use something newer: certificate, version or counters.
+    pub(super) fn is_outdated(&self, config: &Config) -> bool {
+        let tunnel = &self.tunnel;
+        let Some(current) = config.identity.certificate(tunnel.own_version) else { return true };
+        current.fingerprint() != self.own_certificate
+            || self.version_to_upgrade_to(config).is_some()
+            || tunnel.own_version < config.default_version()
+            || tunnel.session.is_worn()
+    }
+
+    /// The higher version that both sides hold but this tunnel does not use.
+    pub(super) fn version_to_upgrade_to(&self, config: &Config) -> Option<Version> {
+        let theirs = self.tunnel.peer.version();
+        (theirs > self.tunnel.own_version && config.identity.certificate(theirs).is_some()).then_some(theirs)
+    }
+}
+
+/// A tunnel whose peer showed that it has the keys, on its way into the tables.
+#[derive(Debug)]
+pub(crate) struct Established {
+    pub(crate) tunnel: Arc<Tunnel>,
+    /// Where the peer's last datagram came from.
+    pub(crate) from: Origin,
+    /// When the handshake was completed here.
+    pub(crate) since: Instant,
+    /// The own certificate this tunnel was made with.
+    pub(crate) own_certificate: Fingerprint,
+    /// Digest of message 1, if this node responded.
+    pub(crate) opened_by: Option<[u8; 32]>,
+    /// Time from start to message 2, if this node initiated.
+    pub(crate) took: Option<Duration>,
 }
 
 /// All live tunnels.
@@ -128,4 +173,25 @@ impl Tunnels {
     pub(super) fn opened_by(&self, digest: &[u8; 32]) -> Option<&Live> {
         self.by_opening.get(digest).and_then(|index| self.live.get(index))
     }
+
+    /// Whether no newer tunnel carries packets to the peer: what was made later is what the peer uses.
+    pub(super) fn is_newest(&self, tunnel: &Tunnel, table: &TunnelTable) -> bool {
+        let Some(&peer) = tunnel.peer_addresses.first() else { return false };
+        let Some(primary) = table.primary(peer) else { return true };
+        let age = |index| self.of_peer(peer).iter().position(|other| *other == index);
+        age(primary) < age(tunnel.local_index)
+    }
+
+    /// The tunnel to remove if there are too many to this peer: the oldest one that is not the primary one.
+    pub(super) fn surplus(&self, peer: IpAddr, table: &TunnelTable) -> Option<LocalIndex> {
+        let (_newest, older) = self.of_peer(peer).split_last()?;
+        if older.len() < MAX_TUNNELS_PER_PEER {
+            return None;
+        }
+        let is_spare = |index: &&LocalIndex| self.get(**index).is_some_and(|live| !table.is_primary(&live.tunnel));
+        older.iter().find(is_spare).copied()
+    }
 }
+
+/// Tunnels to one peer: two that call each other make two, and each new certificate one more.
+const MAX_TUNNELS_PER_PEER: usize = 5;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::Version;
 
-use super::{Hop, Kind, RelayIndex, Way};
-use crate::tunnel::{LocalIndex, RemoteIndex};
+use super::{Hop, HopKey, Kind, RelayIndex};
+use crate::index::{LocalIndex, RemoteIndex};
 
 /// How far the making of a hop is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(crate) enum State {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry {
     pub(crate) index: RelayIndex,
-    pub(crate) way: Way,
+    pub(crate) key: HopKey,
     pub(crate) state: State,
     /// The neighbour's index, once it is known.
     pub(crate) remote: Option<RemoteIndex>,
@@ -48,7 +48,7 @@ impl Entry {
 
     /// How to answer what came by this hop: whoever sends by it knows it.
     pub(crate) fn reply_hop(&self) -> Option<Hop> {
-        self.remote.map(|index| Hop { tunnel: self.way.tunnel, index })
+        self.remote.map(|index| Hop { tunnel: self.key.tunnel, index })
     }
 }
 
@@ -56,7 +56,7 @@ impl Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Entries {
     by_index: BTreeMap<RelayIndex, Entry>,
-    by_way: BTreeMap<Way, RelayIndex>,
+    by_key: BTreeMap<HopKey, RelayIndex>,
     by_far: BTreeSet<(IpAddr, RelayIndex)>,
     by_remote: BTreeSet<(RemoteIndex, RelayIndex)>,
 }
@@ -68,15 +68,15 @@ impl Entries {
         &mut self,
         now: Instant,
         index: RelayIndex,
-        way: Way,
+        key: HopKey,
         state: State,
         form: Version,
     ) -> Option<Inserted> {
-        if index == RelayIndex(0) || self.by_index.contains_key(&index) || self.by_way.contains_key(&way) {
+        if index == RelayIndex(0) || self.by_index.contains_key(&index) || self.by_key.contains_key(&key) {
             return None;
         }
-        let of_tunnel = || self.of_tunnel(way.tunnel);
-        let evicted = if of_tunnel().count() >= MAX_PER_TUNNEL {
+        let of_tunnel = || self.of_tunnel(key.tunnel);
+        let evicted = if of_tunnel().count() >= MAX_HOPS_PER_TUNNEL {
             Some(of_tunnel().min_by_key(|entry| entry.touched).filter(|entry| entry.is_idle(now))?.index)
         } else if self.by_index.len() >= MAX_ENTRIES {
             Some(self.by_index.values().find(|entry| entry.is_idle(now))?.index)
@@ -84,17 +84,17 @@ impl Entries {
             None
         };
         let evicted = evicted.and_then(|index| self.remove(index));
-        let entry = Entry { index, way, state, remote: None, form, owed: false, asked: None, touched: now };
+        let entry = Entry { index, key, state, remote: None, form, owed: false, asked: None, touched: now };
         self.by_index.insert(index, entry);
-        self.by_way.insert(way, index);
-        self.by_far.insert((way.far, index));
+        self.by_key.insert(key, index);
+        self.by_far.insert((key.far, index));
         Some(Inserted { entry, evicted })
     }
 
     pub(crate) fn remove(&mut self, index: RelayIndex) -> Option<Entry> {
         let entry = self.by_index.remove(&index)?;
-        self.by_way.remove(&entry.way);
-        self.by_far.remove(&(entry.way.far, index));
+        self.by_key.remove(&entry.key);
+        self.by_far.remove(&(entry.key.far, index));
         if let Some(remote) = entry.remote {
             self.by_remote.remove(&(remote, index));
         }
@@ -124,15 +124,15 @@ impl Entries {
         self.by_index.get_mut(&index)
     }
 
-    pub(crate) fn at(&self, way: Way) -> Option<&Entry> {
-        self.by_way.get(&way).and_then(|index| self.by_index.get(index))
+    pub(crate) fn at(&self, key: HopKey) -> Option<&Entry> {
+        self.by_key.get(&key).and_then(|index| self.by_index.get(index))
     }
 
     /// Hops by the neighbour of this tunnel.
     pub(crate) fn of_tunnel(&self, tunnel: LocalIndex) -> impl Iterator<Item = &Entry> {
-        let first = Way { tunnel, kind: Kind::Terminal, far: IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED) };
-        let ways = self.by_way.range(first..).take_while(move |(way, _)| way.tunnel == tunnel);
-        ways.filter_map(|(_, index)| self.by_index.get(index))
+        let first = HopKey { tunnel, kind: Kind::Terminal, far: IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED) };
+        let keys = self.by_key.range(first..).take_while(move |(key, _)| key.tunnel == tunnel);
+        keys.filter_map(|(_, index)| self.by_index.get(index))
     }
 
     /// Hops to the far end with this address.
@@ -148,7 +148,7 @@ impl Entries {
 
 impl Entry {
     fn is_idle(&self, now: Instant) -> bool {
-        let limit = if self.state == State::Established { IDLE } else { UNANSWERED };
+        let limit = if self.state == State::Established { IDLE_AFTER } else { UNANSWERED_AFTER };
         now >= self.touched + limit
     }
 }
@@ -162,12 +162,12 @@ pub(crate) struct Inserted {
 }
 
 /// Hops by one neighbour. A gateway behind a relay has one for each of its clients.
-const MAX_PER_TUNNEL: usize = 1024;
+const MAX_HOPS_PER_TUNNEL: usize = 1024;
 /// Some 200 bytes each.
 const MAX_ENTRIES: usize = 1 << 16;
 /// Unused for this long, an entry may be dropped for another; not before there is need: peers take it for granted.
-const IDLE: Duration = Duration::from_secs(600);
-const UNANSWERED: Duration = Duration::from_secs(60);
+const IDLE_AFTER: Duration = Duration::from_secs(600);
+const UNANSWERED_AFTER: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -178,14 +178,14 @@ mod tests {
         Instant::now()
     }
 
-    fn way(tunnel: u32, far: u32) -> Way {
-        Way { tunnel: LocalIndex(tunnel), kind: Kind::Forwarding, far: IpAddr::V4(far.into()) }
+    fn key(tunnel: u32, far: u32) -> HopKey {
+        HopKey { tunnel: LocalIndex(tunnel), kind: Kind::Forwarding, far: IpAddr::V4(far.into()) }
     }
 
     fn fill(entries: &mut Entries, now: Instant, tunnel: u32) {
-        for n in 0..MAX_PER_TUNNEL as u32 {
+        for n in 0..MAX_HOPS_PER_TUNNEL as u32 {
             let index = RelayIndex(tunnel << 16 | n | 1 << 30);
-            assert!(entries.insert(now, index, way(tunnel, n), State::Requested, Version::V2).is_some());
+            assert!(entries.insert(now, index, key(tunnel, n), State::Requested, Version::V2).is_some());
         }
     }
 
@@ -193,16 +193,16 @@ mod tests {
     fn an_entry_is_found_by_its_index_its_way_its_tunnel_and_its_far_end() {
         let (mut entries, now) = (Entries::default(), base());
         for (index, tunnel, far) in [(1, 1, 5), (2, 1, 6), (3, 2, 5)] {
-            entries.insert(now, RelayIndex(index), way(tunnel, far), State::Requested, Version::V2).unwrap();
+            entries.insert(now, RelayIndex(index), key(tunnel, far), State::Requested, Version::V2).unwrap();
         }
         let indexes = |found: Vec<&Entry>| found.iter().map(|entry| entry.index.0).collect::<Vec<_>>();
         assert_eq!(indexes(entries.of_tunnel(LocalIndex(1)).collect()), [1, 2]);
-        assert_eq!(indexes(entries.to_far(way(1, 5).far).collect()), [1, 3]);
-        assert_eq!(entries.at(way(2, 5)).unwrap().index, RelayIndex(3));
+        assert_eq!(indexes(entries.to_far(key(1, 5).far).collect()), [1, 3]);
+        assert_eq!(entries.at(key(2, 5)).unwrap().index, RelayIndex(3));
         entries.remove(RelayIndex(1)).unwrap();
         assert_eq!(indexes(entries.of_tunnel(LocalIndex(1)).collect()), [2]);
-        assert_eq!(indexes(entries.to_far(way(1, 5).far).collect()), [3]);
-        assert!(entries.at(way(1, 5)).is_none());
+        assert_eq!(indexes(entries.to_far(key(1, 5).far).collect()), [3]);
+        assert!(entries.at(key(1, 5)).is_none());
     }
 
     #[test]
@@ -210,22 +210,22 @@ mod tests {
         let (mut entries, now) = (Entries::default(), base());
         fill(&mut entries, now, 1);
         let more = |entries: &mut Entries, at| {
-            entries.insert(at, RelayIndex(9), way(1, 1 << 20), State::Requested, Version::V2)
+            entries.insert(at, RelayIndex(9), key(1, 1 << 20), State::Requested, Version::V2)
         };
         assert!(more(&mut entries, now).is_none());
-        assert!(entries.insert(now, RelayIndex(8), way(2, 1), State::Requested, Version::V2).is_some());
-        let inserted = more(&mut entries, now + UNANSWERED).unwrap();
+        assert!(entries.insert(now, RelayIndex(8), key(2, 1), State::Requested, Version::V2).is_some());
+        let inserted = more(&mut entries, now + UNANSWERED_AFTER).unwrap();
         assert!(inserted.evicted.is_some());
-        assert_eq!(entries.of_tunnel(LocalIndex(1)).count(), MAX_PER_TUNNEL);
+        assert_eq!(entries.of_tunnel(LocalIndex(1)).count(), MAX_HOPS_PER_TUNNEL);
     }
 
     #[test]
     fn all_peers_together_have_a_limited_number() {
         let (mut entries, now) = (Entries::default(), base());
-        for tunnel in 0..(MAX_ENTRIES / MAX_PER_TUNNEL) as u32 {
+        for tunnel in 0..(MAX_ENTRIES / MAX_HOPS_PER_TUNNEL) as u32 {
             fill(&mut entries, now, tunnel);
         }
-        let new = (RelayIndex(9), way(1 << 20, 1));
+        let new = (RelayIndex(9), key(1 << 20, 1));
         assert!(entries.insert(now, new.0, new.1, State::Requested, Version::V2).is_none());
         assert_eq!(entries.iter().count(), MAX_ENTRIES);
     }
@@ -233,8 +233,8 @@ mod tests {
     #[test]
     fn an_index_that_is_taken_or_zero_is_refused() {
         let (mut entries, now) = (Entries::default(), base());
-        assert!(entries.insert(now, RelayIndex(0), way(1, 1), State::Requested, Version::V2).is_none());
-        assert!(entries.insert(now, RelayIndex(7), way(1, 1), State::Requested, Version::V2).is_some());
-        assert!(entries.insert(now, RelayIndex(7), way(1, 2), State::Requested, Version::V2).is_none());
+        assert!(entries.insert(now, RelayIndex(0), key(1, 1), State::Requested, Version::V2).is_none());
+        assert!(entries.insert(now, RelayIndex(7), key(1, 1), State::Requested, Version::V2).is_some());
+        assert!(entries.insert(now, RelayIndex(7), key(1, 2), State::Requested, Version::V2).is_none());
     }
 }

@@ -5,30 +5,19 @@
 //! `Kind::Forwarding`. A relayed datagram is a whole datagram of the tunnel between the two ends, authenticated once more for
 //! the hop; it is never relayed twice.
 
-mod allowance;
 mod entries;
+mod rate_limit;
 mod table;
 
 use std::net::IpAddr;
 
-pub(crate) use allowance::Allowance;
 pub(crate) use entries::{Entries, Entry, State};
+pub(crate) use rate_limit::RateLimit;
 pub(crate) use table::{RelayTable, Role};
 
-use crate::tunnel::{LocalIndex, RemoteIndex};
-
-/// Index this node allocated for one hop; a number space of its own, beside that of tunnels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RelayIndex(pub u32);
-
-/// Where datagrams go that leave by a hop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Hop {
-    /// Tunnel to the neighbour.
-    pub(crate) tunnel: LocalIndex,
-    /// What the neighbour calls this hop.
-    pub(crate) index: RemoteIndex,
-}
+pub(crate) use crate::index::Hop;
+use crate::index::LocalIndex;
+pub use crate::index::RelayIndex;
 
 /// What an entry is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,7 +30,7 @@ pub(crate) enum Kind {
 
 /// A hop by what it is: an end beyond a neighbour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Way {
+pub(crate) struct HopKey {
     /// Tunnel to the neighbour.
     pub(crate) tunnel: LocalIndex,
     /// What this node is in it.

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Hop, RelayIndex};
-use crate::tunnel::LocalIndex;
+use crate::index::LocalIndex;
 
 /// What to do with an authenticated datagram of a hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl RelayTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tunnel::RemoteIndex;
+    use crate::index::RemoteIndex;
 
     #[test]
     fn a_hop_is_found_until_it_is_retired_and_remembers_traffic_over_a_change() {

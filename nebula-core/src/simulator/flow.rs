@@ -46,7 +46,7 @@ pub(super) struct Flow {
 
 impl Flow {
     pub(super) fn push(&mut self, step: Step) {
-        if self.steps.len() == KEPT {
+        if self.steps.len() == MAX_STEPS_KEPT {
             self.steps.pop_front();
         }
         self.steps.push_back(step);
@@ -58,14 +58,14 @@ impl Flow {
 
     /// One column per host, one arrow per datagram; `x` marks a lost one.
     pub(super) fn diagram(&self, names: &[&str]) -> String {
-        let skipped = self.steps.len().saturating_sub(SHOWN);
+        let skipped = self.steps.len().saturating_sub(MAX_STEPS_SHOWN);
         let mut names = names.to_vec();
         if self.steps.iter().skip(skipped).any(|step| step.sender == STRANGER) {
             names.push(STRANGER);
         }
         let mut text = format!("{:>11}", "");
         for name in &names {
-            let _ = write!(text, "{name:^COLUMN$}");
+            let _ = write!(text, "{name:^COLUMN_WIDTH$}");
         }
         let _ = writeln!(text, " type, index, counter, bytes, from -> to");
         if skipped > 0 {
@@ -81,18 +81,18 @@ impl Flow {
 impl Step {
     fn line(&self, names: &[&str]) -> String {
         let column = |wanted: &str| names.iter().position(|name| *name == wanted);
-        let mut arrow = vec![' '; COLUMN * names.len()];
+        let mut arrow = vec![' '; COLUMN_WIDTH * names.len()];
         for at in 0..names.len() {
-            arrow[at * COLUMN + COLUMN / 2] = '|';
+            arrow[at * COLUMN_WIDTH + COLUMN_WIDTH / 2] = '|';
         }
         let sender = column(&self.sender).unwrap_or(0);
         let receiver = self.receiver.as_deref().and_then(column).unwrap_or(sender);
-        let [left, right] = [sender.min(receiver), sender.max(receiver)].map(|at| at * COLUMN + COLUMN / 2);
+        let [left, right] = [sender.min(receiver), sender.max(receiver)].map(|at| at * COLUMN_WIDTH + COLUMN_WIDTH / 2);
         arrow[left..right].fill('-');
         let head = if receiver > sender { '>' } else { '<' };
-        arrow[receiver * COLUMN + COLUMN / 2] = if self.copies == 0 { 'x' } else { head };
+        arrow[receiver * COLUMN_WIDTH + COLUMN_WIDTH / 2] = if self.copies == 0 { 'x' } else { head };
         if receiver != sender || self.copies > 0 {
-            arrow[sender * COLUMN + COLUMN / 2] = 'o';
+            arrow[sender * COLUMN_WIDTH + COLUMN_WIDTH / 2] = 'o';
         }
         let fate = match (self.copies, &self.receiver) {
             (0, None) => " nobody there",
@@ -108,6 +108,6 @@ impl Step {
 
 /// Sender of datagrams that come from no host.
 pub(super) const STRANGER: &str = "stranger";
-const KEPT: usize = 100_000;
-const SHOWN: usize = 200;
-const COLUMN: usize = 14;
+const MAX_STEPS_KEPT: usize = 100_000;
+const MAX_STEPS_SHOWN: usize = 200;
+const COLUMN_WIDTH: usize = 14;

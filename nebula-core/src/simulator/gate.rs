@@ -7,7 +7,8 @@ use ipnet::IpNet;
 
 use crate::counters::Direction;
 use crate::firewall::{Conntrack, Filter, Firewall, FlowCache, Policy};
-use crate::tunnel::{LocalIndex, Tunnel};
+use crate::index::LocalIndex;
+use crate::tunnel::Tunnel;
 use crate::wire::ip::FlowKey;
 use crate::{DropReason, Forwarder};
 

@@ -3,6 +3,7 @@
 //! Time jumps to the next arrival or deadline, so an hour of keepalives takes milliseconds. Everything follows from the
 //! seed, keys and certificates too: the same seed and the same calls give the same datagrams, byte for byte.
 
+mod adopt;
 mod authority;
 mod exercise;
 mod flow;
@@ -518,7 +519,10 @@ impl SimNet {
         if self.second.0 != second {
             self.second = (second, self.sent);
         }
-        assert!(self.sent - self.second.1 < STORM, "{STORM} datagrams in one second: hosts answer each other for ever");
+        assert!(
+            self.sent - self.second.1 < MAX_DATAGRAMS_PER_SECOND,
+            "{MAX_DATAGRAMS_PER_SECOND} datagrams in one second: hosts answer each other for ever"
+        );
     }
 
     /// Who receives a datagram, and whom it sees as the source.
@@ -565,6 +569,6 @@ fn private_endpoint(nat: NatId, host: HostId) -> SocketAddr {
 
 const PORT: u16 = 4242;
 /// No scenario sends so much in a second of its own.
-const STORM: u64 = 20_000;
+const MAX_DATAGRAMS_PER_SECOND: u64 = 20_000;
 /// Wall clock at the start, inside the life of every certificate.
 const START: UnixTime = 1_800_000_000;

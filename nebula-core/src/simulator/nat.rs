@@ -56,6 +56,7 @@ impl NatBehaviour {
             preserves_port: false,
         }
     }
+
     /// A new public port for every destination ("symmetric"): punching fails towards its like.
     #[must_use]
     pub fn symmetric() -> Self {

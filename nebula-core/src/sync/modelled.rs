@@ -19,15 +19,19 @@ impl<T> ArcSwapOption<T> {
     pub(crate) fn new(value: Option<Arc<T>>) -> Self {
         Self(Mutex::new(value))
     }
+
     pub(crate) fn empty() -> Self {
         Self::new(None)
     }
+
     pub(crate) fn load_full(&self) -> Option<Arc<T>> {
         self.0.lock().unwrap().clone()
     }
+
     pub(crate) fn load(&self) -> Loaded<T> {
         Loaded(self.load_full())
     }
+
     pub(crate) fn store(&self, value: Option<Arc<T>>) {
         *self.0.lock().unwrap() = value;
     }
@@ -53,9 +57,11 @@ impl<K: Ord, V: Clone> HashMap<K, V> {
     pub(crate) fn new() -> Self {
         Self(Mutex::new(BTreeMap::new()))
     }
+
     pub(crate) fn len(&self) -> usize {
         self.0.lock().unwrap().len()
     }
+
     pub(crate) fn pin(&self) -> Pinned<'_, K, V> {
         Pinned(self)
     }
@@ -66,9 +72,11 @@ impl<K: Ord, V: Clone> Pinned<'_, K, V> {
     pub(crate) fn get(&self, key: &K) -> Option<Box<V>> {
         self.0.0.lock().unwrap().get(key).cloned().map(Box::new)
     }
+
     pub(crate) fn insert(&self, key: K, value: V) {
         self.0.0.lock().unwrap().insert(key, value);
     }
+
     pub(crate) fn remove_if(&self, key: &K, condition: impl FnOnce(&K, &V) -> bool) -> Result<Option<V>, ()> {
         let mut map = self.0.0.lock().unwrap();
         match map.get(key) {

@@ -31,6 +31,7 @@ impl AeadKey {
         let key = UnboundKey::new(algorithm, key).expect("both ciphers take 32 bytes");
         Self { cipher, key: LessSafeKey::new(key) }
     }
+
     /// Encrypts `buffer` in place and returns the tag. Nonce by cipher from `counter`.
     ///
     /// # Panics
@@ -43,6 +44,7 @@ impl AeadKey {
             .expect("a datagram is far below the limit of the AEAD");
         tag
     }
+
     /// Decrypts `buffer` (ciphertext then tag) in place; the plaintext is its first `len - 16` bytes.
     /// Returns false, with `buffer` unspecified, if the tag is wrong.
     #[must_use]

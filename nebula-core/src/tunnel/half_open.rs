@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError};
 use super::Tunnel;
 use super::cipher::AeadKey;
 use super::session::FIRST_COUNTER;
-use crate::handshake::Completed;
 use crate::sync::Mutex;
+use crate::tunnel::Negotiated;
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 
 /// Anybody can send a first message in the name of another, so very many of these may exist. Each holds raw keys only. The
@@ -23,7 +23,7 @@ pub(crate) struct HalfOpen {
 #[allow(clippy::large_enum_variant, reason = "nearly all are in the large one; the others last for a moment")]
 enum State {
     /// Nothing was received yet. The tunnel skips the counters of the tests that were sent.
-    Keys { done: Completed, tests: u64 },
+    Keys { done: Negotiated, tests: u64 },
     /// What a lane receives with, and what is published once the caller is confirmed.
     Tunnel(Arc<Tunnel>),
     /// The control plane gave up.
@@ -31,7 +31,7 @@ enum State {
 }
 
 impl HalfOpen {
-    pub(crate) fn new(done: Completed, endpoint: Option<SocketAddr>) -> Self {
+    pub(crate) fn new(done: Negotiated, endpoint: Option<SocketAddr>) -> Self {
         Self { endpoint, state: Mutex::new(State::Keys { done, tests: 0 }) }
     }
 
@@ -87,11 +87,12 @@ pub(crate) const TEST_LEN: usize = HEADER_LEN + TAG_LEN;
 mod tests {
     use super::*;
     use crate::forward::testing;
+    use crate::index::{LocalIndex, RemoteIndex};
+    use crate::tunnel::SessionKeys;
     use crate::tunnel::cipher::Cipher;
-    use crate::tunnel::{LocalIndex, RemoteIndex, SessionKeys};
 
     fn half_open() -> HalfOpen {
-        let done = Completed {
+        let done = Negotiated {
             local_index: LocalIndex(1),
             remote_index: RemoteIndex(9),
             peer: testing::verified(&["10.1.0.2/16"]),

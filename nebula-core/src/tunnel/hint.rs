@@ -7,10 +7,10 @@ use super::{LocalIndex, TunnelTable};
 
 /// Remembers one answer of the table. Holds no tunnel, so that a retired one is freed.
 #[derive(Debug, Default)]
-pub(crate) struct TunnelHint(Option<Answer>);
+pub(crate) struct TunnelHint(Option<Hint>);
 
 #[derive(Debug, Clone, Copy)]
-struct Answer {
+struct Hint {
     version: u64,
     peer: IpAddr,
     index: LocalIndex,
@@ -25,7 +25,7 @@ impl TunnelHint {
         let Some(index) = known.map(|answer| answer.index).or_else(|| tunnels.primary(peer)) else {
             return Lookup::nothing();
         };
-        self.0 = Some(Answer { version, peer, index });
+        self.0 = Some(Hint { version, peer, index });
         tunnels.look_up(index)
     }
 }

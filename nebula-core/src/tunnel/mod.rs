@@ -3,10 +3,13 @@
 pub mod cipher;
 mod half_open;
 mod hint;
+mod identity;
 pub(crate) mod liveness;
+mod negotiated;
 mod replay_window;
 mod session;
 mod table;
+mod vacancies;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,22 +20,17 @@ use nebula_cert::{VerifiedCertificate, Version};
 
 pub(crate) use half_open::{HalfOpen, TEST_LEN};
 pub(crate) use hint::TunnelHint;
+pub(crate) use identity::{PeerIdentity, route_digest};
+pub(crate) use negotiated::Negotiated;
 pub(crate) use replay_window::CounterSet;
 pub use replay_window::ReplayWindow;
 pub use session::{Session, SessionKeys};
 pub(crate) use table::Lookup;
 pub use table::TunnelTable;
+pub(crate) use vacancies::ReservedIndex;
 
-use crate::firewall::Identity;
-use crate::relay::Hop;
-
-/// Index this node allocated; peers put it into datagrams to this node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LocalIndex(pub u32);
-
-/// Index the peer allocated; this node puts it into datagrams to the peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RemoteIndex(pub u32);
+use crate::index::Hop;
+pub use crate::index::{LocalIndex, RemoteIndex};
 
 /// One live tunnel. Keys are immutable; the send counter, the replay window, the endpoint and the traffic marks are the
 /// only mutable state, each safe to touch from any lane.
@@ -45,7 +43,7 @@ pub struct Tunnel {
     /// Who the peer proved to be.
     pub peer: VerifiedCertificate,
     /// Whose the flows in this tunnel are.
-    pub(crate) identity: Identity,
+    pub(crate) identity: PeerIdentity,
     /// The peer's overlay addresses, primary first.
     pub peer_addresses: Vec<IpAddr>,
     /// Keys, counter, replay window.
@@ -79,11 +77,12 @@ pub struct Traffic {
 impl Tunnel {
     /// A tunnel from a completed handshake.
     #[must_use]
-    pub(crate) fn new(done: crate::handshake::Completed, endpoint: Option<SocketAddr>) -> Self {
+    pub(crate) fn new(done: Negotiated, endpoint: Option<SocketAddr>) -> Self {
         Self::starting_at(done, endpoint, session::FIRST_COUNTER)
     }
+
     /// As [`Tunnel::new`], where counters before `counter` were used already.
-    pub(crate) fn starting_at(done: crate::handshake::Completed, endpoint: Option<SocketAddr>, counter: u64) -> Self {
+    pub(crate) fn starting_at(done: Negotiated, endpoint: Option<SocketAddr>, counter: u64) -> Self {
         Self {
             local_index: done.local_index,
             remote_index: done.remote_index,
@@ -103,15 +102,18 @@ impl Tunnel {
             sent: AtomicBool::new(true),
         }
     }
+
     /// Current underlay endpoint.
     #[must_use]
     pub fn endpoint(&self) -> Option<SocketAddr> {
         self.endpoint.load().as_deref().copied()
     }
+
     /// Moves the tunnel.
     pub fn set_endpoint(&self, endpoint: Option<SocketAddr>) {
         self.endpoint.store(endpoint.map(Arc::new));
     }
+
     /// The hop to use while there is no endpoint.
     #[must_use]
     pub(crate) fn hop(&self) -> Option<Hop> {
@@ -119,38 +121,45 @@ impl Tunnel {
         let hop = Hop { tunnel: LocalIndex((packed >> 32) as u32), index: RemoteIndex(packed as u32) };
         (packed != 0).then_some(hop)
     }
+
     /// Reaches the peer by this hop while there is no endpoint.
     pub(crate) fn set_hop(&self, hop: Option<Hop>) {
         let packed = hop.map_or(0, |hop| u64::from(hop.tunnel.0) << 32 | u64::from(hop.index.0));
         self.hop.store(packed, Ordering::Relaxed);
     }
+
     /// Whether the peer showed that it has the keys of this tunnel (key confirmation).
     #[must_use]
     pub fn is_confirmed(&self) -> bool {
         self.confirmed.load(Ordering::Relaxed)
     }
+
     /// The peer was heard in this tunnel. `true`: for the first time.
     pub(crate) fn confirm(&self) -> bool {
         !self.confirmed.swap(true, Ordering::Relaxed)
     }
+
     /// Notes authenticated traffic from the peer's endpoint.
     pub fn mark_received(&self) {
         if !self.received.load(Ordering::Relaxed) {
             self.received.store(true, Ordering::Relaxed);
         }
     }
+
     /// Notes authenticated traffic from the peer through a relay.
     pub fn mark_relayed(&self) {
         if !self.relayed.load(Ordering::Relaxed) {
             self.relayed.store(true, Ordering::Relaxed);
         }
     }
+
     /// Notes traffic to the peer.
     pub fn mark_sent(&self) {
         if !self.sent.load(Ordering::Relaxed) {
             self.sent.store(true, Ordering::Relaxed);
         }
     }
+
     /// Traffic since the last call.
     pub fn take_traffic(&self) -> Traffic {
         let take = |mark: &AtomicBool| mark.swap(false, Ordering::Relaxed);

@@ -35,16 +35,19 @@ impl CounterSet {
     pub(crate) fn around(counter: u64) -> Self {
         Self { block: counter / BLOCK, bits: 0 }
     }
+
     /// Whether two counters can be in one set.
     pub(crate) fn spans(one: u64, other: u64) -> bool {
         one / BLOCK == other / BLOCK
     }
+
     /// Adds a counter; false if it is in the set already.
     pub(crate) fn insert(&mut self, counter: u64) -> bool {
         let known = self.contains(counter);
         self.bits |= bit(counter);
         !known
     }
+
     /// Whether the counter is in the set.
     pub(crate) fn contains(self, counter: u64) -> bool {
         debug_assert_eq!(self.block, counter / BLOCK);
@@ -61,21 +64,25 @@ impl ReplayWindow {
         let blocks = std::array::from_fn(|block| AtomicU64::new(if block == 0 { 0b111 } else { 0 }));
         Self { highest: AtomicU64::new(2), blocks }
     }
+
     /// Highest counter accepted.
     #[must_use]
     pub fn highest(&self) -> u64 {
         self.highest.load(Ordering::Relaxed)
     }
+
     /// Whether `counter` could be new. Before decryption.
     #[must_use]
     pub fn check(&self, counter: u64) -> bool {
         self.check_around(counter).contains(counter)
     }
+
     /// Records `counter`; false if another lane was first or it is too old. After authentication.
     pub fn commit(&self, counter: u64) -> bool {
         let set = CounterSet { bits: bit(counter), ..CounterSet::around(counter) };
         self.commit_set(set).bits != 0
     }
+
     /// Which counters of the block of `counter` could be new.
     #[must_use]
     pub(crate) fn check_around(&self, counter: u64) -> CounterSet {
@@ -83,6 +90,7 @@ impl ReplayWindow {
         let (word, lap) = self.place(set.block);
         CounterSet { bits: self.unseen(set.block, lap, word.load(Ordering::Acquire)), ..set }
     }
+
     /// Records all counters of a set and returns those that were new, as [`ReplayWindow::commit`] would one by one in
     /// ascending order.
     pub(crate) fn commit_set(&self, set: CounterSet) -> CounterSet {
@@ -113,6 +121,7 @@ impl ReplayWindow {
         let too_old = lowest.saturating_sub(block * BLOCK);
         if too_old >= BLOCK { 0 } else { u32::MAX << too_old & !seen(lap, word) }
     }
+
     /// Word of a block, and the lap in which it holds that block.
     fn place(&self, block: u64) -> (&AtomicU64, u32) {
         (&self.blocks[(block % BLOCKS) as usize], (block / BLOCKS) as u32)
@@ -155,10 +164,12 @@ mod tests {
         fn new() -> Self {
             Self { current: 2, seen: BTreeSet::from([0, 1, 2]) }
         }
+
         fn check(&self, i: u64) -> bool {
             let in_window = if self.current < LEN { i < LEN } else { i > self.current - LEN };
             i > self.current || (in_window && !self.seen.contains(&i))
         }
+
         fn commit(&mut self, i: u64) -> bool {
             let fresh = self.check(i);
             if fresh {

@@ -36,11 +36,16 @@ pub struct Session {
     pub(crate) replay: CachePadded<ReplayWindow>,
 }
 
+/// Counters that one call of [`Session::reserve`] takes at most: more than a super-packet has segments, and than one
+/// receive call brings relayed datagrams.
+const MAX_RESERVED_AT_ONCE: u64 = 1 << 16;
+
 // The handshake messages are counted as 1 and 2 in both directions.
 pub(super) const FIRST_COUNTER: u64 = 3;
 
 impl Session {
-    /// From here on a tunnel should be replaced by a new handshake.
+    /// From here on a tunnel should be replaced by a new handshake. Long before the counter could run out, and rare: at a
+    /// million packets per second, every four and a half hours.
     pub const REKEY_AFTER: u64 = 1 << 34;
     /// No counter from here on is ever used. The distance to the end of the number space lets every lane overshoot
     /// once without a wrap.
@@ -51,6 +56,7 @@ impl Session {
     pub fn new(keys: SessionKeys) -> Self {
         Self::starting_at(keys, FIRST_COUNTER)
     }
+
     /// First counter sent is `counter`.
     pub(super) fn starting_at(keys: SessionKeys, counter: u64) -> Self {
         Self {
@@ -60,6 +66,7 @@ impl Session {
             replay: CachePadded::new(ReplayWindow::new()),
         }
     }
+
     /// Takes `n` consecutive send counters; the first is returned, `None` near exhaustion (`2^64 - 1 - 2^40`).
     #[must_use]
     pub fn reserve(&self, n: u64) -> Option<u64> {
@@ -72,21 +79,30 @@ impl Session {
         let first = self.next.fetch_add(n, Ordering::Relaxed);
         (first <= last_start).then_some(first)
     }
+
     /// The counter that would be taken next.
     #[must_use]
     pub fn next_counter(&self) -> u64 {
         self.next.load(Ordering::Relaxed)
     }
+
     /// Goes on with `counter`.
     #[cfg(test)]
     pub(crate) fn skip_to(&self, counter: u64) {
         self.next.store(counter, Ordering::Relaxed);
     }
-    /// Whether a run of datagrams may find no counters left: the tunnel has to go.
+
+    /// Whether the tunnel should be replaced by a new handshake.
+    #[must_use]
+    pub fn is_worn(&self) -> bool {
+        self.next_counter() >= Self::REKEY_AFTER
+    }
+
+    /// Whether the largest run of datagrams would find no counters left: the tunnel has to go. Single datagrams might still
+    /// find one; but a tunnel that carries some packets and no super-packets would starve its bulk traffic for ever.
     #[must_use]
     pub fn is_exhausted(&self) -> bool {
-        const LARGEST_RUN: u64 = 1 << 16;
-        self.next_counter() > Self::REJECT_AFTER - LARGEST_RUN
+        self.next_counter() > Self::REJECT_AFTER - MAX_RESERVED_AT_ONCE
     }
 }
 
@@ -119,6 +135,26 @@ mod tests {
         }
         assert_eq!(session.next_counter(), Session::REJECT_AFTER);
         assert_eq!(session.reserve(u64::MAX), None);
+    }
+
+    #[test]
+    fn a_tunnel_is_exhausted_exactly_when_the_largest_run_finds_no_counters() {
+        let last = Session::REJECT_AFTER - MAX_RESERVED_AT_ONCE;
+        for (next, is_exhausted) in [(last - 1, false), (last, false), (last + 1, true), (u64::MAX - (1 << 40), true)] {
+            let session = session();
+            session.skip_to(next);
+            assert_eq!(session.is_exhausted(), is_exhausted, "{next}");
+            assert_eq!(session.reserve(MAX_RESERVED_AT_ONCE).is_none(), is_exhausted, "{next}");
+        }
+    }
+
+    #[test]
+    fn a_tunnel_is_renewed_from_its_limit_on() {
+        let session = session();
+        session.skip_to(Session::REKEY_AFTER - 1);
+        assert!(!session.is_worn());
+        session.skip_to(Session::REKEY_AFTER);
+        assert!(session.is_worn() && !session.is_exhausted());
     }
 
     #[test]

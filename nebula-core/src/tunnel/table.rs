@@ -1,21 +1,12 @@
 //! All live tunnels: slot by local index, primary by overlay address (SA database). Read without a lock.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, PoisonError};
 
+use super::vacancies::{CHUNKS, FIRST_CHUNK, ReservedIndex, SLOTS, Scramble, Vacancies};
 use super::{HalfOpen, LocalIndex, Tunnel};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use crate::sync::{ArcSwapOption, HashMap, Loaded, Mutex};
-
-/// Low bits of an index before scrambling: the slot. The rest is the slot's generation, so an index comes back only
-/// after its slot was used 4096 times.
-const SLOT_BITS: u32 = 20;
-const GENERATIONS: u32 = 1 << (32 - SLOT_BITS);
-/// Chunk `k` holds `FIRST_CHUNK << k` slots, so that a node with few tunnels has a small table.
-const FIRST_CHUNK: u32 = if cfg!(all(test, loom)) { 1 } else { 16 };
-const CHUNKS: usize = 16;
-const SLOTS: u32 = FIRST_CHUNK * ((1 << CHUNKS) - 1);
+use crate::sync::{ArcSwapOption, HashMap, Loaded, Mutex, MutexGuard};
 
 type Slot = ArcSwapOption<Tunnel>;
 
@@ -31,19 +22,8 @@ pub struct TunnelTable {
     version: AtomicU64,
     /// Slots that were ever in use: an index beyond them is nobody's, which lanes see without the lock.
     used_slots: AtomicU32,
-    vacancies: Mutex<Vacancies>,
+    vacancies: Arc<Mutex<Vacancies>>,
     scramble: Scramble,
-}
-
-/// Who has which slot; touched by the control plane only.
-#[derive(Debug, Default)]
-struct Vacancies {
-    fresh: u32,
-    /// Slot and last generation; oldest first, so an index rests as long as possible.
-    freed: VecDeque<(u32, u32)>,
-    reserved: BTreeSet<LocalIndex>,
-    /// Handshakes that this node answered, by their reserved index.
-    half_open: BTreeMap<LocalIndex, Arc<HalfOpen>>,
 }
 
 impl Default for TunnelTable {
@@ -61,45 +41,31 @@ impl TunnelTable {
             by_address: HashMap::new(),
             version: AtomicU64::new(1),
             used_slots: AtomicU32::new(0),
-            vacancies: Mutex::new(Vacancies::default()),
+            vacancies: Arc::new(Mutex::new(Vacancies::new(Scramble(key)))),
             scramble: Scramble(key),
         }
     }
+
     /// Reserves an unused index, never 0. `random` picks the generation. `None` if the table is full.
     #[must_use]
-    pub fn reserve(&self, random: u32) -> Option<LocalIndex> {
-        let mut vacancies = self.vacancies.lock().unwrap_or_else(PoisonError::into_inner);
-        let (slot, mut generation) = if vacancies.fresh < SLOTS && vacancies.freed.len() < FIRST_CHUNK as usize {
-            vacancies.fresh += 1;
-            self.used_slots.store(vacancies.fresh, Ordering::Relaxed);
-            (vacancies.fresh - 1, random % GENERATIONS)
-        } else {
-            let (slot, generation) = vacancies.freed.pop_front()?;
-            (slot, generation + 1)
-        };
-        let index = loop {
-            let index = self.scramble.index(slot | (generation % GENERATIONS) << SLOT_BITS);
-            if index != LocalIndex(0) {
-                break index;
-            }
-            generation += 1;
-        };
-        vacancies.reserved.insert(index);
-        Some(index)
+    pub(crate) fn reserve(&self, random: u32) -> Option<ReservedIndex> {
+        let mut vacancies = self.lock();
+        let index = vacancies.reserve(random)?;
+        self.used_slots.store(vacancies.used_slots(), Ordering::Relaxed);
+        Some(ReservedIndex::new(index, Arc::clone(&self.vacancies)))
     }
-    /// Gives back an index that never became a tunnel.
-    pub fn release(&self, index: LocalIndex) {
-        let mut vacancies = self.vacancies.lock().unwrap_or_else(PoisonError::into_inner);
-        vacancies.half_open.remove(&index);
-        if vacancies.reserved.remove(&index) {
-            let (slot, generation) = self.scramble.parts(index);
-            vacancies.freed.push_back((slot, generation));
-        }
+
+    /// Gives back an index that was [kept](ReservedIndex::keep).
+    #[cfg(test)]
+    pub(crate) fn release(&self, index: LocalIndex) {
+        self.lock().release(index);
     }
+
     /// Lets lanes receive for a (reserved) index whose caller is not confirmed yet.
     pub(crate) fn await_caller(&self, index: LocalIndex, half_open: Arc<HalfOpen>) {
-        self.vacancies.lock().unwrap_or_else(PoisonError::into_inner).half_open.insert(index, half_open);
+        self.lock().half_open.insert(index, half_open);
     }
+
     /// The tunnel of a caller that is not confirmed yet. Not for each packet: once it is, [`TunnelTable::look_up`] finds it.
     pub(crate) fn unconfirmed(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
         let (slot, _) = self.scramble.parts(index);
@@ -107,11 +73,12 @@ impl TunnelTable {
             return None;
         }
         let half_open = {
-            let vacancies = self.vacancies.lock().unwrap_or_else(PoisonError::into_inner);
+            let vacancies = self.lock();
             vacancies.half_open.get(&index).map(Arc::clone)
         };
         half_open?.tunnel()
     }
+
     /// Makes `tunnel` reachable by its (reserved) index.
     pub fn publish(&self, tunnel: Arc<Tunnel>) {
         let index = tunnel.local_index;
@@ -122,12 +89,10 @@ impl TunnelTable {
         let chunk = self.chunks[chunk].get_or_init(|| (0..FIRST_CHUNK << chunk).map(|_| Slot::empty()).collect());
         chunk[offset].store(Some(tunnel));
         // Then only: an index is reserved or leads to its tunnel, at any time.
-        let mut vacancies = self.vacancies.lock().unwrap_or_else(PoisonError::into_inner);
-        vacancies.half_open.remove(&index);
-        vacancies.reserved.remove(&index);
-        drop(vacancies);
+        self.lock().publish(index);
         self.changed();
     }
+
     /// Makes `tunnel` the one that carries packets to all of its peer's addresses.
     pub fn set_primary(&self, tunnel: &Arc<Tunnel>) {
         let by_address = self.by_address.pin();
@@ -136,6 +101,7 @@ impl TunnelTable {
         }
         self.changed();
     }
+
     /// Removes a tunnel; addresses that pointed to it point to nothing.
     pub fn retire(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
         let slot = self.slot(index)?;
@@ -147,45 +113,62 @@ impl TunnelTable {
             let _ = by_address.remove_if(address, |_, primary| *primary == index);
         }
         self.changed();
-        let (slot, generation) = self.scramble.parts(index);
-        self.vacancies.lock().unwrap_or_else(PoisonError::into_inner).freed.push_back((slot, generation));
+        self.lock().free(index);
         Some(tunnel)
     }
+
     /// By own index.
     #[must_use]
     pub fn by_index(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
         self.slot(index)?.load_full().filter(|tunnel| tunnel.local_index == index)
     }
+
     /// Primary tunnel to a peer.
     #[must_use]
     pub fn by_address(&self, address: IpAddr) -> Option<Arc<Tunnel>> {
         self.by_index(self.primary(address)?)
     }
+
+    /// Whether this tunnel carries packets to its peer.
+    pub(crate) fn is_primary(&self, tunnel: &Tunnel) -> bool {
+        let first = tunnel.peer_addresses.first();
+        first.and_then(|address| self.primary(*address)) == Some(tunnel.local_index)
+    }
+
     /// As [`TunnelTable::by_index`], for lanes: without counting a reference, which would be a write to memory that all
     /// lanes of the tunnel read.
     pub(crate) fn look_up(&self, index: LocalIndex) -> Lookup {
         Lookup { index, slot: self.slot(index).map(ArcSwapOption::load) }
     }
+
     /// Index of the primary tunnel to a peer.
     pub(crate) fn primary(&self, address: IpAddr) -> Option<LocalIndex> {
         Some(*self.by_address.pin().get(&address)?)
     }
+
     /// Overlay addresses with a primary tunnel.
     pub(crate) fn primaries(&self) -> usize {
         self.by_address.len()
     }
+
     /// Whether this index is reserved for a tunnel that is not published. Takes the lock of the control plane: not for each
     /// packet.
     pub(crate) fn is_reserved(&self, index: LocalIndex) -> bool {
-        self.vacancies.lock().unwrap_or_else(PoisonError::into_inner).reserved.contains(&index)
+        self.lock().reserved.contains(&index)
     }
+
     /// Indexes reserved for tunnels that are not published.
     pub(crate) fn reserved(&self) -> usize {
-        self.vacancies.lock().unwrap_or_else(PoisonError::into_inner).reserved.len()
+        self.lock().reserved.len()
     }
+
     /// Changes with every publish, change of primary and retire: what was looked up under the same version still holds.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vacancies> {
+        self.vacancies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn slot(&self, index: LocalIndex) -> Option<&Slot> {
@@ -193,6 +176,7 @@ impl TunnelTable {
         let (chunk, offset) = locate(slot)?;
         self.chunks[chunk].get()?.get(offset)
     }
+
     fn changed(&self) {
         self.version.fetch_add(1, Ordering::Release);
     }
@@ -210,6 +194,7 @@ impl Lookup {
     pub(crate) fn nothing() -> Self {
         Self { index: LocalIndex(0), slot: None }
     }
+
     /// The tunnel that was looked for.
     pub(crate) fn tunnel(&self) -> Option<&Tunnel> {
         self.slot.as_ref()?.as_deref().filter(|tunnel| tunnel.local_index == self.index)
@@ -223,37 +208,6 @@ fn locate(slot: u32) -> Option<(usize, usize)> {
     (slot < SLOTS).then_some((chunk as usize, (slot - first) as usize))
 }
 
-/// A keyed permutation of `u32`. It hides which slots are in use; it is no cipher and need not be one.
-#[derive(Debug)]
-struct Scramble(u64);
-
-impl Scramble {
-    const FACTORS: [u32; 2] = [0x9e37_79b1, 0x85eb_ca77];
-    const INVERSES: [u32; 2] = [inverse(Self::FACTORS[0]), inverse(Self::FACTORS[1])];
-
-    fn index(&self, mut x: u32) -> LocalIndex {
-        x = (x ^ self.0 as u32).wrapping_mul(Self::FACTORS[0]);
-        x = ((x ^ x >> 16) ^ (self.0 >> 32) as u32).wrapping_mul(Self::FACTORS[1]);
-        LocalIndex(x ^ x >> 16)
-    }
-    fn parts(&self, LocalIndex(mut x): LocalIndex) -> (u32, u32) {
-        x = (x ^ x >> 16).wrapping_mul(Self::INVERSES[1]) ^ (self.0 >> 32) as u32;
-        x = (x ^ x >> 16).wrapping_mul(Self::INVERSES[0]) ^ self.0 as u32;
-        (x & ((1 << SLOT_BITS) - 1), x >> SLOT_BITS)
-    }
-}
-
-/// Inverse of an odd number modulo 2^32, by Newton's iteration.
-const fn inverse(odd: u32) -> u32 {
-    let mut x = odd;
-    let mut bits = 3;
-    while bits < 32 {
-        x = x.wrapping_mul(2_u32.wrapping_sub(odd.wrapping_mul(x)));
-        bits *= 2;
-    }
-    x
-}
-
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
@@ -261,14 +215,16 @@ mod tests {
 
     use nebula_cert::VerifiedCertificate;
 
+    use super::super::vacancies::SLOT_BITS;
     use super::*;
     use crate::forward::testing;
-    use crate::handshake::Completed;
+    use crate::index::RemoteIndex;
+    use crate::tunnel::Negotiated;
+    use crate::tunnel::SessionKeys;
     use crate::tunnel::cipher::Cipher;
-    use crate::tunnel::{RemoteIndex, SessionKeys};
 
     fn tunnel(local_index: LocalIndex, peer: VerifiedCertificate) -> Arc<Tunnel> {
-        let done = Completed {
+        let done = Negotiated {
             local_index,
             remote_index: RemoteIndex(9),
             peer,
@@ -281,7 +237,7 @@ mod tests {
     }
 
     fn add(table: &TunnelTable, networks: &[&str]) -> LocalIndex {
-        let index = table.reserve(3).unwrap();
+        let index = table.reserve(3).unwrap().keep();
         let tunnel = tunnel(index, testing::verified(networks));
         table.publish(Arc::clone(&tunnel));
         table.set_primary(&tunnel);
@@ -325,11 +281,11 @@ mod tests {
     fn indexes_are_never_zero_never_taken_twice_and_rest_before_they_return() {
         for key in [0, 1, 0xfeed_beef_dead_cafe] {
             let table = TunnelTable::new(key);
-            let taken: BTreeSet<_> = (0..5000).map(|random| table.reserve(random).unwrap()).collect();
+            let taken: BTreeSet<_> = (0..5000).map(|random| table.reserve(random).unwrap().keep()).collect();
             assert_eq!(taken.len(), 5000);
             taken.iter().for_each(|index| table.release(*index));
             // Slots come back, each under a new index.
-            let again: BTreeSet<_> = (0..5000).map(|random| table.reserve(random).unwrap()).collect();
+            let again: BTreeSet<_> = (0..5000).map(|random| table.reserve(random).unwrap().keep()).collect();
             assert!(again.is_disjoint(&taken) && !again.contains(&LocalIndex(0)));
         }
     }
@@ -337,11 +293,27 @@ mod tests {
     #[test]
     fn an_index_is_given_back_only_by_who_has_it() {
         let table = TunnelTable::new(1);
-        let index = table.reserve(0).unwrap();
+        let index = table.reserve(0).unwrap().keep();
         table.release(index);
         table.release(index);
-        let next: Vec<_> = (0..40).map(|_| table.reserve(0).unwrap()).collect();
+        let next: Vec<_> = (0..40).map(|_| table.reserve(0).unwrap().keep()).collect();
         assert_eq!(next.iter().collect::<BTreeSet<_>>().len(), 40);
+    }
+
+    #[test]
+    fn an_index_frees_itself_unless_it_became_a_tunnel() {
+        let table = TunnelTable::new(1);
+        let abandoned = table.reserve(0).unwrap();
+        assert!(table.is_reserved(*abandoned));
+        drop(abandoned);
+        assert_eq!(table.reserved(), 0);
+        let used = table.reserve(0).unwrap();
+        let index = *used;
+        table.publish(tunnel(index, testing::verified(&["10.1.0.2/16"])));
+        drop(used);
+        assert!(table.by_index(index).is_some() && table.reserved() == 0);
+        let next: BTreeSet<_> = (0..40).map(|_| table.reserve(0).unwrap().keep()).collect();
+        assert!(next.len() == 40 && !next.contains(&index), "the slot is in use");
     }
 
     #[test]
@@ -359,22 +331,9 @@ mod tests {
         assert_eq!(locate(u32::MAX), None);
         const { assert!(SLOTS <= 1 << SLOT_BITS) };
         let table = TunnelTable::new(1);
-        table.vacancies.lock().unwrap().fresh = SLOTS - 1;
-        assert!(table.reserve(0).is_some());
-        assert_eq!(table.reserve(0), None);
-    }
-
-    #[test]
-    fn scrambling_loses_nothing_and_depends_on_the_key() {
-        for key in [0, 5, u64::MAX, 0x0123_4567_89ab_cdef] {
-            let scramble = Scramble(key);
-            for x in (0..100_000_u32).chain((0..100_000).map(|n: u32| n.wrapping_mul(0x9e37_79b1))) {
-                let (slot, generation) = scramble.parts(scramble.index(x));
-                assert_eq!(slot | generation << SLOT_BITS, x);
-            }
-        }
-        assert_ne!(Scramble(1).index(0), Scramble(2).index(0));
-        assert_ne!(Scramble(1).index(0), Scramble(1 << 32 | 1).index(0));
+        table.lock().skip_to_slot(SLOTS - 1);
+        assert!(table.reserve(0).is_some_and(|last| last.keep() != LocalIndex(0)));
+        assert!(table.reserve(0).is_none());
     }
 
     #[test]
@@ -395,7 +354,7 @@ mod tests {
                 });
             }
             for _ in 0..2000 {
-                let tunnel = tunnel(table.reserve(0).unwrap(), peer.clone());
+                let tunnel = tunnel(table.reserve(0).unwrap().keep(), peer.clone());
                 table.publish(Arc::clone(&tunnel));
                 table.set_primary(&tunnel);
                 assert!(table.by_address(address).is_some());

@@ -10,7 +10,7 @@
 //! Big-endian throughout. The reserved bits are sent as zero and not checked, but they are authenticated: additional
 //! data is the header as received, never a re-encoded one.
 
-use crate::DropReason;
+use crate::drop_reason::DropReason;
 
 /// Bytes of a header.
 pub const HEADER_LEN: usize = 16;
@@ -100,6 +100,7 @@ impl Header {
         let kind = MessageType::from_numbers(first & 0x0f, subtype).ok_or(DropReason::UnknownType)?;
         Ok(Self { kind, index: u32::from_be_bytes([i0, i1, i2, i3]), counter: u64::from_be_bytes(counter) })
     }
+
     /// Wire form.
     #[must_use]
     pub fn to_bytes(self) -> [u8; HEADER_LEN] {

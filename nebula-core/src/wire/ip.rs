@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::DropReason;
+use crate::drop_reason::DropReason;
 
 /// IP protocol numbers the firewall tells apart.
 pub mod protocol {
@@ -53,6 +53,7 @@ impl Packet {
     pub fn outbound(packet: &[u8]) -> Result<Self, DropReason> {
         Headers::parse(packet).map(|headers| headers.into_packet(false)).ok_or(DropReason::BadPacket)
     }
+
     /// Reads a packet that came through a tunnel (destination is local).
     ///
     /// # Errors
@@ -190,6 +191,7 @@ impl Ports {
         let [s0, s1, d0, d1] = *transport.first_chunk::<4>()?;
         Some(Self::Pair { source: u16::from_be_bytes([s0, s1]), destination: u16::from_be_bytes([d0, d1]) })
     }
+
     fn identifier(transport: &[u8]) -> Option<Self> {
         let [_, _, _, _, i0, i1] = *transport.first_chunk::<6>()?;
         Some(Self::Identifier(u16::from_be_bytes([i0, i1])))

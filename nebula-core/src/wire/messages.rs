@@ -101,6 +101,7 @@ impl MetaKind {
             other => Self::Other(other),
         }
     }
+
     fn number(self) -> u32 {
         match self {
             Self::HostQuery => 1,

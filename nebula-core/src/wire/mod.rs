@@ -4,4 +4,5 @@ pub mod header;
 pub mod icmp;
 pub mod ip;
 pub mod messages;
+pub mod offload;
 mod protobuf;

@@ -27,9 +27,11 @@ impl<'a> Value<'a> {
         let Self::Varint(value) = self else { return Err(Malformed("number field with another wire type")) };
         Ok(value)
     }
+
     pub(super) fn u32(self) -> Result<u32, Malformed> {
         u32::try_from(self.u64()?).map_err(|_| Malformed("number does not fit 32 bits"))
     }
+
     pub(super) fn bytes(self) -> Result<&'a [u8], Malformed> {
         let Self::Bytes(bytes) = self else { return Err(Malformed("bytes field with another wire type")) };
         Ok(bytes)
@@ -122,6 +124,7 @@ impl Writer {
     pub(super) fn finish(self) -> Vec<u8> {
         self.bytes
     }
+
     /// A number; zero is the default and not written.
     pub(super) fn number(&mut self, field: u32, value: u64) {
         if value != 0 {
@@ -129,12 +132,14 @@ impl Writer {
             self.varint(value);
         }
     }
+
     /// Bytes or a nested message, written even if empty.
     pub(super) fn bytes(&mut self, field: u32, value: &[u8]) {
         self.varint(u64::from(field << 3 | 2));
         self.varint(value.len() as u64);
         self.bytes.extend_from_slice(value);
     }
+
     /// A nested message, written even if empty.
     pub(super) fn message(&mut self, field: u32, write: impl FnOnce(&mut Self)) {
         self.varint(u64::from(field << 3 | 2));
@@ -151,6 +156,7 @@ impl Writer {
             }
         }
     }
+
     /// A packed list of numbers; nothing if empty.
     pub(super) fn packed(&mut self, field: u32, values: impl IntoIterator<Item = u32>) {
         let mut values = values.into_iter().peekable();

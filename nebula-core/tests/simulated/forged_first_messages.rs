@@ -188,7 +188,7 @@ fn a_forged_message_at_a_lighthouse_changes_no_answer_and_makes_nobody_punch_at_
         net.control(bob, |node, now| node.inquire(now, subject));
         net.run_for(SECOND / 2);
         let told = net.control(bob, |node, _| node.whereabouts(subject));
-        let named = told.answers.values().flat_map(|answer| &answer.endpoints).any(|at| *at == forger());
+        let named = told.answers.values().flat_map(|answer| &answer.reported).any(|at| *at == forger());
         assert!(!named && !told.endpoints.contains(&forger()), "alice gone: {gone}, {told:?}\n{}", net.diagram());
         let _verdict = net.send_udp(bob, alice, (1, 2), b"hello");
         net.run_for(SECOND * 3);

@@ -89,7 +89,7 @@ fn a_lighthouse_passes_none_of_them_on() {
         net.control(host, |node, now| node.inquire(now, subject));
         net.run_for(SECOND / 2);
         let answers = net.control(host, |node, _| node.whereabouts(subject)).answers;
-        let told: Vec<_> = answers.values().flat_map(|answer| answer.endpoints.clone()).collect();
+        let told: Vec<_> = answers.values().flat_map(|answer| answer.reported.clone()).collect();
         assert_eq!(told, [net.underlay(member), GOOD.parse().unwrap()]);
     }
     assert_eq!(net.counter(lighthouse, "dropped_in_endpoint_refused"), SPECIAL.len() as u64);
@@ -158,7 +158,7 @@ fn a_lighthouse_that_hears_a_host_on_loopback_does_not_send_others_there() {
     net.control(host, |node, now| node.inquire(now, subject));
     net.run_for(SECOND / 2);
     let answers = net.control(host, |node, _| node.whereabouts(subject)).answers;
-    assert!(answers.values().all(|answer| answer.endpoints.is_empty()), "{answers:?}");
+    assert!(answers.values().all(|answer| answer.reported.is_empty()), "{answers:?}");
     // What the operator wrote counts.
     let direct = net.add(HostSpec::new("direct").knows(member));
     net.ping(direct, member).until_delivered();

@@ -3,9 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use nebula_core::RelayState;
+use nebula_core::lighthouse::KnownEndpoints;
 use nebula_core::lighthouse::{AllowList, RemoteAllowList};
 use nebula_core::simulator::{HostSpec, SimNet};
-use nebula_core::{RelayState, Source};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -43,7 +44,7 @@ fn what_a_lighthouse_answered_out_of_curiosity_is_a_source_too() {
     assert_eq!(net.control(a, |node, _| node.sources(at_b)).get(&at_lighthouse), None);
     net.control(a, |node, now| node.inquire(now, at_b));
     net.run_for(SECOND);
-    let Source { learnt, reported, .. } = net.control(a, |node, _| node.sources(at_b))[&at_lighthouse].clone();
+    let KnownEndpoints { learnt, reported, .. } = net.control(a, |node, _| node.sources(at_b))[&at_lighthouse].clone();
     assert!(learnt.is_empty() && reported.contains(&net.underlay(b)));
 }
 

@@ -117,9 +117,7 @@ fn tunnel(answer: &Value) -> String {
 }
 
 fn state(tunnel: &Value) -> String {
-    let primary = if tunnel["primary"] == true { "in use" } else { "spare" };
-    let confirmed = if tunnel["confirmed"] == true { "" } else { ", not heard from yet" };
-    format!("{primary}{confirmed}")
+    if tunnel["primary"] == true { "in use".to_owned() } else { "spare".to_owned() }
 }
 
 fn whereabouts(answer: &Value) -> String {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use nebula_cert::{Certificate, UnixTime};
 use nebula_core::counters::Direction;
-use nebula_core::lighthouse::Answer;
+use nebula_core::lighthouse::KnownEndpoints;
 use nebula_core::{FlowTrace, Outcome, TunnelStatus, Whereabouts};
 use serde_json::{Value, json};
 
@@ -26,7 +26,6 @@ pub(super) fn tunnel(tunnel: &TunnelStatus) -> Value {
         "relay": text(tunnel.relay),
         "primary": tunnel.primary,
         "initiator": tunnel.initiator,
-        "confirmed": tunnel.confirmed,
         "certificate_version": tunnel.version.number(),
         "local_index": tunnel.local_index.0,
         "remote_index": tunnel.remote_index.0,
@@ -48,9 +47,9 @@ fn told(endpoints: &[SocketAddr], relays: &[IpAddr]) -> Value {
 
 pub(super) fn whereabouts(peer: IpAddr, known: &Whereabouts) -> Value {
     let answers = known.lighthouses.iter().map(|lighthouse| match known.answers.get(lighthouse) {
-        Some(Answer { endpoints, relays }) => {
+        Some(KnownEndpoints { reported, relays, .. }) => {
             json!({"lighthouse": lighthouse.to_string(), "answered": true,
-                "endpoints": texts(endpoints), "relays": texts(relays)})
+                "endpoints": texts(reported), "relays": texts(relays)})
         }
         None => json!({"lighthouse": lighthouse.to_string(), "answered": false}),
     });
@@ -59,7 +58,7 @@ pub(super) fn whereabouts(peer: IpAddr, known: &Whereabouts) -> Value {
         "endpoints": texts(&known.endpoints),
         "relays": texts(&known.relays),
         "lighthouses": answers.collect::<Value>(),
-        "reported": known.reported.as_ref().map(|report| told(&report.endpoints, &report.relays)),
+        "reported": known.reported.as_ref().map(|report| told(&report.reported, &report.relays)),
         "handshaking": known.pending,
     })
 }

@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Component, Path, PathBuf};
 
 use nebula_cert::{Version, go_json};
-use nebula_core::{Node, PendingStatus, RelayState, RelayStatus, Source, TunnelStatus};
+use nebula_core::lighthouse::KnownEndpoints;
+use nebula_core::{Node, PendingStatus, RelayState, RelayStatus, TunnelStatus};
 use serde_json::{Map, Value, json};
 
 use super::commands::{Form, Question};
@@ -218,10 +219,10 @@ fn lighthouse_map(desk: &Desk, form: Form) -> String {
 }
 
 /// By who says so, as text.
-fn cache(sources: &BTreeMap<IpAddr, Source>) -> Value {
+fn cache(sources: &BTreeMap<IpAddr, KnownEndpoints>) -> Value {
     let mut by_owner: Vec<_> = sources.iter().map(|(owner, source)| (owner.to_string(), source)).collect();
     by_owner.sort_by(|(one, _), (other, _)| one.cmp(other));
-    let entry = |(owner, source): (String, &Source)| {
+    let entry = |(owner, source): (String, &KnownEndpoints)| {
         let mut fields = Map::new();
         for (name, endpoints) in [("learned", &source.learnt), ("reported", &source.reported)] {
             if !endpoints.is_empty() {
@@ -431,7 +432,7 @@ mod tests {
 
     #[test]
     fn sources_are_written_as_go_writes_its_cache() {
-        let source = |learnt: &[&str], reported: &[&str], relays: &[&str]| Source {
+        let source = |learnt: &[&str], reported: &[&str], relays: &[&str]| KnownEndpoints {
             learnt: learnt.iter().map(|text| text.parse().unwrap()).collect(),
             reported: reported.iter().map(|text| text.parse().unwrap()).collect(),
             relays: relays.iter().map(|text| text.parse().unwrap()).collect(),

@@ -50,25 +50,32 @@ impl Recording {
     fn text(&self, field: &str) -> &str {
         self.json[field].as_str().unwrap()
     }
+
     fn index(&self, field: &str) -> u32 {
         self.json[field].as_u64().unwrap().try_into().unwrap()
     }
+
     fn key(&self, field: &str) -> [u8; 32] {
         unhex(self.text(field)).try_into().unwrap()
     }
+
     fn name(&self) -> &str {
         self.text("name")
     }
+
     fn cipher(&self) -> Cipher {
         if self.text("noise").contains("AESGCM") { Cipher::Aes256Gcm } else { Cipher::ChaCha20Poly1305 }
     }
+
     fn identity(&self, field: &str) -> Identity {
         let certificate = vectors().join(self.text(field));
         Identity::read(&certificate, certificate.with_extension("key")).unwrap()
     }
+
     fn trust(&self) -> CaPool {
         CaPool::from_pem(&std::fs::read(vectors().join(self.text("certs")).join("ca.crt")).unwrap()).unwrap()
     }
+
     fn frames(&self) -> Vec<Frame> {
         let bytes = |value: &Value| value.as_str().map(unhex);
         let is_between_the_two = |direction: &str| matches!(direction, "P>L" | "L>P" | "P>B" | "B>P");
@@ -87,11 +94,13 @@ impl Recording {
             })
             .collect()
     }
+
     /// Keys of both directions.
     fn keys(&self, to_responder: &str, to_initiator: &str) -> [AeadKey; 2] {
         [to_responder, to_initiator].map(|field| AeadKey::new(self.cipher(), &self.key(field)))
     }
-    fn assert_keys(&self, completed: &Completed, to_responder: &str, to_initiator: &str) {
+
+    fn assert_keys(&self, completed: &Negotiated, to_responder: &str, to_initiator: &str) {
         let (send, receive) =
             if completed.initiator { (to_responder, to_initiator) } else { (to_initiator, to_responder) };
         assert!(completed.keys.send == self.key(send), "{}: send key", self.name());
@@ -100,7 +109,7 @@ impl Recording {
 }
 
 /// Repeats the initiator's side of a handshake, and feeds it a tampered message 2 before the real one.
-fn repeat_initiator(recording: &Recording, ephemeral: &str, first: &[u8], second: &[u8]) -> Completed {
+fn repeat_initiator(recording: &Recording, ephemeral: &str, first: &[u8], second: &[u8]) -> Negotiated {
     let identity = recording.identity("initiator_cert");
     let clear = HEADER_LEN + 2 * noise::public_key_len(identity.curve());
     let payload = HandshakePayload::parse(&first[clear..]).unwrap();

@@ -41,7 +41,7 @@ fn start(identity: &Identity) -> (Initiator, Vec<u8>) {
     Initiator::start(own(identity), identity.primary().version(), INITIATOR, [1; 32]).unwrap()
 }
 
-fn answer(identity: &Identity, first: &[u8]) -> Result<(Completed, Vec<u8>), Error> {
+fn answer(identity: &Identity, first: &[u8]) -> Result<(Negotiated, Vec<u8>), Error> {
     respond(own(identity), RESPONDER, [2; 32], first, &trust(), NOW)
 }
 
@@ -69,7 +69,7 @@ fn second_with(identity: &Identity, first: &[u8], payload: &[u8]) -> Vec<u8> {
     datagram
 }
 
-fn reason(result: Result<(Completed, Vec<u8>), Error>) -> Error {
+fn reason(result: Result<(Negotiated, Vec<u8>), Error>) -> Error {
     result.map(|(completed, _)| completed).expect_err("must be refused")
 }
 

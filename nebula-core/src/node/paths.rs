@@ -8,8 +8,9 @@ use super::outbox::seal;
 use super::timer::Due;
 use crate::Origin;
 use crate::forward::Carrier;
+use crate::index::LocalIndex;
 use crate::relay::Entry;
-use crate::tunnel::{LocalIndex, Traffic, Tunnel};
+use crate::tunnel::{Traffic, Tunnel};
 use crate::wire::header::MessageType;
 
 impl Node {
@@ -78,7 +79,7 @@ impl Node {
                 }
                 // The answer from the endpoint may be a little later; if there is none, the relay takes over.
                 if tunnel.endpoint().is_some() {
-                    self.timer.set(Due::Tunnel(tunnel.local_index), self.coalesced(now + LATER));
+                    self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + DIRECT_REPLY_WITHIN);
                 }
             }
             Origin::Direct(_) | Origin::Relayed { .. } => {}
@@ -89,7 +90,7 @@ impl Node {
     pub(super) fn probe(&mut self, tunnel: &Tunnel) {
         self.send(tunnel, MessageType::TestRequest, &[]);
         let used = if tunnel.endpoint().is_some() { None } else { tunnel.hop() };
-        for hop in self.hops_to(tunnel) {
+        for hop in self.hops().to(tunnel) {
             if let Some(carrier) = self.forwarder.carrier_by(hop).filter(|_| Some(hop) != used) {
                 self.send_by(&carrier, tunnel, MessageType::TestRequest, &[]);
             }
@@ -106,7 +107,7 @@ impl Node {
         }
         let Some(live) = self.tunnels.get_mut(tunnel.local_index) else { return };
         if live.challenge_after <= now {
-            live.challenge_after = now + LATER;
+            live.challenge_after = now + CHALLENGE_INTERVAL;
             self.try_endpoint(tunnel, at);
         }
     }
@@ -157,4 +158,7 @@ impl Node {
     }
 }
 
-const LATER: Duration = Duration::from_secs(1);
+/// How much later than the reply through a relay the reply from the endpoint may come.
+const DIRECT_REPLY_WITHIN: Duration = Duration::from_secs(1);
+/// One endpoint of a relayed peer is tried no more often than this because of what came from there.
+const CHALLENGE_INTERVAL: Duration = Duration::from_secs(1);

@@ -8,8 +8,9 @@ use nebula_cert::Version;
 use rand_chacha::rand_core::RngCore as _;
 
 use super::Node;
-use crate::relay::{Entry, Hop, Kind, RelayIndex, State, Way};
-use crate::tunnel::{RemoteIndex, Tunnel};
+use crate::index::{Hop, RelayIndex, RemoteIndex};
+use crate::relay::{Entry, HopKey, Kind, State};
+use crate::tunnel::Tunnel;
 use crate::wire::header::MessageType;
 use crate::wire::messages::{Control, ControlKind};
 use crate::{DropReason, Origin};
@@ -34,7 +35,7 @@ impl Node {
             return;
         }
         for relay in self.lighthouse.relays(peer) {
-            if relay == peer || self.is_own_address(relay) {
+            if relay == peer || self.config.is_own_address(relay) {
                 continue;
             }
             match self.forwarder.tunnels().by_address(relay) {
@@ -52,10 +53,10 @@ impl Node {
         if relay.peer_addresses.contains(&peer) || relay.endpoint().is_none() {
             return;
         }
-        let way = Way { tunnel: relay.local_index, kind: Kind::Terminal, far: peer };
-        if let Some(hop) = self.relays.at(way).and_then(Entry::hop) {
+        let key = HopKey { tunnel: relay.local_index, kind: Kind::Terminal, far: peer };
+        if let Some(hop) = self.relays.at(key).and_then(Entry::hop) {
             self.open_through(hop, peer);
-        } else if let Some(index) = self.entry(now, way, State::Requested, relay.peer.version()) {
+        } else if let Some(index) = self.entry(now, key, State::Requested, relay.peer.version()) {
             self.ask(now, index, peer);
         }
     }
@@ -87,9 +88,9 @@ impl Node {
     fn handle_relay_request(&mut self, now: Instant, tunnel: &Tunnel, request: Control) -> bool {
         let of_neighbour = |address: IpAddr| tunnel.peer_addresses.contains(&address);
         let (from, to) = (request.from, request.to);
-        if request.initiator_index == 0 || self.is_own_address(from) {
+        if request.initiator_index == 0 || self.config.is_own_address(from) {
             false
-        } else if self.is_own_address(to) {
+        } else if self.config.is_own_address(to) {
             !of_neighbour(from) && self.accept_relay(now, tunnel, request)
         } else if of_neighbour(from) && !of_neighbour(to) && self.config.relay.am_relay {
             self.introduce(now, tunnel.local_index, request)
@@ -100,47 +101,47 @@ impl Node {
 
     /// As the end: somebody can be reached through this neighbour.
     fn accept_relay(&mut self, now: Instant, tunnel: &Tunnel, request: Control) -> bool {
-        let way = Way { tunnel: tunnel.local_index, kind: Kind::Terminal, far: request.from };
-        let Some(index) = self.entry(now, way, State::Established, request.version) else { return false };
+        let key = HopKey { tunnel: tunnel.local_index, kind: Kind::Terminal, far: request.from };
+        let Some(index) = self.entry(now, key, State::Established, request.version) else { return false };
         self.relays.set_remote(index, RemoteIndex(request.initiator_index));
         if let Some(entry) = self.relays.get_mut(index) {
             (entry.state, entry.form) = (State::Established, request.version);
         }
         self.respond(index, request.from, request.to);
-        self.way_opened(index);
+        self.hop_opened(index);
         true
     }
 
     /// Returns whether it answers a request of this node.
     fn handle_relay_response(&mut self, now: Instant, tunnel: &Tunnel, response: Control) -> bool {
         let index = RelayIndex(response.initiator_index);
-        let entry = self.relays.get_mut(index).filter(|entry| entry.way.tunnel == tunnel.local_index);
+        let entry = self.relays.get_mut(index).filter(|entry| entry.key.tunnel == tunnel.local_index);
         let Some(entry) = entry.filter(|entry| entry.asked.is_some() && response.responder_index != 0) else {
             return false;
         };
         (entry.state, entry.touched) = (State::Established, now);
-        let kind = entry.way.kind;
+        let kind = entry.key.kind;
         self.relays.set_remote(index, RemoteIndex(response.responder_index));
         match kind {
-            Kind::Terminal => self.way_opened(index),
+            Kind::Terminal => self.hop_opened(index),
             Kind::Forwarding => self.join(index),
         }
         true
     }
 
     /// As an end: a hop to `far` can be used. What waits for it goes out at once.
-    fn way_opened(&mut self, index: RelayIndex) {
-        self.publish_hop(index);
+    fn hop_opened(&mut self, index: RelayIndex) {
+        self.hops().publish(index);
         let Some(entry) = self.relays.get(index).copied() else { return };
-        self.choose_hops(entry.way.far);
+        self.hops().choose(entry.key.far);
         if let Some(hop) = entry.hop() {
-            self.open_through(hop, entry.way.far);
+            self.open_through(hop, entry.key.far);
         }
     }
 
     /// The entry for a way; a new one begins in `state`. One that was let go begins anew.
-    pub(super) fn entry(&mut self, now: Instant, way: Way, state: State, form: Version) -> Option<RelayIndex> {
-        if let Some(index) = self.relays.at(way).map(|entry| entry.index) {
+    pub(super) fn entry(&mut self, now: Instant, key: HopKey, state: State, form: Version) -> Option<RelayIndex> {
+        if let Some(index) = self.relays.at(key).map(|entry| entry.index) {
             let entry = self.relays.get_mut(index)?;
             entry.touched = now;
             if entry.state != State::Established {
@@ -149,12 +150,12 @@ impl Node {
             return Some(index);
         }
         let new = RelayIndex(self.rng.next_u32());
-        let inserted = self.relays.insert(now, new, way, state, form)?;
+        let inserted = self.relays.insert(now, new, key, state, form)?;
         if let Some(evicted) = inserted.evicted {
-            let neighbour = self.tunnels.get(evicted.way.tunnel).map(|live| Arc::clone(&live.tunnel));
-            self.retire_hop(&evicted, neighbour.as_ref().map_or(&[], |tunnel| &tunnel.peer_addresses));
+            let neighbour = self.tunnels.get(evicted.key.tunnel).map(|live| Arc::clone(&live.tunnel));
+            self.hops().retire(&evicted, neighbour.as_ref().map_or(&[], |tunnel| &tunnel.peer_addresses));
         }
-        self.publish_hop(new);
+        self.hops().publish(new);
         Some(inserted.entry.index)
     }
 
@@ -163,9 +164,9 @@ impl Node {
         let Some(entry) = self.relays.get_mut(index) else { return };
         entry.asked = Some(now);
         let entry = *entry;
-        let from = match entry.way.kind {
-            Kind::Terminal => self.own_address(entry.form),
-            Kind::Forwarding => Some(entry.way.far),
+        let from = match entry.key.kind {
+            Kind::Terminal => self.config.own_address(entry.form),
+            Kind::Forwarding => Some(entry.key.far),
         };
         let Some(from) = from else { return };
         self.send_control(
@@ -184,10 +185,10 @@ impl Node {
     /// Asks again for a hop that this node has.
     fn ask_again(&mut self, now: Instant, index: RelayIndex) {
         let Some(entry) = self.relays.get(index) else { return };
-        let to = match entry.way.kind {
-            Kind::Terminal => Some(entry.way.far),
+        let to = match entry.key.kind {
+            Kind::Terminal => Some(entry.key.far),
             Kind::Forwarding => {
-                self.tunnels.get(entry.way.tunnel).and_then(|it| it.tunnel.peer_addresses.first().copied())
+                self.tunnels.get(entry.key.tunnel).and_then(|it| it.tunnel.peer_addresses.first().copied())
             }
         };
         if let Some(to) = to {
@@ -212,7 +213,7 @@ impl Node {
     }
 
     fn send_control(&mut self, entry: &Entry, message: Control) {
-        let Some(tunnel) = self.forwarder.tunnels().by_index(entry.way.tunnel) else { return };
+        let Some(tunnel) = self.forwarder.tunnels().by_index(entry.key.tunnel) else { return };
         match message.encode() {
             Ok(body) => {
                 tracing::debug!(peer = tunnel.peer.name(), kind = ?message.kind, relayFrom = %message.from,
@@ -223,64 +224,25 @@ impl Node {
         }
     }
 
-    /// What this node is called in a message of this form.
-    fn own_address(&self, form: Version) -> Option<IpAddr> {
-        let mut own = self.config.identity.networks().iter().map(ipnet::IpNet::addr);
-        own.find(|address| form == Version::V2 || address.is_ipv4())
-    }
-
-    /// Usable hops to the peer of a tunnel: those of its present relay first, and by primary tunnels first.
-    pub(super) fn hops_to(&self, tunnel: &Tunnel) -> Vec<Hop> {
-        let present = self.relay_of(tunnel);
-        let entries = tunnel.peer_addresses.iter().flat_map(|address| self.relays.to_far(*address));
-        let hops = entries.filter(|entry| entry.way.kind == Kind::Terminal).filter_map(Entry::hop);
-        let mut ranked: Vec<_> = hops
-            .take(MAX_HOPS)
-            .filter_map(|hop| {
-                let neighbour = self.forwarder.tunnels().by_index(hop.tunnel)?;
-                neighbour.endpoint()?;
-                let other = present.is_none_or(|present| !neighbour.peer_addresses.contains(&present));
-                Some(((other, !self.is_primary(&neighbour)), hop))
-            })
-            .collect();
-        ranked.sort_by_key(|(rank, _)| *rank);
-        ranked.into_iter().map(|(_, hop)| hop).collect()
-    }
-
-    /// Chooses again by which hop each tunnel to `peer` is reached without an endpoint.
-    pub(super) fn choose_hops(&mut self, peer: IpAddr) {
-        for index in self.tunnels.of_peer(peer) {
-            if let Some(live) = self.tunnels.get(*index) {
-                live.tunnel.set_hop(self.hops_to(&live.tunnel).first().copied());
-            }
-        }
-    }
-
-    /// The relay by which the peer of `tunnel` can be reached.
-    pub(super) fn relay_of(&self, tunnel: &Tunnel) -> Option<IpAddr> {
-        let neighbour = self.forwarder.tunnels().by_index(tunnel.hop()?.tunnel)?;
-        neighbour.peer_addresses.first().copied()
-    }
-
     /// Gives a new tunnel the hop its handshake came by, or one that is there anyway. Returns the relay in the first case.
     pub(super) fn set_relay_of(&mut self, tunnel: &Tunnel, from: Origin) -> Option<IpAddr> {
         let Origin::Relayed { hop, .. } = from else {
-            tunnel.set_hop(self.hops_to(tunnel).first().copied());
+            tunnel.set_hop(self.hops().to(tunnel).first().copied());
             return None;
         };
         // Whoever sends by it takes it for usable.
         let entry = self.relays.get_mut(hop).filter(|entry| entry.remote.is_some())?;
         entry.state = State::Established;
         tunnel.set_hop(entry.hop());
-        self.relay_of(tunnel)
+        self.forwarder.relay_of(tunnel)
     }
 
     /// A neighbour says that it does not know a hop. It may have started again, so the request goes through its tunnel.
     pub(super) fn renew_relays(&mut self, now: Instant, from: SocketAddr, index: RemoteIndex) {
         let refused = self.relays.of_remote(index).filter(|entry| {
-            let neighbour = self.forwarder.tunnels().by_index(entry.way.tunnel);
+            let neighbour = self.forwarder.tunnels().by_index(entry.key.tunnel);
             let is_there = neighbour.is_some_and(|tunnel| tunnel.endpoint() == Some(from));
-            is_there && entry.asked.is_none_or(|asked| now >= asked + ASK_AGAIN)
+            is_there && entry.asked.is_none_or(|asked| now >= asked + ASK_AGAIN_AFTER)
         });
         for index in refused.map(|entry| entry.index).collect::<Vec<_>>() {
             self.ask_again(now, index);
@@ -294,49 +256,16 @@ impl Node {
         if primary.endpoint().is_none() {
             return;
         }
-        let older = self.tunnels.of_peer(neighbour).iter().filter(|index| **index != primary.local_index);
-        let hops = older.flat_map(|index| self.relays.of_tunnel(*index));
-        let ways: Vec<_> = hops.filter(|entry| self.is_in_use(now, entry)).map(|entry| entry.way).collect();
-        for way in ways {
-            let way = Way { tunnel: primary.local_index, ..way };
-            let waits = self.relays.at(way).is_none_or(|entry| entry.state == State::Requested);
-            if waits && let Some(index) = self.entry(now, way, State::Requested, primary.peer.version()) {
+        let keys = self.hops().keys_in_use(now, neighbour, primary.local_index);
+        for key in keys {
+            let key = HopKey { tunnel: primary.local_index, ..key };
+            let waits = self.relays.at(key).is_none_or(|entry| entry.state == State::Requested);
+            if waits && let Some(index) = self.entry(now, key, State::Requested, primary.peer.version()) {
                 self.ask_again(now, index);
             }
         }
     }
-
-    fn is_in_use(&self, now: Instant, entry: &Entry) -> bool {
-        entry.state == State::Established
-            && match entry.way.kind {
-                Kind::Terminal => !self.tunnels.of_peer(entry.way.far).is_empty(),
-                Kind::Forwarding => now < entry.touched + IN_USE,
-            }
-    }
-
-    /// A tunnel is gone, and with it every hop by its neighbour.
-    pub(super) fn forget_hops(&mut self, tunnel: &Tunnel) {
-        for index in self.relays.of_tunnel(tunnel.local_index).map(|entry| entry.index).collect::<Vec<_>>() {
-            if let Some(entry) = self.relays.remove(index) {
-                self.retire_hop(&entry, &tunnel.peer_addresses);
-            }
-        }
-    }
-
-    /// The last tunnel to a peer is gone: the hops to it rest.
-    pub(super) fn rest_hops(&mut self, far: IpAddr) {
-        let hops = self.relays.to_far(far).filter(|entry| entry.state == State::Established);
-        for index in hops.map(|entry| entry.index).collect::<Vec<_>>() {
-            if let Some(entry) = self.relays.get_mut(index) {
-                entry.state = State::Disestablished;
-            }
-            self.publish_around(index);
-        }
-    }
 }
 
-/// Hops looked at when one is chosen: any neighbour may claim to reach a peer.
-const MAX_HOPS: usize = 16;
-/// A hop that was quiet for so long is not made anew before it is needed.
-const IN_USE: Duration = Duration::from_secs(60);
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// A hop is asked for again no sooner than this.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);

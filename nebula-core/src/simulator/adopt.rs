@@ -5,13 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nebula_cert::VerifiedCertificate;
-use rand_chacha::rand_core::RngCore as _;
 
-use super::Node;
-use super::handshakes::Origins;
 use crate::Origin;
-use crate::handshake::Completed;
-use crate::tunnel::{LocalIndex, RemoteIndex, SessionKeys, Tunnel};
+use crate::index::{LocalIndex, RemoteIndex};
+use crate::node::{Established, Node};
+use crate::tunnel::{Negotiated, SessionKeys, Tunnel};
 
 impl Node {
     /// A tunnel with random keys to the host with these overlay addresses, as if it had called from `endpoint`. All hosts
@@ -23,9 +21,9 @@ impl Node {
         addresses: Vec<IpAddr>,
         endpoint: SocketAddr,
     ) -> Option<LocalIndex> {
-        let (send, receive) = (self.random_seed(), self.random_seed());
-        let keys = SessionKeys { cipher: self.config.cipher, send, receive };
-        let remote_index = RemoteIndex(self.rng.next_u32().max(1));
+        let (send, receive) = (self.random_bytes(), self.random_bytes());
+        let keys = SessionKeys { cipher: self.config().cipher, send, receive };
+        let remote_index = RemoteIndex(u32::from_be_bytes(self.random_bytes()).max(1));
         self.adopt_session(now, certificate, addresses, endpoint, keys, remote_index)
     }
 
@@ -40,10 +38,10 @@ impl Node {
         remote_index: RemoteIndex,
     ) -> Option<LocalIndex> {
         let local_index = self.reserve_index()?;
-        let own_version = self.default_version();
-        let digest = self.random_seed();
-        let done = Completed {
-            local_index,
+        let own_version = self.config().default_version();
+        let digest = self.random_bytes();
+        let done = Negotiated {
+            local_index: *local_index,
             remote_index,
             peer: certificate,
             keys,
@@ -54,8 +52,15 @@ impl Node {
         let mut tunnel = Tunnel::new(done, Some(endpoint));
         tunnel.peer_addresses = addresses;
         tunnel.confirm();
-        let origins = Origins { from: Origin::Direct(endpoint), since: now };
-        self.install(now, Arc::new(tunnel), origins, self.fingerprint(own_version), Some(digest), None);
-        Some(local_index)
+        let established = Established {
+            tunnel: Arc::new(tunnel),
+            from: Origin::Direct(endpoint),
+            since: now,
+            own_certificate: self.config().fingerprint(own_version),
+            opened_by: Some(digest),
+            took: None,
+        };
+        self.install(now, established);
+        Some(*local_index)
     }
 }

@@ -1,28 +1,28 @@
-//! How many handshakes with strangers a peer may cause by asking for relays.
+//! Rate limit on the handshakes that a peer may cause by asking for relays.
 
 use std::time::{Duration, Instant};
 
-/// A number per time span. Holds nothing but what was taken.
+/// A fixed number per time interval.
 #[derive(Debug, Default)]
-pub(crate) struct Allowance {
+pub(crate) struct RateLimit {
     since: Option<Instant>,
     taken: u32,
 }
 
-impl Allowance {
+impl RateLimit {
     /// Takes one; false if there is none left.
     pub(crate) fn take(&mut self, now: Instant) -> bool {
-        if self.since.is_none_or(|since| now >= since + SPAN) {
+        if self.since.is_none_or(|since| now >= since + INTERVAL) {
             (self.since, self.taken) = (Some(now), 0);
         }
         self.taken += 1;
-        self.taken <= PER_SPAN
+        self.taken <= MAX_PER_INTERVAL
     }
 }
 
 // A handshake that nobody answers is given up after about as long, so this many are under way at most.
-const SPAN: Duration = Duration::from_secs(5);
-const PER_SPAN: u32 = 32;
+const INTERVAL: Duration = Duration::from_secs(5);
+const MAX_PER_INTERVAL: u32 = 32;
 
 #[cfg(test)]
 mod tests {
@@ -32,9 +32,9 @@ mod tests {
     #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
     fn what_is_used_up_comes_back_with_time() {
         let now = Instant::now();
-        let mut allowance = Allowance::default();
-        assert_eq!((0..100).filter(|_| allowance.take(now)).count(), PER_SPAN as usize);
-        assert!(!allowance.take(now + SPAN / 2));
-        assert!(allowance.take(now + SPAN));
+        let mut limit = RateLimit::default();
+        assert_eq!((0..100).filter(|_| limit.take(now)).count(), MAX_PER_INTERVAL as usize);
+        assert!(!limit.take(now + INTERVAL / 2));
+        assert!(limit.take(now + INTERVAL));
     }
 }

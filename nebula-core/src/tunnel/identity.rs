@@ -9,14 +9,14 @@ use nebula_cert::{Fingerprint, VerifiedCertificate};
 /// What rules see of a certificate, as digests. Key, fingerprint and validity are not part of it, so that renewing a
 /// certificate changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub(crate) struct PeerIdentity {
     /// The name: another one is another peer.
-    pub(super) name: [u64; 2],
+    pub(crate) name: [u64; 2],
     /// Groups, networks, unsafe networks and issuer: with others, the peer may be entitled to less.
-    pub(super) rights: [u64; 2],
+    pub(crate) rights: [u64; 2],
 }
 
-impl From<&VerifiedCertificate> for Identity {
+impl From<&VerifiedCertificate> for PeerIdentity {
     fn from(certificate: &VerifiedCertificate) -> Self {
         Self::new(
             certificate.name(),
@@ -27,8 +27,8 @@ impl From<&VerifiedCertificate> for Identity {
     }
 }
 
-impl Identity {
-    pub(super) fn new(
+impl PeerIdentity {
+    pub(crate) fn new(
         name: &str,
         groups: &[String],
         networks: [&[IpNet]; 2],
@@ -54,7 +54,7 @@ impl Identity {
 }
 
 /// Stands for all gateways of a subnet route, which share their flows.
-pub(super) fn route(network: IpNet) -> [u64; 2] {
+pub(crate) fn route_digest(network: IpNet) -> [u64; 2] {
     words(ROUTE, network.to_string().as_bytes())
 }
 
@@ -82,10 +82,10 @@ const ROUTE: u8 = 2;
 mod tests {
     use super::*;
 
-    fn identity(name: &str, groups: &[&str], networks: &[&str], behind: &[&str], issuer: u8) -> Identity {
+    fn identity(name: &str, groups: &[&str], networks: &[&str], behind: &[&str], issuer: u8) -> PeerIdentity {
         let groups: Vec<_> = groups.iter().map(|group| (*group).to_owned()).collect();
         let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
-        Identity::new(name, &groups, [&nets(networks), &nets(behind)], (Fingerprint([issuer; 32]), "ca"))
+        PeerIdentity::new(name, &groups, [&nets(networks), &nets(behind)], (Fingerprint([issuer; 32]), "ca"))
     }
 
     #[test]
@@ -106,6 +106,6 @@ mod tests {
         let renamed = identity("b", &["x", "y"], &["10.1.0.2/16"], &[], 1);
         assert_eq!(renamed.rights, all[0].rights);
         assert_ne!(renamed.name, all[0].name);
-        assert_ne!(route("10.2.0.0/16".parse().unwrap()), identity("10.2.0.0/16", &[], &[], &[], 1).name);
+        assert_ne!(route_digest("10.2.0.0/16".parse().unwrap()), identity("10.2.0.0/16", &[], &[], &[], 1).name);
     }
 }

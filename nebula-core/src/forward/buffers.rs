@@ -1,0 +1,42 @@
+//! How packets lie in the buffers that lanes take and give.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+
+use super::Offload;
+
+/// Sealed datagrams in the lane's arena that go to one endpoint: all `segment_size` long but the last, so one UDP GSO
+/// send carries them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// Destination.
+    pub to: SocketAddr,
+    /// Bytes in [`Lane::arena`].
+    pub range: Range<usize>,
+    /// Length of every datagram but the last.
+    pub segment_size: usize,
+}
+
+/// One receive slot: one datagram, or several of equal size from one source (UDP GRO).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Received {
+    /// Underlay source, IPv4-mapped addresses already unmapped.
+    pub from: SocketAddr,
+    /// Bytes in the receive buffer.
+    pub range: Range<usize>,
+    /// Length of every datagram but the last.
+    pub segment_size: usize,
+}
+
+/// One packet for the overlay device: `header` (if any) followed by `payload` pieces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delivery {
+    /// Rebuilt IP and transport header in [`Lane::headers`]; empty for a packet delivered as received.
+    pub header: Range<usize>,
+    /// First and last piece in [`Lane::pieces`]; each piece is a range of the receive buffer.
+    pub pieces: Range<usize>,
+    /// What the device must be told.
+    pub offload: Offload,
+    /// Length of IP and transport header together, for the virtio-net header.
+    pub header_len: u16,
+}

@@ -1,0 +1,139 @@
+//! The tables that all lanes share, as the control plane publishes them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use ipnet::IpNet;
+
+use super::Lane;
+use super::route::Routes;
+use crate::config::SubnetRoute;
+use crate::counters::Counters;
+use crate::firewall::{self, Conntrack, Filter};
+use crate::relay::RelayTable;
+use crate::tunnel::TunnelTable;
+
+/// What this node is and allows, as the control plane publishes it.
+#[derive(Debug, Clone)]
+pub(crate) struct LocalPolicy {
+    /// Own overlay addresses, each with the prefix of its network.
+    pub(crate) networks: Vec<IpNet>,
+    /// Networks behind this node, by its certificate.
+    pub(crate) unsafe_networks: Vec<IpNet>,
+    /// Networks behind other nodes.
+    pub(crate) subnets: Vec<SubnetRoute>,
+    /// Drop packets to the IPv4 broadcast address of an own network.
+    pub(crate) drop_local_broadcast: bool,
+    /// Drop multicast packets.
+    pub(crate) drop_multicast: bool,
+    /// Rules and timeouts.
+    pub(crate) firewall: firewall::Policy,
+}
+
+/// A [`LocalPolicy`] compiled for lanes; replaced as a whole.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    pub(super) routes: Routes,
+    pub(super) filter: Arc<Filter>,
+    pub(super) drop_local_broadcast: bool,
+    pub(super) drop_multicast: bool,
+}
+
+/// Shared tables. `&self` everywhere; only [`crate::Node`] publishes.
+#[derive(Debug)]
+pub struct Forwarder {
+    pub(super) tunnels: TunnelTable,
+    pub(super) relays: RelayTable,
+    pub(super) snapshot: ArcSwap<Snapshot>,
+    pub(super) conntrack: Conntrack,
+    counters: Mutex<Vec<Arc<Counters>>>,
+}
+
+impl Forwarder {
+    /// Empty tables. `now` is the earliest time that will ever be passed in; `key` is random and makes indexes and hashes
+    /// unpredictable.
+    #[must_use]
+    pub(crate) fn new(local: LocalPolicy, now: Instant, key: [u64; 2]) -> Self {
+        let conntrack = Conntrack::new(now, key[1], local.firewall.max_flows);
+        Self {
+            tunnels: TunnelTable::new(key[0]),
+            relays: RelayTable::default(),
+            snapshot: ArcSwap::from_pointee(Snapshot::new(local, 1)),
+            conntrack,
+            counters: Mutex::default(),
+        }
+    }
+
+    /// Live tunnels. The control plane publishes and retires here.
+    #[must_use]
+    pub(crate) fn tunnels(&self) -> &TunnelTable {
+        &self.tunnels
+    }
+
+    /// Hops this node is part of. The control plane publishes and retires here.
+    #[must_use]
+    pub(crate) fn relays(&self) -> &RelayTable {
+        &self.relays
+    }
+
+    /// Replaces addresses, rules and flags. Flows that are already allowed are checked again with their next packet.
+    pub(crate) fn set_policy(&self, local: LocalPolicy) {
+        self.conntrack.set_max_flows(local.firewall.max_flows);
+        let generation = self.snapshot.load().filter.generation().wrapping_add(1);
+        self.snapshot.store(Arc::new(Snapshot::new(local, generation)));
+    }
+
+    /// Replaces the networks behind other nodes. Rules and known flows stay as they are, so it may happen often.
+    pub(crate) fn set_subnets(&self, networks: &[IpNet], subnets: &[SubnetRoute]) {
+        let old = self.snapshot.load();
+        self.snapshot.store(Arc::new(Snapshot {
+            routes: Routes::new(networks, subnets),
+            filter: Arc::clone(&old.filter),
+            drop_local_broadcast: old.drop_local_broadcast,
+            drop_multicast: old.drop_multicast,
+        }));
+    }
+
+    /// A lane for one thread.
+    #[must_use]
+    pub fn lane(&self) -> Lane {
+        let counters = Arc::new(Counters::default());
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&counters));
+        Lane::new(counters)
+    }
+
+    /// Sum of the counters of all lanes, by name.
+    #[must_use]
+    pub fn counters(&self) -> BTreeMap<&'static str, u64> {
+        let mut sum = BTreeMap::new();
+        for counters in self.counters.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            counters.add_to(&mut sum);
+        }
+        sum
+    }
+
+    /// Forgets flows that were idle for too long. New flows clear away old ones; this is for times without new flows.
+    /// Cheap if called often.
+    pub(crate) fn expire_flows(&self, now: Instant) {
+        self.conntrack.expire(now, &self.snapshot.load().filter);
+    }
+
+    /// Flows the firewall remembers.
+    #[must_use]
+    pub fn flows(&self) -> usize {
+        self.conntrack.len()
+    }
+}
+
+impl Snapshot {
+    fn new(local: LocalPolicy, generation: u32) -> Self {
+        Self {
+            drop_local_broadcast: local.drop_local_broadcast,
+            drop_multicast: local.drop_multicast,
+            routes: Routes::new(&local.networks, &local.subnets),
+            filter: Arc::new(Filter::new(&local.firewall, &local.networks, &local.unsafe_networks, generation)),
+        }
+    }
+}

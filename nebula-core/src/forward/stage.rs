@@ -1,0 +1,100 @@
+//! What all stages of the inbound path share: authentication, and what the control plane has to hear about a peer.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use super::forwarder::Snapshot;
+use super::piece::{Batch, Piece};
+use super::sort::MAX_UNAUTHENTICATED;
+use super::{Forwarder, Lane};
+use crate::counters::Direction;
+use crate::tunnel::{CounterSet, Tunnel};
+use crate::wire::header::{HEADER_LEN, TAG_LEN};
+use crate::{DropReason, Origin, Punt};
+
+/// What the stages of one run of datagrams share.
+pub(super) struct Stage<'a> {
+    pub(super) forwarder: &'a Forwarder,
+    pub(super) snapshot: &'a Snapshot,
+    pub(super) now: Instant,
+    pub(super) lane: &'a mut Lane,
+    pub(super) batch: &'a mut Batch,
+    /// The datagrams waited for their tunnel already.
+    pub(super) were_kept: bool,
+}
+
+impl Stage<'_> {
+    /// Lets the peer know that its datagrams lead nowhere.
+    pub(super) fn unknown(&mut self, from: Origin, index: u32) {
+        // One answer tells the peer as much as one for each datagram.
+        if self.batch.unknown < MAX_UNAUTHENTICATED {
+            self.batch.unknown += 1;
+            self.lane.punt(Punt::UnknownIndex { from, index });
+        }
+    }
+
+    /// Checks counters, opens in place, records counters, block by block. What fails is counted and no longer good. `true` if any is good.
+    pub(super) fn authenticate(&mut self, buffer: &mut [u8], tunnel: &Tunnel, run: &mut [Piece]) -> bool {
+        let counters = &self.lane.counters;
+        let window = &tunnel.session.replay;
+        let refuse = |piece: &mut Piece, reason| {
+            piece.good = false;
+            counters.drop_one(Direction::Inbound, reason);
+        };
+        let mut any = false;
+        let same_block = |a: &Piece, b: &Piece| CounterSet::spans(a.header.counter, b.header.counter);
+        for block in run.chunk_by_mut(same_block) {
+            let Some(first) = block.first().map(|piece| piece.header.counter) else { continue };
+            let possible = window.check_around(first);
+            let mut opened = CounterSet::around(first);
+            for piece in &mut *block {
+                let counter = piece.header.counter;
+                if piece.range.len() < HEADER_LEN + TAG_LEN {
+                    refuse(piece, DropReason::Truncated);
+                    continue;
+                }
+                let (head, body) = buffer[piece.range.clone()].split_at_mut(piece.plain_len());
+                if !possible.contains(counter) {
+                    refuse(piece, DropReason::Replayed);
+                } else if !tunnel.session.receive_key.open(counter, head, body) {
+                    refuse(piece, DropReason::BadTag);
+                } else if !opened.insert(counter) {
+                    refuse(piece, DropReason::Replayed);
+                }
+            }
+            // The same counters may be in another lane's hands.
+            let fresh = window.commit_set(opened);
+            for piece in block.iter_mut().filter(|piece| piece.good) {
+                if fresh.contains(piece.header.counter) {
+                    any = true;
+                } else {
+                    refuse(piece, DropReason::Replayed);
+                }
+            }
+        }
+        any
+    }
+
+    /// Notes that the peer was heard, and tells the control plane what is new about that.
+    pub(super) fn hear(&mut self, tunnel: &Tunnel, from: Origin) {
+        let index = tunnel.local_index;
+        if !tunnel.is_confirmed() && !self.batch.confirmed.contains(&index) {
+            self.batch.confirmed.push(index);
+            self.lane.punt(Punt::Confirmed { tunnel: index, from });
+        }
+        match from {
+            Origin::Direct(endpoint) => {
+                tunnel.mark_received();
+                self.notice_roaming(tunnel, endpoint);
+            }
+            Origin::Relayed { .. } => tunnel.mark_relayed(),
+        }
+    }
+
+    fn notice_roaming(&mut self, tunnel: &Tunnel, from: SocketAddr) {
+        let index = tunnel.local_index;
+        if tunnel.endpoint() != Some(from) && self.batch.moves.admits((index, from), self.now) {
+            self.lane.punt(Punt::Roamed { tunnel: index, from });
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! The numbers by which datagrams name tunnels and relay hops.
+
+/// Index this node allocated; peers put it into datagrams to this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LocalIndex(pub u32);
+
+/// Index the peer allocated; this node puts it into datagrams to the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RemoteIndex(pub u32);
+
+/// Index this node allocated for one hop; a number space of its own, beside that of tunnels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RelayIndex(pub u32);
+
+/// Where datagrams go that leave by a hop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hop {
+    /// Tunnel to the neighbour.
+    pub(crate) tunnel: LocalIndex,
+    /// What the neighbour calls this hop.
+    pub(crate) index: RemoteIndex,
+}

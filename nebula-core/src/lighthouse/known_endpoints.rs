@@ -1,0 +1,23 @@
+//! What one source says about where a peer is.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// What one source says about where a peer is. A source is a lighthouse, the peer itself, or the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct KnownEndpoints {
+    /// Endpoints at which the peer proved to be reachable.
+    pub learnt: Vec<SocketAddr>,
+    /// Endpoints that the source reported, in its order.
+    pub reported: Vec<SocketAddr>,
+    /// Overlay addresses of the relays through which the peer can be reached.
+    pub relays: Vec<IpAddr>,
+}
+
+impl KnownEndpoints {
+    /// Every endpoint, learnt ones first.
+    #[must_use]
+    pub fn into_endpoints(mut self) -> Vec<SocketAddr> {
+        self.reported.splice(0..0, self.learnt);
+        self.reported
+    }
+}

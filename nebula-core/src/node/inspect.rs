@@ -1,0 +1,339 @@
+//! What a running node knows, for operators, metrics and tests. Nothing here changes the node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nebula_cert::Version;
+
+use super::Node;
+use super::tunnels::Live;
+use crate::DropReason;
+use crate::counters::Direction;
+use crate::firewall::{Explanation, Rule};
+use crate::forward::Route;
+use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
+use crate::lighthouse::KnownEndpoints;
+use crate::relay::{Kind, State};
+use crate::tunnel::Tunnel;
+use crate::wire::ip::FlowKey;
+
+/// A live tunnel, for people and programs that ask.
+#[derive(Debug, Clone)]
+pub struct TunnelStatus {
+    /// Peer's overlay addresses.
+    pub peer: Vec<IpAddr>,
+    /// Peer's certificate name.
+    pub name: String,
+    /// Current endpoint.
+    pub endpoint: Option<SocketAddr>,
+    /// Relay that is used while there is no endpoint, by its overlay address.
+    pub relay: Option<IpAddr>,
+    /// Own index.
+    pub local_index: LocalIndex,
+    /// Peer's index.
+    pub remote_index: RemoteIndex,
+    /// Next send counter.
+    pub message_counter: u64,
+    /// Highest counter received.
+    pub received_counter: u64,
+    /// Version of the peer's certificate.
+    pub version: Version,
+    /// This node started the handshake.
+    pub initiator: bool,
+    /// Carries this node's packets to the peer.
+    pub primary: bool,
+    /// Time the handshake took, for tunnels this node initiated.
+    pub handshake: Option<Duration>,
+}
+
+/// A handshake that this node started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PendingStatus {
+    /// The overlay address that was asked for.
+    pub peer: IpAddr,
+    /// Own index of the tunnel to be.
+    pub local_index: LocalIndex,
+    /// Where the peer may be, best first.
+    pub endpoints: Vec<SocketAddr>,
+}
+
+/// One hop through a relay, or of this node as a relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RelayStatus {
+    /// First overlay address of the node at the other end of the hop.
+    pub neighbour: IpAddr,
+    /// The end that is reached by way of this hop.
+    pub far: IpAddr,
+    /// Own index.
+    pub local_index: RelayIndex,
+    /// The neighbour's index, once it is known.
+    pub remote_index: Option<RemoteIndex>,
+    /// This node is the relay; otherwise it is an end.
+    pub forwarding: bool,
+    /// How far it is.
+    pub state: RelayState,
+}
+
+/// How far the making of a hop is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RelayState {
+    /// This node asked its neighbour.
+    Requested,
+    /// In use.
+    Established,
+    /// The other side is not ready, or gone.
+    Waiting,
+}
+
+/// What is known about where a peer is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Whereabouts {
+    /// Endpoints that would be tried, best first.
+    pub endpoints: Vec<SocketAddr>,
+    /// Relays through which the peer can be reached.
+    pub relays: Vec<IpAddr>,
+    /// Answers to the last question, by lighthouse.
+    pub answers: BTreeMap<IpAddr, KnownEndpoints>,
+    /// Lighthouses that are asked.
+    pub lighthouses: Vec<IpAddr>,
+    /// What the peer reported to this node, if this is a lighthouse.
+    pub reported: Option<KnownEndpoints>,
+    /// A handshake with the peer is under way.
+    pub pending: bool,
+}
+
+/// What would become of a packet.
+#[derive(Debug, Clone)]
+pub struct FlowTrace {
+    /// Which way the packet goes.
+    pub direction: Direction,
+    /// Where packets to the remote end go. For an inbound packet that is the way of its answer.
+    pub route: Result<Route, DropReason>,
+    /// The tunnel that carries it.
+    pub tunnel: Option<TunnelStatus>,
+    /// What the firewall makes of it. It looks at the peer's certificate, so without a tunnel there is nothing to say.
+    pub firewall: Option<Explanation>,
+    /// The rule that the explanation names.
+    pub rule: Option<Rule>,
+    /// What becomes of it.
+    pub outcome: Outcome,
+}
+
+/// What becomes of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It arrives.
+    Passes,
+    /// It waits for a handshake with the peer; the firewall sees it afterwards.
+    WaitsForTunnel,
+    /// It is dropped.
+    Dropped(DropReason),
+}
+
+/// Entries in the tables of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TableSizes {
+    /// Live tunnels.
+    pub tunnels: usize,
+    /// Overlay addresses that a tunnel carries packets to.
+    pub primaries: usize,
+    /// Further ways to find a tunnel: by peer, by the peer's index, by its first message.
+    pub lookups: usize,
+    /// Handshakes this node answered, whose callers are not confirmed.
+    pub half_open: usize,
+    /// Handshakes this node started and that are under way.
+    pub pending: usize,
+    /// Bytes of overlay packets that wait for them.
+    pub waiting_bytes: usize,
+    /// Own indexes reserved for tunnels to come.
+    pub reserved: usize,
+    /// Peers whose endpoints are remembered.
+    pub candidates: usize,
+    /// Overlay addresses whose hosts reported to this lighthouse.
+    pub reports: usize,
+    /// Punches that wait for their delay.
+    pub punches: usize,
+    /// Hops through relays that this node is part of, as an end or in the middle.
+    pub relay_hops: usize,
+    /// Deadlines set.
+    pub deadlines: usize,
+    /// Flows the firewall remembers.
+    pub flows: usize,
+}
+
+impl Node {
+    /// Live tunnels, ordered by peer address.
+    #[must_use]
+    pub fn tunnels(&self) -> Vec<TunnelStatus> {
+        let mut tunnels: Vec<_> = self.tunnels.iter().map(|live| self.status(live)).collect();
+        tunnels.sort_by(|a, b| (&a.peer, a.local_index).cmp(&(&b.peer, b.local_index)));
+        tunnels
+    }
+
+    /// Handshakes that this node answered, and whose callers have not shown yet that they have the keys.
+    #[must_use]
+    pub fn half_open(&self) -> Vec<LocalIndex> {
+        self.half_open.iter().map(|answered| *answered.local_index).collect()
+    }
+
+    /// Handshakes this node started, by peer.
+    #[must_use]
+    pub fn pending_handshakes(&self) -> Vec<PendingStatus> {
+        let status = |(peer, local_index)| PendingStatus { peer, local_index, endpoints: self.endpoints_of(peer) };
+        self.pending.indexes().map(status).collect()
+    }
+
+    /// Peers of which it is known where they may be, the first `limit` by address.
+    #[must_use]
+    pub fn known_peers(&self, limit: usize) -> Vec<IpAddr> {
+        let tunnels = self.tunnels.iter().flat_map(|live| live.tunnel.peer_addresses.iter().copied());
+        let configured = self.config.static_hosts.keys().copied();
+        let known: BTreeSet<_> =
+            tunnels.chain(configured).chain(self.lighthouse.peers()).chain(self.server.subjects()).collect();
+        known.into_iter().take(limit).collect()
+    }
+
+    /// What is said of where `peer` is, by who says so: a lighthouse, the peer itself, or this node's configuration.
+    #[must_use]
+    pub fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, KnownEndpoints> {
+        let mut sources = self.lighthouse.sources(peer);
+        for (lighthouse, answer) in self.lighthouse.answers(peer) {
+            sources.entry(lighthouse).or_insert(answer);
+        }
+        let fixed = self.config.fixed_endpoints_of(peer);
+        if let Some(own) = self.config.identity.networks().first().filter(|_| !fixed.is_empty()) {
+            sources.entry(own.addr()).or_default().reported.extend_from_slice(&fixed);
+        }
+        let tunnel = self.forwarder.tunnels().by_address(peer);
+        let first = tunnel.as_ref().and_then(|tunnel| tunnel.peer_addresses.first().copied()).unwrap_or(peer);
+        if let Some(report) = self.server.report(peer) {
+            let own = sources.entry(first).or_default();
+            own.reported.extend(report.reported);
+            own.relays.extend(report.relays);
+        }
+        if let Some(endpoint) = tunnel.and_then(|tunnel| tunnel.endpoint()) {
+            sources.entry(first).or_default().learnt = vec![endpoint];
+        }
+        sources
+    }
+
+    /// Every hop this node is part of, by own index.
+    #[must_use]
+    pub fn relays(&self) -> Vec<RelayStatus> {
+        let status = |entry: &crate::relay::Entry| {
+            let neighbour = self.forwarder.tunnels().by_index(entry.key.tunnel)?;
+            Some(RelayStatus {
+                neighbour: *neighbour.peer_addresses.first()?,
+                far: entry.key.far,
+                local_index: entry.index,
+                remote_index: entry.remote,
+                forwarding: entry.key.kind == Kind::Forwarding,
+                state: match entry.state {
+                    State::Requested => RelayState::Requested,
+                    State::Established => RelayState::Established,
+                    State::PeerRequested | State::Disestablished => RelayState::Waiting,
+                },
+            })
+        };
+        self.relays.iter().filter_map(status).collect()
+    }
+
+    /// What is known about where `peer` is.
+    #[must_use]
+    pub fn whereabouts(&self, peer: IpAddr) -> Whereabouts {
+        Whereabouts {
+            endpoints: self.endpoints_of(peer),
+            relays: self.lighthouse.relays(peer).into_iter().collect(),
+            answers: self.lighthouse.answers(peer),
+            lighthouses: if self.config.has_lighthouses() { self.config.lighthouse.hosts.clone() } else { Vec::new() },
+            reported: self.server.report(peer),
+            pending: self.pending.contains(peer),
+        }
+    }
+
+    /// Peers with which a handshake of this node is under way.
+    #[must_use]
+    pub fn handshaking(&self) -> Vec<IpAddr> {
+        self.pending.peers()
+    }
+
+    /// How much this node remembers now.
+    #[must_use]
+    pub fn table_sizes(&self) -> TableSizes {
+        TableSizes {
+            tunnels: self.tunnels.iter().count(),
+            primaries: self.forwarder.tunnels().primaries(),
+            lookups: self.tunnels.lookups(),
+            half_open: self.half_open.len(),
+            pending: self.pending.len(),
+            waiting_bytes: self.pending.waiting_bytes(),
+            reserved: self.forwarder.tunnels().reserved(),
+            candidates: self.lighthouse.len(),
+            reports: self.server.len(),
+            punches: self.punches.len(),
+            relay_hops: self.forwarder.relays().len(),
+            deadlines: self.timer.len(),
+            flows: self.forwarder.flows(),
+        }
+    }
+
+    /// What would become of a packet of `flow` that goes in `direction`. Nothing is sent, and nothing is remembered.
+    #[must_use]
+    pub fn trace(&self, now: Instant, direction: Direction, flow: &FlowKey) -> FlowTrace {
+        let route = self.forwarder.explain_route(flow);
+        let tunnel = self.carrier_of(direction, flow, route.as_ref().ok());
+        let firewall = tunnel
+            .as_ref()
+            .map(|tunnel| self.forwarder.explain_firewall(now, direction, flow, tunnel, &self.config.firewall));
+        let outcome = match (&route, &firewall) {
+            (Err(reason), _) if direction == Direction::Outbound => Outcome::Dropped(*reason),
+            (_, Some(firewall)) => firewall.verdict().map_or_else(Outcome::Dropped, |()| Outcome::Passes),
+            (_, None) => Outcome::WaitsForTunnel,
+        };
+        let rules = match direction {
+            Direction::Inbound => &self.config.firewall.inbound,
+            Direction::Outbound => &self.config.firewall.outbound,
+        };
+        let rule = firewall.as_ref().and_then(|firewall| rules.get(firewall.rule?)).cloned();
+        let live = tunnel.and_then(|tunnel| self.tunnels.get(tunnel.local_index));
+        FlowTrace { direction, route, tunnel: live.map(|live| self.status(live)), firewall, rule, outcome }
+    }
+
+    /// The tunnel of the route's peer or of another of its gateways; of an inbound packet without a route that of whoever
+    /// may send it.
+    fn carrier_of(&self, direction: Direction, flow: &FlowKey, route: Option<&Route>) -> Option<Arc<Tunnel>> {
+        let by_route = route.and_then(|route| {
+            let mut ways = std::iter::once(&route.peer).chain(&route.others);
+            ways.find_map(|peer| self.forwarder.tunnels().by_address(*peer))
+        });
+        by_route.or_else(|| {
+            let senders = self.tunnels.iter().map(|live| &live.tunnel).filter(|tunnel| may_send(tunnel, flow.remote));
+            senders.filter(|_| direction == Direction::Inbound).min_by_key(|tunnel| tunnel.local_index).map(Arc::clone)
+        })
+    }
+
+    fn status(&self, live: &Live) -> TunnelStatus {
+        let tunnel = &live.tunnel;
+        TunnelStatus {
+            peer: tunnel.peer_addresses.clone(),
+            name: tunnel.peer.name().to_owned(),
+            endpoint: tunnel.endpoint(),
+            relay: self.forwarder.relay_of(tunnel),
+            local_index: tunnel.local_index,
+            remote_index: tunnel.remote_index,
+            message_counter: tunnel.session.next_counter(),
+            received_counter: tunnel.session.replay.highest(),
+            version: tunnel.peer.version(),
+            initiator: tunnel.initiator,
+            primary: self.forwarder.tunnels().is_primary(tunnel),
+            handshake: live.took,
+        }
+    }
+}
+
+fn may_send(tunnel: &Tunnel, source: IpAddr) -> bool {
+    let unsafe_networks = tunnel.peer.unsafe_networks();
+    tunnel.peer_addresses.contains(&source) || unsafe_networks.iter().any(|network| network.contains(&source))
+}
