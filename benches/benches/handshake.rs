@@ -1,8 +1,9 @@
-//! The three steps of a handshake, each with all that the control plane does about it.
+//! The four steps of a handshake, each with all that the control plane does then.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use nebula_benches::{Go, Host, NO_GO, Step};
 use nebula_cert::Curve;
+use nebula_core::Punt;
 use nebula_core::simulator::Authority;
 
 fn handshake(c: &mut Criterion) {
@@ -40,6 +41,17 @@ fn handshake(c: &mut Criterion) {
         finish.with(&mut group, "finish", answered, |(mut a, b, second)| {
             let _packets_that_waited = a.handshake(b.underlay, second.datagram);
             assert_eq!(a.node.tunnels().len(), 1);
+            (a, b)
+        });
+        let unconfirmed = || {
+            let (a, b, _) = answered();
+            (a, b)
+        };
+        let confirm = Step::new(format!("handshake on {name}, confirm"), NO_GO);
+        confirm.with(&mut group, "confirm", unconfirmed, |(a, mut b)| {
+            let (tunnel, from) = (b.node.half_open()[0], a.underlay.into());
+            b.node.handle_punt(b.now, Punt::Confirmed { tunnel, from });
+            assert_eq!(b.node.tunnels().len(), 1);
             (a, b)
         });
         group.finish();

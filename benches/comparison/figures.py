@@ -1,22 +1,23 @@
 """Which metrics become which plot."""
 
 from .measure import METRICS
-from .plot import Panel, page
+from .plot import Bar, Panel, page
+from .report import compared
 
 # Scenario and metric of each panel; the first plot is the README's.
 PLOTS = {
     "overview": ("What the overlay costs", [
         ("gso", "tcp1_gbps", "TCP, 1 stream, Gbit/s"),
-        ("gso", "tcp1_cpu", "CPU seconds of both daemons for a GB"),
-        ("wire", "tcp1_gbps", "TCP on a link of single packets, Gbit/s"),
-        ("gso", "udp64_kpps", "UDP of 64 bytes, 1000 packets/s"),
+        ("gso", "tcp1_cpu", "CPU seconds of both daemons per GB"),
+        ("wire", "tcp1_gbps", "TCP, 1 stream, link of single packets, Gbit/s"),
+        ("gso", "udp64_kpps", "UDP, 64 bytes, kpps"),
         ("gso", "pingload_p50", "ping beside a TCP stream, median, µs"),
-        ("gso", "peak_rss", "memory of a daemon at most, MB"),
+        ("gso", "peak_rss", "peak memory of a daemon (RSS), MB"),
     ]),
     "links": ("TCP, 1 stream, Gbit/s", [
-        ("gso", "tcp1_gbps", "super-packets whole, AES (WireGuard: ChaCha20)"),
-        ("wire", "tcp1_gbps", "single packets, AES (WireGuard: ChaCha20)"),
-        ("chacha", "tcp1_gbps", "super-packets whole, all with ChaCha20"),
+        ("gso", "tcp1_gbps", "link of super-packets, AES (WireGuard: ChaCha20)"),
+        ("wire", "tcp1_gbps", "link of single packets, AES (WireGuard: ChaCha20)"),
+        ("chacha", "tcp1_gbps", "link of super-packets, all with ChaCha20"),
         ("jumbo", "tcp1_gbps", "jumbo frames, AES (WireGuard: ChaCha20)"),
     ]),
     "idle": ("A connected tunnel without traffic", [
@@ -29,6 +30,9 @@ PLOTS = {
     ]),
 }
 
+# Bars that look different: ours, and the link without an overlay.
+KINDS = {"ours": "own", "raw": "raw"}
+
 
 def write_plots(results, folder):
     """Writes the plots for which something was measured; their paths."""
@@ -38,22 +42,23 @@ def write_plots(results, folder):
         # A run with one scenario of its own stands in for all.
         if "gso" not in only:
             (single,) = only
-            wanted = list({metric: (single, metric, METRICS[metric][0]) for _, metric, _ in wanted}.values())
+            wanted = list({metric: (single, metric, METRICS[metric].title) for _, metric, _ in wanted}.values())
         panels = [panel(results, *one) for one in wanted]
         if not any(panel.bars for panel in panels):
             continue
         path = folder / f"{name}.svg"
         machine, _, rounds = results.origin().partition("; ")
-        path.write_text(page(title, [machine, f"{rounds}; thin lines from least to most; in brackets: ours times or divided by this"], panels))
+        path.write_text(page(title, [machine, f"{rounds}; thin lines: least to most; in brackets: nebula-cni compared with this one"], panels))
         written.append(path)
     return written
 
 
-def panel(results, scenario, metric, title):
-    bars = []
+def panel(results, scenario, metric_name, title):
+    bars, metric = [], METRICS[metric_name]
+    own = results.median(scenario, "ours", metric_name)
     for name, label in results.titles.items():
-        value = results.median(scenario, name, metric)
+        value = results.median(scenario, name, metric_name)
         if value is not None:
-            bars.append((label, value, *results.spread(scenario, name, metric), name == "ours"))
-    default, more_is_better = METRICS[metric]
-    return Panel(title or default, more_is_better, bars)
+            note = f"ours {compared(metric, own, value)}" if own and value and name not in ("ours", "raw") else ""
+            bars.append(Bar(label, value, results.spread(scenario, name, metric_name), note, KINDS.get(name, "")))
+    return Panel(title or metric.title, metric.more_is_better, bars)

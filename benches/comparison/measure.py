@@ -30,29 +30,50 @@ class Scenario:
     lighthouse: bool = False
 
 
-# Metrics: what they are called, and whether more of it is better.
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """What a metric is called, whether more of it is better, and what one says of the better and of the worse of two."""
+
+    title: str
+    more_is_better: bool
+    better: str
+    worse: str
+
+
+def rate(title):
+    return Metric(title, True, "faster", "slower")
+
+
+def delay(title):
+    return Metric(title, False, "faster", "slower")
+
+
+def cost(title):
+    return Metric(title, False, "less", "more")
+
+
 METRICS = {
-    "tcp1_gbps": ("TCP, 1 stream, Gbit/s", True),
-    "tcp1_cpu": ("TCP, 1 stream, CPU s per GB", False),
-    "tcp4_gbps": ("TCP, 4 streams, Gbit/s", True),
-    "tcp4_cpu": ("TCP, 4 streams, CPU s per GB", False),
-    "tcpbi_gbps": ("TCP, both ways, Gbit/s", True),
-    "tcpbi_cpu": ("TCP, both ways, CPU s per GB", False),
-    "udp64_kpps": ("UDP of 64 bytes, 1000 packets/s", True),
-    "udp64_cpu": ("UDP of 64 bytes, CPU s per GB", False),
-    "udp1200_kpps": ("UDP of 1200 bytes, 1000 packets/s", True),
-    "udp1200_cpu": ("UDP of 1200 bytes, CPU s per GB", False),
-    "ping_p50": ("ping, median, µs", False),
-    "ping_p99": ("ping, 99th percentile, µs", False),
-    "pingload_p50": ("ping beside a TCP stream, median, µs", False),
-    "pingload_p99": ("ping beside a TCP stream, 99th percentile, µs", False),
-    "start_ms": ("start to first ping, ms", False),
-    "idle_rss": ("memory when idle, MB", False),
-    "idle_private": ("of that private, MB", False),
-    "idle_wakeups": ("wake-ups per second when idle", False),
-    "idle_cpu": ("CPU when idle, µs per s", False),
-    "peak_rss": ("memory at most, MB", False),
-    "binary_mb": ("program, MB", False),
+    "tcp1_gbps": rate("TCP, 1 stream, Gbit/s"),
+    "tcp1_cpu": cost("TCP, 1 stream, CPU s per GB"),
+    "tcp4_gbps": rate("TCP, 4 streams, Gbit/s"),
+    "tcp4_cpu": cost("TCP, 4 streams, CPU s per GB"),
+    "tcpbi_gbps": rate("TCP, both directions, Gbit/s"),
+    "tcpbi_cpu": cost("TCP, both directions, CPU s per GB"),
+    "udp64_kpps": rate("UDP, 64 bytes, kpps"),
+    "udp64_cpu": cost("UDP, 64 bytes, CPU s per GB"),
+    "udp1200_kpps": rate("UDP, 1200 bytes, kpps"),
+    "udp1200_cpu": cost("UDP, 1200 bytes, CPU s per GB"),
+    "ping_p50": delay("ping, median, µs"),
+    "ping_p99": delay("ping, 99th percentile, µs"),
+    "pingload_p50": delay("ping beside a TCP stream, median, µs"),
+    "pingload_p99": delay("ping beside a TCP stream, 99th percentile, µs"),
+    "start_ms": delay("start to first ping, ms"),
+    "idle_rss": cost("memory when idle (RSS), MB"),
+    "idle_private": cost("private memory when idle, MB"),
+    "idle_wakeups": cost("wake-ups per second when idle"),
+    "idle_cpu": cost("CPU when idle, µs per s"),
+    "peak_rss": cost("peak memory (RSS), MB"),
+    "binary_mb": cost("program size, MB"),
 }
 TESTS = ["start", "idle", "ping", "tcp1", "pingload", "tcp4", "tcpbi", "udp64", "udp1200"]
 THROUGHPUT = {

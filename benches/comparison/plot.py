@@ -1,12 +1,13 @@
 """Bars as SVG: one panel for each metric, one bar for each variant. Readable on light and dark pages."""
 
+import dataclasses
 import html
 
 from .report import short
 
-COLUMN, GAP, MARGIN = 410, 24, 20
+COLUMN, GAP, MARGIN = 480, 24, 20
 BAR, STEP, HEAD = 15, 22, 46
-LABELS, VALUES = 162, 88
+LABELS, VALUES = 162, 170
 
 STYLE = """
   text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #24292f }
@@ -17,6 +18,8 @@ STYLE = """
   .page { fill: #ffffff }
   .bar { fill: #9aa7b4 }
   .bar.own { fill: #0b7a75 }
+  .bar.raw { fill: none; stroke: #9aa7b4 }
+  .cut { stroke: #ffffff; stroke-width: 4 }
   .spread { stroke: #24292f; stroke-width: 1; opacity: .55 }
   .axis { stroke: #d0d7de; stroke-width: 1 }
   @media (prefers-color-scheme: dark) {
@@ -25,14 +28,27 @@ STYLE = """
     .page { fill: #0d1117 }
     .bar { fill: #5a6673 }
     .bar.own { fill: #2fb5ad }
+    .bar.raw { stroke: #5a6673 }
+    .cut { stroke: #0d1117 }
     .spread { stroke: #e6edf3 }
     .axis { stroke: #3d444d }
   }
 """
 
 
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """One variant's figure. `kind` is how it looks: "own", "raw" (may be cut, so that the others stay visible) or ""."""
+
+    label: str
+    value: float
+    spread: tuple
+    note: str
+    kind: str
+
+
 class Panel:
-    """One metric of some variants: `bars` are (label, value, least, most, is_own)."""
+    """One metric of some variants."""
 
     def __init__(self, title, more_is_better, bars):
         self.title, self.more_is_better, self.bars = title, more_is_better, bars
@@ -41,32 +57,31 @@ class Panel:
         return HEAD + STEP * len(self.bars)
 
     def draw(self, left, top):
-        most = max(most for _, _, _, most, _ in self.bars) or 1
-        room = COLUMN - LABELS - VALUES
-        own = next((value for _, value, _, _, is_own in self.bars if is_own), None)
+        most = max((bar.spread[1] for bar in self.bars if bar.kind != "raw"), default=0) or self.bars[0].spread[1] or 1
         parts = [text(left, top + 14, self.title, "title"),
                  text(left, top + 30, "more is better" if self.more_is_better else "less is better", "quiet")]
         axis = left + LABELS
         parts.append(f'<line class="axis" x1="{axis}" y1="{top + HEAD - 6}" x2="{axis}" y2="{top + self.height() - 2}"/>')
-        for at, (label, value, least, most_of_it, is_own) in enumerate(self.bars):
-            y = top + HEAD + STEP * at - 4
-            mark = " own" if is_own else ""
-            width = max(room * value / most, 1)
-            parts.append(text(axis - 8, y + 12, label, f"label{mark}", "end"))
-            parts.append(f'<rect class="bar{mark}" x="{axis}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2"/>')
-            ends = [axis + room * bound / most for bound in (least, most_of_it)]
-            if ends[1] - ends[0] > 1:
-                parts.append(f'<line class="spread" x1="{ends[0]:.1f}" y1="{y + BAR / 2}" x2="{ends[1]:.1f}" y2="{y + BAR / 2}"/>')
-            times = f"  ({ratio(own, value)})" if own and value and not is_own else ""
-            parts.append(text(max(axis + width, ends[1]) + 6, y + 12, f"{short(value)}{times}", mark.strip()))
+        for at, bar in enumerate(self.bars):
+            parts += self.draw_bar(bar, most, axis, top + HEAD + STEP * at - 4)
         return parts
 
-
-def ratio(own, value):
-    """Ours times or divided by how much gives this figure."""
-    times = value / own
-    sign, times = ("×", times) if times >= 1 else ("÷", 1 / times)
-    return f"{sign}{times:.1f}" if times < 20 else f"{sign}{times:.0f}"
+    @staticmethod
+    def draw_bar(bar, most, axis, y):
+        room = COLUMN - LABELS - VALUES
+        mark = f" {bar.kind}" if bar.kind else ""
+        width = min(max(room * bar.value / most, 1), room)
+        parts = [text(axis - 8, y + 12, bar.label, f"label{mark}", "end"),
+                 f'<rect class="bar{mark}" x="{axis}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2"/>']
+        ends = [min(axis + room * bound / most, axis + room) for bound in bar.spread]
+        if ends[1] - ends[0] > 1:
+            parts.append(f'<line class="spread" x1="{ends[0]:.1f}" y1="{y + BAR / 2}" x2="{ends[1]:.1f}" y2="{y + BAR / 2}"/>')
+        if bar.value > most:
+            # Cut: the bar goes on, but not to scale.
+            cut = axis + room - 14
+            parts.append(f'<path class="cut" d="M{cut} {y + BAR + 1} l5 -{BAR + 2}"/>')
+        note = f"  ({bar.note})" if bar.note else ""
+        return parts + [text(max(axis + width, ends[1]) + 6, y + 12, f"{short(bar.value)}{note}", mark.strip())]
 
 
 def page(title, origin, panels, columns=2):

@@ -66,7 +66,7 @@ def variant(name, go, other, extra):
     if "=" in name or ":" in name:
         return custom(name, extra)
     if name == "raw":
-        return Variant(name, "no tunnel", (), {})
+        return Variant(name, "no overlay", (), {})
     if name in other:
         return Variant(name, f"{name} {other[name][0].removeprefix('0.0.')}", (HOOKS / name,), {}, hook=True)
     newest = pathlib.Path(go["sid"][1]) / "nebula" if go else None

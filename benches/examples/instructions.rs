@@ -18,6 +18,10 @@ use nebula_core::{DropReason, Punt, Verdict};
 const WARM_UP: usize = 64;
 const ROUNDS: usize = 256;
 
+/// Fewer for a handshake, which costs a thousand times as much as a packet.
+const HANDSHAKE_WARM_UP: usize = 2;
+const HANDSHAKE_ROUNDS: usize = 64;
+
 /// Payload of a TCP segment at an overlay MTU of 1300, and how many make a super-packet.
 const SEGMENT: u16 = 1248;
 const SEGMENTS: usize = 48;
@@ -33,16 +37,25 @@ fn counted(work: &mut dyn FnMut()) {
 }
 
 /// Prepares and works, first uncounted. Tells how many packets `work` handled while it was counted, at `each` a time.
-fn repeat<T>(each: usize, mut prepare: impl FnMut() -> T, mut work: impl FnMut(&mut T)) -> usize {
-    for round in 0..WARM_UP + ROUNDS {
+fn repeat<T>(each: usize, prepare: impl FnMut() -> T, work: impl FnMut(&mut T)) -> usize {
+    each * repeat_rounds(WARM_UP, ROUNDS, prepare, work)
+}
+
+fn repeat_rounds<T>(
+    warm_up: usize,
+    rounds: usize,
+    mut prepare: impl FnMut() -> T,
+    mut work: impl FnMut(&mut T),
+) -> usize {
+    for round in 0..warm_up + rounds {
         let mut input = prepare();
-        if round < WARM_UP {
+        if round < warm_up {
             work(&mut input);
         } else {
             counted(&mut || work(&mut input));
         }
     }
-    ROUNDS * each
+    rounds
 }
 
 fn super_packet() -> (Vec<u8>, Offload) {
@@ -172,9 +185,57 @@ fn query(n: u32) -> Meta {
     Meta::new(MetaKind::HostQuery, Version::V2, Some(subject.into()))
 }
 
+/// Two hosts that do not know each other, and the datagram between them.
+struct Pair {
+    a: Host,
+    b: Host,
+    datagram: Vec<u8>,
+}
+
+/// The initiator makes its first message.
+fn start(pair: &mut Pair) {
+    pair.datagram = pair.a.call(&pair.b).datagram;
+}
+
+/// The responder verifies the initiator's certificate and answers.
+fn respond(pair: &mut Pair) {
+    let first = std::mem::take(&mut pair.datagram);
+    pair.datagram = pair.b.handshake(pair.a.underlay, first).expect("an answer").datagram;
+}
+
+/// The initiator verifies the responder's certificate and has a tunnel.
+fn finish(pair: &mut Pair) {
+    let second = std::mem::take(&mut pair.datagram);
+    let _waiting_packets = pair.a.handshake(pair.b.underlay, second);
+    assert_eq!(pair.a.node.tunnels().len(), 1);
+}
+
+/// The first packet from the initiator proves to the responder that the initiator has the keys.
+fn confirm(pair: &mut Pair) {
+    let (tunnel, from) = (pair.b.node.half_open()[0], pair.a.underlay.into());
+    pair.b.node.handle_punt(pair.b.now, Punt::Confirmed { tunnel, from });
+    assert!(pair.b.node.half_open().is_empty());
+}
+
+/// Counts the last of these steps of a handshake on Curve25519; each is all that the control plane does then.
+fn handshake(steps: &[fn(&mut Pair)]) -> usize {
+    let authority = Authority::new(Curve::Curve25519);
+    let trust = authority.trust();
+    let [one, two] = [1, 2].map(|number| identity(&authority, number));
+    let (last, before) = steps.split_last().expect("a step");
+    let prepare = || {
+        let a = Host::with_identity(one.clone(), &trust, 1, |_| {});
+        let b = Host::with_identity(two.clone(), &trust, 2, |_| {});
+        let mut pair = Pair { a, b, datagram: Vec::new() };
+        before.iter().for_each(|step| step(&mut pair));
+        pair
+    };
+    repeat_rounds(HANDSHAKE_WARM_UP, HANDSHAKE_ROUNDS, prepare, last)
+}
+
 type Step = (&'static str, fn() -> usize);
 
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 16] = [
     ("super-packet-out", || outbound(SEGMENTS, super_packet())),
     ("super-packet-in", || inbound(SEGMENTS, super_packet())),
     ("64-bytes-out", || outbound(1, small())),
@@ -187,6 +248,10 @@ const STEPS: [Step; 12] = [
     ("conntrack-node", || conntrack(4096)),
     ("lighthouse-update", || lighthouse(update, 1)),
     ("lighthouse-query", || lighthouse(query, 2)),
+    ("handshake-start", || handshake(&[start])),
+    ("handshake-respond", || handshake(&[start, respond])),
+    ("handshake-finish", || handshake(&[start, respond, finish])),
+    ("handshake-confirm", || handshake(&[start, respond, finish, confirm])),
 ];
 
 /// Runs the step of this name, and prints how many packets were counted; without a name, prints all names.
