@@ -21,7 +21,7 @@ use crate::{
     authority::{Authority, Grant},
     cluster::Cluster,
     pod::PodFacts,
-    policy::{KubernetesPolicy, PodPolicy, Policy},
+    policy::{PodPolicy, Policy, kubernetes::KubernetesPolicy},
     proof::{
         self,
         certificate::{Presented, RenewalKey},

@@ -16,17 +16,15 @@ use tokio_rustls::TlsAcceptor;
 use crate::{
     admission::{Admission, Turn},
     audit::{AuditLog, Event},
-    authority::Authority,
-    cluster::Cluster,
+    caller::Caller,
     control::{Answer, Command, Operator},
-    directory::{AUDIT_LOG, POLICY},
-    issuer::{GivenBack, Issued, Issuer, Rules},
+    directory::AUDIT_LOG,
+    issuer::{GivenBack, Issued, Issuer},
     metrics::{Gauges, Metrics},
     page::{self, Page},
-    policy::{KubernetesPolicy, Policy},
     proof::token::TokenHash,
     refusal::Refusal,
-    server::{self, Caller, ServeError, Settings},
+    settings::{Settings, read_rules, read_tls},
     store::Displaced,
     time,
     trust::Trust,
@@ -220,7 +218,7 @@ impl Service {
         let present = self.issuer.rules();
         let outcome = tokio::runtime::Handle::current()
             .block_on(read_rules(&self.settings, Some(&present)))
-            .and_then(|rules| Ok((rules, server::read_tls(&self.settings.directory)?)));
+            .and_then(|rules| Ok((rules, read_tls(&self.settings.directory)?)));
         let now = time::now();
         match outcome {
             Ok((rules, tls)) => {
@@ -362,34 +360,6 @@ impl Service {
         };
         self.audit.write(&event, now);
     }
-}
-
-/// Reads policy and CA. The connection to the API server is kept if it is to be the same.
-pub(crate) async fn read_rules(settings: &Settings, present: Option<&Rules>) -> Result<Rules, ServeError> {
-    let directory = &settings.directory;
-    let passphrase = settings.passphrase.as_ref().map(|passphrase| passphrase.as_str());
-    let authority = Authority::read(directory, passphrase)?;
-    let policy = Policy::parse(&directory.read(POLICY)?)?;
-    policy.check_against(authority.certificate())?;
-    let kept = present.filter(|present| present.policy.kubernetes == policy.kubernetes);
-    let cluster = match (kept.and_then(|present| present.cluster.clone()), &policy.kubernetes) {
-        (_, None) => None,
-        (Some(cluster), _) => Some(cluster),
-        (None, Some(kubernetes)) => Some(open_cluster(kubernetes).await?),
-    };
-    Ok(Rules { authority, policy, cluster })
-}
-
-#[cfg(feature = "kubernetes")]
-async fn open_cluster(settings: &KubernetesPolicy) -> Result<Arc<dyn Cluster>, ServeError> {
-    let server = crate::cluster::ApiServer::open(settings.kubeconfig.as_deref()).await;
-    Ok(Arc::new(server.map_err(ServeError::Kubernetes)?))
-}
-
-#[cfg(not(feature = "kubernetes"))]
-#[allow(clippy::unused_async, reason = "as with the feature")]
-async fn open_cluster(_settings: &KubernetesPolicy) -> Result<Arc<dyn Cluster>, ServeError> {
-    Err(ServeError::Kubernetes("this build was made without the feature kubernetes".to_owned()))
 }
 
 fn describe(proof: &Proof) -> String {

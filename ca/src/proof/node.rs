@@ -6,8 +6,9 @@ use subtle::ConstantTimeEq;
 
 use crate::{
     cluster::{Cluster, User},
+    names::{is_name, is_namespace},
     pod::PodFacts,
-    policy::KubernetesPolicy,
+    policy::kubernetes::KubernetesPolicy,
     proof::{review, token::TokenHash},
     refusal::Refusal,
 };
@@ -112,24 +113,6 @@ pub(crate) fn check_pod(pod: &Pod) -> Result<(), Refusal> {
         return invalid("address", "it must be the unicast address the primary network gave the pod");
     }
     Ok(())
-}
-
-pub(crate) fn is_namespace(text: &str) -> bool {
-    text.len() <= 63 && is_label(text)
-}
-
-/// Whether this may be the name of a pod, a node or a service account.
-pub(crate) fn is_name(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(is_label)
-}
-
-/// A DNS label in the sense of RFC 1123, lower case only; its length is bounded by the caller.
-fn is_label(text: &str) -> bool {
-    let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let bytes = text.as_bytes();
-    bytes.first().is_some_and(is_alphanumeric)
-        && bytes.last().is_some_and(is_alphanumeric)
-        && bytes.iter().all(|byte| is_alphanumeric(byte) || *byte == b'-')
 }
 
 const SHORTEST: usize = 32;
