@@ -1,6 +1,6 @@
 //! Doors for the fuzzer to decoders that are private.
 
-use crate::{host_route, supervisor};
+use crate::{link::host_route, supervisor};
 
 /// A message of the system bus.
 pub fn dbus(data: &[u8]) {

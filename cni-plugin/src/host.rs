@@ -12,10 +12,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
 
-use crate::guard::Guards;
-use crate::host_route::Routes;
-use crate::labels::LabelSource;
-use crate::pod_link::Links;
+use crate::enrolment::labels::LabelSource;
+use crate::link::guard::Guards;
+use crate::link::host_route::Routes;
+use crate::link::pod_link::Links;
 use crate::supervisor::{Kind, Supervisor};
 
 /// Everything a verb may touch besides files.

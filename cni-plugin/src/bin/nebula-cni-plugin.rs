@@ -6,17 +6,17 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use nebula_cni_plugin::guard::SystemGuards;
+use nebula_cni_plugin::enrolment::labels::Program;
 use nebula_cni_plugin::host::{Host, SystemClock, SystemNamespaces};
-use nebula_cni_plugin::host_route::SystemRoutes;
-use nebula_cni_plugin::labels::Program;
-use nebula_cni_plugin::pod_link::SystemLinks;
-use nebula_cni_plugin::reconcile::{self, Depth};
+use nebula_cni_plugin::link::guard::SystemGuards;
+use nebula_cni_plugin::link::host_route::SystemRoutes;
+use nebula_cni_plugin::link::pod_link::SystemLinks;
 use nebula_cni_plugin::reply::{self, Error, code};
 use nebula_cni_plugin::request::{self, Env, Request};
 use nebula_cni_plugin::settings::{STATE_DIR, Settings};
 use nebula_cni_plugin::supervisor::{Direct, Systemd, heir, launcher};
-use nebula_cni_plugin::{add, verb};
+use nebula_cni_plugin::verb::reconcile::{self, Depth};
+use nebula_cni_plugin::verb::{self, add};
 
 fn main() -> ExitCode {
     close_inherited_files();

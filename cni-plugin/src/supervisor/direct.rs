@@ -11,8 +11,8 @@ use super::heir::Heir;
 use super::notify::NotifySocket;
 use super::process::{self, Process};
 use super::{Known, LAUNCH, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY, cgroup, launcher, log};
+use crate::attachment::record::Files;
 use crate::host::{Clock, Deadline};
-use crate::record::Files;
 
 /// Starts instances as processes of its own making.
 #[derive(Debug)]

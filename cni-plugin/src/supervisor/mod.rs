@@ -21,8 +21,8 @@ pub use direct::Direct;
 pub use process::Process;
 pub use systemd::Systemd;
 
+use crate::attachment::record::Files;
 use crate::host::{Clock, Deadline};
-use crate::record::Files;
 
 /// The supervisors there are, as a record names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::dbus::{self, Body, Connection, Method, Object, Value};
 use super::process::Process;
 use super::{Known, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY};
+use crate::attachment::record::Files;
 use crate::host::{Clock, Deadline};
-use crate::record::Files;
 
 /// Starts instances as units of the system's systemd.
 #[derive(Debug)]

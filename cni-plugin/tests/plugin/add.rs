@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nebula_cni_plugin::attachment::record::State;
 use nebula_cni_plugin::launch::{LaunchSpec, Mode};
-use nebula_cni_plugin::record::State;
 use serde_json::{Value, json};
 
 use crate::harness::{Node, PLUGIN, PREV, spawn, wait};

@@ -1,14 +1,14 @@
 //! What an isolated pod may reach and be reached from: the overlay, the node's probes, DNS and listed ranges, nothing else.
 //! The rules belong to the pod's network namespace: they outlive this process, and end with the namespace. They tell the pod's own
 //! programs early; a raw socket passes them, so the node's end of the pod's link has rules of its own
-//! ([`nebula_cni_plugin::guard`]).
+//! ([`nebula_cni_plugin::link::guard`]).
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use nebula_cni_plugin::guard::ca_address;
 use nebula_cni_plugin::launch::{Isolate, LaunchSpec, Underlay};
-use nebula_cni_plugin::nftables::{Family, Hook, Match, Rule, Table};
+use nebula_cni_plugin::link::guard::ca_address;
+use nebula_cni_plugin::netlink::nftables::{Family, Hook, Match, Rule, Table};
 use nix::libc;
 
 use crate::host::daemon::chain;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::CaPool;
 use nebula_cert::issuance::Pod;
-use nebula_cni_plugin::labels::{Answer, LabelSource, Program, Question};
+use nebula_cni_plugin::enrolment::labels::{Answer, LabelSource, Program, Question};
 use nebula_cni_plugin::launch::CaAccess;
 use nebula_instance::ca_client::{CaClient, Error, Issued, Prover};
 use nebula_instance::linux::netns::Foothold;

@@ -6,8 +6,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::attachment::record::Files;
 use crate::host::{Clock, Deadline};
-use crate::record::Files;
 use crate::reply::{Error, code};
 
 /// A held lock. The kernel frees it when the process ends, however it ends.

@@ -1,5 +1,7 @@
 //! What messages of every netlink protocol have in common: header, attributes, the kernel's answers (netlink(7)).
 
+pub mod nftables;
+
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};

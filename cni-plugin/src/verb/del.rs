@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::attachment::lock::Lock;
+use crate::attachment::record::{self, Files, Found, Record};
 use crate::host::{Deadline, Host};
-use crate::host_route::HostRoute;
 use crate::instance_status::Status;
-use crate::lock::Lock;
-use crate::record::{self, Files, Found, Record};
+use crate::link::host_route::HostRoute;
 use crate::reply::{Error, code};
 use crate::request::Detach;
 use crate::settings::Settings;

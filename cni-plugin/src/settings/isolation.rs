@@ -8,9 +8,9 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use crate::launch::Isolate;
-use crate::prev_result::PrevResult;
 use crate::reply::Error;
 use crate::request::NetworkConfig;
+use crate::request::prev_result::PrevResult;
 use crate::settings::{prefixes, refuse_other_keys, refused};
 
 /// The key `isolate`, as the operator wrote it.

@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
-use crate::add::{enrolled, open_netns, required_prev_result};
-use crate::guard::Guard;
+use crate::attachment::record::{Files, Found, Record, State};
 use crate::host::{Deadline, Host, Link, Netns};
 use crate::instance_status::{Status, parse_network};
-use crate::record::{Files, Found, Record, State};
+use crate::link::guard::Guard;
 use crate::reply::{Error, code};
 use crate::request::Attach;
 use crate::settings::Settings;
 use crate::supervisor::Process;
+use crate::verb::add::{enrolled, open_netns, required_prev_result};
 
 /// Checks record, namespace, instance, device and certificate.
 ///

@@ -14,7 +14,7 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{SockProtocol, SockaddrStorage};
 
 use crate::host::Netns;
-use crate::host_route::{Routes, SystemRoutes};
+use crate::link::host_route::{Routes, SystemRoutes};
 use crate::netlink::{self, push_attribute};
 
 /// An Ethernet address.

@@ -1,18 +1,20 @@
 //! Our entry in the network configuration list, checked whole before anything is touched. Keys of others are not our
 //! business; a wrong value of ours is refused by key and value.
 
+pub mod isolation;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
+use crate::attachment::room::Users;
 use crate::enrolment::Enrolment;
-use crate::isolation::Isolation;
 use crate::launch::{CaAccess, Flow, Mode, Underlay};
 use crate::reply::{Error, code};
 use crate::request::{self, NetworkConfig};
-use crate::room::Users;
+use crate::settings::isolation::Isolation;
 use crate::supervisor::Kind;
 
 /// What the operator configured.

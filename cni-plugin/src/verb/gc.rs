@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use crate::del::detach;
+use crate::attachment::lock::Lock;
+use crate::attachment::record::{self, Files, Found, Record};
 use crate::host::{Deadline, Host};
-use crate::lock::Lock;
-use crate::record::{self, Files, Found, Record};
 use crate::reply::{Error, code};
 use crate::request::Collect;
 use crate::settings::Settings;
+use crate::verb::del::detach;
 
 /// Collects. Without a list nothing is done; an empty list means that nothing is valid.
 ///

@@ -1,16 +1,19 @@
 //! Decides whether a pod is ours (admission decision). What cannot be decided is an error, never a "no".
 
+pub mod labels;
+pub mod selector;
+
 use std::path::PathBuf;
 
 use serde_json::Value;
 
+use crate::attachment::record::fnv1a;
+use crate::enrolment::labels::{Answer, LabelSource, Question};
+use crate::enrolment::selector::Selector;
 use crate::host::{Clock, Deadline};
-use crate::labels::{Answer, LabelSource, Question};
 use crate::launch::Pod;
-use crate::record::fnv1a;
 use crate::reply::{Error, code};
 use crate::request::{Args, NetworkConfig};
-use crate::selector::Selector;
 use crate::settings::{refuse_other_keys, refused};
 
 /// Whom the operator enrolled. Without lists and selectors: every pod of the chain.
@@ -260,8 +263,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::enrolment::labels::Labels;
     use crate::host::SystemClock;
-    use crate::labels::Labels;
     use crate::request::{Env, Request, read};
 
     /// Answers what it was made with.

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::guard::{self, Guard};
 use crate::host::NetnsId;
-use crate::host_route::HostRoute;
 use crate::launch::Pod;
+use crate::link::guard::{self, Guard};
+use crate::link::host_route::HostRoute;
 use crate::request::{Key, is_name};
 use crate::supervisor::{Kind, Process};
 

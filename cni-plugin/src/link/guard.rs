@@ -16,9 +16,9 @@ use nix::libc;
 use serde::{Deserialize, Serialize};
 
 use crate::launch::Isolate;
+use crate::link::pod_link::{Mac, PodLink, link_local};
+use crate::netlink::nftables::{self, Family, Field, Header, Hook, Is, Match, Rule, Set, Table};
 use crate::netlink::octets;
-use crate::nftables::{self, Family, Field, Header, Hook, Is, Match, Rule, Set, Table};
-use crate::pod_link::{Mac, PodLink, link_local};
 
 /// The rules of one pod's link, as they were made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

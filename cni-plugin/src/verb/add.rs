@@ -5,20 +5,20 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::del::detach;
+use crate::attachment::lock::Lock;
+use crate::attachment::record::{self, Files, Found, Record, State};
+use crate::attachment::room;
 use crate::enrolment::Knowledge;
-use crate::guard::{self, Guard, Tunnel};
 use crate::host::{Deadline, Host, Netns};
 use crate::instance_status::Status;
 use crate::launch::{Isolate, LaunchSpec, Pod, Underlay};
-use crate::lock::Lock;
-use crate::prev_result::PrevResult;
-use crate::record::{self, Files, Found, Record, State};
+use crate::link::guard::{self, Guard, Tunnel};
 use crate::reply::{Error, code};
+use crate::request::prev_result::PrevResult;
 use crate::request::{Attach, Key, NetworkConfig};
-use crate::room;
 use crate::settings::Settings;
 use crate::supervisor::{Kind, Launch, StartFailure, Systemd};
+use crate::verb::del::detach;
 
 /// Attaches, and returns the result for stdout: printing it is the commit point.
 ///

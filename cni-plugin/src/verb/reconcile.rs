@@ -5,13 +5,13 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::del::detach;
-use crate::guard::Guard;
+use crate::attachment::lock::Lock;
+use crate::attachment::record::{self, Files, Found, Record, State};
 use crate::host::{Deadline, Host};
-use crate::lock::Lock;
-use crate::record::{self, Files, Found, Record, State};
+use crate::link::guard::Guard;
 use crate::request::is_name;
 use crate::supervisor::Launch;
+use crate::verb::del::detach;
 
 /// How much to look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

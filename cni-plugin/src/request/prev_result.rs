@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::isolation::reachable;
 use crate::reply::{Error, code};
+use crate::settings::isolation::reachable;
 
 /// A CNI result. The text is kept as it came: fields of newer specifications must survive us.
 #[derive(Debug, Clone)]
