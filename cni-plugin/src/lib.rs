@@ -3,14 +3,17 @@
 //! ([`netlink`]).
 
 pub mod attachment;
+pub mod clock;
 pub mod enrolment;
 #[doc(hidden)]
 pub mod fuzzing;
+mod hash;
 pub mod host;
 mod instance_status;
 pub mod launch;
 pub mod link;
 pub mod netlink;
+pub mod netns;
 pub mod reply;
 pub mod request;
 pub mod settings;

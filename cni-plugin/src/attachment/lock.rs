@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::attachment::record::Files;
-use crate::host::{Clock, Deadline};
+use crate::clock::{Clock, Deadline};
 use crate::reply::{Error, code};
 
 /// A held lock. The kernel frees it when the process ends, however it ends.
@@ -73,7 +73,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::host::SystemClock;
+    use crate::clock::SystemClock;
     use crate::request::Key;
 
     fn files(dir: &std::path::Path) -> Files {

@@ -10,12 +10,14 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::NetnsId;
+use crate::hash::fnv1a;
 use crate::launch::Pod;
 use crate::link::guard::{self, Guard};
 use crate::link::host_route::HostRoute;
+use crate::netns::NetnsId;
 use crate::request::{Key, is_name};
-use crate::supervisor::{Kind, Process};
+use crate::supervisor::kind::Kind;
+use crate::supervisor::process::Process;
 
 /// One attachment as it was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -340,12 +342,6 @@ fn temporary(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".tmp");
     PathBuf::from(name)
-}
-
-/// Short names for long ones (FNV-1a); tells nothing apart that an adversary chose.
-pub(crate) fn fnv1a(parts: &[&str]) -> u64 {
-    let bytes = parts.iter().flat_map(|part| part.bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 const MAX_RECORD: u64 = 64 << 10;

@@ -6,11 +6,13 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use nebula_cni_plugin::clock::SystemClock;
 use nebula_cni_plugin::enrolment::labels::Program;
-use nebula_cni_plugin::host::{Host, SystemClock, SystemNamespaces};
+use nebula_cni_plugin::host::Host;
 use nebula_cni_plugin::link::guard::SystemGuards;
 use nebula_cni_plugin::link::host_route::SystemRoutes;
 use nebula_cni_plugin::link::pod_link::SystemLinks;
+use nebula_cni_plugin::netns::SystemNamespaces;
 use nebula_cni_plugin::reply::{self, Error, code};
 use nebula_cni_plugin::request::{self, Env, Request};
 use nebula_cni_plugin::settings::{STATE_DIR, Settings};

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::{Clock, Deadline};
+use crate::clock::{Clock, Deadline};
 
 /// On the standard input of `nebula-cni-instance --labels`, as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,14 +7,14 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::attachment::record::fnv1a;
+use crate::clock::{Clock, Deadline};
 use crate::enrolment::labels::{Answer, LabelSource, Question};
 use crate::enrolment::selector::Selector;
-use crate::host::{Clock, Deadline};
+use crate::hash::fnv1a;
 use crate::launch::Pod;
 use crate::reply::{Error, code};
+use crate::request::checked::{refuse_other_keys, refused};
 use crate::request::{Args, NetworkConfig};
-use crate::settings::{refuse_other_keys, refused};
 
 /// Whom the operator enrolled. Without lists and selectors: every pod of the chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -263,8 +263,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::clock::SystemClock;
     use crate::enrolment::labels::Labels;
-    use crate::host::SystemClock;
     use crate::request::{Env, Request, read};
 
     /// Answers what it was made with.

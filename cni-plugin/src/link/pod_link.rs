@@ -4,18 +4,16 @@ use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsRawFd;
-use std::thread;
 
 use ipnet::IpNet;
 use nix::ifaddrs::getifaddrs;
 use nix::libc;
 use nix::net::if_::if_indextoname;
-use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{SockProtocol, SockaddrStorage};
 
-use crate::host::Netns;
 use crate::link::host_route::{Routes, SystemRoutes};
 use crate::netlink::{self, push_attribute};
+use crate::netns::{Netns, in_namespace};
 
 /// An Ethernet address.
 pub type Mac = [u8; 6];
@@ -218,20 +216,6 @@ fn addresses(name: &str) -> io::Result<Vec<IpNet>> {
 pub fn link_local([a, b, c, d, e, f]: Mac) -> Ipv6Addr {
     let word = |high: u8, low: u8| u16::from_be_bytes([high, low]);
     Ipv6Addr::new(0xfe80, 0, 0, 0, word(a ^ 2, b), word(c, 0xff), word(0xfe, d), word(e, f))
-}
-
-/// Does something in a network namespace, on a thread that ends with it.
-///
-/// # Errors
-/// It cannot be entered, or what `work` says.
-pub fn in_namespace<T: Send>(netns: &File, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    thread::scope(|scope| {
-        let visit = thread::Builder::new().spawn_scoped(scope, || {
-            setns(netns, CloneFlags::CLONE_NEWNET)?;
-            work()
-        })?;
-        visit.join().unwrap_or_else(|_| Err(io::Error::other("the visit to the namespace failed")))
-    })
 }
 
 const IFINFOMSG: usize = 16;

@@ -10,8 +10,8 @@ use serde_json::Value;
 use crate::launch::Isolate;
 use crate::reply::Error;
 use crate::request::NetworkConfig;
-use crate::request::prev_result::PrevResult;
-use crate::settings::{prefixes, refuse_other_keys, refused};
+use crate::request::checked::{prefixes, refuse_other_keys, refused};
+use crate::request::prev_result::{PrevResult, reachable};
 
 /// The key `isolate`, as the operator wrote it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -70,13 +70,6 @@ fn servers_of_node(files: &[&Path]) -> Vec<IpAddr> {
         text.lines().filter_map(word).collect()
     };
     files.iter().map(servers).find(|servers| !servers.is_empty()).unwrap_or_default()
-}
-
-/// An address that means the same in a pod as on its node.
-pub(crate) fn reachable(text: &str) -> Option<IpAddr> {
-    let address: IpAddr = text.parse().ok()?;
-    let is_local = address.is_loopback() || address.is_unspecified();
-    (!is_local).then_some(address)
 }
 
 // Connecting a datagram socket asks the kernel for a route and sends nothing.

@@ -12,7 +12,7 @@ use super::notify::NotifySocket;
 use super::process::{self, Process};
 use super::{Known, LAUNCH, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY, cgroup, launcher, log};
 use crate::attachment::record::Files;
-use crate::host::{Clock, Deadline};
+use crate::clock::{Clock, Deadline};
 
 /// Starts instances as processes of its own making.
 #[derive(Debug)]

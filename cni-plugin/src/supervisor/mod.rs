@@ -4,12 +4,11 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 pub mod cgroup;
 mod dbus;
 pub mod direct;
 pub mod heir;
+pub mod kind;
 pub mod launcher;
 mod log;
 mod notify;
@@ -18,22 +17,11 @@ pub mod systemd;
 
 pub(crate) use dbus::fuzz as fuzz_dbus;
 pub use direct::Direct;
-pub use process::Process;
 pub use systemd::Systemd;
 
+use self::process::Process;
 use crate::attachment::record::Files;
-use crate::host::{Clock, Deadline};
-
-/// The supervisors there are, as a record names them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Kind {
-    /// [`Direct`].
-    #[default]
-    Direct,
-    /// [`Systemd`].
-    Systemd,
-}
+use crate::clock::{Clock, Deadline};
 
 /// What to start.
 #[derive(Debug, Clone, Copy)]

@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use crate::host::{Clock, Deadline};
+use crate::clock::{Clock, Deadline};
 
 /// A process id with the time it was started, in clock ticks since boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,7 +114,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
-    use crate::host::SystemClock;
+    use crate::clock::SystemClock;
 
     #[test]
     fn the_start_time_is_found_behind_any_process_name() {

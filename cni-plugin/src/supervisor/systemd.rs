@@ -8,7 +8,7 @@ use super::dbus::{self, Body, Connection, Method, Object, Value};
 use super::process::Process;
 use super::{Known, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY};
 use crate::attachment::record::Files;
-use crate::host::{Clock, Deadline};
+use crate::clock::{Clock, Deadline};
 
 /// Starts instances as units of the system's systemd.
 #[derive(Debug)]

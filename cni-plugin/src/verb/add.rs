@@ -8,16 +8,19 @@ use std::time::Duration;
 use crate::attachment::lock::Lock;
 use crate::attachment::record::{self, Files, Found, Record, State};
 use crate::attachment::room;
+use crate::clock::Deadline;
 use crate::enrolment::Knowledge;
-use crate::host::{Deadline, Host, Netns};
+use crate::host::Host;
 use crate::instance_status::Status;
 use crate::launch::{Isolate, LaunchSpec, Pod, Underlay};
 use crate::link::guard::{self, Guard, Tunnel};
+use crate::netns::Netns;
 use crate::reply::{Error, code};
 use crate::request::prev_result::PrevResult;
 use crate::request::{Attach, Key, NetworkConfig};
 use crate::settings::Settings;
-use crate::supervisor::{Kind, Launch, StartFailure, Systemd};
+use crate::supervisor::kind::Kind;
+use crate::supervisor::{Launch, StartFailure, Systemd};
 use crate::verb::del::detach;
 
 /// Attaches, and returns the result for stdout: printing it is the commit point.

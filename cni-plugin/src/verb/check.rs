@@ -3,13 +3,15 @@
 use std::path::Path;
 
 use crate::attachment::record::{Files, Found, Record, State};
-use crate::host::{Deadline, Host, Link, Netns};
+use crate::clock::Deadline;
+use crate::host::Host;
 use crate::instance_status::{Status, parse_network};
 use crate::link::guard::Guard;
+use crate::netns::{Link, Netns};
 use crate::reply::{Error, code};
 use crate::request::Attach;
 use crate::settings::Settings;
-use crate::supervisor::Process;
+use crate::supervisor::process::Process;
 use crate::verb::add::{enrolled, open_netns, required_prev_result};
 
 /// Checks record, namespace, instance, device and certificate.

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use crate::attachment::lock::Lock;
 use crate::attachment::record::{self, Files, Found, Record};
-use crate::host::{Deadline, Host};
+use crate::clock::Deadline;
+use crate::host::Host;
 use crate::instance_status::Status;
 use crate::link::host_route::HostRoute;
 use crate::reply::{Error, code};
 use crate::request::Detach;
 use crate::settings::Settings;
-use crate::supervisor::{Kind, Known};
+use crate::supervisor::Known;
+use crate::supervisor::kind::Kind;
 
 /// Detaches; neither the namespace nor the CA nor prevResult is needed. Where the record is lost, prevResult tells what
 /// else is to be undone.

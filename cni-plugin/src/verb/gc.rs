@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::attachment::lock::Lock;
 use crate::attachment::record::{self, Files, Found, Record};
-use crate::host::{Deadline, Host};
+use crate::clock::Deadline;
+use crate::host::Host;
 use crate::reply::{Error, code};
 use crate::request::Collect;
 use crate::settings::Settings;

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::attachment::lock::Lock;
 use crate::attachment::record::{self, Files, Found, Record, State};
-use crate::host::{Deadline, Host};
+use crate::clock::Deadline;
+use crate::host::Host;
 use crate::link::guard::Guard;
 use crate::request::is_name;
 use crate::supervisor::Launch;

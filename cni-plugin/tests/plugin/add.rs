@@ -168,7 +168,7 @@ fn a_repeated_add_replaces_what_is_stale() {
     let mut node = Node::new();
     node.call("ADD").expect_ok();
     let first = node.process();
-    first.stop(&nebula_cni_plugin::host::SystemClock).unwrap();
+    first.stop(&nebula_cni_plugin::clock::SystemClock).unwrap();
     node.call("ADD").expect_ok();
     let second = node.process();
     assert!(second.is_alive());
