@@ -3,11 +3,11 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
 
 use nix::libc;
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
 use serde::{Deserialize, Serialize};
+
+use crate::netlink::{self, octets, push_attribute};
 
 /// A route to one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,8 +58,8 @@ impl Routes for SystemRoutes {
     }
 
     fn add(&self, route: &HostRoute) -> io::Result<()> {
-        let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE | libc::NLM_F_ACK;
-        ask(&message(libc::RTM_NEWROUTE, flags, route)).map(|_| ())
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+        netlink::ask_route(libc::RTM_NEWROUTE, flags, &body_of(route)).map(drop)
     }
 
     fn ours_to(&self, destination: IpAddr) -> Option<HostRoute> {
@@ -68,10 +68,10 @@ impl Routes for SystemRoutes {
     }
 
     fn remove(&self, route: &HostRoute) -> io::Result<()> {
-        match ask(&message(libc::RTM_DELROUTE, libc::NLM_F_ACK, route)) {
+        match netlink::ask_route(libc::RTM_DELROUTE, 0, &body_of(route)) {
             // The route, or its interface, went before us.
             Err(e) if [libc::ESRCH, libc::ENODEV].contains(&e.raw_os_error().unwrap_or_default()) => Ok(()),
-            other => other.map(|_| ()),
+            other => other.map(drop),
         }
     }
 
@@ -91,53 +91,45 @@ struct Way {
 
 /// With `RTM_F_FIB_MATCH` the entry of the routing table, otherwise what the kernel makes of it.
 fn way_to(address: IpAddr, flags: u32) -> io::Result<Way> {
-    let mut request = header(libc::RTM_GETROUTE, 0, address, flags);
-    attribute(&mut request, libc::RTA_DST, &octets(address));
-    let reply = ask(&finished(request))?;
-    read_way(&reply, address).ok_or_else(|| io::Error::other("no interface leads to the pod's address"))
+    let mut body = header(address, flags);
+    push_attribute(&mut body, libc::RTA_DST, &octets(address));
+    let routes = netlink::ask_route(libc::RTM_GETROUTE, 0, &body)?;
+    routes
+        .first()
+        .and_then(|route| read_way(route, address))
+        .ok_or_else(|| io::Error::other("no interface leads to the pod's address"))
 }
 
-fn read_way(reply: &[u8], address: IpAddr) -> Option<Way> {
-    let (mut interface, mut gateway) = (None, None);
-    let (headers, mut rest) = reply.split_at_checked(HEADERS).unwrap_or_default();
-    while let Some((kind, value, next)) = next_attribute(rest) {
-        match kind {
-            libc::RTA_OIF => interface = value.try_into().ok().map(u32::from_ne_bytes),
-            libc::RTA_GATEWAY => gateway = address_of(value),
-            _ => {}
-        }
-        rest = next;
-    }
+fn read_way(route: &[u8], address: IpAddr) -> Option<Way> {
+    let (head, attributes) = route.split_first_chunk::<RTMSG>()?;
+    let interface = netlink::attribute(attributes, libc::RTA_OIF).and_then(|index| index.try_into().ok());
     // rtm_dst_len, rtm_protocol.
-    let is_ours = (headers.get(17), headers.get(21)) == (Some(&bits(address)), Some(&PROTOCOL));
-    Some(Way { interface: interface?, gateway, is_ours })
+    let is_ours = (head[1], head[5]) == (bits(address), PROTOCOL);
+    let gateway = netlink::attribute(attributes, libc::RTA_GATEWAY).and_then(netlink::address);
+    Some(Way { interface: u32::from_ne_bytes(interface?), gateway, is_ours })
 }
 
-/// Reads an answer to the question for a route, for the fuzzer.
-pub(crate) fn fuzz(data: &[u8]) {
+/// Reads a route, for the fuzzer.
+pub(crate) fn fuzz(route: &[u8]) {
     for address in [IpAddr::from([10, 0, 0, 1]), IpAddr::from([0; 16])] {
-        let _ = read_way(data, address);
+        let _ = read_way(route, address);
     }
 }
 
-fn message(kind: u16, flags: i32, route: &HostRoute) -> Vec<u8> {
-    let mut request = header(kind, flags, route.destination, ONLINK);
-    attribute(&mut request, libc::RTA_DST, &octets(route.destination));
-    attribute(&mut request, libc::RTA_GATEWAY, &octets(route.next_hop));
-    attribute(&mut request, libc::RTA_OIF, &route.interface.to_ne_bytes());
-    finished(request)
+fn body_of(route: &HostRoute) -> Vec<u8> {
+    let mut body = header(route.destination, ONLINK);
+    push_attribute(&mut body, libc::RTA_DST, &octets(route.destination));
+    push_attribute(&mut body, libc::RTA_GATEWAY, &octets(route.next_hop));
+    push_attribute(&mut body, libc::RTA_OIF, &route.interface.to_ne_bytes());
+    body
 }
 
-// struct nlmsghdr, struct rtmsg.
-fn header(kind: u16, flags: i32, address: IpAddr, route_flags: u32) -> Vec<u8> {
+// struct rtmsg.
+fn header(address: IpAddr, flags: u32) -> Vec<u8> {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let (table, scope, unicast) = (libc::RT_TABLE_MAIN, libc::RT_SCOPE_UNIVERSE, libc::RTN_UNICAST);
-    let mut bytes = vec![0; 4];
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
-    bytes.extend([0; 8]);
-    bytes.extend([family as u8, bits(address), 0, 0, table, PROTOCOL, scope, unicast]);
-    bytes.extend(route_flags.to_ne_bytes());
+    let mut bytes = vec![family as u8, bits(address), 0, 0, table, PROTOCOL, scope, unicast];
+    bytes.extend(flags.to_ne_bytes());
     bytes
 }
 
@@ -145,58 +137,7 @@ fn bits(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
-fn attribute(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
-    bytes.extend((4 + value.len() as u16).to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(value);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-}
-
-fn finished(mut bytes: Vec<u8>) -> Vec<u8> {
-    let length = (bytes.len() as u32).to_ne_bytes();
-    bytes[..4].copy_from_slice(&length);
-    bytes
-}
-
-fn next_attribute(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
-    let length = usize::from(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
-    let kind = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?);
-    let value = bytes.get(4..length)?;
-    Some((kind, value, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
-}
-
-/// Sends one request and returns the one answer to it.
-fn ask(request: &[u8]) -> io::Result<Vec<u8>> {
-    let kernel =
-        socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, Some(SockProtocol::NetlinkRoute))?;
-    send(kernel.as_raw_fd(), request, MsgFlags::empty())?;
-    let mut reply = vec![0; 8192];
-    let length = recv(kernel.as_raw_fd(), &mut reply, MsgFlags::empty())?;
-    reply.truncate(length);
-    let kind = reply.get(4..6).map(|kind| u16::from_ne_bytes([kind[0], kind[1]]));
-    let code = reply.get(16..20).and_then(|code| code.try_into().ok()).map(i32::from_ne_bytes);
-    const ERROR: u16 = libc::NLMSG_ERROR as u16;
-    match (kind, code) {
-        (Some(ERROR), Some(0)) => Ok(reply),
-        (Some(ERROR), Some(code)) => Err(io::Error::from_raw_os_error(code.saturating_neg())),
-        (Some(libc::RTM_NEWROUTE), _) => Ok(reply),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer is no route")),
-    }
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(v4) => v4.octets().to_vec(),
-        IpAddr::V6(v6) => v6.octets().to_vec(),
-    }
-}
-
-fn address_of(bytes: &[u8]) -> Option<IpAddr> {
-    let v4 = <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from);
-    v4.or_else(|| <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from))
-}
-
-const HEADERS: usize = 16 + 12;
+const RTMSG: usize = 12;
 // RTNH_F_ONLINK of linux/rtnetlink.h: the next hop is on the interface, whatever other routes say.
 const ONLINK: u32 = 4;
 // Tells our routes from others' in `ip route`; no routing daemon uses it.
@@ -219,18 +160,21 @@ mod tests {
             next_hop: "10.4.0.7".parse().unwrap(),
             interface: 3,
         };
-        let bytes = message(libc::RTM_NEWROUTE, libc::NLM_F_ACK, &route);
-        assert_eq!(bytes.len(), 28 + 3 * 8);
-        assert_eq!(&bytes[16..28], &[2, 32, 0, 0, 254, 78, 0, 1, 4, 0, 0, 0]);
-        assert_eq!(&bytes[28..36], &[8, 0, 1, 0, 10, 42, 0, 7]);
-        let (kind, value, rest) = next_attribute(&bytes[36..]).unwrap();
-        assert_eq!((kind, value, rest.len()), (libc::RTA_GATEWAY, &[10, 4, 0, 7][..], 8));
+        let bytes = body_of(&route);
+        assert_eq!(bytes.len(), 12 + 3 * 8);
+        assert_eq!(&bytes[..12], &[2, 32, 0, 0, 254, 78, 0, 1, 4, 0, 0, 0]);
+        assert_eq!(&bytes[12..20], &[8, 0, 1, 0, 10, 42, 0, 7]);
+        assert_eq!(netlink::attribute(&bytes[12..], libc::RTA_GATEWAY), Some(&[10, 4, 0, 7][..]));
+        let way = read_way(&bytes, route.destination).unwrap();
+        assert_eq!((way.interface, way.gateway, way.is_ours), (3, Some(route.next_hop), true));
     }
 
     #[test]
     fn torn_attributes_end_the_reading() {
         for bytes in [&[][..], &[8], &[8, 0, 1], &[8, 0, 1, 0, 1], &[3, 0, 1, 0], &[0, 0, 0, 0]] {
-            assert!(next_attribute(bytes).is_none_or(|(_, value, _)| value.is_empty()), "{bytes:?}");
+            assert!(netlink::attributes(bytes).all(|(_, value)| value.is_empty()), "{bytes:?}");
+            let route = [&[0; RTMSG], bytes].concat();
+            assert!(read_way(&route, [10, 0, 0, 1].into()).is_none(), "{bytes:?}");
         }
     }
 }

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use nix::ifaddrs::getifaddrs;
 use nix::libc;
 use nix::net::if_::if_indextoname;
-use nix::sys::socket::{SockProtocol, SockaddrStorage};
+use nix::sys::socket::SockaddrStorage;
 
 use crate::link::host_route::{Routes, SystemRoutes};
 use crate::netlink::{self, push_attribute};
@@ -146,16 +146,18 @@ fn link(by: By<'_>) -> io::Result<Option<Link>> {
         By::Name(name) => push_attribute(&mut body, libc::IFLA_IFNAME, &[name.as_bytes(), &[0]].concat()),
         By::Index(index) => body[4..8].copy_from_slice(&index.to_ne_bytes()),
     }
-    let bodies = match ask(libc::RTM_GETLINK, 0, &body) {
+    let bodies = match netlink::ask_route(libc::RTM_GETLINK, 0, &body) {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
         other => other?,
     };
-    let Some((head, attributes)) = bodies.first().and_then(|body| body.split_first_chunk::<IFINFOMSG>()) else {
-        return Ok(None);
-    };
+    Ok(bodies.first().and_then(|body| read_link(body)))
+}
+
+fn read_link(body: &[u8]) -> Option<Link> {
+    let (head, attributes) = body.split_first_chunk::<IFINFOMSG>()?;
     let word = |kind: u16| Some(u32::from_ne_bytes(netlink::attribute(attributes, kind)?.try_into().ok()?));
     let kind = netlink::attribute(attributes, libc::IFLA_LINKINFO).and_then(|info| netlink::text(info, INFO_KIND));
-    Ok(Some(Link {
+    Some(Link {
         index: u32::from_ne_bytes([head[4], head[5], head[6], head[7]]),
         name: netlink::text(attributes, libc::IFLA_IFNAME).unwrap_or_default(),
         kind: kind.unwrap_or_default(),
@@ -163,7 +165,12 @@ fn link(by: By<'_>) -> io::Result<Option<Link>> {
         peer: word(libc::IFLA_LINK),
         peer_namespace: word(LINK_NETNSID).map(u32::cast_signed),
         master: word(libc::IFLA_MASTER),
-    }))
+    })
+}
+
+/// Reads a description of a link, for the fuzzer.
+pub(crate) fn fuzz(body: &[u8]) {
+    let _ = read_link(body);
 }
 
 /// What this network namespace calls another one, if it has a number for it.
@@ -171,7 +178,7 @@ fn number_of(netns: &File) -> io::Result<Option<i32>> {
     // struct rtgenmsg, filled up.
     let mut body = vec![0; 4];
     push_attribute(&mut body, NETNSA_FD, &netns.as_raw_fd().to_ne_bytes());
-    let bodies = ask(libc::RTM_GETNSID, 0, &body)?;
+    let bodies = netlink::ask_route(libc::RTM_GETNSID, 0, &body)?;
     let number = bodies.first().and_then(|body| netlink::attribute(body.get(4..)?, NETNSA_NSID)?.try_into().ok());
     Ok(number.map(i32::from_ne_bytes).filter(|number| *number >= 0))
 }
@@ -181,7 +188,7 @@ fn passed_by(name: &str, index: u32) -> io::Result<Option<String>> {
     // struct tcmsg.
     let mut body = vec![0; TCMSG];
     body[4..8].copy_from_slice(&index.to_ne_bytes());
-    for body in ask(libc::RTM_GETQDISC, libc::NLM_F_DUMP, &body)? {
+    for body in netlink::ask_route(libc::RTM_GETQDISC, libc::NLM_F_DUMP, &body)? {
         let Some((head, attributes)) = body.split_first_chunk::<TCMSG>() else { continue };
         let kind = netlink::text(attributes, TCA_KIND).unwrap_or_default();
         // The kernel may answer for all links.
@@ -193,12 +200,6 @@ fn passed_by(name: &str, index: u32) -> io::Result<Option<String>> {
         }
     }
     Ok(None)
-}
-
-fn ask(kind: u16, flags: i32, body: &[u8]) -> io::Result<Vec<Vec<u8>>> {
-    let mut request = Vec::new();
-    netlink::push_message(&mut request, kind, flags | libc::NLM_F_ACK, 1, body);
-    netlink::dump(&netlink::connect(SockProtocol::NetlinkRoute)?, &request)
 }
 
 fn addresses(name: &str) -> io::Result<Vec<IpNet>> {
