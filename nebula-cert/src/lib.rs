@@ -71,7 +71,7 @@ mod pem;
 #[cfg(feature = "pkcs11")]
 pub mod pkcs11;
 mod possession;
-mod protobuf;
+pub mod protobuf;
 mod sign;
 mod signature;
 mod signer;

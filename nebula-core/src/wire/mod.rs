@@ -4,4 +4,3 @@ pub mod header;
 pub mod icmp;
 pub mod ip;
 pub mod messages;
-mod protobuf;
