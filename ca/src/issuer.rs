@@ -10,7 +10,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use nebula_cert::{
-    CaPool, Certificate, Fingerprint, UnixTime,
+    CaPool, Certificate, Fingerprint, UnixTime, hex,
     issuance::{Pod, Proof, Release, Reply, Request},
     public_key_from_pem,
 };
@@ -298,7 +298,7 @@ impl Issuer {
     ) -> Result<Issued, Refusal> {
         let token = self.store.token(hash).map_err(|error| self.failed(&error))?.ok_or(Refusal::UnknownToken)?;
         let public_key = rules.read_public_key(public_key)?;
-        let key = hex(&Sha256::digest(&public_key));
+        let key = hex::encode(&Sha256::digest(&public_key));
         if token.used.as_ref().is_some_and(|used| used.key != key) {
             return Err(Refusal::TokenUsed);
         }
@@ -608,10 +608,6 @@ fn node_at(source: IpAddr) -> String {
 fn trusted(rules: &Rules) -> Result<CaPool, Refusal> {
     // Read once already when the CA was opened.
     CaPool::from_pem(rules.authority.bundle().as_bytes()).map_err(|_| Refusal::Internal)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Holders of addresses that are looked into for one certificate.

@@ -16,6 +16,7 @@ mod admission;
 mod audit;
 mod authority;
 mod caller;
+mod causes;
 #[cfg_attr(not(feature = "kubernetes"), allow(dead_code, reason = "asked by nobody without the feature"))]
 mod cluster;
 mod connections;

@@ -17,6 +17,7 @@ use crate::{
     admission::{Admission, Turn},
     audit::{AuditLog, Event},
     caller::Caller,
+    causes::with_causes,
     control::{Answer, Command, Operator},
     directory::AUDIT_LOG,
     issuer::{GivenBack, Issued, Issuer},
@@ -377,16 +378,6 @@ fn kind(proof: &Proof) -> &'static str {
         Proof::Pod { .. } => "pod",
         Proof::Certificate { .. } => "certificate",
     }
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// Five minutes of attempts, one a second.

@@ -104,7 +104,7 @@ impl Proof {
     ) -> Result<Self, Error> {
         let (_, verifier) = public_key_from_pem(renewal_key.as_bytes())?;
         let tag = key.possession_tag(&verifier, &possession_message(certificate, public_key, time))?;
-        let tag = tag.iter().map(|byte| format!("{byte:02x}")).collect();
+        let tag = crate::hex::encode(&tag);
         Ok(Self::Certificate { certificate: certificate.to_pem(), time, tag })
     }
 }
@@ -239,7 +239,7 @@ mod tests {
         };
         assert_eq!(Certificate::from_pem(pem.as_bytes()).unwrap().fingerprint(), certificate.fingerprint());
         let expected = key.possession_tag(&service.public_key(), &possession_message(&certificate, Some("next"), 7));
-        assert_eq!(tag, expected.unwrap().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+        assert_eq!(tag, crate::hex::encode(&expected.unwrap()));
         assert!(!format!("{proof:?}").contains(&tag));
         let p256 = PrivateKey::generate(Curve::P256).unwrap();
         assert!(Proof::of_certificate(&certificate, &key, &p256.public_pem(), None, 7).is_err());

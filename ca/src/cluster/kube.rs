@@ -13,6 +13,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use tokio::runtime::Handle;
 
 use super::{Cluster, ClusterError, Metadata, Pod, PodId, Review};
+use crate::causes::with_causes;
 
 /// A client of one API server. Its methods are for threads that may block.
 pub(crate) struct ApiServer {
@@ -195,19 +196,6 @@ fn message_of(body: &[u8]) -> String {
 
 fn unreachable(error: &kube::Error) -> ClusterError {
     ClusterError::Unreachable(super::one_line(&with_causes(error)))
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 fn url_encoded(text: &str) -> String {

@@ -150,10 +150,7 @@ impl Connection {
             return Err(TokenError::NoKeys { logged_in });
         }
         let object = uri.object.as_ref().map(|name| ("object", name.clone(), Attribute::Label(name.clone().into())));
-        let id = uri.id.as_ref().map(|id| {
-            let digits = id.iter().map(|byte| format!("{byte:02x}")).collect();
-            ("id", digits, Attribute::Id(id.clone()))
-        });
+        let id = uri.id.as_ref().map(|id| ("id", crate::hex::encode(id), Attribute::Id(id.clone())));
         for (part, value, attribute) in object.into_iter().chain(id) {
             wanted.push(attribute);
             keys = self.find(&wanted)?;

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 /// A signed length of time in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct GoDuration(pub(crate) i64);
+pub struct GoDuration(pub i64);
 
 impl GoDuration {
     /// The second that contains the moment this long after `time`.
-    pub(crate) fn after(self, time: Duration) -> i64 {
+    #[must_use]
+    pub fn after(self, time: Duration) -> i64 {
         let nanoseconds = i128::try_from(time.as_nanos()).unwrap_or(i128::MAX).saturating_add(self.0.into());
         i64::try_from(nanoseconds.div_euclid(1_000_000_000)).unwrap_or(i64::MAX)
     }
