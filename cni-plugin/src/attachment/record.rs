@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::net::IpAddr;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -11,10 +10,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::hash::fnv1a;
-use crate::launch::Pod;
+use crate::launch::Target;
 use crate::link::guard::{self, Guard};
 use crate::link::host_route::HostRoute;
-use crate::netns::NetnsId;
 use crate::request::{Key, is_name};
 use crate::supervisor::kind::Kind;
 use crate::supervisor::process::Process;
@@ -26,22 +24,9 @@ pub struct Record {
     pub version: u32,
     /// How far it came.
     pub state: State,
-    /// Network name.
-    pub network: String,
-    /// CNI_CONTAINERID.
-    pub container_id: String,
-    /// CNI_IFNAME.
-    pub ifname: String,
-    /// CNI_NETNS.
-    pub netns: PathBuf,
-    /// The namespace behind that path when it was attached.
-    pub netns_id: NetnsId,
-    /// Whose it is.
-    pub pod: Pod,
-    /// The pod's primary address.
-    pub pod_address: IpAddr,
-    /// Name of the tun device.
-    pub device: String,
+    /// Which pod, and where its tunnel goes.
+    #[serde(flatten)]
+    pub target: Target,
     /// Who keeps the instance alive.
     #[serde(default)]
     pub supervisor: Kind,
@@ -94,7 +79,8 @@ impl Record {
     /// The attachment this record is of.
     #[must_use]
     pub fn key(&self) -> Key {
-        Key { network: self.network.clone(), container_id: self.container_id.clone(), ifname: self.ifname.clone() }
+        let Target { network, container_id, ifname, .. } = &self.target;
+        Key { network: network.clone(), container_id: container_id.clone(), ifname: ifname.clone() }
     }
 
     /// Replaces the record file; on return it is durable.
@@ -348,6 +334,7 @@ const MAX_RECORD: u64 = 64 << 10;
 
 #[cfg(test)]
 mod tests {
+    use crate::launch::Pod;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
@@ -361,14 +348,16 @@ mod tests {
         Record {
             version: Record::VERSION,
             state: State::Intent,
-            network: "net".into(),
-            container_id: "c".repeat(64),
-            ifname: "eth0".into(),
-            netns: "/run/netns/x".into(),
-            netns_id: (4, 9),
-            pod: Pod { namespace: "a".into(), name: "b".into(), uid: "c".into() },
-            pod_address: "10.0.0.1".parse().unwrap(),
-            device: "nebula0".into(),
+            target: Target {
+                network: "net".into(),
+                container_id: "c".repeat(64),
+                ifname: "eth0".into(),
+                netns: "/run/netns/x".into(),
+                netns_id: (4, 9),
+                pod: Pod { namespace: "a".into(), name: "b".into(), uid: "c".into() },
+                pod_address: "10.0.0.1".parse().unwrap(),
+                device: "nebula0".into(),
+            },
             supervisor: Kind::Systemd,
             instance: "/opt/cni/bin/nebula-cni-instance".into(),
             process: Some(Process { pid: 7, start_time: 9 }),
@@ -395,6 +384,17 @@ mod tests {
         assert_eq!(files.dir().metadata().unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(list(dir.path(), "net").unwrap(), [files.record()]);
         assert_eq!(host_routes(dir.path()), Vec::from_iter(record().host_route));
+    }
+
+    #[test]
+    fn a_record_of_the_release_before_is_read_and_written_with_the_same_keys_in_the_same_order() {
+        let text = r#"{"version":1,"state":"running","network":"net","container_id":"c","ifname":"eth0",
+            "netns":"/run/netns/x","netns_id":[4,9],"pod":{"namespace":"a","name":"b","uid":"c"},
+            "pod_address":"10.0.0.1","device":"nebula0","supervisor":"systemd","instance":"/i","process":null,
+            "user":2130706433,"status_socket":"/x"}"#;
+        let record: Record = serde_json::from_str(text).unwrap();
+        assert_eq!((record.target.pod.uid.as_str(), record.user), ("c", Some(2_130_706_433)));
+        assert_eq!(serde_json::to_string(&record).unwrap(), text.split_whitespace().collect::<String>());
     }
 
     #[test]

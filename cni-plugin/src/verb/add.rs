@@ -12,7 +12,7 @@ use crate::clock::Deadline;
 use crate::enrolment::Knowledge;
 use crate::host::Host;
 use crate::instance_status::Status;
-use crate::launch::{Isolate, LaunchSpec, Pod, Underlay};
+use crate::launch::{Isolate, LaunchSpec, Pod, Target, Underlay};
 use crate::link::guard::{self, Guard, Tunnel};
 use crate::netns::Netns;
 use crate::reply::{Error, code};
@@ -175,7 +175,8 @@ impl<'a> Attachment<'a> {
     fn attach(&self, settings: &Settings, host: &Host<'_>, deadline: Deadline) -> Result<Record, Error> {
         match Record::load(&self.files.record()).map_err(|e| self.io("read the record", &e))? {
             Found::Record(other) if other.key() != self.request.key => {
-                let msg = format!("{} belongs to container {}", self.files.record().display(), other.container_id);
+                let msg =
+                    format!("{} belongs to container {}", self.files.record().display(), other.target.container_id);
                 return Err(Error::new(code::CONFIG, msg));
             }
             // Also with no record: an instance may have outlived it.
@@ -258,7 +259,7 @@ impl<'a> Attachment<'a> {
             .map_err(|e| self.io("list the records", &e))?;
         for path in paths {
             let Ok(Found::Record(other)) = Record::load(&path) else { continue };
-            if other.pod.uid != self.pod.uid || other.container_id == self.request.key.container_id {
+            if other.target.pod.uid != self.pod.uid || other.target.container_id == self.request.key.container_id {
                 continue;
             }
             let files = Files::new(&settings.state_dir, &other.key());
@@ -269,11 +270,9 @@ impl<'a> Attachment<'a> {
         Ok(())
     }
 
-    fn record(&self, supervisor: Kind) -> Record {
+    fn target(&self) -> Target {
         let Key { network, container_id, ifname } = self.request.key.clone();
-        Record {
-            version: Record::VERSION,
-            state: State::Intent,
+        Target {
             network,
             container_id,
             ifname,
@@ -282,6 +281,14 @@ impl<'a> Attachment<'a> {
             pod: self.pod.clone(),
             pod_address: self.pod_address,
             device: self.device.to_owned(),
+        }
+    }
+
+    fn record(&self, supervisor: Kind) -> Record {
+        Record {
+            version: Record::VERSION,
+            state: State::Intent,
+            target: self.target(),
             supervisor,
             instance: self.instance.clone(),
             process: None,
@@ -294,17 +301,9 @@ impl<'a> Attachment<'a> {
     }
 
     fn launch_spec(&self, settings: &Settings) -> LaunchSpec {
-        let record = self.record(Kind::default());
         LaunchSpec {
             version: LaunchSpec::VERSION,
-            network: record.network,
-            container_id: record.container_id,
-            ifname: record.ifname,
-            netns: record.netns,
-            netns_id: record.netns_id,
-            pod: record.pod,
-            pod_address: record.pod_address,
-            device: record.device,
+            target: self.target(),
             flow: settings.flow,
             provisional: settings.provisional,
             deliver_key: settings.deliver_key,
@@ -318,7 +317,7 @@ impl<'a> Attachment<'a> {
             ca: settings.ca.clone(),
             nebula: settings.nebula.clone(),
             user: None,
-            status_socket: record.status_socket,
+            status_socket: self.files.status_socket(),
         }
     }
 

@@ -37,12 +37,14 @@ pub fn run(request: &Attach, host: &Host<'_>) -> Result<(), Error> {
         }
     };
     let netns = open_netns(request, host)?;
-    check_attachment(&record, &settings.state_dir, &netns, host)
-        .map_err(|e| Error { msg: format!("pod {}/{}: {}", record.pod.namespace, record.pod.name, e.msg), ..e })
+    check_attachment(&record, &settings.state_dir, &netns, host).map_err(|e| Error {
+        msg: format!("pod {}/{}: {}", record.target.pod.namespace, record.target.pod.name, e.msg),
+        ..e
+    })
 }
 
 fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Host<'_>) -> Result<(), Error> {
-    if netns.id != record.netns_id {
+    if netns.id != record.target.netns_id {
         return Err(Error::new(code::NETNS, "the network namespace is not the one the tunnel was made in"));
     }
     let files = Files::new(state_dir, &record.key());
@@ -56,7 +58,7 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
     })?;
     // A unit's process is systemd's business: it may be another one after a restart.
     let another = |process: Process| status.pid.is_some_and(|pid| pid != process.pid);
-    if record.process.is_some_and(another) || status.uid.is_some_and(|uid| uid != record.pod.uid) {
+    if record.process.is_some_and(another) || status.uid.is_some_and(|uid| uid != record.target.pod.uid) {
         return Err(Error::new(code::INSTANCE_UNREACHABLE, "another instance answers in its place").details(RESTART));
     }
     if status.certificate.is_some_and(|certificate| certificate.not_after <= host.clock.unix_seconds()) {
@@ -70,7 +72,7 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
     if let Some(guard) = &record.guard {
         check_guard(guard, host)?;
     }
-    let device = &record.device;
+    let device = &record.target.device;
     let link = host
         .namespaces
         .link(netns, device)

@@ -27,7 +27,8 @@ pub fn run(request: &Collect, host: &Host<'_>) -> Result<(), Error> {
         let Ok(Found::Record(record)) = Record::load(&path) else { continue };
         let key = record.key();
         let is_valid = valid.iter().any(|(id, ifname)| (id, ifname) == (&key.container_id, &key.ifname));
-        let has_netns = host.namespaces.open(&record.netns).is_ok_and(|netns| netns.id == record.netns_id);
+        let has_netns =
+            host.namespaces.open(&record.target.netns).is_ok_and(|netns| netns.id == record.target.netns_id);
         if is_valid || has_netns {
             continue;
         }

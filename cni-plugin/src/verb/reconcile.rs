@@ -65,7 +65,7 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
         return Ok(());
     };
     let Ok(Found::Record(mut record)) = Record::load(path) else { return Ok(()) };
-    let named = |problem: String| format!("pod {}/{}: {problem}", record.pod.namespace, record.pod.name);
+    let named = |problem: String| format!("pod {}/{}: {problem}", record.target.pod.namespace, record.target.pod.name);
     if !has_namespace(&record, host) {
         detach(&files, host).map_err(|e| named(e.to_string()))?;
         lock.remove();
@@ -84,8 +84,8 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
         dead.stop(host.clock).map_err(named)?;
     }
     let supervisor = host.supervisor(record.supervisor);
-    let (instance, netns) = (record.instance.clone(), record.netns.clone());
-    let description = format!("Nebula tunnel of pod {}/{}", record.pod.namespace, record.pod.name);
+    let (instance, netns) = (record.instance.clone(), record.target.netns.clone());
+    let description = format!("Nebula tunnel of pod {}/{}", record.target.pod.namespace, record.target.pod.name);
     let launch = Launch {
         instance: &instance,
         files: &files,
@@ -122,7 +122,7 @@ fn is_guarded(guard: &Guard, host: &Host<'_>) -> bool {
 }
 
 fn has_namespace(record: &Record, host: &Host<'_>) -> bool {
-    host.namespaces.open(&record.netns).is_ok_and(|netns| netns.id == record.netns_id)
+    host.namespaces.open(&record.target.netns).is_ok_and(|netns| netns.id == record.target.netns_id)
 }
 
 fn joined(results: impl Iterator<Item = Result<(), Vec<String>>>) -> Result<(), Vec<String>> {

@@ -24,7 +24,7 @@ pub(crate) fn isolate(spec: &LaunchSpec, namespace: &Namespace, port: u16) -> Re
         Underlay::Pod => Some(OwnTraffic { port, ca: ca_address(&spec.ca.url) }),
     };
     let refused = |cause: String| Error::SetUp { what: "cannot isolate the pod".to_owned(), cause };
-    let table = table(isolate, &spec.device, own.as_ref());
+    let table = table(isolate, &spec.target.device, own.as_ref());
     let installed = namespace.run("isolation", || table.install()).map_err(|error| refused(chain(&error)))?;
     installed.map_err(|error| refused(format!("nf_tables: {}", errno::text(&error))))
 }
