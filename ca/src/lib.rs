@@ -43,6 +43,7 @@ mod postgres_server;
 mod proof;
 mod rate_limit;
 mod refusal;
+mod refusal_throttle;
 mod rollover;
 mod server;
 mod service;

@@ -117,6 +117,7 @@ impl Server {
                 refresh_for_ever(&service),
                 block_for_ever(&service),
                 for_ever(&service, RECOVER_EVERY, Service::recover),
+                for_ever(&service, COUNT_REFUSALS_EVERY, Service::note_left_out),
                 feed_watchdog(&service),
             )
         };
@@ -152,6 +153,7 @@ impl Server {
         service.stop_waiting();
         drop(stopping);
         while connections.join_next().await.is_some() {}
+        service.note_left_out();
     }
 }
 
@@ -328,6 +330,7 @@ const CONNECTION_LIFE: Duration = Duration::from_secs(240);
 /// Longer than a pod's certificate is used before it is renewed, over the same connection or a new one.
 const PROVEN_CONNECTION_LIFE: Duration = Duration::from_secs(86_400);
 const RECOVER_EVERY: Duration = Duration::from_secs(1);
+const COUNT_REFUSALS_EVERY: Duration = Duration::from_secs(60);
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
 const LONGEST_HEADERS: usize = 16 * 1024;
 const PRUNE_EVERY: Duration = Duration::from_secs(3_600);

@@ -1,7 +1,7 @@
 //! What all connections of a service share: it decides, writes down what was decided, and tells who waits for it.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU32, Ordering},
 };
 
@@ -25,6 +25,7 @@ use crate::{
     page::{self, Page},
     proof::token::TokenHash,
     refusal::Refusal,
+    refusal_throttle::RefusalThrottle,
     settings::{Settings, read_rules, read_tls},
     store::Displaced,
     time,
@@ -39,6 +40,7 @@ pub(crate) struct Service {
     audit: AuditLog,
     metrics: Metrics,
     admission: Admission,
+    refusals: Mutex<RefusalThrottle>,
     /// How often in a row the store could not be brought back.
     lost_attempts: AtomicU32,
     trust: watch::Sender<Option<Arc<Trust>>>,
@@ -57,6 +59,7 @@ impl Service {
             tls: ArcSwap::from_pointee(tls),
             metrics: Metrics::default(),
             admission: Admission::new(),
+            refusals: Mutex::new(RefusalThrottle::new()),
             lost_attempts: AtomicU32::new(0),
             trust: watch::Sender::new(None),
             waiting: Semaphore::new(MOST_WAITING),
@@ -300,6 +303,21 @@ impl Service {
         Ok(())
     }
 
+    /// Writes down how many refusals were not.
+    pub(crate) fn note_left_out(&self) {
+        let count = self.refusals().take_left_out();
+        if count > 0 {
+            tracing::warn!(count, "refusals were not written down: too many");
+            let (source, left_out) = ("nebula-ca".to_owned(), Some(count));
+            self.audit.write(&Event { event: "refusals_left_out", source, left_out, ..Event::default() }, time::now());
+        }
+    }
+
+    fn refusals(&self) -> MutexGuard<'_, RefusalThrottle> {
+        // Counters stay usable whatever panicked while they were locked.
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn note_issued(&self, request: &Request, issued: &Issued, caller: Caller, now: UnixTime) {
         let record = &issued.record;
         let event = if issued.is_repeat { "repeated" } else { "issued" };
@@ -339,6 +357,9 @@ impl Service {
     }
 
     fn note_refused(&self, proof: Option<&Proof>, refusal: &Refusal, caller: Caller, now: UnixTime) {
+        if !self.refusals().admits(caller.0, now) {
+            return;
+        }
         let code = refusal.code();
         tracing::warn!(code, source = %caller.0, "request refused: {refusal}");
         let subject = match proof {
