@@ -54,7 +54,7 @@ mod trust;
 
 pub use address::{AddressMode, Subject};
 pub use authority::{AuthorityError, PASSPHRASE};
-pub use control::{Answer, Command, ListedCertificate, ListedToken, NewToken};
+pub use control::{Command, CommandOutcome, ListedCertificate, ListedToken, NewToken};
 pub use control_socket::{ControlError, call};
 pub use directory::{Directory, FileError};
 pub use init::{InitError, NewCa, default_tls_names};
@@ -64,6 +64,6 @@ pub use proof::token::{ENROLMENT_PREFIX, TokenHash, generate};
 pub use refusal::Refusal;
 pub use rollover::{Rollover, RolloverError};
 pub use server::Server;
-pub use settings::{ServeError, Settings};
+pub use settings::{ServeError, ServerSettings};
 pub use store::{IssuedRecord, StoreError, TokenRecord, TokenUse};
 pub use time::{now, parse_duration, time_left};

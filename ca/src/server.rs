@@ -27,7 +27,7 @@ use crate::{
     proof::certificate::RenewalKey,
     refusal::Refusal,
     service::Service,
-    settings::{ServeError, Settings, read_node_token, read_rules, read_tls},
+    settings::{ServeError, ServerSettings, read_node_token, read_rules, read_tls},
     store::{self, StoreError},
     time,
 };
@@ -46,7 +46,7 @@ impl Server {
     ///
     /// # Errors
     /// The first thing that is missing or wrong.
-    pub async fn open(settings: Settings) -> Result<Self, ServeError> {
+    pub async fn open(settings: ServerSettings) -> Result<Self, ServeError> {
         let directory = &settings.directory;
         for path in directory.exposed_secrets() {
             tracing::warn!(path = %path.display(), "others than the owner can read this secret; chmod 600 it");
@@ -92,7 +92,7 @@ impl Server {
         self.status.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
-    /// Serves until `stop`, then lets requests under way end. Each `reload` reads policy, CA and TLS files anew.
+    /// Serves until `stop`, then lets requests under way end. Each `reload` rereads policy, CA and TLS files.
     pub async fn run(self, stop: impl Future<Output = ()>, mut reload: mpsc::Receiver<()>) {
         let Self { service, listener, status, control, connections: room } = self;
         let router = http::router(Arc::clone(&service));
@@ -169,7 +169,7 @@ async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
 /// Shows the state of the service, on a listener for those who watch it.
 async fn serve_status(listener: Option<TcpListener>, router: Router, stop: watch::Receiver<()>) {
     let Some(listener) = listener else { return std::future::pending().await };
-    let slots = Arc::new(Semaphore::new(MOST_WATCHERS));
+    let slots = Arc::new(Semaphore::new(MAX_WATCHERS));
     loop {
         // Above the cap, watchers wait in the kernel's backlog. The semaphore is never closed.
         let slot = Arc::clone(&slots).acquire_owned().await.ok();
@@ -282,7 +282,7 @@ async fn refresh_for_ever(service: &Arc<Service>) {
     for_ever(service, every, Service::refresh_trust).await;
 }
 
-/// Tells systemd that all is well, where the unit has a watchdog, as long as threads can work and no restart would help.
+/// Feeds the watchdog of the systemd unit, if it has one, as long as threads can work and no restart would help.
 async fn feed_watchdog(service: &Arc<Service>) {
     let Some(within) = sd_notify::watchdog_enabled() else { return };
     let mut ticks = tokio::time::interval(within / 3);
@@ -322,7 +322,7 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
-const MOST_WATCHERS: usize = 32;
+const MAX_WATCHERS: usize = 32;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 const HEADERS_WITHIN: Duration = Duration::from_secs(10);
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);

@@ -1,4 +1,5 @@
-//! What all connections of a service share: it decides, writes down what was decided, and tells who waits for it.
+//! The service that all connections share: decides about requests, records the decisions, and wakes callers that wait for
+//! a change of the trust.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -18,7 +19,7 @@ use crate::{
     audit::{AuditLog, Event},
     caller::Caller,
     causes::with_causes,
-    control::{Answer, Command, Operator},
+    control::{Command, CommandOutcome, Operator},
     directory::AUDIT_LOG,
     issuer::{GivenBack, Issued, Issuer},
     metrics::{Gauges, Metrics},
@@ -26,7 +27,7 @@ use crate::{
     proof::token::TokenHash,
     refusal::Refusal,
     refusal_throttle::RefusalThrottle,
-    settings::{Settings, read_rules, read_tls},
+    settings::{ServerSettings, read_rules, read_tls},
     store::Displaced,
     time,
     trust::Trust,
@@ -35,7 +36,7 @@ use crate::{
 /// The service behind all listeners. Methods block on the disk and on the API server unless they say otherwise.
 pub(crate) struct Service {
     issuer: Issuer,
-    settings: Settings,
+    settings: ServerSettings,
     tls: ArcSwap<TlsAcceptor>,
     audit: AuditLog,
     metrics: Metrics,
@@ -51,7 +52,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new(issuer: Issuer, settings: Settings, tls: TlsAcceptor) -> Self {
+    pub(crate) fn new(issuer: Issuer, settings: ServerSettings, tls: TlsAcceptor) -> Self {
         Self {
             issuer,
             audit: AuditLog::new(settings.directory.file(AUDIT_LOG)),
@@ -62,7 +63,7 @@ impl Service {
             refusals: Mutex::new(RefusalThrottle::new()),
             lost_attempts: AtomicU32::new(0),
             trust: watch::Sender::new(None),
-            waiting: Semaphore::new(MOST_WAITING),
+            waiting: Semaphore::new(MAX_WAITING),
             refreshing: Mutex::default(),
             reloading: Mutex::default(),
         }
@@ -82,21 +83,21 @@ impl Service {
         self.trust.subscribe()
     }
 
-    /// Room for those who wait for a change of the trust; closed when the service stops.
+    /// Limits how many callers wait for a change of the trust; closed when the service stops.
     pub(crate) fn waiting(&self) -> &Semaphore {
         &self.waiting
     }
 
-    /// Answers all who wait.
+    /// Wakes all callers that wait for a change of the trust.
     pub(crate) fn stop_waiting(&self) {
         self.waiting.close();
-        // Whoever waits looks again, and finds it closed.
+        // A caller that waits looks again, and finds the semaphore closed.
         self.trust.send_modify(|_| {});
     }
 
     /// Rebuilds the trust bundle; wakes waiters if it changed.
     pub(crate) fn refresh_trust(&self) {
-        // One at a time: who reads first publishes first, or an older list would take the place of a newer one.
+        // One at a time: the first to read is the first to publish, or an older list would take the place of a newer one.
         let _one_at_a_time = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         match self.issuer.trust(time::now()) {
             Ok(trust) => {
@@ -198,7 +199,7 @@ impl Service {
 
     /// Whether a restart would not help.
     pub(crate) fn is_alive(&self) -> bool {
-        self.lost_attempts.load(Ordering::Relaxed) < MOST_LOST_ATTEMPTS
+        self.lost_attempts.load(Ordering::Relaxed) < MAX_LOST_ATTEMPTS
     }
 
     /// Blocks what belongs to pods that were deleted.
@@ -216,7 +217,7 @@ impl Service {
         }
     }
 
-    /// Reads policy, CA and TLS files anew. A mistake in any of them changes nothing.
+    /// Rereads policy, CA and TLS files. A mistake in any of them changes nothing.
     pub(crate) fn reload(&self) -> Result<(), String> {
         let _one_at_a_time = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         let present = self.issuer.rules();
@@ -249,18 +250,18 @@ impl Service {
     }
 
     /// Carries out a command of the operator.
-    pub(crate) fn obey(&self, command: &Command) -> Answer {
+    pub(crate) fn obey(&self, command: &Command) -> CommandOutcome {
         if let Command::Reload = command {
             return match self.reload() {
-                Ok(()) => Answer::Reloaded,
-                Err(message) => Answer::Failed { message: format!("nothing was changed: {message}") },
+                Ok(()) => CommandOutcome::Reloaded,
+                Err(message) => CommandOutcome::Failed { message: format!("nothing was changed: {message}") },
             };
         }
         let rules = self.issuer.rules();
         let authorities = std::slice::from_ref(rules.authority.certificate());
         let (store, policy, audit) = (self.issuer.store.as_ref(), &rules.policy, &self.audit);
         let answer = Operator { store, authorities, policy, audit }.obey(command, time::now());
-        if let Answer::Revoked { .. } = answer {
+        if let CommandOutcome::Revoked { .. } = answer {
             self.refresh_trust();
         }
         answer
@@ -280,7 +281,7 @@ impl Service {
             valid: issued.iter().filter(|(_, record)| record.revoked.is_none() && record.not_after >= now).count(),
             blocked: self.issuer.store.blocklist(now).map_err(|_| Refusal::Internal)?.len(),
             ca_expires: self.issuer.rules().authority.certificate().not_after(),
-            waiting: MOST_WAITING.saturating_sub(self.waiting.available_permits()),
+            waiting: MAX_WAITING.saturating_sub(self.waiting.available_permits()),
             ready: self.issuer.health(now).is_ok(),
         };
         Ok(self.metrics.text(&gauges))
@@ -314,7 +315,7 @@ impl Service {
     }
 
     fn refusals(&self) -> MutexGuard<'_, RefusalThrottle> {
-        // Counters stay usable whatever panicked while they were locked.
+        // Counters stay usable after a panic elsewhere.
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -402,6 +403,6 @@ fn kind(proof: &Proof) -> &'static str {
 }
 
 /// Five minutes of attempts, one a second.
-const MOST_LOST_ATTEMPTS: u32 = 300;
+const MAX_LOST_ATTEMPTS: u32 = 300;
 /// The rest of the connections is for requests.
-const MOST_WAITING: usize = 3_584;
+const MAX_WAITING: usize = 3_584;

@@ -18,7 +18,7 @@ use crate::{
 
 /// What a service is started with.
 #[derive(Debug)]
-pub struct Settings {
+pub struct ServerSettings {
     /// Everything it knows.
     pub directory: Directory,
     /// Where it listens; port 0 takes a free one.
@@ -68,7 +68,7 @@ pub enum ServeError {
 }
 
 /// Reads policy and CA. The connection to the API server is kept if it is to be the same.
-pub(crate) async fn read_rules(settings: &Settings, present: Option<&Rules>) -> Result<Rules, ServeError> {
+pub(crate) async fn read_rules(settings: &ServerSettings, present: Option<&Rules>) -> Result<Rules, ServeError> {
     let directory = &settings.directory;
     let passphrase = settings.passphrase.as_ref().map(|passphrase| passphrase.as_str());
     let authority = Authority::read(directory, passphrase)?;

@@ -44,13 +44,13 @@ impl Deadline {
         Self(clock.now() + time)
     }
 
-    /// What is left.
+    /// Time left; zero once it has passed.
     #[must_use]
     pub fn left(self, clock: &dyn Clock) -> Duration {
         self.0.saturating_duration_since(clock.now())
     }
 
-    /// Nothing is left.
+    /// Whether it has passed.
     #[must_use]
     pub fn is_over(self, clock: &dyn Clock) -> bool {
         self.left(clock).is_zero()

@@ -52,7 +52,7 @@ pub trait Namespaces {
     fn link(&self, netns: &Netns, name: &str) -> io::Result<Option<Link>>;
 }
 
-/// The kernel's.
+/// Implementation by the kernel.
 #[derive(Debug)]
 pub struct SystemNamespaces;
 

@@ -57,7 +57,7 @@ pub(crate) fn decrypt(contents: &[u8], passphrase: &[u8], limit: PassphraseCost)
     if sealed.argon2_version != ARGON2_VERSION {
         return Err(Error::EncryptedKeyFormat("the argon2 version is not 19"));
     }
-    if sealed.salt.len() < MIN_SALT {
+    if sealed.salt.len() < MIN_SALT_LENGTH {
         return Err(Error::EncryptedKeyFormat("the salt is shorter than 16 bytes"));
     }
     let (nonce, ciphertext) =
@@ -76,7 +76,7 @@ pub(crate) fn decrypt(contents: &[u8], passphrase: &[u8], limit: PassphraseCost)
 
 /// Makes the contents of an encrypted PEM block.
 pub(crate) fn encrypt(secret: &[u8], passphrase: &[u8], cost: PassphraseCost) -> Result<Vec<u8>, Error> {
-    let mut salt = [0; SALT];
+    let mut salt = [0; SALT_LENGTH];
     let mut nonce = [0; NONCE_LEN];
     fill_random(&mut salt)?;
     fill_random(&mut nonce)?;
@@ -157,8 +157,8 @@ fn derive(passphrase: &[u8], salt: &[u8], cost: PassphraseCost) -> Result<LessSa
 const ALGORITHM: &str = "AES-256-GCM";
 const ARGON2_VERSION: u64 = 0x13;
 const KEY_LENGTH: usize = 32;
-const MIN_SALT: usize = 16;
-const SALT: usize = 32;
+const MIN_SALT_LENGTH: usize = 16;
+const SALT_LENGTH: usize = 32;
 const MAX_MEMORY_KIB: u32 = 4 << 20;
 // 64 GiB written: a minute or two, thirty times the default.
 const MAX_WORK_KIB: u64 = 64 << 20;

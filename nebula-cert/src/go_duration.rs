@@ -56,7 +56,8 @@ impl FromStr for GoDuration {
 fn fraction_of(digits: &str, unit: i128) -> i128 {
     // Eighteen digits are finer than a nanosecond for every unit.
     let digits: Vec<_> = digits.bytes().take(18).collect();
-    digits.iter().rev().fold(0, |value, digit| (value + i128::from(digit - b'0') * unit * SCALE) / 10) / SCALE
+    digits.iter().rev().fold(0, |value, digit| (value + i128::from(digit - b'0') * unit * FRACTION_SCALE) / 10)
+        / FRACTION_SCALE
 }
 
 fn nanoseconds(unit: &str) -> Option<i128> {
@@ -76,7 +77,7 @@ fn split_while(text: &str, belongs: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(|c| !belongs(c)).unwrap_or(text.len()))
 }
 
-const SCALE: i128 = 1_000_000_000;
+const FRACTION_SCALE: i128 = 1_000_000_000;
 
 #[cfg(test)]
 mod tests {

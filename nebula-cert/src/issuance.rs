@@ -39,11 +39,11 @@ pub const CLOCK_TOLERANCE: i64 = 300;
 pub struct Request {
     /// PEM of the host's public key (`NEBULA X25519 PUBLIC KEY` or `NEBULA P256 PUBLIC KEY`).
     pub public_key: String,
-    /// Who asks.
+    /// Proves who the caller is.
     pub proof: Proof,
 }
 
-/// How the asker proves who it is.
+/// How the caller proves who it is.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Proof {

@@ -128,7 +128,7 @@ impl Cluster for ApiServer {
         }
         let what = "LIST pods";
         let (mut pods, mut next) = (HashSet::new(), String::new());
-        for _ in 0..MOST_PAGES {
+        for _ in 0..MAX_PAGES {
             let page = format!("/api/v1/pods?limit=500&continue={}", url_encoded(&next));
             let list: Option<List> = self.ask(what, Ask::metadata(page))?;
             let missing = || ClusterError::Status { status: 404, what, message: "no such path".to_owned() };
@@ -213,4 +213,4 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 /// In bytes. A pod may have 1.5 MB in etcd, a page of 500 metadata a few.
 const LONGEST_ANSWER: usize = 16 << 20;
 /// 500 pods each: above what Kubernetes supports.
-const MOST_PAGES: usize = 600;
+const MAX_PAGES: usize = 600;

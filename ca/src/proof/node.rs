@@ -77,7 +77,7 @@ pub(crate) struct NodeToken(TokenHash);
 
 impl NodeToken {
     pub(crate) fn new(secret: &str) -> Result<Self, TooShort> {
-        if secret.trim().len() < SHORTEST { Err(TooShort) } else { Ok(Self(TokenHash::of(secret))) }
+        if secret.trim().len() < MIN_NODE_TOKEN_LENGTH { Err(TooShort) } else { Ok(Self(TokenHash::of(secret))) }
     }
 
     /// Hashes first, so that neither content nor length shows in the time taken.
@@ -88,7 +88,7 @@ impl NodeToken {
 
 /// A node token that could be guessed.
 #[derive(Debug, thiserror::Error)]
-#[error("the node token has fewer than {SHORTEST} characters; `nebula-ca init` makes one of 256 bits")]
+#[error("the node token has fewer than {MIN_NODE_TOKEN_LENGTH} characters; `nebula-ca init` makes one of 256 bits")]
 pub(crate) struct TooShort;
 
 /// Checks that a pod's description has the form the Kubernetes API server enforces, so that names built from it are
@@ -115,7 +115,7 @@ pub(crate) fn check_pod(pod: &Pod) -> Result<(), Refusal> {
     Ok(())
 }
 
-const SHORTEST: usize = 32;
+const MIN_NODE_TOKEN_LENGTH: usize = 32;
 
 #[cfg(test)]
 mod tests {

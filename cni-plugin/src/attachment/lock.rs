@@ -36,7 +36,7 @@ impl Lock {
                     let msg = format!("another call still works on {}", files.record().display());
                     return Err(Error::new(code::TRY_AGAIN, msg).details("try again"));
                 }
-                Err(TryLockError::WouldBlock) => clock.sleep(POLL),
+                Err(TryLockError::WouldBlock) => clock.sleep(LOCK_POLL_INTERVAL),
                 Err(TryLockError::Error(e)) => return Err(failed(e)),
             }
         }
@@ -65,7 +65,7 @@ fn is_still_there(file: &File, path: &PathBuf) -> bool {
     }
 }
 
-const POLL: Duration = Duration::from_millis(10);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {

@@ -245,7 +245,7 @@ impl Files {
         self.dir().join(format!("{}-{}.{suffix}", self.key.container_id, self.key.ifname))
     }
 
-    // A socket address holds 107 bytes: container ids alone have 64, so sockets are named by a hash, beside the
+    // A socket address holds 107 bytes: container ids alone have 64, so sockets are named by a hash, next to the
     // networks' directories (whose names never begin with a dot).
     fn socket(&self, purpose: &str) -> PathBuf {
         self.state_dir.join(format!(".{:016x}.{purpose}", self.hash()))
@@ -285,8 +285,8 @@ pub fn host_routes(state_dir: &Path) -> Vec<HostRoute> {
     paths.filter_map(record).collect()
 }
 
-/// Removes what verbs that were killed left beside locks that nobody holds and that have no record. Without a record
-/// nothing was started; what cannot be removed now can be later.
+/// Removes files of verbs that were killed: those next to a lock that nobody holds and that has no record. Without a
+/// record nothing was started. Files that cannot be removed now are tried again later.
 pub fn sweep(state_dir: &Path, network: &str) {
     let dir = state_dir.join(network);
     let Ok(entries) = fs::read_dir(&dir) else { return };

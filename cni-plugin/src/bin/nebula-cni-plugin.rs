@@ -80,7 +80,7 @@ fn reconcile(state_dir: &Path) -> ExitCode {
     }
 }
 
-/// Nobody asks for the pods beside the one of the request; whoever passes by looks after them. The answer is out.
+/// Repairs other attachments after the request was answered: no verb is ever called for them.
 fn look_around(request: &Request, host: &Host<'_>) {
     let config = match request {
         Request::Add(attach) | Request::Check(attach) => &attach.config,

@@ -1,4 +1,4 @@
-//! Decides whether a pod is ours (admission decision). What cannot be decided is an error, never a "no".
+//! Decides whether a pod is enrolled (admission decision). If that cannot be decided, it is an error, never a "no".
 
 pub mod labels;
 pub mod selector;
@@ -16,7 +16,7 @@ use crate::reply::{Error, code};
 use crate::request::checked::{refuse_other_keys, refused};
 use crate::request::{Args, NetworkConfig};
 
-/// Whom the operator enrolled. Without lists and selectors: every pod of the chain.
+/// Which pods the operator enrolled. Without lists and selectors: every pod of the chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Enrolment {
     namespaces: Namespaces,
@@ -41,12 +41,12 @@ struct Selectors {
     namespace: Option<Selector>,
 }
 
-/// What a decision may use beside the request.
+/// What a decision may use besides the request.
 #[derive(Clone, Copy)]
 pub struct Knowledge<'a> {
     /// CNI_CONTAINERID.
     pub container_id: &'a str,
-    /// Who knows labels.
+    /// Source of labels.
     pub labels: &'a dyn LabelSource,
     /// The program that asks for them.
     pub program: &'a dyn Fn() -> Result<PathBuf, Error>,

@@ -81,7 +81,7 @@ impl Routes for SystemRoutes {
     }
 }
 
-/// How packets to an address go.
+/// The kernel's route to an address.
 struct Way {
     interface: u32,
     gateway: Option<IpAddr>,

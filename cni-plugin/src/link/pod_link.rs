@@ -55,7 +55,7 @@ pub trait Links {
     fn harden(&self, netns: &Netns, ifname: &str);
 }
 
-/// The kernel's.
+/// Implementation by the kernel.
 #[derive(Debug)]
 pub struct SystemLinks;
 

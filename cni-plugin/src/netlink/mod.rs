@@ -15,7 +15,7 @@ use nix::sys::socket::{
 /// A socket that speaks with the kernel and hears nobody else.
 ///
 /// # Errors
-/// The kernel's.
+/// Implementation by the kernel.
 pub fn connect(protocol: SockProtocol) -> io::Result<OwnedFd> {
     let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
     nix::sys::socket::connect(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
@@ -26,7 +26,7 @@ pub fn connect(protocol: SockProtocol) -> io::Result<OwnedFd> {
 /// system's choice.
 ///
 /// # Errors
-/// The kernel's.
+/// Implementation by the kernel.
 pub fn subscribe(groups: i32, buffer: usize) -> io::Result<OwnedFd> {
     let route = SockProtocol::NetlinkRoute;
     let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, route)?;
@@ -39,7 +39,7 @@ pub fn subscribe(groups: i32, buffer: usize) -> io::Result<OwnedFd> {
 
 /// struct nlmsghdr, then `body`. That it is a request need not be among the flags.
 pub fn push_message(out: &mut Vec<u8>, kind: u16, flags: i32, sequence: u32, body: &[u8]) {
-    out.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
+    out.extend_from_slice(&((HEADER_LENGTH + body.len()) as u32).to_ne_bytes());
     out.extend_from_slice(&kind.to_ne_bytes());
     out.extend_from_slice(&((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
     out.extend_from_slice(&sequence.to_ne_bytes());
@@ -74,10 +74,10 @@ pub fn address(octets: &[u8]) -> Option<IpAddr> {
 /// What became of requests, by their sequence numbers. Whatever else the kernel says is passed over.
 pub fn answers(mut bytes: &[u8]) -> impl Iterator<Item = (u32, io::Result<()>)> {
     std::iter::from_fn(move || {
-        while let Some((head, rest)) = bytes.split_first_chunk::<HEADER>() {
+        while let Some((head, rest)) = bytes.split_first_chunk::<HEADER_LENGTH>() {
             let [a, b, c, d, kind, more, _, _, e, f, g, h, ..] = *head;
             let len = u32::from_ne_bytes([a, b, c, d]) as usize;
-            bytes = bytes.get(len.max(HEADER).next_multiple_of(4)..).unwrap_or_default();
+            bytes = bytes.get(len.max(HEADER_LENGTH).next_multiple_of(4)..).unwrap_or_default();
             if i32::from(u16::from_ne_bytes([kind, more])) == libc::NLMSG_ERROR
                 && let Some((code, _)) = rest.split_first_chunk()
             {
@@ -123,7 +123,7 @@ pub fn dump(socket: &OwnedFd, request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
                         Err(io::Error::from_raw_os_error(code.saturating_neg()))
                     };
                 }
-                _ if bodies.len() < MOST_MESSAGES => bodies.push(body.to_vec()),
+                _ if bodies.len() < MAX_MESSAGES => bodies.push(body.to_vec()),
                 _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "too many answers")),
             }
         }
@@ -144,10 +144,10 @@ pub struct Message<'a> {
 /// Each whole message.
 pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
-        let (head, _) = bytes.split_first_chunk::<HEADER>()?;
+        let (head, _) = bytes.split_first_chunk::<HEADER_LENGTH>()?;
         let [a, b, c, d, kind, more, flags, more_flags, ..] = *head;
         let len = u32::from_ne_bytes([a, b, c, d]) as usize;
-        let body = bytes.get(HEADER..len)?;
+        let body = bytes.get(HEADER_LENGTH..len)?;
         bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
         let (kind, flags) = (u16::from_ne_bytes([kind, more]), u16::from_ne_bytes([flags, more_flags]));
         Some(Message { kind, flags, body })
@@ -162,7 +162,7 @@ pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
         let len = usize::from(u16::from_ne_bytes([a, b]));
         let value = bytes.get(4..len)?;
         bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
-        Some((u16::from_ne_bytes([kind, more]) & KIND, value))
+        Some((u16::from_ne_bytes([kind, more]) & ATTRIBUTE_KIND_MASK, value))
     })
 }
 
@@ -180,11 +180,11 @@ pub fn text(bytes: &[u8], kind: u16) -> Option<String> {
 }
 
 // NLA_TYPE_MASK.
-const KIND: u16 = 0x3fff;
+const ATTRIBUTE_KIND_MASK: u16 = 0x3fff;
 // More links or tables than any node has.
-const MOST_MESSAGES: usize = 100_000;
+const MAX_MESSAGES: usize = 100_000;
 // struct nlmsghdr.
-const HEADER: usize = 16;
+const HEADER_LENGTH: usize = 16;
 
 #[cfg(test)]
 mod tests {

@@ -26,7 +26,7 @@ pub enum Request {
     Check(Attach),
     /// Take it away.
     Del(Detach),
-    /// Take away what nobody knows any more.
+    /// Remove attachments that the runtime does not know any more.
     Gc(Collect),
     /// Could an ADD succeed?
     Status(NetworkConfig),

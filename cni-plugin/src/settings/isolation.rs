@@ -50,7 +50,7 @@ impl Isolation {
                 [servers_of_runtime(config), prev_result.name_servers(), servers_of_node(&RESOLV_CONF.map(Path::new))];
             told.into_iter().find(|servers| !servers.is_empty()).unwrap_or_default()
         });
-        dns.truncate(MAX);
+        dns.truncate(MAX_ADDRESSES);
         Isolate { ranges: self.ranges.clone(), dns, probes }
     }
 }
@@ -82,12 +82,13 @@ fn source_towards(pod: IpAddr) -> Option<IpAddr> {
 
 fn addresses(key: &str, value: &Value) -> Result<Vec<IpAddr>, Error> {
     const EXPECTED: &str = "a list of at most 64 IP addresses";
-    let list = value.as_array().filter(|list| list.len() <= MAX).ok_or_else(|| refused(key, value, EXPECTED))?;
+    let list =
+        value.as_array().filter(|list| list.len() <= MAX_ADDRESSES).ok_or_else(|| refused(key, value, EXPECTED))?;
     let address = |item: &Value| item.as_str().and_then(|text| text.parse().ok());
     list.iter().map(|item| address(item).ok_or_else(|| refused(key, item, EXPECTED))).collect()
 }
 
-const MAX: usize = 64;
+const MAX_ADDRESSES: usize = 64;
 const RESOLV_CONF: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
 
 #[cfg(test)]

@@ -97,7 +97,7 @@ impl Settings {
         Keys { config }.state_dir().unwrap_or_else(|_| PathBuf::from(STATE_DIR))
     }
 
-    /// The instance binary: the configured one, else beside the plugin, else the usual directory.
+    /// The instance binary: the configured one, else the one next to the plugin, else the usual directory.
     ///
     /// # Errors
     /// Code 7 if there is none.
@@ -133,7 +133,7 @@ impl Keys<'_> {
     }
 
     fn device(&self) -> Result<String, Error> {
-        let device = self.text("device")?.unwrap_or_else(|| DEVICE.to_owned());
+        let device = self.text("device")?.unwrap_or_else(|| DEFAULT_DEVICE.to_owned());
         // '%' would make the kernel pick a number.
         if !request::is_ifname(&device) || device == "lo" || device.contains('%') || !device.is_ascii() {
             return Err(refused("device", &Value::from(device), request::IFNAME_PATTERN));
@@ -242,7 +242,7 @@ impl Keys<'_> {
     }
 
     fn timeout(&self) -> Result<Duration, Error> {
-        let Some(value) = self.config.value("timeoutSeconds")? else { return Ok(TIMEOUT) };
+        let Some(value) = self.config.value("timeoutSeconds")? else { return Ok(DEFAULT_TIMEOUT) };
         let seconds = value.as_u64().filter(|s| (1..=MAX_TIMEOUT.as_secs()).contains(s));
         seconds.map(Duration::from_secs).ok_or_else(|| refused("timeoutSeconds", &value, "a whole number from 1 to 60"))
     }
@@ -335,7 +335,7 @@ const INSTANCE: &str = "nebula-cni-instance";
 const BIN_DIR: &str = "/opt/cni/bin";
 /// Where records live unless the key `stateDir` says otherwise.
 pub const STATE_DIR: &str = "/run/nebula-cni";
-const DEVICE: &str = "nebula0";
+const DEFAULT_DEVICE: &str = "nebula0";
 // Above the ports Linux gives to outgoing connections by default (32768 to 60999).
 const PORT_RANGE: (u16, u16) = (61000, 65535);
 // Nebula's own: in the pod's namespace nobody else has it.
@@ -345,7 +345,7 @@ const MEMORY_LIMIT_MIB: u64 = 32;
 // What an instance takes while it starts, and some flows.
 const MIN_MEMORY_LIMIT_MIB: u64 = 16;
 const MAX_MEMORY_LIMIT_MIB: u64 = 64 << 10;
-const TIMEOUT: Duration = Duration::from_secs(20);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(20);
 // A kubelet gives up after four minutes and may then never free the sandbox's name.
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 

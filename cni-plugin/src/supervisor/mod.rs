@@ -32,7 +32,7 @@ pub struct Launch<'a> {
     pub files: &'a Files,
     /// The pod's network namespace: without it there is nothing to restart.
     pub netns: &'a Path,
-    /// One line for people.
+    /// Description of the unit, one line.
     pub description: &'a str,
     /// What a start may take.
     pub budget: Duration,
@@ -123,4 +123,4 @@ pub enum StartFailure {
 }
 
 /// The instance's option for the file of its launch contract.
-const LAUNCH: &str = "--launch";
+const LAUNCH_OPTION: &str = "--launch";

@@ -126,7 +126,7 @@ impl<'a> Manager<'a> {
             (text(launch.instance), text(&launch.files.launch()), text(&launch.files.state_dir()));
         let netns = text(launch.netns);
         let (condition, writable) = ([("ConditionPathExists", netns.as_str())], [state.as_str()]);
-        let argv = [program.as_str(), super::LAUNCH, file.as_str()];
+        let argv = [program.as_str(), super::LAUNCH_OPTION, file.as_str()];
         let start_within = launch.budget.as_micros() as u64;
         let mut properties = vec![
             ("Description", Value::Text(launch.description)),

@@ -78,7 +78,7 @@ pub(crate) fn enrolled(
 /// As DEL.
 pub fn undo(request: &Attach, host: &Host<'_>) -> Result<(), Error> {
     let files = Files::new(&Settings::state_dir(&request.config), &request.key);
-    let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, FENCE_PATIENCE))?;
+    let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_TIMEOUT))?;
     detach(&files, host)?;
     lock.remove();
     Ok(())
@@ -263,7 +263,7 @@ impl<'a> Attachment<'a> {
                 continue;
             }
             let files = Files::new(&settings.state_dir, &other.key());
-            let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, FENCE_PATIENCE))?;
+            let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_TIMEOUT))?;
             detach(&files, host)?;
             lock.remove();
         }
@@ -371,7 +371,7 @@ const DENIED: &str = "ca-denied:";
 const UNAVAILABLE: &str = "ca-unavailable:";
 
 // An older sandbox's DEL may be under way; it ends within its own few seconds.
-const FENCE_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 // Of the budget of ADD, what is kept for undoing a start that failed and telling why.
 const UNDO_SECONDS: u64 = 2;

@@ -30,7 +30,7 @@ pub fn run(request: &Detach, host: &Host<'_>) -> Result<(), Error> {
     if !files.dir().exists() {
         return undo(&files, host, &reported);
     }
-    let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_PATIENCE))?;
+    let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_TIMEOUT))?;
     undo(&files, host, &reported)?;
     lock.remove();
     Ok(())
@@ -94,4 +94,4 @@ fn lost_routes(files: &Files, host: &Host<'_>, mut addresses: Vec<IpAddr>) -> Ve
 }
 
 // A call that was interrupted freed its lock; one that works ends within its own deadline.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);

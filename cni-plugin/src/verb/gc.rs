@@ -33,7 +33,7 @@ pub fn run(request: &Collect, host: &Host<'_>) -> Result<(), Error> {
             continue;
         }
         let files = Files::new(&state_dir, &key);
-        let done = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_PATIENCE))
+        let done = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_TIMEOUT))
             .and_then(|lock| detach(&files, host).map(|()| lock.remove()));
         problems.extend(done.err().map(|e| e.to_string()));
     }
@@ -43,4 +43,4 @@ pub fn run(request: &Collect, host: &Host<'_>) -> Result<(), Error> {
     Err(Error::new(code::IO, "some attachments could not be collected").details(problems.join("; ")))
 }
 
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,5 +1,5 @@
-//! Repairs what nobody calls the plugin for: starts instances that died, and takes away attachments whose pod is gone.
-//! Runs at the end of the verbs that have time, and by itself from a timer.
+//! Housekeeping that no verb asks for: restarts instances that died, and removes attachments whose pod is gone. Runs at the
+//! end of verbs that are not urgent, and from a timer.
 
 use std::fs;
 use std::path::Path;
@@ -91,7 +91,7 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
         files: &files,
         netns: &netns,
         description: &description,
-        budget: RESTART,
+        budget: RESTART_TIMEOUT,
         memory_limit: record.memory_limit,
     };
     let mut started = |process| {
@@ -131,4 +131,4 @@ fn joined(results: impl Iterator<Item = Result<(), Vec<String>>>) -> Result<(), 
 }
 
 // As long as an ADD may take at most: nobody waits for it.
-const RESTART: Duration = Duration::from_secs(60);
+const RESTART_TIMEOUT: Duration = Duration::from_secs(60);

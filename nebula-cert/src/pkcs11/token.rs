@@ -169,7 +169,7 @@ impl Connection {
         point::curve(&parameters).ok_or(TokenError::KeyKind)
     }
 
-    /// From the private key if it tells, else from the public key beside it.
+    /// From the private key if it tells, else from the public key of the same id.
     fn public_key_of(&self, key: ObjectHandle, curve: Curve) -> Result<Vec<u8>, TokenError> {
         let info = self.bytes_of(key, AttributeType::PublicKeyInfo)?;
         if let Some(found) = info.and_then(|info| point::from_key_info(curve, &info)) {
