@@ -16,7 +16,7 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Who waits for whom. A proof that was good lately waits for nobody. A proof that keeps failing is refused without being
+/// Decides which proofs wait and for which others. A proof that was good lately waits for nobody. A proof that keeps failing is refused without being
 /// asked about. The others of a source that failed too often wait for their turn behind each other, and all that are not known
 /// to be good leave room for those that are.
 ///
@@ -62,11 +62,11 @@ impl Admission {
     pub(crate) fn new() -> Self {
         let known = Known {
             good: HashMap::new(),
-            failing: RateLimit::new(MOST_FAILURES_OF_A_PROOF, FAILURE_WINDOW),
-            failures: RateLimit::new(MOST_FAILURES, FAILURE_WINDOW),
+            failing: RateLimit::new(MAX_FAILURES_OF_A_PROOF, FAILURE_WINDOW),
+            failures: RateLimit::new(MAX_FAILURES, FAILURE_WINDOW),
             queues: HashMap::new(),
         };
-        Self { known: Mutex::new(known), unproven: Arc::new(Semaphore::new(MOST_UNPROVEN)), news: Notify::new() }
+        Self { known: Mutex::new(known), unproven: Arc::new(Semaphore::new(MAX_UNPROVEN)), news: Notify::new() }
     }
 
     /// Waits for the turn of a proof whose check costs a question to the API server.
@@ -120,10 +120,10 @@ impl Admission {
         if !known.failures.is_reached_by(&source, now) {
             return Ok(Place::Unproven);
         }
-        if known.queues.len() >= MOST_QUEUES {
+        if known.queues.len() >= MAX_QUEUES {
             known.queues.retain(|_, queue| Arc::strong_count(queue) > 1);
         }
-        let queue = known.queues.entry(source).or_insert_with(|| Arc::new(Semaphore::new(MOST_OF_A_FAILING_SOURCE)));
+        let queue = known.queues.entry(source).or_insert_with(|| Arc::new(Semaphore::new(MAX_OF_A_FAILING_SOURCE)));
         Ok(Place::Queue(Arc::clone(queue)))
     }
 
@@ -131,10 +131,10 @@ impl Admission {
     pub(crate) fn was_good(&self, proof: &Proof, now: UnixTime) {
         let Some(id) = id_of(proof) else { return };
         let mut known = self.known();
-        if known.good.len() >= MOST_GOOD && !known.good.contains_key(&id) {
+        if known.good.len() >= MAX_GOOD && !known.good.contains_key(&id) {
             known.good.retain(|_, last| (*last..last.saturating_add(GOOD_FOR)).contains(&now));
             let oldest = known.good.iter().min_by_key(|(_, last)| **last).map(|(id, _)| *id);
-            if let Some(oldest) = oldest.filter(|_| known.good.len() >= MOST_GOOD) {
+            if let Some(oldest) = oldest.filter(|_| known.good.len() >= MAX_GOOD) {
                 known.good.remove(&oldest);
             }
         }
@@ -159,7 +159,7 @@ impl Admission {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        // Counters stay usable whatever panicked beside them.
+        // Counters stay usable after a panic elsewhere.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -183,14 +183,14 @@ fn id_of(proof: &Proof) -> Option<ProofId> {
 
 /// A node shows its proof with every pod; the one after is another one.
 const GOOD_FOR: i64 = 3_600;
-const MOST_GOOD: usize = 4_096;
-const MOST_FAILURES: u32 = 20;
-const MOST_FAILURES_OF_A_PROOF: u32 = 5;
+const MAX_GOOD: usize = 4_096;
+const MAX_FAILURES: u32 = 20;
+const MAX_FAILURES_OF_A_PROOF: u32 = 5;
 const FAILURE_WINDOW: i64 = 60;
-const MOST_OF_A_FAILING_SOURCE: usize = 2;
-const MOST_QUEUES: usize = 1_024;
+const MAX_OF_A_FAILING_SOURCE: usize = 2;
+const MAX_QUEUES: usize = 1_024;
 /// Half of the threads that may block; see `nebula-ca serve`.
-const MOST_UNPROVEN: usize = 24;
+const MAX_UNPROVEN: usize = 24;
 /// Shorter than an answer of the API server may take, and than anybody's patience.
 const TURN_WITHIN: Duration = Duration::from_secs(3);
 
@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn a_proof_that_keeps_failing_is_not_asked_about_and_is_good_again_later() {
         let admission = Admission::new();
-        for _ in 0..MOST_FAILURES_OF_A_PROOF {
+        for _ in 0..MAX_FAILURES_OF_A_PROOF {
             assert_eq!(waits(&admission, "junk", NOW), Ok(true));
             admission.has_failed(&proof("junk"), SOURCE, NOW);
         }
@@ -259,10 +259,10 @@ mod tests {
     #[test]
     fn many_proofs_take_little_memory() {
         let admission = Admission::new();
-        for number in 0..3 * MOST_GOOD {
+        for number in 0..3 * MAX_GOOD {
             admission.was_good(&proof(&format!("good-{number}")), NOW + i64::try_from(number).unwrap() / 100);
         }
         let known = admission.known();
-        assert!(known.good.len() <= MOST_GOOD, "{}", known.good.len());
+        assert!(known.good.len() <= MAX_GOOD, "{}", known.good.len());
     }
 }

@@ -68,7 +68,7 @@ pub(crate) struct Connection {
 impl Connections {
     /// Room for as many connections as there are descriptors for.
     pub(crate) fn new(descriptors: usize) -> Self {
-        let most = MOST_CONNECTIONS.min(descriptors.saturating_sub(OTHER_DESCRIPTORS)).max(FEWEST_CONNECTIONS);
+        let most = MAX_CONNECTIONS.min(descriptors.saturating_sub(OTHER_DESCRIPTORS)).max(FEWEST_CONNECTIONS);
         Self { table: Mutex::default(), most }
     }
 
@@ -87,7 +87,7 @@ impl Connections {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Counters stay usable whatever panicked beside them.
+        // Counters stay usable after a panic elsewhere.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -96,10 +96,10 @@ impl Table {
     fn make_room(&mut self, source: IpAddr, most: usize, now: Instant) {
         let count = self.sources.get(&source);
         let (all, handshakes) = count.map_or((0, 0), |count| (count.all, count.handshakes));
-        if handshakes >= MOST_HANDSHAKES_OF_A_SOURCE {
+        if handshakes >= MAX_HANDSHAKES_OF_A_SOURCE {
             // A whole node may start at once; only a silent caller is slow.
             self.end_oldest(|open| {
-                open.source == source && open.stage == Stage::Handshake && now >= open.since + HANDSHAKE_PATIENCE
+                open.source == source && open.stage == Stage::Handshake && now >= open.since + HANDSHAKE_EVICTABLE_AFTER
             });
         }
         if all >= most / 4 {
@@ -188,7 +188,7 @@ impl Connection {
         let mut table = self.connections.table();
         let open = table.open.get(&self.id)?;
         let waiting = table.sources.get(&open.source).map_or(0, |count| count.waiting);
-        if open.identity.is_none() && waiting >= MOST_WAITING_OF_A_SOURCE {
+        if open.identity.is_none() && waiting >= MAX_WAITING_OF_A_SOURCE {
             return None;
         }
         table.enter(self.id, Stage::Waiting);
@@ -201,7 +201,7 @@ impl Connection {
         let mut table = self.connections.table();
         let Some(open) = table.open.get(&self.id) else { return };
         let count = table.identities.get(identity).copied().unwrap_or_default();
-        if open.identity.is_some() || count >= MOST_OF_AN_IDENTITY {
+        if open.identity.is_some() || count >= MAX_OF_AN_IDENTITY {
             return;
         }
         let (source, stage) = (open.source, open.stage);
@@ -247,16 +247,16 @@ pub(crate) fn raise_descriptor_limit() -> usize {
 }
 
 /// Most of them follow the trust. Each takes some 30 kB.
-const MOST_CONNECTIONS: usize = 4_096;
+const MAX_CONNECTIONS: usize = 4_096;
 const FEWEST_CONNECTIONS: usize = 64;
 /// For the store, the API server, listeners, files, and connections that are about to end.
 const OTHER_DESCRIPTORS: usize = 256;
-const MOST_HANDSHAKES_OF_A_SOURCE: usize = 64;
-const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(1);
+const MAX_HANDSHAKES_OF_A_SOURCE: usize = 64;
+const HANDSHAKE_EVICTABLE_AFTER: Duration = Duration::from_secs(1);
 /// Several nodes full of pods.
-const MOST_WAITING_OF_A_SOURCE: usize = 512;
+const MAX_WAITING_OF_A_SOURCE: usize = 512;
 /// A pod has one, and another one while it changes over.
-const MOST_OF_AN_IDENTITY: usize = 8;
+const MAX_OF_AN_IDENTITY: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -311,13 +311,13 @@ mod tests {
         let (connections, now) = (few(), Instant::now());
         let all: Vec<_> = (0..20).map(|_| connections.admit(address(1), now)).collect();
         all.iter().for_each(|connection| connection.has_proved("pod a"));
-        assert_eq!(all.iter().filter(|connection| connection.is_proven()).count(), MOST_OF_AN_IDENTITY);
+        assert_eq!(all.iter().filter(|connection| connection.is_proven()).count(), MAX_OF_AN_IDENTITY);
     }
 
     #[test]
     fn silent_handshakes_make_room_before_those_that_are_under_way() {
         let connections = Arc::new(Connections::new(usize::MAX));
-        let (then, now) = (Instant::now(), Instant::now() + HANDSHAKE_PATIENCE);
+        let (then, now) = (Instant::now(), Instant::now() + HANDSHAKE_EVICTABLE_AFTER);
         let silent: Vec<_> = (0..64).map(|_| connections.admit(address(1), then)).collect();
         let node: Vec<_> = (0..300).map(|_| connections.admit(address(1), now)).collect();
         assert!(silent.iter().all(|connection| !is_in(connection)));
@@ -330,7 +330,7 @@ mod tests {
         let now = Instant::now();
         let all: Vec<_> = (0..600).map(|_| Arc::new(connections.admit(address(1), now))).collect();
         let waiting: Vec<_> = all.iter().filter_map(Connection::wait).collect();
-        assert_eq!(waiting.len(), MOST_WAITING_OF_A_SOURCE);
+        assert_eq!(waiting.len(), MAX_WAITING_OF_A_SOURCE);
         all[599].has_proved("pod a");
         assert!(all[599].wait().is_some());
         assert!(connections.admit(address(2), now).connections.table().open.len() == 601);

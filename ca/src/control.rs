@@ -29,7 +29,7 @@ pub enum Command {
     },
     /// List certificates.
     ListIssued,
-    /// Read policy, CA and TLS files anew.
+    /// Reread policy, CA and TLS files.
     Reload,
     /// Block certificates by fingerprint, or all valid ones of a name.
     Revoke {
@@ -61,7 +61,7 @@ pub struct NewToken {
 /// The answer to a [`Command`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
-pub enum Answer {
+pub enum CommandOutcome {
     /// The token exists.
     TokenCreated(ListedToken),
     /// All tokens.
@@ -71,7 +71,7 @@ pub enum Answer {
     },
     /// The token is worthless.
     TokenRevoked(ListedToken),
-    /// The files were read anew.
+    /// The files were reread.
     Reloaded,
     /// All certificates.
     Issued {
@@ -123,7 +123,7 @@ pub(crate) struct Operator<'a> {
 
 impl Operator<'_> {
     /// Carries out one command.
-    pub(crate) fn obey(&self, command: &Command, now: UnixTime) -> Answer {
+    pub(crate) fn obey(&self, command: &Command, now: UnixTime) -> CommandOutcome {
         let answer = match command {
             Command::CreateToken(token) => self.create_token(token, now),
             Command::ListTokens => self.list_tokens(),
@@ -132,10 +132,10 @@ impl Operator<'_> {
             Command::Reload => Err("no service runs on this directory; it reads its files when it starts".to_owned()),
             Command::Revoke { which } => self.revoke(which, now),
         };
-        answer.unwrap_or_else(|message| Answer::Failed { message })
+        answer.unwrap_or_else(|message| CommandOutcome::Failed { message })
     }
 
-    fn create_token(&self, token: &NewToken, now: UnixTime) -> Result<Answer, String> {
+    fn create_token(&self, token: &NewToken, now: UnixTime) -> Result<CommandOutcome, String> {
         let hash = TokenHash::from_hex(&token.hash).ok_or("the token's hash is not 64 hex digits")?;
         let grant = Grant {
             name: token.name.clone(),
@@ -179,7 +179,7 @@ impl Operator<'_> {
             },
             now,
         );
-        Ok(Answer::TokenCreated(ListedToken { id: hash.id(), token: record }))
+        Ok(CommandOutcome::TokenCreated(ListedToken { id: hash.id(), token: record }))
     }
 
     /// Better now than when the host stands there with its token. Checked again when the certificate is issued.
@@ -196,14 +196,14 @@ impl Operator<'_> {
         Ok(())
     }
 
-    fn list_tokens(&self) -> Result<Answer, String> {
+    fn list_tokens(&self) -> Result<CommandOutcome, String> {
         let mut tokens = self.store.tokens().map_err(text)?;
         tokens.sort_by(|(_, a), (_, b)| (a.created, &a.name).cmp(&(b.created, &b.name)));
         let tokens = tokens.into_iter().map(|(hash, token)| ListedToken { id: hash.id(), token }).collect();
-        Ok(Answer::Tokens { tokens })
+        Ok(CommandOutcome::Tokens { tokens })
     }
 
-    fn revoke_token(&self, id: &str, now: UnixTime) -> Result<Answer, String> {
+    fn revoke_token(&self, id: &str, now: UnixTime) -> Result<CommandOutcome, String> {
         let mut tokens = self.store.tokens().map_err(text)?;
         tokens.retain(|(hash, _)| hash.id() == id);
         let Some((hash, token)) = tokens.pop() else {
@@ -220,20 +220,20 @@ impl Operator<'_> {
         }
         let proof = Some(format!("token {id}"));
         self.write_audit(Event { event: "token_revoked", proof, name: Some(&token.name), ..Event::default() }, now);
-        Ok(Answer::TokenRevoked(ListedToken { id: hash.id(), token }))
+        Ok(CommandOutcome::TokenRevoked(ListedToken { id: hash.id(), token }))
     }
 
-    fn list_issued(&self) -> Result<Answer, String> {
+    fn list_issued(&self) -> Result<CommandOutcome, String> {
         let mut issued = self.store.all_issued().map_err(text)?;
         issued.sort_by(|(_, a), (_, b)| (a.issued, &a.name).cmp(&(b.issued, &b.name)));
         let listed = |(fingerprint, issued): (Fingerprint, _)| ListedCertificate {
             fingerprint: fingerprint.to_string(),
             issued,
         };
-        Ok(Answer::Issued { certificates: issued.into_iter().map(listed).collect() })
+        Ok(CommandOutcome::Issued { certificates: issued.into_iter().map(listed).collect() })
     }
 
-    fn revoke(&self, which: &str, now: UnixTime) -> Result<Answer, String> {
+    fn revoke(&self, which: &str, now: UnixTime) -> Result<CommandOutcome, String> {
         let (fingerprints, is_foreign) = match which.parse::<Fingerprint>() {
             Ok(fingerprint) => (vec![fingerprint], self.store.issued(&fingerprint).map_err(text)?.is_none()),
             Err(_) => {
@@ -255,7 +255,7 @@ impl Operator<'_> {
         for fingerprint in &fingerprints {
             self.write_audit(Event { event: "revoked", fingerprint: Some(fingerprint), ..Event::default() }, now);
         }
-        Ok(Answer::Revoked { fingerprints, is_foreign })
+        Ok(CommandOutcome::Revoked { fingerprints, is_foreign })
     }
 
     fn write_audit(&self, event: Event<'_>, now: UnixTime) {

@@ -20,7 +20,7 @@ use tokio::{
 use crate::{
     audit::AuditLog,
     authority::{self, AuthorityError},
-    control::{Answer, Command, Operator},
+    control::{Command, CommandOutcome, Operator},
     directory::{AUDIT_LOG, CONTROL_SOCKET, DATABASE, Directory, FileError, POLICY, STORE},
     policy::{Policy, PolicyError},
     store::{self, StoreError},
@@ -41,7 +41,7 @@ pub enum ControlError {
     },
     /// The answer is not one.
     #[error("the running nebula-ca answered something else than expected; is it of another version?")]
-    Answer(#[source] serde_json::Error),
+    CommandOutcome(#[source] serde_json::Error),
     /// The store cannot be opened.
     #[error("cannot use the store ({STORE}, or what {DATABASE} names)")]
     Store(#[from] StoreError),
@@ -59,8 +59,8 @@ pub enum ControlError {
 /// Gives a command to the running service of a directory, or carries it out where none runs.
 ///
 /// # Errors
-/// Neither works. A command that was refused is an [`Answer::Failed`].
-pub fn call(directory: &Directory, command: &Command) -> Result<Answer, ControlError> {
+/// Neither works. A command that was refused is an [`CommandOutcome::Failed`].
+pub fn call(directory: &Directory, command: &Command) -> Result<CommandOutcome, ControlError> {
     let path = directory.file(CONTROL_SOCKET);
     // A service that is starting has the store already and the socket not yet; one that is stopping, the reverse.
     for _ in 0..ATTEMPTS {
@@ -81,7 +81,7 @@ fn is_nobody_there(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
-fn obey_alone(directory: &Directory, command: &Command) -> Result<Answer, ControlError> {
+fn obey_alone(directory: &Directory, command: &Command) -> Result<CommandOutcome, ControlError> {
     let (_, authorities) = authority::read_bundle(directory)?;
     let policy = Policy::parse(&directory.read(POLICY)?)?;
     let audit = AuditLog::new(directory.file(AUDIT_LOG));
@@ -90,8 +90,8 @@ fn obey_alone(directory: &Directory, command: &Command) -> Result<Answer, Contro
     Ok(operator.obey(command, time::now()))
 }
 
-fn talk(mut stream: UnixStream, command: &Command, path: PathBuf) -> Result<Answer, ControlError> {
-    let json = serde_json::to_vec(command).map_err(ControlError::Answer)?;
+fn talk(mut stream: UnixStream, command: &Command, path: PathBuf) -> Result<CommandOutcome, ControlError> {
+    let json = serde_json::to_vec(command).map_err(ControlError::CommandOutcome)?;
     let exchange = || {
         stream.set_read_timeout(Some(ANSWER_WITHIN))?;
         stream.set_write_timeout(Some(ANSWER_WITHIN))?;
@@ -102,7 +102,7 @@ fn talk(mut stream: UnixStream, command: &Command, path: PathBuf) -> Result<Answ
         Ok(answer)
     };
     let answer: String = exchange().map_err(|source| ControlError::Socket { path, source })?;
-    serde_json::from_str(&answer).map_err(ControlError::Answer)
+    serde_json::from_str(&answer).map_err(ControlError::CommandOutcome)
 }
 
 /// The listening socket; removed when dropped.
@@ -125,7 +125,7 @@ impl ControlSocket {
     }
 
     /// Takes commands, one at a time, for ever. `obey` may block.
-    pub(crate) async fn serve(&self, obey: impl Fn(Command) -> Answer + Clone + Send + 'static) {
+    pub(crate) async fn serve(&self, obey: impl Fn(Command) -> CommandOutcome + Clone + Send + 'static) {
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => {
@@ -152,13 +152,16 @@ impl Drop for ControlSocket {
     }
 }
 
-async fn answer(stream: tokio::net::UnixStream, obey: impl Fn(Command) -> Answer + Send + 'static) -> io::Result<()> {
+async fn answer(
+    stream: tokio::net::UnixStream,
+    obey: impl Fn(Command) -> CommandOutcome + Send + 'static,
+) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut line = Vec::new();
     tokio::io::BufReader::new(reader.take(LONGEST_COMMAND)).read_until(b'\n', &mut line).await?;
     let answer = match serde_json::from_slice(&line) {
         Ok(command) => tokio::task::spawn_blocking(move || obey(command)).await.map_err(io::Error::other)?,
-        Err(error) => Answer::Failed { message: format!("not a command of this version: {error}") },
+        Err(error) => CommandOutcome::Failed { message: format!("not a command of this version: {error}") },
     };
     let mut json = serde_json::to_vec(&answer)?;
     json.push(b'\n');

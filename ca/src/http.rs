@@ -13,7 +13,7 @@ use axum::{
 use nebula_cert::issuance::{self, CERTIFICATE_PATH, LONGEST_WAIT, MAX_BODY, RELEASE_PATH, TRUST_PATH};
 use serde::de::DeserializeOwned;
 
-use crate::{address::Subject, connections::Connection, refusal::Refusal, server::Caller, service::Service, time};
+use crate::{address::Subject, caller::Caller, connections::Connection, refusal::Refusal, service::Service, time};
 
 /// All paths of the service.
 pub(crate) fn router(service: Arc<Service>) -> Router {

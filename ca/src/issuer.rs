@@ -10,7 +10,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use nebula_cert::{
-    CaPool, Certificate, Fingerprint, UnixTime,
+    CaPool, Certificate, Fingerprint, UnixTime, hex,
     issuance::{Pod, Proof, Release, Reply, Request},
     public_key_from_pem,
 };
@@ -21,7 +21,7 @@ use crate::{
     authority::{Authority, Grant},
     cluster::Cluster,
     pod::PodFacts,
-    policy::{KubernetesPolicy, PodPolicy, Policy},
+    policy::{PodPolicy, Policy, kubernetes::KubernetesPolicy},
     proof::{
         self,
         certificate::{Presented, RenewalKey},
@@ -103,8 +103,8 @@ impl Issuer {
         store: Box<dyn Store>,
     ) -> Self {
         let quotas = Mutex::new(Quotas {
-            pods: RateLimit::new(MOST_PER_POD, POD_WINDOW),
-            nodes: RateLimit::new(MOST_PER_NODE, NODE_WINDOW),
+            pods: RateLimit::new(MAX_PER_POD, POD_WINDOW),
+            nodes: RateLimit::new(MAX_PER_NODE, NODE_WINDOW),
         });
         let rules = ArcSwap::from_pointee(rules);
         Self { rules, node_token, renewal_key, store, quotas, store_failed: AtomicBool::new(false) }
@@ -123,7 +123,7 @@ impl Issuer {
     /// Answers one request, which came from `source`.
     pub(crate) fn issue(&self, request: &Request, source: IpAddr, now: UnixTime) -> Result<Issued, Refusal> {
         let rules = self.rules();
-        // Who asks comes first: whoever proves nothing learns nothing about the rest.
+        // The proof is checked first: a caller that proves nothing learns nothing about the rest.
         match &request.proof {
             Proof::Token { token } => self.issue_for_token(&rules, &TokenHash::of(token), &request.public_key, now),
             Proof::Node { token, pod } => {
@@ -298,7 +298,7 @@ impl Issuer {
     ) -> Result<Issued, Refusal> {
         let token = self.store.token(hash).map_err(|error| self.failed(&error))?.ok_or(Refusal::UnknownToken)?;
         let public_key = rules.read_public_key(public_key)?;
-        let key = hex(&Sha256::digest(&public_key));
+        let key = hex::encode(&Sha256::digest(&public_key));
         if token.used.as_ref().is_some_and(|used| used.key != key) {
             return Err(Refusal::TokenUsed);
         }
@@ -379,7 +379,7 @@ impl Issuer {
         };
         policy.check_pod(pod)?;
         policy.check_pod_address(pod.address)?;
-        // A name stays with its uid for good. The address may change: a sandbox made anew keeps the uid, not the address.
+        // A name stays with its uid for good. The address may change: a recreated sandbox keeps the uid, not the address.
         if let Some(known) = self.store.pod(&pod.uid).map_err(|error| self.failed(&error))?
             && (known.namespace != pod.namespace || known.name != pod.name)
         {
@@ -442,7 +442,7 @@ impl Issuer {
 
     /// One pod, or one node, cannot fill the ledger.
     fn check_quota(&self, pod: &PodFacts, now: UnixTime) -> Result<(), Refusal> {
-        // Counters stay usable whatever panicked beside them.
+        // Counters stay usable after a panic elsewhere.
         let mut quotas = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
         if quotas.pods.is_exceeded_by(pod.uid.clone(), now) {
             return Err(Refusal::TooManyCertificates(format!("pod {}", pod.shown())));
@@ -480,7 +480,7 @@ impl Issuer {
                     let conflict = Refusal::AddressConflict { address, holder: holder.to_string() };
                     let (Some(pod), Subject::Pod { uid, .. }) = (pod, &*holder) else { return Err(conflict) };
                     // The holder may be another one each time: that many look-ups, and not one more.
-                    let may_look = gone.len() < MOST_LOOKUPS && !gone.contains(uid);
+                    let may_look = gone.len() < MAX_LOOKUPS && !gone.contains(uid);
                     if !(may_look
                         && subject.has_address_of(&holder, mode)
                         && has_left(rules, &holder, address, is_silent, pod)?)
@@ -529,7 +529,7 @@ impl Issuer {
     }
 
     /// Valid certificates with the UID of a pod, if the ledger has all of them for that pod, and for that node where one is
-    /// given. Who asks was judged by the name, and the certificates are found by the UID: both must mean one pod.
+    /// given. The caller was judged by the pod's name, and the certificates are found by the UID: both must mean one pod.
     fn valid_of_pod(&self, pod: &PodFacts, node: Option<&str>, now: UnixTime) -> Result<Vec<Fingerprint>, Refusal> {
         let issued = self.store.all_issued().map_err(|error| self.failed(&error))?;
         let mut valid = Vec::new();
@@ -610,17 +610,13 @@ fn trusted(rules: &Rules) -> Result<CaPool, Refusal> {
     CaPool::from_pem(rules.authority.bundle().as_bytes()).map_err(|_| Refusal::Internal)
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Holders of addresses that are looked into for one certificate.
-const MOST_LOOKUPS: usize = 4;
+const MAX_LOOKUPS: usize = 4;
 /// A pod asks about twice a day, and after each restart of its sandbox.
-const MOST_PER_POD: u32 = 30;
+const MAX_PER_POD: u32 = 30;
 const POD_WINDOW: i64 = 600;
 /// A node starts at most a few hundred pods at once.
-const MOST_PER_NODE: u32 = 1_200;
+const MAX_PER_NODE: u32 = 1_200;
 const NODE_WINDOW: i64 = 60;
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub(crate) struct Gauges {
 impl Metrics {
     /// Counts one decision.
     pub(crate) fn count(&self, call: &'static str, proof: &'static str, outcome: &'static str) {
-        // Counters stay usable whatever panicked beside them.
+        // Counters stay usable after a panic elsewhere.
         *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry((call, proof, outcome)).or_default() += 1;
     }
 

@@ -46,13 +46,13 @@ pub(crate) fn identities(ca: &Certificate, mut issued: Vec<(Fingerprint, IssuedR
             "<table><thead><tr><th>Name<th>Whose<th>Networks<th>Groups<th>Time left<th>Valid until<th>Fingerprint\
              </tr></thead>\n<tbody>\n",
         );
-        for (fingerprint, record) in issued.iter().take(MOST_ROWS) {
+        for (fingerprint, record) in issued.iter().take(MAX_ROWS) {
             row(&mut html, fingerprint, record, now);
         }
         html.push_str("</tbody></table>\n");
     }
-    if issued.len() > MOST_ROWS {
-        let rest = issued.len() - MOST_ROWS;
+    if issued.len() > MAX_ROWS {
+        let rest = issued.len() - MAX_ROWS;
         let _ = writeln!(html, "<p class=\"note\">{rest} more; `nebula-ca certificate list` shows all.</p>");
     }
     let _ =
@@ -125,7 +125,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// A browser shows so many rows without effort.
-const MOST_ROWS: usize = 2_000;
+const MAX_ROWS: usize = 2_000;
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--line:#d5dae1;--soft:#f3f5f8;--dim:#5c6673;--late:#b45309;--bad:#b42318}\
@@ -213,10 +213,10 @@ mod tests {
 
     #[test]
     fn a_long_ledger_is_cut_and_says_so() {
-        let many = (0..MOST_ROWS + 3).map(|number| record(&format!("n{number}"), NOW, NOW + 100));
+        let many = (0..MAX_ROWS + 3).map(|number| record(&format!("n{number}"), NOW, NOW + 100));
         let issued = many.map(|record| (Fingerprint([1; 32]), record)).collect();
         let html = identities(&ca("ca"), issued, NOW).html;
-        assert_eq!(html.matches("<tr class").count(), MOST_ROWS);
+        assert_eq!(html.matches("<tr class").count(), MAX_ROWS);
         assert!(html.contains("3 more"));
     }
 }

@@ -6,8 +6,8 @@ use nebula_cert::issuance;
 
 use crate::{
     cluster::{Cluster, Pod},
-    policy::KubernetesPolicy,
-    proof::node::is_name,
+    names::is_name,
+    policy::kubernetes::KubernetesPolicy,
     refusal::Refusal,
 };
 

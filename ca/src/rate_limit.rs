@@ -36,10 +36,10 @@ impl<K: Hash + Eq> RateLimit<K> {
 
     /// Notes one more; says whether `key` is above the limit.
     pub(crate) fn is_exceeded_by(&mut self, key: K, now: UnixTime) -> bool {
-        if self.counts.len() >= MOST_KEYS && !self.counts.contains_key(&key) {
+        if self.counts.len() >= MAX_KEYS && !self.counts.contains_key(&key) {
             self.counts.retain(|_, window| window.is_open(self.seconds, now));
         }
-        let has_room = self.counts.len() < MOST_KEYS || self.counts.contains_key(&key);
+        let has_room = self.counts.len() < MAX_KEYS || self.counts.contains_key(&key);
         let window = if has_room { self.counts.entry(key).or_default() } else { &mut self.others };
         if !window.is_open(self.seconds, now) {
             *window = Window { start: now, count: 0 };
@@ -70,7 +70,7 @@ pub(crate) fn source(address: IpAddr) -> IpAddr {
     }
 }
 
-const MOST_KEYS: usize = 4_096;
+const MAX_KEYS: usize = 4_096;
 
 #[cfg(test)]
 mod tests {
@@ -111,7 +111,7 @@ mod tests {
     fn the_table_stays_bounded_and_the_overflow_is_limited_as_one() {
         let mut limit = limit();
         let exceeded = (0..20_000).filter(|key| limit.is_exceeded_by(*key, 100)).count();
-        assert!(limit.counts.len() <= MOST_KEYS);
+        assert!(limit.counts.len() <= MAX_KEYS);
         assert!(exceeded > 15_000);
         assert!(!limit.is_exceeded_by(30_000, 300));
     }

@@ -1,12 +1,7 @@
 //! The service: HTTPS for callers, plain HTTP for whoever watches it, the control socket for the operator, and what it does
 //! by the clock. All IO meets here; decisions are [`crate::service`]'s.
 
-use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::Router;
 use hyper_util::{
@@ -14,7 +9,6 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use nebula_cert::issuance::{LONGEST_WAIT, TRUST_PATH};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -23,73 +17,20 @@ use tokio::{
     time::Instant,
 };
 use tokio_rustls::TlsAcceptor;
-use zeroize::Zeroizing;
 
 use crate::{
-    authority::AuthorityError,
+    caller::Caller,
     connections::{self, Connections},
     control_socket::ControlSocket,
-    directory::{CONTROL_SOCKET, DATABASE, Directory, FileError, NODE_TOKEN, POLICY, STORE, TLS_CERTIFICATE, TLS_KEY},
     http,
     issuer::Issuer,
-    policy::{Policy, PolicyError},
-    proof::{certificate::RenewalKey, node::NodeToken},
+    proof::certificate::RenewalKey,
     refusal::Refusal,
-    service::{self, Service},
+    service::Service,
+    settings::{ServeError, ServerSettings, read_node_token, read_rules, read_tls},
     store::{self, StoreError},
     time,
 };
-
-/// What a service is started with.
-#[derive(Debug)]
-pub struct Settings {
-    /// Everything it knows.
-    pub directory: Directory,
-    /// Where it listens; port 0 takes a free one.
-    pub listen: SocketAddr,
-    /// Where it shows its state in plain HTTP: page, metrics, health.
-    pub status_listen: Option<SocketAddr>,
-    /// Opens an encrypted CA key.
-    pub passphrase: Option<Zeroizing<String>>,
-}
-
-/// Why the service did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// A file of the directory cannot be read.
-    #[error("the directory is not complete; make it with `nebula-ca init`")]
-    File(#[from] FileError),
-    /// The CA cannot be used.
-    #[error("cannot use the CA")]
-    Authority(#[from] AuthorityError),
-    /// The policy is not valid.
-    #[error("cannot use {POLICY}")]
-    Policy(#[from] PolicyError),
-    /// The node token is too weak.
-    #[error("cannot use {NODE_TOKEN}: {0}")]
-    NodeToken(String),
-    /// The TLS files are not valid.
-    #[error("cannot use {TLS_CERTIFICATE} and {TLS_KEY}: {0}")]
-    Tls(String),
-    /// The store cannot be opened.
-    #[error("cannot use the store ({STORE}, or what {DATABASE} names)")]
-    Store(#[from] StoreError),
-    /// The API server cannot be used.
-    #[error("cannot use the Kubernetes API server: {0}")]
-    Kubernetes(String),
-    /// The control socket cannot be made.
-    #[error("cannot listen on {CONTROL_SOCKET} in the directory (its path must be shorter than 100 bytes)")]
-    Control(#[source] io::Error),
-    /// The address cannot be used.
-    #[error("cannot listen on {address}; is another service using the port?")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// What failed.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// A service that is ready to run.
 pub struct Server {
@@ -105,12 +46,12 @@ impl Server {
     ///
     /// # Errors
     /// The first thing that is missing or wrong.
-    pub async fn open(settings: Settings) -> Result<Self, ServeError> {
+    pub async fn open(settings: ServerSettings) -> Result<Self, ServeError> {
         let directory = &settings.directory;
         for path in directory.exposed_secrets() {
             tracing::warn!(path = %path.display(), "others than the owner can read this secret; chmod 600 it");
         }
-        let rules = service::read_rules(&settings, None).await?;
+        let rules = read_rules(&settings, None).await?;
         let tls = read_tls(directory)?;
         let node_token = read_node_token(directory, &rules.policy)?;
         if let Err(refusal) = rules.authority.check_validity(time::now()) {
@@ -151,7 +92,7 @@ impl Server {
         self.status.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
-    /// Serves until `stop`, then lets requests under way end. Each `reload` reads policy, CA and TLS files anew.
+    /// Serves until `stop`, then lets requests under way end. Each `reload` rereads policy, CA and TLS files.
     pub async fn run(self, stop: impl Future<Output = ()>, mut reload: mpsc::Receiver<()>) {
         let Self { service, listener, status, control, connections: room } = self;
         let router = http::router(Arc::clone(&service));
@@ -176,6 +117,7 @@ impl Server {
                 refresh_for_ever(&service),
                 block_for_ever(&service),
                 for_ever(&service, RECOVER_EVERY, Service::recover),
+                for_ever(&service, COUNT_REFUSALS_EVERY, Service::note_left_out),
                 feed_watchdog(&service),
             )
         };
@@ -211,6 +153,7 @@ impl Server {
         service.stop_waiting();
         drop(stopping);
         while connections.join_next().await.is_some() {}
+        service.note_left_out();
     }
 }
 
@@ -226,7 +169,7 @@ async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
 /// Shows the state of the service, on a listener for those who watch it.
 async fn serve_status(listener: Option<TcpListener>, router: Router, stop: watch::Receiver<()>) {
     let Some(listener) = listener else { return std::future::pending().await };
-    let slots = Arc::new(Semaphore::new(MOST_WATCHERS));
+    let slots = Arc::new(Semaphore::new(MAX_WATCHERS));
     loop {
         // Above the cap, watchers wait in the kernel's backlog. The semaphore is never closed.
         let slot = Arc::clone(&slots).acquire_owned().await.ok();
@@ -324,10 +267,6 @@ fn log_end(peer: SocketAddr, outcome: hyper::Result<()>) {
     }
 }
 
-/// Address of whoever is at the other end of a connection.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Caller(pub(crate) IpAddr);
-
 async fn prune_for_ever(service: &Arc<Service>) {
     for_ever(service, PRUNE_EVERY, |service| {
         if let Err(error) = service.issuer().store.prune(time::now() - KEEP_EXPIRED) {
@@ -343,7 +282,7 @@ async fn refresh_for_ever(service: &Arc<Service>) {
     for_ever(service, every, Service::refresh_trust).await;
 }
 
-/// Tells systemd that all is well, where the unit has a watchdog, as long as threads can work and no restart would help.
+/// Feeds the watchdog of the systemd unit, if it has one, as long as threads can work and no restart would help.
 async fn feed_watchdog(service: &Arc<Service>) {
     let Some(within) = sd_notify::watchdog_enabled() else { return };
     let mut ticks = tokio::time::interval(within / 3);
@@ -376,35 +315,6 @@ async fn for_ever(service: &Arc<Service>, every: Duration, step: impl Fn(&Servic
     }
 }
 
-fn read_node_token(directory: &Directory, policy: &Policy) -> Result<Option<NodeToken>, ServeError> {
-    if policy.kubernetes.is_some() {
-        if directory.has(NODE_TOKEN) {
-            tracing::info!("{NODE_TOKEN} is not used: Kubernetes confirms node proofs");
-        }
-        return Ok(None);
-    }
-    if !directory.has(NODE_TOKEN) {
-        tracing::info!("no {NODE_TOKEN}: node proofs are refused");
-        return Ok(None);
-    }
-    NodeToken::new(&directory.read(NODE_TOKEN)?).map(Some).map_err(|error| ServeError::NodeToken(error.to_string()))
-}
-
-pub(crate) fn read_tls(directory: &Directory) -> Result<TlsAcceptor, ServeError> {
-    let tls = |error: String| ServeError::Tls(error);
-    let (chain, key) = (directory.read(TLS_CERTIFICATE)?, directory.read(TLS_KEY)?);
-    let chain = CertificateDer::pem_slice_iter(chain.as_bytes())
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| tls(format!("bad certificate PEM: {error}")))?;
-    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| tls(format!("bad key PEM: {error}")))?;
-    let mut config = rustls::ServerConfig::builder()
-        .with_no_client_auth()
-        .with_single_cert(chain, key)
-        .map_err(|error| tls(error.to_string()))?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(config)))
-}
-
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     // The standard library's listener sets SO_REUSEADDR, so that a restart does not wait for old connections.
     let listener = std::net::TcpListener::bind(address)?;
@@ -412,7 +322,7 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
-const MOST_WATCHERS: usize = 32;
+const MAX_WATCHERS: usize = 32;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 const HEADERS_WITHIN: Duration = Duration::from_secs(10);
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
@@ -420,6 +330,7 @@ const CONNECTION_LIFE: Duration = Duration::from_secs(240);
 /// Longer than a pod's certificate is used before it is renewed, over the same connection or a new one.
 const PROVEN_CONNECTION_LIFE: Duration = Duration::from_secs(86_400);
 const RECOVER_EVERY: Duration = Duration::from_secs(1);
+const COUNT_REFUSALS_EVERY: Duration = Duration::from_secs(60);
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
 const LONGEST_HEADERS: usize = 16 * 1024;
 const PRUNE_EVERY: Duration = Duration::from_secs(3_600);

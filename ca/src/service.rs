@@ -1,7 +1,8 @@
-//! What all connections of a service share: it decides, writes down what was decided, and tells who waits for it.
+//! The service that all connections share: decides about requests, records the decisions, and wakes callers that wait for
+//! a change of the trust.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU32, Ordering},
 };
 
@@ -16,17 +17,17 @@ use tokio_rustls::TlsAcceptor;
 use crate::{
     admission::{Admission, Turn},
     audit::{AuditLog, Event},
-    authority::Authority,
-    cluster::Cluster,
-    control::{Answer, Command, Operator},
-    directory::{AUDIT_LOG, POLICY},
-    issuer::{GivenBack, Issued, Issuer, Rules},
+    caller::Caller,
+    causes::with_causes,
+    control::{Command, CommandOutcome, Operator},
+    directory::AUDIT_LOG,
+    issuer::{GivenBack, Issued, Issuer},
     metrics::{Gauges, Metrics},
     page::{self, Page},
-    policy::{KubernetesPolicy, Policy},
     proof::token::TokenHash,
     refusal::Refusal,
-    server::{self, Caller, ServeError, Settings},
+    refusal_throttle::RefusalThrottle,
+    settings::{ServerSettings, read_rules, read_tls},
     store::Displaced,
     time,
     trust::Trust,
@@ -35,11 +36,12 @@ use crate::{
 /// The service behind all listeners. Methods block on the disk and on the API server unless they say otherwise.
 pub(crate) struct Service {
     issuer: Issuer,
-    settings: Settings,
+    settings: ServerSettings,
     tls: ArcSwap<TlsAcceptor>,
     audit: AuditLog,
     metrics: Metrics,
     admission: Admission,
+    refusals: Mutex<RefusalThrottle>,
     /// How often in a row the store could not be brought back.
     lost_attempts: AtomicU32,
     trust: watch::Sender<Option<Arc<Trust>>>,
@@ -50,7 +52,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new(issuer: Issuer, settings: Settings, tls: TlsAcceptor) -> Self {
+    pub(crate) fn new(issuer: Issuer, settings: ServerSettings, tls: TlsAcceptor) -> Self {
         Self {
             issuer,
             audit: AuditLog::new(settings.directory.file(AUDIT_LOG)),
@@ -58,9 +60,10 @@ impl Service {
             tls: ArcSwap::from_pointee(tls),
             metrics: Metrics::default(),
             admission: Admission::new(),
+            refusals: Mutex::new(RefusalThrottle::new()),
             lost_attempts: AtomicU32::new(0),
             trust: watch::Sender::new(None),
-            waiting: Semaphore::new(MOST_WAITING),
+            waiting: Semaphore::new(MAX_WAITING),
             refreshing: Mutex::default(),
             reloading: Mutex::default(),
         }
@@ -80,21 +83,21 @@ impl Service {
         self.trust.subscribe()
     }
 
-    /// Room for those who wait for a change of the trust; closed when the service stops.
+    /// Limits how many callers wait for a change of the trust; closed when the service stops.
     pub(crate) fn waiting(&self) -> &Semaphore {
         &self.waiting
     }
 
-    /// Answers all who wait.
+    /// Wakes all callers that wait for a change of the trust.
     pub(crate) fn stop_waiting(&self) {
         self.waiting.close();
-        // Whoever waits looks again, and finds it closed.
+        // A caller that waits looks again, and finds the semaphore closed.
         self.trust.send_modify(|_| {});
     }
 
     /// Rebuilds the trust bundle; wakes waiters if it changed.
     pub(crate) fn refresh_trust(&self) {
-        // One at a time: who reads first publishes first, or an older list would take the place of a newer one.
+        // One at a time: the first to read is the first to publish, or an older list would take the place of a newer one.
         let _one_at_a_time = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         match self.issuer.trust(time::now()) {
             Ok(trust) => {
@@ -196,7 +199,7 @@ impl Service {
 
     /// Whether a restart would not help.
     pub(crate) fn is_alive(&self) -> bool {
-        self.lost_attempts.load(Ordering::Relaxed) < MOST_LOST_ATTEMPTS
+        self.lost_attempts.load(Ordering::Relaxed) < MAX_LOST_ATTEMPTS
     }
 
     /// Blocks what belongs to pods that were deleted.
@@ -214,13 +217,13 @@ impl Service {
         }
     }
 
-    /// Reads policy, CA and TLS files anew. A mistake in any of them changes nothing.
+    /// Rereads policy, CA and TLS files. A mistake in any of them changes nothing.
     pub(crate) fn reload(&self) -> Result<(), String> {
         let _one_at_a_time = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         let present = self.issuer.rules();
         let outcome = tokio::runtime::Handle::current()
             .block_on(read_rules(&self.settings, Some(&present)))
-            .and_then(|rules| Ok((rules, server::read_tls(&self.settings.directory)?)));
+            .and_then(|rules| Ok((rules, read_tls(&self.settings.directory)?)));
         let now = time::now();
         match outcome {
             Ok((rules, tls)) => {
@@ -247,18 +250,18 @@ impl Service {
     }
 
     /// Carries out a command of the operator.
-    pub(crate) fn obey(&self, command: &Command) -> Answer {
+    pub(crate) fn obey(&self, command: &Command) -> CommandOutcome {
         if let Command::Reload = command {
             return match self.reload() {
-                Ok(()) => Answer::Reloaded,
-                Err(message) => Answer::Failed { message: format!("nothing was changed: {message}") },
+                Ok(()) => CommandOutcome::Reloaded,
+                Err(message) => CommandOutcome::Failed { message: format!("nothing was changed: {message}") },
             };
         }
         let rules = self.issuer.rules();
         let authorities = std::slice::from_ref(rules.authority.certificate());
         let (store, policy, audit) = (self.issuer.store.as_ref(), &rules.policy, &self.audit);
         let answer = Operator { store, authorities, policy, audit }.obey(command, time::now());
-        if let Answer::Revoked { .. } = answer {
+        if let CommandOutcome::Revoked { .. } = answer {
             self.refresh_trust();
         }
         answer
@@ -278,7 +281,7 @@ impl Service {
             valid: issued.iter().filter(|(_, record)| record.revoked.is_none() && record.not_after >= now).count(),
             blocked: self.issuer.store.blocklist(now).map_err(|_| Refusal::Internal)?.len(),
             ca_expires: self.issuer.rules().authority.certificate().not_after(),
-            waiting: MOST_WAITING.saturating_sub(self.waiting.available_permits()),
+            waiting: MAX_WAITING.saturating_sub(self.waiting.available_permits()),
             ready: self.issuer.health(now).is_ok(),
         };
         Ok(self.metrics.text(&gauges))
@@ -299,6 +302,21 @@ impl Service {
         }
         self.note_refused(Some(proof), refusal, caller, now);
         Ok(())
+    }
+
+    /// Writes down how many refusals were not.
+    pub(crate) fn note_left_out(&self) {
+        let count = self.refusals().take_left_out();
+        if count > 0 {
+            tracing::warn!(count, "refusals were not written down: too many");
+            let (source, left_out) = ("nebula-ca".to_owned(), Some(count));
+            self.audit.write(&Event { event: "refusals_left_out", source, left_out, ..Event::default() }, time::now());
+        }
+    }
+
+    fn refusals(&self) -> MutexGuard<'_, RefusalThrottle> {
+        // Counters stay usable after a panic elsewhere.
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note_issued(&self, request: &Request, issued: &Issued, caller: Caller, now: UnixTime) {
@@ -340,6 +358,9 @@ impl Service {
     }
 
     fn note_refused(&self, proof: Option<&Proof>, refusal: &Refusal, caller: Caller, now: UnixTime) {
+        if !self.refusals().admits(caller.0, now) {
+            return;
+        }
         let code = refusal.code();
         tracing::warn!(code, source = %caller.0, "request refused: {refusal}");
         let subject = match proof {
@@ -364,34 +385,6 @@ impl Service {
     }
 }
 
-/// Reads policy and CA. The connection to the API server is kept if it is to be the same.
-pub(crate) async fn read_rules(settings: &Settings, present: Option<&Rules>) -> Result<Rules, ServeError> {
-    let directory = &settings.directory;
-    let passphrase = settings.passphrase.as_ref().map(|passphrase| passphrase.as_str());
-    let authority = Authority::read(directory, passphrase)?;
-    let policy = Policy::parse(&directory.read(POLICY)?)?;
-    policy.check_against(authority.certificate())?;
-    let kept = present.filter(|present| present.policy.kubernetes == policy.kubernetes);
-    let cluster = match (kept.and_then(|present| present.cluster.clone()), &policy.kubernetes) {
-        (_, None) => None,
-        (Some(cluster), _) => Some(cluster),
-        (None, Some(kubernetes)) => Some(open_cluster(kubernetes).await?),
-    };
-    Ok(Rules { authority, policy, cluster })
-}
-
-#[cfg(feature = "kubernetes")]
-async fn open_cluster(settings: &KubernetesPolicy) -> Result<Arc<dyn Cluster>, ServeError> {
-    let server = crate::cluster::ApiServer::open(settings.kubeconfig.as_deref()).await;
-    Ok(Arc::new(server.map_err(ServeError::Kubernetes)?))
-}
-
-#[cfg(not(feature = "kubernetes"))]
-#[allow(clippy::unused_async, reason = "as with the feature")]
-async fn open_cluster(_settings: &KubernetesPolicy) -> Result<Arc<dyn Cluster>, ServeError> {
-    Err(ServeError::Kubernetes("this build was made without the feature kubernetes".to_owned()))
-}
-
 fn describe(proof: &Proof) -> String {
     match proof {
         Proof::Token { token } => format!("token {}", TokenHash::of(token).id()),
@@ -409,17 +402,7 @@ fn kind(proof: &Proof) -> &'static str {
     }
 }
 
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
-}
-
 /// Five minutes of attempts, one a second.
-const MOST_LOST_ATTEMPTS: u32 = 300;
+const MAX_LOST_ATTEMPTS: u32 = 300;
 /// The rest of the connections is for requests.
-const MOST_WAITING: usize = 3_584;
+const MAX_WAITING: usize = 3_584;

@@ -31,7 +31,7 @@ pub fn parse_duration(text: &str) -> Result<i64, DurationError> {
         total = count.checked_mul(unit).and_then(|part| total.checked_add(part)).ok_or_else(refuse)?;
         rest = &rest[digits + 1..];
     }
-    if (1..=LONGEST).contains(&total) { Ok(total) } else { Err(refuse()) }
+    if (1..=MAX_DURATION_SECONDS).contains(&total) { Ok(total) } else { Err(refuse()) }
 }
 
 /// A text that is not a duration.
@@ -56,7 +56,7 @@ pub(crate) fn year(at: UnixTime) -> i64 {
     rfc3339(at).split('-').next().and_then(|year| year.parse().ok()).unwrap_or(1970)
 }
 
-const LONGEST: i64 = 100 * 366 * 86_400;
+const MAX_DURATION_SECONDS: i64 = 100 * 366 * 86_400;
 
 #[cfg(test)]
 mod tests {

@@ -19,7 +19,7 @@ impl Trust {
         for fingerprint in blocklist {
             hash.update(fingerprint.0);
         }
-        let tag: String = hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let tag = nebula_cert::hex::encode(&hash.finalize()[..16]);
         let blocklist = blocklist.iter().map(ToString::to_string).collect();
         let body = issuance::Trust { ca: bundle.to_owned(), blocklist, renewal_key: Some(renewal_key) };
         Self { body, etag: format!("\"{tag}\"") }

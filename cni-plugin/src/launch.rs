@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::netns::NetnsId;
+
 /// The launch contract. Readers refuse another `version`. Fields with a default are left out when they hold it, so that
 /// an instance of the release before still understands a contract that asks nothing new of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -15,22 +17,9 @@ use serde::{Deserialize, Serialize};
 pub struct LaunchSpec {
     /// [`LaunchSpec::VERSION`].
     pub version: u32,
-    /// CNI network name.
-    pub network: String,
-    /// CNI_CONTAINERID.
-    pub container_id: String,
-    /// CNI_IFNAME.
-    pub ifname: String,
-    /// Path of the pod's network namespace.
-    pub netns: PathBuf,
-    /// (st_dev, st_ino) of that namespace when the plugin opened it; the instance refuses another one.
-    pub netns_id: (u64, u64),
-    /// Kubernetes' view of the pod.
-    pub pod: Pod,
-    /// The pod's primary address from prevResult.
-    pub pod_address: IpAddr,
-    /// Name of the tun device in the pod.
-    pub device: String,
+    /// Which pod, and where its tunnel goes.
+    #[serde(flatten)]
+    pub target: Target,
     /// Whose proof gets the certificate.
     #[serde(default, skip_serializing_if = "is_default")]
     pub flow: Flow,
@@ -67,6 +56,27 @@ pub struct LaunchSpec {
     pub user: Option<u32>,
     /// Unix socket on which the instance answers each connection with one JSON status document. Its folder belongs to `user`.
     pub status_socket: PathBuf,
+}
+
+/// A pod's place on the node, and the device there. The plugin's record and the launch contract hold it under the same keys.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    /// CNI network name.
+    pub network: String,
+    /// CNI_CONTAINERID.
+    pub container_id: String,
+    /// CNI_IFNAME.
+    pub ifname: String,
+    /// CNI_NETNS: path of the pod's network namespace.
+    pub netns: PathBuf,
+    /// (st_dev, st_ino) of that namespace when the plugin opened it; the instance refuses another one.
+    pub netns_id: NetnsId,
+    /// Kubernetes' view of the pod.
+    pub pod: Pod,
+    /// The pod's primary address from prevResult.
+    pub pod_address: IpAddr,
+    /// Name of the tun device in the pod.
+    pub device: String,
 }
 
 /// A pod.
@@ -152,5 +162,32 @@ impl LaunchSpec {
     #[must_use]
     pub fn device_socket(&self) -> PathBuf {
         self.status_socket.with_extension("device")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OF_THE_RELEASE_BEFORE: &str = r#"{"version":1,"network":"n","container_id":"c","ifname":"eth0",
+        "netns":"/run/netns/x","netns_id":[4,4026532000],"pod":{"namespace":"a","name":"b","uid":"u"},
+        "pod_address":"10.4.0.7","device":"nebula0","mode":"strict","overlay":["10.42.0.0/16"],"budget_seconds":18,
+        "port_range":[61000,65535],"ca":{"url":"https://ca:8443","tls_ca_file":"/a","token_file":"/b"},
+        "nebula":{"listen":{"batch":64}},"status_socket":"/run/nebula-cni/.x/pod.status"}"#;
+
+    #[test]
+    fn a_contract_of_the_release_before_is_read_and_written_with_the_same_keys_in_the_same_order() {
+        let spec: LaunchSpec = serde_json::from_str(OF_THE_RELEASE_BEFORE).unwrap();
+        assert_eq!((spec.target.device.as_str(), spec.target.netns_id), ("nebula0", (4, 4_026_532_000)));
+        let compact: String = OF_THE_RELEASE_BEFORE.split_whitespace().collect();
+        assert_eq!(serde_json::to_string(&spec).unwrap(), compact);
+    }
+
+    #[test]
+    fn a_contract_with_an_unknown_or_a_missing_key_is_refused() {
+        let unknown = OF_THE_RELEASE_BEFORE.replacen("\"version\"", "\"colour\":1,\"version\"", 1);
+        assert!(serde_json::from_str::<LaunchSpec>(&unknown).unwrap_err().to_string().contains("unknown field"));
+        let missing = OF_THE_RELEASE_BEFORE.replacen("\"ifname\":\"eth0\",", "", 1);
+        assert!(serde_json::from_str::<LaunchSpec>(&missing).is_err());
     }
 }

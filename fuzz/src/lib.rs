@@ -194,5 +194,5 @@ fn issuance(data: &[u8]) {
 /// What the kernel sends: answers to requests (also of nf_tables), and news of routes.
 fn netlink(data: &[u8]) {
     nebula_instance::fuzzing::netlink(data);
-    nebula_cni_plugin::fuzzing::route_answer(data);
+    nebula_cni_plugin::fuzzing::netlink(data);
 }

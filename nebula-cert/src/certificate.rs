@@ -365,23 +365,15 @@ impl fmt::Debug for Fingerprint {
 }
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&crate::hex::encode(&self.0))
     }
 }
 impl std::str::FromStr for Fingerprint {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self, Error> {
         let invalid = || Error::FingerprintText(text.chars().take(80).collect());
-        let digit = |byte: u8| char::from(byte).to_digit(16).ok_or_else(invalid);
-        let digits = text.as_bytes();
-        if digits.len() != 64 {
-            return Err(invalid());
-        }
-        let mut fingerprint = [0; 32];
-        for (byte, pair) in fingerprint.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = pair.iter().try_fold(0, |value, &text| Ok(value << 4 | digit(text)? as u8))?;
-        }
-        Ok(Self(fingerprint))
+        let bytes = if text.len() == 64 { crate::hex::decode(text) } else { None };
+        bytes.and_then(|bytes| bytes.try_into().ok()).map(Self).ok_or_else(invalid)
     }
 }
 

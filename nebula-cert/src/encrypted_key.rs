@@ -6,7 +6,7 @@ use zeroize::Zeroizing;
 
 use crate::Error;
 use crate::key::fill_random;
-use crate::protobuf::{BadWire, Fields, Value, put_bytes, put_number};
+use crate::protobuf::{Fields, Value, Writer};
 
 /// How hard it is to try a passphrase (Argon2id). The default is what `nebula-cert ca -encrypt` uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(crate) fn decrypt(contents: &[u8], passphrase: &[u8], limit: PassphraseCost)
     if sealed.argon2_version != ARGON2_VERSION {
         return Err(Error::EncryptedKeyFormat("the argon2 version is not 19"));
     }
-    if sealed.salt.len() < MIN_SALT {
+    if sealed.salt.len() < MIN_SALT_LENGTH {
         return Err(Error::EncryptedKeyFormat("the salt is shorter than 16 bytes"));
     }
     let (nonce, ciphertext) =
@@ -76,7 +76,7 @@ pub(crate) fn decrypt(contents: &[u8], passphrase: &[u8], limit: PassphraseCost)
 
 /// Makes the contents of an encrypted PEM block.
 pub(crate) fn encrypt(secret: &[u8], passphrase: &[u8], cost: PassphraseCost) -> Result<Vec<u8>, Error> {
-    let mut salt = [0; SALT];
+    let mut salt = [0; SALT_LENGTH];
     let mut nonce = [0; NONCE_LEN];
     fill_random(&mut salt)?;
     fill_random(&mut nonce)?;
@@ -86,19 +86,19 @@ pub(crate) fn encrypt(secret: &[u8], passphrase: &[u8], cost: PassphraseCost) ->
         .seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::empty(), &mut ciphertext)
         .map_err(|_| Error::EncryptedKeyFormat("the key is too long to encrypt"))?;
 
-    let mut argon2 = Vec::new();
-    put_number(&mut argon2, 1, ARGON2_VERSION);
-    put_number(&mut argon2, 2, cost.memory_kib.into());
-    put_number(&mut argon2, 3, cost.iterations.into());
-    put_number(&mut argon2, 4, cost.parallelism.into());
-    put_bytes(&mut argon2, 5, &salt);
-    let mut metadata = Vec::new();
-    put_bytes(&mut metadata, 1, ALGORITHM.as_bytes());
-    put_bytes(&mut metadata, 2, &argon2);
-    let mut out = Vec::new();
-    put_bytes(&mut out, 1, &metadata);
-    put_bytes(&mut out, 2, &[&nonce[..], &ciphertext, tag.as_ref()].concat());
-    Ok(out)
+    let mut out = Writer::default();
+    out.message(1, |metadata| {
+        metadata.bytes(1, ALGORITHM.as_bytes());
+        metadata.message(2, |argon2| {
+            argon2.number(1, ARGON2_VERSION);
+            argon2.number(2, cost.memory_kib.into());
+            argon2.number(3, cost.iterations.into());
+            argon2.number(4, cost.parallelism.into());
+            argon2.bytes(5, &salt);
+        });
+    });
+    out.bytes(2, &[&nonce[..], &ciphertext, tag.as_ref()].concat());
+    Ok(out.finish())
 }
 
 struct Sealed<'a> {
@@ -137,8 +137,8 @@ impl<'a> Sealed<'a> {
 }
 
 fn each<'a>(message: &'a [u8], mut read: impl FnMut(u32, Value<'a>)) -> Result<(), Error> {
-    let mut fields = Fields::new(message);
-    while let Some((number, value)) = fields.next().map_err(|BadWire| Error::EncryptedKeyFormat("not protobuf"))? {
+    for field in Fields::new(message) {
+        let (number, value) = field.map_err(|_| Error::EncryptedKeyFormat("not protobuf"))?;
         read(number, value);
     }
     Ok(())
@@ -157,8 +157,8 @@ fn derive(passphrase: &[u8], salt: &[u8], cost: PassphraseCost) -> Result<LessSa
 const ALGORITHM: &str = "AES-256-GCM";
 const ARGON2_VERSION: u64 = 0x13;
 const KEY_LENGTH: usize = 32;
-const MIN_SALT: usize = 16;
-const SALT: usize = 32;
+const MIN_SALT_LENGTH: usize = 16;
+const SALT_LENGTH: usize = 32;
 const MAX_MEMORY_KIB: u32 = 4 << 20;
 // 64 GiB written: a minute or two, thirty times the default.
 const MAX_WORK_KIB: u64 = 64 << 20;

@@ -38,7 +38,7 @@ pub struct Identity {
 #[derive(Debug)]
 struct Inner {
     primary: Certificate,
-    /// The v1 certificate beside a v2 one.
+    /// The v1 certificate that accompanies a v2 one.
     secondary: Option<Certificate>,
     key: PrivateKey,
 }

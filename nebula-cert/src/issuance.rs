@@ -39,11 +39,11 @@ pub const CLOCK_TOLERANCE: i64 = 300;
 pub struct Request {
     /// PEM of the host's public key (`NEBULA X25519 PUBLIC KEY` or `NEBULA P256 PUBLIC KEY`).
     pub public_key: String,
-    /// Who asks.
+    /// Proves who the caller is.
     pub proof: Proof,
 }
 
-/// How the asker proves who it is.
+/// How the caller proves who it is.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Proof {
@@ -104,7 +104,7 @@ impl Proof {
     ) -> Result<Self, Error> {
         let (_, verifier) = public_key_from_pem(renewal_key.as_bytes())?;
         let tag = key.possession_tag(&verifier, &possession_message(certificate, public_key, time))?;
-        let tag = tag.iter().map(|byte| format!("{byte:02x}")).collect();
+        let tag = crate::hex::encode(&tag);
         Ok(Self::Certificate { certificate: certificate.to_pem(), time, tag })
     }
 }
@@ -239,7 +239,7 @@ mod tests {
         };
         assert_eq!(Certificate::from_pem(pem.as_bytes()).unwrap().fingerprint(), certificate.fingerprint());
         let expected = key.possession_tag(&service.public_key(), &possession_message(&certificate, Some("next"), 7));
-        assert_eq!(tag, expected.unwrap().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+        assert_eq!(tag, crate::hex::encode(&expected.unwrap()));
         assert!(!format!("{proof:?}").contains(&tag));
         let p256 = PrivateKey::generate(Curve::P256).unwrap();
         assert!(Proof::of_certificate(&certificate, &key, &p256.public_pem(), None, 7).is_err());

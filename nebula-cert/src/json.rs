@@ -5,7 +5,7 @@ use serde_json::ser::{PrettyFormatter, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::timestamp::rfc3339;
-use crate::{Certificate, Fingerprint, Version};
+use crate::{Certificate, Fingerprint, Version, hex};
 
 impl Certificate {
     /// One object of the array that `nebula-cert print -json` prints; keys in alphabetical order, times in UTC.
@@ -14,7 +14,7 @@ impl Certificate {
         let mut details = Map::new();
         let mut outer = Map::new();
         let curve = ("curve".to_owned(), json!(self.curve().to_string()));
-        let public_key = ("publicKey".to_owned(), json!(hex(self.public_key())));
+        let public_key = ("publicKey".to_owned(), json!(hex::encode(self.public_key())));
         match self.version() {
             Version::V1 => details.extend([curve]),
             Version::V2 => outer.extend([curve]),
@@ -40,7 +40,7 @@ impl Certificate {
             outer.extend([public_key]);
         }
         outer.extend([
-            ("signature".to_owned(), json!(hex(self.signature()))),
+            ("signature".to_owned(), json!(hex::encode(self.signature()))),
             ("version".to_owned(), json!(self.version().number())),
         ]);
         Value::Object(outer)
@@ -72,8 +72,4 @@ pub fn go_json(document: &Value, indent: Option<&str>) -> String {
     let escapes =
         [('<', "\\u003c"), ('>', "\\u003e"), ('&', "\\u0026"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")];
     escapes.iter().fold(plain, |text, (character, escape)| text.replace(*character, escape))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

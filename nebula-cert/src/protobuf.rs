@@ -1,146 +1,281 @@
-//! The few protobuf wire-format pieces that v1 certificates and encrypted keys need.
+//! The part of the protobuf encoding that certificates and messages of Nebula use: bounded reading of borrowed bytes, plain
+//! writing.
 
-/// The bytes are not protobuf.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BadWire;
+/// Bytes that are not the message they should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("malformed message: {0}")]
+pub struct Malformed(pub &'static str);
 
-/// Value of one field; a field of a type its reader does not expect is skipped like an unknown one, as Go does.
+impl Malformed {
+    /// What is wrong with them.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        self.0
+    }
+}
+
+/// Value of one field, as its wire type tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Value<'a> {
+pub enum Value<'a> {
+    /// A number.
     Varint(u64),
+    /// Bytes, text or a nested message.
     Bytes(&'a [u8]),
+    /// 32 or 64 bits; no message of Nebula has such a field.
     Fixed,
 }
 
-/// Reads fields one after the other, borrowing from the message.
-pub(crate) struct Fields<'a> {
+impl<'a> Value<'a> {
+    /// The number.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn u64(self) -> Result<u64, Malformed> {
+        let Self::Varint(value) = self else { return Err(Malformed("number field with another wire type")) };
+        Ok(value)
+    }
+
+    /// The number.
+    ///
+    /// # Errors
+    /// It is none, or longer.
+    pub fn u32(self) -> Result<u32, Malformed> {
+        u32::try_from(self.u64()?).map_err(|_| Malformed("number does not fit 32 bits"))
+    }
+
+    /// The bytes.
+    ///
+    /// # Errors
+    /// They are none.
+    pub fn bytes(self) -> Result<&'a [u8], Malformed> {
+        let Self::Bytes(bytes) = self else { return Err(Malformed("bytes field with another wire type")) };
+        Ok(bytes)
+    }
+}
+
+/// Iterates over the fields of a message; ends after the first error.
+#[derive(Debug, Clone)]
+pub struct Fields<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Fields<'a> {
-    pub(crate) fn new(message: &'a [u8]) -> Self {
+    /// The fields of a message.
+    #[must_use]
+    pub fn new(message: &'a [u8]) -> Self {
         Self { rest: message }
     }
 
-    /// The next field number and value, or nothing at the end.
-    pub(crate) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, BadWire> {
-        if self.rest.is_empty() {
-            return Ok(None);
-        }
-        let tag = take_varint(&mut self.rest)?;
-        let number = u32::try_from(tag >> 3).map_err(|_| BadWire)?;
-        if !(1..=MAX_FIELD_NUMBER).contains(&number) {
-            return Err(BadWire);
+    fn field(&mut self) -> Result<(u32, Value<'a>), Malformed> {
+        let tag = read_varint(&mut self.rest)?;
+        let number = u32::try_from(tag >> 3).map_err(|_| Malformed("field number too large"))?;
+        if number == 0 || number > MAX_FIELD_NUMBER {
+            return Err(Malformed("field number out of range"));
         }
         let value = match tag & 7 {
-            VARINT => Value::Varint(take_varint(&mut self.rest)?),
-            FIXED64 => self.take(8).map(|_| Value::Fixed)?,
-            LENGTH_DELIMITED => {
-                let length = take_varint(&mut self.rest)?;
-                Value::Bytes(self.take(usize::try_from(length).map_err(|_| BadWire)?)?)
+            0 => Value::Varint(read_varint(&mut self.rest)?),
+            1 => self.take(8).map(|_| Value::Fixed)?,
+            2 => {
+                let len = read_varint(&mut self.rest)?;
+                Value::Bytes(self.take(usize::try_from(len).map_err(|_| TRUNCATED)?)?)
             }
-            FIXED32 => self.take(4).map(|_| Value::Fixed)?,
-            // Groups are obsolete; no certificate ever held one.
-            _ => return Err(BadWire),
+            5 => self.take(4).map(|_| Value::Fixed)?,
+            _ => return Err(Malformed("unknown wire type")),
         };
-        Ok(Some((number, value)))
+        Ok((number, value))
     }
 
-    fn take(&mut self, length: usize) -> Result<&'a [u8], BadWire> {
-        let (head, rest) = self.rest.split_at_checked(length).ok_or(BadWire)?;
+    fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+        let (bytes, rest) = self.rest.split_at_checked(len).ok_or(TRUNCATED)?;
         self.rest = rest;
-        Ok(head)
+        Ok(bytes)
     }
 }
 
-/// Reads the values of a packed repeated field.
-pub(crate) fn packed(mut bytes: &[u8], mut each: impl FnMut(u64)) -> Result<(), BadWire> {
+impl<'a> Iterator for Fields<'a> {
+    type Item = Result<(u32, Value<'a>), Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let field = self.field();
+        if field.is_err() {
+            self.rest = &[];
+        }
+        Some(field)
+    }
+}
+
+const TRUNCATED: Malformed = Malformed("truncated");
+const MAX_FIELD_NUMBER: u32 = (1 << 29) - 1;
+
+/// Takes one varint off the front.
+///
+/// # Errors
+/// It does not end, or does not fit 64 bits.
+pub fn read_varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
+    let mut value = 0;
+    for (at, &byte) in bytes.iter().enumerate() {
+        if at == 9 && byte > 1 {
+            return Err(Malformed("number does not fit 64 bits"));
+        }
+        value |= u64::from(byte & 0x7f) << (7 * at);
+        if byte & 0x80 == 0 {
+            *bytes = &bytes[at + 1..];
+            return Ok(value);
+        }
+    }
+    Err(TRUNCATED)
+}
+
+/// Takes the values of a packed repeated field one by one.
+pub(crate) fn packed(mut bytes: &[u8], mut each: impl FnMut(u64)) -> Result<(), Malformed> {
     while !bytes.is_empty() {
-        each(take_varint(&mut bytes)?);
+        each(read_varint(&mut bytes)?);
     }
     Ok(())
 }
 
-/// Appends a varint field; the default value 0 is omitted.
-pub(crate) fn put_number(out: &mut Vec<u8>, field: u32, value: u64) {
-    if value != 0 {
-        put_varint(out, u64::from(field) << 3 | VARINT);
-        put_varint(out, value);
+/// Appends fields to a message. Call in ascending order of field numbers, as every other implementation writes.
+#[derive(Debug)]
+pub struct Writer {
+    bytes: Vec<u8>,
+}
+
+impl Default for Writer {
+    fn default() -> Self {
+        // Most messages fit, and need not grow step by step.
+        Self { bytes: Vec::with_capacity(96) }
     }
 }
 
-/// Appends a length-delimited field, also when empty (repeated strings, messages).
-pub(crate) fn put_bytes(out: &mut Vec<u8>, field: u32, value: &[u8]) {
-    put_varint(out, u64::from(field) << 3 | LENGTH_DELIMITED);
-    put_varint(out, value.len() as u64);
-    out.extend_from_slice(value);
-}
-
-/// Appends a singular length-delimited field; the default (empty) is omitted.
-pub(crate) fn put_nonempty(out: &mut Vec<u8>, field: u32, value: &[u8]) {
-    if !value.is_empty() {
-        put_bytes(out, field, value);
+impl Writer {
+    /// The message.
+    #[must_use]
+    pub fn finish(self) -> Vec<u8> {
+        self.bytes
     }
-}
 
-pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-fn take_varint(bytes: &mut &[u8]) -> Result<u64, BadWire> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let (&byte, rest) = bytes.split_first().ok_or(BadWire)?;
-        *bytes = rest;
-        // The tenth byte holds only the top bit of 64.
-        if shift == 63 && byte > 1 {
-            return Err(BadWire);
-        }
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte < 0x80 {
-            return Ok(value);
+    /// A number; zero is the default and not written.
+    pub fn number(&mut self, field: u32, value: u64) {
+        if value != 0 {
+            self.varint(u64::from(field << 3));
+            self.varint(value);
         }
     }
-    Err(BadWire)
-}
 
-const VARINT: u64 = 0;
-const FIXED64: u64 = 1;
-const LENGTH_DELIMITED: u64 = 2;
-const FIXED32: u64 = 5;
-const MAX_FIELD_NUMBER: u32 = (1 << 29) - 1;
+    /// Bytes or a nested message, written even if empty.
+    pub fn bytes(&mut self, field: u32, value: &[u8]) {
+        self.varint(u64::from(field << 3 | 2));
+        self.varint(value.len() as u64);
+        self.bytes.extend_from_slice(value);
+    }
+
+    /// Bytes; not written if empty, the default.
+    pub fn nonempty(&mut self, field: u32, value: &[u8]) {
+        if !value.is_empty() {
+            self.bytes(field, value);
+        }
+    }
+
+    /// A nested message, written even if empty.
+    pub fn message(&mut self, field: u32, write: impl FnOnce(&mut Self)) {
+        self.varint(u64::from(field << 3 | 2));
+        let at = self.bytes.len();
+        self.bytes.push(0);
+        write(self);
+        let len = self.bytes.len() - at - 1;
+        match u8::try_from(len) {
+            Ok(len @ 0..0x80) => self.bytes[at] = len,
+            _ => {
+                let mut longer = Self::default();
+                longer.varint(len as u64);
+                self.bytes.splice(at..=at, longer.bytes);
+            }
+        }
+    }
+
+    /// A packed list of numbers; nothing if empty.
+    pub fn packed(&mut self, field: u32, values: impl IntoIterator<Item = u32>) {
+        let mut values = values.into_iter().peekable();
+        if values.peek().is_some() {
+            self.message(field, |inner| values.for_each(|value| inner.varint(value.into())));
+        }
+    }
+
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.bytes.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.bytes.push(value as u8);
+    }
+}
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
+    fn fields(bytes: &[u8]) -> Result<Vec<(u32, Value<'_>)>, Malformed> {
+        Fields::new(bytes).collect()
+    }
+
     #[test]
-    fn numbers_survive_a_round_trip() {
-        for value in [1, 127, 128, 300, u64::from(u32::MAX), u64::MAX] {
-            let mut bytes = Vec::new();
-            put_number(&mut bytes, 100, value);
-            assert_eq!(Fields::new(&bytes).next(), Ok(Some((100, Value::Varint(value)))));
+    fn every_wire_type_of_proto3_is_read() {
+        let bytes = [0x08, 0xac, 0x02, 0x12, 2, b'h', b'i', 0x19, 1, 2, 3, 4, 5, 6, 7, 8, 0x25, 1, 2, 3, 4];
+        let expected = [(1, Value::Varint(300)), (2, Value::Bytes(b"hi")), (3, Value::Fixed), (4, Value::Fixed)];
+        assert_eq!(fields(&bytes).unwrap(), expected);
+        for cut in [1, 2, 4, 5, 6, 8, 12, 17, 20] {
+            assert_eq!(fields(&bytes[..cut]), Err(TRUNCATED), "cut at {cut}");
         }
     }
 
     #[test]
-    fn a_length_beyond_the_end_is_refused() {
-        assert_eq!(Fields::new(&[0x0a, 5, 1, 2]).next(), Err(BadWire));
-        assert_eq!(Fields::new(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]).next(), Err(BadWire));
+    fn a_length_beyond_the_end_is_refused_without_trusting_it() {
+        assert_eq!(fields(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01]), Err(TRUNCATED));
+        assert_eq!(fields(&[0x0a, 0x05, 1, 2, 3, 4]), Err(TRUNCATED));
     }
 
     #[test]
-    fn a_number_of_more_than_64_bits_is_refused() {
-        let bytes = [0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2];
-        assert_eq!(Fields::new(&bytes).next(), Err(BadWire));
+    fn field_zero_groups_and_long_varints_are_refused() {
+        assert!(fields(&[0x00, 0x00]).is_err());
+        assert!(fields(&[0x0b, 0x0c]).is_err());
+        assert!(fields(&[0x08, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x02]).is_err());
+        assert_eq!(
+            fields(&[0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01]).unwrap(),
+            [(1, Value::Varint(u64::MAX))]
+        );
     }
 
-    #[test]
-    fn field_number_zero_is_refused() {
-        assert_eq!(Fields::new(&[0x00, 0x01]).next(), Err(BadWire));
+    proptest! {
+        #[test]
+        fn written_fields_are_read_back(field in 1_u32..=MAX_FIELD_NUMBER, number in 1_u64.., bytes: Vec<u8>) {
+            // The writer takes the small field numbers of Nebula's messages.
+            let field = field % 100 + 1;
+            let mut writer = Writer::default();
+            writer.number(field, number);
+            writer.bytes(field, &bytes);
+            let written = writer.finish();
+            prop_assert_eq!(fields(&written).unwrap(), [(field, Value::Varint(number)), (field, Value::Bytes(&bytes))]);
+        }
+
+        #[test]
+        fn nested_messages_of_any_length_are_written_like_bytes(inner in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let mut nested = Writer::default();
+            nested.message(7, |outer| outer.message(8, |message| message.bytes(9, &inner)));
+            let (mut innermost, mut middle, mut outer) = (Writer::default(), Writer::default(), Writer::default());
+            innermost.bytes(9, &inner);
+            middle.bytes(8, &innermost.finish());
+            outer.bytes(7, &middle.finish());
+            prop_assert_eq!(nested.finish(), outer.finish());
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = fields(&bytes);
+        }
     }
 }

@@ -5,8 +5,16 @@ use crate::UnixTime;
 /// `2026-11-20T13:18:40Z`; any `i64` gives some text, years outside 0..=9999 get more digits.
 #[must_use]
 pub fn rfc3339(time: UnixTime) -> String {
-    let days = time.div_euclid(86_400);
+    let (year, month, day) = civil_date(time.div_euclid(86_400));
     let second = time.rem_euclid(86_400);
+    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Year, month and day of a number of days since 1970-01-01, in the proleptic Gregorian calendar. Takes what fits into
+/// [`UnixTime`] as seconds.
+#[must_use]
+pub fn civil_date(days: i64) -> (i64, i64, i64) {
     // Days are counted from 0000-03-01 in 400-year eras, so that the leap day is the last day of a year.
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);
@@ -17,8 +25,7 @@ pub fn rfc3339(time: UnixTime) -> String {
     let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
     let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
     let year = era * 400 + year_of_era + i64::from(month <= 2);
-    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+    (year, month, day)
 }
 
 #[cfg(test)]

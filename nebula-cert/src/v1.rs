@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use ipnet::{IpNet, Ipv4Net};
 
-use crate::protobuf::{BadWire, Fields, Value, packed, put_bytes, put_nonempty, put_number, put_varint};
+use crate::protobuf::{Fields, Malformed, Value, Writer, packed};
 use crate::{Certificate, Curve, Error, Fingerprint, MAX_CERTIFICATE_SIZE, Version};
 
 /// Reads a certificate; in a handshake the key comes from outside.
@@ -17,9 +17,8 @@ pub(crate) fn decode(bytes: &[u8], handshake: Option<(Curve, &[u8])>) -> Result<
     }
     let mut details: Option<Details<'_>> = None;
     let mut signature: &[u8] = &[];
-    let mut fields = Fields::new(bytes);
-    while let Some(field) = fields.next().map_err(|BadWire| malformed("the outer message"))? {
-        match field {
+    for field in Fields::new(bytes) {
+        match field.map_err(|_| malformed("the outer message"))? {
             // A message given twice is merged.
             (DETAILS, Value::Bytes(value)) => details.get_or_insert_default().read(value)?,
             (SIGNATURE, Value::Bytes(value)) => signature = value,
@@ -59,22 +58,22 @@ pub(crate) fn encode_for_handshake(certificate: &Certificate) -> Vec<u8> {
 
 /// The bytes that are signed, if `public_key` is that of the certificate.
 pub(crate) fn encode_details(certificate: &Certificate, public_key: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    put_nonempty(&mut out, NAME, certificate.name.as_bytes());
-    put_nonempty(&mut out, NETWORKS, &pack(&certificate.networks));
-    put_nonempty(&mut out, UNSAFE_NETWORKS, &pack(&certificate.unsafe_networks));
+    let mut out = Writer::default();
+    out.nonempty(NAME, certificate.name.as_bytes());
+    out.packed(NETWORKS, pack(&certificate.networks));
+    out.packed(UNSAFE_NETWORKS, pack(&certificate.unsafe_networks));
     for group in &certificate.groups {
-        put_bytes(&mut out, GROUPS, group.as_bytes());
+        out.bytes(GROUPS, group.as_bytes());
     }
-    put_number(&mut out, NOT_BEFORE, certificate.not_before as u64);
-    put_number(&mut out, NOT_AFTER, certificate.not_after as u64);
-    put_nonempty(&mut out, PUBLIC_KEY, public_key);
-    put_number(&mut out, IS_CA, u64::from(certificate.is_ca));
+    out.number(NOT_BEFORE, certificate.not_before as u64);
+    out.number(NOT_AFTER, certificate.not_after as u64);
+    out.nonempty(PUBLIC_KEY, public_key);
+    out.number(IS_CA, u64::from(certificate.is_ca));
     if let Some(Fingerprint(issuer)) = &certificate.issuer {
-        put_bytes(&mut out, ISSUER, issuer);
+        out.bytes(ISSUER, issuer);
     }
-    put_number(&mut out, CURVE, u64::from(certificate.curve.number()));
-    out
+    out.number(CURVE, u64::from(certificate.curve.number()));
+    out.finish()
 }
 
 /// The rules of this version; order and duplicates are free.
@@ -105,10 +104,9 @@ struct Details<'a> {
 
 impl<'a> Details<'a> {
     fn read(&mut self, message: &'a [u8]) -> Result<(), Error> {
-        let bad = |BadWire| malformed("the details message");
-        let mut fields = Fields::new(message);
-        while let Some(field) = fields.next().map_err(bad)? {
-            match field {
+        let bad = |_: Malformed| malformed("the details message");
+        for field in Fields::new(message) {
+            match field.map_err(bad)? {
                 (NAME, Value::Bytes(value)) => self.name = text(value)?,
                 (NETWORKS, Value::Bytes(value)) => packed(value, |n| self.networks.push(n as u32)).map_err(bad)?,
                 (NETWORKS, Value::Varint(value)) => self.networks.push(value as u32),
@@ -162,25 +160,20 @@ fn network(address: u32, mask: u32) -> IpNet {
     Ipv4Net::new_assert(Ipv4Addr::from_bits(address), length as u8).into()
 }
 
-fn pack(networks: &[IpNet]) -> Vec<u8> {
-    let mut out = Vec::new();
+fn pack(networks: &[IpNet]) -> impl Iterator<Item = u32> {
     // Validation has refused IPv6.
     let v4 = networks.iter().filter_map(|network| match network {
         IpNet::V4(network) => Some(network),
         IpNet::V6(_) => None,
     });
-    for network in v4 {
-        put_varint(&mut out, u64::from(network.addr().to_bits()));
-        put_varint(&mut out, u64::from(network.netmask().to_bits()));
-    }
-    out
+    v4.flat_map(|network| [network.addr(), network.netmask()]).map(Ipv4Addr::to_bits)
 }
 
 fn outer(details: &[u8], signature: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(details.len() + signature.len() + 12);
-    put_bytes(&mut out, DETAILS, details);
-    put_nonempty(&mut out, SIGNATURE, signature);
-    out
+    let mut out = Writer::default();
+    out.bytes(DETAILS, details);
+    out.nonempty(SIGNATURE, signature);
+    out.finish()
 }
 
 fn text(bytes: &[u8]) -> Result<&str, Error> {

@@ -11,8 +11,8 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use nebula_ca::{
-    Answer, Command, Directory, ENROLMENT_PREFIX, ListedCertificate, ListedToken, NewCa, NewToken, PASSPHRASE,
-    Rollover, Server, Settings, TokenHash, call, default_tls_names, generate, now, parse_duration, time_left,
+    Command, CommandOutcome, Directory, ENROLMENT_PREFIX, ListedCertificate, ListedToken, NewCa, NewToken, PASSPHRASE,
+    Rollover, Server, ServerSettings, TokenHash, call, default_tls_names, generate, now, parse_duration, time_left,
 };
 use nebula_cert::{Curve, Version};
 use tracing_subscriber::EnvFilter;
@@ -331,7 +331,7 @@ impl Serve {
         let passphrase = std::env::var(PASSPHRASE).ok().map(Zeroizing::new);
         let (directory, listen, status_listen) = (self.dir.open(), self.listen, self.status_listen);
         let path = directory.path().display().to_string();
-        let settings = Settings { directory, listen, status_listen, passphrase };
+        let settings = ServerSettings { directory, listen, status_listen, passphrase };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             // They wait for one disk, or for the API server.
@@ -381,7 +381,7 @@ impl CreateToken {
             ttl: self.ttl,
             life: self.life,
         });
-        let Answer::TokenCreated(created) = ask(&self.dir, &command)? else { bail!(UNEXPECTED) };
+        let CommandOutcome::TokenCreated(created) = ask(&self.dir, &command)? else { bail!(UNEXPECTED) };
         if self.json {
             let mut shown = serde_json::to_value(&created)?;
             shown["token"] = secret.as_str().into();
@@ -395,7 +395,7 @@ impl CreateToken {
 impl Revoke {
     fn run(self) -> anyhow::Result<()> {
         let command = Command::Revoke { which: self.which };
-        let Answer::Revoked { fingerprints, is_foreign } = ask(&self.dir, &command)? else { bail!(UNEXPECTED) };
+        let CommandOutcome::Revoked { fingerprints, is_foreign } = ask(&self.dir, &command)? else { bail!(UNEXPECTED) };
         if self.json {
             let shown = serde_json::json!({"fingerprints": fingerprints, "is_foreign": is_foreign});
             return print(&format!("{shown:#}\n"));
@@ -407,7 +407,7 @@ impl Revoke {
 
 impl RevokeToken {
     fn run(self) -> anyhow::Result<()> {
-        let Answer::TokenRevoked(token) = ask(&self.listing.dir, &Command::RevokeToken { id: self.id })? else {
+        let CommandOutcome::TokenRevoked(token) = ask(&self.listing.dir, &Command::RevokeToken { id: self.id })? else {
             bail!(UNEXPECTED)
         };
         if self.listing.json {
@@ -419,7 +419,9 @@ impl RevokeToken {
 
 impl Show {
     fn run(self) -> anyhow::Result<()> {
-        let Answer::Issued { certificates } = ask(&self.listing.dir, &Command::ListIssued)? else { bail!(UNEXPECTED) };
+        let CommandOutcome::Issued { certificates } = ask(&self.listing.dir, &Command::ListIssued)? else {
+            bail!(UNEXPECTED)
+        };
         let is_meant = |listed: &ListedCertificate| {
             let is_beginning = self.which.len() >= 8 && listed.fingerprint.starts_with(&self.which.to_lowercase());
             is_beginning || listed.issued.name == self.which
@@ -462,14 +464,14 @@ impl RolloverVerb {
             Self::Prepare(_) => Rollover::prepare(&directory, passphrase, now())?,
             Self::Switch(switch) => Rollover::switch(&directory, passphrase, switch.at_once, now())?,
             Self::Finish(_) => {
-                let Answer::Issued { certificates } = ask(&listing.dir, &Command::ListIssued)? else {
+                let CommandOutcome::Issued { certificates } = ask(&listing.dir, &Command::ListIssued)? else {
                     bail!(UNEXPECTED)
                 };
                 Rollover::finish(&directory, passphrase, &certificates, now())?
             }
         };
         // Where no service runs, there is nothing to tell.
-        if is_change && let Ok(Answer::Reloaded) = call(&directory, &Command::Reload) {
+        if is_change && let Ok(CommandOutcome::Reloaded) = call(&directory, &Command::Reload) {
             writeln!(io::stderr(), "the running service uses the change").context("cannot write to standard error")?;
         }
         let role = |role: &str, ca: &nebula_cert::Certificate| {
@@ -490,13 +492,13 @@ impl RolloverVerb {
 
 impl Reload {
     fn run(self) -> anyhow::Result<()> {
-        let Answer::Reloaded = ask(&self.dir, &Command::Reload)? else { bail!(UNEXPECTED) };
+        let CommandOutcome::Reloaded = ask(&self.dir, &Command::Reload)? else { bail!(UNEXPECTED) };
         print(if self.json { "{\"reloaded\": true}\n" } else { "policy, CA and TLS files are in use\n" })
     }
 }
 
 fn list_tokens(listing: &Listing) -> anyhow::Result<()> {
-    let Answer::Tokens { tokens } = ask(&listing.dir, &Command::ListTokens)? else { bail!(UNEXPECTED) };
+    let CommandOutcome::Tokens { tokens } = ask(&listing.dir, &Command::ListTokens)? else { bail!(UNEXPECTED) };
     if listing.json {
         return print(&format!("{}\n", serde_json::to_string_pretty(&tokens)?));
     }
@@ -514,7 +516,7 @@ fn list_tokens(listing: &Listing) -> anyhow::Result<()> {
 }
 
 fn list_issued(listing: &Listing) -> anyhow::Result<()> {
-    let Answer::Issued { certificates } = ask(&listing.dir, &Command::ListIssued)? else { bail!(UNEXPECTED) };
+    let CommandOutcome::Issued { certificates } = ask(&listing.dir, &Command::ListIssued)? else { bail!(UNEXPECTED) };
     if listing.json {
         return print(&format!("{}\n", serde_json::to_string_pretty(&certificates)?));
     }
@@ -530,9 +532,9 @@ fn list_issued(listing: &Listing) -> anyhow::Result<()> {
     print(&table(["NAME", "NETWORKS", "GROUPS", "LEFT", "FINGERPRINT"], certificates.iter().map(row)))
 }
 
-fn ask(dir: &Dir, command: &Command) -> anyhow::Result<Answer> {
+fn ask(dir: &Dir, command: &Command) -> anyhow::Result<CommandOutcome> {
     match call(&dir.open(), command)? {
-        Answer::Failed { message } => bail!(message),
+        CommandOutcome::Failed { message } => bail!(message),
         answer => Ok(answer),
     }
 }

@@ -13,6 +13,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use tokio::runtime::Handle;
 
 use super::{Cluster, ClusterError, Metadata, Pod, PodId, Review};
+use crate::causes::with_causes;
 
 /// A client of one API server. Its methods are for threads that may block.
 pub(crate) struct ApiServer {
@@ -127,7 +128,7 @@ impl Cluster for ApiServer {
         }
         let what = "LIST pods";
         let (mut pods, mut next) = (HashSet::new(), String::new());
-        for _ in 0..MOST_PAGES {
+        for _ in 0..MAX_PAGES {
             let page = format!("/api/v1/pods?limit=500&continue={}", url_encoded(&next));
             let list: Option<List> = self.ask(what, Ask::metadata(page))?;
             let missing = || ClusterError::Status { status: 404, what, message: "no such path".to_owned() };
@@ -197,19 +198,6 @@ fn unreachable(error: &kube::Error) -> ClusterError {
     ClusterError::Unreachable(super::one_line(&with_causes(error)))
 }
 
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
-}
-
 fn url_encoded(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {
@@ -225,4 +213,4 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 /// In bytes. A pod may have 1.5 MB in etcd, a page of 500 metadata a few.
 const LONGEST_ANSWER: usize = 16 << 20;
 /// 500 pods each: above what Kubernetes supports.
-const MOST_PAGES: usize = 600;
+const MAX_PAGES: usize = 600;

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::{
     audit::AuditLog,
-    control::{Answer, Command, NewToken, Operator},
+    control::{Command, CommandOutcome, NewToken, Operator},
     directory::{CA_CERTIFICATE, CA_KEY, Directory},
     store::RedbStore,
 };
@@ -49,14 +49,14 @@ impl Fixture {
         Self { issuer, audit: AuditLog::new(at.file("audit.log")), directory }
     }
 
-    fn obey(&self, command: &Command, now: UnixTime) -> Answer {
+    fn obey(&self, command: &Command, now: UnixTime) -> CommandOutcome {
         let rules = self.issuer.rules();
         let authorities = std::slice::from_ref(rules.authority.certificate());
         let store = self.issuer.store.as_ref();
         Operator { store, authorities, policy: &rules.policy, audit: &self.audit }.obey(command, now)
     }
 
-    fn token(&self, secret: &str, name: &str, network: &str) -> Answer {
+    fn token(&self, secret: &str, name: &str, network: &str) -> CommandOutcome {
         self.obey(&Command::CreateToken(new_token(secret, name, network)), NOW)
     }
 
@@ -210,9 +210,9 @@ fn a_token_for_a_held_address_is_not_even_made() {
     let ca = Fixture::new(DERIVE);
     ca.token("one", "one", "10.42.0.9/16");
     ca.enrol("one", &key(), NOW).unwrap();
-    let Answer::Failed { message } = ca.token("two", "two", "10.42.0.9/16") else { panic!("made") };
+    let CommandOutcome::Failed { message } = ca.token("two", "two", "10.42.0.9/16") else { panic!("made") };
     assert!(message.contains("10.42.0.9 belongs to host one"), "{message}");
-    assert!(matches!(ca.token("again", "one", "10.42.0.9/16"), Answer::TokenCreated(_)));
+    assert!(matches!(ca.token("again", "one", "10.42.0.9/16"), CommandOutcome::TokenCreated(_)));
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn a_token_the_ca_could_never_honour_is_not_made() {
         let mut token = new_token("secret", "edge", "10.42.0.9/16");
         change(&mut token);
         match ca.obey(&Command::CreateToken(token), NOW) {
-            Answer::Failed { message } => message,
+            CommandOutcome::Failed { message } => message,
             answer => panic!("made: {answer:?}"),
         }
     };
@@ -239,7 +239,7 @@ fn a_token_the_ca_could_never_honour_is_not_made() {
     assert!(refused(|token| token.ttl = 0).contains("30d"));
     assert!(refused(|token| token.ttl = i64::MAX).contains("30d"));
     assert!(refused(|token| token.hash = "zz".into()).contains("hex"));
-    assert!(matches!(ca.token("secret", "edge", "10.42.0.9/16"), Answer::TokenCreated(_)));
+    assert!(matches!(ca.token("secret", "edge", "10.42.0.9/16"), CommandOutcome::TokenCreated(_)));
 }
 
 #[test]
@@ -477,7 +477,8 @@ fn revocation_blocks_until_expiry_and_is_not_undone_by_the_token() {
     let key = key();
     let issued = ca.enrol("secret", &key, NOW).unwrap();
     let before = ca.issuer.trust(NOW).unwrap();
-    let Answer::Revoked { fingerprints, is_foreign } = ca.obey(&Command::Revoke { which: "edge".into() }, NOW) else {
+    let CommandOutcome::Revoked { fingerprints, is_foreign } = ca.obey(&Command::Revoke { which: "edge".into() }, NOW)
+    else {
         panic!("not revoked")
     };
     assert_eq!((fingerprints, is_foreign), (vec![issued.fingerprint.clone()], false));
@@ -493,9 +494,9 @@ fn a_certificate_signed_elsewhere_can_be_blocked_by_fingerprint() {
     let ca = Fixture::new(DERIVE);
     let which = "ab".repeat(32);
     let answer = ca.obey(&Command::Revoke { which: which.clone() }, NOW);
-    assert!(matches!(answer, Answer::Revoked { is_foreign: true, .. }));
+    assert!(matches!(answer, CommandOutcome::Revoked { is_foreign: true, .. }));
     assert_eq!(ca.issuer.trust(NOW + 999_999_999).unwrap().body.blocklist, [which]);
-    assert!(matches!(ca.obey(&Command::Revoke { which: "nobody".into() }, NOW), Answer::Failed { .. }));
+    assert!(matches!(ca.obey(&Command::Revoke { which: "nobody".into() }, NOW), CommandOutcome::Failed { .. }));
 }
 
 #[test]

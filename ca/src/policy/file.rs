@@ -5,10 +5,12 @@ use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use super::{KubernetesPolicy, PodPolicy, Policy, PolicyError, Provisional, Rule, Template, template::is_label_key};
+use super::{
+    PodPolicy, Policy, PolicyError, Provisional, Rule, Template, kubernetes::KubernetesPolicy, template::is_label_key,
+};
 use crate::{
     address::{self, AddressMode},
-    proof::node::{is_name, is_namespace},
+    names::{is_name, is_namespace},
     time,
 };
 

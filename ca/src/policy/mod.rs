@@ -1,14 +1,15 @@
 //! Who gets which name, groups, addresses and life: read from one file, valid as a whole or not at all (certificate policy).
 
 mod file;
+pub(crate) mod kubernetes;
 mod template;
 
-use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
+use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
 use nebula_cert::{Certificate, Version};
 
-use self::{file::PolicyFile, template::Template};
+use self::{file::PolicyFile, kubernetes::KubernetesPolicy, template::Template};
 use crate::{
     address::{self, AddressMode},
     pod::PodFacts,
@@ -24,19 +25,6 @@ pub struct Policy {
     pub kubernetes: Option<KubernetesPolicy>,
     /// Longest life a token may give a host, in seconds.
     pub longest_host_life: i64,
-}
-
-/// Whom to believe about pods.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KubernetesPolicy {
-    /// Service account of the node agent, as `namespace/name`.
-    pub(crate) node_account: String,
-    /// Audience for which tokens must be made.
-    pub(crate) audience: String,
-    /// Credentials for the API server; none takes those every pod gets.
-    pub(crate) kubeconfig: Option<PathBuf>,
-    /// Whether a pod's address must be in the ranges of its node, where the node has any.
-    pub(crate) node_ranges: bool,
 }
 
 /// What pods get.
@@ -148,13 +136,6 @@ impl Policy {
     pub fn longest_pod_life(&self) -> i64 {
         let Some(pods) = &self.pods else { return 0 };
         pods.rules.iter().filter_map(|rule| rule.life).chain([pods.life]).max().unwrap_or(pods.life)
-    }
-}
-
-impl KubernetesPolicy {
-    /// Namespace and name of the node agent's service account.
-    pub(crate) fn node_account(&self) -> (&str, &str) {
-        self.node_account.split_once('/').unwrap_or_default()
     }
 }
 

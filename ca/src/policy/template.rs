@@ -25,7 +25,7 @@ impl Template {
     /// # Errors
     /// What is wrong with it.
     pub(crate) fn parse(template: &str) -> Result<Self, &'static str> {
-        if template.is_empty() || template.len() > LONGEST || template.chars().any(char::is_control) {
+        if template.is_empty() || template.len() > MAX_TEMPLATE_LENGTH || template.chars().any(char::is_control) {
             return Err("it must be 1 to 253 characters without control characters");
         }
         let (mut parts, mut rest) = (Vec::new(), template);
@@ -104,4 +104,4 @@ pub(crate) fn is_label_key(key: &str) -> bool {
 }
 
 /// As long as the longest certificate name of Nebula.
-const LONGEST: usize = super::LONGEST_NAME;
+const MAX_TEMPLATE_LENGTH: usize = super::LONGEST_NAME;

@@ -1,7 +1,7 @@
 //! The certificate proof: whoever holds the key of a certificate of this CA renews it, or gives it back.
 
 use nebula_cert::{
-    CaPool, Certificate, Curve, PrivateKey, UnixTime,
+    CaPool, Certificate, Curve, PrivateKey, TAG_LENGTH, UnixTime, hex,
     issuance::{CLOCK_TOLERANCE, possession_message},
 };
 
@@ -69,7 +69,7 @@ impl RenewalKey {
             });
         }
         let message = possession_message(&certificate, presented.public_key, presented.time);
-        let tag = from_hex(presented.tag).ok_or(Refusal::NotTheHolder)?;
+        let tag = hex::decode(presented.tag).filter(|tag| tag.len() == TAG_LENGTH).ok_or(Refusal::NotTheHolder)?;
         // Of the other curve there is no tag.
         if !self.0.verifies_possession(certificate.public_key(), &message, &tag) {
             return Err(Refusal::NotTheHolder);
@@ -77,11 +77,4 @@ impl RenewalKey {
         trusted.verify(certificate.clone(), now).map_err(Refusal::CertificateNotValid)?;
         Ok(certificate)
     }
-}
-
-fn from_hex(text: &str) -> Option<Vec<u8>> {
-    if text.len() != 2 * nebula_cert::TAG_LENGTH || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return None;
-    }
-    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
 }

@@ -1,4 +1,4 @@
-//! How an asker proves who it is: one file per proof (attestation).
+//! How a caller proves who it is: one file per proof (attestation).
 
 pub(crate) mod certificate;
 pub(crate) mod node;
@@ -15,7 +15,7 @@ use crate::{
 /// Whose `token` is, if the API server says that it is a good one for `audience`.
 fn review(cluster: &dyn Cluster, audience: &str, token: &str, now: UnixTime) -> Result<User, Refusal> {
     // The API server refuses an empty token as a bad request of ours. Tokens are some thousand characters long.
-    if token.trim().is_empty() || token.len() > LONGEST_TOKEN {
+    if token.trim().is_empty() || token.len() > MAX_TOKEN_LENGTH {
         return Err(Refusal::TokenRejected("it is empty or absurdly long".to_owned()));
     }
     let claims = Claims::of(token);
@@ -34,4 +34,4 @@ fn review(cluster: &dyn Cluster, audience: &str, token: &str, now: UnixTime) -> 
     })
 }
 
-const LONGEST_TOKEN: usize = 32 * 1024;
+const MAX_TOKEN_LENGTH: usize = 32 * 1024;

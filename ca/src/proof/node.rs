@@ -6,8 +6,9 @@ use subtle::ConstantTimeEq;
 
 use crate::{
     cluster::{Cluster, User},
+    names::{is_name, is_namespace},
     pod::PodFacts,
-    policy::KubernetesPolicy,
+    policy::kubernetes::KubernetesPolicy,
     proof::{review, token::TokenHash},
     refusal::Refusal,
 };
@@ -76,7 +77,7 @@ pub(crate) struct NodeToken(TokenHash);
 
 impl NodeToken {
     pub(crate) fn new(secret: &str) -> Result<Self, TooShort> {
-        if secret.trim().len() < SHORTEST { Err(TooShort) } else { Ok(Self(TokenHash::of(secret))) }
+        if secret.trim().len() < MIN_NODE_TOKEN_LENGTH { Err(TooShort) } else { Ok(Self(TokenHash::of(secret))) }
     }
 
     /// Hashes first, so that neither content nor length shows in the time taken.
@@ -87,7 +88,7 @@ impl NodeToken {
 
 /// A node token that could be guessed.
 #[derive(Debug, thiserror::Error)]
-#[error("the node token has fewer than {SHORTEST} characters; `nebula-ca init` makes one of 256 bits")]
+#[error("the node token has fewer than {MIN_NODE_TOKEN_LENGTH} characters; `nebula-ca init` makes one of 256 bits")]
 pub(crate) struct TooShort;
 
 /// Checks that a pod's description has the form the Kubernetes API server enforces, so that names built from it are
@@ -114,25 +115,7 @@ pub(crate) fn check_pod(pod: &Pod) -> Result<(), Refusal> {
     Ok(())
 }
 
-pub(crate) fn is_namespace(text: &str) -> bool {
-    text.len() <= 63 && is_label(text)
-}
-
-/// Whether this may be the name of a pod, a node or a service account.
-pub(crate) fn is_name(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(is_label)
-}
-
-/// A DNS label in the sense of RFC 1123, lower case only; its length is bounded by the caller.
-fn is_label(text: &str) -> bool {
-    let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let bytes = text.as_bytes();
-    bytes.first().is_some_and(is_alphanumeric)
-        && bytes.last().is_some_and(is_alphanumeric)
-        && bytes.iter().all(|byte| is_alphanumeric(byte) || *byte == b'-')
-}
-
-const SHORTEST: usize = 32;
+const MIN_NODE_TOKEN_LENGTH: usize = 32;
 
 #[cfg(test)]
 mod tests {

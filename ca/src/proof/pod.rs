@@ -7,7 +7,7 @@ use nebula_cert::{UnixTime, issuance::Pod};
 use crate::{
     cluster::Cluster,
     pod::PodFacts,
-    policy::KubernetesPolicy,
+    policy::kubernetes::KubernetesPolicy,
     proof::{node::check_pod, review},
     refusal::Refusal,
 };

@@ -21,20 +21,13 @@ impl TokenHash {
 
     /// Reads what [`TokenHash::to_hex`] wrote.
     pub(crate) fn from_hex(text: &str) -> Option<Self> {
-        let mut bytes = [0; 32];
-        if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return None;
-        }
-        for (at, byte) in bytes.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
-        }
-        Some(Self(bytes))
+        nebula_cert::hex::decode(text)?.try_into().ok().map(Self)
     }
 
     /// All of it, lower-case hex.
     #[must_use]
     pub fn to_hex(&self) -> String {
-        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+        nebula_cert::hex::encode(&self.0)
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8; 32] {

@@ -360,8 +360,7 @@ fn parse<T: DeserializeOwned>(table: Table, key: &[u8], row: &[u8]) -> Result<T,
 }
 
 fn damaged(table: Table, key: &[u8], error: serde_json::Error) -> StoreError {
-    let key = key.iter().map(|byte| format!("{byte:02x}")).collect();
-    StoreError::Record { table: table.0, key, error }
+    StoreError::Record { table: table.0, key: nebula_cert::hex::encode(key), error }
 }
 
 /// Name of a table from bytes to the JSON of one kind of record.

@@ -59,7 +59,7 @@ impl Postgres {
 
     fn give_back(&self, client: Client) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < MOST_IDLE {
+        if idle.len() < MAX_IDLE {
             idle.push(client);
         }
     }
@@ -162,4 +162,4 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(3);
 const ANSWER_WITHIN: Duration = Duration::from_secs(8);
 /// A step that waits for longer has lost its caller.
 const OPTIONS: &str = "-c statement_timeout=6000 -c lock_timeout=6000 -c idle_in_transaction_session_timeout=6000";
-const MOST_IDLE: usize = 8;
+const MAX_IDLE: usize = 8;

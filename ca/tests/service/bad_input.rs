@@ -40,6 +40,24 @@ fn malformed_json_is_refused_without_repeating_it() {
 }
 
 #[test]
+fn a_stranger_who_is_refused_all_the_time_does_not_fill_the_audit_log() {
+    let ca = Ca::init();
+    let service = ca.serve();
+    for _ in 0..200 {
+        let made_up = Proof::Token { token: "nobody made this".to_owned() };
+        assert_eq!(service.caller.release(made_up).unwrap_err(), (403, "not_releasable".to_owned()));
+    }
+    service.stop();
+    let audit = ca.text("audit.log");
+    let refused = audit.lines().filter(|line| line.contains("\"refused\"")).count();
+    // The minute may end while they are sent.
+    assert!((60..=120).contains(&refused), "{refused}");
+    let left_out = audit.lines().filter_map(|line| line.split_once("\"left_out\":")?.1.strip_suffix('}'));
+    let left_out: usize = left_out.map(|count| count.parse::<usize>().unwrap()).sum();
+    assert_eq!(refused + left_out, 200, "the rest is counted");
+}
+
+#[test]
 fn a_body_that_is_too_large_is_refused_and_the_service_lives_on() {
     let ca = Ca::init();
     let service = ca.serve();

@@ -6,17 +6,19 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use nebula_cni_plugin::guard::SystemGuards;
-use nebula_cni_plugin::host::{Host, SystemClock, SystemNamespaces};
-use nebula_cni_plugin::host_route::SystemRoutes;
-use nebula_cni_plugin::labels::Program;
-use nebula_cni_plugin::pod_link::SystemLinks;
-use nebula_cni_plugin::reconcile::{self, Depth};
+use nebula_cni_plugin::clock::SystemClock;
+use nebula_cni_plugin::enrolment::labels::Program;
+use nebula_cni_plugin::host::Host;
+use nebula_cni_plugin::link::guard::SystemGuards;
+use nebula_cni_plugin::link::host_route::SystemRoutes;
+use nebula_cni_plugin::link::pod_link::SystemLinks;
+use nebula_cni_plugin::netns::SystemNamespaces;
 use nebula_cni_plugin::reply::{self, Error, code};
 use nebula_cni_plugin::request::{self, Env, Request};
 use nebula_cni_plugin::settings::{STATE_DIR, Settings};
 use nebula_cni_plugin::supervisor::{Direct, Systemd, heir, launcher};
-use nebula_cni_plugin::{add, verb};
+use nebula_cni_plugin::verb::reconcile::{self, Depth};
+use nebula_cni_plugin::verb::{self, add};
 
 fn main() -> ExitCode {
     close_inherited_files();
@@ -78,7 +80,7 @@ fn reconcile(state_dir: &Path) -> ExitCode {
     }
 }
 
-/// Nobody asks for the pods beside the one of the request; whoever passes by looks after them. The answer is out.
+/// Repairs other attachments after the request was answered: no verb is ever called for them.
 fn look_around(request: &Request, host: &Host<'_>) {
     let config = match request {
         Request::Add(attach) | Request::Check(attach) => &attach.config,

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::host::{Clock, Deadline};
+use crate::clock::{Clock, Deadline};
 
 /// A connection to the system bus.
 #[derive(Debug)]

@@ -10,9 +10,9 @@ use std::time::Duration;
 use super::heir::Heir;
 use super::notify::NotifySocket;
 use super::process::{self, Process};
-use super::{Known, LAUNCH, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY, cgroup, launcher, log};
-use crate::host::{Clock, Deadline};
-use crate::record::Files;
+use super::{Known, LAUNCH_OPTION, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY, cgroup, launcher, log};
+use crate::attachment::record::Files;
+use crate::clock::{Clock, Deadline};
 
 /// Starts instances as processes of its own making.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl Supervisor for Direct {
     fn stop(&self, files: &Files, known: Known, clock: &dyn Clock) -> Result<(), String> {
         let processes = match known {
             Known::Recorded(process) => Vec::from_iter(process),
-            Known::Nothing => process::with_arguments(LAUNCH, &files.launch()),
+            Known::Nothing => process::with_arguments(LAUNCH_OPTION, &files.launch()),
         };
         let is_awaited = processes.iter().any(|process| !process.is_gone());
         // Without an heir all goes well and takes longer.
@@ -107,7 +107,7 @@ impl Direct {
             .arg(launcher::joined(&groups.folders))
             .arg(groups.unlimited.unwrap_or_default())
             .arg(launch.instance)
-            .arg(LAUNCH)
+            .arg(LAUNCH_OPTION)
             .arg(files.launch())
             .env_clear()
             .envs(env::var_os("PATH").map(|path| ("PATH", path)))
@@ -149,7 +149,7 @@ fn wait_until_ready(
     loop {
         let ended = child.try_wait().map_err(StartFailure::Spawn)?;
         // First the exit, then the socket: what it said before it ended is in there by now.
-        let patience = if ended.is_some() { Duration::ZERO } else { POLL.min(deadline.left(clock)) };
+        let patience = if ended.is_some() { Duration::ZERO } else { READY_POLL_INTERVAL.min(deadline.left(clock)) };
         while let Some(notification) = socket.receive(pid, patience).map_err(StartFailure::Spawn)? {
             last_status = notification.status.or(last_status);
             if notification.ready && ended.is_none() {
@@ -180,5 +180,5 @@ fn pid_of(child: &Child) -> i32 {
     i32::try_from(child.id()).unwrap_or_default()
 }
 
-const POLL: Duration = Duration::from_millis(10);
+const READY_POLL_INTERVAL: Duration = Duration::from_millis(10);
 const LEAVES_WITHIN: Duration = Duration::from_millis(1);

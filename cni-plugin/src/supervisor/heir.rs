@@ -35,7 +35,7 @@ impl Heir {
             .arg(VERB)
             .env_clear()
             .current_dir("/")
-            .stdin(socket.as_input(PATIENCE)?)
+            .stdin(socket.as_input(LISTEN_TIMEOUT)?)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
@@ -51,4 +51,4 @@ impl Drop for Heir {
 }
 
 // More than a plugin waits for an instance; one that was killed cannot end its heir.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);

@@ -4,12 +4,11 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 pub mod cgroup;
 mod dbus;
 pub mod direct;
 pub mod heir;
+pub mod kind;
 pub mod launcher;
 mod log;
 mod notify;
@@ -18,22 +17,11 @@ pub mod systemd;
 
 pub(crate) use dbus::fuzz as fuzz_dbus;
 pub use direct::Direct;
-pub use process::Process;
 pub use systemd::Systemd;
 
-use crate::host::{Clock, Deadline};
-use crate::record::Files;
-
-/// The supervisors there are, as a record names them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Kind {
-    /// [`Direct`].
-    #[default]
-    Direct,
-    /// [`Systemd`].
-    Systemd,
-}
+use self::process::Process;
+use crate::attachment::record::Files;
+use crate::clock::{Clock, Deadline};
 
 /// What to start.
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +32,7 @@ pub struct Launch<'a> {
     pub files: &'a Files,
     /// The pod's network namespace: without it there is nothing to restart.
     pub netns: &'a Path,
-    /// One line for people.
+    /// Description of the unit, one line.
     pub description: &'a str,
     /// What a start may take.
     pub budget: Duration,
@@ -135,4 +123,4 @@ pub enum StartFailure {
 }
 
 /// The instance's option for the file of its launch contract.
-const LAUNCH: &str = "--launch";
+const LAUNCH_OPTION: &str = "--launch";

@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use crate::host::{Clock, Deadline};
+use crate::clock::{Clock, Deadline};
 
 /// A process id with the time it was started, in clock ticks since boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,7 +49,7 @@ impl Process {
     /// It still runs.
     pub fn stop(self, clock: &dyn Clock) -> Result<(), String> {
         let mut refused = String::new();
-        for (signal, patience) in [(Signal::SIGTERM, SIGTERM_PATIENCE), (Signal::SIGKILL, SIGKILL_PATIENCE)] {
+        for (signal, patience) in [(Signal::SIGTERM, SIGTERM_TIMEOUT), (Signal::SIGKILL, SIGKILL_TIMEOUT)] {
             if self.is_gone() {
                 return Ok(());
             }
@@ -58,7 +58,7 @@ impl Process {
             }
             let deadline = Deadline::after(clock, patience);
             while !self.is_gone() && !deadline.is_over(clock) {
-                clock.sleep(POLL);
+                clock.sleep(EXIT_POLL_INTERVAL);
             }
         }
         if self.is_gone() { Ok(()) } else { Err(format!("process {} still runs{refused}", self.pid)) }
@@ -104,17 +104,17 @@ fn parse_stat(line: &str) -> Option<Stat> {
     Some(Stat { state, threads, start_time: fields.nth(1)?.parse().ok()? })
 }
 
-const SIGTERM_PATIENCE: Duration = Duration::from_secs(2);
-const SIGKILL_PATIENCE: Duration = Duration::from_secs(2);
+const SIGTERM_TIMEOUT: Duration = Duration::from_secs(2);
+const SIGKILL_TIMEOUT: Duration = Duration::from_secs(2);
 // A look costs some twenty microseconds, and a runtime waits.
-const POLL: Duration = Duration::from_millis(1);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
-    use crate::host::SystemClock;
+    use crate::clock::SystemClock;
 
     #[test]
     fn the_start_time_is_found_behind_any_process_name() {

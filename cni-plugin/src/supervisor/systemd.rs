@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::dbus::{self, Body, Connection, Method, Object, Value};
 use super::process::Process;
 use super::{Known, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY};
-use crate::host::{Clock, Deadline};
-use crate::record::Files;
+use crate::attachment::record::Files;
+use crate::clock::{Clock, Deadline};
 
 /// Starts instances as units of the system's systemd.
 #[derive(Debug)]
@@ -126,7 +126,7 @@ impl<'a> Manager<'a> {
             (text(launch.instance), text(&launch.files.launch()), text(&launch.files.state_dir()));
         let netns = text(launch.netns);
         let (condition, writable) = ([("ConditionPathExists", netns.as_str())], [state.as_str()]);
-        let argv = [program.as_str(), super::LAUNCH, file.as_str()];
+        let argv = [program.as_str(), super::LAUNCH_OPTION, file.as_str()];
         let start_within = launch.budget.as_micros() as u64;
         let mut properties = vec![
             ("Description", Value::Text(launch.description)),

@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nebula_cni_plugin::attachment::record::State;
 use nebula_cni_plugin::launch::{LaunchSpec, Mode};
-use nebula_cni_plugin::record::State;
 use serde_json::{Value, json};
 
 use crate::harness::{Node, PLUGIN, PREV, spawn, wait};
@@ -21,13 +21,13 @@ fn add_starts_one_recorded_instance_and_passes_the_result_on() {
     assert_eq!(node.call("ADD").expect_ok(), PREV);
     let record = node.record().unwrap();
     assert_eq!(record.state, State::Running);
-    assert_eq!(record.pod.uid, "u1");
+    assert_eq!(record.target.pod.uid, "u1");
     assert!(record.process.unwrap().is_alive());
     let launch = node.files().launch();
     let spec: LaunchSpec = serde_json::from_slice(&fs::read(&launch).unwrap()).unwrap();
-    assert_eq!((spec.pod.namespace.as_str(), spec.pod.name.as_str()), ("shop", "web-0"));
-    assert_eq!(spec.pod_address.to_string(), "10.4.0.7");
-    assert_eq!((spec.mode, spec.device.as_str(), spec.port_range), (Mode::Strict, "nebula0", (61000, 65535)));
+    assert_eq!((spec.target.pod.namespace.as_str(), spec.target.pod.name.as_str()), ("shop", "web-0"));
+    assert_eq!(spec.target.pod_address.to_string(), "10.4.0.7");
+    assert_eq!((spec.mode, spec.target.device.as_str(), spec.port_range), (Mode::Strict, "nebula0", (61000, 65535)));
     assert_eq!(spec.nebula["static_host_map"]["10.42.0.1"][0], "192.0.2.1:4242");
     for path in [launch, node.files().record(), node.files().log()] {
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{}", path.display());
@@ -168,7 +168,7 @@ fn a_repeated_add_replaces_what_is_stale() {
     let mut node = Node::new();
     node.call("ADD").expect_ok();
     let first = node.process();
-    first.stop(&nebula_cni_plugin::host::SystemClock).unwrap();
+    first.stop(&nebula_cni_plugin::clock::SystemClock).unwrap();
     node.call("ADD").expect_ok();
     let second = node.process();
     assert!(second.is_alive());

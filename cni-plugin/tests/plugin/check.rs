@@ -7,15 +7,17 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
 
-use nebula_cni_plugin::guard::SystemGuards;
-use nebula_cni_plugin::host::{Host, Link, Namespaces, Netns, NetnsId, SystemClock, SystemNamespaces};
-use nebula_cni_plugin::host_route::SystemRoutes;
-use nebula_cni_plugin::labels::Program;
-use nebula_cni_plugin::pod_link::SystemLinks;
+use nebula_cni_plugin::clock::SystemClock;
+use nebula_cni_plugin::enrolment::labels::Program;
+use nebula_cni_plugin::host::Host;
+use nebula_cni_plugin::link::guard::SystemGuards;
+use nebula_cni_plugin::link::host_route::SystemRoutes;
+use nebula_cni_plugin::link::pod_link::SystemLinks;
+use nebula_cni_plugin::netns::{Link, Namespaces, Netns, NetnsId, SystemNamespaces};
 use nebula_cni_plugin::reply::Error;
 use nebula_cni_plugin::request::{self, Env, Request};
 use nebula_cni_plugin::supervisor::{Direct, Systemd};
-use nebula_cni_plugin::{record::State, verb};
+use nebula_cni_plugin::{attachment::record::State, verb};
 use serde_json::json;
 
 use crate::harness::Node;

@@ -39,7 +39,7 @@ fn run(launch: &Path) {
         _ => {}
     }
     let overlay = spec.nebula.get("fakeOverlay").cloned().unwrap_or_else(|| json!([]));
-    let status = json!({"pid": process::id(), "uid": spec.pod.uid, "state": "running", "overlay": overlay,
+    let status = json!({"pid": process::id(), "uid": spec.target.pod.uid, "state": "running", "overlay": overlay,
         "certificate": {"not_after": 4_000_000_000_i64}});
     // Left by one that was killed.
     let _ = fs::remove_file(&spec.status_socket);

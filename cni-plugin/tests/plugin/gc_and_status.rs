@@ -16,7 +16,7 @@ fn attached() -> Node {
 // As if the pod were gone: the record names a namespace nobody has any more.
 fn without_netns(node: &Node) {
     let mut record = node.record().unwrap();
-    record.netns = "/nonexistent/netns".into();
+    record.target.netns = "/nonexistent/netns".into();
     record.save(&node.files()).unwrap();
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use nebula_cni_plugin::host::SystemClock;
+use nebula_cni_plugin::clock::SystemClock;
 use serde_json::json;
 
 use crate::harness::{Node, PLUGIN, eventually};

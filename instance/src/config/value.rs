@@ -95,7 +95,8 @@ impl Value {
     /// A Go duration: numbers with units, such as `1h30m` or `1.5s`.
     #[must_use]
     pub fn duration(&self) -> Option<GoDuration> {
-        go_duration(&self.text()?)
+        let nebula_cert::GoDuration(nanoseconds) = self.text()?.parse().ok()?;
+        Some(GoDuration { negative: nanoseconds < 0, magnitude: Duration::from_nanos(nanoseconds.unsigned_abs()) })
     }
 
     /// What kind of thing this is, for messages.
@@ -232,48 +233,6 @@ pub struct GoDuration {
     pub negative: bool,
     /// Its size.
     pub magnitude: Duration,
-}
-
-fn go_duration(text: &str) -> Option<GoDuration> {
-    let negative = text.starts_with('-');
-    let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
-    if rest == "0" {
-        return Some(GoDuration { negative: false, magnitude: Duration::ZERO });
-    }
-    if rest.is_empty() {
-        return None;
-    }
-    let mut nanos: u128 = 0;
-    while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
-        let (number, tail) = rest.split_at(end);
-        let unit_end = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
-        let (unit, tail) = tail.split_at(unit_end);
-        let scale: u128 = match unit {
-            "ns" => 1,
-            "us" | "µs" | "μs" => 1_000,
-            "ms" => 1_000_000,
-            "s" => 1_000_000_000,
-            "m" => 60_000_000_000,
-            "h" => 3_600_000_000_000,
-            _ => return None,
-        };
-        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
-            return None;
-        }
-        if !whole.is_empty() {
-            nanos = nanos.checked_add(whole.parse::<u64>().ok().map(u128::from)?.checked_mul(scale)?)?;
-        }
-        let mut place = scale;
-        for digit in fraction.bytes() {
-            place /= 10;
-            nanos = nanos.checked_add(u128::from(digit - b'0') * place)?;
-        }
-        rest = tail;
-    }
-    let nanos = u64::try_from(nanos).ok().filter(|n| i64::try_from(*n).is_ok())?;
-    Some(GoDuration { negative, magnitude: Duration::from_nanos(nanos) })
 }
 
 /// Shortest form by the rule of Go's `%v`.

@@ -37,12 +37,8 @@ pub(crate) fn fnv(policy: &Policy) -> u32 {
 
 /// `SHA:<hex>,FNV:<decimal>`.
 pub(crate) fn both(policy: &Policy) -> String {
-    let mut text = "SHA:".to_owned();
-    for byte in digest(&SHA256, canonical(policy).as_bytes()).as_ref() {
-        let _ = write!(text, "{byte:02x}");
-    }
-    let _ = write!(text, ",FNV:{}", fnv(policy));
-    text
+    let sha = digest(&SHA256, canonical(policy).as_bytes());
+    format!("SHA:{},FNV:{}", nebula_cert::hex::encode(sha.as_ref()), fnv(policy))
 }
 
 /// One line per rule, outgoing ones first, as Go Nebula hashes them.

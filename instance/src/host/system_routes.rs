@@ -7,13 +7,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use nebula_cni_plugin::netlink::{self, Message};
 use nebula_core::config::Gateway;
 use nix::errno::Errno;
 use nix::libc;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt, socket,
-    sockopt,
-};
+use nix::sys::socket::{MsgFlags, recv, send};
 
 use crate::host::subnets::Subnets;
 
@@ -39,25 +37,13 @@ pub(crate) fn follow(overlay: Overlay, buffer: usize, subnets: Arc<Subnets>) -> 
 
 /// A socket that gets all routes that there are, as if each had just been added, and all news.
 fn subscribe(buffer: usize) -> io::Result<OwnedFd> {
-    let route = SockProtocol::NetlinkRoute;
-    let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, route)?;
-    if buffer > 0 && setsockopt(&socket, sockopt::RcvBufForce, &buffer).is_err() {
-        setsockopt(&socket, sockopt::RcvBuf, &buffer)?;
-    }
-    let groups = (libc::RTMGRP_IPV4_ROUTE | libc::RTMGRP_IPV6_ROUTE) as u32;
-    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
+    let socket = netlink::subscribe(libc::RTMGRP_IPV4_ROUTE | libc::RTMGRP_IPV6_ROUTE, buffer)?;
     // After the subscription: what is added meanwhile comes twice rather than not at all.
-    send(socket.as_raw_fd(), &request_for_all(), MsgFlags::empty())?;
+    let mut request = Vec::new();
+    // Of all families and tables.
+    netlink::push_message(&mut request, libc::RTM_GETROUTE, libc::NLM_F_DUMP, 0, &[0; RTMSG]);
+    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
     Ok(socket)
-}
-
-/// Asks for the routes of all families and tables.
-fn request_for_all() -> Vec<u8> {
-    let mut request = ((HEADER + RTMSG) as u32).to_ne_bytes().to_vec();
-    request.extend(libc::RTM_GETROUTE.to_ne_bytes());
-    request.extend(((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
-    request.resize(HEADER + RTMSG, 0);
-    request
 }
 
 fn listen(socket: &OwnedFd, overlay: &Overlay, subnets: &Subnets) {
@@ -98,20 +84,13 @@ pub(crate) struct Change {
 }
 
 /// Changes in one datagram from the kernel.
-pub(crate) fn changes(mut datagram: &[u8], overlay: &Overlay) -> Vec<Change> {
-    let mut found = Vec::new();
-    while let Some((message, rest)) = split(datagram, HEADER, u32_at(datagram, 0)) {
-        found.extend(change(message, overlay));
-        datagram = rest;
-    }
-    found
+pub(crate) fn changes(datagram: &[u8], overlay: &Overlay) -> Vec<Change> {
+    netlink::messages(datagram).filter_map(|message| change(message, overlay)).collect()
 }
 
-fn change(message: &[u8], overlay: &Overlay) -> Option<Change> {
-    let kind = u16_at(message, 4)?;
-    let replaces = u32::from(u16_at(message, 6)?) & libc::NLM_F_REPLACE as u32 != 0;
-    let body = message.get(HEADER..)?;
-    let route = body.get(..RTMSG)?;
+fn change(message: Message<'_>, overlay: &Overlay) -> Option<Change> {
+    let replaces = i32::from(message.flags) & libc::NLM_F_REPLACE != 0;
+    let (route, attributes) = message.body.split_first_chunk::<RTMSG>()?;
     let is_v6 = match i32::from(route[0]) {
         libc::AF_INET => false,
         libc::AF_INET6 => true,
@@ -125,9 +104,9 @@ fn change(message: &[u8], overlay: &Overlay) -> Option<Change> {
     let mut destination = unspecified;
     let mut single = NextHop::default();
     let mut several = Vec::new();
-    for (kind, value) in attributes(body.get(RTMSG..)?) {
+    for (kind, value) in netlink::attributes(attributes) {
         match kind {
-            libc::RTA_DST => destination = address(value)?,
+            libc::RTA_DST => destination = netlink::address(value)?,
             libc::RTA_MULTIPATH => several = next_hops(value),
             _ => single.note(kind, value),
         }
@@ -135,7 +114,7 @@ fn change(message: &[u8], overlay: &Overlay) -> Option<Change> {
     let network = IpNet::new(destination, route[1]).ok()?.trunc();
     let hops = if several.is_empty() { vec![single] } else { several };
     let gateways: Vec<_> = hops.iter().filter_map(|hop| hop.gateway_in(overlay)).collect();
-    match kind {
+    match message.kind {
         libc::RTM_NEWROUTE if !gateways.is_empty() || replaces => Some(Change { network, gateways }),
         libc::RTM_DELROUTE if !gateways.is_empty() => Some(Change { network, gateways: Vec::new() }),
         _ => None,
@@ -153,10 +132,10 @@ struct NextHop {
 impl NextHop {
     fn note(&mut self, kind: u16, value: &[u8]) {
         match kind {
-            libc::RTA_GATEWAY => self.gateway = address(value),
+            libc::RTA_GATEWAY => self.gateway = netlink::address(value),
             // A gateway of the other family: the family comes first.
-            libc::RTA_VIA => self.gateway = value.get(2..).and_then(address),
-            libc::RTA_OIF => self.device = u32_at(value, 0).unwrap_or_default(),
+            libc::RTA_VIA => self.gateway = value.get(2..).and_then(netlink::address),
+            libc::RTA_OIF => self.device = value.try_into().map_or(0, u32::from_ne_bytes),
             _ => {}
         }
     }
@@ -169,72 +148,38 @@ impl NextHop {
 
 /// struct rtnexthop: length, flags, weight less one, interface; then attributes.
 fn next_hops(mut value: &[u8]) -> Vec<NextHop> {
-    const LEN: usize = 8;
     let mut hops = Vec::new();
-    while let Some((one, rest)) = split(value, LEN, u16_at(value, 0).map(u32::from)) {
-        let mut hop = NextHop { gateway: None, device: u32_at(one, 4).unwrap_or_default(), weight: one[3].into() };
-        attributes(&one[LEN..]).for_each(|(kind, value)| hop.note(kind, value));
+    while let Some(&[a, b, _, weight, c, d, e, f]) = value.first_chunk::<RTNEXTHOP>() {
+        let len = usize::from(u16::from_ne_bytes([a, b]));
+        let Some(attributes) = value.get(RTNEXTHOP..len) else { break };
+        let mut hop = NextHop { gateway: None, device: u32::from_ne_bytes([c, d, e, f]), weight: weight.into() };
+        netlink::attributes(attributes).for_each(|(kind, value)| hop.note(kind, value));
         hops.push(hop);
-        value = rest;
+        value = value.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
     hops
 }
 
-fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    std::iter::from_fn(move || {
-        let (one, rest) = split(bytes, 4, u16_at(bytes, 0).map(u32::from))?;
-        bytes = rest;
-        // The upper bits are flags.
-        Some((u16_at(one, 2)? & 0x3fff, &one[4..]))
-    })
-}
-
-/// Cuts off the first element, which says its own length; elements begin at multiples of four.
-fn split(bytes: &[u8], least: usize, length: Option<u32>) -> Option<(&[u8], &[u8])> {
-    let length = usize::try_from(length?).ok().filter(|length| *length >= least)?;
-    let one = bytes.get(..length)?;
-    Some((one, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
-}
-
-fn address(value: &[u8]) -> Option<IpAddr> {
-    let v4 = || <[u8; 4]>::try_from(value).ok().map(IpAddr::from);
-    v4().or_else(|| <[u8; 16]>::try_from(value).ok().map(IpAddr::from))
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes)
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
-}
-
 const MAX_TOGETHER: usize = 4096;
 
-// struct nlmsghdr, struct rtmsg.
-const HEADER: usize = 16;
 const RTMSG: usize = 12;
+const RTNEXTHOP: usize = 8;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        let mut bytes = ((4 + value.len()) as u16).to_ne_bytes().to_vec();
-        bytes.extend(kind.to_ne_bytes());
-        bytes.extend(value);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        let mut bytes = Vec::new();
+        netlink::push_attribute(&mut bytes, kind, value);
         bytes
     }
 
-    fn message(kind: u16, flags: u16, prefix_len: u8, attributes: &[Vec<u8>]) -> Vec<u8> {
+    fn message(kind: u16, flags: i32, prefix_len: u8, attributes: &[Vec<u8>]) -> Vec<u8> {
         let mut body = vec![2, prefix_len, 0, 0, 254, 4, 0, 1, 0, 0, 0, 0];
         body.extend(attributes.concat());
-        let mut bytes = ((16 + body.len()) as u32).to_ne_bytes().to_vec();
-        bytes.extend(kind.to_ne_bytes());
-        bytes.extend(flags.to_ne_bytes());
-        bytes.extend([0; 8]);
-        bytes.extend(body);
+        let mut bytes = Vec::new();
+        netlink::push_message(&mut bytes, kind, flags, 0, &body);
         bytes
     }
 
@@ -263,7 +208,7 @@ mod tests {
         );
         assert_eq!(changes(&message(NEW, 0, 24, &parts([10, 2, 0, 9], 7)), &overlay()), [], "gateway elsewhere");
         assert_eq!(changes(&message(NEW, 0, 24, &parts([10, 1, 0, 9], 8)), &overlay()), [], "another device");
-        let replaced = message(NEW, libc::NLM_F_REPLACE as u16, 24, &parts([10, 2, 0, 9], 8));
+        let replaced = message(NEW, libc::NLM_F_REPLACE, 24, &parts([10, 2, 0, 9], 8));
         assert_eq!(changes(&replaced, &overlay()), [Change { network, gateways: Vec::new() }]);
     }
 
@@ -313,11 +258,11 @@ mod tests {
             let device = nix::net::if_::if_nametoindex("neb7").unwrap();
             let socket = subscribe(0).unwrap();
             let (overlay, mut found, mut buffer) = (Overlay { device, ..overlay() }, Vec::new(), vec![0; 64 << 10]);
-            let is_done = |datagram: &[u8]| u16_at(datagram, 4) == Some(libc::NLMSG_DONE as u16);
+            let is_done = |message: Message<'_>| i32::from(message.kind) == libc::NLMSG_DONE;
             loop {
                 let len = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
                 found.extend(changes(&buffer[..len], &overlay));
-                if is_done(&buffer[..len]) {
+                if netlink::messages(&buffer[..len]).any(is_done) {
                     return found;
                 }
             }

@@ -3,9 +3,10 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use nebula_cni_plugin::netlink;
 use nix::errno::Errno;
 use nix::libc;
-use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket};
+use nix::sys::socket::{MsgFlags, recv};
 
 /// Hears of links that come, go or change in the namespace it was made in.
 #[derive(Debug)]
@@ -14,10 +15,7 @@ pub(crate) struct LinkWatch(OwnedFd);
 impl LinkWatch {
     /// For the namespace of the calling thread; usable from any.
     pub(crate) fn new() -> io::Result<Self> {
-        let route = SockProtocol::NetlinkRoute;
-        let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, route)?;
-        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, libc::RTMGRP_LINK as u32))?;
-        Ok(Self(socket))
+        netlink::subscribe(libc::RTMGRP_LINK, 0).map(Self)
     }
 
     /// Whether something happened since the last call. What it was does not matter: whoever asks looks for itself.

@@ -335,23 +335,10 @@ fn quoted(text: &str) -> std::borrow::Cow<'_, str> {
 fn rfc3339(since_epoch: Duration, decimals: usize) -> String {
     let seconds = since_epoch.as_secs();
     let (days, second_of_day) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil(days);
+    let (year, month, day) = nebula_cert::civil_date(days.cast_signed());
     let (hour, minute, second) = (second_of_day / 3600, second_of_day / 60 % 60, second_of_day % 60);
     let nanos = format!("{:09}", since_epoch.subsec_nanos());
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{}Z", &nanos[..decimals.min(9)])
-}
-
-/// Date of a day number since 1970-01-01, in the proleptic Gregorian calendar.
-fn civil(days: u64) -> (u64, u64, u64) {
-    // Years are counted from a 1st of March, so that a leap day ends its year.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]

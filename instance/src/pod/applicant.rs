@@ -43,10 +43,10 @@ pub(crate) enum Answer {
 impl Applicant {
     pub(crate) fn new(spec: &LaunchSpec, client: CaClient, init: Option<InitDesk>) -> Self {
         let pod = issuance::Pod {
-            namespace: spec.pod.namespace.clone(),
-            name: spec.pod.name.clone(),
-            uid: spec.pod.uid.clone(),
-            address: spec.pod_address,
+            namespace: spec.target.pod.namespace.clone(),
+            name: spec.target.pod.name.clone(),
+            uid: spec.target.pod.uid.clone(),
+            address: spec.target.pod_address,
         };
         Self {
             client,

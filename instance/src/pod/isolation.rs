@@ -1,14 +1,14 @@
 //! What an isolated pod may reach and be reached from: the overlay, the node's probes, DNS and listed ranges, nothing else.
 //! The rules belong to the pod's network namespace: they outlive this process, and end with the namespace. They tell the pod's own
 //! programs early; a raw socket passes them, so the node's end of the pod's link has rules of its own
-//! ([`nebula_cni_plugin::guard`]).
+//! ([`nebula_cni_plugin::link::guard`]).
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use nebula_cni_plugin::guard::ca_address;
 use nebula_cni_plugin::launch::{Isolate, LaunchSpec, Underlay};
-use nebula_cni_plugin::nftables::{Family, Hook, Match, Rule, Table};
+use nebula_cni_plugin::link::guard::ca_address;
+use nebula_cni_plugin::netlink::nftables::{Family, Hook, Match, Rule, Table};
 use nix::libc;
 
 use crate::host::daemon::chain;
@@ -24,7 +24,7 @@ pub(crate) fn isolate(spec: &LaunchSpec, namespace: &Namespace, port: u16) -> Re
         Underlay::Pod => Some(OwnTraffic { port, ca: ca_address(&spec.ca.url) }),
     };
     let refused = |cause: String| Error::SetUp { what: "cannot isolate the pod".to_owned(), cause };
-    let table = table(isolate, &spec.device, own.as_ref());
+    let table = table(isolate, &spec.target.device, own.as_ref());
     let installed = namespace.run("isolation", || table.install()).map_err(|error| refused(chain(&error)))?;
     installed.map_err(|error| refused(format!("nf_tables: {}", errno::text(&error))))
 }

@@ -105,7 +105,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_launch_file_of_another_version_is_refused_by_its_version() {
-        assert_eq!(launch(|_| ()).unwrap().pod.name, "web-1");
+        assert_eq!(launch(|_| ()).unwrap().target.pod.name, "web-1");
         let error = launch(|spec| {
             spec["version"] = 2.into();
             spec["new_field"] = true.into();

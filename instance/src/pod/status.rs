@@ -48,9 +48,9 @@ impl Status {
     #[must_use]
     pub fn new(spec: &LaunchSpec, port: u16) -> Self {
         Self {
-            pod: format!("{}/{}", spec.pod.namespace, spec.pod.name),
-            uid: spec.pod.uid.clone(),
-            device: spec.device.clone(),
+            pod: format!("{}/{}", spec.target.pod.namespace, spec.target.pod.name),
+            uid: spec.target.pod.uid.clone(),
+            device: spec.target.device.clone(),
             port,
             identity: None,
             provisional: false,

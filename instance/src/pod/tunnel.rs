@@ -115,7 +115,7 @@ fn start(
     signals: Signals,
     confinement: &Confinement,
 ) -> Result<(Box<PodTunnel>, Inbox), Error> {
-    let namespace = Namespace::At { path: spec.netns.clone(), id: spec.netns_id };
+    let namespace = Namespace::At { path: spec.target.netns.clone(), id: spec.target.netns_id };
     let refused = |error: netns::Error| Error::SetUp { what: "pod".to_owned(), cause: chain(&error) };
     let presence = Presence::of(namespace.clone()).map_err(set_up("cannot watch over the pod's network namespace"))?;
     let in_pod_with = |kept: CapabilitySet| {
@@ -139,7 +139,7 @@ fn start(
     let shows_token = spec.flow == Flow::Node || spec.provisional;
     client.hold_files(shows_token).map_err(|error| Error::Unavailable(error.to_string()))?;
     let hand = Some(in_pod_with(CapabilitySet::NET_ADMIN)?);
-    let place = Place { device: spec.device.clone(), pod: namespace.clone(), hand, underlay: place_of_sockets };
+    let place = Place { device: spec.target.device.clone(), pod: namespace.clone(), hand, underlay: place_of_sockets };
     let port = sockets.1;
     isolation::isolate(&spec, &namespace, port)?;
     let path = DataPath::new(place, &spec, &settings, sockets)?;

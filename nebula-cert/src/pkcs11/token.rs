@@ -150,10 +150,7 @@ impl Connection {
             return Err(TokenError::NoKeys { logged_in });
         }
         let object = uri.object.as_ref().map(|name| ("object", name.clone(), Attribute::Label(name.clone().into())));
-        let id = uri.id.as_ref().map(|id| {
-            let digits = id.iter().map(|byte| format!("{byte:02x}")).collect();
-            ("id", digits, Attribute::Id(id.clone()))
-        });
+        let id = uri.id.as_ref().map(|id| ("id", crate::hex::encode(id), Attribute::Id(id.clone())));
         for (part, value, attribute) in object.into_iter().chain(id) {
             wanted.push(attribute);
             keys = self.find(&wanted)?;
@@ -172,7 +169,7 @@ impl Connection {
         point::curve(&parameters).ok_or(TokenError::KeyKind)
     }
 
-    /// From the private key if it tells, else from the public key beside it.
+    /// From the private key if it tells, else from the public key of the same id.
     fn public_key_of(&self, key: ObjectHandle, curve: Curve) -> Result<Vec<u8>, TokenError> {
         let info = self.bytes_of(key, AttributeType::PublicKeyInfo)?;
         if let Some(found) = info.and_then(|info| point::from_key_info(curve, &info)) {

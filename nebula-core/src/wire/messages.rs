@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use nebula_cert::Version;
 
-pub use super::protobuf::Malformed;
-use super::protobuf::{Fields, Value, Writer, read_varint};
+pub use nebula_cert::protobuf::Malformed;
+use nebula_cert::protobuf::{Fields, Value, Writer, read_varint};
 
 /// Endpoints per address family, and relays, that are believed per message. Further ones are skipped, as Go Nebula does.
 pub const MAX_ADDRESSES: usize = 10;

@@ -5,4 +5,3 @@ pub mod icmp;
 pub mod ip;
 pub mod messages;
 pub mod offload;
-mod protobuf;

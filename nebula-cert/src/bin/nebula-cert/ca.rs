@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use nebula_cert::{Curve, PassphraseCost, Signer, SigningKey, Template, Version};
+use nebula_cert::{Curve, GoDuration, PassphraseCost, Signer, SigningKey, Template, Version};
 use zeroize::Zeroizing;
 
 use crate::arguments::{Deprecated, Usage, boolean, required, unsigned};
-use crate::duration::GoDuration;
 use crate::hardware::Hardware;
 use crate::passphrase::{self, Asked};
 use crate::{contents, file, qr};

@@ -66,10 +66,10 @@ pub(crate) fn replace(flag: &str, path: &str, contents: &str) -> anyhow::Result<
     if is_stdio(path) {
         return write_over(flag, path, contents.as_bytes());
     }
-    let beside = format!("{path}.{}.new", std::process::id());
-    write_new(flag, &beside, contents)?;
-    std::fs::rename(&beside, path)
-        .inspect_err(|_| drop(std::fs::remove_file(&beside)))
+    let temporary = format!("{path}.{}.new", std::process::id());
+    write_new(flag, &temporary, contents)?;
+    std::fs::rename(&temporary, path)
+        .inspect_err(|_| drop(std::fs::remove_file(&temporary)))
         .with_context(|| format!("error while writing {flag}: {path}"))
 }
 

@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use nebula_cert::{Certificate, rfc3339};
+use nebula_cert::{Certificate, GoDuration, rfc3339};
 use serde_json::json;
 
 use crate::arguments::boolean;
-use crate::duration::GoDuration;
 
 #[derive(clap::Args)]
 pub(crate) struct Flags {

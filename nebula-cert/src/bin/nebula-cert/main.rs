@@ -6,7 +6,6 @@ mod bundle;
 mod ca;
 mod completions;
 mod contents;
-mod duration;
 mod file;
 mod hardware;
 mod inspect;

@@ -63,7 +63,7 @@ impl Silent {
     /// One line without its end.
     fn read_line(&self) -> anyhow::Result<Zeroizing<Vec<u8>>> {
         // Allocated once, so that no copy of the beginning stays behind.
-        let mut line = Zeroizing::new(Vec::with_capacity(LONGEST));
+        let mut line = Zeroizing::new(Vec::with_capacity(MAX_PASSPHRASE_LENGTH));
         let mut byte = Zeroizing::new([0]);
         loop {
             // Past the buffer of the standard library, which would keep a copy.
@@ -73,7 +73,7 @@ impl Silent {
             match byte[0] {
                 INTERRUPT => bail!("interrupted"),
                 b'\n' => break,
-                _ if line.len() == LONGEST => bail!("longer than {LONGEST} bytes"),
+                _ if line.len() == MAX_PASSPHRASE_LENGTH => bail!("longer than {MAX_PASSPHRASE_LENGTH} bytes"),
                 other => line.push(other),
             }
         }
@@ -94,6 +94,6 @@ impl Drop for Silent {
 const VARIABLE: &str = "NEBULA_CA_PASSPHRASE";
 const TRIES: usize = 5;
 // What a terminal delivers in one line.
-const LONGEST: usize = 4096;
+const MAX_PASSPHRASE_LENGTH: usize = 4096;
 // Control and C.
 const INTERRUPT: u8 = 3;

@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use nebula_cert::{CaPool, Certificate, PrivateKey, Template, public_key_from_pem};
+use nebula_cert::{CaPool, Certificate, GoDuration, PrivateKey, Template, public_key_from_pem};
 
 use crate::arguments::{Usage, required};
-use crate::duration::GoDuration;
 use crate::file;
 use crate::hardware::Hardware;
 use crate::sign::ca_key;

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use ipnet::IpNet;
-use nebula_cert::{Certificate, Curve, Error, PrivateKey, Signer, SigningKey, Template, Version, public_key_from_pem};
+use nebula_cert::{
+    Certificate, Curve, Error, GoDuration, PrivateKey, Signer, SigningKey, Template, Version, public_key_from_pem,
+};
 
 use crate::arguments::{Deprecated, Usage, required, unsigned};
-use crate::duration::GoDuration;
 use crate::hardware::Hardware;
 use crate::passphrase::{self, Asked};
 use crate::{contents, file, qr};

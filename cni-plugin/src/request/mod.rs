@@ -1,5 +1,8 @@
 //! CNI_* variables and stdin, checked and typed before anything is touched.
 
+pub(crate) mod checked;
+pub mod prev_result;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Read;
@@ -8,8 +11,8 @@ use std::path::PathBuf;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::prev_result::PrevResult;
 use crate::reply::{self, Error, code};
+use crate::request::prev_result::PrevResult;
 
 /// The environment as the request sees it.
 pub type Env = BTreeMap<OsString, OsString>;
@@ -23,7 +26,7 @@ pub enum Request {
     Check(Attach),
     /// Take it away.
     Del(Detach),
-    /// Take away what nobody knows any more.
+    /// Remove attachments that the runtime does not know any more.
     Gc(Collect),
     /// Could an ADD succeed?
     Status(NetworkConfig),

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 /// A signed length of time in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct GoDuration(pub(crate) i64);
+pub struct GoDuration(pub i64);
 
 impl GoDuration {
     /// The second that contains the moment this long after `time`.
-    pub(crate) fn after(self, time: Duration) -> i64 {
+    #[must_use]
+    pub fn after(self, time: Duration) -> i64 {
         let nanoseconds = i128::try_from(time.as_nanos()).unwrap_or(i128::MAX).saturating_add(self.0.into());
         i64::try_from(nanoseconds.div_euclid(1_000_000_000)).unwrap_or(i64::MAX)
     }
@@ -55,7 +56,8 @@ impl FromStr for GoDuration {
 fn fraction_of(digits: &str, unit: i128) -> i128 {
     // Eighteen digits are finer than a nanosecond for every unit.
     let digits: Vec<_> = digits.bytes().take(18).collect();
-    digits.iter().rev().fold(0, |value, digit| (value + i128::from(digit - b'0') * unit * SCALE) / 10) / SCALE
+    digits.iter().rev().fold(0, |value, digit| (value + i128::from(digit - b'0') * unit * FRACTION_SCALE) / 10)
+        / FRACTION_SCALE
 }
 
 fn nanoseconds(unit: &str) -> Option<i128> {
@@ -75,7 +77,7 @@ fn split_while(text: &str, belongs: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(|c| !belongs(c)).unwrap_or(text.len()))
 }
 
-const SCALE: i128 = 1_000_000_000;
+const FRACTION_SCALE: i128 = 1_000_000_000;
 
 #[cfg(test)]
 mod tests {

@@ -3,19 +3,19 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::net::IpAddr;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::guard::{self, Guard};
-use crate::host::NetnsId;
-use crate::host_route::HostRoute;
-use crate::launch::Pod;
+use crate::hash::fnv1a;
+use crate::launch::Target;
+use crate::link::guard::{self, Guard};
+use crate::link::host_route::HostRoute;
 use crate::request::{Key, is_name};
-use crate::supervisor::{Kind, Process};
+use crate::supervisor::kind::Kind;
+use crate::supervisor::process::Process;
 
 /// One attachment as it was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,22 +24,9 @@ pub struct Record {
     pub version: u32,
     /// How far it came.
     pub state: State,
-    /// Network name.
-    pub network: String,
-    /// CNI_CONTAINERID.
-    pub container_id: String,
-    /// CNI_IFNAME.
-    pub ifname: String,
-    /// CNI_NETNS.
-    pub netns: PathBuf,
-    /// The namespace behind that path when it was attached.
-    pub netns_id: NetnsId,
-    /// Whose it is.
-    pub pod: Pod,
-    /// The pod's primary address.
-    pub pod_address: IpAddr,
-    /// Name of the tun device.
-    pub device: String,
+    /// Which pod, and where its tunnel goes.
+    #[serde(flatten)]
+    pub target: Target,
     /// Who keeps the instance alive.
     #[serde(default)]
     pub supervisor: Kind,
@@ -92,7 +79,8 @@ impl Record {
     /// The attachment this record is of.
     #[must_use]
     pub fn key(&self) -> Key {
-        Key { network: self.network.clone(), container_id: self.container_id.clone(), ifname: self.ifname.clone() }
+        let Target { network, container_id, ifname, .. } = &self.target;
+        Key { network: network.clone(), container_id: container_id.clone(), ifname: ifname.clone() }
     }
 
     /// Replaces the record file; on return it is durable.
@@ -257,7 +245,7 @@ impl Files {
         self.dir().join(format!("{}-{}.{suffix}", self.key.container_id, self.key.ifname))
     }
 
-    // A socket address holds 107 bytes: container ids alone have 64, so sockets are named by a hash, beside the
+    // A socket address holds 107 bytes: container ids alone have 64, so sockets are named by a hash, next to the
     // networks' directories (whose names never begin with a dot).
     fn socket(&self, purpose: &str) -> PathBuf {
         self.state_dir.join(format!(".{:016x}.{purpose}", self.hash()))
@@ -297,8 +285,8 @@ pub fn host_routes(state_dir: &Path) -> Vec<HostRoute> {
     paths.filter_map(record).collect()
 }
 
-/// Removes what verbs that were killed left beside locks that nobody holds and that have no record. Without a record
-/// nothing was started; what cannot be removed now can be later.
+/// Removes files of verbs that were killed: those next to a lock that nobody holds and that has no record. Without a
+/// record nothing was started. Files that cannot be removed now are tried again later.
 pub fn sweep(state_dir: &Path, network: &str) {
     let dir = state_dir.join(network);
     let Ok(entries) = fs::read_dir(&dir) else { return };
@@ -342,16 +330,11 @@ fn temporary(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Short names for long ones (FNV-1a); tells nothing apart that an adversary chose.
-pub(crate) fn fnv1a(parts: &[&str]) -> u64 {
-    let bytes = parts.iter().flat_map(|part| part.bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
 const MAX_RECORD: u64 = 64 << 10;
 
 #[cfg(test)]
 mod tests {
+    use crate::launch::Pod;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
@@ -365,14 +348,16 @@ mod tests {
         Record {
             version: Record::VERSION,
             state: State::Intent,
-            network: "net".into(),
-            container_id: "c".repeat(64),
-            ifname: "eth0".into(),
-            netns: "/run/netns/x".into(),
-            netns_id: (4, 9),
-            pod: Pod { namespace: "a".into(), name: "b".into(), uid: "c".into() },
-            pod_address: "10.0.0.1".parse().unwrap(),
-            device: "nebula0".into(),
+            target: Target {
+                network: "net".into(),
+                container_id: "c".repeat(64),
+                ifname: "eth0".into(),
+                netns: "/run/netns/x".into(),
+                netns_id: (4, 9),
+                pod: Pod { namespace: "a".into(), name: "b".into(), uid: "c".into() },
+                pod_address: "10.0.0.1".parse().unwrap(),
+                device: "nebula0".into(),
+            },
             supervisor: Kind::Systemd,
             instance: "/opt/cni/bin/nebula-cni-instance".into(),
             process: Some(Process { pid: 7, start_time: 9 }),
@@ -399,6 +384,17 @@ mod tests {
         assert_eq!(files.dir().metadata().unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(list(dir.path(), "net").unwrap(), [files.record()]);
         assert_eq!(host_routes(dir.path()), Vec::from_iter(record().host_route));
+    }
+
+    #[test]
+    fn a_record_of_the_release_before_is_read_and_written_with_the_same_keys_in_the_same_order() {
+        let text = r#"{"version":1,"state":"running","network":"net","container_id":"c","ifname":"eth0",
+            "netns":"/run/netns/x","netns_id":[4,9],"pod":{"namespace":"a","name":"b","uid":"c"},
+            "pod_address":"10.0.0.1","device":"nebula0","supervisor":"systemd","instance":"/i","process":null,
+            "user":2130706433,"status_socket":"/x"}"#;
+        let record: Record = serde_json::from_str(text).unwrap();
+        assert_eq!((record.target.pod.uid.as_str(), record.user), ("c", Some(2_130_706_433)));
+        assert_eq!(serde_json::to_string(&record).unwrap(), text.split_whitespace().collect::<String>());
     }
 
     #[test]

@@ -1,17 +1,18 @@
-//! Repairs what nobody calls the plugin for: starts instances that died, and takes away attachments whose pod is gone.
-//! Runs at the end of the verbs that have time, and by itself from a timer.
+//! Housekeeping that no verb asks for: restarts instances that died, and removes attachments whose pod is gone. Runs at the
+//! end of verbs that are not urgent, and from a timer.
 
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::del::detach;
-use crate::guard::Guard;
-use crate::host::{Deadline, Host};
-use crate::lock::Lock;
-use crate::record::{self, Files, Found, Record, State};
+use crate::attachment::lock::Lock;
+use crate::attachment::record::{self, Files, Found, Record, State};
+use crate::clock::Deadline;
+use crate::host::Host;
+use crate::link::guard::Guard;
 use crate::request::is_name;
 use crate::supervisor::Launch;
+use crate::verb::del::detach;
 
 /// How much to look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +65,7 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
         return Ok(());
     };
     let Ok(Found::Record(mut record)) = Record::load(path) else { return Ok(()) };
-    let named = |problem: String| format!("pod {}/{}: {problem}", record.pod.namespace, record.pod.name);
+    let named = |problem: String| format!("pod {}/{}: {problem}", record.target.pod.namespace, record.target.pod.name);
     if !has_namespace(&record, host) {
         detach(&files, host).map_err(|e| named(e.to_string()))?;
         lock.remove();
@@ -83,14 +84,14 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
         dead.stop(host.clock).map_err(named)?;
     }
     let supervisor = host.supervisor(record.supervisor);
-    let (instance, netns) = (record.instance.clone(), record.netns.clone());
-    let description = format!("Nebula tunnel of pod {}/{}", record.pod.namespace, record.pod.name);
+    let (instance, netns) = (record.instance.clone(), record.target.netns.clone());
+    let description = format!("Nebula tunnel of pod {}/{}", record.target.pod.namespace, record.target.pod.name);
     let launch = Launch {
         instance: &instance,
         files: &files,
         netns: &netns,
         description: &description,
-        budget: RESTART,
+        budget: RESTART_TIMEOUT,
         memory_limit: record.memory_limit,
     };
     let mut started = |process| {
@@ -121,7 +122,7 @@ fn is_guarded(guard: &Guard, host: &Host<'_>) -> bool {
 }
 
 fn has_namespace(record: &Record, host: &Host<'_>) -> bool {
-    host.namespaces.open(&record.netns).is_ok_and(|netns| netns.id == record.netns_id)
+    host.namespaces.open(&record.target.netns).is_ok_and(|netns| netns.id == record.target.netns_id)
 }
 
 fn joined(results: impl Iterator<Item = Result<(), Vec<String>>>) -> Result<(), Vec<String>> {
@@ -130,4 +131,4 @@ fn joined(results: impl Iterator<Item = Result<(), Vec<String>>>) -> Result<(), 
 }
 
 // As long as an ADD may take at most: nobody waits for it.
-const RESTART: Duration = Duration::from_secs(60);
+const RESTART_TIMEOUT: Duration = Duration::from_secs(60);

@@ -8,10 +8,10 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use crate::launch::Isolate;
-use crate::prev_result::PrevResult;
 use crate::reply::Error;
 use crate::request::NetworkConfig;
-use crate::settings::{prefixes, refuse_other_keys, refused};
+use crate::request::checked::{prefixes, refuse_other_keys, refused};
+use crate::request::prev_result::{PrevResult, reachable};
 
 /// The key `isolate`, as the operator wrote it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Isolation {
                 [servers_of_runtime(config), prev_result.name_servers(), servers_of_node(&RESOLV_CONF.map(Path::new))];
             told.into_iter().find(|servers| !servers.is_empty()).unwrap_or_default()
         });
-        dns.truncate(MAX);
+        dns.truncate(MAX_ADDRESSES);
         Isolate { ranges: self.ranges.clone(), dns, probes }
     }
 }
@@ -72,13 +72,6 @@ fn servers_of_node(files: &[&Path]) -> Vec<IpAddr> {
     files.iter().map(servers).find(|servers| !servers.is_empty()).unwrap_or_default()
 }
 
-/// An address that means the same in a pod as on its node.
-pub(crate) fn reachable(text: &str) -> Option<IpAddr> {
-    let address: IpAddr = text.parse().ok()?;
-    let is_local = address.is_loopback() || address.is_unspecified();
-    (!is_local).then_some(address)
-}
-
 // Connecting a datagram socket asks the kernel for a route and sends nothing.
 fn source_towards(pod: IpAddr) -> Option<IpAddr> {
     let any = if pod.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -89,12 +82,13 @@ fn source_towards(pod: IpAddr) -> Option<IpAddr> {
 
 fn addresses(key: &str, value: &Value) -> Result<Vec<IpAddr>, Error> {
     const EXPECTED: &str = "a list of at most 64 IP addresses";
-    let list = value.as_array().filter(|list| list.len() <= MAX).ok_or_else(|| refused(key, value, EXPECTED))?;
+    let list =
+        value.as_array().filter(|list| list.len() <= MAX_ADDRESSES).ok_or_else(|| refused(key, value, EXPECTED))?;
     let address = |item: &Value| item.as_str().and_then(|text| text.parse().ok());
     list.iter().map(|item| address(item).ok_or_else(|| refused(key, item, EXPECTED))).collect()
 }
 
-const MAX: usize = 64;
+const MAX_ADDRESSES: usize = 64;
 const RESOLV_CONF: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
 
 #[cfg(test)]

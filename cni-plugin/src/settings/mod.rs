@@ -1,19 +1,22 @@
 //! Our entry in the network configuration list, checked whole before anything is touched. Keys of others are not our
 //! business; a wrong value of ours is refused by key and value.
 
+pub mod isolation;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
+use crate::attachment::room::Users;
 use crate::enrolment::Enrolment;
-use crate::isolation::Isolation;
 use crate::launch::{CaAccess, Flow, Mode, Underlay};
 use crate::reply::{Error, code};
+use crate::request::checked::{prefixes, refuse_other_keys, refused};
 use crate::request::{self, NetworkConfig};
-use crate::room::Users;
-use crate::supervisor::Kind;
+use crate::settings::isolation::Isolation;
+use crate::supervisor::kind::Kind;
 
 /// What the operator configured.
 #[derive(Debug, Clone)]
@@ -94,7 +97,7 @@ impl Settings {
         Keys { config }.state_dir().unwrap_or_else(|_| PathBuf::from(STATE_DIR))
     }
 
-    /// The instance binary: the configured one, else beside the plugin, else the usual directory.
+    /// The instance binary: the configured one, else the one next to the plugin, else the usual directory.
     ///
     /// # Errors
     /// Code 7 if there is none.
@@ -130,7 +133,7 @@ impl Keys<'_> {
     }
 
     fn device(&self) -> Result<String, Error> {
-        let device = self.text("device")?.unwrap_or_else(|| DEVICE.to_owned());
+        let device = self.text("device")?.unwrap_or_else(|| DEFAULT_DEVICE.to_owned());
         // '%' would make the kernel pick a number.
         if !request::is_ifname(&device) || device == "lo" || device.contains('%') || !device.is_ascii() {
             return Err(refused("device", &Value::from(device), request::IFNAME_PATTERN));
@@ -239,7 +242,7 @@ impl Keys<'_> {
     }
 
     fn timeout(&self) -> Result<Duration, Error> {
-        let Some(value) = self.config.value("timeoutSeconds")? else { return Ok(TIMEOUT) };
+        let Some(value) = self.config.value("timeoutSeconds")? else { return Ok(DEFAULT_TIMEOUT) };
         let seconds = value.as_u64().filter(|s| (1..=MAX_TIMEOUT.as_secs()).contains(s));
         seconds.map(Duration::from_secs).ok_or_else(|| refused("timeoutSeconds", &value, "a whole number from 1 to 60"))
     }
@@ -315,37 +318,6 @@ impl Keys<'_> {
     }
 }
 
-/// A refusal by key and value.
-pub(crate) fn refused(key: &str, value: &Value, expected: &str) -> Error {
-    let value = request::shown(&value.to_string());
-    Error::new(code::CONFIG, format!("network configuration: key {key:?} has value {value}: expected {expected}"))
-}
-
-/// In objects that are ours alone, an unknown key is a typing error.
-pub(crate) fn refuse_other_keys(name: &str, object: &Map<String, Value>, known: &[&str]) -> Result<(), Error> {
-    match object.iter().find(|(key, _)| !known.contains(&key.as_str())) {
-        Some((key, value)) => {
-            Err(refused(&format!("{name}.{key}"), value, &format!("only the keys {} in {name}", known.join(", "))))
-        }
-        None => Ok(()),
-    }
-}
-
-/// A list of prefixes. Host bits are cut off; a part with leading zeros is refused, since some read it as octal.
-pub(crate) fn prefixes(key: &str, value: &Value) -> Result<Vec<IpNet>, Error> {
-    const EXPECTED: &str = "a list of at most 64 prefixes such as [\"10.42.0.0/16\"]";
-    let list =
-        value.as_array().filter(|list| list.len() <= MAX_PREFIXES).ok_or_else(|| refused(key, value, EXPECTED))?;
-    list.iter().map(|item| item.as_str().and_then(prefix).ok_or_else(|| refused(key, item, EXPECTED))).collect()
-}
-
-fn prefix(text: &str) -> Option<IpNet> {
-    let (address, length) = text.split_once('/')?;
-    let plain = length.bytes().all(|byte| byte.is_ascii_digit()) && (length == "0" || !length.starts_with('0'));
-    let address = address.parse().ok().filter(|_| plain)?;
-    Some(IpNet::new(address, length.parse().ok()?).ok()?.trunc())
-}
-
 fn absolute(key: &str, text: &str) -> Result<PathBuf, Error> {
     if text.starts_with('/') && !text.contains('\0') {
         Ok(PathBuf::from(text))
@@ -363,8 +335,7 @@ const INSTANCE: &str = "nebula-cni-instance";
 const BIN_DIR: &str = "/opt/cni/bin";
 /// Where records live unless the key `stateDir` says otherwise.
 pub const STATE_DIR: &str = "/run/nebula-cni";
-const DEVICE: &str = "nebula0";
-const MAX_PREFIXES: usize = 64;
+const DEFAULT_DEVICE: &str = "nebula0";
 // Above the ports Linux gives to outgoing connections by default (32768 to 60999).
 const PORT_RANGE: (u16, u16) = (61000, 65535);
 // Nebula's own: in the pod's namespace nobody else has it.
@@ -374,7 +345,7 @@ const MEMORY_LIMIT_MIB: u64 = 32;
 // What an instance takes while it starts, and some flows.
 const MIN_MEMORY_LIMIT_MIB: u64 = 16;
 const MAX_MEMORY_LIMIT_MIB: u64 = 64 << 10;
-const TIMEOUT: Duration = Duration::from_secs(20);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(20);
 // A kubelet gives up after four minutes and may then never free the sandbox's name.
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 

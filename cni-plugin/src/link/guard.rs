@@ -16,9 +16,9 @@ use nix::libc;
 use serde::{Deserialize, Serialize};
 
 use crate::launch::Isolate;
+use crate::link::pod_link::{Mac, PodLink, link_local};
+use crate::netlink::nftables::{self, Family, Field, Header, Hook, Is, Match, Rule, Set, Table};
 use crate::netlink::octets;
-use crate::nftables::{self, Family, Field, Header, Hook, Is, Match, Rule, Set, Table};
-use crate::pod_link::{Mac, PodLink, link_local};
 
 /// The rules of one pod's link, as they were made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,10 +73,10 @@ impl Guard {
     fn table(&self) -> Table {
         let set = |name, key_len, size| Set { name, key_len, size };
         Table::new(Family::Link, self.table.as_str())
-            .set(set(V4.flows, 20, MOST_FLOWS))
-            .set(set(V6.flows, 44, MOST_FLOWS))
-            .set(set(V4.askers, 12, MOST_ASKERS))
-            .set(set(V6.askers, 24, MOST_ASKERS))
+            .set(set(V4.flows, 20, MAX_FLOWS))
+            .set(set(V6.flows, 44, MAX_FLOWS))
+            .set(set(V4.askers, 12, MAX_ASKERS))
+            .set(set(V6.askers, 24, MAX_ASKERS))
             .chain(Hook::FromLink(self.link.clone()), self.outgoing())
             .chain(Hook::ToLink(self.link.clone()), self.incoming())
     }
@@ -464,25 +464,25 @@ pub trait Guards {
     /// Puts the rules into force, in place of others for the same attachment or link.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Implementation by the kernel.
     fn install(&self, guard: &Guard) -> io::Result<()>;
 
     /// Whether these rules are in force.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Implementation by the kernel.
     fn is_in_force(&self, guard: &Guard) -> io::Result<bool>;
 
     /// Removes the rules of the attachment that tables with this prefix belong to; that there are none is no error.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Implementation by the kernel.
     fn remove(&self, prefix: &str) -> io::Result<()>;
 
     /// Removes rules of links that are gone.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Implementation by the kernel.
     fn sweep(&self) -> io::Result<()>;
 }
 
@@ -543,8 +543,8 @@ const PREFIX: &str = "nebula-cni-";
 // A DNS question is answered or asked again.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
 const CONNECTION_IDLE: Duration = Duration::from_secs(600);
-const MOST_FLOWS: u32 = 16_384;
-const MOST_ASKERS: u32 = 256;
+const MAX_FLOWS: u32 = 16_384;
+const MAX_ASKERS: u32 = 256;
 const DNS: u16 = 53;
 const UDP: u8 = libc::IPPROTO_UDP as u8;
 const TCP: u8 = libc::IPPROTO_TCP as u8;

@@ -3,13 +3,14 @@
 
 use std::time::Duration;
 
-use crate::del::detach;
-use crate::host::{Deadline, Host};
-use crate::lock::Lock;
-use crate::record::{self, Files, Found, Record};
+use crate::attachment::lock::Lock;
+use crate::attachment::record::{self, Files, Found, Record};
+use crate::clock::Deadline;
+use crate::host::Host;
 use crate::reply::{Error, code};
 use crate::request::Collect;
 use crate::settings::Settings;
+use crate::verb::del::detach;
 
 /// Collects. Without a list nothing is done; an empty list means that nothing is valid.
 ///
@@ -26,12 +27,13 @@ pub fn run(request: &Collect, host: &Host<'_>) -> Result<(), Error> {
         let Ok(Found::Record(record)) = Record::load(&path) else { continue };
         let key = record.key();
         let is_valid = valid.iter().any(|(id, ifname)| (id, ifname) == (&key.container_id, &key.ifname));
-        let has_netns = host.namespaces.open(&record.netns).is_ok_and(|netns| netns.id == record.netns_id);
+        let has_netns =
+            host.namespaces.open(&record.target.netns).is_ok_and(|netns| netns.id == record.target.netns_id);
         if is_valid || has_netns {
             continue;
         }
         let files = Files::new(&state_dir, &key);
-        let done = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_PATIENCE))
+        let done = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_TIMEOUT))
             .and_then(|lock| detach(&files, host).map(|()| lock.remove()));
         problems.extend(done.err().map(|e| e.to_string()));
     }
@@ -41,4 +43,4 @@ pub fn run(request: &Collect, host: &Host<'_>) -> Result<(), Error> {
     Err(Error::new(code::IO, "some attachments could not be collected").details(problems.join("; ")))
 }
 
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,19 +1,22 @@
-//! Decides whether a pod is ours (admission decision). What cannot be decided is an error, never a "no".
+//! Decides whether a pod is enrolled (admission decision). If that cannot be decided, it is an error, never a "no".
+
+pub mod labels;
+pub mod selector;
 
 use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::host::{Clock, Deadline};
-use crate::labels::{Answer, LabelSource, Question};
+use crate::clock::{Clock, Deadline};
+use crate::enrolment::labels::{Answer, LabelSource, Question};
+use crate::enrolment::selector::Selector;
+use crate::hash::fnv1a;
 use crate::launch::Pod;
-use crate::record::fnv1a;
 use crate::reply::{Error, code};
+use crate::request::checked::{refuse_other_keys, refused};
 use crate::request::{Args, NetworkConfig};
-use crate::selector::Selector;
-use crate::settings::{refuse_other_keys, refused};
 
-/// Whom the operator enrolled. Without lists and selectors: every pod of the chain.
+/// Which pods the operator enrolled. Without lists and selectors: every pod of the chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Enrolment {
     namespaces: Namespaces,
@@ -38,12 +41,12 @@ struct Selectors {
     namespace: Option<Selector>,
 }
 
-/// What a decision may use beside the request.
+/// What a decision may use besides the request.
 #[derive(Clone, Copy)]
 pub struct Knowledge<'a> {
     /// CNI_CONTAINERID.
     pub container_id: &'a str,
-    /// Who knows labels.
+    /// Source of labels.
     pub labels: &'a dyn LabelSource,
     /// The program that asks for them.
     pub program: &'a dyn Fn() -> Result<PathBuf, Error>,
@@ -260,8 +263,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::host::SystemClock;
-    use crate::labels::Labels;
+    use crate::clock::SystemClock;
+    use crate::enrolment::labels::Labels;
     use crate::request::{Env, Request, read};
 
     /// Answers what it was made with.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::{Clock, Deadline};
+use crate::clock::{Clock, Deadline};
 
 /// On the standard input of `nebula-cni-instance --labels`, as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ pub enum Answer {
         /// That one's uid.
         uid: String,
     },
-    /// Nobody knows.
+    /// The labels could not be determined; holds the reason.
     Undecided(String),
 }
 
@@ -58,7 +58,7 @@ pub struct Labels {
     pub namespace: BTreeMap<String, String>,
 }
 
-/// Who knows labels.
+/// Source of labels.
 pub trait LabelSource {
     /// Asks, and waits for at most the time in the question.
     fn ask(&self, program: &Path, question: &Question, clock: &dyn Clock) -> Answer;
@@ -93,9 +93,9 @@ fn run(program: &Path, question: &Question, clock: &dyn Clock) -> Result<Answer,
         let mut answer = Vec::new();
         stdout.map(|stdout| stdout.take(MAX_ANSWER).read_to_end(&mut answer)).transpose().map(|_| answer)
     });
-    let deadline = Deadline::after(clock, Duration::from_millis(question.within_ms) + GRACE);
+    let deadline = Deadline::after(clock, Duration::from_millis(question.within_ms) + ANSWER_GRACE);
     while !reader.is_finished() && !deadline.is_over(clock) {
-        clock.sleep(POLL);
+        clock.sleep(ANSWER_POLL_INTERVAL);
     }
     if !reader.is_finished() {
         let _ = child.kill();
@@ -106,7 +106,7 @@ fn run(program: &Path, question: &Question, clock: &dyn Clock) -> Result<Answer,
     serde_json::from_slice(&answer?).map_err(|_| format!("{} --labels gave no answer in time", program.display()))
 }
 
-const POLL: Duration = Duration::from_millis(2);
+const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(2);
 // The program keeps the time itself; this is for one that hangs.
-const GRACE: Duration = Duration::from_millis(500);
+const ANSWER_GRACE: Duration = Duration::from_millis(500);
 const MAX_ANSWER: u64 = 4 << 20;

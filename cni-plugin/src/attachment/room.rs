@@ -7,7 +7,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::path::Path;
 
-use crate::record::{Files, fnv1a};
+use crate::attachment::record::Files;
+use crate::hash::fnv1a;
 
 /// Numbers of users for instances, inclusive. Each is also the number of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

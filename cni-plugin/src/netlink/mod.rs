@@ -1,25 +1,45 @@
 //! What messages of every netlink protocol have in common: header, attributes, the kernel's answers (netlink(7)).
 
+pub mod nftables;
+
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::libc;
-use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, send, socket};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt, socket,
+    sockopt,
+};
 
 /// A socket that speaks with the kernel and hears nobody else.
 ///
 /// # Errors
-/// The kernel's.
+/// Implementation by the kernel.
 pub fn connect(protocol: SockProtocol) -> io::Result<OwnedFd> {
     let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
     nix::sys::socket::connect(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
     Ok(socket)
 }
 
+/// A socket that hears the notifications of rtnetlink groups. `buffer`: bytes for notifications that wait, 0 for the
+/// system's choice.
+///
+/// # Errors
+/// Implementation by the kernel.
+pub fn subscribe(groups: i32, buffer: usize) -> io::Result<OwnedFd> {
+    let route = SockProtocol::NetlinkRoute;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, route)?;
+    if buffer > 0 && setsockopt(&socket, sockopt::RcvBufForce, &buffer).is_err() {
+        setsockopt(&socket, sockopt::RcvBuf, &buffer)?;
+    }
+    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups.cast_unsigned()))?;
+    Ok(socket)
+}
+
 /// struct nlmsghdr, then `body`. That it is a request need not be among the flags.
 pub fn push_message(out: &mut Vec<u8>, kind: u16, flags: i32, sequence: u32, body: &[u8]) {
-    out.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
+    out.extend_from_slice(&((HEADER_LENGTH + body.len()) as u32).to_ne_bytes());
     out.extend_from_slice(&kind.to_ne_bytes());
     out.extend_from_slice(&((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
     out.extend_from_slice(&sequence.to_ne_bytes());
@@ -44,13 +64,20 @@ pub fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
+/// An address as attributes hold it, of either family.
+#[must_use]
+pub fn address(octets: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(octets).ok().map(IpAddr::from);
+    v4.or_else(|| <[u8; 16]>::try_from(octets).ok().map(IpAddr::from))
+}
+
 /// What became of requests, by their sequence numbers. Whatever else the kernel says is passed over.
 pub fn answers(mut bytes: &[u8]) -> impl Iterator<Item = (u32, io::Result<()>)> {
     std::iter::from_fn(move || {
-        while let Some((head, rest)) = bytes.split_first_chunk::<HEADER>() {
+        while let Some((head, rest)) = bytes.split_first_chunk::<HEADER_LENGTH>() {
             let [a, b, c, d, kind, more, _, _, e, f, g, h, ..] = *head;
             let len = u32::from_ne_bytes([a, b, c, d]) as usize;
-            bytes = bytes.get(len.max(HEADER).next_multiple_of(4)..).unwrap_or_default();
+            bytes = bytes.get(len.max(HEADER_LENGTH).next_multiple_of(4)..).unwrap_or_default();
             if i32::from(u16::from_ne_bytes([kind, more])) == libc::NLMSG_ERROR
                 && let Some((code, _)) = rest.split_first_chunk()
             {
@@ -65,6 +92,16 @@ pub fn answers(mut bytes: &[u8]) -> impl Iterator<Item = (u32, io::Result<()>)> 
     })
 }
 
+/// Asks rtnetlink on a socket of its own, and returns the bodies of the messages that answer; see [`dump`].
+///
+/// # Errors
+/// As [`dump`].
+pub fn ask_route(kind: u16, flags: i32, body: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+    let mut request = Vec::new();
+    push_message(&mut request, kind, flags | libc::NLM_F_ACK, 1, body);
+    dump(&connect(SockProtocol::NetlinkRoute)?, &request)
+}
+
 /// Sends one request and collects the bodies of the messages that answer it, until the kernel says that these were all.
 ///
 /// # Errors
@@ -75,7 +112,7 @@ pub fn dump(socket: &OwnedFd, request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     let mut answer = vec![0; 64 << 10];
     loop {
         let len = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-        for (kind, body) in messages(&answer[..len]) {
+        for Message { kind, body, .. } in messages(&answer[..len]) {
             match i32::from(kind) {
                 libc::NLMSG_DONE => return Ok(bodies),
                 libc::NLMSG_ERROR => {
@@ -86,22 +123,34 @@ pub fn dump(socket: &OwnedFd, request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
                         Err(io::Error::from_raw_os_error(code.saturating_neg()))
                     };
                 }
-                _ if bodies.len() < MOST_MESSAGES => bodies.push(body.to_vec()),
+                _ if bodies.len() < MAX_MESSAGES => bodies.push(body.to_vec()),
                 _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "too many answers")),
             }
         }
     }
 }
 
-/// Kind and body of each whole message.
-pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+/// One message of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message<'a> {
+    /// nlmsg_type.
+    pub kind: u16,
+    /// nlmsg_flags.
+    pub flags: u16,
+    /// What follows the header.
+    pub body: &'a [u8],
+}
+
+/// Each whole message.
+pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
-        let (head, _) = bytes.split_first_chunk::<HEADER>()?;
-        let [a, b, c, d, kind, more, ..] = *head;
+        let (head, _) = bytes.split_first_chunk::<HEADER_LENGTH>()?;
+        let [a, b, c, d, kind, more, flags, more_flags, ..] = *head;
         let len = u32::from_ne_bytes([a, b, c, d]) as usize;
-        let body = bytes.get(HEADER..len)?;
+        let body = bytes.get(HEADER_LENGTH..len)?;
         bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
-        Some((u16::from_ne_bytes([kind, more]), body))
+        let (kind, flags) = (u16::from_ne_bytes([kind, more]), u16::from_ne_bytes([flags, more_flags]));
+        Some(Message { kind, flags, body })
     })
 }
 
@@ -113,7 +162,7 @@ pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
         let len = usize::from(u16::from_ne_bytes([a, b]));
         let value = bytes.get(4..len)?;
         bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
-        Some((u16::from_ne_bytes([kind, more]) & KIND, value))
+        Some((u16::from_ne_bytes([kind, more]) & ATTRIBUTE_KIND_MASK, value))
     })
 }
 
@@ -131,11 +180,11 @@ pub fn text(bytes: &[u8], kind: u16) -> Option<String> {
 }
 
 // NLA_TYPE_MASK.
-const KIND: u16 = 0x3fff;
+const ATTRIBUTE_KIND_MASK: u16 = 0x3fff;
 // More links or tables than any node has.
-const MOST_MESSAGES: usize = 100_000;
+const MAX_MESSAGES: usize = 100_000;
 // struct nlmsghdr.
-const HEADER: usize = 16;
+const HEADER_LENGTH: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -163,7 +212,10 @@ mod tests {
     #[test]
     fn messages_and_attributes_that_are_cut_short_end_the_reading() {
         let bytes = [answer(2, 7, 0), answer(16, 8, -1)].concat();
-        assert_eq!(messages(&bytes).map(|(kind, body)| (kind, body.len())).collect::<Vec<_>>(), [(2, 20), (16, 20)]);
+        assert_eq!(
+            messages(&bytes).map(|message| (message.kind, message.body.len())).collect::<Vec<_>>(),
+            [(2, 20), (16, 20)]
+        );
         assert_eq!(messages(&bytes[..50]).count(), 1);
         assert_eq!(messages(&[0; 16]).count(), 0);
         let mut out = Vec::new();

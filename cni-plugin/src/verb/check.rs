@@ -2,15 +2,17 @@
 
 use std::path::Path;
 
-use crate::add::{enrolled, open_netns, required_prev_result};
-use crate::guard::Guard;
-use crate::host::{Deadline, Host, Link, Netns};
+use crate::attachment::record::{Files, Found, Record, State};
+use crate::clock::Deadline;
+use crate::host::Host;
 use crate::instance_status::{Status, parse_network};
-use crate::record::{Files, Found, Record, State};
+use crate::link::guard::Guard;
+use crate::netns::{Link, Netns};
 use crate::reply::{Error, code};
 use crate::request::Attach;
 use crate::settings::Settings;
-use crate::supervisor::Process;
+use crate::supervisor::process::Process;
+use crate::verb::add::{enrolled, open_netns, required_prev_result};
 
 /// Checks record, namespace, instance, device and certificate.
 ///
@@ -35,27 +37,31 @@ pub fn run(request: &Attach, host: &Host<'_>) -> Result<(), Error> {
         }
     };
     let netns = open_netns(request, host)?;
-    check_attachment(&record, &settings.state_dir, &netns, host)
-        .map_err(|e| Error { msg: format!("pod {}/{}: {}", record.pod.namespace, record.pod.name, e.msg), ..e })
+    check_attachment(&record, &settings.state_dir, &netns, host).map_err(|e| Error {
+        msg: format!("pod {}/{}: {}", record.target.pod.namespace, record.target.pod.name, e.msg),
+        ..e
+    })
 }
 
 fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Host<'_>) -> Result<(), Error> {
-    if netns.id != record.netns_id {
+    if netns.id != record.target.netns_id {
         return Err(Error::new(code::NETNS, "the network namespace is not the one the tunnel was made in"));
     }
     let files = Files::new(state_dir, &record.key());
     if !host.supervisor(record.supervisor).is_alive(&files, record.process, host.clock) {
         let why = host.supervisor(record.supervisor).why_ended(&files, host.clock);
-        let details = why.into_iter().chain([RESTART.to_owned()]).collect::<Vec<_>>().join("; ");
+        let details = why.into_iter().chain([RESTART_HELP.to_owned()]).collect::<Vec<_>>().join("; ");
         return Err(Error::new(code::INSTANCE_UNREACHABLE, "the instance does not run any more").details(details));
     }
     let status = Status::ask(&record.status_socket).map_err(|e| {
-        Error::new(code::INSTANCE_UNREACHABLE, format!("the instance does not answer: {e}")).details(RESTART)
+        Error::new(code::INSTANCE_UNREACHABLE, format!("the instance does not answer: {e}")).details(RESTART_HELP)
     })?;
     // A unit's process is systemd's business: it may be another one after a restart.
     let another = |process: Process| status.pid.is_some_and(|pid| pid != process.pid);
-    if record.process.is_some_and(another) || status.uid.is_some_and(|uid| uid != record.pod.uid) {
-        return Err(Error::new(code::INSTANCE_UNREACHABLE, "another instance answers in its place").details(RESTART));
+    if record.process.is_some_and(another) || status.uid.is_some_and(|uid| uid != record.target.pod.uid) {
+        return Err(
+            Error::new(code::INSTANCE_UNREACHABLE, "another instance answers in its place").details(RESTART_HELP)
+        );
     }
     if status.certificate.is_some_and(|certificate| certificate.not_after <= host.clock.unix_seconds()) {
         return Err(Error::new(code::CERTIFICATE_EXPIRED, "the certificate has expired")
@@ -68,7 +74,7 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
     if let Some(guard) = &record.guard {
         check_guard(guard, host)?;
     }
-    let device = &record.device;
+    let device = &record.target.device;
     let link = host
         .namespaces
         .link(netns, device)
@@ -85,7 +91,7 @@ fn check_guard(guard: &Guard, host: &Host<'_>) -> Result<(), Error> {
     }
     match host.guards.is_in_force(guard) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(bad(format!("rules of its link {} are gone", guard.link)).details(GUARD_AGAIN)),
+        Ok(false) => Err(bad(format!("rules of its link {} are gone", guard.link)).details(GUARD_HELP)),
         Err(e) => Err(bad(format!("rules of its link {} cannot be read: {e}", guard.link))),
     }
 }
@@ -101,8 +107,8 @@ fn check_link(link: &Link, device: &str, overlay: &[String]) -> Result<(), Error
     }
 }
 
-const GUARD_AGAIN: &str = "\"nebula-cni-plugin reconcile\" and the next ADD of any pod make them again";
-const RESTART: &str = "it is started again within a moment; if this repeats, see its log, or delete the pod";
+const GUARD_HELP: &str = "\"nebula-cni-plugin reconcile\" and the next ADD of any pod make them again";
+const RESTART_HELP: &str = "it is started again within a moment; if this repeats, see its log, or delete the pod";
 
 #[cfg(test)]
 mod tests {

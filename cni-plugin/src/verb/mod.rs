@@ -1,9 +1,15 @@
 //! From a request to the text for stdout.
 
+pub mod add;
+pub mod check;
+pub mod del;
+pub mod gc;
+pub mod reconcile;
+pub mod status;
+
 use crate::host::Host;
 use crate::reply::{self, Error};
 use crate::request::Request;
-use crate::{add, check, del, gc, status};
 
 /// Answers a request. The text goes to stdout as it is; verbs without a result give none.
 ///

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::reply::Error;
-use crate::settings::{refuse_other_keys, refused};
+use crate::request::checked::{refuse_other_keys, refused};
 
 /// Which sets of labels are meant. An empty one means all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -4,18 +4,16 @@ use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsRawFd;
-use std::thread;
 
 use ipnet::IpNet;
 use nix::ifaddrs::getifaddrs;
 use nix::libc;
 use nix::net::if_::if_indextoname;
-use nix::sched::{CloneFlags, setns};
-use nix::sys::socket::{SockProtocol, SockaddrStorage};
+use nix::sys::socket::SockaddrStorage;
 
-use crate::host::Netns;
-use crate::host_route::{Routes, SystemRoutes};
+use crate::link::host_route::{Routes, SystemRoutes};
 use crate::netlink::{self, push_attribute};
+use crate::netns::{Netns, in_namespace};
 
 /// An Ethernet address.
 pub type Mac = [u8; 6];
@@ -57,7 +55,7 @@ pub trait Links {
     fn harden(&self, netns: &Netns, ifname: &str);
 }
 
-/// The kernel's.
+/// Implementation by the kernel.
 #[derive(Debug)]
 pub struct SystemLinks;
 
@@ -148,16 +146,18 @@ fn link(by: By<'_>) -> io::Result<Option<Link>> {
         By::Name(name) => push_attribute(&mut body, libc::IFLA_IFNAME, &[name.as_bytes(), &[0]].concat()),
         By::Index(index) => body[4..8].copy_from_slice(&index.to_ne_bytes()),
     }
-    let bodies = match ask(libc::RTM_GETLINK, 0, &body) {
+    let bodies = match netlink::ask_route(libc::RTM_GETLINK, 0, &body) {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
         other => other?,
     };
-    let Some((head, attributes)) = bodies.first().and_then(|body| body.split_first_chunk::<IFINFOMSG>()) else {
-        return Ok(None);
-    };
+    Ok(bodies.first().and_then(|body| read_link(body)))
+}
+
+fn read_link(body: &[u8]) -> Option<Link> {
+    let (head, attributes) = body.split_first_chunk::<IFINFOMSG>()?;
     let word = |kind: u16| Some(u32::from_ne_bytes(netlink::attribute(attributes, kind)?.try_into().ok()?));
     let kind = netlink::attribute(attributes, libc::IFLA_LINKINFO).and_then(|info| netlink::text(info, INFO_KIND));
-    Ok(Some(Link {
+    Some(Link {
         index: u32::from_ne_bytes([head[4], head[5], head[6], head[7]]),
         name: netlink::text(attributes, libc::IFLA_IFNAME).unwrap_or_default(),
         kind: kind.unwrap_or_default(),
@@ -165,7 +165,12 @@ fn link(by: By<'_>) -> io::Result<Option<Link>> {
         peer: word(libc::IFLA_LINK),
         peer_namespace: word(LINK_NETNSID).map(u32::cast_signed),
         master: word(libc::IFLA_MASTER),
-    }))
+    })
+}
+
+/// Reads a description of a link, for the fuzzer.
+pub(crate) fn fuzz(body: &[u8]) {
+    let _ = read_link(body);
 }
 
 /// What this network namespace calls another one, if it has a number for it.
@@ -173,7 +178,7 @@ fn number_of(netns: &File) -> io::Result<Option<i32>> {
     // struct rtgenmsg, filled up.
     let mut body = vec![0; 4];
     push_attribute(&mut body, NETNSA_FD, &netns.as_raw_fd().to_ne_bytes());
-    let bodies = ask(libc::RTM_GETNSID, 0, &body)?;
+    let bodies = netlink::ask_route(libc::RTM_GETNSID, 0, &body)?;
     let number = bodies.first().and_then(|body| netlink::attribute(body.get(4..)?, NETNSA_NSID)?.try_into().ok());
     Ok(number.map(i32::from_ne_bytes).filter(|number| *number >= 0))
 }
@@ -183,7 +188,7 @@ fn passed_by(name: &str, index: u32) -> io::Result<Option<String>> {
     // struct tcmsg.
     let mut body = vec![0; TCMSG];
     body[4..8].copy_from_slice(&index.to_ne_bytes());
-    for body in ask(libc::RTM_GETQDISC, libc::NLM_F_DUMP, &body)? {
+    for body in netlink::ask_route(libc::RTM_GETQDISC, libc::NLM_F_DUMP, &body)? {
         let Some((head, attributes)) = body.split_first_chunk::<TCMSG>() else { continue };
         let kind = netlink::text(attributes, TCA_KIND).unwrap_or_default();
         // The kernel may answer for all links.
@@ -195,12 +200,6 @@ fn passed_by(name: &str, index: u32) -> io::Result<Option<String>> {
         }
     }
     Ok(None)
-}
-
-fn ask(kind: u16, flags: i32, body: &[u8]) -> io::Result<Vec<Vec<u8>>> {
-    let mut request = Vec::new();
-    netlink::push_message(&mut request, kind, flags | libc::NLM_F_ACK, 1, body);
-    netlink::dump(&netlink::connect(SockProtocol::NetlinkRoute)?, &request)
 }
 
 fn addresses(name: &str) -> io::Result<Vec<IpNet>> {
@@ -218,20 +217,6 @@ fn addresses(name: &str) -> io::Result<Vec<IpNet>> {
 pub fn link_local([a, b, c, d, e, f]: Mac) -> Ipv6Addr {
     let word = |high: u8, low: u8| u16::from_be_bytes([high, low]);
     Ipv6Addr::new(0xfe80, 0, 0, 0, word(a ^ 2, b), word(c, 0xff), word(0xfe, d), word(e, f))
-}
-
-/// Does something in a network namespace, on a thread that ends with it.
-///
-/// # Errors
-/// It cannot be entered, or what `work` says.
-pub fn in_namespace<T: Send>(netns: &File, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    thread::scope(|scope| {
-        let visit = thread::Builder::new().spawn_scoped(scope, || {
-            setns(netns, CloneFlags::CLONE_NEWNET)?;
-            work()
-        })?;
-        visit.join().unwrap_or_else(|_| Err(io::Error::other("the visit to the namespace failed")))
-    })
 }
 
 const IFINFOMSG: usize = 16;

@@ -5,20 +5,23 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::del::detach;
+use crate::attachment::lock::Lock;
+use crate::attachment::record::{self, Files, Found, Record, State};
+use crate::attachment::room;
+use crate::clock::Deadline;
 use crate::enrolment::Knowledge;
-use crate::guard::{self, Guard, Tunnel};
-use crate::host::{Deadline, Host, Netns};
+use crate::host::Host;
 use crate::instance_status::Status;
-use crate::launch::{Isolate, LaunchSpec, Pod, Underlay};
-use crate::lock::Lock;
-use crate::prev_result::PrevResult;
-use crate::record::{self, Files, Found, Record, State};
+use crate::launch::{Isolate, LaunchSpec, Pod, Target, Underlay};
+use crate::link::guard::{self, Guard, Tunnel};
+use crate::netns::Netns;
 use crate::reply::{Error, code};
+use crate::request::prev_result::PrevResult;
 use crate::request::{Attach, Key, NetworkConfig};
-use crate::room;
 use crate::settings::Settings;
-use crate::supervisor::{Kind, Launch, StartFailure, Systemd};
+use crate::supervisor::kind::Kind;
+use crate::supervisor::{Launch, StartFailure, Systemd};
+use crate::verb::del::detach;
 
 /// Attaches, and returns the result for stdout: printing it is the commit point.
 ///
@@ -75,7 +78,7 @@ pub(crate) fn enrolled(
 /// As DEL.
 pub fn undo(request: &Attach, host: &Host<'_>) -> Result<(), Error> {
     let files = Files::new(&Settings::state_dir(&request.config), &request.key);
-    let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, FENCE_PATIENCE))?;
+    let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_TIMEOUT))?;
     detach(&files, host)?;
     lock.remove();
     Ok(())
@@ -172,7 +175,8 @@ impl<'a> Attachment<'a> {
     fn attach(&self, settings: &Settings, host: &Host<'_>, deadline: Deadline) -> Result<Record, Error> {
         match Record::load(&self.files.record()).map_err(|e| self.io("read the record", &e))? {
             Found::Record(other) if other.key() != self.request.key => {
-                let msg = format!("{} belongs to container {}", self.files.record().display(), other.container_id);
+                let msg =
+                    format!("{} belongs to container {}", self.files.record().display(), other.target.container_id);
                 return Err(Error::new(code::CONFIG, msg));
             }
             // Also with no record: an instance may have outlived it.
@@ -255,22 +259,20 @@ impl<'a> Attachment<'a> {
             .map_err(|e| self.io("list the records", &e))?;
         for path in paths {
             let Ok(Found::Record(other)) = Record::load(&path) else { continue };
-            if other.pod.uid != self.pod.uid || other.container_id == self.request.key.container_id {
+            if other.target.pod.uid != self.pod.uid || other.target.container_id == self.request.key.container_id {
                 continue;
             }
             let files = Files::new(&settings.state_dir, &other.key());
-            let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, FENCE_PATIENCE))?;
+            let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_TIMEOUT))?;
             detach(&files, host)?;
             lock.remove();
         }
         Ok(())
     }
 
-    fn record(&self, supervisor: Kind) -> Record {
+    fn target(&self) -> Target {
         let Key { network, container_id, ifname } = self.request.key.clone();
-        Record {
-            version: Record::VERSION,
-            state: State::Intent,
+        Target {
             network,
             container_id,
             ifname,
@@ -279,6 +281,14 @@ impl<'a> Attachment<'a> {
             pod: self.pod.clone(),
             pod_address: self.pod_address,
             device: self.device.to_owned(),
+        }
+    }
+
+    fn record(&self, supervisor: Kind) -> Record {
+        Record {
+            version: Record::VERSION,
+            state: State::Intent,
+            target: self.target(),
             supervisor,
             instance: self.instance.clone(),
             process: None,
@@ -291,17 +301,9 @@ impl<'a> Attachment<'a> {
     }
 
     fn launch_spec(&self, settings: &Settings) -> LaunchSpec {
-        let record = self.record(Kind::default());
         LaunchSpec {
             version: LaunchSpec::VERSION,
-            network: record.network,
-            container_id: record.container_id,
-            ifname: record.ifname,
-            netns: record.netns,
-            netns_id: record.netns_id,
-            pod: record.pod,
-            pod_address: record.pod_address,
-            device: record.device,
+            target: self.target(),
             flow: settings.flow,
             provisional: settings.provisional,
             deliver_key: settings.deliver_key,
@@ -315,7 +317,7 @@ impl<'a> Attachment<'a> {
             ca: settings.ca.clone(),
             nebula: settings.nebula.clone(),
             user: None,
-            status_socket: record.status_socket,
+            status_socket: self.files.status_socket(),
         }
     }
 
@@ -369,7 +371,7 @@ const DENIED: &str = "ca-denied:";
 const UNAVAILABLE: &str = "ca-unavailable:";
 
 // An older sandbox's DEL may be under way; it ends within its own few seconds.
-const FENCE_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 // Of the budget of ADD, what is kept for undoing a start that failed and telling why.
 const UNDO_SECONDS: u64 = 2;

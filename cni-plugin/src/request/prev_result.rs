@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::isolation::reachable;
 use crate::reply::{Error, code};
 
 /// A CNI result. The text is kept as it came: fields of newer specifications must survive us.
@@ -149,6 +148,13 @@ impl PrevResult {
             Some(_) => Err(Error::new(code::CONTENT, format!("prevResult: {key} must be a list"))),
         }
     }
+}
+
+/// An address that means the same in a pod as on its node.
+pub(crate) fn reachable(text: &str) -> Option<IpAddr> {
+    let address: IpAddr = text.parse().ok()?;
+    let is_local = address.is_loopback() || address.is_unspecified();
+    (!is_local).then_some(address)
 }
 
 const OLD_FORM: [&str; 2] = ["ip4", "ip6"];

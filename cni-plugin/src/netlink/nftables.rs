@@ -218,7 +218,7 @@ impl Table {
 /// Removes a table; that it is gone is no error.
 ///
 /// # Errors
-/// The kernel's.
+/// Implementation by the kernel.
 pub fn remove(family: Family, name: &str) -> io::Result<()> {
     let mut batch = Transaction::begin(family);
     batch.ask(libc::NFT_MSG_DELTABLE, 0, &attributes(|out| push_text(out, attribute::TABLE_NAME, name)));
@@ -231,7 +231,7 @@ pub fn remove(family: Family, name: &str) -> io::Result<()> {
 /// Names of the tables of a family.
 ///
 /// # Errors
-/// The kernel's.
+/// Implementation by the kernel.
 pub fn tables(family: Family) -> io::Result<Vec<String>> {
     let bodies = list(family, libc::NFT_MSG_GETTABLE)?;
     Ok(bodies.iter().filter_map(|body| netlink::text(body.get(NFGENMSG..)?, attribute::TABLE_NAME)).collect())
@@ -240,7 +240,7 @@ pub fn tables(family: Family) -> io::Result<Vec<String>> {
 /// How many base chains of a table hang on a link of this name, and how many rules are in them.
 ///
 /// # Errors
-/// The kernel's.
+/// Implementation by the kernel.
 pub fn chains_on_link(table: &str, link: &str) -> io::Result<(usize, u32)> {
     let (mut chains, mut rules) = (0, 0);
     for body in list(Family::Link, libc::NFT_MSG_GETCHAIN)? {

@@ -3,15 +3,17 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::host::{Deadline, Host};
-use crate::host_route::HostRoute;
+use crate::attachment::lock::Lock;
+use crate::attachment::record::{self, Files, Found, Record};
+use crate::clock::Deadline;
+use crate::host::Host;
 use crate::instance_status::Status;
-use crate::lock::Lock;
-use crate::record::{self, Files, Found, Record};
+use crate::link::host_route::HostRoute;
 use crate::reply::{Error, code};
 use crate::request::Detach;
 use crate::settings::Settings;
-use crate::supervisor::{Kind, Known};
+use crate::supervisor::Known;
+use crate::supervisor::kind::Kind;
 
 /// Detaches; neither the namespace nor the CA nor prevResult is needed. Where the record is lost, prevResult tells what
 /// else is to be undone.
@@ -28,7 +30,7 @@ pub fn run(request: &Detach, host: &Host<'_>) -> Result<(), Error> {
     if !files.dir().exists() {
         return undo(&files, host, &reported);
     }
-    let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_PATIENCE))?;
+    let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_TIMEOUT))?;
     undo(&files, host, &reported)?;
     lock.remove();
     Ok(())
@@ -92,4 +94,4 @@ fn lost_routes(files: &Files, host: &Host<'_>, mut addresses: Vec<IpAddr>) -> Ve
 }
 
 // A call that was interrupted freed its lock; one that works ends within its own deadline.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);

@@ -6,8 +6,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::host::{Clock, Deadline};
-use crate::record::Files;
+use crate::attachment::record::Files;
+use crate::clock::{Clock, Deadline};
 use crate::reply::{Error, code};
 
 /// A held lock. The kernel frees it when the process ends, however it ends.
@@ -36,7 +36,7 @@ impl Lock {
                     let msg = format!("another call still works on {}", files.record().display());
                     return Err(Error::new(code::TRY_AGAIN, msg).details("try again"));
                 }
-                Err(TryLockError::WouldBlock) => clock.sleep(POLL),
+                Err(TryLockError::WouldBlock) => clock.sleep(LOCK_POLL_INTERVAL),
                 Err(TryLockError::Error(e)) => return Err(failed(e)),
             }
         }
@@ -65,7 +65,7 @@ fn is_still_there(file: &File, path: &PathBuf) -> bool {
     }
 }
 
-const POLL: Duration = Duration::from_millis(10);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {
@@ -73,7 +73,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::host::SystemClock;
+    use crate::clock::SystemClock;
     use crate::request::Key;
 
     fn files(dir: &std::path::Path) -> Files {

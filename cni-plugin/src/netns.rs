@@ -1,0 +1,138 @@
+//! Network namespaces: opened, told apart, and entered for a look.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::thread;
+
+use nix::sched::{CloneFlags, setns};
+use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
+
+/// What tells two namespaces apart: (st_dev, st_ino). Inodes are reused, so compare only while one is held open.
+pub type NetnsId = (u64, u64);
+
+/// An open network namespace.
+#[derive(Debug)]
+pub struct Netns {
+    /// Held so that the identity stays true.
+    pub file: File,
+    /// Which one it is.
+    pub id: NetnsId,
+}
+
+/// An interface as seen in a namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Link {
+    /// Whether it is administratively up.
+    pub up: bool,
+    /// Its addresses with prefix lengths.
+    pub addresses: Vec<(IpAddr, u8)>,
+}
+
+/// Network namespaces.
+pub trait Namespaces {
+    /// Opens the one at `path`.
+    ///
+    /// # Errors
+    /// What the system says, or that it is no namespace.
+    fn open(&self, path: &Path) -> io::Result<Netns>;
+
+    /// The caller's own.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn own(&self) -> io::Result<NetnsId>;
+
+    /// The interface `name` in a namespace, if it is there.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn link(&self, netns: &Netns, name: &str) -> io::Result<Option<Link>>;
+}
+
+/// Implementation by the kernel.
+#[derive(Debug)]
+pub struct SystemNamespaces;
+
+impl Namespaces for SystemNamespaces {
+    fn open(&self, path: &Path) -> io::Result<Netns> {
+        // Without O_NONBLOCK a path to a fifo would block for ever.
+        let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
+        if fstatfs(&file)?.filesystem_type() != NSFS_MAGIC {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a namespace"));
+        }
+        let meta = file.metadata()?;
+        Ok(Netns { id: (meta.dev(), meta.ino()), file })
+    }
+
+    fn own(&self) -> io::Result<NetnsId> {
+        let meta = std::fs::metadata("/proc/thread-self/ns/net")?;
+        Ok((meta.dev(), meta.ino()))
+    }
+
+    fn link(&self, netns: &Netns, name: &str) -> io::Result<Option<Link>> {
+        in_namespace(&netns.file, || link_here(name))
+    }
+}
+
+/// Does something in a network namespace, on a thread that ends with it.
+///
+/// # Errors
+/// It cannot be entered, or what `work` says.
+pub fn in_namespace<T: Send>(netns: &File, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    // setns is per thread: this one enters, works and ends, so no other code ever runs in the pod's namespace.
+    thread::scope(|scope| {
+        let visit = thread::Builder::new().spawn_scoped(scope, || {
+            setns(netns, CloneFlags::CLONE_NEWNET)?;
+            work()
+        })?;
+        visit.join().unwrap_or_else(|_| Err(io::Error::other("the visit to the namespace failed")))
+    })
+}
+
+fn link_here(name: &str) -> io::Result<Option<Link>> {
+    let mut found: Option<Link> = None;
+    for entry in nix::ifaddrs::getifaddrs()?.filter(|entry| entry.interface_name == name) {
+        let link = found.get_or_insert_with(Link::default);
+        link.up |= entry.flags.contains(nix::net::if_::InterfaceFlags::IFF_UP);
+        let ip = |address: &Option<nix::sys::socket::SockaddrStorage>| -> Option<IpAddr> {
+            let address = address.as_ref()?;
+            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())))
+        };
+        if let (Some(address), Some(mask)) = (ip(&entry.address), ip(&entry.netmask)) {
+            let ones = match mask {
+                IpAddr::V4(mask) => mask.to_bits().count_ones(),
+                IpAddr::V6(mask) => mask.to_bits().count_ones(),
+            };
+            link.addresses.push((address, ones as u8));
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_no_namespace_is_refused() {
+        assert!(SystemNamespaces.open(Path::new("/etc/passwd")).is_err());
+        assert!(SystemNamespaces.open(Path::new("/nonexistent")).is_err());
+    }
+
+    #[test]
+    fn the_own_namespace_is_recognised() {
+        let own = SystemNamespaces.open(Path::new("/proc/self/ns/net")).unwrap();
+        assert_eq!(own.id, SystemNamespaces.own().unwrap());
+    }
+
+    #[test]
+    fn the_loopback_interface_is_found_with_its_address() {
+        let lo = link_here("lo").unwrap().unwrap();
+        assert!(!lo.up || lo.addresses.contains(&("127.0.0.1".parse().unwrap(), 8)), "{lo:?}");
+        assert_eq!(link_here("no-such-link").unwrap(), None);
+    }
+}

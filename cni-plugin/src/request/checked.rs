@@ -1,0 +1,40 @@
+//! Checks that the readers of our keys share: a wrong value is refused by key and value.
+
+use ipnet::IpNet;
+use serde_json::{Map, Value};
+
+use crate::reply::{Error, code};
+use crate::request::shown;
+
+/// A refusal by key and value.
+pub(crate) fn refused(key: &str, value: &Value, expected: &str) -> Error {
+    let value = shown(&value.to_string());
+    Error::new(code::CONFIG, format!("network configuration: key {key:?} has value {value}: expected {expected}"))
+}
+
+/// In objects that are ours alone, an unknown key is a typing error.
+pub(crate) fn refuse_other_keys(name: &str, object: &Map<String, Value>, known: &[&str]) -> Result<(), Error> {
+    match object.iter().find(|(key, _)| !known.contains(&key.as_str())) {
+        Some((key, value)) => {
+            Err(refused(&format!("{name}.{key}"), value, &format!("only the keys {} in {name}", known.join(", "))))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A list of prefixes. Host bits are cut off; a part with leading zeros is refused, since some read it as octal.
+pub(crate) fn prefixes(key: &str, value: &Value) -> Result<Vec<IpNet>, Error> {
+    const EXPECTED: &str = "a list of at most 64 prefixes such as [\"10.42.0.0/16\"]";
+    let list =
+        value.as_array().filter(|list| list.len() <= MAX_PREFIXES).ok_or_else(|| refused(key, value, EXPECTED))?;
+    list.iter().map(|item| item.as_str().and_then(prefix).ok_or_else(|| refused(key, item, EXPECTED))).collect()
+}
+
+fn prefix(text: &str) -> Option<IpNet> {
+    let (address, length) = text.split_once('/')?;
+    let plain = length.bytes().all(|byte| byte.is_ascii_digit()) && (length == "0" || !length.starts_with('0'));
+    let address = address.parse().ok().filter(|_| plain)?;
+    Some(IpNet::new(address, length.parse().ok()?).ok()?.trunc())
+}
+
+const MAX_PREFIXES: usize = 64;
