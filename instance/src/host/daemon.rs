@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nebula_cert::UnixTime;
 use nebula_core::config::RecvErrorPolicy;
 use nebula_core::firewall::Rule;
-use nebula_core::io::{Driver, Handle, Options, SocketControl, SocketOptions, Tun, UdpSocket};
+use nebula_core::io::{Driver, Handle, Options, SocketControl, Tun, UdpSocket};
 use nix::sched::sched_getaffinity;
 use nix::unistd::Pid;
 use rustix::thread::CapabilitySet;
 use serde_json::json;
 
+use crate::causes::with_causes;
 use crate::config::{self, Listen, Logging, NameFamily, Remark, Settings, Value};
 use crate::go::firewall_hash;
 use crate::host::account::Account;
@@ -23,15 +23,16 @@ use crate::host::reload::{Link, Reloader};
 use crate::host::report::Report;
 use crate::host::subnets::Subnets;
 use crate::host::system_routes::{self, Overlay};
+use crate::linux::clock::unix_now;
 use crate::linux::errno;
 use crate::linux::netns::Namespace;
 use crate::linux::notify;
 use crate::linux::signals::{Arrived, Signals};
 use crate::log;
 use crate::metrics::{Handshakes, Metrics};
+use crate::names;
 use crate::overlay::events;
 use crate::overlay::link::OverlayLink;
-use crate::overlay::names;
 
 /// A configuration that was read and merged, with logging already as it says.
 #[derive(Debug)]
@@ -234,7 +235,7 @@ fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
         message: "Failed to open udp listener",
         cause: format!("unable to bind to socket: {} ({listen})", errno::text(&error)),
     };
-    let sockets = UdpSocket::bind(listen, settings.routines, &socket_options(&settings.listen)).map_err(udp)?;
+    let sockets = UdpSocket::bind(listen, settings.routines, &settings.listen.socket_options()).map_err(udp)?;
     let controls = sockets.iter().map(SocketControl::of).collect::<Result<Vec<_>, _>>().map_err(udp)?;
     if settings.listen.so_mark != 0 {
         apply_mark(&controls, settings.listen.so_mark);
@@ -258,7 +259,7 @@ fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
         processors: usable(&settings.tun.processors),
         ..Options::default()
     };
-    let driver = Driver::start(config, tun, sockets, options).map_err(|error| Error::Running(chain(&error)))?;
+    let driver = Driver::start(config, tun, sockets, options).map_err(|error| Error::Running(with_causes(&error)))?;
     Ok(Opened { driver, device, link, controls, control, file, udp: bound })
 }
 
@@ -293,17 +294,6 @@ pub(crate) fn apply_mark(controls: &[SocketControl], mark: u32) {
     }
 }
 
-/// Socket settings of a configuration.
-#[must_use]
-pub fn socket_options(listen: &Listen) -> SocketOptions {
-    let defaults = SocketOptions::default();
-    SocketOptions {
-        read_buffer: listen.read_buffer.unwrap_or(defaults.read_buffer),
-        write_buffer: listen.write_buffer.unwrap_or(defaults.write_buffer),
-        offloads: listen.offloads,
-    }
-}
-
 /// Address to bind; a name is looked up.
 ///
 /// # Errors
@@ -316,30 +306,6 @@ pub fn listen_address(listen: &Listen) -> Result<SocketAddr, Error> {
     let found = names::look_up(&listen.host, NameFamily::Both, Duration::from_secs(5)).map_err(refuse)?;
     let first = found.first().ok_or_else(|| refuse(format!("{} has no address", listen.host)))?;
     Ok(SocketAddr::new(*first, listen.port))
-}
-
-/// An error with all its causes on one line.
-#[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
-}
-
-/// The wall clock, in seconds.
-#[must_use]
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clock and hands it on as an argument")]
-pub fn unix_now() -> UnixTime {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    UnixTime::try_from(since.as_secs()).unwrap_or(UnixTime::MAX)
 }
 
 fn log_start(settings: &Settings, device: &str, udp: SocketAddr) {

@@ -8,10 +8,10 @@ use nebula_core::io::{Handle, release_free_heap, release_program_pages};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::host::control::{ControlSocket, Desk};
-use crate::host::daemon::unix_now;
 use crate::host::expiry;
 use crate::host::file_watch::FileWatch;
 use crate::host::reload::Reloader;
+use crate::linux::clock::{now, unix_now};
 use crate::linux::signals::{Arrived, Signal, go_name};
 use crate::metrics::Metrics;
 
@@ -83,11 +83,6 @@ impl Attendant {
     fn reloader(&self) -> MutexGuard<'_, Reloader> {
         self.reloader.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(3600);

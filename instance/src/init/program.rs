@@ -12,8 +12,8 @@ use nebula_cert::{CaPool, Certificate, Identity, PrivateKey};
 use nix::sys::socket::{getsockopt, sockopt};
 use zeroize::Zeroizing;
 
-use crate::host::daemon::unix_now;
 use crate::init::handoff::{self, Delivery, Hello, MAX_MESSAGE, MAX_TOKEN, NAME, Receipt, Word};
+use crate::linux::clock::{now, unix_now};
 use crate::linux::errno;
 
 /// What init is told.
@@ -193,11 +193,6 @@ impl Init<'_> {
     fn left(&self) -> Duration {
         self.until.saturating_duration_since(now())
     }
-}
-
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 fn read_token(path: &Path) -> Result<Zeroizing<String>, Error> {

@@ -5,6 +5,8 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use crate::linux::clock::now;
+
 /// A stream whose reads and writes all end at one moment. A timeout of the socket alone starts again with every byte.
 #[derive(Debug)]
 pub(crate) struct Within<'a, S> {
@@ -65,11 +67,6 @@ impl Patient for UnixStream {
         self.set_write_timeout(Some(patience))?;
         (&*self).write(bytes)
     }
-}
-
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -15,6 +15,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::config::{LogFormat, LogLevel, Logging};
+use crate::linux::clock::{now, since_epoch};
 use crate::log::throttle::{Limits, LogThrottle};
 
 /// Where lines go.
@@ -134,11 +135,6 @@ fn throttle() -> MutexGuard<'static, LogThrottle> {
     THROTTLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
-fn now() -> Instant {
-    Instant::now()
-}
-
 static THROTTLE: Mutex<LogThrottle> = Mutex::new(LogThrottle::new());
 const LEFT_OUT: &str = "Log lines were left out because there were too many";
 
@@ -201,8 +197,7 @@ impl Subscriber for Lines {
 
     fn event(&self, event: &Event<'_>) {
         let form = FORM.load(Ordering::Relaxed);
-        #[allow(clippy::disallowed_methods, reason = "a log line carries the wall clock")]
-        let time = (form & NO_TIME == 0).then(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+        let time = (form & NO_TIME == 0).then(|| since_epoch());
         let mut fields = Fields::default();
         event.record(&mut fields);
         // The core's own lines are about peers and what they send.

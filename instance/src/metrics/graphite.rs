@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use super::{Kind, Metrics, Reading};
 use crate::config::{HostTarget, NameFamily};
-use crate::host::daemon::unix_now;
-use crate::overlay::names;
+use crate::linux::clock::unix_now;
+use crate::names;
 
 /// Sends until it is dropped.
 #[derive(Debug)]

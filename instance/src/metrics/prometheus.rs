@@ -9,10 +9,10 @@ use std::time::Duration;
 use nebula_core::TunnelStatus;
 
 use super::{Metrics, Reading};
-use crate::host::daemon::unix_now;
+use crate::linux::clock::unix_now;
 use crate::listener::deadline::Within;
 use crate::listener::until_stopped::{self, Running, Stopped};
-use crate::overlay::names;
+use crate::names;
 
 /// Answers until it is dropped.
 #[derive(Debug)]

@@ -8,16 +8,16 @@ use nebula_cni_plugin::launch::LaunchSpec;
 use nebula_core::firewall::Policy;
 use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
 
+use crate::causes::with_causes;
 use crate::config::Settings;
-use crate::host::daemon::chain;
 use crate::linux::errno;
 use crate::linux::netns::{Foothold, Namespace};
 use crate::metrics::Handshakes;
+use crate::names::{self, NameWatch};
 use crate::overlay::events;
 use crate::overlay::link::{self, LinkRoute, OverlayLink};
-use crate::overlay::names::{self, NameWatch};
 use crate::pod::device::PodDevice;
-use crate::pod::tunnel::Error;
+use crate::pod::error::Error;
 
 /// Who owns what packets pass through.
 pub(crate) struct DataPath {
@@ -116,8 +116,8 @@ impl DataPath {
         // It goes deep, and the stack for it ends with its thread.
         let start = move || Namespace::Own.run("driver-start", start);
         let started = self.place.underlay.run("driver-start", start).and_then(|started| started);
-        let started = started.map_err(|error| failed(chain(&error)))?;
-        let mut driver = started.map_err(|error| failed(chain(&error)))?;
+        let started = started.map_err(|error| failed(with_causes(&error)))?;
+        let mut driver = started.map_err(|error| failed(with_causes(&error)))?;
         let handle = driver.handle();
         let received = driver.events();
         spawn("driver", move || {
@@ -196,7 +196,7 @@ impl Place {
             Ok((tun, device))
         });
         created
-            .map_err(|error| Error::SetUp { what: what(), cause: chain(&error) })?
+            .map_err(|error| Error::SetUp { what: what(), cause: with_causes(&error) })?
             .map_err(|error| Error::SetUp { what: what(), cause: errno::text(&error) })
     }
 }
@@ -211,5 +211,5 @@ fn thread_failed(error: std::io::Error) -> Error {
 }
 
 fn link_failed(error: &link::Error) -> Error {
-    Error::SetUp { what: "cannot configure the tun device in the pod".to_owned(), cause: chain(error) }
+    Error::SetUp { what: "cannot configure the tun device in the pod".to_owned(), cause: with_causes(error) }
 }

@@ -11,10 +11,10 @@ use nebula_cni_plugin::launch::{Isolate, LaunchSpec, Underlay};
 use nebula_cni_plugin::nftables::{Family, Hook, Match, Rule, Table};
 use nix::libc;
 
-use crate::host::daemon::chain;
+use crate::causes::with_causes;
 use crate::linux::errno;
 use crate::linux::netns::Namespace;
-use crate::pod::tunnel::Error;
+use crate::pod::error::Error;
 
 /// Isolates the pod in `namespace`, if that is wanted. `port` is that of the tunnel's socket.
 pub(crate) fn isolate(spec: &LaunchSpec, namespace: &Namespace, port: u16) -> Result<(), Error> {
@@ -25,7 +25,7 @@ pub(crate) fn isolate(spec: &LaunchSpec, namespace: &Namespace, port: u16) -> Re
     };
     let refused = |cause: String| Error::SetUp { what: "cannot isolate the pod".to_owned(), cause };
     let table = table(isolate, &spec.device, own.as_ref());
-    let installed = namespace.run("isolation", || table.install()).map_err(|error| refused(chain(&error)))?;
+    let installed = namespace.run("isolation", || table.install()).map_err(|error| refused(with_causes(&error)))?;
     installed.map_err(|error| refused(format!("nf_tables: {}", errno::text(&error))))
 }
 

@@ -9,7 +9,7 @@ use nebula_cni_plugin::launch::LaunchSpec;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::linux::errno;
-use crate::pod::tunnel::Error;
+use crate::pod::error::Error;
 
 /// A launch file in use. A second instance of the same pod waits for the end of this value, and not for long.
 #[derive(Debug)]

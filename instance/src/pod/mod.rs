@@ -3,6 +3,7 @@
 mod applicant;
 mod data_path;
 mod device;
+pub mod error;
 mod inbox;
 mod isolation;
 pub mod kube_labels;

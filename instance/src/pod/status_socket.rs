@@ -6,10 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use nix::sys::stat::{Mode, umask};
 
+use crate::linux::clock::since_epoch;
 use crate::listener::deadline::Within;
 use crate::pod::status::{Shared, Snapshot};
 
@@ -96,7 +97,7 @@ impl Drop for StatusSocket {
 }
 
 fn answer(stream: &UnixStream, status: &Shared) -> std::io::Result<()> {
-    let snapshot = || Snapshot::take(status, now());
+    let snapshot = || Snapshot::take(status, since_epoch());
     let target = read_target(&mut Within::new(stream, READ_WITHIN))?;
     let mut stream = Within::new(stream, WRITE_WITHIN);
     let Some(target) = target else {
@@ -139,11 +140,6 @@ fn read_target(stream: &mut impl Read) -> std::io::Result<Option<String>> {
         .next()
         .filter(|word| !word.is_empty())
         .map(|method| format!("{method} {}", words.next().unwrap_or_default())))
-}
-
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
-fn now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 const TEXT: &str = "text/plain; charset=utf-8";

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use nebula_cert::{CaPool, Certificate, Identity, UnixTime};
 use nebula_cni_plugin::launch::{Flow, LaunchSpec, Mode, Underlay};
@@ -10,11 +10,12 @@ use nebula_core::io::{release_free_heap, release_program_pages};
 use rustix::thread::CapabilitySet;
 
 use crate::ca_client::{self, CaClient, Issued, TrustAnswer};
+use crate::causes::with_causes;
 use crate::config::{Settings, Value};
-use crate::host::daemon::chain;
 use crate::init::desk::InitDesk;
 use crate::init::handoff;
 use crate::linux::capabilities;
+use crate::linux::clock;
 use crate::linux::confinement;
 use crate::linux::confinement::{Confinement, Missing};
 use crate::linux::errno;
@@ -25,6 +26,7 @@ use crate::linux::signals::{Signal, Signals, go_name};
 use crate::log;
 use crate::pod::applicant::{Answer, Applicant};
 use crate::pod::data_path::{DataPath, Place, spawn};
+use crate::pod::error::Error;
 use crate::pod::inbox::{Inbox, Input, Reports};
 use crate::pod::isolation;
 use crate::pod::launch_file::Launch;
@@ -33,37 +35,6 @@ use crate::pod::status::{Shared, Status};
 use crate::pod::status_socket::StatusSocket;
 use crate::pod::trust_watch::TrustWatch;
 use crate::pod::underlay;
-
-/// Why an instance ended other than by being told to.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// The launch file is no use.
-    #[error("launch file {file}: {cause}")]
-    Launch {
-        /// Path.
-        file: String,
-        /// What is wrong with it.
-        cause: String,
-    },
-    /// Something on this node could not be set up.
-    #[error("{what}: {cause}")]
-    SetUp {
-        /// What was tried.
-        what: String,
-        /// Why not.
-        cause: String,
-    },
-    /// The CA refused a certificate.
-    #[error("ca-denied: {0}")]
-    Denied(String),
-    /// The CA could not be asked in time.
-    #[error("ca-unavailable: {0}")]
-    Unavailable(String),
-    /// The data path broke.
-    #[error("the tunnel failed: {0}")]
-    Broken(String),
-}
 
 /// Serves the pod of a launch file until it is gone, a signal asks to stop, or something fails.
 ///
@@ -90,7 +61,7 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
         Ok((pod, inputs, only_one, confinement.prepare()))
     });
     let (mut pod, mut inputs, only_one, wall) =
-        started.map_err(|error| Error::SetUp { what: "pod".to_owned(), cause: chain(&error) })??;
+        started.map_err(|error| Error::SetUp { what: "pod".to_owned(), cause: with_causes(&error) })??;
     // All other threads are started from here, or went behind the wall themselves.
     let missing = wall.enter(CapabilitySet::empty()).map_err(set_up("cannot confine this instance"))?;
     if missing != Missing::default() {
@@ -116,7 +87,7 @@ fn start(
     confinement: &Confinement,
 ) -> Result<(Box<PodTunnel>, Inbox), Error> {
     let namespace = Namespace::At { path: spec.netns.clone(), id: spec.netns_id };
-    let refused = |error: netns::Error| Error::SetUp { what: "pod".to_owned(), cause: chain(&error) };
+    let refused = |error: netns::Error| Error::SetUp { what: "pod".to_owned(), cause: with_causes(&error) };
     let presence = Presence::of(namespace.clone()).map_err(set_up("cannot watch over the pod's network namespace"))?;
     let in_pod_with = |kept: CapabilitySet| {
         let wall = confinement.prepare();
@@ -189,15 +160,13 @@ struct PodTunnel {
 #[derive(Debug, Clone, Copy)]
 struct Clock(Instant);
 
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clocks; the machines take them as arguments")]
 impl Clock {
     fn start() -> Self {
-        Self(Instant::now())
+        Self(clock::now())
     }
 
     fn now(&self) -> Now {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Now { uptime: self.0.elapsed(), wall }
+        Now { uptime: clock::now() - self.0, wall: clock::since_epoch() }
     }
 }
 
@@ -246,7 +215,8 @@ impl PodTunnel {
                     tidy_at = Some(self.clock.now().uptime + TIDY_AFTER);
                 }
                 Some(Input::DriverEnded(result)) => {
-                    let cause = result.err().map_or_else(|| "it ended by itself".to_owned(), |error| chain(&error));
+                    let cause =
+                        result.err().map_or_else(|| "it ended by itself".to_owned(), |error| with_causes(&error));
                     return Err(Error::Broken(cause));
                 }
                 None => {}
@@ -448,13 +418,13 @@ fn open_desk(namespace: &Namespace, confinement: &Confinement) -> Result<InitDes
     let refused = |cause: String| Error::SetUp { what: "cannot listen for the pod's init container".to_owned(), cause };
     let desk = namespace
         .run("init-desk", || InitDesk::open(handoff::NAME, confine))
-        .map_err(|error| refused(chain(&error)))?;
+        .map_err(|error| refused(with_causes(&error)))?;
     desk.map_err(|error| refused(errno::text(&error)))
 }
 
 fn watch_links(namespace: &Namespace) -> Result<LinkWatch, Error> {
     let refused = |cause: String| Error::SetUp { what: "cannot watch the links of the pod".to_owned(), cause };
-    let watch = namespace.run("links", LinkWatch::new).map_err(|error| refused(chain(&error)))?;
+    let watch = namespace.run("links", LinkWatch::new).map_err(|error| refused(with_causes(&error)))?;
     watch.map_err(|error| refused(errno::text(&error)))
 }
 

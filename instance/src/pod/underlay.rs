@@ -6,11 +6,11 @@ use std::net::{IpAddr, SocketAddr};
 use nebula_cni_plugin::launch::LaunchSpec;
 use nebula_core::io::UdpSocket;
 
+use crate::causes::with_causes;
 use crate::config::Settings;
-use crate::host::daemon::{chain, socket_options};
 use crate::linux::errno;
 use crate::linux::netns::Namespace;
-use crate::pod::tunnel::Error;
+use crate::pod::error::Error;
 
 /// Binds a free port of the range, in `namespace`. `start` says where in the range to begin, so that instances rarely meet.
 pub(crate) fn bind(
@@ -20,7 +20,7 @@ pub(crate) fn bind(
     start: u64,
 ) -> Result<(Vec<UdpSocket>, u16), Error> {
     namespace.run("underlay", || bind_in_range(spec, settings, start)).unwrap_or_else(|error| {
-        Err(Error::SetUp { what: "cannot make the UDP socket".to_owned(), cause: chain(&error) })
+        Err(Error::SetUp { what: "cannot make the UDP socket".to_owned(), cause: with_causes(&error) })
     })
 }
 
@@ -38,7 +38,7 @@ fn bind_in_range(spec: &LaunchSpec, settings: &Settings, start: u64) -> Result<(
         let offset = u16::try_from((start % count + step) % count).unwrap_or_default();
         let address = SocketAddr::new(host, first + offset);
         let bound = probe(address)
-            .and_then(|()| UdpSocket::bind(address, settings.routines, &socket_options(&settings.listen)));
+            .and_then(|()| UdpSocket::bind(address, settings.routines, &settings.listen.socket_options()));
         match bound {
             Ok(sockets) => return Ok((sockets, address.port())),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}

@@ -139,7 +139,7 @@ impl Asker {
         let (namespace, access) = (self.namespace.clone(), self.access.clone());
         let asked = std::thread::spawn(move || {
             world::enter(&namespace);
-            let now = nebula_instance::host::daemon::unix_now();
+            let now = nebula_instance::linux::clock::unix_now();
             CaClient::new(access, Foothold::Here).request(&[prover], Duration::from_secs(10), now)
         });
         asked.join().expect("the question ends")

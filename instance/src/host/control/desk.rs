@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::answer::{self, texts};
 use super::flow::Flow;
 use super::request::Request;
-use crate::host::daemon::unix_now;
 use crate::host::reload::Reloader;
+use crate::linux::clock::unix_now;
 use crate::log;
 
 /// Knows whom to ask.

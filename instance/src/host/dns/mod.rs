@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use nebula_core::io::Handle;
 
 use crate::config::{Dns, Settings};
+use crate::linux::clock;
 use crate::listener::until_stopped::{self, Running, Stopped};
-use crate::overlay::names;
+use crate::names;
 use hickory_resolver::proto::rr::RecordType;
 use message::{Answer, Query};
 
@@ -66,8 +67,7 @@ impl Served {
         while stopped.not_before(socket) {
             let Ok((length, from)) = socket.recv_from(&mut datagram) else { continue };
             let Some(query) = Query::parse(&datagram[..length]) else { continue };
-            #[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
-            let now = Instant::now();
+            let now = clock::now();
             if query.kind == RecordType::TXT {
                 let answer = self.certificate(&query, from.ip().to_canonical(), peers);
                 let _ = query.reply(&answer).map(|reply| socket.send_to(&reply, from));
