@@ -4,7 +4,7 @@
 //! need is below them. A module imports only from the lines below its own:
 //!
 //! - [`host`], [`pod`], [`init`], [`enrol`]
-//! - [`overlay`], [[`ca_client`]
+//! - [`overlay`], [`handoff`], [`ca_client`]
 //! - [`metrics`]
 //! - [`log`], [`listener`], [`names`]
 //! - [`config`]
@@ -17,6 +17,7 @@ pub mod enrol;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod go;
+pub mod handoff;
 pub mod host;
 pub mod init;
 pub mod linux;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use nebula_instance::go::flags::{self, Flag};
-use nebula_instance::init::program as init;
+use nebula_instance::init;
 
 fn main() -> ExitCode {
     let flags = match flags::parse(std::env::args().skip(1), FLAGS) {

@@ -4,13 +4,13 @@
 //! time. The socket belongs to the user of the daemon and nobody else may open it (mode 0600).
 
 mod answer;
-mod desk;
 mod flow;
 mod request;
 mod rule_text;
+mod service;
 mod socket;
 
-pub(crate) use desk::{Desk, Facts};
 #[cfg(feature = "ssh")]
 pub(crate) use request::Request;
+pub(crate) use service::{Desk, Facts};
 pub(crate) use socket::{ControlSocket, SocketFile};

@@ -12,7 +12,7 @@ use nebula_cert::{CaPool, Certificate, Identity, PrivateKey};
 use nix::sys::socket::{getsockopt, sockopt};
 use zeroize::Zeroizing;
 
-use crate::init::handoff::{self, Delivery, Hello, MAX_MESSAGE, MAX_TOKEN, NAME, Receipt, Word};
+use crate::handoff::{self, Delivery, Hello, MAX_MESSAGE, MAX_TOKEN, NAME, Receipt, Word};
 use crate::linux::clock::{now, unix_now};
 use crate::linux::errno;
 
@@ -267,7 +267,7 @@ const NOBODY_HERE: u32 = 65_534;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::init::desk::InitDesk;
+    use crate::handoff::server::InitDesk;
     use nebula_cert::{Curve, SigningKey, Template};
 
     struct Credentials {

@@ -7,6 +7,8 @@
 //!
 //! Each message is a JSON object on a line: [`Hello`], then any number of [`Word`]s, then a [`Receipt`].
 
+pub mod server;
+
 use std::io::{self, BufRead, Read};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::SocketAddr;

@@ -13,7 +13,7 @@ use nix::sys::time::TimeSpec;
 use crate::ca_client::{self, TrustAnswer};
 use crate::linux::link_watch::LinkWatch;
 use crate::linux::signals::{Arrived, Signal, Signals};
-use crate::pod::applicant::Answer;
+use crate::pod::enrolment::Answer;
 use crate::pod::status_socket::StatusSocket;
 
 /// Something happened.

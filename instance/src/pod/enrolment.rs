@@ -6,8 +6,8 @@ use nebula_cert::{Identity, UnixTime, issuance};
 use nebula_cni_plugin::launch::LaunchSpec;
 
 use crate::ca_client::{self, CaClient, Issued, Prover};
-use crate::init::desk::{InitDesk, Nobody};
-use crate::init::handoff::Delivery;
+use crate::handoff::Delivery;
+use crate::handoff::server::{InitDesk, Nobody};
 
 /// Knows how this pod shows who it is.
 #[derive(Clone)]

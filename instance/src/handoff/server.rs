@@ -12,7 +12,7 @@ use aws_lc_rs::digest::{Digest, SHA256, digest};
 use nix::sys::socket::{MsgFlags, getsockopt, recv, sockopt};
 use zeroize::Zeroizing;
 
-use crate::init::handoff::{self, Delivery, Hello, MAX_REASON, MAX_TOKEN, Receipt, Word};
+use crate::handoff::{self, Delivery, Hello, MAX_REASON, MAX_TOKEN, Receipt, Word};
 use crate::linux::errno;
 
 /// Whoever connects waits here until the CA has said something about its token.
