@@ -14,7 +14,7 @@ use nebula_cni_plugin::launch::CaAccess;
 use zeroize::Zeroizing;
 
 use crate::ca_client::{self, CaClient, Issued, Prover};
-use crate::linux::netns::Foothold;
+use crate::linux::netns::NamespaceExecutor;
 
 /// What was issued, for the user.
 #[derive(Debug)]
@@ -91,7 +91,8 @@ pub fn enrol(access: CaAccess, folder: &Path, curve: Curve, now: UnixTime) -> Re
         }
         Err(error) => return Err(failed("read", &key_path)(error)),
     };
-    let (issued, reply) = CaClient::new(access, Foothold::Here).request_for(key, &Prover::Host, WITHIN, now)?;
+    let (issued, reply) =
+        CaClient::new(access, NamespaceExecutor::Here).request_for(key, &Prover::Host, WITHIN, now)?;
     write(&ca_path, reply.ca.as_bytes(), 0o644).map_err(failed("write", &ca_path))?;
     write(&certificate_path, reply.certificate.as_bytes(), 0o644).map_err(failed("write", &certificate_path))?;
     Ok(Enrolled::new(&issued, folder))
@@ -115,7 +116,7 @@ pub fn renew(access: CaAccess, folder: &Path, always: bool, now: UnixTime) -> Re
     if !always && left > life / 3 {
         return Ok(None);
     }
-    let client = CaClient::new(access, Foothold::Here);
+    let client = CaClient::new(access, NamespaceExecutor::Here);
     let answer = client.trust(None, WITHIN)?;
     let renewal_key = answer.news.and_then(|news| news.renewal_key).ok_or(Error::NoRenewal)?;
     let key = PrivateKey::generate(identity.curve()).map_err(|cause| Error::Key { path: next_key.clone(), cause })?;

@@ -267,7 +267,7 @@ const NOBODY_HERE: u32 = 65_534;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handoff::server::InitDesk;
+    use crate::handoff::server::HandoffServer;
     use nebula_cert::{Curve, SigningKey, Template};
 
     struct Credentials {
@@ -309,9 +309,9 @@ mod tests {
         Init { settings, name: socket, node, until: now() + settings.deadline, reason: None }.run()
     }
 
-    fn token(desk: &InitDesk) -> String {
+    fn token(server: &HandoffServer) -> String {
         for _ in 0..1000 {
-            if let Ok(token) = desk.token(&mut Vec::new()) {
+            if let Ok(token) = server.token(&mut Vec::new()) {
                 return token.to_string();
             }
             sleep(Duration::from_millis(10));
@@ -331,11 +331,11 @@ mod tests {
             move || init(&settings, &socket)
         });
         // It waits until the instance is there.
-        let desk = InitDesk::open(&socket, || Ok(())).unwrap();
-        assert_eq!(token(&desk), "header.claims.signature");
-        desk.explain("the CA\nis away");
+        let server = HandoffServer::open(&socket, || Ok(())).unwrap();
+        assert_eq!(token(&server), "header.claims.signature");
+        server.explain("the CA\nis away");
         let delivery = changed(&delivery, |delivery| delivery.key = None);
-        desk.deliver(delivery.clone());
+        server.deliver(delivery.clone());
         assert_eq!(running.join().unwrap().unwrap(), "web");
         let mut names: Vec<_> = std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
@@ -365,22 +365,22 @@ mod tests {
     fn nothing_by_the_deadline_is_an_error_with_the_last_reason_and_nothing_is_written() {
         let Credentials { delivery, folder } = credentials();
         let (settings, socket) = (settings(folder.path(), Duration::from_secs(2)), socket("deadline"));
-        let desk = InitDesk::open(&socket, || Ok(())).unwrap();
+        let server = HandoffServer::open(&socket, || Ok(())).unwrap();
         let out = settings.out_dir.clone();
         let running = std::thread::spawn({
             let socket = socket.clone();
             move || init(&settings, &socket)
         });
-        token(&desk);
-        desk.explain("the CA is away");
+        token(&server);
+        server.explain("the CA is away");
         let error = running.join().unwrap().unwrap_err().to_string();
         assert_eq!(error, "no certificate within 2 s: the CA is away");
         assert!(!out.exists());
         // What does not fit together is not written either.
         let settings = self::settings(folder.path(), Duration::from_secs(2));
         let running = std::thread::spawn(move || init(&settings, &socket));
-        token(&desk);
-        desk.deliver(changed(&delivery, |delivery| "none".clone_into(&mut delivery.certificate)));
+        token(&server);
+        server.deliver(changed(&delivery, |delivery| "none".clone_into(&mut delivery.certificate)));
         let error = running.join().unwrap().unwrap_err().to_string();
         assert!(error.contains("refused a delivery: certificate"), "{error}");
         assert!(!out.exists());
@@ -390,7 +390,7 @@ mod tests {
     fn somebody_else_who_listens_gets_no_token() {
         let Credentials { folder, .. } = credentials();
         let (settings, socket) = (settings(folder.path(), Duration::from_secs(60)), socket("impostor"));
-        let desk = InitDesk::open(&socket, || Ok(())).unwrap();
+        let server = HandoffServer::open(&socket, || Ok(())).unwrap();
         for node in [
             Node { user: nix::unistd::getuid().as_raw() + 1, has_process_ids: true },
             Node { user: nix::unistd::getuid().as_raw(), has_process_ids: false },
@@ -399,7 +399,7 @@ mod tests {
             let init = Init { settings: &settings, name: &socket, node, until, reason: None };
             assert!(matches!(init.run(), Err(Error::Impostor { .. })));
         }
-        assert!(desk.token(&mut Vec::new()).is_err());
+        assert!(server.token(&mut Vec::new()).is_err());
     }
 
     #[test]

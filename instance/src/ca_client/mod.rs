@@ -18,13 +18,13 @@ use nebula_cni_plugin::launch::CaAccess;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::linux::netns::Foothold;
+use crate::linux::netns::NamespaceExecutor;
 
 /// Asks one CA service from one network namespace.
 #[derive(Debug, Clone)]
 pub struct CaClient {
     access: CaAccess,
-    place: Foothold,
+    place: NamespaceExecutor,
     /// With an open connection for the next question whom to trust.
     kept: Arc<Mutex<Option<ureq::Agent>>>,
     held: Held,
@@ -113,7 +113,7 @@ pub enum Error {
 impl CaClient {
     /// A client that connects from `place`; nothing is read or sent yet.
     #[must_use]
-    pub fn new(access: CaAccess, place: Foothold) -> Self {
+    pub fn new(access: CaAccess, place: NamespaceExecutor) -> Self {
         Self { access, place, kept: Arc::default(), held: Held::default() }
     }
 
@@ -423,7 +423,7 @@ mod tests {
             tls_ca_file: "/nonexistent/roots.pem".into(),
             token_file: "/nonexistent/node.token".into(),
         };
-        let client = CaClient::new(access, Foothold::Here);
+        let client = CaClient::new(access, NamespaceExecutor::Here);
         assert_eq!(client.url(CERTIFICATE_PATH), "https://127.0.0.1:1/v1/certificate");
         let error = client.token().unwrap_err();
         assert!(error.to_string().contains("/nonexistent/node.token"), "{error}");

@@ -17,7 +17,7 @@ use crate::linux::errno;
 
 /// Whoever connects waits here until the CA has said something about its token.
 #[derive(Clone)]
-pub struct InitDesk {
+pub struct HandoffServer {
     shared: Arc<Shared>,
 }
 
@@ -56,21 +56,21 @@ struct Client {
 #[error("the pod's init container has not shown its token")]
 pub struct Nobody;
 
-impl InitDesk {
+impl HandoffServer {
     /// Takes the name in the network namespace of the calling thread. The thread that serves it calls `confine` first.
     ///
     /// # Errors
     /// Somebody else has it, or there is no thread.
     pub fn open(name: &str, confine: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<Self> {
         let listener = listen(name)?;
-        let desk = Self { shared: Arc::default() };
-        let shared = Arc::clone(&desk.shared);
+        let server = Self { shared: Arc::default() };
+        let shared = Arc::clone(&server.shared);
         let accept = move || match confine() {
             Ok(()) => accept_all(&listener, &shared),
             Err(error) => tracing::error!(%error, "Nobody serves the pod's init container"),
         };
-        Builder::new().name("init-desk".to_owned()).stack_size(SMALL_STACK).spawn(accept)?;
-        Ok(desk)
+        Builder::new().name("handoff".to_owned()).stack_size(SMALL_STACK).spawn(accept)?;
+        Ok(server)
     }
 
     /// A token that waits: of the user and the client who were asked for least. `round` counts those that were asked for in a
@@ -296,9 +296,9 @@ mod tests {
         delivery.key.clone()
     }
 
-    fn next(desk: &InitDesk, round: &mut Vec<u64>) -> String {
+    fn next(server: &HandoffServer, round: &mut Vec<u64>) -> String {
         for _ in 0..1000 {
-            if let Ok(token) = desk.token(round) {
+            if let Ok(token) = server.token(round) {
                 return token.to_string();
             }
             sleep(Duration::from_millis(10));
@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn the_name_is_taken_once_and_the_first_holds_it() {
         let name = name("once");
-        let _desk = InitDesk::open(&name, || Ok(())).unwrap();
+        let _server = HandoffServer::open(&name, || Ok(())).unwrap();
         assert_eq!(
             UnixListener::bind_addr(&handoff::address(&name).unwrap()).unwrap_err().kind(),
             io::ErrorKind::AddrInUse
@@ -323,16 +323,16 @@ mod tests {
     #[test]
     fn the_key_goes_once_and_to_the_token_that_got_the_certificate() {
         let name = name("key");
-        let desk = InitDesk::open(&name, || Ok(())).unwrap();
+        let server = HandoffServer::open(&name, || Ok(())).unwrap();
         let mut thief = come(&name, "guessed");
         let mut round = Vec::new();
-        assert_eq!(next(&desk, &mut round), "guessed");
-        desk.explain("the CA knows no such token");
+        assert_eq!(next(&server, &mut round), "guessed");
+        server.explain("the CA knows no such token");
         assert!(matches!(hear(&mut thief), Some(Word::Reason(why)) if why.contains("no such token")));
         let mut init = come(&name, "genuine");
-        assert_eq!(next(&desk, &mut round), "genuine");
-        assert!(desk.token(&mut round).is_err(), "each once in a round");
-        desk.deliver(delivery(Some("secret")));
+        assert_eq!(next(&server, &mut round), "genuine");
+        assert!(server.token(&mut round).is_err(), "each once in a round");
+        server.deliver(delivery(Some("secret")));
         // Before init has the key nothing, and after that what everybody may see.
         match hear(&mut thief) {
             Some(Word::Reason(why)) => assert!(why.contains("another token"), "{why}"),
@@ -349,14 +349,14 @@ mod tests {
     #[test]
     fn a_key_that_was_not_taken_waits_for_the_same_token() {
         let name = name("again");
-        let desk = InitDesk::open(&name, || Ok(())).unwrap();
+        let server = HandoffServer::open(&name, || Ok(())).unwrap();
         let mut init = come(&name, "genuine");
-        next(&desk, &mut Vec::new());
-        desk.deliver(delivery(Some("secret")));
+        next(&server, &mut Vec::new());
+        server.deliver(delivery(Some("secret")));
         assert!(matches!(hear(&mut init), Some(Word::Delivery(_))));
         drop(init);
         sleep(Duration::from_millis(100));
-        desk.renewed(delivery(None));
+        server.renewed(delivery(None));
         let mut thief = come(&name, "guessed");
         assert!(matches!(hear(&mut thief), Some(Word::Reason(_))));
         assert_eq!(take(&mut come(&name, "genuine")).as_deref(), Some("secret"));
@@ -365,13 +365,13 @@ mod tests {
     #[test]
     fn garbage_and_too_many_of_one_user_are_sent_away() {
         let name = name("garbage");
-        let desk = InitDesk::open(&name, || Ok(())).unwrap();
+        let server = HandoffServer::open(&name, || Ok(())).unwrap();
         let mut odd = UnixStream::connect_addr(&handoff::address(&name).unwrap()).unwrap();
         odd.write_all(b"GET /token HTTP/1.1\r\n\r\n").unwrap();
         assert!(hear(&mut BufReader::new(odd)).is_none());
         let mut waiting = [come(&name, "one"), come(&name, "two")];
         let mut round = Vec::new();
-        let (first, second) = (next(&desk, &mut round), next(&desk, &mut round));
+        let (first, second) = (next(&server, &mut round), next(&server, &mut round));
         assert_ne!(first, second);
         assert!(matches!(hear(&mut come(&name, "three")), Some(Word::Reason(why)) if why.contains("wait already")));
         waiting.iter_mut().for_each(|client| client.get_mut().shutdown(Shutdown::Both).unwrap());

@@ -17,8 +17,8 @@ use crate::causes::with_causes;
 use crate::config::{self, Listen, Logging, NameFamily, Remark, Settings, Value};
 use crate::go::firewall_hash;
 use crate::host::account::Account;
-use crate::host::control::{ControlSocket, Desk, Facts, SocketFile};
-use crate::host::housekeeping::Attendant;
+use crate::host::control::{ControlService, ControlSocket, Facts, SocketFile};
+use crate::host::housekeeping::Housekeeping;
 use crate::host::reload::{Link, Reloader};
 use crate::host::report::Report;
 use crate::host::subnets::Subnets;
@@ -147,12 +147,12 @@ impl Loaded {
         reloader.report_unreadable();
         let reloader = Arc::new(Mutex::new(reloader));
         let facts = Facts { device, udp, started: unix_now() };
-        let desk = Arc::new(Desk { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
+        let service = Arc::new(ControlService { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
         #[cfg(feature = "ssh")]
-        desk.reloader().attach(crate::host::ssh::Console::new(&desk));
+        service.reloader().attach(crate::host::ssh::Console::new(&service));
         let signals = Arrived::of(signals).map_err(start("Failed to set up signal handling"))?;
-        let attendant = Attendant { signals, control, desk, reloader, metrics, handle: handle.clone() };
-        let running = run_attended(driver, attendant, &handshakes)?;
+        let housekeeping = Housekeeping { signals, control, service, reloader, metrics, handle: handle.clone() };
+        let running = run_attended(driver, housekeeping, &handshakes)?;
         running.map_err(|error| Error::Running(error.to_string()))?;
         tracing::info!(counters = counted(&handle), "Goodbye");
         Ok(())
@@ -175,11 +175,11 @@ fn follow_system_routes(link: &OverlayLink, settings: &Settings, subnets: &Arc<S
 
 type Outcome = Result<(), nebula_core::io::Error>;
 
-fn run_attended(mut driver: Driver, attendant: Attendant, handshakes: &Handshakes) -> Result<Outcome, Error> {
+fn run_attended(mut driver: Driver, housekeeping: Housekeeping, handshakes: &Handshakes) -> Result<Outcome, Error> {
     let thread = |error: std::io::Error| Error::Start { message: "Failed to start a thread", cause: error.to_string() };
     let received = driver.events();
     let attending =
-        std::thread::Builder::new().name("attendant".to_owned()).spawn(|| attendant.run()).map_err(thread)?;
+        std::thread::Builder::new().name("housekeeping".to_owned()).spawn(|| housekeeping.run()).map_err(thread)?;
     notify::ready();
     // Until the node's own thread ends, which it does first.
     events::log(&received, handshakes);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nebula_core::io::{Handle, release_free_heap, release_program_pages};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::host::control::{ControlSocket, Desk};
+use crate::host::control::{ControlService, ControlSocket};
 use crate::host::expiry;
 use crate::host::file_watch::FileWatch;
 use crate::host::reload::Reloader;
@@ -17,16 +17,16 @@ use crate::metrics::Metrics;
 
 /// Waits, and does what there is to do.
 #[derive(Debug)]
-pub(crate) struct Attendant {
+pub(crate) struct Housekeeping {
     pub(crate) signals: Arrived,
     pub(crate) control: Option<ControlSocket>,
-    pub(crate) desk: Arc<Desk>,
+    pub(crate) service: Arc<ControlService>,
     pub(crate) reloader: Arc<Mutex<Reloader>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) handle: Handle,
 }
 
-impl Attendant {
+impl Housekeeping {
     /// Returns when a signal ended the node.
     pub(crate) fn run(self) {
         let mut files = FileWatch::default();
@@ -57,7 +57,7 @@ impl Attendant {
                 let _ = self.reloader().reload(unix_now());
             }
             if let Some(control) = &self.control {
-                control.admit(&self.desk);
+                control.admit(&self.service);
             }
             if look_due.is_some_and(|due| now() >= due) {
                 last_look = now();

@@ -11,7 +11,7 @@ use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
 use crate::causes::with_causes;
 use crate::config::Settings;
 use crate::linux::errno;
-use crate::linux::netns::{Foothold, Namespace};
+use crate::linux::netns::{Namespace, NamespaceExecutor};
 use crate::metrics::Handshakes;
 use crate::names::{self, NameWatch};
 use crate::overlay::events;
@@ -35,9 +35,9 @@ pub(crate) struct Place {
     /// The pod's namespace.
     pub(crate) pod: Namespace,
     /// In that namespace, with the capability to change links and routes, until the data path is open.
-    pub(crate) hand: Option<Foothold>,
+    pub(crate) hand: Option<NamespaceExecutor>,
     /// Where the sockets are.
-    pub(crate) underlay: Foothold,
+    pub(crate) underlay: NamespaceExecutor,
 }
 
 enum State {

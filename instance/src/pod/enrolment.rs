@@ -7,15 +7,15 @@ use nebula_cni_plugin::launch::LaunchSpec;
 
 use crate::ca_client::{self, CaClient, Issued, Prover};
 use crate::handoff::Delivery;
-use crate::handoff::server::{InitDesk, Nobody};
+use crate::handoff::server::{HandoffServer, Nobody};
 
 /// Knows how this pod shows who it is.
 #[derive(Clone)]
-pub(crate) struct Applicant {
+pub(crate) struct Enrolment {
     client: CaClient,
     pod: issuance::Pod,
     /// Flow with an init container.
-    init: Option<InitDesk>,
+    init: Option<HandoffServer>,
     /// Whether the pod shall have a provisional certificate, and had none yet: one, so that a pod whose init container
     /// never comes, or has gone, does not live on them.
     wants_provisional: bool,
@@ -26,7 +26,7 @@ pub(crate) struct Applicant {
 }
 
 /// What came of an application.
-pub(crate) enum Answer {
+pub(crate) enum Outcome {
     Issued(Box<Issued>),
     /// For the time until the pod has shown its token.
     Provisional(Box<Issued>),
@@ -40,8 +40,8 @@ pub(crate) enum Answer {
     Failed(String),
 }
 
-impl Applicant {
-    pub(crate) fn new(spec: &LaunchSpec, client: CaClient, init: Option<InitDesk>) -> Self {
+impl Enrolment {
+    pub(crate) fn new(spec: &LaunchSpec, client: CaClient, init: Option<HandoffServer>) -> Self {
         let pod = issuance::Pod {
             namespace: spec.pod.namespace.clone(),
             name: spec.pod.name.clone(),
@@ -60,7 +60,7 @@ impl Applicant {
     }
 
     /// Asks, blocking: once, or once for each token that waits, since every program of the pod may show something.
-    pub(crate) fn apply(&self, within: Duration, now: UnixTime) -> Answer {
+    pub(crate) fn apply(&self, within: Duration, now: UnixTime) -> Outcome {
         let mut round = Vec::new();
         let mut refused = None;
         loop {
@@ -69,16 +69,16 @@ impl Applicant {
             let is_last = round.len() == before || round.len() >= MOST_TOKENS;
             match (answer, refused.take()) {
                 // Nobody waited any more.
-                (Answer::NotYet(_) | Answer::Provisional(_) | Answer::NoProvisional(_), Some(cause)) => {
-                    return Answer::Refused(cause);
+                (Outcome::NotYet(_) | Outcome::Provisional(_) | Outcome::NoProvisional(_), Some(cause)) => {
+                    return Outcome::Refused(cause);
                 }
-                (Answer::Refused(cause), _) if !is_last => refused = Some(cause),
+                (Outcome::Refused(cause), _) if !is_last => refused = Some(cause),
                 (answer, _) => return answer,
             }
         }
     }
 
-    fn ask(&self, within: Duration, now: UnixTime, round: &mut Vec<u64>) -> Answer {
+    fn ask(&self, within: Duration, now: UnixTime, round: &mut Vec<u64>) -> Outcome {
         let mut provers = Vec::new();
         let mut is_provisional = false;
         if let (Some(identity), Some(renewal_key)) = (&self.present, &self.renewal_key)
@@ -96,22 +96,22 @@ impl Applicant {
                     provers.push(Prover::Provisional(self.pod.clone()));
                     is_provisional = true;
                 }
-                Err(Nobody) => return Answer::NotYet(Nobody.to_string()),
+                Err(Nobody) => return Outcome::NotYet(Nobody.to_string()),
             },
         }
         match self.client.request(&provers, within, now) {
-            Ok(issued) if is_provisional => Answer::Provisional(Box::new(issued)),
-            Ok(issued) => Answer::Issued(Box::new(issued)),
-            Err(error) if is_provisional && error.is_denied() => Answer::NoProvisional(error.to_string()),
+            Ok(issued) if is_provisional => Outcome::Provisional(Box::new(issued)),
+            Ok(issued) => Outcome::Issued(Box::new(issued)),
+            Err(error) if is_provisional && error.is_denied() => Outcome::NoProvisional(error.to_string()),
             Err(error) => {
                 let text = error.to_string();
                 if let Some(init) = self.init.as_ref().filter(|_| self.present.is_none()) {
                     init.explain(&text);
                 }
                 if matches!(error, ca_client::Error::Denied { .. }) {
-                    Answer::Refused(text)
+                    Outcome::Refused(text)
                 } else {
-                    Answer::Failed(text)
+                    Outcome::Failed(text)
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! What the owner of a pod's tunnel waits for, all on its one thread: each thread that only waits would keep a stack.
+//! The event queue of a pod's tunnel: one thread waits for everything, because each thread that only waits keeps a stack.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,63 +13,66 @@ use nix::sys::time::TimeSpec;
 use crate::ca_client::{self, TrustAnswer};
 use crate::linux::link_watch::LinkWatch;
 use crate::linux::signals::{Arrived, Signal, Signals};
-use crate::pod::enrolment::Answer;
+use crate::pod::enrolment::Outcome;
 use crate::pod::status_socket::StatusSocket;
 
-/// Something happened.
-pub(crate) enum Input {
+/// An event that the owner of the tunnel handles.
+pub(crate) enum Event {
     Signal(Signal),
     LinksChanged,
-    Answer(Box<Answer>),
+    Enrolment(Box<Outcome>),
     Trust { asked: Duration, answer: Box<Result<TrustAnswer, ca_client::Error>> },
     DriverEnded(Result<(), nebula_core::io::Error>),
 }
 
-/// Takes what other threads report, and sees signals, links and clients itself.
-pub(crate) struct Inbox {
-    reports: Receiver<Input>,
-    /// Counts the reports.
+/// Receives events of other threads, and polls signals, links and status clients itself.
+pub(crate) struct EventQueue {
+    events: Receiver<Event>,
+    /// Counts the events.
     waiting: Arc<EventFd>,
     signals: Arrived,
-    /// None once it failed: the owner looks now and then anyway.
+    /// `None` after a failure: the owner also polls at intervals.
     links: Option<LinkWatch>,
     clients: StatusSocket,
-    /// No client can be let in for now.
-    full: bool,
+    /// Accepting a client failed; the next try waits for [`ACCEPT_RETRY_INTERVAL`].
+    accept_failed: bool,
 }
 
-/// Where other threads report.
+/// Sends events of other threads to the queue.
 #[derive(Clone)]
-pub(crate) struct Reports {
-    sender: Sender<Input>,
+pub(crate) struct EventSender {
+    sender: Sender<Event>,
     waiting: Arc<EventFd>,
 }
 
-impl Inbox {
-    pub(crate) fn new(signals: Signals, links: LinkWatch, clients: StatusSocket) -> io::Result<(Self, Reports)> {
+impl EventQueue {
+    pub(crate) fn new(signals: Signals, links: LinkWatch, clients: StatusSocket) -> io::Result<(Self, EventSender)> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_SEMAPHORE;
         let waiting = Arc::new(EventFd::from_flags(flags)?);
-        let (sender, reports) = channel();
-        let out = Reports { sender, waiting: Arc::clone(&waiting) };
-        Ok((Self { reports, waiting, signals: Arrived::of(signals)?, links: Some(links), clients, full: false }, out))
+        let (sender, events) = channel();
+        let out = EventSender { sender, waiting: Arc::clone(&waiting) };
+        Ok((
+            Self { events, waiting, signals: Arrived::of(signals)?, links: Some(links), clients, accept_failed: false },
+            out,
+        ))
     }
 
-    /// What happens next, if it does within `patience`. Meanwhile clients of the status socket are let in.
-    pub(crate) fn next(&mut self, patience: Duration) -> Option<Input> {
-        self.wait(patience);
+    /// The next event within `timeout`. Accepts clients of the status socket while it waits.
+    pub(crate) fn next(&mut self, timeout: Duration) -> Option<Event> {
+        self.wait(timeout);
         if let Some(signal) = self.signals.next() {
-            return Some(Input::Signal(signal));
+            return Some(Event::Signal(signal));
         }
         if self.waiting.read().is_ok() {
-            return self.reports.try_recv().ok();
+            return self.events.try_recv().ok();
         }
         let admitted = self.clients.admit();
-        self.full = admitted.is_err();
+        self.accept_failed = admitted.is_err();
         if let Err(error) = admitted {
             tracing::warn!(%error, "Status socket cannot accept a connection");
         }
         match self.links.as_ref()?.changed() {
-            Ok(changed) => changed.then_some(Input::LinksChanged),
+            Ok(changed) => changed.then_some(Event::LinksChanged),
             Err(error) => {
                 tracing::debug!(%error, "Changes of links are noticed later from now on");
                 self.links = None;
@@ -78,34 +81,33 @@ impl Inbox {
         }
     }
 
-    /// The next report; signals and the like wait meanwhile.
-    pub(crate) fn report(&self, patience: Duration) -> Option<Input> {
-        self.reports.recv_timeout(patience).ok()
+    /// The next event of another thread; signals, links and clients stay queued.
+    pub(crate) fn next_sent(&self, timeout: Duration) -> Option<Event> {
+        self.events.recv_timeout(timeout).ok()
     }
 
-    fn wait(&self, patience: Duration) {
-        let patience = if self.full { patience.min(REST) } else { patience };
+    fn wait(&self, timeout: Duration) {
+        let timeout = if self.accept_failed { timeout.min(ACCEPT_RETRY_INTERVAL) } else { timeout };
         let mut fds = vec![self.signals.as_fd(), self.waiting.as_fd()];
-        fds.extend((!self.full).then(|| self.clients.as_fd()));
+        fds.extend((!self.accept_failed).then(|| self.clients.as_fd()));
         fds.extend(self.links.iter().map(AsFd::as_fd));
         let mut fds: Vec<_> = fds.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        // Interrupted or not, everything is looked at.
-        let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(patience)), None);
+        // The caller checks every source, also after an interrupt.
+        let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(timeout)), None);
     }
 }
 
-impl Reports {
-    /// After the end of the owner nobody listens any more.
-    pub(crate) fn send(&self, input: Input) {
-        if self.sender.send(input).is_ok() {
+impl EventSender {
+    /// Does nothing once the queue is gone.
+    pub(crate) fn send(&self, event: Event) {
+        if self.sender.send(event).is_ok() {
             // Fails only at the counter's limit.
             let _ = self.waiting.write(1);
         }
     }
 }
 
-// Before the next try to let a client in.
-const REST: Duration = Duration::from_millis(200);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
 mod tests {
@@ -119,33 +121,33 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(10);
 
-    fn inbox(folder: &tempfile::TempDir) -> (Inbox, Reports) {
+    fn queue(folder: &tempfile::TempDir) -> (EventQueue, EventSender) {
         let clients = StatusSocket::open(&folder.path().join("status.sock"), waiting()).unwrap();
-        Inbox::new(Signals::block().unwrap(), LinkWatch::new().unwrap(), clients).unwrap()
+        EventQueue::new(Signals::block().unwrap(), LinkWatch::new().unwrap(), clients).unwrap()
     }
 
     #[test]
     fn signals_come_first_and_then_every_report_once() {
         let folder = tempfile::tempdir().unwrap();
-        let (mut inbox, reports) = inbox(&folder);
-        reports.send(Input::LinksChanged);
-        std::thread::spawn(move || reports.send(Input::DriverEnded(Ok(())))).join().unwrap();
+        let (mut queue, sender) = queue(&folder);
+        sender.send(Event::LinksChanged);
+        std::thread::spawn(move || sender.send(Event::DriverEnded(Ok(())))).join().unwrap();
         // To this thread alone.
         raise(Signal::SIGHUP).unwrap();
-        assert!(matches!(inbox.next(LONG), Some(Input::Signal(Signal::SIGHUP))));
-        assert!(matches!(inbox.next(LONG), Some(Input::LinksChanged)));
-        assert!(matches!(inbox.next(LONG), Some(Input::DriverEnded(Ok(())))));
-        assert!(inbox.report(Duration::ZERO).is_none());
+        assert!(matches!(queue.next(LONG), Some(Event::Signal(Signal::SIGHUP))));
+        assert!(matches!(queue.next(LONG), Some(Event::LinksChanged)));
+        assert!(matches!(queue.next(LONG), Some(Event::DriverEnded(Ok(())))));
+        assert!(queue.next_sent(Duration::ZERO).is_none());
     }
 
     #[test]
     fn whoever_waits_lets_clients_of_the_status_socket_in() {
         let folder = tempfile::tempdir().unwrap();
-        let (mut inbox, _reports) = inbox(&folder);
+        let (mut queue, _sender) = queue(&folder);
         let mut client = UnixStream::connect(folder.path().join("status.sock")).unwrap();
         let mut text = String::new();
         // Links of the machine may change meanwhile.
-        while inbox.next(Duration::from_millis(10)).is_some() {}
+        while queue.next(Duration::from_millis(10)).is_some() {}
         client.read_to_string(&mut text).unwrap();
         assert!(text.ends_with('}'), "{text}");
     }

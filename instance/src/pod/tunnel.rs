@@ -13,21 +13,21 @@ use crate::ca_client::{self, CaClient, Issued, TrustAnswer};
 use crate::causes::with_causes;
 use crate::config::{Settings, Value};
 use crate::handoff;
-use crate::handoff::server::InitDesk;
+use crate::handoff::server::HandoffServer;
 use crate::linux::capabilities;
 use crate::linux::clock;
 use crate::linux::confinement;
 use crate::linux::confinement::{Confinement, Missing};
 use crate::linux::errno;
 use crate::linux::link_watch::LinkWatch;
-use crate::linux::netns::{self, Foothold, Namespace, Presence};
+use crate::linux::netns::{self, Namespace, NamespaceExecutor, Presence};
 use crate::linux::notify;
 use crate::linux::signals::{Signal, Signals, go_name};
 use crate::log;
 use crate::pod::data_path::{DataPath, Place, spawn};
-use crate::pod::enrolment::{Answer, Applicant};
+use crate::pod::enrolment::{Enrolment, Outcome};
 use crate::pod::error::Error;
-use crate::pod::events::{Inbox, Input, Reports};
+use crate::pod::events::{Event, EventQueue, EventSender};
 use crate::pod::isolation;
 use crate::pod::launch_file::Launch;
 use crate::pod::life_cycle::{Closing, GiveUp, Install, LifeCycle, Moment, Now, Standing, Start, Step};
@@ -57,10 +57,10 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
         log::start(settings.logging, log::Output::Stderr);
         settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
         let confinement = Confinement::of(&spec);
-        let (pod, inputs) = start(spec, settings, signals, &confinement)?;
-        Ok((pod, inputs, only_one, confinement.prepare()))
+        let (pod, events) = start(spec, settings, signals, &confinement)?;
+        Ok((pod, events, only_one, confinement.prepare()))
     });
-    let (mut pod, mut inputs, only_one, wall) =
+    let (mut pod, mut events, only_one, wall) =
         started.map_err(|error| Error::SetUp { what: "pod".to_owned(), cause: with_causes(&error) })??;
     // All other threads are started from here, or went behind the wall themselves.
     let missing = wall.enter(CapabilitySet::empty()).map_err(set_up("cannot confine this instance"))?;
@@ -71,10 +71,10 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
         // Flow init: the kubelet starts the init container only after this.
         notify::ready();
     }
-    let result = pod.run(&mut inputs);
+    let result = pod.run(&mut events);
     // The next instance of this pod may begin when there is nothing left of this one.
     drop(pod);
-    drop(inputs);
+    drop(events);
     drop(only_one);
     result
 }
@@ -85,25 +85,25 @@ fn start(
     settings: Settings,
     signals: Signals,
     confinement: &Confinement,
-) -> Result<(Box<PodTunnel>, Inbox), Error> {
+) -> Result<(Box<PodTunnel>, EventQueue), Error> {
     let namespace = Namespace::At { path: spec.netns.clone(), id: spec.netns_id };
     let refused = |error: netns::Error| Error::SetUp { what: "pod".to_owned(), cause: with_causes(&error) };
     let presence = Presence::of(namespace.clone()).map_err(set_up("cannot watch over the pod's network namespace"))?;
     let in_pod_with = |kept: CapabilitySet| {
         let wall = confinement.prepare();
-        namespace.stay(move || wall.enter(kept).map(drop)).map_err(refused)
+        namespace.executor(move || wall.enter(kept).map(drop)).map_err(refused)
     };
     let in_pod = || in_pod_with(CapabilitySet::empty());
     // Their folder belongs to the user that this program becomes; the way to it does not.
     let room = spec.status_socket.parent().unwrap_or_else(|| Path::new("/"));
     std::env::set_current_dir(room).map_err(set_up(&format!("cannot work in {}", room.display())))?;
     let (sockets, place_of_sockets) = match spec.underlay {
-        Underlay::Host => (underlay::bind(&spec, &settings, &Namespace::Own, random())?, Foothold::Here),
+        Underlay::Host => (underlay::bind(&spec, &settings, &Namespace::Own, random())?, NamespaceExecutor::Here),
         Underlay::Pod => (underlay::bind(&spec, &settings, &namespace, random())?, in_pod()?),
     };
     let init = match spec.flow {
         // Before any program of the pod runs: the name is ours as long as we live.
-        Flow::Init => Some(open_desk(&namespace, confinement)?),
+        Flow::Init => Some(open_handoff(&namespace, confinement)?),
         Flow::Node => None,
     };
     let mut client = CaClient::new(spec.ca.clone(), place_of_sockets.clone());
@@ -117,8 +117,8 @@ fn start(
     let status = Arc::new(Mutex::new(Status::new(&spec, port)));
     let clients = StatusSocket::open(in_room(&spec.status_socket), Arc::clone(&status))
         .map_err(set_up(&format!("cannot make the status socket {}", spec.status_socket.display())))?;
-    let inputs = Inbox::new(signals, watch_links(&namespace)?, clients);
-    let (inputs, reports) = inputs.map_err(set_up("cannot wait for signals"))?;
+    let events = EventQueue::new(signals, watch_links(&namespace)?, clients);
+    let (events, reports) = events.map_err(set_up("cannot wait for signals"))?;
     let is_awaited = spec.flow == Flow::Node && spec.mode == Mode::Strict;
     let start = if is_awaited { Start::Within(Duration::from_secs(spec.budget_seconds)) } else { Start::Whenever };
     let clock = Clock::start();
@@ -126,7 +126,7 @@ fn start(
         life: LifeCycle::new(start, clock.now(), random()),
         trust: TrustWatch::new(random()),
         etag: None,
-        applicant: Applicant::new(&spec, client.clone(), init),
+        enrolment: Enrolment::new(&spec, client.clone(), init),
         is_awaited,
         clock,
         path,
@@ -136,7 +136,7 @@ fn start(
         reports,
         client,
     };
-    Ok((Box::new(pod), inputs))
+    Ok((Box::new(pod), events))
 }
 
 struct PodTunnel {
@@ -144,9 +144,9 @@ struct PodTunnel {
     presence: Presence,
     clock: Clock,
     status: Shared,
-    reports: Reports,
+    reports: EventSender,
     client: CaClient,
-    applicant: Applicant,
+    enrolment: Enrolment,
     life: LifeCycle,
     /// Whether somebody waits for the first certificate.
     is_awaited: bool,
@@ -171,7 +171,7 @@ impl Clock {
 }
 
 impl PodTunnel {
-    fn run(&mut self, inputs: &mut Inbox) -> Result<(), Error> {
+    fn run(&mut self, events: &mut EventQueue) -> Result<(), Error> {
         let mut gone_since = None;
         let mut tidy_at = None;
         // Whoever removes a namespace removes its links first, and the namespace a moment later.
@@ -196,25 +196,25 @@ impl PodTunnel {
             let look = if now.uptime < alert_until { ALERT_INTERVAL } else { NETNS_INTERVAL };
             let [trust, tidy] = [self.trust.deadline(), tidy_at].map(|at| Some(at?.saturating_sub(now.uptime)));
             let wait = [self.life.idle(now), trust, tidy].into_iter().flatten().fold(look, Duration::min);
-            match inputs.next(wait) {
-                Some(Input::Signal(Signal::SIGHUP)) => {
+            match events.next(wait) {
+                Some(Event::Signal(Signal::SIGHUP)) => {
                     tracing::info!("Caught HUP; a pod's configuration does not change")
                 }
-                Some(Input::Signal(signal)) => {
+                Some(Event::Signal(signal)) => {
                     tracing::info!(signal = go_name(signal), "Caught signal, shutting down");
-                    self.stop(inputs);
+                    self.stop(events);
                     return Ok(());
                 }
-                Some(Input::LinksChanged) => alert_until = self.clock.now().uptime + ALERT_FOR,
-                Some(Input::Answer(answer)) => {
+                Some(Event::LinksChanged) => alert_until = self.clock.now().uptime + ALERT_FOR,
+                Some(Event::Enrolment(answer)) => {
                     self.answered(*answer)?;
                     tidy_at = Some(self.clock.now().uptime + TIDY_AFTER);
                 }
-                Some(Input::Trust { asked, answer }) => {
+                Some(Event::Trust { asked, answer }) => {
                     self.told_whom_to_trust(asked, *answer);
                     tidy_at = Some(self.clock.now().uptime + TIDY_AFTER);
                 }
-                Some(Input::DriverEnded(result)) => {
+                Some(Event::DriverEnded(result)) => {
                     let cause =
                         result.err().map_or_else(|| "it ended by itself".to_owned(), |error| with_causes(&error));
                     return Err(Error::Broken(cause));
@@ -227,7 +227,7 @@ impl PodTunnel {
             } else if now.saturating_sub(*gone_since.get_or_insert(now)) >= GONE_FOR {
                 // The open tun would keep the namespace, its links and the pod's address alive.
                 tracing::info!("The pod's network namespace is gone, ending");
-                self.stop(inputs);
+                self.stop(events);
                 return Ok(());
             } else {
                 alert_until = now + ALERT_FOR;
@@ -236,32 +236,32 @@ impl PodTunnel {
     }
 
     fn ask(&self, within: Duration) -> Result<(), Error> {
-        let (applicant, reports) = (self.applicant.clone(), self.reports.clone());
+        let (enrolment, reports) = (self.enrolment.clone(), self.reports.clone());
         let now = unix_seconds(self.clock.now().wall);
-        spawn("ca-client", move || reports.send(Input::Answer(Box::new(applicant.apply(within, now)))))
+        spawn("ca-client", move || reports.send(Event::Enrolment(Box::new(enrolment.apply(within, now)))))
     }
 
-    fn answered(&mut self, answer: Answer) -> Result<(), Error> {
+    fn answered(&mut self, answer: Outcome) -> Result<(), Error> {
         let now = self.clock.now();
         let (denied, cause) = match answer {
-            Answer::Issued(issued) => match self.check(issued) {
+            Outcome::Issued(issued) => match self.check(issued) {
                 Ok(issued) => return self.install(*issued, false),
                 Err(cause) => (true, cause),
             },
-            Answer::Provisional(issued) => match self.check(issued) {
+            Outcome::Provisional(issued) => match self.check(issued) {
                 Ok(issued) => return self.install(*issued, true),
                 Err(cause) => (true, cause),
             },
-            Answer::NoProvisional(cause) => {
+            Outcome::NoProvisional(cause) => {
                 tracing::warn!(
                     error = cause,
                     "The CA gives no provisional certificate; the path stays closed until there is another"
                 );
-                self.applicant.waits_for_init();
+                self.enrolment.waits_for_init();
                 self.life.not_yet(now);
                 return Ok(());
             }
-            Answer::NotYet(cause) => {
+            Outcome::NotYet(cause) => {
                 if self.path.networks().is_none() {
                     notify::status("waiting for the pod's init container");
                 }
@@ -269,8 +269,8 @@ impl PodTunnel {
                 self.life.not_yet(now);
                 return Ok(());
             }
-            Answer::Refused(cause) => (true, cause),
-            Answer::Failed(cause) => (false, cause),
+            Outcome::Refused(cause) => (true, cause),
+            Outcome::Failed(cause) => (false, cause),
         };
         self.update(|status| status.certificate_failed(&cause, denied));
         if denied && self.client.has_stale_token() {
@@ -301,7 +301,7 @@ impl PodTunnel {
         let is_first = self.path.networks().is_none();
         if is_first {
             let reports = self.reports.clone();
-            let ended = move |result| reports.send(Input::DriverEnded(result));
+            let ended = move |result| reports.send(Event::DriverEnded(result));
             self.path.open(&identity, &trust, &self.settings, ended)?;
         } else {
             self.path.swap(identity.clone(), trust);
@@ -320,11 +320,11 @@ impl PodTunnel {
         let handle = self.path.handle().cloned();
         self.update(|status| status.certificate_installed(identity.clone(), provisional, handle));
         if provisional {
-            self.applicant.waits_for_init();
+            self.enrolment.waits_for_init();
             notify::status("running with a provisional certificate, waiting for the pod's init container");
             return Ok(());
         }
-        self.applicant.holds(identity, renewal_key, bundle);
+        self.enrolment.holds(identity, renewal_key, bundle);
         if is_first && self.is_awaited {
             notify::ready();
         }
@@ -336,7 +336,7 @@ impl PodTunnel {
         let (client, reports, etag) = (self.client.clone(), self.reports.clone(), self.etag.clone());
         spawn("ca-trust", move || {
             let answer = Box::new(client.trust(etag.as_deref(), TRUST_WITHIN));
-            reports.send(Input::Trust { asked, answer });
+            reports.send(Event::Trust { asked, answer });
         })
     }
 
@@ -360,7 +360,7 @@ impl PodTunnel {
         tracing::info!(authorities = news.trust.certificates().count(), ?standing, etag = news.etag, "Trust changed");
         self.etag = Some(news.etag);
         if let Some(key) = news.renewal_key {
-            self.applicant.renew_with(key);
+            self.enrolment.renew_with(key);
         }
         // What is closed stays closed: it trusts nobody.
         if self.life.is_open() {
@@ -380,11 +380,11 @@ impl PodTunnel {
         self.update(|status| status.closed = Some(why));
     }
 
-    fn stop(&mut self, inputs: &Inbox) {
+    fn stop(&mut self, events: &EventQueue) {
         let mut is_running = self.path.stop();
         while is_running {
-            match inputs.report(STOP_WITHIN) {
-                Some(Input::DriverEnded(_)) => is_running = false,
+            match events.next_sent(STOP_TIMEOUT) {
+                Some(Event::DriverEnded(_)) => is_running = false,
                 Some(_) => {}
                 None => {
                     tracing::warn!("The tunnel did not close in time");
@@ -411,15 +411,15 @@ fn standing(identity: &Identity, trust: &CaPool, now: Moment) -> Standing {
     })
 }
 
-fn open_desk(namespace: &Namespace, confinement: &Confinement) -> Result<InitDesk, Error> {
+fn open_handoff(namespace: &Namespace, confinement: &Confinement) -> Result<HandoffServer, Error> {
     // The name is taken as root, which init looks for; the thread that serves it is behind the wall.
     let wall = confinement.prepare();
     let confine = move || wall.enter(CapabilitySet::empty()).map(drop);
     let refused = |cause: String| Error::SetUp { what: "cannot listen for the pod's init container".to_owned(), cause };
-    let desk = namespace
-        .run("init-desk", || InitDesk::open(handoff::NAME, confine))
+    let handoff_server = namespace
+        .run("handoff", || HandoffServer::open(handoff::NAME, confine))
         .map_err(|error| refused(with_causes(&error)))?;
-    desk.map_err(|error| refused(errno::text(&error)))
+    handoff_server.map_err(|error| refused(errno::text(&error)))
 }
 
 fn watch_links(namespace: &Namespace) -> Result<LinkWatch, Error> {
@@ -456,7 +456,7 @@ const ALERT_INTERVAL: Duration = Duration::from_millis(250);
 const ALERT_FOR: Duration = Duration::from_secs(5);
 // A runtime may remount while it sets up; a namespace that is gone stays gone.
 const GONE_FOR: Duration = Duration::from_secs(1);
-const STOP_WITHIN: Duration = Duration::from_millis(250);
+const STOP_TIMEOUT: Duration = Duration::from_millis(250);
 const TRUST_WITHIN: Duration = Duration::from_secs(10);
 // The next question to the CA has been asked by then; little of what an answer took is needed again.
 const TIDY_AFTER: Duration = Duration::from_secs(1);

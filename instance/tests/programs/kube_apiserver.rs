@@ -16,7 +16,7 @@ use nebula_cert::issuance::Pod;
 use nebula_cni_plugin::labels::{Answer, LabelSource, Program, Question};
 use nebula_cni_plugin::launch::CaAccess;
 use nebula_instance::ca_client::{CaClient, Error, Issued, Prover};
-use nebula_instance::linux::netns::Foothold;
+use nebula_instance::linux::netns::NamespaceExecutor;
 use serde_json::{Value, json};
 use world::cluster::{binary, tool};
 use world::{World, run};
@@ -140,7 +140,7 @@ impl Asker {
         let asked = std::thread::spawn(move || {
             world::enter(&namespace);
             let now = nebula_instance::linux::clock::unix_now();
-            CaClient::new(access, Foothold::Here).request(&[prover], Duration::from_secs(10), now)
+            CaClient::new(access, NamespaceExecutor::Here).request(&[prover], Duration::from_secs(10), now)
         });
         asked.join().expect("the question ends")
     }
@@ -159,7 +159,7 @@ impl Asker {
         let (namespace, access) = (self.namespace.clone(), self.access.clone());
         let asked = std::thread::spawn(move || {
             world::enter(&namespace);
-            CaClient::new(access, Foothold::Here).trust(None, Duration::from_secs(10))
+            CaClient::new(access, NamespaceExecutor::Here).trust(None, Duration::from_secs(10))
         });
         let answer = asked.join().expect("the question ends").expect("an answer");
         answer.news.expect("the first answer is news").trust

@@ -12,5 +12,5 @@ mod socket;
 
 #[cfg(feature = "ssh")]
 pub(crate) use request::Request;
-pub(crate) use service::{Desk, Facts};
+pub(crate) use service::{ControlService, Facts};
 pub(crate) use socket::{ControlSocket, SocketFile};

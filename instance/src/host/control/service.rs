@@ -18,7 +18,7 @@ use crate::log;
 
 /// Knows whom to ask.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct ControlService {
     pub(crate) handle: Handle,
     pub(crate) reloader: Arc<Mutex<Reloader>>,
     pub(crate) facts: Facts,
@@ -34,7 +34,7 @@ pub(crate) struct Facts {
 
 type Answered = Result<Value, String>;
 
-impl Desk {
+impl ControlService {
     /// # Errors
     /// Why not, for people.
     pub(crate) fn answer(&self, request: Request) -> Answered {

@@ -12,7 +12,7 @@ use nebula_core::io::release_program_pages;
 use nix::sys::stat::{Mode, umask};
 use serde_json::{Value, json};
 
-use super::Desk;
+use super::ControlService;
 use super::request::Request;
 use crate::config::ControlPath;
 use crate::host::account::Account;
@@ -75,16 +75,16 @@ impl ControlSocket {
     }
 
     /// Lets the next client in, if there is one: who is let in is answered on a thread of its own.
-    pub(crate) fn admit(&self, desk: &Arc<Desk>) {
+    pub(crate) fn admit(&self, service: &Arc<ControlService>) {
         let Ok((stream, _)) = self.listener.accept() else { return };
         if Arc::strong_count(&self.conversations) > MAX_CONVERSATIONS {
             // Of a socket that nobody has written to yet there is room for this.
             let _ = stream.set_nonblocking(true).and_then(|()| (&stream).write_all(BUSY));
             return;
         }
-        let (desk, place) = (Arc::clone(desk), Arc::clone(&self.conversations));
+        let (service, place) = (Arc::clone(service), Arc::clone(&self.conversations));
         let body = move || {
-            if let Err(error) = converse(&stream, |request| desk.answer(request)) {
+            if let Err(error) = converse(&stream, |request| service.answer(request)) {
                 tracing::debug!(%error, "A client of the control socket went away");
             }
             drop(stream);

@@ -10,48 +10,48 @@ use serde_json::{Map, Value, json};
 
 use super::commands::{Form, Question};
 use crate::config::{LogFormat, LogLevel};
-use crate::host::control::{Desk, Request};
+use crate::host::control::{ControlService, Request};
 use crate::log;
 
 /// The answer, with the end of its last line.
-pub(super) fn answer(desk: &Desk, sandbox: &Path, question: Question) -> String {
-    match asked(desk, sandbox, question) {
+pub(super) fn answer(service: &ControlService, sandbox: &Path, question: Question) -> String {
+    match asked(service, sandbox, question) {
         Ok(text) | Err(text) => text,
     }
 }
 
 /// `Err`: why there is no other answer.
-fn asked(desk: &Desk, sandbox: &Path, question: Question) -> Result<String, String> {
+fn asked(service: &ControlService, sandbox: &Path, question: Question) -> Result<String, String> {
     match question {
-        Question::Hostmap { form, by_index } => Ok(hosts(&hostmap(desk, by_index), form)),
-        Question::PendingHostmap { form } => Ok(hosts(&pending(desk), form)),
-        Question::LighthouseMap { form } => Ok(lighthouse_map(desk, form)),
+        Question::Hostmap { form, by_index } => Ok(hosts(&hostmap(service, by_index), form)),
+        Question::PendingHostmap { form } => Ok(hosts(&pending(service), form)),
+        Question::LighthouseMap { form } => Ok(lighthouse_map(service, form)),
         Question::Tunnel { peer, form } => {
             let (typed, peer) = peer_of(peer, "addr")?;
-            let rows = rows(desk, move |tunnel| tunnel.primary && tunnel.peer.contains(&peer));
+            let rows = rows(service, move |tunnel| tunnel.primary && tunnel.peer.contains(&peer));
             let row = rows.first().ok_or_else(|| no_tunnel(&typed, "addr"))?;
             Ok(document(&row.to_json(), form))
         }
-        Question::Relays { form } => Ok(document(&relays(desk), form)),
-        Question::Certificate { peer, form, pem } => certificate(desk, peer, form, pem),
-        Question::Device { form } => Ok(device(desk, form)),
+        Question::Relays { form } => Ok(document(&relays(service), form)),
+        Question::Certificate { peer, form, pem } => certificate(service, peer, form, pem),
+        Question::Device { form } => Ok(device(service, form)),
         Question::Version => Ok(line(env!("CARGO_PKG_VERSION"))),
-        Question::LogLevel(level) => log_level(desk, level),
+        Question::LogLevel(level) => log_level(service, level),
         Question::LogFormat(format) => log_format(format),
         Question::Query { peer } => {
             let (_, peer) = peer_of(peer, "address")?;
-            desk.handle.inquire(peer);
-            let sources = desk.handle.with_node(move |node, _| node.sources(peer)).unwrap_or_default();
+            service.handle.inquire(peer);
+            let sources = service.handle.with_node(move |node, _| node.sources(peer)).unwrap_or_default();
             let known = if sources.is_empty() { Value::Null } else { cache(&sources) };
             Ok(line(&go_json(&known, None)))
         }
-        Question::Create { peer, endpoint } => create(desk, peer, endpoint),
+        Question::Create { peer, endpoint } => create(service, peer, endpoint),
         Question::Close { peer, quietly } => {
             let (typed, peer) = peer_of(peer, "address")?;
-            let closed = desk.answer(Request::Close { peer: peer.to_string(), quietly });
+            let closed = service.answer(Request::Close { peer: peer.to_string(), quietly });
             closed.map(|_| line("Closed")).map_err(|_| no_tunnel(&typed, "address"))
         }
-        Question::ChangeRemote { peer, endpoint } => change_remote(desk, peer, endpoint),
+        Question::ChangeRemote { peer, endpoint } => change_remote(service, peer, endpoint),
         Question::Profile { file } => profile(sandbox, file),
         Question::StopProfile => Ok(line("If a CPU profile was running it is now stopped")),
         Question::ProfileFraction => Err(line(NO_PROFILE)),
@@ -131,8 +131,8 @@ fn hosts(rows: &[Row], form: Form) -> String {
 }
 
 /// A primary tunnel stands there once for each address of its peer, unless `by_index`.
-fn hostmap(desk: &Desk, by_index: bool) -> Vec<Row> {
-    let tunnels = rows(desk, move |tunnel| by_index || tunnel.primary);
+fn hostmap(service: &ControlService, by_index: bool) -> Vec<Row> {
+    let tunnels = rows(service, move |tunnel| by_index || tunnel.primary);
     let times = |row: &Row| if by_index { 1 } else { row.addresses.len() };
     tunnels
         .into_iter()
@@ -144,7 +144,7 @@ fn hostmap(desk: &Desk, by_index: bool) -> Vec<Row> {
 }
 
 /// Rows of the tunnels that are `wanted`, by address.
-fn rows(desk: &Desk, wanted: impl Fn(&TunnelStatus) -> bool + Send + 'static) -> Vec<Row> {
+fn rows(service: &ControlService, wanted: impl Fn(&TunnelStatus) -> bool + Send + 'static) -> Vec<Row> {
     let survey = move |node: &mut Node, _| {
         let relays = node.relays();
         let wanted = node.tunnels().into_iter().filter(|tunnel| wanted(tunnel)).take(MAX_ROWS);
@@ -154,9 +154,9 @@ fn rows(desk: &Desk, wanted: impl Fn(&TunnelStatus) -> bool + Send + 'static) ->
         };
         wanted.map(row).collect::<Vec<_>>()
     };
-    let mut rows = desk.handle.with_node(survey).unwrap_or_default();
+    let mut rows = service.handle.with_node(survey).unwrap_or_default();
     for (row, index) in &mut rows {
-        if let Some(certificate) = desk.handle.certificate(*index) {
+        if let Some(certificate) = service.handle.certificate(*index) {
             row.certificate = certificate.to_json();
         }
     }
@@ -187,7 +187,7 @@ fn row(
     (row, index)
 }
 
-fn pending(desk: &Desk) -> Vec<Row> {
+fn pending(service: &ControlService) -> Vec<Row> {
     let row = |PendingStatus { peer, local_index, endpoints }| Row {
         addresses: vec![peer],
         local_index: local_index.0,
@@ -200,15 +200,15 @@ fn pending(desk: &Desk) -> Vec<Row> {
         passed_on: Vec::new(),
     };
     let survey = |node: &mut Node, _| node.pending_handshakes();
-    desk.handle.with_node(survey).unwrap_or_default().into_iter().map(row).collect()
+    service.handle.with_node(survey).unwrap_or_default().into_iter().map(row).collect()
 }
 
-fn lighthouse_map(desk: &Desk, form: Form) -> String {
+fn lighthouse_map(service: &ControlService, form: Form) -> String {
     let survey = |node: &mut Node, _| {
         let peers = node.known_peers(MAX_ROWS);
         peers.into_iter().map(|peer| (peer.to_string(), node.sources(peer))).collect::<Vec<_>>()
     };
-    let mut known = desk.handle.with_node(survey).unwrap_or_default();
+    let mut known = service.handle.with_node(survey).unwrap_or_default();
     known.sort_by(|(one, _), (other, _)| one.cmp(other));
     let known = known.into_iter().map(|(peer, sources)| (peer, cache(&sources)));
     match form {
@@ -235,8 +235,8 @@ fn cache(sources: &BTreeMap<IpAddr, Source>) -> Value {
 }
 
 /// As Go does, every hop stands there with all hops of its neighbour, and those that are not meant carry an error.
-fn relays(desk: &Desk) -> Value {
-    let relays = desk.handle.with_node(|node, _| node.relays()).unwrap_or_default();
+fn relays(service: &ControlService) -> Value {
+    let relays = service.handle.with_node(|node, _| node.relays()).unwrap_or_default();
     let relays = &relays[..relays.len().min(MAX_ROWS)];
     let through = |far: IpAddr| {
         let to_it = relays.iter().filter(|it| !it.forwarding && it.state == RelayState::Established && it.far == far);
@@ -267,18 +267,18 @@ fn relays(desk: &Desk) -> Value {
     json!({"Relays": if all.is_empty() { Value::Null } else { all.into() }})
 }
 
-fn certificate(desk: &Desk, peer: Option<String>, form: Form, pem: bool) -> Result<String, String> {
+fn certificate(service: &ControlService, peer: Option<String>, form: Form, pem: bool) -> Result<String, String> {
     let shown = match peer {
         Some(typed) => {
             let (typed, peer) = peer_of(Some(typed), "addr")?;
-            let tunnels = desk.handle.tunnels();
+            let tunnels = service.handle.tunnels();
             let tunnel = tunnels.iter().find(|tunnel| tunnel.primary && tunnel.peer.contains(&peer));
-            let certificate = tunnel.and_then(|tunnel| desk.handle.certificate(tunnel.local_index));
+            let certificate = tunnel.and_then(|tunnel| service.handle.certificate(tunnel.local_index));
             let certificate = certificate.ok_or_else(|| no_tunnel(&typed, "addr"))?;
             (certificate.to_json(), certificate.to_pem())
         }
         None => {
-            let reloader = desk.reloader();
+            let reloader = service.reloader();
             let settings = reloader.settings();
             let pki = settings.pki.as_ref().ok_or_else(|| line("this node has no certificate"))?;
             let wanted = settings.initiating_version.unwrap_or(Version::V1);
@@ -295,23 +295,23 @@ fn certificate(desk: &Desk, peer: Option<String>, form: Form, pem: bool) -> Resu
     })
 }
 
-fn device(desk: &Desk, form: Form) -> String {
-    let reloader = desk.reloader();
+fn device(service: &ControlService, form: Form) -> String {
+    let reloader = service.reloader();
     let networks = reloader.settings().pki.as_ref().map(|pki| pki.identity.networks().to_vec()).unwrap_or_default();
-    let name = &desk.facts.device;
+    let name = &service.facts.device;
     match form {
         Form::Text => format!("name={name} cidr={}\n", bracketed(&networks)),
         _ => document(&json!({"name": name, "cidr": texts(&networks)}), form),
     }
 }
 
-fn log_level(desk: &Desk, typed: Option<String>) -> Result<String, String> {
+fn log_level(service: &ControlService, typed: Option<String>) -> Result<String, String> {
     let level = typed.map(|typed| {
         let unknown =
             || line(&format!("Unknown log level [{typed}]. Possible log levels: trace, debug, info, warn, error"));
         LogLevel::parse(&typed).ok_or_else(unknown)
     });
-    desk.answer(Request::LogLevel(level.transpose()?)).map_err(|error| line(&error))?;
+    service.answer(Request::LogLevel(level.transpose()?)).map_err(|error| line(&error))?;
     Ok(line(&format!("Log level is: {}", log::level().name())))
 }
 
@@ -329,33 +329,33 @@ fn log_format(typed: Option<String>) -> Result<String, String> {
     Ok(line(&format!("Log format is: {format}")))
 }
 
-fn create(desk: &Desk, peer: Option<String>, endpoint: Option<String>) -> Result<String, String> {
+fn create(service: &ControlService, peer: Option<String>, endpoint: Option<String>) -> Result<String, String> {
     let (_, peer) = peer_of(peer, "address")?;
-    if desk.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer)) {
+    if service.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer)) {
         return Err(line("Tunnel already exists"));
     }
-    if desk.handle.handshaking().contains(&peer) {
+    if service.handle.handshaking().contains(&peer) {
         return Err(line("Tunnel already handshaking"));
     }
     match endpoint.as_deref().map(endpoint_of).transpose()? {
-        None => desk.handle.connect(peer),
+        None => service.handle.connect(peer),
         Some(endpoint) => {
-            let _ = desk.handle.with_node(move |node, now| node.connect_at(now, peer, endpoint));
+            let _ = service.handle.with_node(move |node, now| node.connect_at(now, peer, endpoint));
         }
     }
     Ok(line("Created"))
 }
 
-fn change_remote(desk: &Desk, peer: Option<String>, endpoint: Option<String>) -> Result<String, String> {
+fn change_remote(service: &ControlService, peer: Option<String>, endpoint: Option<String>) -> Result<String, String> {
     // What is missing is said before what is wrong.
     let peer = Some(peer.ok_or_else(|| line("No vpn address was provided"))?);
     let endpoint = endpoint.ok_or_else(|| line("No address was provided"))?;
     let endpoint = endpoint_of(&endpoint)?;
     let (typed, peer) = peer_of(peer, "address")?;
-    if !desk.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer)) {
+    if !service.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer)) {
         return Err(no_tunnel(&typed, "address"));
     }
-    match desk.handle.with_node(move |node, now| node.redirect(now, peer, endpoint)) {
+    match service.handle.with_node(move |node, now| node.redirect(now, peer, endpoint)) {
         Some(true) => Ok(line("Changed")),
         _ => Err(line("lighthouse.remote_allow_list does not allow this peer to be there")),
     }

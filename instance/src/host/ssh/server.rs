@@ -20,7 +20,7 @@ use tracing::Level;
 use super::access;
 use super::session::{self, Context, IDLE_TIMEOUT};
 use crate::config::Sshd;
-use crate::host::control::Desk;
+use crate::host::control::ControlService;
 use crate::linux::clock::unix_now;
 use crate::log;
 use crate::names;
@@ -36,7 +36,7 @@ struct Server {
 }
 
 /// Serves until `stopped`, or until the listener fails.
-pub(super) fn serve(sshd: Sshd, desk: Weak<Desk>, stopped: oneshot::Receiver<()>) {
+pub(super) fn serve(sshd: Sshd, service: Weak<ControlService>, stopped: oneshot::Receiver<()>) {
     let listen = sshd.listen.clone();
     let failed = |error: io::Error| {
         tracing::warn!(error = format!("listen tcp {listen}: {error}"), "Failed to run the SSH server");
@@ -58,7 +58,7 @@ pub(super) fn serve(sshd: Sshd, desk: Weak<Desk>, stopped: oneshot::Receiver<()>
     };
     tracing::info!(sshListener = listen, "SSH server is listening");
     let server = Server {
-        context: Arc::new(Context { sshd, desk }),
+        context: Arc::new(Context { sshd, service }),
         logins: Arc::new(Semaphore::new(MAX_LOGINS)),
         sessions: Arc::new(Semaphore::new(MAX_SESSIONS)),
     };

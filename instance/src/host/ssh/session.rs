@@ -11,13 +11,13 @@ use super::answers;
 use super::commands::{self, Wish};
 use super::terminal::{LONGEST_LINE, Terminal, Typed};
 use crate::config::Sshd;
-use crate::host::control::{Desk, Request};
+use crate::host::control::{ControlService, Request};
 
 /// What the commands of all sessions need.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) sshd: Sshd,
-    pub(super) desk: Weak<Desk>,
+    pub(super) service: Weak<ControlService>,
 }
 
 /// What follows a command.
@@ -113,18 +113,18 @@ async fn obey(
             say(channel, &shown("Reloading config\n")).await?;
             // One that changes the console ends this session: the line shall be there before.
             sleep(BEFORE_RELOAD).await;
-            let desk = context.desk.upgrade().ok_or(Gone)?;
-            let outcome = tokio::task::spawn_blocking(move || desk.answer(Request::Reload)).await;
+            let service = context.service.upgrade().ok_or(Gone)?;
+            let outcome = tokio::task::spawn_blocking(move || service.answer(Request::Reload)).await;
             match outcome {
                 Ok(Err(refusal)) => format!("nothing was changed: {refusal}\n"),
                 _ => String::new(),
             }
         }
         Wish::Ask(question) => {
-            let (desk, context) = (context.desk.upgrade().ok_or(Gone)?, Arc::clone(context));
+            let (service, context) = (context.service.upgrade().ok_or(Gone)?, Arc::clone(context));
             // It may wait for the control thread, or for a reload.
             let answered =
-                tokio::task::spawn_blocking(move || answers::answer(&desk, &context.sshd.sandbox, question)).await;
+                tokio::task::spawn_blocking(move || answers::answer(&service, &context.sshd.sandbox, question)).await;
             answered.map_err(|_| Gone)?
         }
     };
