@@ -22,6 +22,7 @@ pub use process::Process;
 pub use systemd::Systemd;
 
 use crate::host::{Clock, Deadline};
+use crate::launch::StartError;
 use crate::record::Files;
 
 /// The supervisors there are, as a record names them.
@@ -123,7 +124,9 @@ pub enum StartFailure {
     Ended {
         /// How it ended.
         status: String,
-        /// Its last STATUS and its last line on stderr.
+        /// Its last STATUS, if that is one of this release.
+        error: Option<StartError>,
+        /// The text of its last STATUS, and its last line on stderr.
         said: String,
     },
     /// It did not get ready in time.
@@ -132,6 +135,14 @@ pub enum StartFailure {
         /// Its last STATUS, or else its last line on stderr.
         said: String,
     },
+}
+
+/// A STATUS as text for people, and the error that it is.
+fn read_status(status: String) -> (Option<StartError>, String) {
+    match StartError::from_line(&status) {
+        Some(error) => (Some(error.clone()), error.to_string()),
+        None => (None, status),
+    }
 }
 
 /// The instance's option for the file of its launch contract.

@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     match tunnel::serve(Path::new(launch)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            notify::status(&error.to_string());
+            notify::start_error(&error.to_start_error());
             eprintln!("nebula-cni-instance: {error}");
             ExitCode::FAILURE
         }

@@ -93,6 +93,24 @@ pub struct TrustNews {
     pub renewal_key: Option<String>,
 }
 
+/// The CA looked at the request and said no, or what it gave is not what was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The stable reason that the CA names; `None`: it was refused here.
+    pub code: Option<String>,
+    /// Which check failed.
+    pub message: String,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.code {
+            Some(code) => write!(f, "{} ({code})", self.message),
+            None => f.write_str(&self.message),
+        }
+    }
+}
+
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -6,6 +6,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::OnceLock;
 
+use nebula_cni_plugin::launch::StartError;
 use sd_notify::NotifyState;
 
 /// Connects to the service manager's socket now, because its path may be out of reach later.
@@ -32,12 +33,21 @@ pub fn ready() {
     }
 }
 
-/// Says in one line what is going on, or why the service ends.
+/// Says in one line what is going on.
 pub fn status(text: &str) {
     // A line break would start another assignment.
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_STATUS).collect();
-    if let Err(error) = send(NotifyState::Status(&line)) {
-        // Who only waited for readiness has gone by now.
+    status_line(&line);
+}
+
+/// Says why the service ends, for the program that waits for its start.
+pub fn start_error(error: &StartError) {
+    status_line(&error.to_line());
+}
+
+fn status_line(line: &str) {
+    if let Err(error) = send(NotifyState::Status(line)) {
+        // A program that waited for readiness only has gone by now.
         tracing::debug!(%error, "Nobody takes the status");
     }
 }

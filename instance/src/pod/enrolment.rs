@@ -5,7 +5,7 @@ use std::time::Duration;
 use nebula_cert::{Identity, UnixTime, issuance};
 use nebula_cni_plugin::launch::LaunchSpec;
 
-use crate::ca_client::{self, CaClient, Issued, Prover};
+use crate::ca_client::{self, CaClient, Issued, Prover, Refusal};
 use crate::handoff::Delivery;
 use crate::handoff::server::{HandoffServer, Nobody};
 
@@ -35,7 +35,7 @@ pub(crate) enum Outcome {
     /// Nothing to prove with yet.
     NotYet(String),
     /// The CA decided so.
-    Refused(String),
+    Refused(Refusal),
     /// Nobody decided anything.
     Failed(String),
 }
@@ -108,10 +108,11 @@ impl Enrolment {
                 if let Some(init) = self.init.as_ref().filter(|_| self.present.is_none()) {
                     init.explain(&text);
                 }
-                if matches!(error, ca_client::Error::Denied { .. }) {
-                    Outcome::Refused(text)
-                } else {
-                    Outcome::Failed(text)
+                match error {
+                    ca_client::Error::Denied { code, message } => {
+                        Outcome::Refused(Refusal { code: Some(code), message })
+                    }
+                    ca_client::Error::Unavailable(cause) => Outcome::Failed(cause),
                 }
             }
         }

@@ -9,7 +9,7 @@ use nebula_cni_plugin::launch::{Flow, LaunchSpec, Mode, Underlay};
 use nebula_core::io::{release_free_heap, release_program_pages};
 use rustix::thread::CapabilitySet;
 
-use crate::ca_client::{self, CaClient, Issued, TrustAnswer};
+use crate::ca_client::{self, CaClient, Issued, Refusal, TrustAnswer};
 use crate::causes::with_causes;
 use crate::config::{Settings, Value};
 use crate::handoff;
@@ -30,7 +30,7 @@ use crate::pod::error::Error;
 use crate::pod::events::{Event, EventQueue, EventSender};
 use crate::pod::isolation;
 use crate::pod::launch_file::Launch;
-use crate::pod::life_cycle::{Closing, GiveUp, Install, LifeCycle, Moment, Now, Standing, Start, Step};
+use crate::pod::life_cycle::{Closing, Failure, Install, LifeCycle, Moment, Now, Standing, Start, Step};
 use crate::pod::status::{Shared, Status};
 use crate::pod::status_socket::StatusSocket;
 use crate::pod::trust_watch::TrustWatch;
@@ -182,8 +182,8 @@ impl PodTunnel {
                 match step {
                     Step::Ask { within } => self.ask(within)?,
                     Step::Close(closing) => self.close(closing),
-                    Step::GiveUp(GiveUp::Denied(cause)) => return Err(Error::Denied(cause)),
-                    Step::GiveUp(GiveUp::Unavailable(cause)) => return Err(Error::Unavailable(cause)),
+                    Step::GiveUp(Failure::Denied(refusal)) => return Err(Error::Denied(refusal)),
+                    Step::GiveUp(Failure::Unavailable(cause)) => return Err(Error::Unavailable(cause)),
                 }
             }
             if self.trust.is_due(now.uptime) {
@@ -243,14 +243,14 @@ impl PodTunnel {
 
     fn answered(&mut self, answer: Outcome) -> Result<(), Error> {
         let now = self.clock.now();
-        let (denied, cause) = match answer {
+        let failure = match answer {
             Outcome::Issued(issued) => match self.check(issued) {
                 Ok(issued) => return self.install(*issued, false),
-                Err(cause) => (true, cause),
+                Err(refusal) => Failure::Denied(refusal),
             },
             Outcome::Provisional(issued) => match self.check(issued) {
                 Ok(issued) => return self.install(*issued, true),
-                Err(cause) => (true, cause),
+                Err(refusal) => Failure::Denied(refusal),
             },
             Outcome::NoProvisional(cause) => {
                 tracing::warn!(
@@ -269,27 +269,29 @@ impl PodTunnel {
                 self.life.not_yet(now);
                 return Ok(());
             }
-            Outcome::Refused(cause) => (true, cause),
-            Outcome::Failed(cause) => (false, cause),
+            Outcome::Refused(refusal) => Failure::Denied(refusal),
+            Outcome::Failed(cause) => Failure::Unavailable(cause),
         };
+        let (denied, cause) = (matches!(failure, Failure::Denied(_)), failure.to_string());
         self.update(|status| status.certificate_failed(&cause, denied));
         if denied && self.client.has_stale_token() {
-            return Err(Error::Denied(format!(
-                "{cause}; the node's token was replaced, and only a new start can read it"
-            )));
+            let message = format!("{cause}; the node's token was replaced, and only a new start can read it");
+            return Err(Error::Denied(Refusal { code: None, message }));
         }
         if self.path.networks().is_none() {
             notify::status(&format!("no certificate yet: {cause}"));
         }
-        self.life.failed(now, denied, cause);
+        self.life.failed(now, failure);
         Ok(())
     }
 
     /// Peers and the pod itself know the addresses of the first certificate.
-    fn check(&self, issued: Box<Issued>) -> Result<Box<Issued>, String> {
+    fn check(&self, issued: Box<Issued>) -> Result<Box<Issued>, Refusal> {
         match self.path.networks() {
             Some(networks) if networks != issued.identity.networks() => {
-                Err(format!("the CA changed the overlay address from {networks:?} to {:?}", issued.identity.networks()))
+                let given = issued.identity.networks();
+                let message = format!("the CA changed the overlay address from {networks:?} to {given:?}");
+                Err(Refusal { code: None, message })
             }
             _ => Ok(issued),
         }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::ca_client::Refusal;
 use crate::ca_client::backoff::Jitter;
 
 /// Time since the Unix epoch: certificates live by the wall clock.
@@ -38,7 +39,7 @@ pub struct LifeCycle {
     closed: bool,
     /// What has been decided and not been said yet.
     decided: Option<Step>,
-    last_failure: Option<String>,
+    last_failure: Option<Failure>,
     jitter: Jitter,
 }
 
@@ -75,7 +76,7 @@ pub enum Step {
     /// Let nothing pass until another certificate arrives.
     Close(Closing),
     /// There will be no certificate in time: end, and say why.
-    GiveUp(GiveUp),
+    GiveUp(Failure),
 }
 
 /// Why the path closes.
@@ -87,13 +88,22 @@ pub enum Closing {
     Revoked,
 }
 
-/// Why a start for which somebody waits failed.
+/// Why a request for a certificate failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum GiveUp {
+pub enum Failure {
     /// The CA refused.
-    Denied(String),
+    Denied(Refusal),
     /// The CA could not be asked in time.
     Unavailable(String),
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Denied(refusal) => refusal.fmt(f),
+            Self::Unavailable(cause) => f.write_str(cause),
+        }
+    }
 }
 
 /// What to do with a new certificate.
@@ -143,8 +153,8 @@ impl LifeCycle {
         if let Some(end) = self.end_of_budget()
             && now.uptime >= end
         {
-            let cause = self.last_failure.clone().unwrap_or_else(|| "no answer in time".to_owned());
-            return Some(Step::GiveUp(GiveUp::Unavailable(cause)));
+            let failure = self.last_failure.clone();
+            return Some(Step::GiveUp(failure.unwrap_or_else(|| Failure::Unavailable("no answer in time".to_owned()))));
         }
         // By both clocks: one that is set back must not put off the renewal.
         let renew = self.certificate.is_some_and(|held| held.renew_at.is_some_and(|at| now.wall >= at));
@@ -196,16 +206,17 @@ impl LifeCycle {
         if std::mem::replace(&mut self.closed, false) { Install::Open } else { Install::Swap }
     }
 
-    /// A request failed; `denied` if the CA decided so.
-    pub fn failed(&mut self, now: Now, denied: bool, cause: String) {
+    /// A request failed.
+    pub fn failed(&mut self, now: Now, failure: Failure) {
+        let denied = matches!(failure, Failure::Denied(_));
         if denied && self.end_of_budget().is_some() {
-            self.decided = Some(Step::GiveUp(GiveUp::Denied(cause)));
+            self.decided = Some(Step::GiveUp(failure));
             return;
         }
         let wait = self.retry_wait(now, denied);
         self.failures = self.failures.saturating_add(1);
         self.ask_at = Some(now.uptime + wait);
-        self.last_failure = Some(cause);
+        self.last_failure = Some(failure);
     }
 
     /// Nothing to prove with yet, so nobody was asked: the pod's init container does not listen.

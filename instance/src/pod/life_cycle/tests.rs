@@ -11,6 +11,14 @@ fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
+fn refused(message: &str) -> Failure {
+    Failure::Denied(Refusal { code: Some("no_such_pod".to_owned()), message: message.to_owned() })
+}
+
+fn unavailable() -> Failure {
+    Failure::Unavailable("connection refused".to_owned())
+}
+
 /// A machine and two clocks that only the test moves.
 struct Pod {
     life: LifeCycle,
@@ -53,7 +61,8 @@ impl Pod {
     }
 
     fn failed(&mut self, denied: bool) {
-        self.life.failed(self.now, denied, "connection refused".to_owned());
+        let failure = if denied { refused("unknown pod") } else { unavailable() };
+        self.life.failed(self.now, failure);
     }
 
     /// Lets time pass until there is something to do.
@@ -209,7 +218,7 @@ fn a_clock_set_during_the_start_does_not_change_the_budget() {
         assert!(pod.asks());
         pod.now.wall = START - DAY + step * 2;
         assert_eq!(pod.poll(), None);
-        assert!(matches!(pod.next(), Step::GiveUp(GiveUp::Unavailable(_))));
+        assert!(matches!(pod.next(), Step::GiveUp(Failure::Unavailable(_))));
         assert_eq!(pod.age(), BUDGET);
     }
 }
@@ -272,8 +281,8 @@ fn a_certificate_revoked_during_its_renewal_closes_the_path_until_the_answer() {
 fn a_strict_start_ends_at_once_when_denied() {
     let mut pod = Pod::new(Start::Within(BUDGET), 1);
     assert!(pod.asks());
-    pod.life.failed(pod.now, true, "unknown pod".to_owned());
-    assert_eq!(pod.poll(), Some(Step::GiveUp(GiveUp::Denied("unknown pod".to_owned()))));
+    pod.failed(true);
+    assert_eq!(pod.poll(), Some(Step::GiveUp(refused("unknown pod"))));
 }
 
 #[test]
@@ -288,7 +297,7 @@ fn a_strict_start_retries_until_its_budget_and_then_says_why() {
                 pod.failed(false);
             }
             step => {
-                assert_eq!(step, Step::GiveUp(GiveUp::Unavailable("connection refused".to_owned())));
+                assert_eq!(step, Step::GiveUp(unavailable()));
                 break;
             }
         }
@@ -301,7 +310,7 @@ fn a_strict_start_retries_until_its_budget_and_then_says_why() {
 fn a_request_that_never_ends_does_not_outlast_the_budget() {
     let mut pod = Pod::new(Start::Within(BUDGET), 1);
     assert!(pod.asks());
-    assert!(matches!(pod.next(), Step::GiveUp(GiveUp::Unavailable(_))));
+    assert!(matches!(pod.next(), Step::GiveUp(Failure::Unavailable(_))));
     assert_eq!(pod.age(), BUDGET);
 }
 
