@@ -156,7 +156,7 @@ impl Init<'_> {
             let taken = self.take(&delivery);
             let refused = match &taken {
                 Ok(Ok(_)) => None,
-                Ok(Err(cause)) => Some(cause.clone()),
+                Ok(Err(cause)) => Some(cause.to_string()),
                 Err(error) => Some(error.to_string()),
             };
             let receipt = handoff::line(&Receipt { refused });
@@ -172,7 +172,7 @@ impl Init<'_> {
         }
     }
 
-    fn take(&self, delivery: &Delivery) -> Result<Result<String, String>, Error> {
+    fn take(&self, delivery: &Delivery) -> Result<Result<String, Unusable>, Error> {
         let name = match check(delivery) {
             Ok(name) => name,
             Err(cause) => return Ok(Err(cause)),
@@ -205,19 +205,32 @@ fn read_token(path: &Path) -> Result<Zeroizing<String>, Error> {
     if handoff::is_token(&token) { Ok(token) } else { Err(refuse("there is no token in it".to_owned())) }
 }
 
+/// Why a delivery is refused.
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error("certificate: {0}")]
+    Certificate(#[source] nebula_cert::Error),
+    #[error("CA bundle: {0}")]
+    Bundle(#[source] nebula_cert::Error),
+    #[error(transparent)]
+    Unverified(nebula_cert::Error),
+    #[error("key: {0}")]
+    Key(#[source] nebula_cert::Error),
+}
+
 /// What is written must at least fit together. Returns the certificate's name.
-fn check(delivery: &Delivery) -> Result<String, String> {
+fn check(delivery: &Delivery) -> Result<String, Unusable> {
     let certificates = Certificate::bundle_from_pem(delivery.certificate.as_bytes());
-    let certificates = certificates.map_err(|error| format!("certificate: {error}"))?;
-    let pool = CaPool::from_pem(delivery.ca.as_bytes()).map_err(|error| format!("CA bundle: {error}"))?;
+    let certificates = certificates.map_err(Unusable::Certificate)?;
+    let pool = CaPool::from_pem(delivery.ca.as_bytes()).map_err(Unusable::Bundle)?;
     let mut name = String::new();
     for certificate in &certificates {
-        let verified = pool.verify(certificate.clone(), unix_now()).map_err(|error| error.to_string())?;
+        let verified = pool.verify(certificate.clone(), unix_now()).map_err(Unusable::Unverified)?;
         name = verified.name().to_owned();
     }
     if let Some(key) = &delivery.key {
-        let key = PrivateKey::from_pem(key.as_bytes()).map_err(|error| format!("key: {error}"))?;
-        Identity::new(certificates, key).map_err(|error| format!("key: {error}"))?;
+        let key = PrivateKey::from_pem(key.as_bytes()).map_err(Unusable::Key)?;
+        Identity::new(certificates, key).map_err(Unusable::Key)?;
     }
     Ok(name)
 }
@@ -353,7 +366,9 @@ mod tests {
         write(&out, &delivery).unwrap();
         assert_eq!(std::fs::metadata(out.join("host.key")).unwrap().permissions().mode() & 0o777, 0o640);
         let other = Some(PrivateKey::generate(Curve::Curve25519).unwrap().to_pem().to_string());
-        assert!(check(&changed(&delivery, |delivery| delivery.key = other)).unwrap_err().starts_with("key: "));
+        assert!(
+            check(&changed(&delivery, |delivery| delivery.key = other)).unwrap_err().to_string().starts_with("key: ")
+        );
         let stranger = credentials().delivery.ca.clone();
         assert!(check(&changed(&delivery, |delivery| delivery.ca = stranger)).is_err());
         // The key comes once; with the same certificate it stays.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::section::Section;
-use super::{Refused, Value};
+use super::{Invalid, Refused, Value};
 
 /// `static_host_map` and how its names are looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,21 +107,23 @@ impl StaticHosts {
 }
 
 impl std::str::FromStr for HostTarget {
-    type Err = String;
+    type Err = Invalid;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Invalid> {
         let (host, port) = text.rsplit_once(':').ok_or_else(|| format!("address {text}: missing port in address"))?;
         let port = port.parse().map_err(|_| format!("address {text}: {port:?} is not a port number"))?;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         if let Ok(ip) = bare.parse::<IpAddr>() {
             if ip.is_ipv6() && bare == host {
-                return Err(format!("address {text}: an IPv6 address must be written in brackets, [{host}]:{port}"));
+                return Err(
+                    format!("address {text}: an IPv6 address must be written in brackets, [{host}]:{port}").into()
+                );
             }
             return Ok(Self::Address(SocketAddr::new(ip.to_canonical(), port)));
         }
         let name_like = host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
         if host.is_empty() || host.len() > 253 || !name_like {
-            return Err(format!("address {text}: {host:?} is neither an IP address nor a name"));
+            return Err(format!("address {text}: {host:?} is neither an IP address nor a name").into());
         }
         Ok(Self::Name { host: host.to_owned(), port })
     }
@@ -152,7 +154,7 @@ fn read_map(section: &Section<'_>) -> Result<BTreeMap<IpAddr, Vec<HostTarget>>, 
                 section
                     .warn(&path, format!("static_host_map entry {key}: {text} has no valid UDP port and is skipped"));
             } else {
-                targets.push(text.parse().map_err(at)?);
+                targets.push(text.parse().map_err(|cause: Invalid| at(cause.to_string()))?);
             }
         }
         entries.insert(peer.to_canonical(), targets);

@@ -72,8 +72,8 @@ impl Logging {
     ///
     /// # Errors
     /// An unknown level or format.
-    pub fn of(tree: &Value) -> Result<Self, String> {
-        Self::read(&Section::new(tree)).map_err(|refused| refused.cause)
+    pub fn of(tree: &Value) -> Result<Self, Refused> {
+        Self::read(&Section::new(tree))
     }
 
     pub(super) fn read(section: &Section<'_>) -> Result<Self, Refused> {

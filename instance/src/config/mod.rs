@@ -31,7 +31,7 @@ pub(crate) mod yaml;
 use std::path::{Path, PathBuf};
 
 pub use discovery::Dns;
-pub use findings::{Refusals, Refused, Remark};
+pub use findings::{Invalid, Refusals, Refused, Remark};
 pub use hosts::{HostTarget, NameFamily, StaticHosts};
 pub use listen::Listen;
 pub use logging::{LogFormat, LogLevel, Logging};

@@ -74,8 +74,7 @@ impl Loaded {
     pub fn read(path: &Path) -> Result<Self, Error> {
         let (tree, remarks) =
             config::load(path).map_err(|error| Error::BeforeLog(format!("failed to load config: {error}")))?;
-        let logging =
-            Logging::of(&tree).map_err(|cause| Error::BeforeLog(format!("failed to apply logging config: {cause}")))?;
+        let logging = Logging::of(&tree).map_err(|refused| Error::BeforeLog(refused.to_string()))?;
         log::start(logging, log::Output::Stdout);
         Ok(Self { tree, remarks, path: path.to_owned() })
     }
@@ -303,7 +302,8 @@ pub fn listen_address(listen: &Listen) -> Result<SocketAddr, Error> {
         return Ok(SocketAddr::new(ip, listen.port));
     }
     let refuse = |cause: String| Error::Start { message: "Failed to resolve listen.host", cause };
-    let found = names::look_up(&listen.host, NameFamily::Both, Duration::from_secs(5)).map_err(refuse)?;
+    let found = names::look_up(&listen.host, NameFamily::Both, Duration::from_secs(5));
+    let found = found.map_err(|error| refuse(error.to_string()))?;
     let first = found.first().ok_or_else(|| refuse(format!("{} has no address", listen.host)))?;
     Ok(SocketAddr::new(*first, listen.port))
 }

@@ -1,28 +1,34 @@
 //! Why the instance of a pod ended.
 
+use std::path::Path;
+
 use nebula_cni_plugin::launch::StartError;
 
 use crate::ca_client::Refusal;
+use crate::causes::with_causes;
+use crate::linux::errno;
 
 /// Why an instance ended other than by being told to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The launch file is no use.
-    #[error("launch file {file}: {cause}")]
+    #[error("launch file {file}: {}", with_causes(&**source))]
     Launch {
         /// Path.
         file: String,
         /// What is wrong with it.
-        cause: String,
+        #[source]
+        source: Cause,
     },
     /// Something on this node could not be set up.
-    #[error("{what}: {cause}")]
+    #[error("{what}: {}", with_causes(&**source))]
     SetUp {
         /// What was tried.
         what: String,
-        /// Why not.
-        cause: String,
+        /// Why it failed.
+        #[source]
+        source: Cause,
     },
     /// The CA refused a certificate.
     #[error("ca-denied: {0}")]
@@ -31,11 +37,27 @@ pub enum Error {
     #[error("ca-unavailable: {0}")]
     Unavailable(String),
     /// The data path broke.
-    #[error("the tunnel failed: {0}")]
-    Broken(String),
+    #[error("the tunnel failed: {}", with_causes(&**.0))]
+    Broken(#[source] Cause),
 }
 
+/// An error of any part.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
 impl Error {
+    pub(crate) fn set_up(what: impl Into<String>, cause: impl Into<Cause>) -> Self {
+        Self::SetUp { what: what.into(), source: cause.into() }
+    }
+
+    /// [`Error::SetUp`] with the system's answer in the wording of [`errno`].
+    pub(crate) fn set_up_io(what: impl Into<String>, error: std::io::Error) -> Self {
+        Self::set_up(what, errno::Plain(error))
+    }
+
+    pub(crate) fn launch(file: &Path, cause: impl Into<Cause>) -> Self {
+        Self::Launch { file: file.display().to_string(), source: cause.into() }
+    }
+
     /// For the plugin that waits for the start.
     #[must_use]
     pub fn to_start_error(&self) -> StartError {
@@ -44,11 +66,13 @@ impl Error {
                 StartError::Refused { code: code.clone(), message: message.clone() }
             }
             Self::Unavailable(cause) => StartError::Unavailable { cause: cause.clone() },
-            Self::Launch { file, cause } => {
-                StartError::Failed { what: format!("launch file {file}"), cause: cause.clone() }
+            Self::Launch { file, source } => {
+                StartError::Failed { what: format!("launch file {file}"), cause: with_causes(&**source) }
             }
-            Self::SetUp { what, cause } => StartError::Failed { what: what.clone(), cause: cause.clone() },
-            Self::Broken(cause) => StartError::Failed { what: "the tunnel failed".to_owned(), cause: cause.clone() },
+            Self::SetUp { what, source } => StartError::Failed { what: what.clone(), cause: with_causes(&**source) },
+            Self::Broken(source) => {
+                StartError::Failed { what: "the tunnel failed".to_owned(), cause: with_causes(&**source) }
+            }
         }
     }
 }
@@ -71,9 +95,9 @@ mod tests {
             })
         );
         for error in [
-            Error::Launch { file: "/x".to_owned(), cause: "no such file".to_owned() },
-            Error::SetUp { what: "tun".to_owned(), cause: "permission denied".to_owned() },
-            Error::Broken("it ended by itself".to_owned()),
+            Error::launch(Path::new("/x"), "no such file"),
+            Error::set_up_io("tun", std::io::Error::from_raw_os_error(1)),
+            Error::Broken("it ended by itself".into()),
         ] {
             assert_eq!(error.to_start_error().to_string(), error.to_string());
         }

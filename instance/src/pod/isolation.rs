@@ -11,7 +11,6 @@ use nebula_cni_plugin::launch::{Isolate, LaunchSpec, Underlay};
 use nebula_cni_plugin::nftables::{Family, Hook, Match, Rule, Table};
 use nix::libc;
 
-use crate::causes::with_causes;
 use crate::linux::errno;
 use crate::linux::netns::Namespace;
 use crate::pod::error::Error;
@@ -23,10 +22,10 @@ pub(crate) fn isolate(spec: &LaunchSpec, namespace: &Namespace, port: u16) -> Re
         Underlay::Host => None,
         Underlay::Pod => Some(OwnTraffic { port, ca: ca_address(&spec.ca.url) }),
     };
-    let refused = |cause: String| Error::SetUp { what: "cannot isolate the pod".to_owned(), cause };
+    let what = "cannot isolate the pod";
     let table = table(isolate, &spec.device, own.as_ref());
-    let installed = namespace.run("isolation", || table.install()).map_err(|error| refused(with_causes(&error)))?;
-    installed.map_err(|error| refused(format!("nf_tables: {}", errno::text(&error))))
+    let installed = namespace.run("isolation", || table.install()).map_err(|error| Error::set_up(what, error))?;
+    installed.map_err(|error| Error::set_up(what, format!("nf_tables: {}", errno::text(&error))))
 }
 
 /// What the instance itself sends through the pod's namespace.

@@ -10,7 +10,6 @@ use nebula_core::io::{release_free_heap, release_program_pages};
 use rustix::thread::CapabilitySet;
 
 use crate::ca_client::{self, CaClient, Issued, Refusal, TrustAnswer};
-use crate::causes::with_causes;
 use crate::config::{Settings, Value};
 use crate::handoff;
 use crate::handoff::server::HandoffServer;
@@ -18,7 +17,6 @@ use crate::linux::capabilities;
 use crate::linux::clock;
 use crate::linux::confinement;
 use crate::linux::confinement::{Confinement, Missing};
-use crate::linux::errno;
 use crate::linux::link_watch::LinkWatch;
 use crate::linux::netns::{self, Namespace, NamespaceExecutor, Presence};
 use crate::linux::notify;
@@ -53,15 +51,14 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
     let started = Namespace::Own.run("start", || {
         let Launch { spec, lock: only_one } = Launch::claim(launch)?;
         let settings = Settings::read_for_pod(&Value::from(&spec.nebula))
-            .map_err(|error| Error::SetUp { what: "tunnel configuration".to_owned(), cause: error.to_string() })?;
+            .map_err(|error| Error::set_up("tunnel configuration", error))?;
         log::start(settings.logging, log::Output::Stderr);
         settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
         let confinement = Confinement::of(&spec);
         let (pod, events) = start(spec, settings, signals, &confinement)?;
         Ok((pod, events, only_one, confinement.prepare()))
     });
-    let (mut pod, mut events, only_one, wall) =
-        started.map_err(|error| Error::SetUp { what: "pod".to_owned(), cause: with_causes(&error) })??;
+    let (mut pod, mut events, only_one, wall) = started.map_err(|error| Error::set_up("pod", error))??;
     // All other threads are started from here, or went behind the wall themselves.
     let missing = wall.enter(CapabilitySet::empty()).map_err(set_up("cannot confine this instance"))?;
     if missing != Missing::default() {
@@ -87,7 +84,7 @@ fn start(
     confinement: &Confinement,
 ) -> Result<(Box<PodTunnel>, EventQueue), Error> {
     let namespace = Namespace::At { path: spec.netns.clone(), id: spec.netns_id };
-    let refused = |error: netns::Error| Error::SetUp { what: "pod".to_owned(), cause: with_causes(&error) };
+    let refused = |error: netns::Error| Error::set_up("pod", error);
     let presence = Presence::of(namespace.clone()).map_err(set_up("cannot watch over the pod's network namespace"))?;
     let in_pod_with = |kept: CapabilitySet| {
         let wall = confinement.prepare();
@@ -215,9 +212,7 @@ impl PodTunnel {
                     tidy_at = Some(self.clock.now().uptime + TIDY_AFTER);
                 }
                 Some(Event::DriverEnded(result)) => {
-                    let cause =
-                        result.err().map_or_else(|| "it ended by itself".to_owned(), |error| with_causes(&error));
-                    return Err(Error::Broken(cause));
+                    return Err(Error::Broken(result.err().map_or_else(|| "it ended by itself".into(), Into::into)));
                 }
                 None => {}
             }
@@ -417,17 +412,17 @@ fn open_handoff(namespace: &Namespace, confinement: &Confinement) -> Result<Hand
     // The name is taken as root, which init looks for; the thread that serves it is behind the wall.
     let wall = confinement.prepare();
     let confine = move || wall.enter(CapabilitySet::empty()).map(drop);
-    let refused = |cause: String| Error::SetUp { what: "cannot listen for the pod's init container".to_owned(), cause };
+    let what = "cannot listen for the pod's init container";
     let handoff_server = namespace
         .run("handoff", || HandoffServer::open(handoff::NAME, confine))
-        .map_err(|error| refused(with_causes(&error)))?;
-    handoff_server.map_err(|error| refused(errno::text(&error)))
+        .map_err(|error| Error::set_up(what, error))?;
+    handoff_server.map_err(|error| Error::set_up_io(what, error))
 }
 
 fn watch_links(namespace: &Namespace) -> Result<LinkWatch, Error> {
-    let refused = |cause: String| Error::SetUp { what: "cannot watch the links of the pod".to_owned(), cause };
-    let watch = namespace.run("links", LinkWatch::new).map_err(|error| refused(with_causes(&error)))?;
-    watch.map_err(|error| refused(errno::text(&error)))
+    let what = "cannot watch the links of the pod";
+    let watch = namespace.run("links", LinkWatch::new).map_err(|error| Error::set_up(what, error))?;
+    watch.map_err(|error| Error::set_up_io(what, error))
 }
 
 /// The name in the current folder.
@@ -437,7 +432,7 @@ fn in_room(socket: &Path) -> &Path {
 
 fn set_up(what: &str) -> impl FnOnce(std::io::Error) -> Error {
     let what = what.to_owned();
-    move |error| Error::SetUp { what, cause: errno::text(&error) }
+    move |error| Error::set_up_io(what, error)
 }
 
 fn moment(time: UnixTime) -> Moment {

@@ -6,9 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use nebula_cni_plugin::launch::LaunchSpec;
 use nebula_core::io::UdpSocket;
 
-use crate::causes::with_causes;
 use crate::config::Settings;
-use crate::linux::errno;
 use crate::linux::netns::Namespace;
 use crate::pod::error::Error;
 
@@ -19,19 +17,18 @@ pub(crate) fn bind(
     namespace: &Namespace,
     start: u64,
 ) -> Result<(Vec<UdpSocket>, u16), Error> {
-    namespace.run("underlay", || bind_in_range(spec, settings, start)).unwrap_or_else(|error| {
-        Err(Error::SetUp { what: "cannot make the UDP socket".to_owned(), cause: with_causes(&error) })
-    })
+    namespace
+        .run("underlay", || bind_in_range(spec, settings, start))
+        .unwrap_or_else(|error| Err(Error::set_up("cannot make the UDP socket", error)))
 }
 
 fn bind_in_range(spec: &LaunchSpec, settings: &Settings, start: u64) -> Result<(Vec<UdpSocket>, u16), Error> {
     let (first, last) = spec.port_range;
     let what = || format!("cannot bind a UDP port in {first}-{last} on {}", settings.listen.host);
-    let refuse = |cause: String| Error::SetUp { what: what(), cause };
-    let host: IpAddr =
-        settings.listen.host.parse().map_err(|_| refuse("listen.host is not an IP address".to_owned()))?;
+    let refuse = |cause: &'static str| Error::set_up(what(), cause);
+    let host: IpAddr = settings.listen.host.parse().map_err(|_| refuse("listen.host is not an IP address"))?;
     if first == 0 || last < first {
-        return Err(refuse("the range is empty or begins with port 0".to_owned()));
+        return Err(refuse("the range is empty or begins with port 0"));
     }
     let count = u64::from(last - first) + 1;
     for step in 0..count {
@@ -42,10 +39,10 @@ fn bind_in_range(spec: &LaunchSpec, settings: &Settings, start: u64) -> Result<(
         match bound {
             Ok(sockets) => return Ok((sockets, address.port())),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            Err(error) => return Err(refuse(errno::text(&error))),
+            Err(error) => return Err(Error::set_up_io(what(), error)),
         }
     }
-    Err(refuse("every port is in use; widen portRange".to_owned()))
+    Err(refuse("every port is in use; widen portRange"))
 }
 
 /// Sockets that share a port among themselves would share it with another instance's as well.

@@ -5,6 +5,7 @@
 
 mod answer;
 mod flow;
+mod refusal;
 mod request;
 mod rule_text;
 mod service;

@@ -13,6 +13,7 @@ use nix::sys::stat::{Mode, umask};
 use serde_json::{Value, json};
 
 use super::ControlService;
+use super::refusal::Refusal;
 use super::request::Request;
 use crate::config::ControlPath;
 use crate::host::account::Account;
@@ -146,13 +147,13 @@ fn file_name(name: &str) -> String {
 }
 
 /// One request, one answer.
-fn converse(stream: &UnixStream, answer: impl FnOnce(Request) -> Result<Value, String>) -> io::Result<()> {
+fn converse(stream: &UnixStream, answer: impl FnOnce(Request) -> Result<Value, Refusal>) -> io::Result<()> {
     let line = read_line(stream)?;
-    let asked = serde_json::from_slice(&line).map_err(|error| format!("the request is no JSON object: {error}"));
+    let asked = serde_json::from_slice(&line).map_err(|error| Refusal::NotJson(error.to_string()));
     let answered = asked.and_then(|object: Value| Request::read(&object)).and_then(answer);
     let document = match answered {
         Ok(result) => json!({ "result": result }),
-        Err(error) => json!({ "error": error }),
+        Err(refusal) => json!({ "error": refusal.to_string() }),
     };
     write_line(stream, &format!("{document}\n"))
 }
@@ -233,7 +234,7 @@ mod tests {
         assert_eq!(file_name(&"x".repeat(500)).len(), LONGEST_NAME + 5);
     }
 
-    fn exchange(request: &[u8], answer: impl FnOnce(Request) -> Result<Value, String>) -> io::Result<Value> {
+    fn exchange(request: &[u8], answer: impl FnOnce(Request) -> Result<Value, Refusal>) -> io::Result<Value> {
         let (mut client, server) = UnixStream::pair().unwrap();
         client.write_all(request).unwrap();
         client.shutdown(std::net::Shutdown::Write).unwrap();
@@ -254,7 +255,7 @@ mod tests {
             let answer = exchange(wrong, ok).unwrap();
             assert!(answer["error"].is_string(), "{answer}");
         }
-        let refused = exchange(b"{\"command\":\"status\"}\n", |_| Err("no".to_owned())).unwrap();
+        let refused = exchange(b"{\"command\":\"status\"}\n", |_| Err(Refusal::Reload("no".to_owned()))).unwrap();
         assert_eq!(refused, json!({"error": "no"}));
     }
 

@@ -13,15 +13,23 @@ use crate::config::{LogFormat, LogLevel};
 use crate::host::control::{ControlService, Request};
 use crate::log;
 
+/// Why a command has no other answer: the text of one line.
+#[derive(Debug, PartialEq, Eq)]
+struct Refusal(String);
+
+fn refuse(text: impl Into<String>) -> Refusal {
+    Refusal(text.into())
+}
+
 /// The answer, with the end of its last line.
 pub(super) fn answer(service: &ControlService, sandbox: &Path, question: Question) -> String {
     match asked(service, sandbox, question) {
-        Ok(text) | Err(text) => text,
+        Ok(text) => text,
+        Err(Refusal(text)) => line(&text),
     }
 }
 
-/// `Err`: why there is no other answer.
-fn asked(service: &ControlService, sandbox: &Path, question: Question) -> Result<String, String> {
+fn asked(service: &ControlService, sandbox: &Path, question: Question) -> Result<String, Refusal> {
     match question {
         Question::Hostmap { form, by_index } => Ok(hosts(&hostmap(service, by_index), form)),
         Question::PendingHostmap { form } => Ok(hosts(&pending(service), form)),
@@ -54,7 +62,7 @@ fn asked(service: &ControlService, sandbox: &Path, question: Question) -> Result
         Question::ChangeRemote { peer, endpoint } => change_remote(service, peer, endpoint),
         Question::Profile { file } => profile(sandbox, file),
         Question::StopProfile => Ok(line("If a CPU profile was running it is now stopped")),
-        Question::ProfileFraction => Err(line(NO_PROFILE)),
+        Question::ProfileFraction => Err(refuse(NO_PROFILE)),
     }
 }
 
@@ -67,19 +75,19 @@ fn document(value: &Value, form: Form) -> String {
 }
 
 /// An overlay address as it was typed, and itself. `what` is how Go calls it there.
-fn peer_of(typed: Option<String>, what: &str) -> Result<(String, IpAddr), String> {
-    let typed = typed.ok_or_else(|| line("No vpn address was provided"))?;
+fn peer_of(typed: Option<String>, what: &str) -> Result<(String, IpAddr), Refusal> {
+    let typed = typed.ok_or_else(|| refuse("No vpn address was provided"))?;
     let parsed = typed.parse::<IpAddr>();
-    let peer = parsed.map_err(|_| line(&format!("The provided vpn {what} could not be parsed: {typed}")))?;
+    let peer = parsed.map_err(|_| refuse(format!("The provided vpn {what} could not be parsed: {typed}")))?;
     Ok((typed, peer))
 }
 
-fn endpoint_of(typed: &str) -> Result<SocketAddr, String> {
-    typed.parse().map_err(|_| line("Address could not be parsed"))
+fn endpoint_of(typed: &str) -> Result<SocketAddr, Refusal> {
+    typed.parse().map_err(|_| refuse("Address could not be parsed"))
 }
 
-fn no_tunnel(typed: &str, what: &str) -> String {
-    line(&format!("Could not find tunnel for vpn {what}: {typed}"))
+fn no_tunnel(typed: &str, what: &str) -> Refusal {
+    refuse(format!("Could not find tunnel for vpn {what}: {typed}"))
 }
 
 /// One tunnel, or one that is to be.
@@ -267,7 +275,7 @@ fn relays(service: &ControlService) -> Value {
     json!({"Relays": if all.is_empty() { Value::Null } else { all.into() }})
 }
 
-fn certificate(service: &ControlService, peer: Option<String>, form: Form, pem: bool) -> Result<String, String> {
+fn certificate(service: &ControlService, peer: Option<String>, form: Form, pem: bool) -> Result<String, Refusal> {
     let shown = match peer {
         Some(typed) => {
             let (typed, peer) = peer_of(Some(typed), "addr")?;
@@ -280,7 +288,7 @@ fn certificate(service: &ControlService, peer: Option<String>, form: Form, pem: 
         None => {
             let reloader = service.reloader();
             let settings = reloader.settings();
-            let pki = settings.pki.as_ref().ok_or_else(|| line("this node has no certificate"))?;
+            let pki = settings.pki.as_ref().ok_or_else(|| refuse("this node has no certificate"))?;
             let wanted = settings.initiating_version.unwrap_or(Version::V1);
             let certificate = pki.identity.certificate(wanted).unwrap_or_else(|| pki.identity.primary());
             (certificate.to_json(), certificate.to_pem())
@@ -305,22 +313,22 @@ fn device(service: &ControlService, form: Form) -> String {
     }
 }
 
-fn log_level(service: &ControlService, typed: Option<String>) -> Result<String, String> {
+fn log_level(service: &ControlService, typed: Option<String>) -> Result<String, Refusal> {
     let level = typed.map(|typed| {
         let unknown =
-            || line(&format!("Unknown log level [{typed}]. Possible log levels: trace, debug, info, warn, error"));
+            || refuse(format!("Unknown log level [{typed}]. Possible log levels: trace, debug, info, warn, error"));
         LogLevel::parse(&typed).ok_or_else(unknown)
     });
-    service.answer(Request::LogLevel(level.transpose()?)).map_err(|error| line(&error))?;
+    service.answer(Request::LogLevel(level.transpose()?)).map_err(|refusal| refuse(refusal.to_string()))?;
     Ok(line(&format!("Log level is: {}", log::level().name())))
 }
 
-fn log_format(typed: Option<String>) -> Result<String, String> {
+fn log_format(typed: Option<String>) -> Result<String, Refusal> {
     match typed.map(|typed| typed.to_lowercase()).as_deref() {
         None => {}
         Some("text") => log::set_format(LogFormat::Text),
         Some("json") => log::set_format(LogFormat::Json),
-        Some(other) => return Err(line(&format!("unknown log format {other}; there are text and json"))),
+        Some(other) => return Err(refuse(format!("unknown log format {other}; there are text and json"))),
     }
     let format = match log::format() {
         LogFormat::Text => "text",
@@ -329,13 +337,13 @@ fn log_format(typed: Option<String>) -> Result<String, String> {
     Ok(line(&format!("Log format is: {format}")))
 }
 
-fn create(service: &ControlService, peer: Option<String>, endpoint: Option<String>) -> Result<String, String> {
+fn create(service: &ControlService, peer: Option<String>, endpoint: Option<String>) -> Result<String, Refusal> {
     let (_, peer) = peer_of(peer, "address")?;
     if service.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer)) {
-        return Err(line("Tunnel already exists"));
+        return Err(refuse("Tunnel already exists"));
     }
     if service.handle.handshaking().contains(&peer) {
-        return Err(line("Tunnel already handshaking"));
+        return Err(refuse("Tunnel already handshaking"));
     }
     match endpoint.as_deref().map(endpoint_of).transpose()? {
         None => service.handle.connect(peer),
@@ -346,10 +354,10 @@ fn create(service: &ControlService, peer: Option<String>, endpoint: Option<Strin
     Ok(line("Created"))
 }
 
-fn change_remote(service: &ControlService, peer: Option<String>, endpoint: Option<String>) -> Result<String, String> {
+fn change_remote(service: &ControlService, peer: Option<String>, endpoint: Option<String>) -> Result<String, Refusal> {
     // What is missing is said before what is wrong.
-    let peer = Some(peer.ok_or_else(|| line("No vpn address was provided"))?);
-    let endpoint = endpoint.ok_or_else(|| line("No address was provided"))?;
+    let peer = Some(peer.ok_or_else(|| refuse("No vpn address was provided"))?);
+    let endpoint = endpoint.ok_or_else(|| refuse("No address was provided"))?;
     let endpoint = endpoint_of(&endpoint)?;
     let (typed, peer) = peer_of(peer, "address")?;
     if !service.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer)) {
@@ -357,19 +365,19 @@ fn change_remote(service: &ControlService, peer: Option<String>, endpoint: Optio
     }
     match service.handle.with_node(move |node, now| node.redirect(now, peer, endpoint)) {
         Some(true) => Ok(line("Changed")),
-        _ => Err(line("lighthouse.remote_allow_list does not allow this peer to be there")),
+        _ => Err(refuse("lighthouse.remote_allow_list does not allow this peer to be there")),
     }
 }
 
 /// There is none; but a file outside of the sandbox is refused with Go's reason.
-fn profile(sandbox: &Path, file: Option<String>) -> Result<String, String> {
-    let file = file.ok_or_else(|| line("No path to write profile provided"))?;
-    inside(sandbox, &file).map_err(|refusal| line(&refusal))?;
-    Err(line(NO_PROFILE))
+fn profile(sandbox: &Path, file: Option<String>) -> Result<String, Refusal> {
+    let file = file.ok_or_else(|| refuse("No path to write profile provided"))?;
+    inside(sandbox, &file)?;
+    Err(refuse(NO_PROFILE))
 }
 
 /// Whether `file` is below the folder `sandbox`, as far as the names say; an empty one allows every file.
-fn inside(sandbox: &Path, file: &str) -> Result<(), String> {
+fn inside(sandbox: &Path, file: &str) -> Result<(), Refusal> {
     if sandbox.as_os_str().is_empty() {
         return Ok(());
     }
@@ -377,10 +385,10 @@ fn inside(sandbox: &Path, file: &str) -> Result<(), String> {
     let named = if Path::new(file).is_absolute() { Path::new(file) } else { &target };
     let (path, sandbox) = (named.display(), sandbox.display());
     if target == folder {
-        return Err(format!("path \"{path}\" resolves to the sandbox directory itself \"{sandbox}\""));
+        return Err(refuse(format!("path \"{path}\" resolves to the sandbox directory itself \"{sandbox}\"")));
     }
     if !target.starts_with(&folder) {
-        return Err(format!("path \"{path}\" is outside the sandbox directory \"{sandbox}\""));
+        return Err(refuse(format!("path \"{path}\" is outside the sandbox directory \"{sandbox}\"")));
     }
     Ok(())
 }
@@ -424,7 +432,7 @@ mod tests {
             (".", "resolves to the sandbox directory itself"),
         ] {
             let refusal = inside(sandbox, bad).unwrap_err();
-            assert!(refusal.contains(reason), "{refusal}");
+            assert!(refusal.0.contains(reason), "{refusal:?}");
         }
         assert_eq!(inside(Path::new(""), "/etc/passwd"), Ok(()));
     }
@@ -449,10 +457,10 @@ mod tests {
 
     #[test]
     fn addresses_are_missed_and_refused_in_gos_words() {
-        assert_eq!(peer_of(None, "addr").unwrap_err(), "No vpn address was provided\n");
+        assert_eq!(line(&peer_of(None, "addr").unwrap_err().0), "No vpn address was provided\n");
         let refusal = peer_of(Some("web-1".to_owned()), "address").unwrap_err();
-        assert_eq!(refusal, "The provided vpn address could not be parsed: web-1\n");
-        assert_eq!(endpoint_of("192.0.2.1").unwrap_err(), "Address could not be parsed\n");
-        assert_eq!(no_tunnel("10.0.0.1", "addr"), "Could not find tunnel for vpn addr: 10.0.0.1\n");
+        assert_eq!(line(&refusal.0), "The provided vpn address could not be parsed: web-1\n");
+        assert_eq!(line(&endpoint_of("192.0.2.1").unwrap_err().0), "Address could not be parsed\n");
+        assert_eq!(line(&no_tunnel("10.0.0.1", "addr").0), "Could not find tunnel for vpn addr: 10.0.0.1\n");
     }
 }
