@@ -1,7 +1,7 @@
 //! Metrics in Prometheus' text form, over HTTP.
 
 use std::fmt::Write as _;
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use nebula_core::TunnelStatus;
 
 use super::{Metrics, Reading};
 use crate::linux::clock::unix_now;
-use crate::listener::deadline::Within;
+use crate::listener::http::{self, Answer, Received, Request};
 use crate::listener::until_stopped::{self, Running, Stopped};
 use crate::names;
 
@@ -76,64 +76,37 @@ fn serve(listener: &TcpListener, stopped: &Stopped, page: &Arc<Page>) {
             let _ = answer(&stream, &page.path, &page.text);
         };
         // Without a thread this client gets no answer; others may.
-        let _ = std::thread::Builder::new().name("stats".to_owned()).stack_size(STACK).spawn(body);
+        let _ = std::thread::Builder::new().name("stats".to_owned()).stack_size(STACK_BYTES).spawn(body);
     }
 }
 
 fn answer(stream: &TcpStream, path: &str, text: impl FnOnce() -> String) -> io::Result<()> {
     // Accepted from a listener that does not block.
     stream.set_nonblocking(false)?;
-    let Some((method, target)) = read_head(&mut Within::new(stream, READ_WITHIN))? else { return Ok(()) };
-    let (status, body) = match (method.as_str(), target.split('?').next() == Some(path)) {
-        ("GET" | "HEAD", true) => ("200 OK", text()),
-        ("GET" | "HEAD", false) => ("404 Not Found", "404 page not found\n".to_owned()),
-        ("", _) => ("400 Bad Request", String::new()),
-        _ => ("405 Method Not Allowed", String::new()),
+    let (status, body, has_body) = match http::read_request(stream, READ_TIMEOUT, MAX_HEAD_BYTES)? {
+        Received::Complete(Request { method, path: asked }) => match (method.as_str(), asked == path) {
+            ("GET" | "HEAD", true) => ("200 OK", text(), method == "GET"),
+            ("GET" | "HEAD", false) => ("404 Not Found", "404 page not found\n".to_owned(), method == "GET"),
+            _ => ("405 Method Not Allowed", String::new(), false),
+        },
+        Received::Malformed => ("400 Bad Request", String::new(), false),
+        Received::Incomplete(_) | Received::Silence => return Ok(()),
     };
-    let length = body.len();
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {length}\r\n\
-         Connection: close\r\n\r\n"
-    );
-    let mut stream = Within::new(stream, WRITE_WITHIN);
-    stream.write_all(head.as_bytes())?;
-    if method == "GET" { stream.write_all(body.as_bytes()) } else { Ok(()) }
+    let answer = Answer { status, content_type: CONTENT_TYPE, body: &body, has_body };
+    http::write_answer(stream, WRITE_TIMEOUT, &answer)
 }
 
-/// Method and target of a request; both empty if it is none, nothing if it does not end.
-fn read_head(stream: &mut impl Read) -> io::Result<Option<(String, String)>> {
-    let mut head = Vec::new();
-    let mut chunk = [0; 1024];
-    loop {
-        let read = stream.read(&mut chunk)?;
-        if read == 0 || head.len() + read > LONGEST_HEAD {
-            return Ok(None);
-        }
-        head.extend_from_slice(&chunk[..read]);
-        let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
-        let mut request = httparse::Request::new(&mut headers);
-        match request.parse(&head) {
-            Ok(httparse::Status::Partial) => {}
-            Ok(httparse::Status::Complete(_)) => {
-                let (method, target) = (request.method.unwrap_or_default(), request.path.unwrap_or_default());
-                return Ok(Some((method.to_owned(), target.to_owned())));
-            }
-            Err(_) => return Ok(Some(Default::default())),
-        }
-    }
-}
-
-const MAX_HEADERS: usize = 64;
+const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// For the whole head of a request, and for the whole answer.
-const READ_WITHIN: Duration = Duration::from_secs(2);
-const WRITE_WITHIN: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Beyond this the oldest client is sent away.
 const MAX_CLIENTS: usize = 8;
 /// With those that were sent away and have not ended yet.
 const MAX_THREADS: usize = 16;
 // Address space; only what is used costs memory.
-const STACK: usize = 512 << 10;
-const LONGEST_HEAD: usize = 8192;
+const STACK_BYTES: usize = 512 << 10;
+const MAX_HEAD_BYTES: usize = 8192;
 
 /// Everything of Go is a gauge, as Go has it; own numbers have the type they are of.
 fn text(reading: &Reading, names: &Names) -> String {
@@ -204,6 +177,8 @@ fn clean(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
     use super::*;
     use crate::metrics::{Kind, Metric, Summary};
 
