@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
-use super::{Kind, Metrics, Reading};
+use super::{HALF_OPEN, Kind, Metrics, Reading};
 use crate::config::{HostTarget, NameFamily};
 use crate::linux::clock::unix_now;
 use crate::names;
@@ -94,6 +94,7 @@ impl Lines {
         for (name, value) in &reading.own {
             self.counter(&mut out, name, *value as f64, now);
         }
+        self.line(&mut out, HALF_OPEN, "value", reading.half_open as f64, now);
         for (direction, reason, value) in &reading.dropped {
             self.counter(&mut out, &format!("dropped.{direction}.{reason}"), *value as f64, now);
         }
@@ -127,6 +128,7 @@ mod tests {
             ],
             handshakes: Summary::default(),
             own: Vec::new(),
+            half_open: 4,
             dropped: vec![("in", "no_rule", 1)],
             peers: Vec::new(),
             more_peers: 0,
@@ -138,6 +140,7 @@ mod tests {
             "nebula.messages.rx.recv_error.count 70 1010",
             "nebula.messages.rx.recv_error.count_ps 5 1010",
             "nebula.handshakes.std-dev 0 1010",
+            "nebula.half_open_handshakes.value 4 1010",
             "nebula.dropped.in.no_rule.count_ps 0 1010",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} not in\n{text}");

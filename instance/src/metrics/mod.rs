@@ -61,6 +61,8 @@ struct Reading {
     handshakes: Summary,
     /// Own counters: name, value.
     own: Vec<(&'static str, u64)>,
+    /// Own gauge: handshakes that this node answered and whose initiator is not confirmed yet.
+    half_open: usize,
     /// Own: direction, reason, packets.
     dropped: Vec<(&'static str, &'static str, u64)>,
     /// Own: the peers with a tunnel, the first [`MAX_PEERS`] by address.
@@ -150,7 +152,7 @@ impl Metrics {
         peers.retain(|tunnel| tunnel.primary);
         let more_peers = peers.len().saturating_sub(MAX_PEERS);
         peers.truncate(MAX_PEERS);
-        Reading { metrics, handshakes, own, dropped, peers, more_peers }
+        Reading { metrics, handshakes, own, half_open: sizes.half_open, dropped, peers, more_peers }
     }
 }
 
@@ -193,6 +195,7 @@ fn validity(identity: &Identity) -> (UnixTime, UnixTime) {
     ends.min().map_or((0, 0), |(not_after, not_before)| (not_before, not_after))
 }
 
+const HALF_OPEN: &str = "half_open_handshakes";
 // Each is three lines of the page, and a series in the database for as long as it keeps data.
 const MAX_PEERS: usize = 256;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nebula_core::TunnelStatus;
 
-use super::{Metrics, Reading};
+use super::{HALF_OPEN, Metrics, Reading};
 use crate::linux::clock::unix_now;
 use crate::listener::http::{self, Answer, Received, Request};
 use crate::listener::until_stopped::{self, Running, Stopped};
@@ -139,6 +139,8 @@ fn text(reading: &Reading, names: &Names) -> String {
     for (name, value) in &reading.own {
         let _ = writeln!(out, "# TYPE {prefix}{name}_total counter\n{prefix}{name}_total {value}");
     }
+    let half_open = reading.half_open;
+    let _ = writeln!(out, "# TYPE {prefix}{HALF_OPEN} gauge\n{prefix}{HALF_OPEN} {half_open}");
     let _ = writeln!(out, "# TYPE {prefix}dropped_packets_total counter");
     for (direction, reason, value) in &reading.dropped {
         let _ = writeln!(out, "{prefix}dropped_packets_total{{direction=\"{direction}\",reason=\"{reason}\"}} {value}");
@@ -257,6 +259,7 @@ mod tests {
             metrics,
             handshakes: Summary::default(),
             own: vec![("packets_in", 7)],
+            half_open: 4,
             dropped: vec![("in", "no_rule", 3)],
             peers: Vec::new(),
             more_peers: 0,
@@ -267,6 +270,8 @@ mod tests {
             "n_s_handshakes{type=\"perc999\"} 0",
             "# TYPE n_s_packets_in_total counter",
             "n_s_packets_in_total 7",
+            "# TYPE n_s_half_open_handshakes gauge",
+            "n_s_half_open_handshakes 4",
             "n_s_dropped_packets_total{direction=\"in\",reason=\"no_rule\"} 3",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} not in\n{text}");
