@@ -53,7 +53,8 @@ pub struct LaunchSpec {
     /// The pod's address in Kubernetes is its overlay address: packets for it also arrive on the pod's own interface.
     #[serde(default, skip_serializing_if = "is_default")]
     pub renumber: bool,
-    /// Overlay prefixes that are routed to the device before there is a certificate, so that nothing for them leaves in clear.
+    /// Overlay prefixes that are routed to the device before there is a certificate, so that nothing for them leaves in
+    /// clear.
     pub overlay: Vec<IpNet>,
     /// Seconds a strict start may take; then the instance gives up and says why.
     pub budget_seconds: u64,
@@ -63,10 +64,12 @@ pub struct LaunchSpec {
     pub ca: CaAccess,
     /// Configuration of the tunnel: the keys of Nebula's config.yml except `pki`, as JSON.
     pub nebula: serde_json::Value,
-    /// User and group that the instance becomes when it is set up, and nobody else on the node has. `None`: whoever starts it.
+    /// User and group that the instance becomes when it is set up, and nobody else on the node has. `None`: whoever
+    /// starts it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub user: Option<u32>,
-    /// Unix socket on which the instance answers each connection with one JSON status document. Its folder belongs to `user`.
+    /// Unix socket on which the instance answers each connection with one JSON status document. Its folder belongs to
+    /// `user`.
     pub status_socket: PathBuf,
 }
 
@@ -140,8 +143,9 @@ pub struct CaAccess {
     pub token_file: PathBuf,
 }
 
-/// Why an instance ended before it was ready. A start that went well is the READY of sd_notify; one that did not is this, as one
-/// line of JSON in the STATUS. The other side may be of another release: a line that does not parse is text for people.
+/// Why an instance ended before it was ready. A start that went well is the READY of sd_notify; one that did not is
+/// this, as one line of JSON in the STATUS. The other side may be of another release: a line that does not parse is
+/// text for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "start_error", rename_all = "snake_case")]
 pub enum StartError {

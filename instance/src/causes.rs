@@ -27,7 +27,7 @@ mod tests {
     struct Layer {
         text: &'static str,
         #[source]
-        source: Option<Box<Layer>>,
+        source: Option<Box<Self>>,
     }
 
     #[test]

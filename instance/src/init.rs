@@ -12,11 +12,11 @@ use nebula_cert::{CaPool, Certificate, Identity, PrivateKey};
 use nix::sys::socket::{getsockopt, sockopt};
 use zeroize::Zeroizing;
 
-use crate::handoff::{self, Delivery, Hello, MAX_MESSAGE, MAX_TOKEN, NAME, Receipt, Word};
+use crate::handoff::{self, Delivery, Hello, MAX_MESSAGE_BYTES, MAX_TOKEN_BYTES, NAME, Receipt, Word};
 use crate::linux::clock::{now, unix_now};
 use crate::linux::errno;
 
-/// What init is told.
+/// Options of the program.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// File with the pod's projected service-account token.
@@ -39,7 +39,7 @@ pub enum Error {
         /// What is wrong with it.
         cause: String,
     },
-    /// Somebody else than the node listens.
+    /// A process other than the instance listens.
     #[error(
         "the socket {NAME} is held by user {user} and not by this node: a program of the pod pretends to be its instance"
     )]
@@ -96,8 +96,8 @@ impl Node {
             std::fs::metadata(format!("/proc/self/ns/{kind}")).is_ok_and(|namespace| namespace.ino() == inode)
         };
         Self {
-            user: if is_initial("user", INITIAL_USERS) { 0 } else { NOBODY_HERE },
-            has_process_ids: is_initial("pid", INITIAL_PROCESSES),
+            user: if is_initial("user", INITIAL_USER_NAMESPACE_INODE) { 0 } else { OVERFLOW_UID },
+            has_process_ids: is_initial("pid", INITIAL_PID_NAMESPACE_INODE),
         }
     }
 }
@@ -105,7 +105,7 @@ impl Node {
 impl Init<'_> {
     fn run(mut self) -> Result<String, Error> {
         loop {
-            // Read anew each time: the kubelet replaces it.
+            // Read again each time: the kubelet replaces it.
             let token = read_token(&self.settings.token_file)?;
             if let Some(stream) = self.connect()?
                 && let Some(name) = self.converse(&stream, &token)?
@@ -113,10 +113,10 @@ impl Init<'_> {
                 return Ok(name);
             }
             if now() >= self.until {
-                let reason = self.reason.unwrap_or_else(|| NOBODY_THERE.to_owned());
+                let reason = self.reason.unwrap_or_else(|| NO_INSTANCE.to_owned());
                 return Err(Error::Deadline { after: self.settings.deadline, reason });
             }
-            sleep(INTERVAL.min(self.left()));
+            sleep(RETRY_INTERVAL.min(self.left()));
         }
     }
 
@@ -124,7 +124,7 @@ impl Init<'_> {
     fn connect(&self) -> Result<Option<UnixStream>, Error> {
         let connected = handoff::address(self.name).and_then(|address| UnixStream::connect_addr(&address));
         let Ok(stream) = connected else { return Ok(None) };
-        // Whoever listens was recorded when it began to.
+        // The kernel recorded the listener when it began to listen.
         let Ok(listener) = getsockopt(&stream, sockopt::PeerCredentials) else { return Ok(None) };
         let is_outside = self.node.has_process_ids || listener.pid() == 0;
         if listener.uid() != self.node.user || !is_outside {
@@ -145,7 +145,7 @@ impl Init<'_> {
             if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
                 return Ok(None);
             }
-            let delivery = match handoff::read(&mut reader, MAX_MESSAGE) {
+            let delivery = match handoff::read(&mut reader, MAX_MESSAGE_BYTES) {
                 Ok(Some(Word::Reason(reason))) => {
                     self.note(&reason);
                     continue;
@@ -197,9 +197,9 @@ impl Init<'_> {
 
 fn read_token(path: &Path) -> Result<Zeroizing<String>, Error> {
     let refuse = |cause: String| Error::Token { path: path.to_owned(), cause };
-    let mut text = Zeroizing::new(String::with_capacity(MAX_TOKEN + 1));
+    let mut text = Zeroizing::new(String::with_capacity(MAX_TOKEN_BYTES + 1));
     let file = File::open(path).map_err(|error| refuse(errno::text(&error)))?;
-    let read = file.take(MAX_TOKEN as u64 + 1).read_to_string(&mut text);
+    let read = file.take(MAX_TOKEN_BYTES as u64 + 1).read_to_string(&mut text);
     read.map_err(|error| refuse(errno::text(&error)))?;
     let token = Zeroizing::new(text.trim().to_owned());
     if handoff::is_token(&token) { Ok(token) } else { Err(refuse("there is no token in it".to_owned())) }
@@ -235,7 +235,7 @@ fn check(delivery: &Delivery) -> Result<String, Unusable> {
     Ok(name)
 }
 
-/// Each file is complete or not there, and the certificate comes last: who sees it sees the others as well.
+/// Each file is complete or absent, and the certificate comes last: when it is there, so are the others.
 fn write(folder: &Path, delivery: &Delivery) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o750).create(folder)?;
     let key = folder.join("host.key");
@@ -260,22 +260,23 @@ fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&beside)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&beside)?;
     // Whatever the umask of the image says.
-    file.set_permissions(std::fs::Permissions::from_mode(MODE))?;
+    file.set_permissions(std::fs::Permissions::from_mode(FILE_MODE))?;
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(&beside, path)
 }
 
-const NOBODY_THERE: &str = "no instance of this pod listens on this node; is the pod enrolled, does the plugin on this node \
+const NO_INSTANCE: &str = "no instance of this pod listens on this node; is the pod enrolled, does the plugin on this node \
                             have \"flow\": \"init\", and are plugin and init container of the same release?";
-const MODE: u32 = 0o640;
-const INTERVAL: Duration = Duration::from_millis(200);
-// Of namespaces that nobody made (linux/proc_ns.h), and whom the kernel names for a user that a namespace has not.
-const INITIAL_USERS: u64 = 0xefff_fffd;
-const INITIAL_PROCESSES: u64 = 0xefff_fffc;
-const NOBODY_HERE: u32 = 65_534;
+const FILE_MODE: u32 = 0o640;
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+// Inodes of the initial namespaces (linux/proc_ns.h), and the overflow UID, which stands for users that a namespace
+// lacks.
+const INITIAL_USER_NAMESPACE_INODE: u64 = 0xefff_fffd;
+const INITIAL_PID_NAMESPACE_INODE: u64 = 0xefff_fffc;
+const OVERFLOW_UID: u32 = 65_534;
 
 #[cfg(test)]
 mod tests {

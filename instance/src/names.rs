@@ -63,8 +63,8 @@ impl NameWatch {
         known_endpoints(hosts, &self.latest)
     }
 
-    /// Continues with other hosts, at once. Their endpoints are passed on again, because an answer about the hosts before
-    /// may have been on its way.
+    /// Continues with other hosts, at once. Their endpoints are passed on again, because an answer about the hosts
+    /// before may have been on its way.
     pub fn replace(&self, hosts: StaticHosts) {
         // A full queue means several replacements are waiting already; the thread cannot be far behind.
         let _ = self.replace.send(hosts);
@@ -179,14 +179,14 @@ pub fn look_up(name: &str, family: NameFamily, timeout: Duration) -> Result<Vec<
         match tokio::time::timeout(timeout, resolver.lookup_ip(name)).await {
             Err(_) => Err(Error::Timeout(timeout)),
             Ok(Err(error)) => Err(Error::LookUp(error)),
-            Ok(Ok(answer)) => Ok(answer.iter().take(MAX_ANSWERS).collect()),
+            Ok(Ok(answer)) => Ok(answer.iter().take(MAX_ADDRESSES_PER_NAME).collect()),
         }
     })
 }
 
 const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 // More endpoints than this for one name help nobody and would be handshaken with all at once.
-const MAX_ANSWERS: usize = 32;
+const MAX_ADDRESSES_PER_NAME: usize = 32;
 
 #[cfg(test)]
 mod tests {

@@ -64,9 +64,9 @@ pub enum Known {
 
 /// Starts and stops instances.
 pub trait Supervisor {
-    /// Starts an instance and waits until it says it is ready. `started` is called before any code of the instance runs,
-    /// with the process if the supervisor knows it by that: if it fails, or if the caller dies before it returns, no
-    /// instance stays behind.
+    /// Starts an instance and waits until it says it is ready. `started` is called before any code of the instance
+    /// runs, with the process if the supervisor knows it by that: if it fails, or if the caller dies before it returns,
+    /// no instance stays behind.
     ///
     /// # Errors
     /// See [`StartFailure`]; the instance may still run, so stop it.

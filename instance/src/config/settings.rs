@@ -104,24 +104,24 @@ impl Settings {
         Self::read_with(tree, section, pki)
     }
 
-    /// As [`Settings::read_without_pki`], for the tunnel of one pod: there are many on a node, so each may hold less unless
-    /// its configuration says otherwise.
+    /// As [`Settings::read_without_pki`], for the tunnel of one pod: there are many on a node, so each may hold less
+    /// unless its configuration says otherwise.
     ///
     /// # Errors
     /// As [`Settings::read`].
     pub fn read_for_pod(tree: &Value) -> Result<Self, Refusals> {
         let mut settings = Self::read_without_pki(tree)?;
         for (key, limit, of_a_pod) in [
-            (MAX_PENDING, &mut settings.handshakes.max_pending, POD_PENDING),
-            (MAX_WAITING, &mut settings.handshakes.max_waiting_bytes, POD_WAITING_BYTES),
-            (firewall::MAX_CONNECTIONS, &mut settings.firewall.max_flows, POD_FLOWS),
+            (MAX_PENDING, &mut settings.handshakes.max_pending, POD_MAX_PENDING),
+            (MAX_WAITING, &mut settings.handshakes.max_waiting_bytes, POD_MAX_WAITING_BYTES),
+            (firewall::MAX_CONNECTIONS, &mut settings.firewall.max_flows, POD_MAX_FLOWS),
         ] {
             if tree.at(key).is_none() {
                 *limit = of_a_pod;
             }
         }
         if tree.at(MAX_NEW_PER_SECOND).is_none() {
-            settings.handshakes.max_new_per_second = POD_NEW_PER_SECOND;
+            settings.handshakes.max_new_per_second = POD_MAX_NEW_PER_SECOND;
         }
         Ok(settings)
     }
@@ -280,11 +280,11 @@ const MAX_PENDING: &str = "handshakes.max_pending";
 const MAX_NEW_PER_SECOND: &str = "handshakes.max_new_per_second";
 const MAX_WAITING: &str = "handshakes.max_waiting_bytes";
 // Together less than 10 MB when all are used up: an instance stays below 16 MB whatever its pod and its peers do.
-const POD_PENDING: usize = 512;
+const POD_MAX_PENDING: usize = 512;
 /// A flood of forged handshakes at this rate takes 2.3 MB.
-const POD_NEW_PER_SECOND: Option<NonZeroU32> = NonZeroU32::new(1000);
-const POD_WAITING_BYTES: usize = 2 << 20;
-const POD_FLOWS: usize = 1 << 15;
+const POD_MAX_NEW_PER_SECOND: Option<NonZeroU32> = NonZeroU32::new(1000);
+const POD_MAX_WAITING_BYTES: usize = 2 << 20;
+const POD_MAX_FLOWS: usize = 1 << 15;
 
 fn handshakes(section: &Section<'_>) -> Result<Handshakes, Refused> {
     let defaults = Handshakes::default();

@@ -21,7 +21,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 pub enum Namespace {
     /// Where the calling thread is.
     Own,
-    /// Somebody else's, for example a pod's.
+    /// Another one, for example a pod's.
     At {
         /// File that names it.
         path: PathBuf,
@@ -77,8 +77,8 @@ impl Namespace {
         })
     }
 
-    /// Starts an executor inside the namespace, for work that comes when this process may not enter it any more. `confine`
-    /// drops the privileges that this work does not need.
+    /// Starts an executor inside the namespace, for work that comes when this process may not enter it any more.
+    /// `confine` drops the privileges that this work does not need.
     ///
     /// # Errors
     /// The namespace cannot be entered, or the thread cannot be confined.
@@ -100,7 +100,7 @@ impl Namespace {
             }
             run_jobs(&waiting);
         };
-        Builder::new().name("netns-executor".to_owned()).stack_size(SMALL_STACK).spawn(serve).map_err(Error::Thread)?;
+        Builder::new().name("netns-executor".to_owned()).stack_size(STACK_BYTES).spawn(serve).map_err(Error::Thread)?;
         entered.recv().unwrap_or(Err(Error::Panicked)).map(|()| NamespaceExecutor::Inside(jobs))
     }
 
@@ -146,8 +146,8 @@ impl NamespaceExecutor {
     }
 }
 
-/// Runs each job on a thread of its own, which inherits the namespace of this one: some jobs take long. A job without a thread
-/// is dropped, which its caller notices.
+/// Runs each job on a thread of its own, which inherits the namespace of this one: some jobs take long. A job without a
+/// thread is dropped, which its caller notices.
 fn run_jobs(waiting: &Receiver<Job>) {
     for (name, work) in waiting {
         let _ = Builder::new().name(name.to_owned()).spawn(work);
@@ -221,7 +221,7 @@ pub fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
     std::fs::metadata(path).map(|metadata| (metadata.st_dev(), metadata.st_ino()))
 }
 
-const SMALL_STACK: usize = 64 << 10;
+const STACK_BYTES: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {

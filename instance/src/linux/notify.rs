@@ -12,7 +12,7 @@ use sd_notify::NotifyState;
 /// Connects to the service manager's socket now, because its path may be out of reach later.
 ///
 /// # Errors
-/// Nobody listens there.
+/// The service manager does not listen there.
 pub fn connect() -> io::Result<()> {
     let Some(name) = env::var_os("NOTIFY_SOCKET") else { return Ok(()) };
     let address = match name.as_encoded_bytes() {
@@ -36,7 +36,7 @@ pub fn ready() {
 /// Says in one line what is going on.
 pub fn status(text: &str) {
     // A line break would start another assignment.
-    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_STATUS).collect();
+    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_STATUS_CHARS).collect();
     status_line(&line);
 }
 
@@ -60,4 +60,4 @@ fn send(state: NotifyState<'_>) -> io::Result<()> {
 }
 
 static CONNECTED: OnceLock<UnixDatagram> = OnceLock::new();
-const MAX_STATUS: usize = 1000;
+const MAX_STATUS_CHARS: usize = 1000;

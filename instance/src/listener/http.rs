@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
-use super::deadline::{Patient, Within};
+use super::deadline::{DeadlineStream, TimeoutStream};
 
 /// What a client asks for.
 #[derive(Debug, PartialEq, Eq)]
@@ -39,8 +39,8 @@ pub(crate) struct Answer<'a> {
 ///
 /// # Errors
 /// The connection failed, or the head is too long.
-pub(crate) fn read_request<S: Patient>(stream: &S, timeout: Duration, max_bytes: usize) -> io::Result<Received> {
-    let mut stream = Within::new(stream, timeout);
+pub(crate) fn read_request<S: TimeoutStream>(stream: &S, timeout: Duration, max_bytes: usize) -> io::Result<Received> {
+    let mut stream = DeadlineStream::new(stream, timeout);
     let mut head = Vec::new();
     let mut chunk = [0; 1024];
     let mut request_line = None;
@@ -70,13 +70,13 @@ pub(crate) fn read_request<S: Patient>(stream: &S, timeout: Duration, max_bytes:
 ///
 /// # Errors
 /// The client does not read, or is gone.
-pub(crate) fn write_answer<S: Patient>(stream: &S, timeout: Duration, answer: &Answer<'_>) -> io::Result<()> {
+pub(crate) fn write_answer<S: TimeoutStream>(stream: &S, timeout: Duration, answer: &Answer<'_>) -> io::Result<()> {
     let Answer { status, content_type, body, has_body } = answer;
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
-    let mut stream = Within::new(stream, timeout);
+    let mut stream = DeadlineStream::new(stream, timeout);
     stream.write_all(head.as_bytes())?;
     if *has_body { stream.write_all(body.as_bytes()) } else { Ok(()) }
 }

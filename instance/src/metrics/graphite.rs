@@ -48,17 +48,17 @@ fn send(host: &HostTarget, text: &str) -> io::Result<()> {
     let address = match host {
         HostTarget::Address(address) => *address,
         HostTarget::Name { host, port } => {
-            let found = names::look_up(host, NameFamily::Both, PATIENCE).map_err(io::Error::other)?;
+            let found = names::look_up(host, NameFamily::Both, SEND_TIMEOUT).map_err(io::Error::other)?;
             let first = found.first().ok_or_else(|| io::Error::other(format!("{host} has no address")))?;
             SocketAddr::new(*first, *port)
         }
     };
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&address, SEND_TIMEOUT)?;
+    stream.set_write_timeout(Some(SEND_TIMEOUT))?;
     stream.write_all(text.as_bytes())
 }
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
 struct Lines {
     prefix: String,

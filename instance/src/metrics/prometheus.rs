@@ -57,7 +57,7 @@ struct Page {
 /// Answers each client on a thread of its own.
 fn serve(listener: &TcpListener, stopped: &Stopped, page: &Arc<Page>) {
     let mut clients: Vec<Weak<TcpStream>> = Vec::new();
-    while stopped.not_before(listener) {
+    while stopped.wait_for(listener) {
         let Ok((stream, _)) = listener.accept() else { continue };
         clients.retain(|client| client.strong_count() > 0);
         if clients.len() >= MAX_THREADS {

@@ -17,7 +17,7 @@ use crate::overlay::link::{self, LinkRoute, OverlayLink};
 use crate::pod::device::PodDevice;
 use crate::pod::error::Error;
 
-/// Who owns what packets pass through.
+/// Owns the device, the sockets and the driver of a pod.
 pub(crate) struct DataPath {
     place: Place,
     port: u16,
@@ -48,7 +48,7 @@ enum State {
 }
 
 impl DataPath {
-    /// Makes the device, which nobody reads from, and routes what is for the overlay to it.
+    /// Makes the device without a reader, and routes the overlay to it.
     pub(crate) fn new(
         place: Place,
         spec: &LaunchSpec,
@@ -143,7 +143,7 @@ impl DataPath {
         }
     }
 
-    /// Believes others from now on; tunnels to those who are not trusted end.
+    /// Replaces the trust; tunnels to peers that are no longer trusted are closed.
     pub(crate) fn set_trust(&self, trust: CaPool) {
         if let Some(handle) = self.handle() {
             handle.set_trust(trust);
@@ -167,7 +167,7 @@ impl DataPath {
         }
     }
 
-    /// Begins to end; `false`: there is nothing that has to end.
+    /// Stops the driver; `false`: none was running.
     pub(crate) fn stop(&mut self) -> bool {
         let State::Running { handle, names, .. } = std::mem::replace(&mut self.state, State::Lost) else {
             return false;

@@ -9,7 +9,7 @@ use crate::ca_client::{self, CaClient, Issued, Prover, Refusal};
 use crate::handoff::Delivery;
 use crate::handoff::server::{HandoffServer, Nobody};
 
-/// Knows how this pod shows who it is.
+/// Requests certificates with the proofs that this pod has.
 #[derive(Clone)]
 pub(crate) struct Enrolment {
     client: CaClient,
@@ -25,7 +25,7 @@ pub(crate) struct Enrolment {
     renewal_key: Option<String>,
 }
 
-/// What came of an application.
+/// The outcome of a request.
 pub(crate) enum Outcome {
     Issued(Box<Issued>),
     /// For the time until the pod has shown its token.
@@ -36,7 +36,7 @@ pub(crate) enum Outcome {
     NotYet(String),
     /// The CA decided so.
     Refused(Refusal),
-    /// Nobody decided anything.
+    /// The CA did not decide.
     Failed(String),
 }
 
@@ -66,9 +66,9 @@ impl Enrolment {
         loop {
             let before = round.len();
             let answer = self.ask(within, now, &mut round);
-            let is_last = round.len() == before || round.len() >= MOST_TOKENS;
+            let is_last = round.len() == before || round.len() >= MAX_TOKENS_PER_ROUND;
             match (answer, refused.take()) {
-                // Nobody waited any more.
+                // No further token waited.
                 (Outcome::NotYet(_) | Outcome::Provisional(_) | Outcome::NoProvisional(_), Some(cause)) => {
                     return Outcome::Refused(cause);
                 }
@@ -142,5 +142,5 @@ impl Enrolment {
     }
 }
 
-// As many as may wait.
-const MOST_TOKENS: usize = 8;
+// As many as may wait (MAX_CONNECTIONS of the hand-off).
+const MAX_TOKENS_PER_ROUND: usize = 8;

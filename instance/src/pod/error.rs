@@ -8,7 +8,7 @@ use crate::ca_client::Refusal;
 use crate::causes::with_causes;
 use crate::linux::errno;
 
-/// Why an instance ended other than by being told to.
+/// Why an instance failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -1,4 +1,5 @@
-//! The event queue of a pod's tunnel: one thread waits for everything, because each thread that only waits keeps a stack.
+//! The event queue of a pod's tunnel: one thread waits for everything, because each thread that only waits keeps a
+//! stack.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -1,5 +1,5 @@
-//! Labels of a pod and of its namespace, asked of a Kubernetes API server the way a kubeconfig says. Runs as a process of
-//! its own beside the CNI plugin, which stays small and starts fast without it.
+//! Labels of a pod and of its namespace, asked of a Kubernetes API server the way a kubeconfig says. Runs as a process
+//! of its own beside the CNI plugin, which stays small and starts fast without it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -109,7 +109,7 @@ impl Server {
             let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
             let Some(pod) = self.get(&agent, &path)? else { return Ok(Answer::NoSuchPod) };
             let uid = &question.uid;
-            let mirrored = MIRROR.iter().any(|key| pod.metadata.annotations.get(*key) == Some(uid));
+            let mirrored = MIRROR_ANNOTATIONS.iter().any(|key| pod.metadata.annotations.get(*key) == Some(uid));
             // A static pod's uid on the node is that of its file; the mirror in the API names it.
             if !uid.is_empty() && pod.metadata.uid != *uid && !mirrored {
                 return Ok(Answer::OtherPod { uid: pod.metadata.uid });
@@ -137,7 +137,7 @@ impl Server {
             404 => return Ok(None),
             status => return Err(Error::Status { url, status }),
         }
-        let body = response.body_mut().with_config().limit(MAX_OBJECT).read_to_vec();
+        let body = response.body_mut().with_config().limit(MAX_OBJECT_BYTES).read_to_vec();
         let body = body.map_err(|source| Error::Answer { url: url.clone(), source: Box::new(source) })?;
         serde_json::from_slice(&body).map(Some).map_err(|source| Error::NotAnObject { url, source })
     }
@@ -286,13 +286,13 @@ fn client_certificate(chain: Option<&String>, key: Option<&str>) -> Result<Optio
 
 fn read(path: &Path) -> Result<Zeroizing<String>, Error> {
     let refuse = |source: std::io::Error| Error::Read { path: path.to_owned(), source };
-    if fs::metadata(path).map_err(refuse)?.len() > MAX_FILE {
+    if fs::metadata(path).map_err(refuse)?.len() > MAX_FILE_BYTES {
         return Err(refuse(std::io::Error::other("longer than 1 MiB")));
     }
     fs::read_to_string(path).map(Zeroizing::new).map_err(refuse)
 }
 
-const MIRROR: [&str; 2] = ["kubernetes.io/config.mirror", "kubernetes.io/config.hash"];
-const MAX_FILE: u64 = 1 << 20;
+const MIRROR_ANNOTATIONS: [&str; 2] = ["kubernetes.io/config.mirror", "kubernetes.io/config.hash"];
+const MAX_FILE_BYTES: u64 = 1 << 20;
 // etcd takes objects up to 1.5 MiB.
-const MAX_OBJECT: u64 = 4 << 20;
+const MAX_OBJECT_BYTES: u64 = 4 << 20;

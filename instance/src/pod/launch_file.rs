@@ -29,7 +29,7 @@ impl Launch {
         let spec = read(path)?;
         let refuse = |cause: Cause| Error::launch(path, cause);
         let mut file = File::open(path).map_err(|error| refuse(errno::Plain(error).into()))?;
-        for _ in 0..LOCK_TRIES {
+        for _ in 0..MAX_LOCK_TRIES {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok(Self { spec, lock }),
                 Err((back, nix::errno::Errno::EWOULDBLOCK)) => file = back,
@@ -49,9 +49,9 @@ pub fn read(path: &Path) -> Result<LaunchSpec, Error> {
     let refuse = |cause: Cause| Error::launch(path, cause);
     let mut text = Vec::new();
     let file = File::open(path).map_err(|error| refuse(errno::Plain(error).into()))?;
-    file.take(MAX_LAUNCH + 1).read_to_end(&mut text).map_err(|error| refuse(errno::Plain(error).into()))?;
-    if text.len() as u64 > MAX_LAUNCH {
-        return Err(refuse(format!("longer than {} KiB", MAX_LAUNCH >> 10).into()));
+    file.take(MAX_LAUNCH_BYTES + 1).read_to_end(&mut text).map_err(|error| refuse(errno::Plain(error).into()))?;
+    if text.len() as u64 > MAX_LAUNCH_BYTES {
+        return Err(refuse(format!("longer than {} KiB", MAX_LAUNCH_BYTES >> 10).into()));
     }
     let tree: serde_json::Value = serde_json::from_slice(&text).map_err(|error| refuse(error.into()))?;
     // Before the rest: another version may have other fields.
@@ -68,9 +68,9 @@ pub fn read(path: &Path) -> Result<LaunchSpec, Error> {
     serde_json::from_value(tree).map_err(|error| refuse(error.into()))
 }
 
-const MAX_LAUNCH: u64 = 1 << 20;
+const MAX_LAUNCH_BYTES: u64 = 1 << 20;
 // An instance that was told to stop takes a moment to say goodbye to its peers.
-const LOCK_TRIES: u32 = 20;
+const MAX_LOCK_TRIES: u32 = 20;
 const LOCK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! One pod's status on a unix socket, as HTTP: `/` is the status document, then there are `/metrics` and `/healthz`. A client that
-//! sends no request gets the document alone.
+//! One pod's status on a unix socket, as HTTP: `/` is the status document, then there are `/metrics` and `/healthz`. A
+//! client that sends no request gets the document alone.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,14 +11,14 @@ use std::time::Duration;
 use nix::sys::stat::{Mode, umask};
 
 use crate::linux::clock::since_epoch;
-use crate::listener::deadline::Within;
+use crate::listener::deadline::DeadlineStream;
 use crate::listener::http::{self, Answer, Received};
 use crate::pod::status::{Shared, Snapshot};
 
 /// Reads the document of the instance that listens at `path`.
 ///
 /// # Errors
-/// Nobody listens, or no document comes in time.
+/// No instance listens, or no document comes in time.
 pub fn ask(path: &Path) -> std::io::Result<String> {
     let stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
@@ -58,8 +58,8 @@ impl StatusSocket {
         Ok(Self { listener, status, path: path.to_owned(), clients: Arc::new(()) })
     }
 
-    /// Lets the next client in, if there is one: who is let in is answered on a thread of its own. Too many at once are
-    /// turned away.
+    /// Accepts the next client, if there is one, and answers it on a thread of its own. Clients beyond the limit are
+    /// disconnected.
     ///
     /// # Errors
     /// There are no descriptors or threads left.
@@ -103,7 +103,7 @@ fn answer(stream: &UnixStream, status: &Shared) -> std::io::Result<()> {
     let request = match received {
         Received::Silence => {
             let document = snapshot().document().to_string();
-            return Within::new(stream, WRITE_TIMEOUT).write_all(document.as_bytes());
+            return DeadlineStream::new(stream, WRITE_TIMEOUT).write_all(document.as_bytes());
         }
         Received::Complete(request) | Received::Incomplete(Some(request)) => Some(request),
         Received::Incomplete(None) | Received::Malformed => None,
@@ -113,18 +113,18 @@ fn answer(stream: &UnixStream, status: &Shared) -> std::io::Result<()> {
         Some("/") => ("200 OK", "application/json", snapshot().document().to_string()),
         Some("/metrics") => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", snapshot().metrics()),
         Some("/healthz") => match snapshot().health() {
-            Ok(()) => ("200 OK", TEXT, "ok\n".to_owned()),
-            Err(why) => ("503 Service Unavailable", TEXT, format!("{why}\n")),
+            Ok(()) => ("200 OK", TEXT_TYPE, "ok\n".to_owned()),
+            Err(why) => ("503 Service Unavailable", TEXT_TYPE, format!("{why}\n")),
         },
-        _ => ("404 Not Found", TEXT, "there are /, /metrics and /healthz\n".to_owned()),
+        _ => ("404 Not Found", TEXT_TYPE, "there are /, /metrics and /healthz\n".to_owned()),
     };
     http::write_answer(stream, WRITE_TIMEOUT, &Answer { status, content_type, body: &body, has_body: true })
 }
 
-const TEXT: &str = "text/plain; charset=utf-8";
+const TEXT_TYPE: &str = "text/plain; charset=utf-8";
 /// For the whole request; then the document alone is the answer.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);
-/// For the whole answer: those who ask do not wait longer.
+/// For the whole answer: clients do not wait longer.
 const WRITE_TIMEOUT: Duration = ANSWER_TIMEOUT;
 const MAX_HEAD_BYTES: usize = 4096;
 const MAX_CLIENTS: usize = 16;

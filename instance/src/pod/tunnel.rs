@@ -45,9 +45,9 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
         eprintln!("nobody hears that this instance is ready: {error}");
     }
     let signals = Signals::block().map_err(set_up("cannot set up signal handling"))?;
-    // Fails if we lead a session already, which is as good.
+    // Fails only if this process leads a session already.
     let _ = nix::unistd::setsid();
-    // What is read and made first goes deep, and the stack for it ends with its thread.
+    // Set-up needs a deep stack, whose memory is freed with its thread.
     let started = Namespace::Own.run("start", || {
         let Launch { spec, lock: only_one } = Launch::claim(launch)?;
         let settings = Settings::read_for_pod(&Value::from(&spec.nebula))
@@ -58,9 +58,9 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
         let (pod, events) = start(spec, settings, signals, &confinement)?;
         Ok((pod, events, only_one, confinement.prepare()))
     });
-    let (mut pod, mut events, only_one, wall) = started.map_err(|error| Error::set_up("pod", error))??;
-    // All other threads are started from here, or went behind the wall themselves.
-    let missing = wall.enter(CapabilitySet::empty()).map_err(set_up("cannot confine this instance"))?;
+    let (mut pod, mut events, only_one, sandbox) = started.map_err(|error| Error::set_up("pod", error))??;
+    // All other threads are started from here, or entered the sandbox themselves.
+    let missing = sandbox.enter(CapabilitySet::empty()).map_err(set_up("cannot confine this instance"))?;
     if missing != Missing::default() {
         tracing::warn!(?missing, "This kernel does not offer all that would confine the instance");
     }
@@ -87,8 +87,8 @@ fn start(
     let refused = |error: netns::Error| Error::set_up("pod", error);
     let presence = Presence::of(namespace.clone()).map_err(set_up("cannot watch over the pod's network namespace"))?;
     let in_pod_with = |kept: CapabilitySet| {
-        let wall = confinement.prepare();
-        namespace.executor(move || wall.enter(kept).map(drop)).map_err(refused)
+        let sandbox = confinement.prepare();
+        namespace.executor(move || sandbox.enter(kept).map(drop)).map_err(refused)
     };
     let in_pod = || in_pod_with(CapabilitySet::empty());
     // Their folder belongs to the user that this program becomes; the way to it does not.
@@ -145,7 +145,7 @@ struct PodTunnel {
     client: CaClient,
     enrolment: Enrolment,
     life: LifeCycle,
-    /// Whether somebody waits for the first certificate.
+    /// Whether the plugin waits for the first certificate.
     is_awaited: bool,
     trust: TrustWatch,
     /// Of the trust in use.
@@ -170,9 +170,9 @@ impl Clock {
 impl PodTunnel {
     fn run(&mut self, events: &mut EventQueue) -> Result<(), Error> {
         let mut gone_since = None;
-        let mut tidy_at = None;
-        // Whoever removes a namespace removes its links first, and the namespace a moment later.
-        let mut alert_until = Duration::ZERO;
+        let mut release_memory_at = None;
+        // A namespace that is removed loses its links first: after a change of links it is polled faster.
+        let mut fast_checks_until = Duration::ZERO;
         loop {
             let now = self.clock.now();
             while let Some(step) = self.life.poll(now) {
@@ -186,12 +186,13 @@ impl PodTunnel {
             if self.trust.is_due(now.uptime) {
                 self.ask_whom_to_trust(now.uptime)?;
             }
-            if tidy_at.take_if(|at| now.uptime >= *at).is_some() {
+            if release_memory_at.take_if(|at| now.uptime >= *at).is_some() {
                 release_program_pages();
                 release_free_heap();
             }
-            let look = if now.uptime < alert_until { ALERT_INTERVAL } else { NETNS_INTERVAL };
-            let [trust, tidy] = [self.trust.deadline(), tidy_at].map(|at| Some(at?.saturating_sub(now.uptime)));
+            let look = if now.uptime < fast_checks_until { FAST_CHECK_INTERVAL } else { NETNS_CHECK_INTERVAL };
+            let [trust, tidy] =
+                [self.trust.deadline(), release_memory_at].map(|at| Some(at?.saturating_sub(now.uptime)));
             let wait = [self.life.idle(now), trust, tidy].into_iter().flatten().fold(look, Duration::min);
             match events.next(wait) {
                 Some(Event::Signal(Signal::SIGHUP)) => {
@@ -202,14 +203,14 @@ impl PodTunnel {
                     self.stop(events);
                     return Ok(());
                 }
-                Some(Event::LinksChanged) => alert_until = self.clock.now().uptime + ALERT_FOR,
+                Some(Event::LinksChanged) => fast_checks_until = self.clock.now().uptime + FAST_CHECKS_FOR,
                 Some(Event::Enrolment(answer)) => {
                     self.answered(*answer)?;
-                    tidy_at = Some(self.clock.now().uptime + TIDY_AFTER);
+                    release_memory_at = Some(self.clock.now().uptime + RELEASE_MEMORY_AFTER);
                 }
                 Some(Event::Trust { asked, answer }) => {
                     self.told_whom_to_trust(asked, *answer);
-                    tidy_at = Some(self.clock.now().uptime + TIDY_AFTER);
+                    release_memory_at = Some(self.clock.now().uptime + RELEASE_MEMORY_AFTER);
                 }
                 Some(Event::DriverEnded(result)) => {
                     return Err(Error::Broken(result.err().map_or_else(|| "it ended by itself".into(), Into::into)));
@@ -219,13 +220,13 @@ impl PodTunnel {
             let now = self.clock.now().uptime;
             if self.presence.is_there() {
                 gone_since = None;
-            } else if now.saturating_sub(*gone_since.get_or_insert(now)) >= GONE_FOR {
+            } else if now.saturating_sub(*gone_since.get_or_insert(now)) >= NETNS_GONE_FOR {
                 // The open tun would keep the namespace, its links and the pod's address alive.
                 tracing::info!("The pod's network namespace is gone, ending");
                 self.stop(events);
                 return Ok(());
             } else {
-                alert_until = now + ALERT_FOR;
+                fast_checks_until = now + FAST_CHECKS_FOR;
             }
         }
     }
@@ -332,7 +333,7 @@ impl PodTunnel {
     fn ask_whom_to_trust(&self, asked: Duration) -> Result<(), Error> {
         let (client, reports, etag) = (self.client.clone(), self.reports.clone(), self.etag.clone());
         spawn("ca-trust", move || {
-            let answer = Box::new(client.trust(etag.as_deref(), TRUST_WITHIN));
+            let answer = Box::new(client.trust(etag.as_deref(), TRUST_TIMEOUT));
             reports.send(Event::Trust { asked, answer });
         })
     }
@@ -359,7 +360,7 @@ impl PodTunnel {
         if let Some(key) = news.renewal_key {
             self.enrolment.renew_with(key);
         }
-        // What is closed stays closed: it trusts nobody.
+        // A closed path stays closed, with an empty trust.
         if self.life.is_open() {
             self.path.set_trust(news.trust);
         }
@@ -409,9 +410,9 @@ fn standing(identity: &Identity, trust: &CaPool, now: Moment) -> Standing {
 }
 
 fn open_handoff(namespace: &Namespace, confinement: &Confinement) -> Result<HandoffServer, Error> {
-    // The name is taken as root, which init looks for; the thread that serves it is behind the wall.
-    let wall = confinement.prepare();
-    let confine = move || wall.enter(CapabilitySet::empty()).map(drop);
+    // Bound as root, which init checks; the thread that serves it is confined.
+    let sandbox = confinement.prepare();
+    let confine = move || sandbox.enter(CapabilitySet::empty()).map(drop);
     let what = "cannot listen for the pod's init container";
     let handoff_server = namespace
         .run("handoff", || HandoffServer::open(handoff::NAME, confine))
@@ -448,12 +449,12 @@ fn random() -> u64 {
     getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()))
 }
 
-const NETNS_INTERVAL: Duration = Duration::from_secs(2);
-const ALERT_INTERVAL: Duration = Duration::from_millis(250);
-const ALERT_FOR: Duration = Duration::from_secs(5);
+const NETNS_CHECK_INTERVAL: Duration = Duration::from_secs(2);
+const FAST_CHECK_INTERVAL: Duration = Duration::from_millis(250);
+const FAST_CHECKS_FOR: Duration = Duration::from_secs(5);
 // A runtime may remount while it sets up; a namespace that is gone stays gone.
-const GONE_FOR: Duration = Duration::from_secs(1);
+const NETNS_GONE_FOR: Duration = Duration::from_secs(1);
 const STOP_TIMEOUT: Duration = Duration::from_millis(250);
-const TRUST_WITHIN: Duration = Duration::from_secs(10);
+const TRUST_TIMEOUT: Duration = Duration::from_secs(10);
 // The next question to the CA has been asked by then; little of what an answer took is needed again.
-const TIDY_AFTER: Duration = Duration::from_secs(1);
+const RELEASE_MEMORY_AFTER: Duration = Duration::from_secs(1);

@@ -10,7 +10,8 @@ use crate::config::Settings;
 use crate::linux::netns::Namespace;
 use crate::pod::error::Error;
 
-/// Binds a free port of the range, in `namespace`. `start` says where in the range to begin, so that instances rarely meet.
+/// Binds a free port of the range, in `namespace`. `start` says where in the range to begin, so that instances rarely
+/// meet.
 pub(crate) fn bind(
     spec: &LaunchSpec,
     settings: &Settings,

@@ -82,7 +82,8 @@ impl Host {
     }
 }
 
-/// The pair in a folder, if its two files belong together; the certificate must be one that the bundle beside it trusts.
+/// The pair in a folder, if its two files belong together; the certificate must be one that the bundle beside it
+/// trusts.
 fn pair(folder: &Path, key: &str) -> Option<Identity> {
     let identity = Identity::read(folder.join("host.crt"), folder.join(key)).ok()?;
     let bundle = CaPool::from_pem(&std::fs::read(folder.join("ca.crt")).expect("the bundle")).expect("a bundle");

@@ -1,5 +1,5 @@
-//! A real kube-apiserver with etcd: `nebula-ca` with no more than the rights of its own role, the node's and the pod's proof,
-//! deletion, and the plugin's look at labels. `./test kube` runs it where a build of Kubernetes is at hand.
+//! A real kube-apiserver with etcd: `nebula-ca` with no more than the rights of its own role, the node's and the pod's
+//! proof, deletion, and the plugin's look at labels. `./test kube` runs it where a build of Kubernetes is at hand.
 //!
 //! The API server is of release 1.20: a review of a token names no node, and there is no MutatingAdmissionPolicy.
 
@@ -227,7 +227,8 @@ fn a_real_api_server_confirms_pods_and_their_nodes_and_tells_labels() {
         address: "10.244.0.5".parse().expect("an address"),
     };
 
-    // The node's proof: TokenReview of a token that is bound to the agent's pod, whose node a 1.20 tells by that pod only.
+    // The node's proof: TokenReview of a token that is bound to the agent's pod, whose node a 1.20 tells by that pod
+    // only.
     let agent = server.token("nebula-system", "nebula-cni", AUDIENCE, Some(("agent", &agent_uid)));
     let issued = asker.by_node(&agent, web()).expect("a certificate");
     assert_eq!(issued.identity.primary().name(), "web.shop.pod");

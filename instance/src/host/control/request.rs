@@ -22,7 +22,7 @@ pub(crate) enum Request {
 
 impl Request {
     /// # Errors
-    /// What is wrong, for people.
+    /// The command is unknown, or an argument is missing or wrong.
     pub(super) fn read(object: &Value) -> Result<Self, Refusal> {
         let text = |name: &str| object.get(name).and_then(Value::as_str);
         let needed = |name: &'static str| text(name).ok_or(Refusal::Missing(name));

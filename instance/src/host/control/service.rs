@@ -17,7 +17,7 @@ use crate::host::reload::Reloader;
 use crate::linux::clock::unix_now;
 use crate::log;
 
-/// Knows whom to ask.
+/// Answers the requests of the control socket and the console.
 #[derive(Debug)]
 pub(crate) struct ControlService {
     pub(crate) handle: Handle,
@@ -37,7 +37,7 @@ type Answered = Result<Value, Refusal>;
 
 impl ControlService {
     /// # Errors
-    /// Why not, for people.
+    /// See [`Refusal`].
     pub(crate) fn answer(&self, request: Request) -> Answered {
         match request {
             Request::Status => Ok(self.status()),
@@ -132,16 +132,16 @@ impl ControlService {
         }
     }
 
-    /// Waits for what the lighthouses say.
+    /// Queries the lighthouses and waits for their answers.
     fn query(&self, peer: &str) -> Answered {
         let (address, _) = self.find(peer)?;
         self.handle.inquire(address);
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_QUERY_POLLS {
             let known = self.handle.whereabouts(address);
             if known.answers.len() >= known.lighthouses.len() {
                 break;
             }
-            std::thread::sleep(BETWEEN_LOOKS);
+            std::thread::sleep(QUERY_POLL_INTERVAL);
         }
         Ok(answer::whereabouts(address, &self.handle.whereabouts(address)))
     }
@@ -191,5 +191,5 @@ impl ControlService {
 
 // Keeps an answer within a few MiB.
 const MAX_PEERS: usize = 10_000;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
-const LOOKS: u32 = 40;
+const QUERY_POLL_INTERVAL: Duration = Duration::from_millis(50);
+const MAX_QUERY_POLLS: u32 = 40;

@@ -1,7 +1,8 @@
-//! The debug console of Go Nebula by SSH (feature `ssh`): the same commands, asked of the same service as the control socket.
+//! The debug console of Go Nebula by SSH (feature `ssh`): the same commands, asked of the same service as the control
+//! socket.
 //!
-//! Who logs in has a key of the configuration, or a certificate of an authority that is named there; there are no passwords,
-//! no forwarding and no files. One thread serves all sessions; without `sshd.enabled` there is none.
+//! A user logs in with a key of the configuration, or with a certificate of an authority named there; there are no
+//! passwords, no forwarding and no files. One thread serves all sessions; without `sshd.enabled` there is none.
 
 mod access;
 mod answers;

@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 
 use super::answers;
 use super::commands::{self, Wish};
-use super::terminal::{LONGEST_LINE, Terminal, Typed};
+use super::terminal::{MAX_LINE_BYTES, Terminal, Typed};
 use crate::config::Sshd;
 use crate::host::control::{ControlService, Request};
 
@@ -39,7 +39,7 @@ pub(super) async fn attend(mut channel: Channel<Msg>, context: &Arc<Context>, us
     let _ = channel.close().await;
     if let Ok(Then::Leave) = left {
         // A client that is told at once forgets the status.
-        sleep(BEFORE_LEAVING).await;
+        sleep(DISCONNECT_DELAY).await;
         let _ = handle.disconnect(Disconnect::ByApplication, String::new(), String::new()).await;
     }
 }
@@ -53,7 +53,7 @@ async fn serve(channel: &mut Channel<Msg>, context: &Arc<Context>, user: &str) -
         };
         match message {
             Some(ChannelMsg::Exec { command, .. }) => {
-                return match String::from_utf8(command).ok().filter(|line| line.len() <= LONGEST_LINE) {
+                return match String::from_utf8(command).ok().filter(|line| line.len() <= MAX_LINE_BYTES) {
                     Some(line) => obey(channel, context, &line, str::to_owned).await,
                     None => say(channel, "the command is too long, or no text\n").await.map(|()| Then::Continue),
                 };
@@ -112,7 +112,7 @@ async fn obey(
         Wish::Reload => {
             say(channel, &shown("Reloading config\n")).await?;
             // One that changes the console ends this session: the line shall be there before.
-            sleep(BEFORE_RELOAD).await;
+            sleep(RELOAD_DELAY).await;
             let service = context.service.upgrade().ok_or(Gone)?;
             let outcome = tokio::task::spawn_blocking(move || service.answer(Request::Reload)).await;
             match outcome {
@@ -132,12 +132,12 @@ async fn obey(
 }
 
 async fn say(channel: &Channel<Msg>, text: &str) -> Result<(), Gone> {
-    let written = timeout(WRITE_WITHIN, channel.data_bytes(text.as_bytes().to_vec())).await;
+    let written = timeout(WRITE_TIMEOUT, channel.data_bytes(text.as_bytes().to_vec())).await;
     written.map_err(|_| Gone)?.map_err(|_| Gone)
 }
 
 /// A session without input ends after this.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
-const WRITE_WITHIN: Duration = Duration::from_secs(60);
-const BEFORE_LEAVING: Duration = Duration::from_millis(500);
-const BEFORE_RELOAD: Duration = Duration::from_millis(100);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+const DISCONNECT_DELAY: Duration = Duration::from_millis(500);
+const RELOAD_DELAY: Duration = Duration::from_millis(100);

@@ -136,7 +136,7 @@ fn a_ca_that_is_down_for_hours_is_asked_patiently_and_the_path_stays_open() {
     let (down, mut tries) = (pod.now.uptime, 0);
     while pod.now.uptime < down + HOUR * 6 {
         pod.failed(false);
-        assert!(pod.next_ask() <= LONGEST_WAIT * 5 / 4);
+        assert!(pod.next_ask() <= MAX_RENEWAL_WAIT * 5 / 4);
         assert!(pod.life.is_open());
         tries += 1;
     }
@@ -206,7 +206,7 @@ fn a_clock_set_back_does_not_put_off_the_renewal() {
     pod.now.wall -= DAY * 365;
     assert!(pod.next_ask() <= HOUR * 15);
     pod.failed(false);
-    assert!(pod.next_ask() <= LONGEST_WAIT * 5 / 4);
+    assert!(pod.next_ask() <= MAX_RENEWAL_WAIT * 5 / 4);
     assert_eq!(pod.issued(DAY), Install::Swap);
     assert!(pod.next_ask() <= DAY);
 }
@@ -232,7 +232,7 @@ fn pods_of_a_ca_that_is_no_longer_trusted_ask_for_another_certificate_soon_but_n
         pod.life.judged(pod.now, Standing::Orphaned);
         assert!(pod.life.is_open(), "peers that have not heard of it still accept");
         let wait = pod.next_ask();
-        assert!(wait <= SOON, "{wait:?}");
+        assert!(wait <= MAX_DELAY_AFTER_TRUST_CHANGE, "{wait:?}");
         moments.insert(wait);
         pod.life.judged(pod.now, Standing::Orphaned);
         assert_eq!(pod.poll(), None, "one request at a time");
@@ -257,12 +257,12 @@ fn a_revoked_certificate_closes_the_path_once_and_another_one_opens_it() {
     assert_eq!(pod.life.idle(pod.now), Some(Duration::ZERO));
     assert_eq!(pod.poll(), Some(Step::Close(Closing::Revoked)));
     assert!(!pod.life.is_open());
-    assert!(pod.next_ask() <= SOON);
+    assert!(pod.next_ask() <= MAX_DELAY_AFTER_TRUST_CHANGE);
     pod.failed(true);
     pod.life.judged(pod.now, Standing::Revoked);
     assert_eq!(pod.poll(), None, "said once");
     let wait = pod.next_ask();
-    assert!((LAZY_RETRY / 2..LAZY_RETRY * 2).contains(&wait), "{wait:?}");
+    assert!((MAX_BACKOFF_LAZY / 2..MAX_BACKOFF_LAZY * 2).contains(&wait), "{wait:?}");
     assert_eq!(pod.issued(DAY), Install::Open);
 }
 
@@ -320,7 +320,7 @@ fn a_pod_that_nobody_waits_for_never_gives_up() {
     assert!(pod.asks());
     for n in 0..500 {
         pod.failed(n % 2 == 0);
-        assert!(pod.next_ask() <= LAZY_RETRY * 5 / 4);
+        assert!(pod.next_ask() <= MAX_BACKOFF_LAZY * 5 / 4);
     }
     assert_eq!(pod.issued(DAY), Install::Open);
 }
@@ -333,12 +333,12 @@ fn an_init_container_that_is_not_there_yet_is_looked_for_ever_more_rarely_and_ne
     while pod.age() < seconds(300) {
         pod.life.not_yet(pod.now);
         let wait = pod.next_ask();
-        assert!((FIRST_RETRY..=STRICT_RETRY).contains(&wait), "{wait:?}");
+        assert!((FIRST_BACKOFF..=MAX_BACKOFF_STRICT).contains(&wait), "{wait:?}");
         looks += 1;
     }
     assert!((150..300).contains(&looks), "{looks} looks in five minutes");
     pod.failed(false);
-    assert!(pod.next_ask() <= FIRST_RETRY * 2, "a failure after that is the first");
+    assert!(pod.next_ask() <= FIRST_BACKOFF * 2, "a failure after that is the first");
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn with_a_provisional_certificate_a_pod_is_open_and_goes_on_asking_as_one_that_h
     // The proof is there, the CA is not: as eager as without any certificate.
     pod.next_ask();
     pod.failed(false);
-    assert!(pod.next_ask() <= FIRST_RETRY * 5 / 4);
+    assert!(pod.next_ask() <= FIRST_BACKOFF * 5 / 4);
     assert_eq!(pod.issued(DAY), Install::Swap);
     assert!(pod.next_ask() > DAY / 2);
 }
