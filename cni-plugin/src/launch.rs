@@ -2,6 +2,7 @@
 //! `<state dir>/<network>/<containerID>-<ifname>.launch` (0600), read by `nebula-cni-instance --launch FILE`.
 //! Holds no key and no token, only paths to them.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -41,7 +42,8 @@ pub struct LaunchSpec {
     /// The pod's address in Kubernetes is its overlay address: packets for it also arrive on the pod's own interface.
     #[serde(default, skip_serializing_if = "is_default")]
     pub renumber: bool,
-    /// Overlay prefixes that are routed to the device before there is a certificate, so that nothing for them leaves in clear.
+    /// Overlay prefixes that are routed to the device before there is a certificate, so that nothing for them leaves in
+    /// clear.
     pub overlay: Vec<IpNet>,
     /// Seconds a strict start may take; then the instance gives up and says why.
     pub budget_seconds: u64,
@@ -51,10 +53,12 @@ pub struct LaunchSpec {
     pub ca: CaAccess,
     /// Configuration of the tunnel: the keys of Nebula's config.yml except `pki`, as JSON.
     pub nebula: serde_json::Value,
-    /// User and group that the instance becomes when it is set up, and nobody else on the node has. `None`: whoever starts it.
+    /// User and group that the instance becomes when it is set up, and nobody else on the node has. `None`: whoever
+    /// starts it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub user: Option<u32>,
-    /// Unix socket on which the instance answers each connection with one JSON status document. Its folder belongs to `user`.
+    /// Unix socket on which the instance answers each connection with one JSON status document. Its folder belongs to
+    /// `user`.
     pub status_socket: PathBuf,
 }
 
@@ -149,6 +153,68 @@ pub struct CaAccess {
     pub token_file: PathBuf,
 }
 
+/// Why an instance ended before it was ready. A start that went well is the READY of sd_notify; one that did not is
+/// this, as one line of JSON in the STATUS. The other side may be of another release: a line that does not parse is
+/// text for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "start_error", rename_all = "snake_case")]
+pub enum StartError {
+    /// The CA service refused a certificate.
+    Refused {
+        /// The reason as the CA names it; `None` where the instance refused what the CA gave.
+        #[serde(default, skip_serializing_if = "is_default")]
+        code: Option<String>,
+        /// Which check failed.
+        message: String,
+    },
+    /// The CA service could not be asked in time.
+    Unavailable {
+        /// Why not.
+        cause: String,
+    },
+    /// Something else failed.
+    Failed {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        cause: String,
+    },
+}
+
+impl StartError {
+    /// The line for the STATUS. Texts are cut so that it fits into one message of sd_notify.
+    #[must_use]
+    pub fn to_line(&self) -> String {
+        let cut = |text: &String| text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_TEXT).collect();
+        let cut = match self {
+            Self::Refused { code, message } => Self::Refused { code: code.as_ref().map(cut), message: cut(message) },
+            Self::Unavailable { cause } => Self::Unavailable { cause: cut(cause) },
+            Self::Failed { what, cause } => Self::Failed { what: cut(what), cause: cut(cause) },
+        };
+        serde_json::to_string(&cut).unwrap_or_default()
+    }
+
+    /// Reads such a line; `None`: it is text for people.
+    #[must_use]
+    pub fn from_line(line: &str) -> Option<Self> {
+        serde_json::from_str(line).ok()
+    }
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused { code: Some(code), message } => write!(f, "{message} ({code})"),
+            Self::Refused { code: None, message } => f.write_str(message),
+            Self::Unavailable { cause } => f.write_str(cause),
+            Self::Failed { what, cause } => write!(f, "{what}: {cause}"),
+        }
+    }
+}
+
+// Two texts of this many characters, of up to four bytes each, fit into the 4 KiB that readers of sd_notify take.
+const MAX_TEXT: usize = 450;
+
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -189,5 +255,28 @@ mod tests {
         assert!(serde_json::from_str::<LaunchSpec>(&unknown).unwrap_err().to_string().contains("unknown field"));
         let missing = OF_THE_RELEASE_BEFORE.replacen("\"ifname\":\"eth0\",", "", 1);
         assert!(serde_json::from_str::<LaunchSpec>(&missing).is_err());
+    }
+
+    #[test]
+    fn a_start_error_survives_its_line_and_fits_into_a_message() {
+        let long = "\u{1f980}\n\"".repeat(4000);
+        for error in [
+            StartError::Refused { code: Some("wrong_node".into()), message: "pod is on another node".into() },
+            StartError::Refused { code: None, message: "no token".into() },
+            StartError::Unavailable { cause: "connection refused".into() },
+            StartError::Failed { what: "tun".into(), cause: "permission denied".into() },
+        ] {
+            assert_eq!(StartError::from_line(&error.to_line()), Some(error));
+        }
+        let line = StartError::Failed { what: long.clone(), cause: long }.to_line();
+        assert!(line.len() < 4000 && !line.contains(char::is_control), "{}", line.len());
+        assert!(StartError::from_line(&line).is_some());
+    }
+
+    #[test]
+    fn a_line_of_another_release_is_no_start_error() {
+        for line in ["", "running", "ca-denied: no such pod", "{}", "{\"start_error\":\"of_next_year\"}", "[1]"] {
+            assert_eq!(StartError::from_line(line), None, "{line}");
+        }
     }
 }

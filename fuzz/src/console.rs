@@ -11,7 +11,7 @@ mod terminal;
 mod words;
 
 use commands::Wish;
-use terminal::{LONGEST_LINE, Terminal, Typed};
+use terminal::{MAX_LINE_BYTES, Terminal, Typed};
 
 const PROMPT: &str = "user@nebula > ";
 
@@ -24,7 +24,7 @@ pub fn console(data: &[u8]) {
     let mut terminal = Terminal::new(PROMPT.to_owned());
     let mut screen = Screen::default();
     screen.show(terminal.prompt());
-    for (nth, byte) in data.iter().take(3 * LONGEST_LINE).enumerate() {
+    for (nth, byte) in data.iter().take(3 * MAX_LINE_BYTES).enumerate() {
         match terminal.typed(*byte) {
             None => {}
             Some(Typed::Echo(text)) => screen.show(&text),
@@ -36,7 +36,7 @@ pub fn console(data: &[u8]) {
                 }
             },
             Some(Typed::Line(line)) => {
-                assert!(line.len() <= LONGEST_LINE && !line.contains(char::is_control));
+                assert!(line.len() <= MAX_LINE_BYTES && !line.contains(char::is_control));
                 assert_eq!(screen.row().0, format!("{PROMPT}{line}"), "what is obeyed is what was seen");
                 screen.show("\r\n");
                 if let Wish::Say(text) = commands::read(&line) {

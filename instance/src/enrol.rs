@@ -1,7 +1,7 @@
 //! `nebula-enrol`: a host gets its certificate from the CA service with a one-time token (enrolment).
 //!
-//! The key is on the disk before the CA is asked: whatever is interrupted can be run again with the same token, which stays
-//! good for the key it was first used with.
+//! The key is on the disk before the CA is asked: whatever is interrupted can be run again with the same token, which
+//! stays good for the key it was first used with.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -14,7 +14,7 @@ use nebula_cni_plugin::launch::CaAccess;
 use zeroize::Zeroizing;
 
 use crate::ca_client::{self, CaClient, Issued, Prover};
-use crate::linux::netns::Foothold;
+use crate::linux::netns::NamespaceExecutor;
 
 /// What was issued, for the user.
 #[derive(Debug)]
@@ -80,8 +80,8 @@ pub fn enrol(access: CaAccess, folder: &Path, curve: Curve, now: UnixTime) -> Re
     }
     let key = match File::open(&key_path) {
         Ok(file) => {
-            let mut pem = Zeroizing::new(Vec::with_capacity(LONGEST_KEY));
-            file.take(LONGEST_KEY as u64).read_to_end(&mut pem).map_err(failed("read", &key_path))?;
+            let mut pem = Zeroizing::new(Vec::with_capacity(MAX_KEY_BYTES));
+            file.take(MAX_KEY_BYTES as u64).read_to_end(&mut pem).map_err(failed("read", &key_path))?;
             PrivateKey::from_pem(&pem).map_err(|cause| Error::Key { path: key_path.clone(), cause })?
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -91,14 +91,15 @@ pub fn enrol(access: CaAccess, folder: &Path, curve: Curve, now: UnixTime) -> Re
         }
         Err(error) => return Err(failed("read", &key_path)(error)),
     };
-    let (issued, reply) = CaClient::new(access, Foothold::Here).request_for(key, &Prover::Host, WITHIN, now)?;
+    let (issued, reply) =
+        CaClient::new(access, NamespaceExecutor::Here).request_for(key, &Prover::Host, REQUEST_TIMEOUT, now)?;
     write(&ca_path, reply.ca.as_bytes(), 0o644).map_err(failed("write", &ca_path))?;
     write(&certificate_path, reply.certificate.as_bytes(), 0o644).map_err(failed("write", &certificate_path))?;
     Ok(Enrolled::new(&issued, folder))
 }
 
-/// Replaces `host.key`, `host.crt` and `ca.crt` in `folder` by those of a new key, with the present certificate as the proof,
-/// if no more than a third of its life is left or `always`. `None`: it is too early.
+/// Replaces `host.key`, `host.crt` and `ca.crt` in `folder` by those of a new key, with the present certificate as the
+/// proof, if no more than a third of its life is left or `always`. `None`: it is too early.
 ///
 /// # Errors
 /// There is no certificate, a file fails, or the CA refuses; then the present files stay.
@@ -115,13 +116,13 @@ pub fn renew(access: CaAccess, folder: &Path, always: bool, now: UnixTime) -> Re
     if !always && left > life / 3 {
         return Ok(None);
     }
-    let client = CaClient::new(access, Foothold::Here);
-    let answer = client.trust(None, WITHIN)?;
+    let client = CaClient::new(access, NamespaceExecutor::Here);
+    let answer = client.trust(None, REQUEST_TIMEOUT)?;
     let renewal_key = answer.news.and_then(|news| news.renewal_key).ok_or(Error::NoRenewal)?;
     let key = PrivateKey::generate(identity.curve()).map_err(|cause| Error::Key { path: next_key.clone(), cause })?;
     let pem = key.to_pem();
     let prover = Prover::Holder { identity: Box::new(identity), renewal_key };
-    let (issued, reply) = client.request_for(key, &prover, WITHIN, now)?;
+    let (issued, reply) = client.request_for(key, &prover, REQUEST_TIMEOUT, now)?;
     write(&next_key, pem.as_bytes(), 0o600).map_err(failed("write", &next_key))?;
     write(&ca_path, reply.ca.as_bytes(), 0o644).map_err(failed("write", &ca_path))?;
     write(&certificate_path, reply.certificate.as_bytes(), 0o644).map_err(failed("write", &certificate_path))?;
@@ -147,7 +148,7 @@ fn failed(verb: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Err
     move |source| Error::File { verb, path, source }
 }
 
-/// Complete or not there: written beside, then renamed.
+/// Atomic: written to a temporary file, then renamed.
 fn write(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");
@@ -157,5 +158,5 @@ fn write(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
     std::fs::rename(&beside, path)
 }
 
-const WITHIN: Duration = Duration::from_secs(15);
-const LONGEST_KEY: usize = 4096;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+const MAX_KEY_BYTES: usize = 4096;

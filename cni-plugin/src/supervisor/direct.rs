@@ -10,7 +10,9 @@ use std::time::Duration;
 use super::heir::Heir;
 use super::notify::NotifySocket;
 use super::process::{self, Process};
-use super::{Known, LAUNCH_OPTION, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY, cgroup, launcher, log};
+use super::{
+    Known, LAUNCH_OPTION, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY, cgroup, launcher, log, read_status,
+};
 use crate::attachment::record::Files;
 use crate::clock::{Clock, Deadline};
 
@@ -157,14 +159,16 @@ fn wait_until_ready(
             }
         }
         if let Some(status) = ended {
-            return Err(StartFailure::Ended {
-                status: status.to_string(),
-                said: last_words(last_status, &files.log()),
-            });
+            let (error, text) = last_status.map(read_status).unzip();
+            let said = last_words(text, &files.log());
+            return Err(StartFailure::Ended { status: status.to_string(), error: error.flatten(), said });
         }
         if deadline.is_over(clock) {
             return Err(StartFailure::Deadline {
-                said: last_status.or_else(|| log::last_line(&files.log())).unwrap_or_default(),
+                said: last_status
+                    .map(|status| read_status(status).1)
+                    .or_else(|| log::last_line(&files.log()))
+                    .unwrap_or_default(),
             });
         }
     }

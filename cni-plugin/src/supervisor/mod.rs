@@ -22,6 +22,7 @@ pub use systemd::Systemd;
 use self::process::Process;
 use crate::attachment::record::Files;
 use crate::clock::{Clock, Deadline};
+use crate::launch::StartError;
 
 /// What to start.
 #[derive(Debug, Clone, Copy)]
@@ -51,9 +52,9 @@ pub enum Known {
 
 /// Starts and stops instances.
 pub trait Supervisor {
-    /// Starts an instance and waits until it says it is ready. `started` is called before any code of the instance runs,
-    /// with the process if the supervisor knows it by that: if it fails, or if the caller dies before it returns, no
-    /// instance stays behind.
+    /// Starts an instance and waits until it says it is ready. `started` is called before any code of the instance
+    /// runs, with the process if the supervisor knows it by that: if it fails, or if the caller dies before it returns,
+    /// no instance stays behind.
     ///
     /// # Errors
     /// See [`StartFailure`]; the instance may still run, so stop it.
@@ -111,7 +112,9 @@ pub enum StartFailure {
     Ended {
         /// How it ended.
         status: String,
-        /// Its last STATUS and its last line on stderr.
+        /// Its last STATUS, if that is one of this release.
+        error: Option<StartError>,
+        /// The text of its last STATUS, and its last line on stderr.
         said: String,
     },
     /// It did not get ready in time.
@@ -120,6 +123,14 @@ pub enum StartFailure {
         /// Its last STATUS, or else its last line on stderr.
         said: String,
     },
+}
+
+/// A STATUS as text for people, and the error that it is.
+fn read_status(status: String) -> (Option<StartError>, String) {
+    match StartError::from_line(&status) {
+        Some(error) => (Some(error.clone()), error.to_string()),
+        None => (None, status),
+    }
 }
 
 /// The instance's option for the file of its launch contract.

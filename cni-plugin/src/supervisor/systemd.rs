@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::dbus::{self, Body, Connection, Method, Object, Value};
 use super::process::Process;
-use super::{Known, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY};
+use super::{Known, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY, read_status};
 use crate::attachment::record::Files;
 use crate::clock::{Clock, Deadline};
 
@@ -37,10 +37,13 @@ impl Supervisor for Systemd {
         let job = manager.start(&unit, launch).map_err(spawn)?;
         match manager.wait(&job) {
             Ok(result) if result == "done" => Ok(()),
-            Ok(result) => Err(StartFailure::Ended { status: result, said: manager.said(&unit) }),
+            Ok(status) => {
+                let (error, said) = read_status(manager.said(&unit));
+                Err(StartFailure::Ended { status, error, said })
+            }
             Err(_) if deadline.is_over(clock) => {
                 manager.deadline = Deadline::after(clock, PROBE);
-                Err(StartFailure::Deadline { said: manager.said(&unit) })
+                Err(StartFailure::Deadline { said: read_status(manager.said(&unit)).1 })
             }
             Err(error) => Err(spawn(error)),
         }

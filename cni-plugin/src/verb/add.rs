@@ -12,7 +12,7 @@ use crate::clock::Deadline;
 use crate::enrolment::Knowledge;
 use crate::host::Host;
 use crate::instance_status::Status;
-use crate::launch::{Isolate, LaunchSpec, Pod, Target, Underlay};
+use crate::launch::{Isolate, LaunchSpec, Pod, StartError, Target, Underlay};
 use crate::link::guard::{self, Guard, Tunnel};
 use crate::netns::Netns;
 use crate::reply::{Error, code};
@@ -353,22 +353,21 @@ fn explain(failure: &StartFailure, settings: &Settings) -> Error {
             let said = if said.is_empty() { "the instance said nothing" } else { said };
             Error::new(code::DEADLINE, msg).details(said)
         }
-        StartFailure::Ended { said, .. } => {
-            if let Some(why) = said.strip_prefix(DENIED) {
-                return Error::new(code::IDENTITY_DENIED, "the CA service refused a certificate").details(why.trim());
-            }
-            if let Some(why) = said.strip_prefix(UNAVAILABLE) {
-                let msg = format!("the CA service at {} cannot be asked", settings.ca.url);
-                return Error::new(code::IDENTITY_UNAVAILABLE, msg).details(why.trim());
-            }
-            Error::new(code::INSTANCE_FAILED, failure.to_string()).details(said.as_str())
+        StartFailure::Ended { error, said, .. } => {
+            let error = match error {
+                Some(StartError::Refused { .. }) => {
+                    Error::new(code::IDENTITY_DENIED, "the CA service refused a certificate")
+                }
+                Some(StartError::Unavailable { .. }) => {
+                    let msg = format!("the CA service at {} cannot be asked", settings.ca.url);
+                    Error::new(code::IDENTITY_UNAVAILABLE, msg)
+                }
+                Some(StartError::Failed { .. }) | None => Error::new(code::INSTANCE_FAILED, failure.to_string()),
+            };
+            error.details(said.as_str())
         }
     }
 }
-
-// How a STATUS of the instance begins when the CA is the cause.
-const DENIED: &str = "ca-denied:";
-const UNAVAILABLE: &str = "ca-unavailable:";
 
 // An older sandbox's DEL may be under way; it ends within its own few seconds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);

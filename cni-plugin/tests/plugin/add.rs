@@ -9,6 +9,7 @@ use nebula_cni_plugin::attachment::record::State;
 use nebula_cni_plugin::launch::{LaunchSpec, Mode};
 use serde_json::{Value, json};
 
+use crate::fake_instance::refused;
 use crate::harness::{Node, PLUGIN, PREV, spawn, wait};
 
 fn no_residue(node: &Node) {
@@ -78,9 +79,15 @@ fn the_instance_inherits_nothing_of_the_runtime() {
 
 #[test]
 fn a_failed_start_is_explained_and_undone() {
+    let unavailable = json!({"start_error": "unavailable", "cause": "connection refused"});
+    let failed = json!({"start_error": "failed", "what": "tun", "cause": "no such device"});
     for (nebula, code, expected) in [
-        (json!({"fake": "exit", "fakeStatus": "ca-denied: pod not bound to this node"}), 102, "pod not bound"),
-        (json!({"fake": "exit", "fakeStatus": "ca-unavailable: connection refused"}), 103, "connection refused"),
+        (json!({"fake": "exit", "fakeStartError": refused("pod not bound")}), 102, "pod not bound (wrong_node)"),
+        (json!({"fake": "exit", "fakeStartError": unavailable}), 103, "connection refused"),
+        (json!({"fake": "exit", "fakeStartError": failed}), 105, "tun: no such device"),
+        // Of an instance of another release.
+        (json!({"fake": "exit", "fakeStatus": "ca-denied: pod not bound"}), 105, "ca-denied: pod not bound"),
+        (json!({"fake": "exit", "fakeStartError": {"start_error": "of_next_year"}}), 105, "of_next_year"),
         (json!({"fake": "exit", "fakeStatus": "tun: permission denied"}), 105, "tun: permission denied"),
         (json!({"fake": "exit", "fakeStderr": "config: no such key"}), 105, "config: no such key"),
         (json!({"fake": "exit"}), 105, ""),
@@ -97,10 +104,10 @@ fn a_failed_start_is_explained_and_undone() {
 
 #[test]
 fn what_the_instance_says_twice_is_shown_once() {
-    let said = "ca-denied: pod not bound";
+    let stderr = "instance: ca-denied: pod not bound (wrong_node)";
     let node =
-        Node::with_nebula(json!({"fake": "exit", "fakeStatus": said, "fakeStderr": format!("instance: {said}")}));
-    assert_eq!(node.call("ADD").error()["details"], "pod not bound");
+        Node::with_nebula(json!({"fake": "exit", "fakeStartError": refused("pod not bound"), "fakeStderr": stderr}));
+    assert_eq!(node.call("ADD").error()["details"], "pod not bound (wrong_node)");
 }
 
 #[test]

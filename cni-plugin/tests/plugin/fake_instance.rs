@@ -21,6 +21,11 @@ fn serves_when_it_is_launched() {
     }
 }
 
+/// For the key "fakeStartError".
+pub(crate) fn refused(message: &str) -> Value {
+    json!({"start_error": "refused", "code": "wrong_node", "message": message})
+}
+
 fn run(launch: &Path) {
     let spec: LaunchSpec = serde_json::from_slice(&fs::read(launch).unwrap()).unwrap();
     let key = |name: &str| spec.nebula.get(name).and_then(Value::as_str).map(str::to_owned);
@@ -32,6 +37,9 @@ fn run(launch: &Path) {
     }
     if let Some(status) = key("fakeStatus") {
         notify(&format!("STATUS={status}"));
+    }
+    if let Some(error) = spec.nebula.get("fakeStartError") {
+        notify(&format!("STATUS={error}"));
     }
     match key("fake").as_deref() {
         Some("exit") => process::exit(3),

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use serde_json::json;
 
+use crate::fake_instance::refused;
 use crate::harness::{Node, PREV, eventually};
 use crate::service_manager::{PLACE, Systemd};
 
@@ -103,7 +104,7 @@ fn del_stops_the_unit_without_a_record() {
 fn a_failed_start_says_why_and_leaves_no_unit() {
     let systemd = Systemd::start();
     let mut node = node(&systemd);
-    node.entry["nebula"] = json!({"fake": "exit", "fakeStatus": "ca-denied: pod not bound to this node"});
+    node.entry["nebula"] = json!({"fake": "exit", "fakeStartError": refused("pod not bound to this node")});
     let error = node.call("ADD").error();
     assert_eq!(error["code"], 102, "{error}");
     assert!(error["details"].as_str().unwrap().contains("pod not bound"), "{error}");

@@ -1,11 +1,12 @@
-//! First init container of an enrolled pod: hands the pod's token to the instance on the node and receives its certificate.
+//! First init container of an enrolled pod: hands the pod's token to the instance on the node and receives its
+//! certificate.
 
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use nebula_instance::go::flags::{self, Flag};
-use nebula_instance::init::program as init;
+use nebula_instance::init;
 
 fn main() -> ExitCode {
     let flags = match flags::parse(std::env::args().skip(1), FLAGS) {
@@ -23,7 +24,7 @@ fn main() -> ExitCode {
         print(concat!("nebula-cni-init ", env!("CARGO_PKG_VERSION"), "\n"));
         return ExitCode::SUCCESS;
     }
-    let deadline = flags.value("deadline").map_or(Ok(DEADLINE), str::parse);
+    let deadline = flags.value("deadline").map_or(Ok(DEFAULT_DEADLINE_SECONDS), str::parse);
     let Ok(deadline @ 1..) = deadline else {
         eprintln!("nebula-cni-init: -deadline takes a number above 0; see -help");
         return ExitCode::from(2);
@@ -46,14 +47,14 @@ fn main() -> ExitCode {
 }
 
 fn print(text: &str) {
-    // Nobody is left to tell when standard output is closed.
+    // A closed standard output is no error.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
 const TOKEN_FILE: &str = "/var/run/secrets/nebula/token";
 const OUT_DIR: &str = "/var/run/nebula";
 // In seconds.
-const DEADLINE: u64 = 300;
+const DEFAULT_DEADLINE_SECONDS: u64 = 300;
 
 const ABOUT: &str = "\
 Receives a pod's Nebula certificate in the pod's first init container: shows the pod's service-account token to the pod's

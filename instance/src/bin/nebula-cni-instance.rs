@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     match tunnel::serve(Path::new(launch)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            notify::status(&error.to_string());
+            notify::start_error(&error.to_start_error());
             eprintln!("nebula-cni-instance: {error}");
             ExitCode::FAILURE
         }
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
 
 fn labels() -> ExitCode {
     let mut text = Vec::new();
-    let question = std::io::stdin().take(MAX_QUESTION).read_to_end(&mut text).map_err(serde_json::Error::io);
+    let question = std::io::stdin().take(MAX_QUESTION_BYTES).read_to_end(&mut text).map_err(serde_json::Error::io);
     match question.and_then(|_| serde_json::from_slice(&text)) {
         Ok(question) => {
             print(&serde_json::to_string(&kube_labels::answer(&question)).unwrap_or_default());
@@ -83,11 +83,11 @@ fn labels() -> ExitCode {
 }
 
 fn print(text: &str) {
-    // Nobody is left to tell when standard output is closed.
+    // A closed standard output is no error.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
-const MAX_QUESTION: u64 = 64 << 10;
+const MAX_QUESTION_BYTES: u64 = 64 << 10;
 
 const ABOUT: &str = "\
 Gives one pod its Nebula tunnel: makes the device in the pod's network namespace, asks the CA service for a

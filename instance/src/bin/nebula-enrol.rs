@@ -10,7 +10,7 @@ use nebula_cert::Curve;
 use nebula_cni_plugin::launch::CaAccess;
 use nebula_instance::enrol;
 use nebula_instance::go::flags::{self, Flag};
-use nebula_instance::host::daemon;
+use nebula_instance::linux::clock;
 
 fn main() -> ExitCode {
     let flags = match flags::parse(std::env::args().skip(1), FLAGS) {
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     };
     let folder = Path::new(flags.value("out-dir").unwrap_or("."));
     let access = CaAccess { url: url.to_owned(), tls_ca_file: tls_ca.into(), token_file: token.into() };
-    let now = daemon::unix_now();
+    let now = clock::unix_now();
     let done = if renew {
         enrol::renew(access, folder, flags.is_set("renew-now"), now)
     } else {
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
 }
 
 fn print(text: &str) {
-    // Nobody is left to tell when standard output is closed.
+    // A closed standard output is no error.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 

@@ -95,7 +95,7 @@ fn default_config() -> Result<PathBuf, String> {
 }
 
 fn print(text: &str) {
-    // Nobody is left to tell when standard output is closed.
+    // A closed standard output is no error.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 

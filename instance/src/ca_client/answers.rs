@@ -5,6 +5,19 @@ use nebula_cert::{CaPool, Certificate, Identity, PrivateKey, UnixTime};
 
 use super::{Error, Issued};
 
+/// Why an answer of the CA is of no use.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unusable {
+    #[error("certificate: {0}")]
+    Certificate(#[source] nebula_cert::Error),
+    #[error("its certificate does not verify: {source} (valid {not_before} to {not_after}, the clock here says {now})")]
+    Unverified { source: nebula_cert::Error, not_before: UnixTime, not_after: UnixTime, now: UnixTime },
+    #[error("CA bundle: {0}")]
+    Bundle(#[source] nebula_cert::Error),
+    #[error("blocklist: {0:?} is no fingerprint")]
+    Blocklist(String),
+}
+
 /// The body of an answer of `status`, if it is what was asked for.
 pub(crate) fn read<T: serde::de::DeserializeOwned>(status: u16, body: &[u8]) -> Result<T, Error> {
     if (200..300).contains(&status) {
@@ -25,30 +38,27 @@ pub(crate) fn read<T: serde::de::DeserializeOwned>(status: u16, body: &[u8]) -> 
 }
 
 /// A certificate that its own CAs do not accept would only fail later, on every peer.
-pub(crate) fn accept(reply: &Reply, key: PrivateKey, now: UnixTime) -> Result<Issued, String> {
-    let certificates =
-        Certificate::bundle_from_pem(reply.certificate.as_bytes()).map_err(|error| format!("certificate: {error}"))?;
-    let identity = Identity::new(certificates.clone(), key).map_err(|error| format!("certificate: {error}"))?;
+pub(crate) fn accept(reply: &Reply, key: PrivateKey, now: UnixTime) -> Result<Issued, Unusable> {
+    let certificates = Certificate::bundle_from_pem(reply.certificate.as_bytes()).map_err(Unusable::Certificate)?;
+    let identity = Identity::new(certificates.clone(), key).map_err(Unusable::Certificate)?;
     let trust = pool(&reply.ca, &reply.blocklist)?;
     for certificate in certificates {
-        let times =
-            format!("valid {} to {}, the clock here says {now}", certificate.not_before(), certificate.not_after());
-        trust
-            .verify(certificate, now)
-            .map_err(|error| format!("its certificate does not verify: {error} ({times})"))?;
+        let (not_before, not_after) = (certificate.not_before(), certificate.not_after());
+        let refused = |source| Unusable::Unverified { source, not_before, not_after, now };
+        trust.verify(certificate, now).map_err(refused)?;
     }
     Ok(Issued { identity, trust, renewal_key: reply.renewal_key.clone() })
 }
 
 /// Whom to trust.
-pub(crate) fn trust(answer: &Trust) -> Result<CaPool, String> {
+pub(crate) fn trust(answer: &Trust) -> Result<CaPool, Unusable> {
     pool(&answer.ca, &answer.blocklist)
 }
 
-fn pool(bundle: &str, blocklist: &[String]) -> Result<CaPool, String> {
-    let mut pool = CaPool::from_pem(bundle.as_bytes()).map_err(|error| format!("CA bundle: {error}"))?;
+fn pool(bundle: &str, blocklist: &[String]) -> Result<CaPool, Unusable> {
+    let mut pool = CaPool::from_pem(bundle.as_bytes()).map_err(Unusable::Bundle)?;
     for fingerprint in blocklist {
-        pool.block(fingerprint.parse().map_err(|_| format!("blocklist: {:?} is no fingerprint", clean(fingerprint)))?);
+        pool.block(fingerprint.parse().map_err(|_| Unusable::Blocklist(clean(fingerprint)))?);
     }
     Ok(pool)
 }
@@ -86,7 +96,7 @@ mod tests {
     fn a_trust_with_a_bad_bundle_or_blocklist_is_not_taken_over() {
         let of = |ca: &str, blocked: &str| {
             let text = serde_json::json!({"ca": ca, "blocklist": [blocked]}).to_string();
-            trust(&read::<Trust>(200, text.as_bytes()).unwrap()).unwrap_err()
+            trust(&read::<Trust>(200, text.as_bytes()).unwrap()).unwrap_err().to_string()
         };
         assert!(of("", "00").contains("CA bundle"));
         assert!(of("-----BEGIN NEBULA CERTIFICATE-----", "00").contains("CA bundle"));

@@ -18,14 +18,14 @@ use nebula_cni_plugin::launch::CaAccess;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::linux::netns::Foothold;
+use crate::linux::netns::NamespaceExecutor;
 
 /// Asks one CA service from one network namespace.
 #[derive(Debug, Clone)]
 pub struct CaClient {
     access: CaAccess,
-    place: Foothold,
-    /// With an open connection for the next question whom to trust.
+    place: NamespaceExecutor,
+    /// Keeps a connection open for the next poll of the trust bundle.
     kept: Arc<Mutex<Option<ureq::Agent>>>,
     held: Held,
 }
@@ -37,7 +37,7 @@ struct Held {
     roots: Option<Arc<File>>,
 }
 
-/// Who asks for a certificate, and how that is shown.
+/// The proof of identity that a request carries.
 #[derive(Clone)]
 pub enum Prover {
     /// The node vouches for the pod, with the token in the token file.
@@ -53,7 +53,7 @@ pub enum Prover {
     },
     /// The host that the one-time token in the token file was made for.
     Host,
-    /// Whoever has a certificate asks for the next one.
+    /// The holder of a certificate requests its successor.
     Holder {
         /// The present certificate and its key.
         identity: Box<Identity>,
@@ -93,6 +93,24 @@ pub struct TrustNews {
     pub renewal_key: Option<String>,
 }
 
+/// The CA looked at the request and said no, or what it gave is not what was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The stable reason that the CA names; `None`: it was refused here.
+    pub code: Option<String>,
+    /// Which check failed.
+    pub message: String,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.code {
+            Some(code) => write!(f, "{} ({code})", self.message),
+            None => f.write_str(&self.message),
+        }
+    }
+}
+
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -113,12 +131,12 @@ pub enum Error {
 impl CaClient {
     /// A client that connects from `place`; nothing is read or sent yet.
     #[must_use]
-    pub fn new(access: CaAccess, place: Foothold) -> Self {
+    pub fn new(access: CaAccess, place: NamespaceExecutor) -> Self {
         Self { access, place, kept: Arc::default(), held: Held::default() }
     }
 
-    /// Opens the files of this client, because the program is about to become a user that may not. A token only where it
-    /// will be shown.
+    /// Opens the files of this client, because the program is about to become a user that may not. A token only where
+    /// it will be shown.
     ///
     /// # Errors
     /// A file cannot be opened.
@@ -137,8 +155,8 @@ impl CaClient {
         self.held.token.as_ref().is_some_and(|file| file.metadata().is_ok_and(|file| file.nlink() == 0))
     }
 
-    /// Makes a new key in memory and asks for a certificate of it, as the first of `provers` that is not refused. Takes at
-    /// most about `timeout` for each.
+    /// Makes a new key in memory and asks for a certificate of it, as the first of `provers` that is not refused. Takes
+    /// at most about `timeout` for each.
     ///
     /// # Errors
     /// The CA refused, or there is no usable answer.
@@ -194,8 +212,8 @@ impl CaClient {
         Ok((issued, reply))
     }
 
-    /// Asks whom to trust. With the `etag` of an earlier answer the service keeps the question until there is news, as long
-    /// as it keeps any. One connection serves all questions while it lasts.
+    /// Asks whom to trust. With the `etag` of an earlier answer the service keeps the question until there is news, as
+    /// long as it keeps any. One connection serves all questions while it lasts.
     ///
     /// # Errors
     /// There is no usable answer.
@@ -216,7 +234,7 @@ impl CaClient {
                 let mut response = request.call().map_err(|error| cannot_ask(&url, &error))?;
                 let header = |name: &str| {
                     let value = response.headers().get(name).and_then(|value| value.to_str().ok());
-                    value.filter(|value| value.len() <= LONGEST_HEADER).map(str::to_owned)
+                    value.filter(|value| value.len() <= MAX_HEADER_BYTES).map(str::to_owned)
                 };
                 let headers = (header("etag"), header("retry-after"));
                 Ok((response.status().as_u16(), headers, read_body(&url, &mut response)?))
@@ -271,7 +289,7 @@ impl CaClient {
         body.map(Zeroizing::new).map_err(|error| Error::Unavailable(format!("cannot write the request: {error}")))
     }
 
-    /// Read anew for each request: node tokens are rotated.
+    /// Read again for each request: node tokens are rotated.
     fn token(&self) -> Result<String, Error> {
         let path = &self.access.token_file;
         let token = read_bounded(path, self.held.token.as_deref())
@@ -314,10 +332,10 @@ impl CaClient {
             .max_redirects(0)
             .proxy(None)
             .user_agent(concat!("nebula-cni-instance/", env!("CARGO_PKG_VERSION")))
-            .input_buffer_size(INPUT)
-            .output_buffer_size(OUTPUT)
+            .input_buffer_size(INPUT_BUFFER_BYTES)
+            .output_buffer_size(OUTPUT_BUFFER_BYTES)
             .max_idle_connections(1)
-            .timeout_connect(Some(CONNECT_WITHIN))
+            .timeout_connect(Some(CONNECT_TIMEOUT))
             .build();
         Ok(ureq::Agent::new_with_config(config))
     }
@@ -381,8 +399,8 @@ fn read_bounded(path: &Path, held: Option<&File>) -> std::io::Result<Zeroizing<S
 
 fn read_from_start(file: &File) -> std::io::Result<Zeroizing<String>> {
     // Something else than a file does not say how much there is.
-    let length = usize::try_from(file.metadata()?.len()).unwrap_or(MAX_FILE);
-    let most = if length == 0 { MAX_FILE } else { length.min(MAX_FILE) };
+    let length = usize::try_from(file.metadata()?.len()).unwrap_or(MAX_FILE_BYTES);
+    let most = if length == 0 { MAX_FILE_BYTES } else { length.min(MAX_FILE_BYTES) };
     // Reserved at once, and a little more, for that is read directly: growing would leave copies behind. All of it is
     // overwritten at the end, so that much more would cost memory.
     let mut text = Zeroizing::new(String::with_capacity(most + 64));
@@ -404,13 +422,13 @@ impl Read for FromStart<'_> {
     }
 }
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(3);
-const MAX_FILE: usize = 256 << 10;
-const LONGEST_HEADER: usize = 256;
-// They stay as long as the connection; the library's own default is 128 KiB each way. Longer bodies pass in pieces, the head
-// of an answer must fit. A request with a body needs that much of the input buffer for itself.
-const INPUT: usize = 10 << 10;
-const OUTPUT: usize = 4 << 10;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+const MAX_FILE_BYTES: usize = 256 << 10;
+const MAX_HEADER_BYTES: usize = 256;
+// They stay as long as the connection; the library's own default is 128 KiB each way. Longer bodies pass in pieces, the
+// head of an answer must fit. A request with a body needs that much of the input buffer for itself.
+const INPUT_BUFFER_BYTES: usize = 10 << 10;
+const OUTPUT_BUFFER_BYTES: usize = 4 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -423,7 +441,7 @@ mod tests {
             tls_ca_file: "/nonexistent/roots.pem".into(),
             token_file: "/nonexistent/node.token".into(),
         };
-        let client = CaClient::new(access, Foothold::Here);
+        let client = CaClient::new(access, NamespaceExecutor::Here);
         assert_eq!(client.url(CERTIFICATE_PATH), "https://127.0.0.1:1/v1/certificate");
         let error = client.token().unwrap_err();
         assert!(error.to_string().contains("/nonexistent/node.token"), "{error}");

@@ -4,7 +4,7 @@ use nebula_core::config::{CalculatedRemotes, Calculation};
 
 use super::allow_list::{go_type, map, prefix, refuse, shown};
 use super::section::Section;
-use super::{Refused, Value};
+use super::{Invalid, Refused, Value};
 use crate::go::netip;
 
 const PATH: &str = "lighthouse.calculated_remotes";
@@ -24,19 +24,19 @@ pub(super) fn read(section: &Section<'_>) -> Result<CalculatedRemotes, Refused> 
         .map_err(|error| refuse(format!("config '{PATH}.{}': calculated_remotes entry: {error}", error.range)))
 }
 
-fn calculation(entry: &Value) -> Result<Calculation, String> {
-    let Value::Map(entry) = entry else { return Err(format!("invalid type: {}", go_type(entry))) };
+fn calculation(entry: &Value) -> Result<Calculation, Invalid> {
+    let Value::Map(entry) = entry else { return Err(format!("invalid type: {}", go_type(entry)).into()) };
     let mask = match entry.get("mask") {
-        None | Some(Value::Null) => return Err("missing mask: it must be a prefix such as 192.168.0.0/16".to_owned()),
+        None | Some(Value::Null) => return Err("missing mask: it must be a prefix such as 192.168.0.0/16".into()),
         Some(Value::String(text)) => netip::prefix(text).ok_or_else(|| format!("invalid mask: {text}"))?,
-        Some(other) => return Err(format!("invalid mask (type {}): {}", go_type(other), shown(other))),
+        Some(other) => return Err(format!("invalid mask (type {}): {}", go_type(other), shown(other)).into()),
     };
     let port = match entry.get("port") {
-        None | Some(Value::Null) => return Err("missing port: it must be a UDP port".to_owned()),
+        None | Some(Value::Null) => return Err("missing port: it must be a UDP port".into()),
         Some(value @ (Value::Int(_) | Value::String(_))) => {
             value.int().ok_or_else(|| format!("invalid port: {}", shown(value)))?
         }
-        Some(other) => return Err(format!("invalid port (type {}): {}", go_type(other), shown(other))),
+        Some(other) => return Err(format!("invalid port (type {}): {}", go_type(other), shown(other)).into()),
     };
     let port = u16::try_from(port).map_err(|_| format!("invalid port: {port}"))?;
     Ok(Calculation { mask, port })

@@ -8,7 +8,7 @@ use nebula_core::config::{CalculatedRemotes, LocalAllowList, RemoteAllowList};
 
 use super::hosts::{has_unusable_port, is_name};
 use super::section::Section;
-use super::{HostTarget, Refused, StaticHosts, allow_list, calculated_remotes};
+use super::{HostTarget, Invalid, Refused, StaticHosts, allow_list, calculated_remotes};
 use crate::go::netip;
 
 /// How peers are found, and how this node is.
@@ -122,7 +122,7 @@ fn advertise(section: &Section<'_>, networks: &[IpNet]) -> Result<Vec<HostTarget
             continue;
         }
         let target: HostTarget =
-            text.parse().map_err(|cause: String| refuse(format!("lighthouse.advertise_addrs: {cause}")).at(&at))?;
+            text.parse().map_err(|cause: Invalid| refuse(format!("lighthouse.advertise_addrs: {cause}")).at(&at))?;
         target.remark(section, &at, text);
         match target {
             HostTarget::Name { host, .. } if !is_name(&host) => {

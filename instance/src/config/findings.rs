@@ -42,6 +42,23 @@ impl Refused {
     }
 }
 
+/// What is wrong with one value. Its reader adds what was being read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Invalid(String);
+
+impl From<String> for Invalid {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl From<&str> for Invalid {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
 /// All reasons why a tree does not make a usable configuration, and the remarks on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusals {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nebula_core::firewall::{Action, Cidr, Policy, PortRange, Protocol, Rule};
 
 use super::section::Section;
-use super::{Refused, Value};
+use super::{Invalid, Refused, Value};
 use crate::go::netip;
 
 pub(super) fn read(section: &Section<'_>) -> Result<Policy, Refused> {
@@ -73,17 +73,17 @@ fn refuse(cause: String) -> Refused {
 }
 
 /// `None` for a rule that can match nobody.
-fn rule(item: &Value) -> Result<(Option<Rule>, Vec<&'static str>), String> {
-    let Value::Map(map) = item else { return Err("could not parse rule".to_owned()) };
+fn rule(item: &Value) -> Result<(Option<Rule>, Vec<&'static str>), Invalid> {
+    let Value::Map(map) = item else { return Err("could not parse rule".into()) };
     let mut warnings = Vec::new();
     let raw = RawRule::read(map, &mut warnings)?;
     if raw.code.is_some() && raw.port.is_some() {
-        return Err("only one of port or code should be provided".to_owned());
+        return Err("only one of port or code should be provided".into());
     }
     let matches_nothing =
         [&raw.host, &raw.cidr, &raw.local_cidr, &raw.ca_name, &raw.ca_sha].iter().all(|f| f.is_none());
     if matches_nothing && raw.groups.is_empty() {
-        return Err("at least one of host, group, cidr, local_cidr, ca_name, or ca_sha must be provided".to_owned());
+        return Err("at least one of host, group, cidr, local_cidr, ca_name, or ca_sha must be provided".into());
     }
     let (slot, port_text) = match raw.code.as_deref() {
         Some(code) => ("code", code),
@@ -94,7 +94,7 @@ fn rule(item: &Value) -> Result<(Option<Rule>, Vec<&'static str>), String> {
         "tcp" => Protocol::Tcp,
         "udp" => Protocol::Udp,
         "icmp" => Protocol::Icmp,
-        other => return Err(format!("proto was not understood; `{other}`")),
+        other => return Err(format!("proto was not understood; `{other}`").into()),
     };
     let port = if protocol == Protocol::Icmp {
         if !port_text.is_empty() {
@@ -150,7 +150,7 @@ struct RawRule {
 }
 
 impl RawRule {
-    fn read(map: &BTreeMap<String, Value>, warnings: &mut Vec<&'static str>) -> Result<Self, String> {
+    fn read(map: &BTreeMap<String, Value>, warnings: &mut Vec<&'static str>) -> Result<Self, Invalid> {
         // A key without a value is the text `<nil>`, as Go prints it, and matches nobody.
         let printed = |value: &Value| Some(value.printed().into_owned()).filter(|text| !text.is_empty());
         let text = |key: &str| map.get(key).and_then(printed);
@@ -169,7 +169,7 @@ impl RawRule {
                 }
                 _ => {
                     let cause = "group should contain a single value, an array with more than one entry was provided";
-                    return Err(cause.to_owned());
+                    return Err(cause.into());
                 }
             },
             _ => text("group"),
@@ -181,7 +181,7 @@ impl RawRule {
         };
         if let Some(group) = group {
             if !groups.is_empty() {
-                return Err("only one of group or groups should be defined, both provided".to_owned());
+                return Err("only one of group or groups should be defined, both provided".into());
             }
             groups = vec![group];
         }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::section::Section;
-use super::{Refused, Value};
+use super::{Invalid, Refused, Value};
 use crate::go::netip;
 
 /// `static_host_map` and how its names are looked up.
@@ -108,15 +108,17 @@ impl StaticHosts {
 }
 
 impl std::str::FromStr for HostTarget {
-    type Err = String;
+    type Err = Invalid;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Invalid> {
         let (host, port) = text.rsplit_once(':').ok_or_else(|| format!("address {text}: missing port in address"))?;
         let port = port.parse().map_err(|_| format!("address {text}: {port:?} is not a port number"))?;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         if let Some((ip, _)) = netip::address(bare) {
             if ip.is_ipv6() && bare == host {
-                return Err(format!("address {text}: an IPv6 address must be written in brackets, [{host}]:{port}"));
+                return Err(
+                    format!("address {text}: an IPv6 address must be written in brackets, [{host}]:{port}").into()
+                );
             }
             return Ok(Self::Address(SocketAddr::new(ip.to_canonical(), port)));
         }
@@ -172,7 +174,7 @@ fn read_map(section: &Section<'_>) -> Result<BTreeMap<IpAddr, Vec<HostTarget>>, 
                 section
                     .warn(&path, format!("static_host_map entry {key}: {text} has no valid UDP port and is skipped"));
             } else {
-                let target: HostTarget = text.parse().map_err(at)?;
+                let target: HostTarget = text.parse().map_err(|cause: Invalid| at(cause.to_string()))?;
                 target.remark(section, &path, &text);
                 targets.push(target);
             }

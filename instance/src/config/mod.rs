@@ -10,6 +10,8 @@ mod findings;
 mod firewall;
 mod hosts;
 mod keys;
+mod listen;
+mod logging;
 mod merge;
 mod operation;
 mod pki;
@@ -22,23 +24,27 @@ mod sshd;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod tun;
 mod value;
 pub(crate) mod yaml;
 
 use std::path::{Path, PathBuf};
 
 pub use discovery::Dns;
-pub use findings::{Refusals, Refused, Remark};
+pub use findings::{Invalid, Refusals, Refused, Remark};
 pub use hosts::{HostTarget, NameFamily, StaticHosts};
+pub use listen::Listen;
+pub use logging::{LogFormat, LogLevel, Logging};
 pub use merge::load;
 pub use operation::{ControlPath, Operation};
 pub use pki::Pki;
 pub use places::Places;
 pub use routes::{OwnRoute, Routes, UnsafeRoute};
-pub use settings::{Listen, LogFormat, LogLevel, Logging, Settings, TunSettings};
+pub use settings::Settings;
 #[cfg(feature = "ssh")]
 pub use sshd::Sshd;
 pub use stats::{Sink, Stats};
+pub use tun::TunSettings;
 pub use value::{GoDuration, Value};
 pub use yaml::{MAX_TEXT, parse};
 

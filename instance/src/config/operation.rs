@@ -38,17 +38,17 @@ impl Operation {
             Some(Value::Bool(false)) => ControlPath::Off,
             Some(_) => match section.string(CONTROL).filter(|path| !path.is_empty()) {
                 None => ControlPath::Off,
-                Some(path) if path.starts_with('/') && path.len() <= LONGEST_PATH => ControlPath::At(path.into()),
+                Some(path) if path.starts_with('/') && path.len() <= MAX_PATH_BYTES => ControlPath::At(path.into()),
                 Some(path) => {
                     let cause = format!(
-                        "{CONTROL}: {path:?} is no absolute path of at most {LONGEST_PATH} bytes, true or false"
+                        "{CONTROL}: {path:?} is no absolute path of at most {MAX_PATH_BYTES} bytes, true or false"
                     );
                     return Err(Refused::new("Unsupported configuration", cause).at(CONTROL));
                 }
             },
         };
         let watch = section.duration(WATCH, Duration::ZERO);
-        let watch = (!watch.is_zero()).then(|| watch.max(SHORTEST_WATCH));
+        let watch = (!watch.is_zero()).then(|| watch.max(MIN_WATCH_INTERVAL));
         let user = section.string("daemon.user").filter(|user| !user.is_empty());
         Ok(Self { control, watch, raise_priority: section.boolean("daemon.raise_priority", true), user })
     }
@@ -57,8 +57,8 @@ impl Operation {
 const CONTROL: &str = "daemon.control_socket";
 const WATCH: &str = "daemon.watch_files";
 // sun_path without the terminating zero.
-const LONGEST_PATH: usize = 107;
-const SHORTEST_WATCH: Duration = Duration::from_millis(100);
+const MAX_PATH_BYTES: usize = 107;
+const MIN_WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -99,6 +99,6 @@ mod tests {
         assert_eq!(read("{}").unwrap().watch, None);
         assert_eq!(read("daemon: {watch_files: 0s}").unwrap().watch, None);
         assert_eq!(read("daemon: {watch_files: 30s}").unwrap().watch, Some(Duration::from_secs(30)));
-        assert_eq!(read("daemon: {watch_files: 1ns}").unwrap().watch, Some(SHORTEST_WATCH));
+        assert_eq!(read("daemon: {watch_files: 1ns}").unwrap().watch, Some(MIN_WATCH_INTERVAL));
     }
 }

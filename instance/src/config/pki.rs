@@ -6,7 +6,7 @@ use nebula_cert::{CaPool, Fingerprint, Identity, UnixTime, Version};
 use zeroize::Zeroizing;
 
 use super::section::Section;
-use super::{Refused, Value, merge};
+use super::{Invalid, Refused, Value, merge};
 
 /// What the node proves itself with, and whom it believes.
 #[derive(Debug, Clone)]
@@ -20,10 +20,8 @@ pub struct Pki {
 impl Pki {
     /// `None` if anything was refused.
     pub(super) fn read(section: &Section<'_>, now: UnixTime) -> Option<Self> {
-        let identity = identity(section, now).map_err(|cause| Refused::new("Could not load client cert", cause));
-        let identity = section.keep("pki.cert", identity);
-        let trust = trust(section, now).map_err(|cause| Refused::new("Failed to load ca from config", cause));
-        let trust = section.keep("pki.ca", trust);
+        let identity = section.keep("pki.cert", identity(section, now));
+        let trust = section.keep("pki.ca", trust(section, now));
         let (identity, trust) = (identity?, trust?);
         if let Err(error) = trust.verify(identity.primary().clone(), now) {
             section.warn(
@@ -42,12 +40,11 @@ pub(super) fn initiating_version(
     section: &Section<'_>,
     identity: Option<&Identity>,
 ) -> Result<Option<Version>, Refused> {
-    let refuse = |cause: String| Refused::new("Could not load client cert", cause);
     let version = match section.int("pki.initiating_version", 0..=i64::from(u32::MAX)) {
         None => return Ok(None),
         Some(1) => Version::V1,
         Some(2) => Version::V2,
-        Some(other) => return Err(refuse(format!("unknown pki.initiating_version: {other}"))),
+        Some(other) => return Err(no_identity(format!("unknown pki.initiating_version: {other}"))),
     };
     match identity {
         Some(identity) if identity.certificate(version).is_none() && version == Version::V2 => {
@@ -56,7 +53,7 @@ pub(super) fn initiating_version(
             section.warn("pki.initiating_version", text);
             Ok(None)
         }
-        Some(identity) if identity.certificate(version).is_none() => Err(refuse(format!(
+        Some(identity) if identity.certificate(version).is_none() => Err(no_identity(format!(
             "can not use pki.initiating_version {} without a v{0} certificate in pki.cert",
             version.number()
         ))),
@@ -64,30 +61,40 @@ pub(super) fn initiating_version(
     }
 }
 
-fn identity(section: &Section<'_>, now: UnixTime) -> Result<Identity, String> {
+fn no_identity(cause: impl ToString) -> Refused {
+    Refused::new("Could not load client cert", cause.to_string())
+}
+
+fn no_trust(cause: impl ToString) -> Refused {
+    Refused::new("Failed to load ca from config", cause.to_string())
+}
+
+fn identity(section: &Section<'_>, now: UnixTime) -> Result<Identity, Refused> {
     // Go reads the key first; with neither given it is the key that is missed.
-    let key = source(section, "pki.key")?;
+    let key = source(section, "pki.key").map_err(no_identity)?;
     if key.text.contains("ENCRYPTED PRIVATE KEY") {
-        return Err(format!("error while unmarshaling {}: encrypted host keys are not supported", key.label));
+        let cause = format!("error while unmarshaling {}: encrypted host keys are not supported", key.label);
+        return Err(no_identity(cause));
     }
-    let certificates = source(section, "pki.cert")?;
+    let certificates = source(section, "pki.cert").map_err(no_identity)?;
     let identity = Identity::from_pem(certificates.text.as_bytes(), key.text.as_bytes())
-        .map_err(|error| format!("{error} ({}, {})", certificates.label, key.label))?;
+        .map_err(|error| no_identity(format!("{error} ({}, {})", certificates.label, key.label)))?;
     if identity.is_expired(now) {
-        return Err("nebula certificate for this host is expired".to_owned());
+        return Err(no_identity("nebula certificate for this host is expired"));
     }
     Ok(identity)
 }
 
-fn trust(section: &Section<'_>, now: UnixTime) -> Result<CaPool, String> {
-    let source = source(section, "pki.ca")?;
+fn trust(section: &Section<'_>, now: UnixTime) -> Result<CaPool, Refused> {
+    let source = source(section, "pki.ca").map_err(no_trust)?;
     if source.text.trim().is_empty() {
         // Go Nebula starts with it.
         section.warn("pki.ca", "pki.ca holds no certificate: no peer can be trusted");
         return Ok(blocking(section, CaPool::new()));
     }
-    let pool = CaPool::from_pem(source.text.as_bytes())
-        .map_err(|error| format!("error while adding CA certificate to CA trust store: {error} ({})", source.label))?;
+    let pool = CaPool::from_pem(source.text.as_bytes()).map_err(|error| {
+        no_trust(format!("error while adding CA certificate to CA trust store: {error} ({})", source.label))
+    })?;
     let mut usable = false;
     for ca in pool.certificates() {
         if ca.is_expired(now) {
@@ -97,7 +104,7 @@ fn trust(section: &Section<'_>, now: UnixTime) -> Result<CaPool, String> {
         }
     }
     if !usable {
-        return Err(format!("no valid CA certificates present ({})", source.label));
+        return Err(no_trust(format!("no valid CA certificates present ({})", source.label)));
     }
     Ok(blocking(section, pool))
 }
@@ -141,17 +148,17 @@ struct Source {
     text: Zeroizing<String>,
 }
 
-fn source(section: &Section<'_>, path: &str) -> Result<Source, String> {
+fn source(section: &Section<'_>, path: &str) -> Result<Source, Invalid> {
     let given = section.string(path).filter(|text| !text.is_empty()).map(Zeroizing::new);
-    let Some(given) = given else { return Err(format!("no {path} path or PEM data provided")) };
+    let Some(given) = given else { return Err(format!("no {path} path or PEM data provided").into()) };
     if given.contains("-----BEGIN") {
         return Ok(Source { label: path.to_owned(), text: given });
     }
     if given.starts_with("pkcs11:") {
-        return Err(format!("{path} is a pkcs11 URL, which is not supported; give a file or PEM text"));
+        return Err(format!("{path} is a pkcs11 URL, which is not supported; give a file or PEM text").into());
     }
     match merge::read_bounded(Path::new(given.as_str())) {
         Ok(text) => Ok(Source { label: format!("{path} {}", *given), text: Zeroizing::new(text) }),
-        Err(error) => Err(format!("unable to read {path} file {}: open {0}: {error}", *given)),
+        Err(error) => Err(format!("unable to read {path} file {}: open {0}: {error}", *given).into()),
     }
 }

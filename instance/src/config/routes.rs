@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use nebula_core::config::{Gateway, SubnetRoute};
 
 use super::section::Section;
-use super::{Refused, Value};
+use super::{Invalid, Refused, Value};
 use crate::go::netip;
 
 /// Routes of the overlay device.
@@ -44,16 +44,11 @@ pub struct UnsafeRoute {
 impl Routes {
     /// `networks` are own networks as far as they are known yet.
     pub(super) fn read(section: &Section<'_>, networks: &[IpNet]) -> Result<Self, Refused> {
-        let own = |cause| Refused::new("Could not parse tun.routes", cause);
-        let unsafe_routes = |cause| Refused::new("Could not parse tun.unsafe_routes", cause);
-        Ok(Self {
-            own: entries(section, OWN)
-                .and_then(|entries| entries.iter().map(|entry| own_route(entry, networks)).collect())
-                .map_err(own)?,
-            subnets: entries(section, UNSAFE)
-                .and_then(|entries| entries.iter().map(|entry| unsafe_route(entry, networks)).collect())
-                .map_err(unsafe_routes)?,
-        })
+        let own = entries(section, OWN)?;
+        let own = own.iter().map(|entry| own_route(entry, networks)).collect::<Result<_, _>>()?;
+        let subnets = entries(section, UNSAFE)?;
+        let subnets = subnets.iter().map(|entry| unsafe_route(entry, networks)).collect::<Result<_, _>>()?;
+        Ok(Self { own, subnets })
     }
 
     /// What the forwarding plane has to know.
@@ -82,15 +77,20 @@ struct Entry<'a> {
     map: &'a Value,
 }
 
-fn entries<'a>(section: &Section<'a>, list: &'static str) -> Result<Vec<Entry<'a>>, String> {
+fn refused(list: &'static str, cause: String) -> Refused {
+    let message = if list == OWN { "Could not parse tun.routes" } else { "Could not parse tun.unsafe_routes" };
+    Refused::new(message, cause)
+}
+
+fn entries<'a>(section: &Section<'a>, list: &'static str) -> Result<Vec<Entry<'a>>, Refused> {
     let items = match section.get(list) {
         None => return Ok(Vec::new()),
         Some(Value::List(items)) => items,
-        Some(_) => return Err(format!("{list} is not an array")),
+        Some(_) => return Err(refused(list, format!("{list} is not an array"))),
     };
     let entry = |(index, map): (usize, &'a Value)| match map {
         Value::Map(_) => Ok(Entry { number: index + 1, list, map }),
-        _ => Err(format!("entry {} in {list} is invalid", index + 1)),
+        _ => Err(refused(list, format!("entry {} in {list} is invalid", index + 1))),
     };
     items.iter().enumerate().map(entry).collect()
 }
@@ -99,13 +99,13 @@ impl<'a> Entry<'a> {
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.at(key)
     }
-    fn fail(&self, key: &str, what: impl std::fmt::Display) -> String {
-        format!("entry {}.{key} in {} {what}", self.number, self.list)
+    fn fail(&self, key: &str, what: impl std::fmt::Display) -> Refused {
+        refused(self.list, format!("entry {}.{key} in {} {what}", self.number, self.list))
     }
-    fn integer(&self, key: &str, value: &Value) -> Result<i64, String> {
+    fn integer(&self, key: &str, value: &Value) -> Result<i64, Refused> {
         value.int().ok_or_else(|| self.fail(key, format_args!("is not an integer: {}", shown(value))))
     }
-    fn mtu(&self) -> Result<Option<u32>, String> {
+    fn mtu(&self) -> Result<Option<u32>, Refused> {
         let Some(value) = self.get("mtu") else { return Ok(None) };
         match self.integer("mtu", value)? {
             // In Go a route without its own.
@@ -114,7 +114,7 @@ impl<'a> Entry<'a> {
             mtu => u32::try_from(mtu).map(Some).map_err(|_| self.fail("mtu", format_args!("is too large: {mtu}"))),
         }
     }
-    fn network(&self) -> Result<IpNet, String> {
+    fn network(&self) -> Result<IpNet, Refused> {
         let value = self.get("route").ok_or_else(|| self.fail("route", "is not present"))?;
         let text = value.text().unwrap_or_default();
         netip::prefix(&text).ok_or_else(|| {
@@ -123,7 +123,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-fn own_route(entry: &Entry<'_>, networks: &[IpNet]) -> Result<OwnRoute, String> {
+fn own_route(entry: &Entry<'_>, networks: &[IpNet]) -> Result<OwnRoute, Refused> {
     let mtu = entry.mtu()?.ok_or_else(|| entry.fail("mtu", "is not present"))?;
     let network = entry.network()?;
     if !networks.is_empty() && !networks.iter().any(|own| own.contains(&network)) {
@@ -135,7 +135,7 @@ fn own_route(entry: &Entry<'_>, networks: &[IpNet]) -> Result<OwnRoute, String> 
     Ok(OwnRoute { network, mtu })
 }
 
-fn unsafe_route(entry: &Entry<'_>, networks: &[IpNet]) -> Result<UnsafeRoute, String> {
+fn unsafe_route(entry: &Entry<'_>, networks: &[IpNet]) -> Result<UnsafeRoute, Refused> {
     let mtu = entry.mtu()?;
     let metric = match entry.get("metric") {
         None => 0,
@@ -162,7 +162,7 @@ fn unsafe_route(entry: &Entry<'_>, networks: &[IpNet]) -> Result<UnsafeRoute, St
     Ok(UnsafeRoute { route: SubnetRoute { network, gateways }, mtu, metric, install })
 }
 
-fn gateways(entry: &Entry<'_>) -> Result<Vec<Gateway>, String> {
+fn gateways(entry: &Entry<'_>) -> Result<Vec<Gateway>, Refused> {
     match entry.get("via") {
         None => Err(entry.fail("via", "is not present")),
         Some(Value::String(text)) => {
@@ -184,14 +184,15 @@ fn gateways(entry: &Entry<'_>) -> Result<Vec<Gateway>, String> {
     }
 }
 
-fn gateway(route: usize, number: usize, item: &Value) -> Result<Gateway, String> {
+fn gateway(route: usize, number: usize, item: &Value) -> Result<Gateway, Refused> {
     if !matches!(item, Value::Map(_)) {
-        return Err(format!("entry {number} in {UNSAFE}[{route}].via is invalid"));
+        return Err(refused(UNSAFE, format!("entry {number} in {UNSAFE}[{route}].via is invalid")));
     }
-    let fail = |key: &str, what: String| format!("entry .{key} in {UNSAFE}[{route}].via[{number}] {what}");
+    let fail =
+        |key: &str, what: String| refused(UNSAFE, format!("entry .{key} in {UNSAFE}[{route}].via[{number}] {what}"));
     let address = match item.at("gateway") {
         None => return Err(fail("gateway", "is not present".to_owned())),
-        Some(Value::String(text)) => parse_address(text).map_err(|cause| fail("gateway", cause))?,
+        Some(Value::String(text)) => parse_address(text).map_err(|cause| fail("gateway", cause.to_string()))?,
         Some(_) => return Err(fail("gateway", "is not a string".to_owned())),
     };
     let weight = match item.at("weight") {
@@ -207,11 +208,11 @@ fn gateway(route: usize, number: usize, item: &Value) -> Result<Gateway, String>
     Ok(Gateway { address, weight })
 }
 
-fn parse_address(text: &str) -> Result<IpAddr, String> {
+fn parse_address(text: &str) -> Result<IpAddr, Invalid> {
     let address = text.parse::<IpAddr>();
     address
         .map(|address| address.to_canonical())
-        .map_err(|_| format!("failed to parse address: {text:?} is not an IP address"))
+        .map_err(|_| format!("failed to parse address: {text:?} is not an IP address").into())
 }
 
 fn shown(value: &Value) -> String {

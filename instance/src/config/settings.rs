@@ -6,15 +6,14 @@ use std::time::Duration;
 
 use nebula_cert::{CaPool, Identity, UnixTime, Version};
 use nebula_core::config::{
-    CalculatedRemotes, Cipher, Handshakes, Lighthouse, LocalAllowList, Punchy, RecvErrorPolicy, Relay, RemoteAllowList,
-    Timers,
+    CalculatedRemotes, Cipher, Handshakes, Lighthouse, LocalAllowList, Punchy, Relay, RemoteAllowList, Timers,
 };
 use nebula_core::{Config, firewall::Policy};
 
 use super::section::Section;
 use super::{
-    Dns, HostTarget, Operation, Pki, Refusals, Refused, Remark, Routes, StaticHosts, Stats, Value,
-    discovery::Discovery, firewall, keys, pki,
+    Dns, HostTarget, Listen, Logging, Operation, Pki, Refusals, Refused, Remark, StaticHosts, Stats, TunSettings,
+    Value, discovery::Discovery, firewall, keys, pki,
 };
 use crate::go::netip;
 
@@ -78,91 +77,6 @@ pub struct Settings {
     pub remarks: Vec<Remark>,
 }
 
-/// `listen.*`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listen {
-    /// Address or name to bind.
-    pub host: String,
-    /// Port; 0: any.
-    pub port: u16,
-    /// Receive buffer in bytes; `None`: the program's choice, 0: the system's.
-    pub read_buffer: Option<usize>,
-    /// Send buffer.
-    pub write_buffer: Option<usize>,
-    /// Mark of what is sent, for policy routing; 0: none.
-    pub so_mark: u32,
-    /// UDP GSO and GRO.
-    pub offloads: bool,
-    /// Answer datagrams of unknown tunnels.
-    pub send_recv_error: RecvErrorPolicy,
-    /// Believe such answers.
-    pub accept_recv_error: RecvErrorPolicy,
-}
-
-/// `tun.*`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TunSettings {
-    /// No device at all.
-    pub disabled: bool,
-    /// Name; empty: the kernel chooses.
-    pub device: String,
-    /// MTU.
-    pub mtu: u32,
-    /// Transmit queue length.
-    pub tx_queue: u32,
-    /// Segmentation and checksum offloads.
-    pub offloads: bool,
-    /// Drop packets to the broadcast address of an own network.
-    pub drop_local_broadcast: bool,
-    /// Drop multicast.
-    pub drop_multicast: bool,
-    /// Destinations with a route of their own.
-    pub routes: Routes,
-    /// Whether routes that others put into the kernel are followed, by gateways inside the overlay.
-    pub follow_system_routes: bool,
-    /// Receive buffer for news of them in bytes; 0: the system's.
-    pub system_routes_buffer: usize,
-    /// Processors of the routines, repeated if there are fewer; none: wherever there is room.
-    pub processors: Vec<usize>,
-}
-
-/// `logging.*`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Logging {
-    /// Least important level that is printed.
-    pub level: LogLevel,
-    /// Line format.
-    pub format: LogFormat,
-    /// Leave the time out.
-    pub disable_timestamp: bool,
-}
-
-/// Level of a log line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum LogLevel {
-    /// Each packet.
-    Trace,
-    /// Small changes of state.
-    Debug,
-    /// Tunnels up and down.
-    #[default]
-    Info,
-    /// Needs attention.
-    Warn,
-    /// Does not work.
-    Error,
-}
-
-/// Form of a log line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum LogFormat {
-    /// `key=value`.
-    #[default]
-    Text,
-    /// One JSON object per line.
-    Json,
-}
-
 impl Settings {
     /// Reads everything, credentials included. `now` decides about expiry.
     ///
@@ -191,24 +105,24 @@ impl Settings {
         Self::read_with(tree, section, pki)
     }
 
-    /// As [`Settings::read_without_pki`], for the tunnel of one pod: there are many on a node, so each may hold less unless
-    /// its configuration says otherwise.
+    /// As [`Settings::read_without_pki`], for the tunnel of one pod: there are many on a node, so each may hold less
+    /// unless its configuration says otherwise.
     ///
     /// # Errors
     /// As [`Settings::read`].
     pub fn read_for_pod(tree: &Value) -> Result<Self, Refusals> {
         let mut settings = Self::read_without_pki(tree)?;
         for (key, limit, of_a_pod) in [
-            (MAX_PENDING, &mut settings.handshakes.max_pending, POD_PENDING),
-            (MAX_WAITING, &mut settings.handshakes.max_waiting_bytes, POD_WAITING_BYTES),
-            (firewall::MAX_CONNECTIONS, &mut settings.firewall.max_flows, POD_FLOWS),
+            (MAX_PENDING, &mut settings.handshakes.max_pending, POD_MAX_PENDING),
+            (MAX_WAITING, &mut settings.handshakes.max_waiting_bytes, POD_MAX_WAITING_BYTES),
+            (firewall::MAX_CONNECTIONS, &mut settings.firewall.max_flows, POD_MAX_FLOWS),
         ] {
             if tree.at(key).is_none() {
                 *limit = of_a_pod;
             }
         }
         if tree.at(MAX_NEW_PER_SECOND).is_none() {
-            settings.handshakes.max_new_per_second = POD_NEW_PER_SECOND;
+            settings.handshakes.max_new_per_second = POD_MAX_NEW_PER_SECOND;
         }
         Ok(settings)
     }
@@ -226,8 +140,8 @@ impl Settings {
         let stats = section.keep("stats", Stats::read(&section));
         let logging = section.keep("logging", Logging::read(&section));
         let operation = section.keep("daemon", Operation::read(&section));
-        let listen = section.keep_at_start("listen", listen(&section));
-        let tun = section.keep_at_start("tun", tun(&section, networks));
+        let listen = section.keep_at_start("listen", Listen::read(&section));
+        let tun = section.keep_at_start("tun", TunSettings::read(&section, networks));
         let parts =
             (pki, initiating_version, cipher, firewall, discovery, handshakes, stats, logging, operation, listen, tun);
         let (
@@ -320,64 +234,6 @@ impl Settings {
     }
 }
 
-impl LogLevel {
-    /// By its name in the configuration.
-    #[must_use]
-    pub fn parse(name: &str) -> Option<Self> {
-        match name.to_lowercase().as_str() {
-            "trace" => Some(Self::Trace),
-            "debug" => Some(Self::Debug),
-            "info" => Some(Self::Info),
-            "warn" | "warning" => Some(Self::Warn),
-            "error" | "fatal" | "panic" => Some(Self::Error),
-            _ => None,
-        }
-    }
-
-    /// Its name in the configuration.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Trace => "trace",
-            Self::Debug => "debug",
-            Self::Info => "info",
-            Self::Warn => "warn",
-            Self::Error => "error",
-        }
-    }
-}
-
-impl Logging {
-    /// Reads `logging.*` alone: it is needed before anything can be reported.
-    ///
-    /// # Errors
-    /// An unknown level or format.
-    pub fn of(tree: &Value) -> Result<Self, String> {
-        Self::read(&Section::new(tree)).map_err(|refused| refused.cause)
-    }
-
-    fn read(section: &Section<'_>) -> Result<Self, Refused> {
-        let text = |path: &str| section.string(path).map(|text| text.to_lowercase());
-        let refuse = |key: &str, cause: String| Refused::new("failed to apply logging config", cause).at(key);
-        let level = text("logging.level").map_or(Ok(LogLevel::Info), |name| {
-            LogLevel::parse(&name).ok_or_else(|| {
-                let cause =
-                    format!("not a valid logging level: {name:?}. possible levels: [trace debug info warn error]");
-                refuse("logging.level", cause)
-            })
-        })?;
-        let format = match text("logging.format").as_deref() {
-            None | Some("text") => LogFormat::Text,
-            Some("json") => LogFormat::Json,
-            Some(other) => {
-                let cause = format!("unknown log format `{other}`. possible formats: [text json]");
-                return Err(refuse("logging.format", cause));
-            }
-        };
-        Ok(Self { level, format, disable_timestamp: section.boolean("logging.disable_timestamp", false) })
-    }
-}
-
 fn cipher(section: &Section<'_>) -> Result<Cipher, Refused> {
     match section.string("cipher").as_deref() {
         None | Some("aes") => Ok(Cipher::Aes256Gcm),
@@ -425,11 +281,11 @@ const MAX_PENDING: &str = "handshakes.max_pending";
 const MAX_NEW_PER_SECOND: &str = "handshakes.max_new_per_second";
 const MAX_WAITING: &str = "handshakes.max_waiting_bytes";
 // Together less than 10 MB when all are used up: an instance stays below 16 MB whatever its pod and its peers do.
-const POD_PENDING: usize = 512;
+const POD_MAX_PENDING: usize = 512;
 /// A flood of forged handshakes at this rate takes 2.3 MB.
-const POD_NEW_PER_SECOND: Option<NonZeroU32> = NonZeroU32::new(1000);
-const POD_WAITING_BYTES: usize = 2 << 20;
-const POD_FLOWS: usize = 1 << 15;
+const POD_MAX_NEW_PER_SECOND: Option<NonZeroU32> = NonZeroU32::new(1000);
+const POD_MAX_WAITING_BYTES: usize = 2 << 20;
+const POD_MAX_FLOWS: usize = 1 << 15;
 
 fn handshakes(section: &Section<'_>) -> Result<Handshakes, Refused> {
     let defaults = Handshakes::default();
@@ -494,97 +350,7 @@ fn routines(section: &Section<'_>) -> usize {
     old.unwrap_or(1)
 }
 
-fn listen(section: &Section<'_>) -> Result<Listen, Refused> {
-    let port = match section.get("listen.port") {
-        None => 0,
-        Some(value) => value.int().and_then(|port| u16::try_from(port).ok()).ok_or_else(|| {
-            Refused::new("Failed to open udp listener", "listen.port must be a number from 0 to 65535")
-        })?,
-    };
-    let host = section.string("listen.host").filter(|host| !host.is_empty()).unwrap_or_else(|| "0.0.0.0".to_owned());
-    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&host).to_owned();
-    let buffer = |path: &str| section.int(path, 0..=i64::from(i32::MAX)).and_then(|n| usize::try_from(n).ok());
-    Ok(Listen {
-        host,
-        port,
-        read_buffer: buffer("listen.read_buffer"),
-        write_buffer: buffer("listen.write_buffer"),
-        so_mark: section
-            .int("listen.so_mark", 0..=i64::from(u32::MAX))
-            .and_then(|n| u32::try_from(n).ok())
-            .unwrap_or(0),
-        offloads: section.boolean("listen.udp_offloads", true),
-        send_recv_error: recv_error(section, "listen.send_recv_error"),
-        accept_recv_error: recv_error(section, "listen.accept_recv_error"),
-    })
-}
-
-fn recv_error(section: &Section<'_>, path: &str) -> RecvErrorPolicy {
-    let Some(value) = section.get(path) else { return RecvErrorPolicy::Always };
-    match value.text().as_deref() {
-        Some("private") => RecvErrorPolicy::Private,
-        Some("never") => RecvErrorPolicy::Never,
-        _ if value.boolean() == Some(false) => RecvErrorPolicy::Never,
-        Some("always") => RecvErrorPolicy::Always,
-        _ if value.boolean() == Some(true) => RecvErrorPolicy::Always,
-        _ => {
-            section.warn(path, format!("{path} must be always, never or private; using always"));
-            RecvErrorPolicy::Always
-        }
-    }
-}
-
-impl TunSettings {
-    /// MTU of the device: large enough for every route. Routes without an MTU of their own get [`TunSettings::mtu`].
-    #[must_use]
-    pub fn device_mtu(&self) -> u32 {
-        self.mtu.max(self.routes.largest_mtu())
-    }
-}
-
-/// `networks` are own networks as far as they are known yet.
-fn tun(section: &Section<'_>, networks: &[ipnet::IpNet]) -> Result<TunSettings, Refused> {
-    let number = |path: &str, default: u32| {
-        section.int(path, 0..=i64::from(u32::MAX)).and_then(|n| u32::try_from(n).ok()).unwrap_or(default)
-    };
-    let mut device = section.string("tun.dev").unwrap_or_default();
-    if device.len() > MAX_DEVICE_NAME {
-        let end = (0..=MAX_DEVICE_NAME).rev().find(|end| device.is_char_boundary(*end)).unwrap_or(0);
-        section
-            .warn("tun.dev", format!("tun.dev {device:?} is too long, the kernel allows {MAX_DEVICE_NAME} bytes; cut"));
-        device.truncate(end);
-    }
-    let buffer = section.int("tun.use_system_route_table_buffer_size", 0..=i64::from(i32::MAX));
-    Ok(TunSettings {
-        disabled: section.boolean("tun.disabled", false),
-        device,
-        mtu: number("tun.mtu", 1300),
-        tx_queue: number("tun.tx_queue", 500),
-        offloads: section.boolean("tun.use_offloads", true),
-        drop_local_broadcast: section.boolean("tun.drop_local_broadcast", false),
-        drop_multicast: section.boolean("tun.drop_multicast", false),
-        routes: Routes::read(section, networks)?,
-        follow_system_routes: section.boolean("tun.use_system_route_table", false),
-        system_routes_buffer: buffer.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0),
-        processors: processors(section),
-    })
-}
-
-/// As in Go, one wrong number spoils the list.
-fn processors(section: &Section<'_>) -> Vec<usize> {
-    let texts = section.strings(AFFINITY);
-    let numbers: Result<Vec<usize>, _> = texts.iter().map(|text| text.parse()).collect();
-    numbers.unwrap_or_else(|_| {
-        section.warn(AFFINITY, format!("{AFFINITY} is not a list of numbers and is ignored"));
-        Vec::new()
-    })
-}
-
-const AFFINITY: &str = "tun.cpu_affinity";
-
 /// Relays that a node believes of a peer.
 const MAX_RELAYS: usize = nebula_core::wire::messages::MAX_ADDRESSES;
-// IFNAMSIZ without the terminating zero.
-const MAX_DEVICE_NAME: usize = 15;
 // Each routine costs two threads and their buffers; more than this is a typing error.
 const MAX_ROUTINES: i64 = 256;

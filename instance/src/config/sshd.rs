@@ -9,7 +9,7 @@ use russh::keys::{Algorithm, PrivateKey, PublicKey, decode_secret_key};
 use zeroize::Zeroizing;
 
 use super::section::Section;
-use super::{Value, merge};
+use super::{Invalid, Value, merge};
 
 /// The console: where it is, and for whom.
 #[derive(Clone, PartialEq, Eq)]
@@ -134,7 +134,7 @@ fn users(section: &Section<'_>) -> Vec<(String, KeyData)> {
         for key in keys {
             let read = match key {
                 Value::String(key) => public_key(section, &at, key),
-                _ => Err("it is no text".to_owned()),
+                _ => Err("it is no text".into()),
             };
             match read {
                 Ok(key) => users.push((user.clone(), key)),
@@ -146,7 +146,7 @@ fn users(section: &Section<'_>) -> Vec<(String, KeyData)> {
 }
 
 /// One line of an `authorized_keys` file.
-fn public_key(section: &Section<'_>, at: &str, line: &str) -> Result<KeyData, String> {
+fn public_key(section: &Section<'_>, at: &str, line: &str) -> Result<KeyData, Invalid> {
     let line = line.trim();
     let key = match PublicKey::from_openssh(line) {
         Ok(key) => key,
@@ -159,7 +159,7 @@ fn public_key(section: &Section<'_>, at: &str, line: &str) -> Result<KeyData, St
         }
     };
     let key = key.key_data().clone();
-    if is_usable(key.algorithm()) { Ok(key) } else { Err(NOT_USABLE.to_owned()) }
+    if is_usable(key.algorithm()) { Ok(key) } else { Err(NOT_USABLE.into()) }
 }
 
 /// What follows the first white space outside of double quotes.

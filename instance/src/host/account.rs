@@ -1,7 +1,7 @@
-//! Who the daemon becomes once the system is set up (`daemon.user`).
+//! The user that the daemon becomes after it has set up the system (`daemon.user`).
 //!
-//! The kernel keeps ids and capabilities for each thread, so this is done while there is one thread only: all others have
-//! what it has.
+//! The kernel keeps ids and capabilities for each thread, so this is done while there is one thread only: all others
+//! have what it has.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -88,11 +88,11 @@ fn id(text: &str) -> Option<u32> {
 
 fn read(path: &str) -> io::Result<String> {
     let mut text = String::new();
-    std::fs::File::open(path)?.take(MOST_TEXT).read_to_string(&mut text)?;
+    std::fs::File::open(path)?.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
     Ok(text)
 }
 
-const MOST_TEXT: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 const MAX_GROUPS: usize = 64;
 
 #[cfg(test)]

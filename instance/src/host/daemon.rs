@@ -5,24 +5,25 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nebula_cert::UnixTime;
 use nebula_core::config::RecvErrorPolicy;
 use nebula_core::firewall::Rule;
-use nebula_core::io::{Driver, Handle, Options, SocketControl, SocketOptions, Tun, UdpSocket};
+use nebula_core::io::{Driver, Handle, Options, SocketControl, Tun, UdpSocket};
 use nix::sched::sched_getaffinity;
 use nix::unistd::Pid;
 use rustix::thread::CapabilitySet;
 use serde_json::json;
 
+use crate::causes::with_causes;
 use crate::config::{self, Listen, Logging, NameFamily, Remark, Settings, Value};
 use crate::go::firewall_hash;
 use crate::host::account::Account;
-use crate::host::control::{ControlSocket, Desk, Facts, SocketFile};
-use crate::host::housekeeping::Attendant;
+use crate::host::control::{ControlService, ControlSocket, Facts, SocketFile};
+use crate::host::housekeeping::Housekeeping;
 use crate::host::reload::{Link, Reloader};
 use crate::host::report::Report;
 use crate::host::subnets::Subnets;
 use crate::host::system_routes::{self, Overlay};
+use crate::linux::clock::unix_now;
 use crate::linux::errno;
 use crate::linux::memory;
 use crate::linux::netns::Namespace;
@@ -30,9 +31,9 @@ use crate::linux::notify;
 use crate::linux::signals::{Arrived, Signals};
 use crate::log;
 use crate::metrics::{Handshakes, Metrics};
+use crate::names;
 use crate::overlay::events;
 use crate::overlay::link::OverlayLink;
-use crate::overlay::names;
 
 /// A configuration that was read and merged, with logging already as it says.
 #[derive(Debug)]
@@ -74,8 +75,7 @@ impl Loaded {
     pub fn read(path: &Path) -> Result<Self, Error> {
         let (tree, remarks) =
             config::load(path).map_err(|error| Error::BeforeLog(format!("failed to load config: {error}")))?;
-        let logging =
-            Logging::of(&tree).map_err(|cause| Error::BeforeLog(format!("failed to apply logging config: {cause}")))?;
+        let logging = Logging::of(&tree).map_err(|refused| Error::BeforeLog(refused.to_string()))?;
         log::start(logging, log::Output::Stdout);
         Ok(Self { tree, remarks, path: path.to_owned() })
     }
@@ -147,12 +147,12 @@ impl Loaded {
         reloader.report_unreadable();
         let reloader = Arc::new(Mutex::new(reloader));
         let facts = Facts { device, udp, started: unix_now() };
-        let desk = Arc::new(Desk { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
+        let service = Arc::new(ControlService { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
         #[cfg(feature = "ssh")]
-        desk.reloader().attach(crate::host::ssh::Console::new(&desk));
+        service.reloader().attach(crate::host::ssh::Console::new(&service));
         let signals = Arrived::of(signals).map_err(start("Failed to set up signal handling"))?;
-        let attendant = Attendant { signals, control, desk, reloader, metrics, handle: handle.clone() };
-        let running = run_attended(driver, attendant, &handshakes)?;
+        let housekeeping = Housekeeping { signals, control, service, reloader, metrics, handle: handle.clone() };
+        let running = run_attended(driver, housekeeping, &handshakes)?;
         running.map_err(|error| Error::Running(error.to_string()))?;
         tracing::info!(counters = counted(&handle), "Goodbye");
         Ok(())
@@ -175,11 +175,11 @@ fn follow_system_routes(link: &OverlayLink, settings: &Settings, subnets: &Arc<S
 
 type Outcome = Result<(), nebula_core::io::Error>;
 
-fn run_attended(mut driver: Driver, attendant: Attendant, handshakes: &Handshakes) -> Result<Outcome, Error> {
+fn run_attended(mut driver: Driver, housekeeping: Housekeeping, handshakes: &Handshakes) -> Result<Outcome, Error> {
     let thread = |error: std::io::Error| Error::Start { message: "Failed to start a thread", cause: error.to_string() };
     let received = driver.events();
     let attending =
-        std::thread::Builder::new().name("attendant".to_owned()).spawn(|| attendant.run()).map_err(thread)?;
+        std::thread::Builder::new().name("housekeeping".to_owned()).spawn(|| housekeeping.run()).map_err(thread)?;
     notify::ready();
     // Until the node's own thread ends, which it does first.
     events::log(&received, handshakes);
@@ -235,7 +235,7 @@ fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
         message: "Failed to open udp listener",
         cause: format!("unable to bind to socket: {} ({listen})", errno::text(&error)),
     };
-    let sockets = UdpSocket::bind(listen, settings.routines, &socket_options(&settings.listen)).map_err(udp)?;
+    let sockets = UdpSocket::bind(listen, settings.routines, &settings.listen.socket_options()).map_err(udp)?;
     let controls = sockets.iter().map(SocketControl::of).collect::<Result<Vec<_>, _>>().map_err(udp)?;
     if settings.listen.so_mark != 0 {
         apply_mark(&controls, settings.listen.so_mark);
@@ -260,7 +260,7 @@ fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
         on_idle: Some(memory::release),
         ..Options::default()
     };
-    let driver = Driver::start(config, tun, sockets, options).map_err(|error| Error::Running(chain(&error)))?;
+    let driver = Driver::start(config, tun, sockets, options).map_err(|error| Error::Running(with_causes(&error)))?;
     Ok(Opened { driver, device, link, controls, control, file, udp: bound })
 }
 
@@ -295,17 +295,6 @@ pub(crate) fn apply_mark(controls: &[SocketControl], mark: u32) {
     }
 }
 
-/// Socket settings of a configuration.
-#[must_use]
-pub fn socket_options(listen: &Listen) -> SocketOptions {
-    let defaults = SocketOptions::default();
-    SocketOptions {
-        read_buffer: listen.read_buffer.unwrap_or(defaults.read_buffer),
-        write_buffer: listen.write_buffer.unwrap_or(defaults.write_buffer),
-        offloads: listen.offloads,
-    }
-}
-
 /// Address to bind; a name is looked up.
 ///
 /// # Errors
@@ -315,33 +304,10 @@ pub fn listen_address(listen: &Listen) -> Result<SocketAddr, Error> {
         return Ok(SocketAddr::new(ip, listen.port));
     }
     let refuse = |cause: String| Error::Start { message: "Failed to resolve listen.host", cause };
-    let found = names::look_up(&listen.host, NameFamily::Both, Duration::from_secs(5)).map_err(refuse)?;
+    let found = names::look_up(&listen.host, NameFamily::Both, Duration::from_secs(5));
+    let found = found.map_err(|error| refuse(error.to_string()))?;
     let first = found.first().ok_or_else(|| refuse(format!("{} has no address", listen.host)))?;
     Ok(SocketAddr::new(*first, listen.port))
-}
-
-/// An error with all its causes on one line.
-#[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
-}
-
-/// The wall clock, in seconds.
-#[must_use]
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clock and hands it on as an argument")]
-pub fn unix_now() -> UnixTime {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    UnixTime::try_from(since.as_secs()).unwrap_or(UnixTime::MAX)
 }
 
 fn log_start(settings: &Settings, device: &str, udp: SocketAddr) {

@@ -2,7 +2,7 @@
 
 use nebula_cert::UnixTime;
 
-/// Says so, if there is something to say about a certificate of this validity.
+/// Logs a warning if a certificate of this validity expires soon.
 pub(crate) fn report((not_before, not_after): (UnixTime, UnixTime), now: UnixTime) {
     let left = not_after - now;
     match look(not_before, not_after, now) {
@@ -27,7 +27,7 @@ enum Look {
 
 /// A short-lived certificate is renewed often, so its last quarter is soon enough.
 fn look(not_before: UnixTime, not_after: UnixTime, now: UnixTime) -> Look {
-    let notice = ((not_after - not_before) / 4).min(LONGEST_NOTICE);
+    let notice = ((not_after - not_before) / 4).min(MAX_NOTICE_SECONDS);
     match not_after - now {
         left if left <= 0 => Look::Expired,
         left if left < notice => Look::Soon,
@@ -35,7 +35,7 @@ fn look(not_before: UnixTime, not_after: UnixTime, now: UnixTime) -> Look {
     }
 }
 
-const LONGEST_NOTICE: i64 = 30 * 86_400;
+const MAX_NOTICE_SECONDS: i64 = 30 * 86_400;
 
 #[cfg(test)]
 mod tests {

@@ -1,15 +1,15 @@
-//! Notices that files are others than before, by looking at them now and then.
+//! Notices changed files by polling them (debounced: a change counts when it has settled).
 //!
-//! A look finds what notices of the kernel miss: links that are swapped somewhere along a path, as Kubernetes does with
+//! Polling finds what inotify misses: links that are swapped somewhere along a path, as Kubernetes does with
 //! mounted secrets, and file systems of other hosts.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Remembers how files looked.
+/// Remembers the state of files.
 #[derive(Debug, Default)]
 pub(crate) struct FileWatch {
-    /// At the last look.
+    /// At the last poll.
     seen: Vec<Stamp>,
     /// When they were last read.
     read: Vec<Stamp>,
@@ -29,13 +29,13 @@ impl FileWatch {
         self.read.clone_from(&self.seen);
     }
 
-    /// Whether the files changed since they were read, and rest: they are as at the look before, so that nobody is still
-    /// writing. A change is told once.
-    pub(crate) fn look(&mut self, files: &[PathBuf]) -> bool {
+    /// Whether the files changed since they were read, and are the same as at the poll before, so that no writer is
+    /// still at work. Reports each change once.
+    pub(crate) fn has_settled_change(&mut self, files: &[PathBuf]) -> bool {
         let now: Vec<_> = files.iter().map(|file| Stamp::of(file)).collect();
-        let rests = now == self.seen;
+        let settled = now == self.seen;
         self.seen = now;
-        let changed = rests && self.seen != self.read;
+        let changed = settled && self.seen != self.read;
         if changed {
             self.read.clone_from(&self.seen);
         }
@@ -71,16 +71,16 @@ mod tests {
         std::fs::write(&files[0], "1").unwrap();
         let mut watch = FileWatch::default();
         watch.forget_changes(&files);
-        assert!(!watch.look(&files));
+        assert!(!watch.has_settled_change(&files));
         std::fs::write(&files[0], "22").unwrap();
-        assert!(!watch.look(&files), "it may still be written");
+        assert!(!watch.has_settled_change(&files), "it may still be written");
         std::fs::write(&files[1], "3").unwrap();
-        assert!(!watch.look(&files), "there is more");
-        assert!(watch.look(&files));
-        assert!(!watch.look(&files));
+        assert!(!watch.has_settled_change(&files), "there is more");
+        assert!(watch.has_settled_change(&files));
+        assert!(!watch.has_settled_change(&files));
         std::fs::remove_file(&files[1]).unwrap();
-        assert!(!watch.look(&files));
-        assert!(watch.look(&files));
+        assert!(!watch.has_settled_change(&files));
+        assert!(watch.has_settled_change(&files));
     }
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
         watch.forget_changes(&files);
         symlink("..v2", at("..data_tmp")).unwrap();
         std::fs::rename(at("..data_tmp"), at("..data")).unwrap();
-        assert!(!watch.look(&files));
-        assert!(watch.look(&files));
+        assert!(!watch.has_settled_change(&files));
+        assert!(watch.has_settled_change(&files));
     }
 }

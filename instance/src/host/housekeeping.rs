@@ -1,4 +1,5 @@
-//! The one thread for everything rare: signals, clients of the control socket, changed files, the end of the certificate.
+//! The housekeeping thread of the daemon: signals, clients of the control socket, changed files, expiry of the
+//! certificate.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,43 +8,43 @@ use std::time::{Duration, Instant};
 use nebula_core::io::Handle;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::host::control::{ControlSocket, Desk};
-use crate::host::daemon::unix_now;
+use crate::host::control::{ControlService, ControlSocket};
 use crate::host::expiry;
 use crate::host::file_watch::FileWatch;
 use crate::host::reload::Reloader;
+use crate::linux::clock::{now, unix_now};
 use crate::linux::memory;
 use crate::linux::signals::{Arrived, Signal, go_name};
 use crate::metrics::Metrics;
 
-/// Waits, and does what there is to do.
+/// Housekeeping loop of the daemon.
 #[derive(Debug)]
-pub(crate) struct Attendant {
+pub(crate) struct Housekeeping {
     pub(crate) signals: Arrived,
     pub(crate) control: Option<ControlSocket>,
-    pub(crate) desk: Arc<Desk>,
+    pub(crate) service: Arc<ControlService>,
     pub(crate) reloader: Arc<Mutex<Reloader>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) handle: Handle,
 }
 
-impl Attendant {
-    /// Returns when a signal ended the node.
+impl Housekeeping {
+    /// Runs until a signal ends the node.
     pub(crate) fn run(self) {
         let mut files = FileWatch::default();
         files.forget_changes(&self.reloader().files());
         let mut expiry_due = now();
-        let mut last_look = now();
-        let mut started = Some(now() + START);
+        let mut last_check = now();
+        let mut release_memory_at = Some(now() + RELEASE_MEMORY_AFTER);
         loop {
             if now() >= expiry_due {
                 expiry::report(self.metrics.validity(), unix_now());
-                expiry_due = now() + EXPIRY_INTERVAL;
+                expiry_due = now() + EXPIRY_CHECK_INTERVAL;
             }
             let watch = self.reloader().settings().operation.watch;
-            let look_due = watch.map(|interval| last_look + interval);
-            self.wait([look_due, started].into_iter().flatten().fold(expiry_due, Instant::min));
-            if started.take_if(|due| now() >= *due).is_some() {
+            let check_due = watch.map(|interval| last_check + interval);
+            self.wait([check_due, release_memory_at].into_iter().flatten().fold(expiry_due, Instant::min));
+            if release_memory_at.take_if(|due| now() >= *due).is_some() {
                 memory::release_program_pages();
                 memory::release_free_heap();
             }
@@ -54,15 +55,15 @@ impl Attendant {
                     return;
                 }
                 tracing::info!("Caught HUP, reloading config");
-                // Reported there.
+                // It logs its own failure.
                 let _ = self.reloader().reload(unix_now());
             }
             if let Some(control) = &self.control {
-                control.admit(&self.desk);
+                control.admit(&self.service);
             }
-            if look_due.is_some_and(|due| now() >= due) {
-                last_look = now();
-                if files.look(&self.reloader().files()) {
+            if check_due.is_some_and(|due| now() >= due) {
+                last_check = now();
+                if files.has_settled_change(&self.reloader().files()) {
                     tracing::info!("Files of the configuration changed, reloading config");
                     let _ = self.reloader().reload(unix_now());
                 }
@@ -70,14 +71,14 @@ impl Attendant {
         }
     }
 
-    /// Until something is there, or that moment.
+    /// Waits for a signal or a client, at most until that moment.
     fn wait(&self, until: Instant) {
         let left = until.saturating_duration_since(now());
-        // A little late rather than early: the moment is looked at again.
+        // Rounded up: an early wake-up would only poll again.
         let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
         let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
         fds.extend(self.control.iter().map(|control| PollFd::new(control.as_fd(), PollFlags::POLLIN)));
-        // Interrupted or not, everything is looked at.
+        // The caller checks every source, also after an interrupt.
         let _ = poll(&mut fds, timeout);
     }
 
@@ -86,11 +87,6 @@ impl Attendant {
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
-fn now() -> Instant {
-    Instant::now()
-}
-
-const EXPIRY_INTERVAL: Duration = Duration::from_secs(3600);
-// Threads have begun and the first handshakes are over; nearly nothing that this took is needed again.
-const START: Duration = Duration::from_millis(250);
+const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
+// By then all threads run and the first handshakes are over; most of the memory that the start used is free.
+const RELEASE_MEMORY_AFTER: Duration = Duration::from_millis(250);

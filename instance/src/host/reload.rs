@@ -19,9 +19,9 @@ use crate::host::subnets::Subnets;
 use crate::linux::errno;
 use crate::log;
 use crate::metrics::{Emitter, Metrics};
+use crate::names;
+use crate::names::NameWatch;
 use crate::overlay::link::OverlayLink;
-use crate::overlay::names;
-use crate::overlay::names::NameWatch;
 
 /// What a running node was started or last reloaded with.
 #[derive(Debug)]

@@ -55,7 +55,7 @@ impl Table {
             return self.learnt.remove(&network).is_some();
         }
         // Whoever may change the kernel's routes may also fill this; but not without end.
-        let fits = self.learnt.len() < MAX_LEARNT || self.learnt.contains_key(&network);
+        let fits = self.learnt.len() < MAX_LEARNED_ROUTES || self.learnt.contains_key(&network);
         if !fits {
             tracing::warn!(%network, "Too many system routes, this one is not followed");
         }
@@ -71,7 +71,7 @@ impl Table {
     }
 }
 
-const MAX_LEARNT: usize = 65_536;
+const MAX_LEARNED_ROUTES: usize = 65_536;
 
 #[cfg(test)]
 mod tests {

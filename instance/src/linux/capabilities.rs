@@ -7,7 +7,8 @@ use std::io;
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// Keeps those that are in `wanted` and held, for this thread and those that it will start, and for programs that are run.
+/// Keeps those that are in `wanted` and held, for this thread and those that it will start, and for programs that are
+/// run.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -35,8 +36,8 @@ pub(crate) fn hold(set: CapabilitySet) -> io::Result<()> {
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
-/// Of a pod's instance: namespaces are entered (and found, where a process names them), the device and its routes made, a low
-/// port bound, a socket made in the folder of the user that it becomes.
+/// Of a pod's instance: namespaces are entered (and found, where a process names them), the device and its routes made,
+/// a low port bound, a socket made in the folder of the user that it becomes.
 pub(crate) const FOR_SET_UP: CapabilitySet = CapabilitySet::NET_BIND_SERVICE
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::SETUID)

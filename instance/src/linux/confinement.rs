@@ -1,9 +1,10 @@
-//! The wall around the instance of one pod. When it is set up it becomes a user that nobody else on the node is, without
-//! capabilities; it sees only the files that it still needs (Landlock), and the kernel takes from it only the calls of a
-//! program that moves packets (seccomp). What is behind the wall is the key of its pod; what is outside are all others.
+//! The sandbox of one pod's instance. After set-up the instance becomes a user that no other process on the node has,
+//! without capabilities; it can open only the files that it still needs (Landlock), and make only the system calls of a
+//! program that moves packets (seccomp). The sandbox protects everything else on the node from a process that holds one
+//! pod's key.
 //!
-//! The kernel keeps all of this for each thread, and a new thread has it from the one that starts it. So every thread that
-//! outlives set-up goes behind the wall, and the others are started from there.
+//! The kernel keeps all of this for each thread, and a new thread has it from the one that starts it. So every thread
+//! that outlives set-up enters the sandbox, and all others are started from inside.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,11 +38,12 @@ pub struct Confinement {
     user: Option<u32>,
     /// Folder with the sockets of the instance, which it removes at its end.
     room: PathBuf,
-    /// Folders of files that may be replaced while it runs: the roots of the CA service, and what names are looked up with.
+    /// Folders of files that may be replaced while it runs: the roots of the CA service, and what names are looked up
+    /// with.
     readable: Vec<PathBuf>,
 }
 
-/// Parts of the wall that this kernel does not offer.
+/// Parts of the sandbox that this kernel does not offer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Missing {
     /// Landlock, or a part of it that is wanted here.
@@ -62,26 +64,26 @@ impl Confinement {
         Self { user: spec.user, room, readable: folders.into_iter().filter_map(folder_of).collect() }
     }
 
-    /// Puts the calling thread, and those that it will start, behind the wall for good.
+    /// Confines the calling thread, and those that it will start, for good.
     ///
     /// # Errors
-    /// The kernel refuses the user: then there is no wall. What it does not offer is told.
+    /// The kernel refuses the user: then nothing is confined. Parts that the kernel does not offer are returned.
     pub fn enter(&self) -> io::Result<Missing> {
         self.prepare().enter(CapabilitySet::empty())
     }
 
     /// Does what goes deep, so that a thread that stays need not: its stack would keep the memory.
-    pub(crate) fn prepare(&self) -> Wall {
-        Wall { user: self.user, files: self.files().map_err(io::Error::other), calls: system_calls::filter() }
+    pub(crate) fn prepare(&self) -> Sandbox {
+        Sandbox { user: self.user, files: self.files().map_err(io::Error::other), calls: system_calls::filter() }
     }
 
     /// Nothing but these folders and, where the kernel knows how to refuse them, no listeners and no signals to others.
     fn files(&self) -> Result<RulesetCreated, landlock::RulesetError> {
         let mut rules = Ruleset::default()
             .set_compatibility(CompatLevel::BestEffort)
-            .handle_access(AccessFs::from_all(KNOWN))?
+            .handle_access(AccessFs::from_all(LANDLOCK_ABI))?
             .handle_access(AccessNet::BindTcp)?
-            .scope(Scope::from_all(KNOWN))?
+            .scope(Scope::from_all(LANDLOCK_ABI))?
             .create()?;
         let readable = self.readable.iter().map(|folder| (folder, AccessFs::ReadFile));
         for (folder, access) in readable.chain([(&self.room, AccessFs::RemoveFile)]) {
@@ -94,14 +96,14 @@ impl Confinement {
     }
 }
 
-/// A wall for one thread to go behind.
-pub(crate) struct Wall {
+/// A prepared sandbox for one thread.
+pub(crate) struct Sandbox {
     user: Option<u32>,
     files: io::Result<RulesetCreated>,
     calls: io::Result<Filter>,
 }
 
-impl Wall {
+impl Sandbox {
     /// As [`Confinement::enter`], with some capabilities left.
     pub(crate) fn enter(self, kept: CapabilitySet) -> io::Result<Missing> {
         if let Some(user) = self.user {
@@ -127,4 +129,4 @@ impl Wall {
 }
 
 // Newer kernels can refuse more; that is asked for when it was tried.
-const KNOWN: ABI = ABI::V6;
+const LANDLOCK_ABI: ABI = ABI::V6;

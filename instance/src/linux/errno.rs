@@ -13,6 +13,18 @@ pub(crate) fn text(error: &std::io::Error) -> String {
     }
 }
 
+/// An error of the system in this wording.
+#[derive(Debug)]
+pub(crate) struct Plain(pub(crate) std::io::Error);
+
+impl std::fmt::Display for Plain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&text(&self.0))
+    }
+}
+
+impl std::error::Error for Plain {}
+
 #[cfg(test)]
 mod tests {
     #[test]

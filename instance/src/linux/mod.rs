@@ -1,6 +1,7 @@
 //! What the kernel and the supervisor offer: namespaces, privileges, signals, netlink.
 
 pub(crate) mod capabilities;
+pub mod clock;
 pub mod confinement;
 pub(crate) mod errno;
 pub(crate) mod link_watch;

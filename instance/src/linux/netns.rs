@@ -21,7 +21,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 pub enum Namespace {
     /// Where the calling thread is.
     Own,
-    /// Somebody else's, for example a pod's.
+    /// Another one, for example a pod's.
     At {
         /// File that names it.
         path: PathBuf,
@@ -77,28 +77,31 @@ impl Namespace {
         })
     }
 
-    /// Leaves a thread in the namespace, for work that comes when nobody may enter it any more. `confine` takes from it what
-    /// that work does not need.
+    /// Starts an executor inside the namespace, for work that comes when this process may not enter it any more.
+    /// `confine` drops the privileges that this work does not need.
     ///
     /// # Errors
-    /// The namespace cannot be entered, or the thread not be confined.
-    pub fn stay(&self, confine: impl FnOnce() -> std::io::Result<()> + Send + 'static) -> Result<Foothold, Error> {
+    /// The namespace cannot be entered, or the thread cannot be confined.
+    pub fn executor(
+        &self,
+        confine: impl FnOnce() -> std::io::Result<()> + Send + 'static,
+    ) -> Result<NamespaceExecutor, Error> {
         if *self == Self::Own {
-            return Ok(Foothold::Here);
+            return Ok(NamespaceExecutor::Here);
         }
         let (jobs, waiting) = channel::<Job>();
         let (report, entered) = sync_channel(1);
         let namespace = self.clone();
-        let stay = move || {
+        let serve = move || {
             let inside = namespace.enter().and_then(|()| confine().map_err(Error::Confine));
             let is_inside = inside.is_ok();
             if report.send(inside).is_err() || !is_inside {
                 return;
             }
-            start_all(&waiting);
+            run_jobs(&waiting);
         };
-        Builder::new().name("foothold".to_owned()).stack_size(SMALL_STACK).spawn(stay).map_err(Error::Thread)?;
-        entered.recv().unwrap_or(Err(Error::Panicked)).map(|()| Foothold::There(jobs))
+        Builder::new().name("netns-executor".to_owned()).stack_size(STACK_BYTES).spawn(serve).map_err(Error::Thread)?;
+        entered.recv().unwrap_or(Err(Error::Panicked)).map(|()| NamespaceExecutor::Inside(jobs))
     }
 
     fn enter(&self) -> Result<(), Error> {
@@ -113,20 +116,20 @@ impl Namespace {
     }
 }
 
-/// A place to work in, which needs no privilege to get to.
+/// Runs work inside a network namespace without the privilege to enter it.
 #[derive(Debug, Clone)]
-pub enum Foothold {
-    /// Where the calling thread is.
+pub enum NamespaceExecutor {
+    /// Runs the work on the calling thread, in its own namespace.
     Here,
-    /// Inside another namespace, which exists at least as long as this.
-    There(Sender<Job>),
+    /// Sends the work to a thread inside another namespace, which exists at least as long as this value.
+    Inside(Sender<Job>),
 }
 
 /// Work and the name of its thread.
 pub type Job = (&'static str, Box<dyn FnOnce() + Send>);
 
-impl Foothold {
-    /// Runs `work` in the place and waits for it.
+impl NamespaceExecutor {
+    /// Runs `work` in the namespace and waits for it.
     ///
     /// # Errors
     /// There is no thread for it, or it panicked.
@@ -135,24 +138,23 @@ impl Foothold {
         name: &'static str,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        let Self::There(jobs) = self else { return Ok(work()) };
+        let Self::Inside(jobs) = self else { return Ok(work()) };
         let (sender, result) = sync_channel(1);
-        // Whoever asked waits below.
         let job = Box::new(move || drop(sender.send(work())));
         jobs.send((name, job)).map_err(|_| Error::Panicked)?;
         result.recv().map_err(|_| Error::Panicked)
     }
 }
 
-/// Each piece of work has a thread of its own, which begins where this one is: some of it takes long. What finds no thread
-/// is dropped, and whoever waits for it hears of that.
-fn start_all(waiting: &Receiver<Job>) {
+/// Runs each job on a thread of its own, which inherits the namespace of this one: some jobs take long. A job without a
+/// thread is dropped, which its caller notices.
+fn run_jobs(waiting: &Receiver<Job>) {
     for (name, work) in waiting {
         let _ = Builder::new().name(name.to_owned()).spawn(work);
     }
 }
 
-/// Notices that a namespace is gone, also when it is named by a process that may not be looked into.
+/// Notices that a namespace is gone, even if its path belongs to a process that this one may not inspect.
 #[derive(Debug)]
 pub struct Presence {
     namespace: Namespace,
@@ -219,7 +221,7 @@ pub fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
     std::fs::metadata(path).map(|metadata| (metadata.st_dev(), metadata.st_ino()))
 }
 
-const SMALL_STACK: usize = 64 << 10;
+const STACK_BYTES: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -236,7 +238,7 @@ mod tests {
         let (device, inode) = identity(&path).unwrap();
         let namespace = Namespace::At { path: path.clone(), id: (device, inode + 1) };
         assert!(matches!(namespace.run("test", || ()), Err(Error::Replaced(_))));
-        assert!(matches!(namespace.stay(|| Ok(())), Err(Error::Replaced(_))));
+        assert!(matches!(namespace.executor(|| Ok(())), Err(Error::Replaced(_))));
         assert!(!Presence::of(namespace).unwrap().is_there());
         assert!(Presence::of(Namespace::At { path, id: (device, inode) }).unwrap().is_there());
     }
@@ -267,10 +269,10 @@ mod tests {
 
     #[test]
     fn work_at_a_foothold_is_done_while_other_work_waits() {
-        assert_eq!(Foothold::Here.run("test", || 7).unwrap(), 7);
+        assert_eq!(NamespaceExecutor::Here.run("test", || 7).unwrap(), 7);
         let (jobs, waiting) = channel();
-        std::thread::spawn(move || start_all(&waiting));
-        let there = Foothold::There(jobs);
+        std::thread::spawn(move || run_jobs(&waiting));
+        let there = NamespaceExecutor::Inside(jobs);
         let (release, held) = sync_channel::<()>(0);
         let first = std::thread::spawn({
             let there = there.clone();

@@ -6,12 +6,13 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::OnceLock;
 
+use nebula_cni_plugin::launch::StartError;
 use sd_notify::NotifyState;
 
 /// Connects to the service manager's socket now, because its path may be out of reach later.
 ///
 /// # Errors
-/// Nobody listens there.
+/// The service manager does not listen there.
 pub fn connect() -> io::Result<()> {
     let Some(name) = env::var_os("NOTIFY_SOCKET") else { return Ok(()) };
     let address = match name.as_encoded_bytes() {
@@ -32,12 +33,21 @@ pub fn ready() {
     }
 }
 
-/// Says in one line what is going on, or why the service ends.
+/// Says in one line what is going on.
 pub fn status(text: &str) {
     // A line break would start another assignment.
-    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_STATUS).collect();
-    if let Err(error) = send(NotifyState::Status(&line)) {
-        // Who only waited for readiness has gone by now.
+    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_STATUS_CHARS).collect();
+    status_line(&line);
+}
+
+/// Says why the service ends, for the program that waits for its start.
+pub fn start_error(error: &StartError) {
+    status_line(&error.to_line());
+}
+
+fn status_line(line: &str) {
+    if let Err(error) = send(NotifyState::Status(line)) {
+        // A program that waited for readiness only has gone by now.
         tracing::debug!(%error, "Nobody takes the status");
     }
 }
@@ -50,4 +60,4 @@ fn send(state: NotifyState<'_>) -> io::Result<()> {
 }
 
 static CONNECTED: OnceLock<UnixDatagram> = OnceLock::new();
-const MAX_STATUS: usize = 1000;
+const MAX_STATUS_CHARS: usize = 1000;

@@ -23,7 +23,7 @@ impl Signals {
     }
 }
 
-/// The same signals, to be waited for beside other things.
+/// The same signals as a file descriptor, to be polled with others.
 #[derive(Debug)]
 pub(crate) struct Arrived(SignalFd);
 

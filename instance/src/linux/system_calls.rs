@@ -1,6 +1,6 @@
-//! The system calls of an instance that is set up: those that move packets, wait, speak to the CA service and answer the
-//! status socket. All others fail with EPERM: in particular whatever looks into another process, enters or makes namespaces,
-//! mounts, runs programs, or loads code into the kernel.
+//! The system calls of an instance that is set up: those that move packets, wait, speak to the CA service and answer
+//! the status socket. All others fail with EPERM: in particular whatever looks into another process, enters or makes
+//! namespaces, mounts, runs programs, or loads code into the kernel.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -32,8 +32,8 @@ impl Filter {
     }
 }
 
-/// Of several filters the kernel obeys the strictest, and of errors the one that was installed first here: `clone3`, whose
-/// flags no filter sees, seems not to exist, so that the C library takes `clone`.
+/// Of several filters the kernel obeys the strictest, and of errors the one that was installed first here: `clone3`,
+/// whose flags no filter sees, seems not to exist, so that the C library takes `clone`.
 fn programs(architecture: TargetArch) -> Result<[BpfProgram; 2], seccompiler::BackendError> {
     let filter = |rules, others, listed| -> Result<BpfProgram, seccompiler::BackendError> {
         SeccompFilter::new(rules, others, listed, architecture)?.try_into()

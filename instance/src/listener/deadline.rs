@@ -1,21 +1,23 @@
-//! Conversations that end in time, however slowly the other side reads or writes.
+//! Connections with a deadline, however slowly the other side reads or writes.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// A stream whose reads and writes all end at one moment. A timeout of the socket alone starts again with every byte.
+use crate::linux::clock::now;
+
+/// A stream whose reads and writes share one deadline. The timeout of a socket starts again with every byte.
 #[derive(Debug)]
-pub(crate) struct Within<'a, S> {
+pub(crate) struct DeadlineStream<'a, S> {
     stream: &'a S,
     until: Instant,
 }
 
-impl<'a, S: Patient> Within<'a, S> {
-    /// From now on.
-    pub(crate) fn new(stream: &'a S, patience: Duration) -> Self {
-        Self { stream, until: now() + patience }
+impl<'a, S: TimeoutStream> DeadlineStream<'a, S> {
+    /// The deadline is `timeout` from now.
+    pub(crate) fn new(stream: &'a S, timeout: Duration) -> Self {
+        Self { stream, until: now() + timeout }
     }
 
     fn left(&self) -> io::Result<Duration> {
@@ -24,13 +26,13 @@ impl<'a, S: Patient> Within<'a, S> {
     }
 }
 
-impl<S: Patient> Read for Within<'_, S> {
+impl<S: TimeoutStream> Read for DeadlineStream<'_, S> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.stream.read_within(self.left()?, buffer)
     }
 }
 
-impl<S: Patient> Write for Within<'_, S> {
+impl<S: TimeoutStream> Write for DeadlineStream<'_, S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.write_within(self.left()?, bytes)
     }
@@ -39,37 +41,32 @@ impl<S: Patient> Write for Within<'_, S> {
     }
 }
 
-/// A socket whose calls can wait for a limited time.
-pub(crate) trait Patient {
-    fn read_within(&self, patience: Duration, buffer: &mut [u8]) -> io::Result<usize>;
-    fn write_within(&self, patience: Duration, bytes: &[u8]) -> io::Result<usize>;
+/// A socket with a timeout for each call.
+pub(crate) trait TimeoutStream {
+    fn read_within(&self, timeout: Duration, buffer: &mut [u8]) -> io::Result<usize>;
+    fn write_within(&self, timeout: Duration, bytes: &[u8]) -> io::Result<usize>;
 }
 
-impl Patient for TcpStream {
-    fn read_within(&self, patience: Duration, buffer: &mut [u8]) -> io::Result<usize> {
-        self.set_read_timeout(Some(patience))?;
+impl TimeoutStream for TcpStream {
+    fn read_within(&self, timeout: Duration, buffer: &mut [u8]) -> io::Result<usize> {
+        self.set_read_timeout(Some(timeout))?;
         (&*self).read(buffer)
     }
-    fn write_within(&self, patience: Duration, bytes: &[u8]) -> io::Result<usize> {
-        self.set_write_timeout(Some(patience))?;
+    fn write_within(&self, timeout: Duration, bytes: &[u8]) -> io::Result<usize> {
+        self.set_write_timeout(Some(timeout))?;
         (&*self).write(bytes)
     }
 }
 
-impl Patient for UnixStream {
-    fn read_within(&self, patience: Duration, buffer: &mut [u8]) -> io::Result<usize> {
-        self.set_read_timeout(Some(patience))?;
+impl TimeoutStream for UnixStream {
+    fn read_within(&self, timeout: Duration, buffer: &mut [u8]) -> io::Result<usize> {
+        self.set_read_timeout(Some(timeout))?;
         (&*self).read(buffer)
     }
-    fn write_within(&self, patience: Duration, bytes: &[u8]) -> io::Result<usize> {
-        self.set_write_timeout(Some(patience))?;
+    fn write_within(&self, timeout: Duration, bytes: &[u8]) -> io::Result<usize> {
+        self.set_write_timeout(Some(timeout))?;
         (&*self).write(bytes)
     }
-}
-
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 #[cfg(test)]
@@ -85,7 +82,7 @@ mod tests {
             }
         });
         let start = now();
-        let error = Within::new(&served, Duration::from_millis(200)).read_to_end(&mut Vec::new()).unwrap_err();
+        let error = DeadlineStream::new(&served, Duration::from_millis(200)).read_to_end(&mut Vec::new()).unwrap_err();
         assert!(matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{error}");
         assert!(now() - start < Duration::from_secs(2));
         drop(served);
@@ -101,7 +98,7 @@ mod tests {
             }
         });
         let start = now();
-        assert!(Within::new(&served, Duration::from_millis(200)).write_all(&vec![0; 8 << 20]).is_err());
+        assert!(DeadlineStream::new(&served, Duration::from_millis(200)).write_all(&vec![0; 8 << 20]).is_err());
         assert!(now() - start < Duration::from_secs(2));
         drop(served);
         reader.join().unwrap();

@@ -1,4 +1,5 @@
-//! Sockets that serve strangers: deadlines, and an end that can be waited for.
+//! What servers share: deadlines of connections, HTTP, threads that stop and can be joined.
 
 pub(crate) mod deadline;
+pub(crate) mod http;
 pub(crate) mod until_stopped;

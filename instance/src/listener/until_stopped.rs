@@ -1,4 +1,4 @@
-//! Threads that serve a socket until whoever started them lets go.
+//! Server threads that end when their handle is dropped.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -7,19 +7,19 @@ use std::thread::{Builder, JoinHandle};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// Held by whoever started the thread. Dropping it ends the thread and waits for that, so what the thread owned is closed
-/// and its address can be bound again. The thread must not wait for whoever drops this.
+/// The handle of a server thread. Dropping it stops the thread and joins it, so what the thread owned is closed and its
+/// address can be bound again. The thread must not wait for the owner of this handle.
 #[derive(Debug)]
 pub(crate) struct Running {
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The thread's side.
+/// The thread's end of the handle.
 #[derive(Debug)]
 pub(crate) struct Stopped(UnixStream);
 
-/// Starts a thread that ends soon after [`Stopped::not_before`] said so.
+/// Starts a thread, which must end once [`Stopped::wait_for`] returns `false`.
 pub(crate) fn spawn(name: &str, body: impl FnOnce(Stopped) + Send + 'static) -> io::Result<Running> {
     let (stop, stopped) = UnixStream::pair()?;
     let thread = Builder::new().name(name.to_owned()).spawn(move || body(Stopped(stopped)))?;
@@ -34,8 +34,8 @@ impl Drop for Running {
 }
 
 impl Stopped {
-    /// Waits. `true`: there is something on `socket`; `false`: it is over.
-    pub(crate) fn not_before(&self, socket: &impl AsFd) -> bool {
+    /// Waits until `socket` is readable (`true`) or the handle is dropped (`false`).
+    pub(crate) fn wait_for(&self, socket: &impl AsFd) -> bool {
         let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN), PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         loop {
             match poll(&mut fds, PollTimeout::NONE) {
@@ -59,7 +59,7 @@ mod tests {
         for _ in 0..200 {
             let socket = UdpSocket::bind(address).unwrap();
             address = socket.local_addr().unwrap();
-            let running = spawn("test", move |stopped| while stopped.not_before(&socket) {}).unwrap();
+            let running = spawn("test", move |stopped| while stopped.wait_for(&socket) {}).unwrap();
             drop(running);
         }
     }

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -15,6 +15,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::config::{LogFormat, LogLevel, Logging};
+use crate::linux::clock::{now, since_epoch};
 use crate::log::throttle::{Limits, LogThrottle};
 
 /// Where lines go.
@@ -29,7 +30,7 @@ pub enum Output {
 /// Starts logging; later calls only change how it is done.
 pub fn start(logging: Logging, output: Output) {
     apply(logging);
-    // Refused where somebody else logs already, such as a test.
+    // Fails where a subscriber is set already, as in a test.
     STARTED.call_once(|| drop(tracing::subscriber::set_global_default(Lines(output))));
 }
 
@@ -91,7 +92,7 @@ fn filter() -> LevelFilter {
     }
 }
 
-/// Whether a line that somebody else caused is written: a peer, or whoever can reach a socket. `kind` is the text of the line.
+/// Whether a line that a peer or a client caused is written (rate limit). `kind` is the text of the line.
 /// A line that the level excludes is refused, and only one that is refused for being too many is counted.
 pub(crate) fn admits(level: Level, kind: &'static str, source: &str) -> bool {
     if level > filter() {
@@ -101,7 +102,7 @@ pub(crate) fn admits(level: Level, kind: &'static str, source: &str) -> bool {
     throttle().admit(now(), &limits, (kind, level), source)
 }
 
-/// The part of an underlay address that says who it is: whoever has an IPv6 address has 2^64.
+/// The part of an underlay address that identifies a source: one host may have 2^64 IPv6 addresses.
 pub(crate) fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -132,11 +133,6 @@ pub(crate) fn summarize() -> Option<Duration> {
 
 fn throttle() -> MutexGuard<'static, LogThrottle> {
     THROTTLE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 static THROTTLE: Mutex<LogThrottle> = Mutex::new(LogThrottle::new());
@@ -184,8 +180,8 @@ fn go_text(value: &serde_json::Value) -> String {
     }
 }
 
-/// Writes a line for each event. There are no spans in these programs, and without them nothing has to be remembered: the
-/// registry of the usual subscriber takes 32 KiB of every process.
+/// Writes a line for each event. There are no spans in these programs, and without them nothing has to be remembered:
+/// the registry of the usual subscriber takes 32 KiB of every process.
 struct Lines(Output);
 
 impl Subscriber for Lines {
@@ -201,8 +197,7 @@ impl Subscriber for Lines {
 
     fn event(&self, event: &Event<'_>) {
         let form = FORM.load(Ordering::Relaxed);
-        #[allow(clippy::disallowed_methods, reason = "a log line carries the wall clock")]
-        let time = (form & NO_TIME == 0).then(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+        let time = (form & NO_TIME == 0).then(since_epoch);
         let mut fields = Fields::default();
         event.record(&mut fields);
         // The core's own lines are about peers and what they send.
@@ -212,7 +207,7 @@ impl Subscriber for Lines {
         }
         let level = level_name(*event.metadata().level());
         let line = if form & JSON == 0 { text_line(time, level, &fields) } else { json_line(time, level, &fields) };
-        // A log that nobody reads any more must not end the program.
+        // A closed log must not end the program.
         let _ = match self.0 {
             Output::Stdout => std::io::stdout().write_all(line.as_bytes()),
             Output::Stderr => std::io::stderr().write_all(line.as_bytes()),

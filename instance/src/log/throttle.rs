@@ -1,4 +1,4 @@
-//! Limits how many log lines somebody else can cause, and counts those that are left out.
+//! Rate limit for log lines that others can cause; counts the suppressed lines.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -175,7 +175,7 @@ impl Limits {
         of_source: Rate { burst: 5, interval: Duration::from_secs(10) },
         of_kind: Rate { burst: 200, interval: Duration::from_millis(200) },
     };
-    /// For whoever asked for the level debug or trace.
+    /// At level debug or trace.
     pub(crate) const VERBOSE: Self = Self {
         of_source: Rate { burst: 50, interval: Duration::from_secs(1) },
         of_kind: Rate { burst: 1000, interval: Duration::from_millis(20) },
@@ -223,7 +223,7 @@ mod tests {
         }
         assert!((245..=251).contains(&written), "{written} lines in 10 s");
         assert!(throttle.kinds[0].sources.len() <= MAX_SOURCES);
-        // Who is quiet gives way to who comes next.
+        // Evicts a source that is quiet for a new one.
         let later = start + Duration::from_secs(100);
         for n in 0..100 {
             assert!(throttle.admit(later, &Limits::NORMAL, KIND, &format!("later {n}")));

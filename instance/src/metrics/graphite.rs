@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
-use super::{Kind, Metrics, Reading};
+use super::{HALF_OPEN, Kind, Metrics, Reading};
 use crate::config::{HostTarget, NameFamily};
-use crate::host::daemon::unix_now;
-use crate::overlay::names;
+use crate::linux::clock::unix_now;
+use crate::names;
 
 /// Sends until it is dropped.
 #[derive(Debug)]
@@ -48,17 +48,17 @@ fn send(host: &HostTarget, text: &str) -> io::Result<()> {
     let address = match host {
         HostTarget::Address(address) => *address,
         HostTarget::Name { host, port } => {
-            let found = names::look_up(host, NameFamily::Both, PATIENCE).map_err(io::Error::other)?;
+            let found = names::look_up(host, NameFamily::Both, SEND_TIMEOUT).map_err(io::Error::other)?;
             let first = found.first().ok_or_else(|| io::Error::other(format!("{host} has no address")))?;
             SocketAddr::new(*first, *port)
         }
     };
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&address, SEND_TIMEOUT)?;
+    stream.set_write_timeout(Some(SEND_TIMEOUT))?;
     stream.write_all(text.as_bytes())
 }
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
 struct Lines {
     prefix: String,
@@ -94,6 +94,7 @@ impl Lines {
         for (name, value) in &reading.own {
             self.counter(&mut out, name, *value as f64, now);
         }
+        self.line(&mut out, HALF_OPEN, "value", reading.half_open as f64, now);
         for (direction, reason, value) in &reading.dropped {
             self.counter(&mut out, &format!("dropped.{direction}.{reason}"), *value as f64, now);
         }
@@ -127,6 +128,7 @@ mod tests {
             ],
             handshakes: Summary::default(),
             own: Vec::new(),
+            half_open: 4,
             dropped: vec![("in", "no_rule", 1)],
             peers: Vec::new(),
             more_peers: 0,
@@ -138,6 +140,7 @@ mod tests {
             "nebula.messages.rx.recv_error.count 70 1010",
             "nebula.messages.rx.recv_error.count_ps 5 1010",
             "nebula.handshakes.std-dev 0 1010",
+            "nebula.half_open_handshakes.value 4 1010",
             "nebula.dropped.in.no_rule.count_ps 0 1010",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} not in\n{text}");

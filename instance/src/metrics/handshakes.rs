@@ -29,13 +29,13 @@ pub(crate) struct Summary {
 }
 
 // As many as Go Nebula samples.
-const SAMPLES: usize = 1028;
+const MAX_SAMPLES: usize = 1028;
 
 impl Handshakes {
     pub(crate) fn completed(&self, took: Duration) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.completed += 1;
-        if inner.took.len() == SAMPLES {
+        if inner.took.len() == MAX_SAMPLES {
             inner.took.pop_front();
         }
         inner.took.push_back(took.as_nanos() as f64);
@@ -91,7 +91,7 @@ mod tests {
     fn a_summary_tells_of_the_last_handshakes_only() {
         let handshakes = Handshakes::default();
         assert_eq!((handshakes.summary().percentile(0.5), handshakes.summary().mean()), (0.0, 0.0));
-        for nanos in 0..=SAMPLES as u64 {
+        for nanos in 0..=MAX_SAMPLES as u64 {
             handshakes.completed(Duration::from_nanos(nanos));
         }
         handshakes.timed_out();

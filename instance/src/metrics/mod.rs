@@ -1,7 +1,7 @@
-//! Metrics of a running node: Go Nebula's names where the thing is the same, own names beside them.
+//! Metrics of a running node: Go Nebula's names where the meaning is the same, and own names.
 //!
-//! Reading them takes no lock of the packet path: counters are read where its threads write them, and tunnels are asked of
-//! the control plane, once per reading.
+//! Reading them takes no lock of the packet path: counters are read where its threads write them, and tunnels are asked
+//! of the control plane, once per reading.
 
 mod graphite;
 mod handshakes;
@@ -61,6 +61,8 @@ struct Reading {
     handshakes: Summary,
     /// Own counters: name, value.
     own: Vec<(&'static str, u64)>,
+    /// Own gauge: handshakes that this node answered and whose initiator is not confirmed yet.
+    half_open: usize,
     /// Own: direction, reason, packets.
     dropped: Vec<(&'static str, &'static str, u64)>,
     /// Own: the peers with a tunnel, the first [`MAX_PEERS`] by address.
@@ -117,7 +119,7 @@ impl Metrics {
         add(Kind::Gauge, "firewall.rules.version", f64::from(facts.rules_version));
         add(Kind::Gauge, "routines", facts.routines as f64);
         drop(facts);
-        for (name, own) in OF_GO {
+        for (name, own) in GO_COUNTERS {
             add(Kind::Counter, name, count(own));
         }
         add(Kind::Counter, "handshake_manager.initiated", handshakes.initiated as f64);
@@ -150,7 +152,7 @@ impl Metrics {
         peers.retain(|tunnel| tunnel.primary);
         let more_peers = peers.len().saturating_sub(MAX_PEERS);
         peers.truncate(MAX_PEERS);
-        Reading { metrics, handshakes, own, dropped, peers, more_peers }
+        Reading { metrics, handshakes, own, half_open: sizes.half_open, dropped, peers, more_peers }
     }
 }
 
@@ -193,11 +195,12 @@ fn validity(identity: &Identity) -> (UnixTime, UnixTime) {
     ends.min().map_or((0, 0), |(not_after, not_before)| (not_before, not_after))
 }
 
+const HALF_OPEN: &str = "half_open_handshakes";
 // Each is three lines of the page, and a series in the database for as long as it keeps data.
 const MAX_PEERS: usize = 256;
 
 /// Go's names of counters that exist here.
-const OF_GO: &[(&str, &str)] = &[
+const GO_COUNTERS: &[(&str, &str)] = &[
     ("firewall.incoming.dropped.local_addr", "dropped_in_local_address"),
     ("firewall.incoming.dropped.remote_addr", "dropped_in_remote_address"),
     ("firewall.incoming.dropped.no_rule", "dropped_in_no_rule"),
@@ -246,7 +249,7 @@ mod tests {
     fn every_counter_behind_a_name_of_go_exists() {
         let mut counters = std::collections::BTreeMap::new();
         nebula_core::counters::Counters::default().add_to(&mut counters);
-        for (name, own) in OF_GO {
+        for (name, own) in GO_COUNTERS {
             assert!(counters.contains_key(own), "{name} is read from {own}");
         }
     }

@@ -1,18 +1,18 @@
 //! Metrics in Prometheus' text form, over HTTP.
 
 use std::fmt::Write as _;
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use nebula_core::TunnelStatus;
 
-use super::{Metrics, Reading};
-use crate::host::daemon::unix_now;
-use crate::listener::deadline::Within;
+use super::{HALF_OPEN, Metrics, Reading};
+use crate::linux::clock::unix_now;
+use crate::listener::http::{self, Answer, Received, Request};
 use crate::listener::until_stopped::{self, Running, Stopped};
-use crate::overlay::names;
+use crate::names;
 
 /// Answers until it is dropped.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ struct Page {
 /// Answers each client on a thread of its own.
 fn serve(listener: &TcpListener, stopped: &Stopped, page: &Arc<Page>) {
     let mut clients: Vec<Weak<TcpStream>> = Vec::new();
-    while stopped.not_before(listener) {
+    while stopped.wait_for(listener) {
         let Ok((stream, _)) = listener.accept() else { continue };
         clients.retain(|client| client.strong_count() > 0);
         if clients.len() >= MAX_THREADS {
@@ -76,64 +76,37 @@ fn serve(listener: &TcpListener, stopped: &Stopped, page: &Arc<Page>) {
             let _ = answer(&stream, &page.path, &page.text);
         };
         // Without a thread this client gets no answer; others may.
-        let _ = std::thread::Builder::new().name("stats".to_owned()).stack_size(STACK).spawn(body);
+        let _ = std::thread::Builder::new().name("stats".to_owned()).stack_size(STACK_BYTES).spawn(body);
     }
 }
 
 fn answer(stream: &TcpStream, path: &str, text: impl FnOnce() -> String) -> io::Result<()> {
     // Accepted from a listener that does not block.
     stream.set_nonblocking(false)?;
-    let Some((method, target)) = read_head(&mut Within::new(stream, READ_WITHIN))? else { return Ok(()) };
-    let (status, body) = match (method.as_str(), target.split('?').next() == Some(path)) {
-        ("GET" | "HEAD", true) => ("200 OK", text()),
-        ("GET" | "HEAD", false) => ("404 Not Found", "404 page not found\n".to_owned()),
-        ("", _) => ("400 Bad Request", String::new()),
-        _ => ("405 Method Not Allowed", String::new()),
+    let (status, body, has_body) = match http::read_request(stream, READ_TIMEOUT, MAX_HEAD_BYTES)? {
+        Received::Complete(Request { method, path: asked }) => match (method.as_str(), asked == path) {
+            ("GET" | "HEAD", true) => ("200 OK", text(), method == "GET"),
+            ("GET" | "HEAD", false) => ("404 Not Found", "404 page not found\n".to_owned(), method == "GET"),
+            _ => ("405 Method Not Allowed", String::new(), false),
+        },
+        Received::Malformed => ("400 Bad Request", String::new(), false),
+        Received::Incomplete(_) | Received::Silence => return Ok(()),
     };
-    let length = body.len();
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {length}\r\n\
-         Connection: close\r\n\r\n"
-    );
-    let mut stream = Within::new(stream, WRITE_WITHIN);
-    stream.write_all(head.as_bytes())?;
-    if method == "GET" { stream.write_all(body.as_bytes()) } else { Ok(()) }
+    let answer = Answer { status, content_type: CONTENT_TYPE, body: &body, has_body };
+    http::write_answer(stream, WRITE_TIMEOUT, &answer)
 }
 
-/// Method and target of a request; both empty if it is none, nothing if it does not end.
-fn read_head(stream: &mut impl Read) -> io::Result<Option<(String, String)>> {
-    let mut head = Vec::new();
-    let mut chunk = [0; 1024];
-    loop {
-        let read = stream.read(&mut chunk)?;
-        if read == 0 || head.len() + read > LONGEST_HEAD {
-            return Ok(None);
-        }
-        head.extend_from_slice(&chunk[..read]);
-        let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
-        let mut request = httparse::Request::new(&mut headers);
-        match request.parse(&head) {
-            Ok(httparse::Status::Partial) => {}
-            Ok(httparse::Status::Complete(_)) => {
-                let (method, target) = (request.method.unwrap_or_default(), request.path.unwrap_or_default());
-                return Ok(Some((method.to_owned(), target.to_owned())));
-            }
-            Err(_) => return Ok(Some(Default::default())),
-        }
-    }
-}
-
-const MAX_HEADERS: usize = 64;
+const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// For the whole head of a request, and for the whole answer.
-const READ_WITHIN: Duration = Duration::from_secs(2);
-const WRITE_WITHIN: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Beyond this the oldest client is sent away.
 const MAX_CLIENTS: usize = 8;
 /// With those that were sent away and have not ended yet.
 const MAX_THREADS: usize = 16;
 // Address space; only what is used costs memory.
-const STACK: usize = 512 << 10;
-const LONGEST_HEAD: usize = 8192;
+const STACK_BYTES: usize = 512 << 10;
+const MAX_HEAD_BYTES: usize = 8192;
 
 /// Everything of Go is a gauge, as Go has it; own numbers have the type they are of.
 fn text(reading: &Reading, names: &Names) -> String {
@@ -166,6 +139,8 @@ fn text(reading: &Reading, names: &Names) -> String {
     for (name, value) in &reading.own {
         let _ = writeln!(out, "# TYPE {prefix}{name}_total counter\n{prefix}{name}_total {value}");
     }
+    let half_open = reading.half_open;
+    let _ = writeln!(out, "# TYPE {prefix}{HALF_OPEN} gauge\n{prefix}{HALF_OPEN} {half_open}");
     let _ = writeln!(out, "# TYPE {prefix}dropped_packets_total counter");
     for (direction, reason, value) in &reading.dropped {
         let _ = writeln!(out, "{prefix}dropped_packets_total{{direction=\"{direction}\",reason=\"{reason}\"}} {value}");
@@ -204,6 +179,8 @@ fn clean(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
     use super::*;
     use crate::metrics::{Kind, Metric, Summary};
 
@@ -282,6 +259,7 @@ mod tests {
             metrics,
             handshakes: Summary::default(),
             own: vec![("packets_in", 7)],
+            half_open: 4,
             dropped: vec![("in", "no_rule", 3)],
             peers: Vec::new(),
             more_peers: 0,
@@ -292,6 +270,8 @@ mod tests {
             "n_s_handshakes{type=\"perc999\"} 0",
             "# TYPE n_s_packets_in_total counter",
             "n_s_packets_in_total 7",
+            "# TYPE n_s_half_open_handshakes gauge",
+            "n_s_half_open_handshakes 4",
             "n_s_dropped_packets_total{direction=\"in\",reason=\"no_rule\"} 3",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} not in\n{text}");

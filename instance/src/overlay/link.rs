@@ -98,7 +98,8 @@ impl OverlayLink {
     pub fn configure(&self, namespace: &Namespace) -> Result<(), Error> {
         match namespace {
             Namespace::Own => self.configure_here(),
-            // A netlink socket belongs to the namespace of the thread that opens it, so all of it happens on one thread.
+            // A netlink socket belongs to the namespace of the thread that opens it, so all of it happens on one
+            // thread.
             Namespace::At { .. } => namespace.run("overlay-link", || self.configure_here())?,
         }
     }

@@ -2,4 +2,3 @@
 
 pub(crate) mod events;
 pub mod link;
-pub mod names;

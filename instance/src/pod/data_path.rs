@@ -9,18 +9,16 @@ use nebula_core::firewall::Policy;
 use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
 
 use crate::config::Settings;
-use crate::host::daemon::chain;
-use crate::linux::errno;
 use crate::linux::memory;
-use crate::linux::netns::{Foothold, Namespace};
+use crate::linux::netns::{Namespace, NamespaceExecutor};
 use crate::metrics::Handshakes;
+use crate::names::{self, NameWatch};
 use crate::overlay::events;
 use crate::overlay::link::{self, LinkRoute, OverlayLink};
-use crate::overlay::names::{self, NameWatch};
 use crate::pod::device::PodDevice;
-use crate::pod::tunnel::Error;
+use crate::pod::error::Error;
 
-/// Who owns what packets pass through.
+/// Owns the device, the sockets and the driver of a pod.
 pub(crate) struct DataPath {
     place: Place,
     port: u16,
@@ -36,9 +34,9 @@ pub(crate) struct Place {
     /// The pod's namespace.
     pub(crate) pod: Namespace,
     /// In that namespace, with the capability to change links and routes, until the data path is open.
-    pub(crate) hand: Option<Foothold>,
+    pub(crate) hand: Option<NamespaceExecutor>,
     /// Where the sockets are.
-    pub(crate) underlay: Foothold,
+    pub(crate) underlay: NamespaceExecutor,
 }
 
 enum State {
@@ -51,21 +49,21 @@ enum State {
 }
 
 impl DataPath {
-    /// Makes the device, which nobody reads from, and routes what is for the overlay to it.
+    /// Makes the device without a reader, and routes the overlay to it.
     pub(crate) fn new(
         place: Place,
         spec: &LaunchSpec,
         settings: &Settings,
         underlay: (Vec<UdpSocket>, u16),
     ) -> Result<Self, Error> {
-        link::guard(&place.pod, &spec.overlay).map_err(|error| link_failed(&error))?;
+        link::guard(&place.pod, &spec.overlay).map_err(link_failed)?;
         // By its name alone: the folder is the current one.
         let heir = spec.device_socket().file_name().map(PathBuf::from).unwrap_or_default();
         let (tun, device) = place.create_tun(settings, heir)?;
         let to_device = |network: &IpNet| LinkRoute { network: *network, mtu: None, metric: 0, source: None };
         let routes = spec.overlay.iter().map(to_device).collect();
         let link = OverlayLink { routes, ..OverlayLink::new(&place.device, &settings.tun, Vec::new()) };
-        link.configure(&place.pod).map_err(|error| link_failed(&error))?;
+        link.configure(&place.pod).map_err(link_failed)?;
         let (sockets, port) = underlay;
         Ok(Self { place, port, state: State::Unopened { tun, sockets }, device: Some(device) })
     }
@@ -95,21 +93,21 @@ impl DataPath {
         ended: impl FnOnce(Result<(), nebula_core::io::Error>) + Send + 'static,
     ) -> Result<(), Error> {
         let State::Unopened { tun, sockets } = std::mem::replace(&mut self.state, State::Lost) else {
-            return Err(Error::Broken("it was lost while opening".to_owned()));
+            return Err(Error::Broken("it was lost while opening".into()));
         };
         let networks = identity.networks().to_vec();
-        let hand = self.place.hand.take().ok_or_else(|| Error::Broken("it was opened before".to_owned()))?;
+        let hand = self.place.hand.take().ok_or_else(|| Error::Broken("it was opened before".into()))?;
         let link = OverlayLink::new(&self.place.device, &settings.tun, networks.clone());
         let configured = hand.run("overlay-link", {
             let networks = networks.clone();
             move || link::guard_here(&networks).and_then(|()| link.configure_here())
         });
-        configured.map_err(|error| link_failed(&error.into()))?.map_err(|error| link_failed(&error))?;
+        configured.map_err(|error| link_failed(error.into()))?.map_err(link_failed)?;
         // From here on no thread has any capability.
         drop(hand);
         let advertise = names::resolve_once(&settings.advertise);
         let config = settings.to_config(identity.clone(), trust.clone(), self.port, advertise);
-        let failed = |cause: String| Error::SetUp { what: "cannot start the tunnel".to_owned(), cause };
+        let what = "cannot start the tunnel";
         // The node's threads look at the interfaces of the namespace that they are started in.
         // All pods of a node have the same claim to its processors: no priority is raised.
         let options = Options { on_idle: Some(memory::release), ..Options::default() };
@@ -117,8 +115,8 @@ impl DataPath {
         // It goes deep, and the stack for it ends with its thread.
         let start = move || Namespace::Own.run("driver-start", start);
         let started = self.place.underlay.run("driver-start", start).and_then(|started| started);
-        let started = started.map_err(|error| failed(chain(&error)))?;
-        let mut driver = started.map_err(|error| failed(chain(&error)))?;
+        let started = started.map_err(|error| Error::set_up(what, error))?;
+        let mut driver = started.map_err(|error| Error::set_up(what, error))?;
         let handle = driver.handle();
         let received = driver.events();
         spawn("driver", move || {
@@ -148,7 +146,7 @@ impl DataPath {
         }
     }
 
-    /// Believes others from now on; tunnels to those who are not trusted end.
+    /// Replaces the trust; tunnels to peers that are no longer trusted are closed.
     pub(crate) fn set_trust(&self, trust: CaPool) {
         if let Some(handle) = self.handle() {
             handle.reconfigure(move |config| config.trust = trust);
@@ -173,7 +171,7 @@ impl DataPath {
         }
     }
 
-    /// Begins to end; `false`: there is nothing that has to end.
+    /// Stops the driver; `false`: none was running.
     pub(crate) fn stop(&mut self) -> bool {
         let State::Running { handle, names, .. } = std::mem::replace(&mut self.state, State::Lost) else {
             return false;
@@ -199,9 +197,7 @@ impl Place {
             let device = PodDevice::hold(&tun, heir)?;
             Ok((tun, device))
         });
-        created
-            .map_err(|error| Error::SetUp { what: what(), cause: chain(&error) })?
-            .map_err(|error| Error::SetUp { what: what(), cause: errno::text(&error) })
+        created.map_err(|error| Error::set_up(what(), error))?.map_err(|error| Error::set_up_io(what(), error))
     }
 }
 
@@ -211,9 +207,9 @@ pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
 }
 
 fn thread_failed(error: std::io::Error) -> Error {
-    Error::SetUp { what: "cannot start a thread".to_owned(), cause: errno::text(&error) }
+    Error::set_up_io("cannot start a thread", error)
 }
 
-fn link_failed(error: &link::Error) -> Error {
-    Error::SetUp { what: "cannot configure the tun device in the pod".to_owned(), cause: chain(error) }
+fn link_failed(error: link::Error) -> Error {
+    Error::set_up("cannot configure the tun device in the pod", error)
 }

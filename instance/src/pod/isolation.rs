@@ -1,7 +1,7 @@
-//! What an isolated pod may reach and be reached from: the overlay, the node's probes, DNS and listed ranges, nothing else.
-//! The rules belong to the pod's network namespace: they outlive this process, and end with the namespace. They tell the pod's own
-//! programs early; a raw socket passes them, so the node's end of the pod's link has rules of its own
-//! ([`nebula_cni_plugin::link::guard`]).
+//! What an isolated pod may reach and be reached from: the overlay, the node's probes, DNS and listed ranges, nothing
+//! else. The rules belong to the pod's network namespace: they outlive this process, and end with the namespace. They
+//! tell the pod's own programs early; a raw socket passes them, so the node's end of the pod's link has rules of its
+//! own ([`nebula_cni_plugin::link::guard`]).
 
 use std::net::IpAddr;
 
@@ -11,10 +11,9 @@ use nebula_cni_plugin::link::guard::ca_address;
 use nebula_cni_plugin::netlink::nftables::{Family, Hook, Match, Rule, Table};
 use nix::libc;
 
-use crate::host::daemon::chain;
 use crate::linux::errno;
 use crate::linux::netns::Namespace;
-use crate::pod::tunnel::Error;
+use crate::pod::error::Error;
 
 /// Isolates the pod in `namespace`, if that is wanted. `port` is that of the tunnel's socket.
 pub(crate) fn isolate(spec: &LaunchSpec, namespace: &Namespace, port: u16) -> Result<(), Error> {
@@ -23,10 +22,10 @@ pub(crate) fn isolate(spec: &LaunchSpec, namespace: &Namespace, port: u16) -> Re
         Underlay::Host => None,
         Underlay::Pod => Some(OwnTraffic { port, ca: ca_address(&spec.ca.url) }),
     };
-    let refused = |cause: String| Error::SetUp { what: "cannot isolate the pod".to_owned(), cause };
+    let what = "cannot isolate the pod";
     let table = table(isolate, &spec.target.device, own.as_ref());
-    let installed = namespace.run("isolation", || table.install()).map_err(|error| refused(chain(&error)))?;
-    installed.map_err(|error| refused(format!("nf_tables: {}", errno::text(&error))))
+    let installed = namespace.run("isolation", || table.install()).map_err(|error| Error::set_up(what, error))?;
+    installed.map_err(|error| Error::set_up(what, format!("nf_tables: {}", errno::text(&error))))
 }
 
 /// What the instance itself sends through the pod's namespace.
@@ -44,7 +43,7 @@ fn table(isolate: &Isolate, device: &str, own: Option<&OwnTraffic>) -> Table {
     outgoing.extend(common());
     outgoing.extend(isolate.ranges.iter().map(|range| vec![Match::Destination(*range)]));
     for protocol in [UDP, TCP] {
-        let question = [Match::Protocol(protocol), Match::DestinationPort(DNS)];
+        let question = [Match::Protocol(protocol), Match::DestinationPort(DNS_PORT)];
         if isolate.dns.is_empty() {
             outgoing.push(question.to_vec());
         }
@@ -69,13 +68,13 @@ fn table(isolate: &Isolate, device: &str, own: Option<&OwnTraffic>) -> Table {
         }
     }
     let rules = |accepted: Vec<Vec<Match>>| accepted.into_iter().map(Rule::accept).collect();
-    Table::new(Family::Inet, TABLE)
+    Table::new(Family::Inet, TABLE_NAME)
         .chain(Hook::Input, rules(incoming))
         .chain(Hook::Forward, rules(passing))
         .chain(Hook::Output, rules(outgoing))
 }
 
-const TABLE: &str = "nebula-cni";
-const DNS: u16 = 53;
+const TABLE_NAME: &str = "nebula-cni";
+const DNS_PORT: u16 = 53;
 const UDP: u8 = libc::IPPROTO_UDP as u8;
 const TCP: u8 = libc::IPPROTO_TCP as u8;

@@ -1,5 +1,5 @@
-//! Labels of a pod and of its namespace, asked of a Kubernetes API server the way a kubeconfig says. Runs as a process of
-//! its own beside the CNI plugin, which stays small and starts fast without it.
+//! Labels of a pod and of its namespace, asked of a Kubernetes API server the way a kubeconfig says. Runs as a process
+//! of its own beside the CNI plugin, which stays small and starts fast without it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,9 +20,38 @@ use crate::config;
 pub fn answer(question: &Question) -> Answer {
     match Server::from_kubeconfig(&question.kubeconfig).and_then(|server| server.answer(question)) {
         Ok(answer) => answer,
-        Err(why) => Answer::Undecided(why),
+        Err(error) => Answer::Undecided(error.to_string()),
     }
 }
+
+/// Why the labels are not known.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("kubeconfig {}: {source}", path.display())]
+    Syntax { path: PathBuf, source: Cause },
+    #[error("kubeconfig {} is empty", .0.display())]
+    Empty(PathBuf),
+    #[error("kubeconfig {}: {cause}", path.display())]
+    KubeConfig { path: PathBuf, cause: String },
+    #[error("kubeconfig: {what}: {source}")]
+    Credential { what: String, source: Cause },
+    #[error("kubeconfig: {0}")]
+    Credentials(String),
+    #[error("cannot ask {url}: {source}")]
+    Ask { url: String, source: Box<ureq::Error> },
+    #[error("cannot read the answer of {url}: {source}")]
+    Answer { url: String, source: Box<ureq::Error> },
+    #[error("{url} answers with status {status}")]
+    Status { url: String, status: u16 },
+    #[error("the answer of {url} is no object: {source}")]
+    NotAnObject { url: String, source: serde_json::Error },
+    #[error("the API server knows no namespace {0:?}")]
+    NoNamespace(String),
+}
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// An API server and the right to ask it.
 struct Server {
@@ -32,27 +61,27 @@ struct Server {
 }
 
 impl Server {
-    fn from_kubeconfig(path: &Path) -> Result<Self, String> {
-        let file = path.display();
+    fn from_kubeconfig(path: &Path) -> Result<Self, Error> {
+        let refuse = |cause: String| Error::KubeConfig { path: path.to_owned(), cause };
         let text = read(path)?;
         let config: KubeConfig = config::yaml::read(&text)
-            .map_err(|error| format!("kubeconfig {file}: {error}"))?
-            .ok_or_else(|| format!("kubeconfig {file} is empty"))?;
-        let named = |what: &str, name: &str| format!("kubeconfig {file}: no {what} {name:?}");
+            .map_err(|error| Error::Syntax { path: path.to_owned(), source: error.into() })?
+            .ok_or_else(|| Error::Empty(path.to_owned()))?;
+        let named = |what: &str, name: &str| refuse(format!("no {what} {name:?}"));
         let name = &config.current_context;
         let context = find(&config.contexts, name).ok_or_else(|| named("context", name))?.context.clone();
         let cluster =
             &find(&config.clusters, &context.cluster).ok_or_else(|| named("cluster", &context.cluster))?.cluster;
         let user = &find(&config.users, &context.user).ok_or_else(|| named("user", &context.user))?.user;
         if cluster.skip_verify {
-            return Err(format!("kubeconfig {file}: insecure-skip-tls-verify: whoever answers could enrol pods"));
+            return Err(refuse("insecure-skip-tls-verify: whoever answers could enrol pods".to_owned()));
         }
         if !cluster.server.starts_with("https://") {
-            return Err(format!("kubeconfig {file}: server {:?} is not https://HOST:PORT", cluster.server));
+            return Err(refuse(format!("server {:?} is not https://HOST:PORT", cluster.server)));
         }
         let dir = path.parent().unwrap_or_else(|| Path::new("/"));
         let roots = pem(dir, "certificate-authority", &cluster.ca_file, &cluster.ca_data)?
-            .ok_or_else(|| format!("kubeconfig {file}: the cluster has no certificate-authority"))?;
+            .ok_or_else(|| refuse("the cluster has no certificate-authority".to_owned()))?;
         let chain = pem(dir, "client-certificate", &user.certificate_file, &user.certificate_data)?;
         let key = pem(dir, "client-key", &user.key_file, &user.key_data)?;
         let token = match (&user.token, &user.token_file) {
@@ -61,7 +90,7 @@ impl Server {
             _ => None,
         };
         if token.is_none() && chain.is_none() {
-            return Err(format!("kubeconfig {file}: user {:?} has neither token nor client certificate", context.user));
+            return Err(refuse(format!("user {:?} has neither token nor client certificate", context.user)));
         }
         let tls = TlsConfig::builder()
             .provider(TlsProvider::Rustls)
@@ -72,7 +101,7 @@ impl Server {
         Ok(Self { url: cluster.server.trim_end_matches('/').to_owned(), agent_tls: tls, token })
     }
 
-    fn answer(&self, question: &Question) -> Result<Answer, String> {
+    fn answer(&self, question: &Question) -> Result<Answer, Error> {
         let Question { namespace, name, .. } = question;
         let agent = self.agent(Duration::from_millis(question.within_ms));
         let mut labels = Labels::default();
@@ -80,7 +109,7 @@ impl Server {
             let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
             let Some(pod) = self.get(&agent, &path)? else { return Ok(Answer::NoSuchPod) };
             let uid = &question.uid;
-            let mirrored = MIRROR.iter().any(|key| pod.metadata.annotations.get(*key) == Some(uid));
+            let mirrored = MIRROR_ANNOTATIONS.iter().any(|key| pod.metadata.annotations.get(*key) == Some(uid));
             // A static pod's uid on the node is that of its file; the mirror in the API names it.
             if !uid.is_empty() && pod.metadata.uid != *uid && !mirrored {
                 return Ok(Answer::OtherPod { uid: pod.metadata.uid });
@@ -89,28 +118,28 @@ impl Server {
         }
         if question.of_namespace {
             let found = self.get(&agent, &format!("/api/v1/namespaces/{namespace}"))?;
-            labels.namespace =
-                found.ok_or_else(|| format!("the API server knows no namespace {namespace:?}"))?.metadata.labels;
+            labels.namespace = found.ok_or_else(|| Error::NoNamespace(namespace.clone()))?.metadata.labels;
         }
         Ok(Answer::Labels(labels))
     }
 
     /// `None`: no such object.
-    fn get(&self, agent: &ureq::Agent, path: &str) -> Result<Option<Object>, String> {
+    fn get(&self, agent: &ureq::Agent, path: &str) -> Result<Option<Object>, Error> {
         let url = format!("{}{path}", self.url);
         let mut request = agent.get(&url).header("Accept", "application/json");
         if let Some(token) = &self.token {
             request = request.header("Authorization", format!("Bearer {}", token.as_str()));
         }
-        let mut response = request.call().map_err(|error| format!("cannot ask {url}: {error}"))?;
+        let mut response =
+            request.call().map_err(|source| Error::Ask { url: url.clone(), source: Box::new(source) })?;
         match response.status().as_u16() {
             200 => {}
             404 => return Ok(None),
-            status => return Err(format!("{url} answers with status {status}")),
+            status => return Err(Error::Status { url, status }),
         }
-        let body = response.body_mut().with_config().limit(MAX_OBJECT).read_to_vec();
-        let body = body.map_err(|error| format!("cannot read the answer of {url}: {error}"))?;
-        serde_json::from_slice(&body).map(Some).map_err(|error| format!("the answer of {url} is no object: {error}"))
+        let body = response.body_mut().with_config().limit(MAX_OBJECT_BYTES).read_to_vec();
+        let body = body.map_err(|source| Error::Answer { url: url.clone(), source: Box::new(source) })?;
+        serde_json::from_slice(&body).map(Some).map_err(|source| Error::NotAnObject { url, source })
     }
 
     fn agent(&self, within: Duration) -> ureq::Agent {
@@ -220,47 +249,50 @@ fn pem(
     what: &str,
     file: &Option<PathBuf>,
     data: &Option<String>,
-) -> Result<Option<Zeroizing<String>>, String> {
+) -> Result<Option<Zeroizing<String>>, Error> {
     if let Some(data) = data {
-        let bytes = STANDARD.decode(data.trim()).map_err(|error| format!("kubeconfig: {what}-data: {error}"))?;
-        let text = String::from_utf8(bytes).map_err(|_| format!("kubeconfig: {what}-data is not PEM"))?;
+        let bytes = STANDARD.decode(data.trim()).map_err(|error| credential(&format!("{what}-data"), error))?;
+        let text = String::from_utf8(bytes).map_err(|_| Error::Credentials(format!("{what}-data is not PEM")))?;
         return Ok(Some(Zeroizing::new(text)));
     }
     file.as_ref().map(|file| read(&dir.join(file))).transpose()
 }
 
-fn certificates(what: &str, text: &str) -> Result<Vec<Certificate<'static>>, String> {
+fn credential(what: &str, error: impl Into<Cause>) -> Error {
+    Error::Credential { what: what.to_owned(), source: error.into() }
+}
+
+fn certificates(what: &str, text: &str) -> Result<Vec<Certificate<'static>>, Error> {
     let mut found = Vec::new();
     for item in ureq::tls::parse_pem(text.as_bytes()) {
-        if let PemItem::Certificate(certificate) = item.map_err(|error| format!("kubeconfig: {what}: {error}"))? {
+        if let PemItem::Certificate(certificate) = item.map_err(|error| credential(what, error))? {
             found.push(certificate);
         }
     }
-    if found.is_empty() { Err(format!("kubeconfig: {what} holds no certificate")) } else { Ok(found) }
+    if found.is_empty() { Err(Error::Credentials(format!("{what} holds no certificate"))) } else { Ok(found) }
 }
 
-fn client_certificate(chain: Option<&String>, key: Option<&str>) -> Result<Option<ClientCert>, String> {
+fn client_certificate(chain: Option<&String>, key: Option<&str>) -> Result<Option<ClientCert>, Error> {
     match (chain, key) {
         (None, _) => Ok(None),
-        (Some(_), None) => Err("kubeconfig: client-certificate without client-key".to_owned()),
+        (Some(_), None) => Err(Error::Credentials("client-certificate without client-key".to_owned())),
         (Some(chain), Some(key)) => {
             let chain = certificates("client-certificate", chain)?;
-            let key =
-                PrivateKey::from_pem(key.as_bytes()).map_err(|error| format!("kubeconfig: client-key: {error}"))?;
+            let key = PrivateKey::from_pem(key.as_bytes()).map_err(|error| credential("client-key", error))?;
             Ok(Some(ClientCert::new_with_certs(&chain, key)))
         }
     }
 }
 
-fn read(path: &Path) -> Result<Zeroizing<String>, String> {
-    let refuse = |why: &dyn std::fmt::Display| format!("cannot read {}: {why}", path.display());
-    if fs::metadata(path).map_err(|e| refuse(&e))?.len() > MAX_FILE {
-        return Err(refuse(&"longer than 1 MiB"));
+fn read(path: &Path) -> Result<Zeroizing<String>, Error> {
+    let refuse = |source: std::io::Error| Error::Read { path: path.to_owned(), source };
+    if fs::metadata(path).map_err(refuse)?.len() > MAX_FILE_BYTES {
+        return Err(refuse(std::io::Error::other("longer than 1 MiB")));
     }
-    fs::read_to_string(path).map(Zeroizing::new).map_err(|e| refuse(&e))
+    fs::read_to_string(path).map(Zeroizing::new).map_err(refuse)
 }
 
-const MIRROR: [&str; 2] = ["kubernetes.io/config.mirror", "kubernetes.io/config.hash"];
-const MAX_FILE: u64 = 1 << 20;
+const MIRROR_ANNOTATIONS: [&str; 2] = ["kubernetes.io/config.mirror", "kubernetes.io/config.hash"];
+const MAX_FILE_BYTES: u64 = 1 << 20;
 // etcd takes objects up to 1.5 MiB.
-const MAX_OBJECT: u64 = 4 << 20;
+const MAX_OBJECT_BYTES: u64 = 4 << 20;

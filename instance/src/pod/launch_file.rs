@@ -9,7 +9,7 @@ use nebula_cni_plugin::launch::LaunchSpec;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::linux::errno;
-use crate::pod::tunnel::Error;
+use crate::pod::error::{Cause, Error};
 
 /// A launch file in use. A second instance of the same pod waits for the end of this value, and not for long.
 #[derive(Debug)]
@@ -27,17 +27,17 @@ impl Launch {
     /// As [`read`], or another instance serves this pod.
     pub fn claim(path: &Path) -> Result<Self, Error> {
         let spec = read(path)?;
-        let refuse = |cause: String| Error::Launch { file: path.display().to_string(), cause };
-        let mut file = File::open(path).map_err(|error| refuse(errno::text(&error)))?;
-        for _ in 0..LOCK_TRIES {
+        let refuse = |cause: Cause| Error::launch(path, cause);
+        let mut file = File::open(path).map_err(|error| refuse(errno::Plain(error).into()))?;
+        for _ in 0..MAX_LOCK_TRIES {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok(Self { spec, lock }),
                 Err((back, nix::errno::Errno::EWOULDBLOCK)) => file = back,
-                Err((_, errno)) => return Err(refuse(format!("cannot lock it: {}", errno.desc()))),
+                Err((_, errno)) => return Err(refuse(format!("cannot lock it: {}", errno.desc()).into())),
             }
             std::thread::sleep(LOCK_INTERVAL);
         }
-        Err(refuse("another instance serves this pod".to_owned()))
+        Err(refuse("another instance serves this pod".into()))
     }
 }
 
@@ -46,28 +46,31 @@ impl Launch {
 /// # Errors
 /// Unreadable, not of the form, or of another version.
 pub fn read(path: &Path) -> Result<LaunchSpec, Error> {
-    let refuse = |cause: String| Error::Launch { file: path.display().to_string(), cause };
+    let refuse = |cause: Cause| Error::launch(path, cause);
     let mut text = Vec::new();
-    let file = File::open(path).map_err(|error| refuse(errno::text(&error)))?;
-    file.take(MAX_LAUNCH + 1).read_to_end(&mut text).map_err(|error| refuse(errno::text(&error)))?;
-    if text.len() as u64 > MAX_LAUNCH {
-        return Err(refuse(format!("longer than {} KiB", MAX_LAUNCH >> 10)));
+    let file = File::open(path).map_err(|error| refuse(errno::Plain(error).into()))?;
+    file.take(MAX_LAUNCH_BYTES + 1).read_to_end(&mut text).map_err(|error| refuse(errno::Plain(error).into()))?;
+    if text.len() as u64 > MAX_LAUNCH_BYTES {
+        return Err(refuse(format!("longer than {} KiB", MAX_LAUNCH_BYTES >> 10).into()));
     }
-    let tree: serde_json::Value = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
+    let tree: serde_json::Value = serde_json::from_slice(&text).map_err(|error| refuse(error.into()))?;
     // Before the rest: another version may have other fields.
     if tree["version"] != LaunchSpec::VERSION {
-        return Err(refuse(format!(
-            "version {} is not {}, the one this instance knows; install plugin and instance from one release",
-            tree["version"],
-            LaunchSpec::VERSION
-        )));
+        return Err(refuse(
+            format!(
+                "version {} is not {}, the one this instance knows; install plugin and instance from one release",
+                tree["version"],
+                LaunchSpec::VERSION
+            )
+            .into(),
+        ));
     }
-    serde_json::from_value(tree).map_err(|error| refuse(error.to_string()))
+    serde_json::from_value(tree).map_err(|error| refuse(error.into()))
 }
 
-const MAX_LAUNCH: u64 = 1 << 20;
+const MAX_LAUNCH_BYTES: u64 = 1 << 20;
 // An instance that was told to stop takes a moment to say goodbye to its peers.
-const LOCK_TRIES: u32 = 20;
+const MAX_LOCK_TRIES: u32 = 20;
 const LOCK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

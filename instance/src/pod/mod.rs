@@ -1,9 +1,10 @@
 //! One pod's instance: enrolment, tunnel, isolation, status and renewals.
 
-mod applicant;
 mod data_path;
 mod device;
-mod inbox;
+mod enrolment;
+pub mod error;
+mod events;
 mod isolation;
 pub mod kube_labels;
 pub mod launch_file;

@@ -1,29 +1,31 @@
-//! One pod's status on a unix socket, as HTTP: `/` the status document, `/metrics`, `/healthz`. Who connects and says nothing
-//! gets the document alone.
+//! One pod's status on a unix socket, as HTTP: `/` is the status document, then there are `/metrics` and `/healthz`. A
+//! client that sends no request gets the document alone.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use nix::sys::stat::{Mode, umask};
 
-use crate::listener::deadline::Within;
+use crate::linux::clock::since_epoch;
+use crate::listener::deadline::DeadlineStream;
+use crate::listener::http::{self, Answer, Received};
 use crate::pod::status::{Shared, Snapshot};
 
 /// Reads the document of the instance that listens at `path`.
 ///
 /// # Errors
-/// Nobody listens, or no document comes in time.
+/// No instance listens, or no document comes in time.
 pub fn ask(path: &Path) -> std::io::Result<String> {
     let stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     // There is no request to wait for.
     stream.shutdown(std::net::Shutdown::Write)?;
     let mut text = String::new();
-    stream.take(LONGEST_ANSWER).read_to_string(&mut text)?;
+    stream.take(MAX_ANSWER_BYTES).read_to_string(&mut text)?;
     Ok(text)
 }
 
@@ -56,8 +58,8 @@ impl StatusSocket {
         Ok(Self { listener, status, path: path.to_owned(), clients: Arc::new(()) })
     }
 
-    /// Lets the next client in, if there is one: who is let in is answered on a thread of its own. Too many at once are
-    /// turned away.
+    /// Accepts the next client, if there is one, and answers it on a thread of its own. Clients beyond the limit are
+    /// disconnected.
     ///
     /// # Errors
     /// There are no descriptors or threads left.
@@ -96,65 +98,38 @@ impl Drop for StatusSocket {
 }
 
 fn answer(stream: &UnixStream, status: &Shared) -> std::io::Result<()> {
-    let snapshot = || Snapshot::take(status, now());
-    let target = read_target(&mut Within::new(stream, READ_WITHIN))?;
-    let mut stream = Within::new(stream, WRITE_WITHIN);
-    let Some(target) = target else {
-        return stream.write_all(snapshot().document().to_string().as_bytes());
-    };
-    let (code, kind, body) = match target.as_str() {
-        "GET /" => ("200 OK", "application/json", snapshot().document().to_string()),
-        "GET /metrics" => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", snapshot().metrics()),
-        "GET /healthz" => match snapshot().health() {
-            Ok(()) => ("200 OK", TEXT, "ok\n".to_owned()),
-            Err(why) => ("503 Service Unavailable", TEXT, format!("{why}\n")),
-        },
-        _ => ("404 Not Found", TEXT, "there are /, /metrics and /healthz\n".to_owned()),
-    };
-    let head = format!(
-        "HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())
-}
-
-/// Method and path of the request; `None`: there is no request.
-fn read_target(stream: &mut impl Read) -> std::io::Result<Option<String>> {
-    let mut head = Vec::new();
-    let mut chunk = [0; 512];
-    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        match stream.read(&mut chunk) {
-            Ok(0) => break,
-            Ok(read) if head.len() + read <= LONGEST_HEAD => head.extend_from_slice(&chunk[..read]),
-            Ok(_) => return Err(ErrorKind::InvalidData.into()),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break,
-            Err(error) => return Err(error),
+    let snapshot = || Snapshot::take(status, since_epoch());
+    let received = http::read_request(stream, READ_TIMEOUT, MAX_HEAD_BYTES)?;
+    let request = match received {
+        Received::Silence => {
+            let document = snapshot().document().to_string();
+            return DeadlineStream::new(stream, WRITE_TIMEOUT).write_all(document.as_bytes());
         }
-    }
-    let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
-    let line = String::from_utf8_lossy(line);
-    let mut words = line.split([' ', '?']);
-    Ok(words
-        .next()
-        .filter(|word| !word.is_empty())
-        .map(|method| format!("{method} {}", words.next().unwrap_or_default())))
+        Received::Complete(request) | Received::Incomplete(Some(request)) => Some(request),
+        Received::Incomplete(None) | Received::Malformed => None,
+    };
+    let path = request.filter(|request| request.method == "GET").map(|request| request.path);
+    let (status, content_type, body) = match path.as_deref() {
+        Some("/") => ("200 OK", "application/json", snapshot().document().to_string()),
+        Some("/metrics") => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", snapshot().metrics()),
+        Some("/healthz") => match snapshot().health() {
+            Ok(()) => ("200 OK", TEXT_TYPE, "ok\n".to_owned()),
+            Err(why) => ("503 Service Unavailable", TEXT_TYPE, format!("{why}\n")),
+        },
+        _ => ("404 Not Found", TEXT_TYPE, "there are /, /metrics and /healthz\n".to_owned()),
+    };
+    http::write_answer(stream, WRITE_TIMEOUT, &Answer { status, content_type, body: &body, has_body: true })
 }
 
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
-fn now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
-const TEXT: &str = "text/plain; charset=utf-8";
+const TEXT_TYPE: &str = "text/plain; charset=utf-8";
 /// For the whole request; then the document alone is the answer.
-const READ_WITHIN: Duration = Duration::from_millis(100);
-/// For the whole answer: those who ask do not wait longer.
-const WRITE_WITHIN: Duration = ANSWER_WITHIN;
-const LONGEST_HEAD: usize = 4096;
+const READ_TIMEOUT: Duration = Duration::from_millis(100);
+/// For the whole answer: clients do not wait longer.
+const WRITE_TIMEOUT: Duration = ANSWER_TIMEOUT;
+const MAX_HEAD_BYTES: usize = 4096;
 const MAX_CLIENTS: usize = 16;
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
-const LONGEST_ANSWER: u64 = 16 << 20;
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
+const MAX_ANSWER_BYTES: u64 = 16 << 20;
 
 #[cfg(test)]
 mod tests {

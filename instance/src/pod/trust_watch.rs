@@ -23,7 +23,7 @@ impl TrustWatch {
     /// There is a certificate, and with it came what is trusted at `now`.
     pub fn begin(&mut self, now: Duration) {
         if self.ask_at.is_none() && self.failures == 0 {
-            self.ask_at = Some(now + self.jitter.around(SOON));
+            self.ask_at = Some(now + self.jitter.around(DELAY_AFTER_CHANGE));
         }
     }
 
@@ -43,26 +43,27 @@ impl TrustWatch {
     pub fn answered(&mut self, asked: Duration, now: Duration, news: bool, retry_after: Option<Duration>) {
         self.failures = 0;
         // A question that the service kept is followed by the next one at once. News rarely come alone.
-        let next = if news { now + self.jitter.around(SOON) } else { asked + self.jitter.around(INTERVAL) };
-        let left_alone = now + self.jitter.around(retry_after.unwrap_or_default().min(LONGEST_WAIT));
+        let next =
+            if news { now + self.jitter.around(DELAY_AFTER_CHANGE) } else { asked + self.jitter.around(POLL_INTERVAL) };
+        let left_alone = now + self.jitter.around(retry_after.unwrap_or_default().min(MAX_BACKOFF));
         self.ask_at = Some(next.max(left_alone));
     }
 
     /// The CA did not answer. What was trusted stays trusted.
     pub fn failed(&mut self, now: Duration) {
-        let wait = FIRST_RETRY.saturating_mul(1 << self.failures.min(8)).min(LONGEST_WAIT);
+        let wait = FIRST_BACKOFF.saturating_mul(1 << self.failures.min(8)).min(MAX_BACKOFF);
         self.failures = self.failures.saturating_add(1);
         self.ask_at = Some(now + self.jitter.around(wait));
     }
 }
 
 // Blocked peers shall lose their tunnels within seconds, also where the service keeps no questions.
-const INTERVAL: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 // Between a change and the question that the service keeps until the next one.
-const SOON: Duration = Duration::from_millis(500);
+const DELAY_AFTER_CHANGE: Duration = Duration::from_millis(500);
 // The service is started again, and all pods have lost their connections to it.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -127,7 +128,7 @@ mod tests {
         watch.answered(seconds(10), seconds(12), true, None);
         assert!(!watch.is_due(seconds(12)) && watch.is_due(seconds(13)));
         watch.failed(seconds(13));
-        assert!(watch.is_due(seconds(13) + FIRST_RETRY * 5 / 4));
+        assert!(watch.is_due(seconds(13) + FIRST_BACKOFF * 5 / 4));
     }
 
     #[test]

@@ -2,68 +2,37 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use nebula_cert::{CaPool, Certificate, Identity, UnixTime};
 use nebula_cni_plugin::launch::{Flow, LaunchSpec, Mode, Underlay};
 use rustix::thread::CapabilitySet;
 
-use crate::ca_client::{self, CaClient, Issued, TrustAnswer};
+use crate::ca_client::{self, CaClient, Issued, Refusal, TrustAnswer};
 use crate::config::{Settings, Value};
-use crate::host::daemon::chain;
-use crate::init::desk::InitDesk;
-use crate::init::handoff;
+use crate::handoff;
+use crate::handoff::server::HandoffServer;
 use crate::linux::capabilities;
+use crate::linux::clock;
 use crate::linux::confinement;
 use crate::linux::confinement::{Confinement, Missing};
-use crate::linux::errno;
 use crate::linux::link_watch::LinkWatch;
 use crate::linux::memory;
-use crate::linux::netns::{self, Foothold, Namespace, Presence};
+use crate::linux::netns::{self, Namespace, NamespaceExecutor, Presence};
 use crate::linux::notify;
 use crate::linux::signals::{Signal, Signals, go_name};
 use crate::log;
-use crate::pod::applicant::{Answer, Applicant};
 use crate::pod::data_path::{DataPath, Place, spawn};
-use crate::pod::inbox::{Inbox, Input, Reports};
+use crate::pod::enrolment::{Enrolment, Outcome};
+use crate::pod::error::Error;
+use crate::pod::events::{Event, EventQueue, EventSender};
 use crate::pod::isolation;
 use crate::pod::launch_file::Launch;
-use crate::pod::life_cycle::{Closing, GiveUp, Install, LifeCycle, Moment, Now, Standing, Start, Step};
+use crate::pod::life_cycle::{Closing, Failure, Install, LifeCycle, Moment, Now, Standing, Start, Step};
 use crate::pod::status::{Shared, Status};
 use crate::pod::status_socket::StatusSocket;
 use crate::pod::trust_watch::TrustWatch;
 use crate::pod::underlay;
-
-/// Why an instance ended other than by being told to.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// The launch file is no use.
-    #[error("launch file {file}: {cause}")]
-    Launch {
-        /// Path.
-        file: String,
-        /// What is wrong with it.
-        cause: String,
-    },
-    /// Something on this node could not be set up.
-    #[error("{what}: {cause}")]
-    SetUp {
-        /// What was tried.
-        what: String,
-        /// Why not.
-        cause: String,
-    },
-    /// The CA refused a certificate.
-    #[error("ca-denied: {0}")]
-    Denied(String),
-    /// The CA could not be asked in time.
-    #[error("ca-unavailable: {0}")]
-    Unavailable(String),
-    /// The data path broke.
-    #[error("the tunnel failed: {0}")]
-    Broken(String),
-}
 
 /// Serves the pod of a launch file until it is gone, a signal asks to stop, or something fails.
 ///
@@ -76,23 +45,22 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
         eprintln!("nobody hears that this instance is ready: {error}");
     }
     let signals = Signals::block().map_err(set_up("cannot set up signal handling"))?;
-    // Fails if we lead a session already, which is as good.
+    // Fails only if this process leads a session already.
     let _ = nix::unistd::setsid();
-    // What is read and made first goes deep, and the stack for it ends with its thread.
+    // Set-up needs a deep stack, whose memory is freed with its thread.
     let started = Namespace::Own.run("start", || {
         let Launch { spec, lock: only_one } = Launch::claim(launch)?;
         let settings = Settings::read_for_pod(&Value::from(&spec.nebula))
-            .map_err(|error| Error::SetUp { what: "tunnel configuration".to_owned(), cause: error.to_string() })?;
+            .map_err(|error| Error::set_up("tunnel configuration", error))?;
         log::start(settings.logging, log::Output::Stderr);
         settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
         let confinement = Confinement::of(&spec);
-        let (pod, inputs) = start(spec, settings, signals, &confinement)?;
-        Ok((pod, inputs, only_one, confinement.prepare()))
+        let (pod, events) = start(spec, settings, signals, &confinement)?;
+        Ok((pod, events, only_one, confinement.prepare()))
     });
-    let (mut pod, mut inputs, only_one, wall) =
-        started.map_err(|error| Error::SetUp { what: "pod".to_owned(), cause: chain(&error) })??;
-    // All other threads are started from here, or went behind the wall themselves.
-    let missing = wall.enter(CapabilitySet::empty()).map_err(set_up("cannot confine this instance"))?;
+    let (mut pod, mut events, only_one, sandbox) = started.map_err(|error| Error::set_up("pod", error))??;
+    // All other threads are started from here, or entered the sandbox themselves.
+    let missing = sandbox.enter(CapabilitySet::empty()).map_err(set_up("cannot confine this instance"))?;
     if missing != Missing::default() {
         tracing::warn!(?missing, "This kernel does not offer all that would confine the instance");
     }
@@ -100,10 +68,10 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
         // Flow init: the kubelet starts the init container only after this.
         notify::ready();
     }
-    let result = pod.run(&mut inputs);
+    let result = pod.run(&mut events);
     // The next instance of this pod may begin when there is nothing left of this one.
     drop(pod);
-    drop(inputs);
+    drop(events);
     drop(only_one);
     result
 }
@@ -114,25 +82,25 @@ fn start(
     settings: Settings,
     signals: Signals,
     confinement: &Confinement,
-) -> Result<(Box<PodTunnel>, Inbox), Error> {
+) -> Result<(Box<PodTunnel>, EventQueue), Error> {
     let namespace = Namespace::At { path: spec.target.netns.clone(), id: spec.target.netns_id };
-    let refused = |error: netns::Error| Error::SetUp { what: "pod".to_owned(), cause: chain(&error) };
+    let refused = |error: netns::Error| Error::set_up("pod", error);
     let presence = Presence::of(namespace.clone()).map_err(set_up("cannot watch over the pod's network namespace"))?;
     let in_pod_with = |kept: CapabilitySet| {
-        let wall = confinement.prepare();
-        namespace.stay(move || wall.enter(kept).map(drop)).map_err(refused)
+        let sandbox = confinement.prepare();
+        namespace.executor(move || sandbox.enter(kept).map(drop)).map_err(refused)
     };
     let in_pod = || in_pod_with(CapabilitySet::empty());
     // Their folder belongs to the user that this program becomes; the way to it does not.
     let room = spec.status_socket.parent().unwrap_or_else(|| Path::new("/"));
     std::env::set_current_dir(room).map_err(set_up(&format!("cannot work in {}", room.display())))?;
     let (sockets, place_of_sockets) = match spec.underlay {
-        Underlay::Host => (underlay::bind(&spec, &settings, &Namespace::Own, random())?, Foothold::Here),
+        Underlay::Host => (underlay::bind(&spec, &settings, &Namespace::Own, random())?, NamespaceExecutor::Here),
         Underlay::Pod => (underlay::bind(&spec, &settings, &namespace, random())?, in_pod()?),
     };
     let init = match spec.flow {
         // Before any program of the pod runs: the name is ours as long as we live.
-        Flow::Init => Some(open_desk(&namespace, confinement)?),
+        Flow::Init => Some(open_handoff(&namespace, confinement)?),
         Flow::Node => None,
     };
     let mut client = CaClient::new(spec.ca.clone(), place_of_sockets.clone());
@@ -146,8 +114,8 @@ fn start(
     let status = Arc::new(Mutex::new(Status::new(&spec, port)));
     let clients = StatusSocket::open(in_room(&spec.status_socket), Arc::clone(&status))
         .map_err(set_up(&format!("cannot make the status socket {}", spec.status_socket.display())))?;
-    let inputs = Inbox::new(signals, watch_links(&namespace)?, clients);
-    let (inputs, reports) = inputs.map_err(set_up("cannot wait for signals"))?;
+    let events = EventQueue::new(signals, watch_links(&namespace)?, clients);
+    let (events, reports) = events.map_err(set_up("cannot wait for signals"))?;
     let is_awaited = spec.flow == Flow::Node && spec.mode == Mode::Strict;
     let start = if is_awaited { Start::Within(Duration::from_secs(spec.budget_seconds)) } else { Start::Whenever };
     let clock = Clock::start();
@@ -155,7 +123,7 @@ fn start(
         life: LifeCycle::new(start, clock.now(), random()),
         trust: TrustWatch::new(random()),
         etag: None,
-        applicant: Applicant::new(&spec, client.clone(), init),
+        enrolment: Enrolment::new(&spec, client.clone(), init),
         is_awaited,
         clock,
         path,
@@ -165,7 +133,7 @@ fn start(
         reports,
         client,
     };
-    Ok((Box::new(pod), inputs))
+    Ok((Box::new(pod), events))
 }
 
 struct PodTunnel {
@@ -173,11 +141,11 @@ struct PodTunnel {
     presence: Presence,
     clock: Clock,
     status: Shared,
-    reports: Reports,
+    reports: EventSender,
     client: CaClient,
-    applicant: Applicant,
+    enrolment: Enrolment,
     life: LifeCycle,
-    /// Whether somebody waits for the first certificate.
+    /// Whether the plugin waits for the first certificate.
     is_awaited: bool,
     trust: TrustWatch,
     /// Of the trust in use.
@@ -189,109 +157,107 @@ struct PodTunnel {
 #[derive(Debug, Clone, Copy)]
 struct Clock(Instant);
 
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clocks; the machines take them as arguments")]
 impl Clock {
     fn start() -> Self {
-        Self(Instant::now())
+        Self(clock::now())
     }
 
     fn now(&self) -> Now {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Now { uptime: self.0.elapsed(), wall }
+        Now { uptime: clock::now() - self.0, wall: clock::since_epoch() }
     }
 }
 
 impl PodTunnel {
-    fn run(&mut self, inputs: &mut Inbox) -> Result<(), Error> {
+    fn run(&mut self, events: &mut EventQueue) -> Result<(), Error> {
         let mut gone_since = None;
-        let mut tidy_at = None;
-        // Whoever removes a namespace removes its links first, and the namespace a moment later.
-        let mut alert_until = Duration::ZERO;
+        let mut release_memory_at = None;
+        // A namespace that is removed loses its links first: after a change of links it is polled faster.
+        let mut fast_checks_until = Duration::ZERO;
         loop {
             let now = self.clock.now();
             while let Some(step) = self.life.poll(now) {
                 match step {
                     Step::Ask { within } => self.ask(within)?,
                     Step::Close(closing) => self.close(closing),
-                    Step::GiveUp(GiveUp::Denied(cause)) => return Err(Error::Denied(cause)),
-                    Step::GiveUp(GiveUp::Unavailable(cause)) => return Err(Error::Unavailable(cause)),
+                    Step::GiveUp(Failure::Denied(refusal)) => return Err(Error::Denied(refusal)),
+                    Step::GiveUp(Failure::Unavailable(cause)) => return Err(Error::Unavailable(cause)),
                 }
             }
             if self.trust.is_due(now.uptime) {
                 self.ask_whom_to_trust(now.uptime)?;
             }
-            if tidy_at.take_if(|at| now.uptime >= *at).is_some() {
+            if release_memory_at.take_if(|at| now.uptime >= *at).is_some() {
                 memory::release_program_pages();
                 memory::release_free_heap();
             }
-            let look = if now.uptime < alert_until { ALERT_INTERVAL } else { NETNS_INTERVAL };
-            let [trust, tidy] = [self.trust.deadline(), tidy_at].map(|at| Some(at?.saturating_sub(now.uptime)));
+            let look = if now.uptime < fast_checks_until { FAST_CHECK_INTERVAL } else { NETNS_CHECK_INTERVAL };
+            let [trust, tidy] =
+                [self.trust.deadline(), release_memory_at].map(|at| Some(at?.saturating_sub(now.uptime)));
             let wait = [self.life.idle(now), trust, tidy].into_iter().flatten().fold(look, Duration::min);
-            match inputs.next(wait) {
-                Some(Input::Signal(Signal::SIGHUP)) => {
+            match events.next(wait) {
+                Some(Event::Signal(Signal::SIGHUP)) => {
                     tracing::info!("Caught HUP; a pod's configuration does not change")
                 }
-                Some(Input::Signal(signal)) => {
+                Some(Event::Signal(signal)) => {
                     tracing::info!(signal = go_name(signal), "Caught signal, shutting down");
-                    self.stop(inputs);
+                    self.stop(events);
                     return Ok(());
                 }
-                Some(Input::LinksChanged) => alert_until = self.clock.now().uptime + ALERT_FOR,
-                Some(Input::Answer(answer)) => {
+                Some(Event::LinksChanged) => fast_checks_until = self.clock.now().uptime + FAST_CHECKS_FOR,
+                Some(Event::Enrolment(answer)) => {
                     self.answered(*answer)?;
-                    tidy_at = Some(self.clock.now().uptime + TIDY_AFTER);
+                    release_memory_at = Some(self.clock.now().uptime + RELEASE_MEMORY_AFTER);
                 }
-                Some(Input::Trust { asked, answer }) => {
+                Some(Event::Trust { asked, answer }) => {
                     self.told_whom_to_trust(asked, *answer);
-                    tidy_at = Some(self.clock.now().uptime + TIDY_AFTER);
+                    release_memory_at = Some(self.clock.now().uptime + RELEASE_MEMORY_AFTER);
                 }
-                Some(Input::DriverEnded(result)) => {
-                    let cause = result.err().map_or_else(|| "it ended by itself".to_owned(), |error| chain(&error));
-                    return Err(Error::Broken(cause));
+                Some(Event::DriverEnded(result)) => {
+                    return Err(Error::Broken(result.err().map_or_else(|| "it ended by itself".into(), Into::into)));
                 }
                 None => {}
             }
             let now = self.clock.now().uptime;
             if self.presence.is_there() {
                 gone_since = None;
-            } else if now.saturating_sub(*gone_since.get_or_insert(now)) >= GONE_FOR {
+            } else if now.saturating_sub(*gone_since.get_or_insert(now)) >= NETNS_GONE_FOR {
                 // The open tun would keep the namespace, its links and the pod's address alive.
                 tracing::info!("The pod's network namespace is gone, ending");
-                self.stop(inputs);
+                self.stop(events);
                 return Ok(());
             } else {
-                alert_until = now + ALERT_FOR;
+                fast_checks_until = now + FAST_CHECKS_FOR;
             }
         }
     }
 
     fn ask(&self, within: Duration) -> Result<(), Error> {
-        let (applicant, reports) = (self.applicant.clone(), self.reports.clone());
+        let (enrolment, reports) = (self.enrolment.clone(), self.reports.clone());
         let now = unix_seconds(self.clock.now().wall);
-        spawn("ca-client", move || reports.send(Input::Answer(Box::new(applicant.apply(within, now)))))
+        spawn("ca-client", move || reports.send(Event::Enrolment(Box::new(enrolment.apply(within, now)))))
     }
 
-    fn answered(&mut self, answer: Answer) -> Result<(), Error> {
+    fn answered(&mut self, answer: Outcome) -> Result<(), Error> {
         let now = self.clock.now();
-        let (denied, cause) = match answer {
-            Answer::Issued(issued) => match self.check(issued) {
+        let failure = match answer {
+            Outcome::Issued(issued) => match self.check(issued) {
                 Ok(issued) => return self.install(*issued, false),
-                Err(cause) => (true, cause),
+                Err(refusal) => Failure::Denied(refusal),
             },
-            Answer::Provisional(issued) => match self.check(issued) {
+            Outcome::Provisional(issued) => match self.check(issued) {
                 Ok(issued) => return self.install(*issued, true),
-                Err(cause) => (true, cause),
+                Err(refusal) => Failure::Denied(refusal),
             },
-            Answer::NoProvisional(cause) => {
+            Outcome::NoProvisional(cause) => {
                 tracing::warn!(
                     error = cause,
                     "The CA gives no provisional certificate; the path stays closed until there is another"
                 );
-                self.applicant.waits_for_init();
+                self.enrolment.waits_for_init();
                 self.life.not_yet(now);
                 return Ok(());
             }
-            Answer::NotYet(cause) => {
+            Outcome::NotYet(cause) => {
                 if self.path.networks().is_none() {
                     notify::status("waiting for the pod's init container");
                 }
@@ -299,27 +265,29 @@ impl PodTunnel {
                 self.life.not_yet(now);
                 return Ok(());
             }
-            Answer::Refused(cause) => (true, cause),
-            Answer::Failed(cause) => (false, cause),
+            Outcome::Refused(refusal) => Failure::Denied(refusal),
+            Outcome::Failed(cause) => Failure::Unavailable(cause),
         };
+        let (denied, cause) = (matches!(failure, Failure::Denied(_)), failure.to_string());
         self.update(|status| status.certificate_failed(&cause, denied));
         if denied && self.client.has_stale_token() {
-            return Err(Error::Denied(format!(
-                "{cause}; the node's token was replaced, and only a new start can read it"
-            )));
+            let message = format!("{cause}; the node's token was replaced, and only a new start can read it");
+            return Err(Error::Denied(Refusal { code: None, message }));
         }
         if self.path.networks().is_none() {
             notify::status(&format!("no certificate yet: {cause}"));
         }
-        self.life.failed(now, denied, cause);
+        self.life.failed(now, failure);
         Ok(())
     }
 
     /// Peers and the pod itself know the addresses of the first certificate.
-    fn check(&self, issued: Box<Issued>) -> Result<Box<Issued>, String> {
+    fn check(&self, issued: Box<Issued>) -> Result<Box<Issued>, Refusal> {
         match self.path.networks() {
             Some(networks) if networks != issued.identity.networks() => {
-                Err(format!("the CA changed the overlay address from {networks:?} to {:?}", issued.identity.networks()))
+                let given = issued.identity.networks();
+                let message = format!("the CA changed the overlay address from {networks:?} to {given:?}");
+                Err(Refusal { code: None, message })
             }
             _ => Ok(issued),
         }
@@ -331,7 +299,7 @@ impl PodTunnel {
         let is_first = self.path.networks().is_none();
         if is_first {
             let reports = self.reports.clone();
-            let ended = move |result| reports.send(Input::DriverEnded(result));
+            let ended = move |result| reports.send(Event::DriverEnded(result));
             self.path.open(&identity, &trust, &self.settings, ended)?;
         } else {
             self.path.swap(identity.clone(), trust);
@@ -350,11 +318,11 @@ impl PodTunnel {
         let handle = self.path.handle().cloned();
         self.update(|status| status.certificate_installed(identity.clone(), provisional, handle));
         if provisional {
-            self.applicant.waits_for_init();
+            self.enrolment.waits_for_init();
             notify::status("running with a provisional certificate, waiting for the pod's init container");
             return Ok(());
         }
-        self.applicant.holds(identity, renewal_key, bundle);
+        self.enrolment.holds(identity, renewal_key, bundle);
         if is_first && self.is_awaited {
             notify::ready();
         }
@@ -365,8 +333,8 @@ impl PodTunnel {
     fn ask_whom_to_trust(&self, asked: Duration) -> Result<(), Error> {
         let (client, reports, etag) = (self.client.clone(), self.reports.clone(), self.etag.clone());
         spawn("ca-trust", move || {
-            let answer = Box::new(client.trust(etag.as_deref(), TRUST_WITHIN));
-            reports.send(Input::Trust { asked, answer });
+            let answer = Box::new(client.trust(etag.as_deref(), TRUST_TIMEOUT));
+            reports.send(Event::Trust { asked, answer });
         })
     }
 
@@ -390,9 +358,9 @@ impl PodTunnel {
         tracing::info!(authorities = news.trust.certificates().count(), ?standing, etag = news.etag, "Trust changed");
         self.etag = Some(news.etag);
         if let Some(key) = news.renewal_key {
-            self.applicant.renew_with(key);
+            self.enrolment.renew_with(key);
         }
-        // What is closed stays closed: it trusts nobody.
+        // A closed path stays closed, with an empty trust.
         if self.life.is_open() {
             self.path.set_trust(news.trust);
         }
@@ -410,11 +378,11 @@ impl PodTunnel {
         self.update(|status| status.closed = Some(why));
     }
 
-    fn stop(&mut self, inputs: &Inbox) {
+    fn stop(&mut self, events: &EventQueue) {
         let mut is_running = self.path.stop();
         while is_running {
-            match inputs.report(STOP_WITHIN) {
-                Some(Input::DriverEnded(_)) => is_running = false,
+            match events.next_sent(STOP_TIMEOUT) {
+                Some(Event::DriverEnded(_)) => is_running = false,
                 Some(_) => {}
                 None => {
                     tracing::warn!("The tunnel did not close in time");
@@ -441,21 +409,21 @@ fn standing(identity: &Identity, trust: &CaPool, now: Moment) -> Standing {
     })
 }
 
-fn open_desk(namespace: &Namespace, confinement: &Confinement) -> Result<InitDesk, Error> {
-    // The name is taken as root, which init looks for; the thread that serves it is behind the wall.
-    let wall = confinement.prepare();
-    let confine = move || wall.enter(CapabilitySet::empty()).map(drop);
-    let refused = |cause: String| Error::SetUp { what: "cannot listen for the pod's init container".to_owned(), cause };
-    let desk = namespace
-        .run("init-desk", || InitDesk::open(handoff::NAME, confine))
-        .map_err(|error| refused(chain(&error)))?;
-    desk.map_err(|error| refused(errno::text(&error)))
+fn open_handoff(namespace: &Namespace, confinement: &Confinement) -> Result<HandoffServer, Error> {
+    // Bound as root, which init checks; the thread that serves it is confined.
+    let sandbox = confinement.prepare();
+    let confine = move || sandbox.enter(CapabilitySet::empty()).map(drop);
+    let what = "cannot listen for the pod's init container";
+    let handoff_server = namespace
+        .run("handoff", || HandoffServer::open(handoff::NAME, confine))
+        .map_err(|error| Error::set_up(what, error))?;
+    handoff_server.map_err(|error| Error::set_up_io(what, error))
 }
 
 fn watch_links(namespace: &Namespace) -> Result<LinkWatch, Error> {
-    let refused = |cause: String| Error::SetUp { what: "cannot watch the links of the pod".to_owned(), cause };
-    let watch = namespace.run("links", LinkWatch::new).map_err(|error| refused(chain(&error)))?;
-    watch.map_err(|error| refused(errno::text(&error)))
+    let what = "cannot watch the links of the pod";
+    let watch = namespace.run("links", LinkWatch::new).map_err(|error| Error::set_up(what, error))?;
+    watch.map_err(|error| Error::set_up_io(what, error))
 }
 
 /// The name in the current folder.
@@ -465,7 +433,7 @@ fn in_room(socket: &Path) -> &Path {
 
 fn set_up(what: &str) -> impl FnOnce(std::io::Error) -> Error {
     let what = what.to_owned();
-    move |error| Error::SetUp { what, cause: errno::text(&error) }
+    move |error| Error::set_up_io(what, error)
 }
 
 fn moment(time: UnixTime) -> Moment {
@@ -481,12 +449,12 @@ fn random() -> u64 {
     getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()))
 }
 
-const NETNS_INTERVAL: Duration = Duration::from_secs(2);
-const ALERT_INTERVAL: Duration = Duration::from_millis(250);
-const ALERT_FOR: Duration = Duration::from_secs(5);
+const NETNS_CHECK_INTERVAL: Duration = Duration::from_secs(2);
+const FAST_CHECK_INTERVAL: Duration = Duration::from_millis(250);
+const FAST_CHECKS_FOR: Duration = Duration::from_secs(5);
 // A runtime may remount while it sets up; a namespace that is gone stays gone.
-const GONE_FOR: Duration = Duration::from_secs(1);
-const STOP_WITHIN: Duration = Duration::from_millis(250);
-const TRUST_WITHIN: Duration = Duration::from_secs(10);
+const NETNS_GONE_FOR: Duration = Duration::from_secs(1);
+const STOP_TIMEOUT: Duration = Duration::from_millis(250);
+const TRUST_TIMEOUT: Duration = Duration::from_secs(10);
 // The next question to the CA has been asked by then; little of what an answer took is needed again.
-const TIDY_AFTER: Duration = Duration::from_secs(1);
+const RELEASE_MEMORY_AFTER: Duration = Duration::from_secs(1);

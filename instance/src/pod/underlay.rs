@@ -7,45 +7,43 @@ use nebula_cni_plugin::launch::LaunchSpec;
 use nebula_core::io::UdpSocket;
 
 use crate::config::Settings;
-use crate::host::daemon::{chain, socket_options};
-use crate::linux::errno;
 use crate::linux::netns::Namespace;
-use crate::pod::tunnel::Error;
+use crate::pod::error::Error;
 
-/// Binds a free port of the range, in `namespace`. `start` says where in the range to begin, so that instances rarely meet.
+/// Binds a free port of the range, in `namespace`. `start` says where in the range to begin, so that instances rarely
+/// meet.
 pub(crate) fn bind(
     spec: &LaunchSpec,
     settings: &Settings,
     namespace: &Namespace,
     start: u64,
 ) -> Result<(Vec<UdpSocket>, u16), Error> {
-    namespace.run("underlay", || bind_in_range(spec, settings, start)).unwrap_or_else(|error| {
-        Err(Error::SetUp { what: "cannot make the UDP socket".to_owned(), cause: chain(&error) })
-    })
+    namespace
+        .run("underlay", || bind_in_range(spec, settings, start))
+        .unwrap_or_else(|error| Err(Error::set_up("cannot make the UDP socket", error)))
 }
 
 fn bind_in_range(spec: &LaunchSpec, settings: &Settings, start: u64) -> Result<(Vec<UdpSocket>, u16), Error> {
     let (first, last) = spec.port_range;
     let what = || format!("cannot bind a UDP port in {first}-{last} on {}", settings.listen.host);
-    let refuse = |cause: String| Error::SetUp { what: what(), cause };
-    let host: IpAddr =
-        settings.listen.host.parse().map_err(|_| refuse("listen.host is not an IP address".to_owned()))?;
+    let refuse = |cause: &'static str| Error::set_up(what(), cause);
+    let host: IpAddr = settings.listen.host.parse().map_err(|_| refuse("listen.host is not an IP address"))?;
     if first == 0 || last < first {
-        return Err(refuse("the range is empty or begins with port 0".to_owned()));
+        return Err(refuse("the range is empty or begins with port 0"));
     }
     let count = u64::from(last - first) + 1;
     for step in 0..count {
         let offset = u16::try_from((start % count + step) % count).unwrap_or_default();
         let address = SocketAddr::new(host, first + offset);
         let bound = probe(address)
-            .and_then(|()| UdpSocket::bind(address, settings.routines, &socket_options(&settings.listen)));
+            .and_then(|()| UdpSocket::bind(address, settings.routines, &settings.listen.socket_options()));
         match bound {
             Ok(sockets) => return Ok((sockets, address.port())),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            Err(error) => return Err(refuse(errno::text(&error))),
+            Err(error) => return Err(Error::set_up_io(what(), error)),
         }
     }
-    Err(refuse("every port is in use; widen portRange".to_owned()))
+    Err(refuse("every port is in use; widen portRange"))
 }
 
 /// Sockets that share a port among themselves would share it with another instance's as well.

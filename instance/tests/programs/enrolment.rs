@@ -82,11 +82,12 @@ impl Host {
     }
 }
 
-/// The pair in a folder, if its two files belong together; the certificate must be one that the bundle beside it trusts.
+/// The pair in a folder, if its two files belong together; the certificate must be one that the bundle beside it
+/// trusts.
 fn pair(folder: &Path, key: &str) -> Option<Identity> {
     let identity = Identity::read(folder.join("host.crt"), folder.join(key)).ok()?;
     let bundle = CaPool::from_pem(&std::fs::read(folder.join("ca.crt")).expect("the bundle")).expect("a bundle");
-    let now = nebula_instance::host::daemon::unix_now();
+    let now = nebula_instance::linux::clock::unix_now();
     bundle.verify(identity.primary().clone(), now).expect("the bundle trusts the certificate");
     Some(identity)
 }

@@ -1,5 +1,5 @@
-//! A real kube-apiserver with etcd: `nebula-ca` with no more than the rights of its own role, the node's and the pod's proof,
-//! deletion, and the plugin's look at labels. `./test kube` runs it where a build of Kubernetes is at hand.
+//! A real kube-apiserver with etcd: `nebula-ca` with no more than the rights of its own role, the node's and the pod's
+//! proof, deletion, and the plugin's look at labels. `./test kube` runs it where a build of Kubernetes is at hand.
 //!
 //! The API server is of release 1.20: a review of a token names no node, and there is no MutatingAdmissionPolicy.
 
@@ -16,7 +16,7 @@ use nebula_cert::issuance::Pod;
 use nebula_cni_plugin::enrolment::labels::{Answer, LabelSource, Program, Question};
 use nebula_cni_plugin::launch::CaAccess;
 use nebula_instance::ca_client::{CaClient, Error, Issued, Prover};
-use nebula_instance::linux::netns::Foothold;
+use nebula_instance::linux::netns::NamespaceExecutor;
 use serde_json::{Value, json};
 use world::cluster::{binary, tool};
 use world::{World, run};
@@ -139,8 +139,8 @@ impl Asker {
         let (namespace, access) = (self.namespace.clone(), self.access.clone());
         let asked = std::thread::spawn(move || {
             world::enter(&namespace);
-            let now = nebula_instance::host::daemon::unix_now();
-            CaClient::new(access, Foothold::Here).request(&[prover], Duration::from_secs(10), now)
+            let now = nebula_instance::linux::clock::unix_now();
+            CaClient::new(access, NamespaceExecutor::Here).request(&[prover], Duration::from_secs(10), now)
         });
         asked.join().expect("the question ends")
     }
@@ -159,7 +159,7 @@ impl Asker {
         let (namespace, access) = (self.namespace.clone(), self.access.clone());
         let asked = std::thread::spawn(move || {
             world::enter(&namespace);
-            CaClient::new(access, Foothold::Here).trust(None, Duration::from_secs(10))
+            CaClient::new(access, NamespaceExecutor::Here).trust(None, Duration::from_secs(10))
         });
         let answer = asked.join().expect("the question ends").expect("an answer");
         answer.news.expect("the first answer is news").trust
@@ -227,7 +227,8 @@ fn a_real_api_server_confirms_pods_and_their_nodes_and_tells_labels() {
         address: "10.244.0.5".parse().expect("an address"),
     };
 
-    // The node's proof: TokenReview of a token that is bound to the agent's pod, whose node a 1.20 tells by that pod only.
+    // The node's proof: TokenReview of a token that is bound to the agent's pod, whose node a 1.20 tells by that pod
+    // only.
     let agent = server.token("nebula-system", "nebula-cni", AUDIENCE, Some(("agent", &agent_uid)));
     let issued = asker.by_node(&agent, web()).expect("a certificate");
     assert_eq!(issued.identity.primary().name(), "web.shop.pod");

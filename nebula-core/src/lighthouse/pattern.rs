@@ -144,7 +144,7 @@ impl<'a> Scanner<'a> {
             if let Some(escaped) = self.rest.chars().next() {
                 let braced = escaped == 'x' && self.rest[1..].starts_with('{');
                 let end = braced.then(|| self.rest.find('}')).flatten();
-                self.pass(end.map_or(escaped.len_utf8(), |end| end + 1));
+                self.pass(end.map_or_else(|| escaped.len_utf8(), |end| end + 1));
             }
         }
         self.atom(1);

@@ -72,15 +72,15 @@ pub(crate) fn ask(path: &Path, request: &Value) -> Result<Value, Failure> {
 
 fn exchange(path: &Path, request: &Value) -> io::Result<String> {
     let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     stream.write_all(format!("{request}\n").as_bytes())?;
     let mut answer = String::new();
-    stream.take(LONGEST_ANSWER).read_to_string(&mut answer)?;
+    stream.take(MAX_ANSWER_BYTES).read_to_string(&mut answer)?;
     Ok(answer)
 }
 
 const FOLDER: &str = "/run/nebula";
 // A reload may wait for name servers.
-const PATIENCE: Duration = Duration::from_secs(60);
-const LONGEST_ANSWER: u64 = 64 << 20;
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+const MAX_ANSWER_BYTES: u64 = 64 << 20;

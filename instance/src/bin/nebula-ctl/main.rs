@@ -50,7 +50,7 @@ fn main() -> ExitCode {
 }
 
 fn say(text: &str, code: ExitCode) -> ExitCode {
-    // Nobody is left to tell when standard output is closed.
+    // A closed standard output is no error.
     let _ = std::io::stdout().write_all(text.as_bytes());
     code
 }

@@ -6,6 +6,8 @@ use ipnet::IpNet;
 use nebula_core::counters::Direction;
 use nebula_core::wire::ip::{FlowKey, protocol};
 
+use super::refusal::Refusal;
+
 /// A packet's protocol and ends, before it is known which end is this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Flow {
@@ -17,18 +19,18 @@ pub(crate) struct Flow {
 
 impl Flow {
     /// `protocol` is `tcp`, `udp`, `icmp` or a number; an end is an address with or without a port.
-    pub(super) fn read(protocol: &str, source: Option<&str>, destination: &str) -> Result<Self, String> {
+    pub(super) fn read(protocol: &str, source: Option<&str>, destination: &str) -> Result<Self, Refusal> {
         let destination = end(destination)?;
         let protocol = match protocol.to_ascii_lowercase().as_str() {
             "tcp" => protocol::TCP,
             "udp" => protocol::UDP,
             "icmp" | "icmpv6" if destination.0.is_ipv6() => protocol::ICMPV6,
             "icmp" => protocol::ICMP,
-            other => other.parse().map_err(|_| format!("{other} is no protocol: tcp, udp, icmp, or a number"))?,
+            other => other.parse().map_err(|_| Refusal::UnknownProtocol(other.to_owned()))?,
         };
         let source = source.map(end).transpose()?;
         if source.is_some_and(|(address, _)| address.is_ipv4() != destination.0.is_ipv4()) {
-            return Err("source and destination are of two families".to_owned());
+            return Err(Refusal::TwoFamilies);
         }
         Ok(Self { protocol, source, destination })
     }
@@ -37,7 +39,7 @@ impl Flow {
     ///
     /// # Errors
     /// The node has no address of that family to send from.
-    pub(super) fn seen_by(&self, networks: &[IpNet], behind: &[IpNet]) -> Result<(Direction, FlowKey), String> {
+    pub(super) fn seen_by(&self, networks: &[IpNet], behind: &[IpNet]) -> Result<(Direction, FlowKey), Refusal> {
         let is_own = |address: IpAddr| {
             networks.iter().any(|own| own.addr() == address) || behind.iter().any(|net| net.contains(&address))
         };
@@ -45,7 +47,7 @@ impl Flow {
             Some(source) => source,
             None => {
                 let own = networks.iter().map(IpNet::addr).find(|own| own.is_ipv4() == self.destination.0.is_ipv4());
-                (own.ok_or("this node has no overlay address of that family")?, 0)
+                (own.ok_or(Refusal::NoAddressOfFamily)?, 0)
             }
         };
         let inbound = is_own(self.destination.0) && !is_own(source.0);
@@ -64,11 +66,11 @@ impl Flow {
     }
 }
 
-fn end(text: &str) -> Result<(IpAddr, u16), String> {
+fn end(text: &str) -> Result<(IpAddr, u16), Refusal> {
     if let Ok(address) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
         return Ok((address, 0));
     }
-    let both = text.parse::<SocketAddr>().map_err(|_| format!("{text} is no address, with a port or without"))?;
+    let both = text.parse::<SocketAddr>().map_err(|_| Refusal::NotAnAddress(text.to_owned()))?;
     Ok((both.ip(), both.port()))
 }
 

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::flow::Flow;
+use super::refusal::Refusal;
 use crate::config::LogLevel;
 
 /// A request, checked.
@@ -21,10 +22,10 @@ pub(crate) enum Request {
 
 impl Request {
     /// # Errors
-    /// What is wrong, for people.
-    pub(super) fn read(object: &Value) -> Result<Self, String> {
+    /// The command is unknown, or an argument is missing or wrong.
+    pub(super) fn read(object: &Value) -> Result<Self, Refusal> {
         let text = |name: &str| object.get(name).and_then(Value::as_str);
-        let needed = |name: &str| text(name).ok_or_else(|| format!("{name} is missing"));
+        let needed = |name: &'static str| text(name).ok_or(Refusal::Missing(name));
         let peer = || needed("peer").map(str::to_owned);
         match needed("command")? {
             "status" => Ok(Self::Status),
@@ -36,14 +37,13 @@ impl Request {
             "cert" => Ok(Self::Cert),
             "log-level" => text("level").map(level).transpose().map(Self::LogLevel),
             "trace" => Flow::read(needed("protocol")?, text("source"), needed("destination")?).map(Self::Trace),
-            other => Err(format!("there is no command {other}")),
+            other => Err(Refusal::UnknownCommand(other.to_owned())),
         }
     }
 }
 
-fn level(text: &str) -> Result<LogLevel, String> {
-    LogLevel::parse(text)
-        .ok_or_else(|| format!("unknown log level {text}; there are trace, debug, info, warn and error"))
+fn level(text: &str) -> Result<LogLevel, Refusal> {
+    LogLevel::parse(text).ok_or_else(|| Refusal::UnknownLevel(text.to_owned()))
 }
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ mod tests {
             (json!({"command": "log-level", "level": "loud"}), "unknown log level loud"),
             (json!({"command": "trace", "protocol": "tcp"}), "destination is missing"),
         ] {
-            let found = Request::read(&object).unwrap_err();
+            let found = Request::read(&object).unwrap_err().to_string();
             assert!(found.starts_with(error), "{found}");
         }
         let close = json!({"command": "close", "peer": "a", "quietly": true});

@@ -1,4 +1,4 @@
-//! The listening socket, its file, and the conversations with who comes.
+//! The listening socket, its file, and the connections of its clients.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,23 +11,24 @@ use std::time::Duration;
 use nix::sys::stat::{Mode, umask};
 use serde_json::{Value, json};
 
-use super::Desk;
+use super::ControlService;
+use super::refusal::Refusal;
 use super::request::Request;
 use crate::config::ControlPath;
 use crate::host::account::Account;
 use crate::linux::memory;
-use crate::listener::deadline::Within;
+use crate::listener::deadline::DeadlineStream;
 
 /// A listening control socket.
 #[derive(Debug)]
 pub(crate) struct ControlSocket {
     listener: UnixListener,
-    /// One reference for each conversation, and this one.
-    conversations: Arc<()>,
+    /// One reference for each client, and this one.
+    clients: Arc<()>,
 }
 
-/// The file of a control socket, which goes when this is dropped. Apart from the socket, whose thread may wait for clients
-/// when the daemon ends.
+/// The file of a control socket, which goes when this is dropped. Apart from the socket, whose thread may wait for
+/// clients when the daemon ends.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -36,9 +37,9 @@ pub(crate) struct SocketFile {
 }
 
 impl ControlSocket {
-    /// Opens what the configuration asks for; `name` names this instance among others on the host, and `owner` is the user
-    /// that the daemon will become. A failure is reported, and nothing else stops because of it. Who did not ask for the
-    /// socket misses it only if the folder cannot be made.
+    /// Opens what the configuration asks for; `name` names this instance among others on the host, and `owner` is the
+    /// user that the daemon will become. A failure is logged and stops nothing else; where the configuration does not
+    /// name the socket, only at level debug.
     pub(crate) fn open(asked: &ControlPath, name: &str, owner: Option<&Account>) -> Option<(Self, SocketFile)> {
         let (path, folder) = match asked {
             ControlPath::Off => return None,
@@ -71,28 +72,28 @@ impl ControlSocket {
         let listener = listener?;
         let file = SocketFile { path: path.to_owned(), folder: made.map(Path::to_owned) };
         listener.set_nonblocking(true)?;
-        Ok((Self { listener, conversations: Arc::new(()) }, file))
+        Ok((Self { listener, clients: Arc::new(()) }, file))
     }
 
-    /// Lets the next client in, if there is one: who is let in is answered on a thread of its own.
-    pub(crate) fn admit(&self, desk: &Arc<Desk>) {
+    /// Accepts the next client, if there is one, and answers it on a thread of its own.
+    pub(crate) fn admit(&self, service: &Arc<ControlService>) {
         let Ok((stream, _)) = self.listener.accept() else { return };
-        if Arc::strong_count(&self.conversations) > MAX_CONVERSATIONS {
-            // Of a socket that nobody has written to yet there is room for this.
+        if Arc::strong_count(&self.clients) > MAX_CLIENTS {
+            // The send buffer of a new connection has room for this.
             let _ = stream.set_nonblocking(true).and_then(|()| (&stream).write_all(BUSY));
             return;
         }
-        let (desk, place) = (Arc::clone(desk), Arc::clone(&self.conversations));
+        let (service, place) = (Arc::clone(service), Arc::clone(&self.clients));
         let body = move || {
-            if let Err(error) = converse(&stream, |request| desk.answer(request)) {
+            if let Err(error) = converse(&stream, |request| service.answer(request)) {
                 tracing::debug!(%error, "A client of the control socket went away");
             }
             drop(stream);
-            // What answered is not needed again for long.
+            // The code that answered is rarely needed.
             memory::release_program_pages();
             drop(place);
         };
-        let started = std::thread::Builder::new().name("control".to_owned()).stack_size(STACK).spawn(body);
+        let started = std::thread::Builder::new().name("control".to_owned()).stack_size(STACK_BYTES).spawn(body);
         if let Err(error) = started {
             tracing::warn!(%error, "Cannot answer on the control socket");
         }
@@ -108,7 +109,7 @@ impl AsFd for ControlSocket {
 impl SocketFile {
     fn give_to(&self, owner: &Account) -> io::Result<()> {
         owner.own(&self.path)?;
-        // Who does not own the folder cannot remove the file.
+        // Only the owner of the folder can remove the file.
         self.folder.as_deref().map_or(Ok(()), |folder| owner.own(folder))
     }
 }
@@ -116,7 +117,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
-        // Stays where another instance uses it.
+        // Fails, as it should, while another instance uses the folder.
         let _ = self.folder.as_ref().map(std::fs::remove_dir);
     }
 }
@@ -138,34 +139,34 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// `NAME.sock`, with a name from outside made harmless.
+/// `NAME.sock`, with every character replaced that could leave the folder.
 fn file_name(name: &str) -> String {
     let harmless = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_') { c } else { '_' };
-    let name: String = name.chars().map(harmless).take(LONGEST_NAME).collect();
+    let name: String = name.chars().map(harmless).take(MAX_NAME_CHARS).collect();
     format!("{name}.sock")
 }
 
-/// One request, one answer.
-fn converse(stream: &UnixStream, answer: impl FnOnce(Request) -> Result<Value, String>) -> io::Result<()> {
+/// Reads one request and writes its answer.
+fn converse(stream: &UnixStream, answer: impl FnOnce(Request) -> Result<Value, Refusal>) -> io::Result<()> {
     let line = read_line(stream)?;
-    let asked = serde_json::from_slice(&line).map_err(|error| format!("the request is no JSON object: {error}"));
+    let asked = serde_json::from_slice(&line).map_err(|error| Refusal::NotJson(error.to_string()));
     let answered = asked.and_then(|object: Value| Request::read(&object)).and_then(answer);
     let document = match answered {
         Ok(result) => json!({ "result": result }),
-        Err(error) => json!({ "error": error }),
+        Err(refusal) => json!({ "error": refusal.to_string() }),
     };
     write_line(stream, &format!("{document}\n"))
 }
 
 fn read_line(stream: &UnixStream) -> io::Result<Vec<u8>> {
-    let mut stream = Within::new(stream, READ_WITHIN);
+    let mut stream = DeadlineStream::new(stream, READ_TIMEOUT);
     let mut line = Vec::new();
     let mut chunk = [0; 512];
     loop {
         let read = stream.read(&mut chunk)?;
         let end = chunk[..read].iter().position(|byte| *byte == b'\n');
         line.extend_from_slice(&chunk[..end.unwrap_or(read)]);
-        if line.len() > LONGEST_REQUEST {
+        if line.len() > MAX_REQUEST_BYTES {
             return Err(io::Error::other("a request is too long"));
         }
         if read == 0 || end.is_some() {
@@ -175,18 +176,18 @@ fn read_line(stream: &UnixStream) -> io::Result<Vec<u8>> {
 }
 
 fn write_line(stream: &UnixStream, line: &str) -> io::Result<()> {
-    Within::new(stream, WRITE_WITHIN).write_all(line.as_bytes())
+    DeadlineStream::new(stream, WRITE_TIMEOUT).write_all(line.as_bytes())
 }
 
 const FOLDER: &str = "/run/nebula";
-const LONGEST_NAME: usize = 64;
-const MAX_CONVERSATIONS: usize = 4;
+const MAX_NAME_CHARS: usize = 64;
+const MAX_CLIENTS: usize = 4;
 const BUSY: &[u8] = b"{\"error\":\"too many clients at once, try again\"}\n";
-const READ_WITHIN: Duration = Duration::from_secs(2);
-const WRITE_WITHIN: Duration = Duration::from_secs(5);
-const LONGEST_REQUEST: usize = 4096;
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_REQUEST_BYTES: usize = 4096;
 // Address space; only what is used costs memory.
-const STACK: usize = 256 << 10;
+const STACK_BYTES: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -230,10 +231,10 @@ mod tests {
     fn names_from_outside_stay_inside_the_folder() {
         assert_eq!(file_name("neb-1_x"), "neb-1_x.sock");
         assert_eq!(file_name("../../etc/passwd"), "______etc_passwd.sock");
-        assert_eq!(file_name(&"x".repeat(500)).len(), LONGEST_NAME + 5);
+        assert_eq!(file_name(&"x".repeat(500)).len(), MAX_NAME_CHARS + 5);
     }
 
-    fn exchange(request: &[u8], answer: impl FnOnce(Request) -> Result<Value, String>) -> io::Result<Value> {
+    fn exchange(request: &[u8], answer: impl FnOnce(Request) -> Result<Value, Refusal>) -> io::Result<Value> {
         let (mut client, server) = UnixStream::pair().unwrap();
         client.write_all(request).unwrap();
         client.shutdown(std::net::Shutdown::Write).unwrap();
@@ -254,13 +255,13 @@ mod tests {
             let answer = exchange(wrong, ok).unwrap();
             assert!(answer["error"].is_string(), "{answer}");
         }
-        let refused = exchange(b"{\"command\":\"status\"}\n", |_| Err("no".to_owned())).unwrap();
+        let refused = exchange(b"{\"command\":\"status\"}\n", |_| Err(Refusal::Reload("no".to_owned()))).unwrap();
         assert_eq!(refused, json!({"error": "no"}));
     }
 
     #[test]
     fn a_request_without_end_is_refused_before_it_takes_memory() {
-        let long = vec![b'x'; LONGEST_REQUEST + 1];
+        let long = vec![b'x'; MAX_REQUEST_BYTES + 1];
         assert!(exchange(&long, |_| Ok(Value::Null)).is_err());
     }
 
@@ -271,9 +272,9 @@ mod tests {
         let (_silent, server) = UnixStream::pair().unwrap();
         let start = now();
         assert!(read_line(&server).is_err());
-        assert!(now() - start < READ_WITHIN * 2);
+        assert!(now() - start < READ_TIMEOUT * 2);
         let start = now();
         assert!(write_line(&server, &"x".repeat(8 << 20)).is_err());
-        assert!(now() - start < WRITE_WITHIN * 2);
+        assert!(now() - start < WRITE_TIMEOUT * 2);
     }
 }

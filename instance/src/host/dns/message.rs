@@ -41,7 +41,8 @@ impl Query {
         is_query.then_some(Self { message, name, kind })
     }
 
-    /// The datagram that answers; not authoritative and without recursion, as Go Nebula's. `None` if it cannot be written.
+    /// The datagram that answers; not authoritative and without recursion, as Go Nebula's. `None` if it cannot be
+    /// written.
     pub(super) fn reply(&self, answer: &Answer) -> Option<Vec<u8>> {
         let asked = &self.message.metadata;
         let mut reply = Message::response(asked.id, OpCode::Query);
@@ -55,20 +56,20 @@ impl Query {
             }
             Answer::Address(IpAddr::V4(v4)) => Some(RData::A((*v4).into())),
             Answer::Address(IpAddr::V6(v6)) => Some(RData::AAAA((*v6).into())),
-            Answer::Text(text) => Some(RData::TXT(TXT::from_bytes(text.as_bytes().chunks(LONGEST_STRING).collect()))),
+            Answer::Text(text) => Some(RData::TXT(TXT::from_bytes(text.as_bytes().chunks(MAX_STRING_BYTES).collect()))),
         };
         let name = reply.queries.first().map(|question| question.name().clone());
         if let (Some(name), Some(data)) = (name, data) {
-            reply.answers.push(Record::from_rdata(name, TTL, data));
+            reply.answers.push(Record::from_rdata(name, TTL_SECONDS, data));
         }
         reply.to_vec().ok()
     }
 }
 
 /// Of a character-string (RFC 1035).
-const LONGEST_STRING: usize = 255;
+const MAX_STRING_BYTES: usize = 255;
 /// Seconds. Addresses belong to certificates, so they do not change often.
-const TTL: u32 = 3600;
+const TTL_SECONDS: u32 = 3600;
 
 #[cfg(test)]
 pub(super) mod tests {

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use nebula_core::io::Handle;
 
 use crate::config::{Dns, Settings};
+use crate::linux::clock;
 use crate::listener::until_stopped::{self, Running, Stopped};
-use crate::overlay::names;
+use crate::names;
 use hickory_resolver::proto::rr::RecordType;
 use message::{Answer, Query};
 
@@ -38,7 +39,8 @@ impl Served {
         Some(Self { listen, own: (identity.primary().name().to_owned(), addresses) })
     }
 
-    /// Starts the server, which asks `peers`. As in Go Nebula, a failure is reported and nothing else stops because of it.
+    /// Starts the server, which asks `peers`. As in Go Nebula, a failure is reported and nothing else stops because of
+    /// it.
     pub(crate) fn start(self, peers: impl Peers) -> Option<Server> {
         let Dns { host, port } = &self.listen;
         let socket = match bind(host, *port) {
@@ -63,28 +65,27 @@ impl Served {
     fn serve(&self, socket: &UdpSocket, stopped: &Stopped, peers: &impl Peers) {
         let mut recent: Option<(Instant, Records)> = None;
         let mut datagram = [0; 1500];
-        while stopped.not_before(socket) {
+        while stopped.wait_for(socket) {
             let Ok((length, from)) = socket.recv_from(&mut datagram) else { continue };
             let Some(query) = Query::parse(&datagram[..length]) else { continue };
-            #[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
-            let now = Instant::now();
+            let now = clock::now();
             if query.kind == RecordType::TXT {
                 let answer = self.certificate(&query, from.ip().to_canonical(), peers);
                 let _ = query.reply(&answer).map(|reply| socket.send_to(&reply, from));
                 continue;
             }
-            // A flood of questions must not become one for the control plane.
-            if recent.as_ref().is_none_or(|(read, _)| now >= *read + FRESH) {
+            // Rate limit: a flood of queries must not reach the control plane.
+            if recent.as_ref().is_none_or(|(read, _)| now >= *read + MAX_RECORDS_AGE) {
                 recent = Some((now, Records::new(std::iter::once(self.own.clone()).chain(peers.hosts()))));
             }
             let answer = recent.as_ref().map_or(Answer::NoSuchName, |(_, records)| records.answer(&query));
-            // Who asked may be gone.
+            // The client may be gone.
             let _ = query.reply(&answer).map(|reply| socket.send_to(&reply, from));
         }
     }
 
-    /// The certificate of the peer with the address that is asked for. It says more than a name, so only programs of this
-    /// host hear it.
+    /// The certificate of the peer with the address that is asked for. It says more than a name, so only programs of
+    /// this host hear it.
     fn certificate(&self, query: &Query, from: IpAddr, peers: &impl Peers) -> Answer {
         if !from.is_loopback() && !self.own.1.contains(&from) {
             return Answer::Nothing;
@@ -114,8 +115,8 @@ impl Peers for Handle {
     }
 }
 
-/// How old an answer about peers may be.
-const FRESH: Duration = Duration::from_secs(1);
+/// Age up to which the list of peers is reused.
+const MAX_RECORDS_AGE: Duration = Duration::from_secs(1);
 
 /// No host is every address of both families, or of IPv4 where the system has no other.
 fn bind(host: &str, port: u16) -> io::Result<UdpSocket> {

@@ -1,4 +1,4 @@
-//! Who may log in: keys and authorities of the configuration, and nobody else.
+//! Authentication: the keys and authorities of the configuration.
 
 use std::net::IpAddr;
 

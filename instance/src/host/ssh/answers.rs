@@ -11,51 +11,59 @@ use serde_json::{Map, Value, json};
 
 use super::commands::{Form, Question};
 use crate::config::{LogFormat, LogLevel};
-use crate::host::control::{Desk, Request};
+use crate::host::control::{ControlService, Request};
 use crate::log;
 
+/// Why a command has no other answer: the text of one line.
+#[derive(Debug, PartialEq, Eq)]
+struct Refusal(String);
+
+fn refuse(text: impl Into<String>) -> Refusal {
+    Refusal(text.into())
+}
+
 /// The answer, with the end of its last line.
-pub(super) fn answer(desk: &Desk, sandbox: &Path, question: Question) -> String {
-    match asked(desk, sandbox, question) {
-        Ok(text) | Err(text) => text,
+pub(super) fn answer(service: &ControlService, sandbox: &Path, question: Question) -> String {
+    match asked(service, sandbox, question) {
+        Ok(text) => text,
+        Err(Refusal(text)) => line(&text),
     }
 }
 
-/// `Err`: why there is no other answer.
-fn asked(desk: &Desk, sandbox: &Path, question: Question) -> Result<String, String> {
+fn asked(service: &ControlService, sandbox: &Path, question: Question) -> Result<String, Refusal> {
     match question {
-        Question::Hostmap { form, by_index } => Ok(hosts(&hostmap(desk, by_index), form)),
-        Question::PendingHostmap { form } => Ok(hosts(&pending(desk), form)),
-        Question::LighthouseMap { form } => Ok(lighthouse_map(desk, form)),
+        Question::Hostmap { form, by_index } => Ok(hosts(&hostmap(service, by_index), form)),
+        Question::PendingHostmap { form } => Ok(hosts(&pending(service), form)),
+        Question::LighthouseMap { form } => Ok(lighthouse_map(service, form)),
         Question::Tunnel { peer, form } => {
             let (typed, peer) = peer_of(peer, "addr")?;
-            let rows = rows(desk, move |tunnel| tunnel.primary && tunnel.peer.contains(&peer));
+            let rows = rows(service, move |tunnel| tunnel.primary && tunnel.peer.contains(&peer));
             let row = rows.first().ok_or_else(|| no_tunnel(&typed, "addr"))?;
             Ok(document(&row.to_json(), form))
         }
-        Question::Relays { form } => Ok(document(&relays(desk), form)),
-        Question::Certificate { peer, form, pem } => certificate(desk, peer, form, pem),
-        Question::Device { form } => Ok(device(desk, form)),
+        Question::Relays { form } => Ok(document(&relays(service), form)),
+        Question::Certificate { peer, form, pem } => certificate(service, peer, form, pem),
+        Question::Device { form } => Ok(device(service, form)),
         Question::Version => Ok(line(env!("CARGO_PKG_VERSION"))),
-        Question::LogLevel(level) => log_level(desk, level),
+        Question::LogLevel(level) => log_level(service, level),
         Question::LogFormat(format) => log_format(format),
         Question::Query { peer } => {
             let (_, peer) = peer_of(peer, "address")?;
-            desk.handle.inquire(peer);
-            let sources = desk.handle.with_node(move |node, _| node.sources(peer)).unwrap_or_default();
+            service.handle.inquire(peer);
+            let sources = service.handle.with_node(move |node, _| node.sources(peer)).unwrap_or_default();
             let known = if sources.is_empty() { Value::Null } else { cache(&sources) };
             Ok(line(&go_json(&known, None)))
         }
-        Question::Create { peer, endpoint } => create(desk, peer, endpoint),
+        Question::Create { peer, endpoint } => create(service, peer, endpoint),
         Question::Close { peer, quietly } => {
             let (typed, peer) = peer_of(peer, "address")?;
-            let closed = desk.answer(Request::Close { peer: peer.to_string(), quietly });
+            let closed = service.answer(Request::Close { peer: peer.to_string(), quietly });
             closed.map(|_| line("Closed")).map_err(|_| no_tunnel(&typed, "address"))
         }
-        Question::ChangeRemote { peer, endpoint } => change_remote(desk, peer, endpoint),
+        Question::ChangeRemote { peer, endpoint } => change_remote(service, peer, endpoint),
         Question::Profile { file } => profile(sandbox, file),
         Question::StopProfile => Ok(line("If a CPU profile was running it is now stopped")),
-        Question::ProfileFraction => Err(line(NO_PROFILE)),
+        Question::ProfileFraction => Err(refuse(NO_PROFILE)),
     }
 }
 
@@ -68,19 +76,19 @@ fn document(value: &Value, form: Form) -> String {
 }
 
 /// An overlay address as it was typed, and itself. `what` is how Go calls it there.
-fn peer_of(typed: Option<String>, what: &str) -> Result<(String, IpAddr), String> {
-    let typed = typed.ok_or_else(|| line("No vpn address was provided"))?;
+fn peer_of(typed: Option<String>, what: &str) -> Result<(String, IpAddr), Refusal> {
+    let typed = typed.ok_or_else(|| refuse("No vpn address was provided"))?;
     let parsed = typed.parse::<IpAddr>();
-    let peer = parsed.map_err(|_| line(&format!("The provided vpn {what} could not be parsed: {typed}")))?;
+    let peer = parsed.map_err(|_| refuse(format!("The provided vpn {what} could not be parsed: {typed}")))?;
     Ok((typed, peer))
 }
 
-fn endpoint_of(typed: &str) -> Result<SocketAddr, String> {
-    typed.parse().map_err(|_| line("Address could not be parsed"))
+fn endpoint_of(typed: &str) -> Result<SocketAddr, Refusal> {
+    typed.parse().map_err(|_| refuse("Address could not be parsed"))
 }
 
-fn no_tunnel(typed: &str, what: &str) -> String {
-    line(&format!("Could not find tunnel for vpn {what}: {typed}"))
+fn no_tunnel(typed: &str, what: &str) -> Refusal {
+    refuse(format!("Could not find tunnel for vpn {what}: {typed}"))
 }
 
 /// One tunnel, or one that is to be.
@@ -132,8 +140,8 @@ fn hosts(rows: &[Row], form: Form) -> String {
 }
 
 /// A primary tunnel stands there once for each address of its peer, unless `by_index`.
-fn hostmap(desk: &Desk, by_index: bool) -> Vec<Row> {
-    let tunnels = rows(desk, move |tunnel| by_index || tunnel.primary);
+fn hostmap(service: &ControlService, by_index: bool) -> Vec<Row> {
+    let tunnels = rows(service, move |tunnel| by_index || tunnel.primary);
     let times = |row: &Row| if by_index { 1 } else { row.addresses.len() };
     tunnels
         .into_iter()
@@ -145,7 +153,7 @@ fn hostmap(desk: &Desk, by_index: bool) -> Vec<Row> {
 }
 
 /// Rows of the tunnels that are `wanted`, by address.
-fn rows(desk: &Desk, wanted: impl Fn(&TunnelStatus) -> bool + Send + 'static) -> Vec<Row> {
+fn rows(service: &ControlService, wanted: impl Fn(&TunnelStatus) -> bool + Send + 'static) -> Vec<Row> {
     let survey = move |node: &mut Node, _| {
         let relays = node.relays();
         let wanted = node.tunnels().into_iter().filter(|tunnel| wanted(tunnel)).take(MAX_ROWS);
@@ -155,9 +163,9 @@ fn rows(desk: &Desk, wanted: impl Fn(&TunnelStatus) -> bool + Send + 'static) ->
         };
         wanted.map(row).collect::<Vec<_>>()
     };
-    let mut rows = desk.handle.with_node(survey).unwrap_or_default();
+    let mut rows = service.handle.with_node(survey).unwrap_or_default();
     for (row, index) in &mut rows {
-        if let Some(certificate) = desk.handle.certificate(*index) {
+        if let Some(certificate) = service.handle.certificate(*index) {
             row.certificate = certificate.to_json();
         }
     }
@@ -188,7 +196,7 @@ fn row(
     (row, index)
 }
 
-fn pending(desk: &Desk) -> Vec<Row> {
+fn pending(service: &ControlService) -> Vec<Row> {
     let row = |PendingStatus { peer, local_index, endpoints }| Row {
         addresses: vec![peer],
         local_index: local_index.0,
@@ -201,15 +209,15 @@ fn pending(desk: &Desk) -> Vec<Row> {
         passed_on: Vec::new(),
     };
     let survey = |node: &mut Node, _| node.pending_handshakes();
-    desk.handle.with_node(survey).unwrap_or_default().into_iter().map(row).collect()
+    service.handle.with_node(survey).unwrap_or_default().into_iter().map(row).collect()
 }
 
-fn lighthouse_map(desk: &Desk, form: Form) -> String {
+fn lighthouse_map(service: &ControlService, form: Form) -> String {
     let survey = |node: &mut Node, _| {
         let peers = node.known_peers(MAX_ROWS);
         peers.into_iter().map(|peer| (peer.to_string(), node.sources(peer))).collect::<Vec<_>>()
     };
-    let mut known = desk.handle.with_node(survey).unwrap_or_default();
+    let mut known = service.handle.with_node(survey).unwrap_or_default();
     known.sort_by(|(one, _), (other, _)| one.cmp(other));
     let known = known.into_iter().map(|(peer, sources)| (peer, cache(&sources)));
     match form {
@@ -236,8 +244,8 @@ fn cache(sources: &BTreeMap<IpAddr, KnownEndpoints>) -> Value {
 }
 
 /// As Go does, every hop stands there with all hops of its neighbour, and those that are not meant carry an error.
-fn relays(desk: &Desk) -> Value {
-    let relays = desk.handle.with_node(|node, _| node.relays()).unwrap_or_default();
+fn relays(service: &ControlService) -> Value {
+    let relays = service.handle.with_node(|node, _| node.relays()).unwrap_or_default();
     let relays = &relays[..relays.len().min(MAX_ROWS)];
     let through = |far: IpAddr| {
         let to_it = relays.iter().filter(|it| !it.forwarding && it.state == RelayState::Established && it.far == far);
@@ -268,20 +276,20 @@ fn relays(desk: &Desk) -> Value {
     json!({"Relays": if all.is_empty() { Value::Null } else { all.into() }})
 }
 
-fn certificate(desk: &Desk, peer: Option<String>, form: Form, pem: bool) -> Result<String, String> {
+fn certificate(service: &ControlService, peer: Option<String>, form: Form, pem: bool) -> Result<String, Refusal> {
     let shown = match peer {
         Some(typed) => {
             let (typed, peer) = peer_of(Some(typed), "addr")?;
-            let tunnels = desk.handle.tunnels();
+            let tunnels = service.handle.tunnels();
             let tunnel = tunnels.iter().find(|tunnel| tunnel.primary && tunnel.peer.contains(&peer));
-            let certificate = tunnel.and_then(|tunnel| desk.handle.certificate(tunnel.local_index));
+            let certificate = tunnel.and_then(|tunnel| service.handle.certificate(tunnel.local_index));
             let certificate = certificate.ok_or_else(|| no_tunnel(&typed, "addr"))?;
             (certificate.to_json(), certificate.to_pem())
         }
         None => {
-            let reloader = desk.reloader();
+            let reloader = service.reloader();
             let settings = reloader.settings();
-            let pki = settings.pki.as_ref().ok_or_else(|| line("this node has no certificate"))?;
+            let pki = settings.pki.as_ref().ok_or_else(|| refuse("this node has no certificate"))?;
             let wanted = settings.initiating_version.unwrap_or(Version::V1);
             let certificate = pki.identity.certificate(wanted).unwrap_or_else(|| pki.identity.primary());
             (certificate.to_json(), certificate.to_pem())
@@ -296,32 +304,32 @@ fn certificate(desk: &Desk, peer: Option<String>, form: Form, pem: bool) -> Resu
     })
 }
 
-fn device(desk: &Desk, form: Form) -> String {
-    let reloader = desk.reloader();
+fn device(service: &ControlService, form: Form) -> String {
+    let reloader = service.reloader();
     let networks = reloader.settings().pki.as_ref().map(|pki| pki.identity.networks().to_vec()).unwrap_or_default();
-    let name = &desk.facts.device;
+    let name = &service.facts.device;
     match form {
         Form::Text => format!("name={name} cidr={}\n", bracketed(&networks)),
         _ => document(&json!({"name": name, "cidr": texts(&networks)}), form),
     }
 }
 
-fn log_level(desk: &Desk, typed: Option<String>) -> Result<String, String> {
+fn log_level(service: &ControlService, typed: Option<String>) -> Result<String, Refusal> {
     let level = typed.map(|typed| {
         let unknown =
-            || line(&format!("Unknown log level [{typed}]. Possible log levels: trace, debug, info, warn, error"));
+            || refuse(format!("Unknown log level [{typed}]. Possible log levels: trace, debug, info, warn, error"));
         LogLevel::parse(&typed).ok_or_else(unknown)
     });
-    desk.answer(Request::LogLevel(level.transpose()?)).map_err(|error| line(&error))?;
+    service.answer(Request::LogLevel(level.transpose()?)).map_err(|refusal| refuse(refusal.to_string()))?;
     Ok(line(&format!("Log level is: {}", log::level().name())))
 }
 
-fn log_format(typed: Option<String>) -> Result<String, String> {
+fn log_format(typed: Option<String>) -> Result<String, Refusal> {
     match typed.map(|typed| typed.to_lowercase()).as_deref() {
         None => {}
         Some("text") => log::set_format(LogFormat::Text),
         Some("json") => log::set_format(LogFormat::Json),
-        Some(other) => return Err(line(&format!("unknown log format {other}; there are text and json"))),
+        Some(other) => return Err(refuse(format!("unknown log format {other}; there are text and json"))),
     }
     let format = match log::format() {
         LogFormat::Text => "text",
@@ -330,47 +338,47 @@ fn log_format(typed: Option<String>) -> Result<String, String> {
     Ok(line(&format!("Log format is: {format}")))
 }
 
-fn create(desk: &Desk, peer: Option<String>, endpoint: Option<String>) -> Result<String, String> {
+fn create(service: &ControlService, peer: Option<String>, endpoint: Option<String>) -> Result<String, Refusal> {
     let (_, peer) = peer_of(peer, "address")?;
-    if desk.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer)) {
-        return Err(line("Tunnel already exists"));
+    if service.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer)) {
+        return Err(refuse("Tunnel already exists"));
     }
-    if desk.handle.handshaking().contains(&peer) {
-        return Err(line("Tunnel already handshaking"));
+    if service.handle.handshaking().contains(&peer) {
+        return Err(refuse("Tunnel already handshaking"));
     }
     match endpoint.as_deref().map(endpoint_of).transpose()? {
-        None => desk.handle.connect(peer),
+        None => service.handle.connect(peer),
         Some(endpoint) => {
-            let _ = desk.handle.with_node(move |node, now| node.connect_at(now, peer, endpoint));
+            let _ = service.handle.with_node(move |node, now| node.connect_at(now, peer, endpoint));
         }
     }
     Ok(line("Created"))
 }
 
-fn change_remote(desk: &Desk, peer: Option<String>, endpoint: Option<String>) -> Result<String, String> {
+fn change_remote(service: &ControlService, peer: Option<String>, endpoint: Option<String>) -> Result<String, Refusal> {
     // What is missing is said before what is wrong.
-    let peer = Some(peer.ok_or_else(|| line("No vpn address was provided"))?);
-    let endpoint = endpoint.ok_or_else(|| line("No address was provided"))?;
+    let peer = Some(peer.ok_or_else(|| refuse("No vpn address was provided"))?);
+    let endpoint = endpoint.ok_or_else(|| refuse("No address was provided"))?;
     let endpoint = endpoint_of(&endpoint)?;
     let (typed, peer) = peer_of(peer, "address")?;
-    if !desk.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer)) {
+    if !service.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer)) {
         return Err(no_tunnel(&typed, "address"));
     }
-    match desk.handle.with_node(move |node, now| node.redirect(now, peer, endpoint)) {
+    match service.handle.with_node(move |node, now| node.redirect(now, peer, endpoint)) {
         Some(true) => Ok(line("Changed")),
-        _ => Err(line("lighthouse.remote_allow_list does not allow this peer to be there")),
+        _ => Err(refuse("lighthouse.remote_allow_list does not allow this peer to be there")),
     }
 }
 
 /// There is none; but a file outside of the sandbox is refused with Go's reason.
-fn profile(sandbox: &Path, file: Option<String>) -> Result<String, String> {
-    let file = file.ok_or_else(|| line("No path to write profile provided"))?;
-    inside(sandbox, &file).map_err(|refusal| line(&refusal))?;
-    Err(line(NO_PROFILE))
+fn profile(sandbox: &Path, file: Option<String>) -> Result<String, Refusal> {
+    let file = file.ok_or_else(|| refuse("No path to write profile provided"))?;
+    inside(sandbox, &file)?;
+    Err(refuse(NO_PROFILE))
 }
 
 /// Whether `file` is below the folder `sandbox`, as far as the names say; an empty one allows every file.
-fn inside(sandbox: &Path, file: &str) -> Result<(), String> {
+fn inside(sandbox: &Path, file: &str) -> Result<(), Refusal> {
     if sandbox.as_os_str().is_empty() {
         return Ok(());
     }
@@ -378,10 +386,10 @@ fn inside(sandbox: &Path, file: &str) -> Result<(), String> {
     let named = if Path::new(file).is_absolute() { Path::new(file) } else { &target };
     let (path, sandbox) = (named.display(), sandbox.display());
     if target == folder {
-        return Err(format!("path \"{path}\" resolves to the sandbox directory itself \"{sandbox}\""));
+        return Err(refuse(format!("path \"{path}\" resolves to the sandbox directory itself \"{sandbox}\"")));
     }
     if !target.starts_with(&folder) {
-        return Err(format!("path \"{path}\" is outside the sandbox directory \"{sandbox}\""));
+        return Err(refuse(format!("path \"{path}\" is outside the sandbox directory \"{sandbox}\"")));
     }
     Ok(())
 }
@@ -425,7 +433,7 @@ mod tests {
             (".", "resolves to the sandbox directory itself"),
         ] {
             let refusal = inside(sandbox, bad).unwrap_err();
-            assert!(refusal.contains(reason), "{refusal}");
+            assert!(refusal.0.contains(reason), "{refusal:?}");
         }
         assert_eq!(inside(Path::new(""), "/etc/passwd"), Ok(()));
     }
@@ -450,10 +458,10 @@ mod tests {
 
     #[test]
     fn addresses_are_missed_and_refused_in_gos_words() {
-        assert_eq!(peer_of(None, "addr").unwrap_err(), "No vpn address was provided\n");
+        assert_eq!(line(&peer_of(None, "addr").unwrap_err().0), "No vpn address was provided\n");
         let refusal = peer_of(Some("web-1".to_owned()), "address").unwrap_err();
-        assert_eq!(refusal, "The provided vpn address could not be parsed: web-1\n");
-        assert_eq!(endpoint_of("192.0.2.1").unwrap_err(), "Address could not be parsed\n");
-        assert_eq!(no_tunnel("10.0.0.1", "addr"), "Could not find tunnel for vpn addr: 10.0.0.1\n");
+        assert_eq!(line(&refusal.0), "The provided vpn address could not be parsed: web-1\n");
+        assert_eq!(line(&endpoint_of("192.0.2.1").unwrap_err().0), "Address could not be parsed\n");
+        assert_eq!(line(&no_tunnel("10.0.0.1", "addr").0), "Could not find tunnel for vpn addr: 10.0.0.1\n");
     }
 }

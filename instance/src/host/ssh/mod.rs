@@ -1,7 +1,8 @@
-//! The debug console of Go Nebula by SSH (feature `ssh`): the same commands, asked of the same desk as the control socket.
+//! The debug console of Go Nebula by SSH (feature `ssh`): the same commands, asked of the same service as the control
+//! socket.
 //!
-//! Who logs in has a key of the configuration, or a certificate of an authority that is named there; there are no passwords,
-//! no forwarding and no files. One thread serves all sessions; without `sshd.enabled` there is none.
+//! A user logs in with a key of the configuration, or with a certificate of an authority named there; there are no
+//! passwords, no forwarding and no files. One thread serves all sessions; without `sshd.enabled` there is none.
 
 mod access;
 mod answers;
@@ -17,12 +18,12 @@ use std::thread::Builder;
 use tokio::sync::oneshot;
 
 use crate::config::Sshd;
-use crate::host::control::Desk;
+use crate::host::control::ControlService;
 
 /// The console as the configuration has it. Dropping it ends all sessions.
 #[derive(Debug)]
 pub(crate) struct Console {
-    desk: Weak<Desk>,
+    service: Weak<ControlService>,
     current: Option<Sshd>,
     running: Option<Running>,
 }
@@ -35,8 +36,8 @@ struct Running {
 
 impl Console {
     /// A console that is off.
-    pub(crate) fn new(desk: &Arc<Desk>) -> Self {
-        Self { desk: Arc::downgrade(desk), current: None, running: None }
+    pub(crate) fn new(service: &Arc<ControlService>) -> Self {
+        Self { service: Arc::downgrade(service), current: None, running: None }
     }
 
     /// Obeys a configuration. One that changed ends the sessions: their users may not be allowed any more.
@@ -58,8 +59,8 @@ impl Console {
             tracing::info!("no ssh users to authorize");
         }
         let (stop, stopped) = oneshot::channel();
-        let desk = Weak::clone(&self.desk);
-        let body = move || server::serve(sshd, desk, stopped);
+        let service = Weak::clone(&self.service);
+        let body = move || server::serve(sshd, service, stopped);
         match Builder::new().name("sshd".to_owned()).spawn(body) {
             Ok(_) => self.running = Some(Running { _stop: stop }),
             Err(error) => tracing::warn!(%error, "Failed to run the SSH server"),

@@ -1,4 +1,4 @@
-//! The listener, and who comes: proves who it is within a time, or leaves.
+//! The listener, and its clients: each must log in within a time limit, or is disconnected.
 
 use std::borrow::Cow;
 use std::io;
@@ -18,26 +18,25 @@ use tokio::time::{sleep, timeout};
 use tracing::Level;
 
 use super::access;
-use super::session::{self, IDLE};
+use super::session::{self, Context, IDLE_TIMEOUT};
 use crate::config::Sshd;
-use crate::host::control::Desk;
-use crate::host::daemon::unix_now;
+use crate::host::control::ControlService;
+use crate::linux::clock::unix_now;
 use crate::log;
-use crate::overlay::names;
+use crate::names;
 
-/// What all sessions share.
+/// What all connections share.
 #[derive(Debug)]
-pub(super) struct House {
-    pub(super) sshd: Sshd,
-    pub(super) desk: Weak<Desk>,
-    /// Who has not proved yet who it is.
+struct Server {
+    context: Arc<Context>,
+    /// Limits the clients that have not logged in yet.
     logins: Arc<Semaphore>,
-    /// Who has.
+    /// Limits those that have.
     sessions: Arc<Semaphore>,
 }
 
-/// Until `stopped`, or the listener fails.
-pub(super) fn serve(sshd: Sshd, desk: Weak<Desk>, stopped: oneshot::Receiver<()>) {
+/// Serves until `stopped`, or until the listener fails.
+pub(super) fn serve(sshd: Sshd, service: Weak<ControlService>, stopped: oneshot::Receiver<()>) {
     let listen = sshd.listen.clone();
     let failed = |error: io::Error| {
         tracing::warn!(error = format!("listen tcp {listen}: {error}"), "Failed to run the SSH server");
@@ -50,7 +49,7 @@ pub(super) fn serve(sshd: Sshd, desk: Weak<Desk>, stopped: oneshot::Receiver<()>
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        .max_blocking_threads(MAX_QUESTIONS)
+        .max_blocking_threads(MAX_ANSWER_THREADS)
         .thread_name("sshd-answer")
         .build();
     let runtime = match runtime {
@@ -58,9 +57,8 @@ pub(super) fn serve(sshd: Sshd, desk: Weak<Desk>, stopped: oneshot::Receiver<()>
         Err(error) => return failed(error),
     };
     tracing::info!(sshListener = listen, "SSH server is listening");
-    let house = House {
-        sshd,
-        desk,
+    let server = Server {
+        context: Arc::new(Context { sshd, service }),
         logins: Arc::new(Semaphore::new(MAX_LOGINS)),
         sessions: Arc::new(Semaphore::new(MAX_SESSIONS)),
     };
@@ -68,7 +66,7 @@ pub(super) fn serve(sshd: Sshd, desk: Weak<Desk>, stopped: oneshot::Receiver<()>
         tokio::select! {
             // The other end is dropped.
             _ = stopped => {}
-            error = accept(listener, Arc::new(house)) => tracing::warn!(%error, "Error in listener, shutting down"),
+            error = accept(listener, Arc::new(server)) => tracing::warn!(%error, "Error in listener, shutting down"),
         }
     });
     // Without waiting: one of them may be the reload that ends this.
@@ -76,14 +74,14 @@ pub(super) fn serve(sshd: Sshd, desk: Weak<Desk>, stopped: oneshot::Receiver<()>
     tracing::info!("SSH server stopped listening");
 }
 
-/// The console that was here before may need a moment to go.
+/// Retries while the console that listened there before is still closing.
 fn bind(listen: &str) -> io::Result<TcpListener> {
     let mut tries = 0;
     loop {
         match names::bind(listen) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < BINDS => {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < MAX_BIND_RETRIES => {
                 tries += 1;
-                std::thread::sleep(BETWEEN_BINDS);
+                std::thread::sleep(RETRY_INTERVAL);
             }
             outcome => {
                 let listener = outcome?;
@@ -94,34 +92,34 @@ fn bind(listen: &str) -> io::Result<TcpListener> {
     }
 }
 
-/// Returns why nobody is let in any more.
-async fn accept(listener: TcpListener, house: Arc<House>) -> io::Error {
+/// Accepts clients; returns why it cannot any more.
+async fn accept(listener: TcpListener, server: Arc<Server>) -> io::Error {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => return error,
     };
-    let config = Arc::new(config(&house.sshd));
+    let config = Arc::new(config(&server.context.sshd));
     loop {
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             // The client went away again, or there are no descriptors for now.
             Err(error) => {
                 tracing::debug!(%error, "A client of the console was not accepted");
-                sleep(BETWEEN_BINDS).await;
+                sleep(RETRY_INTERVAL).await;
                 continue;
             }
         };
-        let Ok(login) = Arc::clone(&house.logins).try_acquire_owned() else {
+        let Ok(login) = Arc::clone(&server.logins).try_acquire_owned() else {
             if log::admits(Level::DEBUG, "Too many clients log in to the console at once", &stranger(from)) {
                 tracing::debug!(remoteAddress = %from, "Too many clients log in to the console at once");
             }
             continue;
         };
-        let (config, house) = (Arc::clone(&config), Arc::clone(&house));
+        let (config, server) = (Arc::clone(&config), Arc::clone(&server));
         tokio::spawn(async move {
             let logged_in = Arc::new(AtomicBool::new(false));
-            let guest = Guest::new(house, from, login, Arc::clone(&logged_in));
-            let outcome = converse(config, stream, guest, &logged_in).await;
+            let client = Client::new(server, from, login, Arc::clone(&logged_in));
+            let outcome = converse(config, stream, client, &logged_in).await;
             if !logged_in.load(Ordering::Relaxed) && log::admits(Level::WARN, "failed to handshake", &stranger(from)) {
                 let error = outcome.err().map_or_else(|| "no authentication".to_owned(), |error| error.to_string());
                 tracing::warn!(error, remoteAddress = %from, "failed to handshake");
@@ -130,7 +128,7 @@ async fn accept(listener: TcpListener, house: Arc<House>) -> io::Error {
     }
 }
 
-/// By whom the lines about those who are not let in are limited.
+/// The source by which log lines about refused clients are throttled.
 fn stranger(from: SocketAddr) -> String {
     log::network_of(from.ip()).to_string()
 }
@@ -143,11 +141,11 @@ fn config(sshd: &Sshd) -> Config {
         // OpenSSH begins with the method "none".
         auth_rejection_time_initial: Some(Duration::ZERO),
         keys: vec![sshd.host_key.clone()],
-        window_size: WINDOW,
-        maximum_packet_size: PACKET,
+        window_size: WINDOW_BYTES,
+        maximum_packet_size: MAX_PACKET_BYTES,
         channel_buffer_size: 8,
         max_auth_attempts: 6,
-        inactivity_timeout: Some(IDLE),
+        inactivity_timeout: Some(IDLE_TIMEOUT),
         nodelay: true,
         ..Config::default()
     }
@@ -156,55 +154,55 @@ fn config(sshd: &Sshd) -> Config {
 async fn converse(
     config: Arc<Config>,
     stream: tokio::net::TcpStream,
-    guest: Guest,
+    client: Client,
     logged_in: &AtomicBool,
 ) -> Result<(), russh::Error> {
-    let (stream, door) = with_door(stream)?;
-    let begun = timeout(LOGIN_WITHIN, run_stream(config, stream, guest)).await;
+    let (stream, connection) = with_shutdown(stream)?;
+    let begun = timeout(LOGIN_TIMEOUT, run_stream(config, stream, client)).await;
     let mut session = begun.map_err(|_| russh::Error::ConnectionTimeout)??;
     tokio::select! {
         outcome = &mut session => return outcome,
-        () = sleep(LOGIN_WITHIN) => {}
+        () = sleep(LOGIN_TIMEOUT) => {}
     }
     if !logged_in.load(Ordering::Relaxed) {
         // The session notices.
-        let _ = door.shutdown(Shutdown::Both);
+        let _ = connection.shutdown(Shutdown::Both);
     }
     session.await
 }
 
-/// The stream, and another descriptor of it that can end it.
-fn with_door(stream: tokio::net::TcpStream) -> io::Result<(tokio::net::TcpStream, TcpStream)> {
+/// The stream, and a second descriptor by which it can be shut down.
+fn with_shutdown(stream: tokio::net::TcpStream) -> io::Result<(tokio::net::TcpStream, TcpStream)> {
     let stream = stream.into_std()?;
-    let door = stream.try_clone()?;
-    Ok((tokio::net::TcpStream::from_std(stream)?, door))
+    let connection = stream.try_clone()?;
+    Ok((tokio::net::TcpStream::from_std(stream)?, connection))
 }
 
 /// One client.
-struct Guest {
-    house: Arc<House>,
+struct Client {
+    server: Arc<Server>,
     from: SocketAddr,
     logged_in: Arc<AtomicBool>,
-    /// Until it has logged in.
-    login: Option<OwnedSemaphorePermit>,
-    /// From then on.
-    seat: Option<OwnedSemaphorePermit>,
+    /// Held until it has logged in.
+    login_permit: Option<OwnedSemaphorePermit>,
+    /// Held from then on.
+    session_permit: Option<OwnedSemaphorePermit>,
     user: String,
     fingerprint: String,
     channels: Arc<Semaphore>,
 }
 
-impl Guest {
-    fn new(house: Arc<House>, from: SocketAddr, login: OwnedSemaphorePermit, logged_in: Arc<AtomicBool>) -> Self {
+impl Client {
+    fn new(server: Arc<Server>, from: SocketAddr, login: OwnedSemaphorePermit, logged_in: Arc<AtomicBool>) -> Self {
         Self {
-            house,
+            server,
             from,
             logged_in,
-            login: Some(login),
-            seat: None,
+            login_permit: Some(login),
+            session_permit: None,
             user: String::new(),
             fingerprint: String::new(),
-            channels: Arc::new(Semaphore::new(MAX_CHANNELS)),
+            channels: Arc::new(Semaphore::new(MAX_CHANNELS_PER_CLIENT)),
         }
     }
 
@@ -215,11 +213,11 @@ impl Guest {
     }
 }
 
-impl Handler for Guest {
+impl Handler for Client {
     type Error = russh::Error;
 
     async fn auth_publickey_offered(&mut self, user: &str, offer: PublicKeyOffer<'_>) -> Result<Auth, Self::Error> {
-        let sshd = &self.house.sshd;
+        let sshd = &self.server.context.sshd;
         // It may be the key of a certificate, which is shown with the proof.
         let may = access::key_may(sshd, user, offer.public_key.key_data()) || !sshd.authorities.is_empty();
         Ok(if may { Auth::Accept } else { Auth::reject() })
@@ -227,11 +225,11 @@ impl Handler for Guest {
 
     async fn auth_publickey(&mut self, user: &str, key: VerifiedPublicKey<'_>) -> Result<Auth, Self::Error> {
         let key = key.public_key.key_data();
-        Ok(if access::key_may(&self.house.sshd, user, key) { self.admit(user, key) } else { Auth::reject() })
+        Ok(if access::key_may(&self.server.context.sshd, user, key) { self.admit(user, key) } else { Auth::reject() })
     }
 
     async fn auth_openssh_certificate(&mut self, user: &str, certificate: &Certificate) -> Result<Auth, Self::Error> {
-        match access::certificate_may(&self.house.sshd, user, certificate, self.from.ip(), unix_now()) {
+        match access::certificate_may(&self.server.context.sshd, user, certificate, self.from.ip(), unix_now()) {
             Ok(()) => Ok(self.admit(user, certificate.public_key())),
             Err(reason) => {
                 if log::admits(Level::DEBUG, "A certificate was refused", &stranger(self.from)) {
@@ -243,10 +241,10 @@ impl Handler for Guest {
     }
 
     async fn auth_succeeded(&mut self, session: &mut Session) -> Result<(), Self::Error> {
-        self.seat = Arc::clone(&self.house.sessions).try_acquire_owned().ok();
+        self.session_permit = Arc::clone(&self.server.sessions).try_acquire_owned().ok();
         self.logged_in.store(true, Ordering::Relaxed);
-        self.login = None;
-        if self.seat.is_none() {
+        self.login_permit = None;
+        if self.session_permit.is_none() {
             return session.disconnect(Disconnect::TooManyConnections, "too many sessions", "");
         }
         tracing::info!(sshUser = self.user, remoteAddress = %self.from, sshFingerprint = self.fingerprint,
@@ -263,9 +261,9 @@ impl Handler for Guest {
         // Without a place the reply is dropped, which refuses.
         let Ok(place) = Arc::clone(&self.channels).try_acquire_owned() else { return Ok(()) };
         reply.accept().await;
-        let (house, user, handle) = (Arc::clone(&self.house), self.user.clone(), session.handle());
+        let (context, user, handle) = (Arc::clone(&self.server.context), self.user.clone(), session.handle());
         tokio::spawn(async move {
-            session::attend(channel, &house, &user, &handle).await;
+            session::attend(channel, &context, &user, &handle).await;
             drop(place);
         });
         Ok(())
@@ -327,10 +325,10 @@ impl Handler for Guest {
 
 const MAX_LOGINS: usize = 8;
 const MAX_SESSIONS: usize = 8;
-const MAX_CHANNELS: usize = 4;
-const MAX_QUESTIONS: usize = 4;
-const LOGIN_WITHIN: Duration = Duration::from_secs(30);
-const WINDOW: u32 = 64 << 10;
-const PACKET: u32 = 16 << 10;
-const BETWEEN_BINDS: Duration = Duration::from_millis(50);
-const BINDS: usize = 40;
+const MAX_CHANNELS_PER_CLIENT: usize = 4;
+const MAX_ANSWER_THREADS: usize = 4;
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(30);
+const WINDOW_BYTES: u32 = 64 << 10;
+const MAX_PACKET_BYTES: u32 = 16 << 10;
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+const MAX_BIND_RETRIES: usize = 40;

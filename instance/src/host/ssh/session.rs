@@ -1,6 +1,6 @@
 //! One channel of a session: a single command, or a shell.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use russh::server::{Handle, Msg};
@@ -9,9 +9,16 @@ use tokio::time::{sleep, timeout};
 
 use super::answers;
 use super::commands::{self, Wish};
-use super::server::House;
-use super::terminal::{LONGEST_LINE, Terminal, Typed};
-use crate::host::control::Request;
+use super::terminal::{MAX_LINE_BYTES, Terminal, Typed};
+use crate::config::Sshd;
+use crate::host::control::{ControlService, Request};
+
+/// What the commands of all sessions need.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) sshd: Sshd,
+    pub(super) service: Weak<ControlService>,
+}
 
 /// What follows a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,29 +32,29 @@ enum Then {
 struct Gone;
 
 /// Serves a channel to its end.
-pub(super) async fn attend(mut channel: Channel<Msg>, house: &Arc<House>, user: &str, handle: &Handle) {
-    let left = serve(&mut channel, house, user).await;
+pub(super) async fn attend(mut channel: Channel<Msg>, context: &Arc<Context>, user: &str, handle: &Handle) {
+    let left = serve(&mut channel, context, user).await;
     // As Go, which knows no other status.
     let _ = channel.exit_status(0).await;
     let _ = channel.close().await;
     if let Ok(Then::Leave) = left {
         // A client that is told at once forgets the status.
-        sleep(BEFORE_LEAVING).await;
+        sleep(DISCONNECT_DELAY).await;
         let _ = handle.disconnect(Disconnect::ByApplication, String::new(), String::new()).await;
     }
 }
 
-async fn serve(channel: &mut Channel<Msg>, house: &Arc<House>, user: &str) -> Result<Then, Gone> {
+async fn serve(channel: &mut Channel<Msg>, context: &Arc<Context>, user: &str) -> Result<Then, Gone> {
     let mut terminal = None;
     loop {
-        let Ok(message) = timeout(IDLE, channel.wait()).await else {
+        let Ok(message) = timeout(IDLE_TIMEOUT, channel.wait()).await else {
             say(channel, "\r\nidle for too long\r\n").await?;
             return Ok(Then::Continue);
         };
         match message {
             Some(ChannelMsg::Exec { command, .. }) => {
-                return match String::from_utf8(command).ok().filter(|line| line.len() <= LONGEST_LINE) {
-                    Some(line) => obey(channel, house, &line, str::to_owned).await,
+                return match String::from_utf8(command).ok().filter(|line| line.len() <= MAX_LINE_BYTES) {
+                    Some(line) => obey(channel, context, &line, str::to_owned).await,
                     None => say(channel, "the command is too long, or no text\n").await.map(|()| Then::Continue),
                 };
             }
@@ -66,7 +73,7 @@ async fn serve(channel: &mut Channel<Msg>, house: &Arc<House>, user: &str) -> Re
                         Typed::End => return say(channel, "\r\n").await.map(|()| Then::Continue),
                         Typed::Line(line) => {
                             say(channel, "\r\n").await?;
-                            if obey(channel, house, &line, Terminal::shown).await? == Then::Leave {
+                            if obey(channel, context, &line, Terminal::shown).await? == Then::Leave {
                                 return Ok(Then::Leave);
                             }
                             say(channel, terminal.prompt()).await?;
@@ -93,26 +100,31 @@ async fn complete(channel: &Channel<Msg>, terminal: &mut Terminal, line: &str) -
 }
 
 /// `shown` turns text into what the client's side wants.
-async fn obey(channel: &Channel<Msg>, house: &Arc<House>, line: &str, shown: fn(&str) -> String) -> Result<Then, Gone> {
+async fn obey(
+    channel: &Channel<Msg>,
+    context: &Arc<Context>,
+    line: &str,
+    shown: fn(&str) -> String,
+) -> Result<Then, Gone> {
     let text = match commands::read(line) {
         Wish::Say(text) => text,
         Wish::Logout => return Ok(Then::Leave),
         Wish::Reload => {
             say(channel, &shown("Reloading config\n")).await?;
             // One that changes the console ends this session: the line shall be there before.
-            sleep(BEFORE_RELOAD).await;
-            let desk = house.desk.upgrade().ok_or(Gone)?;
-            let outcome = tokio::task::spawn_blocking(move || desk.answer(Request::Reload)).await;
+            sleep(RELOAD_DELAY).await;
+            let service = context.service.upgrade().ok_or(Gone)?;
+            let outcome = tokio::task::spawn_blocking(move || service.answer(Request::Reload)).await;
             match outcome {
                 Ok(Err(refusal)) => format!("nothing was changed: {refusal}\n"),
                 _ => String::new(),
             }
         }
         Wish::Ask(question) => {
-            let (desk, house) = (house.desk.upgrade().ok_or(Gone)?, Arc::clone(house));
+            let (service, context) = (context.service.upgrade().ok_or(Gone)?, Arc::clone(context));
             // It may wait for the control thread, or for a reload.
             let answered =
-                tokio::task::spawn_blocking(move || answers::answer(&desk, &house.sshd.sandbox, question)).await;
+                tokio::task::spawn_blocking(move || answers::answer(&service, &context.sshd.sandbox, question)).await;
             answered.map_err(|_| Gone)?
         }
     };
@@ -120,12 +132,12 @@ async fn obey(channel: &Channel<Msg>, house: &Arc<House>, line: &str, shown: fn(
 }
 
 async fn say(channel: &Channel<Msg>, text: &str) -> Result<(), Gone> {
-    let written = timeout(WRITE_WITHIN, channel.data_bytes(text.as_bytes().to_vec())).await;
+    let written = timeout(WRITE_TIMEOUT, channel.data_bytes(text.as_bytes().to_vec())).await;
     written.map_err(|_| Gone)?.map_err(|_| Gone)
 }
 
 /// A session without input ends after this.
-pub(super) const IDLE: Duration = Duration::from_secs(600);
-const WRITE_WITHIN: Duration = Duration::from_secs(60);
-const BEFORE_LEAVING: Duration = Duration::from_millis(500);
-const BEFORE_RELOAD: Duration = Duration::from_millis(100);
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+const DISCONNECT_DELAY: Duration = Duration::from_millis(500);
+const RELOAD_DELAY: Duration = Duration::from_millis(100);

@@ -136,7 +136,7 @@ impl Terminal {
             Err(_) => None,
         };
         self.partial.clear();
-        let character = character.filter(|it| !it.is_control() && self.line.len() + it.len_utf8() <= LONGEST_LINE)?;
+        let character = character.filter(|it| !it.is_control() && self.line.len() + it.len_utf8() <= MAX_LINE_BYTES)?;
         self.line.insert(self.at, character);
         self.at += character.len_utf8();
         let last = self.at == self.line.len();
@@ -186,13 +186,13 @@ impl Terminal {
             return;
         }
         self.former.push_front(line.to_owned());
-        self.former.truncate(FORMER);
+        self.former.truncate(MAX_HISTORY);
     }
 }
 
 /// Bytes of a command.
-pub(super) const LONGEST_LINE: usize = 4096;
-const FORMER: usize = 32;
+pub(super) const MAX_LINE_BYTES: usize = 4096;
+const MAX_HISTORY: usize = 32;
 const CTRL_A: u8 = 1;
 const CTRL_C: u8 = 3;
 const CTRL_D: u8 = 4;
@@ -245,13 +245,13 @@ mod tests {
 
     #[test]
     fn a_line_does_not_grow_without_end_and_no_bytes_panic() {
-        assert_eq!(lines(&[&[b'x'; 2 * LONGEST_LINE][..], b"\r"].concat())[0].len(), LONGEST_LINE);
+        assert_eq!(lines(&[&[b'x'; 2 * MAX_LINE_BYTES][..], b"\r"].concat())[0].len(), MAX_LINE_BYTES);
         let mut terminal = Terminal::new(String::new());
         let mut state = 1_u32;
         for _ in 0..200_000 {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let _ = terminal.typed((state >> 24) as u8);
         }
-        assert!(terminal.former.len() <= FORMER && terminal.line.len() <= LONGEST_LINE);
+        assert!(terminal.former.len() <= MAX_HISTORY && terminal.line.len() <= MAX_LINE_BYTES);
     }
 }

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use crate::ca_client::Refusal;
 use crate::ca_client::backoff::Jitter;
 
 /// Time since the Unix epoch: certificates live by the wall clock.
 pub type Moment = Duration;
 
-/// One reading of both clocks. Patience is measured by `uptime`, which no one sets; certificates by `wall`, which jumps.
+/// One reading of both clocks. Timeouts are measured by `uptime`, which is monotonic; certificates by `wall`, which may
+/// jump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
     /// Since any fixed moment; never goes back.
@@ -16,12 +18,12 @@ pub struct Now {
     pub wall: Moment,
 }
 
-/// Who waits for the first certificate.
+/// Whether the start waits for the first certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// Somebody, and no longer than this: without a certificate by then the pod must not start.
+    /// Yes, up to this long: without a certificate by then the pod must not start.
     Within(Duration),
-    /// Nobody: the data path stays closed until it arrives.
+    /// No: the data path stays closed until it arrives.
     Whenever,
 }
 
@@ -36,9 +38,9 @@ pub struct LifeCycle {
     failures: u32,
     certificate: Option<Held>,
     closed: bool,
-    /// What has been decided and not been said yet.
+    /// A step that was decided and not polled yet.
     decided: Option<Step>,
-    last_failure: Option<String>,
+    last_failure: Option<Failure>,
     jitter: Jitter,
 }
 
@@ -66,8 +68,8 @@ pub enum Standing {
 /// What the owner of the machine must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Ask for a certificate of a new key, at most that long, and report with [`LifeCycle::issued`], [`LifeCycle::failed`]
-    /// or [`LifeCycle::not_yet`].
+    /// Ask for a certificate of a new key, at most that long, and report with [`LifeCycle::issued`],
+    /// [`LifeCycle::failed`] or [`LifeCycle::not_yet`].
     Ask {
         /// Longest time the request may take.
         within: Duration,
@@ -75,7 +77,7 @@ pub enum Step {
     /// Let nothing pass until another certificate arrives.
     Close(Closing),
     /// There will be no certificate in time: end, and say why.
-    GiveUp(GiveUp),
+    GiveUp(Failure),
 }
 
 /// Why the path closes.
@@ -87,13 +89,22 @@ pub enum Closing {
     Revoked,
 }
 
-/// Why a start for which somebody waits failed.
+/// Why a request for a certificate failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum GiveUp {
+pub enum Failure {
     /// The CA refused.
-    Denied(String),
+    Denied(Refusal),
     /// The CA could not be asked in time.
     Unavailable(String),
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Denied(refusal) => refusal.fmt(f),
+            Self::Unavailable(cause) => f.write_str(cause),
+        }
+    }
 }
 
 /// What to do with a new certificate.
@@ -143,8 +154,8 @@ impl LifeCycle {
         if let Some(end) = self.end_of_budget()
             && now.uptime >= end
         {
-            let cause = self.last_failure.clone().unwrap_or_else(|| "no answer in time".to_owned());
-            return Some(Step::GiveUp(GiveUp::Unavailable(cause)));
+            let failure = self.last_failure.clone();
+            return Some(Step::GiveUp(failure.unwrap_or_else(|| Failure::Unavailable("no answer in time".to_owned()))));
         }
         // By both clocks: one that is set back must not put off the renewal.
         let renew = self.certificate.is_some_and(|held| held.renew_at.is_some_and(|at| now.wall >= at));
@@ -175,16 +186,17 @@ impl LifeCycle {
         // Measured from now: certificates are often backdated a little.
         let life = expires.saturating_sub(now.wall);
         let early = self.jitter.below(life / 12);
-        let wait = (life - life / 3).saturating_sub(early).max(SHORTEST_WAIT);
+        let wait = (life - life / 3).saturating_sub(early).max(MIN_RENEWAL_WAIT);
         let renew_at = Some(now.wall + wait);
         self.hold(Held { expires, renew_at, standing: Standing::Good, provisional: false }, now.uptime + wait)
     }
 
-    /// A provisional certificate valid until `expires` arrived: the path opens, and the search for a better one goes on.
+    /// A provisional certificate valid until `expires` arrived: the path opens, and the search for a better one goes
+    /// on.
     #[must_use]
     pub fn issued_provisionally(&mut self, now: Now, expires: Moment) -> Install {
         let held = Held { expires, renew_at: None, standing: Standing::Good, provisional: true };
-        self.hold(held, now.uptime + FIRST_RETRY)
+        self.hold(held, now.uptime + FIRST_BACKOFF)
     }
 
     fn hold(&mut self, held: Held, ask_at: Duration) -> Install {
@@ -196,22 +208,23 @@ impl LifeCycle {
         if std::mem::replace(&mut self.closed, false) { Install::Open } else { Install::Swap }
     }
 
-    /// A request failed; `denied` if the CA decided so.
-    pub fn failed(&mut self, now: Now, denied: bool, cause: String) {
+    /// A request failed.
+    pub fn failed(&mut self, now: Now, failure: Failure) {
+        let denied = matches!(failure, Failure::Denied(_));
         if denied && self.end_of_budget().is_some() {
-            self.decided = Some(Step::GiveUp(GiveUp::Denied(cause)));
+            self.decided = Some(Step::GiveUp(failure));
             return;
         }
         let wait = self.retry_wait(now, denied);
         self.failures = self.failures.saturating_add(1);
         self.ask_at = Some(now.uptime + wait);
-        self.last_failure = Some(cause);
+        self.last_failure = Some(failure);
     }
 
-    /// Nothing to prove with yet, so nobody was asked: the pod's init container does not listen.
+    /// No request was made, for lack of a proof: the pod's init container has not shown its token.
     pub fn not_yet(&mut self, now: Now) {
         let waited = now.uptime.saturating_sub(self.born);
-        self.ask_at = Some(now.uptime + (waited / 20).clamp(FIRST_RETRY, STRICT_RETRY));
+        self.ask_at = Some(now.uptime + (waited / 20).clamp(FIRST_BACKOFF, MAX_BACKOFF_STRICT));
     }
 
     /// What is trusted changed, and this is what it says of the own certificate.
@@ -230,11 +243,11 @@ impl LifeCycle {
                 self.decided = Some(Step::Close(Closing::Revoked));
             }
         }
-        let soon = now.uptime + self.jitter.below(SOON);
+        let soon = now.uptime + self.jitter.below(MAX_DELAY_AFTER_TRUST_CHANGE);
         self.ask_at = self.ask_at.map(|at| at.min(soon));
     }
 
-    /// Before the first certificate, while somebody waits for it.
+    /// Before the first certificate, if the start waits for it.
     fn end_of_budget(&self) -> Option<Duration> {
         match self.start {
             Start::Within(budget) if self.certificate.is_none() => Some(self.born + budget),
@@ -244,16 +257,16 @@ impl LifeCycle {
 
     fn patience(&self, now: Now) -> Duration {
         let left = self.end_of_budget().map(|end| end.saturating_sub(now.uptime));
-        left.map_or(ASK_WITHIN, |left| left.clamp(Duration::from_millis(200), ASK_WITHIN))
+        left.map_or(REQUEST_TIMEOUT, |left| left.clamp(Duration::from_millis(200), REQUEST_TIMEOUT))
     }
 
     fn retry_wait(&mut self, now: Now, denied: bool) -> Duration {
         let wait = match self.certificate.filter(|held| !self.closed && !held.provisional) {
             // A tenth of what is left: a few tries early, more of them as the end comes near.
-            Some(held) => (held.expires.saturating_sub(now.wall) / 10).clamp(SHORTEST_WAIT, LONGEST_WAIT),
+            Some(held) => (held.expires.saturating_sub(now.wall) / 10).clamp(MIN_RENEWAL_WAIT, MAX_RENEWAL_WAIT),
             None => {
-                let longest = if self.end_of_budget().is_some() { STRICT_RETRY } else { LAZY_RETRY };
-                let first = if denied { LAZY_RETRY } else { FIRST_RETRY };
+                let longest = if self.end_of_budget().is_some() { MAX_BACKOFF_STRICT } else { MAX_BACKOFF_LAZY };
+                let first = if denied { MAX_BACKOFF_LAZY } else { FIRST_BACKOFF };
                 first.saturating_mul(1 << self.failures.min(16)).min(longest)
             }
         };
@@ -261,13 +274,13 @@ impl LifeCycle {
     }
 }
 
-const ASK_WITHIN: Duration = Duration::from_secs(10);
-const FIRST_RETRY: Duration = Duration::from_millis(200);
-const STRICT_RETRY: Duration = Duration::from_secs(2);
-const LAZY_RETRY: Duration = Duration::from_secs(30);
-const SHORTEST_WAIT: Duration = Duration::from_secs(1);
-const LONGEST_WAIT: Duration = Duration::from_secs(300);
-const SOON: Duration = Duration::from_secs(20);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+const FIRST_BACKOFF: Duration = Duration::from_millis(200);
+const MAX_BACKOFF_STRICT: Duration = Duration::from_secs(2);
+const MAX_BACKOFF_LAZY: Duration = Duration::from_secs(30);
+const MIN_RENEWAL_WAIT: Duration = Duration::from_secs(1);
+const MAX_RENEWAL_WAIT: Duration = Duration::from_secs(300);
+const MAX_DELAY_AFTER_TRUST_CHANGE: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,14 @@ fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
+fn refused(message: &str) -> Failure {
+    Failure::Denied(Refusal { code: Some("no_such_pod".to_owned()), message: message.to_owned() })
+}
+
+fn unavailable() -> Failure {
+    Failure::Unavailable("connection refused".to_owned())
+}
+
 /// A machine and two clocks that only the test moves.
 struct Pod {
     life: LifeCycle,
@@ -53,7 +61,8 @@ impl Pod {
     }
 
     fn failed(&mut self, denied: bool) {
-        self.life.failed(self.now, denied, "connection refused".to_owned());
+        let failure = if denied { refused("unknown pod") } else { unavailable() };
+        self.life.failed(self.now, failure);
     }
 
     /// Lets time pass until there is something to do.
@@ -127,7 +136,7 @@ fn a_ca_that_is_down_for_hours_is_asked_patiently_and_the_path_stays_open() {
     let (down, mut tries) = (pod.now.uptime, 0);
     while pod.now.uptime < down + HOUR * 6 {
         pod.failed(false);
-        assert!(pod.next_ask() <= LONGEST_WAIT * 5 / 4);
+        assert!(pod.next_ask() <= MAX_RENEWAL_WAIT * 5 / 4);
         assert!(pod.life.is_open());
         tries += 1;
     }
@@ -197,7 +206,7 @@ fn a_clock_set_back_does_not_put_off_the_renewal() {
     pod.now.wall -= DAY * 365;
     assert!(pod.next_ask() <= HOUR * 15);
     pod.failed(false);
-    assert!(pod.next_ask() <= LONGEST_WAIT * 5 / 4);
+    assert!(pod.next_ask() <= MAX_RENEWAL_WAIT * 5 / 4);
     assert_eq!(pod.issued(DAY), Install::Swap);
     assert!(pod.next_ask() <= DAY);
 }
@@ -209,7 +218,7 @@ fn a_clock_set_during_the_start_does_not_change_the_budget() {
         assert!(pod.asks());
         pod.now.wall = START - DAY + step * 2;
         assert_eq!(pod.poll(), None);
-        assert!(matches!(pod.next(), Step::GiveUp(GiveUp::Unavailable(_))));
+        assert!(matches!(pod.next(), Step::GiveUp(Failure::Unavailable(_))));
         assert_eq!(pod.age(), BUDGET);
     }
 }
@@ -223,7 +232,7 @@ fn pods_of_a_ca_that_is_no_longer_trusted_ask_for_another_certificate_soon_but_n
         pod.life.judged(pod.now, Standing::Orphaned);
         assert!(pod.life.is_open(), "peers that have not heard of it still accept");
         let wait = pod.next_ask();
-        assert!(wait <= SOON, "{wait:?}");
+        assert!(wait <= MAX_DELAY_AFTER_TRUST_CHANGE, "{wait:?}");
         moments.insert(wait);
         pod.life.judged(pod.now, Standing::Orphaned);
         assert_eq!(pod.poll(), None, "one request at a time");
@@ -248,12 +257,12 @@ fn a_revoked_certificate_closes_the_path_once_and_another_one_opens_it() {
     assert_eq!(pod.life.idle(pod.now), Some(Duration::ZERO));
     assert_eq!(pod.poll(), Some(Step::Close(Closing::Revoked)));
     assert!(!pod.life.is_open());
-    assert!(pod.next_ask() <= SOON);
+    assert!(pod.next_ask() <= MAX_DELAY_AFTER_TRUST_CHANGE);
     pod.failed(true);
     pod.life.judged(pod.now, Standing::Revoked);
     assert_eq!(pod.poll(), None, "said once");
     let wait = pod.next_ask();
-    assert!((LAZY_RETRY / 2..LAZY_RETRY * 2).contains(&wait), "{wait:?}");
+    assert!((MAX_BACKOFF_LAZY / 2..MAX_BACKOFF_LAZY * 2).contains(&wait), "{wait:?}");
     assert_eq!(pod.issued(DAY), Install::Open);
 }
 
@@ -272,8 +281,8 @@ fn a_certificate_revoked_during_its_renewal_closes_the_path_until_the_answer() {
 fn a_strict_start_ends_at_once_when_denied() {
     let mut pod = Pod::new(Start::Within(BUDGET), 1);
     assert!(pod.asks());
-    pod.life.failed(pod.now, true, "unknown pod".to_owned());
-    assert_eq!(pod.poll(), Some(Step::GiveUp(GiveUp::Denied("unknown pod".to_owned()))));
+    pod.failed(true);
+    assert_eq!(pod.poll(), Some(Step::GiveUp(refused("unknown pod"))));
 }
 
 #[test]
@@ -288,7 +297,7 @@ fn a_strict_start_retries_until_its_budget_and_then_says_why() {
                 pod.failed(false);
             }
             step => {
-                assert_eq!(step, Step::GiveUp(GiveUp::Unavailable("connection refused".to_owned())));
+                assert_eq!(step, Step::GiveUp(unavailable()));
                 break;
             }
         }
@@ -301,7 +310,7 @@ fn a_strict_start_retries_until_its_budget_and_then_says_why() {
 fn a_request_that_never_ends_does_not_outlast_the_budget() {
     let mut pod = Pod::new(Start::Within(BUDGET), 1);
     assert!(pod.asks());
-    assert!(matches!(pod.next(), Step::GiveUp(GiveUp::Unavailable(_))));
+    assert!(matches!(pod.next(), Step::GiveUp(Failure::Unavailable(_))));
     assert_eq!(pod.age(), BUDGET);
 }
 
@@ -311,7 +320,7 @@ fn a_pod_that_nobody_waits_for_never_gives_up() {
     assert!(pod.asks());
     for n in 0..500 {
         pod.failed(n % 2 == 0);
-        assert!(pod.next_ask() <= LAZY_RETRY * 5 / 4);
+        assert!(pod.next_ask() <= MAX_BACKOFF_LAZY * 5 / 4);
     }
     assert_eq!(pod.issued(DAY), Install::Open);
 }
@@ -324,12 +333,12 @@ fn an_init_container_that_is_not_there_yet_is_looked_for_ever_more_rarely_and_ne
     while pod.age() < seconds(300) {
         pod.life.not_yet(pod.now);
         let wait = pod.next_ask();
-        assert!((FIRST_RETRY..=STRICT_RETRY).contains(&wait), "{wait:?}");
+        assert!((FIRST_BACKOFF..=MAX_BACKOFF_STRICT).contains(&wait), "{wait:?}");
         looks += 1;
     }
     assert!((150..300).contains(&looks), "{looks} looks in five minutes");
     pod.failed(false);
-    assert!(pod.next_ask() <= FIRST_RETRY * 2, "a failure after that is the first");
+    assert!(pod.next_ask() <= FIRST_BACKOFF * 2, "a failure after that is the first");
 }
 
 #[test]
@@ -354,7 +363,7 @@ fn with_a_provisional_certificate_a_pod_is_open_and_goes_on_asking_as_one_that_h
     // The proof is there, the CA is not: as eager as without any certificate.
     pod.next_ask();
     pod.failed(false);
-    assert!(pod.next_ask() <= FIRST_RETRY * 5 / 4);
+    assert!(pod.next_ask() <= FIRST_BACKOFF * 5 / 4);
     assert_eq!(pod.issued(DAY), Install::Swap);
     assert!(pod.next_ask() > DAY / 2);
 }

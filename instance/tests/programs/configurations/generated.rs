@@ -267,9 +267,12 @@ fn texts() -> Vec<String> {
     found
 }
 
+/// Where an entry stands, its keys, and those of a good one.
+type Kind = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
+
 /// Every key of a rule or a route with a value of every type, in a rule or route that is good without it.
 fn entries() -> Vec<String> {
-    let kinds: [(&str, &[&str], &[(&str, &str)]); 3] = [
+    let kinds: [Kind; 3] = [
         ("firewall: {inbound: [@]}", RULE_KEYS, &[("port", "80"), ("proto", "tcp"), ("ca_name", "x")]),
         ("tun: {routes: [@]}", ROUTE_KEYS, &[("mtu", "1300"), ("route", "10.42.1.0/24")]),
         ("tun: {unsafe_routes: [@]}", ROUTE_KEYS, &[("route", "192.168.1.0/24"), ("via", "10.42.0.9")]),

@@ -1,11 +1,13 @@
 //! What passes between an instance and the init container of its pod, and how each knows the other.
 //!
-//! The instance listens on an abstract unix socket in the pod's network namespace, from before ADD returns: no program of the
-//! pod runs yet, so none can have taken the name, and no raw socket sees what passes there. Init connects and shows the pod's
-//! token; the certificate, and the private key where the pod gets it, goes to the connection whose token the CA accepted, and
-//! to no other. Init takes a certificate only of a listener that is root of the node.
+//! The instance listens on an abstract unix socket in the pod's network namespace, from before ADD returns: no program
+//! of the pod runs yet, so none can have taken the name, and no raw socket sees what passes there. Init connects and
+//! shows the pod's token; the certificate, and the private key where the pod gets it, goes to the connection whose
+//! token the CA accepted, and to no other. Init takes a certificate only of a listener that is root of the node.
 //!
 //! Each message is a JSON object on a line: [`Hello`], then any number of [`Word`]s, then a [`Receipt`].
+
+pub mod server;
 
 use std::io::{self, BufRead, Read};
 use std::os::linux::net::SocketAddrExt;
@@ -17,13 +19,13 @@ use zeroize::{Zeroize, Zeroizing};
 /// Name of the socket. Its end is the version of what passes.
 pub const NAME: &str = "nebula-cni/init/2";
 /// Longest token, in bytes.
-pub const MAX_TOKEN: usize = 16 << 10;
+pub const MAX_TOKEN_BYTES: usize = 16 << 10;
 /// Longest message, in bytes.
-pub const MAX_MESSAGE: usize = 1 << 20;
+pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
 /// Longest reason, in bytes.
-pub const MAX_REASON: usize = 2 << 10;
+pub const MAX_REASON_BYTES: usize = 2 << 10;
 
-/// What init says first.
+/// The first message of init.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hello {
@@ -31,7 +33,7 @@ pub struct Hello {
     pub token: String,
 }
 
-/// What the instance says.
+/// A message of the instance.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Word {
@@ -41,7 +43,7 @@ pub enum Word {
     Delivery(Delivery),
 }
 
-/// What init says last.
+/// The last message of init.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Receipt {
@@ -49,7 +51,7 @@ pub struct Receipt {
     pub refused: Option<String>,
 }
 
-/// What a pod gets.
+/// What init receives.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Delivery {
@@ -116,7 +118,7 @@ pub fn read<T: for<'a> Deserialize<'a>>(from: &mut impl BufRead, limit: usize) -
 /// Whether it could be a token: one word of visible characters, as in any HTTP header that carries one.
 #[must_use]
 pub fn is_token(text: &str) -> bool {
-    !text.is_empty() && text.len() <= MAX_TOKEN && text.bytes().all(|byte| byte.is_ascii_graphic())
+    !text.is_empty() && text.len() <= MAX_TOKEN_BYTES && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 #[cfg(test)]
@@ -126,7 +128,7 @@ mod tests {
     #[test]
     fn a_token_is_one_word() {
         assert!(is_token("eyJhbGciOiJSUzI1NiJ9.e30.c2ln"));
-        for bad in ["", "two words", "line\nbreak", "é", &"x".repeat(MAX_TOKEN + 1)] {
+        for bad in ["", "two words", "line\nbreak", "é", &"x".repeat(MAX_TOKEN_BYTES + 1)] {
             assert!(!is_token(bad));
         }
     }

@@ -8,12 +8,31 @@ use std::time::Duration;
 
 use hickory_resolver::TokioResolver;
 use hickory_resolver::config::LookupIpStrategy;
+use hickory_resolver::net::NetError;
 use hickory_resolver::proto::rr::Name;
 
 use crate::config::{HostTarget, NameFamily, StaticHosts};
 
 /// Endpoints by overlay address.
 pub type Endpoints = BTreeMap<IpAddr, Vec<SocketAddr>>;
+
+/// Why a name has no address.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The resolver cannot run.
+    #[error("{0}")]
+    Runtime(#[source] std::io::Error),
+    /// The system's configuration of the resolver is unusable.
+    #[error("system resolver: {0}")]
+    System(#[source] NetError),
+    /// The resolver took too long.
+    #[error("no answer within {} ms", .0.as_millis())]
+    Timeout(Duration),
+    /// The resolver found nothing.
+    #[error("{0}")]
+    LookUp(#[source] NetError),
+}
 
 /// Addresses by name.
 type Answers = BTreeMap<String, Vec<IpAddr>>;
@@ -45,8 +64,8 @@ impl NameWatch {
         known_endpoints(hosts, &self.latest)
     }
 
-    /// Continues with other hosts, at once. Their endpoints are passed on again, because an answer about the hosts before
-    /// may have been on its way.
+    /// Continues with other hosts, at once. Their endpoints are passed on again, because an answer about the hosts
+    /// before may have been on its way.
     pub fn replace(&self, hosts: StaticHosts) {
         // A full queue means several replacements are waiting already; the thread cannot be far behind.
         let _ = self.replace.send(hosts);
@@ -57,7 +76,7 @@ fn watch(
     mut hosts: StaticHosts,
     commands: &Receiver<StaticHosts>,
     latest: &Mutex<(NameFamily, Answers)>,
-    mut look_up: impl FnMut(&str, NameFamily, Duration) -> Result<Vec<IpAddr>, String>,
+    mut look_up: impl FnMut(&str, NameFamily, Duration) -> Result<Vec<IpAddr>, Error>,
     mut changed: impl FnMut(Endpoints),
 ) {
     let mut known = hosts.endpoints(&BTreeMap::new());
@@ -69,7 +88,7 @@ fn watch(
                     answers.insert(name, addresses);
                 }
                 Err(error) => {
-                    tracing::error!(hostname = name, error, network = ?hosts.family, "DNS resolution failed for static_map host");
+                    tracing::error!(hostname = name, %error, network = ?hosts.family, "DNS resolution failed for static_map host");
                 }
             }
         }
@@ -107,7 +126,7 @@ pub fn resolve_once(targets: &[HostTarget]) -> Vec<SocketAddr> {
         HostTarget::Name { host, port } => match look_up(host, NameFamily::Both, Duration::from_secs(5)) {
             Ok(addresses) => addresses.first().map(|ip| SocketAddr::new(*ip, *port)),
             Err(error) => {
-                tracing::error!(hostname = host, error, "Failed to resolve");
+                tracing::error!(hostname = host, %error, "Failed to resolve");
                 None
             }
         },
@@ -146,32 +165,34 @@ pub(crate) fn bind(listen: &str) -> std::io::Result<TcpListener> {
 ///
 /// # Errors
 /// What the resolver says, or that it took too long.
-pub fn look_up(name: &str, family: NameFamily, timeout: Duration) -> Result<Vec<IpAddr>, String> {
+pub fn look_up(name: &str, family: NameFamily, timeout: Duration) -> Result<Vec<IpAddr>, Error> {
     // Names are rare: a runtime for the time of one look-up keeps memory free between them, and reads
     // /etc/resolv.conf and /etc/hosts afresh.
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
     // Underscores inside a label, usual in names of containers, are no host name by the letter, but resolvers know them.
-    let query = Name::from_utf8(name).or_else(|_| Name::from_str_relaxed(name)).map_err(|error| error.to_string())?;
+    let query = Name::from_utf8(name)
+        .or_else(|_| Name::from_str_relaxed(name))
+        .map_err(NetError::from)
+        .map_err(Error::LookUp)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Runtime)?;
     runtime.block_on(async {
-        let mut builder = TokioResolver::builder_tokio().map_err(|error| format!("system resolver: {error}"))?;
+        let mut builder = TokioResolver::builder_tokio().map_err(Error::System)?;
         builder.options_mut().ip_strategy = match family {
             NameFamily::Ip4 => LookupIpStrategy::Ipv4Only,
             NameFamily::Ip6 => LookupIpStrategy::Ipv6Only,
             NameFamily::Both => LookupIpStrategy::Ipv4AndIpv6,
         };
-        let resolver = builder.build().map_err(|error| format!("system resolver: {error}"))?;
+        let resolver = builder.build().map_err(Error::System)?;
         match tokio::time::timeout(timeout, resolver.lookup_ip(query)).await {
-            Err(_) => Err(format!("no answer within {} ms", timeout.as_millis())),
-            Ok(Err(error)) => Err(error.to_string()),
-            Ok(Ok(answer)) => Ok(answer.iter().take(MAX_ANSWERS).collect()),
+            Err(_) => Err(Error::Timeout(timeout)),
+            Ok(Err(error)) => Err(Error::LookUp(error)),
+            Ok(Ok(answer)) => Ok(answer.iter().take(MAX_ADDRESSES_PER_NAME).collect()),
         }
     })
 }
 
 const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 // More endpoints than this for one name help nobody and would be handshaken with all at once.
-const MAX_ANSWERS: usize = 32;
+const MAX_ADDRESSES_PER_NAME: usize = 32;
 
 #[cfg(test)]
 mod tests {
@@ -209,9 +230,10 @@ mod tests {
         let (replace, commands) = sync_channel(1);
         let mut replace = Some(replace);
         let look_up = |_: &str, _, _| match replace.take() {
-            Some(replace) => {
-                replace.send(new.clone()).map(|()| vec!["192.0.2.1".parse().unwrap()]).map_err(|_| String::new())
-            }
+            Some(replace) => replace
+                .send(new.clone())
+                .map(|()| vec!["192.0.2.1".parse().unwrap()])
+                .map_err(|_| Error::Timeout(Duration::ZERO)),
             None => Ok(vec!["192.0.2.1".parse().unwrap()]),
         };
         let mut seen = Vec::new();

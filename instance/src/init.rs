@@ -12,11 +12,11 @@ use nebula_cert::{CaPool, Certificate, Identity, PrivateKey};
 use nix::sys::socket::{getsockopt, sockopt};
 use zeroize::Zeroizing;
 
-use crate::host::daemon::unix_now;
-use crate::init::handoff::{self, Delivery, Hello, MAX_MESSAGE, MAX_TOKEN, NAME, Receipt, Word};
+use crate::handoff::{self, Delivery, Hello, MAX_MESSAGE_BYTES, MAX_TOKEN_BYTES, NAME, Receipt, Word};
+use crate::linux::clock::{now, unix_now};
 use crate::linux::errno;
 
-/// What init is told.
+/// Options of the program.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// File with the pod's projected service-account token.
@@ -39,7 +39,7 @@ pub enum Error {
         /// What is wrong with it.
         cause: String,
     },
-    /// Somebody else than the node listens.
+    /// A process other than the instance listens.
     #[error(
         "the socket {NAME} is held by user {user} and not by this node: a program of the pod pretends to be its instance"
     )]
@@ -96,8 +96,8 @@ impl Node {
             std::fs::metadata(format!("/proc/self/ns/{kind}")).is_ok_and(|namespace| namespace.ino() == inode)
         };
         Self {
-            user: if is_initial("user", INITIAL_USERS) { 0 } else { NOBODY_HERE },
-            has_process_ids: is_initial("pid", INITIAL_PROCESSES),
+            user: if is_initial("user", INITIAL_USER_NAMESPACE_INODE) { 0 } else { OVERFLOW_UID },
+            has_process_ids: is_initial("pid", INITIAL_PID_NAMESPACE_INODE),
         }
     }
 }
@@ -105,7 +105,7 @@ impl Node {
 impl Init<'_> {
     fn run(mut self) -> Result<String, Error> {
         loop {
-            // Read anew each time: the kubelet replaces it.
+            // Read again each time: the kubelet replaces it.
             let token = read_token(&self.settings.token_file)?;
             if let Some(stream) = self.connect()?
                 && let Some(name) = self.converse(&stream, &token)?
@@ -113,10 +113,10 @@ impl Init<'_> {
                 return Ok(name);
             }
             if now() >= self.until {
-                let reason = self.reason.unwrap_or_else(|| NOBODY_THERE.to_owned());
+                let reason = self.reason.unwrap_or_else(|| NO_INSTANCE.to_owned());
                 return Err(Error::Deadline { after: self.settings.deadline, reason });
             }
-            sleep(INTERVAL.min(self.left()));
+            sleep(RETRY_INTERVAL.min(self.left()));
         }
     }
 
@@ -124,7 +124,7 @@ impl Init<'_> {
     fn connect(&self) -> Result<Option<UnixStream>, Error> {
         let connected = handoff::address(self.name).and_then(|address| UnixStream::connect_addr(&address));
         let Ok(stream) = connected else { return Ok(None) };
-        // Whoever listens was recorded when it began to.
+        // The kernel recorded the listener when it began to listen.
         let Ok(listener) = getsockopt(&stream, sockopt::PeerCredentials) else { return Ok(None) };
         let is_outside = self.node.has_process_ids || listener.pid() == 0;
         if listener.uid() != self.node.user || !is_outside {
@@ -145,7 +145,7 @@ impl Init<'_> {
             if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
                 return Ok(None);
             }
-            let delivery = match handoff::read(&mut reader, MAX_MESSAGE) {
+            let delivery = match handoff::read(&mut reader, MAX_MESSAGE_BYTES) {
                 Ok(Some(Word::Reason(reason))) => {
                     self.note(&reason);
                     continue;
@@ -156,7 +156,7 @@ impl Init<'_> {
             let taken = self.take(&delivery);
             let refused = match &taken {
                 Ok(Ok(_)) => None,
-                Ok(Err(cause)) => Some(cause.clone()),
+                Ok(Err(cause)) => Some(cause.to_string()),
                 Err(error) => Some(error.to_string()),
             };
             let receipt = handoff::line(&Receipt { refused });
@@ -172,7 +172,7 @@ impl Init<'_> {
         }
     }
 
-    fn take(&self, delivery: &Delivery) -> Result<Result<String, String>, Error> {
+    fn take(&self, delivery: &Delivery) -> Result<Result<String, Unusable>, Error> {
         let name = match check(delivery) {
             Ok(name) => name,
             Err(cause) => return Ok(Err(cause)),
@@ -195,39 +195,47 @@ impl Init<'_> {
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "the rim reads the clock")]
-fn now() -> Instant {
-    Instant::now()
-}
-
 fn read_token(path: &Path) -> Result<Zeroizing<String>, Error> {
     let refuse = |cause: String| Error::Token { path: path.to_owned(), cause };
-    let mut text = Zeroizing::new(String::with_capacity(MAX_TOKEN + 1));
+    let mut text = Zeroizing::new(String::with_capacity(MAX_TOKEN_BYTES + 1));
     let file = File::open(path).map_err(|error| refuse(errno::text(&error)))?;
-    let read = file.take(MAX_TOKEN as u64 + 1).read_to_string(&mut text);
+    let read = file.take(MAX_TOKEN_BYTES as u64 + 1).read_to_string(&mut text);
     read.map_err(|error| refuse(errno::text(&error)))?;
     let token = Zeroizing::new(text.trim().to_owned());
     if handoff::is_token(&token) { Ok(token) } else { Err(refuse("there is no token in it".to_owned())) }
 }
 
+/// Why a delivery is refused.
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error("certificate: {0}")]
+    Certificate(#[source] nebula_cert::Error),
+    #[error("CA bundle: {0}")]
+    Bundle(#[source] nebula_cert::Error),
+    #[error(transparent)]
+    Unverified(nebula_cert::Error),
+    #[error("key: {0}")]
+    Key(#[source] nebula_cert::Error),
+}
+
 /// What is written must at least fit together. Returns the certificate's name.
-fn check(delivery: &Delivery) -> Result<String, String> {
+fn check(delivery: &Delivery) -> Result<String, Unusable> {
     let certificates = Certificate::bundle_from_pem(delivery.certificate.as_bytes());
-    let certificates = certificates.map_err(|error| format!("certificate: {error}"))?;
-    let pool = CaPool::from_pem(delivery.ca.as_bytes()).map_err(|error| format!("CA bundle: {error}"))?;
+    let certificates = certificates.map_err(Unusable::Certificate)?;
+    let pool = CaPool::from_pem(delivery.ca.as_bytes()).map_err(Unusable::Bundle)?;
     let mut name = String::new();
     for certificate in &certificates {
-        let verified = pool.verify(certificate.clone(), unix_now()).map_err(|error| error.to_string())?;
+        let verified = pool.verify(certificate.clone(), unix_now()).map_err(Unusable::Unverified)?;
         name = verified.name().to_owned();
     }
     if let Some(key) = &delivery.key {
-        let key = PrivateKey::from_pem(key.as_bytes()).map_err(|error| format!("key: {error}"))?;
-        Identity::new(certificates, key).map_err(|error| format!("key: {error}"))?;
+        let key = PrivateKey::from_pem(key.as_bytes()).map_err(Unusable::Key)?;
+        Identity::new(certificates, key).map_err(Unusable::Key)?;
     }
     Ok(name)
 }
 
-/// Each file is complete or not there, and the certificate comes last: who sees it sees the others as well.
+/// Each file is complete or absent, and the certificate comes last: when it is there, so are the others.
 fn write(folder: &Path, delivery: &Delivery) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o750).create(folder)?;
     let key = folder.join("host.key");
@@ -252,27 +260,28 @@ fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&beside)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&beside)?;
     // Whatever the umask of the image says.
-    file.set_permissions(std::fs::Permissions::from_mode(MODE))?;
+    file.set_permissions(std::fs::Permissions::from_mode(FILE_MODE))?;
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(&beside, path)
 }
 
-const NOBODY_THERE: &str = "no instance of this pod listens on this node; is the pod enrolled, does the plugin on this node \
+const NO_INSTANCE: &str = "no instance of this pod listens on this node; is the pod enrolled, does the plugin on this node \
                             have \"flow\": \"init\", and are plugin and init container of the same release?";
-const MODE: u32 = 0o640;
-const INTERVAL: Duration = Duration::from_millis(200);
-// Of namespaces that nobody made (linux/proc_ns.h), and whom the kernel names for a user that a namespace has not.
-const INITIAL_USERS: u64 = 0xefff_fffd;
-const INITIAL_PROCESSES: u64 = 0xefff_fffc;
-const NOBODY_HERE: u32 = 65_534;
+const FILE_MODE: u32 = 0o640;
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+// Inodes of the initial namespaces (linux/proc_ns.h), and the overflow UID, which stands for users that a namespace
+// lacks.
+const INITIAL_USER_NAMESPACE_INODE: u64 = 0xefff_fffd;
+const INITIAL_PID_NAMESPACE_INODE: u64 = 0xefff_fffc;
+const OVERFLOW_UID: u32 = 65_534;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::init::desk::InitDesk;
+    use crate::handoff::server::HandoffServer;
     use nebula_cert::{Curve, SigningKey, Template};
 
     struct Credentials {
@@ -314,9 +323,9 @@ mod tests {
         Init { settings, name: socket, node, until: now() + settings.deadline, reason: None }.run()
     }
 
-    fn token(desk: &InitDesk) -> String {
+    fn token(server: &HandoffServer) -> String {
         for _ in 0..1000 {
-            if let Ok(token) = desk.token(&mut Vec::new()) {
+            if let Ok(token) = server.token(&mut Vec::new()) {
                 return token.to_string();
             }
             sleep(Duration::from_millis(10));
@@ -336,11 +345,11 @@ mod tests {
             move || init(&settings, &socket)
         });
         // It waits until the instance is there.
-        let desk = InitDesk::open(&socket, || Ok(())).unwrap();
-        assert_eq!(token(&desk), "header.claims.signature");
-        desk.explain("the CA\nis away");
+        let server = HandoffServer::open(&socket, || Ok(())).unwrap();
+        assert_eq!(token(&server), "header.claims.signature");
+        server.explain("the CA\nis away");
         let delivery = changed(&delivery, |delivery| delivery.key = None);
-        desk.deliver(delivery.clone());
+        server.deliver(delivery.clone());
         assert_eq!(running.join().unwrap().unwrap(), "web");
         let mut names: Vec<_> = std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
@@ -358,7 +367,9 @@ mod tests {
         write(&out, &delivery).unwrap();
         assert_eq!(std::fs::metadata(out.join("host.key")).unwrap().permissions().mode() & 0o777, 0o640);
         let other = Some(PrivateKey::generate(Curve::Curve25519).unwrap().to_pem().to_string());
-        assert!(check(&changed(&delivery, |delivery| delivery.key = other)).unwrap_err().starts_with("key: "));
+        assert!(
+            check(&changed(&delivery, |delivery| delivery.key = other)).unwrap_err().to_string().starts_with("key: ")
+        );
         let stranger = credentials().delivery.ca.clone();
         assert!(check(&changed(&delivery, |delivery| delivery.ca = stranger)).is_err());
         // The key comes once; with the same certificate it stays.
@@ -370,22 +381,22 @@ mod tests {
     fn nothing_by_the_deadline_is_an_error_with_the_last_reason_and_nothing_is_written() {
         let Credentials { delivery, folder } = credentials();
         let (settings, socket) = (settings(folder.path(), Duration::from_secs(2)), socket("deadline"));
-        let desk = InitDesk::open(&socket, || Ok(())).unwrap();
+        let server = HandoffServer::open(&socket, || Ok(())).unwrap();
         let out = settings.out_dir.clone();
         let running = std::thread::spawn({
             let socket = socket.clone();
             move || init(&settings, &socket)
         });
-        token(&desk);
-        desk.explain("the CA is away");
+        token(&server);
+        server.explain("the CA is away");
         let error = running.join().unwrap().unwrap_err().to_string();
         assert_eq!(error, "no certificate within 2 s: the CA is away");
         assert!(!out.exists());
         // What does not fit together is not written either.
         let settings = self::settings(folder.path(), Duration::from_secs(2));
         let running = std::thread::spawn(move || init(&settings, &socket));
-        token(&desk);
-        desk.deliver(changed(&delivery, |delivery| "none".clone_into(&mut delivery.certificate)));
+        token(&server);
+        server.deliver(changed(&delivery, |delivery| "none".clone_into(&mut delivery.certificate)));
         let error = running.join().unwrap().unwrap_err().to_string();
         assert!(error.contains("refused a delivery: certificate"), "{error}");
         assert!(!out.exists());
@@ -395,7 +406,7 @@ mod tests {
     fn somebody_else_who_listens_gets_no_token() {
         let Credentials { folder, .. } = credentials();
         let (settings, socket) = (settings(folder.path(), Duration::from_secs(60)), socket("impostor"));
-        let desk = InitDesk::open(&socket, || Ok(())).unwrap();
+        let server = HandoffServer::open(&socket, || Ok(())).unwrap();
         for node in [
             Node { user: nix::unistd::getuid().as_raw() + 1, has_process_ids: true },
             Node { user: nix::unistd::getuid().as_raw(), has_process_ids: false },
@@ -404,7 +415,7 @@ mod tests {
             let init = Init { settings: &settings, name: &socket, node, until, reason: None };
             assert!(matches!(init.run(), Err(Error::Impostor { .. })));
         }
-        assert!(desk.token(&mut Vec::new()).is_err());
+        assert!(server.token(&mut Vec::new()).is_err());
     }
 
     #[test]

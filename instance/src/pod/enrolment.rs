@@ -5,17 +5,17 @@ use std::time::Duration;
 use nebula_cert::{Identity, UnixTime, issuance};
 use nebula_cni_plugin::launch::LaunchSpec;
 
-use crate::ca_client::{self, CaClient, Issued, Prover};
-use crate::init::desk::{InitDesk, Nobody};
-use crate::init::handoff::Delivery;
+use crate::ca_client::{self, CaClient, Issued, Prover, Refusal};
+use crate::handoff::Delivery;
+use crate::handoff::server::{HandoffServer, Nobody};
 
-/// Knows how this pod shows who it is.
+/// Requests certificates with the proofs that this pod has.
 #[derive(Clone)]
-pub(crate) struct Applicant {
+pub(crate) struct Enrolment {
     client: CaClient,
     pod: issuance::Pod,
     /// Flow with an init container.
-    init: Option<InitDesk>,
+    init: Option<HandoffServer>,
     /// Whether the pod shall have a provisional certificate, and had none yet: one, so that a pod whose init container
     /// never comes, or has gone, does not live on them.
     wants_provisional: bool,
@@ -25,8 +25,8 @@ pub(crate) struct Applicant {
     renewal_key: Option<String>,
 }
 
-/// What came of an application.
-pub(crate) enum Answer {
+/// The outcome of a request.
+pub(crate) enum Outcome {
     Issued(Box<Issued>),
     /// For the time until the pod has shown its token.
     Provisional(Box<Issued>),
@@ -35,13 +35,13 @@ pub(crate) enum Answer {
     /// Nothing to prove with yet.
     NotYet(String),
     /// The CA decided so.
-    Refused(String),
-    /// Nobody decided anything.
+    Refused(Refusal),
+    /// The CA did not decide.
     Failed(String),
 }
 
-impl Applicant {
-    pub(crate) fn new(spec: &LaunchSpec, client: CaClient, init: Option<InitDesk>) -> Self {
+impl Enrolment {
+    pub(crate) fn new(spec: &LaunchSpec, client: CaClient, init: Option<HandoffServer>) -> Self {
         let pod = issuance::Pod {
             namespace: spec.target.pod.namespace.clone(),
             name: spec.target.pod.name.clone(),
@@ -60,25 +60,25 @@ impl Applicant {
     }
 
     /// Asks, blocking: once, or once for each token that waits, since every program of the pod may show something.
-    pub(crate) fn apply(&self, within: Duration, now: UnixTime) -> Answer {
+    pub(crate) fn apply(&self, within: Duration, now: UnixTime) -> Outcome {
         let mut round = Vec::new();
         let mut refused = None;
         loop {
             let before = round.len();
             let answer = self.ask(within, now, &mut round);
-            let is_last = round.len() == before || round.len() >= MOST_TOKENS;
+            let is_last = round.len() == before || round.len() >= MAX_TOKENS_PER_ROUND;
             match (answer, refused.take()) {
-                // Nobody waited any more.
-                (Answer::NotYet(_) | Answer::Provisional(_) | Answer::NoProvisional(_), Some(cause)) => {
-                    return Answer::Refused(cause);
+                // No further token waited.
+                (Outcome::NotYet(_) | Outcome::Provisional(_) | Outcome::NoProvisional(_), Some(cause)) => {
+                    return Outcome::Refused(cause);
                 }
-                (Answer::Refused(cause), _) if !is_last => refused = Some(cause),
+                (Outcome::Refused(cause), _) if !is_last => refused = Some(cause),
                 (answer, _) => return answer,
             }
         }
     }
 
-    fn ask(&self, within: Duration, now: UnixTime, round: &mut Vec<u64>) -> Answer {
+    fn ask(&self, within: Duration, now: UnixTime, round: &mut Vec<u64>) -> Outcome {
         let mut provers = Vec::new();
         let mut is_provisional = false;
         if let (Some(identity), Some(renewal_key)) = (&self.present, &self.renewal_key)
@@ -96,22 +96,23 @@ impl Applicant {
                     provers.push(Prover::Provisional(self.pod.clone()));
                     is_provisional = true;
                 }
-                Err(Nobody) => return Answer::NotYet(Nobody.to_string()),
+                Err(Nobody) => return Outcome::NotYet(Nobody.to_string()),
             },
         }
         match self.client.request(&provers, within, now) {
-            Ok(issued) if is_provisional => Answer::Provisional(Box::new(issued)),
-            Ok(issued) => Answer::Issued(Box::new(issued)),
-            Err(error) if is_provisional && error.is_denied() => Answer::NoProvisional(error.to_string()),
+            Ok(issued) if is_provisional => Outcome::Provisional(Box::new(issued)),
+            Ok(issued) => Outcome::Issued(Box::new(issued)),
+            Err(error) if is_provisional && error.is_denied() => Outcome::NoProvisional(error.to_string()),
             Err(error) => {
                 let text = error.to_string();
                 if let Some(init) = self.init.as_ref().filter(|_| self.present.is_none()) {
                     init.explain(&text);
                 }
-                if matches!(error, ca_client::Error::Denied { .. }) {
-                    Answer::Refused(text)
-                } else {
-                    Answer::Failed(text)
+                match error {
+                    ca_client::Error::Denied { code, message } => {
+                        Outcome::Refused(Refusal { code: Some(code), message })
+                    }
+                    ca_client::Error::Unavailable(cause) => Outcome::Failed(cause),
                 }
             }
         }
@@ -141,5 +142,5 @@ impl Applicant {
     }
 }
 
-// As many as may wait.
-const MOST_TOKENS: usize = 8;
+// As many as may wait (MAX_CONNECTIONS of the hand-off).
+const MAX_TOKENS_PER_ROUND: usize = 8;

@@ -1,4 +1,5 @@
-//! The instance's end of the hand-off: takes tokens of those who come, and gives the certificate to the one whose token got it.
+//! The instance's end of the hand-off: collects the tokens of its clients, and gives the certificate to the client
+//! whose token the CA accepted.
 
 use std::io::{self, BufReader, Write};
 use std::net::Shutdown;
@@ -12,12 +13,12 @@ use aws_lc_rs::digest::{Digest, SHA256, digest};
 use nix::sys::socket::{MsgFlags, getsockopt, recv, sockopt};
 use zeroize::Zeroizing;
 
-use crate::init::handoff::{self, Delivery, Hello, MAX_REASON, MAX_TOKEN, Receipt, Word};
+use crate::handoff::{self, Delivery, Hello, MAX_REASON_BYTES, MAX_TOKEN_BYTES, Receipt, Word};
 use crate::linux::errno;
 
-/// Whoever connects waits here until the CA has said something about its token.
+/// Clients wait here until the CA has decided about their token.
 #[derive(Clone)]
-pub struct InitDesk {
+pub struct HandoffServer {
     shared: Arc<Shared>,
 }
 
@@ -47,34 +48,34 @@ struct Client {
     token: Zeroizing<String>,
     /// How often the CA was asked about it.
     asked: u32,
-    /// What it is to be told.
+    /// The reason to send to it.
     reason: Option<String>,
 }
 
-/// Nobody waits.
+/// No client waits.
 #[derive(Debug, thiserror::Error)]
 #[error("the pod's init container has not shown its token")]
 pub struct Nobody;
 
-impl InitDesk {
+impl HandoffServer {
     /// Takes the name in the network namespace of the calling thread. The thread that serves it calls `confine` first.
     ///
     /// # Errors
-    /// Somebody else has it, or there is no thread.
+    /// The name is taken, or the thread cannot be started.
     pub fn open(name: &str, confine: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<Self> {
         let listener = listen(name)?;
-        let desk = Self { shared: Arc::default() };
-        let shared = Arc::clone(&desk.shared);
+        let server = Self { shared: Arc::default() };
+        let shared = Arc::clone(&server.shared);
         let accept = move || match confine() {
             Ok(()) => accept_all(&listener, &shared),
             Err(error) => tracing::error!(%error, "Nobody serves the pod's init container"),
         };
-        Builder::new().name("init-desk".to_owned()).stack_size(SMALL_STACK).spawn(accept)?;
-        Ok(desk)
+        Builder::new().name("handoff".to_owned()).stack_size(STACK_BYTES).spawn(accept)?;
+        Ok(server)
     }
 
-    /// A token that waits: of the user and the client who were asked for least. `round` counts those that were asked for in a
-    /// row; none comes twice in a round.
+    /// A token that waits: of the user and the client who were asked for least. `round` counts those that were asked
+    /// for in a row; none comes twice in a round.
     ///
     /// # Errors
     /// Nobody waits, or all had their turn.
@@ -94,7 +95,8 @@ impl InitDesk {
 
     /// Tells the client whose token was asked for last why there is no certificate yet.
     pub fn explain(&self, reason: &str) {
-        let end = reason.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= MAX_REASON).last();
+        let end =
+            reason.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= MAX_REASON_BYTES).last();
         let mut state = self.shared.state();
         let asked = state.asked;
         if let Some(client) = state.clients.iter_mut().find(|client| client.number == asked) {
@@ -107,7 +109,7 @@ impl InitDesk {
     pub fn deliver(&self, delivery: Delivery) {
         let mut state = self.shared.state();
         let asked = state.clients.iter().find(|client| client.number == state.asked);
-        // With nobody left, a key goes to nobody.
+        // Without a client the key is not delivered.
         state.accepted = asked.map(|client| digest(&SHA256, client.token.as_bytes()));
         state.delivery = Some(delivery);
         self.shared.changed.notify_all();
@@ -131,7 +133,7 @@ impl Shared {
 
 fn listen(name: &str) -> io::Result<UnixListener> {
     let address = handoff::address(name)?;
-    let mut tries = BIND_TRIES;
+    let mut tries = MAX_BIND_TRIES;
     loop {
         match UnixListener::bind_addr(&address) {
             // The threads of an instance that was killed hold it for a moment.
@@ -149,8 +151,8 @@ fn accept_all(listener: &UnixListener, shared: &Arc<Shared>) {
             sleep(BIND_INTERVAL);
             continue;
         };
-        // Every program of the pod may connect; who is too much closes at once, and may come again.
-        if Arc::strong_count(&guests) > MOST_CONNECTIONS {
+        // Every program of the pod may connect; a client beyond the limit is closed at once and may retry.
+        if Arc::strong_count(&guests) > MAX_CONNECTIONS {
             continue;
         }
         let (shared, guest) = (Arc::clone(shared), Arc::clone(&guests));
@@ -160,16 +162,16 @@ fn accept_all(listener: &UnixListener, shared: &Arc<Shared>) {
             let _ = stream.shutdown(Shutdown::Both);
             drop(guest);
         };
-        drop(Builder::new().name("init-client".to_owned()).stack_size(SMALL_STACK).spawn(serve));
+        drop(Builder::new().name("init-client".to_owned()).stack_size(STACK_BYTES).spawn(serve));
     }
 }
 
 fn serve(stream: &UnixStream, shared: &Shared) -> io::Result<()> {
-    stream.set_read_timeout(Some(SAYS_WITHIN))?;
-    stream.set_write_timeout(Some(SAYS_WITHIN))?;
+    stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
+    stream.set_write_timeout(Some(HELLO_TIMEOUT))?;
     let user = getsockopt(stream, sockopt::PeerCredentials)?.uid();
     let mut reader = BufReader::new(stream);
-    let Some(hello) = handoff::read::<Hello>(&mut reader, MAX_TOKEN + 64)? else { return Ok(()) };
+    let Some(hello) = handoff::read::<Hello>(&mut reader, MAX_TOKEN_BYTES + 64)? else { return Ok(()) };
     if !handoff::is_token(&hello.token) {
         return tell(stream, &Word::Reason("this is no token".to_owned()));
     }
@@ -177,7 +179,7 @@ fn serve(stream: &UnixStream, shared: &Shared) -> io::Result<()> {
     drop(hello);
     let number = {
         let mut state = shared.state();
-        if state.clients.iter().filter(|client| client.user == user).count() >= MOST_OF_A_USER {
+        if state.clients.iter().filter(|client| client.user == user).count() >= MAX_CONNECTIONS_PER_USER {
             drop(state);
             return tell(stream, &Word::Reason("others of this user wait already".to_owned()));
         }
@@ -208,7 +210,7 @@ fn wait_for_turn(
                 drop(state);
                 return tell(stream, &Word::Reason("another token got the pod's certificate and its key".to_owned()));
             }
-            // Out of reach before it is sent, so that nobody gets it a second time.
+            // Taken before it is sent, so that it is never sent twice.
             let key = delivery.key.take();
             let copy =
                 Delivery { certificate: delivery.certificate.clone(), ca: delivery.ca.clone(), key: key.clone() };
@@ -236,7 +238,7 @@ fn wait_for_turn(
             tell(stream, &Word::Reason(reason))?;
             continue;
         }
-        drop(shared.changed.wait_timeout(state, LOOK_INTERVAL).unwrap_or_else(PoisonError::into_inner));
+        drop(shared.changed.wait_timeout(state, CHECK_INTERVAL).unwrap_or_else(PoisonError::into_inner));
         if has_gone(stream) {
             return Ok(());
         }
@@ -245,7 +247,7 @@ fn wait_for_turn(
 
 fn hand_over(stream: &UnixStream, reader: &mut BufReader<&UnixStream>, delivery: Delivery) -> io::Result<()> {
     tell(stream, &Word::Delivery(delivery))?;
-    match handoff::read::<Receipt>(reader, MAX_REASON * 2)? {
+    match handoff::read::<Receipt>(reader, MAX_REASON_BYTES * 2)? {
         Some(Receipt { refused: None }) => Ok(()),
         Some(Receipt { refused: Some(why) }) => Err(io::Error::other(why)),
         None => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -262,13 +264,13 @@ fn has_gone(stream: &UnixStream) -> bool {
     !matches!(looked, Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR))
 }
 
-const MOST_CONNECTIONS: usize = 8;
-const MOST_OF_A_USER: usize = 2;
-const SAYS_WITHIN: Duration = Duration::from_secs(3);
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-const BIND_TRIES: u32 = 20;
+const MAX_CONNECTIONS: usize = 8;
+const MAX_CONNECTIONS_PER_USER: usize = 2;
+const HELLO_TIMEOUT: Duration = Duration::from_secs(3);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_BIND_TRIES: u32 = 20;
 const BIND_INTERVAL: Duration = Duration::from_millis(100);
-const SMALL_STACK: usize = 128 << 10;
+const STACK_BYTES: usize = 128 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -286,7 +288,7 @@ mod tests {
     }
 
     fn hear(client: &mut BufReader<UnixStream>) -> Option<Word> {
-        handoff::read(client, handoff::MAX_MESSAGE).unwrap()
+        handoff::read(client, handoff::MAX_MESSAGE_BYTES).unwrap()
     }
 
     fn take(client: &mut BufReader<UnixStream>) -> Option<String> {
@@ -296,9 +298,9 @@ mod tests {
         delivery.key.clone()
     }
 
-    fn next(desk: &InitDesk, round: &mut Vec<u64>) -> String {
+    fn next(server: &HandoffServer, round: &mut Vec<u64>) -> String {
         for _ in 0..1000 {
-            if let Ok(token) = desk.token(round) {
+            if let Ok(token) = server.token(round) {
                 return token.to_string();
             }
             sleep(Duration::from_millis(10));
@@ -313,7 +315,7 @@ mod tests {
     #[test]
     fn the_name_is_taken_once_and_the_first_holds_it() {
         let name = name("once");
-        let _desk = InitDesk::open(&name, || Ok(())).unwrap();
+        let _server = HandoffServer::open(&name, || Ok(())).unwrap();
         assert_eq!(
             UnixListener::bind_addr(&handoff::address(&name).unwrap()).unwrap_err().kind(),
             io::ErrorKind::AddrInUse
@@ -323,16 +325,16 @@ mod tests {
     #[test]
     fn the_key_goes_once_and_to_the_token_that_got_the_certificate() {
         let name = name("key");
-        let desk = InitDesk::open(&name, || Ok(())).unwrap();
+        let server = HandoffServer::open(&name, || Ok(())).unwrap();
         let mut thief = come(&name, "guessed");
         let mut round = Vec::new();
-        assert_eq!(next(&desk, &mut round), "guessed");
-        desk.explain("the CA knows no such token");
+        assert_eq!(next(&server, &mut round), "guessed");
+        server.explain("the CA knows no such token");
         assert!(matches!(hear(&mut thief), Some(Word::Reason(why)) if why.contains("no such token")));
         let mut init = come(&name, "genuine");
-        assert_eq!(next(&desk, &mut round), "genuine");
-        assert!(desk.token(&mut round).is_err(), "each once in a round");
-        desk.deliver(delivery(Some("secret")));
+        assert_eq!(next(&server, &mut round), "genuine");
+        assert!(server.token(&mut round).is_err(), "each once in a round");
+        server.deliver(delivery(Some("secret")));
         // Before init has the key nothing, and after that what everybody may see.
         match hear(&mut thief) {
             Some(Word::Reason(why)) => assert!(why.contains("another token"), "{why}"),
@@ -349,14 +351,14 @@ mod tests {
     #[test]
     fn a_key_that_was_not_taken_waits_for_the_same_token() {
         let name = name("again");
-        let desk = InitDesk::open(&name, || Ok(())).unwrap();
+        let server = HandoffServer::open(&name, || Ok(())).unwrap();
         let mut init = come(&name, "genuine");
-        next(&desk, &mut Vec::new());
-        desk.deliver(delivery(Some("secret")));
+        next(&server, &mut Vec::new());
+        server.deliver(delivery(Some("secret")));
         assert!(matches!(hear(&mut init), Some(Word::Delivery(_))));
         drop(init);
         sleep(Duration::from_millis(100));
-        desk.renewed(delivery(None));
+        server.renewed(delivery(None));
         let mut thief = come(&name, "guessed");
         assert!(matches!(hear(&mut thief), Some(Word::Reason(_))));
         assert_eq!(take(&mut come(&name, "genuine")).as_deref(), Some("secret"));
@@ -365,13 +367,13 @@ mod tests {
     #[test]
     fn garbage_and_too_many_of_one_user_are_sent_away() {
         let name = name("garbage");
-        let desk = InitDesk::open(&name, || Ok(())).unwrap();
+        let server = HandoffServer::open(&name, || Ok(())).unwrap();
         let mut odd = UnixStream::connect_addr(&handoff::address(&name).unwrap()).unwrap();
         odd.write_all(b"GET /token HTTP/1.1\r\n\r\n").unwrap();
         assert!(hear(&mut BufReader::new(odd)).is_none());
         let mut waiting = [come(&name, "one"), come(&name, "two")];
         let mut round = Vec::new();
-        let (first, second) = (next(&desk, &mut round), next(&desk, &mut round));
+        let (first, second) = (next(&server, &mut round), next(&server, &mut round));
         assert_ne!(first, second);
         assert!(matches!(hear(&mut come(&name, "three")), Some(Word::Reason(why)) if why.contains("wait already")));
         waiting.iter_mut().for_each(|client| client.get_mut().shutdown(Shutdown::Both).unwrap());

@@ -11,14 +11,15 @@ use serde_json::{Value, json};
 
 use super::answer::{self, texts};
 use super::flow::Flow;
+use super::refusal::Refusal;
 use super::request::Request;
-use crate::host::daemon::unix_now;
 use crate::host::reload::Reloader;
+use crate::linux::clock::unix_now;
 use crate::log;
 
-/// Knows whom to ask.
+/// Answers the requests of the control socket and the console.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct ControlService {
     pub(crate) handle: Handle,
     pub(crate) reloader: Arc<Mutex<Reloader>>,
     pub(crate) facts: Facts,
@@ -32,11 +33,11 @@ pub(crate) struct Facts {
     pub(crate) started: UnixTime,
 }
 
-type Answered = Result<Value, String>;
+type Answered = Result<Value, Refusal>;
 
-impl Desk {
+impl ControlService {
     /// # Errors
-    /// Why not, for people.
+    /// See [`Refusal`].
     pub(crate) fn answer(&self, request: Request) -> Answered {
         match request {
             Request::Status => Ok(self.status()),
@@ -110,7 +111,7 @@ impl Desk {
     fn tunnel(&self, peer: &str) -> Answered {
         let (address, tunnels) = self.find(peer)?;
         if tunnels.is_empty() {
-            return Err(format!("there is no tunnel with {peer}"));
+            return Err(Refusal::NoTunnel(peer.to_owned()));
         }
         let now = unix_now();
         let documents = tunnels.iter().map(|tunnel| {
@@ -126,33 +127,33 @@ impl Desk {
     fn close(&self, peer: &str, quietly: bool) -> Answered {
         let (address, _) = self.find(peer)?;
         match self.handle.close(address, quietly) {
-            0 => Err(format!("there is no tunnel with {peer}")),
+            0 => Err(Refusal::NoTunnel(peer.to_owned())),
             closed => Ok(json!({ "closed": closed })),
         }
     }
 
-    /// Waits for what the lighthouses say.
+    /// Queries the lighthouses and waits for their answers.
     fn query(&self, peer: &str) -> Answered {
         let (address, _) = self.find(peer)?;
         self.handle.inquire(address);
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_QUERY_POLLS {
             let known = self.handle.whereabouts(address);
             if known.answers.len() >= known.lighthouses.len() {
                 break;
             }
-            std::thread::sleep(BETWEEN_LOOKS);
+            std::thread::sleep(QUERY_POLL_INTERVAL);
         }
         Ok(answer::whereabouts(address, &self.handle.whereabouts(address)))
     }
 
     fn reload(&self) -> Answered {
         tracing::info!("Asked to reload config");
-        self.reloader().reload(unix_now()).map(|()| json!({ "reloaded": true }))
+        self.reloader().reload(unix_now()).map(|()| json!({ "reloaded": true })).map_err(Refusal::Reload)
     }
 
     fn certificates(&self) -> Answered {
         let reloader = self.reloader();
-        let pki = reloader.settings().pki.as_ref().ok_or("this node has no certificate")?;
+        let pki = reloader.settings().pki.as_ref().ok_or(Refusal::NoCertificate)?;
         let now = unix_now();
         let own = [Version::V1, Version::V2].map(|version| pki.identity.certificate(version));
         let own = own.into_iter().flatten().map(|certificate| answer::certificate(certificate, now));
@@ -165,16 +166,16 @@ impl Desk {
     fn trace(&self, flow: &Flow) -> Answered {
         let (direction, key) = {
             let reloader = self.reloader();
-            let pki = reloader.settings().pki.as_ref().ok_or("this node has no certificate")?;
+            let pki = reloader.settings().pki.as_ref().ok_or(Refusal::NoCertificate)?;
             let own = pki.identity.primary();
             flow.seen_by(own.networks(), own.unsafe_networks())?
         };
-        let trace = self.handle.trace(direction, key).ok_or("the node is ending")?;
+        let trace = self.handle.trace(direction, key).ok_or(Refusal::Ending)?;
         Ok(answer::trace(&trace))
     }
 
     /// A peer by address, or by name if there is a tunnel with it; and the tunnels.
-    fn find(&self, peer: &str) -> Result<(IpAddr, Vec<TunnelStatus>), String> {
+    fn find(&self, peer: &str) -> Result<(IpAddr, Vec<TunnelStatus>), Refusal> {
         let mut tunnels = self.handle.tunnels();
         if let Ok(address) = peer.parse::<IpAddr>() {
             tunnels.retain(|tunnel| tunnel.peer.contains(&address));
@@ -182,7 +183,7 @@ impl Desk {
         }
         tunnels.retain(|tunnel| tunnel.name == peer);
         let first = tunnels.first().and_then(|tunnel| tunnel.peer.first());
-        let address = *first.ok_or_else(|| format!("no peer with a tunnel is named {peer}; others go by address"))?;
+        let address = *first.ok_or_else(|| Refusal::UnknownPeer(peer.to_owned()))?;
         tunnels.retain(|tunnel| tunnel.peer.contains(&address));
         Ok((address, tunnels))
     }
@@ -190,5 +191,5 @@ impl Desk {
 
 // Keeps an answer within a few MiB.
 const MAX_PEERS: usize = 10_000;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
-const LOOKS: u32 = 40;
+const QUERY_POLL_INTERVAL: Duration = Duration::from_millis(50);
+const MAX_QUERY_POLLS: u32 = 40;

@@ -1,0 +1,83 @@
+//! `tun.*`: the device of the overlay.
+
+use super::section::Section;
+use super::{Refused, Routes};
+
+/// `tun.*`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TunSettings {
+    /// No device at all.
+    pub disabled: bool,
+    /// Name; empty: the kernel chooses.
+    pub device: String,
+    /// MTU.
+    pub mtu: u32,
+    /// Transmit queue length.
+    pub tx_queue: u32,
+    /// Segmentation and checksum offloads.
+    pub offloads: bool,
+    /// Drop packets to the broadcast address of an own network.
+    pub drop_local_broadcast: bool,
+    /// Drop multicast.
+    pub drop_multicast: bool,
+    /// Destinations with a route of their own.
+    pub routes: Routes,
+    /// Whether routes that others put into the kernel are followed, by gateways inside the overlay.
+    pub follow_system_routes: bool,
+    /// Receive buffer for news of them in bytes; 0: the system's.
+    pub system_routes_buffer: usize,
+    /// Processors of the routines, repeated if there are fewer; none: wherever there is room.
+    pub processors: Vec<usize>,
+}
+
+impl TunSettings {
+    /// `networks` are own networks as far as they are known yet.
+    pub(super) fn read(section: &Section<'_>, networks: &[ipnet::IpNet]) -> Result<Self, Refused> {
+        let number = |path: &str, default: u32| {
+            section.int(path, 0..=i64::from(u32::MAX)).and_then(|n| u32::try_from(n).ok()).unwrap_or(default)
+        };
+        let mut device = section.string("tun.dev").unwrap_or_default();
+        if device.len() > MAX_DEVICE_NAME {
+            let end = (0..=MAX_DEVICE_NAME).rev().find(|end| device.is_char_boundary(*end)).unwrap_or(0);
+            section.warn(
+                "tun.dev",
+                format!("tun.dev {device:?} is too long, the kernel allows {MAX_DEVICE_NAME} bytes; cut"),
+            );
+            device.truncate(end);
+        }
+        let buffer = section.int("tun.use_system_route_table_buffer_size", 0..=i64::from(i32::MAX));
+        Ok(Self {
+            disabled: section.boolean("tun.disabled", false),
+            device,
+            mtu: number("tun.mtu", 1300),
+            tx_queue: number("tun.tx_queue", 500),
+            offloads: section.boolean("tun.use_offloads", true),
+            drop_local_broadcast: section.boolean("tun.drop_local_broadcast", false),
+            drop_multicast: section.boolean("tun.drop_multicast", false),
+            routes: Routes::read(section, networks)?,
+            follow_system_routes: section.boolean("tun.use_system_route_table", false),
+            system_routes_buffer: buffer.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0),
+            processors: processors(section),
+        })
+    }
+
+    /// MTU of the device: large enough for every route. Routes without an MTU of their own get [`TunSettings::mtu`].
+    #[must_use]
+    pub fn device_mtu(&self) -> u32 {
+        self.mtu.max(self.routes.largest_mtu())
+    }
+}
+
+/// As in Go, one wrong number spoils the list.
+fn processors(section: &Section<'_>) -> Vec<usize> {
+    let texts = section.strings(AFFINITY);
+    let numbers: Result<Vec<usize>, _> = texts.iter().map(|text| text.parse()).collect();
+    numbers.unwrap_or_else(|_| {
+        section.warn(AFFINITY, format!("{AFFINITY} is not a list of numbers and is ignored"));
+        Vec::new()
+    })
+}
+
+const AFFINITY: &str = "tun.cpu_affinity";
+// IFNAMSIZ without the terminating zero.
+const MAX_DEVICE_NAME: usize = 15;

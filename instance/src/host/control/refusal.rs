@@ -1,0 +1,32 @@
+//! Why a request has no result, for people.
+
+/// The error of an answer.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("the request is no JSON object: {0}")]
+    NotJson(String),
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    #[error("there is no command {0}")]
+    UnknownCommand(String),
+    #[error("unknown log level {0}; there are trace, debug, info, warn and error")]
+    UnknownLevel(String),
+    #[error("{0} is no protocol: tcp, udp, icmp, or a number")]
+    UnknownProtocol(String),
+    #[error("{0} is no address, with a port or without")]
+    NotAnAddress(String),
+    #[error("source and destination are of two families")]
+    TwoFamilies,
+    #[error("this node has no overlay address of that family")]
+    NoAddressOfFamily,
+    #[error("there is no tunnel with {0}")]
+    NoTunnel(String),
+    #[error("no peer with a tunnel is named {0}; others go by address")]
+    UnknownPeer(String),
+    #[error("this node has no certificate")]
+    NoCertificate,
+    #[error("the node is ending")]
+    Ending,
+    #[error("{0}")]
+    Reload(String),
+}

@@ -1,0 +1,155 @@
+//! The event queue of a pod's tunnel: one thread waits for everything, because each thread that only waits keeps a
+//! stack.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
+
+use crate::ca_client::{self, TrustAnswer};
+use crate::linux::link_watch::LinkWatch;
+use crate::linux::signals::{Arrived, Signal, Signals};
+use crate::pod::enrolment::Outcome;
+use crate::pod::status_socket::StatusSocket;
+
+/// An event that the owner of the tunnel handles.
+pub(crate) enum Event {
+    Signal(Signal),
+    LinksChanged,
+    Enrolment(Box<Outcome>),
+    Trust { asked: Duration, answer: Box<Result<TrustAnswer, ca_client::Error>> },
+    DriverEnded(Result<(), nebula_core::io::Error>),
+}
+
+/// Receives events of other threads, and polls signals, links and status clients itself.
+pub(crate) struct EventQueue {
+    events: Receiver<Event>,
+    /// Counts the events.
+    waiting: Arc<EventFd>,
+    signals: Arrived,
+    /// `None` after a failure: the owner also polls at intervals.
+    links: Option<LinkWatch>,
+    clients: StatusSocket,
+    /// Accepting a client failed; the next try waits for [`ACCEPT_RETRY_INTERVAL`].
+    accept_failed: bool,
+}
+
+/// Sends events of other threads to the queue.
+#[derive(Clone)]
+pub(crate) struct EventSender {
+    sender: Sender<Event>,
+    waiting: Arc<EventFd>,
+}
+
+impl EventQueue {
+    pub(crate) fn new(signals: Signals, links: LinkWatch, clients: StatusSocket) -> io::Result<(Self, EventSender)> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_SEMAPHORE;
+        let waiting = Arc::new(EventFd::from_flags(flags)?);
+        let (sender, events) = channel();
+        let out = EventSender { sender, waiting: Arc::clone(&waiting) };
+        Ok((
+            Self { events, waiting, signals: Arrived::of(signals)?, links: Some(links), clients, accept_failed: false },
+            out,
+        ))
+    }
+
+    /// The next event within `timeout`. Accepts clients of the status socket while it waits.
+    pub(crate) fn next(&mut self, timeout: Duration) -> Option<Event> {
+        self.wait(timeout);
+        if let Some(signal) = self.signals.next() {
+            return Some(Event::Signal(signal));
+        }
+        if self.waiting.read().is_ok() {
+            return self.events.try_recv().ok();
+        }
+        let admitted = self.clients.admit();
+        self.accept_failed = admitted.is_err();
+        if let Err(error) = admitted {
+            tracing::warn!(%error, "Status socket cannot accept a connection");
+        }
+        match self.links.as_ref()?.changed() {
+            Ok(changed) => changed.then_some(Event::LinksChanged),
+            Err(error) => {
+                tracing::debug!(%error, "Changes of links are noticed later from now on");
+                self.links = None;
+                None
+            }
+        }
+    }
+
+    /// The next event of another thread; signals, links and clients stay queued.
+    pub(crate) fn next_sent(&self, timeout: Duration) -> Option<Event> {
+        self.events.recv_timeout(timeout).ok()
+    }
+
+    fn wait(&self, timeout: Duration) {
+        let timeout = if self.accept_failed { timeout.min(ACCEPT_RETRY_INTERVAL) } else { timeout };
+        let mut fds = vec![self.signals.as_fd(), self.waiting.as_fd()];
+        fds.extend((!self.accept_failed).then(|| self.clients.as_fd()));
+        fds.extend(self.links.iter().map(AsFd::as_fd));
+        let mut fds: Vec<_> = fds.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        // The caller checks every source, also after an interrupt.
+        let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(timeout)), None);
+    }
+}
+
+impl EventSender {
+    /// Does nothing once the queue is gone.
+    pub(crate) fn send(&self, event: Event) {
+        if self.sender.send(event).is_ok() {
+            // Fails only at the counter's limit.
+            let _ = self.waiting.write(1);
+        }
+    }
+}
+
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use nix::sys::signal::raise;
+
+    use super::*;
+    use crate::pod::status::tests::waiting;
+
+    const LONG: Duration = Duration::from_secs(10);
+
+    fn queue(folder: &tempfile::TempDir) -> (EventQueue, EventSender) {
+        let clients = StatusSocket::open(&folder.path().join("status.sock"), waiting()).unwrap();
+        EventQueue::new(Signals::block().unwrap(), LinkWatch::new().unwrap(), clients).unwrap()
+    }
+
+    #[test]
+    fn signals_come_first_and_then_every_report_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut queue, sender) = queue(&folder);
+        sender.send(Event::LinksChanged);
+        std::thread::spawn(move || sender.send(Event::DriverEnded(Ok(())))).join().unwrap();
+        // To this thread alone.
+        raise(Signal::SIGHUP).unwrap();
+        assert!(matches!(queue.next(LONG), Some(Event::Signal(Signal::SIGHUP))));
+        assert!(matches!(queue.next(LONG), Some(Event::LinksChanged)));
+        assert!(matches!(queue.next(LONG), Some(Event::DriverEnded(Ok(())))));
+        assert!(queue.next_sent(Duration::ZERO).is_none());
+    }
+
+    #[test]
+    fn whoever_waits_lets_clients_of_the_status_socket_in() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut queue, _sender) = queue(&folder);
+        let mut client = UnixStream::connect(folder.path().join("status.sock")).unwrap();
+        let mut text = String::new();
+        // Links of the machine may change meanwhile.
+        while queue.next(Duration::from_millis(10)).is_some() {}
+        client.read_to_string(&mut text).unwrap();
+        assert!(text.ends_with('}'), "{text}");
+    }
+}
