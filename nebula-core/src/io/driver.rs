@@ -12,17 +12,17 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use zeroize::Zeroizing;
 
-use super::control::{Control, EndOfControl, RareWork, TablePeak};
-use super::inbound::Inbound;
-use super::interfaces::InterfaceWatch;
-use super::mailbox::Work;
-use super::outbound::Outbound;
-use super::pacing::Duty;
-use super::shared::Shared;
-use super::threads::{QueueThread, SocketThread};
-use super::tun::Queue;
-use super::{Tun, TunOffloads, UdpSocket, clock};
 use crate::counters::Direction;
+use crate::io::control::mailbox::Work;
+use crate::io::control::{Control, EndOfControl, Idle, RareWork, TablePeak};
+use crate::io::interfaces::InterfaceWatch;
+use crate::io::shared::Shared;
+use crate::io::threads::inbound::Inbound;
+use crate::io::threads::outbound::Outbound;
+use crate::io::threads::pacing::Duty;
+use crate::io::threads::{QueueThread, SocketThread};
+use crate::io::tun::Queue;
+use crate::io::{Tun, TunOffloads, UdpSocket, clock};
 use crate::tunnel::LocalIndex;
 use crate::wire::ip::FlowKey;
 use crate::{Config, Event, FlowTrace, Node, Part, TableSizes, TunnelStatus, Whereabouts};
@@ -80,15 +80,6 @@ pub struct Options {
     /// give some back (`malloc_trim`, for example). It delays handshakes while it runs, so it must be quick. `None`: nothing
     /// is called.
     pub on_idle: Option<fn(Idle)>,
-}
-
-/// After which work the control thread became idle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Idle {
-    /// Handshakes, or the expiry of many flows. Reported a second after they began, and every ten seconds at most.
-    ControlWorkOver,
-    /// A look at the interfaces of the host, whose list is long on some hosts.
-    InterfacesListed,
 }
 
 impl Default for Options {

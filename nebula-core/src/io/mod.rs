@@ -6,22 +6,15 @@
 mod clock;
 mod control;
 mod driver;
-mod inbound;
 mod interfaces;
-mod mailbox;
-mod outbound;
-mod pacing;
 mod poll;
-mod priority;
 mod region;
 mod shared;
 mod threads;
 mod tun;
 mod udp;
-mod udp_receive;
-mod udp_send;
-mod vnet_header;
 
-pub use driver::{Driver, Error, Handle, Idle, Options, register_barriers};
+pub use control::Idle;
+pub use driver::{Driver, Error, Handle, Options, register_barriers};
 pub use tun::{Tun, TunOffloads};
 pub use udp::{SocketControl, SocketMemory, SocketOptions, UdpSocket};

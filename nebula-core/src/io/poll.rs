@@ -8,7 +8,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 
-use super::Error;
+use crate::io::Error;
 
 /// Which of two descriptors has something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

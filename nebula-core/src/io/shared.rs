@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::Error;
-use super::mailbox::Mailbox;
-use super::udp::UdpSocket;
-use super::udp_send::Sender;
 use crate::counters::Direction;
+use crate::io::Error;
+use crate::io::control::mailbox::Mailbox;
+use crate::io::udp::UdpSocket;
+use crate::io::udp::send::Sender;
 use crate::{DropReason, Forwarder, Lane};
 
 #[derive(Debug)]

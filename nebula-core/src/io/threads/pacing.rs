@@ -8,37 +8,37 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::Error;
-use super::poll::Wake;
+use crate::io::Error;
+use crate::io::poll::Wake;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
 /// Work that two threads do in turn: the thread of a socket, and that of a tun queue.
 #[derive(Debug)]
-pub(super) struct Duty<T> {
+pub(in crate::io) struct Duty<T> {
     subject: Mutex<T>,
     /// It is the turn of the socket's thread, which has not begun.
     free: AtomicBool,
     /// Wakes the queue's thread.
-    pub(super) needed: Wake,
+    pub(in crate::io) needed: Wake,
     /// Wakes the socket's thread.
-    pub(super) returned: Wake,
+    pub(in crate::io) returned: Wake,
 }
 
 impl<T> Duty<T> {
     /// The socket's thread has the first turn.
-    pub(super) fn new(subject: T) -> Result<Self, Error> {
+    pub(in crate::io) fn new(subject: T) -> Result<Self, Error> {
         let (needed, returned) = (Wake::new()?, Wake::new()?);
         Ok(Self { subject: Mutex::new(subject), free: AtomicBool::new(true), needed, returned })
     }
 
     /// Whether [`Duty::take`] will succeed. Cheap enough to ask every turn.
-    pub(super) fn is_free(&self) -> bool {
+    pub(in crate::io) fn is_free(&self) -> bool {
         self.free.load(Ordering::Acquire)
     }
 
     /// For the socket's thread; `None`: it is the turn of the other.
-    pub(super) fn take(&self) -> Option<MutexGuard<'_, T>> {
+    pub(in crate::io) fn take(&self) -> Option<MutexGuard<'_, T>> {
         if !self.is_free() {
             return None;
         }
@@ -48,19 +48,19 @@ impl<T> Duty<T> {
     }
 
     /// Ends the turn of the socket's thread.
-    pub(super) fn hand_over(&self, subject: MutexGuard<'_, T>) {
+    pub(in crate::io) fn hand_over(&self, subject: MutexGuard<'_, T>) {
         drop(subject);
         self.needed.raise();
     }
 
     /// For the queue's thread, once it was woken.
-    pub(super) fn take_over(&self) -> MutexGuard<'_, T> {
+    pub(in crate::io) fn take_over(&self) -> MutexGuard<'_, T> {
         self.needed.lower();
         self.lock()
     }
 
     /// Ends the turn of the queue's thread.
-    pub(super) fn give_back(&self, subject: MutexGuard<'_, T>) {
+    pub(in crate::io) fn give_back(&self, subject: MutexGuard<'_, T>) {
         drop(subject);
         // Raised first: whoever finds it free lowers it after the last raise.
         self.returned.raise();
@@ -81,7 +81,7 @@ const CALM_AFTER: Duration = Duration::from_secs(1);
 
 /// Whether there is enough traffic for two threads.
 #[derive(Debug, Default)]
-pub(super) struct Load {
+pub(in crate::io) struct Load {
     turns: u32,
     heavy_at: Option<Instant>,
     noted: Option<(Instant, usize)>,
@@ -90,12 +90,12 @@ pub(super) struct Load {
 
 impl Load {
     /// As if a heavy turn had just ended.
-    pub(super) fn heavy(now: Instant) -> Self {
+    pub(in crate::io) fn heavy(now: Instant) -> Self {
         Self { heavy_at: Some(now), ..Self::default() }
     }
 
     /// Notes a turn that moved `bytes`, whose dozes go by `weight`.
-    pub(super) fn note(&mut self, now: Instant, bytes: usize, weight: Weight) {
+    pub(in crate::io) fn note(&mut self, now: Instant, bytes: usize, weight: Weight) {
         if bytes == 0 {
             return;
         }
@@ -109,27 +109,27 @@ impl Load {
     }
 
     /// Bytes that were noted since the last call, and when the first were; `None`: there was nothing.
-    pub(super) fn take_noted(&mut self) -> Option<(Instant, usize)> {
+    pub(in crate::io) fn take_noted(&mut self) -> Option<(Instant, usize)> {
         self.noted.take()
     }
 
     /// What was noted since the last call.
-    pub(super) fn take_weight(&mut self) -> Weight {
+    pub(in crate::io) fn take_weight(&mut self) -> Weight {
         std::mem::take(&mut self.weight)
     }
 
     /// Notes that nothing is left to move.
-    pub(super) fn pause(&mut self) {
+    pub(in crate::io) fn pause(&mut self) {
         self.turns = 0;
     }
 
     /// Whether there was a heavy turn since this began.
-    pub(super) fn is_heavy(&self) -> bool {
+    pub(in crate::io) fn is_heavy(&self) -> bool {
         self.heavy_at.is_some()
     }
 
     /// Time until the load counts as over if no more comes; zero: it is over.
-    pub(super) fn remaining(&self, now: Instant) -> Duration {
+    pub(in crate::io) fn remaining(&self, now: Instant) -> Duration {
         self.heavy_at.map_or(Duration::ZERO, |at| (at + CALM_AFTER).saturating_duration_since(now))
     }
 }
@@ -150,15 +150,15 @@ const MAX_DOZE_BACKOFF: Duration = Duration::from_secs(1);
 
 /// How much a thread moved, for the decision to doze: bytes, but at least [`PACKET_WEIGHT`] for each wake-up saved.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Weight(usize);
+pub(in crate::io) struct Weight(usize);
 
 impl Weight {
     /// Of so many bytes that came in so many `packets`, a joined one counting as one.
-    pub(super) fn of(bytes: usize, packets: usize) -> Self {
+    pub(in crate::io) fn of(bytes: usize, packets: usize) -> Self {
         Self(bytes.max(packets.saturating_mul(PACKET_WEIGHT)))
     }
 
-    pub(super) fn add(&mut self, other: Self) {
+    pub(in crate::io) fn add(&mut self, other: Self) {
         self.0 = self.0.saturating_add(other.0);
     }
 }
@@ -169,7 +169,7 @@ impl Weight {
 /// the other end up to a tenth of its time. A sleep delays what arrives meanwhile, so sleeps are tried only behind several
 /// packets or a joined one, and go on only while each gathers many.
 #[derive(Debug)]
-pub(super) struct Doze {
+pub(in crate::io) struct Doze {
     dozed: bool,
     /// Dozes of this round.
     dozes: u32,
@@ -187,7 +187,7 @@ impl Default for Doze {
 impl Doze {
     /// To be called when nothing is left to move, with what was moved since the last call. Sleeps for a moment if that is
     /// expected to gather more. `true`: it slept, so look again.
-    pub(super) fn pause(&mut self, now: Instant, weight: Weight) -> bool {
+    pub(in crate::io) fn pause(&mut self, now: Instant, weight: Weight) -> bool {
         let dozes = self.follow(now, weight);
         if dozes {
             std::thread::sleep(DOZE_TIME);
@@ -227,25 +227,25 @@ const RELEASE_AFTER: Duration = Duration::from_secs(10);
 
 /// Remembers the last burst.
 #[derive(Debug, Default)]
-pub(super) struct Warmth {
+pub(in crate::io) struct Warmth {
     last_burst: Option<Instant>,
 }
 
 impl Warmth {
     /// Notes `bytes` handled in one turn.
-    pub(super) fn note(&mut self, now: Instant, bytes: usize) {
+    pub(in crate::io) fn note(&mut self, now: Instant, bytes: usize) {
         if bytes >= BURST_BYTES {
             self.last_burst = Some(now);
         }
     }
 
     /// How long to wait before asking [`Warmth::cooled`]; `None`: there is nothing to give back.
-    pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
+    pub(in crate::io) fn timeout(&self, now: Instant) -> Option<Duration> {
         self.last_burst.map(|at| (at + RELEASE_AFTER).saturating_duration_since(now))
     }
 
     /// `true` once when the last burst is long enough ago.
-    pub(super) fn cooled(&mut self, now: Instant) -> bool {
+    pub(in crate::io) fn cooled(&mut self, now: Instant) -> bool {
         self.last_burst.take_if(|at| now >= *at + RELEASE_AFTER).is_some()
     }
 }
@@ -259,8 +259,8 @@ mod models;
 mod tests {
     use std::os::fd::AsFd;
 
-    use super::super::poll::any_readable;
     use super::*;
+    use crate::io::poll::any_readable;
 
     fn is_awake(wake: &Wake) -> bool {
         any_readable([wake.as_fd()], Some(Duration::ZERO)).unwrap()[0]
@@ -285,7 +285,7 @@ mod tests {
 
     fn after(milliseconds: u64) -> Instant {
         static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-        *START.get_or_init(super::super::clock::now) + Duration::from_millis(milliseconds)
+        *START.get_or_init(crate::io::clock::now) + Duration::from_millis(milliseconds)
     }
 
     #[test]
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn dozes_that_gather_super_packets_or_many_packets_go_on() {
-        let start = super::super::clock::now();
+        let start = crate::io::clock::now();
         for weight in [Weight::of(2 * SUPER_PACKET, 2), Weight::of(24 * 100, 24)] {
             let mut doze = Doze::default();
             assert_eq!(dozes(&mut doze, start, 1000, Duration::from_micros(300), weight), 1000);
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn round_trips_of_large_messages_are_hardly_delayed() {
-        let (mut doze, start) = (Doze::default(), super::super::clock::now());
+        let (mut doze, start) = (Doze::default(), crate::io::clock::now());
         // For 20 s, each answer behind a request of one super-packet.
         let dozed = dozes(&mut doze, start, 100_000, Duration::from_micros(200), Weight::of(SUPER_PACKET, 1));
         // 8 of a round, 7 rounds until the rest is longest, then one a second.
@@ -347,13 +347,13 @@ mod tests {
 
     #[test]
     fn a_few_small_packets_are_not_waited_for() {
-        let (mut doze, start) = (Doze::default(), super::super::clock::now());
+        let (mut doze, start) = (Doze::default(), crate::io::clock::now());
         assert_eq!(dozes(&mut doze, start, 1000, Duration::from_micros(50), Weight::of(3 * 1300, 3)), 0);
     }
 
     #[test]
     fn after_a_rest_it_is_tried_again_and_the_rest_is_short_again_once_it_served() {
-        let (mut doze, start) = (Doze::default(), super::super::clock::now());
+        let (mut doze, start) = (Doze::default(), crate::io::clock::now());
         let (round, little, much) = (Duration::from_micros(10), Weight::of(0, 4), Weight::of(0, 40));
         // The first pause has no doze to judge.
         assert_eq!(dozes(&mut doze, start, 100, round, little), 8);
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn memory_is_given_back_once_after_a_burst_and_not_for_thin_traffic() {
-        let start = super::super::clock::now();
+        let start = crate::io::clock::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut warmth = Warmth::default();
         warmth.note(at(0), 100);

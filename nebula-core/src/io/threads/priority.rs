@@ -1,4 +1,4 @@
-//! Raises the priority of data threads (niceness) where [`Options::raise_priority`](super::Options::raise_priority) allows it
+//! Raises the priority of data threads (niceness) where [`Options::raise_priority`](crate::io::Options::raise_priority) allows it
 //! and it helps: while super-packets arrive, because queues grow while bulk traffic waits for a processor; and while there is
 //! little traffic, because a lone packet would wait for the time slice of a busy program. The kernel's own urgent threads run
 //! at the same niceness.
@@ -9,7 +9,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::pacing::Load;
+use crate::io::threads::pacing::Load;
 
 const RAISED_NICENESS: libc::c_int = -20;
 // Enough pauses for an average.
@@ -25,7 +25,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The priority of one thread, by what it moves between its pauses.
 #[derive(Debug)]
-pub(super) struct Priority {
+pub(in crate::io) struct Priority {
     may_change: bool,
     raised: bool,
     /// Since `counted_since`.
@@ -42,7 +42,7 @@ pub(super) struct Priority {
 
 impl Priority {
     /// Of the thread that will use it. `may_raise`: as the operator wishes; a niceness given from outside stays.
-    pub(super) fn new(may_raise: bool) -> Self {
+    pub(in crate::io) fn new(may_raise: bool) -> Self {
         Self {
             may_change: may_raise,
             raised: false,
@@ -57,7 +57,7 @@ impl Priority {
     }
 
     /// Notes what was moved since the last time.
-    pub(super) fn follow(&mut self, load: &mut Load) {
+    pub(in crate::io) fn follow(&mut self, load: &mut Load) {
         if let Some((now, bytes)) = load.take_noted() {
             self.note(now, bytes);
         }
@@ -76,7 +76,7 @@ impl Priority {
     }
 
     /// Notes that nothing is left to move.
-    pub(super) fn pause(&mut self, now: Instant) {
+    pub(in crate::io) fn pause(&mut self, now: Instant) {
         self.busy_since = None;
         self.waits_since.get_or_insert(now);
         self.pauses += 1;
@@ -176,7 +176,7 @@ mod tests {
         let (usual, best) = (niceness(), best());
         alone(move || {
             let mut priority = Priority::new(true);
-            let start = super::super::clock::now();
+            let start = crate::io::clock::now();
             priority.pause(start);
             assert_eq!((priority.raised, niceness()), (best == RAISED_NICENESS, best), "idle from the start");
             let at = sparse(&mut priority, start);
@@ -199,7 +199,7 @@ mod tests {
         let (usual, best) = (niceness(), best());
         alone(move || {
             let mut priority = Priority::new(true);
-            let at = bulk(&mut priority, super::super::clock::now());
+            let at = bulk(&mut priority, crate::io::clock::now());
             assert_eq!(niceness(), best);
             for ms in 0..25 {
                 priority.note(at + Duration::from_millis(ms), 64_000);
@@ -213,7 +213,7 @@ mod tests {
         let usual = niceness();
         alone(move || {
             let mut priority = Priority::new(true);
-            let at = flood(&mut priority, super::super::clock::now());
+            let at = flood(&mut priority, crate::io::clock::now());
             // Until long after the rest that the flood brought.
             for turn in 0..100 {
                 let begin = at + SPARSE_FOR * 2 * turn;
@@ -232,14 +232,14 @@ mod tests {
         let usual = niceness();
         alone(move || {
             let mut priority = Priority::new(false);
-            bulk(&mut priority, super::super::clock::now());
+            bulk(&mut priority, crate::io::clock::now());
             assert!(!priority.raised && niceness() == usual, "switched off");
         });
         alone(|| {
             // SAFETY: takes and gives numbers.
             assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) }, 0);
             let mut priority = Priority::new(true);
-            bulk(&mut priority, super::super::clock::now());
+            bulk(&mut priority, crate::io::clock::now());
             assert!(!priority.raised && niceness() == 19, "niced from outside");
         });
     }

@@ -1,6 +1,8 @@
 //! Tun device: queues, offload negotiation, packets in and out.
 #![allow(unsafe_code)]
 
+mod vnet_header;
+
 use std::ffi::{c_int, c_short, c_uint};
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -10,9 +12,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
 use nix::sys::stat::Mode;
 
-use super::region::Region;
-use super::vnet_header;
 use crate::forward::Offload;
+use crate::io::region::Region;
 
 const DEVICE: &str = "/dev/net/tun";
 
@@ -338,5 +339,4 @@ const RESERVED: u32 = 400;
 pub(super) const MAX_PIECES: usize = 128;
 
 #[cfg(test)]
-#[path = "tun_tests.rs"]
 mod tests;

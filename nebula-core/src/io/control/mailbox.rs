@@ -6,8 +6,8 @@ use std::sync::{OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Instant;
 
-use super::Error;
-use super::poll::Wake;
+use crate::io::Error;
+use crate::io::poll::Wake;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{Node, Punt};
 
@@ -16,17 +16,17 @@ const MAX_PUNTS: usize = 1024;
 const MAX_PUNT_BYTES: usize = 4 << 20;
 const MAX_COMMANDS: usize = if cfg!(all(test, loom)) { 1 } else { 64 };
 
-/// Something a [`super::Handle`] wants done with the node.
-pub(super) struct Work(Box<WithNode>);
+/// Something a [`crate::io::Handle`] wants done with the node.
+pub(in crate::io) struct Work(Box<WithNode>);
 
 type WithNode = dyn FnOnce(&mut Node, Instant) + Send;
 
 impl Work {
-    pub(super) fn new(work: impl FnOnce(&mut Node, Instant) + Send + 'static) -> Self {
+    pub(in crate::io) fn new(work: impl FnOnce(&mut Node, Instant) + Send + 'static) -> Self {
         Self(Box::new(work))
     }
 
-    pub(super) fn run(self, node: &mut Node, now: Instant) {
+    pub(in crate::io) fn run(self, node: &mut Node, now: Instant) {
         (self.0)(node, now);
     }
 }
@@ -39,7 +39,7 @@ impl std::fmt::Debug for Work {
 
 /// Bounded: punts beyond the limit are dropped, and commands beyond it wait.
 #[derive(Debug)]
-pub(super) struct Mailbox {
+pub(in crate::io) struct Mailbox {
     content: Mutex<Content>,
     // Commands were taken, or nobody reads any more.
     room: Condvar,
@@ -60,14 +60,14 @@ struct Content {
 
 /// Everything that was in the mailbox.
 #[derive(Debug, Default)]
-pub(super) struct Delivered {
-    pub(super) punts: VecDeque<Punt>,
-    pub(super) commands: VecDeque<Work>,
-    pub(super) stop: bool,
+pub(in crate::io) struct Delivered {
+    pub(in crate::io) punts: VecDeque<Punt>,
+    pub(in crate::io) commands: VecDeque<Work>,
+    pub(in crate::io) stop: bool,
 }
 
 impl Mailbox {
-    pub(super) fn new() -> Result<Self, Error> {
+    pub(in crate::io) fn new() -> Result<Self, Error> {
         Ok(Self {
             content: Mutex::new(Content::default()),
             room: Condvar::new(),
@@ -78,7 +78,7 @@ impl Mailbox {
 
     /// Leaves a punt. `false`: there are too many.
     #[must_use]
-    pub(super) fn punt(&self, punt: Punt) -> bool {
+    pub(in crate::io) fn punt(&self, punt: Punt) -> bool {
         let mut content = self.content();
         let bytes = content.punt_bytes + weight(&punt);
         if content.closed || content.punts.len() >= MAX_PUNTS || bytes > MAX_PUNT_BYTES {
@@ -94,17 +94,17 @@ impl Mailbox {
     }
 
     /// The calling thread is the one that takes.
-    pub(super) fn read_here(&self) {
+    pub(in crate::io) fn read_here(&self) {
         let _ = self.reader.set(thread::current().id());
     }
 
     /// Whether the calling thread is the one that takes: it would wait for itself for ever.
-    pub(super) fn is_read_here(&self) -> bool {
+    pub(in crate::io) fn is_read_here(&self) -> bool {
         self.reader.get() == Some(&thread::current().id())
     }
 
     /// Leaves a command, waiting for room; lost if the control thread has ended.
-    pub(super) fn command(&self, command: Work) {
+    pub(in crate::io) fn command(&self, command: Work) {
         let mut content = self.content();
         while content.commands.len() >= MAX_COMMANDS && !content.closed && !self.is_read_here() {
             content = self.room.wait(content).unwrap_or_else(PoisonError::into_inner);
@@ -116,13 +116,13 @@ impl Mailbox {
     }
 
     /// Asks the control thread to end.
-    pub(super) fn stop(&self) {
+    pub(in crate::io) fn stop(&self) {
         self.content().stop = true;
         self.wake.raise();
     }
 
     /// Asks the control thread to end because of `error`; the first error counts.
-    pub(super) fn fail(&self, error: Error) {
+    pub(in crate::io) fn fail(&self, error: Error) {
         let mut content = self.content();
         content.stop = true;
         content.failure.get_or_insert(error);
@@ -130,12 +130,12 @@ impl Mailbox {
         self.wake.raise();
     }
 
-    pub(super) fn take_failure(&self) -> Option<Error> {
+    pub(in crate::io) fn take_failure(&self) -> Option<Error> {
         self.content().failure.take()
     }
 
     /// Takes everything.
-    pub(super) fn take(&self) -> Delivered {
+    pub(in crate::io) fn take(&self) -> Delivered {
         let mut content = self.content();
         self.wake.lower();
         content.punt_bytes = 0;
@@ -146,7 +146,7 @@ impl Mailbox {
     }
 
     /// Refuses everything from now on, because nobody will read it.
-    pub(super) fn close(&self) {
+    pub(in crate::io) fn close(&self) {
         let mut content = self.content();
         content.closed = true;
         content.punts = VecDeque::new();
@@ -189,8 +189,8 @@ mod tests {
     use std::net::SocketAddr;
     use std::time::Duration;
 
-    use super::super::poll::readable;
     use super::*;
+    use crate::io::poll::readable;
 
     fn handshake(len: usize) -> Punt {
         Punt::Handshake { from: SocketAddr::from(([127, 0, 0, 1], 1)).into(), datagram: vec![0; len] }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::super::udp_receive::Receiver;
-use super::super::udp_send::{Lost, Sender};
 use super::*;
 use crate::forward::{Received, Run};
+use crate::io::udp::receive::Receiver;
+use crate::io::udp::send::{Lost, Sender};
 
 fn bind_local(address: &str, offloads: bool) -> UdpSocket {
     let options = SocketOptions { offloads, ..SocketOptions::default() };
@@ -17,7 +17,7 @@ fn receive_all(socket: &UdpSocket, receiver: &mut Receiver, count: usize) -> (Ve
     let (mut datagrams, mut slots) = (Vec::new(), 0);
     while datagrams.len() < count {
         if !receiver.receive(socket).unwrap() {
-            let fds = super::super::poll::readable(socket, socket, Some(Duration::from_secs(5))).unwrap();
+            let fds = crate::io::poll::readable(socket, socket, Some(Duration::from_secs(5))).unwrap();
             assert!(fds.first, "{} of {count} datagrams arrived", datagrams.len());
             continue;
         }

@@ -3,7 +3,7 @@
 use crate::forward::{Offload, Segment, SegmentKind};
 
 /// Length of the header in its oldest form, which every kernel speaks.
-pub(super) const LEN: usize = 10;
+pub(in crate::io) const LEN: usize = 10;
 
 const FLAG_NEEDS_CHECKSUM: u8 = 1;
 const GSO_NONE: u8 = 0;
@@ -18,7 +18,7 @@ const TCP_FLAG_CWR: u8 = 0x80;
 
 /// Reads what the kernel says about `packet`. `None`: the header contradicts the packet or means something that was not
 /// negotiated. The header length in it is ignored: it cannot be trusted on forwarded packets.
-pub(super) fn parse(header: &[u8; LEN], packet: &[u8]) -> Option<Offload> {
+pub(in crate::io) fn parse(header: &[u8; LEN], packet: &[u8]) -> Option<Offload> {
     let [flags, gso, _, _, size_0, size_1, start_0, start_1, offset_0, offset_1] = *header;
     let size = u16::from_ne_bytes([size_0, size_1]);
     let start = u16::from_ne_bytes([start_0, start_1]);
@@ -46,7 +46,7 @@ pub(super) fn parse(header: &[u8; LEN], packet: &[u8]) -> Option<Offload> {
 }
 
 /// The header for a packet with these first bytes (IP and transport header). `None`: the offload contradicts them.
-pub(super) fn build(offload: &Offload, header_len: u16, head: &[u8]) -> Option<[u8; LEN]> {
+pub(in crate::io) fn build(offload: &Offload, header_len: u16, head: &[u8]) -> Option<[u8; LEN]> {
     let mut header = [0; LEN];
     if let Some((start, offset)) = offload.checksum {
         header[0] = FLAG_NEEDS_CHECKSUM;

@@ -1,17 +1,18 @@
 //! The control thread, which owns the [`Node`]: takes punts, commands and deadlines, sends datagrams and events.
 
+pub(super) mod mailbox;
+
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use super::driver::Idle;
-use super::interfaces::InterfaceWatch;
-use super::poll::readable;
-use super::shared::Shared;
-use super::tun::Queue;
-use super::udp::UdpSocket;
-use super::{Error, clock};
 use crate::forward::Offload;
+use crate::io::interfaces::InterfaceWatch;
+use crate::io::poll::readable;
+use crate::io::shared::Shared;
+use crate::io::tun::Queue;
+use crate::io::udp::UdpSocket;
+use crate::io::{Error, clock};
 use crate::{Event, Node, WallClock};
 
 /// Far fewer than the channel of events holds.
@@ -146,6 +147,15 @@ const MIN_IDLE_INTERVAL: Duration = Duration::from_secs(10);
 
 // About a hundred kilobytes of flows.
 const MIN_PEAK_ENTRIES: usize = 1000;
+
+/// After which work the control thread became idle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Idle {
+    /// Handshakes, or the expiry of many flows. Reported a second after they began, and every ten seconds at most.
+    ControlWorkOver,
+    /// A look at the interfaces of the host, whose list is long on some hosts.
+    InterfacesListed,
+}
 
 /// Rate limit of [`Idle::ControlWorkOver`]: says when the control thread counts as idle after rare work like a handshake.
 #[derive(Debug, Default)]

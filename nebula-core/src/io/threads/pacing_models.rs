@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use loom::thread;
 
-use super::super::poll::any_readable;
 use super::*;
+use crate::io::poll::any_readable;
 use crate::models::check;
 
 fn is_awake(wake: &Wake) -> bool {

@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::pacing::{Load, Warmth, Weight};
-use super::shared::{IoCounter, Shared};
-use super::tun::{Queue, TunOffloads};
-use super::udp::UdpSocket;
-use super::udp_receive::Receiver;
-use super::udp_send::Sender;
-use super::{Error, clock};
 use crate::counters::Direction;
 use crate::forward::{Delivery, Offload, SegmentKind, cut_delivery, echo_reply};
+use crate::io::shared::{IoCounter, Shared};
+use crate::io::threads::pacing::{Load, Warmth, Weight};
+use crate::io::tun::{Queue, TunOffloads};
+use crate::io::udp::UdpSocket;
+use crate::io::udp::receive::Receiver;
+use crate::io::udp::send::Sender;
+use crate::io::{Error, clock};
 use crate::{Lane, Verdict};
 
 // Pings of one receive that are answered without a device.
@@ -22,7 +22,7 @@ const MAX_REPLIES: usize = 64;
 
 /// Everything the thread that serves the socket needs.
 #[derive(Debug)]
-pub(super) struct Inbound {
+pub(in crate::io) struct Inbound {
     shared: Arc<Shared>,
     // None: this node has no overlay device.
     queue: Option<Arc<Queue>>,
@@ -36,7 +36,7 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    pub(super) fn new(
+    pub(in crate::io) fn new(
         shared: Arc<Shared>,
         queue: Option<Arc<Queue>>,
         socket: Arc<UdpSocket>,
@@ -51,7 +51,7 @@ impl Inbound {
     }
 
     /// To be called once, by the thread that will serve it.
-    pub(super) fn begin(&mut self) {
+    pub(in crate::io) fn begin(&mut self) {
         self.lane.set_max_segments(self.sender.segments(&self.socket));
         self.announce_offloads();
     }
@@ -62,7 +62,7 @@ impl Inbound {
     }
 
     /// Moves what one receive brings. `true`: the socket is dry.
-    pub(super) fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
+    pub(in crate::io) fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
         if self.lane.early_due().is_some() {
             self.serve_early()?;
         }
@@ -129,13 +129,13 @@ impl Inbound {
     }
 
     /// How long to wait for the socket; `None`: for ever.
-    pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
+    pub(in crate::io) fn timeout(&self, now: Instant) -> Option<Duration> {
         let early = self.lane.early_due().map(|due| due.saturating_duration_since(now));
         [self.warmth.timeout(now), early].into_iter().flatten().min()
     }
 
     /// Gives memory back that a burst touched, some time after it.
-    pub(super) fn cool(&mut self, now: Instant) {
+    pub(in crate::io) fn cool(&mut self, now: Instant) {
         if self.warmth.cooled(now) {
             self.receiver.release();
             self.lane.release_memory();
@@ -174,14 +174,14 @@ impl Device for Overlay<'_> {
 }
 
 /// Writes one packet of a lane; `memory` is what its pieces point into.
-pub(super) fn write(queue: &Queue, lane: &Lane, memory: &[u8], delivery: &Delivery) -> Result<(), Errno> {
+pub(in crate::io) fn write(queue: &Queue, lane: &Lane, memory: &[u8], delivery: &Delivery) -> Result<(), Errno> {
     let head = lane.headers().get(delivery.header.clone()).ok_or(Errno::EFAULT)?;
     let pieces = lane.pieces().get(delivery.pieces.clone()).ok_or(Errno::EFAULT)?;
     queue.write(&delivery.offload, delivery.header_len, head, memory, pieces)
 }
 
 /// Where packets for the overlay go.
-pub(super) trait Device {
+pub(in crate::io) trait Device {
     /// Writes a packet as it is.
     fn write(&mut self, delivery: &Delivery) -> Result<(), Errno>;
 
@@ -191,17 +191,17 @@ pub(super) trait Device {
 
 /// What one thread may write to its queue.
 #[derive(Debug)]
-pub(super) struct Deliverer {
+pub(in crate::io) struct Deliverer {
     offloads: TunOffloads,
 }
 
 impl Deliverer {
-    pub(super) fn new(offloads: TunOffloads) -> Self {
+    pub(in crate::io) fn new(offloads: TunOffloads) -> Self {
         Self { offloads }
     }
 
     /// What the device takes, as far as is known.
-    pub(super) fn offloads(&self) -> TunOffloads {
+    pub(in crate::io) fn offloads(&self) -> TunOffloads {
         self.offloads
     }
 
@@ -210,7 +210,7 @@ impl Deliverer {
     ///
     /// # Errors
     /// The device is gone.
-    pub(super) fn deliver(
+    pub(in crate::io) fn deliver(
         &mut self,
         deliveries: &[Delivery],
         lost: &IoCounter,

@@ -10,9 +10,9 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-use super::poll::writable_within;
-use super::udp::UdpSocket;
 use crate::forward::Run;
+use crate::io::poll::writable_within;
+use crate::io::udp::UdpSocket;
 
 // Below the 65,507 bytes that an IPv4 datagram can carry, with room for IP options.
 const MAX_MESSAGE_BYTES: usize = 65_000;
@@ -23,16 +23,16 @@ const MAX_BUFFER_WAIT: Duration = Duration::from_millis(5);
 
 /// How many datagrams were lost on sending, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Lost {
+pub(in crate::io) struct Lost {
     /// The send buffer or the device's queue stayed full.
-    pub(super) full: u64,
+    pub(in crate::io) full: u64,
     /// The system refused this destination.
-    pub(super) refused: u64,
+    pub(in crate::io) refused: u64,
 }
 
 /// One thread's scratch for sending.
 #[derive(Debug)]
-pub(super) struct Sender {
+pub(in crate::io) struct Sender {
     messages: Vec<Message>,
     max_segments: usize,
 }
@@ -63,21 +63,21 @@ struct Control([u8; CONTROL_LEN]);
 const CONTROL_LEN: usize = unsafe { libc::CMSG_SPACE(size_of::<u16>() as u32) } as usize;
 
 impl Sender {
-    pub(super) fn new() -> Self {
+    pub(in crate::io) fn new() -> Self {
         Self::with_max_segments(max_segments())
     }
 
-    pub(super) fn with_max_segments(max_segments: usize) -> Self {
+    pub(in crate::io) fn with_max_segments(max_segments: usize) -> Self {
         Self { messages: Vec::new(), max_segments }
     }
 
     /// Most datagrams in one run that this socket sends as one.
-    pub(super) fn segments(&self, socket: &UdpSocket) -> usize {
+    pub(in crate::io) fn segments(&self, socket: &UdpSocket) -> usize {
         if socket.sends_runs() { self.max_segments } else { 1 }
     }
 
     /// Sends all `runs`, whose bytes are in `arena`. Datagrams that cannot leave are lost, as on a wire, and counted.
-    pub(super) fn send(&mut self, socket: &UdpSocket, arena: &[u8], runs: &[Run]) -> Lost {
+    pub(in crate::io) fn send(&mut self, socket: &UdpSocket, arena: &[u8], runs: &[Run]) -> Lost {
         self.send_by(socket, arena, runs, |messages| send_batch(socket, arena, messages))
     }
 
@@ -256,5 +256,5 @@ fn kernel_version(release: &[u8]) -> (u32, u32) {
 }
 
 #[cfg(test)]
-#[path = "udp_send_tests.rs"]
+#[path = "send_tests.rs"]
 mod tests;

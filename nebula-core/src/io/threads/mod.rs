@@ -2,19 +2,24 @@
 //!
 //! They share one loop, [`serve`]: move what is there; when nothing is left, sleep for a moment or wait for descriptors.
 
+pub(super) mod inbound;
+pub(super) mod outbound;
+pub(super) mod pacing;
+mod priority;
+
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::inbound::Inbound;
-use super::outbound::Outbound;
-use super::pacing::{Doze, Duty, Load};
-use super::poll::{any_readable, readable};
-use super::priority::Priority;
-use super::shared::Shared;
-use super::{Error, clock};
+use crate::io::poll::{any_readable, readable};
+use crate::io::shared::Shared;
+use crate::io::threads::inbound::Inbound;
+use crate::io::threads::outbound::Outbound;
+use crate::io::threads::pacing::{Doze, Duty, Load};
+use crate::io::threads::priority::Priority;
+use crate::io::{Error, clock};
 
 /// What a thread does until somebody else is to do it.
 trait Service {

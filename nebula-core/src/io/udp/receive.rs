@@ -7,9 +7,9 @@ use std::mem::{size_of, zeroed};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 
-use super::region::Region;
-use super::udp::{UdpSocket, unmapped};
 use crate::forward::Received;
+use crate::io::region::Region;
+use crate::io::udp::{UdpSocket, unmapped};
 
 // The largest UDP payload, joined or not, fits.
 const SLOT_BYTES: usize = 64 << 10;
@@ -19,7 +19,7 @@ const JOINED_BYTES: usize = 16 << 10;
 
 /// One thread's receive slots. Uses one while traffic is thin, so that one stays warm, and more under load.
 #[derive(Debug)]
-pub(super) struct Receiver {
+pub(in crate::io) struct Receiver {
     memory: Region,
     received: Vec<Received>,
     slots: usize,
@@ -31,28 +31,28 @@ pub(super) struct Receiver {
 struct Control([u8; 64]);
 
 impl Receiver {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(in crate::io) fn new() -> io::Result<Self> {
         let received = Vec::with_capacity(MAX_SLOTS);
         Ok(Self { memory: Region::new(SLOT_BYTES * MAX_SLOTS)?, received, slots: 1 })
     }
 
     /// The receive buffer and what the last [`Receiver::receive`] put there.
-    pub(super) fn parts(&mut self) -> (&mut [u8], &[Received]) {
+    pub(in crate::io) fn parts(&mut self) -> (&mut [u8], &[Received]) {
         (&mut self.memory, &self.received)
     }
 
     /// The receive buffer.
-    pub(super) fn memory(&self) -> &[u8] {
+    pub(in crate::io) fn memory(&self) -> &[u8] {
         &self.memory
     }
 
     /// Gives memory back that a burst touched.
-    pub(super) fn release(&mut self) {
+    pub(in crate::io) fn release(&mut self) {
         self.memory.release();
     }
 
     /// Takes what waits in the socket. `false`: nothing does.
-    pub(super) fn receive(&mut self, socket: &UdpSocket) -> io::Result<bool> {
+    pub(in crate::io) fn receive(&mut self, socket: &UdpSocket) -> io::Result<bool> {
         self.received.clear();
         // SAFETY: all of these are plain data for which all zeroes is a value.
         let (mut names, mut slices, mut messages): (

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use loom::thread;
 
-use super::super::poll::readable;
 use super::*;
+use crate::io::poll::readable;
 use crate::models::check;
 
 fn is_awake(mailbox: &Mailbox) -> bool {

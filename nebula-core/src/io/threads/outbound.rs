@@ -4,14 +4,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::inbound::write;
-use super::pacing::{Load, Warmth, Weight};
-use super::shared::Shared;
-use super::tun::{Queue, Read, ReadBuffer};
-use super::udp::UdpSocket;
-use super::udp_send::Sender;
-use super::{Error, clock};
 use crate::counters::Direction;
+use crate::io::shared::Shared;
+use crate::io::threads::inbound::write;
+use crate::io::threads::pacing::{Load, Warmth, Weight};
+use crate::io::tun::{Queue, Read, ReadBuffer};
+use crate::io::udp::UdpSocket;
+use crate::io::udp::send::Sender;
+use crate::io::{Error, clock};
 use crate::{DropReason, Lane, Verdict};
 
 // A super-packet is sent at once, so that its transmission overlaps with the next read; small packets gather.
@@ -21,7 +21,7 @@ const SMALL_PACKET_BYTES: usize = 2 << 10;
 
 /// Everything the thread that serves the queue needs.
 #[derive(Debug)]
-pub(super) struct Outbound {
+pub(in crate::io) struct Outbound {
     shared: Arc<Shared>,
     queue: Arc<Queue>,
     socket: Arc<UdpSocket>,
@@ -32,7 +32,7 @@ pub(super) struct Outbound {
 }
 
 impl Outbound {
-    pub(super) fn new(shared: Arc<Shared>, queue: Arc<Queue>, socket: Arc<UdpSocket>) -> Result<Self, Error> {
+    pub(in crate::io) fn new(shared: Arc<Shared>, queue: Arc<Queue>, socket: Arc<UdpSocket>) -> Result<Self, Error> {
         let mut lane = shared.forwarder.lane();
         let buffer = ReadBuffer::new().map_err(|source| Error::Io { what: "cannot reserve a read buffer", source })?;
         let (sender, warmth) = (Sender::new(), Warmth::default());
@@ -41,7 +41,7 @@ impl Outbound {
     }
 
     /// Moves what is there, up to a flush. `true`: the device is dry.
-    pub(super) fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
+    pub(in crate::io) fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
         let now = clock::now();
         let (mut dry, mut small) = (false, 0);
         while !dry && self.lane.has_room() && self.lane.arena().len() < FLUSH_BYTES {
@@ -77,12 +77,12 @@ impl Outbound {
     }
 
     /// How long to wait before [`Outbound::cool`]; `None`: there is nothing to give back.
-    pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
+    pub(in crate::io) fn timeout(&self, now: Instant) -> Option<Duration> {
         self.warmth.timeout(now)
     }
 
     /// Gives memory back that a burst touched, some time after it.
-    pub(super) fn cool(&mut self, now: Instant) {
+    pub(in crate::io) fn cool(&mut self, now: Instant) {
         if self.warmth.cooled(now) {
             self.buffer.release();
             self.lane.release_memory();

@@ -1,5 +1,8 @@
 //! UDP sockets: options, offload probing, address forms, and what may change while they are used.
 
+pub(super) mod receive;
+pub(super) mod send;
+
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -237,5 +240,4 @@ impl SocketControl {
 const SO_MEMINFO: libc::c_int = 55;
 
 #[cfg(test)]
-#[path = "udp_tests.rs"]
 mod tests;

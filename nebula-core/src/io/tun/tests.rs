@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use nix::sched::{CloneFlags, unshare};
 
-use super::super::poll::readable;
 use super::*;
+use crate::io::poll::readable;
 
 /// Runs `body` on a thread in a new network namespace and returns what it returns.
 fn in_new_namespace<T: Send>(body: impl FnOnce() -> T + Send) -> T {
@@ -126,8 +126,8 @@ fn bridge(a: &Queue, b: &Queue, stop: &AtomicBool) -> usize {
     let mut supers = 0;
     let mut buffer = ReadBuffer::new().unwrap();
     // Also ends when the test failed before it could say so.
-    let end = super::super::clock::now() + Duration::from_secs(30);
-    while !stop.load(Ordering::Relaxed) && super::super::clock::now() < end {
+    let end = crate::io::clock::now() + Duration::from_secs(30);
+    while !stop.load(Ordering::Relaxed) && crate::io::clock::now() < end {
         readable(a, b, Some(Duration::from_millis(20))).unwrap();
         for (from, to) in [(a, b), (b, a)] {
             while let Read::Packet(packet, offload) = from.read(&mut buffer).unwrap() {

@@ -59,7 +59,7 @@ impl FakeKernel {
     }
     /// Sends two runs of three datagrams each.
     fn take(&mut self) -> (Lost, bool) {
-        let options = super::super::udp::SocketOptions::default();
+        let options = crate::io::udp::SocketOptions::default();
         let sockets = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0)), 1, &options).unwrap();
         let to = sockets[0].local_addr().unwrap();
         let runs = [0..300, 300..600].map(|range| Run { to, range, segment_size: 100 });
