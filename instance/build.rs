@@ -1,4 +1,4 @@
-//! Link options of the programs that run beside every pod.
+//! Link options of the programs of which one runs per pod.
 //!
 //! - Packed relocations (RELR): 10 KB instead of 400 KB to store and to read at start.
 //! - In a release, no tables for unwinding (0.5 MB) and one copy of functions with the same code. A panic aborts, and without

@@ -1,7 +1,7 @@
 //! What a packet costs in the firewall: flows known and new, packets refused, with few rules and with many.
 //!
-//! Each is one small outbound packet. Refused ones are not sealed; the others differ from the first in the firewall only.
-//! The decisions are the firewall alone, as Go Nebula's figure is.
+//! Each is one small outbound packet. Refused ones are not sealed; the others differ from the first in the firewall
+//! only. The decisions are the firewall alone, as Go Nebula's figure is.
 
 use std::net::Ipv4Addr;
 

@@ -1,5 +1,5 @@
-//! What a tunnel carries through the real driver: its threads, its UDP sockets on loopback, and a socket pair in place of
-//! each overlay device. One thread writes packets at one end and reads them at the other.
+//! What a tunnel carries through the real driver: its threads, its UDP sockets on loopback, and a socket pair in place
+//! of each overlay device. One thread writes packets at one end and reads them at the other.
 
 #![allow(clippy::disallowed_methods, reason = "a tunnel of real threads runs on a real clock")]
 

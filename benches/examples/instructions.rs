@@ -1,4 +1,5 @@
-//! The steps whose instructions `benches/instructions` counts: it follows what runs inside [`counted`], and nothing else.
+//! The steps whose instructions `benches/instructions` counts: it follows what runs inside [`counted`], and nothing
+//! else.
 //!
 //! Keys, certificates and packets are always the same; the steps before the counted ones fill caches and buffers.
 

@@ -61,7 +61,7 @@ impl Host {
     pub fn tunnel(&self) -> LocalIndex {
         self.node.tunnels()[0].local_index
     }
-    /// Forgets what a benchmark does not look at.
+    /// Drops queued datagrams and events that a benchmark does not measure.
     pub fn drain(&mut self) {
         while self.node.poll_transmit().is_some() {}
         while self.node.poll_event().is_some() {}

@@ -1,4 +1,4 @@
-//! One measured step: criterion's statistics, and a row of the table with Go Nebula's figure beside it.
+//! One measured step: criterion's statistics, and a row of the table next to Go Nebula's figure.
 
 use std::fs::{self, OpenOptions};
 use std::hint::black_box;

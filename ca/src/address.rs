@@ -65,7 +65,7 @@ fn with_prefix_of(address: IpAddr, overlay: IpNet) -> IpNet {
 }
 
 /// Addresses of a pool in the order they are handed out, starting after `last`, wrapping once, at most
-/// [`LONGEST_SEARCH`] of them.
+/// [`MAX_ADDRESSES_TRIED`] of them.
 pub(crate) fn candidates(overlay: IpNet, last: Option<IpAddr>) -> impl Iterator<Item = IpNet> {
     let base = bits(overlay.network());
     let host_bits = u32::from(overlay.max_prefix_len() - overlay.prefix_len());
@@ -74,7 +74,7 @@ pub(crate) fn candidates(overlay: IpNet, last: Option<IpAddr>) -> impl Iterator<
         Some(last) if overlay.contains(&last) => bits(last) - base + 1,
         _ => 0,
     };
-    (0..hosts.min(LONGEST_SEARCH)).filter_map(move |step| {
+    (0..hosts.min(MAX_ADDRESSES_TRIED)).filter_map(move |step| {
         let bits = base + (start + step) % hosts;
         let address = match overlay {
             IpNet::V4(_) => IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(bits).ok()?)),
@@ -91,7 +91,7 @@ fn bits(address: IpAddr) -> u128 {
     }
 }
 
-/// Who an identity belongs to.
+/// The owner of an identity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Subject {
@@ -120,9 +120,10 @@ pub enum Subject {
 impl Subject {
     /// Whether this is a pod with the primary address of the pod `earlier`, and so with its overlay address.
     ///
-    /// A primary network gives an address to another pod when the first one is gone: then the overlay address goes along, or the
-    /// new pod could not start before the old certificate ends. That the first one *is* gone must be shown besides. Two
-    /// *different* pod addresses with one image mean that the overlay prefix is too small for the pod networks; nothing helps then.
+    /// A primary network gives an address to another pod when the first one is gone: then the overlay address goes
+    /// along, or the new pod could not start before the old certificate ends. That the first one *is* gone must be
+    /// shown besides. Two *different* pod addresses with one image mean that the overlay prefix is too small for the
+    /// pod networks; nothing helps then.
     #[must_use]
     pub(crate) fn has_address_of(&self, earlier: &Self, mode: AddressMode) -> bool {
         match (earlier, self) {
@@ -134,7 +135,7 @@ impl Subject {
     }
 }
 
-/// Who holds an overlay address, and until when.
+/// The holder of an overlay address, and until when it holds it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Holder {
     /// The holder.
@@ -174,7 +175,7 @@ impl std::fmt::Display for Subject {
 }
 
 /// Addresses looked at before a pool counts as full: bounds one request's work in a huge prefix.
-const LONGEST_SEARCH: u128 = 1 << 16;
+const MAX_ADDRESSES_TRIED: u128 = 1 << 16;
 
 #[cfg(test)]
 mod tests {
@@ -235,8 +236,8 @@ mod tests {
     #[test]
     fn a_huge_pool_is_searched_only_so_far() {
         let last = Some("fd42::ffff:ffff:ffff:fffe".parse().unwrap());
-        assert!(candidates("::/0".parse().unwrap(), None).count() <= LONGEST_SEARCH as usize);
-        assert!(candidates("fd42::/64".parse().unwrap(), last).count() <= LONGEST_SEARCH as usize);
+        assert!(candidates("::/0".parse().unwrap(), None).count() <= MAX_ADDRESSES_TRIED as usize);
+        assert!(candidates("fd42::/64".parse().unwrap(), last).count() <= MAX_ADDRESSES_TRIED as usize);
     }
 
     #[test]

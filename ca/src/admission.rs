@@ -16,11 +16,12 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Decides which proofs wait and for which others. A proof that was good lately waits for nobody. A proof that keeps failing is refused without being
-/// asked about. The others of a source that failed too often wait for their turn behind each other, and all that are not known
-/// to be good leave room for those that are.
+/// Decides which proofs wait and for which others. A proof that was good lately waits for nobody. A proof that keeps
+/// failing is refused without being asked about. The others of a source that failed too often wait for their turn
+/// behind each other, and all that are not known to be good leave room for those that are.
 ///
-/// A source is an address, which a node and all its pods may share: no limit of a source may stand in the way of a good proof.
+/// A source is an address, which a node and all its pods may share: no limit of a source may stand in the way of a good
+/// proof.
 pub(crate) struct Admission {
     known: Mutex<Known>,
     /// Room for proofs under way that are not known to be good.

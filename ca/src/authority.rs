@@ -143,7 +143,7 @@ pub(crate) fn read_bundle(directory: &Directory) -> Result<(String, Vec<Certific
 
 /// Says what about a grant none of the CAs could ever sign, so that a token for it is not made in the first place.
 pub(crate) fn check_grant(grant: &Grant, authorities: &[Certificate]) -> Result<(), String> {
-    if grant.name.is_empty() || grant.name.len() > crate::policy::LONGEST_NAME {
+    if grant.name.is_empty() || grant.name.len() > crate::policy::MAX_NAME_BYTES {
         return Err("the name must have 1 to 253 characters".to_owned());
     }
     if grant.name.chars().chain(grant.groups.iter().flat_map(|group| group.chars())).any(char::is_control) {

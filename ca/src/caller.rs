@@ -1,7 +1,7 @@
-//! Who sends a request, as far as the network knows.
+//! The sender of a request, as far as the network knows it.
 
 use std::net::IpAddr;
 
-/// Address of whoever is at the other end of a connection.
+/// Remote address of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caller(pub(crate) IpAddr);

@@ -13,8 +13,9 @@ use tokio::{sync::Notify, time::Instant};
 use crate::rate_limit;
 
 /// All connections of callers. A newcomer always gets in: when its source or the service has no room left, the oldest
-/// connection of that source goes, or of the source with the most. Callers that have proved who they are stay, and part of the room
-/// is theirs alone: who shares an address with an attacker, as all pods of a node may, needs one new connection to be served.
+/// connection of that source goes, or of the source with the most. Callers that have proved who they are stay, and part
+/// of the room is theirs alone: who shares an address with an attacker, as all pods of a node may, needs one new
+/// connection to be served.
 pub(crate) struct Connections {
     table: Mutex<Table>,
     most: usize,
@@ -196,7 +197,7 @@ impl Connection {
         Some(Busy(Arc::clone(self)))
     }
 
-    /// Whoever is connected has proved to be `identity`.
+    /// The client of this connection has proved to be `identity`.
     pub(crate) fn has_proved(&self, identity: &str) {
         let mut table = self.connections.table();
         let Some(open) = table.open.get(&self.id) else { return };

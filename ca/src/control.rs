@@ -150,7 +150,7 @@ impl Operator<'_> {
             let longest = time::time_left(self.policy.longest_host_life);
             return Err(format!("the life is longer than the policy's hosts.longest_life of {longest}"));
         }
-        if token.life < 1 || !(1..=LONGEST_TTL).contains(&token.ttl) {
+        if token.life < 1 || !(1..=MAX_TTL_SECONDS).contains(&token.ttl) {
             return Err("a token must live between 1s and 30d".to_owned());
         }
         let record = TokenRecord {
@@ -247,8 +247,8 @@ impl Operator<'_> {
                 "no valid certificate has the name or fingerprint {which:?}; see `nebula-ca certificate list`"
             ));
         }
-        if self.store.blocklist(now).map_err(text)?.len() + fingerprints.len() > LONGEST_BLOCKLIST {
-            return Err(format!("the blocklist is full ({LONGEST_BLOCKLIST}); replace the CA certificate instead"));
+        if self.store.blocklist(now).map_err(text)?.len() + fingerprints.len() > MAX_BLOCKLIST_ENTRIES {
+            return Err(format!("the blocklist is full ({MAX_BLOCKLIST_ENTRIES}); replace the CA certificate instead"));
         }
         self.store.revoke(&fingerprints, now).map_err(text)?;
         let fingerprints: Vec<String> = fingerprints.iter().map(ToString::to_string).collect();
@@ -267,6 +267,6 @@ fn text(error: StoreError) -> String {
     error.to_string()
 }
 
-const LONGEST_TTL: i64 = 30 * 86_400;
+const MAX_TTL_SECONDS: i64 = 30 * 86_400;
 /// Fits into [`nebula_cert::issuance::MAX_REPLY`] with room for the rest.
-const LONGEST_BLOCKLIST: usize = 50_000;
+const MAX_BLOCKLIST_ENTRIES: usize = 50_000;

@@ -98,7 +98,7 @@ fn talk(mut stream: UnixStream, command: &Command, path: PathBuf) -> Result<Comm
         stream.write_all(&json)?;
         stream.write_all(b"\n")?;
         let mut answer = String::new();
-        BufReader::new(stream.take(LONGEST_ANSWER)).read_line(&mut answer)?;
+        BufReader::new(stream.take(MAX_ANSWER_BYTES)).read_line(&mut answer)?;
         Ok(answer)
     };
     let answer: String = exchange().map_err(|source| ControlError::Socket { path, source })?;
@@ -124,7 +124,7 @@ impl ControlSocket {
         Ok(Self { listener, path })
     }
 
-    /// Takes commands, one at a time, for ever. `obey` may block.
+    /// Takes commands, one at a time, without end. `obey` may block.
     pub(crate) async fn serve(&self, obey: impl Fn(Command) -> CommandOutcome + Clone + Send + 'static) {
         loop {
             match self.listener.accept().await {
@@ -158,7 +158,7 @@ async fn answer(
 ) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut line = Vec::new();
-    tokio::io::BufReader::new(reader.take(LONGEST_COMMAND)).read_until(b'\n', &mut line).await?;
+    tokio::io::BufReader::new(reader.take(MAX_COMMAND_BYTES)).read_until(b'\n', &mut line).await?;
     let answer = match serde_json::from_slice(&line) {
         Ok(command) => tokio::task::spawn_blocking(move || obey(command)).await.map_err(io::Error::other)?,
         Err(error) => CommandOutcome::Failed { message: format!("not a command of this version: {error}") },
@@ -177,8 +177,8 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// In bytes; a token with many networks and groups is far below.
-const LONGEST_COMMAND: u64 = 64 * 1024;
-const LONGEST_ANSWER: u64 = 1 << 30;
+const MAX_COMMAND_BYTES: u64 = 64 * 1024;
+const MAX_ANSWER_BYTES: u64 = 1 << 30;
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(50);
 const ATTEMPTS: u32 = 100;

@@ -61,7 +61,7 @@ impl Directory {
         let path = self.file(name);
         let failed = |source| FileError { verb: "read", path: path.clone(), source };
         let length = fs::metadata(&path).map_err(failed)?.len();
-        if length > LONGEST_FILE {
+        if length > MAX_FILE_BYTES {
             return Err(failed(io::Error::other(format!("it has {length} bytes, more than any valid one"))));
         }
         fs::read_to_string(&path).map(Zeroizing::new).map_err(failed)
@@ -92,7 +92,7 @@ impl Directory {
         write().map_err(|source| FileError { verb: "write", path: path.clone(), source })
     }
 
-    /// Replaces a file as a whole: whoever reads it sees the old text or the new one.
+    /// Replaces a file atomically: readers see the old text or the new one.
     ///
     /// # Errors
     /// It cannot be written.
@@ -141,8 +141,8 @@ impl Directory {
     }
 }
 
-/// Gives a file that root made to the owner of its directory: commands are given as root, and the service may run as somebody
-/// else, who must be able to read it.
+/// Gives a file that root made to the owner of its directory: commands are given as root, and the service may run as
+/// somebody else, who must be able to read it.
 pub(crate) fn hand_over(file: &fs::File, path: &Path) -> io::Result<()> {
     let (made, Some(directory)) = (file.metadata()?, path.parent()) else { return Ok(()) };
     let directory = fs::metadata(directory)?;
@@ -179,4 +179,4 @@ pub(crate) const AUDIT_LOG: &str = "audit.log";
 /// How the commands reach a running service.
 pub(crate) const CONTROL_SOCKET: &str = "control.sock";
 
-const LONGEST_FILE: u64 = 4 << 20;
+const MAX_FILE_BYTES: u64 = 4 << 20;

@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use nebula_cert::issuance::{self, CERTIFICATE_PATH, LONGEST_WAIT, MAX_BODY, RELEASE_PATH, TRUST_PATH};
+use nebula_cert::issuance::{self, CERTIFICATE_PATH, MAX_WAIT_SECONDS, MAX_BODY, RELEASE_PATH, TRUST_PATH};
 use serde::de::DeserializeOwned;
 
 use crate::{address::Subject, caller::Caller, connections::Connection, refusal::Refusal, service::Service, time};
@@ -40,7 +40,7 @@ pub(crate) fn status_router(service: Arc<Service>) -> Router {
         .with_state(service)
 }
 
-/// The answer to whoever is refused.
+/// The response for a refusal.
 pub(crate) fn refuse(refusal: &Refusal) -> Response {
     let status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     (status, Json(issuance::Refusal::from(refusal))).into_response()
@@ -136,7 +136,7 @@ async fn trust(
 ) -> Response {
     let known = headers.get(header::IF_NONE_MATCH).and_then(|tags| tags.to_str().ok()).unwrap_or_default();
     let wait = uri.query().and_then(|query| query.strip_prefix("wait=")).and_then(|wait| wait.parse::<u64>().ok());
-    let end = wait.map(|wait| tokio::time::Instant::now() + Duration::from_secs(wait.min(LONGEST_WAIT)));
+    let end = wait.map(|wait| tokio::time::Instant::now() + Duration::from_secs(wait.min(MAX_WAIT_SECONDS)));
     let mut trust = service.trust();
     let mut slot = None;
     loop {

@@ -128,7 +128,7 @@ pub(crate) fn policy_text(overlay: &[IpNet]) -> String {
 const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. Read when nebula-ca starts, on SIGHUP and by `nebula-ca reload`.
 // JSON; lines that start with // are comments. Misspelt keys are refused, and a file with a mistake changes nothing.
 {
-  // Who confirms what a pod is. Without this section whoever has the file node.token may describe any pod.
+  // Who confirms what a pod is. Without this section, anyone who has the file node.token may describe any pod.
   // "kubernetes": {
   //   Service account of the node agent; only its tokens, bound to a pod on the node, vouch for pods there.
   //   "node_account": "nebula-system/nebula-cni",
@@ -143,9 +143,9 @@ const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. R
 
   // What a pod gets that somebody vouched for. Without this section no pod gets anything.
   "pods": {
-    // Name and groups of the certificate. {name}, {namespace} and {uid} are those of the pod; with a "kubernetes" section
-    // also {service_account}, {node} and, in groups only, {label:KEY}: a group with a label the pod lacks is left out.
-    // Whoever may make pods in a namespace writes their labels.
+    // Name and groups of the certificate. {name}, {namespace} and {uid} are those of the pod; with a "kubernetes"
+    // section also {service_account}, {node} and, in groups only, {label:KEY}: a group with a label the pod lacks is
+    // left out. Labels are written by those who may create pods in the namespace.
     "name": "{name}.{namespace}.pod",
     "groups": ["ns:{namespace}"],
 
@@ -166,9 +166,9 @@ const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. R
     // Overlay addresses and networks no pod gets, for example those of lighthouses.
     "reserved": [],
 
-    // What a node gets for a pod until the pod's init container shows the pod's own token (flow "init" of the plugin, with
-    // "provisional": true): a certificate with the same name and address, these groups only, no networks behind it. It is no
-    // proof for another one. Without this section there are none; {} means what stands here.
+    // What a node gets for a pod until the pod's init container shows the pod's own token (flow "init" of the plugin,
+    // with "provisional": true): a certificate with the same name and address, these groups only, no networks behind
+    // it. It is no proof for another one. Without this section there are none; {} means what stands here.
     // "provisional": {"groups": ["provisional"], "life": "10m"},
 
     // What some pods get besides. All rules that fit a pod apply; of several lives the shortest counts.

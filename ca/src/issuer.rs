@@ -64,7 +64,7 @@ pub(crate) struct Issued {
     pub(crate) reply: Reply,
     pub(crate) record: IssuedRecord,
     pub(crate) fingerprint: String,
-    /// Who lost an address by it.
+    /// The identity that lost an address by it.
     pub(crate) displaced: Vec<Displaced>,
     /// The same answer as before, for a caller that lost it.
     pub(crate) is_repeat: bool,
@@ -322,7 +322,7 @@ impl Issuer {
         self.sign_and_record(rules, &grant, recorded, public_key, now)
     }
 
-    /// The next certificate for whoever holds the present one: under the same name, at the same addresses.
+    /// The next certificate for the holder of the present one: same name, same addresses.
     fn renew(
         &self,
         rules: &Rules,
@@ -332,7 +332,7 @@ impl Issuer {
         source: IpAddr,
         now: UnixTime,
     ) -> Result<Issued, Refusal> {
-        // Else the node's word alone would be as good as the pod's.
+        // Otherwise the node's word alone would count as much as the pod's.
         if record.provisional {
             return Err(Refusal::ProvisionalCertificate);
         }
@@ -379,14 +379,15 @@ impl Issuer {
         };
         policy.check_pod(pod)?;
         policy.check_pod_address(pod.address)?;
-        // A name stays with its uid for good. The address may change: a recreated sandbox keeps the uid, not the address.
+        // A name stays with its uid for good. The address may change: a recreated sandbox keeps the uid, not the
+        // address.
         if let Some(known) = self.store.pod(&pod.uid).map_err(|error| self.failed(&error))?
             && (known.namespace != pod.namespace || known.name != pod.name)
         {
             let known = format!("{}/{}", known.namespace, known.name);
             return Err(Refusal::PodUidConflict { uid: pod.uid.clone(), known });
         }
-        // Not before: whoever names its own pod and the UID of another one would use up what is the other's.
+        // Not before: a caller that names its own pod and the UID of another one would use up the other's limit.
         self.check_quota(pod, now)?;
         let subject = Subject::Pod {
             namespace: pod.namespace.clone(),
@@ -528,8 +529,9 @@ impl Issuer {
         self.store.issued(fingerprint).map_err(|error| self.failed(&error))
     }
 
-    /// Valid certificates with the UID of a pod, if the ledger has all of them for that pod, and for that node where one is
-    /// given. The caller was judged by the pod's name, and the certificates are found by the UID: both must mean one pod.
+    /// Valid certificates with the UID of a pod, if the ledger has all of them for that pod, and for that node where
+    /// one is given. The caller was judged by the pod's name, and the certificates are found by the UID: both must mean
+    /// one pod.
     fn valid_of_pod(&self, pod: &PodFacts, node: Option<&str>, now: UnixTime) -> Result<Vec<Fingerprint>, Refusal> {
         let issued = self.store.all_issued().map_err(|error| self.failed(&error))?;
         let mut valid = Vec::new();
@@ -582,8 +584,9 @@ fn identified(rules: &Rules, token: &str, address: IpAddr, now: UnixTime) -> Res
 
 /// Whether it is shown that the pod `holder` is gone, or no longer has the address that `pod` wants.
 ///
-/// In Kubernetes the API server says so. What it leaves open, the holder's own node may say by vouching for the next pod at
-/// the address: it made room for it. Without Kubernetes only that node can, or the holder's certificates are blocked anyway.
+/// In Kubernetes the API server says so. What it leaves open, the holder's own node may say by vouching for the next
+/// pod at the address: it made room for it. Without Kubernetes only that node can, or the holder's certificates are
+/// blocked anyway.
 fn has_left(rules: &Rules, holder: &Subject, wanted: IpAddr, is_silent: bool, pod: &PodFacts) -> Result<bool, Refusal> {
     let Subject::Pod { namespace, name, uid, address, node } = holder else { return Ok(false) };
     let Some((cluster, _)) = rules.kubernetes() else {

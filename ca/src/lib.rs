@@ -1,12 +1,13 @@
 //! The certificate service: decides who gets which Nebula certificate, signs it, and remembers that it did.
 //!
-//! A caller proves who it is ([`nebula_cert::issuance`] has the messages): a host with a one-time enrolment token, a pod with
-//! the token of its node or with its own, whoever has a certificate with its key. Where the policy says so, a Kubernetes API
-//! server confirms tokens and pods, and nothing is issued while it does not. The [`Policy`] says who gets what. The
-//! certificate is signed, written to the ledger, and only then handed out. Private keys of hosts never come here.
+//! A caller proves who it is ([`nebula_cert::issuance`] has the messages): a host with a one-time enrolment token, a
+//! pod with the token of its node or with its own, whoever has a certificate with its key. Where the policy says so, a
+//! Kubernetes API server confirms tokens and pods, and nothing is issued while it does not. The [`Policy`] says who
+//! gets what. The certificate is signed, written to the ledger, and only then handed out. Private keys of hosts never
+//! come here.
 //!
-//! Certificates that are given back or revoked, and those of deleted pods, are blocked until they expire; whoever follows
-//! the trust hears of it at once. [`Rollover`] replaces the CA itself.
+//! Certificates that are given back or revoked, and those of deleted pods, are blocked until they expire; whoever
+//! follows the trust hears of it at once. [`Rollover`] replaces the CA itself.
 //!
 //! [`Server`] runs one service from one [`Directory`]; [`call`] gives an operator's [`Command`] to it. Several services share one
 //! ledger in PostgreSQL.

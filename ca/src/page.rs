@@ -1,5 +1,5 @@
-//! The page for operators: which identities there are and how much of their time is left. Made here as a whole: no script, no
-//! asset from elsewhere, nothing to click that changes anything.
+//! The page for operators: which identities there are and how much of their time is left. Made here as a whole: no
+//! script, no asset from elsewhere, nothing to click that changes anything.
 
 use std::fmt::Write as _;
 

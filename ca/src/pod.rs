@@ -55,7 +55,8 @@ impl PodFacts {
         }
     }
 
-    /// The checks that every proof by Kubernetes shares: the pod runs, in a network of its own, at an address of its node.
+    /// The checks that every proof by Kubernetes shares: the pod runs, in a network of its own, at an address of its
+    /// node.
     pub(crate) fn checked(
         pod: &issuance::Pod,
         found: Pod,

@@ -1,4 +1,5 @@
-//! How often somebody may do something: fail, from one address, or get certificates, for one pod or node (rate limiting).
+//! How often somebody may do something: fail, from one address, or get certificates, for one pod or node (rate
+//! limiting).
 
 use std::{
     collections::HashMap,
@@ -10,9 +11,9 @@ use nebula_cert::UnixTime;
 
 /// Counts per key in windows of some seconds. Bounded, so that a flood of many keys costs no memory.
 ///
-/// Failed proofs are counted by source. That never stands in the way of a valid proof: pods of one node, or hosts behind one
-/// NAT, share an address, and one of them must not be able to lock out the others. Guessing 256 bits needs no limit;
-/// filling the audit log does.
+/// Failed proofs are counted by source. That never stands in the way of a valid proof: pods of one node, or hosts
+/// behind one NAT, share an address, and one of them must not be able to lock out the others. Guessing 256 bits needs
+/// no limit; filling the audit log does.
 #[derive(Debug)]
 pub(crate) struct RateLimit<K> {
     most: u32,

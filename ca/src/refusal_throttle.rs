@@ -1,5 +1,5 @@
-//! Limits how many refusals are written down, and counts the others: whoever reaches the service can be refused, without any
-//! proof, as often as it likes, and must not fill the disk with that.
+//! Limits how many refusals are written down, and counts the others: whoever reaches the service can be refused,
+//! without any proof, as often as it likes, and must not fill the disk with that.
 
 use std::net::IpAddr;
 

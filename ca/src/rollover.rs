@@ -1,4 +1,5 @@
-//! Replaces the CA while everything runs: the next CA is trusted first, signs later, and the old one leaves last (key rollover).
+//! Replaces the CA while everything runs: the next CA is trusted first, signs later, and the old one leaves last (key
+//! rollover).
 
 use nebula_cert::{CaPool, Certificate, PassphraseCost, SigningKey, Template, UnixTime};
 

@@ -1,5 +1,5 @@
-//! The service: HTTPS for callers, plain HTTP for whoever watches it, the control socket for the operator, and what it does
-//! by the clock. All IO meets here; decisions are [`crate::service`]'s.
+//! The service: HTTPS for callers, plain HTTP for whoever watches it, the control socket for the operator, and what it
+//! does by the clock. All IO meets here; decisions are [`crate::service`]'s.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use nebula_cert::issuance::{LONGEST_WAIT, TRUST_PATH};
+use nebula_cert::issuance::{MAX_WAIT_SECONDS, TRUST_PATH};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -160,7 +160,8 @@ impl Server {
 async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
     let accepted = listener.accept().await;
     if let Ok((stream, _)) = &accepted {
-        // A record that waited for the caller's acknowledgement of the one before would take 40 ms, most of a pod's start.
+        // A record that waited for the caller's acknowledgement of the one before would take 40 ms, most of a pod's
+        // start.
         let _ = stream.set_nodelay(true);
     }
     accepted
@@ -225,9 +226,9 @@ impl Connection {
         }
         let inner = TowerToHyperService::new(router);
         let bounded = hyper::service::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-            // Whoever follows the trust may wait for a change of it.
+            // Clients that follow the trust may be waiting for a change of it.
             let waits = request.uri().path() == TRUST_PATH && request.uri().query().is_some();
-            let within = REQUEST_WITHIN + if waits { Duration::from_secs(LONGEST_WAIT) } else { Duration::ZERO };
+            let within = REQUEST_WITHIN + if waits { Duration::from_secs(MAX_WAIT_SECONDS) } else { Duration::ZERO };
             let answer = hyper::service::Service::call(&inner, request);
             async move {
                 let late = || Ok(http::refuse(&Refusal::Timeout));
@@ -237,7 +238,7 @@ impl Connection {
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEADERS_WITHIN)
-            .max_buf_size(LONGEST_HEADERS)
+            .max_buf_size(MAX_HEADER_BYTES)
             .serve_connection(TokioIo::new(stream), bounded);
         let mut connection = std::pin::pin!(connection);
         tokio::select! {
@@ -253,7 +254,7 @@ impl Connection {
     }
 }
 
-/// Whoever proved something keeps its connection, and with it its place: the trust is followed on it.
+/// A client with a valid proof keeps its connection and its place in the limits: it follows the trust on it.
 async fn end_of_life(place: Option<&Arc<connections::Connection>>) {
     tokio::time::sleep(CONNECTION_LIFE).await;
     if place.is_some_and(|place| place.is_proven()) {
@@ -332,7 +333,7 @@ const PROVEN_CONNECTION_LIFE: Duration = Duration::from_secs(86_400);
 const RECOVER_EVERY: Duration = Duration::from_secs(1);
 const COUNT_REFUSALS_EVERY: Duration = Duration::from_secs(60);
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
-const LONGEST_HEADERS: usize = 16 * 1024;
+const MAX_HEADER_BYTES: usize = 16 * 1024;
 const PRUNE_EVERY: Duration = Duration::from_secs(3_600);
 const REFRESH_EVERY: Duration = Duration::from_secs(10);
 const REFRESH_SHARED_EVERY: Duration = Duration::from_secs(1);

@@ -1,5 +1,5 @@
-//! The service that all connections share: decides about requests, records the decisions, and wakes callers that wait for
-//! a change of the trust.
+//! The service that all connections share: decides about requests, records the decisions, and wakes callers that wait
+//! for a change of the trust.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -97,7 +97,8 @@ impl Service {
 
     /// Rebuilds the trust bundle; wakes waiters if it changed.
     pub(crate) fn refresh_trust(&self) {
-        // One at a time: the first to read is the first to publish, or an older list would take the place of a newer one.
+        // One at a time: the first to read is the first to publish, or an older list would take the place of a newer
+        // one.
         let _one_at_a_time = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         match self.issuer.trust(time::now()) {
             Ok(trust) => {

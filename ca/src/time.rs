@@ -1,4 +1,4 @@
-//! Durations as people write and read them, and the one look at the clock.
+//! Durations as people write and read them, and the only place that reads the clock.
 
 use nebula_cert::{UnixTime, rfc3339};
 

@@ -1,5 +1,5 @@
-//! The manifests in `deploy/kubernetes`, and what else is made of the chart, say what the API server understands: every field
-//! that is written is one of the type.
+//! The manifests in `deploy/kubernetes`, and what else is made of the chart, say what the API server understands: every
+//! field that is written is one of the type.
 #![cfg(feature = "kubernetes")]
 
 use std::path::{Path, PathBuf};

@@ -62,7 +62,8 @@ pub struct LaunchSpec {
     pub status_socket: PathBuf,
 }
 
-/// A pod's place on the node, and the device there. The plugin's record and the launch contract hold it under the same keys.
+/// A pod's place on the node, and the device there. The plugin's record and the launch contract hold it under the same
+/// keys.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     /// CNI network name.
@@ -223,7 +224,7 @@ impl LaunchSpec {
     /// Current version of the contract.
     pub const VERSION: u32 = 1;
 
-    /// Socket to which an instance that was told to end may send its last descriptor of the device (one datagram,
+    /// Socket to which an instance that was asked to stop may send its last descriptor of the device (one datagram,
     /// SCM_RIGHTS). Somebody listens if the end is waited for; without, the instance closes the device itself.
     #[must_use]
     pub fn device_socket(&self) -> PathBuf {

@@ -1,4 +1,4 @@
-//! Network namespaces: opened, told apart, and entered for a look.
+//! Network namespaces: open them, compare them, run code in one.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -58,7 +58,7 @@ pub struct SystemNamespaces;
 
 impl Namespaces for SystemNamespaces {
     fn open(&self, path: &Path) -> io::Result<Netns> {
-        // Without O_NONBLOCK a path to a fifo would block for ever.
+        // Without O_NONBLOCK a path to a fifo would block forever.
         let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
         if fstatfs(&file)?.filesystem_type() != NSFS_MAGIC {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a namespace"));

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// Versions of the CNI specification this plugin speaks, oldest first. Lists began with 0.3.0; runtimes chain in the older
-/// ones as well, with results of the old form.
+/// Versions of the CNI specification this plugin speaks, oldest first. Lists began with 0.3.0; runtimes chain in the
+/// older ones as well, with results of the old form.
 pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// The version to answer in when the request names none that we know.

@@ -1,7 +1,7 @@
 //! What somebody types into the SSH console: its line editor and its reader of commands.
 //!
-//! These are the console's own files. The feature `ssh` of the crate they belong to would bring a whole SSH server into the
-//! sanitized build, of which nothing would be fuzzed.
+//! These are the console's own files. The feature `ssh` of the crate they belong to would bring a whole SSH server into
+//! the sanitized build, of which nothing would be fuzzed.
 
 #[path = "../../instance/src/host/ssh/commands.rs"]
 mod commands;

@@ -1,9 +1,10 @@
 //! A conversation that was recorded with Go Nebula, played to a node of ours with hostile datagrams in between: what Go
 //! answered and what we answer must be the same, whatever anybody else sends meanwhile.
 //!
-//! The recordings (`recorded/`) are of a test client and Go Nebula 1.11.0 as the responder, with all keys of the client; the
-//! keys in them are of that test only. A node of ours has the responder's certificate. It answers the recorded handshake
-//! messages itself, and takes over the recorded keys for what follows, because Go's half of the handshake is not known.
+//! The recordings (`recorded/`) are of a test client and Go Nebula 1.11.0 as the responder, with all keys of the
+//! client; the keys in them are of that test only. A node of ours has the responder's certificate. It answers the
+//! recorded handshake messages itself, and takes over the recorded keys for what follows, because Go's half of the
+//! handshake is not known.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +20,8 @@ use nebula_core::wire::header::{HEADER_LEN, Header, MessageType};
 use nebula_core::{Config, Forwarder, Node, Punt, WallClock};
 use serde_json::Value;
 
-/// The first byte picks the recording. Then, before each datagram of it: how many hostile datagrams come, four bytes each.
+/// The first byte picks the recording. Then, before each datagram of it: how many hostile datagrams come, four bytes
+/// each.
 pub(crate) fn differential(data: &[u8]) {
     let mut noise = data.iter().copied();
     let recordings = [RECORDED_V2, RECORDED_V1];

@@ -166,9 +166,9 @@ pub(crate) fn bind(listen: &str) -> std::io::Result<TcpListener> {
 /// # Errors
 /// What the resolver says, or that it took too long.
 pub fn look_up(name: &str, family: NameFamily, timeout: Duration) -> Result<Vec<IpAddr>, Error> {
-    // Names are rare: a runtime for the time of one look-up keeps memory free between them, and reads
-    // /etc/resolv.conf and /etc/hosts afresh.
-    // Underscores inside a label, usual in names of containers, are no host name by the letter, but resolvers know them.
+    // Names are rare: a runtime for the time of one look-up keeps memory free between them, and reads /etc/resolv.conf
+    // and /etc/hosts afresh. Underscores inside a label, usual in names of containers, are no host name by the letter,
+    // but resolvers know them.
     let query = Name::from_utf8(name)
         .or_else(|_| Name::from_str_relaxed(name))
         .map_err(NetError::from)

@@ -146,8 +146,8 @@ impl CaPool {
         Ok(VerifiedCertificate { certificate, fingerprint, alternate_fingerprint, issuer, issuer_name })
     }
 
-    /// As [`CaPool::verify`]. If the certificate is the one in `known`, whose signature was verified before, only what may have
-    /// changed since is checked.
+    /// As [`CaPool::verify`]. If the certificate is the one in `known`, whose signature was verified before, only what
+    /// may have changed since is checked.
     ///
     /// # Errors
     /// As [`CaPool::verify`].

@@ -178,7 +178,7 @@ impl Certificate {
         let is_alone = blocks.len() == 1;
         let read = |block: pem::Block| {
             let line = block.line;
-            // With several blocks the reader needs to be told which one.
+            // With several blocks the error names the block.
             Self::from_block(block).map_err(|reason| match is_alone {
                 true => reason,
                 false => Error::InBlock { line, reason: Box::new(reason) },

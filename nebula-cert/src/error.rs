@@ -385,7 +385,7 @@ pub enum Error {
     /// The system gave no random bytes.
     #[error("the system has no randomness for a new key: {0}")]
     NoRandomness(String),
-    /// Wrong passphrase, or the file is damaged; the two cannot be told apart.
+    /// Wrong passphrase, or the file is damaged; the two are indistinguishable.
     #[error("invalid passphrase or corrupt private key")]
     Passphrase,
     /// An encrypted key file that is not well-formed.

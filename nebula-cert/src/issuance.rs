@@ -4,15 +4,15 @@
 //! | --- | --- | --- |
 //! | `POST` [`CERTIFICATE_PATH`] | [`Request`] | [`Reply`] |
 //! | `POST` [`RELEASE_PATH`] | [`Release`] | [`Released`] |
-//! | `GET` [`TRUST_PATH`] | | [`Trust`], or status 304 for whoever has it |
+//! | `GET` [`TRUST_PATH`] | | [`Trust`], or status 304 if the caller has it |
 //!
 //! Every refusal is a [`Refusal`]. A status of 408, 425, 429 or 5xx may pass: ask again later. Any other 4xx is final
 //! for this proof. The public key is the only key material that travels.
 //!
 //! # Following the trust
 //! The answer has an entity tag. With it in `If-None-Match`, `GET /v1/trust?wait=50` is answered as soon as the trust
-//! differs, and with 304 when it did not within that many seconds (at most [`LONGEST_WAIT`]). A service that has too many
-//! callers waiting answers 304 at once, with the seconds to stay away in `Retry-After`.
+//! differs, and with 304 when it did not within that many seconds (at most [`MAX_WAIT_SECONDS`]). A service that has too
+//! many callers waiting answers 304 at once, with the seconds to stay away in `Retry-After`.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ pub const MAX_BODY: usize = 64 * 1024;
 /// Longest reply body a caller must accept, in bytes: a long blocklist is part of it.
 pub const MAX_REPLY: usize = 4 * 1024 * 1024;
 /// Longest time in seconds for which a call of [`TRUST_PATH`] may wait for a change.
-pub const LONGEST_WAIT: u64 = 50;
+pub const MAX_WAIT_SECONDS: u64 = 50;
 /// By how many seconds the time in a [`Proof::Certificate`] may differ from the service's clock.
 pub const CLOCK_TOLERANCE: i64 = 300;
 
@@ -60,8 +60,8 @@ pub enum Proof {
         /// The pod.
         pod: Pod,
     },
-    /// As [`Proof::Node`], until the pod can speak for itself: gives a provisional certificate, if the service's policy has
-    /// one. It is the same name and address with little else, and no proof for another certificate.
+    /// As [`Proof::Node`], until the pod can speak for itself: gives a provisional certificate, if the service's policy
+    /// has one. It is the same name and address with little else, and no proof for another certificate.
     Provisional {
         /// The node's secret.
         token: String,
@@ -75,7 +75,7 @@ pub enum Proof {
         /// Primary address of the pod.
         address: std::net::IpAddr,
     },
-    /// Whoever has a certificate asks for the next one, or gives it back: the tag shows that it holds the key.
+    /// The holder of a certificate asks for the next one, or releases it: the tag shows that it holds the key.
     Certificate {
         /// PEM of the present certificate.
         certificate: String,
@@ -88,8 +88,8 @@ pub enum Proof {
 }
 
 impl Proof {
-    /// A [`Proof::Certificate`]: for [`CERTIFICATE_PATH`] over the `public_key` of the request, for [`RELEASE_PATH`] over
-    /// none.
+    /// A [`Proof::Certificate`]: for [`CERTIFICATE_PATH`] over the `public_key` of the request, for [`RELEASE_PATH`]
+    /// over none.
     ///
     /// `renewal_key` is the PEM that the service gave, `key` the private key of `certificate`.
     ///
@@ -154,7 +154,7 @@ pub struct Reply {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Release {
-    /// Who gives back.
+    /// The holder that releases it.
     pub proof: Proof,
 }
 

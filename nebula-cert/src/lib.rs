@@ -4,9 +4,9 @@
 //! [`CaPool::verify`], so code that takes one cannot forget the check.
 //!
 //! Main types: [`Certificate`] (parsed, not yet trusted), [`CaPool`] (whom to trust), [`Identity`] (a node's own
-//! certificates and key), [`Template`] (what to sign), [`Signer`] (a CA's key: a [`SigningKey`] in memory, or one that is
-//! kept elsewhere). Parsing accepts exactly what Go Nebula accepts and re-encodes byte for byte; issuing is stricter.
-//! The feature `pkcs11` adds CA keys in hardware tokens.
+//! certificates and key), [`Template`] (what to sign), [`Signer`] (a CA's key: a [`SigningKey`] in memory, or one that
+//! is kept elsewhere). Parsing accepts exactly what Go Nebula accepts and re-encodes byte for byte; issuing is
+//! stricter. The feature `pkcs11` adds CA keys in hardware tokens.
 //!
 //! The `nebula-cert` tool takes the command lines of the Go tool and gives the same files, exit codes and JSON. A test
 //! runs both side by side; these are the differences, all on purpose:

@@ -11,8 +11,8 @@ use crate::{Curve, Error, PrivateKey};
 pub const TAG_LENGTH: usize = 32;
 
 impl PrivateKey {
-    /// The tag over `message` that this key's holder shows to the holder of the private half of `verifier`, a raw public
-    /// key of the same curve.
+    /// The tag over `message` that this key's holder shows to the holder of the private half of `verifier`, a raw
+    /// public key of the same curve.
     ///
     /// # Errors
     /// `verifier` is no key of this curve.

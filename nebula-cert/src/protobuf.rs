@@ -1,5 +1,5 @@
-//! The part of the protobuf encoding that certificates and messages of Nebula use: bounded reading of borrowed bytes, plain
-//! writing.
+//! The part of the protobuf encoding that certificates and messages of Nebula use: bounded reading of borrowed bytes,
+//! plain writing.
 
 /// Bytes that are not the message they should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

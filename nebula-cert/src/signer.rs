@@ -1,4 +1,4 @@
-//! Who signs for a CA: a key in memory, or whatever keeps a key to itself.
+//! The signing key of a CA: in memory, or in a token that never reveals it.
 
 use crate::{Curve, Error, SigningKey};
 

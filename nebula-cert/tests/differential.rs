@@ -36,7 +36,8 @@ const PRIVATE: &str = "a file that is replaced becomes private even if others co
 const LEFT_OVER: &str = "words that would be ignored, together with every flag after them, are an error";
 const SUBJECT: &str = "names the certificate in one line where Go prints all of its JSON";
 
-/// Lines as a shell takes them: `NAME=value` before, `< file` after, `''` for an empty word, `␣` for a blank inside one.
+/// Lines as a shell takes them: `NAME=value` before, `< file` after, `''` for an empty word, `␣` for a blank inside
+/// one.
 const LINES: &[&str] = &[
     // Without a mode.
     "",

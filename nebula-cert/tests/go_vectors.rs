@@ -329,8 +329,8 @@ fn one_byte_changed(bytes: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     })
 }
 
-/// Changes each byte. v1 signs what a certificate says, so other bytes that say the same are the same certificate (as in
-/// Go): a number with unused bits, a flag of 3 instead of 1. v2 signs the bytes, so no change is accepted at all.
+/// Changes each byte. v1 signs what a certificate says, so other bytes that say the same are the same certificate (as
+/// in Go): a number with unused bits, a flag of 3 instead of 1. v2 signs the bytes, so no change is accepted at all.
 fn check_changed_bytes(original: &Certificate, accepts: impl Fn(Certificate) -> bool) {
     assert!(accepts(original.clone()));
     for altered in one_byte_changed(&original.to_bytes()) {

@@ -50,8 +50,8 @@ impl Host {
         (packets.collect(), self.finish(now))
     }
 
-    /// What has to be done after every call of the forwarding plane: hand its punts to the control plane, and send what both
-    /// planes want to send.
+    /// What has to be done after every call of the forwarding plane: hand its punts to the control plane, and send what
+    /// both planes want to send.
     fn finish(&mut self, now: Instant) -> Vec<Transmit> {
         let punts: Vec<_> = self.lane.take_punts().collect();
         punts.into_iter().for_each(|punt| self.node.handle_punt(now, punt));

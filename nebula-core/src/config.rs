@@ -182,9 +182,9 @@ impl Gateway {
 pub struct Relay {
     /// This node passes datagrams between others. It uses no relays itself.
     pub am_relay: bool,
-    /// Try the relays of peers beside their endpoints.
+    /// Try the relays of peers in addition to their endpoints.
     pub use_relays: bool,
-    /// Overlay addresses of the relays through which this node can be reached; told to lighthouses.
+    /// Overlay addresses of the relays through which this node can be reached; reported to lighthouses.
     pub relays: Vec<IpAddr>,
 }
 
@@ -201,7 +201,7 @@ pub struct Punchy {
     pub punch: bool,
     /// Keep those towards every known endpoint of the peer open, and not only that of the tunnel.
     pub target_all_remotes: bool,
-    /// Also start a handshake towards whoever asked for us.
+    /// Also start a handshake towards a peer that asked a lighthouse for this node.
     pub respond: bool,
     /// Wait before punching.
     pub delay: Duration,
@@ -231,10 +231,10 @@ pub struct Handshakes {
     /// Handshakes of others that are answered per second; more are dropped, first those of sources that send most, and
     /// their retries find room. `None`: all. Go Nebula has no such cap.
     pub max_new_per_second: Option<NonZeroU32>,
-    /// Handshakes of this node under way at a time. When there are more, those for which nobody named an endpoint give way,
-    /// the oldest first.
+    /// Handshakes of this node under way at a time. When there are more, those for which nobody named an endpoint give
+    /// way, the oldest first.
     pub max_pending: usize,
-    /// Bytes of packets that wait for them, over all peers: the oldest of whoever holds most give way.
+    /// Bytes of packets that wait for them, over all peers: the oldest packets of the peer that holds most are evicted.
     pub max_waiting_bytes: usize,
 }
 

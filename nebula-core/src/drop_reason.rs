@@ -52,7 +52,7 @@ pub enum DropReason {
     AddressNotAllowed,
     /// More new handshakes per second than are answered, or than this source may have of them.
     HandshakeLimit,
-    /// Endpoint in a lighthouse message that nobody should be sent to: loopback, link-local, multicast, broadcast, inside
-    /// the overlay, without a port, or excluded by the allow lists.
+    /// Endpoint in a lighthouse message that nobody should be sent to: loopback, link-local, multicast, broadcast,
+    /// inside the overlay, without a port, or excluded by the allow lists.
     EndpointRefused,
 }

@@ -8,7 +8,7 @@ pub struct LocalIndex(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RemoteIndex(pub u32);
 
-/// Index this node allocated for one hop; a number space of its own, beside that of tunnels.
+/// Index this node allocated for one hop; in a number space separate from that of tunnels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RelayIndex(pub u32);
 

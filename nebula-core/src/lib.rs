@@ -31,9 +31,9 @@
 //!
 //! # By hand
 //!
-//! Without the driver, the program moves packets and datagrams itself. [`Forwarder::outbound`] and [`Forwarder::inbound`] do
-//! the work of a data thread, each thread with a [`Lane`] of its own; what a lane cannot finish goes to the node. After every
-//! call of the node:
+//! Without the driver, the program moves packets and datagrams itself. [`Forwarder::outbound`] and
+//! [`Forwarder::inbound`] do the work of a data thread, each thread with a [`Lane`] of its own; what a lane cannot
+//! finish goes to the node. After every call of the node:
 //!
 //! ```
 //! use std::net::SocketAddr;

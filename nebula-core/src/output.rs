@@ -146,8 +146,8 @@ pub enum Punt {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A handshake completed and the peer showed that it has the keys: with its second message, or, if this node answered,
-    /// with the first datagram in the tunnel. The tunnel carries packets at once.
+    /// A handshake completed and the peer showed that it has the keys: with its second message, or, if this node
+    /// answered, with the first datagram in the tunnel. The tunnel carries packets at once.
     TunnelUp {
         /// Peer's overlay addresses.
         peer: Vec<IpAddr>,

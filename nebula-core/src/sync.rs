@@ -22,8 +22,8 @@ pub(crate) use modelled::*;
 #[cfg(not(all(test, loom)))]
 pub(crate) use real::*;
 
-/// A value in cache lines of its own, so that writing it does not slow down who reads its neighbours. Two lines, because
-/// processors fetch them in pairs.
+/// A value in cache lines of its own, so that writing it does not slow down who reads its neighbours. Two lines,
+/// because processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct CachePadded<T>(T);

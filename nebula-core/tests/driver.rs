@@ -1,7 +1,7 @@
 //! Two hosts, each a network namespace with a driver, joined by a veth pair: what the kernel does with our packets.
 //!
-//! A namespace belongs to one thread and has no name, so the kernel removes it with everything in it when the thread and
-//! the driver end, also after a failure.
+//! A namespace belongs to one thread and has no name, so the kernel removes it with everything in it when the thread
+//! and the driver end, also after a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -409,7 +409,8 @@ fn wake_ups(prefix: &str) -> u64 {
         .sum()
 }
 
-/// How the threads of this process are treated, those of drivers or the others: niceness, signals, processors. Each way once.
+/// How the threads of this process are treated, those of drivers or the others: niceness, signals, processors. Each way
+/// once.
 fn treatment(of_driver: bool) -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().filter_map(|task| Some(task.ok()?.path()));
     let described = tasks.filter_map(|task| {

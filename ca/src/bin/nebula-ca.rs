@@ -97,7 +97,7 @@ struct Show {
     which: String,
 }
 
-/// Let the running service read policy.jsonc, ca.crt, ca.key and its TLS files anew
+/// Let the running service read policy.jsonc, ca.crt, ca.key and its TLS files again
 ///
 /// SIGHUP does the same. A mistake in any of these files changes nothing and is named.
 #[derive(Args)]
@@ -128,13 +128,14 @@ struct Init {
     /// Life of the CA
     #[arg(long, default_value = "3650d", value_parser = duration)]
     duration: i64,
-    /// Networks the CA may sign for, for ever; without this it may sign for any
+    /// Networks the CA may ever sign for; without this it may sign for any
     #[arg(long, value_delimiter = ',', value_name = "NETWORK")]
     networks: Vec<IpNet>,
     /// Prefixes that pods get overlay addresses from [default: --networks, or 10.42.0.0/16]
     #[arg(long, value_delimiter = ',', value_name = "PREFIX")]
     overlay: Vec<IpNet>,
-    /// Host name or IP address under which clients reach the service; repeat for more [default: localhost, 127.0.0.1, ::1]
+    /// Host name or IP address under which clients reach the service; repeat for more [default: localhost, 127.0.0.1,
+    /// ::1]
     #[arg(long = "tls-name", value_name = "NAME")]
     tls_names: Vec<String>,
     /// Succeed and change nothing where a complete CA is already, as an init container should
@@ -144,11 +145,11 @@ struct Init {
 
 /// Run the service until SIGTERM or SIGINT
 ///
-/// SIGHUP reads the policy, the CA and the TLS files anew.
+/// SIGHUP reads the policy, the CA and the TLS files again.
 ///
-/// An encrypted ca.key is opened with the passphrase in the environment variable NEBULA_CA_PASSPHRASE. In a build with the feature
-/// pkcs11, ca.key may be the PKCS#11 URI of a key in a token instead. What is logged is set by
-/// RUST_LOG (default: info). Each decision is also a JSON line in audit.log.
+/// An encrypted ca.key is opened with the passphrase in the environment variable NEBULA_CA_PASSPHRASE. In a build with
+/// the feature pkcs11, ca.key may be the PKCS#11 URI of a key in a token instead. What is logged is set by RUST_LOG
+/// (default: info). Each decision is also a JSON line in audit.log.
 #[derive(Args)]
 struct Serve {
     #[command(flatten)]
@@ -156,8 +157,8 @@ struct Serve {
     /// Address and port to listen on; port 0 takes a free one and logs it
     #[arg(long, default_value = "127.0.0.1:8443")]
     listen: SocketAddr,
-    /// Address and port for a page of all identities (/), metrics for Prometheus (/metrics), /healthz and /readyz, in plain
-    /// HTTP: keep it to those who may see names and addresses [default: none]
+    /// Address and port for a page of all identities (/), metrics for Prometheus (/metrics), /healthz and /readyz, in
+    /// plain HTTP: keep it to those who may see names and addresses [default: none]
     #[arg(long, value_name = "ADDRESS")]
     status_listen: Option<SocketAddr>,
 }
@@ -182,7 +183,8 @@ struct RevokeToken {
 
 /// Make a one-time token and print it; it cannot be shown again
 ///
-/// Works while the service runs and while it does not. The first key the token is used with is the only one it is ever good for.
+/// Works while the service runs and while it does not. The first key the token is used with is the only one it is ever
+/// good for.
 #[derive(Args)]
 struct CreateToken {
     #[command(flatten)]
@@ -227,8 +229,8 @@ struct Listing {
 
 /// Block a certificate until it expires
 ///
-/// Instances drop tunnels to it within seconds, as they follow the blocklist. A pod that its node still vouches for gets a new certificate:
-/// delete the pod to keep it out.
+/// Instances drop tunnels to it within seconds, as they follow the blocklist. A pod that its node still vouches for
+/// gets a new certificate: delete the pod to keep it out.
 #[derive(Args)]
 struct Revoke {
     #[command(flatten)]

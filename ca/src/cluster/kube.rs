@@ -22,7 +22,8 @@ pub(crate) struct ApiServer {
 }
 
 impl ApiServer {
-    /// Reads the credentials: of `kubeconfig`, or those every pod gets. Nothing is asked yet. Must be called in a runtime.
+    /// Reads the credentials: of `kubeconfig`, or those every pod gets. Nothing is asked yet. Must be called in a
+    /// runtime.
     ///
     /// # Errors
     /// There are no usable credentials; as text, for people.
@@ -38,7 +39,8 @@ impl ApiServer {
             })?,
         };
         config.connect_timeout = Some(CONNECT_WITHIN);
-        // Ours is around each question. This one also ends idle connections, at times just as the next question is sent.
+        // Ours is around each question. This one also ends idle connections, at times just as the next question is
+        // sent.
         config.read_timeout = None;
         config.write_timeout = Some(ANSWER_WITHIN);
         let client = Client::try_from(config).map_err(|error| with_causes(&error))?;
@@ -50,7 +52,7 @@ impl ApiServer {
         let exchange = async {
             let response = self.client.send(request.into_http()?).await.map_err(|error| unreachable(&error))?;
             let status = response.status();
-            let body = to_bytes(Body::new(response.into_body()), LONGEST_ANSWER).await;
+            let body = to_bytes(Body::new(response.into_body()), MAX_ANSWER_BYTES).await;
             let body = body.map_err(|_| ClusterError::TooLong(what))?;
             match status.as_u16() {
                 200..=299 => {
@@ -211,6 +213,6 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// Shorter than a caller's patience with us, and two answers fit into it.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 /// In bytes. A pod may have 1.5 MB in etcd, a page of 500 metadata a few.
-const LONGEST_ANSWER: usize = 16 << 20;
+const MAX_ANSWER_BYTES: usize = 16 << 20;
 /// 500 pods each: above what Kubernetes supports.
 const MAX_PAGES: usize = 600;

@@ -407,7 +407,7 @@ fn the_node_proof_needs_its_token_and_a_pods_policy() {
     assert_eq!(with(&ca, "wrong"), "bad_node_token");
     assert_eq!(with(&ca, NODE_SECRET), "issued");
     assert_eq!(with(&Fixture::new("{}"), NODE_SECRET), "node_proof_disabled");
-    // Whoever has no token does not learn what the pod description lacks.
+    // A caller without a token does not learn what the pod description lacks.
     let proof = Proof::Node { token: "wrong".into(), pod: pod("", "", "0.0.0.0") };
     assert_eq!(code(ca.issuer.issue(&Request { public_key: "x".into(), proof }, NODE, NOW)), "bad_node_token");
 }

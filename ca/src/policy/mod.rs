@@ -1,4 +1,5 @@
-//! Who gets which name, groups, addresses and life: read from one file, valid as a whole or not at all (certificate policy).
+//! Who gets which name, groups, addresses and life: read from one file, valid as a whole or not at all (certificate
+//! policy).
 
 mod file;
 pub(crate) mod kubernetes;
@@ -21,7 +22,7 @@ use crate::{
 pub struct Policy {
     /// Pods a node vouches for; none refuses the node proof.
     pub pods: Option<PodPolicy>,
-    /// Who confirms what a pod is; none leaves it to whoever has the shared node token.
+    /// Who confirms what a pod is; `None`: every holder of the shared node token is believed.
     pub kubernetes: Option<KubernetesPolicy>,
     /// Longest life a token may give a host, in seconds.
     pub longest_host_life: i64,
@@ -158,7 +159,7 @@ impl PodPolicy {
     pub fn name(&self, pod: &PodFacts) -> Result<String, Refusal> {
         // Facts that a name takes are always there: the file was checked for it.
         let name = self.name.render(pod).unwrap_or_default();
-        if name.len() > LONGEST_NAME { Err(Refusal::NameTooLong(name.len())) } else { Ok(name) }
+        if name.len() > MAX_NAME_BYTES { Err(Refusal::NameTooLong(name.len())) } else { Ok(name) }
     }
 
     /// Groups of the pod's certificate, each once. A group with a label that the pod lacks is left out.
@@ -264,7 +265,7 @@ impl Rule {
 }
 
 /// Longest certificate name of Nebula.
-pub(crate) const LONGEST_NAME: usize = 253;
+pub(crate) const MAX_NAME_BYTES: usize = 253;
 
 #[cfg(test)]
 mod tests;

@@ -91,7 +91,7 @@ impl Template {
         self.0.iter().any(|part| matches!(part, Part::ServiceAccount | Part::Node | Part::Label(_)))
     }
 
-    /// Whether it takes a label: whoever makes pods writes these.
+    /// Whether it uses a label: labels are written by those who create pods.
     pub(crate) fn has_label(&self) -> bool {
         self.0.iter().any(|part| matches!(part, Part::Label(_)))
     }
@@ -104,4 +104,4 @@ pub(crate) fn is_label_key(key: &str) -> bool {
 }
 
 /// As long as the longest certificate name of Nebula.
-const MAX_TEMPLATE_LENGTH: usize = super::LONGEST_NAME;
+const MAX_TEMPLATE_LENGTH: usize = super::MAX_NAME_BYTES;

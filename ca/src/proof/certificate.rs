@@ -1,4 +1,4 @@
-//! The certificate proof: whoever holds the key of a certificate of this CA renews it, or gives it back.
+//! The certificate proof: the holder of the key of a certificate of this CA renews it or releases it.
 
 use nebula_cert::{
     CaPool, Certificate, Curve, PrivateKey, TAG_LENGTH, UnixTime, hex,

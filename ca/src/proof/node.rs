@@ -1,5 +1,5 @@
-//! The node proof: a node vouches for a pod that runs on it. With Kubernetes the API server confirms both; without, a shared
-//! secret stands for the node and the pod is as the node describes it.
+//! The node proof: a node vouches for a pod that runs on it. With Kubernetes the API server confirms both; without, a
+//! shared secret stands for the node and the pod is as the node describes it.
 
 use nebula_cert::{UnixTime, issuance::Pod};
 use subtle::ConstantTimeEq;
@@ -13,8 +13,8 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Checks a node's proof with the API server: the token is that of the node agent, for this service, and the pod runs on the
-/// agent's node at an address of that node.
+/// Checks a node's proof with the API server: the token is that of the node agent, for this service, and the pod runs
+/// on the agent's node at an address of that node.
 pub(crate) fn vouch(
     cluster: &dyn Cluster,
     settings: &KubernetesPolicy,
@@ -72,7 +72,7 @@ fn node_of(cluster: &dyn Cluster, user: &User, namespace: &str) -> Result<String
     }
 }
 
-/// What a node must present. Whoever has it may obtain any pod identity the policy allows.
+/// What a node must present. Its holder may obtain any pod identity the policy allows.
 pub(crate) struct NodeToken(TokenHash);
 
 impl NodeToken {

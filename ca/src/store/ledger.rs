@@ -259,7 +259,7 @@ fn is_held_now(
     }
 }
 
-/// Who wants to hold an address, and why the present holder may have to go.
+/// The claimant of an address, and why the present holder may have to yield.
 struct Claim<'a> {
     subject: &'a Subject,
     mode: AddressMode,
@@ -351,7 +351,7 @@ fn prune<T: DeserializeOwned>(
     table: Table,
     is_over: impl Fn(&T) -> bool,
 ) -> Result<(), StoreError> {
-    // A record that cannot be read is kept for whoever looks into it.
+    // An unreadable record is kept for diagnosis.
     rows.remove_if(table, &|row| serde_json::from_slice(row).is_ok_and(|record| is_over(&record)))
 }
 

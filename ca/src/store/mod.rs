@@ -64,7 +64,7 @@ pub(crate) trait Store: Send + Sync {
     fn tokens(&self) -> Result<Vec<(TokenHash, TokenRecord)>, StoreError>;
     /// What is known of a pod.
     fn pod(&self, uid: &str) -> Result<Option<PodRecord>, StoreError>;
-    /// Who holds an overlay address, or held it last.
+    /// The present or last holder of an overlay address.
     fn holder(&self, address: IpAddr) -> Result<Option<Holder>, StoreError>;
     /// Allots one address of each pool to a pod until `until`, or extends what it has.
     fn allot(&self, pod: &Subject, pool: &Pool<'_>, until: UnixTime, now: UnixTime) -> Result<Vec<IpNet>, AllotError>;

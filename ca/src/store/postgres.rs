@@ -1,5 +1,5 @@
-//! Rows in PostgreSQL, for several services on one ledger. One table; every step that writes holds one lock among all of them,
-//! so that they are as one writer.
+//! Rows in PostgreSQL, for several services on one ledger. One table; every step that writes holds one lock among all
+//! of them, so that they are as one writer.
 
 use std::{
     sync::{Mutex, PoisonError},

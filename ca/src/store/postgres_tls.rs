@@ -1,4 +1,5 @@
-//! TLS to PostgreSQL: what a connection string says of it, and whom the connection then believes (sslmode, sslrootcert).
+//! TLS to PostgreSQL: what a connection string says of it, and whom the connection then believes (sslmode,
+//! sslrootcert).
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -167,7 +168,8 @@ fn wishes(database: &str) -> Result<Wishes, String> {
     Ok(wishes)
 }
 
-/// Of the form `key=value`, values perhaps in quotes. What is not of that form is left to the library to complain about.
+/// Of the form `key=value`, values perhaps in quotes. What is not of that form is left to the library to complain
+/// about.
 fn pairs(database: &str, mut wishes: Wishes) -> Result<Wishes, String> {
     let mut left = database;
     while !left.is_empty() {

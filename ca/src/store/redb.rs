@@ -58,7 +58,7 @@ impl RedbFile {
     fn database(&self) -> Result<RwLockReadGuard<'_, Option<RedbDatabase>>, StoreError> {
         if self.has_failed.load(Ordering::Acquire) {
             let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
-            // Whoever came first may have done it.
+            // An earlier caller may have done it.
             if self.has_failed.load(Ordering::Acquire) {
                 // Closed first: one process has it open once.
                 *database = None;

@@ -1,5 +1,5 @@
-//! An API server made of recorded answers: what it says of a token is what a real one of that release said; pods and nodes
-//! are recorded ones too, changed by the test where it is about the change.
+//! An API server made of recorded answers: what it says of a token is what a real one of that release said; pods and
+//! nodes are recorded ones too, changed by the test where it is about the change.
 
 use std::{
     collections::HashMap,
@@ -91,7 +91,8 @@ impl FakeCluster {
         self.recorded(case)["request"]["spec"]["token"].as_str().unwrap().to_owned()
     }
 
-    /// The token of pod p2, which runs on `test-node` as account `app` of namespace `shop`; here that is the node agent.
+    /// The token of pod p2, which runs on `test-node` as account `app` of namespace `shop`; here that is the node
+    /// agent.
     pub(crate) fn agent_token(&self) -> String {
         self.token("review: good, pod on a node")
     }

@@ -97,8 +97,8 @@ fn two_services_at_once_allot_no_address_twice_also_when_one_is_killed() {
     assert_eq!(renewed.networks(), received[0].networks());
 }
 
-/// What the chart makes of a Secret, a ConfigMap and a folder of the pod's own: other people's files, read as a member of
-/// their group, in a folder that can be written.
+/// What the chart makes of a Secret, a ConfigMap and a folder of the pod's own: other people's files, read as a member
+/// of their group, in a folder that can be written.
 #[test]
 #[ignore = "needs root and the Debian package postgresql"]
 fn replicas_run_as_the_chart_runs_them() {

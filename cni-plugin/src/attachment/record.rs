@@ -27,7 +27,7 @@ pub struct Record {
     /// Which pod, and where its tunnel goes.
     #[serde(flatten)]
     pub target: Target,
-    /// Who keeps the instance alive.
+    /// The supervisor of the instance.
     #[serde(default)]
     pub supervisor: Kind,
     /// The instance's program.

@@ -1,5 +1,5 @@
-//! The room of an instance: a folder that belongs to a user of the instance's own, so that no instance reaches the files or
-//! the memory of another one. Who owns a room has its number until the room is gone.
+//! The room of an instance: a folder that belongs to a user of the instance's own, so that no instance reaches the
+//! files or the memory of another one. Who owns a room has its number until the room is gone.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
@@ -20,12 +20,13 @@ pub struct Users {
 }
 
 impl Users {
-    /// Beyond what systemd gives to services, containers and users, OpenShift to namespaces, and directories to accounts.
+    /// Beyond what systemd gives to services, containers and users, OpenShift to namespaces, and directories to
+    /// accounts.
     pub const DEFAULT: Self = Self { low: 2_130_706_432, high: 2_130_771_967 };
 }
 
-/// Makes the room of an attachment, and finds an owner for it that no other instance of this state directory has. `None`:
-/// the plugin is not root, so that the instance runs as whoever runs the plugin.
+/// Makes the room of an attachment, and finds an owner for it that no other instance of this state directory has.
+/// `None`: the plugin is not root, so that the instance runs as the user of the plugin.
 ///
 /// # Errors
 /// What the file system says, or all numbers are taken.

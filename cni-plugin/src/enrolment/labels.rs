@@ -1,5 +1,5 @@
-//! Labels of a pod and its namespace. They are not among what a runtime passes: the program of the instance asks the API
-//! server, in a process that is started only where a selector is configured.
+//! Labels of a pod and its namespace. They are not among what a runtime passes: the program of the instance asks the
+//! API server, in a process that is started only where a selector is configured.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};

@@ -148,7 +148,7 @@ fn container(namespace: &str, args: &Args, id: &str) -> Result<Pod, Error> {
             format!("container {:?}: neither its name nor its id is one for a certificate", crate::request::shown(id));
         Error::new(code::ENVIRONMENT, msg).details("names have lower-case letters, digits, '-' and '.'")
     })?;
-    let is_fit = id.len() <= LONGEST_UID && id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+    let is_fit = id.len() <= MAX_UID_BYTES && id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
     let uid = if is_fit { id.to_owned() } else { format!("{:016x}", fnv1a(&[id])) };
     Ok(Pod { namespace: namespace.to_owned(), name: name.to_owned(), uid })
 }
@@ -252,7 +252,7 @@ fn is_uid(text: &str) -> bool {
 }
 
 // What CA services take; ids of containers usually have as many hex digits.
-const LONGEST_UID: usize = 64;
+const MAX_UID_BYTES: usize = 64;
 const ANNOTATION: &str = "nebula-cni/enrol";
 
 #[cfg(test)]

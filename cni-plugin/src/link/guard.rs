@@ -1,11 +1,11 @@
 //! Isolation where the pod cannot reach: rules on the node's end of the pod's own interface, for every frame in either
 //! direction. A raw socket in the pod passes the rules of its own network namespace by; these it does not.
 //!
-//! There is no connection tracking at a link, so sets remember who asked: the pod a DNS server, the node's own sockets the pod,
-//! a neighbour for an address. What is no answer to that, and in no listed range, is dropped, whatever it looks like: other
-//! protocols, VLAN tags, IP options, extension headers, other sources than the pod's, bytes behind what ARP and neighbour
-//! discovery need. Where the link is a port of a bridge, what is for the node or beyond must be addressed to the node's own
-//! Ethernet address: others on the bridge could read it otherwise.
+//! There is no connection tracking at a link, so sets remember who asked: the pod a DNS server, the node's own sockets
+//! the pod, a neighbour for an address. What is no answer to that, and in no listed range, is dropped, whatever it
+//! looks like: other protocols, VLAN tags, IP options, extension headers, other sources than the pod's, bytes behind
+//! what ARP and neighbour discovery need. Where the link is a port of a bridge, what is for the node or beyond must be
+//! addressed to the node's own Ethernet address: others on the bridge could read it otherwise.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -37,7 +37,7 @@ pub struct Guard {
     is_shared: bool,
     /// The pod's addresses with their networks.
     own: Vec<IpNet>,
-    /// Who may be asked for, and may ask for the pod, by ARP and neighbour discovery.
+    /// Addresses that may be resolved, and that may resolve the pod's, by ARP and neighbour discovery.
     neighbours: Vec<IpAddr>,
     allowed: Isolate,
     /// The tunnel's own packets, where its socket is in the pod.
@@ -224,7 +224,7 @@ impl Guard {
         let asker = vec![field(Header::Link, 6, 6), field(Header::Network, V6.source, 16)];
         let remember = Match::Remember(V6.askers, asker, ANSWERED_WITHIN);
         let mut rules = Vec::new();
-        // Who checks whether a neighbour is still there does so from a link-local address.
+        // Neighbour unreachability detection uses link-local source addresses.
         for peer in self.peers(V6).chain([link_locals()]) {
             for own in self.own(V6) {
                 let target = within(Header::Transport, 8, own.into());
@@ -273,7 +273,8 @@ impl Guard {
         }
     }
 
-    /// How a packet for `network` looks: in frames for the node, or for anybody in so far as the network is on the pod's link.
+    /// How a packet for `network` looks: in frames for the node, or for anybody in so far as the network is on the
+    /// pod's link.
     fn ways_to(&self, network: IpNet) -> Vec<Vec<Match>> {
         let ip = Ip::of(&network.addr());
         let inside = vec![ip.is(), ip.within(ip.destination, network)];

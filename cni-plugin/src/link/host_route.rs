@@ -14,7 +14,7 @@ use crate::netlink::{self, octets, push_attribute};
 pub struct HostRoute {
     /// The pod's overlay address.
     pub destination: IpAddr,
-    /// Who takes packets for it: the pod's primary address, or the gateway on the way there.
+    /// Next hop: the pod's primary address, or the gateway on the way there.
     pub next_hop: IpAddr,
     /// Index of the interface on the node.
     pub interface: u32,

@@ -1,4 +1,5 @@
-//! The node's end of a pod's own interface: which link it is, and whether what passes there can be decided there (rtnetlink).
+//! The node's end of a pod's own interface: which link it is, and whether what passes there can be decided there
+//! (rtnetlink).
 
 use std::fs::File;
 use std::io;
@@ -212,7 +213,7 @@ fn addresses(name: &str) -> io::Result<Vec<IpNet>> {
     Ok(network.collect())
 }
 
-/// The link-local address that a kernel makes of an Ethernet address unless it was told otherwise.
+/// The link-local address that a kernel makes of an Ethernet address unless configured otherwise.
 #[must_use]
 pub fn link_local([a, b, c, d, e, f]: Mac) -> Ipv6Addr {
     let word = |high: u8, low: u8| u16::from_be_bytes([high, low]);

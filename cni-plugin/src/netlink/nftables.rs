@@ -291,12 +291,12 @@ impl Transaction {
 
 fn run(Transaction { bytes, messages, .. }: Transaction) -> io::Result<()> {
     let socket = netlink::connect(SockProtocol::NetlinkNetFilter)?;
-    if bytes.len() > LONGEST_TRANSACTION {
+    if bytes.len() > MAX_TRANSACTION_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many rules"));
     }
     // Best effort: the default holds a few hundred rules.
-    let _ = setsockopt(&socket, sockopt::SndBuf, &LONGEST_TRANSACTION);
-    let _ = setsockopt(&socket, sockopt::RcvBuf, &LONGEST_TRANSACTION);
+    let _ = setsockopt(&socket, sockopt::SndBuf, &MAX_TRANSACTION_BYTES);
+    let _ = setsockopt(&socket, sockopt::RcvBuf, &MAX_TRANSACTION_BYTES);
     send(socket.as_raw_fd(), &bytes, MsgFlags::empty())?;
     let mut answered = 0;
     let mut answer = [0; 8192];
@@ -638,7 +638,7 @@ const ADVERTISEMENT: u8 = 136;
 const FIRST_WORD: u32 = libc::NFT_REG32_00 as u32;
 // struct nfgenmsg.
 const NFGENMSG: usize = 4;
-const LONGEST_TRANSACTION: usize = 1 << 20;
+const MAX_TRANSACTION_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {

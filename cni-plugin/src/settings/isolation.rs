@@ -40,8 +40,9 @@ impl Isolation {
         }))
     }
 
-    /// For one pod. Without a list, probes come from the address this node would use itself towards the pod, and DNS servers
-    /// are those that the runtime gives the pod (where it tells), else those of the plugin before us, else the node's own.
+    /// For one pod. Without a list, probes come from the address this node would use itself towards the pod, and DNS
+    /// servers are those that the runtime gives the pod (where it tells), else those of the plugin before us, else the
+    /// node's own.
     #[must_use]
     pub fn of_pod(&self, pod_address: IpAddr, config: &NetworkConfig, prev_result: &PrevResult) -> Isolate {
         let probes = self.probes.clone().unwrap_or_else(|| source_towards(pod_address).into_iter().collect());
@@ -62,7 +63,8 @@ fn servers_of_runtime(config: &NetworkConfig) -> Vec<IpAddr> {
     servers.unwrap_or_default().iter().filter_map(|server| reachable(server.as_str()?)).collect()
 }
 
-/// Of the first file that names any. A stub on the loopback address serves the node alone; whom it asks is in the second file.
+/// Of the first file that names any. A stub on the loopback address serves the node alone; whom it asks is in the
+/// second file.
 fn servers_of_node(files: &[&Path]) -> Vec<IpAddr> {
     let servers = |path: &&Path| -> Vec<IpAddr> {
         let text = fs::read_to_string(path).unwrap_or_default();

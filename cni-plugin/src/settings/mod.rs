@@ -21,7 +21,7 @@ use crate::supervisor::kind::Kind;
 /// What the operator configured.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Who keeps instances alive; `None`: systemd where it answers.
+    /// The supervisor of instances; `None`: systemd where it answers.
     pub supervisor: Option<Kind>,
     /// The instance binary, if not one of the default places.
     pub instance: Option<PathBuf>,
@@ -249,7 +249,7 @@ impl Keys<'_> {
 
     fn users(&self) -> Result<Users, Error> {
         let Some(value) = self.config.value("users")? else { return Ok(Users::DEFAULT) };
-        // Root is none of them, and the greatest number means "as it is" to the kernel.
+        // Root is excluded, and the greatest number means "as it is" to the kernel.
         let user = |v: &Value| v.as_u64().and_then(|u| u32::try_from(u).ok()).filter(|u| (1..u32::MAX).contains(u));
         if let Some([low, high]) = value.as_array().map(Vec::as_slice)
             && let (Some(low), Some(high)) = (user(low), user(high))

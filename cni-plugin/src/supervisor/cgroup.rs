@@ -1,5 +1,5 @@
-//! A control group of its own for each instance, where the machine lets us: otherwise the instance would be counted, and
-//! perhaps ended, with the container runtime that called the plugin. The group also limits its memory.
+//! A control group of its own for each instance, where the machine lets us: otherwise the instance would be counted,
+//! and perhaps ended, with the container runtime that called the plugin. The group also limits its memory.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,5 @@
-//! As much of D-Bus as it takes to ask systemd for a unit: one connection, calls that wait, signals that are looked for.
-//! Little-endian, no descriptors, everything bounded (D-Bus specification, "Message Protocol").
+//! As much of D-Bus as it takes to ask systemd for a unit: one connection, calls that wait, signals that are looked
+//! for. Little-endian, no descriptors, everything bounded (D-Bus specification, "Message Protocol").
 
 use std::env;
 use std::io::{self, Read, Write};
@@ -146,7 +146,7 @@ fn decode(fixed: &[u8; 16], lengths: &Lengths, mut rest: Vec<u8>) -> Option<Mess
     let body = rest.split_off(lengths.fields.next_multiple_of(8));
     rest.truncate(lengths.fields);
     let mut message = Message { kind: fixed[1], body, ..Message::default() };
-    // Offsets count from the start of the message; 16 bytes before are as good as none.
+    // Offsets count from the start of the message; the 16 bytes before do not change the alignment.
     decode_fields(&rest, &mut message)?;
     Some(message)
 }
@@ -430,7 +430,7 @@ fn read_line(stream: &mut UnixStream) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
 }
 
-// Zero would mean "for ever" to the kernel.
+// Zero would mean no timeout to the kernel.
 fn set_patience(stream: &UnixStream, left: Duration) -> io::Result<()> {
     let left = Some(left.max(Duration::from_millis(1)));
     stream.set_read_timeout(left)?;

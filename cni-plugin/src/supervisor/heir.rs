@@ -1,8 +1,8 @@
 //! The heir of an instance: a process that closes its device after it, so that nobody waits for the kernel.
 //!
-//! The last close of a tun takes the device out of the pod at once, with addresses and routes, and then keeps whoever closes
-//! for some 20 ms, until no processor can still look at what nobody finds any more (`rcu_barrier`). An instance cannot leave
-//! that to a process of its own: that would be in the pod's control group, which is to go as well.
+//! The last close of a tun takes the device out of the pod at once, with addresses and routes, and then keeps whoever
+//! closes for some 20 ms, until no processor can still look at what nobody finds any more (`rcu_barrier`). An instance
+//! cannot leave that to a process of its own: that would be in the pod's control group, which is to go as well.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -45,7 +45,7 @@ impl Heir {
 
 impl Drop for Heir {
     fn drop(&mut self) {
-        // One that inherited ends as soon as the kernel lets it, whatever it is told.
+        // A process that took over a device ends as soon as the kernel lets it; signals do not change that.
         let _ = self.process.kill();
     }
 }

@@ -24,9 +24,9 @@ pub(super) fn joined(groups: &[PathBuf]) -> OsString {
     groups.iter().map(|group| group.as_os_str()).collect::<Vec<_>>().join(OsStr::new(":"))
 }
 
-/// Becomes the instance. `arguments` follow [`VERB`]: control groups ("" for none), why its memory is not limited ("" if it
-/// is), program, its arguments.
-/// Returns only on failure, or (without error) when the plugin died before it let us go.
+/// Becomes the instance. `arguments` follow [`VERB`]: control groups ("" for none), why its memory is not limited (""
+/// if it is), program, its arguments. Returns only on failure, or (without error) when the plugin died before it let us
+/// go.
 ///
 /// # Errors
 /// What could not be done.

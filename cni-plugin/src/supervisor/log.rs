@@ -1,5 +1,5 @@
 //! The file that takes an instance's stderr where no journal does. It is bounded: the launcher limits what the instance
-//! may write, and whoever finds it long cuts it.
+//! may write, and the process that finds it too long truncates it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -15,10 +15,10 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-/// Keeps the end of a log that has become long. Who appends to it meanwhile goes on at the new end.
+/// Keeps the end of a log that has become too long. Processes that append to it continue at the new end.
 pub(crate) fn cut(path: &Path) {
     if fs::metadata(path).is_ok_and(|meta| meta.len() > MAX / 2) {
-        let Some(end) = tail(path, KEPT) else { return };
+        let Some(end) = tail(path, KEPT_BYTES) else { return };
         if let Ok(mut file) = OpenOptions::new().append(true).open(path) {
             // Losing lines is better than failing for them.
             let _ = file.set_len(0).and_then(|()| file.write_all(&end));
@@ -42,7 +42,7 @@ fn tail(path: &Path, length: u64) -> Option<Vec<u8>> {
     Some(tail)
 }
 
-const KEPT: u64 = 64 << 10;
+const KEPT_BYTES: u64 = 64 << 10;
 const TAIL: u64 = 4096;
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ impl NotifySocket {
 
     /// The next notification of the process, or `None` if there was none within `patience`.
     pub(super) fn receive(&self, from: i32, patience: Duration) -> io::Result<Option<Notification>> {
-        // Zero would mean "for ever" to the kernel.
+        // Zero would mean no timeout to the kernel.
         self.socket.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
         let mut bytes = [0; 4096];
         let mut control = cmsg_space!(UnixCredentials);

@@ -33,7 +33,8 @@ impl Process {
         self.stat().is_some_and(|stat| !stat.is_zombie())
     }
 
-    /// Whether it has ended with all of its threads, so that whatever it held is free. The zombie only waits for its parent.
+    /// Whether it has ended with all of its threads, so that whatever it held is free. The zombie only waits for its
+    /// parent.
     #[must_use]
     pub fn is_gone(self) -> bool {
         self.stat().is_none_or(|stat| stat.is_zombie() && stat.threads <= 1)

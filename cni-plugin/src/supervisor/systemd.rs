@@ -78,7 +78,7 @@ impl Supervisor for Systemd {
             Err(error) => return Err(error.to_string()),
         };
         let stopped = manager.stop(&unit).and_then(|job| manager.wait(&job));
-        // A unit that failed stays listed until it is told to go.
+        // A failed unit stays loaded until it is reset.
         let _ = manager.call("ResetFailedUnit", &Body::default().text(&unit));
         match stopped {
             Ok(_) => Ok(()),
@@ -210,8 +210,8 @@ const SERVICE: [(&str, Value<'static>); 8] = [
     ("OOMPolicy", Value::Text("stop")),
 ];
 
-// Set-up makes the device and its routes in the pod's namespace. After it the instance becomes a user of its own, gives up
-// all of these and the right to get them back, and filters its system calls much more closely than this.
+// Set-up makes the device and its routes in the pod's namespace. After it the instance becomes a user of its own, gives
+// up all of these and the right to get them back, and filters its system calls much more closely than this.
 const SANDBOX: [(&str, Value<'static>); 23] = [
     ("CapabilityBoundingSet", Value::U64(BOUNDING_SET)),
     ("NoNewPrivileges", Value::Bool(true)),

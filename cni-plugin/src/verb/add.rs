@@ -244,7 +244,7 @@ impl<'a> Attachment<'a> {
         })?;
         let failed = |e| Error::new(code::IO, format!("cannot make the node's route to {address}: {e}"));
         let route = host.routes.like(self.pod_address, address).map_err(failed)?;
-        // Before it is made: whoever finds the record knows what to remove.
+        // Written before the thing is created, so that the record always names what has to be removed.
         record.host_route = Some(route);
         record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
         host.routes.add(&route).map_err(failed)

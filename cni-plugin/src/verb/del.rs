@@ -45,7 +45,7 @@ pub fn detach(files: &Files, host: &Host<'_>) -> Result<(), Error> {
     undo(files, host, &Vec::new)
 }
 
-/// As [`detach`]. `reported`: the pod's addresses as ADD may have told them, asked for only if there is no record.
+/// As [`detach`]. `reported`: the pod's addresses as ADD reported them, used only if there is no record.
 fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>) -> Result<(), Error> {
     let mut routes = Vec::new();
     let (kinds, known) = match Record::load(&files.record()) {
@@ -81,8 +81,8 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>) -> R
         .map_err(|problems| Error::new(code::IO, format!("{name}: state is left behind")).details(problems.join("; ")))
 }
 
-/// Routes that a plugin made to the addresses of a pod whose record is lost: those `reported`, and those its instance still
-/// tells. One that belongs to a pod that has its record stays: the address may have been given on.
+/// Routes that a plugin made to the addresses of a pod whose record is lost: those `reported`, and those its instance
+/// still tells. One that belongs to a pod that has its record stays: the address may have been given on.
 fn lost_routes(files: &Files, host: &Host<'_>, mut addresses: Vec<IpAddr>) -> Vec<HostRoute> {
     addresses.extend(Status::ask(&files.status_socket()).iter().flat_map(Status::addresses));
     let mut routes: Vec<_> = addresses.into_iter().filter_map(|address| host.routes.ours_to(address)).collect();

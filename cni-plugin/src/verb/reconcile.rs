@@ -1,5 +1,5 @@
-//! Housekeeping that no verb asks for: restarts instances that died, and removes attachments whose pod is gone. Runs at the
-//! end of verbs that are not urgent, and from a timer.
+//! Housekeeping that no verb asks for: restarts instances that died, and removes attachments whose pod is gone. Runs at
+//! the end of verbs that are not urgent, and from a timer.
 
 use std::fs;
 use std::path::Path;
@@ -14,10 +14,10 @@ use crate::request::is_name;
 use crate::supervisor::Launch;
 use crate::verb::del::detach;
 
-/// How much to look at.
+/// How thorough the reconciliation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
-    /// What costs no more than a look at a file.
+    /// Only checks that cost no more than reading a file.
     Quick,
     /// Also what a service manager should have repaired by itself.
     Thorough,
@@ -60,7 +60,7 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
     if is_well(&record, &files, depth, host) {
         return Ok(());
     }
-    // Whoever holds the lock is at work on it.
+    // Its lock holder is working on it.
     let Ok(lock) = Lock::acquire(&files, host.clock, Deadline::after(host.clock, Duration::ZERO)) else {
         return Ok(());
     };

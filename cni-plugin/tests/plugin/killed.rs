@@ -1,5 +1,5 @@
-//! A runtime that loses patience kills the plugin at any instruction: whatever was done by then, DEL leaves nothing. The
-//! kernel sees steps as system calls, so one run is killed at each of them.
+//! A runtime that loses patience kills the plugin at any instruction: whatever was done by then, DEL leaves nothing.
+//! The kernel sees steps as system calls, so one run is killed at each of them.
 
 use std::collections::BTreeMap;
 use std::fs;

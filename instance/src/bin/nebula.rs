@@ -68,7 +68,7 @@ fn run(path: &Path, flags: &Parsed) -> Result<(), Error> {
     if flags.is_set("test") { loaded.test(flags.is_set("strict")) } else { loaded.serve() }
 }
 
-/// Becomes `nebula-ctl`, the one beside this program if there is one. Returns only if that fails.
+/// Becomes `nebula-ctl`, the one in the folder of this program if there is one. Returns only if that fails.
 fn control() -> ExitCode {
     let beside = std::env::current_exe().ok().map(|program| program.with_file_name(CTL)).filter(|path| path.exists());
     let program = beside.unwrap_or_else(|| CTL.into());
@@ -79,7 +79,7 @@ fn control() -> ExitCode {
 
 const CTL: &str = "nebula-ctl";
 
-/// `config.yaml` or `config.yml` beside the program.
+/// `config.yaml` or `config.yml` in the folder of the program.
 fn default_config() -> Result<PathBuf, String> {
     let program =
         std::env::current_exe().map_err(|error| format!("failed to find the program's own path: {error}\n"))?;

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use nebula_cert::issuance::{self, CERTIFICATE_PATH, LONGEST_WAIT, MAX_REPLY, Pod, Proof, Reply, Request, TRUST_PATH};
+use nebula_cert::issuance::{self, CERTIFICATE_PATH, MAX_WAIT_SECONDS, MAX_REPLY, Pod, Proof, Reply, Request, TRUST_PATH};
 use nebula_cert::{CaPool, Curve, Identity, PrivateKey, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
@@ -218,7 +218,7 @@ impl CaClient {
     /// # Errors
     /// There is no usable answer.
     pub fn trust(&self, etag: Option<&str>, timeout: Duration) -> Result<TrustAnswer, Error> {
-        let wait = if etag.is_some() { LONGEST_WAIT } else { 0 };
+        let wait = if etag.is_some() { MAX_WAIT_SECONDS } else { 0 };
         let url = match wait {
             0 => self.url(TRUST_PATH),
             seconds => format!("{}?wait={seconds}", self.url(TRUST_PATH)),

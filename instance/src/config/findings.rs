@@ -1,4 +1,4 @@
-//! What there is to say about a configuration: about which key, and how grave.
+//! Findings about a configuration: key, message, severity.
 
 use std::fmt;
 

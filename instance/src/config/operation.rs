@@ -9,7 +9,7 @@ use super::{Refused, Value};
 /// How the program is run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
-    /// Where it can be asked and told what to do.
+    /// Path of the control socket.
     pub control: ControlPath,
     /// Time between two looks at the files of the configuration; `None`: changes wait for SIGHUP.
     pub watch: Option<Duration>,

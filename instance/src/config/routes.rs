@@ -1,4 +1,4 @@
-//! `tun.routes` and `tun.unsafe_routes`: what goes through the tunnel beside own networks, by which nodes, how large.
+//! `tun.routes` and `tun.unsafe_routes`: routes through the tunnel in addition to own networks: gateways, MTU, metric.
 
 use std::net::IpAddr;
 use std::num::NonZeroU32;

@@ -73,7 +73,8 @@ impl<'a> Section<'a> {
         self.read(path, "a duration with a unit, such as 10s or 5m,", read).unwrap_or(default)
     }
 
-    /// A list of scalars; of other items it is the text Go prints for them. A bare scalar is ignored, as in Go, with a remark.
+    /// A list of scalars; of other items it is the text Go prints for them. A bare scalar is ignored, as in Go, with a
+    /// remark.
     pub(super) fn strings(&self, path: &str) -> Vec<String> {
         self.read(path, "a list", |value| match value {
             Value::List(items) => Some(items.iter().map(|item| item.printed().into_owned()).collect()),

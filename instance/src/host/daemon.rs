@@ -118,7 +118,7 @@ impl Loaded {
         })
     }
 
-    /// Starts the node and returns when it was told to stop.
+    /// Starts the node and returns after a signal to stop.
     ///
     /// # Errors
     /// It could not start, or a device failed for good.

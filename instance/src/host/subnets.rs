@@ -54,7 +54,7 @@ impl Table {
         if gateways.is_empty() {
             return self.learnt.remove(&network).is_some();
         }
-        // Whoever may change the kernel's routes may also fill this; but not without end.
+        // A process that may change the kernel's routes can fill this, so it is bounded.
         let fits = self.learnt.len() < MAX_LEARNED_ROUTES || self.learnt.contains_key(&network);
         if !fits {
             tracing::warn!(%network, "Too many system routes, this one is not followed");

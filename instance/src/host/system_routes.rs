@@ -24,8 +24,8 @@ pub(crate) struct Overlay {
     pub(crate) device: u32,
 }
 
-/// Starts to follow the routes that there are and every change from now on, in the network namespace of the calling thread.
-/// `buffer`: bytes for news that wait, 0 for the system's choice.
+/// Starts to follow the routes that there are and every change from now on, in the network namespace of the calling
+/// thread. `buffer`: bytes for news that wait, 0 for the system's choice.
 ///
 /// # Errors
 /// No netlink socket, or no thread.

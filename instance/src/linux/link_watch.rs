@@ -18,11 +18,11 @@ impl LinkWatch {
         netlink::subscribe(libc::RTMGRP_LINK, 0).map(Self)
     }
 
-    /// Whether something happened since the last call. What it was does not matter: whoever asks looks for itself.
+    /// Whether something happened since the last call. What it was does not matter: the caller checks for itself.
     pub(crate) fn changed(&self) -> io::Result<bool> {
         // Longer messages are cut, which costs nothing here.
         let mut message = [0; 64];
-        for taken in 0..MOST {
+        for taken in 0..MAX_EVENTS_PER_READ {
             match recv(self.0.as_raw_fd(), &mut message, MsgFlags::MSG_DONTWAIT) {
                 // So many events that some were lost: one of them counts as well.
                 Ok(_) | Err(Errno::ENOBUFS | Errno::EINTR) => {}
@@ -40,5 +40,5 @@ impl AsFd for LinkWatch {
     }
 }
 
-// Whoever is in the namespace may make events faster than they are taken.
-const MOST: usize = 64;
+// Processes in the namespace can cause events faster than they are read.
+const MAX_EVENTS_PER_READ: usize = 64;

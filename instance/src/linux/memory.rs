@@ -1,4 +1,5 @@
-//! Memory of the whole process: how the allocator of the C library keeps it, and which pages of the program stay mapped.
+//! Memory of the whole process: how the allocator of the C library keeps it, and which pages of the program stay
+//! mapped.
 #![allow(unsafe_code)]
 
 use nebula_core::io::Idle;
@@ -10,8 +11,8 @@ pub fn share_one_heap() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [
         (libc::M_ARENA_MAX, 1),
-        // The usual value, but it does not grow with the largest block that was freed: blocks of this size go back to the
-        // system at once.
+        // The usual value, but it does not grow with the largest block that was freed: blocks of this size go back to
+        // the system at once.
         (libc::M_MMAP_THRESHOLD, 128 << 10),
     ] {
         // SAFETY: only sets a parameter of the allocator, which may be done at any time. A refusal changes nothing.
@@ -19,15 +20,16 @@ pub fn share_one_heap() {
     }
 }
 
-/// Gives pages of the heap back that hold nothing any more. Call it after work that needed much for a moment, like a start.
+/// Gives pages of the heap back that hold nothing any more. Call it after work that needed much for a moment, like a
+/// start.
 pub fn release_free_heap() {
     // SAFETY: looks for free blocks under the allocator's own lock; nobody has a reference into them.
     #[cfg(target_env = "gnu")]
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
-/// Unmaps code and constants of this program. What is needed again is mapped with its next use, from the file in memory.
-/// Call it after work that does not come back soon, like reading a configuration.
+/// Unmaps code and constants of this program. What is needed again is mapped with its next use, from the file in
+/// memory. Call it after work that does not come back soon, like reading a configuration.
 pub fn release_program_pages() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -44,9 +46,9 @@ pub fn release_program_pages() {
         }
         let len = end.saturating_sub(start) / page * page;
         let start = (&raw const __executable_start).cast_mut();
-        // SAFETY: from its header to the end of its code a program consists of private read-only mappings of its file, which
-        // cannot be written while it runs; nothing relocates them. Their pages come back from the file as they were. A
-        // refusal (locked memory) changes nothing.
+        // SAFETY: from its header to the end of its code a program consists of private read-only mappings of its file,
+        // which cannot be written while it runs; nothing relocates them. Their pages come back from the file as they
+        // were. A refusal (locked memory) changes nothing.
         let _ = unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) };
     }
 }

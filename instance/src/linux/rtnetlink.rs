@@ -22,8 +22,8 @@ pub struct LinkRoute {
     pub source: Option<IpAddr>,
 }
 
-/// Asks the kernel for one change at a time and waits for its answer. The messages are written here: a library that knows
-/// all of them would be a tenth of the program.
+/// Asks the kernel for one change at a time and waits for its answer. The messages are written here: a library that
+/// knows all of them would be a tenth of the program.
 pub(crate) struct Kernel {
     socket: OwnedFd,
     sequence: u32,
@@ -48,7 +48,8 @@ impl Kernel {
         self.ask(libc::RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_REPLACE, &address_body(index, address))
     }
 
-    /// Adds a route, or changes the one to the same network with the same metric. `device_mtu` is the MTU of the device.
+    /// Adds a route, or changes the one to the same network with the same metric. `device_mtu` is the MTU of the
+    /// device.
     pub(crate) fn add_route(&mut self, index: u32, route: &LinkRoute, device_mtu: u32) -> io::Result<()> {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
         self.ask(libc::RTM_NEWROUTE, flags, &route_body(index, route, device_mtu))

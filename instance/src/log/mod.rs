@@ -149,7 +149,7 @@ pub(crate) fn origin(way: &'static str, from: &str) -> Structured {
     Structured { json: serde_json::json!({ way: from }), text: from.to_owned() }
 }
 
-/// Travels as the text of a field, which is all that a field may be beside a number.
+/// Travels as the text of a field, because a field is text or a number.
 pub(crate) struct Structured {
     json: serde_json::Value,
     text: String,

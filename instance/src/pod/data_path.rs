@@ -84,7 +84,7 @@ impl DataPath {
         }
     }
 
-    /// Opens with the first certificate. `ended` is told when the driver has ended.
+    /// Opens with the first certificate. `ended` receives the driver's result.
     pub(crate) fn open(
         &mut self,
         identity: &Identity,
@@ -108,7 +108,7 @@ impl DataPath {
         let advertise = names::resolve_once(&settings.advertise);
         let config = settings.to_config(identity.clone(), trust.clone(), self.port, advertise);
         let what = "cannot start the tunnel";
-        // The node's threads look at the interfaces of the namespace that they are started in.
+        // The node's threads list the interfaces of the namespace in which they are started.
         // All pods of a node have the same claim to its processors: no priority is raised.
         let options = Options { on_idle: Some(memory::release), ..Options::default() };
         let start = move || Driver::start(config, Some(tun), sockets, options);

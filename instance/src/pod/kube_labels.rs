@@ -1,5 +1,5 @@
 //! Labels of a pod and of its namespace, asked of a Kubernetes API server the way a kubeconfig says. Runs as a process
-//! of its own beside the CNI plugin, which stays small and starts fast without it.
+//! of its own next to the CNI plugin, which stays small and starts fast without it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

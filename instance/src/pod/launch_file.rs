@@ -69,7 +69,7 @@ pub fn read(path: &Path) -> Result<LaunchSpec, Error> {
 }
 
 const MAX_LAUNCH_BYTES: u64 = 1 << 20;
-// An instance that was told to stop takes a moment to say goodbye to its peers.
+// A stopping instance needs a moment to close its tunnels.
 const MAX_LOCK_TRIES: u32 = 20;
 const LOCK_INTERVAL: Duration = Duration::from_millis(100);
 

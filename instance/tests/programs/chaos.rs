@@ -1,9 +1,10 @@
-//! Many pods on one node, added and deleted in random order while plugin, instances and CA are killed at random: what is
-//! left afterwards, and what was seen in clear meanwhile. Then the times of one pod and the cost of many. The same under a
-//! containerd that is killed as well is in `runtime.rs`.
+//! Many pods on one node, added and deleted in random order while plugin, instances and CA are killed at random: what
+//! is left afterwards, and what was seen in clear meanwhile. Then the times of one pod and the cost of many. The same
+//! under a containerd that is killed as well is in `runtime.rs`.
 //!
 //! `CHAOS_PODS` (60) says how many, `CHAOS_SEED` repeats a run. `LATENCY_PODS` (30) are measured, and may take
-//! `LATENCY_SLACK` (2) times as long as the bars say: on a quiet machine half of that is enough, and this one may be shared.
+//! `LATENCY_SLACK` (2) times as long as the bars say: on a quiet machine half of that is enough, and this one may be
+//! shared.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 

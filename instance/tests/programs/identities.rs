@@ -1,5 +1,5 @@
-//! A pod's identity over its life: renewed, revoked, expired, closed, isolated. Real plugin, instance, CA and lighthouse in
-//! network namespaces; whatever passes a node's links is captured.
+//! A pod's identity over its life: renewed, revoked, expired, closed, isolated. Real plugin, instance, CA and
+//! lighthouse in network namespaces; whatever passes a node's links is captured.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 #![allow(clippy::print_stdout, reason = "prints how long a revocation took")]
@@ -84,7 +84,8 @@ fn an_instance_that_was_killed_comes_back_when_asked_for_while_its_threads_still
     node.chain_ok(&cluster.world, "del", "web");
 }
 
-/// Kills the instance of the pod `web`, asks for another one as soon as that does not run, and returns the dead one's id.
+/// Kills the instance of the pod `web`, asks for another one as soon as that does not run, and returns the dead one's
+/// id.
 fn kill_and_reconcile(cluster: &Cluster, node: &Node) -> u64 {
     let pid = node.status("web")["pid"].as_u64().expect("a process id");
     kill(pid);

@@ -176,7 +176,8 @@ interop! {
     go_1_11_with_p256_chachapoly_v2: "sid" "P256" "chachapoly" v 2;
 }
 
-/// One socket of each serves both families: ours and Go meet by IPv6, and ours and Go's lighthouse by IPv4; then Go calls.
+/// One socket of each serves both families: ours and Go meet by IPv6, and ours and Go's lighthouse by IPv4; then Go
+/// calls.
 fn meets_on_both_families(suite: &'static str) {
     let mut net = Net::new(Case { suite, curve: "25519", cipher: "aes", version: 1 }).dual_stack();
     net.start("l", &go("nebula", suite), &[], false);

@@ -1,5 +1,5 @@
-//! What an isolated pod sends and receives in clear, with every frame that CAP_NET_RAW can make: nothing. Real plugin, instance,
-//! CA and lighthouse in network namespaces; listeners stand wherever a frame could arrive.
+//! What an isolated pod sends and receives in clear, with every frame that CAP_NET_RAW can make: nothing. Real plugin,
+//! instance, CA and lighthouse in network namespaces; listeners stand wherever a frame could arrive.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 

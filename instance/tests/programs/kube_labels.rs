@@ -1,5 +1,5 @@
-//! Labels asked of an API server over TLS. The server is a fake: it knows one pod and one namespace, and demands a token
-//! or a client certificate.
+//! Labels asked of an API server over TLS. The server is a fake: it knows one pod and one namespace, and demands a
+//! token or a client certificate.
 
 #![allow(clippy::unwrap_used, reason = "in the helpers of tests too, a panic is the report")]
 

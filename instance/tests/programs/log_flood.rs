@@ -66,8 +66,8 @@ fn wait(daemon: &Daemon, text: &str) {
     }
 }
 
-/// Sends what `datagram` makes of each number, 20,000 a second, each from the next of `sources`. Returns how many bytes of
-/// log the victim wrote meanwhile, and per second.
+/// Sends what `datagram` makes of each number, 20,000 a second, each from the next of `sources`. Returns how many bytes
+/// of log the victim wrote meanwhile, and per second.
 fn flood(attacked: &Attacked, sources: u8, mut datagram: impl FnMut(u32, &mut Vec<u8>)) -> usize {
     let sockets: Vec<_> = (0..sources).map(|n| UdpSocket::bind((format!("127.0.1.{n}"), 0)).unwrap()).collect();
     let before = attacked.victim.log().len();

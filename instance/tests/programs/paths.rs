@@ -1,5 +1,5 @@
-//! What a simulator cannot prove: real NATs, addresses that change under a TCP stream, daemons killed without a word and
-//! lighthouses that restart. Ours beside Go Nebula of three releases.
+//! What a simulator cannot prove: real NATs, addresses that change under a TCP stream, daemons killed without a word
+//! and lighthouses that restart. Ours beside Go Nebula of three releases.
 //!
 //! Hosts: `l` is the lighthouse, `a` and `b` find each other through it.
 

@@ -1,5 +1,6 @@
-//! What the daemon may do and still works: as systemd starts it with `User=` and one ambient capability, and with none, and
-//! as root that becomes somebody else (`daemon.user`). And what its threads may use: the processors that it is told.
+//! What the daemon may do and still works: as systemd starts it with `User=` and one ambient capability, and with none,
+//! and as root that becomes somebody else (`daemon.user`). And what its threads may use: the processors that it is
+//! told.
 
 #![allow(
     clippy::unwrap_used,

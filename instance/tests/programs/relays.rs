@@ -1,4 +1,5 @@
-//! Relays in every place beside real Go Nebula of three releases: ours between two Go nodes, and at either end of a Go relay.
+//! Relays in every place beside real Go Nebula of three releases: ours between two Go nodes, and at either end of a Go
+//! relay.
 //!
 //! The two ends have no route to each other, so what arrives came through the relay.
 

@@ -1,4 +1,5 @@
-//! A live network of six Go nodes in which one node after another gets our `nebula` with the same files, and its Go again.
+//! A live network of six Go nodes in which one node after another gets our `nebula` with the same files, and its Go
+//! again.
 //!
 //! Whatever TCP connection survives that a node is restarted with its own Go, must survive the swaps too. How long each
 //! restart kept packets away is printed as a table.

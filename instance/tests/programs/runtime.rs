@@ -1,5 +1,5 @@
-//! The pod path under real runtimes: containerd, called as a kubelet calls it and by `ctr`, and podman with its CNI networks; with
-//! a plain host running Go Nebula 1.11.
+//! The pod path under real runtimes: containerd, called as a kubelet calls it and by `ctr`, and podman with its CNI
+//! networks; with a plain host running Go Nebula 1.11.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -425,8 +425,9 @@ impl Kubelet {
         met.said
     }
 
-    /// Starts containerd again. It knows nothing of a sandbox whose network it was making when it was killed (newer ones do), so
-    /// nobody will ever call DEL for that: this does, as a node's operator would, and takes away its `netns`.
+    /// Starts containerd again. It knows nothing of a sandbox whose network it was making when it was killed (newer
+    /// ones do), so nobody will ever call DEL for that: this does, as a node's operator would, and takes away its
+    /// `netns`.
     fn restart(&mut self, netns: Option<String>) {
         self.runtime.up(&self.cluster.world, &self.node, "");
         let known = self.pods();

@@ -19,7 +19,8 @@ use crate::{Curve, Error, Signer};
 
 /// A P-256 or Ed25519 key in a token, with the session that may use it. The private key never leaves the token.
 ///
-/// Threads can share it; the token signs one thing at a time. Keys that want the PIN again for every signature (`CKA_ALWAYS_AUTHENTICATE`) are not supported.
+/// Threads can share it; the token signs one thing at a time. Keys that want the PIN again for every signature
+/// (`CKA_ALWAYS_AUTHENTICATE`) are not supported.
 pub struct TokenKey {
     connection: Connection,
     key: ObjectHandle,

@@ -37,7 +37,7 @@ impl Explanation {
     }
 }
 
-/// The rules of the moment and the flows of the node.
+/// The current rules and the flows of the node.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Firewall<'a> {
     pub(crate) filter: &'a Filter,
@@ -45,8 +45,8 @@ pub(crate) struct Firewall<'a> {
 }
 
 impl Firewall<'_> {
-    /// Whether a packet of `flow` may pass. `cache` is the lane's own. `route` says which subnet route the flow takes, if
-    /// that has several gateways and the peer is one of them: they share the flow.
+    /// Whether a packet of `flow` may pass. `cache` is the lane's own. `route` says which subnet route the flow takes,
+    /// if that has several gateways and the peer is one of them: they share the flow.
     pub(crate) fn check(
         &self,
         cache: &mut FlowCache,
@@ -66,7 +66,8 @@ impl Firewall<'_> {
         self.check_anew(cache, hash, now, passed, Peer::new(tunnel, route(flow)))
     }
 
-    /// As [`Self::check`], for a flow that the cache does not have. Not inlined, so that known flows pay nothing for it.
+    /// As [`Self::check`], for a flow that the cache does not have. Not inlined, so that known flows pay nothing for
+    /// it.
     #[inline(never)]
     fn check_anew(
         &self,
@@ -83,8 +84,8 @@ impl Firewall<'_> {
         Ok(())
     }
 
-    /// Whether an ICMP error of `flow` about a packet of `quoted` may pass: by a rule, or because the quoted packet is of a
-    /// flow that passed. Errors are no flows themselves: neither remembered nor let through because one was.
+    /// Whether an ICMP error of `flow` about a packet of `quoted` may pass: by a rule, or because the quoted packet is
+    /// of a flow that passed. Errors are no flows themselves: neither remembered nor let through because one was.
     pub(crate) fn check_error(
         &self,
         now: Instant,
@@ -108,7 +109,7 @@ impl Firewall<'_> {
     ) -> Result<(), DropReason> {
         self.filter.check_addresses(flow, peer)?;
         let is_related = |quoted: &FlowKey| {
-            // Another peer's flow is none of this one's business.
+            // A flow of another peer does not vouch for this one.
             self.filter.check_addresses(quoted, peer).is_ok() && self.known(now, quoted, peer).is_some()
         };
         let passes = self.filter.allows(direction, flow, peer) || quoted.is_some_and(is_related);

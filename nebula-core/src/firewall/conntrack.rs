@@ -104,7 +104,7 @@ impl Conntrack {
         fold(hash ^ rest, d)
     }
 
-    /// Who a flow with this peer belongs to: its gateways together where it takes a subnet route that has several, and
+    /// The owner of a flow with this peer: its gateways together where it takes a subnet route that has several, and
     /// the peer everywhere else.
     fn owner(&self, peer: &Peer<'_>) -> Owner {
         let [a, b, c, d] = self.keys;
@@ -118,8 +118,8 @@ impl Conntrack {
         }
     }
 
-    /// A flow with `peer` that it is not forgotten, and whether what allowed it last is unchanged. It counts as no packet
-    /// of the flow.
+    /// A flow with `peer` that it is not forgotten, and whether what allowed it last is unchanged. It counts as no
+    /// packet of the flow.
     pub(super) fn find(&self, flow: &FlowKey, peer: &Peer<'_>, now: u64, filter: &Filter) -> Option<(KnownFlow, bool)> {
         let Owner { owner, rights } = self.owner(peer);
         let hash = self.hash(flow) ^ owner;
@@ -131,9 +131,9 @@ impl Conntrack {
         (idle < filter.timeouts().of(flow)).then(|| (known, entry.stands(rights, filter.generation())))
     }
 
-    /// Lets a known flow of `peer` pass, or a new one if `allows` says so for the direction it begins in. A flow admitted
-    /// under another generation of rules, or when the peer had another certificate with other rights, is asked about again,
-    /// in the direction in which it began. Flows of other peers with the same addresses are not known.
+    /// Lets a known flow of `peer` pass, or a new one if `allows` says so for the direction it begins in. A flow
+    /// admitted under another generation of rules, or when the peer had another certificate with other rights, is asked
+    /// about again, in the direction in which it began. Flows of other peers with the same addresses are not known.
     pub(super) fn admit(
         &self,
         hash: u64,
@@ -206,9 +206,9 @@ fn expire_one(table: &mut FlowTable, now: u64, timeouts: Timeouts) -> bool {
     expired.inspect(|at| table.remove(*at)).is_some()
 }
 
-/// Makes room for a flow of `peer`. A peer with its share pays for its new flow itself: first with one that never got an
-/// answer (a scan, a one-way stream), then with one idle for long. A peer below its share takes the room of one that holds
-/// more, so nobody is locked out by others and nobody below its share loses a flow to them.
+/// Makes room for a flow of `peer`. A peer with its share pays for its new flow itself: first with one that never got
+/// an answer (a scan, a one-way stream), then with one idle for long. A peer below its share takes the room of one that
+/// holds more, so nobody is locked out by others and nobody below its share loses a flow to them.
 fn make_room(table: &mut FlowTable, now: u64, peer: IpAddr) -> bool {
     let victim = if table.has_its_share(peer) {
         let is_idle = |at: &At| now >= table.entry(*at).last_used.saturating_add(KEEP_ANSWERED_MS);

@@ -68,7 +68,7 @@ impl Filter {
     /// Whether peer and this node may use the addresses of the flow at all.
     pub(super) fn check_addresses(&self, flow: &FlowKey, peer: Peer<'_>) -> Result<(), DropReason> {
         let remote_is_peers = if is_address_of(flow.remote, peer.networks) {
-            // An address that the peer has in another network is none of ours.
+            // An address that the peer has in another network is not in our networks.
             is_inside(flow.remote, &self.networks)
         } else {
             is_inside(flow.remote, peer.unsafe_networks)
@@ -90,8 +90,8 @@ impl Filter {
         }
     }
 
-    /// The first rule of `policy`, of which this filter was made, that allows a flow. Asks each rule alone: for people, not
-    /// for packets.
+    /// The first rule of `policy`, of which this filter was made, that allows a flow. Asks each rule alone: for people,
+    /// not for packets.
     pub(super) fn rule_that_allows(
         &self,
         policy: &Policy,

@@ -33,7 +33,7 @@ pub(super) struct Entry {
 pub(super) struct Owner {
     /// Flows of others are never found.
     pub(super) owner: u64,
-    /// With other rights a flow is judged anew.
+    /// When the peer's rights change, a flow is evaluated again.
     pub(super) rights: u64,
 }
 

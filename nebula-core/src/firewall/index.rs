@@ -44,7 +44,7 @@ struct Peers {
 #[derive(Debug, Default)]
 struct Named {
     hosts: HashMap<String, Constraints>,
-    /// By the rarest group of the rule; the rule's other groups beside it.
+    /// By the rarest group of the rule; with the rule's other groups.
     groups: HashMap<String, Vec<(Vec<String>, Constraints)>>,
     cidrs: Prefixes<Constraints>,
 }

@@ -1,4 +1,4 @@
-//! What the rules look at in a peer.
+//! The properties of a peer that rules match.
 
 use ipnet::IpNet;
 use nebula_cert::Fingerprint;

@@ -1,4 +1,4 @@
-//! Who holds how many flows of a shard, so that one peer cannot push out everybody else's (fair share).
+//! Flows of a shard per peer, so that one peer cannot evict the flows of all others (fair share).
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -75,8 +75,8 @@ impl Shares {
         &mut self.holders[at as usize].lists
     }
 
-    /// A peer that holds at least the average of `total` flows. Counts all only if the one found last fell below it, so a
-    /// flood costs one count for many evictions.
+    /// A peer that holds at least the average of `total` flows. Counts all only if the one found last fell below it, so
+    /// a flood costs one count for many evictions.
     pub(super) fn heaviest(&mut self, total: usize) -> Option<&Holder> {
         let is_heavy = |holder: &&Holder| holder.flows * self.by_peer.len() >= total.max(1);
         if self.holders.get(self.heaviest as usize).filter(is_heavy).is_none() {

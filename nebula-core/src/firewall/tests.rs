@@ -174,7 +174,7 @@ fn other_rights_have_a_flow_judged_anew_and_another_name_does_not_know_it() {
         assert_eq!(bench.packet(Duration::ZERO, Direction::Outbound, &flow), Ok(()));
         bench.certificate = other.clone();
         assert_eq!(bench.packet(Duration::ZERO, Direction::Inbound, &flow).is_ok(), passes, "{other:?}");
-        // Whoever had it has it still, unless it was judged anew and refused.
+        // The peer that had the flow still has it, unless it was evaluated again and refused.
         bench.certificate = web.clone();
         let stands = passes || other.name != web.name || other.networks != web.networks;
         assert_eq!(bench.packet(Duration::ZERO, Direction::Inbound, &flow).is_ok(), stands, "{other:?}");

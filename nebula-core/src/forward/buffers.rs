@@ -35,7 +35,7 @@ pub struct Delivery {
     pub header: Range<usize>,
     /// First and last piece in [`Lane::pieces`]; each piece is a range of the receive buffer.
     pub pieces: Range<usize>,
-    /// What the device must be told.
+    /// Offload description for the device.
     pub offload: Offload,
     /// Length of IP and transport header together, for the virtio-net header.
     pub header_len: u16,

@@ -10,8 +10,8 @@ impl Sum {
     /// Adds bytes.
     #[must_use]
     pub(super) fn add(self, bytes: &[u8]) -> Self {
-        // Sums of native words are swapped sums of big-endian words; eight lanes let the compiler use vectors, and so does
-        // adding without a check for overflow, which a packet is far too short for.
+        // Sums of native words are swapped sums of big-endian words; eight lanes let the compiler use vectors, and so
+        // does adding without a check for overflow, which a packet is far too short for.
         let mut lanes = [0_u64; 8];
         let (blocks, rest) = bytes.as_chunks::<32>();
         for block in blocks {
@@ -49,8 +49,8 @@ impl Sum {
         fold(self.0)
     }
 
-    /// What a header carries: the complement. Never 0, which in UDP says that there is no checksum; 0 and 0xffff are the
-    /// same number here.
+    /// What a header carries: the complement. Never 0, which in UDP says that there is no checksum; 0 and 0xffff are
+    /// the same number here.
     #[must_use]
     pub(super) fn complement(self) -> u16 {
         match !fold(self.0) {

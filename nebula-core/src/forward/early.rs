@@ -1,9 +1,9 @@
 //! Datagrams that came before their tunnel: what a peer sends right behind its second message, or what overtook that
 //! message, while the control plane works on the handshake.
 //!
-//! The lane keeps them, not the control plane, so that nothing which comes later is delivered before them. Only an index
-//! that is reserved for a handshake is kept for: who did not see the handshake's first message cannot guess it. Who did can
-//! fill what is here, and then things are as if nothing were kept.
+//! The lane keeps them, not the control plane, so that nothing which comes later is delivered before them. Only an
+//! index that is reserved for a handshake is kept for: who did not see the handshake's first message cannot guess it.
+//! Who did can fill what is here, and then things are as if nothing were kept.
 
 use std::time::{Duration, Instant};
 
@@ -45,8 +45,8 @@ impl Early {
         self.runs.iter().any(|run| run.index == index)
     }
 
-    /// Keeps copies of datagrams in `buffer`, as far as there is room; returns of how many. `version`: of the tunnel table
-    /// when there was no tunnel yet.
+    /// Keeps copies of datagrams in `buffer`, as far as there is room; returns of how many. `version`: of the tunnel
+    /// table when there was no tunnel yet.
     pub(super) fn keep(
         &mut self,
         now: Instant,

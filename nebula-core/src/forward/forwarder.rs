@@ -52,8 +52,8 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// Empty tables. `now` is the earliest time that will ever be passed in; `key` is random and makes indexes and hashes
-    /// unpredictable.
+    /// Empty tables. `now` is the earliest time that will ever be passed in; `key` is random and makes indexes and
+    /// hashes unpredictable.
     #[must_use]
     pub(crate) fn new(local: LocalPolicy, now: Instant, key: [u64; 2]) -> Self {
         let conntrack = Conntrack::new(now, key[1], local.firewall.max_flows);

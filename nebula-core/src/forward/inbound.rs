@@ -22,15 +22,17 @@ use crate::wire::ip::{FlowKey, Packet};
 use crate::{DropReason, Origin, Punt};
 
 impl Forwarder {
-    /// Underlay datagrams to overlay (super-)packets in `lane`. Opens in place in `buffer`; what it cannot finish is punted.
+    /// Underlay datagrams to overlay (super-)packets in `lane`. Opens in place in `buffer`; what it cannot finish is
+    /// punted.
     ///
     /// All slots of one call must lie in one `buffer`; deliveries point into it, so write them out before it is reused.
     pub fn inbound(&self, lane: &mut Lane, now: Instant, buffer: &mut [u8], received: &[Received]) {
         inbound(self, lane, now, buffer, received);
     }
 
-    /// As [`Forwarder::inbound`], for datagrams that came before their tunnel and were kept. Deliveries point into the returned
-    /// memory; `None`: there is nothing to do. Call it until then before each [`Forwarder::inbound`], and at [`Lane::early_due`].
+    /// As [`Forwarder::inbound`], for datagrams that came before their tunnel and were kept. Deliveries point into the
+    /// returned memory; `None`: there is nothing to do. Call it until then before each [`Forwarder::inbound`], and at
+    /// [`Lane::early_due`].
     #[must_use]
     pub fn inbound_early(&self, lane: &mut Lane, now: Instant) -> Option<Vec<u8>> {
         inbound_early(self, lane, now)

@@ -118,7 +118,8 @@ impl Lane {
         self.punts.drain(..)
     }
 
-    /// When to call [`crate::Forwarder::inbound_early`] if nothing is received meanwhile; `None`: nothing waits for its tunnel.
+    /// When to call [`crate::Forwarder::inbound_early`] if nothing is received meanwhile; `None`: nothing waits for its
+    /// tunnel.
     #[must_use]
     pub fn early_due(&self) -> Option<Instant> {
         self.early.due()
@@ -139,7 +140,8 @@ impl Lane {
         self.pieces.clear();
     }
 
-    /// Gives back the memory that traffic needed, after a time without any. Forgets runs and deliveries, as [`Lane::clear`].
+    /// Gives back the memory that traffic needed, after a time without any. Forgets runs and deliveries, as
+    /// [`Lane::clear`].
     pub fn release_memory(&mut self) {
         self.clear();
         self.arena = Vec::new();

@@ -19,9 +19,9 @@ use crate::{DropReason, PacketOwned, Punt, Verdict};
 impl Forwarder {
     /// Overlay (super-)packet to sealed datagrams in `lane`.
     ///
-    /// `packet` is only read. After [`Verdict::Transmit`] the lane's runs hold the datagrams (appended to those of earlier
-    /// calls); after [`Verdict::Punt`] the lane's punts hold a copy of the packet; a drop is already counted. Deliveries are
-    /// answers to refused packets: they go back to the device.
+    /// `packet` is only read. After [`Verdict::Transmit`] the lane's runs hold the datagrams (appended to those of
+    /// earlier calls); after [`Verdict::Punt`] the lane's punts hold a copy of the packet; a drop is already counted.
+    /// Deliveries are answers to refused packets: they go back to the device.
     pub fn outbound(&self, lane: &mut Lane, now: Instant, packet: &mut [u8], offload: Offload) -> Verdict {
         outbound(self, lane, now, packet, offload)
     }
@@ -107,8 +107,8 @@ pub(super) fn route<'a>(snapshot: &'a Snapshot, flow: &FlowKey) -> Result<NextHo
     snapshot.routes.next_hop(flow).ok_or(DropReason::NoRoute)
 }
 
-/// Another gateway with a tunnel, in the order of the configuration. Those without one are asked for, as the chosen one is,
-/// so that flows return to their own gateway.
+/// Another gateway with a tunnel, in the order of the configuration. Those without one are asked for, as the chosen one
+/// is, so that flows return to their own gateway.
 #[cold]
 fn find_other(tunnels: &TunnelTable, lane: &mut Lane, now: Instant, hop: &NextHop<'_>) -> Lookup {
     for other in hop.others() {

@@ -13,9 +13,9 @@ pub(super) struct Batch {
     pub(super) pieces: Vec<Piece>,
     /// What was inside datagrams of relays.
     pub(super) relayed: Vec<Piece>,
-    /// Where peers seem to have moved, as the control plane was told. Until it obeyed, or for as long as it refuses, every
-    /// datagram comes from elsewhere: telling with each would push other punts out of the queue. A notice may have been
-    /// lost, so it is repeated; 128 are a lane's share of the queue in that time.
+    /// Where peers seem to have moved, as the control plane was told. Until it obeyed, or for as long as it refuses,
+    /// every datagram comes from elsewhere: telling with each would push other punts out of the queue. A notice may
+    /// have been lost, so it is repeated; 128 are a lane's share of the queue in that time.
     pub(super) moves: Throttle<(LocalIndex, SocketAddr), 100, 128>,
     /// Tunnels that were reported as confirmed.
     pub(super) confirmed: Vec<LocalIndex>,

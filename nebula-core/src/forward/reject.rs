@@ -6,8 +6,8 @@ use super::checksum::{self, Sum};
 use crate::wire::icmp;
 use crate::wire::ip::{Packet, protocol};
 
-/// Answer to `packet`. `None`: it is one that is never answered (errors, resets, later fragments, packets from or to more
-/// than one host), or cut short.
+/// Answer to `packet`. `None`: it is one that is never answered (errors, resets, later fragments, packets from or to
+/// more than one host), or cut short.
 pub(super) fn answer(packet: &[u8], parsed: &Packet) -> Option<Vec<u8>> {
     let flow = &parsed.flow;
     if flow.fragment || is_for_many(flow.local) || is_for_many(flow.remote) || icmp::is_error(packet, parsed) {

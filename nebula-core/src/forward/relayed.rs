@@ -1,7 +1,7 @@
 //! Datagrams inside datagrams of a relay: put in at one end, passed on in the middle, taken out at the other end.
 //!
-//! A frame is the relay's header, a whole datagram and a tag over both. The middle neither reads nor changes the datagram; it
-//! checks one tag and makes another, so it stays on the data path.
+//! A frame is the relay's header, a whole datagram and a tag over both. The middle neither reads nor changes the
+//! datagram; it checks one tag and makes another, so it stays on the data path.
 
 use std::net::SocketAddr;
 

@@ -66,8 +66,8 @@ impl Routes {
         Some(self.subnets.get_lpm(&address.into())?.0)
     }
 
-    /// The subnet route to the remote end of `flow`, if it has several gateways and the peer of `tunnel` is one of them.
-    /// Packets of such a flow may come back through another gateway than they went out by.
+    /// The subnet route to the remote end of `flow`, if it has several gateways and the peer of `tunnel` is one of
+    /// them. Packets of such a flow may come back through another gateway than they went out by.
     pub(super) fn shared(&self, flow: &FlowKey, tunnel: &Tunnel) -> Option<IpNet> {
         if !self.has_shared || self.is_overlay(flow.remote) {
             return None;

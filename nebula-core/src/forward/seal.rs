@@ -12,8 +12,8 @@ use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 /// Bytes of a UDP GSO send; the kernel wants the whole to fit one IP packet.
 const MAX_RUN_BYTES: usize = 65_000;
 
-/// Cuts and seals straight into the arena: `[header][packet][tag]` after one another, each in a frame of the relay if there
-/// is one.
+/// Cuts and seals straight into the arena: `[header][packet][tag]` after one another, each in a frame of the relay if
+/// there is one.
 pub(super) fn seal(lane: &mut Lane, tunnel: &Tunnel, cut: &Cut<'_>, carrier: &Carrier) -> Result<(), DropReason> {
     let count = cut.count();
     let first = tunnel.session.reserve(count as u64).ok_or(DropReason::CounterExhausted)?;

@@ -8,8 +8,8 @@ use super::{Offload, SegmentKind};
 use crate::DropReason;
 use crate::wire::ip::Packet;
 
-/// Gives a joined packet of `lane` to `each` as the packets it was joined from, with finished checksums. `memory` is what
-/// the pieces of the lane point into.
+/// Gives a joined packet of `lane` to `each` as the packets it was joined from, with finished checksums. `memory` is
+/// what the pieces of the lane point into.
 #[cfg(feature = "io")]
 pub(crate) fn cut_delivery(lane: &Lane, memory: &[u8], delivery: &Delivery, mut each: impl FnMut(&[u8])) {
     let mut whole = lane.headers()[delivery.header.clone()].to_vec();

@@ -33,7 +33,8 @@ impl Stage<'_> {
         }
     }
 
-    /// Checks counters, opens in place, records counters, block by block. What fails is counted and no longer good. `true` if any is good.
+    /// Checks counters, opens in place, records counters, block by block. What fails is counted and no longer good.
+    /// `true` if any is good.
     pub(super) fn authenticate(&mut self, buffer: &mut [u8], tunnel: &Tunnel, run: &mut [Piece]) -> bool {
         let counters = &self.lane.counters;
         let window = &tunnel.session.replay;

@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 /// A token bucket for all sources together. While more than half of it is left, everybody is admitted. Below that each
-/// source has a share of its own, which shrinks with what is left: those that flood are refused first, and a source that
-/// was not yet answered in this second is refused last.
+/// source has a share of its own, which shrinks with what is left: those that flood are refused first, and a source
+/// that was not yet answered in this second is refused last.
 #[derive(Debug)]
 pub(crate) struct Admission {
     /// `None`: everybody is admitted.
@@ -87,7 +87,7 @@ impl Admission {
     fn slot(&self, second: u64, from: IpAddr) -> usize {
         let source = match from.to_canonical() {
             IpAddr::V4(address) => u64::from(address.to_bits()),
-            // Whoever has one address of a /64 has all of them.
+            // The owner of one address of a /64 has all of them.
             IpAddr::V6(address) => (address.to_bits() >> 64) as u64,
         };
         let mut hash = source ^ self.key;

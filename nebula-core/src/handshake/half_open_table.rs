@@ -1,5 +1,5 @@
-//! Handshakes that this node answered, until their callers are confirmed. Bounded in number and time, and so large that no
-//! flood which the admission lets in pushes a caller out before it had a second to answer.
+//! Handshakes that this node answered, until their callers are confirmed. Bounded in number and time, and so large that
+//! no flood which the admission lets in pushes a caller out before it had a second to answer.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,8 +34,8 @@ pub(crate) struct Answered {
     sender: Sender,
 }
 
-/// Where the last copy of message 1 came from, and how many bytes went each way. Its address may be forged, so what is sent
-/// there is limited (RFC 9000, section 8.1).
+/// Where the last copy of message 1 came from, and how many bytes went each way. Its address may be forged, so what is
+/// sent there is limited (RFC 9000, section 8.1).
 #[derive(Debug)]
 struct Sender {
     origin: Origin,
@@ -96,7 +96,7 @@ impl Answered {
     }
 }
 
-/// Who shares a place in the table: whoever has one address of a /64 has all of them.
+/// The source a slot is counted for: the owner of one address of a /64 has all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     V4(u32),
@@ -120,7 +120,8 @@ impl From<Origin> for Source {
 /// Place of an entry in the order of arrival.
 type Serial = u64;
 
-/// How many entries a source has, and its oldest one. The last in order is that with most, of those the one with the oldest.
+/// How many entries a source has, and its oldest one. The last in order is that with most, of those the one with the
+/// oldest.
 type Rank = (usize, Reverse<Serial>, Source);
 
 /// All of them.
@@ -190,8 +191,9 @@ impl HalfOpenTable {
         Some(*answered)
     }
 
-    /// Who goes when the table is full: the oldest one of the source with most, unless it had less than [`EVICTABLE_AFTER`]; an address
-    /// is easily forged, and nobody shall lose the place of another by using his. Then the oldest one of all.
+    /// The entry to evict when the table is full: the oldest one of the source with most, unless it had less than
+    /// [`EVICTABLE_AFTER`]; an address is easily forged, and nobody shall lose the place of another by using his. Then
+    /// the oldest one of all.
     fn surplus(&self, now: Instant) -> Option<LocalIndex> {
         let (_, Reverse(serial), _) = self.ranks.last()?;
         let index = self.by_age.get(serial)?;
@@ -251,7 +253,7 @@ impl HalfOpenTable {
     }
 }
 
-/// Bytes that may be sent to whoever is not confirmed, for each that came from there.
+/// Bytes that may be sent to an unconfirmed caller for each byte it sent.
 const MAX_AMPLIFICATION: usize = 3;
 /// Longer than the first check of a tunnel takes at the caller, whose test confirms it.
 const EXPIRES_AFTER: Duration = Duration::from_secs(10);

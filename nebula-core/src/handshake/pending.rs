@@ -18,8 +18,8 @@ pub(crate) struct Pending {
     pub(crate) local_index: ReservedIndex,
     /// Of the own certificate for message 1.
     pub(crate) version: Version,
-    /// `None` until there is somewhere to send it: its Noise state is many times as large as everything else here, and a
-    /// scan of addresses that nobody knows must not cost it.
+    /// `None` until there is somewhere to send it: its Noise state is many times as large as everything else here, and
+    /// a scan of addresses that nobody knows must not cost it.
     pub(crate) opened: Option<Box<Opened>>,
     pub(crate) started: Instant,
     /// Attempts made.
@@ -189,7 +189,7 @@ impl PendingHandshakes {
     }
 
     /// Keeps a packet until the tunnel is up. Returns how many packets were lost: this one if there is no handshake or
-    /// the peer has its share, or the oldest of whoever holds most if the room of all, `most` bytes, is used up.
+    /// the peer has its share, or the oldest of the peer that holds most if the room of all, `most` bytes, is used up.
     pub(crate) fn push_packet(&mut self, peer: IpAddr, packet: PacketOwned, most: usize) -> u64 {
         let length = packet.bytes.len();
         let Some(pending) = self.by_peer.get(&peer) else { return 1 };
@@ -246,8 +246,8 @@ fn push_bounded<T: PartialEq>(list: &mut Vec<T>, item: T) {
     }
 }
 
-/// Lighthouses far away answer within this. Shorter than necessary at no cost, since the oldest gives way first: only a scan
-/// so fast that all places are younger than this keeps others from starting a handshake.
+/// Lighthouses far away answer within this. Shorter than necessary at no cost, since the oldest gives way first: only a
+/// scan so fast that all places are younger than this keeps others from starting a handshake.
 const DISPLACEABLE_AFTER: Duration = Duration::from_millis(300);
 const MAX_PACKETS_PER_PEER: usize = 100;
 const MAX_WAITING_REQUESTS: usize = 64;

@@ -61,9 +61,9 @@ impl Error {
     }
 }
 
-/// Settings of the driver itself. By default nothing but its own threads, memory and descriptors is touched: what concerns
-/// the whole process (signals, the allocator, pages of the program) is left to the program, and so is any other scheduling
-/// of the threads than the usual one.
+/// Settings of the driver itself. By default nothing but its own threads, memory and descriptors is touched: what
+/// concerns the whole process (signals, the allocator, pages of the program) is left to the program, and so is any
+/// other scheduling of the threads than the usual one.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Read interface addresses and advertise them to lighthouses.
@@ -76,15 +76,16 @@ pub struct Options {
     /// Processors of the data threads: those of the first routine run on the first one, and so on; after the last comes
     /// the first again. Empty: wherever there is room.
     pub processors: Vec<usize>,
-    /// Called by the control thread whenever it has become idle after work that needed much memory, so that the program can
-    /// give some back (`malloc_trim`, for example). It delays handshakes while it runs, so it must be quick. `None`: nothing
-    /// is called.
+    /// Called by the control thread whenever it has become idle after work that needed much memory, so that the program
+    /// can give some back (`malloc_trim`, for example). It delays handshakes while it runs, so it must be quick.
+    /// `None`: nothing is called.
     pub on_idle: Option<fn(Idle)>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        // On fewer processors a second thread takes time from the applications, and wakes more often for the same packets.
+        // On fewer processors a second thread takes time from the applications, and wakes more often for the same
+        // packets.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             advertise_interfaces: true,
@@ -98,9 +99,9 @@ impl Default for Options {
 
 /// Runs one node until it is stopped. Dropping it stops it.
 ///
-/// It does nothing to the process that was not asked for in [`Options`]: no signal is blocked, no thread of the program gets
-/// another priority, neither allocator nor memory mappings are tuned. Registering for membarrier is the one exception, which
-/// has no effect on other code (see [`register_barriers`]).
+/// It does nothing to the process that was not asked for in [`Options`]: no signal is blocked, no thread of the program
+/// gets another priority, neither allocator nor memory mappings are tuned. Registering for membarrier is the one
+/// exception, which has no effect on other code (see [`register_barriers`]).
 #[derive(Debug)]
 pub struct Driver {
     shared: Arc<Shared>,
@@ -138,8 +139,8 @@ impl Driver {
         let interfaces = advertises.then(|| InterfaceWatch::new(name, interval));
 
         let mut seed = Zeroizing::new([0; 32]);
-        // From the system itself: the generator of the cryptographic library gathers entropy of its own first, which takes
-        // longer than all the rest of a start and leaves memory behind.
+        // From the system itself: the generator of the cryptographic library gathers entropy of its own first, which
+        // takes longer than all the rest of a start and leaves memory behind.
         getrandom::fill(&mut *seed).map_err(|error| Error::Io {
             what: "cannot get random bytes",
             source: std::io::Error::other(error.to_string()),
@@ -241,8 +242,8 @@ impl Driver {
         Handle { shared: Arc::clone(&self.shared) }
     }
 
-    /// Events from now on. The channel is bounded: while nobody reads, new events are lost and counted. There is one reader:
-    /// a second call returns a receiver that has ended.
+    /// Events from now on. The channel is bounded: while nobody reads, new events are lost and counted. There is one
+    /// reader: a second call returns a receiver that has ended.
     #[must_use]
     pub fn events(&mut self) -> Receiver<Event> {
         self.events.take().unwrap_or_else(|| sync_channel(0).1)
@@ -304,7 +305,8 @@ impl Handle {
     }
 
     /// Has the control thread edit the node's configuration, before it looks at another packet: packets meet all of the
-    /// change or nothing of it. Returns the parts that differ now, all of them in force; `None` if the driver has ended. See
+    /// change or nothing of it. Returns the parts that differ now, all of them in force; `None` if the driver has
+    /// ended. See
     /// [`crate::Node::reconfigure`].
     pub fn reconfigure(&self, change: impl FnOnce(&mut Config) + Send + 'static) -> Option<Vec<Part>> {
         self.with_node(move |node, now| node.reconfigure(now, change))
@@ -356,8 +358,8 @@ impl Handle {
         self.with_node(move |node, now| node.trace(now, direction, &flow))
     }
 
-    /// Has the control thread do `work` with the node, and waits for the result. `None` if the driver has ended, or when
-    /// called inside of such work: nobody could do it.
+    /// Has the control thread do `work` with the node, and waits for the result. `None` if the driver has ended, or
+    /// when called inside of such work: nobody could do it.
     pub fn with_node<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Node, Instant) -> T + Send + 'static,
@@ -392,10 +394,10 @@ impl Handle {
     }
 }
 
-/// Registers this process for the barriers that the tables of the data path need. To register a process that has several
-/// threads the kernel waits until all processors have passed a quiet state, which takes some ten milliseconds: call it before
-/// threads are started. Registering again costs nothing.
+/// Registers this process for the barriers that the tables of the data path need. To register a process that has
+/// several threads the kernel waits until all processors have passed a quiet state, which takes some ten milliseconds:
+/// call it before threads are started. Registering again costs nothing.
 pub fn register_barriers() {
-    // Whoever makes the first table registers; there is no other way to ask for it.
+    // Creating the first table registers; there is no other way to ask for it.
     drop(papaya::HashMap::<(), ()>::new());
 }

@@ -54,7 +54,8 @@ impl InterfaceWatch {
     }
 }
 
-/// Addresses of interfaces that are up in the network namespace of the calling thread, but for those of interface `except`.
+/// Addresses of interfaces that are up in the network namespace of the calling thread, but for those of interface
+/// `except`.
 pub(super) fn reachable_addresses(except: Option<&str>) -> Result<Vec<LocalAddress>, Errno> {
     let mut addresses: Vec<_> = getifaddrs()?
         .filter(|entry| entry.flags.contains(InterfaceFlags::IFF_UP) && Some(entry.interface_name.as_str()) != except)

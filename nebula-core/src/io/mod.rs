@@ -1,7 +1,7 @@
 //! The only module that may read clocks or open things: threads, tun device, UDP sockets (Linux).
 //!
-//! Data threads run to completion on the batch they read and wait only when there is nothing to read; one control thread
-//! owns the [`crate::Node`]. [`Driver`] starts and ends them all.
+//! Data threads run to completion on the batch they read and wait only when there is nothing to read; one control
+//! thread owns the [`crate::Node`]. [`Driver`] starts and ends them all.
 
 mod clock;
 mod control;

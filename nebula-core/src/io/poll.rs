@@ -17,13 +17,13 @@ pub(super) struct Ready {
     pub(super) second: bool,
 }
 
-/// Waits until one of two descriptors can be read or has failed, at most `timeout` (`None`: for ever).
+/// Waits until one of two descriptors can be read or has failed, at most `timeout` (`None`: no limit).
 pub(super) fn readable(first: impl AsFd, second: impl AsFd, timeout: Option<Duration>) -> Result<Ready, Errno> {
     let [first, second] = any_readable([first.as_fd(), second.as_fd()], timeout)?;
     Ok(Ready { first, second })
 }
 
-/// Waits until one of the descriptors can be read or has failed, at most `timeout` (`None`: for ever). Says which.
+/// Waits until one of the descriptors can be read or has failed, at most `timeout` (`None`: no limit). Says which.
 pub(super) fn any_readable<const N: usize>(
     fds: [BorrowedFd<'_>; N],
     timeout: Option<Duration>,

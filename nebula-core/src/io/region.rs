@@ -32,7 +32,7 @@ impl Region {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // A huge page would make the first touched byte cost 2 MiB. Kernels without huge pages refuse; that is as good.
+        // A huge page would make the first touched byte cost 2 MiB. Kernels without huge pages refuse, which is fine.
         // SAFETY: the range is the mapping made above.
         let _ = unsafe { libc::madvise(start, len, libc::MADV_NOHUGEPAGE) };
         NonNull::new(start.cast())

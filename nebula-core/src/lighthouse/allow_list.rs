@@ -1,4 +1,4 @@
-//! Which underlay addresses may be used, and which local ones may be told to others.
+//! Which underlay addresses may be used, and which local ones may be advertised.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,8 @@ pub struct AllowList {
 }
 
 impl AllowList {
-    /// Addresses of a family that no rule holds get the opposite of what its rules say; a family without rules is allowed.
+    /// Addresses of a family that no rule holds get the opposite of what its rules say; a family without rules is
+    /// allowed.
     ///
     /// # Errors
     /// Rules of one family say both, and none of them holds every address.
@@ -110,7 +111,8 @@ impl RemoteAllowList {
         self.everybody.allows(underlay) && peer.iter().all(in_range)
     }
 
-    /// Whether a rule for everybody, or one for each address of the peer, allows `underlay` by naming addresses of `block`.
+    /// Whether a rule for everybody, or one for each address of the peer, allows `underlay` by naming addresses of
+    /// `block`.
     pub(crate) fn names(&self, peer: &[IpAddr], underlay: IpAddr, block: IpNet) -> bool {
         let in_range = |address: &IpAddr| {
             let narrowest = self.ranges.get_lpm(&(*address).into());
@@ -120,7 +122,7 @@ impl RemoteAllowList {
     }
 }
 
-/// Addresses of this host that lighthouses are told.
+/// Addresses of this host that are advertised to lighthouses.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LocalAllowList {
     /// By address.
@@ -135,7 +137,7 @@ impl LocalAllowList {
     }
 }
 
-/// Names of interfaces whose addresses are told, or of those whose are not. Empty: all are told.
+/// Names of interfaces whose addresses are advertised, or of those whose are not. Empty: all are advertised.
 #[derive(Debug, Clone, Default)]
 pub struct InterfaceRules {
     patterns: Vec<Regex>,
@@ -143,7 +145,8 @@ pub struct InterfaceRules {
 }
 
 impl InterfaceRules {
-    /// Interfaces whose name matches one of the patterns, in the syntax of Go's `regexp` between `^` and `$`, get `allowed`, all others the opposite.
+    /// Interfaces whose name matches one of the patterns, in the syntax of Go's `regexp` between `^` and `$`, get
+    /// `allowed`, all others the opposite.
     ///
     /// # Errors
     /// A pattern is no regular expression.
@@ -155,7 +158,7 @@ impl InterfaceRules {
         Ok(Self { patterns: patterns.into_iter().map(compile).collect::<Result<_, _>>()?, allowed })
     }
 
-    /// Whether addresses of this interface may be told.
+    /// Whether addresses of this interface may be advertised.
     #[must_use]
     pub fn allows(&self, interface: &str) -> bool {
         if self.patterns.is_empty() {

@@ -103,20 +103,21 @@ impl Rules<'_> {
         endpoint.port() != 0 && !is_nobodys(address) && !self.overlay.iter().any(|network| network.contains(&address))
     }
 
-    /// Whether somebody else may say that the peer is there. This machine, and the link that each machine has for itself,
-    /// only if an allow list names them: whoever names such an endpoint would choose which service gets a datagram.
+    /// Whether somebody else may say that the peer is there. This machine, and the link that each machine has for
+    /// itself, only if an allow list names them: whoever names such an endpoint would choose which service gets a
+    /// datagram.
     pub(crate) fn believable(&self, endpoint: SocketAddr) -> bool {
         self.usable(endpoint) && self.tellable(endpoint)
     }
 
-    /// Whether others may be told of an endpoint that a tunnel uses.
+    /// Whether an endpoint that a tunnel uses may be passed on to others.
     pub(crate) fn tellable(&self, endpoint: SocketAddr) -> bool {
         let address = endpoint.ip();
         local_block(address).is_none_or(|block| self.allowed.names(self.peer, address, block))
     }
 
-    /// Cuts a list from the wire to [`MAX_PER_FAMILY`] of each family first, then sorts out what is not believable. IPv4
-    /// addresses written as IPv6 ones are taken for what they are.
+    /// Cuts a list from the wire to [`MAX_PER_FAMILY`] of each family first, then sorts out what is not believable.
+    /// IPv4 addresses written as IPv6 ones are taken for what they are.
     pub(crate) fn screen(&self, endpoints: impl IntoIterator<Item = SocketAddr>) -> Screened {
         let (mut ipv4, mut ipv6) = (0, 0);
         let endpoints = endpoints.into_iter();

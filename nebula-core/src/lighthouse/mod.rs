@@ -83,7 +83,7 @@ impl Client {
         self.peers.get(&peer).map(Candidates::relays).unwrap_or_default()
     }
 
-    /// What somebody wants to know beside that.
+    /// Operator queries.
     pub(crate) fn questions(&mut self) -> &mut Questions {
         &mut self.questions
     }

@@ -1,7 +1,7 @@
 //! Interface patterns in the syntax of Go's `regexp` (RE2), for an engine that knows a little less of it.
 //!
-//! What both read alike is passed on. Rewritten are quotes (`\Q..\E`), Unicode classes, octal escapes, names of groups, braces
-//! that repeat nothing, and what is an operator inside brackets only for the engine; refused is what Go refuses.
+//! What both read alike is passed on. Rewritten are quotes (`\Q..\E`), Unicode classes, octal escapes, names of groups,
+//! braces that repeat nothing, and what is an operator inside brackets only for the engine; refused is what Go refuses.
 
 use std::fmt::Write as _;
 
@@ -298,8 +298,8 @@ fn unicode_class(text: &str) -> Option<Result<(usize, String), String>> {
 
 type Class = (&'static str, fn(u8) -> bool, bool);
 
-/// General categories and usual scripts: what they hold of ASCII, and whether of the rest. Names of interfaces are ASCII
-/// nearly always; every other character counts as a letter.
+/// General categories and usual scripts: what they hold of ASCII, and whether of the rest. Names of interfaces are
+/// ASCII nearly always; every other character counts as a letter.
 const CLASSES: &[Class] = &[
     ("Any", |_| true, true),
     ("L", |b| b.is_ascii_alphabetic(), true),

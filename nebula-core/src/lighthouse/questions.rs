@@ -1,4 +1,4 @@
-//! Questions that somebody asked of the lighthouses out of curiosity, and what was answered: no endpoint is tried because of it.
+//! Operator queries to lighthouses. Their answers are shown and never dialled.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ struct Question {
 }
 
 impl Questions {
-    /// Begins anew; the oldest question makes room.
+    /// Starts a query; the oldest one is evicted if there are too many.
     pub(crate) fn ask(&mut self, now: Instant, subject: IpAddr) {
         let oldest = self.asked.iter().min_by_key(|(_, question)| question.at).map(|(subject, _)| *subject);
         if let Some(oldest) = oldest.filter(|_| self.asked.len() >= MAX_QUESTIONS) {

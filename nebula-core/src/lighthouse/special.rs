@@ -1,11 +1,12 @@
-//! Underlay addresses that others should not be sent to: whoever is there is no peer.
+//! Underlay addresses that nobody should be sent to: no peer can be there.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// The block of an address that means another machine to everybody who uses it: loopback and link-local, with the metadata
-/// services of clouds among them. Only an allow list that names addresses of the block lets a message send anybody there.
+/// The block of an address that means another machine to everybody who uses it: loopback and link-local, with the
+/// metadata services of clouds among them. Only an allow list that names addresses of the block lets a message send
+/// anybody there.
 pub(super) fn local_block(address: IpAddr) -> Option<IpNet> {
     let block = match address {
         IpAddr::V4(v4) if v4.is_loopback() => LOOPBACK_V4,
@@ -21,8 +22,8 @@ pub(super) fn local_block(address: IpAddr) -> Option<IpNet> {
 pub(super) fn is_nobodys(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => v4.octets()[0] == 0 || v4.is_multicast() || v4.is_broadcast(),
-        // The first 96 bits are zero in the unspecified address, and in IPv4 addresses written in a way that nobody uses
-        // any more.
+        // The first 96 bits are zero in the unspecified address, and in IPv4 addresses written in a way that nobody
+        // uses any more.
         IpAddr::V6(v6) => v6.is_multicast() || (!v6.is_loopback() && v6.segments()[..6] == [0; 6]),
     }
 }

@@ -76,7 +76,7 @@ fn runs_that_overlap_accept_each_counter_once() {
     });
 }
 
-/// The word of counter 5 is needed again one lap later: whoever comes first, counter 5 is accepted at most once, and the
+/// The word of counter 5 is needed again one lap later: in either order, counter 5 is accepted at most once, and the
 /// new lap's counters exactly once.
 #[test]
 fn a_window_that_moves_on_accepts_nothing_twice() {

@@ -1,9 +1,9 @@
 //! Key confirmation: what becomes of a handshake that this node answered.
 //!
-//! Anybody can send a copy of a first message, or one in the name of another: only what follows shows who it was. So the
-//! tunnel is half-open at first. Lanes receive in it, and the control plane sends tests, which provoke an answer from a peer
-//! that has nothing to say. Nothing else uses it: no packet of this node, no table, no answer to anybody. The first
-//! authenticated datagram makes it a tunnel like any other.
+//! Anybody can send a copy of a first message, or one in the name of another: only what follows shows who it was. So
+//! the tunnel is half-open at first. Lanes receive in it, and the control plane sends tests, which provoke an answer
+//! from a peer that has nothing to say. Nothing else uses it: no packet of this node, no table, no answer to anybody.
+//! The first authenticated datagram makes it a tunnel like any other.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -42,8 +42,8 @@ impl Node {
         self.answer_caller(now, index, from, received);
     }
 
-    /// Sends message 2 of a half-open tunnel to where message 1 came from, in a datagram of `received` bytes; unless that
-    /// sender would get too much. Then its next copies of message 1 pay for it.
+    /// Sends message 2 of a half-open tunnel to where message 1 came from, in a datagram of `received` bytes; unless
+    /// that sender would get too much. Then its next copies of message 1 pay for it.
     pub(super) fn answer_caller(&mut self, now: Instant, index: LocalIndex, from: Origin, received: usize) {
         let Some(answered) = self.half_open.get_mut(index) else { return };
         answered.hear(from, received);
@@ -59,8 +59,8 @@ impl Node {
         if addresses.iter().any(|address| self.pending.waits_for(*address)) {
             self.test_caller(index);
         }
-        // A caller mostly has something to say, and a test that overtakes the second message finds no tunnel. But if the
-        // peer has another tunnel, it may have lost it.
+        // A caller mostly has something to say, and a test that overtakes the second message finds no tunnel. But if
+        // the peer has another tunnel, it may have lost it.
         let replaces = addresses.iter().any(|address| self.is_reachable(*address));
         self.timer.set(Due::HalfOpen(index), now + if replaces { REPLACEMENT_TEST_AFTER } else { FIRST_TEST_AFTER });
     }
@@ -153,8 +153,8 @@ impl Node {
     }
 }
 
-/// Verifies certificates of callers. One that is in use already, or was shown by another caller lately, is neither verified
-/// nor kept twice.
+/// Verifies certificates of callers. One that is in use already, or was shown by another caller lately, is neither
+/// verified nor kept twice.
 pub(super) struct KnownCallers<'a> {
     pub(super) trust: &'a CaPool,
     pub(super) tunnels: &'a Tunnels,

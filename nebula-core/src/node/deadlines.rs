@@ -31,7 +31,7 @@ impl Node {
     pub(super) fn housekeeping(&mut self, now: Instant) {
         self.forwarder.expire_flows(now);
         self.lane.release_memory();
-        // After a recv_error the endpoints of a peer outlive its tunnel, but not for ever.
+        // After a recv_error the endpoints of a peer outlive its tunnel, but not forever.
         self.lighthouse.retain(|peer| !self.tunnels.of_peer(peer).is_empty() || self.pending.contains(peer));
         self.timer.set_on_grid(Due::Housekeeping, now + HOUSEKEEPING_INTERVAL);
     }
@@ -77,8 +77,9 @@ impl Node {
         }
     }
 
-    /// Tries preferred endpoints, and asks the lighthouses for further ones, after many datagrams. Counted at the traffic
-    /// check and not per packet: that costs the data path nothing. Whether an endpoint works shows by the peer's answer.
+    /// Tries preferred endpoints, and asks the lighthouses for further ones, after many datagrams. Counted at the
+    /// traffic check and not per packet: that costs the data path nothing. Whether an endpoint works shows by the
+    /// peer's answer.
     fn seek_better_path(&mut self, now: Instant, index: LocalIndex) {
         let timers = &self.config.timers;
         let Some(live) = self.tunnels.get_mut(index) else { return };

@@ -123,8 +123,8 @@ impl Node {
         }
     }
 
-    /// `peer` called itself. A handshake of which it has heard nothing is not needed any more; what waits for another one
-    /// that is under way is sent now.
+    /// `peer` called itself. A handshake of which it has heard nothing is not needed any more; what waits for another
+    /// one that is under way is sent now.
     pub(super) fn overtaken(&mut self, now: Instant, peer: IpAddr) {
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let waiting = match pending.opened.is_some() {
@@ -282,7 +282,7 @@ impl Node {
         if old.attempts < self.config.handshakes.retries {
             self.start_handshake_with(now, peer, None, waiting);
             if let Some(pending) = self.pending.get_mut(peer) {
-                // Wrong answers must not keep a handshake alive for ever.
+                // Wrong answers must not keep a handshake alive forever.
                 pending.attempts = pending.attempts.max(old.attempts + 1);
                 pending.started = old.started;
             }
@@ -291,7 +291,8 @@ impl Node {
         }
     }
 
-    /// Puts a tunnel to use whose peer showed that it has the keys, and makes it the primary one unless there is a newer one.
+    /// Puts a tunnel to use whose peer showed that it has the keys, and makes it the primary one unless there is a
+    /// newer one.
     pub(crate) fn install(&mut self, now: Instant, established: Established) {
         let Established { tunnel, from, since, own_certificate, opened_by, took } = established;
         let relay = self.set_relay_of(&tunnel, from);

@@ -1,4 +1,4 @@
-//! The relay hops of a node: which can be used, what the data path is told of them, and when they go.
+//! The relay hops of a node: which are usable, what the data path knows of them, and when they end.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

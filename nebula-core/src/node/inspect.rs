@@ -301,8 +301,8 @@ impl Node {
         FlowTrace { direction, route, tunnel: live.map(|live| self.status(live)), firewall, rule, outcome }
     }
 
-    /// The tunnel of the route's peer or of another of its gateways; of an inbound packet without a route that of whoever
-    /// may send it.
+    /// The tunnel of the route's peer or of another of its gateways; of an inbound packet without a route that of
+    /// whoever may send it.
     fn carrier_of(&self, direction: Direction, flow: &FlowKey, route: Option<&Route>) -> Option<Arc<Tunnel>> {
         let by_route = route.and_then(|route| {
             let mut ways = std::iter::once(&route.peer).chain(&route.others);

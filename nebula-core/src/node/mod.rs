@@ -216,8 +216,8 @@ impl Node {
         self.retry_if_endpoints_changed(peer);
     }
 
-    /// Sends what is for `peer` to `endpoint` from now on, until the peer shows that it is elsewhere. `false`: there is no
-    /// tunnel, or nobody may be there.
+    /// Sends what is for `peer` to `endpoint` from now on, until the peer shows that it is elsewhere. `false`: there is
+    /// no tunnel, or nobody may be there.
     pub fn redirect(&mut self, now: Instant, peer: IpAddr, endpoint: SocketAddr) -> bool {
         self.now = now;
         let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return false };

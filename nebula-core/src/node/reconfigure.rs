@@ -28,7 +28,7 @@ pub enum Part {
     Punchy,
     /// [`Config::timers`], each from the next time it is looked at.
     Timers,
-    /// [`Config::relay`]: told to the lighthouses at once.
+    /// [`Config::relay`]: reported to the lighthouses at once.
     Relay,
     /// [`Config::preferred_ranges`], for the next choice of an endpoint.
     PreferredRanges,
@@ -38,7 +38,7 @@ pub enum Part {
     Subnets,
     /// [`Config::static_hosts`]: handshakes that wait for an endpoint are retried.
     StaticHosts,
-    /// [`Config::lighthouse`]: the lighthouses are told about this node at once.
+    /// [`Config::lighthouse`]: this node reports to the lighthouses at once.
     Lighthouse,
 }
 
@@ -107,8 +107,8 @@ impl Config {
 }
 
 impl Node {
-    /// Has `change` edit the configuration, and acts on every part that differs afterwards; those are returned. What only a
-    /// start can change stays as it was, see [`Config::reloaded`].
+    /// Has `change` edit the configuration, and acts on every part that differs afterwards; those are returned. What
+    /// only a start can change stays as it was, see [`Config::reloaded`].
     pub fn reconfigure(&mut self, now: Instant, change: impl FnOnce(&mut Config)) -> Vec<Part> {
         self.now = now;
         let mut wanted = self.config.clone();

@@ -1,4 +1,4 @@
-//! Relays as an end: asks for them, accepts them, chooses among them, and makes their hops anew with new tunnels.
+//! Relays as an end: asks for them, accepts them, chooses among them, and recreates their hops with new tunnels.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::wire::messages::{Control, ControlKind};
 use crate::{DropReason, Origin};
 
 impl Node {
-    /// Has a tunnel with each relay that is told to others: a relay may have no other way to a host behind a NAT.
+    /// Keeps a tunnel with each advertised relay: a relay may have no other way to a host behind a NAT.
     pub(super) fn connect_relays(&mut self, now: Instant) {
         if self.config.relay.am_relay {
             return;
@@ -139,7 +139,7 @@ impl Node {
         }
     }
 
-    /// The entry for a way; a new one begins in `state`. One that was let go begins anew.
+    /// The entry for a hop; a new one starts in `state`, and so does one that was released.
     pub(super) fn entry(&mut self, now: Instant, key: HopKey, state: State, form: Version) -> Option<RelayIndex> {
         if let Some(index) = self.relays.at(key).map(|entry| entry.index) {
             let entry = self.relays.get_mut(index)?;
@@ -224,13 +224,14 @@ impl Node {
         }
     }
 
-    /// Gives a new tunnel the hop its handshake came by, or one that is there anyway. Returns the relay in the first case.
+    /// Gives a new tunnel the hop its handshake came by, or one that is there anyway. Returns the relay in the first
+    /// case.
     pub(super) fn set_relay_of(&mut self, tunnel: &Tunnel, from: Origin) -> Option<IpAddr> {
         let Origin::Relayed { hop, .. } = from else {
             tunnel.set_hop(self.hops().to(tunnel).first().copied());
             return None;
         };
-        // Whoever sends by it takes it for usable.
+        // The peer sends by it, so it takes it for usable.
         let entry = self.relays.get_mut(hop).filter(|entry| entry.remote.is_some())?;
         entry.state = State::Established;
         tunnel.set_hop(entry.hop());
@@ -249,7 +250,7 @@ impl Node {
         }
     }
 
-    /// Makes the hops that are in use by older tunnels to the same neighbour anew by its primary one.
+    /// Recreates the hops of older tunnels to the same neighbour on its primary tunnel.
     pub(super) fn migrate_relays(&mut self, now: Instant, tunnel: &Tunnel) {
         let Some(&neighbour) = tunnel.peer_addresses.first() else { return };
         let Some(primary) = self.forwarder.tunnels().by_address(neighbour) else { return };

@@ -36,7 +36,7 @@ impl Node {
         true
     }
 
-    /// As the relay: one hop is ready. Tells whoever waits if the other one is, too.
+    /// As the relay: one hop is ready. If the other one is ready too, answers the end that waits.
     pub(super) fn join(&mut self, index: RelayIndex) {
         let mut joined = false;
         for other in self.hops().counterparts(index) {

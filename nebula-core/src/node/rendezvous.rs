@@ -102,7 +102,7 @@ impl Node {
         }
     }
 
-    /// A lighthouse told where a peer is.
+    /// A lighthouse answered where a peer is.
     fn handle_reply(&mut self, now: Instant, lighthouse: &Tunnel, subject: IpAddr, reply: Meta) {
         let Some(&source) = lighthouse.peer_addresses.first() else { return };
         let answer = || KnownEndpoints {
@@ -125,7 +125,7 @@ impl Node {
         }
     }
 
-    /// A lighthouse told that `asker` is about to call from these endpoints.
+    /// A lighthouse announced that `asker` is about to call from these endpoints.
     fn schedule_punches(&mut self, now: Instant, lighthouse: &Tunnel, asker: IpAddr, endpoints: Vec<SocketAddr>) {
         let endpoints = self.screen(now, lighthouse, &[asker], endpoints);
         let punchy = &self.config.punchy;
@@ -174,8 +174,8 @@ impl Node {
         self.send_meta(tunnel, &Meta::new(MetaKind::HostUpdateNotificationAck, update.version, subject));
     }
 
-    /// Where a host is: as its primary tunnel shows, then as it says itself. A tunnel on this machine shows nothing that is
-    /// of use to others.
+    /// Where a host is: as its primary tunnel shows, then as it says itself. A tunnel on this machine shows nothing
+    /// that is of use to others.
     fn known_of(&self, tunnel: Option<&Tunnel>, reported: Option<KnownEndpoints>) -> Option<KnownEndpoints> {
         let learnt = tunnel.and_then(|tunnel| {
             tunnel.endpoint().filter(|at| self.config.endpoint_rules(&tunnel.peer_addresses).tellable(*at))

@@ -158,7 +158,7 @@ impl Tunnels {
         self.by_peer.get(&address).map_or(&[], Vec::as_slice)
     }
 
-    /// Who takes over when the primary tunnel to this peer is gone: the youngest one.
+    /// The tunnel that takes over when the primary one to this peer is gone: the youngest.
     pub(super) fn heir(&self, address: IpAddr) -> Option<&Arc<Tunnel>> {
         self.of_peer(address).last().and_then(|index| Some(&self.get(*index)?.tunnel))
     }

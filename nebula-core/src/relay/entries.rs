@@ -46,7 +46,7 @@ impl Entry {
         self.reply_hop().filter(|_| self.state == State::Established)
     }
 
-    /// How to answer what came by this hop: whoever sends by it knows it.
+    /// How to answer what came by this hop: its sender knows it.
     pub(crate) fn reply_hop(&self) -> Option<Hop> {
         self.remote.map(|index| Hop { tunnel: self.key.tunnel, index })
     }
@@ -62,8 +62,8 @@ pub(crate) struct Entries {
 }
 
 impl Entries {
-    /// A new entry, `None` if there are too many for the neighbour or in all, or if the index is taken. An entry that was not
-    /// used for long makes room; it is returned and must be retired.
+    /// A new entry, `None` if there are too many for the neighbour or in all, or if the index is taken. An entry that
+    /// was not used for long makes room; it is returned and must be retired.
     pub(crate) fn insert(
         &mut self,
         now: Instant,
@@ -101,7 +101,7 @@ impl Entries {
         Some(entry)
     }
 
-    /// The neighbour told its index.
+    /// The neighbour sent its index.
     pub(crate) fn set_remote(&mut self, index: RelayIndex, remote: RemoteIndex) {
         let Some(entry) = self.by_index.get_mut(&index) else { return };
         if let Some(old) = entry.remote.replace(remote) {

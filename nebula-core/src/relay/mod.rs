@@ -1,9 +1,9 @@
 //! Relays: a third node passes datagrams between two that cannot reach each other (TURN-like relay).
 //!
-//! A way through a relay has two hops, each with its own pair of indexes: initiator and relay, relay and target. Every node
-//! keeps an entry per hop it is part of. The two ends are `Kind::Terminal`, the relay in the middle has two entries that are
-//! `Kind::Forwarding`. A relayed datagram is a whole datagram of the tunnel between the two ends, authenticated once more for
-//! the hop; it is never relayed twice.
+//! A way through a relay has two hops, each with its own pair of indexes: initiator and relay, relay and target. Every
+//! node keeps an entry per hop it is part of. The two ends are `Kind::Terminal`, the relay in the middle has two
+//! entries that are `Kind::Forwarding`. A relayed datagram is a whole datagram of the tunnel between the two ends,
+//! authenticated once more for the hop; it is never relayed twice.
 
 mod entries;
 mod rate_limit;

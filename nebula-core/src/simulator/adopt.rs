@@ -12,8 +12,8 @@ use crate::node::{Established, Node};
 use crate::tunnel::{Negotiated, SessionKeys, Tunnel};
 
 impl Node {
-    /// A tunnel with random keys to the host with these overlay addresses, as if it had called from `endpoint`. All hosts
-    /// may share one certificate. `None`: the table is full.
+    /// A tunnel with random keys to the host with these overlay addresses, as if it had called from `endpoint`. All
+    /// hosts may share one certificate. `None`: the table is full.
     pub fn adopt(
         &mut self,
         now: Instant,

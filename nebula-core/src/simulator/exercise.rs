@@ -14,15 +14,17 @@ use crate::lighthouse::LocalAddress;
 use crate::wire::header::{HEADER_LEN, Header, MessageType};
 use crate::{Config, TableSizes};
 
-/// A pair of hosts that can reach each other and may is in conversation again at most this long after the network healed.
+/// A pair of hosts that can reach each other and may is in conversation again at most this long after the network
+/// healed.
 ///
 /// The longest way there: the caller finds its tunnel dead 16 s after its next packet (5 s to the check, 10 s for an
-/// answer, 0.5 s of grid each); the called, behind a symmetric NAT, responds 5 s after it was asked for, but into its own
-/// dead tunnel, which takes another 16 s if the caller sends no recv_errors; the handshake under way then ends after
-/// 5.5 s, and the next one waits 5 s for the response. Lighthouses hear of everybody within 10 s meanwhile.
+/// answer, 0.5 s of grid each); the called, behind a symmetric NAT, responds 5 s after it was asked for, but into its
+/// own dead tunnel, which takes another 16 s if the caller sends no recv_errors; the handshake under way then ends
+/// after 5.5 s, and the next one waits 5 s for the response. Lighthouses hear of everybody within 10 s meanwhile.
 pub const REACHABLE_AGAIN_WITHIN: Duration = Duration::from_secs(50);
 
-/// Two lighthouses, one of them a relay, two public hosts, two behind home routers, one behind a symmetric NAT; a model of what each may hear.
+/// Two lighthouses, one of them a relay, two public hosts, two behind home routers, one behind a symmetric NAT; a model
+/// of what each may hear.
 pub struct Exercise {
     net: SimNet,
     hosts: Vec<HostId>,
@@ -32,7 +34,7 @@ pub struct Exercise {
     moves: u8,
     /// Every certificate each host ever had.
     certificates: Vec<Vec<Fingerprint>>,
-    /// Who refuses whom.
+    /// Pairs in which the first refuses the second.
     blocked: BTreeSet<(usize, usize)>,
     guarded: BTreeSet<usize>,
     relays: BTreeSet<usize>,
@@ -166,7 +168,8 @@ impl Exercise {
         self.check()
     }
 
-    /// Heals the network, expects every conversation that may be, lets everybody leave, and expects the tables to be empty.
+    /// Heals the network, expects every conversation that may be, lets everybody leave, and expects the tables to be
+    /// empty.
     ///
     /// # Errors
     /// What does not hold.
@@ -488,7 +491,8 @@ fn common(config: &mut Config) {
     config.punchy.respond = true;
 }
 
-/// Everything, or everything but the guarded port. Flows end soon, so that the end of an exercise need not wait for them.
+/// Everything, or everything but the guarded port. Flows end soon, so that the end of an exercise need not wait for
+/// them.
 fn firewall(guarded: bool) -> Policy {
     let ports = |from, to| Rule { protocol: Protocol::Udp, port: PortRange::Range(from, to), ..Rule::any() };
     let inbound = if guarded { vec![ports(1, GUARDED - 1), ports(GUARDED + 1, u16::MAX)] } else { vec![Rule::any()] };

@@ -9,8 +9,8 @@ use nebula_cert::{UnixTime, Version};
 use super::{HostId, NatId, START, authority};
 use crate::Config;
 
-/// A host to be added to a [`SimNet`](super::SimNet). The n-th host is 10.42.0.n/16 in the overlay and 198.51.100.n:4242 on the
-/// underlay unless told otherwise, and its firewall lets everything through.
+/// A host to be added to a [`SimNet`](super::SimNet). The n-th host is 10.42.0.n/16 in the overlay and
+/// 198.51.100.n:4242 on the underlay unless set otherwise, and its firewall lets everything through.
 pub struct HostSpec {
     pub(super) name: String,
     pub(super) versions: Vec<Version>,

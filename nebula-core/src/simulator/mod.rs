@@ -246,7 +246,7 @@ impl SimNet {
         (host.underlay, host.nat) = (underlay, Some(nat.0));
     }
 
-    /// The NAT forgets its mappings; whoever sends through it gets new ports.
+    /// The NAT forgets its mappings; later datagrams get new ports.
     pub fn rebind(&mut self, nat: NatId) {
         self.nats[nat.0].rebind();
     }
@@ -525,7 +525,7 @@ impl SimNet {
         );
     }
 
-    /// Who receives a datagram, and whom it sees as the source.
+    /// The receiver of a datagram, and the source that it sees.
     fn locate(&self, datagram: &InFlight) -> Option<(HostId, SocketAddr)> {
         let to = datagram.to;
         let private = match self.nats.iter().position(|nat| nat.public == to.ip()) {

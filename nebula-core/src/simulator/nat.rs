@@ -31,7 +31,7 @@ impl Dependence {
 pub struct NatBehaviour {
     /// When a new public port is used.
     pub mapping: Dependence,
-    /// Who may send to a public port.
+    /// Sources that may send to a public port.
     pub filtering: Dependence,
     /// A mapping that was not used for this long is gone.
     pub expiry: Duration,

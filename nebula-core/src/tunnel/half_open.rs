@@ -10,8 +10,8 @@ use crate::sync::Mutex;
 use crate::tunnel::Negotiated;
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 
-/// Anybody can send a first message in the name of another, so very many of these may exist. Each holds raw keys only. The
-/// tunnel, which takes several times as much memory, is made when the first datagram for it arrives.
+/// Anybody can send a first message in the name of another, so very many of these may exist. Each holds raw keys only.
+/// The tunnel, which takes several times as much memory, is made when the first datagram for it arrives.
 #[derive(Debug)]
 pub(crate) struct HalfOpen {
     /// Where the first message came from, if that was direct.
@@ -65,7 +65,7 @@ impl HalfOpen {
         }
     }
 
-    /// Erases the keys at once, whoever else still refers to this.
+    /// Erases the keys at once, even if others still refer to this.
     pub(crate) fn discard(&self) {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::Discarded;
     }

@@ -40,7 +40,7 @@ pub struct Tunnel {
     pub local_index: LocalIndex,
     /// Peer's index.
     pub remote_index: RemoteIndex,
-    /// Who the peer proved to be.
+    /// The peer's verified certificate.
     pub peer: VerifiedCertificate,
     /// Whose the flows in this tunnel are.
     pub(crate) identity: PeerIdentity,
@@ -95,7 +95,7 @@ impl Tunnel {
             peer_time: done.peer_time,
             endpoint: ArcSwapOption::new(endpoint.map(Arc::new)),
             hop: AtomicU64::new(0),
-            // The second message came from whoever has the keys; the first may be a copy.
+            // Only the holder of the keys can send the second message; the first may be a copy.
             confirmed: AtomicBool::new(done.initiator),
             received: AtomicBool::new(false),
             relayed: AtomicBool::new(false),

@@ -11,7 +11,7 @@ pub(crate) struct Negotiated {
     pub(crate) local_index: LocalIndex,
     /// Peer's index.
     pub(crate) remote_index: RemoteIndex,
-    /// Who the peer proved to be.
+    /// The peer's verified certificate.
     pub(crate) peer: VerifiedCertificate,
     /// Traffic keys.
     pub(crate) keys: SessionKeys,

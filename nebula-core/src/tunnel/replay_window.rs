@@ -1,10 +1,10 @@
 //! Sliding bitmap against replays (RFC 6479) that any number of lanes use at once without a lock.
 //!
-//! The ring holds blocks of 32 counters, each in one atomic word: which of them were accepted, and which lap of the ring
-//! they belong to. Accepting a counter is one compare-and-swap of its block, so of several lanes that hold the same
-//! counter exactly one succeeds, and nothing is cleared when the window moves on: a word of an older lap means that none of
-//! its block was accepted yet. `highest` moves before the block is written. Whoever finds its block on a newer lap thus
-//! also finds `highest` so far ahead that its counter is too old.
+//! The ring holds blocks of 32 counters, each in one atomic word: which of them were accepted, and which lap of the
+//! ring they belong to. Accepting a counter is one compare-and-swap of its block, so of several lanes that hold the
+//! same counter exactly one succeeds, and nothing is cleared when the window moves on: a word of an older lap means
+//! that none of its block was accepted yet. `highest` moves before the block is written. Whoever finds its block on a
+//! newer lap thus also finds `highest` so far ahead that its counter is too old.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,8 +18,8 @@ const BLOCKS: u64 = ReplayWindow::LEN / BLOCK + 1;
 pub struct ReplayWindow {
     /// Highest counter accepted, or about to be.
     highest: AtomicU64,
-    /// Low half: bit n is counter n of the block. High half: the lap, modulo 2^32. A wrap of it needs 2^45 counters, and
-    /// refuses at worst: what is far behind `highest` is too old whatever the word says.
+    /// Low half: bit n is counter n of the block. High half: the lap, modulo 2^32. A wrap of it needs 2^45 counters,
+    /// and refuses at worst: what is far behind `highest` is too old whatever the word says.
     blocks: [AtomicU64; BLOCKS as usize],
 }
 
@@ -115,7 +115,8 @@ impl ReplayWindow {
         }
     }
 
-    /// Which counters of a block are in the window and not recorded in `word`. `word` must have been read before the call.
+    /// Which counters of a block are in the window and not recorded in `word`. `word` must have been read before the
+    /// call.
     fn unseen(&self, block: u64, lap: u32, word: u64) -> u32 {
         let lowest = self.highest.load(Ordering::Relaxed).saturating_sub(Self::LEN - 1);
         let too_old = lowest.saturating_sub(block * BLOCK);

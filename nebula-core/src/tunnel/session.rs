@@ -44,8 +44,8 @@ const MAX_RESERVED_AT_ONCE: u64 = 1 << 16;
 pub(super) const FIRST_COUNTER: u64 = 3;
 
 impl Session {
-    /// From here on a tunnel should be replaced by a new handshake. Long before the counter could run out, and rare: at a
-    /// million packets per second, every four and a half hours.
+    /// From here on a tunnel should be replaced by a new handshake. Long before the counter could run out, and rare: at
+    /// a million packets per second, every four and a half hours.
     pub const REKEY_AFTER: u64 = 1 << 34;
     /// No counter from here on is ever used. The distance to the end of the number space lets every lane overshoot
     /// once without a wrap.
@@ -98,8 +98,9 @@ impl Session {
         self.next_counter() >= Self::REKEY_AFTER
     }
 
-    /// Whether the largest run of datagrams would find no counters left: the tunnel has to go. Single datagrams might still
-    /// find one; but a tunnel that carries some packets and no super-packets would starve its bulk traffic for ever.
+    /// Whether the largest run of datagrams would find no counters left: the tunnel has to go. Single datagrams might
+    /// still find one; but a tunnel that carries some packets and no super-packets would starve its bulk traffic
+    /// forever.
     #[must_use]
     pub fn is_exhausted(&self) -> bool {
         self.next_counter() > Self::REJECT_AFTER - MAX_RESERVED_AT_ONCE

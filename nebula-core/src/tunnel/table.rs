@@ -66,7 +66,8 @@ impl TunnelTable {
         self.lock().half_open.insert(index, half_open);
     }
 
-    /// The tunnel of a caller that is not confirmed yet. Not for each packet: once it is, [`TunnelTable::look_up`] finds it.
+    /// The tunnel of a caller that is not confirmed yet. Not for each packet: once it is, [`TunnelTable::look_up`]
+    /// finds it.
     pub(crate) fn unconfirmed(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
         let (slot, _) = self.scramble.parts(index);
         if slot >= self.used_slots.load(Ordering::Relaxed) {
@@ -151,8 +152,8 @@ impl TunnelTable {
         self.by_address.len()
     }
 
-    /// Whether this index is reserved for a tunnel that is not published. Takes the lock of the control plane: not for each
-    /// packet.
+    /// Whether this index is reserved for a tunnel that is not published. Takes the lock of the control plane: not for
+    /// each packet.
     pub(crate) fn is_reserved(&self, index: LocalIndex) -> bool {
         self.lock().reserved.contains(&index)
     }

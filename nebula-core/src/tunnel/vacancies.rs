@@ -1,4 +1,5 @@
-//! Which indexes of the tunnel table are free, and which are reserved for handshakes. Only the control plane changes it.
+//! Which indexes of the tunnel table are free, and which are reserved for handshakes. Only the control plane changes
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, PoisonError};
@@ -15,7 +16,7 @@ pub(super) const FIRST_CHUNK: u32 = if cfg!(all(test, loom)) { 1 } else { 16 };
 pub(super) const CHUNKS: usize = 16;
 pub(super) const SLOTS: u32 = FIRST_CHUNK * ((1 << CHUNKS) - 1);
 
-/// Who has which slot; touched by the control plane only.
+/// The slots in use; touched by the control plane only.
 #[derive(Debug)]
 pub(super) struct Vacancies {
     fresh: u32,

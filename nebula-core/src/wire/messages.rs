@@ -9,7 +9,8 @@ use nebula_cert::Version;
 pub use nebula_cert::protobuf::Malformed;
 use nebula_cert::protobuf::{Fields, Value, Writer, read_varint};
 
-/// Endpoints per address family, and relays, that are believed per message. Further ones are skipped, as Go Nebula does.
+/// Endpoints per address family, and relays, that are believed per message. Further ones are skipped, as Go Nebula
+/// does.
 pub const MAX_ADDRESSES: usize = 10;
 
 /// What both handshake messages carry inside Noise.

@@ -5,7 +5,8 @@
 pub struct Offload {
     /// Cut into segments of this many payload bytes; `None`: one packet.
     pub segment: Option<Segment>,
-    /// The transport checksum holds only the pseudo-header sum: (start of the transport header, offset of the checksum in it).
+    /// The transport checksum holds only the pseudo-header sum: (start of the transport header, offset of the checksum
+    /// in it).
     pub checksum: Option<(u16, u16)>,
 }
 

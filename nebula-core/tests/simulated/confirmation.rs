@@ -42,7 +42,8 @@ fn primary(net: &SimNet, host: HostId, peer: HostId) -> LocalIndex {
     primary.expect("a primary tunnel").local_index
 }
 
-/// `a` and `b` talk; afterwards `a` called `c`, so that there is a first message of `a` that is newer than its tunnel to `b`.
+/// `a` and `b` talk; afterwards `a` called `c`, so that there is a first message of `a` that is newer than its tunnel
+/// to `b`.
 fn with_a_newer_first_message(seed: u64) -> (SimNet, HostId, HostId) {
     let mut net = SimNet::new(seed);
     let [a, b, c] = net.nodes(["a", "b", "c"]);

@@ -1,4 +1,5 @@
-//! Anybody can send a first message in the name of another: until its sender shows that it has the keys, nothing changes.
+//! Anybody can send a first message in the name of another: until its sender shows that it has the keys, nothing
+//! changes.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -111,8 +112,8 @@ fn packets_for_a_peer_without_a_known_endpoint_never_go_to_a_forger() {
     net.expect("what waited", SECOND / 5, |net| net.payloads(alice, 2) == [b"for alice"]);
 }
 
-/// Of 50 packets that bob sends to alice in the two seconds after her restart, how many arrive; and when the first does. Only
-/// she knows where he is, and she has nothing to say.
+/// Of 50 packets that bob sends to alice in the two seconds after her restart, how many arrive; and when the first
+/// does. Only she knows where he is, and she has nothing to say.
 fn comes_back(seed: u64, rate: u32, source: fn(u32) -> SocketAddr) -> (usize, Duration) {
     let mut net = SimNet::new(seed);
     let bob = net.add(HostSpec::new("bob"));

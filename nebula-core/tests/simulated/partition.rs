@@ -40,7 +40,8 @@ fn a_partition_in_the_middle_of_a_new_handshake_does_not_end_the_old_tunnel() {
     net.run_for(Duration::from_secs(7));
     assert!(net.events(a).iter().any(|event| matches!(event, Event::HandshakeTimedOut { .. })), "{}", net.diagram());
     net.heal(a, b);
-    // The peer answers into the successor first, which this side does not know; a recv_error takes it back to the old one.
+    // The peer answers into the successor first, which this side does not know; a recv_error takes it back to the old
+    // one.
     assert!(net.ping(a, b).until_delivered() < Duration::from_secs(2));
     assert_eq!(net.tunnels(a)[0].local_index, old);
     assert_eq!(net.ping(a, b).train(40, Duration::from_millis(500)), 40);

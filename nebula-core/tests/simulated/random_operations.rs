@@ -1,7 +1,7 @@
 //! Hosts join, leave, move, reload, are cut off and lied to at random; what must hold holds.
 //!
-//! `RANDOM_OPERATIONS_SEEDS=100000` runs that many seeds, `RANDOM_OPERATIONS_SEED=42` one of them. A failure prints the seed, the
-//! operations that are needed for it, and the packet flow.
+//! `RANDOM_OPERATIONS_SEEDS=100000` runs that many seeds, `RANDOM_OPERATIONS_SEED=42` one of them. A failure prints the
+//! seed, the operations that are needed for it, and the packet flow.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;

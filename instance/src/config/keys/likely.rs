@@ -32,7 +32,7 @@ pub(super) fn field(name: &str, fields: &[&'static str]) -> Option<&'static str>
 
 fn nearest(name: &str, known: impl Iterator<Item = &'static str>) -> Option<&'static str> {
     let name = name.to_lowercase();
-    let allowed = if name.len() > SHORT { 2 } else { 1 };
+    let allowed = if name.len() > SHORT_KEY_BYTES { 2 } else { 1 };
     known
         .map(|known| (distance(&name, known), known))
         .filter(|(distance, _)| *distance <= allowed)
@@ -41,14 +41,14 @@ fn nearest(name: &str, known: impl Iterator<Item = &'static str>) -> Option<&'st
 }
 
 // Two slips in so few letters make another word.
-const SHORT: usize = 5;
+const SHORT_KEY_BYTES: usize = 5;
 // No key is that long: a long name is not worth the time.
-const LONGEST: usize = 64;
+const MAX_KEY_BYTES: usize = 64;
 
 /// Letters to insert, remove, replace or swap with a neighbour.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b) = (a.as_bytes(), b.as_bytes());
-    if a.len().abs_diff(b.len()) > 2 || a.len() > LONGEST {
+    if a.len().abs_diff(b.len()) > 2 || a.len() > MAX_KEY_BYTES {
         return usize::MAX;
     }
     let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];

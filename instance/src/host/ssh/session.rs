@@ -38,7 +38,7 @@ pub(super) async fn attend(mut channel: Channel<Msg>, context: &Arc<Context>, us
     let _ = channel.exit_status(0).await;
     let _ = channel.close().await;
     if let Ok(Then::Leave) = left {
-        // A client that is told at once forgets the status.
+        // A client that gets the end of the session at once loses the exit status.
         sleep(DISCONNECT_DELAY).await;
         let _ = handle.disconnect(Disconnect::ByApplication, String::new(), String::new()).await;
     }

@@ -77,7 +77,7 @@ impl Terminal {
         self.redrawn()
     }
 
-    /// One byte at a time, so that whoever listens can act on each line before the next one.
+    /// One byte at a time, so that the caller can act on each line before the next one.
     pub(super) fn typed(&mut self, byte: u8) -> Option<Typed> {
         let before = std::mem::replace(&mut self.state, State::Plain);
         match (before, byte) {

@@ -1,4 +1,5 @@
-//! The example configuration of every release of Go Nebula from 1.5, as published and after the edits its comments advise.
+//! The example configuration of every release of Go Nebula from 1.5, as published and after the edits its comments
+//! advise.
 
 use super::bench::{Bench, Verdict};
 

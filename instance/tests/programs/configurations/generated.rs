@@ -1,5 +1,5 @@
-//! Configurations by the thousand: every key of the reference with a value of every type of YAML, and texts with a syntax of
-//! their own wherever they may stand.
+//! Configurations by the thousand: every key of the reference with a value of every type of YAML, and texts with a
+//! syntax of their own wherever they may stand.
 
 use super::bench::{Bench, Verdict};
 

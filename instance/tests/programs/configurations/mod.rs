@@ -1,5 +1,5 @@
-//! The same configurations before Go Nebula 1.11.0 and before ours, with `-test`: the same exit code, the same key named.
-//! Where ours differs on purpose, `docs/migration.md` has a row with the name that stands in the table here.
+//! The same configurations before Go Nebula 1.11.0 and before ours, with `-test`: the same exit code, the same key
+//! named. Where ours differs on purpose, `docs/migration.md` has a row with the name that stands in the table here.
 
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 

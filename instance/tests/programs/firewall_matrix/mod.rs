@@ -1,8 +1,9 @@
-//! Firewall rules beside Go Nebula of three releases: the same packets pass and the same are refused, whichever of the two
-//! checks them as receiver, and whichever as sender.
+//! Firewall rules beside Go Nebula of three releases: the same packets pass and the same are refused, whichever of the
+//! two checks them as receiver, and whichever as sender.
 //!
-//! In each network `xg` (Go) and `xo` (ours) have the rule under test, inbound and outbound. `ag`/`ao` and `bg`/`bo` are
-//! peers of two identities, allow everything, and try everything in both directions; those of Go with Go are the measure.
+//! In each network `xg` (Go) and `xo` (ours) have the rule under test, inbound and outbound. `ag`/`ao` and `bg`/`bo`
+//! are peers of two identities, allow everything, and try everything in both directions; those of Go with Go are the
+//! measure.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 

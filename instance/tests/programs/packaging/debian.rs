@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 
 use super::repository;
 
-/// An overlay of the machine's root in a mount namespace of its own. `/run` is empty there, so no service manager is found.
+/// An overlay of the machine's root in a mount namespace of its own. `/run` is empty there, so no service manager is
+/// found.
 const IN_AN_OVERLAY: &str = r#"
 set -euo pipefail
 export LC_ALL=C DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin

@@ -1,4 +1,5 @@
-//! What is handed to operators beside the programs: the Debian package, the systemd units, the schema of the configuration.
+//! What is handed to operators beside the programs: the Debian package, the systemd units, the schema of the
+//! configuration.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 

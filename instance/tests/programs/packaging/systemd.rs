@@ -9,8 +9,8 @@ use crate::world::cluster::{binary, tool};
 use crate::world::peers::ours;
 use crate::world::{World, run};
 
-/// Where systemd sees program, configuration and credentials: its own `/run`, so that `ProtectHome` and `PrivateTmp` hide
-/// nothing that is tested here.
+/// Where systemd sees program, configuration and credentials: its own `/run`, so that `ProtectHome` and `PrivateTmp`
+/// hide nothing that is tested here.
 const PLACE: &str = "/run/nebula-test";
 
 /// A systemd in namespaces; ended on drop.

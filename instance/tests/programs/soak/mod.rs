@@ -1,5 +1,6 @@
-//! Mixed flows between two daemons for a long time, over a path that loses, repeats, reorders and rebinds: every byte of
-//! TCP is compared, UDP datagrams come unchanged and at most once, pings come back as they went, and memory stays flat.
+//! Mixed flows between two daemons for a long time, over a path that loses, repeats, reorders and rebinds: every byte
+//! of TCP is compared, UDP datagrams come unchanged and at most once, pings come back as they went, and memory stays
+//! flat.
 //!
 //! `SOAK_SECONDS` says how long each test runs.
 
@@ -31,9 +32,11 @@ const SOON: Duration = Duration::from_secs(20);
 /// Bytes of one TCP connection.
 const TRANSFER: usize = 8_000_000;
 /// KiB that the resident memory of ours may grow, between the first fourth of the time and the last. Flows are
-/// forgotten after 10 s, buffers grow with the largest burst so far; a byte that leaks with each packet is 2 MB a minute.
+/// forgotten after 10 s, buffers grow with the largest burst so far; a byte that leaks with each packet is 2 MB a
+/// minute.
 const GROWTH: u64 = 1024;
-/// Of 100 datagrams that are not cut, this many come at least: the path loses one in 500, the rest is the machine's load.
+/// Of 100 datagrams that are not cut, this many come at least: the path loses one in 500, the rest is the machine's
+/// load.
 const WHOLE: u64 = 90;
 /// The same for datagrams cut into up to seven fragments.
 const IN_FRAGMENTS: u64 = 75;

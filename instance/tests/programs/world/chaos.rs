@@ -100,7 +100,8 @@ pub struct Met<T> {
     pub netns: Option<String>,
 }
 
-/// Runs `verb`, and `end` once while the plugin works for `pod`: it gets the plugin's processes and kills what it likes.
+/// Runs `verb`, and `end` once while the plugin works for `pod`: it gets the plugin's processes and kills what it
+/// likes.
 pub fn among<T: Send>(
     pod: &str,
     patience: Duration,
@@ -142,8 +143,8 @@ pub fn restart_ca(cluster: &mut Cluster) {
     cluster.start_ca();
 }
 
-/// Of pods that live: no two have valid certificates for one address in the CA's ledger, no two use one certificate, and what
-/// each uses is its own.
+/// Of pods that live: no two have valid certificates for one address in the CA's ledger, no two use one certificate,
+/// and what each uses is its own.
 pub fn certificates_are_distinct(cluster: &Cluster, node: &Node, live: &[Talker]) {
     // Asked before the ledger: an instance that is started again gets another certificate any time.
     let used: Vec<(&Talker, Value)> = live.iter().filter_map(|pod| Some((pod, answer_of(node, &pod.id)?))).collect();

@@ -1,5 +1,5 @@
-//! Traffic that goes on while a test changes the network: conversations over TCP whose every byte is compared, and probes
-//! over UDP that tell how long nothing came through.
+//! Traffic that goes on while a test changes the network: conversations over TCP whose every byte is compared, and
+//! probes over UDP that tell how long nothing came through.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};

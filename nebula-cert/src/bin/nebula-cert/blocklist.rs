@@ -19,7 +19,7 @@ pub(crate) struct Flags {
 
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
     let certificates = flags.bundle.read()?;
-    // A P-256 signature has two valid forms, so whoever holds such a certificate can give it either fingerprint.
+    // A P-256 signature has two valid forms, so the holder of such a certificate can give it either fingerprint.
     let fingerprints = certificates.iter().flat_map(|certificate| {
         let both = std::iter::once(certificate.fingerprint()).chain(certificate.alternate_fingerprint());
         both.map(move |fingerprint| (fingerprint.to_string(), certificate))

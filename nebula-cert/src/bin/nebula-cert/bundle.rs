@@ -1,4 +1,4 @@
-//! `-path`: the file that the modes look at which only show certificates.
+//! `-path`: the file that the modes which only show certificates read.
 
 use anyhow::Context as _;
 use nebula_cert::Certificate;

@@ -61,7 +61,8 @@ pub(crate) fn run(flags: &Flags, now: Duration) -> anyhow::Result<()> {
         bail!("ca certificate is expired: {:?} in {}", ca.name(), flags.ca_crt);
     }
     let old = Certificate::from_pem(&file::read("crt", &flags.crt)?).context("error while parsing crt")?;
-    // Whoever could have any certificate renewed could choose its groups. Its own last second is when it was valid.
+    // Renewing a certificate of anyone would let its holder choose the groups. Its own last second is when it was
+    // valid.
     let pool = CaPool::from_pem(&authorities).context("error while parsing ca-crt")?;
     pool.verify(old.clone(), old.not_after())
         .with_context(|| format!("refusing to renew {}: no CA in {} issued it", flags.crt, flags.ca_crt))?;

@@ -98,7 +98,7 @@ impl Mailbox {
         let _ = self.reader.set(thread::current().id());
     }
 
-    /// Whether the calling thread is the one that takes: it would wait for itself for ever.
+    /// Whether the calling thread is the one that takes: it would wait for itself forever.
     pub(in crate::io) fn is_read_here(&self) -> bool {
         self.reader.get() == Some(&thread::current().id())
     }

@@ -35,7 +35,7 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Runs until it is told to stop; closes every tunnel before it returns.
+    /// Runs until it is asked to stop; closes every tunnel before it returns.
     pub(super) fn run(mut self) -> Result<(), Error> {
         self.shared.mailbox.read_here();
         loop {
@@ -153,11 +153,12 @@ const MIN_PEAK_ENTRIES: usize = 1000;
 pub enum Idle {
     /// Handshakes, or the expiry of many flows. Reported a second after they began, and every ten seconds at most.
     ControlWorkOver,
-    /// A look at the interfaces of the host, whose list is long on some hosts.
+    /// The interfaces of the host were listed; the list is long on some hosts.
     InterfacesListed,
 }
 
-/// Rate limit of [`Idle::ControlWorkOver`]: says when the control thread counts as idle after rare work like a handshake.
+/// Rate limit of [`Idle::ControlWorkOver`]: says when the control thread counts as idle after rare work like a
+/// handshake.
 #[derive(Debug, Default)]
 pub(super) struct RareWork {
     happened: Option<Instant>,

@@ -128,7 +128,7 @@ impl Inbound {
         Ok(())
     }
 
-    /// How long to wait for the socket; `None`: for ever.
+    /// How long to wait for the socket; `None`: no limit.
     pub(in crate::io) fn timeout(&self, now: Instant) -> Option<Duration> {
         let early = self.lane.early_due().map(|due| due.saturating_duration_since(now));
         [self.warmth.timeout(now), early].into_iter().flatten().min()
@@ -205,8 +205,8 @@ impl Deliverer {
         self.offloads
     }
 
-    /// Writes each packet to `device`. What it refuses is lost and counted in `lost`, but a super-packet is tried again as
-    /// single packets. `true`: the device takes fewer kinds of super-packets than before.
+    /// Writes each packet to `device`. What it refuses is lost and counted in `lost`, but a super-packet is tried again
+    /// as single packets. `true`: the device takes fewer kinds of super-packets than before.
     ///
     /// # Errors
     /// The device is gone.
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
     use crate::forward::{Offload, Segment};
 
-    /// Stands for a tun device: refuses what it is told to refuse, and keeps a list of the rest.
+    /// A fake tun device: refuses the writes a test names, and records the others.
     #[derive(Default)]
     struct FakeDevice {
         refuses: Vec<(Option<SegmentKind>, Errno)>,

@@ -1,6 +1,7 @@
 //! The data threads: one for each socket, and one for each tun queue in times of load.
 //!
-//! They share one loop, [`serve`]: move what is there; when nothing is left, sleep for a moment or wait for descriptors.
+//! They share one loop, [`serve`]: move what is there; when nothing is left, sleep for a moment or wait for
+//! descriptors.
 
 pub(super) mod inbound;
 pub(super) mod outbound;
@@ -32,7 +33,7 @@ trait Service {
     /// Whether it ends because nothing has come for long enough. Asked only when nothing is left.
     fn is_calm(&self, now: Instant, load: &Load) -> bool;
 
-    /// How long to wait at most; `None`: for ever.
+    /// How long to wait at most; `None`: no limit.
     fn timeout(&self, now: Instant, load: &Load) -> Option<Duration>;
 
     /// Waits until there is something to do.

@@ -2,8 +2,8 @@
 //!
 //! [`Duty`] and [`Load`] decide which of two threads serves a tun queue: with little traffic the thread of the socket serves
 //! both directions, which saves a wake-up per round trip; under load a second thread takes the queue over. [`Doze`] is
-//! interrupt moderation: a thread under load sleeps for a moment instead of being woken for each packet. [`Warmth`] decides
-//! when the memory that a burst touched goes back to the system.
+//! interrupt moderation: a thread under load sleeps for a moment instead of being woken for each packet. [`Warmth`]
+//! decides when the memory that a burst touched goes back to the system.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -62,7 +62,7 @@ impl<T> Duty<T> {
     /// Ends the turn of the queue's thread.
     pub(in crate::io) fn give_back(&self, subject: MutexGuard<'_, T>) {
         drop(subject);
-        // Raised first: whoever finds it free lowers it after the last raise.
+        // Raised first: the thread that finds it free lowers it after the last raise.
         self.returned.raise();
         self.free.store(true, Ordering::Release);
     }
@@ -165,9 +165,9 @@ impl Weight {
 
 /// Interrupt moderation: decides when to sleep for a moment, by how much earlier sleeps gathered.
 ///
-/// A thread that waits for a socket or a device is woken for each packet, which costs it a context switch, and the program at
-/// the other end up to a tenth of its time. A sleep delays what arrives meanwhile, so sleeps are tried only behind several
-/// packets or a joined one, and go on only while each gathers many.
+/// A thread that waits for a socket or a device is woken for each packet, which costs it a context switch, and the
+/// program at the other end up to a tenth of its time. A sleep delays what arrives meanwhile, so sleeps are tried only
+/// behind several packets or a joined one, and go on only while each gathers many.
 #[derive(Debug)]
 pub(in crate::io) struct Doze {
     dozed: bool,
@@ -185,8 +185,8 @@ impl Default for Doze {
 }
 
 impl Doze {
-    /// To be called when nothing is left to move, with what was moved since the last call. Sleeps for a moment if that is
-    /// expected to gather more. `true`: it slept, so look again.
+    /// To be called when nothing is left to move, with what was moved since the last call. Sleeps for a moment if that
+    /// is expected to gather more. `true`: it slept, so look again.
     pub(in crate::io) fn pause(&mut self, now: Instant, weight: Weight) -> bool {
         let dozes = self.follow(now, weight);
         if dozes {

@@ -1,9 +1,10 @@
-//! Raises the priority of data threads (niceness) where [`Options::raise_priority`](crate::io::Options::raise_priority) allows it
-//! and it helps: while super-packets arrive, because queues grow while bulk traffic waits for a processor; and while there is
-//! little traffic, because a lone packet would wait for the time slice of a busy program. The kernel's own urgent threads run
-//! at the same niceness.
+//! Raises the priority of data threads (niceness) where [`Options::raise_priority`](crate::io::Options::raise_priority)
+//! allows it and it helps: while super-packets arrive, because queues grow while bulk traffic waits for a processor;
+//! and while there is little traffic, because a lone packet would wait for the time slice of a busy program. The
+//! kernel's own urgent threads run at the same niceness.
 //!
-//! Many small packets are better left to gather, so the priority is not raised for them, nor for a thread that cannot keep up.
+//! Many small packets are better left to gather, so the priority is not raised for them, nor for a thread that cannot
+//! keep up.
 #![allow(unsafe_code)]
 
 use std::io;

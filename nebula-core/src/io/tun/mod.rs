@@ -81,7 +81,7 @@ impl Tun {
         Self::negotiate(opened, name, ladder)
     }
 
-    /// Adopts queues opened elsewhere (with IFF_VNET_HDR), and negotiates offloads anew.
+    /// Adopts queues opened elsewhere (with IFF_VNET_HDR), and negotiates offloads again.
     ///
     /// # Errors
     /// Not a tun descriptor, or queues of different devices.
@@ -108,8 +108,8 @@ impl Tun {
         Self::negotiate(queues, name, &TunOffloads::LADDER)
     }
 
-    /// A stand-in for a device, to measure and test without the kernel's: each packet of `socket` (`SOCK_SEQPACKET`) is one
-    /// read or write of a queue, virtio-net header first. All offloads are on.
+    /// A stand-in for a device, to measure and test without the kernel's: each packet of `socket` (`SOCK_SEQPACKET`) is
+    /// one read or write of a queue, virtio-net header first. All offloads are on.
     ///
     /// # Errors
     /// From the system.
@@ -121,8 +121,8 @@ impl Tun {
         Ok(Self { name: "socket".to_owned(), queues, offloads: TunOffloads::TcpAndUdp })
     }
 
-    /// Length of super-packet at which a device of this MTU works best: sealed, it fills exactly one send, where a longer
-    /// one would leave a rest that costs as much as a full one. `None`: the MTU is too large for super-packets.
+    /// Length of super-packet at which a device of this MTU works best: sealed, it fills exactly one send, where a
+    /// longer one would leave a rest that costs as much as a full one. `None`: the MTU is too large for super-packets.
     #[must_use]
     pub fn best_super_packet(mtu: u32) -> Option<u32> {
         let segments = MAX_RUN / mtu.saturating_add(SEALING);
@@ -141,7 +141,7 @@ impl Tun {
         self.offloads
     }
 
-    /// Turns all offloads off, as `create` does when told so.
+    /// Turns all offloads off, as `create` does on request.
     ///
     /// # Errors
     /// From the system.

@@ -72,8 +72,8 @@ impl Receiver {
             header.msg_control = (&raw mut controls[index]).cast();
             header.msg_controllen = size_of::<Control>() as _;
         }
-        // SAFETY: the first `slots` headers point to names, slices, controls and slots that outlive the call, each with its
-        // true length; the slots are disjoint parts of a region borrowed mutably.
+        // SAFETY: the first `slots` headers point to names, slices, controls and slots that outlive the call, each with
+        // its true length; the slots are disjoint parts of a region borrowed mutably.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_fd().as_raw_fd(),
@@ -134,7 +134,8 @@ fn source(name: &libc::sockaddr_in6) -> Option<SocketAddr> {
             Some(unmapped(Ipv6Addr::from(name.sin6_addr.s6_addr), u16::from_be(name.sin6_port), name.sin6_scope_id))
         }
         libc::AF_INET => {
-            // SAFETY: the family says that the kernel wrote a sockaddr_in, which is shorter and needs no stricter alignment.
+            // SAFETY: the family says that the kernel wrote a sockaddr_in, which is shorter and needs no stricter
+            // alignment.
             let name = unsafe { &*std::ptr::from_ref(name).cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(u32::from_be(name.sin_addr.s_addr));
             Some(SocketAddr::new(ip.into(), u16::from_be(name.sin_port)))

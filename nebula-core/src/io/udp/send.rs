@@ -1,6 +1,7 @@
 //! Sends sealed runs: many per system call, each as one super-datagram where the path allows it (GSO).
 //!
-//! Fallbacks, in order: super-datagrams; this run singly (path MTU); the socket singly (device without checksum offload).
+//! Fallbacks, in order: super-datagrams; this run singly (path MTU); the socket singly (device without checksum
+//! offload).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -144,7 +145,8 @@ impl Sender {
                     lost.full += failed.datagrams();
                     at += 1;
                 }
-                // No route, a filter's verdict, an answer to an earlier datagram: the business of this destination alone.
+                // No route, a filter's verdict, an answer to an earlier datagram: the business of this destination
+                // alone.
                 _ => {
                     lost.refused += failed.datagrams();
                     at += 1;
@@ -189,8 +191,8 @@ fn send_batch(socket: &UdpSocket, arena: &[u8], messages: &[Message]) -> io::Res
             write_segment_size(header, message.segment_size as u16);
         }
     }
-    // SAFETY: the first `messages.len()` headers point to names, slices, controls and arena bytes that outlive the call, each
-    // with its true length; the kernel only reads them.
+    // SAFETY: the first `messages.len()` headers point to names, slices, controls and arena bytes that outlive the
+    // call, each with its true length; the kernel only reads them.
     let sent = unsafe {
         libc::sendmmsg(
             socket.as_fd().as_raw_fd(),
@@ -223,7 +225,8 @@ fn write_name(name: &mut libc::sockaddr_in6, to: SocketAddr) -> libc::socklen_t 
             size_of::<libc::sockaddr_in6>() as libc::socklen_t
         }
         SocketAddr::V4(v4) => {
-            // SAFETY: sockaddr_in is shorter than sockaddr_in6 and needs no stricter alignment; any bytes are a value of it.
+            // SAFETY: sockaddr_in is shorter than sockaddr_in6 and needs no stricter alignment; any bytes are a value
+            // of it.
             let name = unsafe { &mut *std::ptr::from_mut(name).cast::<libc::sockaddr_in>() };
             name.sin_family = libc::AF_INET as libc::sa_family_t;
             name.sin_port = v4.port().to_be();
