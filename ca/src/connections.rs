@@ -1,16 +1,14 @@
 //! Connection limits: how many connections one source may have, and which one is evicted when there is no room.
 
+use crate::rate_limit;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
     collections::{BTreeMap, HashMap},
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::{sync::Notify, time::Instant};
-
-use crate::rate_limit;
 
 /// All connections of callers. A newcomer always gets in: when its source or the service has no room left, the oldest
 /// connection of that source goes, or of the source with the most. Callers that have proved who they are stay, and part
@@ -258,6 +256,10 @@ const HANDSHAKE_EVICTABLE_AFTER: Duration = Duration::from_secs(1);
 const MAX_WAITING_OF_A_SOURCE: usize = 512;
 /// A pod has one, and another one while it changes over.
 const MAX_OF_AN_IDENTITY: usize = 8;
+
+/// Remote address of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Caller(pub(crate) IpAddr);
 
 #[cfg(test)]
 mod tests {

@@ -10,10 +10,10 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use nebula_cert::issuance::{self, CERTIFICATE_PATH, MAX_WAIT_SECONDS, MAX_BODY, RELEASE_PATH, TRUST_PATH};
+use nebula_cert::issuance::{self, CERTIFICATE_PATH, MAX_BODY, MAX_WAIT_SECONDS, RELEASE_PATH, TRUST_PATH};
 use serde::de::DeserializeOwned;
 
-use crate::{address::Subject, caller::Caller, connections::Connection, refusal::Refusal, service::Service, time};
+use crate::{address::Subject, connections::Caller, connections::Connection, refusal::Refusal, service::Service, time};
 
 /// All paths of the service.
 pub(crate) fn router(service: Arc<Service>) -> Router {

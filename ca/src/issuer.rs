@@ -20,8 +20,9 @@ use crate::{
     address::{AddressMode, Subject},
     authority::{Authority, Grant},
     cluster::Cluster,
+    pod::KubernetesPolicy,
     pod::PodFacts,
-    policy::{PodPolicy, Policy, kubernetes::KubernetesPolicy},
+    policy::{PodPolicy, Policy},
     proof::{
         self,
         certificate::{Presented, RenewalKey},

@@ -16,7 +16,6 @@ mod address;
 mod admission;
 mod audit;
 mod authority;
-mod caller;
 mod causes;
 #[cfg_attr(not(feature = "kubernetes"), allow(dead_code, reason = "asked by nobody without the feature"))]
 mod cluster;
@@ -28,7 +27,6 @@ mod http;
 mod init;
 mod issuer;
 mod metrics;
-mod names;
 mod page;
 mod pod;
 mod policy;
@@ -59,8 +57,9 @@ pub use control::{Command, CommandOutcome, ListedCertificate, ListedToken, NewTo
 pub use control_socket::{ControlError, call};
 pub use directory::{Directory, FileError};
 pub use init::{InitError, NewCa, default_tls_names};
+pub use pod::KubernetesPolicy;
 pub use pod::PodFacts;
-pub use policy::{PodPolicy, Policy, PolicyError, kubernetes::KubernetesPolicy};
+pub use policy::{PodPolicy, Policy, PolicyError};
 pub use proof::token::{ENROLMENT_PREFIX, TokenHash, generate};
 pub use refusal::Refusal;
 pub use rollover::{Rollover, RolloverError};

@@ -1,13 +1,11 @@
 //! What is known of a pod when it is decided what it gets.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 
 use nebula_cert::issuance;
 
 use crate::{
     cluster::{Cluster, Pod},
-    names::is_name,
-    policy::kubernetes::KubernetesPolicy,
     refusal::Refusal,
 };
 
@@ -104,5 +102,44 @@ impl PodFacts {
     #[must_use]
     pub fn shown(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Whether this may be the name of a namespace.
+pub(crate) fn is_namespace(text: &str) -> bool {
+    text.len() <= 63 && is_label(text)
+}
+
+/// Whether this may be the name of a pod, a node or a service account.
+pub(crate) fn is_name(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+/// A DNS label in the sense of RFC 1123, lower case only; its length is bounded by the caller.
+fn is_label(text: &str) -> bool {
+    let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = text.as_bytes();
+    bytes.first().is_some_and(is_alphanumeric)
+        && bytes.last().is_some_and(is_alphanumeric)
+        && bytes.iter().all(|byte| is_alphanumeric(byte) || *byte == b'-')
+}
+
+/// Whom to believe about pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KubernetesPolicy {
+    /// Service account of the node agent, as `namespace/name`.
+    pub(crate) node_account: String,
+    /// Audience for which tokens must be made.
+    pub(crate) audience: String,
+    /// Credentials for the API server; none takes those every pod gets.
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Whether a pod's address must be in the ranges of its node, where the node has any.
+    pub(crate) node_ranges: bool,
+}
+
+impl KubernetesPolicy {
+    /// Namespace and name of the node agent's service account.
+    pub(crate) fn node_account(&self) -> (&str, &str) {
+        self.node_account.split_once('/').unwrap_or_default()
     }
 }

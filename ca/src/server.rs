@@ -19,7 +19,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    caller::Caller,
+    connections::Caller,
     connections::{self, Connections},
     control_socket::ControlSocket,
     http,

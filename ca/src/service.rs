@@ -17,8 +17,8 @@ use tokio_rustls::TlsAcceptor;
 use crate::{
     admission::{Admission, Turn},
     audit::{AuditLog, Event},
-    caller::Caller,
     causes::with_causes,
+    connections::Caller,
     control::{Command, CommandOutcome, Operator},
     directory::AUDIT_LOG,
     issuer::{GivenBack, Issued, Issuer},

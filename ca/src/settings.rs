@@ -11,7 +11,8 @@ use crate::{
     cluster::Cluster,
     directory::{CONTROL_SOCKET, DATABASE, Directory, FileError, NODE_TOKEN, POLICY, STORE, TLS_CERTIFICATE, TLS_KEY},
     issuer::Rules,
-    policy::{Policy, PolicyError, kubernetes::KubernetesPolicy},
+    pod::KubernetesPolicy,
+    policy::{Policy, PolicyError},
     proof::node::NodeToken,
     store::StoreError,
 };

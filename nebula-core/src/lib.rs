@@ -70,7 +70,6 @@
 
 pub mod config;
 pub mod counters;
-mod drop_reason;
 pub mod firewall;
 pub mod forward;
 mod handshake;
@@ -91,7 +90,7 @@ pub mod tunnel;
 pub mod wire;
 
 pub use config::Config;
-pub use drop_reason::DropReason;
+pub use counters::DropReason;
 pub use forward::{Forwarder, Lane};
 pub use node::{
     FlowTrace, Node, Outcome, Part, PendingStatus, RelayState, RelayStatus, TableSizes, TunnelStatus, WallClock,

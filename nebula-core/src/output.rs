@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nebula_cert::{Fingerprint, VerifiedCertificate, Version};
 
-use crate::drop_reason::DropReason;
+use crate::counters::DropReason;
 use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
 use crate::wire::header::MessageType;
 use crate::wire::offload::Offload;

@@ -5,12 +5,10 @@ use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use super::{
-    PodPolicy, Policy, PolicyError, Provisional, Rule, Template, kubernetes::KubernetesPolicy, template::is_label_key,
-};
+use super::{PodPolicy, Policy, PolicyError, Provisional, Rule, Template, template::is_label_key};
 use crate::{
     address::{self, AddressMode},
-    names::{is_name, is_namespace},
+    pod::{KubernetesPolicy, is_name, is_namespace},
     time,
 };
 

@@ -2,7 +2,6 @@
 //! policy).
 
 mod file;
-pub(crate) mod kubernetes;
 mod template;
 
 use std::{collections::BTreeMap, net::IpAddr};
@@ -10,10 +9,10 @@ use std::{collections::BTreeMap, net::IpAddr};
 use ipnet::IpNet;
 use nebula_cert::{Certificate, Version};
 
-use self::{file::PolicyFile, kubernetes::KubernetesPolicy, template::Template};
+use self::{file::PolicyFile, template::Template};
 use crate::{
     address::{self, AddressMode},
-    pod::PodFacts,
+    pod::{KubernetesPolicy, PodFacts},
     refusal::Refusal,
 };
 

@@ -6,9 +6,9 @@ use subtle::ConstantTimeEq;
 
 use crate::{
     cluster::{Cluster, User},
-    names::{is_name, is_namespace},
+    pod::KubernetesPolicy,
     pod::PodFacts,
-    policy::kubernetes::KubernetesPolicy,
+    pod::{is_name, is_namespace},
     proof::{review, token::TokenHash},
     refusal::Refusal,
 };

@@ -6,8 +6,8 @@ use nebula_cert::{UnixTime, issuance::Pod};
 
 use crate::{
     cluster::Cluster,
+    pod::KubernetesPolicy,
     pod::PodFacts,
-    policy::kubernetes::KubernetesPolicy,
     proof::{node::check_pod, review},
     refusal::Refusal,
 };

@@ -12,7 +12,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use nebula_cert::issuance::{self, CERTIFICATE_PATH, MAX_WAIT_SECONDS, MAX_REPLY, Pod, Proof, Reply, Request, TRUST_PATH};
+use nebula_cert::issuance::{
+    self, CERTIFICATE_PATH, MAX_REPLY, MAX_WAIT_SECONDS, Pod, Proof, Reply, Request, TRUST_PATH,
+};
 use nebula_cert::{CaPool, Curve, Identity, PrivateKey, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};

@@ -4,11 +4,12 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use nebula_core::config::{CalculatedRemotes, LocalAllowList, RemoteAllowList};
+use nebula_core::config::{CalculatedRemotes, Calculation, LocalAllowList, RemoteAllowList};
 
+use super::allow_list::{self, go_type, map, prefix, shown};
 use super::hosts::{has_unusable_port, is_name};
 use super::section::Section;
-use super::{HostTarget, Invalid, Refused, StaticHosts, allow_list, calculated_remotes};
+use super::{HostTarget, Invalid, Refused, StaticHosts, Value};
 use crate::go::netip;
 
 /// How peers are found, and how this node is.
@@ -43,7 +44,7 @@ impl Discovery {
         };
         let lighthouses = section.keep("lighthouse.hosts", lighthouses(section, am_lighthouse, &known));
         let advertise = section.keep("lighthouse.advertise_addrs", advertise(section, networks));
-        let calculated_remotes = section.keep("lighthouse.calculated_remotes", calculated_remotes::read(section));
+        let calculated_remotes = section.keep("lighthouse.calculated_remotes", calculated_remotes(section));
         let remote_allow = section.keep("lighthouse.remote_allow_list", allow_list::remote(section));
         let local_allow = section.keep("lighthouse.local_allow_list", allow_list::local(section));
         let interval = match section.int("lighthouse.interval", 0..=i64::from(u32::MAX)) {
@@ -142,4 +143,41 @@ fn advertise(section: &Section<'_>, networks: &[IpNet]) -> Result<Vec<HostTarget
 
 fn refuse(cause: impl Into<String>) -> Refused {
     Refused::new("Failed to initialize lighthouse handler", cause)
+}
+
+/// Key of the endpoints that are computed from overlay addresses.
+const CALCULATED_REMOTES: &str = "lighthouse.calculated_remotes";
+
+fn calculated_remotes(section: &Section<'_>) -> Result<CalculatedRemotes, Refused> {
+    let mut ranges = Vec::new();
+    for (text, entries) in map(section, CALCULATED_REMOTES)?.into_iter().flatten() {
+        let range = prefix(CALCULATED_REMOTES, text)?;
+        let at = |cause: String| refuse(format!("config '{CALCULATED_REMOTES}.{text}': {cause}"));
+        let Value::List(entries) = entries else {
+            return Err(at(format!("calculated_remotes entry has invalid type: {}", go_type(entries))));
+        };
+        let calculations = entries.iter().map(calculation).collect::<Result<Vec<_>, _>>();
+        ranges.push((range, calculations.map_err(|cause| at(format!("calculated_remotes entry: {cause}")))?));
+    }
+    CalculatedRemotes::new(ranges).map_err(|error| {
+        refuse(format!("config '{CALCULATED_REMOTES}.{}': calculated_remotes entry: {error}", error.range))
+    })
+}
+
+fn calculation(entry: &Value) -> Result<Calculation, Invalid> {
+    let Value::Map(entry) = entry else { return Err(format!("invalid type: {}", go_type(entry)).into()) };
+    let mask = match entry.get("mask") {
+        None | Some(Value::Null) => return Err("missing mask: it must be a prefix such as 192.168.0.0/16".into()),
+        Some(Value::String(text)) => netip::prefix(text).ok_or_else(|| format!("invalid mask: {text}"))?,
+        Some(other) => return Err(format!("invalid mask (type {}): {}", go_type(other), shown(other)).into()),
+    };
+    let port = match entry.get("port") {
+        None | Some(Value::Null) => return Err("missing port: it must be a UDP port".into()),
+        Some(value @ (Value::Int(_) | Value::String(_))) => {
+            value.int().ok_or_else(|| format!("invalid port: {}", shown(value)))?
+        }
+        Some(other) => return Err(format!("invalid port (type {}): {}", go_type(other), shown(other)).into()),
+    };
+    let port = u16::try_from(port).map_err(|_| format!("invalid port: {port}"))?;
+    Ok(Calculation { mask, port })
 }

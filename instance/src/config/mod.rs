@@ -4,7 +4,6 @@
 //! touches the network or changes the system; names are resolved elsewhere.
 
 mod allow_list;
-mod calculated_remotes;
 mod discovery;
 mod findings;
 mod firewall;

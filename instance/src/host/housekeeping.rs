@@ -5,11 +5,11 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nebula_cert::UnixTime;
 use nebula_core::io::Handle;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::host::control::{ControlService, ControlSocket};
-use crate::host::expiry;
 use crate::host::file_watch::FileWatch;
 use crate::host::reload::Reloader;
 use crate::linux::clock::{now, unix_now};
@@ -38,7 +38,7 @@ impl Housekeeping {
         let mut release_memory_at = Some(now() + RELEASE_MEMORY_AFTER);
         loop {
             if now() >= expiry_due {
-                expiry::report(self.metrics.validity(), unix_now());
+                report_expiry(self.metrics.validity(), unix_now());
                 expiry_due = now() + EXPIRY_CHECK_INTERVAL;
             }
             let watch = self.reloader().settings().operation.watch;
@@ -90,3 +90,58 @@ impl Housekeeping {
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 // By then all threads run and the first handshakes are over; most of the memory that the start used is free.
 const RELEASE_MEMORY_AFTER: Duration = Duration::from_millis(250);
+
+/// Logs a warning if a certificate of this validity expires soon.
+fn report_expiry((not_before, not_after): (UnixTime, UnixTime), now: UnixTime) {
+    let left = not_after - now;
+    match look(not_before, not_after, now) {
+        Look::Fine => {}
+        Look::Soon => tracing::warn!(
+            secondsLeft = left,
+            "The certificate of this host expires soon: renew it, replace pki.cert and send SIGHUP"
+        ),
+        Look::Expired => tracing::error!(
+            secondsLeft = left,
+            "The certificate of this host has expired, peers refuse it: renew it, replace pki.cert and send SIGHUP"
+        ),
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Look {
+    Fine,
+    Soon,
+    Expired,
+}
+
+/// A short-lived certificate is renewed often, so its last quarter is soon enough.
+fn look(not_before: UnixTime, not_after: UnixTime, now: UnixTime) -> Look {
+    let notice = ((not_after - not_before) / 4).min(MAX_NOTICE_SECONDS);
+    match not_after - now {
+        left if left <= 0 => Look::Expired,
+        left if left < notice => Look::Soon,
+        _ => Look::Fine,
+    }
+}
+
+const MAX_NOTICE_SECONDS: i64 = 30 * 86_400;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_month_or_the_last_quarter_is_soon() {
+        const DAY: i64 = 86_400;
+        for (lifetime, left, expected) in [
+            (365 * DAY, 31 * DAY, Look::Fine),
+            (365 * DAY, 29 * DAY, Look::Soon),
+            (DAY, DAY / 3, Look::Fine),
+            (DAY, DAY / 5, Look::Soon),
+            (DAY, 0, Look::Expired),
+            (365 * DAY, -1, Look::Expired),
+        ] {
+            assert_eq!(look(0, lifetime, lifetime - left), expected, "{left} of {lifetime}");
+        }
+    }
+}

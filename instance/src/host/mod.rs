@@ -4,7 +4,6 @@ mod account;
 mod control;
 pub mod daemon;
 mod dns;
-mod expiry;
 mod file_watch;
 mod housekeeping;
 mod reload;

@@ -4,7 +4,6 @@ pub(crate) mod capabilities;
 pub mod clock;
 pub mod confinement;
 pub(crate) mod errno;
-pub(crate) mod link_watch;
 pub mod memory;
 pub mod netns;
 pub mod notify;

@@ -1,21 +1,27 @@
 //! One pod's data path: tun, sockets and the driver that joins them, closed until there is a certificate.
 
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use nebula_cert::{CaPool, Identity};
 use nebula_cni_plugin::launch::LaunchSpec;
 use nebula_core::firewall::Policy;
 use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
+use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
 use crate::config::Settings;
 use crate::linux::memory;
 use crate::linux::netns::{Namespace, NamespaceExecutor};
+use crate::linux::rtnetlink::Kernel;
 use crate::metrics::Handshakes;
 use crate::names::{self, NameWatch};
 use crate::overlay::events;
-use crate::overlay::link::{self, LinkRoute, OverlayLink};
-use crate::pod::device::PodDevice;
+use crate::overlay::link::{self, LinkRoute, OverlayLink, interface_index};
 use crate::pod::error::Error;
 
 /// Owns the device, the sockets and the driver of a pod.
@@ -206,10 +212,51 @@ pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(thread_failed)
 }
 
-fn thread_failed(error: std::io::Error) -> Error {
+fn thread_failed(error: io::Error) -> Error {
     Error::set_up_io("cannot start a thread", error)
 }
 
 fn link_failed(error: link::Error) -> Error {
     Error::set_up("cannot configure the tun device in the pod", error)
 }
+
+/// Holds the device until it is removed.
+pub(crate) struct PodDevice {
+    tun: OwnedFd,
+    index: u32,
+    /// Connected in the pod's namespace, which this process can no longer enter.
+    kernel: Kernel,
+    /// Where the heir listens, once there is one.
+    heir: PathBuf,
+}
+
+impl PodDevice {
+    /// Of `tun`, which is in the namespace of the calling thread.
+    pub(crate) fn hold(tun: &Tun, heir: PathBuf) -> io::Result<Self> {
+        let index = interface_index(tun.name()).map_err(io::Error::other)?;
+        Ok(Self { tun: tun.hold()?, index, kernel: Kernel::connect()?, heir })
+    }
+
+    /// Takes it away, and waits until it is gone from the namespace. Nobody else may hold it any more.
+    ///
+    /// # Errors
+    /// There is no heir, so it was closed here; or the heir does not close it.
+    pub(crate) fn remove(mut self) -> io::Result<()> {
+        let socket = UnixDatagram::unbound()?;
+        let (files, heir) = ([self.tun.as_raw_fd()], UnixAddr::new(&self.heir)?);
+        let message = [ControlMessage::ScmRights(&files)];
+        sendmsg(socket.as_raw_fd(), &[IoSlice::new(&[0])], &message, MsgFlags::MSG_DONTWAIT, Some(&heir))?;
+        drop(self.tun);
+        for _ in 0..MAX_CHECKS {
+            if !self.kernel.has_link(self.index)? {
+                return Ok(());
+            }
+            sleep(CHECK_INTERVAL);
+        }
+        Err(io::ErrorKind::TimedOut.into())
+    }
+}
+
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
+// It takes two or three milliseconds; the supervisor kills this process after two seconds.
+const MAX_CHECKS: u32 = 1000;

@@ -12,7 +12,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 
 use crate::ca_client::{self, TrustAnswer};
-use crate::linux::link_watch::LinkWatch;
+use crate::linux::rtnetlink::LinkWatch;
 use crate::linux::signals::{Arrived, Signal, Signals};
 use crate::pod::enrolment::Outcome;
 use crate::pod::status_socket::StatusSocket;

@@ -1,7 +1,6 @@
 //! One pod's instance: enrolment, tunnel, isolation, status and renewals.
 
 mod data_path;
-mod device;
 mod enrolment;
 pub mod error;
 mod events;

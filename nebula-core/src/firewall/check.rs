@@ -8,7 +8,7 @@ use super::conntrack::Seen;
 use super::flow_cache::Passed;
 use super::{Conntrack, Filter, FlowCache, KnownFlow, Peer, Policy};
 use crate::counters::Direction;
-use crate::drop_reason::DropReason;
+use crate::counters::DropReason;
 use crate::tunnel::Tunnel;
 use crate::wire::ip::FlowKey;
 

@@ -11,7 +11,7 @@ use super::flow_entry::{At, Entry, Owner};
 use super::flow_table::FlowTable;
 use super::{Filter, Peer};
 use crate::counters::Direction;
-use crate::drop_reason::DropReason;
+use crate::counters::DropReason;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{CachePadded, Mutex, MutexGuard};
 use crate::tunnel::{PeerIdentity, route_digest};

@@ -1,9 +1,18 @@
 //! What happens to a datagram between two hosts: latency, loss, reorder, duplicate, MTU (netem).
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::RngCore as _;
+
+use crate::counters::Direction;
+use crate::firewall::{Conntrack, Filter, Firewall, FlowCache, Policy};
+use crate::index::LocalIndex;
+use crate::tunnel::Tunnel;
+use crate::wire::ip::FlowKey;
+use crate::{DropReason, Forwarder};
 
 /// Properties of every path of the network. Probabilities are in percent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,11 +52,47 @@ fn chance(rng: &mut ChaCha20Rng, percent: u32) -> bool {
     percent > 0 && rng.next_u32() % 100 < percent
 }
 
+/// Rules, known flows, and what one lane keeps at hand.
+#[derive(Debug)]
+pub struct Gate {
+    filter: Filter,
+    conntrack: Conntrack,
+    cache: FlowCache,
+    tunnel: Arc<Tunnel>,
+}
+
+impl Gate {
+    /// Between a host with these networks and the peer of one of its tunnels; `None` if it has no such tunnel.
+    #[must_use]
+    pub fn new(
+        policy: &Policy,
+        own: &[IpNet],
+        forwarder: &Forwarder,
+        tunnel: LocalIndex,
+        now: Instant,
+    ) -> Option<Self> {
+        Some(Self {
+            filter: Filter::new(policy, own, &[], 1),
+            conntrack: Conntrack::new(now, 7, policy.max_flows),
+            cache: FlowCache::default(),
+            tunnel: forwarder.tunnels().by_index(tunnel)?,
+        })
+    }
+
+    /// Decides about one packet.
+    ///
+    /// # Errors
+    /// Why it is dropped.
+    pub fn check(&mut self, now: Instant, direction: Direction, flow: &FlowKey) -> Result<(), DropReason> {
+        let firewall = Firewall { filter: &self.filter, conntrack: &self.conntrack };
+        firewall.check(&mut self.cache, now, direction, flow, &self.tunnel, |_| None)
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use rand_chacha::rand_core::SeedableRng as _;
-
     use super::*;
+    use rand_chacha::rand_core::SeedableRng as _;
 
     #[test]
     fn a_lossy_link_loses_about_the_given_share() {

@@ -1,7 +1,9 @@
 //! Immutable keys, an atomic send counter, the replay window (SA state).
 
-use super::ReplayWindow;
+use nebula_cert::{VerifiedCertificate, Version};
+
 use super::cipher::{AeadKey, Cipher};
+use super::{LocalIndex, RemoteIndex, ReplayWindow};
 use crate::sync::CachePadded;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -105,6 +107,25 @@ impl Session {
     pub fn is_exhausted(&self) -> bool {
         self.next_counter() > Self::REJECT_AFTER - MAX_RESERVED_AT_ONCE
     }
+}
+
+/// The outcome of a finished handshake: everything that a tunnel is made of.
+#[derive(Debug)]
+pub(crate) struct Negotiated {
+    /// Own index.
+    pub(crate) local_index: LocalIndex,
+    /// Peer's index.
+    pub(crate) remote_index: RemoteIndex,
+    /// The peer's verified certificate.
+    pub(crate) peer: VerifiedCertificate,
+    /// Traffic keys.
+    pub(crate) keys: SessionKeys,
+    /// Whether this node initiated.
+    pub(crate) initiator: bool,
+    /// Version of the own certificate sent.
+    pub(crate) own_version: Version,
+    /// Time field of the peer's message.
+    pub(crate) peer_time: u64,
 }
 
 #[cfg(test)]

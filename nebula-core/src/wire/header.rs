@@ -10,7 +10,7 @@
 //! Big-endian throughout. The reserved bits are sent as zero and not checked, but they are authenticated: additional
 //! data is the header as received, never a re-encoded one.
 
-use crate::drop_reason::DropReason;
+use crate::counters::DropReason;
 
 /// Bytes of a header.
 pub const HEADER_LEN: usize = 16;

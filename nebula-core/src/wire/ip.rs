@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::drop_reason::DropReason;
+use crate::counters::DropReason;
 
 /// IP protocol numbers the firewall tells apart.
 pub mod protocol {

@@ -7,7 +7,6 @@ mod answer;
 mod flow;
 mod refusal;
 mod request;
-mod rule_text;
 mod service;
 mod socket;
 
