@@ -97,7 +97,7 @@ fn rule(item: &Value) -> Result<(Option<Rule>, Vec<&'static str>), Invalid> {
         other => return Err(format!("proto was not understood; `{other}`").into()),
     };
     let port = if protocol == Protocol::Icmp {
-        if !port_text.is_empty() {
+        if !port_text.is_empty() && port_text != "any" {
             warnings.push("port or code is ignored for proto icmp, matching any ICMP traffic");
         }
         PortRange::Any

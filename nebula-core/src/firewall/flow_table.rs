@@ -144,7 +144,7 @@ impl FlowTable {
     pub(super) fn shrink(&mut self) {
         if self.len == 0 {
             *self = Self::default();
-        } else if self.entries.len() > MIN_SHRINKABLE_LEN && self.len < self.entries.len() / 4 {
+        } else if self.entries.len() > MIN_SHRINKABLE_LEN && 4 * self.len < self.entries.len() {
             self.rebuild();
         }
     }

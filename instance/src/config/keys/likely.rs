@@ -10,6 +10,7 @@ const FORMER: &[(&str, &str)] = &[
     ("handshakes.wait_rotation", "Go Nebula dropped handshakes.wait_rotation; handshakes.try_interval is what is left"),
     ("sshd.port", "the port is a part of sshd.listen"),
     ("lighthouse.dns.enabled", "the switch is lighthouse.serve_dns"),
+    ("punchy.punch_back", "it is called punchy.respond"),
 ];
 
 /// The likely fix of an unknown key, as a sentence without its stop.
@@ -17,12 +18,38 @@ pub(super) fn key(path: &str) -> Option<String> {
     if let Some((_, fix)) = FORMER.iter().find(|(former, _)| *former == path) {
         return Some((*fix).to_owned());
     }
-    let leaf = path.rsplit('.').next().unwrap_or(path);
-    let elsewhere = KEYS.iter().find(|key| key.path != leaf && key.path.rsplit('.').next() == Some(leaf));
-    let sections = KEYS.iter().filter_map(|key| key.path.rsplit_once('.').map(|(section, _)| section));
-    let misspelt = nearest(path, KEYS.iter().map(|key| key.path).chain(sections));
-    let meant = misspelt.or_else(|| elsewhere.map(|key| key.path))?;
+    let sections = KEYS.iter().map(|key| section_of(key.path)).filter(|section| !section.is_empty());
+    let known = KEYS.iter().map(|key| key.path).chain(sections);
+    let misspelt = match path.rsplit_once('.') {
+        // Names such as `host` and `enabled` stand in several sections: a slip stays in its own.
+        Some((own, leaf)) => {
+            let leaves = known.filter_map(|known| known.rsplit_once('.').filter(|(section, _)| *section == own));
+            nearest(leaf, leaves.map(|(_, leaf)| leaf)).map(|leaf| format!("{own}.{leaf}"))
+        }
+        None => nearest(path, known).map(str::to_owned),
+    };
+    let meant = misspelt.or_else(|| elsewhere(path).map(str::to_owned))?;
     Some(format!("did you mean {meant}?"))
+}
+
+/// The section that has all these keys, which were found without a section or in another one: its header is missing.
+pub(super) fn missing_header(found_in: &str, leaves: &[&str]) -> Option<&'static str> {
+    let has = |section: &str, leaf: &str| KEYS.iter().any(|key| key.path.rsplit_once('.') == Some((section, leaf)));
+    let mut sections = KEYS.iter().map(|key| section_of(key.path)).filter(|section| !section.is_empty());
+    let all = |section: &&str| *section != found_in && leaves.iter().all(|leaf| has(section, leaf));
+    if leaves.len() < 2 { None } else { sections.find(all) }
+}
+
+/// A key of another section with the same name, if that name says enough by itself.
+fn elsewhere(path: &str) -> Option<&'static str> {
+    let leaf = path.rsplit('.').next().unwrap_or(path);
+    let mut same = KEYS.iter().map(|key| key.path).filter(|key| *key != leaf && key.rsplit('.').next() == Some(leaf));
+    let (first, second) = (same.next(), same.next());
+    first.filter(|_| second.is_none() && leaf.contains('_'))
+}
+
+fn section_of(path: &'static str) -> &'static str {
+    path.rsplit_once('.').map_or("", |(section, _)| section)
 }
 
 /// The likely name of an unknown field.
@@ -83,6 +110,7 @@ mod tests {
             ("tun.am_relay", "did you mean relay.am_relay?"),
             ("am_lighthouse", "did you mean lighthouse.am_lighthouse?"),
             ("pki.blacklist", "it is called pki.blocklist now"),
+            ("punchy.punch_back", "it is called punchy.respond"),
         ] {
             assert_eq!(key(written).as_deref(), Some(meant), "{written}");
         }
@@ -90,8 +118,23 @@ mod tests {
     }
 
     #[test]
+    fn common_names_are_not_looked_for_in_other_sections() {
+        for written in ["stats.enabled", "stats.port", "tun.host", "listen.dev"] {
+            assert_eq!(key(written), None, "{written}");
+        }
+    }
+
+    #[test]
+    fn keys_without_their_header_name_their_section() {
+        assert_eq!(missing_header("tun", &["type", "prefix", "protocol"]), Some("stats"));
+        assert_eq!(missing_header("", &["cadence", "lookup_timeout"]), Some("static_map"));
+        assert_eq!(missing_header("tun", &["type"]), None, "one key may be a slip");
+        assert_eq!(missing_header("tun", &["type", "nonsense"]), None);
+    }
+
+    #[test]
     fn other_words_are_no_slips() {
-        for written in ["x-defaults", "nonsense", "tin", &"a".repeat(5000)] {
+        for written in ["nonsense-of-mine", "nonsense", "tin", &"a".repeat(5000)] {
             assert_eq!(key(written).filter(|_| written != "tin"), None, "{written}");
         }
     }

@@ -58,13 +58,17 @@ fn check_entries(section: &Section<'_>, path: &str, value: &Value, fields: &[&'s
     let Value::List(items) = value else { return };
     for (index, item) in items.iter().enumerate() {
         let Value::Map(map) = item else { continue };
-        for field in map.keys().filter(|field| !fields.contains(&field.as_str())) {
+        let is_remark = |field: &str| path.starts_with("firewall.") && RULE_REMARKS.contains(&field);
+        for field in map.keys().filter(|field| !fields.contains(&field.as_str()) && !is_remark(field)) {
             let at = format!("{path}.{index}.{field}");
             let hint = likely::field(field, fields).map(|name| format!("; did you mean {name}?")).unwrap_or_default();
             section.warn(at, format!("unknown field {field} in entry #{index} of {path} is ignored{hint}"));
         }
     }
 }
+
+/// Fields of rules that are for people only.
+const RULE_REMARKS: &[&str] = &["description", "name", "comment"];
 
 /// `a.b` as `a: {b: ...}`.
 fn nested(name: &str) -> String {
@@ -73,10 +77,23 @@ fn nested(name: &str) -> String {
     format!("{open}: ...{}", "}".repeat(parts.len().saturating_sub(1)))
 }
 
+/// Names that programs leave to people: anchors for YAML, and remarks.
+fn is_private(name: &str) -> bool {
+    name.starts_with("x-") || name.starts_with('_')
+}
+
+fn is_known(path: &str) -> bool {
+    KEYS.iter().any(|key| key.path.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
+}
+
 fn check_unknown(section: &Section<'_>, value: &Value, prefix: String) {
     let Value::Map(map) = value else { return };
-    for (name, value) in map {
-        let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+    let join = |name: &str| if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
+    let names = map.keys().map(String::as_str);
+    let unknown: Vec<&str> = names.filter(|name| !is_private(name) && !is_known(&join(name))).collect();
+    let header = likely::missing_header(&prefix, &unknown);
+    for (name, value) in map.iter().filter(|(name, _)| !is_private(name)) {
+        let path = join(name);
         if name.contains('.') {
             let text = format!("key {name:?} is ignored: a dot is a part of its name; write {}", nested(name));
             section.warn(&path, text);
@@ -96,7 +113,8 @@ fn check_unknown(section: &Section<'_>, value: &Value, prefix: String) {
                 );
             }
             _ => {
-                let hint = likely::key(&path).map(|hint| format!("; {hint}")).unwrap_or_default();
+                let belongs = header.map(|header| format!("it belongs under {header}, whose line is missing"));
+                let hint = belongs.or_else(|| likely::key(&path)).map(|hint| format!("; {hint}")).unwrap_or_default();
                 section.warn(&path, format!("unknown key {path} is ignored{hint}"));
             }
         }

@@ -87,9 +87,14 @@ impl Bench {
     pub(crate) fn new() -> Self {
         let go = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/peers/sid/usr/bin/nebula");
         assert!(go.exists(), "{} is missing: run .ci/go-nebula first", go.display());
+        Self { go, ..Self::without_go() }
+    }
+
+    /// For what only ours is asked.
+    pub(crate) fn without_go() -> Self {
         let folder = tempfile::tempdir().unwrap();
         write_credentials(folder.path());
-        Self { folder, go }
+        Self { folder, go: PathBuf::new() }
     }
 
     pub(crate) fn compare(&self, case: &Case) -> Result<(), String> {
@@ -133,6 +138,17 @@ impl Bench {
             2 if go.1.contains("panic:") => Verdict::GoPanics,
             _ => Verdict::Differs(format!("Go ends with {}: {}\n  ours with {}: {}", go.0, go.1, ours.0, ours.1)),
         }
+    }
+
+    /// What `-test -strict` of ours says of a published example, with a certificate in the network of the examples.
+    pub(crate) fn strict(&self, text: &str) -> Result<(), String> {
+        let dir = self.folder.path();
+        let path = dir.join("config.yml");
+        let text = text.replace("/etc/nebula/host.crt", "/etc/nebula/example.crt");
+        std::fs::write(&path, text.replace("/etc/nebula", &dir.display().to_string())).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nebula"));
+        let output = command.args(["-test", "-strict", "-config"]).arg(&path).output().unwrap();
+        if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stdout).into_owned()) }
     }
 
     /// `$DIR` stands for the folder of credentials; a text without `pki` gets good ones.
@@ -200,6 +216,8 @@ fn write_credentials(folder: &Path) {
         };
         let (v1, v2) = (sign(Version::V1, networks, LATE), sign(Version::V2, networks, LATE));
         let elsewhere = sign(Version::V1, &["10.43.0.7/16"], LATE);
+        // In the network of the published examples.
+        write(&format!("example{suffix}.crt"), &sign(Version::V2, &["192.168.100.9/24"], LATE).to_pem());
         write(&format!("ca{suffix}.crt"), &ca.to_pem());
         write(&format!("ca{suffix}.key"), ca_key.to_pem().as_str());
         write(&format!("old-ca{suffix}.crt"), &old_ca.to_pem());

@@ -124,6 +124,14 @@ fn the_edits_find_lists_sections_and_options_in_every_example() {
 }
 
 #[test]
+fn a_strict_test_accepts_the_published_examples() {
+    let bench = Bench::without_go();
+    for (release, example) in PUBLISHED {
+        bench.strict(example).unwrap_or_else(|said| panic!("{release}: {said}"));
+    }
+}
+
+#[test]
 #[ignore = "needs Go Nebula, which .ci/go-nebula fetches"]
 fn go_and_ours_agree_on_every_published_example_and_its_usual_edits() {
     let bench = Bench::new();

@@ -100,6 +100,11 @@ pub(super) const CASES: &[Case] = &[
         "only one of port or code should be provided",
     ),
     remarked("code", "firewall: {inbound: [{code: 2, proto: tcp, host: any}]}", "code"),
+    good("any port for icmp", "firewall: {inbound: [{port: any, proto: icmp, host: any}]}"),
+    good(
+        "remarks on a rule",
+        "firewall: {inbound: [{port: 80, proto: tcp, host: any, name: web, description: pages, comment: soon}]}",
+    ),
     remarked("port for icmp", "firewall: {inbound: [{port: 8, proto: icmp, host: any}]}", "icmp"),
     refused(
         "cidr without length",

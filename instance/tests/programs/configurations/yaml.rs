@@ -14,11 +14,8 @@ pub(super) const CASES: &[Case] = &[
     refused_as("alias without anchor", "listen: *nowhere", "nowhere", "unknown anchor"),
     good("anchor and alias", "tun: {mtu: &m 1300}\ncounters: {try_promote: *m}"),
     good("merge key", "tun: &t {mtu: 1300, dev: a}\npunchy: {punch: true}\n"),
-    remarked(
-        "merge key of a section",
-        "x-defaults: &d {host: 0.0.0.0, port: 4242}\nlisten: {<<: *d, port: 4243}",
-        "x-defaults",
-    ),
+    good("merge key of a section", "x-defaults: &d {host: 0.0.0.0, port: 4242}\nlisten: {<<: *d, port: 4243}"),
+    good("keys for people", "_remark: mine\nx-team: {name: net}\nlisten: {_why: NAT, port: 4243}"),
     good("octal", "listen: {port: 0o10222}"),
     good("octal of old", "listen: {port: 010222}"),
     good("binary", "listen: {port: 0b1000010010010}"),
