@@ -5,8 +5,8 @@
 //!
 //! - [`host`], [`pod`], [`init`], [`enrol`]
 //! - [`overlay`], [`handoff`], [`ca_client`]
-//! - [`metrics`]
-//! - [`log`], [`listener`], [`names`]
+//! - `metrics`
+//! - [`log`], `listener`, [`names`]
 //! - [`config`]
 //! - [`go`], [`linux`], [`causes`]
 

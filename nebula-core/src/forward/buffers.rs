@@ -11,7 +11,7 @@ use super::Offload;
 pub struct Run {
     /// Destination.
     pub to: SocketAddr,
-    /// Bytes in [`Lane::arena`].
+    /// Bytes in [`Lane::arena`](crate::Lane::arena).
     pub range: Range<usize>,
     /// Length of every datagram but the last.
     pub segment_size: usize,
@@ -31,9 +31,9 @@ pub struct Received {
 /// One packet for the overlay device: `header` (if any) followed by `payload` pieces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {
-    /// Rebuilt IP and transport header in [`Lane::headers`]; empty for a packet delivered as received.
+    /// Rebuilt IP and transport header in [`Lane::headers`](crate::Lane::headers); empty for a packet delivered as received.
     pub header: Range<usize>,
-    /// First and last piece in [`Lane::pieces`]; each piece is a range of the receive buffer.
+    /// First and last piece in [`Lane::pieces`](crate::Lane::pieces); each piece is a range of the receive buffer.
     pub pieces: Range<usize>,
     /// Offload description for the device.
     pub offload: Offload,
