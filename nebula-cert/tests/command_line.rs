@@ -238,6 +238,16 @@ fn wrong_words_are_answered_with_the_reason_and_the_help_of_the_mode() {
     assert_eq!(folder.fails("forge -name x"), "Error: unknown mode: forge\n");
     assert!(folder.fails("").contains("No mode was provided"));
     assert!(folder.fails("-verbose ca").contains("flag provided but not defined: -verbose"));
+    assert!(folder.fails("-version=maybe").contains("invalid boolean value \"maybe\" for -version"));
+    assert!(folder.fails("-version=false").contains("No mode was provided"));
+}
+
+#[test]
+fn global_flags_take_values_and_two_dashes_end_the_flags() {
+    let folder = Folder::with_ca("");
+    for words in ["-version=true", "--version=1", "-- print -path ca.crt", "print -path ca.crt -- more words"] {
+        folder.succeeds(words);
+    }
 }
 
 /// Width in pixels and text of a QR code.

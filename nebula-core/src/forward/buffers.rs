@@ -31,7 +31,8 @@ pub struct Received {
 /// One packet for the overlay device: `header` (if any) followed by `payload` pieces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {
-    /// Rebuilt IP and transport header in [`Lane::headers`](crate::Lane::headers); empty for a packet delivered as received.
+    /// Rebuilt IP and transport header in [`Lane::headers`](crate::Lane::headers); empty for a packet delivered as
+    /// received.
     pub header: Range<usize>,
     /// First and last piece in [`Lane::pieces`](crate::Lane::pieces); each piece is a range of the receive buffer.
     pub pieces: Range<usize>,

@@ -42,6 +42,10 @@ pub(crate) fn from_go_form(command: &Command, words: &[String]) -> Vec<String> {
     let mut out = Vec::new();
     let mut words = words.iter();
     while let Some(word) = words.next() {
+        if word == "--" {
+            // Go's tools stop there and ignore what follows.
+            break;
+        }
         let Some(flag) = word.strip_prefix("--").or_else(|| word.strip_prefix('-')).filter(|flag| !flag.is_empty())
         else {
             out.push(word.clone());
@@ -143,6 +147,12 @@ mod tests {
         for words in [&["-name", "x"][..], &["--name", "x"], &["-name=x"], &["--name=x"]] {
             assert_eq!(rewritten(words), "--name=x");
         }
+    }
+
+    #[test]
+    fn two_dashes_alone_end_the_flags() {
+        assert_eq!(rewritten(&["-name", "x", "--", "-json", "y"]), "--name=x");
+        assert_eq!(rewritten(&["-name", "--"]), "--name=--");
     }
 
     #[test]

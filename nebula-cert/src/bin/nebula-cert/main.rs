@@ -72,15 +72,26 @@ fn run(words: &[String]) -> ExitCode {
             say_on_stderr(&overview());
             return if help { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         };
-        match word.strip_prefix("--").or_else(|| word.strip_prefix('-')) {
-            Some("version") => return print_version(),
-            Some("h" | "help") => help = true,
-            Some(_) => {
-                complain(&format!("flag provided but not defined: -{}\n", word.trim_start_matches('-')));
-                say_on_stderr(&overview());
+        if word == "--" {
+            // It ends the flags: what follows is the mode.
+            let Some(word) = words.next() else { continue };
+            break word;
+        }
+        let Some(flag) = word.strip_prefix("--").or_else(|| word.strip_prefix('-')) else { break word };
+        let (name, value) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
+        if !["version", "h", "help"].contains(&name) {
+            complain(&format!("flag provided but not defined: -{}\n", word.trim_start_matches('-')));
+            say_on_stderr(&overview());
+            return ExitCode::FAILURE;
+        }
+        match value.map_or(Ok(true), arguments::boolean) {
+            Err(_) => {
+                complain(&format!("invalid boolean value {:?} for -{name}: parse error", value.unwrap_or_default()));
                 return ExitCode::FAILURE;
             }
-            None => break word,
+            Ok(false) => {}
+            Ok(true) if name == "version" => return print_version(),
+            Ok(true) => help = true,
         }
     };
     let mut commands = Mode::command();
