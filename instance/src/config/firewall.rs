@@ -35,13 +35,13 @@ fn action(section: &Section<'_>, path: &str) -> Action {
     }
 }
 
-/// Go reads the number and ignores it; 0 means the default.
+/// A key of our own: many files hold Go's `max_connections`, which Go never applies. 0 means the default.
 fn max_flows(section: &Section<'_>) -> Option<usize> {
-    let flows = section.int(MAX_CONNECTIONS, 0..=MAX_FLOWS)?;
+    let flows = section.int(FLOW_LIMIT, 0..=MAX_FLOWS)?;
     usize::try_from(flows).ok().filter(|flows| *flows > 0)
 }
 
-pub(super) const MAX_CONNECTIONS: &str = "firewall.conntrack.max_connections";
+pub(super) const FLOW_LIMIT: &str = "firewall.conntrack.max_flows";
 // About a gigabyte and a half.
 const MAX_FLOWS: i64 = 1 << 24;
 

@@ -115,7 +115,7 @@ impl Settings {
         for (key, limit, of_a_pod) in [
             (MAX_PENDING, &mut settings.handshakes.max_pending, POD_MAX_PENDING),
             (MAX_WAITING, &mut settings.handshakes.max_waiting_bytes, POD_MAX_WAITING_BYTES),
-            (firewall::MAX_CONNECTIONS, &mut settings.firewall.max_flows, POD_MAX_FLOWS),
+            (firewall::FLOW_LIMIT, &mut settings.firewall.max_flows, POD_MAX_FLOWS),
         ] {
             if tree.at(key).is_none() {
                 *limit = of_a_pod;

@@ -500,7 +500,7 @@ fn the_tunnel_of_a_pod_holds_less_than_a_host_unless_it_is_told_otherwise() {
         [limits(settings(text)), limits(of_pod)]
     };
     assert_eq!(both("{}"), [(8192, 16 << 20, 1 << 18), (512, 2 << 20, 1 << 15)]);
-    let said = "handshakes: {max_pending: 7, max_waiting_bytes: 70000}\nfirewall: {conntrack: {max_connections: 9}}";
+    let said = "handshakes: {max_pending: 7, max_waiting_bytes: 70000}\nfirewall: {conntrack: {max_flows: 9}}";
     assert_eq!(both(said), [(7, 70_000, 9); 2]);
     assert_eq!(both("handshakes: {max_pending: 0}")[0], (8192, 16 << 20, 1 << 18), "with a warning");
 }
@@ -509,9 +509,11 @@ fn the_tunnel_of_a_pod_holds_less_than_a_host_unless_it_is_told_otherwise() {
 fn the_number_of_flows_can_be_limited() {
     let flows = |text: &str| settings(text).firewall.max_flows;
     let default = flows("{}");
-    assert_eq!(flows("firewall: {conntrack: {max_connections: 100000}}"), 100_000);
-    assert_eq!(flows("firewall: {conntrack: {max_connections: 0}}"), default);
-    assert_eq!(flows("firewall: {conntrack: {max_connections: -1}}"), default);
+    assert_eq!(flows("firewall: {conntrack: {max_flows: 100000}}"), 100_000);
+    assert_eq!(flows("firewall: {conntrack: {max_flows: 0}}"), default);
+    assert_eq!(flows("firewall: {conntrack: {max_flows: -1}}"), default);
+    // Files that were written for Go have it, and Go has no limit.
+    assert_eq!(flows("firewall: {conntrack: {max_connections: 1000}}"), default);
 }
 
 #[test]

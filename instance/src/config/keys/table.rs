@@ -258,10 +258,17 @@ pub(super) const KEYS: &[Key] = &[
     ),
     key(
         "firewall.conntrack.max_connections",
+        Number(0, I32),
+        "100000",
+        Ignored("Go never applied it either; the limit is firewall.conntrack.max_flows"),
+        "flows remembered at most",
+    ),
+    key(
+        "firewall.conntrack.max_flows",
         Number(0, 1 << 24),
         "262144, of a pod 32768",
         OnReload,
-        "flows remembered at most, about 110 bytes each; Go reads the key and has no limit",
+        "flows remembered at most, about 110 bytes each (not in Go)",
     ),
     key("handshakes.try_interval", Duration, "100ms", OnStart, "time between two attempts, growing with each"),
     key("handshakes.retries", Number(1, 1000), "10", OnStart, "attempts before a handshake is given up"),
