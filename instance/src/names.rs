@@ -1,7 +1,7 @@
 //! Looks up the names in `static_host_map` in the background, again and again.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -156,6 +156,10 @@ pub(crate) fn bind(listen: &str) -> std::io::Result<TcpListener> {
         return TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
     }
     match listen.parse::<HostTarget>().map_err(std::io::Error::other)? {
+        // As in Go, every address is of both families.
+        HostTarget::Address(address) if address.ip() == Ipv4Addr::UNSPECIFIED => {
+            TcpListener::bind((Ipv6Addr::UNSPECIFIED, address.port())).or_else(|_| TcpListener::bind(address))
+        }
         HostTarget::Address(address) => TcpListener::bind(address),
         HostTarget::Name { host, port } => TcpListener::bind(listen_addresses(&host, port)?.as_slice()),
     }

@@ -118,9 +118,9 @@ impl Peers for Handle {
 /// Age up to which the list of peers is reused.
 const MAX_RECORDS_AGE: Duration = Duration::from_secs(1);
 
-/// No host is every address of both families, or of IPv4 where the system has no other.
+/// No host, or `0.0.0.0` as in Go, is every address of both families, or of IPv4 where the system has no other.
 fn bind(host: &str, port: u16) -> io::Result<UdpSocket> {
-    if host.is_empty() {
+    if host.is_empty() || host == "0.0.0.0" {
         return UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port))
             .or_else(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)));
     }
@@ -156,6 +156,20 @@ impl Records {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_address_is_of_both_families() {
+        for host in ["", "0.0.0.0"] {
+            let server = bind(host, 0).unwrap();
+            server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            let port = server.local_addr().unwrap().port();
+            for loopback in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+                let client = UdpSocket::bind((loopback, 0)).unwrap();
+                client.send_to(b"query", (loopback, port)).unwrap();
+                assert_eq!(server.recv_from(&mut [0; 16]).unwrap().0, 5, "{host:?} from {loopback}");
+            }
+        }
+    }
 
     #[test]
     fn names_have_the_first_address_of_each_family_and_no_other_types() {
