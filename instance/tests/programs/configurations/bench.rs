@@ -129,7 +129,7 @@ impl Bench {
     }
 
     /// Whether both accept, or both refuse, a file that names its credentials in `/etc/nebula`.
-    pub(crate) fn judge(&self, text: &str) -> Verdict {
+    fn judge(&self, text: &str) -> Verdict {
         let path = self.folder.path().join("config.yml");
         std::fs::write(&path, text.replace("/etc/nebula", &self.folder.path().display().to_string())).unwrap();
         let (go, ours) = (run(&self.go, &path), run(Path::new(env!("CARGO_BIN_EXE_nebula")), &path));
@@ -138,6 +138,20 @@ impl Bench {
             2 if go.1.contains("panic:") => Verdict::GoPanics,
             _ => Verdict::Differs(format!("Go ends with {}: {}\n  ours with {}: {}", go.0, go.1, ours.0, ours.1)),
         }
+    }
+
+    /// As [`Self::judge`] for many named texts, on all processors.
+    pub(crate) fn judge_all(texts: &[(String, String)]) -> Vec<(&str, Verdict)> {
+        let workers = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            let parts = texts.chunks(texts.len().div_ceil(workers).max(1));
+            let workers: Vec<_> = parts.map(|part| scope.spawn(move || Self::new().judge_part(part))).collect();
+            workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+        })
+    }
+
+    fn judge_part<'a>(&self, texts: &'a [(String, String)]) -> Vec<(&'a str, Verdict)> {
+        texts.iter().map(|(name, text)| (name.as_str(), self.judge(text))).collect()
     }
 
     /// What `-test -strict` of ours says of a published example, with a certificate in the network of the examples.

@@ -134,18 +134,17 @@ fn a_strict_test_accepts_the_published_examples() {
 #[test]
 #[ignore = "needs Go Nebula, which .ci/go-nebula fetches"]
 fn go_and_ours_agree_on_every_published_example_and_its_usual_edits() {
-    let bench = Bench::new();
-    let (mut tried, mut panics, mut failures) = (0, Vec::new(), Vec::new());
-    for (release, example) in PUBLISHED {
-        for Variant { name, text } in variants(release, example) {
-            tried += 1;
-            match bench.judge(&text) {
-                Verdict::Agreed => {}
-                Verdict::GoPanics => panics.push(name),
-                Verdict::Differs(text) => failures.push(format!("{name}: {text}")),
-            }
+    let texts: Vec<_> = PUBLISHED.iter().flat_map(|(release, example)| variants(release, example)).collect();
+    let texts: Vec<_> = texts.into_iter().map(|Variant { name, text }| (name, text)).collect();
+    let (mut panics, mut failures) = (Vec::new(), Vec::new());
+    for (name, verdict) in Bench::judge_all(&texts) {
+        match verdict {
+            Verdict::Agreed => {}
+            Verdict::GoPanics => panics.push(name),
+            Verdict::Differs(said) => failures.push(format!("{name}: {said}")),
         }
     }
+    let tried = texts.len();
     assert!(tried >= 500, "{tried} variants");
     assert!(failures.is_empty(), "{} of {tried} differ:\n{}", failures.len(), failures.join("\n"));
     // Row `deviation-groups-empty` of docs/migration.md.
