@@ -15,8 +15,10 @@ fn handshake(c: &mut Criterion) {
         let trust = authority.trust();
         let [one, two] = [1, 2].map(|number| nebula_benches::identity(&authority, number));
         let hosts = || {
-            let a = Host::with_identity(one.clone(), &trust, 1, |_| {});
-            (a, Host::with_identity(two.clone(), &trust, 2, |_| {}))
+            let mut a = Host::with_identity(one.clone(), &trust, 1, |_| {});
+            let b = Host::with_identity(two.clone(), &trust, 2, |_| {});
+            a.learn(&b);
+            (a, b)
         };
         Step::new(format!("handshake on {name}, start"), NO_GO).with(&mut group, "start", hosts, |(mut a, b)| {
             let first = a.call(&b);

@@ -225,8 +225,9 @@ fn handshake(steps: &[fn(&mut Pair)]) -> usize {
     let [one, two] = [1, 2].map(|number| identity(&authority, number));
     let (last, before) = steps.split_last().expect("a step");
     let prepare = || {
-        let a = Host::with_identity(one.clone(), &trust, 1, |_| {});
+        let mut a = Host::with_identity(one.clone(), &trust, 1, |_| {});
         let b = Host::with_identity(two.clone(), &trust, 2, |_| {});
+        a.learn(&b);
         let mut pair = Pair { a, b, datagram: Vec::new() };
         before.iter().for_each(|step| step(&mut pair));
         pair

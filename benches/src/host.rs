@@ -45,9 +45,12 @@ impl Host {
         let lane = forwarder.lane();
         Self { node, forwarder, lane, now, overlay: overlay(number).into(), underlay: underlay(number) }
     }
-    /// Starts a handshake; returns its first message.
-    pub fn call(&mut self, peer: &Self) -> Transmit {
+    /// Writes the endpoint of a peer into the configuration.
+    pub fn learn(&mut self, peer: &Self) {
         self.node.reconfigure(self.now, |config| config.static_hosts = [(peer.overlay, vec![peer.underlay])].into());
+    }
+    /// Starts a handshake with a peer whose endpoint is known; returns its first message.
+    pub fn call(&mut self, peer: &Self) -> Transmit {
         self.node.connect(self.now, peer.overlay);
         self.node.poll_transmit().expect("the first message of the handshake")
     }
@@ -103,6 +106,7 @@ pub fn network(configure: impl Fn(&mut Config)) -> (Host, Host) {
 
 /// Runs a handshake from `a` to `b`.
 pub fn connect(a: &mut Host, b: &mut Host) {
+    a.learn(b);
     let first = a.call(b);
     let second = b.handshake(a.underlay, first.datagram).expect("the answer");
     let _packets_that_waited = a.handshake(b.underlay, second.datagram);

@@ -9,6 +9,7 @@ pub struct Malformed(pub &'static str);
 impl Malformed {
     /// What is wrong with them.
     #[must_use]
+    #[inline]
     pub fn reason(self) -> &'static str {
         self.0
     }
@@ -30,6 +31,7 @@ impl<'a> Value<'a> {
     ///
     /// # Errors
     /// It is none.
+    #[inline]
     pub fn u64(self) -> Result<u64, Malformed> {
         let Self::Varint(value) = self else { return Err(Malformed("number field with another wire type")) };
         Ok(value)
@@ -39,6 +41,7 @@ impl<'a> Value<'a> {
     ///
     /// # Errors
     /// It is none, or longer.
+    #[inline]
     pub fn u32(self) -> Result<u32, Malformed> {
         u32::try_from(self.u64()?).map_err(|_| Malformed("number does not fit 32 bits"))
     }
@@ -47,6 +50,7 @@ impl<'a> Value<'a> {
     ///
     /// # Errors
     /// They are none.
+    #[inline]
     pub fn bytes(self) -> Result<&'a [u8], Malformed> {
         let Self::Bytes(bytes) = self else { return Err(Malformed("bytes field with another wire type")) };
         Ok(bytes)
@@ -62,10 +66,12 @@ pub struct Fields<'a> {
 impl<'a> Fields<'a> {
     /// The fields of a message.
     #[must_use]
+    #[inline]
     pub fn new(message: &'a [u8]) -> Self {
         Self { rest: message }
     }
 
+    #[inline]
     fn field(&mut self) -> Result<(u32, Value<'a>), Malformed> {
         let tag = read_varint(&mut self.rest)?;
         let number = u32::try_from(tag >> 3).map_err(|_| Malformed("field number too large"))?;
@@ -85,6 +91,7 @@ impl<'a> Fields<'a> {
         Ok((number, value))
     }
 
+    #[inline]
     fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
         let (bytes, rest) = self.rest.split_at_checked(len).ok_or(TRUNCATED)?;
         self.rest = rest;
@@ -95,6 +102,7 @@ impl<'a> Fields<'a> {
 impl<'a> Iterator for Fields<'a> {
     type Item = Result<(u32, Value<'a>), Malformed>;
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         if self.rest.is_empty() {
             return None;
@@ -114,6 +122,7 @@ const MAX_FIELD_NUMBER: u32 = (1 << 29) - 1;
 ///
 /// # Errors
 /// It does not end, or does not fit 64 bits.
+#[inline]
 pub fn read_varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
     let mut value = 0;
     for (at, &byte) in bytes.iter().enumerate() {
@@ -130,6 +139,7 @@ pub fn read_varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
 }
 
 /// Takes the values of a packed repeated field one by one.
+#[inline]
 pub(crate) fn packed(mut bytes: &[u8], mut each: impl FnMut(u64)) -> Result<(), Malformed> {
     while !bytes.is_empty() {
         each(read_varint(&mut bytes)?);
@@ -144,6 +154,7 @@ pub struct Writer {
 }
 
 impl Default for Writer {
+    #[inline]
     fn default() -> Self {
         // Most messages fit, and need not grow step by step.
         Self { bytes: Vec::with_capacity(96) }
@@ -153,11 +164,13 @@ impl Default for Writer {
 impl Writer {
     /// The message.
     #[must_use]
+    #[inline]
     pub fn finish(self) -> Vec<u8> {
         self.bytes
     }
 
     /// A number; zero is the default and not written.
+    #[inline]
     pub fn number(&mut self, field: u32, value: u64) {
         if value != 0 {
             self.varint(u64::from(field << 3));
@@ -166,6 +179,7 @@ impl Writer {
     }
 
     /// Bytes or a nested message, written even if empty.
+    #[inline]
     pub fn bytes(&mut self, field: u32, value: &[u8]) {
         self.varint(u64::from(field << 3 | 2));
         self.varint(value.len() as u64);
@@ -173,6 +187,7 @@ impl Writer {
     }
 
     /// Bytes; not written if empty, the default.
+    #[inline]
     pub fn nonempty(&mut self, field: u32, value: &[u8]) {
         if !value.is_empty() {
             self.bytes(field, value);
@@ -180,6 +195,7 @@ impl Writer {
     }
 
     /// A nested message, written even if empty.
+    #[inline]
     pub fn message(&mut self, field: u32, write: impl FnOnce(&mut Self)) {
         self.varint(u64::from(field << 3 | 2));
         let at = self.bytes.len();
@@ -197,6 +213,7 @@ impl Writer {
     }
 
     /// A packed list of numbers; nothing if empty.
+    #[inline]
     pub fn packed(&mut self, field: u32, values: impl IntoIterator<Item = u32>) {
         let mut values = values.into_iter().peekable();
         if values.peek().is_some() {
@@ -204,6 +221,7 @@ impl Writer {
         }
     }
 
+    #[inline]
     fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.bytes.push(value as u8 | 0x80);

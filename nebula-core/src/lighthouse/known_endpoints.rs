@@ -12,12 +12,3 @@ pub struct KnownEndpoints {
     /// Overlay addresses of the relays through which the peer can be reached.
     pub relays: Vec<IpAddr>,
 }
-
-impl KnownEndpoints {
-    /// Every endpoint, learnt ones first.
-    #[must_use]
-    pub fn into_endpoints(mut self) -> Vec<SocketAddr> {
-        self.reported.splice(0..0, self.learnt);
-        self.reported
-    }
-}

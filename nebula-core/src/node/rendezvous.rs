@@ -146,17 +146,16 @@ impl Node {
         let calling = called.as_ref().and_then(|called| address_for(&asker.peer_addresses, called.peer.networks()));
         // Both are looked up before either is used: with very many hosts each is a wait for memory, and these overlap.
         let (wanted, asking) = (self.server.report(subject), calling.and_then(|calling| self.server.report(calling)));
-        let Some(mut known) = self.known_of(called.as_deref(), wanted) else { return };
+        let Some(known) = self.known_of(called.as_deref(), wanted) else { return };
         let mut reply = Meta::new(MetaKind::HostQueryReply, version, Some(subject));
-        reply.relays = std::mem::take(&mut known.relays);
-        reply.endpoints = known.into_endpoints();
+        (reply.endpoints, reply.relays) = (known.reported, known.relays);
         self.send_meta(asker, &reply);
 
         let (Some(called), Some(calling)) = (called, calling) else { return };
         let caller = self.forwarder.tunnels().by_address(calling);
         let Some(known) = self.known_of(caller.as_deref(), asking) else { return };
         let mut notice = Meta::new(MetaKind::HostPunchNotification, called.peer.version(), Some(calling));
-        notice.endpoints = known.into_endpoints();
+        notice.endpoints = known.reported;
         self.send_meta(&called, &notice);
     }
 
@@ -174,8 +173,8 @@ impl Node {
         self.send_meta(tunnel, &Meta::new(MetaKind::HostUpdateNotificationAck, update.version, subject));
     }
 
-    /// Where a host is: as its primary tunnel shows, then as it says itself. A tunnel on this machine shows nothing
-    /// that is of use to others.
+    /// What this lighthouse reports of a host: the endpoint of its primary tunnel, then those it reported itself. A tunnel
+    /// on this machine shows nothing that is of use to others.
     fn known_of(&self, tunnel: Option<&Tunnel>, reported: Option<KnownEndpoints>) -> Option<KnownEndpoints> {
         let learnt = tunnel.and_then(|tunnel| {
             tunnel.endpoint().filter(|at| self.config.endpoint_rules(&tunnel.peer_addresses).tellable(*at))
@@ -184,7 +183,7 @@ impl Node {
             return None;
         }
         let mut known = reported.unwrap_or_default();
-        known.learnt.extend(learnt);
+        known.reported.splice(0..0, learnt);
         Some(known)
     }
 
