@@ -259,7 +259,7 @@ fn daemon_user_leaves_every_thread_few_capabilities_and_reloads_work() {
         }
     };
     let sockets = |text: &str| daemon.inside(&["ss", "-u", "-a", "-n", "-e"]).contains(text);
-    until("DNS at a low port", &|| sockets("0.0.0.0:53 "));
+    until("DNS at a low port", &|| sockets("*:53 "));
 
     // What a reload changes needs what was kept.
     let text = std::fs::read_to_string(&config).unwrap();
@@ -269,7 +269,7 @@ fn daemon_user_leaves_every_thread_few_capabilities_and_reloads_work() {
     daemon.hang_up();
     until("the route", &|| daemon.inside(&["ip", "route"]).contains("192.168.9.0/24 dev nebuser"));
     until("the mark", &|| sockets("fwmark:0x9"));
-    until("DNS at another low port", &|| sockets("0.0.0.0:54 ") && !sockets("0.0.0.0:53 "));
+    until("DNS at another low port", &|| sockets("*:54 ") && !sockets("*:53 "));
     everywhere();
 
     // The socket is the user's, and root may use it too.
