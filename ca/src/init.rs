@@ -128,7 +128,7 @@ pub(crate) fn policy_text(overlay: &[IpNet]) -> String {
 const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. Read when nebula-ca starts, on SIGHUP and by `nebula-ca reload`.
 // JSON; lines that start with // are comments. Misspelt keys are refused, and a file with a mistake changes nothing.
 {
-  // Who confirms what a pod is. Without this section, anyone who has the file node.token may describe any pod.
+  // The API server that confirms pods. Without this section, a holder of the file node.token can describe any pod.
   // "kubernetes": {
   //   Service account of the node agent; only its tokens, bound to a pod on the node, vouch for pods there.
   //   "node_account": "nebula-system/nebula-cni",

@@ -212,6 +212,15 @@ mod tests {
     }
 
     #[test]
+    fn every_address_to_listen_on_is_of_both_families() {
+        let listener = bind("0.0.0.0:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        for loopback in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+            assert!(std::net::TcpStream::connect((loopback, port)).is_ok(), "{loopback}");
+        }
+    }
+
+    #[test]
     fn an_answer_about_old_hosts_never_outlives_their_replacement() {
         let old = hosts("static_host_map: {10.42.0.1: ['old.example:1']}");
         let new = hosts("static_host_map: {10.42.0.1: ['192.0.2.2:2']}");

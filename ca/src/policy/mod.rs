@@ -21,7 +21,7 @@ use crate::{
 pub struct Policy {
     /// Pods a node vouches for; none refuses the node proof.
     pub pods: Option<PodPolicy>,
-    /// Who confirms what a pod is; `None`: every holder of the shared node token is believed.
+    /// The API server that confirms pods; `None`: every holder of the shared node token is believed.
     pub kubernetes: Option<KubernetesPolicy>,
     /// Longest life a token may give a host, in seconds.
     pub longest_host_life: i64,

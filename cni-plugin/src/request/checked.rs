@@ -27,14 +27,20 @@ pub(crate) fn prefixes(key: &str, value: &Value) -> Result<Vec<IpNet>, Error> {
     const EXPECTED: &str = "a list of at most 64 prefixes such as [\"10.42.0.0/16\"]";
     let list =
         value.as_array().filter(|list| list.len() <= MAX_PREFIXES).ok_or_else(|| refused(key, value, EXPECTED))?;
-    list.iter().map(|item| item.as_str().and_then(prefix).ok_or_else(|| refused(key, item, EXPECTED))).collect()
+    list.iter()
+        .map(|item| {
+            item.as_str().and_then(prefix).map(|prefix| prefix.trunc()).ok_or_else(|| refused(key, item, EXPECTED))
+        })
+        .collect()
 }
 
-fn prefix(text: &str) -> Option<IpNet> {
+/// A prefix as Go's `net/netip` reads it: leading zeros are refused, in octets and in the length.
+#[must_use]
+pub fn prefix(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;
     let plain = length.bytes().all(|byte| byte.is_ascii_digit()) && (length == "0" || !length.starts_with('0'));
     let address = address.parse().ok().filter(|_| plain)?;
-    Some(IpNet::new(address, length.parse().ok()?).ok()?.trunc())
+    IpNet::new(address, length.parse().ok()?).ok()
 }
 
 const MAX_PREFIXES: usize = 64;

@@ -1,6 +1,6 @@
 //! CNI_* variables and stdin, checked and typed before anything is touched.
 
-pub(crate) mod checked;
+pub mod checked;
 pub mod prev_result;
 
 use std::collections::BTreeMap;

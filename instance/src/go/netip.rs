@@ -2,16 +2,7 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
-
-/// A prefix. Leading zeros are refused, in octets and in the length: some programs read them as octal.
-pub(crate) fn prefix(text: &str) -> Option<IpNet> {
-    let (address, length) = text.split_once('/')?;
-    let plain = length.bytes().all(|b| b.is_ascii_digit()) && (length == "0" || !length.starts_with('0'));
-    // Not `IpNet`'s own reader, which takes leading zeros.
-    let address = address.parse::<IpAddr>().ok().filter(|_| plain)?;
-    IpNet::new(address, length.parse().ok()?).ok()
-}
+pub(crate) use nebula_cni_plugin::request::checked::prefix;
 
 /// An address, and the zone of an IPv6 one (`fe80::1%eth0`).
 pub(crate) fn address(text: &str) -> Option<(IpAddr, Option<&str>)> {
