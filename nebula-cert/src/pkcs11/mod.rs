@@ -21,9 +21,11 @@
 
 mod error;
 mod point;
+#[cfg(feature = "pkcs11")]
 mod token;
 mod uri;
 
 pub use error::TokenError;
+#[cfg(feature = "pkcs11")]
 pub use token::TokenKey;
 pub use uri::Uri;
