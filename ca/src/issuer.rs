@@ -435,7 +435,9 @@ impl Issuer {
                 // Whatever life this certificate gets: an address is free again after the longest one.
                 let until = rules.authority.end_of_life(rules.policy.longest_pod_life(), now);
                 self.store.allot(subject, &pool, until, now).map_err(|error| match error {
-                    AllotError::Exhausted(prefix) => Refusal::PoolExhausted(prefix.to_string()),
+                    AllotError::Exhausted(prefix) => {
+                        Refusal::PoolExhausted { prefix, size: pool.candidates(prefix, None).count() }
+                    }
                     AllotError::Store(error) => self.failed(&error),
                 })
             }

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use nebula_cert::{Curve, issuance};
 
 use crate::{address::DeriveError, cluster::ClusterError};
@@ -120,8 +121,11 @@ pub enum Refusal {
     ReservedAddress(IpAddr),
     #[error("overlay address {address} belongs to {holder}; free it, or check that the overlay prefix is large enough")]
     AddressConflict { address: IpAddr, holder: String },
-    #[error("no address is free in {0}; enlarge the pool or wait until certificates of deleted pods have expired")]
-    PoolExhausted(String),
+    #[error(
+        "no address is free in the pool {prefix} of {size} addresses; enlarge pods.overlay in the policy, or delete \
+         pods: an address is free again a minute after its pod is gone"
+    )]
+    PoolExhausted { prefix: IpNet, size: usize },
 
     #[error("the CA's own constraints forbid this certificate: {0}")]
     CaConstraint(nebula_cert::Error),
@@ -206,7 +210,7 @@ impl Refusal {
             Self::NoOverlayAddress { .. } => ("no_overlay_address", 403),
             Self::ReservedAddress(_) => ("reserved_address", 403),
             Self::AddressConflict { .. } => ("address_conflict", 409),
-            Self::PoolExhausted(_) => ("pool_exhausted", 503),
+            Self::PoolExhausted { .. } => ("pool_exhausted", 503),
             Self::CaConstraint(_) => ("ca_constraint", 403),
             Self::CaExpired(_) => ("ca_expired", 503),
             Self::TooManyFailures => ("too_many_failures", 429),

@@ -434,6 +434,39 @@ fn a_pool_address_is_free_again_only_after_its_longest_certificate() {
 }
 
 #[test]
+fn the_address_of_a_pod_that_is_gone_is_free_after_a_minute() {
+    let ca = Fixture::new(POOL);
+    // Many short pods, one after another: far more than the pool has addresses.
+    for number in 0..40 {
+        let at = NOW + 20 * number;
+        let facts = pod(&format!("u-{number}"), &format!("job-{number}"), "10.244.0.5");
+        ca.pod(facts.clone(), at).unwrap();
+        let proof = Proof::Node { token: NODE_SECRET.to_owned(), pod: facts };
+        let given_back = ca.issuer.release(&Release { proof }, NODE, at + 1).unwrap();
+        assert_eq!(given_back.fingerprints.len(), 1);
+    }
+    // All of them are still blocked.
+    assert_eq!(ca.issuer.trust(NOW + 800).unwrap().body.blocklist.len(), 40);
+}
+
+#[test]
+fn an_address_rests_for_a_minute_and_stays_with_a_pod_that_holds_another_certificate() {
+    let ca = Fixture::new(POOL);
+    let pods = |number: i64| pod(&format!("u-{number}"), &format!("web-{number}"), "10.244.0.5");
+    let certificates: Vec<_> = (0..5).map(|number| ca.pod(pods(number), NOW).unwrap()).collect();
+    // A pod renews, and its first certificate is revoked: it keeps its address by the second.
+    ca.pod(pods(0), NOW + 10).unwrap();
+    ca.issuer.store.revoke(&[certificates[0].fingerprint(), certificates[1].fingerprint()], NOW + 20).unwrap();
+    let refused = ca.pod(pods(9), NOW + 80).unwrap_err();
+    assert_eq!(refused.code(), "pool_exhausted");
+    assert!(refused.to_string().contains("10.42.0.0/29 of 5 addresses"), "{refused}");
+    assert_eq!(network(&ca.pod(pods(9), NOW + 81).unwrap()), network(&certificates[1]));
+    assert_eq!(code(ca.pod(pods(10), NOW + 1_000)), "pool_exhausted");
+    // The pod whose certificate was revoked comes back while the pool is full.
+    assert_eq!(code(ca.pod(pods(1), NOW + 1_000)), "pool_exhausted");
+}
+
+#[test]
 fn no_certificate_outlives_the_ca() {
     let ca = Fixture::new(DERIVE);
     let end = NOW + 1_000_000;

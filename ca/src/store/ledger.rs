@@ -7,7 +7,7 @@ use nebula_cert::{Fingerprint, UnixTime};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    address::{self, AddressMode, Holder, Subject},
+    address::{AddressMode, Holder, Subject},
     proof::token::TokenHash,
     store::{
         AllotError, Displaced, Issue, IssuedRecord, PodRecord, Pool, RecordError, Store, StoreError, TokenRecord,
@@ -187,7 +187,10 @@ impl<D: Database> Store for Ledger<D> {
     }
 
     fn revoke(&self, certificates: &[Fingerprint], now: UnixTime) -> Result<(), StoreError> {
-        self.0.write(|rows| certificates.iter().try_for_each(|fingerprint| block(rows, fingerprint, now)))
+        self.0.write(|rows| {
+            certificates.iter().try_for_each(|fingerprint| block(rows, fingerprint, now))?;
+            certificates.iter().try_for_each(|fingerprint| shorten_hold(rows, fingerprint, now))
+        })
     }
 
     fn blocklist(&self, now: UnixTime) -> Result<Vec<Fingerprint>, StoreError> {
@@ -216,8 +219,7 @@ fn allot_one(
     until: UnixTime,
     now: UnixTime,
 ) -> Result<IpNet, AllotError> {
-    let is_reserved = |network: &IpNet| pool.reserved.iter().any(|reserved| reserved.contains(&network.addr()));
-    for network in held.iter().filter(|network| network.trunc() == prefix.trunc() && !is_reserved(network)) {
+    for network in held.iter().filter(|network| network.trunc() == prefix.trunc() && !pool.is_reserved(network)) {
         if is_held_now(rows, network, pod, until, now)? {
             return Ok(*network);
         }
@@ -225,7 +227,7 @@ fn allot_one(
     // Going round leaves an address alone for as long as possible after its last holder.
     let cursor = format!("last of pool {prefix}");
     let last: Option<IpAddr> = get_in(rows, META, cursor.as_bytes())?;
-    let mut candidates = address::candidates(prefix, last).filter(|network| !is_reserved(network));
+    let mut candidates = pool.candidates(prefix, last);
     loop {
         // Some at a time: each look may be a question to another machine.
         let some: Vec<IpNet> = candidates.by_ref().take(LOOK_AT_ONCE).collect();
@@ -330,6 +332,20 @@ fn block(rows: &mut dyn Rows, fingerprint: &Fingerprint, now: UnixTime) -> Resul
     Ok(())
 }
 
+/// Frees the addresses of a blocked certificate after the cool-down, if their holder has no other valid certificate.
+fn shorten_hold(rows: &mut dyn Rows, fingerprint: &Fingerprint, now: UnixTime) -> Result<(), StoreError> {
+    let Some(issued) = get_in::<IssuedRecord>(rows, ISSUED, &fingerprint.0)? else { return Ok(()) };
+    for network in &issued.networks {
+        let key = address_key(network.addr());
+        let Some(mut holder) = get_in::<Holder>(rows, ADDRESSES, &key)? else { continue };
+        if holder.is(&issued.subject) && is_silent(rows, &holder, now)? {
+            holder.until = holder.until.min(now + COOL_DOWN);
+            put(rows, ADDRESSES, &key, &holder)?;
+        }
+    }
+    Ok(())
+}
+
 fn address_key(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),
@@ -383,4 +399,7 @@ const ADDRESSES: Table = Table("addresses");
 const REVOKED: Table = Table("revoked");
 
 const FORMAT: u64 = 1;
+/// Seconds for which the address of a blocked certificate stays unused: peers must have heard of the block before another
+/// pod speaks from it. `/v1/trust` announces a block at once; this allows for a peer that has to reconnect first.
+const COOL_DOWN: i64 = 60;
 const LOOK_AT_ONCE: usize = 256;

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::postgres::PostgresStore;
 pub(crate) use self::redb::RedbStore;
 use crate::{
-    address::{AddressMode, Holder, Subject},
+    address::{self, AddressMode, Holder, Subject},
     directory::{DATABASE, Directory, STORE},
     proof::token::TokenHash,
 };
@@ -154,6 +154,17 @@ pub(crate) struct Pool<'a> {
     pub(crate) prefixes: &'a [IpNet],
     /// Networks nobody gets.
     pub(crate) reserved: &'a [IpNet],
+}
+
+impl Pool<'_> {
+    /// The addresses of `prefix` that can be allotted, in the order they are handed out after `last`.
+    pub(crate) fn candidates(&self, prefix: IpNet, last: Option<IpAddr>) -> impl Iterator<Item = IpNet> {
+        address::candidates(prefix, last).filter(|network| !self.is_reserved(network))
+    }
+
+    pub(crate) fn is_reserved(&self, network: &IpNet) -> bool {
+        self.reserved.iter().any(|reserved| reserved.contains(&network.addr()))
+    }
 }
 
 /// A signed certificate about to be handed out.

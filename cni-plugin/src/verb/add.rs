@@ -359,7 +359,7 @@ fn explain(failure: &StartFailure, settings: &Settings) -> Error {
                     Error::new(code::IDENTITY_DENIED, "the CA service refused a certificate")
                 }
                 Some(StartError::Unavailable { .. }) => {
-                    let msg = format!("the CA service at {} cannot be asked", settings.ca.url);
+                    let msg = format!("the CA service at {} gives no certificate now", settings.ca.url);
                     Error::new(code::IDENTITY_UNAVAILABLE, msg)
                 }
                 Some(StartError::Failed { .. }) | None => Error::new(code::INSTANCE_FAILED, failure.to_string()),
