@@ -36,6 +36,8 @@ pub(crate) struct Confirmed {
     pub(crate) labels: BTreeMap<String, String>,
     /// Addresses that its node has reported; none before the first report.
     pub(crate) addresses: Vec<IpAddr>,
+    /// Whether those addresses are of a sandbox that is gone.
+    pub(crate) lacks_sandbox: bool,
 }
 
 impl PodFacts {
@@ -76,22 +78,26 @@ impl PodFacts {
                 return Err(Refusal::OutsideNodeRanges { address: facts.address, node: found.spec.node_name });
             }
         }
-        let addresses = found.addresses();
+        let (addresses, lacks_sandbox) = (found.addresses(), found.lacks_sandbox());
         let confirmed = Confirmed {
             service_account: found.spec.service_account_name,
             node: found.spec.node_name,
             labels: found.metadata.labels,
             addresses,
+            lacks_sandbox,
         };
         Ok(Self { node: Some(confirmed.node.clone()), confirmed: Some(confirmed), ..facts })
     }
 
-    /// Refuses an address that is not the pod's. A pod that is renumbered is known by its overlay address instead.
+    /// Refuses an address that is not the pod's. A pod that is renumbered is known by its overlay address instead. For
+    /// the next sandbox of a pod whose last one ended, its node's word is enough: the API server hears of the new
+    /// address only after the network is set up.
     pub(crate) fn check_address(&self, overlay: &[ipnet::IpNet]) -> Result<(), Refusal> {
         let Some(confirmed) = &self.confirmed else { return Ok(()) };
         let is_own =
             |address: &IpAddr| *address == self.address || overlay.iter().any(|network| network.addr() == *address);
-        if confirmed.addresses.is_empty() || confirmed.addresses.iter().any(is_own) {
+        let is_next_sandbox = self.is_vouched_by_node && confirmed.lacks_sandbox;
+        if confirmed.addresses.is_empty() || is_next_sandbox || confirmed.addresses.iter().any(is_own) {
             Ok(())
         } else {
             Err(Refusal::AddressMismatch { address: self.address, pod: self.shown() })

@@ -77,7 +77,10 @@ pub enum Refusal {
     ServiceAccountMismatch { pod: String, account: String },
     #[error("address {address} is in none of the pod ranges of node {node}")]
     OutsideNodeRanges { address: IpAddr, node: String },
-    #[error("address {address} is not one of pod {pod}")]
+    #[error(
+        "address {address} is not one that the API server shows for pod {pod}; after a restart of its sandbox this passes \
+         once the kubelet has reported that the old one is gone"
+    )]
     AddressMismatch { address: IpAddr, pod: String },
     #[error("the node of pod {0} has not reported the pod's address yet; ask again")]
     AddressUnknown(String),

@@ -155,6 +155,15 @@ pub(crate) struct PodStatus {
     pod_ip: String,
     #[serde(rename = "podIPs")]
     pod_ips: Vec<PodIp>,
+    conditions: Vec<Condition>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct Condition {
+    #[serde(rename = "type")]
+    name: String,
+    status: String,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -177,6 +186,13 @@ impl Pod {
     /// Whether it was deleted, and its node is ending it.
     pub(crate) fn is_ending(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// Whether its node reports that its sandbox is gone or not ready yet: the next one gets another address, and the
+    /// API server shows the last one until then. Kubelets before 1.25 do not report it.
+    pub(crate) fn lacks_sandbox(&self) -> bool {
+        let is_sandbox = |name: &str| ["PodReadyToStartContainers", "PodHasNetwork"].contains(&name);
+        self.status.conditions.iter().any(|condition| is_sandbox(&condition.name) && condition.status == "False")
     }
 
     /// The addresses its node has reported; none before the first report.

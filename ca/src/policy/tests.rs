@@ -25,7 +25,10 @@ fn pod() -> PodFacts {
 fn confirmed(labels: &[(&str, &str)]) -> PodFacts {
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let service_account = "front".to_owned();
-    PodFacts { confirmed: Some(Confirmed { service_account, node: "n1".into(), labels, addresses: vec![] }), ..pod() }
+    PodFacts {
+        confirmed: Some(Confirmed { service_account, node: "n1".into(), labels, ..Confirmed::default() }),
+        ..pod()
+    }
 }
 
 const KUBERNETES: &str = r#""kubernetes": {"node_account": "nebula-system/agent"}"#;

@@ -89,6 +89,51 @@ fn a_node_gets_certificates_for_its_own_pods_with_what_the_api_server_knows_of_t
     }
 }
 
+/// The pause process was killed: the kubelet makes another sandbox with another address, and the API server shows the
+/// old address until that one is up.
+#[test]
+fn a_pod_whose_sandbox_ended_gets_a_certificate_for_the_address_of_the_next_one() {
+    for release in RELEASES {
+        let confirmed = Confirmed::new(release);
+        let (cluster, service) = (&confirmed.cluster, confirmed.ca.serve());
+        let report = |condition: &str, status: &str| {
+            cluster.add_pod("web-1", UID, |pod| {
+                pod["status"]["podIPs"] = json!([{"ip": "10.244.0.5"}]);
+                pod["status"]["conditions"] = json!([
+                    {"type": "Ready", "status": "False"}, {"type": condition, "status": status}
+                ]);
+            });
+            let next = Pod { address: "10.244.0.9".parse().unwrap(), ..web() };
+            service.caller.pod(&cluster.agent_token(), next, &key()).map_err(|(_, code)| code)
+        };
+        let code = |outcome: Result<Reply, String>| outcome.map(|_| ()).unwrap_err();
+        assert_eq!(code(report("Initialized", "False")), "address_mismatch", "{release}: nothing is known");
+        assert_eq!(code(report("PodReadyToStartContainers", "True")), "address_mismatch", "{release}");
+        for condition in ["PodReadyToStartContainers", "PodHasNetwork"] {
+            let next = verified(&report(condition, "False").unwrap());
+            assert_eq!(next.networks()[0].to_string(), "10.42.0.9/16", "{release}");
+        }
+        cluster.set_node(&["10.244.7.0/24"]);
+        assert_eq!(code(report("PodReadyToStartContainers", "False")), "outside_node_ranges", "{release}");
+    }
+}
+
+/// The pod's own word is not the node's: what speaks for itself must be at the address that its node reported.
+#[test]
+fn a_pod_without_a_sandbox_does_not_speak_for_itself_from_another_address() {
+    let policy = json!({"node_account": "nebula-system/agent"});
+    let confirmed = Confirmed::with("1.36.2", &policy, &json!({}));
+    let service = confirmed.ca.serve();
+    confirmed.cluster.change_pod("p2", |pod| {
+        pod["status"]["podIPs"] = json!([{"ip": "10.244.0.7"}]);
+        pod["status"]["conditions"] = json!([{"type": "PodReadyToStartContainers", "status": "False"}]);
+    });
+    let token = confirmed.cluster.agent_token();
+    let ask = |address: &str| by_pod(&service, &token, address).map(|reply| reply.certificate);
+    assert_eq!(ask("10.244.0.8"), refused(403, "address_mismatch"));
+    assert!(ask("10.244.0.7").is_ok());
+}
+
 #[test]
 fn each_check_of_the_node_proof_refuses_with_its_own_reason() {
     for release in RELEASES {
