@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{self, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt, fchown},
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
 };
 
@@ -129,15 +129,20 @@ impl Directory {
         }
     }
 
-    /// Secrets in this directory that others can read than the owner, and its group where this process reads them as a
-    /// member of that (a Secret that Kubernetes mounted).
-    pub fn exposed_secrets(&self) -> impl Iterator<Item = PathBuf> + '_ {
+    /// Makes the secrets in this directory private again where this process owns them: Kubernetes opens them for the
+    /// group of a volume (`fsGroup`) each time that it mounts it. Returns those that others can still read; members of
+    /// the group may where this process reads them as one itself (a Secret that Kubernetes mounted).
+    pub(crate) fn protect_secrets(&self) -> Vec<PathBuf> {
         let own = fs::metadata("/proc/self").map(|process| process.uid()).ok();
-        let exposing = move |found: &fs::Metadata| if own == Some(found.uid()) { 0o077 } else { 0o037 };
-        [CA_KEY, TLS_KEY, NODE_TOKEN, RENEWAL_KEY, NEXT_KEY, PREVIOUS_KEY, DATABASE]
-            .into_iter()
-            .map(|name| self.file(name))
-            .filter(move |path| fs::metadata(path).is_ok_and(|found| found.mode() & exposing(&found) != 0))
+        let is_exposed = |path: &PathBuf| {
+            let Ok(found) = fs::metadata(path) else { return false };
+            let is_own = own == Some(found.uid());
+            let exposing = if is_own { 0o077 } else { 0o037 };
+            let is_private = || is_own && fs::set_permissions(path, fs::Permissions::from_mode(0o600)).is_ok();
+            found.mode() & exposing != 0 && !is_private()
+        };
+        let secrets = [CA_KEY, TLS_KEY, NODE_TOKEN, RENEWAL_KEY, NEXT_KEY, PREVIOUS_KEY, DATABASE, STORE];
+        secrets.into_iter().map(|name| self.file(name)).filter(is_exposed).collect()
     }
 }
 

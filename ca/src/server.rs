@@ -48,7 +48,7 @@ impl Server {
     /// The first thing that is missing or wrong.
     pub async fn open(settings: ServerSettings) -> Result<Self, ServeError> {
         let directory = &settings.directory;
-        for path in directory.exposed_secrets() {
+        for path in directory.protect_secrets() {
             tracing::warn!(path = %path.display(), "others than the owner can read this secret; chmod 600 it");
         }
         let rules = read_rules(&settings, None).await?;

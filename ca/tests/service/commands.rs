@@ -162,3 +162,20 @@ fn a_ca_made_by_go_nebula_serves_as_well() {
     let service = ca.serve();
     assert_eq!(service.caller.get("/v1/trust", "").0, 200);
 }
+
+/// Kubernetes gives the group of `fsGroup` read and write permission for each file of a volume when it mounts it.
+#[test]
+fn secrets_that_a_volume_opened_for_its_group_are_private_again_after_a_start() {
+    let ca = Ca::init();
+    drop(ca.serve());
+    let secrets = ["ca.key", "tls.key", "node.token", "renewal.key", "store.redb"];
+    for secret in secrets {
+        fs::set_permissions(ca.file(secret), fs::Permissions::from_mode(0o660)).unwrap();
+    }
+    fs::set_permissions(ca.file("ca.crt"), fs::Permissions::from_mode(0o664)).unwrap();
+    let _service = ca.serve();
+    for secret in secrets {
+        assert_eq!(fs::metadata(ca.file(secret)).unwrap().permissions().mode() & 0o777, 0o600, "{secret}");
+    }
+    assert_eq!(fs::metadata(ca.file("ca.crt")).unwrap().permissions().mode() & 0o777, 0o664, "it is no secret");
+}
