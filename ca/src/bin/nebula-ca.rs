@@ -12,7 +12,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use nebula_ca::{
     Command, CommandOutcome, Directory, ENROLMENT_PREFIX, ListedCertificate, ListedToken, NewCa, NewToken, PASSPHRASE,
-    Rollover, Server, ServerSettings, TokenHash, call, default_tls_names, generate, now, parse_duration, time_left,
+    Rollover, Server, ServerSettings, TlsIdentity, TokenHash, call, default_tls_names, generate, now, parse_duration,
+    time_left,
 };
 use nebula_cert::{Curve, Version};
 use tracing_subscriber::EnvFilter;
@@ -24,7 +25,7 @@ use zeroize::Zeroizing;
 ///
 ///   nebula-ca init --dir /var/lib/nebula-ca --overlay 10.42.0.0/16
 ///
-///   nebula-ca serve --dir /var/lib/nebula-ca --listen 127.0.0.1:8443
+///   nebula-ca serve --dir /var/lib/nebula-ca --listen 0.0.0.0:8443
 ///
 ///   nebula-ca token create --dir /var/lib/nebula-ca --name lighthouse --network 10.42.0.1/16
 #[derive(Parser)]
@@ -47,6 +48,9 @@ enum Verb {
     /// Replace the CA while everything runs: prepare, wait until all have heard of it, switch, wait, finish
     #[command(subcommand)]
     Rollover(RolloverVerb),
+    /// Names by which clients reach the service, in its TLS certificate
+    #[command(subcommand)]
+    Tls(TlsVerb),
     Reload(Reload),
     /// Short for `certificate list`
     #[command(hide = true)]
@@ -73,6 +77,26 @@ enum RolloverVerb {
     Switch(Switch),
     /// Trust retired CAs no more, once no certificate of theirs is valid
     Finish(Listing),
+}
+
+#[derive(Subcommand)]
+enum TlsVerb {
+    /// Show the names and the fingerprint of the key (SHA-256 of the SubjectPublicKeyInfo)
+    Show(Listing),
+    AddName(AddName),
+}
+
+/// Make a TLS certificate with more names, of the same key
+///
+/// A running service uses it at once. Clients that have a copy of the former tls.crt, or the fingerprint of its key, need
+/// nothing new.
+#[derive(Args)]
+struct AddName {
+    #[command(flatten)]
+    listing: Listing,
+    /// Host names or IP addresses
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
 }
 
 /// Let the next CA sign
@@ -134,8 +158,8 @@ struct Init {
     /// Prefixes that pods get overlay addresses from [default: --networks, or 10.42.0.0/16]
     #[arg(long, value_delimiter = ',', value_name = "PREFIX")]
     overlay: Vec<IpNet>,
-    /// Host name or IP address under which clients reach the service; repeat for more [default: localhost, 127.0.0.1,
-    /// ::1]
+    /// Host name or IP address under which clients reach the service; repeat for more [default: name and addresses of
+    /// this machine, localhost, 127.0.0.1, ::1]
     #[arg(long = "tls-name", value_name = "NAME")]
     tls_names: Vec<String>,
     /// Succeed and change nothing where a complete CA is already, as an init container should
@@ -280,6 +304,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Certificate(CertificateVerb::Show(show)) => show.run(),
         Verb::Certificate(CertificateVerb::Revoke(revoke)) | Verb::Revoke(revoke) => revoke.run(),
         Verb::Rollover(verb) => verb.run(),
+        Verb::Tls(verb) => verb.run(),
         Verb::Reload(reload) => reload.run(),
     }
 }
@@ -315,10 +340,12 @@ impl Init {
         print(&format!(
             "made CA {:?} in {path}: valid for {}, pods get addresses of {}\n\
              clients need {path}/tls.crt, nodes also {path}/node.token; {path}/ca.key must never leave this host\n\
-             next: nebula-ca serve --dir {path} --listen 127.0.0.1:8443\n",
+             clients reach it as {}; for more names: nebula-ca tls add-name\n\
+             next: nebula-ca serve --dir {path} --listen 0.0.0.0:8443\n",
             ca.name(),
             time_left(ca.not_after() - at),
             shown.join(", "),
+            TlsIdentity::read(&directory)?.names.join(", "),
         ))
     }
 }
@@ -489,6 +516,30 @@ impl RolloverVerb {
             return print(&format!("{}\n", serde_json::to_string_pretty(&shown)?));
         }
         print(&table(["ROLE", "NAME", "VALID UNTIL", "FINGERPRINT"], rows.into_iter()))
+    }
+}
+
+impl TlsVerb {
+    fn run(self) -> anyhow::Result<()> {
+        let listing = match &self {
+            Self::Show(listing) | Self::AddName(AddName { listing, .. }) => listing,
+        };
+        let directory = listing.dir.open();
+        let mut identity = TlsIdentity::read(&directory)?;
+        if let Self::AddName(AddName { names, .. }) = &self
+            && identity.add_names(names, &directory, now())?
+            // Where no service runs, there is nothing to tell.
+            && let Ok(CommandOutcome::Reloaded) = call(&directory, &Command::Reload)
+        {
+            writeln!(io::stderr(), "the running service uses the new certificate")
+                .context("cannot write to standard error")?;
+        }
+        let fingerprint = nebula_cert::hex::encode(&identity.fingerprint);
+        if listing.json {
+            let shown = serde_json::json!({"names": identity.names, "fingerprint": fingerprint});
+            return print(&format!("{shown:#}\n"));
+        }
+        print(&format!("names        {}\nfingerprint  {fingerprint}\n", identity.names.join(", ")))
     }
 }
 
