@@ -160,6 +160,17 @@ const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. R
 
   // What a host gets is written into its enrolment token (nebula-ca token create), within this limit.
   "hosts": {
+    // Where the address comes from if the token names none: the next free one of each prefix. It is free again when the
+    // token was not used in time, or the last certificate for it has expired.
+    // "pool": ["10.42.200.0/24"],
+    // The overlay networks that these are parts of; without them a pool is a network of its own.
+    // "overlay": ["10.42.0.0/16"],
+    // Addresses and networks of the pool no host gets.
+    // "reserved": ["10.42.200.0/28"],
+
+    // Lighthouses that hosts are told of: overlay address, then where it is reached.
+    // "lighthouses": {"10.42.0.1": ["lighthouse.example:4242"]},
+
     "longest_life": "365d"
   }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Write},
-    net::SocketAddr,
+    net::{Ipv6Addr, SocketAddr},
     path::PathBuf,
     process::ExitCode,
 };
@@ -15,7 +15,7 @@ use nebula_ca::{
     Rollover, Server, ServerSettings, TlsIdentity, TokenHash, call, default_tls_names, generate, now, parse_duration,
     time_left,
 };
-use nebula_cert::{Curve, Version};
+use nebula_cert::{Curve, JoinToken, Version};
 use tracing_subscriber::EnvFilter;
 use zeroize::Zeroizing;
 
@@ -27,7 +27,7 @@ use zeroize::Zeroizing;
 ///
 ///   nebula-ca serve --dir /var/lib/nebula-ca --listen 0.0.0.0:8443
 ///
-///   nebula-ca token create --dir /var/lib/nebula-ca --name lighthouse --network 10.42.0.1/16
+///   nebula-ca token create --dir /var/lib/nebula-ca --name lighthouse --network 10.42.0.1/16 --join
 #[derive(Parser)]
 #[command(name = "nebula-ca", version, verbatim_doc_comment)]
 struct Cli {
@@ -216,14 +216,9 @@ struct CreateToken {
     /// Name of the certificate
     #[arg(long)]
     name: String,
-    /// Overlay address of the host with the length of the overlay prefix, for example 10.42.0.1/16
-    #[arg(
-        long = "network",
-        visible_alias = "networks",
-        value_delimiter = ',',
-        required = true,
-        value_name = "ADDRESS/LENGTH"
-    )]
+    /// Overlay address of the host with the length of the overlay prefix, for example 10.42.0.1/16 [default: a free one
+    /// of the pool in policy.jsonc (hosts.pool)]
+    #[arg(long = "network", visible_alias = "networks", value_delimiter = ',', value_name = "ADDRESS/LENGTH")]
     networks: Vec<IpNet>,
     /// Groups for firewall rules
     #[arg(long, value_delimiter = ',')]
@@ -237,6 +232,13 @@ struct CreateToken {
     /// Life of the certificate
     #[arg(long, default_value = "24h", value_parser = duration)]
     life: i64,
+    /// Print the string for `nebula up` instead: address of this service, fingerprint of its TLS key, and the token
+    #[arg(long)]
+    join: bool,
+    /// Address of this service in that string, as hosts reach it [default: the first name in its TLS certificate that is
+    /// not of this machine alone, port 8443]
+    #[arg(long, requires = "join", value_name = "https://HOST:PORT")]
+    url: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -401,6 +403,8 @@ impl CreateToken {
             Ok(secret) => secret,
             Err(error) => bail!("the system has no randomness: {error}"),
         };
+        // Before there is a token that nobody could use.
+        let join = self.join.then(|| join_token(&self.dir, self.url.as_deref(), &secret)).transpose()?;
         let command = Command::CreateToken(NewToken {
             hash: TokenHash::of(&secret).to_hex(),
             name: self.name,
@@ -414,11 +418,38 @@ impl CreateToken {
         if self.json {
             let mut shown = serde_json::to_value(&created)?;
             shown["token"] = secret.as_str().into();
+            if let Some(join) = join {
+                shown["join"] = join.as_str().into();
+            }
             print(&format!("{shown:#}\n"))
         } else {
-            print(&format!("{}\n", *secret))
+            print(&format!("{}\n", *join.unwrap_or(secret)))
         }
     }
+}
+
+/// What a host needs to enrol here with `secret`.
+fn join_token(dir: &Dir, url: Option<&str>, secret: &str) -> anyhow::Result<Zeroizing<String>> {
+    let identity = TlsIdentity::read(&dir.open())?;
+    let url = match (url, identity.public_names().next()) {
+        (Some(url), _) => url.to_owned(),
+        (None, Some(name)) if name.parse::<Ipv6Addr>().is_ok() => format!("https://[{name}]:8443"),
+        (None, Some(name)) => format!("https://{name}:8443"),
+        (None, None) => {
+            bail!("tls.crt has no name by which another machine reaches this service: nebula-ca tls add-name")
+        }
+    };
+    let url = url.trim_end_matches('/');
+    let join = JoinToken::new(url, identity.fingerprint, secret)?;
+    let authority = url.trim_start_matches("https://");
+    let host = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, _)) => host,
+        None => authority.split(':').next().unwrap_or_default(),
+    };
+    if !identity.has(host) {
+        bail!("tls.crt is not for {host}, so hosts would refuse this service: nebula-ca tls add-name {host}");
+    }
+    Ok(join.to_text())
 }
 
 impl Revoke {
