@@ -145,8 +145,8 @@ fn a_host_without_an_address_gets_one_of_the_pool_that_nobody_else_has_until_non
 fn a_join_token_has_the_address_the_key_and_the_secret_and_is_for_a_name_that_the_certificate_has() {
     let ca = Ca::init_with(&["--tls-name", "ca.example", "--tls-name", "127.0.0.1"]);
     let create = |name: &str, options: &[&str]| {
-        let options =
-            [&["--name", name, "--network", &format!("10.42.0.{}/16", name.len()), "--join"], options].concat();
+        let network = format!("10.42.0.{}/16", name.len());
+        let options = [&["--name", name, "--network", &network, "--join"], options].concat();
         ca.run("token create", &options)
     };
     let text = |output: std::process::Output| {
