@@ -13,7 +13,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme};
+use rustls::{CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme};
 
 use super::tls;
 
@@ -90,9 +90,11 @@ pub fn certificate(join: &JoinToken, timeout: Duration) -> Result<String, PinErr
             let refusal = error.get_ref().and_then(|error| error.downcast_ref::<Error>());
             return Err(match refusal {
                 Some(Error::General(cause)) if cause == OTHER_KEY => PinError::OtherKey(url.to_owned()),
-                Some(Error::InvalidCertificate(_)) => {
-                    PinError::OtherName { url: url.to_owned(), host: host.to_owned() }
-                }
+                // It shows a copy of the certificate, and signs with another key.
+                Some(Error::InvalidCertificate(CertificateError::BadSignature)) => PinError::OtherKey(url.to_owned()),
+                Some(Error::InvalidCertificate(
+                    CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+                )) => PinError::OtherName { url: url.to_owned(), host: host.to_owned() },
                 _ => io(error),
             });
         }
@@ -226,7 +228,7 @@ mod tests {
     fn who_shows_the_certificate_without_holding_its_key_is_refused() {
         let server = server("127.0.0.1", true);
         let refused = ask(&server, server.fingerprint).unwrap_err();
-        assert!(matches!(refused, PinError::Unreachable { .. }), "{refused}");
+        assert!(matches!(refused, PinError::OtherKey(_)), "{refused}");
         assert_eq!(server.heard.join().unwrap(), b"");
     }
 
