@@ -10,7 +10,7 @@ use crate::{
     authority::{Grant, check_grant},
     policy::Policy,
     proof::token::TokenHash,
-    store::{IssuedRecord, Store, StoreError, TokenRecord},
+    store::{AllotError, IssuedRecord, Pool, Store, StoreError, TokenRecord},
     time,
 };
 
@@ -46,7 +46,7 @@ pub struct NewToken {
     pub hash: String,
     /// Certificate name.
     pub name: String,
-    /// Overlay addresses.
+    /// Overlay addresses; empty: one of each prefix of the pool.
     pub networks: Vec<IpNet>,
     /// Networks behind the host.
     pub unsafe_networks: Vec<IpNet>,
@@ -137,35 +137,45 @@ impl Operator<'_> {
 
     fn create_token(&self, token: &NewToken, now: UnixTime) -> Result<CommandOutcome, String> {
         let hash = TokenHash::from_hex(&token.hash).ok_or("the token's hash is not 64 hex digits")?;
+        let allots = token.networks.is_empty();
+        if allots && self.policy.hosts.pool.is_empty() {
+            return Err("say which address the host gets (--network 10.42.0.1/16), or write a pool of addresses into \
+                        policy.jsonc (hosts.pool) and reload"
+                .to_owned());
+        }
         let grant = Grant {
             name: token.name.clone(),
-            networks: token.networks.clone(),
+            // The prefixes stand for any address of theirs.
+            networks: if allots { self.policy.hosts.pool.clone() } else { token.networks.clone() },
             unsafe_networks: token.unsafe_networks.clone(),
             groups: token.groups.clone(),
             life: token.life,
         };
         check_grant(&grant, self.authorities)?;
         self.check_addresses(&grant, now)?;
-        if token.life > self.policy.longest_host_life {
-            let longest = time::time_left(self.policy.longest_host_life);
+        self.check_open_tokens(token, now)?;
+        if token.life > self.policy.hosts.longest_life {
+            let longest = time::time_left(self.policy.hosts.longest_life);
             return Err(format!("the life is longer than the policy's hosts.longest_life of {longest}"));
         }
         if token.life < 1 || !(1..=MAX_TTL_SECONDS).contains(&token.ttl) {
             return Err("a token must live between 1s and 30d".to_owned());
         }
+        if self.store.token(&hash).map_err(text)?.is_some() {
+            return Err("this token exists already".to_owned());
+        }
+        let expires = now.saturating_add(token.ttl);
+        let networks = if allots { self.allot(&grant.name, expires, now)? } else { grant.networks };
         let record = TokenRecord {
             name: grant.name,
-            networks: grant.networks,
+            networks,
             unsafe_networks: grant.unsafe_networks,
             groups: grant.groups,
             life: token.life,
             created: now,
-            expires: now.saturating_add(token.ttl),
+            expires,
             used: None,
         };
-        if self.store.token(&hash).map_err(text)?.is_some() {
-            return Err("this token exists already".to_owned());
-        }
         self.store.add_token(&hash, &record).map_err(text)?;
         self.write_audit(
             Event {
@@ -194,6 +204,51 @@ impl Operator<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Two hosts with one address would push each other out of the network, or the second could not enrol at all.
+    fn check_open_tokens(&self, token: &NewToken, now: UnixTime) -> Result<(), String> {
+        for (hash, other) in self.store.tokens().map_err(text)? {
+            let has_address = |network: &&IpNet| other.networks.iter().any(|theirs| theirs.addr() == network.addr());
+            let shared = token.networks.iter().find(has_address).map(|network| network.addr().to_string());
+            // An address of the pool is not known yet, and one host needs one.
+            let shared = shared.or_else(|| {
+                (token.networks.is_empty() && other.name == token.name).then(|| format!("the name {:?}", other.name))
+            });
+            if let Some(shared) = shared.filter(|_| other.used.is_none() && other.expires >= now) {
+                let (id, name, until) = (hash.id(), &other.name, rfc3339(other.expires));
+                return Err(format!(
+                    "token {id} for {name} is open with {shared} until {until}; use that one, or first make it \
+                     worthless: nebula-ca token revoke {id}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a host with that name has, or the next free address of each pool, which nobody else gets until `until`.
+    fn allot(&self, name: &str, until: UnixTime, now: UnixTime) -> Result<Vec<IpNet>, String> {
+        let hosts = &self.policy.hosts;
+        let subject = Subject::Host { name: name.to_owned() };
+        let issued = self.store.all_issued().map_err(text)?;
+        let is_own = |record: &&IssuedRecord| record.subject == subject && record.not_after >= now;
+        let own = issued.iter().map(|(_, record)| record).filter(is_own).max_by_key(|record| record.issued);
+        if let Some(own) = own {
+            return Ok(own.networks.clone());
+        }
+        let mut reserved = hosts.reserved.clone();
+        let tokens = self.store.tokens().map_err(text)?;
+        let open = tokens.iter().map(|(_, token)| token).filter(|token| token.used.is_none() && token.expires >= now);
+        reserved.extend(open.flat_map(|token| &token.networks).map(|network| IpNet::from(network.addr())));
+        let pool = Pool { prefixes: &hosts.pool, reserved: &reserved };
+        let allotted = self.store.allot(&subject, &pool, until, now).map_err(|error| match error {
+            AllotError::Exhausted(prefix) => format!(
+                "no address is free in {prefix} (hosts.pool in policy.jsonc): make it larger, or wait until a \
+                 certificate or a token for one of them has expired (nebula-ca certificate list, nebula-ca token list)"
+            ),
+            AllotError::Store(error) => text(error),
+        })?;
+        Ok(allotted.into_iter().map(|address| hosts.in_overlay(address)).collect())
     }
 
     fn list_tokens(&self) -> Result<CommandOutcome, String> {

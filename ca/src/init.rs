@@ -1,14 +1,12 @@
 //! Makes the directory of a new CA service: CA, TLS identity, node token and policy.
 
-use std::net::IpAddr;
-
 use ipnet::IpNet;
 use nebula_cert::{Certificate, Curve, SigningKey, Template, UnixTime, Version};
 
 use crate::{
     directory::{CA_CERTIFICATE, CA_KEY, Directory, FileError, NODE_TOKEN, POLICY, STORE, TLS_CERTIFICATE, TLS_KEY},
     proof::{certificate::RenewalKey, token},
-    time,
+    tls,
 };
 
 /// What a new service shall be like.
@@ -81,7 +79,7 @@ impl NewCa {
         let ca = template.self_sign(&key)?;
         let policy = policy_text(&self.overlay);
         crate::Policy::parse(&policy)?.check_against(&ca)?;
-        let (tls_certificate, tls_key) = tls_identity(self.tls_names, now)?;
+        let (tls_certificate, tls_key) = tls::generate(self.tls_names, now)?;
         let node_token = token::generate(token::NODE_PREFIX).map_err(InitError::Random)?;
 
         directory.make()?;
@@ -95,28 +93,6 @@ impl NewCa {
         RenewalKey::open(directory, self.curve)?;
         Ok(ca)
     }
-}
-
-/// A self-signed certificate that clients pin as their only trusted one, and its key, both in PEM.
-fn tls_identity(names: Vec<String>, now: UnixTime) -> Result<(String, zeroize::Zeroizing<String>), rcgen::Error> {
-    let mut parameters = rcgen::CertificateParams::new(names)?;
-    parameters.distinguished_name = rcgen::DistinguishedName::new();
-    parameters.distinguished_name.push(rcgen::DnType::CommonName, "nebula-ca");
-    let year = |years: i64| i32::try_from(time::year(now) + years).unwrap_or(9_999).clamp(1_970, 9_999);
-    // Pinned by copy, so its end protects nobody: long enough not to be the outage of some far night.
-    parameters.not_before = rcgen::date_time_ymd(year(-1), 1, 1);
-    parameters.not_after = rcgen::date_time_ymd(year(20), 1, 1);
-    parameters.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
-    let key = rcgen::KeyPair::generate()?;
-    let certificate = parameters.self_signed(&key)?;
-    Ok((certificate.pem(), zeroize::Zeroizing::new(key.serialize_pem())))
-}
-
-/// Names for the TLS certificate when none are given.
-#[must_use]
-pub fn default_tls_names() -> Vec<String> {
-    let loopback = [IpAddr::from([127, 0, 0, 1]), IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1])];
-    std::iter::once("localhost".to_owned()).chain(loopback.map(|address| address.to_string())).collect()
 }
 
 /// The policy file of a new service; documents every key.
@@ -184,6 +160,17 @@ const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. R
 
   // What a host gets is written into its enrolment token (nebula-ca token create), within this limit.
   "hosts": {
+    // Where the address comes from if the token names none: the next free one of each prefix. It is free again when the
+    // token was not used in time, or the last certificate for it has expired.
+    // "pool": ["10.42.200.0/24"],
+    // The overlay networks that these are parts of; without them a pool is a network of its own.
+    // "overlay": ["10.42.0.0/16"],
+    // Addresses and networks of the pool no host gets.
+    // "reserved": ["10.42.200.0/28"],
+
+    // Lighthouses that hosts are told of: overlay address, then where it is reached.
+    // "lighthouses": {"10.42.0.1": ["lighthouse.example:4242"]},
+
     "longest_life": "365d"
   }
 }

@@ -202,7 +202,9 @@ impl Issuer {
     /// Whom to trust at `now`.
     pub(crate) fn trust(&self, now: UnixTime) -> Result<Trust, Refusal> {
         let blocklist = self.store.blocklist(now).map_err(|error| self.failed(&error))?;
-        Ok(Trust::new(self.rules().authority.bundle(), &blocklist, self.renewal_key.public_pem()))
+        let rules = self.rules();
+        let lighthouses = rules.policy.hosts.lighthouses.clone();
+        Ok(Trust::new(rules.authority.bundle(), &blocklist, self.renewal_key.public_pem(), lighthouses))
     }
 
     /// Whether the ledger failed and is not back yet.
@@ -316,7 +318,7 @@ impl Issuer {
             networks: token.networks,
             unsafe_networks: token.unsafe_networks,
             groups: token.groups,
-            life: token.life.min(rules.policy.longest_host_life),
+            life: token.life.min(rules.policy.hosts.longest_life),
         };
         let subject = Subject::Host { name: token.name };
         let recorded = Recorded { subject: &subject, pod: None, token: Some((hash, &key)), provisional: false };
@@ -345,7 +347,7 @@ impl Issuer {
                     networks: record.networks,
                     unsafe_networks: present.unsafe_networks().to_vec(),
                     groups: record.groups,
-                    life: (record.not_after - record.issued).clamp(1, rules.policy.longest_host_life),
+                    life: (record.not_after - record.issued).clamp(1, rules.policy.hosts.longest_life),
                 };
                 let recorded = Recorded { subject: &record.subject, pod: None, token: None, provisional: false };
                 self.sign_and_record(rules, &grant, recorded, public_key, now)
@@ -524,6 +526,7 @@ impl Issuer {
             ca: trust.ca,
             blocklist: trust.blocklist,
             renewal_key: trust.renewal_key,
+            lighthouses: trust.lighthouses,
         };
         Ok(Issued { reply, record, fingerprint: fingerprint.to_string(), displaced: Vec::new(), is_repeat })
     }

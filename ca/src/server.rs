@@ -30,6 +30,7 @@ use crate::{
     settings::{ServeError, ServerSettings, read_node_token, read_rules, read_tls},
     store::{self, StoreError},
     time,
+    tls::TlsIdentity,
 };
 
 /// A service that is ready to run.
@@ -53,6 +54,7 @@ impl Server {
         }
         let rules = read_rules(&settings, None).await?;
         let tls = read_tls(directory)?;
+        warn_about_names(&settings);
         let node_token = read_node_token(directory, &rules.policy)?;
         if let Err(refusal) = rules.authority.check_validity(time::now()) {
             tracing::error!(%refusal, "nothing can be signed now");
@@ -313,6 +315,19 @@ async fn for_ever(service: &Arc<Service>, every: Duration, step: impl Fn(&Servic
         if let Err(error) = tokio::task::spawn_blocking(move || step(&service)).await {
             tracing::error!(%error, "a regular task failed inside nebula-ca; please report this");
         }
+    }
+}
+
+/// Hosts fail to enrol at a service whose certificate is not for the address they call, and only they would say so.
+fn warn_about_names(settings: &ServerSettings) {
+    match TlsIdentity::read(&settings.directory) {
+        Ok(identity) => {
+            if let Some(problem) = identity.problem_at(settings.listen) {
+                tracing::warn!(listen = %settings.listen, "{problem}");
+            }
+        }
+        // It serves all the same: whoever issued it knows better.
+        Err(error) => tracing::warn!(%error, "cannot tell for which names the TLS certificate is"),
     }
 }
 

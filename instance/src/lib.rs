@@ -3,7 +3,8 @@
 //! The programs in `bin/` are thin. [`host`] is the daemon and [`pod`] one pod's instance; neither imports the other.
 //! What both need is below them. A module imports only from the lines below its own:
 //!
-//! - [`host`], [`pod`], [`init`], [`enrol`]
+//! - [`host`], [`pod`], [`init`]
+//! - [`enrol`]
 //! - [`overlay`], [`handoff`], [`ca_client`]
 //! - `metrics`
 //! - [`log`], `listener`, [`names`]

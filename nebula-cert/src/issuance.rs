@@ -14,6 +14,9 @@
 //! differs, and with 304 when it did not within that many seconds (at most [`MAX_WAIT_SECONDS`]). A service that has too
 //! many callers waiting answers 304 at once, with the seconds to stay away in `Retry-After`.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Certificate, Error, PrivateKey, UnixTime, public_key_from_pem};
@@ -73,7 +76,7 @@ pub enum Proof {
         /// The pod's token.
         token: String,
         /// Primary address of the pod.
-        address: std::net::IpAddr,
+        address: IpAddr,
     },
     /// The holder of a certificate asks for the next one, or releases it: the tag shows that it holds the key.
     Certificate {
@@ -131,7 +134,7 @@ pub struct Pod {
     /// Pod UID.
     pub uid: String,
     /// Primary address of the pod from the CNI result, for address mode `derive`.
-    pub address: std::net::IpAddr,
+    pub address: IpAddr,
 }
 
 /// Successful reply body.
@@ -147,7 +150,13 @@ pub struct Reply {
     /// PEM of the public key for which a [`Proof::Certificate`] is made. None: this service takes no such proof.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renewal_key: Option<String>,
+    /// As [`Trust::lighthouses`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lighthouses: Lighthouses,
 }
+
+/// Overlay addresses of lighthouses, with the underlay endpoints (`HOST:PORT`) of each.
+pub type Lighthouses = BTreeMap<IpAddr, Vec<String>>;
 
 /// Body of [`RELEASE_PATH`]: with a [`Proof::Certificate`] that certificate ends, with a [`Proof::Node`] or
 /// [`Proof::Pod`] all certificates of the pod do. They are blocked until they expire.
@@ -175,6 +184,9 @@ pub struct Trust {
     /// As [`Reply::renewal_key`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renewal_key: Option<String>,
+    /// Lighthouses of the network. Empty: the service announces none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lighthouses: Lighthouses,
 }
 
 /// Error reply body, with an HTTP status of 4xx or 5xx.

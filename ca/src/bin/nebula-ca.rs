@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Write},
-    net::SocketAddr,
+    net::{Ipv6Addr, SocketAddr},
     path::PathBuf,
     process::ExitCode,
 };
@@ -12,9 +12,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use nebula_ca::{
     Command, CommandOutcome, Directory, ENROLMENT_PREFIX, ListedCertificate, ListedToken, NewCa, NewToken, PASSPHRASE,
-    Rollover, Server, ServerSettings, TokenHash, call, default_tls_names, generate, now, parse_duration, time_left,
+    Rollover, Server, ServerSettings, TlsIdentity, TokenHash, call, default_tls_names, generate, now, parse_duration,
+    time_left,
 };
-use nebula_cert::{Curve, Version};
+use nebula_cert::{Curve, JoinToken, Version};
 use tracing_subscriber::EnvFilter;
 use zeroize::Zeroizing;
 
@@ -24,9 +25,9 @@ use zeroize::Zeroizing;
 ///
 ///   nebula-ca init --dir /var/lib/nebula-ca --overlay 10.42.0.0/16
 ///
-///   nebula-ca serve --dir /var/lib/nebula-ca --listen 127.0.0.1:8443
+///   nebula-ca serve --dir /var/lib/nebula-ca --listen 0.0.0.0:8443
 ///
-///   nebula-ca token create --dir /var/lib/nebula-ca --name lighthouse --network 10.42.0.1/16
+///   nebula-ca token create --dir /var/lib/nebula-ca --name lighthouse --network 10.42.0.1/16 --join
 #[derive(Parser)]
 #[command(name = "nebula-ca", version, verbatim_doc_comment)]
 struct Cli {
@@ -47,6 +48,9 @@ enum Verb {
     /// Replace the CA while everything runs: prepare, wait until all have heard of it, switch, wait, finish
     #[command(subcommand)]
     Rollover(RolloverVerb),
+    /// Names by which clients reach the service, in its TLS certificate
+    #[command(subcommand)]
+    Tls(TlsVerb),
     Reload(Reload),
     /// Short for `certificate list`
     #[command(hide = true)]
@@ -73,6 +77,26 @@ enum RolloverVerb {
     Switch(Switch),
     /// Trust retired CAs no more, once no certificate of theirs is valid
     Finish(Listing),
+}
+
+#[derive(Subcommand)]
+enum TlsVerb {
+    /// Show the names and the fingerprint of the key (SHA-256 of the SubjectPublicKeyInfo)
+    Show(Listing),
+    AddName(AddName),
+}
+
+/// Make a TLS certificate with more names, of the same key
+///
+/// A running service uses it at once. Clients that have a copy of the former tls.crt, or the fingerprint of its key, need
+/// nothing new.
+#[derive(Args)]
+struct AddName {
+    #[command(flatten)]
+    listing: Listing,
+    /// Host names or IP addresses
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
 }
 
 /// Let the next CA sign
@@ -134,8 +158,8 @@ struct Init {
     /// Prefixes that pods get overlay addresses from [default: --networks, or 10.42.0.0/16]
     #[arg(long, value_delimiter = ',', value_name = "PREFIX")]
     overlay: Vec<IpNet>,
-    /// Host name or IP address under which clients reach the service; repeat for more [default: localhost, 127.0.0.1,
-    /// ::1]
+    /// Host name or IP address under which clients reach the service; repeat for more [default: name and addresses of
+    /// this machine, localhost, 127.0.0.1, ::1]
     #[arg(long = "tls-name", value_name = "NAME")]
     tls_names: Vec<String>,
     /// Succeed and change nothing where a complete CA is already, as an init container should
@@ -192,14 +216,9 @@ struct CreateToken {
     /// Name of the certificate
     #[arg(long)]
     name: String,
-    /// Overlay address of the host with the length of the overlay prefix, for example 10.42.0.1/16
-    #[arg(
-        long = "network",
-        visible_alias = "networks",
-        value_delimiter = ',',
-        required = true,
-        value_name = "ADDRESS/LENGTH"
-    )]
+    /// Overlay address of the host with the length of the overlay prefix, for example 10.42.0.1/16 [default: a free one
+    /// of the pool in policy.jsonc (hosts.pool)]
+    #[arg(long = "network", visible_alias = "networks", value_delimiter = ',', value_name = "ADDRESS/LENGTH")]
     networks: Vec<IpNet>,
     /// Groups for firewall rules
     #[arg(long, value_delimiter = ',')]
@@ -213,6 +232,13 @@ struct CreateToken {
     /// Life of the certificate
     #[arg(long, default_value = "24h", value_parser = duration)]
     life: i64,
+    /// Print the string for `nebula up` instead: address of this service, fingerprint of its TLS key, and the token
+    #[arg(long)]
+    join: bool,
+    /// Address of this service in that string, as hosts reach it [default: the first name in its TLS certificate that is
+    /// not of this machine alone, port 8443]
+    #[arg(long, requires = "join", value_name = "https://HOST:PORT")]
+    url: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -280,6 +306,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Certificate(CertificateVerb::Show(show)) => show.run(),
         Verb::Certificate(CertificateVerb::Revoke(revoke)) | Verb::Revoke(revoke) => revoke.run(),
         Verb::Rollover(verb) => verb.run(),
+        Verb::Tls(verb) => verb.run(),
         Verb::Reload(reload) => reload.run(),
     }
 }
@@ -315,10 +342,12 @@ impl Init {
         print(&format!(
             "made CA {:?} in {path}: valid for {}, pods get addresses of {}\n\
              clients need {path}/tls.crt, nodes also {path}/node.token; {path}/ca.key must never leave this host\n\
-             next: nebula-ca serve --dir {path} --listen 127.0.0.1:8443\n",
+             clients reach it as {}; for more names: nebula-ca tls add-name\n\
+             next: nebula-ca serve --dir {path} --listen 0.0.0.0:8443\n",
             ca.name(),
             time_left(ca.not_after() - at),
             shown.join(", "),
+            TlsIdentity::read(&directory)?.names.join(", "),
         ))
     }
 }
@@ -374,6 +403,8 @@ impl CreateToken {
             Ok(secret) => secret,
             Err(error) => bail!("the system has no randomness: {error}"),
         };
+        // Before there is a token that nobody could use.
+        let join = self.join.then(|| join_token(&self.dir, self.url.as_deref(), &secret)).transpose()?;
         let command = Command::CreateToken(NewToken {
             hash: TokenHash::of(&secret).to_hex(),
             name: self.name,
@@ -387,11 +418,38 @@ impl CreateToken {
         if self.json {
             let mut shown = serde_json::to_value(&created)?;
             shown["token"] = secret.as_str().into();
+            if let Some(join) = join {
+                shown["join"] = join.as_str().into();
+            }
             print(&format!("{shown:#}\n"))
         } else {
-            print(&format!("{}\n", *secret))
+            print(&format!("{}\n", *join.unwrap_or(secret)))
         }
     }
+}
+
+/// What a host needs to enrol here with `secret`.
+fn join_token(dir: &Dir, url: Option<&str>, secret: &str) -> anyhow::Result<Zeroizing<String>> {
+    let identity = TlsIdentity::read(&dir.open())?;
+    let url = match (url, identity.public_names().next()) {
+        (Some(url), _) => url.to_owned(),
+        (None, Some(name)) if name.parse::<Ipv6Addr>().is_ok() => format!("https://[{name}]:8443"),
+        (None, Some(name)) => format!("https://{name}:8443"),
+        (None, None) => {
+            bail!("tls.crt has no name by which another machine reaches this service: nebula-ca tls add-name")
+        }
+    };
+    let url = url.trim_end_matches('/');
+    let join = JoinToken::new(url, identity.fingerprint, secret)?;
+    let authority = url.trim_start_matches("https://");
+    let host = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, _)) => host,
+        None => authority.split(':').next().unwrap_or_default(),
+    };
+    if !identity.has(host) {
+        bail!("tls.crt is not for {host}, so hosts would refuse this service: nebula-ca tls add-name {host}");
+    }
+    Ok(join.to_text())
 }
 
 impl Revoke {
@@ -489,6 +547,30 @@ impl RolloverVerb {
             return print(&format!("{}\n", serde_json::to_string_pretty(&shown)?));
         }
         print(&table(["ROLE", "NAME", "VALID UNTIL", "FINGERPRINT"], rows.into_iter()))
+    }
+}
+
+impl TlsVerb {
+    fn run(self) -> anyhow::Result<()> {
+        let listing = match &self {
+            Self::Show(listing) | Self::AddName(AddName { listing, .. }) => listing,
+        };
+        let directory = listing.dir.open();
+        let mut identity = TlsIdentity::read(&directory)?;
+        if let Self::AddName(AddName { names, .. }) = &self
+            && identity.add_names(names, &directory, now())?
+            // Where no service runs, there is nothing to tell.
+            && let Ok(CommandOutcome::Reloaded) = call(&directory, &Command::Reload)
+        {
+            writeln!(io::stderr(), "the running service uses the new certificate")
+                .context("cannot write to standard error")?;
+        }
+        let fingerprint = nebula_cert::hex::encode(&identity.fingerprint);
+        if listing.json {
+            let shown = serde_json::json!({"names": identity.names, "fingerprint": fingerprint});
+            return print(&format!("{shown:#}\n"));
+        }
+        print(&format!("names        {}\nfingerprint  {fingerprint}\n", identity.names.join(", ")))
     }
 }
 

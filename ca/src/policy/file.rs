@@ -5,12 +5,13 @@ use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use super::{PodPolicy, Policy, PolicyError, Provisional, Rule, Template, template::is_label_key};
+use super::{HostPolicy, PodPolicy, Policy, PolicyError, Provisional, Rule, Template, template::is_label_key};
 use crate::{
     address::{self, AddressMode},
     pod::{KubernetesPolicy, is_name, is_namespace},
     time,
 };
+use nebula_cert::issuance::Lighthouses;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -83,13 +84,32 @@ struct KubernetesFile {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HostsFile {
+    #[serde(default = "default_longest_life")]
     longest_life: String,
+    #[serde(default)]
+    pool: Vec<String>,
+    #[serde(default)]
+    overlay: Vec<String>,
+    #[serde(default)]
+    reserved: Vec<String>,
+    #[serde(default)]
+    lighthouses: BTreeMap<String, Vec<String>>,
 }
 
 impl Default for HostsFile {
     fn default() -> Self {
-        Self { longest_life: "365d".to_owned() }
+        Self {
+            longest_life: default_longest_life(),
+            pool: Vec::new(),
+            overlay: Vec::new(),
+            reserved: Vec::new(),
+            lighthouses: BTreeMap::new(),
+        }
     }
+}
+
+fn default_longest_life() -> String {
+    "365d".to_owned()
 }
 
 fn default_name() -> String {
@@ -130,13 +150,64 @@ impl PolicyFile {
         let mut findings = Findings::default();
         let kubernetes = self.kubernetes.map(|file| file.check(&mut findings));
         let pods = self.pods.map(|file| file.check(kubernetes.is_some(), &mut findings));
-        let longest_host_life = findings.life("hosts.longest_life", &self.hosts.longest_life);
+        let hosts = self.hosts.check(&mut findings);
         match findings.0.is_empty() {
-            true => Ok(Policy { pods, kubernetes, longest_host_life }),
+            true => Ok(Policy { pods, kubernetes, hosts }),
             false => Err(PolicyError::Findings(findings.0)),
         }
     }
 }
+
+impl HostsFile {
+    fn check(self, findings: &mut Findings) -> HostPolicy {
+        let mut lighthouses = Lighthouses::new();
+        for (address, endpoints) in self.lighthouses {
+            let key = format!("hosts.lighthouses.{address}");
+            if endpoints.is_empty() || endpoints.len() > MAX_ENDPOINTS {
+                findings.add(&key, format!("give it 1 to {MAX_ENDPOINTS} endpoints, as HOST:PORT"));
+            }
+            for bad in endpoints.iter().filter(|endpoint| !is_endpoint(endpoint)) {
+                findings.add(&key, format!("{bad:?} is not HOST:PORT"));
+            }
+            match address.parse() {
+                Ok(address) => drop(lighthouses.insert(address, endpoints)),
+                Err(_) => findings.add(&key, "not an overlay address"),
+            }
+        }
+        if lighthouses.len() > MAX_LIGHTHOUSES {
+            findings.add("hosts.lighthouses", format!("more than {MAX_LIGHTHOUSES}"));
+        }
+        let hosts = HostPolicy {
+            longest_life: findings.life("hosts.longest_life", &self.longest_life),
+            pool: findings.networks("hosts.pool", &self.pool),
+            overlay: findings.networks("hosts.overlay", &self.overlay),
+            reserved: findings.networks("hosts.reserved", &self.reserved),
+            lighthouses,
+        };
+        for pool in &hosts.pool {
+            if !hosts.overlay.is_empty() && !hosts.overlay.iter().any(|overlay| overlay.trunc().contains(pool)) {
+                findings.add("hosts.pool", format!("{pool} is in no network of hosts.overlay"));
+            }
+        }
+        hosts
+    }
+}
+
+/// Whether this is `HOST:PORT`, with a name, an IPv4 address or an IPv6 address in brackets.
+fn is_endpoint(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let is_v6 = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .is_some_and(|host| host.parse::<std::net::Ipv6Addr>().is_ok());
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    let is_name = (1..=253).contains(&host.len()) && host.bytes().all(is_plain);
+    (is_v6 || is_name) && port.parse::<u16>().is_ok_and(|port| port > 0)
+}
+
+/// Hosts ask all of them.
+const MAX_LIGHTHOUSES: usize = 32;
+const MAX_ENDPOINTS: usize = 8;
 
 impl PodsFile {
     fn check(self, with_kubernetes: bool, findings: &mut Findings) -> PodPolicy {

@@ -7,7 +7,7 @@ mod template;
 use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
-use nebula_cert::{Certificate, Version};
+use nebula_cert::{Certificate, Version, issuance::Lighthouses};
 
 use self::{file::PolicyFile, template::Template};
 use crate::{
@@ -23,8 +23,23 @@ pub struct Policy {
     pub pods: Option<PodPolicy>,
     /// The API server that confirms pods; `None`: every holder of the shared node token is believed.
     pub kubernetes: Option<KubernetesPolicy>,
-    /// Longest life a token may give a host, in seconds.
-    pub longest_host_life: i64,
+    /// What hosts get.
+    pub hosts: HostPolicy,
+}
+
+/// What hosts get beside what their tokens say.
+#[derive(Debug, Clone, Default)]
+pub struct HostPolicy {
+    /// Longest life of a certificate, in seconds.
+    pub longest_life: i64,
+    /// Where addresses come from for tokens that name none.
+    pub pool: Vec<IpNet>,
+    /// Overlay networks that give addresses of the pool their length; a pool in none of them has its own.
+    pub overlay: Vec<IpNet>,
+    /// Addresses and networks of the pool that no host gets.
+    pub reserved: Vec<IpNet>,
+    /// Lighthouses that hosts are told of.
+    pub lighthouses: Lighthouses,
 }
 
 /// What pods get.
@@ -136,6 +151,15 @@ impl Policy {
     pub fn longest_pod_life(&self) -> i64 {
         let Some(pods) = &self.pods else { return 0 };
         pods.rules.iter().filter_map(|rule| rule.life).chain([pods.life]).max().unwrap_or(pods.life)
+    }
+}
+
+impl HostPolicy {
+    /// An address of the pool, with the length of its overlay network.
+    #[must_use]
+    pub(crate) fn in_overlay(&self, address: IpNet) -> IpNet {
+        let overlay = self.overlay.iter().find(|overlay| overlay.contains(&address.addr()));
+        overlay.and_then(|overlay| IpNet::new(address.addr(), overlay.prefix_len()).ok()).unwrap_or(address)
     }
 }
 

@@ -179,3 +179,30 @@ fn secrets_that_a_volume_opened_for_its_group_are_private_again_after_a_start() 
     }
     assert_eq!(fs::metadata(ca.file("ca.crt")).unwrap().permissions().mode() & 0o777, 0o664, "it is no secret");
 }
+
+#[test]
+fn a_name_that_is_added_is_served_at_once_and_copies_of_the_old_certificate_stay_good() {
+    let ca = Ca::init_with(&["--tls-name", "ca.example"]);
+    let shown = ca.json("tls show", &[]);
+    assert_eq!(shown["names"], serde_json::json!(["ca.example"]));
+    let service = ca.serve();
+    let body = b"{}";
+    assert!(service.caller.post("/v1/certificate", body).is_err(), "the certificate is not for 127.0.0.1");
+    let added = ca.json("tls add-name", &["127.0.0.1"]);
+    assert_eq!(added["names"], serde_json::json!(["ca.example", "127.0.0.1"]));
+    assert_eq!(added["fingerprint"], shown["fingerprint"]);
+    // This caller trusts the certificate from before.
+    assert_eq!(service.caller.post("/v1/certificate", body).unwrap().0, 400);
+    assert!(ca.failure("tls add-name", &["not a name é"]).contains("host names or IP addresses"));
+    let log = service.stop();
+    assert!(log.contains("policy, CA and TLS files were read anew"), "{log}");
+}
+
+#[test]
+fn serving_at_an_address_that_is_in_no_name_is_warned_about() {
+    let ca = Ca::init_with(&["--tls-name", "ca.example"]);
+    ca.output("tls add-name", &["127.0.0.1"]);
+    let (warned, quiet) = (Ca::init_with(&["--tls-name", "ca.example"]).warnings(), ca.warnings());
+    assert!(warned.contains("nebula-ca tls add-name 127.0.0.1") && warned.contains("ca.example only"), "{warned}");
+    assert_eq!(quiet, "");
+}

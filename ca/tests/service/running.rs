@@ -94,6 +94,11 @@ impl Ca {
         self.output("token create", &options).trim().to_owned()
     }
 
+    /// What the service warns of before it listens.
+    pub(crate) fn warnings(&self) -> String {
+        self.serve().early.clone()
+    }
+
     pub(crate) fn serve(&self) -> Service {
         self.serve_with(&[])
     }
@@ -146,6 +151,7 @@ impl Ca {
             child,
             address,
             status,
+            early: log.into_iter().filter(|line: &String| line.contains(" WARN ")).collect(),
             caller: Caller::new(address, &self.text("tls.crt")),
             lines: Mutex::new(lines),
         }
@@ -159,6 +165,8 @@ pub(crate) struct Service {
     /// Where it shows its state.
     pub(crate) status: Option<String>,
     pub(crate) caller: Caller,
+    /// Warnings before that.
+    early: String,
     lines: Mutex<mpsc::Receiver<String>>,
 }
 

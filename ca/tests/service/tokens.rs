@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use nebula_cert::{Curve, PrivateKey, Version};
+use nebula_cert::{Curve, JoinToken, PrivateKey, Version};
 
 use crate::running::{Ca, key, refused, verified};
 
@@ -96,4 +96,75 @@ fn a_version_1_and_a_p256_ca_sign_their_own_kind() {
     assert_eq!(wrong, refused(400, "wrong_curve"));
     let right = PrivateKey::generate(Curve::P256).unwrap();
     assert_eq!(verified(&service.caller.enrol(&token, &right).unwrap()).curve(), Curve::P256);
+}
+
+#[test]
+fn a_second_open_token_for_an_address_is_refused_and_says_which_one_is_in_the_way() {
+    let ca = Ca::init();
+    let (service, key) = (ca.serve(), key());
+    let first = ca.token("edge", "10.42.0.9/16", &[]);
+    let id = ca.json("token list", &[])[0]["id"].as_str().unwrap().to_owned();
+    for name in ["edge", "other"] {
+        let refused = ca.failure("token create", &["--name", name, "--network", "10.42.0.9/16"]);
+        assert!(refused.contains(&format!("nebula-ca token revoke {id}")), "{refused}");
+        assert!(refused.contains("10.42.0.9"), "{refused}");
+    }
+    service.caller.enrol(&first, &key).unwrap();
+    ca.token("edge", "10.42.0.9/16", &[]);
+    let other = ca.failure("token create", &["--name", "other", "--network", "10.42.0.9/16"]);
+    assert!(other.contains("10.42.0.9"), "{other}");
+}
+
+#[test]
+fn a_host_without_an_address_gets_one_of_the_pool_that_nobody_else_has_until_none_is_left() {
+    let ca = Ca::init();
+    let missing = ca.failure("token create", &["--name", "a"]);
+    assert!(missing.contains("--network") && missing.contains("hosts.pool"), "{missing}");
+    let policy = r#"{"hosts": {"pool": ["10.42.200.0/29"], "overlay": ["10.42.0.0/16"], "reserved": ["10.42.200.1"]}}"#;
+    std::fs::write(ca.file("policy.jsonc"), policy).unwrap();
+    let service = ca.serve();
+    let networks = |name: &str| {
+        let made = ca.json("token create", &["--name", name]);
+        (made["networks"][0].as_str().unwrap().to_owned(), made["token"].as_str().unwrap().to_owned())
+    };
+    ca.token("fixed", "10.42.200.3/16", &[]);
+    let (address, token) = networks("a");
+    assert_eq!(address, "10.42.200.2/16", "the first that is not reserved, with the length of the overlay");
+    let refused = ca.failure("token create", &["--name", "a"]);
+    assert!(refused.contains("token revoke"), "one open token for a host: {refused}");
+    let certificate = verified(&service.caller.enrol(&token, &key()).unwrap());
+    assert_eq!(certificate.networks(), ["10.42.200.2/16".parse().unwrap()]);
+    assert_eq!(networks("a").0, "10.42.200.2/16", "a host that enrols again keeps its address");
+    let others: Vec<_> = ["b", "c", "d"].into_iter().map(|name| networks(name).0).collect();
+    assert_eq!(others, ["10.42.200.4/16", "10.42.200.5/16", "10.42.200.6/16"], "not what an open token has");
+    let full = ca.failure("token create", &["--name", "e"]);
+    assert!(full.contains("no address is free in 10.42.200.0/29"), "{full}");
+}
+
+#[test]
+fn a_join_token_has_the_address_the_key_and_the_secret_and_is_for_a_name_that_the_certificate_has() {
+    let ca = Ca::init_with(&["--tls-name", "ca.example", "--tls-name", "127.0.0.1"]);
+    let create = |name: &str, options: &[&str]| {
+        let network = format!("10.42.0.{}/16", name.len());
+        let options = [&["--name", name, "--network", &network, "--join"], options].concat();
+        ca.run("token create", &options)
+    };
+    let text = |output: std::process::Output| {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let join: JoinToken = text(create("a", &[])).parse().unwrap();
+    assert_eq!(join.url(), "https://ca.example:8443");
+    let fingerprint = nebula_cert::hex::encode(join.fingerprint());
+    assert_eq!(ca.json("tls show", &[])["fingerprint"], fingerprint.as_str());
+    assert!(ca.serve().caller.enrol(join.secret(), &key()).is_ok());
+    let join: JoinToken = text(create("bb", &["--url", "https://127.0.0.1:9"])).parse().unwrap();
+    assert_eq!(join.url(), "https://127.0.0.1:9");
+    for (url, hint) in [("https://192.0.2.7:8443", "tls add-name 192.0.2.7"), ("http://ca.example", "https://HOST")] {
+        let refused = create("ccc", &["--url", url]);
+        assert!(!refused.status.success());
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(said.contains(hint), "{said}");
+    }
+    assert_eq!(ca.json("token list", &[]).as_array().unwrap().len(), 2, "what is refused leaves no token behind");
 }

@@ -1,14 +1,13 @@
-//! Gets a host's certificate from the CA service with a one-time token.
-//!
-//! A program of its own, because it speaks HTTPS once in a while and `nebula` never does: the daemon stays small.
+//! Gets a host's certificate from the CA service with a one-time token, and renews it: for hosts on which Go's daemon
+//! runs, or which renew by a timer. `nebula` does both by itself.
 
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use nebula_cert::Curve;
+use nebula_cert::{Curve, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
-use nebula_instance::enrol;
+use nebula_instance::enrol::{self, Files};
 use nebula_instance::go::flags::{self, Flag};
 use nebula_instance::linux::clock;
 
@@ -28,16 +27,28 @@ fn main() -> ExitCode {
         print(concat!("Version: ", env!("CARGO_PKG_VERSION"), "\n"));
         return ExitCode::SUCCESS;
     }
+    let files = Files::new(Path::new(flags.value("out-dir").unwrap_or(".")));
+    let now = clock::unix_now();
+    if flags.is_set("due") {
+        return due(&files, now);
+    }
     let renew = flags.is_set("renew") || flags.is_set("renew-now");
-    let (Some(url), Some(tls_ca)) = (flags.value("ca-url"), flags.value("tls-ca")) else {
-        eprintln!("nebula-enrol: -ca-url and -tls-ca are required; see nebula-enrol -help");
-        return ExitCode::from(2);
-    };
     let token = match flags.value("token-file") {
         Some(token) => token,
         None if renew => "",
         None => {
             eprintln!("nebula-enrol: -token-file is required, or -renew; see nebula-enrol -help");
+            return ExitCode::from(2);
+        }
+    };
+    let access = match (flags.value("ca-url"), flags.value("tls-ca")) {
+        (Some(url), Some(tls_ca)) => {
+            Some(CaAccess { url: url.to_owned(), tls_ca_file: tls_ca.into(), token_file: token.into() })
+        }
+        // The service is that of the enrolment.
+        (None, None) if renew => None,
+        _ => {
+            eprintln!("nebula-enrol: -ca-url and -tls-ca are required; see nebula-enrol -help");
             return ExitCode::from(2);
         }
     };
@@ -49,13 +60,9 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let folder = Path::new(flags.value("out-dir").unwrap_or("."));
-    let access = CaAccess { url: url.to_owned(), tls_ca_file: tls_ca.into(), token_file: token.into() };
-    let now = clock::unix_now();
-    let done = if renew {
-        enrol::renew(access, folder, flags.is_set("renew-now"), now)
-    } else {
-        enrol::enrol(access, folder, curve, now).map(Some)
+    let done = match access {
+        Some(access) if !renew => enrol::enrol(&access, &files, curve, now).map(Some),
+        access => enrol::renew(access, &files, flags.is_set("renew-now"), now),
     };
     match done {
         Ok(None) => {
@@ -79,6 +86,19 @@ fn main() -> ExitCode {
     }
 }
 
+/// For the condition of a unit: success says that there is something to do.
+fn due(files: &Files, now: UnixTime) -> ExitCode {
+    match enrol::is_due(files, now) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("nebula-enrol: {error}");
+            // More than 254 is a failure of the unit.
+            ExitCode::from(255)
+        }
+    }
+}
+
 fn print(text: &str) {
     // A closed standard output is no error.
     let _ = std::io::stdout().write_all(text.as_bytes());
@@ -87,7 +107,9 @@ fn print(text: &str) {
 const ABOUT: &str = "\
 Gets this host's certificate from a nebula-ca service with a one-time token (nebula-ca token create). The key is made here
 and never leaves; host.key, host.crt and ca.crt are written for the pki section of the configuration.
-With -renew the certificate in the folder is the proof, and its successor has a new key; run it from a timer.
+With -renew the certificate in the folder is the proof, and its successor has a new key: run it from a timer
+(nebula-enrol.timer). It needs no other flags, as the service is remembered in enrolment.json. With pki.enrolment in its
+configuration nebula renews the certificate by itself. `nebula up` does all of this with one string.
 ";
 
 const FLAGS: &[Flag] = &[
@@ -105,6 +127,7 @@ const FLAGS: &[Flag] = &[
         help: "Renew the certificate in the folder if a third of its life or less is left; for a timer",
     },
     Flag { name: "renew-now", takes_value: false, help: "Renew it whatever is left" },
+    Flag { name: "due", takes_value: false, help: "Only tell whether -renew would renew it: exit code 0, or 1 if not" },
     Flag { name: "curve", takes_value: true, help: "25519 or P256, as the CA (default 25519)" },
     Flag { name: "version", takes_value: false, help: "Print version" },
 ];

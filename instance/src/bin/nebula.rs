@@ -5,6 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use nebula_instance::enrol::up;
 use nebula_instance::go::flags::{self, Flag, Parsed};
 use nebula_instance::host::daemon::{Error, Loaded};
 use nebula_instance::linux::memory;
@@ -13,6 +14,9 @@ fn main() -> ExitCode {
     memory::share_one_heap();
     if std::env::args_os().nth(1).is_some_and(|word| word == "ctl") {
         return control();
+    }
+    if std::env::args_os().nth(1).is_some_and(|word| word == "up") {
+        return up::main(std::env::args_os().skip(2).map(|word| word.to_string_lossy().into_owned()).collect());
     }
     let flags = match flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,

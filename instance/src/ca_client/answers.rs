@@ -1,7 +1,7 @@
 //! What the CA service answered, read and checked before anything believes it.
 
 use nebula_cert::issuance::{Refusal, Reply, Trust};
-use nebula_cert::{CaPool, Certificate, Identity, PrivateKey, UnixTime};
+use nebula_cert::{CaPool, Certificate, Identity, PrivateKey, UnixTime, rfc3339};
 
 use super::{Error, Issued};
 
@@ -10,7 +10,8 @@ use super::{Error, Issued};
 pub(crate) enum Unusable {
     #[error("certificate: {0}")]
     Certificate(#[source] nebula_cert::Error),
-    #[error("its certificate does not verify: {source} (valid {not_before} to {not_after}, the clock here says {now})")]
+    #[error("its certificate does not verify: {source} (valid {} to {}, the clock here says {}){}", rfc3339(*not_before),
+        rfc3339(*not_after), rfc3339(*now), skew(*not_before, *not_after, *now))]
     Unverified { source: nebula_cert::Error, not_before: UnixTime, not_after: UnixTime, now: UnixTime },
     #[error("CA bundle: {0}")]
     Bundle(#[source] nebula_cert::Error),
@@ -50,6 +51,16 @@ pub(crate) fn accept(reply: &Reply, key: PrivateKey, now: UnixTime) -> Result<Is
     Ok(Issued { identity, trust, renewal_key: reply.renewal_key.clone() })
 }
 
+/// By how much the clocks must differ at least: the certificate was made a moment ago.
+fn skew(not_before: UnixTime, not_after: UnixTime, now: UnixTime) -> String {
+    let (seconds, direction) = match now {
+        now if now < not_before => (not_before - now, "behind"),
+        now if now > not_after => (now - not_after, "ahead of"),
+        _ => return String::new(),
+    };
+    format!("; the clock of this host is at least {} minutes {direction} that of the CA service", (seconds + 59) / 60)
+}
+
 /// Whom to trust.
 pub(crate) fn trust(answer: &Trust) -> Result<CaPool, Unusable> {
     pool(&answer.ca, &answer.blocklist)
@@ -81,6 +92,13 @@ mod tests {
         let error = refusal(403, r#"{"code":"outside_pod_networks","message":"10.1.2.3 is in\nno network"}"#);
         assert!(error.is_denied());
         assert_eq!(error.to_string(), "10.1.2.3 is in no network (outside_pod_networks)");
+    }
+
+    #[test]
+    fn a_clock_that_differs_is_named() {
+        assert_eq!(skew(3_600, 90_000, 3_600), "");
+        assert!(skew(3_600, 90_000, 60).contains("at least 59 minutes behind that of the CA"));
+        assert!(skew(3_600, 90_000, 93_600).contains("at least 60 minutes ahead of that of the CA"));
     }
 
     #[test]

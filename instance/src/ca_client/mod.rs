@@ -2,7 +2,10 @@
 
 pub(crate) mod answers;
 pub(crate) mod backoff;
+pub mod life_cycle;
+pub mod pinned;
 mod tls;
+pub mod trust_watch;
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -55,6 +58,8 @@ pub enum Prover {
     },
     /// The host that the one-time token in the token file was made for.
     Host,
+    /// The host that this one-time token was made for.
+    Invited(Zeroizing<String>),
     /// The holder of a certificate requests its successor.
     Holder {
         /// The present certificate and its key.
@@ -93,6 +98,8 @@ pub struct TrustNews {
     pub etag: String,
     /// As [`Issued::renewal_key`].
     pub renewal_key: Option<String>,
+    /// The answer as it came.
+    pub answer: issuance::Trust,
 }
 
 /// The CA looked at the request and said no, or what it gave is not what was asked for.
@@ -214,13 +221,13 @@ impl CaClient {
         Ok((issued, reply))
     }
 
-    /// Asks whom to trust. With the `etag` of an earlier answer the service keeps the question until there is news, as
-    /// long as it keeps any. One connection serves all questions while it lasts.
+    /// Asks whom to trust. With the `etag` of an earlier answer the service keeps the question until there is news, up to
+    /// `wait`, as long as it keeps any. One connection serves all questions while it lasts.
     ///
     /// # Errors
     /// There is no usable answer.
-    pub fn trust(&self, etag: Option<&str>, timeout: Duration) -> Result<TrustAnswer, Error> {
-        let wait = if etag.is_some() { MAX_WAIT_SECONDS } else { 0 };
+    pub fn trust(&self, etag: Option<&str>, wait: Duration, timeout: Duration) -> Result<TrustAnswer, Error> {
+        let wait = if etag.is_some() { wait.as_secs().min(MAX_WAIT_SECONDS) } else { 0 };
         let url = match wait {
             0 => self.url(TRUST_PATH),
             seconds => format!("{}?wait={seconds}", self.url(TRUST_PATH)),
@@ -252,8 +259,8 @@ impl CaClient {
         let answer: issuance::Trust = answers::read(status, &answer).map_err(|error| error.at(&url))?;
         let trust = answers::trust(&answer)
             .map_err(|cause| Error::Unavailable(format!("unusable answer from {url}: {cause}")))?;
-        let (etag, renewal_key) = (headers.0.unwrap_or_default(), answer.renewal_key);
-        Ok(TrustAnswer { news: Some(TrustNews { trust, etag, renewal_key }), retry_after })
+        let (etag, renewal_key) = (headers.0.unwrap_or_default(), answer.renewal_key.clone());
+        Ok(TrustAnswer { news: Some(TrustNews { trust, etag, renewal_key, answer }), retry_after })
     }
 
     /// What failed is not kept: the next question reads the roots again.
@@ -273,6 +280,7 @@ impl CaClient {
             Prover::Provisional(pod) => Proof::Provisional { token: self.token()?, pod: pod.clone() },
             Prover::Pod { token, address } => Proof::Pod { token: token.trim().to_owned(), address: *address },
             Prover::Host => Proof::Token { token: self.token()? },
+            Prover::Invited(token) => Proof::Token { token: token.to_string() },
             Prover::Holder { identity, renewal_key } => {
                 let key = identity.private_key();
                 Proof::of_certificate(identity.primary(), key, renewal_key, Some(&public_key), now)
@@ -369,6 +377,7 @@ impl std::fmt::Debug for Prover {
             Self::Provisional(pod) => write!(f, "Provisional({pod:?})"),
             Self::Pod { address, .. } => write!(f, "Pod(redacted, {address})"),
             Self::Host => f.write_str("Host"),
+            Self::Invited(_) => f.write_str("Invited(redacted)"),
             Self::Holder { .. } => f.write_str("Holder(redacted)"),
         }
     }

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::{Error, Remark, Value, yaml};
+use super::{Error, Remark, Value, announced, yaml};
 
 /// Reads `path`. Returns the tree and remarks about values that a later file could not override.
 ///
@@ -23,6 +23,7 @@ pub fn load(path: &Path) -> Result<(Value, Vec<Remark>), Error> {
             yaml::parse(&text).map_err(|error| Error::InFile { path: file.clone(), source: Box::new(error) })?;
         tree = merge(tree, parsed, &file, String::new(), &mut remarks)?;
     }
+    announced::add_to(&mut tree)?;
     Ok((tree, remarks))
 }
 

@@ -4,6 +4,7 @@
 //! touches the network or changes the system; names are resolved elsewhere.
 
 mod allow_list;
+mod announced;
 mod discovery;
 mod findings;
 mod firewall;
@@ -29,6 +30,7 @@ pub(crate) mod yaml;
 
 use std::path::{Path, PathBuf};
 
+pub use announced::{ANNOUNCED, Announced, enrolment_folder};
 pub use discovery::Dns;
 pub use findings::{Invalid, Refusals, Refused, Remark};
 pub use hosts::{HostTarget, NameFamily, StaticHosts};
@@ -64,7 +66,8 @@ pub fn credential_files(tree: &Value) -> Vec<PathBuf> {
         "sshd.host_key",
     ];
     let named = keys.into_iter().filter_map(|key| tree.at(key)?.text());
-    named.filter(|text| !text.contains("-----BEGIN")).map(|path| PathBuf::from(path.into_owned())).collect()
+    let named = named.filter(|text| !text.contains("-----BEGIN")).map(|path| PathBuf::from(path.into_owned()));
+    named.chain(enrolment_folder(tree).map(|folder| folder.join(ANNOUNCED))).collect()
 }
 
 /// Why a configuration cannot be loaded into a tree.

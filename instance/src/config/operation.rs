@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::announced::folder_of;
 use super::section::Section;
 use super::{Refused, Value};
 
@@ -17,6 +18,8 @@ pub struct Operation {
     pub raise_priority: bool,
     /// Whom to become once the system is set up: a name, or `UID:GID`.
     pub user: Option<String>,
+    /// Folder of the files that this host enrolled with (`pki.enrolment`); `None`: somebody else renews the certificate.
+    pub enrolment: Option<PathBuf>,
 }
 
 /// Where the control socket is.
@@ -50,7 +53,9 @@ impl Operation {
         let watch = section.duration(WATCH, Duration::ZERO);
         let watch = (!watch.is_zero()).then(|| watch.max(MIN_WATCH_INTERVAL));
         let user = section.string("daemon.user").filter(|user| !user.is_empty());
-        Ok(Self { control, watch, raise_priority: section.boolean("daemon.raise_priority", true), user })
+        let enrolment = section.string("pki.enrolment").filter(|path| !path.is_empty());
+        let enrolment = enrolment.map(|path| folder_of(path.as_ref()));
+        Ok(Self { control, watch, raise_priority: section.boolean("daemon.raise_priority", true), user, enrolment })
     }
 }
 

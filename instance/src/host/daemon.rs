@@ -15,11 +15,13 @@ use serde_json::json;
 
 use crate::causes::with_causes;
 use crate::config::{self, Listen, Logging, NameFamily, Remark, Settings, Value};
+use crate::enrol::Files;
 use crate::go::firewall_hash;
 use crate::host::account::Account;
 use crate::host::control::{ControlService, ControlSocket, Facts, SocketFile};
 use crate::host::housekeeping::Housekeeping;
 use crate::host::reload::{Link, Reloader};
+use crate::host::renewal::Renewal;
 use crate::host::report::Report;
 use crate::host::subnets::Subnets;
 use crate::host::system_routes::{self, Overlay};
@@ -75,6 +77,10 @@ impl Loaded {
     pub fn read(path: &Path) -> Result<Self, Error> {
         let (tree, remarks) =
             config::load(path).map_err(|error| Error::BeforeLog(format!("failed to load config: {error}")))?;
+        // Else the daemon would not start after a renewal that was interrupted. What fails is reported where it is needed.
+        if let Some(folder) = config::enrolment_folder(&tree) {
+            let _ = Files::new(&folder).complete();
+        }
         let logging = Logging::of(&tree).map_err(|refused| Error::BeforeLog(refused.to_string()))?;
         log::start(logging, log::Output::Stdout);
         Ok(Self { tree, remarks, path: path.to_owned() })
@@ -143,9 +149,14 @@ impl Loaded {
         let watched = watched.map_err(start("Failed to start stats emitter"))?;
         let metrics = Arc::new(Metrics::new(&settings, handle.clone(), Arc::clone(&handshakes), watched));
         let link = Link { overlay: link, sockets: controls, subnets, metrics: Arc::clone(&metrics) };
+        let enrolment = settings.operation.enrolment.clone();
+        let expires = settings.pki.as_ref().map_or(0, |pki| pki.identity.primary().not_after());
         let reloader = Reloader::new(self.path, &self.tree, settings, handle.clone(), link);
         reloader.report_unreadable();
         let reloader = Arc::new(Mutex::new(reloader));
+        if let Some(folder) = enrolment {
+            Renewal::start(&folder, expires, Arc::clone(&reloader)).map_err(start("Failed to start a thread"))?;
+        }
         let facts = Facts { device, udp, started: unix_now() };
         let service = Arc::new(ControlService { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
         #[cfg(feature = "ssh")]

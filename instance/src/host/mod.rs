@@ -7,6 +7,7 @@ mod dns;
 mod file_watch;
 mod housekeeping;
 mod reload;
+mod renewal;
 mod report;
 #[cfg(feature = "ssh")]
 mod ssh;

@@ -369,6 +369,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("lighthouse.am_lighthouse", old.am_lighthouse != new.am_lighthouse),
         ("daemon.control_socket", old.operation.control != new.operation.control),
         ("daemon.user", old.operation.user != new.operation.user),
+        ("pki.enrolment", old.operation.enrolment != new.operation.enrolment),
     ];
     changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect()
 }

@@ -4,10 +4,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nebula_cert::{CaPool, Certificate, Identity, UnixTime};
+use nebula_cert::issuance::MAX_WAIT_SECONDS;
+use nebula_cert::{Certificate, UnixTime};
 use nebula_cni_plugin::launch::{Flow, LaunchSpec, Mode, Underlay};
 use rustix::thread::CapabilitySet;
 
+use crate::ca_client::life_cycle::{Closing, Failure, Install, LifeCycle, Moment, Now, Standing, Start, Step};
+use crate::ca_client::trust_watch::TrustWatch;
 use crate::ca_client::{self, CaClient, Issued, Refusal, TrustAnswer};
 use crate::config::{Settings, Value};
 use crate::handoff;
@@ -28,10 +31,8 @@ use crate::pod::error::Error;
 use crate::pod::events::{Event, EventQueue, EventSender};
 use crate::pod::isolation;
 use crate::pod::launch_file::Launch;
-use crate::pod::life_cycle::{Closing, Failure, Install, LifeCycle, Moment, Now, Standing, Start, Step};
 use crate::pod::status::{Shared, Status};
 use crate::pod::status_socket::StatusSocket;
-use crate::pod::trust_watch::TrustWatch;
 use crate::pod::underlay;
 
 /// Serves the pod of a launch file until it is gone, a signal asks to stop, or something fails.
@@ -333,7 +334,7 @@ impl PodTunnel {
     fn ask_whom_to_trust(&self, asked: Duration) -> Result<(), Error> {
         let (client, reports, etag) = (self.client.clone(), self.reports.clone(), self.etag.clone());
         spawn("ca-trust", move || {
-            let answer = Box::new(client.trust(etag.as_deref(), TRUST_TIMEOUT));
+            let answer = Box::new(client.trust(etag.as_deref(), Duration::from_secs(MAX_WAIT_SECONDS), TRUST_TIMEOUT));
             reports.send(Event::Trust { asked, answer });
         })
     }
@@ -354,7 +355,8 @@ impl PodTunnel {
         };
         let Some(news) = news else { return };
         let identity = self.status.lock().unwrap_or_else(PoisonError::into_inner).identity.clone();
-        let standing = identity.map_or(Standing::Good, |identity| standing(&identity, &news.trust, now.wall));
+        let standing =
+            identity.map_or(Standing::Good, |identity| Standing::of(&identity, &news.trust, unix_seconds(now.wall)));
         tracing::info!(authorities = news.trust.certificates().count(), ?standing, etag = news.etag, "Trust changed");
         self.etag = Some(news.etag);
         if let Some(key) = news.renewal_key {
@@ -397,16 +399,6 @@ impl PodTunnel {
     fn update(&self, change: impl FnOnce(&mut Status)) {
         change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
     }
-}
-
-/// What `trust` says of the own certificate.
-fn standing(identity: &Identity, trust: &CaPool, now: Moment) -> Standing {
-    let verdicts = identity.certificates().map(|certificate| trust.verify(certificate.clone(), unix_seconds(now)));
-    verdicts.fold(Standing::Good, |standing, verdict| match (standing, verdict) {
-        (Standing::Revoked, _) | (_, Err(nebula_cert::Error::Blocked { .. })) => Standing::Revoked,
-        (standing, Ok(_) | Err(nebula_cert::Error::Expired { .. })) => standing,
-        (_, Err(_)) => Standing::Orphaned,
-    })
 }
 
 fn open_handoff(namespace: &Namespace, confinement: &Confinement) -> Result<HandoffServer, Error> {

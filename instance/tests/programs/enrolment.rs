@@ -112,8 +112,13 @@ fn a_host_renews_its_certificate_with_the_certificate_as_the_proof_and_a_new_key
     assert!(host.must(&folder, &["-renew-now"]).contains("lighthouse"));
     let after = files();
     assert!(before.iter().zip(&after).all(|(before, after)| before != after));
-    // Again, with what the first one left: key and certificate belong together.
-    assert!(host.must(&folder, &["-renew-now"]).contains("lighthouse"));
+    // Again, with what the first one left: key and certificate belong together, and the service is known.
+    let (program, out) = (binary("nebula-enrol").display().to_string(), folder.display().to_string());
+    let plain = |flag: &str| host.cluster.world.exec("control", &[&program, "-out-dir", &out, flag]);
+    assert!(plain("-renew-now").status.success());
+    assert_ne!(files(), after);
+    assert!(String::from_utf8_lossy(&plain("-renew").stdout).contains("nothing to do"));
+    assert_eq!(plain("-due").status.code(), Some(1), "a unit is skipped by that");
     assert_eq!(names(&folder), FILES, "nothing else is left there");
 }
 
@@ -175,6 +180,6 @@ fn an_enrolment_killed_at_any_step_is_completed_with_the_same_token() {
     }
 }
 
-const FILES: [&str; 3] = ["ca.crt", "host.crt", "host.key"];
+const FILES: [&str; 6] = ["announced.json", "ca-tls.crt", "ca.crt", "enrolment.json", "host.crt", "host.key"];
 /// Calls that change a file, or the way of the process to one.
 const STEPS: &str = "trace=openat,mkdir,mkdirat,write,fsync,rename,renameat,renameat2,sendto,close";

@@ -159,7 +159,7 @@ impl Asker {
         let (namespace, access) = (self.namespace.clone(), self.access.clone());
         let asked = std::thread::spawn(move || {
             world::enter(&namespace);
-            CaClient::new(access, NamespaceExecutor::Here).trust(None, Duration::from_secs(10))
+            CaClient::new(access, NamespaceExecutor::Here).trust(None, Duration::ZERO, Duration::from_secs(10))
         });
         let answer = asked.join().expect("the question ends").expect("an answer");
         answer.news.expect("the first answer is news").trust

@@ -28,6 +28,7 @@ mod identities;
 mod init_container;
 mod interop;
 mod isolation;
+mod join;
 mod kube_apiserver;
 mod kube_labels;
 mod log_fields;

@@ -76,6 +76,13 @@ pub(super) const KEYS: &[Key] = &[
     key("pki.key", Pem, "required", OnReload, "this host's private key: path of a file, or PEM text"),
     key("pki.blocklist", Texts, "[]", OnReload, "fingerprints of certificates that are refused"),
     key(
+        "pki.enrolment",
+        Text,
+        "none",
+        OnStart,
+        "file that `nebula up` or nebula-enrol wrote beside the certificate: it is renewed there, and what the CA announces is followed; then ca, cert and key need not be given",
+    ),
+    key(
         "pki.disconnect_invalid",
         Boolean,
         "true",

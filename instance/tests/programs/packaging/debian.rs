@@ -43,21 +43,26 @@ fn debians() -> PathBuf {
     packages.next().expect("the package of Go Nebula: run .ci/go-nebula with an empty target/peers")
 }
 
-/// The package; made once.
-fn package() -> &'static Path {
-    static MADE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+/// That of hosts, and that of the CA; made once.
+fn packages() -> &'static [PathBuf; 2] {
+    static MADE: OnceLock<(tempfile::TempDir, [PathBuf; 2])> = OnceLock::new();
     let make = || {
         let folder = tempfile::tempdir().expect("a temporary directory");
-        let path = build(folder.path());
-        (folder, path)
+        let paths = build(folder.path());
+        (folder, paths)
     };
     &MADE.get_or_init(make).1
 }
 
-fn build(folder: &Path) -> PathBuf {
+fn package() -> &'static Path {
+    &packages()[0]
+}
+
+fn build(folder: &Path) -> [PathBuf; 2] {
     let output = Command::new(repository("deploy/debian/build")).arg(folder).output().expect("the script runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())
+    let paths: Vec<_> = String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect();
+    paths.try_into().expect("two packages")
 }
 
 fn said(output: &Output) -> String {
@@ -78,7 +83,7 @@ fn the_package_installs_runs_and_leaves_nothing_after_its_purge() {
         r#"
 inside "$1" 'dpkg -i /tmp/ours.deb >&2
   nebula -version; nebula-cert -version; nebula-enrol -version; nebula-ctl --version
-  systemd-analyze verify nebula.service nebula@office.service >&2
+  systemd-analyze verify nebula.service nebula@office.service nebula-enrol.service nebula-enrol.timer >&2
   for page in nebula nebula-cert nebula-cert-sign nebula-ctl nebula-enrol; do test -s /usr/share/man/man1/$page.1.gz; done
   for program in nebula-cert nebula; do . /usr/share/bash-completion/completions/$program; done
   test ! -e /etc/systemd/system/multi-user.target.wants/nebula.service
@@ -92,6 +97,25 @@ echo ---; changed "$1"
     let (versions, left) = said.split_once("---\n").expect("the mark");
     assert_eq!(versions, "Version: 0.1.0\n".repeat(3) + "nebula-ctl 0.1.0\n");
     assert_eq!(left, "", "left after the purge");
+}
+
+#[test]
+#[ignore = "needs root, a release build and dpkg"]
+fn the_package_of_the_ca_installs_makes_an_authority_and_leaves_it_there() {
+    let output = in_an_overlay(
+        &packages()[1],
+        r#"
+inside "$1" 'dpkg -i /tmp/ours.deb >&2
+  nebula-ca --version
+  systemd-analyze verify nebula-ca.service >&2
+  test -s /usr/share/man/man1/nebula-ca.1.gz
+  nebula-ca init --dir /var/lib/nebula-ca >&2
+  nebula-ca token create --dir /var/lib/nebula-ca --name h --network 10.42.0.7/16 | cut -c1-13
+  dpkg -P nebula-ca >&2; test -s /var/lib/nebula-ca/ca.key; rm -r /var/lib/nebula-ca'
+echo ---; changed "$1"
+"#,
+    );
+    assert_eq!(said(&output), "nebula-ca 0.1.0\nnebula-enrol-\n---\n");
 }
 
 #[test]
@@ -117,13 +141,15 @@ inside "$1" 'dpkg --force-depends -i /tmp/go.deb >&2; nebula -version
 fn lintian_finds_no_error_and_two_builds_are_the_same_bytes() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let again = build(folder.path());
-    let bytes = |path: &Path| std::fs::read(path).expect("the package");
-    assert!(bytes(package()) == bytes(&again), "not reproducible");
+    let bytes = |path: &PathBuf| std::fs::read(path).expect("the package");
+    for (package, again) in packages().iter().zip(&again) {
+        assert!(bytes(package) == bytes(again), "not reproducible");
+    }
     // It takes a static-pie program for a library; and there is no mail address to give.
     let known = "bogus-mail-host,bogus-mail-host-in-debian-changelog,shared-library-lacks-prerequisites";
     let output = Command::new("lintian")
         .args(["--fail-on", "error,warning", "--suppress-tags", known])
-        .arg(package())
+        .args(packages())
         .output()
         .expect("lintian runs");
     said(&output);

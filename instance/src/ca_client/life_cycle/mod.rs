@@ -1,6 +1,8 @@
-//! The life of one pod's certificate as a pure machine: asking, running, renewing, closed. No clock, no IO.
+//! The life of a pod's or a host's certificate as a pure machine: asking, running, renewing, closed. No clock, no IO.
 
 use std::time::Duration;
+
+use nebula_cert::{CaPool, Identity, UnixTime};
 
 use crate::ca_client::Refusal;
 use crate::ca_client::backoff::Jitter;
@@ -63,6 +65,19 @@ pub enum Standing {
     Orphaned,
     /// It is on the blocklist.
     Revoked,
+}
+
+impl Standing {
+    /// What `trust` says of the own certificate.
+    #[must_use]
+    pub fn of(identity: &Identity, trust: &CaPool, now: UnixTime) -> Self {
+        let verdicts = identity.certificates().map(|certificate| trust.verify(certificate.clone(), now));
+        verdicts.fold(Self::Good, |standing, verdict| match (standing, verdict) {
+            (Self::Revoked, _) | (_, Err(nebula_cert::Error::Blocked { .. })) => Self::Revoked,
+            (standing, Ok(_) | Err(nebula_cert::Error::Expired { .. })) => standing,
+            (_, Err(_)) => Self::Orphaned,
+        })
+    }
 }
 
 /// What the owner of the machine must do.

@@ -1,0 +1,256 @@
+//! The files of an enrolled host: its key and certificate, whom it trusts, and where it renews.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use ipnet::IpNet;
+use nebula_cert::issuance::Lighthouses;
+use nebula_cert::{Identity, JoinToken};
+use nebula_cni_plugin::launch::CaAccess;
+use serde::{Deserialize, Serialize};
+
+use super::Error;
+use crate::config::{ANNOUNCED, Announced};
+
+/// One folder with all files of one enrolment. Only the key in it is secret.
+#[derive(Debug, Clone)]
+pub struct Files(PathBuf);
+
+/// Contents of `enrolment.json`.
+#[derive(Debug, Serialize, Deserialize)]
+struct Enrolment {
+    version: u32,
+    /// Of the CA service; its TLS certificate is in [`TLS`].
+    url: String,
+}
+
+impl Files {
+    /// The files in `folder`; nothing is read yet.
+    #[must_use]
+    pub fn new(folder: &Path) -> Self {
+        Self(folder.to_owned())
+    }
+
+    /// Where they are.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.0
+    }
+
+    pub(super) fn key(&self) -> PathBuf {
+        self.0.join("host.key")
+    }
+
+    /// The key of a certificate that is being replaced right now.
+    pub(super) fn next_key(&self) -> PathBuf {
+        self.0.join("host.key.next")
+    }
+
+    /// The host's certificate.
+    #[must_use]
+    pub fn certificate(&self) -> PathBuf {
+        self.0.join("host.crt")
+    }
+
+    pub(super) fn ca(&self) -> PathBuf {
+        self.0.join("ca.crt")
+    }
+
+    pub(super) fn tls(&self) -> PathBuf {
+        self.0.join(TLS)
+    }
+
+    /// What the configuration names as `pki.enrolment`.
+    #[must_use]
+    pub fn enrolment(&self) -> PathBuf {
+        self.0.join(ENROLMENT)
+    }
+
+    pub(super) fn make_folder(&self) -> Result<(), Error> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.0).map_err(failed("make", &self.0))
+    }
+
+    /// The CA service that this host enrolled with.
+    ///
+    /// # Errors
+    /// There is no such file, or it is not of this release.
+    pub fn remembered(&self) -> Result<CaAccess, Error> {
+        let path = self.enrolment();
+        let mut text = String::new();
+        let file = File::open(&path).map_err(failed("read", &path))?;
+        file.take(MAX_FILE_BYTES).read_to_string(&mut text).map_err(failed("read", &path))?;
+        let broken = |cause: String| Error::Enrolment { path: path.clone(), cause };
+        let enrolment: Enrolment = serde_json::from_str(&text).map_err(|error| broken(error.to_string()))?;
+        if enrolment.version != VERSION {
+            return Err(broken(format!("it is of version {}, this program knows {VERSION}", enrolment.version)));
+        }
+        Ok(CaAccess { url: enrolment.url, tls_ca_file: self.tls(), token_file: PathBuf::new() })
+    }
+
+    /// Remembers where to renew, and by which certificate the service is known.
+    pub(super) fn remember(&self, access: &CaAccess) -> Result<(), Error> {
+        if access.tls_ca_file != self.tls() {
+            let mut pem = Vec::new();
+            let file = File::open(&access.tls_ca_file).map_err(failed("read", &access.tls_ca_file))?;
+            file.take(MAX_FILE_BYTES).read_to_end(&mut pem).map_err(failed("read", &access.tls_ca_file))?;
+            self.write(&self.tls(), &pem, 0o644)?;
+        }
+        let enrolment = Enrolment { version: VERSION, url: access.url.clone() };
+        let text = serde_json::to_string(&enrolment).unwrap_or_default();
+        self.write(&self.enrolment(), format!("{text}\n").as_bytes(), 0o644)
+    }
+
+    /// What a join token says of the service, once its key was checked.
+    pub(super) fn access(&self, join: &JoinToken) -> CaAccess {
+        CaAccess { url: join.url().to_owned(), tls_ca_file: self.tls(), token_file: PathBuf::new() }
+    }
+
+    /// Keeps other programs from replacing files of this folder, until dropped.
+    ///
+    /// # Errors
+    /// The file for it cannot be opened.
+    pub(super) fn lock(&self) -> Result<File, Error> {
+        let path = self.certificate();
+        let file = File::open(&path).map_err(failed("read", &path))?;
+        file.lock().map_err(failed("lock", &path))?;
+        Ok(file)
+    }
+
+    /// Completes a renewal that was interrupted between the two files of a pair.
+    ///
+    /// # Errors
+    /// The key cannot be renamed.
+    pub fn complete(&self) -> Result<(), Error> {
+        if Identity::read(self.certificate(), self.next_key()).is_ok() {
+            std::fs::rename(self.next_key(), self.key()).map_err(failed("write", &self.key()))?;
+        }
+        Ok(())
+    }
+
+    /// Writes whom to trust and where lighthouses are, as the CA answered. Tells whether that differs from before.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn write_trust(
+        &self,
+        bundle: &str,
+        blocklist: Vec<String>,
+        lighthouses: Lighthouses,
+        own: &[IpNet],
+    ) -> Result<bool, Error> {
+        let announced = Announced { blocklist, lighthouses: usable(lighthouses, own) };
+        let announced = format!("{}\n", serde_json::to_string(&announced).unwrap_or_default());
+        let mut differs = false;
+        for (path, text) in [(self.ca(), bundle), (self.0.join(ANNOUNCED), announced.as_str())] {
+            if std::fs::read(&path).ok().as_deref() != Some(text.as_bytes()) {
+                self.write(&path, text.as_bytes(), 0o644)?;
+                differs = true;
+            }
+        }
+        Ok(differs)
+    }
+
+    /// Lighthouses that the CA announced last.
+    #[must_use]
+    pub fn lighthouses(&self) -> Lighthouses {
+        let text = std::fs::read_to_string(self.0.join(ANNOUNCED)).unwrap_or_default();
+        serde_json::from_str::<Announced>(&text).map(|announced| announced.lighthouses).unwrap_or_default()
+    }
+
+    /// Whether this process may replace these files.
+    ///
+    /// # Errors
+    /// It may not; the system says why.
+    pub fn check_writable(&self) -> Result<(), Error> {
+        let path = self.0.join(".writable");
+        OpenOptions::new().write(true).create(true).truncate(true).open(&path).map_err(failed("write", &path))?;
+        std::fs::remove_file(&path).map_err(failed("remove", &path))
+    }
+
+    /// Atomic: written to a temporary file, then renamed.
+    pub(super) fn write(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(".new");
+        let beside = PathBuf::from(beside);
+        let write = || {
+            // One that is there may have another mode.
+            let _ = std::fs::remove_file(&beside);
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&beside)?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            std::fs::rename(&beside, path)
+        };
+        write().map_err(failed("write", path))
+    }
+}
+
+pub(super) fn failed(verb: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error + use<> {
+    let path = path.to_owned();
+    move |source| Error::File { verb, path, source }
+}
+
+/// Those that a configuration may name: one that may not would make all of it unusable.
+fn usable(lighthouses: Lighthouses, own: &[IpNet]) -> Lighthouses {
+    let is_endpoint = |endpoint: &String| {
+        let name = |(host, port): (&str, &str)| {
+            let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+            (1..=253).contains(&host.len()) && host.bytes().all(is_plain) && port.parse::<u16>().is_ok_and(|n| n > 0)
+        };
+        endpoint.parse::<SocketAddr>().is_ok_and(|endpoint| endpoint.port() > 0)
+            || endpoint.rsplit_once(':').is_some_and(name)
+    };
+    let of = |(address, mut endpoints): (std::net::IpAddr, Vec<String>)| {
+        endpoints.retain(is_endpoint);
+        let is_ours = own.iter().any(|network| network.contains(&address));
+        (is_ours && !endpoints.is_empty()).then_some((address, endpoints))
+    };
+    lighthouses.into_iter().filter_map(of).take(MAX_LIGHTHOUSES).collect()
+}
+
+const ENROLMENT: &str = "enrolment.json";
+const TLS: &str = "ca-tls.crt";
+const VERSION: u32 = 1;
+const MAX_FILE_BYTES: u64 = 256 << 10;
+const MAX_LIGHTHOUSES: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lighthouse_elsewhere_or_without_an_endpoint_is_not_announced_to_the_configuration() {
+        let lighthouses = |list: &[(&str, &[&str])]| -> Lighthouses {
+            let of = |(address, endpoints): &(&str, &[&str])| {
+                (address.parse().unwrap(), endpoints.iter().map(ToString::to_string).collect())
+            };
+            list.iter().map(of).collect()
+        };
+        let given = lighthouses(&[
+            ("10.42.0.1", &["192.0.2.1:4242", "no port", "192.0.2.1:0", "lighthouse.example:1", "[2001:db8::1]:9"]),
+            ("10.42.0.2", &["bad: value"]),
+            ("10.99.0.1", &["192.0.2.1:4242"]),
+        ]);
+        let kept = lighthouses(&[("10.42.0.1", &["192.0.2.1:4242", "lighthouse.example:1", "[2001:db8::1]:9"])]);
+        assert_eq!(usable(given, &["10.42.7.7/16".parse().unwrap()]), kept);
+    }
+
+    #[test]
+    fn what_is_remembered_is_no_secret_and_of_one_version() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Files::new(folder.path());
+        let tls = folder.path().join("given.crt");
+        std::fs::write(&tls, "a certificate").unwrap();
+        let url = "https://ca.example:8443".to_owned();
+        files.remember(&CaAccess { url: url.clone(), tls_ca_file: tls, token_file: "/secret".into() }).unwrap();
+        let text = std::fs::read_to_string(files.enrolment()).unwrap();
+        assert_eq!(text, "{\"version\":1,\"url\":\"https://ca.example:8443\"}\n");
+        let known = files.remembered().unwrap();
+        assert_eq!((known.url, known.tls_ca_file), (url, files.tls()));
+        assert_eq!(std::fs::read_to_string(files.tls()).unwrap(), "a certificate");
+        std::fs::write(files.enrolment(), text.replace('1', "2")).unwrap();
+        assert!(files.remembered().unwrap_err().to_string().contains("version 2"));
+    }
+}

@@ -1,0 +1,211 @@
+//! `nebula up`: a bare host joins with one string, and its daemon keeps it in the network.
+
+#![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
+
+use crate::world;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use nebula_cert::{Identity, JoinToken};
+use nebula_instance::enrol::{self, Files};
+use nebula_instance::linux::clock::unix_now;
+use nix::sys::signal::Signal;
+use serde_json::json;
+use world::cluster::{Cluster, LIGHTHOUSE, binary};
+use world::peers::ours;
+use world::run;
+
+/// A network whose CA has a pool of addresses and announces its lighthouse.
+struct Network(Cluster);
+
+impl Network {
+    fn new() -> Self {
+        let mut cluster = Cluster::new();
+        let endpoint = cluster.ca_url().trim_start_matches("https://").replace("8443", "4242");
+        cluster.change_policy(|policy| {
+            policy["hosts"] = json!({
+                "pool": ["10.42.200.0/24"],
+                "overlay": ["10.42.0.0/16"],
+                "lighthouses": {LIGHTHOUSE: [endpoint]},
+            });
+        });
+        Self(cluster)
+    }
+
+    /// The first command.
+    fn token(&self, name: &str, options: &[&str]) -> String {
+        let (dir, url) = (self.0.ca_file(""), self.0.ca_url());
+        let create = ["token", "create", "--dir", &dir, "--name", name, "--join", "--url", &url];
+        run(&binary("nebula-ca").display().to_string(), &[&create, options].concat()).trim().to_owned()
+    }
+
+    fn folder(&self, host: &str) -> PathBuf {
+        self.0.world.dir().join(host)
+    }
+
+    /// The second one.
+    fn up(&self, host: &str, token: &str) -> Output {
+        let (program, folder) = (ours().display().to_string(), self.folder(host).display().to_string());
+        self.0.world.exec(host, &[&program, "up", token, "--dir", &folder, "--no-start"])
+    }
+
+    fn start(&mut self, host: &str) {
+        let config = self.folder(host).join("config.yml").display().to_string();
+        self.0.world.start(host, &ours(), &["-config", &config]);
+    }
+
+    /// A host that joined and runs.
+    fn joined(&mut self, host: &str, life: &str) {
+        self.0.world.host(host);
+        let output = self.up(host, &self.token(host, &["--life", life]));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        self.start(host);
+    }
+
+    fn fingerprint(&self, host: &str) -> String {
+        let folder = self.folder(host);
+        let identity = Identity::read(folder.join("host.crt"), folder.join("host.key"));
+        identity.map_or_else(|_| String::new(), |identity| identity.primary().fingerprint().to_string())
+    }
+
+    fn announced(&self, host: &str) -> String {
+        std::fs::read_to_string(self.folder(host).join("announced.json")).unwrap()
+    }
+
+    fn wait(&self, what: &str, within: Duration, is_so: impl Fn(&Self) -> bool) {
+        let end = Instant::now() + within;
+        while !is_so(self) {
+            assert!(Instant::now() < end, "{what}\n{}", self.0.world.all_logs());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_bare_host_is_in_the_network_after_two_commands_and_follows_what_the_ca_announces() {
+    let mut network = Network::new();
+    network.0.world.host("vm");
+    let begun = Instant::now();
+    let token = network.token("vm", &[]);
+    let output = network.up("vm", &token);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    network.start("vm");
+    network.0.world.ping("vm", LIGHTHOUSE, Duration::from_secs(5));
+    let took = begun.elapsed();
+    println!("from the first command to the first reply: {took:?}");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+
+    assert!(said.contains("as 10.42.200.1/16"), "an address of the pool: {said}");
+    let folder = network.folder("vm");
+    let secret = token.parse::<JoinToken>().unwrap().secret().clone();
+    for entry in std::fs::read_dir(&folder).unwrap().map(Result::unwrap) {
+        let text = String::from_utf8_lossy(&std::fs::read(entry.path()).unwrap()).into_owned();
+        assert!(!text.contains(&**secret) && !text.contains(&token), "{:?} has the secret", entry.path());
+        let mode = entry.metadata().unwrap().permissions().mode() & 0o777;
+        assert!(mode & 0o022 == 0 && (entry.file_name() != "host.key" || mode == 0o600), "{entry:?}: {mode:o}");
+    }
+    assert!(!network.0.world.log("vm").contains(&**secret));
+    let again = network.up("vm", &token);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("refusing to overwrite"), "{again:?}");
+
+    // Whom to trust and where lighthouses are, within seconds.
+    let policy = std::fs::read_to_string(network.0.ca_file("policy.jsonc")).unwrap();
+    let other = format!("{LIGHTHOUSE}\":");
+    let policy = policy.replace(&other, &format!("10.42.255.9\":[\"192.0.2.9:4242\"],\"{other}"));
+    std::fs::write(network.0.ca_file("policy.jsonc"), policy).unwrap();
+    let (ca, dir) = (binary("nebula-ca").display().to_string(), network.0.ca_file(""));
+    run(&ca, &["reload", "--dir", &dir]);
+    network.wait("the new lighthouse", Duration::from_secs(15), |net| net.announced("vm").contains("10.42.255.9"));
+    network.wait("the reload", Duration::from_secs(5), |net| {
+        net.0.world.log("vm").contains("static_host_map has been reloaded")
+    });
+    run(&ca, &["certificate", "revoke", "--dir", &dir, "lighthouse"]);
+    network.wait("the block", Duration::from_secs(15), |net| net.announced("vm").contains("blocklist\":[\""));
+    network.wait("the end of the tunnel", Duration::from_secs(15), |net| {
+        net.0.world.pings("vm", LIGHTHOUSE, 1, "0.2") == 0
+    });
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_daemon_renews_for_ten_lifetimes_without_a_timer() {
+    let mut network = Network::new();
+    network.joined("vm", "2s");
+    let begun = Instant::now();
+    let mut seen = std::collections::BTreeSet::new();
+    while begun.elapsed() < Duration::from_secs(20) {
+        seen.insert(network.fingerprint("vm"));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    seen.remove("");
+    assert!(seen.len() > 10, "{} certificates\n{}", seen.len(), network.0.world.all_logs());
+    network.0.world.ping("vm", LIGHTHOUSE, Duration::from_secs(5));
+    assert!(!network.0.world.log("vm").contains("has expired, and peers refuse it"), "{}", network.0.world.log("vm"));
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_ca_that_is_away_for_half_a_life_costs_no_reply() {
+    let mut network = Network::new();
+    network.joined("vm", "20s");
+    network.0.world.ping("vm", LIGHTHOUSE, Duration::from_secs(5));
+    let (joined, first) = (Instant::now(), network.fingerprint("vm"));
+    std::thread::sleep(Duration::from_secs(6));
+    network.0.world.stop("control", Signal::SIGTERM);
+    let answered = network.0.world.pings("vm", LIGHTHOUSE, 50, "0.2");
+    assert_eq!(answered, 50, "without the CA");
+    assert_eq!(network.fingerprint("vm"), first);
+    network.0.start_ca();
+    network.wait("a renewal", Duration::from_secs(4), |net| {
+        ![first.clone(), String::new()].contains(&net.fingerprint("vm"))
+    });
+    assert!(joined.elapsed() < Duration::from_secs(20), "in time: {:?}", joined.elapsed());
+    network.0.world.ping("vm", LIGHTHOUSE, Duration::from_secs(5));
+    let log = network.0.world.log("vm");
+    assert!(log.contains("could not be renewed; it is tried again"), "{log}");
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_service_with_another_key_is_told_nothing_and_a_wrong_clock_is_named() {
+    let mut network = Network::new();
+    network.0.world.host("vm");
+    let token = network.token("vm", &[]);
+    let good: JoinToken = token.parse().unwrap();
+    let (ca, dir) = (binary("nebula-ca").display().to_string(), network.0.ca_file(""));
+    let audit = || std::fs::read_to_string(network.0.ca_file("audit.log")).unwrap();
+    let before = audit();
+    let forged = JoinToken::new(good.url(), [7; 32], good.secret()).unwrap().to_text();
+    let refused = network.up("vm", &forged);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("shows another key"), "{said}");
+    assert_eq!(audit(), before, "the CA saw no request");
+    assert!(run(&ca, &["token", "list", "--dir", &dir]).contains("open for"), "the token is as good as before");
+    assert!(!network.folder("vm").exists(), "nothing is left");
+
+    let namespace = network.0.world.namespace_of("vm");
+    let clock = |folder: &Path, ahead: i64| {
+        let (files, good, namespace) = (Files::new(folder), good.clone(), namespace.clone());
+        let joined = std::thread::spawn(move || {
+            world::enter(&namespace);
+            enrol::join(&good, &files, unix_now() + ahead).map_err(|error| error.to_string())
+        });
+        joined.join().unwrap()
+    };
+    let behind = clock(&network.folder("behind"), -3_600).unwrap_err();
+    assert!(behind.contains("the clock of this host is at least 59 minutes behind that of the CA"), "{behind}");
+    // The key of the first try has used the token.
+    clock(&network.folder("behind"), 0).unwrap();
+    let folder = network.folder("behind");
+    let renewed = std::thread::spawn(move || {
+        world::enter(&namespace);
+        enrol::renew(None, &Files::new(&folder), true, unix_now() + 3_600).map_err(|error| error.to_string())
+    });
+    let ahead = renewed.join().unwrap().unwrap_err();
+    assert!(ahead.contains("the clocks differ") && ahead.contains("clock_differs"), "{ahead}");
+}
