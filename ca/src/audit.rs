@@ -29,7 +29,7 @@ pub(crate) struct AuditLog {
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Event<'a> {
     /// `issued`, `repeated`, `refused`, `released`, `pod_deleted`, `address_reused`, `token_created`, `token_revoked`,
-    /// `revoked`, `reloaded`, `reload_refused` or `refusals_left_out`.
+    /// `revoked`, `kept_out`, `readmitted`, `reloaded`, `reload_refused` or `refusals_left_out`.
     pub(crate) event: &'static str,
     /// Address of the caller, `control` for a command on the CA's own host, or `kubernetes`.
     pub(crate) source: String,

@@ -10,7 +10,7 @@ use crate::{
     authority::{Grant, check_grant},
     policy::Policy,
     proof::token::TokenHash,
-    store::{AllotError, IssuedRecord, Pool, Store, StoreError, TokenRecord},
+    store::{AllotError, IssuedRecord, KeptOut, Pool, Store, StoreError, TokenRecord},
     time,
 };
 
@@ -35,6 +35,14 @@ pub enum Command {
     Revoke {
         /// Fingerprint or certificate name.
         which: String,
+        /// Whether the pods that these certificates are of get no other ones.
+        #[serde(default)]
+        keep_out: bool,
+    },
+    /// Let a pod in again that was kept out.
+    Readmit {
+        /// UID, `namespace/name`, or name of the pod.
+        pod: String,
     },
 }
 
@@ -84,6 +92,14 @@ pub enum CommandOutcome {
         fingerprints: Vec<String>,
         /// Blocked although this service did not issue it.
         is_foreign: bool,
+        /// Pods that get no other ones.
+        #[serde(default)]
+        kept_out: Vec<ListedPod>,
+    },
+    /// These pods get certificates again.
+    Readmitted {
+        /// All that were meant.
+        pods: Vec<ListedPod>,
     },
     /// The command was refused.
     Failed {
@@ -112,6 +128,17 @@ pub struct ListedCertificate {
     pub issued: IssuedRecord,
 }
 
+/// A pod as listed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedPod {
+    /// Kubernetes namespace.
+    pub namespace: String,
+    /// Pod name.
+    pub name: String,
+    /// Pod UID.
+    pub uid: String,
+}
+
 /// Carries out commands on a store that this process has open.
 pub(crate) struct Operator<'a> {
     pub(crate) store: &'a dyn Store,
@@ -130,7 +157,8 @@ impl Operator<'_> {
             Command::RevokeToken { id } => self.revoke_token(id, now),
             Command::ListIssued => self.list_issued(),
             Command::Reload => Err("no service runs on this directory; it reads its files when it starts".to_owned()),
-            Command::Revoke { which } => self.revoke(which, now),
+            Command::Revoke { which, keep_out } => self.revoke(which, *keep_out, now),
+            Command::Readmit { pod } => self.readmit(pod, now),
         };
         answer.unwrap_or_else(|message| CommandOutcome::Failed { message })
     }
@@ -288,7 +316,7 @@ impl Operator<'_> {
         Ok(CommandOutcome::Issued { certificates: issued.into_iter().map(listed).collect() })
     }
 
-    fn revoke(&self, which: &str, now: UnixTime) -> Result<CommandOutcome, String> {
+    fn revoke(&self, which: &str, keep_out: bool, now: UnixTime) -> Result<CommandOutcome, String> {
         let (fingerprints, is_foreign) = match which.parse::<Fingerprint>() {
             Ok(fingerprint) => (vec![fingerprint], self.store.issued(&fingerprint).map_err(text)?.is_none()),
             Err(_) => {
@@ -305,12 +333,56 @@ impl Operator<'_> {
         if self.store.blocklist(now).map_err(text)?.len() + fingerprints.len() > MAX_BLOCKLIST_ENTRIES {
             return Err(format!("the blocklist is full ({MAX_BLOCKLIST_ENTRIES}); replace the CA certificate instead"));
         }
+        // First: a pod that hears of its revocation asks for another certificate at once.
+        let kept_out = if keep_out { self.keep_out(&fingerprints, now)? } else { Vec::new() };
         self.store.revoke(&fingerprints, now).map_err(text)?;
         let fingerprints: Vec<String> = fingerprints.iter().map(ToString::to_string).collect();
         for fingerprint in &fingerprints {
             self.write_audit(Event { event: "revoked", fingerprint: Some(fingerprint), ..Event::default() }, now);
         }
-        Ok(CommandOutcome::Revoked { fingerprints, is_foreign })
+        Ok(CommandOutcome::Revoked { fingerprints, is_foreign, kept_out })
+    }
+
+    /// Keeps out the pods that these certificates are of.
+    fn keep_out(&self, fingerprints: &[Fingerprint], now: UnixTime) -> Result<Vec<ListedPod>, String> {
+        let mut pods: Vec<ListedPod> = Vec::new();
+        for fingerprint in fingerprints {
+            let subject = self.store.issued(fingerprint).map_err(text)?.map(|issued| issued.subject);
+            let Some(Subject::Pod { namespace, name, uid, .. }) = subject else {
+                return Err("only pods of this CA can be kept out: a host needs a new token to come back".to_owned());
+            };
+            let pod = ListedPod { namespace, name, uid };
+            if !pods.contains(&pod) {
+                pods.push(pod);
+            }
+        }
+        for ListedPod { namespace, name, uid } in &pods {
+            let until = now.saturating_add(KEEP_OUT_SECONDS);
+            let record = KeptOut { namespace: namespace.clone(), name: name.clone(), since: now, until };
+            self.store.keep_out(uid, &record).map_err(text)?;
+            self.write_audit(
+                Event { event: "kept_out", name: Some(&format!("{namespace}/{name}")), ..Event::default() },
+                now,
+            );
+        }
+        Ok(pods)
+    }
+
+    fn readmit(&self, which: &str, now: UnixTime) -> Result<CommandOutcome, String> {
+        let listed = |(uid, pod): (String, KeptOut)| ListedPod { namespace: pod.namespace, name: pod.name, uid };
+        let mut pods: Vec<_> = self.store.all_kept_out().map_err(text)?.into_iter().map(listed).collect();
+        pods.retain(|pod| which == pod.uid || which == pod.name || which == format!("{}/{}", pod.namespace, pod.name));
+        if pods.is_empty() {
+            return Err(format!("no pod with the uid or name {which:?} is kept out"));
+        }
+        for ListedPod { namespace, name, uid } in &pods {
+            self.store.readmit(uid).map_err(text)?;
+            self.write_audit(
+                Event { event: "readmitted", name: Some(&format!("{namespace}/{name}")), ..Event::default() },
+                now,
+            );
+        }
+        Ok(CommandOutcome::Readmitted { pods })
     }
 
     fn write_audit(&self, event: Event<'_>, now: UnixTime) {
@@ -322,6 +394,8 @@ fn text(error: StoreError) -> String {
     error.to_string()
 }
 
+/// UIDs are not used again; no pod gets that old.
+const KEEP_OUT_SECONDS: i64 = 366 * 86_400;
 const MAX_TTL_SECONDS: i64 = 30 * 86_400;
 /// Fits into [`nebula_cert::issuance::MAX_REPLY`] with room for the rest.
 const MAX_BLOCKLIST_ENTRIES: usize = 50_000;

@@ -390,6 +390,9 @@ impl Issuer {
             let known = format!("{}/{}", known.namespace, known.name);
             return Err(Refusal::PodUidConflict { uid: pod.uid.clone(), known });
         }
+        if self.store.kept_out(&pod.uid).map_err(|error| self.failed(&error))?.is_some() {
+            return Err(Refusal::KeptOut { pod: pod.shown(), uid: pod.uid.clone() });
+        }
         // Not before: a caller that names its own pod and the UID of another one would use up the other's limit.
         self.check_quota(pod, now)?;
         let subject = Subject::Pod {

@@ -54,7 +54,7 @@ mod trust;
 
 pub use address::{AddressMode, Subject};
 pub use authority::{AuthorityError, PASSPHRASE};
-pub use control::{Command, CommandOutcome, ListedCertificate, ListedToken, NewToken};
+pub use control::{Command, CommandOutcome, ListedCertificate, ListedPod, ListedToken, NewToken};
 pub use control_socket::{ControlError, call};
 pub use directory::{Directory, FileError};
 pub use init::{InitError, NewCa};

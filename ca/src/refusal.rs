@@ -84,6 +84,8 @@ pub enum Refusal {
     AddressMismatch { address: IpAddr, pod: String },
     #[error("the node of pod {0} has not reported the pod's address yet; ask again")]
     AddressUnknown(String),
+    #[error("an operator keeps pod {pod} out; delete it, or give `nebula-ca certificate readmit {uid}`")]
+    KeptOut { pod: String, uid: String },
     #[error("the policy refuses pod {0}")]
     PodNotWanted(String),
     #[error("pod address {0} is in no overlay prefix, as address mode \"same\" needs")]
@@ -195,6 +197,7 @@ impl Refusal {
             Self::OutsideNodeRanges { .. } => ("outside_node_ranges", 403),
             Self::AddressMismatch { .. } => ("address_mismatch", 403),
             Self::AddressUnknown(_) => ("address_unknown", 503),
+            Self::KeptOut { .. } => ("kept_out", 403),
             Self::PodNotWanted(_) => ("pod_not_wanted", 403),
             Self::OutsideOverlay(_) => ("outside_overlay", 403),
             Self::ClusterUnavailable(_) => ("kubernetes_unavailable", 503),

@@ -11,9 +11,9 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use nebula_ca::{
-    Command, CommandOutcome, Directory, ENROLMENT_PREFIX, ListedCertificate, ListedToken, NewCa, NewToken, PASSPHRASE,
-    Rollover, Server, ServerSettings, TlsIdentity, TokenHash, call, default_tls_names, generate, now, parse_duration,
-    time_left,
+    Command, CommandOutcome, Directory, ENROLMENT_PREFIX, ListedCertificate, ListedPod, ListedToken, NewCa, NewToken,
+    PASSPHRASE, Rollover, Server, ServerSettings, TlsIdentity, TokenHash, call, default_tls_names, generate, now,
+    parse_duration, time_left,
 };
 use nebula_cert::{Curve, JoinToken, Version};
 use tracing_subscriber::EnvFilter;
@@ -66,6 +66,7 @@ enum CertificateVerb {
     List(Listing),
     Show(Show),
     Revoke(Revoke),
+    Readmit(Readmit),
 }
 
 #[derive(Subcommand)]
@@ -255,8 +256,8 @@ struct Listing {
 
 /// Block a certificate until it expires
 ///
-/// Instances drop tunnels to it within seconds, as they follow the blocklist. A pod that its node still vouches for
-/// gets a new certificate: delete the pod to keep it out.
+/// Instances drop tunnels to it within seconds, as they follow the blocklist. A pod that its node still vouches for gets
+/// a new certificate within seconds, unless it is kept out.
 #[derive(Args)]
 struct Revoke {
     #[command(flatten)]
@@ -264,6 +265,25 @@ struct Revoke {
     /// Fingerprint, or the name of all certificates to block
     #[arg(value_name = "FINGERPRINT|NAME")]
     which: String,
+    /// Also refuse every further certificate to the pods, by their UIDs, until `certificate readmit`; pods that replace them
+    /// are not affected
+    #[arg(long)]
+    keep_out: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Let a pod in again that `certificate revoke --keep-out` keeps out
+///
+/// It gets its next certificate when it asks again: within a minute.
+#[derive(Args)]
+struct Readmit {
+    #[command(flatten)]
+    dir: Dir,
+    /// UID, NAMESPACE/NAME, or name of the pod
+    #[arg(value_name = "UID|POD")]
+    pod: String,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -305,6 +325,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Certificate(CertificateVerb::List(listing)) | Verb::List(listing) => list_issued(&listing),
         Verb::Certificate(CertificateVerb::Show(show)) => show.run(),
         Verb::Certificate(CertificateVerb::Revoke(revoke)) | Verb::Revoke(revoke) => revoke.run(),
+        Verb::Certificate(CertificateVerb::Readmit(readmit)) => readmit.run(),
         Verb::Rollover(verb) => verb.run(),
         Verb::Tls(verb) => verb.run(),
         Verb::Reload(reload) => reload.run(),
@@ -454,15 +475,35 @@ fn join_token(dir: &Dir, url: Option<&str>, secret: &str) -> anyhow::Result<Zero
 
 impl Revoke {
     fn run(self) -> anyhow::Result<()> {
-        let command = Command::Revoke { which: self.which };
-        let CommandOutcome::Revoked { fingerprints, is_foreign } = ask(&self.dir, &command)? else { bail!(UNEXPECTED) };
+        let command = Command::Revoke { which: self.which, keep_out: self.keep_out };
+        let CommandOutcome::Revoked { fingerprints, is_foreign, kept_out } = ask(&self.dir, &command)? else {
+            bail!(UNEXPECTED)
+        };
         if self.json {
-            let shown = serde_json::json!({"fingerprints": fingerprints, "is_foreign": is_foreign});
+            let shown =
+                serde_json::json!({"fingerprints": fingerprints, "is_foreign": is_foreign, "kept_out": kept_out});
             return print(&format!("{shown:#}\n"));
         }
+        kept_out.iter().try_for_each(|pod| print(&format!("keeps out {}\n", shown(pod))))?;
         let note = if is_foreign { " (not issued here; blocked for good)" } else { "" };
         fingerprints.iter().try_for_each(|fingerprint| print(&format!("revoked {fingerprint}{note}\n")))
     }
+}
+
+impl Readmit {
+    fn run(self) -> anyhow::Result<()> {
+        let CommandOutcome::Readmitted { pods } = ask(&self.dir, &Command::Readmit { pod: self.pod })? else {
+            bail!(UNEXPECTED)
+        };
+        if self.json {
+            return print(&format!("{:#}\n", serde_json::json!({"pods": pods})));
+        }
+        pods.iter().try_for_each(|pod| print(&format!("readmitted {}\n", shown(pod))))
+    }
+}
+
+fn shown(pod: &ListedPod) -> String {
+    format!("pod {}/{} (uid {})", pod.namespace, pod.name, pod.uid)
 }
 
 impl RevokeToken {

@@ -134,6 +134,10 @@ fn pod(uid: &str, name: &str, address: &str) -> Pod {
     Pod { namespace: "shop".into(), name: name.into(), uid: uid.into(), address: address.parse().unwrap() }
 }
 
+fn revoke(which: &str, keep_out: bool) -> Command {
+    Command::Revoke { which: which.to_owned(), keep_out }
+}
+
 fn code<T>(outcome: Result<T, Refusal>) -> &'static str {
     outcome.err().map_or("issued", |refusal| refusal.code())
 }
@@ -472,6 +476,33 @@ fn an_address_rests_for_a_minute_and_stays_with_a_pod_that_holds_another_certifi
 }
 
 #[test]
+fn a_pod_that_is_kept_out_gets_no_certificate_until_it_is_readmitted() {
+    let ca = Fixture::new(DERIVE);
+    let bad = pod("u-1", "web-0", "10.244.0.5");
+    let name = ca.pod(bad.clone(), NOW).unwrap().name().to_owned();
+    let CommandOutcome::Revoked { kept_out, .. } = ca.obey(&revoke(&name, true), NOW) else { panic!("not revoked") };
+    assert_eq!(kept_out.iter().map(|pod| pod.uid.as_str()).collect::<Vec<_>>(), ["u-1"]);
+    assert_eq!(code(ca.pod(bad.clone(), NOW + 1)), "kept_out");
+    // From another address, and long after its certificate.
+    assert_eq!(code(ca.pod(pod("u-1", "web-0", "10.244.0.9"), NOW + 90_000)), "kept_out");
+    // What replaces it is another pod.
+    assert_eq!(code(ca.pod(pod("u-2", "web-0", "10.244.0.6"), NOW + 1)), "issued");
+    let readmit = |pod: &str| ca.obey(&Command::Readmit { pod: pod.to_owned() }, NOW);
+    assert!(matches!(readmit("u-2"), CommandOutcome::Failed { .. }));
+    assert!(matches!(readmit("shop/web-0"), CommandOutcome::Readmitted { pods } if pods[0].uid == "u-1"));
+    assert_eq!(code(ca.pod(bad, NOW + 2)), "issued");
+}
+
+#[test]
+fn a_host_is_not_kept_out_and_nothing_is_revoked_by_the_attempt() {
+    let ca = Fixture::new(DERIVE);
+    ca.token("secret", "edge", "10.42.0.9/16");
+    ca.enrol("secret", &key(), NOW).map(drop).unwrap();
+    assert!(matches!(ca.obey(&revoke("edge", true), NOW), CommandOutcome::Failed { .. }));
+    assert_eq!(ca.issuer.trust(NOW).unwrap().body.blocklist, Vec::<String>::new());
+}
+
+#[test]
 fn no_certificate_outlives_the_ca() {
     let ca = Fixture::new(DERIVE);
     let end = NOW + 1_000_000;
@@ -515,8 +546,7 @@ fn revocation_blocks_until_expiry_and_is_not_undone_by_the_token() {
     let key = key();
     let issued = ca.enrol("secret", &key, NOW).unwrap();
     let before = ca.issuer.trust(NOW).unwrap();
-    let CommandOutcome::Revoked { fingerprints, is_foreign } = ca.obey(&Command::Revoke { which: "edge".into() }, NOW)
-    else {
+    let CommandOutcome::Revoked { fingerprints, is_foreign, .. } = ca.obey(&revoke("edge", false), NOW) else {
         panic!("not revoked")
     };
     assert_eq!((fingerprints, is_foreign), (vec![issued.fingerprint.clone()], false));
@@ -531,10 +561,10 @@ fn revocation_blocks_until_expiry_and_is_not_undone_by_the_token() {
 fn a_certificate_signed_elsewhere_can_be_blocked_by_fingerprint() {
     let ca = Fixture::new(DERIVE);
     let which = "ab".repeat(32);
-    let answer = ca.obey(&Command::Revoke { which: which.clone() }, NOW);
+    let answer = ca.obey(&revoke(&which, false), NOW);
     assert!(matches!(answer, CommandOutcome::Revoked { is_foreign: true, .. }));
     assert_eq!(ca.issuer.trust(NOW + 999_999_999).unwrap().body.blocklist, [which]);
-    assert!(matches!(ca.obey(&Command::Revoke { which: "nobody".into() }, NOW), CommandOutcome::Failed { .. }));
+    assert!(matches!(ca.obey(&revoke("nobody", false), NOW), CommandOutcome::Failed { .. }));
 }
 
 #[test]
@@ -542,7 +572,7 @@ fn pruning_forgets_what_is_over_and_nothing_else() {
     let ca = Fixture::new(DERIVE);
     ca.token("old", "old", "10.42.0.9/16");
     ca.enrol("old", &key(), NOW).unwrap();
-    ca.obey(&Command::Revoke { which: "old".into() }, NOW);
+    ca.obey(&revoke("old", false), NOW);
     ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
     ca.issuer.store.prune(NOW + 7_201).unwrap();
     assert!(ca.issuer.store.tokens().unwrap().is_empty());

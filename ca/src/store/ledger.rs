@@ -10,8 +10,8 @@ use crate::{
     address::{AddressMode, Holder, Subject},
     proof::token::TokenHash,
     store::{
-        AllotError, Displaced, Issue, IssuedRecord, PodRecord, Pool, RecordError, Store, StoreError, TokenRecord,
-        TokenUse,
+        AllotError, Displaced, Issue, IssuedRecord, KeptOut, PodRecord, Pool, RecordError, Store, StoreError,
+        TokenRecord, TokenUse,
     },
 };
 
@@ -198,8 +198,26 @@ impl<D: Database> Store for Ledger<D> {
         Ok(revoked.into_iter().filter(|(_, until)| *until >= now).map(|(id, _)| Fingerprint(id)).collect())
     }
 
+    fn keep_out(&self, uid: &str, pod: &KeptOut) -> Result<(), StoreError> {
+        self.0.write(|rows| put(rows, KEPT_OUT, uid.as_bytes(), pod))
+    }
+
+    fn kept_out(&self, uid: &str) -> Result<Option<KeptOut>, StoreError> {
+        self.get(KEPT_OUT, uid.as_bytes())
+    }
+
+    fn all_kept_out(&self) -> Result<Vec<(String, KeptOut)>, StoreError> {
+        let read = |(key, row): Row| Ok((String::from_utf8_lossy(&key).into_owned(), parse(KEPT_OUT, &key, &row)?));
+        self.0.all(KEPT_OUT)?.into_iter().map(read).collect()
+    }
+
+    fn readmit(&self, uid: &str) -> Result<(), StoreError> {
+        self.0.write(|rows| rows.remove(KEPT_OUT, uid.as_bytes()))
+    }
+
     fn prune(&self, before: UnixTime) -> Result<(), StoreError> {
         self.0.write(|rows| {
+            prune::<KeptOut>(rows, KEPT_OUT, |pod| pod.until < before)?;
             prune::<TokenRecord>(rows, TOKENS, |token| token.expires < before)?;
             prune::<IssuedRecord>(rows, ISSUED, |issued| issued.not_after < before)?;
             prune::<PodRecord>(rows, PODS, |pod| pod.until < before)?;
@@ -384,7 +402,7 @@ fn damaged(table: Table, key: &[u8], error: serde_json::Error) -> StoreError {
 pub(crate) struct Table(pub(crate) &'static str);
 
 /// All of them.
-pub(crate) const TABLES: [Table; 6] = [META, TOKENS, ISSUED, PODS, ADDRESSES, REVOKED];
+pub(crate) const TABLES: [Table; 7] = [META, TOKENS, ISSUED, PODS, ADDRESSES, REVOKED, KEPT_OUT];
 
 const META: Table = Table("meta");
 /// By token hash.
@@ -397,6 +415,8 @@ const PODS: Table = Table("pods");
 const ADDRESSES: Table = Table("addresses");
 /// By fingerprint: the last second for which it must stay blocked.
 const REVOKED: Table = Table("revoked");
+/// By pod UID.
+const KEPT_OUT: Table = Table("kept_out");
 
 const FORMAT: u64 = 1;
 /// Seconds for which the address of a blocked certificate stays unused: peers must have heard of the block before another

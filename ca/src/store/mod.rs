@@ -79,6 +79,14 @@ pub(crate) trait Store: Send + Sync {
     fn revoke(&self, certificates: &[Fingerprint], now: UnixTime) -> Result<(), StoreError>;
     /// Blocked certificates that have not expired, in order.
     fn blocklist(&self, now: UnixTime) -> Result<Vec<Fingerprint>, StoreError>;
+    /// Keeps a pod out from now on.
+    fn keep_out(&self, uid: &str, pod: &KeptOut) -> Result<(), StoreError>;
+    /// Why a pod is refused, by its UID.
+    fn kept_out(&self, uid: &str) -> Result<Option<KeptOut>, StoreError>;
+    /// All pods that are refused, by UID.
+    fn all_kept_out(&self) -> Result<Vec<(String, KeptOut)>, StoreError>;
+    /// Ends [`Store::keep_out`].
+    fn readmit(&self, uid: &str) -> Result<(), StoreError>;
     /// Forgets what expired before `before`.
     fn prune(&self, before: UnixTime) -> Result<(), StoreError>;
 }
@@ -122,6 +130,16 @@ pub(crate) struct PodRecord {
     pub(crate) name: String,
     pub(crate) networks: Vec<IpNet>,
     /// Last second of its newest certificate.
+    pub(crate) until: UnixTime,
+}
+
+/// A pod that an operator keeps out of the network.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KeptOut {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) since: UnixTime,
+    /// When this is forgotten.
     pub(crate) until: UnixTime,
 }
 
