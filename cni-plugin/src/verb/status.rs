@@ -1,5 +1,5 @@
-//! STATUS: could an ADD succeed? Only what would fail every ADD on this node counts: a refusal here keeps all new pods
-//! off it.
+//! STATUS: tells whether an ADD could succeed. Only problems that make every ADD on this node fail count, because an
+//! error here keeps all new pods off the node.
 
 use std::path::Path;
 
