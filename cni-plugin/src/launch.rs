@@ -172,7 +172,7 @@ pub enum StartError {
     },
     /// The CA service could not be reached in time.
     Unavailable {
-        /// Why not.
+        /// Why it could not be reached.
         cause: String,
     },
     /// Something else failed.

@@ -95,7 +95,7 @@ impl Record {
     /// Reads the record file of an attachment.
     ///
     /// # Errors
-    /// Returns the file system's error; a missing file is none.
+    /// Returns the file system's error; a missing file is not an error.
     pub fn load(path: &Path) -> io::Result<Found> {
         let file = match File::open(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
@@ -215,7 +215,7 @@ impl Files {
     /// Removes everything but the lock. The record goes last, so that a retry still knows what to undo.
     ///
     /// # Errors
-    /// One line per file that could not be removed.
+    /// Returns one line per file that could not be removed.
     pub fn remove(&self) -> Result<(), Vec<String>> {
         let (record, launch) = (self.record(), self.launch());
         let mut problems = Vec::new();
@@ -262,7 +262,7 @@ impl Files {
 /// Lists the record files of a network, sorted by name.
 ///
 /// # Errors
-/// Returns the file system's error; a missing directory is none.
+/// Returns the file system's error; a missing directory is not an error.
 pub fn list(state_dir: &Path, network: &str) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(state_dir.join(network)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -13,9 +13,9 @@ use crate::hash::fnv1a;
 /// Range of user ids for instances, inclusive. Each is used as a group id as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Users {
-    /// First.
+    /// First user id.
     pub low: u32,
-    /// Last.
+    /// Last user id.
     pub high: u32,
 }
 

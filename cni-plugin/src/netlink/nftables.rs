@@ -146,7 +146,7 @@ pub enum Match {
     DestinationPort(u16),
     /// The packet belongs to an accepted connection or is an error about one (conntrack: established or related).
     Known,
-    /// Neighbour discovery of IPv6: solicitations and advertisements.
+    /// IPv6 neighbour discovery: neighbour solicitations and advertisements.
     Discovery,
     /// Compares at most 16 bytes of a header, after an optional mask of the same length.
     Bytes(Header, u32, Is, Vec<u8>, Option<Vec<u8>>),

@@ -124,10 +124,10 @@ impl NetworkConfig {
         Ok(if value == Value::Null { None } else { Some(value) })
     }
 
-    /// The result of the plugin before us.
+    /// The result of the previous plugin in the chain.
     ///
     /// # Errors
-    /// Code 6 if it is no JSON object.
+    /// Code 6 if it is not a JSON object.
     pub fn prev_result(&self) -> Result<Option<PrevResult>, Error> {
         match self.fields.get("prevResult") {
             Some(raw) if raw.get() != "null" => PrevResult::parse(raw).map(Some),

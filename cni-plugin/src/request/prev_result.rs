@@ -19,7 +19,7 @@ impl PrevResult {
     /// Decodes a result.
     ///
     /// # Errors
-    /// Code 6 if it is no JSON object.
+    /// Code 6 if it is not a JSON object.
     pub fn parse(raw: &RawValue) -> Result<Self, Error> {
         let wrong = |why: &str| Error::new(code::CONTENT, format!("prevResult {why}"));
         let value: Value = serde_json::from_str(raw.get()).map_err(|e| wrong(&format!("cannot be decoded: {e}")))?;
@@ -50,7 +50,7 @@ impl PrevResult {
     /// The result with `address` in place of the pod's address of the same family; all other bytes are unchanged.
     ///
     /// # Errors
-    /// Code 7 if the pod has no such address, code 6 if an entry on the way to it is malformed.
+    /// Code 7 if the pod has no such address, code 6 if an entry that is read before it is found is malformed.
     pub fn renumbered(&self, ifname: &str, address: IpAddr, version: &str) -> Result<String, Error> {
         let decode = |e: serde_json::Error| Error::new(code::CONTENT, format!("prevResult cannot be decoded: {e}"));
         let text = self.as_output(version);
@@ -80,7 +80,7 @@ impl PrevResult {
     /// The first address of the container's interface `ifname`.
     ///
     /// # Errors
-    /// Code 7 if there is none, code 6 if an entry on the way to it is malformed.
+    /// Code 7 if there is none, code 6 if an entry that is read before it is found is malformed.
     pub fn pod_address(&self, ifname: &str) -> Result<IpAddr, Error> {
         for ip in self.list("ips")? {
             if self.is_of(ip, ifname)? {

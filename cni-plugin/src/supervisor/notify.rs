@@ -21,7 +21,7 @@ pub(super) struct NotifySocket {
     path: PathBuf,
 }
 
-/// What a notification said.
+/// The contents of a notification.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Notification {
     pub(super) ready: bool,

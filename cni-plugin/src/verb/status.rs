@@ -11,7 +11,7 @@ use crate::settings::Settings;
 /// Checks the configuration, the instance binary and the tun driver.
 ///
 /// # Errors
-/// Code 50 with the reason.
+/// Returns code 50 with the reason.
 pub fn run(config: &NetworkConfig, host: &Host<'_>) -> Result<(), Error> {
     let unavailable = |e: Error| Error { code: code::NOT_AVAILABLE, ..e };
     let settings = Settings::read(config).map_err(unavailable)?;
