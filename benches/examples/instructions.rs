@@ -95,7 +95,7 @@ fn inbound(each: usize, (mut packet, offload): (Vec<u8>, Offload)) -> usize {
     repeat(each, sealed, work)
 }
 
-/// A packet that no rule lets out.
+/// A packet that no rule allows out.
 fn refused() -> usize {
     let (mut a, _) = network(|_| {});
     a.node.reconfigure(a.now, |config| config.firewall = Policy::default());

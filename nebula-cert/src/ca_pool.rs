@@ -251,7 +251,7 @@ impl VerifiedCertificate {
         self.issuer
     }
 
-    /// Name of that CA (`ca_name` in firewall rules).
+    /// Name of the CA that signed it (`ca_name` in firewall rules).
     #[must_use]
     pub fn issuer_name(&self) -> &str {
         &self.issuer_name

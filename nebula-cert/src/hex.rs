@@ -1,4 +1,4 @@
-//! Bytes as hexadecimal digits.
+//! Hexadecimal encoding and decoding.
 
 /// Encodes each byte as two lower-case digits.
 #[must_use]

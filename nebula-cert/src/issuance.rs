@@ -23,7 +23,7 @@ use crate::{Certificate, Error, PrivateKey, UnixTime, public_key_from_pem};
 pub const CERTIFICATE_PATH: &str = "/v1/certificate";
 /// Path for releasing a certificate that is no longer needed.
 pub const RELEASE_PATH: &str = "/v1/release";
-/// Path of the trust bundle (`GET`, with an entity tag to poll cheaply).
+/// Path of the trust bundle (`GET`, with an entity tag for cheap polling).
 pub const TRUST_PATH: &str = "/v1/trust";
 /// Maximum length of a request body that the service accepts, in bytes.
 pub const MAX_BODY: usize = 64 * 1024;
@@ -84,8 +84,8 @@ pub enum Proof {
         certificate: String,
         /// When the tag was made, in seconds since 1970.
         time: UnixTime,
-        /// [`PrivateKey::possession_tag`] over [`possession_message`] for the service's [`Reply::renewal_key`], lower-case
-        /// hex.
+        /// [`PrivateKey::possession_tag`] over [`possession_message`] for the service's [`Reply::renewal_key`], in
+        /// lower-case hex.
         tag: String,
     },
 }

@@ -165,7 +165,7 @@ pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<(), Error> {
     getrandom::fill(bytes).map_err(|error| Error::NoRandomness(error.to_string()))
 }
 
-/// The curve whose label this is.
+/// Finds the curve that this label belongs to.
 pub(crate) fn curve_of(label: &str, label_of: fn(Curve) -> &'static str) -> Option<Curve> {
     [Curve::Curve25519, Curve::P256].into_iter().find(|&curve| label_of(curve) == label)
 }

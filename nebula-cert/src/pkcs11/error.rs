@@ -23,19 +23,19 @@ pub enum TokenError {
          serial, slot-id, object, id, type; after it: module-path, pin-source, pin-value", .name.escape_debug()
     )]
     UnknownPart {
-        /// Its name.
+        /// Name of the part.
         name: String,
     },
     /// A part occurs twice.
     #[error("{name}: given twice in the PKCS#11 URI")]
     RepeatedPart {
-        /// Its name.
+        /// Name of the part.
         name: &'static str,
     },
     /// The value of a part is invalid.
     #[error("{name}: {what}")]
     BadPart {
-        /// Its name.
+        /// Name of the part.
         name: &'static str,
         /// What is wrong.
         what: &'static str,
@@ -66,7 +66,7 @@ pub enum TokenError {
     NoToken {
         /// The part that ruled out the last token.
         part: &'static str,
-        /// Its value.
+        /// Value of the part.
         value: String,
         /// The tokens that the module has.
         present: String,
@@ -97,7 +97,7 @@ pub enum TokenError {
     NoKey {
         /// The part that ruled out the last key.
         part: &'static str,
-        /// Its value, ids as hexadecimal digits.
+        /// Value of the part, an id as hexadecimal digits.
         value: String,
         /// Whether a PIN was given.
         logged_in: bool,

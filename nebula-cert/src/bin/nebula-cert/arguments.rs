@@ -118,7 +118,7 @@ pub(crate) fn required<'a>(flag: &str, value: &'a str) -> anyhow::Result<&'a str
     if value.is_empty() { Err(Usage::error(format!("-{flag} is required"))) } else { Ok(value) }
 }
 
-/// Flags that still work in place of newer ones, in all modes that have those.
+/// Deprecated names of flags, shared by all modes that have the newer ones.
 #[derive(clap::Args)]
 pub(crate) struct Deprecated {
     /// Deprecated, see -unsafe-networks.

@@ -1,4 +1,4 @@
-//! `nebula-cert ca`: a self-signed certificate authority.
+//! `nebula-cert ca`: creates a self-signed certificate authority.
 
 use std::time::Duration;
 

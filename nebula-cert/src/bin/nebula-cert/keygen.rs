@@ -1,4 +1,4 @@
-//! `nebula-cert keygen`: a key pair for a host.
+//! `nebula-cert keygen`: generates a key pair for a host.
 
 use anyhow::bail;
 use nebula_cert::{Curve, PrivateKey, public_key_to_pem};

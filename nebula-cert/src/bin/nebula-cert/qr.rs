@@ -1,4 +1,4 @@
-//! A certificate as a QR code, for phones.
+//! Renders certificates as a QR code, for phones.
 
 use anyhow::Context as _;
 use qrcode::{Color, EcLevel, QrCode};
