@@ -1,6 +1,6 @@
-//! The launch contract: what an instance must know to serve one pod. The plugin writes it to `<state
-//! dir>/<network>/<containerID>-<ifname>.launch` (0600), and `nebula-cni-instance --launch FILE` reads it. It holds no
-//! key and no token, only paths to them.
+//! The launch contract: what an instance must know to serve one pod. The plugin writes it to
+//! `<state dir>/<network>/<containerID>-<ifname>.launch` (0600), and `nebula-cni-instance --launch FILE` reads it. It
+//! holds no key and no token, only paths to them.
 
 use std::fmt;
 use std::net::IpAddr;

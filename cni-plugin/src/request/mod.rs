@@ -137,7 +137,7 @@ impl NetworkConfig {
 }
 
 /// Reads a request. The returned string is the version of the reply: that of the configuration on stdin, or
-/// [`reply::NEWEST`] if an error occurs before that is known.
+/// [`reply::NEWEST`] if none was read.
 ///
 /// Without CNI_COMMAND the request is `None`: somebody runs the plugin by hand.
 pub fn read(env: &Env, stdin: impl Read) -> (String, Result<Option<Request>, Error>) {
