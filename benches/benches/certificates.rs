@@ -1,4 +1,4 @@
-//! Certificates: read, verify, sign.
+//! Benchmarks of reading, verifying and signing certificates.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use nebula_cert::{CaPool, Certificate, Curve, PrivateKey, SigningKey, Template, UnixTime, Version};

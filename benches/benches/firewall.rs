@@ -1,7 +1,7 @@
-//! What a packet costs in the firewall: flows known and new, packets refused, with few rules and with many.
+//! Cost of a packet in the firewall: known and new flows and refused packets, with few rules and with many.
 //!
-//! Each is one small outbound packet. Refused ones are not sealed; the others differ from the first in the firewall
-//! only. The decisions are the firewall alone, as Go Nebula's figure is.
+//! Each operation handles one small outbound packet. Refused packets are not sealed; the other cases differ from the
+//! first in the firewall only. The `decision` group measures the firewall alone, like Go Nebula's figure.
 
 use std::net::Ipv4Addr;
 
@@ -14,7 +14,7 @@ use nebula_core::simulator::Gate;
 use nebula_core::wire::ip::{FlowKey, protocol};
 use nebula_core::{DropReason, Verdict};
 
-/// Rules that do not fit a packet to port 53, of every sort; and one that fits packets to ports from 54 on.
+/// Rules of every kind that do not match, and a last one that matches packets to ports 54 to 999.
 fn rules(count: u32) -> Vec<Rule> {
     let mut rules: Vec<_> = (0..count - 1)
         .map(|n| {
@@ -47,7 +47,7 @@ fn firewall(c: &mut Criterion) {
                 a.lane.clear();
             });
         });
-        // More flows than a lane keeps at hand, so each is looked for in the table that lanes share.
+        // More flows than a lane caches, so each is looked up in the table shared by all lanes.
         let mut many: Vec<_> = (0..4096).map(|n| udp(n, 54, 36)).collect();
         let mut next = 0;
         group.bench_function("known_to_the_node", |bencher| {
@@ -77,7 +77,7 @@ fn firewall(c: &mut Criterion) {
     }
 }
 
-/// A conntrack hit in the lane and in the table that lanes share, and a packet that is refused.
+/// Decisions: a conntrack hit in the lane's cache, one in the table shared by all lanes, and a refused packet.
 fn decision(c: &mut Criterion) {
     let mut group = c.benchmark_group("decision");
     let (a, b) = network(|_| {});
@@ -97,7 +97,7 @@ fn decision(c: &mut Criterion) {
     Step::new("conntrack hit, kept by the lane", go(38.0)).repeat(&mut group, "known_to_the_lane", || {
         assert_eq!(gate.check(a.now, Direction::Outbound, &one), Ok(()));
     });
-    // More flows than a lane keeps at hand.
+    // More flows than a lane caches.
     let many: Vec<_> = (0..4096).map(|port| flow(port, 54)).collect();
     let mut next = 0;
     Step::new("conntrack hit, shared by all lanes", go(99.0)).repeat(&mut group, "known_to_the_node", || {

@@ -1,11 +1,11 @@
-//! The packet path: overlay packet to sealed datagrams and back.
+//! The packet path, from overlay packet to sealed datagrams and back.
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use nebula_benches::{Stream, network, tcp_acknowledgement, tcp_super_packet, udp};
 use nebula_core::Verdict;
 use nebula_core::forward::{Offload, Received};
 
-/// Payload of a TCP segment with timestamps at an MTU of 1300, and as many as fit 64 KiB with room to spare.
+/// Payload of a TCP segment with timestamps at an MTU of 1300, and a number of segments that fits well into 64 KiB.
 const SEGMENT: u16 = 1248;
 const SEGMENTS: usize = 48;
 
@@ -53,7 +53,7 @@ fn inbound(c: &mut Criterion) {
                 assert_eq!(b.lane.deliveries().len(), expected);
                 buffer
             };
-            // One at a time: a batch of inputs would not fit the caches, as one receive buffer does.
+            // One input at a time: unlike a single receive buffer, a batch of inputs would not fit into the caches.
             bencher.iter_batched(sealed, open, BatchSize::PerIteration);
         });
     }
@@ -97,7 +97,7 @@ fn inbound(c: &mut Criterion) {
     group.finish();
 }
 
-/// A stream of 40 segments with a bare acknowledgement after every second one, for this connection or another.
+/// A stream of 40 segments, with a bare acknowledgement after every second one, of the same connection or another.
 fn mixed(acknowledged_by: u16) -> Vec<(Vec<u8>, Offload)> {
     let mut packets = Vec::new();
     for pair in 0..20 {

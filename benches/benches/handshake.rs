@@ -1,4 +1,4 @@
-//! The four steps of a handshake, each with all that the control plane does then.
+//! The four steps of a handshake, each with all of the control plane's work.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use nebula_benches::{Go, Host, NO_GO, Step};
@@ -7,7 +7,7 @@ use nebula_core::Punt;
 use nebula_core::simulator::Authority;
 
 fn handshake(c: &mut Criterion) {
-    // Go: 426 µs for the responder; 36 kB are for both sides.
+    // Go needs 426 µs for the responder, and 36 kB for both sides together; half of that is taken for one.
     let go = Go { ns: Some(426_000.0), bytes: Some(18_000.0) };
     for (name, curve, go) in [("25519", Curve::Curve25519, go), ("p256", Curve::P256, NO_GO)] {
         let mut group = c.benchmark_group(format!("handshake_{name}"));

@@ -1,7 +1,7 @@
-//! A lighthouse that many hosts are connected to: an update, a query, a traffic check, and the memory of a host.
+//! A lighthouse with many connected hosts: an update, a query, a traffic check, and the memory per host.
 //!
-//! The hosts' tunnels are made without handshakes and share one certificate, so that a million of them are there within
-//! seconds. Messages go in as they come out of a tunnel, and come out sealed.
+//! The hosts' tunnels are created without handshakes and share one certificate, so that creating a million takes only
+//! seconds. Messages are fed in already decrypted, and come out sealed.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -53,13 +53,13 @@ impl Served {
         served
     }
 
-    /// Handles a message; returns how many it makes the lighthouse send.
+    /// Handles a message; returns how many messages the lighthouse sends in response.
     fn take(&mut self, punt: Punt) -> usize {
         self.lighthouse.node.handle_punt(self.lighthouse.now, punt);
         std::iter::from_fn(|| self.lighthouse.node.poll_transmit()).count()
     }
 
-    /// Looks at every tunnel once; as nobody answered yet, each gets a test.
+    /// Runs the traffic check of every tunnel once. No host has sent anything yet, so each is sent a test.
     fn check_all(&mut self) {
         let begun = cpu_time();
         let (node, mut tests) = (&mut self.lighthouse.node, 0);
@@ -74,12 +74,12 @@ impl Served {
     }
 }
 
-/// A message as it comes out of a tunnel.
+/// A decrypted message from a tunnel.
 fn punt(tunnel: LocalIndex, at: usize, plaintext: Vec<u8>) -> Punt {
     Punt::Message { tunnel, from: underlay(at).into(), kind: MessageType::Lighthouse, plaintext }
 }
 
-/// What hosts reported, and the messages about it; tunnels, allow lists and sealing are left out.
+/// The hosts' reports and the messages about them, without tunnels, allow lists and sealing.
 struct Reports(Server);
 
 impl Reports {
@@ -90,7 +90,7 @@ impl Reports {
             reports.update(at, &update(at));
         }
         let bytes = Some((heap::live() - before) as f64 / hosts as f64);
-        // Go's figure includes what it learnt from tunnels; here the tunnel knows that.
+        // Go's figure includes the endpoints learned from tunnels; here they are stored in the tunnel.
         let go = Go { ns: None, bytes: Some(750.0) };
         note(&format!("lighthouse, memory of what a host reported, {hosts} hosts"), None, bytes, go);
         reports
@@ -103,7 +103,7 @@ impl Reports {
         encoded(&Meta::new(MetaKind::HostUpdateNotificationAck, Version::V2, None))
     }
 
-    /// The reply, and the notice to the subject.
+    /// The reply to the querier, and the notification to the subject.
     fn query(&self, at: usize, message: &[u8]) -> [Vec<u8>; 2] {
         let subject = Meta::parse(message).expect("a query").subject.expect("whom it is about");
         let known = [subject, overlay(at)].map(|about| (about, self.0.report(about).expect("every host reported")));
@@ -131,7 +131,7 @@ fn encoded(message: &Meta) -> Vec<u8> {
     message.encode().expect("version 2 names everything")
 }
 
-/// Numbers of hosts, from the environment if it names others.
+/// The numbers of hosts to measure with; LIGHTHOUSE_HOSTS overrides the default.
 fn sizes() -> Vec<u32> {
     let named = std::env::var("LIGHTHOUSE_HOSTS").unwrap_or_else(|_| "100000".to_owned());
     let sizes = named.split_whitespace().map(|text| text.parse().expect("LIGHTHOUSE_HOSTS must be numbers")).collect();
@@ -148,7 +148,7 @@ fn underlay(at: usize) -> SocketAddr {
 
 fn lighthouse(c: &mut Criterion) {
     for count in sizes() {
-        // Without tunnels and sealing, as these figures of Go Nebula.
+        // Go Nebula's figures, which like this benchmark exclude tunnels and sealing.
         let [go_update, go_query] = match count {
             100_000 => [1600.0, 1800.0].map(|ns| Go { ns: Some(ns), bytes: None }),
             1_000_000 => [2600.0, 2800.0].map(|ns| Go { ns: Some(ns), bytes: None }),
@@ -157,7 +157,8 @@ fn lighthouse(c: &mut Criterion) {
         let mut group = c.benchmark_group(format!("lighthouse_{count}_hosts"));
         group.throughput(Throughput::Elements(1));
         let hosts = count as usize;
-        // From all over the tables, so that caches hold nothing of the host that is next; its message is at hand.
+        // Visits the hosts in a scattered order, so that the next host's entries are not in the CPU caches, but its
+        // message is.
         let mut last = 0;
         let mut next = || {
             last = (last + 982_451_653) % hosts;

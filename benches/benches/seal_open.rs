@@ -1,4 +1,4 @@
-//! Sealing and opening in place, and the replay window.
+//! Benchmarks of sealing and opening in place, and of the replay window.
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use nebula_benches::{Go, NO_GO, Step};

@@ -1,4 +1,4 @@
-//! What a tunnel carries through the real driver: its threads, its UDP sockets on loopback, and a socket pair in place
+//! Throughput of a tunnel through the real driver: its threads, its UDP sockets on loopback, and a socket pair in place
 //! of each overlay device. One thread writes packets at one end and reads them at the other.
 
 #![allow(clippy::disallowed_methods, reason = "a tunnel of real threads runs on a real clock")]
@@ -19,18 +19,18 @@ use nebula_core::tunnel::cipher::Cipher;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair, sockopt};
 
-/// Bytes and packets on their way at most: enough to keep every thread busy, and far from filling the socket's buffer.
+/// Maximum bytes and packets in flight: enough to keep every thread busy, and far too few to fill the socket's buffer.
 const WINDOW: usize = 1 << 20;
 const WINDOW_PACKETS: usize = 1024;
-/// So long nothing came: what was on its way is lost.
+/// Milliseconds without a delivery after which the packets in flight count as lost.
 const LOST_AFTER: u16 = 200;
 const DEVICE_BUFFER: usize = 4 << 20;
 const VNET_HEADER: usize = 10;
 
 struct Ends {
-    /// They end before their devices do.
+    /// Declared first, so that the drivers are dropped before their devices.
     _drivers: [Driver; 2],
-    /// Where packets go in, and where they come out.
+    /// The device that packets are written to, and the one that they are read from.
     devices: [OwnedFd; 2],
     lost: u64,
 }
@@ -50,7 +50,7 @@ impl Ends {
             let (near, far) =
                 socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::empty()).expect("a socket pair");
             for end in [&near, &far] {
-                // Without root, what the system allows.
+                // Without root, take what the system allows.
                 if setsockopt(end, sockopt::SndBufForce, &DEVICE_BUFFER).is_err() {
                     setsockopt(end, sockopt::SndBuf, &DEVICE_BUFFER).expect("a buffer");
                 }
@@ -81,7 +81,7 @@ impl Ends {
         ends
     }
 
-    /// Moves so many of these packets, of which each delivers `bytes`; a packet that is lost is counted and sent again.
+    /// Transfers `count` copies of the packet, each of which delivers `bytes`. Lost packets are counted and sent again.
     fn carry(&mut self, packet: &[u8], bytes: usize, count: u64) {
         let mut buffer = vec![0; 1 << 17];
         let window = WINDOW.min(WINDOW_PACKETS * bytes);
@@ -103,13 +103,13 @@ impl Ends {
         }
     }
 
-    /// False if the device is full.
+    /// Writes a packet; returns false if the device is full.
     fn write(&self, packet: &[u8]) -> bool {
         let mut ready = [PollFd::new(self.devices[0].as_fd(), PollFlags::POLLOUT)];
         poll(&mut ready, 0_u8).is_ok_and(|count| count > 0) && nix::unistd::write(&self.devices[0], packet).is_ok()
     }
 
-    /// Payload of the next delivery; `None` if nothing comes.
+    /// Reads the next delivery and returns its payload length; `None` if nothing arrives in time.
     fn read(&self, buffer: &mut [u8]) -> Option<usize> {
         let mut ready = [PollFd::new(self.devices[1].as_fd(), PollFlags::POLLIN)];
         if poll(&mut ready, LOST_AFTER).is_ok_and(|count| count == 0) {
@@ -121,7 +121,7 @@ impl Ends {
     }
 }
 
-/// Of IP and transport.
+/// Length of the IP and transport headers.
 fn header_len(packet: &[u8]) -> usize {
     let transport = if packet[9] == 6 { usize::from(packet[32] >> 4) * 4 } else { 8 };
     20 + transport
@@ -131,7 +131,7 @@ fn with_vnet_header(packet: &[u8], header: [u8; VNET_HEADER]) -> Vec<u8> {
     [&header, packet].concat()
 }
 
-/// Nanoseconds that the drivers' threads were on a processor so far.
+/// CPU time of the drivers' threads so far, in nanoseconds.
 fn drivers_time() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("a list of own threads").flatten();
     let of_driver = tasks.filter_map(|task| {
@@ -146,7 +146,7 @@ fn tunnel(c: &mut Criterion) {
     let (super_packet, offload) = tcp_super_packet(Stream { port: 40_000, sequence: 1, acknowledgement: 1 }, 1248, 48);
     let segment = offload.segment.expect("a super-packet").size;
     let mut header = [0; VNET_HEADER];
-    // Checksum to finish, TCP over IPv4 to cut, and where.
+    // The virtio-net header: a checksum to complete and a TCP segment over IPv4 to split, with their sizes and offsets.
     (header[0], header[1]) = (1, 1);
     header[2..4].copy_from_slice(&52_u16.to_ne_bytes());
     header[4..6].copy_from_slice(&segment.to_ne_bytes());

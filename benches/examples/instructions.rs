@@ -1,7 +1,6 @@
-//! The steps whose instructions `benches/instructions` counts: it follows what runs inside [`counted`], and nothing
-//! else.
+//! The steps whose instructions `benches/instructions` counts: those executed inside [`counted`], and no others.
 //!
-//! Keys, certificates and packets are always the same; the steps before the counted ones fill caches and buffers.
+//! Every run uses the same keys, certificates and packets. Uncounted warm-up rounds fill caches and buffers.
 
 use std::process::ExitCode;
 
@@ -19,25 +18,26 @@ use nebula_core::{DropReason, Punt, Verdict};
 const WARM_UP: usize = 64;
 const ROUNDS: usize = 256;
 
-/// Fewer for a handshake, which costs a thousand times as much as a packet.
+/// Fewer rounds for a handshake, which costs a thousand times as much as a packet.
 const HANDSHAKE_WARM_UP: usize = 2;
 const HANDSHAKE_ROUNDS: usize = 64;
 
-/// Payload of a TCP segment at an overlay MTU of 1300, and how many make a super-packet.
+/// Payload of a TCP segment at an overlay MTU of 1300, and the number of segments in a super-packet.
 const SEGMENT: u16 = 1248;
 const SEGMENTS: usize = 48;
 
-/// Hosts that a lighthouse knows.
+/// Number of hosts that the lighthouse knows.
 const HOSTS: u32 = 64;
 
-/// The tracer switches on here, by this function's name.
+/// Runs the counted work. The tracer finds this function by its name.
 #[inline(never)]
 fn counted(work: &mut dyn FnMut()) {
     work();
     std::hint::black_box(());
 }
 
-/// Prepares and works, first uncounted. Tells how many packets `work` handled while it was counted, at `each` a time.
+/// Runs the warm-up rounds and then the counted ones. Returns how many packets `work` handled in the counted rounds, at
+/// `each` per round.
 fn repeat<T>(each: usize, prepare: impl FnMut() -> T, work: impl FnMut(&mut T)) -> usize {
     each * repeat_rounds(WARM_UP, ROUNDS, prepare, work)
 }
@@ -95,7 +95,7 @@ fn inbound(each: usize, (mut packet, offload): (Vec<u8>, Offload)) -> usize {
     repeat(each, sealed, work)
 }
 
-/// A packet that no rule lets out.
+/// A packet that no rule allows out.
 fn refused() -> usize {
     let (mut a, _) = network(|_| {});
     a.node.reconfigure(a.now, |config| config.firewall = Policy::default());
@@ -119,7 +119,7 @@ fn new_flow() -> usize {
     repeat(1, next, work)
 }
 
-/// The firewall's decision about a known flow: one that the lane remembers, or one of more than a lane keeps.
+/// The firewall's decision about a known flow, with one flow (cached by the lane) or with more than a lane caches.
 fn conntrack(flows: u16) -> usize {
     let (a, _) = network(|_| {});
     let policy = Policy { outbound: vec![nebula_core::firewall::Rule::any()], ..Policy::default() };
@@ -137,7 +137,7 @@ fn conntrack(flows: u16) -> usize {
     repeat(1, next, |flow| assert_eq!(gate.check(now, Direction::Outbound, flow), Ok(())))
 }
 
-/// A lighthouse, connected with [`HOSTS`] hosts that reported, takes a message.
+/// A lighthouse handles a message, with [`HOSTS`] connected hosts that have reported.
 fn lighthouse(message: impl Fn(u32) -> Meta, answers: usize) -> usize {
     let authority = Authority::new(Curve::Curve25519);
     let trust = authority.trust();
@@ -186,14 +186,14 @@ fn query(n: u32) -> Meta {
     Meta::new(MetaKind::HostQuery, Version::V2, Some(subject.into()))
 }
 
-/// Two hosts that do not know each other, and the datagram between them.
+/// Two hosts without a tunnel, and the datagram in flight between them.
 struct Pair {
     a: Host,
     b: Host,
     datagram: Vec<u8>,
 }
 
-/// The initiator makes its first message.
+/// The initiator creates its first message.
 fn start(pair: &mut Pair) {
     pair.datagram = pair.a.call(&pair.b).datagram;
 }
@@ -218,7 +218,7 @@ fn confirm(pair: &mut Pair) {
     assert!(pair.b.node.half_open().is_empty());
 }
 
-/// Counts the last of these steps of a handshake on Curve25519; each is all that the control plane does then.
+/// Counts the last of these steps of a handshake on Curve25519, with all of the control plane's work in it.
 fn handshake(steps: &[fn(&mut Pair)]) -> usize {
     let authority = Authority::new(Curve::Curve25519);
     let trust = authority.trust();

@@ -1,5 +1,5 @@
-//! Lanes that take turns on one tunnel, for a tracer of memory accesses: `benches/shared-lines` counts the cache lines
-//! that more than one of them writes.
+//! Lanes that take turns on one tunnel, traced by `benches/shared-lines`, which counts the cache lines that more than
+//! one lane writes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex};
@@ -10,14 +10,15 @@ use nebula_core::forward::{Offload, Received};
 use nebula_core::{Lane, Verdict};
 
 const LANES: usize = 4;
-/// The first turns fill caches and buffers.
+/// Untraced turns that fill caches and buffers.
 const WARM_UP: usize = 3;
 const TURNS: usize = WARM_UP + 4;
 
-/// A write to one of these tells the tracer whose turn begins, and the last one that it ends.
+/// A write to one of these tells the tracer that the turn of the lane with this index begins; a write to the last one,
+/// that it ends.
 static MARKS: [AtomicU64; LANES + 1] = [const { AtomicU64::new(0) }; LANES + 1];
 
-/// Runs `work` on a thread for each lane, one after another, so that the trace of a turn is of one lane only.
+/// Runs `work` on one thread per lane. The threads take turns, so that the trace of a turn contains one lane only.
 fn take_turns<T: Send>(states: Vec<T>, work: impl Fn(&mut T, usize) + Sync) {
     let (order, work) = (&Barrier::new(LANES), &work);
     std::thread::scope(|scope| {
@@ -29,7 +30,8 @@ fn take_turns<T: Send>(states: Vec<T>, work: impl Fn(&mut T, usize) + Sync) {
                         if other != lane {
                             continue;
                         }
-                        // Until the other threads wait again, what they write would count as this lane's.
+                        // Let the other threads block on the barrier first, because their writes would be attributed to
+                        // this lane.
                         std::thread::sleep(Duration::from_millis(20));
                         if turn >= WARM_UP {
                             MARKS[lane].store(1, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! A node without sockets: datagrams are handed from one to another by hand.
+//! A node without sockets, whose datagrams the benchmarks pass from one node to another.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use nebula_core::simulator::{Authority, Subject};
 use nebula_core::tunnel::LocalIndex;
 use nebula_core::{Config, Forwarder, Lane, Node, Punt, Transmit, Verdict, WallClock};
 
-/// Both planes of one node, and one lane.
+/// Control plane, data plane and one lane of a node.
 pub struct Host {
     pub node: Node,
     pub forwarder: Arc<Forwarder>,
     pub lane: Lane,
-    /// The only moment there is, unless a benchmark moves it.
+    /// The current time, which stands still unless a benchmark changes it.
     pub now: Instant,
     pub overlay: IpAddr,
     pub underlay: SocketAddr,
@@ -29,7 +29,7 @@ impl Host {
     pub fn new(authority: &Authority, trust: &CaPool, number: u32, configure: impl FnOnce(&mut Config)) -> Self {
         Self::with_identity(identity(authority, number), trust, number, configure)
     }
-    /// The same with a certificate made before.
+    /// Like [`Host::new`], with an existing certificate.
     #[must_use]
     pub fn with_identity(identity: Identity, trust: &CaPool, number: u32, configure: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config::new(identity, trust.clone());
@@ -45,7 +45,7 @@ impl Host {
         let lane = forwarder.lane();
         Self { node, forwarder, lane, now, overlay: overlay(number).into(), underlay: underlay(number) }
     }
-    /// Writes the endpoint of a peer into the configuration.
+    /// Adds the endpoint of a peer to the configuration.
     pub fn learn(&mut self, peer: &Self) {
         self.node.reconfigure(self.now, |config| config.static_hosts = [(peer.overlay, vec![peer.underlay])].into());
     }
@@ -54,17 +54,17 @@ impl Host {
         self.node.connect(self.now, peer.overlay);
         self.node.poll_transmit().expect("the first message of the handshake")
     }
-    /// Hands a handshake message to the control plane.
+    /// Passes a handshake message to the control plane; returns the answer, if any.
     pub fn handshake(&mut self, from: SocketAddr, datagram: Vec<u8>) -> Option<Transmit> {
         self.node.handle_punt(self.now, Punt::Handshake { from: from.into(), datagram });
         self.node.poll_transmit()
     }
-    /// Own index of the only tunnel.
+    /// Local index of the only tunnel.
     #[must_use]
     pub fn tunnel(&self) -> LocalIndex {
         self.node.tunnels()[0].local_index
     }
-    /// Drops queued datagrams and events that a benchmark does not measure.
+    /// Discards queued datagrams and events that a benchmark does not measure.
     pub fn drain(&mut self) {
         while self.node.poll_transmit().is_some() {}
         while self.node.poll_event().is_some() {}
@@ -78,7 +78,7 @@ impl Host {
     pub fn receive(&mut self, buffer: &mut [u8], received: &[Received]) {
         self.forwarder.inbound(&mut self.lane, self.now, buffer, received);
     }
-    /// Takes what the lane sealed, as a socket with receive offload of another host would get it.
+    /// Takes the datagrams that the lane sealed, in the form in which a socket with receive offload delivers them.
     pub fn sent(&mut self) -> (Vec<u8>, Vec<Received>) {
         let from = self.underlay;
         let runs = self.lane.runs().iter();
@@ -98,7 +98,7 @@ pub fn network(configure: impl Fn(&mut Config)) -> (Host, Host) {
     let mut a = Host::new(&authority, &trust, 1, &configure);
     let mut b = Host::new(&authority, &trust, 2, &configure);
     connect(&mut a, &mut b);
-    // What the first datagram from the caller would bring about.
+    // Confirms the tunnel, as the first datagram from the initiator would.
     let (tunnel, from) = (b.node.half_open()[0], a.underlay.into());
     b.node.handle_punt(b.now, Punt::Confirmed { tunnel, from });
     (a, b)
@@ -115,7 +115,7 @@ pub fn connect(a: &mut Host, b: &mut Host) {
     assert!(!a.node.tunnels().is_empty());
 }
 
-/// A certificate of the `number`th host, with its key.
+/// The certificate and the key of the `number`th host.
 #[must_use]
 pub fn identity(authority: &Authority, number: u32) -> Identity {
     authority.identity(&Subject {

@@ -1,4 +1,4 @@
-//! What the benchmarks share: hosts that are driven by hand, and packets made beforehand.
+//! Helpers for the benchmarks: simulated hosts, prepared packets and measured steps.
 
 pub mod heap;
 mod host;
@@ -13,7 +13,7 @@ pub use host::{Host, connect, identity, network};
 pub use packet::{Stream, tcp_acknowledgement, tcp_super_packet, udp};
 pub use step::{Go, NO_GO, Step, cpu_time, note};
 
-/// Short runs: the whole suite takes less than three minutes.
+/// Criterion set up for short runs: the whole suite takes less than three minutes.
 #[must_use]
 pub fn criterion() -> Criterion {
     Criterion::default()
@@ -23,7 +23,7 @@ pub fn criterion() -> Criterion {
         .configure_from_args()
 }
 
-/// Whether each benchmark shall only run once, to see that it works.
+/// Whether each benchmark runs only once, to check that it works.
 #[must_use]
 pub fn is_smoke_test() -> bool {
     std::env::args().any(|arg| arg == "--test")

@@ -4,11 +4,11 @@ use nebula_core::forward::{Offload, Segment, SegmentKind};
 
 const A: [u8; 4] = [10, 0, 0, 1];
 const B: [u8; 4] = [10, 0, 0, 2];
-/// IPv4, TCP, and the timestamps that every TCP of today sends.
+/// Length of the IPv4 and TCP headers with the timestamp option, which every current TCP stack sends.
 const TCP_HEADER: usize = 52;
 const ACK: u8 = 0x10;
 
-/// A TCP stream, as far as joining cares.
+/// The fields of a TCP stream that matter for joining segments.
 #[derive(Debug, Clone, Copy)]
 pub struct Stream {
     pub port: u16,
@@ -16,7 +16,7 @@ pub struct Stream {
     pub acknowledgement: u32,
 }
 
-/// A super-packet of `count` segments of `size` bytes, and how it must be cut.
+/// A super-packet of `count` segments of `size` bytes, and how it must be split.
 #[must_use]
 pub fn tcp_super_packet(stream: Stream, size: u16, count: usize) -> (Vec<u8>, Offload) {
     let packet = tcp(stream, usize::from(size) * count);

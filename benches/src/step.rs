@@ -1,4 +1,4 @@
-//! One measured step: criterion's statistics, and a row of the table next to Go Nebula's figure.
+//! One measured step: criterion's statistics, and a table row with Go Nebula's figure for comparison.
 
 use std::fs::{self, OpenOptions};
 use std::hint::black_box;
@@ -11,7 +11,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::heap;
 
-/// What Go Nebula 1.11.0 was measured to need, on another machine: see the README.
+/// Measurements of Go Nebula 1.11.0, made on another machine; see the README.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Go {
     /// Nanoseconds per operation.
@@ -20,10 +20,11 @@ pub struct Go {
     pub bytes: Option<f64>,
 }
 
-/// Nothing to compare with.
+/// No measurement to compare with.
 pub const NO_GO: Go = Go { ns: None, bytes: None };
 
-/// Criterion gets CPU time of this thread, so that other work on the machine counts little.
+/// One measured step. It reports the thread's CPU time to criterion, so that other load on the machine has little
+/// influence.
 #[derive(Debug)]
 pub struct Step {
     title: String,
@@ -38,7 +39,7 @@ impl Step {
         Self { title: title.into(), go, ns: Vec::new(), bytes: 0.0 }
     }
 
-    /// Repeats `operate`.
+    /// Measures repeated calls of `operate`.
     pub fn repeat<T>(mut self, group: &mut BenchmarkGroup<'_, WallTime>, name: &str, mut operate: impl FnMut() -> T) {
         group.bench_function(name, |bencher| {
             bencher.iter_custom(|iterations| {
@@ -52,7 +53,8 @@ impl Step {
         self.finish();
     }
 
-    /// Repeats `operate`, each time with something `prepare` made; neither that nor to drop the result counts.
+    /// Measures repeated calls of `operate`, each with a new input from `prepare`. Preparing the input and dropping the
+    /// result are not measured.
     pub fn with<I, T>(
         mut self,
         group: &mut BenchmarkGroup<'_, WallTime>,
@@ -85,7 +87,7 @@ impl Step {
     fn sample(&mut self, iterations: u64, spent: Duration, asked: usize) -> Duration {
         self.ns.push(spent.as_nanos() as f64 / iterations as f64);
         self.bytes = asked as f64 / iterations as f64;
-        // Criterion takes a measurement of nothing for a mistake.
+        // Criterion treats a measurement of zero as a mistake.
         spent.max(Duration::from_nanos(1))
     }
 
@@ -99,7 +101,7 @@ impl Step {
     }
 }
 
-/// Prints a row of the table, and keeps it for `benches/table`.
+/// Prints a table row and appends it to the file that `benches/table` reads.
 pub fn note(title: &str, ns: Option<f64>, bytes: Option<f64>, go: Go) {
     let number = |value: Option<f64>| match value {
         None => "-".to_owned(),

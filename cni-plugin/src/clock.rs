@@ -1,13 +1,13 @@
-//! Time as an argument: what a verb reads and waits by, and the deadline that all its parts share.
+//! Clocks passed as arguments: the time a verb reads, its waits, and the deadline that all its parts share.
 
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Time, as an argument.
+/// A clock, passed as an argument so that tests can replace it.
 pub trait Clock {
-    /// For deadlines.
+    /// Monotonic time, for deadlines.
     fn now(&self) -> Instant;
-    /// For certificates.
+    /// Wall clock time, for certificates.
     fn unix_seconds(&self) -> i64;
     /// Waits.
     fn sleep(&self, time: Duration);

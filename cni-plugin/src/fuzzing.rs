@@ -1,16 +1,16 @@
-//! Doors for the fuzzer to decoders that are private.
+//! Entry points for the fuzzer to private decoders.
 
 use crate::{
     link::{host_route, pod_link},
     netlink, supervisor,
 };
 
-/// A message of the system bus.
+/// Decodes a message of the system bus.
 pub fn dbus(data: &[u8]) {
     supervisor::fuzz_dbus(data);
 }
 
-/// A datagram of the kernel: outcomes of requests, links, routes.
+/// Decodes a netlink datagram of the kernel: acknowledgements, links and routes.
 pub fn netlink(data: &[u8]) {
     netlink::answers(data).for_each(drop);
     for body in netlink::messages(data).map(|message| message.body).chain([data]) {

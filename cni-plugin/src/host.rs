@@ -1,5 +1,5 @@
-//! The node as the verbs see it: clock, network namespaces, supervisor. Each stands behind a small trait, so that a
-//! verb is a function that can be tested.
+//! The node as the verbs see it: clock, network namespaces, supervisors and so on, each behind a small trait so that
+//! verbs can be tested.
 
 use std::path::PathBuf;
 
@@ -14,19 +14,19 @@ use crate::supervisor::kind::Kind;
 
 /// Everything a verb may touch besides files.
 pub struct Host<'a> {
-    /// Time.
+    /// Clock.
     pub clock: &'a dyn Clock,
     /// Network namespaces.
     pub namespaces: &'a dyn Namespaces,
-    /// Instances as processes of the plugin's own making.
+    /// Supervisor that starts instances as processes of its own.
     pub direct: &'a dyn Supervisor,
-    /// Instances as units of systemd.
+    /// Supervisor that starts instances as systemd units.
     pub systemd: &'a dyn Supervisor,
     /// The node's routes.
     pub routes: &'a dyn Routes,
-    /// Ends of pods' links on the node.
+    /// The node's ends of the pods' links.
     pub links: &'a dyn Links,
-    /// Rules of these.
+    /// The rules on those links.
     pub guards: &'a dyn Guards,
     /// Labels of pods and namespaces.
     pub labels: &'a dyn LabelSource,

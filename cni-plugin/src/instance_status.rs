@@ -1,4 +1,4 @@
-//! What an instance says of itself on its socket, as far as the plugin needs it.
+//! The status an instance reports on its socket, as far as the plugin needs it.
 
 use std::io::{self, Read};
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ pub(crate) struct Certificate {
 }
 
 impl Status {
-    /// Asks the instance behind a socket.
+    /// Reads the status of the instance behind a socket.
     pub(crate) fn ask(socket: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(ANSWER_WITHIN))?;
@@ -36,7 +36,7 @@ impl Status {
         serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
     }
 
-    /// The overlay address of the same family as `address`.
+    /// The first overlay address of the same family as `address`.
     pub(crate) fn counterpart(&self, address: IpAddr) -> Option<IpAddr> {
         self.addresses().find(|overlay| overlay.is_ipv4() == address.is_ipv4())
     }
@@ -47,7 +47,7 @@ impl Status {
     }
 }
 
-/// ADDRESS/PREFIX.
+/// Parses ADDRESS/PREFIX.
 pub(crate) fn parse_network(text: &str) -> Option<(IpAddr, u8)> {
     let (address, prefix) = text.split_once('/')?;
     Some((address.parse().ok()?, prefix.parse().ok()?))

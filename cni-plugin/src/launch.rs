@@ -1,6 +1,6 @@
-//! What an instance must know to serve one pod (launch contract). Written by the plugin to
-//! `<state dir>/<network>/<containerID>-<ifname>.launch` (0600), read by `nebula-cni-instance --launch FILE`.
-//! Holds no key and no token, only paths to them.
+//! The launch contract: what an instance must know to serve one pod. The plugin writes it to
+//! `<state dir>/<network>/<containerID>-<ifname>.launch` (0600), and `nebula-cni-instance --launch FILE` reads it. It
+//! holds no key and no token, only paths to them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,59 +11,61 @@ use serde::{Deserialize, Serialize};
 
 use crate::netns::NetnsId;
 
-/// The launch contract. Readers refuse another `version`. Fields with a default are left out when they hold it, so that
-/// an instance of the release before still understands a contract that asks nothing new of it.
+/// The launch contract. Readers refuse any other `version`. Fields that hold their default are left out, so that an
+/// instance of the previous release still understands a contract that uses nothing new.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LaunchSpec {
-    /// [`LaunchSpec::VERSION`].
+    /// Version of the format, [`LaunchSpec::VERSION`].
     pub version: u32,
-    /// Which pod, and where its tunnel goes.
+    /// The pod, and where its tunnel goes.
     #[serde(flatten)]
     pub target: Target,
-    /// Whose proof gets the certificate.
+    /// Whose token obtains the certificate.
     #[serde(default, skip_serializing_if = "is_default")]
     pub flow: Flow,
-    /// The tunnel starts with a provisional certificate until the pod's init container shows the pod's token; in
-    /// [`Flow::Init`] only.
+    /// Whether the tunnel starts with a provisional certificate until the pod's init container presents the pod's
+    /// token; in [`Flow::Init`] only.
     #[serde(default, skip_serializing_if = "is_default")]
     pub provisional: bool,
-    /// The init container gets the private key, too; in [`Flow::Init`] only.
+    /// Whether the init container gets the private key as well; in [`Flow::Init`] only.
     #[serde(default, skip_serializing_if = "is_default")]
     pub deliver_key: bool,
-    /// Whether readiness waits for the certificate; means nothing in [`Flow::Init`].
+    /// Whether readiness waits for the certificate; ignored in [`Flow::Init`].
     pub mode: Mode,
-    /// Where the UDP socket lives.
+    /// Network namespace of the UDP socket.
     #[serde(default, skip_serializing_if = "is_default")]
     pub underlay: Underlay,
-    /// What the pod may reach besides the overlay; `None`: whatever it could reach before.
+    /// What the pod may reach besides the overlay; `None` if the pod is not isolated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub isolate: Option<Isolate>,
-    /// The pod's address in Kubernetes is its overlay address: packets for it also arrive on the pod's own interface.
+    /// Whether the pod's address in Kubernetes is its overlay address; packets for it then also arrive on the pod's own
+    /// interface.
     #[serde(default, skip_serializing_if = "is_default")]
     pub renumber: bool,
-    /// Overlay prefixes that are routed to the device before there is a certificate, so that nothing for them leaves in
-    /// clear.
+    /// Overlay prefixes that are routed to the device before there is a certificate, so that traffic for them never
+    /// leaves in the clear.
     pub overlay: Vec<IpNet>,
-    /// Seconds a strict start may take; then the instance gives up and says why.
+    /// Timeout of a strict start, in seconds; after it the instance gives up and reports why.
     pub budget_seconds: u64,
-    /// UDP ports the instance may choose from, inclusive. In [`Underlay::Pod`] they are the pod's own.
+    /// Range of UDP ports the instance may choose from, inclusive. In [`Underlay::Pod`] they are ports of the pod's own
+    /// namespace.
     pub port_range: (u16, u16),
     /// Where certificates come from.
     pub ca: CaAccess,
-    /// Configuration of the tunnel: the keys of Nebula's config.yml except `pki`, as JSON.
+    /// Configuration of the tunnel as JSON: the keys of Nebula's config.yml except `pki`.
     pub nebula: serde_json::Value,
-    /// User and group that the instance becomes when it is set up, and nobody else on the node has. `None`: whoever
-    /// starts it.
+    /// User and group, used by nobody else on the node, that the instance switches to after setup. `None`: it keeps the
+    /// user that started it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub user: Option<u32>,
-    /// Unix socket on which the instance answers each connection with one JSON status document. Its folder belongs to
-    /// `user`.
+    /// Unix socket on which the instance answers each connection with one JSON status document. Its directory belongs
+    /// to `user`.
     pub status_socket: PathBuf,
 }
 
-/// A pod's place on the node, and the device there. The plugin's record and the launch contract hold it under the same
-/// keys.
+/// Where a pod's tunnel goes: the attachment, the namespace, the pod and the device. The plugin's record and the launch
+/// contract hold it under the same keys.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     /// CNI network name.
@@ -74,9 +76,9 @@ pub struct Target {
     pub ifname: String,
     /// CNI_NETNS: path of the pod's network namespace.
     pub netns: PathBuf,
-    /// (st_dev, st_ino) of that namespace when the plugin opened it; the instance refuses another one.
+    /// (st_dev, st_ino) of that namespace when the plugin opened it; the instance refuses any other namespace.
     pub netns_id: NetnsId,
-    /// Kubernetes' view of the pod.
+    /// The pod as Kubernetes knows it.
     pub pod: Pod,
     /// The pod's primary address from prevResult.
     pub pod_address: IpAddr,
@@ -88,11 +90,11 @@ pub struct Target {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pod {
-    /// Namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Name.
+    /// Name of the pod.
     pub name: String,
-    /// UID; empty if the runtime gave none.
+    /// UID; empty if the runtime passed none.
     pub uid: String,
 }
 
@@ -100,11 +102,11 @@ pub struct Pod {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Flow {
-    /// With the node's token, before ADD returns (`mode` says otherwise).
+    /// With the node's token: before ADD returns if `mode` is strict, later if it is lazy.
     #[default]
     Node,
-    /// With the pod's own token, from its init container. Ready means "waiting for init": the kubelet starts init
-    /// containers only after ADD.
+    /// With the pod's own token, presented by its init container. Ready then means "waiting for init", because the
+    /// kubelet starts init containers only after ADD.
     Init,
 }
 
@@ -112,37 +114,37 @@ pub enum Flow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Underlay {
-    /// The node's: works while the pod's own network does not yet.
+    /// The node's: works before the pod's own network does.
     #[default]
     Host,
-    /// The pod's: the primary plugin's policy and accounting see the tunnel.
+    /// The pod's: the tunnel is subject to the primary plugin's policy and accounting.
     Pod,
 }
 
-/// What an isolated pod may still reach and be reached from, besides the overlay.
+/// What an isolated pod may still reach, and be reached from, besides the overlay.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Isolate {
-    /// Prefixes that stay open both ways.
+    /// Prefixes that stay open in both directions.
     pub ranges: Vec<IpNet>,
     /// DNS servers (UDP and TCP port 53). Empty: any server.
     pub dns: Vec<IpAddr>,
-    /// Where the kubelet's probes come from: the node's address on the way to the pod.
+    /// Addresses the kubelet's probes come from; by default the node's own address on the way to the pod.
     pub probes: Vec<IpAddr>,
 }
 
-/// When an instance is ready (flow B).
+/// When an instance is ready, in [`Flow::Node`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Certificate in hand and data path open.
+    /// Once it has its certificate and the data path is open.
     #[default]
     Strict,
-    /// Data path closed until the certificate arrives.
+    /// At once; the data path stays closed until the certificate arrives.
     Lazy,
 }
 
-/// How to reach the CA service.
+/// How to reach the CA service and authenticate to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CaAccess {
@@ -150,32 +152,32 @@ pub struct CaAccess {
     pub url: String,
     /// PEM file with the TLS roots of the CA service.
     pub tls_ca_file: PathBuf,
-    /// File with the node's token (node proof).
+    /// File with the node's token, which proves the node's identity.
     pub token_file: PathBuf,
 }
 
-/// Why an instance ended before it was ready. A start that went well is the READY of sd_notify; one that did not is
-/// this, as one line of JSON in the STATUS. The other side may be of another release: a line that does not parse is
-/// text for people.
+/// Why an instance ended before it was ready, sent as one line of JSON in the STATUS of sd_notify; a successful start
+/// is reported by READY instead. The other side may be of another release, so a line that does not parse is treated as
+/// plain text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "start_error", rename_all = "snake_case")]
 pub enum StartError {
     /// The CA service refused a certificate.
     Refused {
-        /// The reason as the CA names it; `None` where the instance refused what the CA gave.
+        /// Error code of the CA; `None` if the instance refused what the CA issued.
         #[serde(default, skip_serializing_if = "is_default")]
         code: Option<String>,
-        /// Which check failed.
+        /// Explanation of the refusal.
         message: String,
     },
-    /// The CA service could not be asked in time.
+    /// The CA service could not be reached in time.
     Unavailable {
-        /// Why not.
+        /// Why it could not be reached.
         cause: String,
     },
     /// Something else failed.
     Failed {
-        /// What was tried.
+        /// What was attempted.
         what: String,
         /// Why it failed.
         cause: String,
@@ -183,7 +185,8 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// The line for the STATUS. Texts are cut so that it fits into one message of sd_notify.
+    /// Encodes the error as one line for the STATUS. Long texts are truncated so that it fits into one sd_notify
+    /// message.
     #[must_use]
     pub fn to_line(&self) -> String {
         let cut = |text: &String| text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_TEXT).collect();
@@ -195,7 +198,7 @@ impl StartError {
         serde_json::to_string(&cut).unwrap_or_default()
     }
 
-    /// Reads such a line; `None`: it is text for people.
+    /// Parses such a line; returns `None` if it is plain text.
     #[must_use]
     pub fn from_line(line: &str) -> Option<Self> {
         serde_json::from_str(line).ok()
@@ -213,7 +216,7 @@ impl fmt::Display for StartError {
     }
 }
 
-// Two texts of this many characters, of up to four bytes each, fit into the 4 KiB that readers of sd_notify take.
+// Two texts of this many characters, at up to four bytes each, fit into the 4 KiB that receivers of sd_notify read.
 const MAX_TEXT: usize = 450;
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -225,7 +228,7 @@ impl LaunchSpec {
     pub const VERSION: u32 = 1;
 
     /// Socket to which an instance that was asked to stop may send its last descriptor of the device (one datagram,
-    /// SCM_RIGHTS). Somebody listens if the end is waited for; without, the instance closes the device itself.
+    /// SCM_RIGHTS). If nobody listens there, the instance closes the device itself.
     #[must_use]
     pub fn device_socket(&self) -> PathBuf {
         self.status_socket.with_extension("device")

@@ -1,6 +1,6 @@
-//! Chained CNI plugin: one run per verb, no state but the records on disk. The binary reads a [`request`], lets
-//! [`verb`] answer it and prints the [`reply`]. The instance uses [`launch::LaunchSpec`] of this crate, and its messages for the kernel
-//! ([`netlink`]).
+//! A chained CNI plugin: one run per verb, with no state but the records on disk. The binary reads a [`request`], lets
+//! [`verb`] answer it and prints the [`reply`]. The instance's crate uses [`launch::LaunchSpec`] and the netlink codec
+//! ([`netlink`]) of this crate.
 
 pub mod attachment;
 pub mod clock;

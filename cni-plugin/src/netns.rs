@@ -1,4 +1,4 @@
-//! Network namespaces: open them, compare them, run code in one.
+//! Opening, comparing and entering network namespaces.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,15 +10,16 @@ use std::thread;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
 
-/// What tells two namespaces apart: (st_dev, st_ino). Inodes are reused, so compare only while one is held open.
+/// Identity of a namespace: (st_dev, st_ino). Inode numbers are reused, so compare only while one of the two is held
+/// open.
 pub type NetnsId = (u64, u64);
 
 /// An open network namespace.
 #[derive(Debug)]
 pub struct Netns {
-    /// Held so that the identity stays true.
+    /// Held open so that the identity stays valid.
     pub file: File,
-    /// Which one it is.
+    /// Identity of the namespace.
     pub id: NetnsId,
 }
 
@@ -33,26 +34,26 @@ pub struct Link {
 
 /// Network namespaces.
 pub trait Namespaces {
-    /// Opens the one at `path`.
+    /// Opens the namespace at `path`.
     ///
     /// # Errors
-    /// What the system says, or that it is no namespace.
+    /// Returns the system's error, or an error if the file is not a namespace.
     fn open(&self, path: &Path) -> io::Result<Netns>;
 
-    /// The caller's own.
+    /// Identity of the caller's own namespace.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the system's error.
     fn own(&self) -> io::Result<NetnsId>;
 
-    /// The interface `name` in a namespace, if it is there.
+    /// The interface `name` in a namespace, if it exists.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the system's error.
     fn link(&self, netns: &Netns, name: &str) -> io::Result<Option<Link>>;
 }
 
-/// Implementation by the kernel.
+/// The kernel's network namespaces.
 #[derive(Debug)]
 pub struct SystemNamespaces;
 
@@ -77,12 +78,12 @@ impl Namespaces for SystemNamespaces {
     }
 }
 
-/// Does something in a network namespace, on a thread that ends with it.
+/// Runs `work` in a network namespace, on a thread of its own.
 ///
 /// # Errors
-/// It cannot be entered, or what `work` says.
+/// Returns an error if the namespace cannot be entered, or the error of `work`.
 pub fn in_namespace<T: Send>(netns: &File, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    // setns is per thread: this one enters, works and ends, so no other code ever runs in the pod's namespace.
+    // setns affects one thread only. This one ends after `work`, so no other code ever runs in the pod's namespace.
     thread::scope(|scope| {
         let visit = thread::Builder::new().spawn_scoped(scope, || {
             setns(netns, CloneFlags::CLONE_NEWNET)?;

@@ -1,26 +1,27 @@
-//! What goes to stdout: a result is passed on as it came, an error is a JSON object with a code (CNI result and error).
+//! What goes to stdout: results are passed on unchanged, errors are JSON objects with a code (CNI result and error
+//! types).
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Versions of the CNI specification this plugin speaks, oldest first. Lists began with 0.3.0; runtimes chain in the
-/// older ones as well, with results of the old form.
+/// Versions of the CNI specification that this plugin supports, oldest first. Plugin lists began with 0.3.0, but
+/// runtimes chain plugins with the older versions as well, using the older result format.
 pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// The version to answer in when the request names none that we know.
+/// The version of the reply if the request names none that we support.
 pub const NEWEST: &str = SUPPORTED[SUPPORTED.len() - 1];
 
-/// Whether `version` is one of ours and not older than `least`.
+/// Whether we support `version` and it is not older than `least`.
 #[must_use]
 pub fn speaks(version: &str, least: &str) -> bool {
     let place = |v: &str| SUPPORTED.iter().position(|s| *s == v);
     matches!((place(version), place(least)), (Some(version), Some(least)) if version >= least)
 }
 
-/// Error codes: below 100 the specification's, above ours.
+/// Error codes: the specification's below 100, ours above.
 pub mod code {
-    /// The version of the configuration is not one of ours, or too old for the verb.
+    /// The version of the configuration is not supported, or too old for the verb.
     pub const VERSION: u32 = 1;
     /// No such attachment.
     pub const UNKNOWN_CONTAINER: u32 = 3;
@@ -28,37 +29,37 @@ pub mod code {
     pub const ENVIRONMENT: u32 = 4;
     /// Reading or writing failed.
     pub const IO: u32 = 5;
-    /// Stdin is not what it should be.
+    /// Stdin, or a result in it, cannot be decoded.
     pub const CONTENT: u32 = 6;
     /// The network configuration is wrong.
     pub const CONFIG: u32 = 7;
     /// CNI_NETNS is not a network namespace of a container.
     pub const NETNS: u32 = 8;
-    /// Later is better.
+    /// The runtime should try again later.
     pub const TRY_AGAIN: u32 = 11;
     /// STATUS: no ADD can succeed on this node.
     pub const NOT_AVAILABLE: u32 = 50;
-    /// The pod's instance runs no more or does not answer.
+    /// The pod's instance is not running or does not answer.
     pub const INSTANCE_UNREACHABLE: u32 = 101;
     /// The CA service refused the pod.
     pub const IDENTITY_DENIED: u32 = 102;
-    /// The CA service could not be asked.
+    /// The CA service could not be reached.
     pub const IDENTITY_UNAVAILABLE: u32 = 103;
     /// The instance ended before it was ready.
     pub const INSTANCE_FAILED: u32 = 105;
-    /// Not ready in time.
+    /// The instance was not ready in time.
     pub const DEADLINE: u32 = 107;
     /// The API server knows no such pod.
     pub const NO_SUCH_POD: u32 = 108;
     /// The API server knows another pod of that name.
     pub const OTHER_POD: u32 = 109;
-    /// The CA service gave no address that could be the pod's.
+    /// The certificate holds no address of the same family as the pod's.
     pub const ADDRESS: u32 = 110;
     /// The tun device in the pod is missing or not as recorded.
     pub const DEVICE: u32 = 111;
-    /// The API server could not be asked whose labels the pod has.
+    /// The labels of the pod or its namespace could not be read from the API server.
     pub const LABELS_UNAVAILABLE: u32 = 114;
-    /// The pod cannot be isolated, or is not any more.
+    /// The pod cannot be isolated, or is no longer isolated.
     pub const ISOLATION: u32 = 115;
     /// The node's route to a renumbered pod is missing.
     pub const HOST_ROUTE: u32 = 113;
@@ -66,14 +67,14 @@ pub mod code {
     pub const CERTIFICATE_EXPIRED: u32 = 112;
 }
 
-/// A refusal, as a runtime shows it to people: `msg; details`.
+/// An error, which runtimes show to users as `msg; details`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     /// One of [`code`].
     pub code: u32,
-    /// One line: what failed, on what, why.
+    /// One line: what failed, for which object, and why.
     pub msg: String,
-    /// What to do about it, or what the instance said.
+    /// What to do about it, or what the instance reported.
     pub details: String,
 }
 
@@ -84,14 +85,14 @@ impl Error {
         Self { code, msg: msg.into(), details: String::new() }
     }
 
-    /// Adds what to do, or what was said.
+    /// Sets the details.
     #[must_use]
     pub fn details(mut self, details: impl Into<String>) -> Self {
         self.details = details.into();
         self
     }
 
-    /// The error object for stdout. `version` is the one of the request.
+    /// The error object for stdout. `version` is that of the request.
     #[must_use]
     pub fn to_json(&self, version: &str) -> String {
         #[derive(Serialize)]
@@ -118,7 +119,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The answer to VERSION.
+/// The reply to VERSION.
 #[must_use]
 pub fn version(asked: Option<&str>) -> String {
     let asked = serde_json::Value::from(asked.unwrap_or(NEWEST));

@@ -1,7 +1,7 @@
-//! What somebody types into the SSH console: its line editor and its reader of commands.
+//! Fuzzes the input of the SSH console: its line editor and its command parser.
 //!
-//! These are the console's own files. The feature `ssh` of the crate they belong to would bring a whole SSH server into
-//! the sanitized build, of which nothing would be fuzzed.
+//! The console's source files are included directly: enabling the crate's feature `ssh` would add a whole SSH server,
+//! which is not fuzzed, to the sanitized build.
 
 #[path = "../../instance/src/host/ssh/commands.rs"]
 mod commands;
@@ -15,7 +15,7 @@ use terminal::{MAX_LINE_BYTES, Terminal, Typed};
 
 const PROMPT: &str = "user@nebula > ";
 
-/// The input is a command, as one that comes without a terminal, and then keys on a terminal.
+/// Uses the input twice: as a command sent without a terminal, and as key presses on a terminal.
 pub fn console(data: &[u8]) {
     if let Ok(line) = std::str::from_utf8(data) {
         let _ = commands::read(line);
@@ -46,14 +46,14 @@ pub fn console(data: &[u8]) {
             }
             Some(Typed::End) => break,
         }
-        // A long line takes long to draw.
+        // Drawing a long line is slow, so compare less often.
         if nth < 512 || nth % 512 == 0 {
             assert_eq!(screen.row(), Screen::of(&terminal.redrawn()).row(), "after {:?}", &data[..=nth]);
         }
     }
 }
 
-/// Each character of a word behind a backslash is the same word.
+/// Escaping every character of a word with a backslash must not change the word.
 fn words_are_found_again(line: &str) {
     let Ok(found) = words::split(line) else { return };
     let escaped = |word: &String| word.chars().flat_map(|character| ['\\', character]).collect::<String>();
@@ -61,7 +61,7 @@ fn words_are_found_again(line: &str) {
     assert_eq!(words::split(&line).expect("nothing is left open"), found);
 }
 
-/// The last row of a terminal, which knows what the line editor sends and nothing else.
+/// The last row of a terminal that supports only what the line editor sends.
 #[derive(Default)]
 struct Screen {
     row: Vec<char>,
@@ -96,7 +96,7 @@ impl Screen {
                     characters = rest[end + 1..].chars();
                 }
                 _ => {
-                    // What describes a command's flags has tabs.
+                    // The description of a command's flags contains tabs.
                     assert!(!character.is_control() || character == '\t', "{text:?}");
                     match self.row.get_mut(self.at) {
                         Some(there) => *there = character,

@@ -1,10 +1,10 @@
-//! A conversation that was recorded with Go Nebula, played to a node of ours with hostile datagrams in between: what Go
-//! answered and what we answer must be the same, whatever anybody else sends meanwhile.
+//! Replays a conversation recorded with Go Nebula to one of our nodes, with hostile datagrams in between: our answers
+//! must be the same as Go's, whatever the attacker sends.
 //!
-//! The recordings (`recorded/`) are of a test client and Go Nebula 1.11.0 as the responder, with all keys of the
-//! client; the keys in them are of that test only. A node of ours has the responder's certificate. It answers the
-//! recorded handshake messages itself, and takes over the recorded keys for what follows, because Go's half of the
-//! handshake is not known.
+//! The recordings (`recorded/`) were made between a test client and Go Nebula 1.11.0 as the responder, and include all
+//! of the client's keys; these keys are used for nothing else. Our node has the responder's certificate. It answers the
+//! recorded handshake messages itself and then adopts the recorded session keys, because Go's secrets in the handshake
+//! are not known.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use nebula_core::wire::header::{HEADER_LEN, Header, MessageType};
 use nebula_core::{Config, Forwarder, Node, Punt, WallClock};
 use serde_json::Value;
 
-/// The first byte picks the recording. Then, before each datagram of it: how many hostile datagrams come, four bytes
-/// each.
+/// The first input byte selects the recording. After that, one byte before each recorded datagram says how many hostile
+/// datagrams to send first, each described by four bytes.
 pub(crate) fn differential(data: &[u8]) {
     let mut noise = data.iter().copied();
     let recordings = [RECORDED_V2, RECORDED_V1];
@@ -37,7 +37,7 @@ pub(crate) fn differential(data: &[u8]) {
     }
 }
 
-/// One datagram of the client, and what Go answered.
+/// One datagram of the client, and Go's answers.
 struct Step {
     what: String,
     kind: MessageType,
@@ -47,9 +47,9 @@ struct Step {
 }
 
 enum Sent {
-    /// As it was.
+    /// Sent as recorded.
     Datagram(Vec<u8>),
-    /// Sealed with the recorded key.
+    /// Plaintext, to be sealed with the recorded key.
     InTunnel(Vec<u8>),
 }
 
@@ -57,7 +57,7 @@ enum Sent {
 struct Answer {
     kind: (u8, u8),
     length: usize,
-    /// Of a handshake message all of it; of what is not sealed with the recorded key nothing.
+    /// The decrypted plaintext; for a handshake message the whole datagram; empty if not sealed with the recorded key.
     plaintext: Vec<u8>,
 }
 
@@ -73,13 +73,13 @@ struct Replay {
     send: [u8; 32],
     receive: [u8; 32],
     peer: VerifiedCertificate,
-    /// Of the recorded tunnel, once it is there.
+    /// Local index of the recorded tunnel, once it exists.
     local_index: Option<LocalIndex>,
-    /// The highest counter in the recorded tunnel.
+    /// The highest counter so far in the recorded tunnel.
     newest: u64,
-    /// What the client has sent so far.
+    /// The datagrams that the client has sent so far.
     seen: Vec<Vec<u8>>,
-    /// The first answer to its handshake message.
+    /// The first answer to the client's handshake message.
     reply: Option<Vec<u8>>,
 }
 
@@ -119,7 +119,7 @@ impl Replay {
         }
     }
 
-    /// Sends what the client sent and compares.
+    /// Sends the client's datagram and compares the answers.
     fn play(&mut self, step: &Step) {
         let datagram = match &step.sent {
             Sent::Datagram(datagram) => datagram.clone(),
@@ -135,7 +135,7 @@ impl Replay {
         let (answers, delivered) = self.receive(client(), &datagram);
         self.seen.push(datagram);
         match (&step.sent, step.kind) {
-            // The kernel behind Go answered.
+            // Go's answer came from its kernel, so compare what is delivered to the device.
             (Sent::InTunnel(packet), MessageType::Data) => assert_eq!(delivered, [packet.clone()], "{}", step.what),
             (_, MessageType::Handshake) => self.compare_replies(step, answers),
             _ => {
@@ -143,7 +143,7 @@ impl Replay {
                 if !in_tunnel || self.newest < step.counter + GO_WINDOW {
                     assert_eq!(answers, step.answers, "{}", step.what);
                 } else {
-                    // Ours remembers more counters than Go, which calls this one too old.
+                    // Our replay window is larger than Go's, for which this counter is too old.
                     assert!(step.answers.is_empty() && answers.len() == 1, "{}: {answers:?}", step.what);
                 }
                 self.newest = self.newest.max(if in_tunnel { step.counter } else { 0 });
@@ -151,7 +151,7 @@ impl Replay {
         }
     }
 
-    /// The recorded tunnel begins with the first datagram in it.
+    /// Returns the index of the recorded tunnel, which is created for the first datagram in it.
     fn tunnel(&mut self) -> LocalIndex {
         if let Some(index) = self.local_index {
             return index;
@@ -160,24 +160,24 @@ impl Replay {
         let addresses = self.peer.networks().iter().map(ipnet::IpNet::addr).collect();
         let remote_index = RemoteIndex(self.initiator_index);
         let index = self.node.adopt_session(self.now, self.peer.clone(), addresses, client(), keys, remote_index);
-        // What it says to a new tunnel is no answer.
+        // Datagrams that the node sends because the tunnel is new are not answers.
         while self.node.poll_transmit().is_some() {}
         *self.local_index.insert(index.expect("the table has room"))
     }
 
-    /// The second handshake message is sealed with keys of this node's own: one answer of about the same length, and a
-    /// repeated message gets the same bytes again.
+    /// The second handshake message depends on this node's own ephemeral key, so only compare its kind and approximate
+    /// length with Go's. A repeated first message must get the same bytes again.
     fn compare_replies(&mut self, step: &Step, answers: Vec<Answer>) {
         let [answer] = <[Answer; 1]>::try_from(answers).expect("one reply");
         let of_go = step.answers.first().expect("Go replied");
         assert_eq!(answer.kind, of_go.kind, "{}", step.what);
-        // Indexes and times are numbers of variable length.
+        // Indexes and times are encoded with variable length.
         assert!(answer.length.abs_diff(of_go.length) < 16, "{}: {} bytes", step.what, answer.length);
         let first = self.reply.get_or_insert_with(|| answer.plaintext.clone());
         assert_eq!(*first, answer.plaintext, "{}", step.what);
     }
 
-    /// Somebody else sends a datagram of the client again, or one that was changed on its way.
+    /// An attacker resends a datagram of the client, unchanged or modified.
     fn disturb(&mut self, kind: u8, which: usize, at: usize, bit: u8) {
         let Some(datagram) = self.seen.get(which % self.seen.len().max(1)) else { return };
         let mut datagram = datagram.clone();
@@ -192,7 +192,7 @@ impl Replay {
         assert!(delivered.is_empty(), "a hostile datagram delivered {delivered:?}");
     }
 
-    /// The answers to the sender, and what is for the device.
+    /// Receives a datagram; returns the answers to the sender and the packets for the device.
     fn receive(&mut self, from: SocketAddr, datagram: &[u8]) -> (Vec<Answer>, Vec<Vec<u8>>) {
         let mut buffer = datagram.to_vec();
         let mut lane = self.forwarder.lane();
@@ -274,8 +274,8 @@ fn attacker() -> SocketAddr {
 
 const RECORDED_V2: &str = include_str!("../recorded/v2-25519-aes.json");
 const RECORDED_V1: &str = include_str!("../recorded/v1-25519-chachapoly.json");
-/// Within the validity of the certificates.
+/// A time within the validity of the certificates.
 const RECORDED_AT: Duration = Duration::from_secs(1_800_000_000);
 const MAX_HOSTILE: u8 = 8;
-/// Counters that Go remembers.
+/// Size of Go's replay window.
 const GO_WINDOW: u64 = 1024;

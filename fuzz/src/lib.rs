@@ -1,4 +1,5 @@
-//! One function per parser, and some that drive whole nodes. The fuzzer and the corpus replay run the same functions.
+//! The fuzz targets: one function per parser, and some that drive whole nodes. The fuzzer and the corpus replay test
+//! run the same functions.
 
 mod console;
 mod differential;
@@ -13,10 +14,10 @@ use nebula_cert::{CaPool, Certificate, Curve, PassphraseCost, PrivateKey, Signin
 use nebula_core::wire::header::Header;
 use nebula_core::wire::ip;
 use nebula_core::wire::messages::{HandshakePayload, Meta};
-// The reader of the console's commands finds it here.
+// The included source of the console's command parser expects this at the crate root.
 use nebula_instance::go;
 
-/// What is fuzzed, by name; each has a corpus in `corpus/<name>`.
+/// The fuzz targets by name; each has a corpus in `corpus/<name>`.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("cert_pem", cert_pem),
     ("cert_v1", cert_v1),
@@ -42,12 +43,12 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("differential", differential::differential),
 ];
 
-/// The function of a target.
+/// Returns the function of a target.
 pub fn target(name: &str) -> Option<fn(&[u8])> {
     TARGETS.iter().find(|(known, _)| *known == name).map(|(_, run)| *run)
 }
 
-/// PEM bundles: what is read must be written back as something that reads the same.
+/// PEM bundles: a certificate that parses must be the same after it is encoded and parsed again.
 fn cert_pem(data: &[u8]) {
     let Ok(certificates) = Certificate::bundle_from_pem(data) else { return };
     for certificate in certificates {
@@ -65,7 +66,7 @@ fn cert_v2(data: &[u8]) {
     certificate(Version::V2, data);
 }
 
-/// A certificate that parses has a stable form, and is not trusted by a pool that knows nobody.
+/// A certificate that parses has a stable encoding, and an empty pool does not trust it.
 fn certificate(version: Version, data: &[u8]) {
     if let Ok(certificate) = Certificate::from_bytes(version, data) {
         let bytes = certificate.to_bytes();
@@ -86,7 +87,7 @@ fn key_pem(data: &[u8]) {
     let _ = nebula_cert::public_key_from_pem(data);
 }
 
-/// The file as it is, and the data as the contents of its PEM block: the fuzzer should not have to find base64.
+/// Uses the input as a whole file and as the contents of the PEM block, so that the fuzzer need not discover base64.
 fn encrypted_key(data: &[u8]) {
     let _ = SigningKey::from_encrypted_pem_within(data, PASSPHRASE, CHEAP);
     for curve in ["ED25519", "ECDSA P256"] {
@@ -101,10 +102,10 @@ fn encrypted_key(data: &[u8]) {
 }
 
 const PASSPHRASE: &[u8] = b"passphrase";
-/// Thousands of inputs a second instead of one in two.
+/// Cheap enough for thousands of inputs per second, instead of one in two seconds.
 const CHEAP: PassphraseCost = PassphraseCost { memory_kib: 64, iterations: 2, parallelism: 4 };
 
-/// A header that parses is written back as the same bytes, but for the reserved field.
+/// A header that parses is encoded to the same bytes, except for the reserved field.
 fn header(data: &[u8]) {
     let Ok(header) = Header::parse(data) else { return };
     let mut expected = data[..16].to_vec();
@@ -112,7 +113,7 @@ fn header(data: &[u8]) {
     assert_eq!(header.to_bytes().as_slice(), expected);
 }
 
-/// Both directions see the same flow, mirrored.
+/// Both directions must see the same flow with its ends swapped.
 fn inner_ip(data: &[u8]) {
     let (out, inn) = (ip::outbound_flow(data), ip::inbound_flow(data));
     match (out, inn) {
@@ -137,7 +138,7 @@ fn lighthouse(data: &[u8]) {
         assert!(meta.endpoints.len() <= 20 && meta.relays.len() <= 20);
         if let Ok(bytes) = meta.encode() {
             let again = Meta::parse(&bytes).expect("what we wrote reads");
-            // A mapped address arrives in the list of IPv6 and leaves in that of IPv4; each takes ten.
+            // An IPv4-mapped address is read from the IPv6 list and written to the IPv4 list; each list holds ten.
             let of = |v4: bool| meta.endpoints.iter().filter(move |endpoint| endpoint.is_ipv4() == v4).take(10);
             let expected: Vec<_> = of(true).chain(of(false)).copied().collect();
             assert_eq!((again.kind, again.endpoints), (meta.kind, expected));
@@ -191,7 +192,7 @@ fn issuance(data: &[u8]) {
     let _ = serde_json::from_slice::<Refusal>(data);
 }
 
-/// What the kernel sends: answers to requests (also of nf_tables), and news of routes.
+/// Messages from the kernel: replies to requests, including those to nf_tables, and route notifications.
 fn netlink(data: &[u8]) {
     nebula_instance::fuzzing::netlink(data);
     nebula_cni_plugin::fuzzing::netlink(data);

@@ -1,4 +1,5 @@
-//! The fuzzer: one binary for all targets, chosen by `FUZZ_TARGET`, so that the sanitized build links once.
+//! The fuzzer: one binary for all targets, so that the sanitized build links only once. `FUZZ_TARGET` selects the
+//! target.
 #![no_main]
 
 use std::sync::OnceLock;

@@ -1,8 +1,8 @@
-//! A list of operations played on a simulated network.
+//! Runs a list of operations on a simulated network.
 
 use nebula_core::simulator::Exercise;
 
-/// Each byte pair is an operation. Nothing may panic, and what the random-operations test expects must hold.
+/// Each pair of bytes is an operation. Nothing may panic, and the invariants of the random-operations test must hold.
 pub fn node(data: &[u8]) {
     let mut exercise = Exercise::new(7);
     let outcome = data.chunks_exact(2).take(64).try_for_each(|pair| {

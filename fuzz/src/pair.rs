@@ -1,4 +1,4 @@
-//! Two nodes with a live tunnel, and hostile input to every door of one of them.
+//! Two nodes with a live tunnel, and hostile input to every entry point of one of them.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -48,7 +48,7 @@ fn authority() -> &'static (Authority, Identity, Identity) {
     })
 }
 
-/// A certificate of the same authority for another overlay address.
+/// An identity from the same authority for another overlay address.
 pub(crate) fn identity(network: &str) -> Identity {
     authority().0.identity(&Subject {
         name: network.to_owned(),
@@ -82,7 +82,7 @@ impl Side {
         Self { node, forwarder, lane, passed_on: Vec::new(), at: at.parse().expect("an endpoint") }
     }
 
-    /// Takes one datagram; what it answers is returned.
+    /// Receives datagrams in one buffer, split into pieces of `segment` bytes; returns what the control plane sends.
     fn receive(&mut self, now: Instant, from: SocketAddr, datagram: &[u8], segment: usize) -> Vec<Vec<u8>> {
         let mut buffer = datagram.to_vec();
         let received = [Received { from, range: 0..buffer.len(), segment_size: segment.max(1) }];
@@ -100,7 +100,7 @@ impl Side {
         self.drain()
     }
 
-    /// As [`Side::receive`], but what it answers stays for [`Side::take_transmits`].
+    /// Like [`Side::receive`] for one datagram, but queues everything it sends for [`Side::take_transmits`].
     pub(crate) fn take(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
         let mut buffer = datagram.to_vec();
         let received = [Received { from, range: 0..buffer.len(), segment_size: buffer.len().max(1) }];
@@ -117,7 +117,7 @@ impl Side {
         }
     }
 
-    /// What goes onto the underlay.
+    /// Takes the datagrams queued for the underlay.
     pub(crate) fn take_transmits(&mut self) -> Vec<Transmit> {
         while self.node.poll_event().is_some() {}
         let mut transmits = std::mem::take(&mut self.passed_on);
@@ -149,7 +149,7 @@ impl Pair {
                 let _ = a.receive(now, b.at, &answer, answer.len());
             }
         }
-        // What the first datagram of the caller brings about.
+        // Confirms the tunnel, as the first datagram from the initiator would.
         let punt = Punt::Confirmed { tunnel: b.node.half_open()[0], from: a.at.into() };
         b.node.handle_punt(now, punt);
         let _ = b.drain();
@@ -158,7 +158,8 @@ impl Pair {
     }
 }
 
-/// A fresh pair now and then: state that hostile input piled up must not hide what the next input does.
+/// Runs with a pair that is replaced every 500 inputs, so that state accumulated from hostile input does not mask the
+/// effects of later input.
 fn with_pair(run: impl FnOnce(&mut Pair)) {
     thread_local! {
         static PAIR: RefCell<Option<(u32, Pair)>> = const { RefCell::new(None) };
@@ -174,7 +175,7 @@ fn with_pair(run: impl FnOnce(&mut Pair)) {
     });
 }
 
-/// Overlay packets with any offload description. What is transmitted, the peer takes without a wrong tag.
+/// Overlay packets with any offload description. The peer must accept the tag and counter of everything that is sent.
 pub fn overlay_packet(data: &[u8]) {
     let Some((head, packet)) = data.split_at_checked(8) else { return };
     let number = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
@@ -185,7 +186,8 @@ pub fn overlay_packet(data: &[u8]) {
     };
     with_pair(|pair| {
         let mut packet = packet.to_vec();
-        // Route most inputs through the tunnel, else the fuzzer has to guess the address.
+        // Address IPv4 packets to the peer unless a bit of the input says otherwise, so that the fuzzer need not guess
+        // addresses.
         if head[0] & 8 == 0 && packet.len() >= 20 && packet[0] >> 4 == 4 {
             packet[12..16].copy_from_slice(&[10, 9, 0, 1]);
             packet[16..20].copy_from_slice(&[10, 9, 0, 2]);
@@ -214,13 +216,13 @@ pub fn overlay_packet(data: &[u8]) {
     });
 }
 
-/// Datagrams of any length and shape, also cut into pieces of any size.
+/// Arbitrary datagrams, also split into pieces of any size.
 pub fn underlay(data: &[u8]) {
     let Some((head, datagram)) = data.split_at_checked(3) else { return };
     let segment = usize::from(u16::from_be_bytes([head[0], head[1]]));
     with_pair(|pair| {
         let mut datagram = datagram.to_vec();
-        // Half of the inputs aim at the live tunnel.
+        // Aim half of the inputs at the live tunnel.
         if head[2] & 1 == 1 && datagram.len() >= 8 {
             let index = pair.b.node.tunnels().first().map_or(0, |tunnel| tunnel.local_index.0);
             datagram[4..8].copy_from_slice(&index.to_be_bytes());
@@ -234,10 +236,10 @@ pub fn underlay(data: &[u8]) {
     });
 }
 
-/// A first handshake message whose certificate and payload are hostile; Noise has nothing to check in it.
+/// A first handshake message with a hostile certificate and payload, which in this message Noise does not authenticate.
 pub fn handshake_payload(data: &[u8]) {
     let mut datagram = vec![0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
-    // Any 32 bytes are an X25519 key; 9 is the base point.
+    // Any 32 bytes are a valid X25519 key; 9 is the base point.
     for byte in [9_u8, 5] {
         datagram.push(byte);
         datagram.extend([0; 31]);
@@ -250,7 +252,7 @@ pub fn handshake_payload(data: &[u8]) {
     });
 }
 
-/// Any plaintext as an authenticated lighthouse message.
+/// Arbitrary plaintext as an authenticated lighthouse message.
 pub fn lighthouse_message(data: &[u8]) {
     with_pair(|pair| {
         let Some(tunnel) = pair.b.node.tunnels().first().map(|tunnel| tunnel.local_index) else { return };

@@ -1,4 +1,4 @@
-//! A relay between two nodes, and hostile relay control from one of them.
+//! A relay between two nodes, and hostile relay control messages from both of them.
 
 use std::net::IpAddr;
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use nebula_core::{Punt, Transmit};
 
 use crate::pair::{Side, start};
 
-/// The relay and its two neighbours; each knows where the relay is.
+/// The relay and its two peers, which both know the relay's endpoint.
 struct Trio {
     now: std::time::Instant,
     relay: Side,
@@ -34,7 +34,7 @@ impl Trio {
             trio.ends[end].node.connect(now, "10.9.0.3".parse().expect("an address"));
         }
         trio.settle();
-        // The relay asks its callers to show that they have the keys.
+        // The relay asks its peers to prove that they have the session keys.
         trio.now += Duration::from_millis(100);
         trio.relay.node.handle_timeout(trio.now);
         trio.settle();
@@ -42,7 +42,7 @@ impl Trio {
         trio
     }
 
-    /// Carries datagrams until nobody has any. Relay control must not go round in circles.
+    /// Delivers datagrams until no node sends any. Relay control messages must not loop.
     fn settle(&mut self) {
         for _ in 0..ROUNDS {
             let mut carried = false;
@@ -67,7 +67,7 @@ impl Trio {
         panic!("the nodes do not come to rest");
     }
 
-    /// The relay reads a message as if this end had sent it.
+    /// Passes a message to the relay as if this end had sent it.
     fn tell(&mut self, end: usize, plaintext: Vec<u8>) {
         let at = self.ends[end].at;
         let tunnels = self.relay.node.tunnels();
@@ -77,7 +77,7 @@ impl Trio {
     }
 }
 
-/// A list of operations, eight bytes each, and any bytes as a message at the end.
+/// Runs a list of operations of eight bytes each, and finally sends the raw input bytes as messages.
 pub(crate) fn relay_control(data: &[u8]) {
     if let Ok(control) = Control::parse(data)
         && let Ok(bytes) = control.encode()

@@ -1,4 +1,4 @@
-//! Replays every committed input on stable.
+//! Replays every committed corpus input on stable Rust.
 
 use std::path::Path;
 

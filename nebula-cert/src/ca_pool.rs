@@ -1,4 +1,4 @@
-//! Trusted roots and blocklist; the only source of [`VerifiedCertificate`].
+//! The pool of trusted CAs and blocked certificates, the only source of [`VerifiedCertificate`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct CaPool {
     blocked: BTreeSet<Fingerprint>,
 }
 
-/// Equal pools accept the same certificates: each authority is known by its fingerprint.
+/// Equal pools accept the same certificates. Authorities are compared by fingerprint.
 impl PartialEq for CaPool {
     fn eq(&self, other: &Self) -> bool {
         self.authorities.keys().eq(other.authorities.keys()) && self.blocked == other.blocked
@@ -57,9 +57,9 @@ struct Authority {
     name: Arc<str>,
 }
 
-/// A certificate that a [`CaPool`] accepted, with what the firewall needs to know of its issuer. Cheap to clone.
+/// A certificate that a [`CaPool`] accepted, with what the firewall needs to know about its issuer. Cheap to clone.
 ///
-/// It reads like the [`Certificate`] inside, and cannot be made in another way than by [`CaPool::verify`]:
+/// It dereferences to the [`Certificate`] inside, and only [`CaPool::verify`] can make one:
 ///
 /// ```
 /// use nebula_cert::VerifiedCertificate;
@@ -73,23 +73,24 @@ struct Authority {
 pub struct VerifiedCertificate {
     certificate: Arc<Certificate>,
     fingerprint: Fingerprint,
-    /// P-256: that of the other form of the signature, which a blocklist may name instead.
+    /// For P-256, the fingerprint with the other form of the signature, which a blocklist may name instead.
     alternate_fingerprint: Option<Fingerprint>,
     issuer: Fingerprint,
     issuer_name: Arc<str>,
 }
 
 impl CaPool {
-    /// An empty pool: trusts nobody.
+    /// An empty pool, which trusts nobody.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Reads a PEM bundle of CA certificates. Expired ones are kept (verification then says "root expired").
+    /// Reads a PEM bundle of CA certificates. Expired ones are kept, so that verification can report
+    /// [`Error::CaExpired`].
     ///
     /// # Errors
-    /// No certificate at all, one that is not a CA, or one whose own signature is wrong.
+    /// Returns an error if there is no certificate, one is not a CA, or one is not correctly self-signed.
     pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
         let mut pool = Self::new();
         Certificate::bundle_from_pem(pem)?.into_iter().try_for_each(|ca| pool.add(ca))?;
@@ -99,7 +100,7 @@ impl CaPool {
     /// Adds one CA.
     ///
     /// # Errors
-    /// As [`CaPool::from_pem`].
+    /// The same as [`CaPool::from_pem`].
     pub fn add(&mut self, ca: Certificate) -> Result<(), Error> {
         if !ca.is_ca() {
             return Err(Error::NotACa { name: ca.name().to_owned() });
@@ -111,7 +112,7 @@ impl CaPool {
         Ok(())
     }
 
-    /// Blocks a certificate by fingerprint (for P-256: both signature forms are recognised).
+    /// Blocks a certificate by fingerprint. For P-256, the fingerprint of either form of the signature blocks it.
     pub fn block(&mut self, fingerprint: Fingerprint) {
         self.blocked.insert(fingerprint);
     }
@@ -122,15 +123,15 @@ impl CaPool {
         self.blocked.contains(&fingerprint)
     }
 
-    /// CA certificates, in order of their fingerprints.
+    /// The CA certificates, sorted by fingerprint.
     pub fn certificates(&self) -> impl Iterator<Item = &Certificate> {
         self.authorities.values().map(|authority| &*authority.certificate)
     }
 
-    /// Full verification at `at` seconds since the epoch.
+    /// Verifies a certificate fully, at `at` seconds since the epoch.
     ///
     /// # Errors
-    /// The first reason of refusal, in the order Go Nebula checks them.
+    /// Returns the first reason to refuse it, in the order in which Go Nebula checks.
     pub fn verify(&self, certificate: Certificate, at: UnixTime) -> Result<VerifiedCertificate, Error> {
         let fingerprint = certificate.fingerprint();
         let (issuer, authority) = self.check(&certificate, fingerprint, at)?;
@@ -146,11 +147,11 @@ impl CaPool {
         Ok(VerifiedCertificate { certificate, fingerprint, alternate_fingerprint, issuer, issuer_name })
     }
 
-    /// As [`CaPool::verify`]. If the certificate is the one in `known`, whose signature was verified before, only what
-    /// may have changed since is checked.
+    /// Like [`CaPool::verify`]. If the certificate equals `known`, whose signature was verified before, only what may
+    /// have changed since then is checked.
     ///
     /// # Errors
-    /// As [`CaPool::verify`].
+    /// The same as [`CaPool::verify`].
     pub fn verify_known(
         &self,
         certificate: Certificate,
@@ -163,10 +164,11 @@ impl CaPool {
         }
     }
 
-    /// Cheap check of a live peer: blocklist, issuer still trusted, times. No signature.
+    /// Cheaply rechecks the certificate of a live peer: the blocklist, whether the issuer is still trusted, and the
+    /// validity periods, but not the signature.
     ///
     /// # Errors
-    /// As [`CaPool::verify`].
+    /// The same as [`CaPool::verify`].
     pub fn recheck(&self, certificate: &VerifiedCertificate, at: UnixTime) -> Result<(), Error> {
         self.check_alternate(certificate, certificate.alternate_fingerprint)?;
         self.check(certificate, certificate.fingerprint, at).map(drop)
@@ -207,7 +209,7 @@ impl CaPool {
     }
 }
 
-/// What a CA's own contents allow it to sign; an empty list is no limit.
+/// Checks a certificate against the constraints in its CA's certificate. An empty list is no constraint.
 pub(crate) fn check_constraints(ca: &Certificate, certificate: &Certificate) -> Result<(), Error> {
     if certificate.not_after() > ca.not_after() {
         return Err(Error::ExpiresAfterCa { not_after: certificate.not_after(), ca: ca.not_after() });
@@ -237,19 +239,19 @@ fn first_outside(limits: &[IpNet], networks: &[IpNet]) -> Option<IpNet> {
 }
 
 impl VerifiedCertificate {
-    /// Name of this certificate in blocklists, computed once.
+    /// Fingerprint of this certificate, computed once.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// Fingerprint of the CA that vouches for it (`ca_sha` in firewall rules).
+    /// Fingerprint of the CA that signed it (`ca_sha` in firewall rules).
     #[must_use]
     pub fn issuer_fingerprint(&self) -> Fingerprint {
         self.issuer
     }
 
-    /// Name of that CA (`ca_name` in firewall rules).
+    /// Name of the CA that signed it (`ca_name` in firewall rules).
     #[must_use]
     pub fn issuer_name(&self) -> &str {
         &self.issuer_name

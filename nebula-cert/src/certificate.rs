@@ -1,4 +1,4 @@
-//! A certificate of either version, as its callers see it.
+//! A certificate of either version, and the types of its fields.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,10 +9,10 @@ use ipnet::IpNet;
 use crate::signature::VerifyingKey;
 use crate::{Error, pem, signature, v1, v2};
 
-/// Longest encoded certificate that is read or issued, in bytes.
+/// Maximum length of an encoded certificate that is read or issued, in bytes.
 pub const MAX_CERTIFICATE_SIZE: usize = 65_536;
 
-/// Seconds since the Unix epoch; certificates have no finer time.
+/// Seconds since the Unix epoch, the resolution of certificates.
 pub type UnixTime = i64;
 
 /// Certificate encoding.
@@ -25,7 +25,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// 1 or 2, as in `CertVersion` of the handshake payload.
+    /// 1 or 2, as `CertVersion` in the handshake payload.
     #[must_use]
     pub fn number(self) -> u32 {
         match self {
@@ -75,7 +75,7 @@ impl Curve {
         }
     }
 
-    /// Bytes of a public key.
+    /// Length of a public key in bytes.
     pub(crate) fn public_key_length(self) -> usize {
         match self {
             Self::Curve25519 => 32,
@@ -94,7 +94,7 @@ impl fmt::Display for Curve {
     }
 }
 
-/// SHA-256 that names a certificate in blocklists and `issuer` fields; prints as lower-case hex.
+/// SHA-256 that identifies a certificate in blocklists and `issuer` fields; prints as lower-case hex.
 ///
 /// ```
 /// use nebula_cert::Fingerprint;
@@ -108,7 +108,7 @@ impl fmt::Display for Curve {
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// An issuer field; absent when empty.
+    /// Reads an issuer field, which is absent if empty.
     pub(crate) fn from_issuer(bytes: &[u8]) -> Result<Option<Self>, Error> {
         match bytes.try_into() {
             Ok(fingerprint) => Ok(Some(Self(fingerprint))),
@@ -152,7 +152,8 @@ pub struct Certificate {
     pub(crate) issuer: Option<Fingerprint>,
     pub(crate) public_key: Vec<u8>,
     pub(crate) signature: Vec<u8>,
-    /// The bytes the signature covers first: v1 details as re-encoded, v2 details element as received.
+    /// The signed bytes for v1: the re-encoded details. For v2 the details element as received, the first part of the
+    /// signed bytes.
     pub(crate) raw_details: Vec<u8>,
 }
 
@@ -160,7 +161,7 @@ impl Certificate {
     /// Reads exactly one certificate from PEM text.
     ///
     /// # Errors
-    /// No certificate, more than one, or an invalid one.
+    /// Returns an error if there is no certificate, more than one, or an invalid one.
     pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
         let mut certificates = Self::bundle_from_pem(pem)?;
         match certificates.pop() {
@@ -172,7 +173,7 @@ impl Certificate {
     /// Reads every certificate of a PEM bundle, in order.
     ///
     /// # Errors
-    /// A wrong label, junk after the last block, or an invalid certificate.
+    /// Returns an error for a wrong label, text after the last block, or an invalid certificate.
     pub fn bundle_from_pem(pem: &[u8]) -> Result<Vec<Self>, Error> {
         let blocks = pem::all(pem)?;
         let is_alone = blocks.len() == 1;
@@ -187,7 +188,7 @@ impl Certificate {
         blocks.into_iter().map(read).collect()
     }
 
-    /// PEM text with the label of the version.
+    /// Encodes the certificate as PEM, with the label of its version.
     #[must_use]
     pub fn to_pem(&self) -> String {
         pem::encode(self.version.label(), &self.to_bytes())
@@ -195,14 +196,14 @@ impl Certificate {
     /// Reads the binary form inside a PEM block.
     ///
     /// # Errors
-    /// Any violation of the format.
+    /// Returns an error for any violation of the format.
     pub fn from_bytes(version: Version, bytes: &[u8]) -> Result<Self, Error> {
         match version {
             Version::V1 => v1::decode(bytes, None),
             Version::V2 => v2::decode(bytes, None),
         }
     }
-    /// The binary form inside a PEM block.
+    /// Encodes the binary form inside a PEM block.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         match self.version {
@@ -210,10 +211,11 @@ impl Certificate {
             Version::V2 => v2::encode(self),
         }
     }
-    /// Rebuilds a peer's certificate from the handshake: the key (and for v2 the curve) travel outside of it.
+    /// Rebuilds a peer's certificate from a handshake, which carries the key (and for v2 the curve) outside the
+    /// certificate.
     ///
     /// # Errors
-    /// A key inside the bytes, another curve, or any violation of the format.
+    /// Returns an error if the bytes contain a key or name another curve, or for any violation of the format.
     pub fn from_handshake(version: Version, curve: Curve, public_key: &[u8], bytes: &[u8]) -> Result<Self, Error> {
         match version {
             Version::V1 => v1::decode(bytes, Some((curve, public_key))),
@@ -221,7 +223,7 @@ impl Certificate {
         }
     }
 
-    /// The bytes sent inside a handshake: without the public key.
+    /// Encodes the form that is sent in a handshake, without the public key.
     #[must_use]
     pub fn to_handshake(&self) -> Vec<u8> {
         match self.version {
@@ -229,7 +231,7 @@ impl Certificate {
             Version::V2 => v2::encode_for_handshake(self),
         }
     }
-    /// Encoding.
+    /// Version of the encoding.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
@@ -244,12 +246,12 @@ impl Certificate {
     pub fn name(&self) -> &str {
         &self.name
     }
-    /// Overlay addresses with their prefix lengths; host bits kept.
+    /// Overlay addresses with their prefix lengths, host bits included.
     #[must_use]
     pub fn networks(&self) -> &[IpNet] {
         &self.networks
     }
-    /// Networks behind the host.
+    /// Networks that the host routes for.
     #[must_use]
     pub fn unsafe_networks(&self) -> &[IpNet] {
         &self.unsafe_networks
@@ -259,7 +261,7 @@ impl Certificate {
     pub fn groups(&self) -> &[String] {
         &self.groups
     }
-    /// Whether it may sign others.
+    /// Whether it is a CA and may sign others.
     #[must_use]
     pub fn is_ca(&self) -> bool {
         self.is_ca
@@ -274,7 +276,7 @@ impl Certificate {
     pub fn not_after(&self) -> UnixTime {
         self.not_after
     }
-    /// Fingerprint of the signing CA; none in a self-signed one.
+    /// Fingerprint of the signing CA; `None` if it is self-signed.
     #[must_use]
     pub fn issuer(&self) -> Option<Fingerprint> {
         self.issuer
@@ -289,12 +291,12 @@ impl Certificate {
     pub fn signature(&self) -> &[u8] {
         &self.signature
     }
-    /// Name of this certificate in blocklists.
+    /// Fingerprint of this certificate, as in blocklists.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint_with(&self.signature)
     }
-    /// Whether it is not valid at `at` (both ends inclusive).
+    /// Whether `at` is before or after the validity period, whose first and last seconds are both valid.
     #[must_use]
     pub fn is_expired(&self, at: UnixTime) -> bool {
         self.not_before > at || self.not_after < at
@@ -307,7 +309,7 @@ impl Certificate {
         }
     }
 
-    /// What the signature is made over.
+    /// The bytes that the signature covers.
     pub(crate) fn signed_bytes(&self) -> Cow<'_, [u8]> {
         match self.version {
             Version::V1 => Cow::Borrowed(&self.raw_details),
@@ -315,13 +317,13 @@ impl Certificate {
         }
     }
 
-    /// Whether the owner of `key` signed it.
+    /// Whether its signature verifies with `key`.
     pub(crate) fn is_signed_by(&self, key: &VerifyingKey) -> bool {
         key.verifies(&self.signed_bytes(), &self.signature)
     }
 
-    /// P-256 only: the fingerprint of the same certificate with the other, equally valid, form of its signature.
-    /// A blocklist for releases of Go Nebula before 1.10.3 needs both.
+    /// For P-256 only: the fingerprint of this certificate with the other, equally valid, form of its signature. A
+    /// blocklist for releases of Go Nebula before 1.10.3 needs both.
     #[must_use]
     pub fn alternate_fingerprint(&self) -> Option<Fingerprint> {
         match self.curve {
@@ -330,7 +332,7 @@ impl Certificate {
         }
     }
 
-    /// Checks the contents; the rules do not depend on whether it was read or is to be signed.
+    /// Checks the contents. The same rules apply to reading and signing.
     pub(crate) fn validate(&self) -> Result<(), Error> {
         let expected = self.curve.public_key_length();
         match self.public_key.len() {

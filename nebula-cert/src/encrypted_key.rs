@@ -1,4 +1,4 @@
-//! CA keys protected by a passphrase: Argon2id, then AES-256-GCM.
+//! CA keys encrypted with a passphrase: Argon2id, then AES-256-GCM.
 
 use argon2::{Algorithm, Argon2, Params, Version};
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
@@ -8,7 +8,7 @@ use crate::Error;
 use crate::key::fill_random;
 use crate::protobuf::{Fields, Value, Writer};
 
-/// How hard it is to try a passphrase (Argon2id). The default is what `nebula-cert ca -encrypt` uses.
+/// The cost of trying one passphrase (Argon2id parameters). The default is that of `nebula-cert ca -encrypt`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PassphraseCost {
     /// Memory in KiB, at least 8 for each lane and at most 4 GiB.
@@ -26,7 +26,8 @@ impl Default for PassphraseCost {
 }
 
 impl PassphraseCost {
-    /// The dearest key this library opens: 4 GiB, and 64 GiB written, which is a minute or two.
+    /// The highest cost that this library accepts: 4 GiB of memory and 64 GiB of writes to it, which take a minute or
+    /// two.
     pub const HIGHEST: Self = Self { memory_kib: MAX_MEMORY_KIB, iterations: u32::MAX, parallelism: 255 };
 
     fn exceeds(self, limit: Self) -> bool {
@@ -47,7 +48,7 @@ impl PassphraseCost {
     }
 }
 
-/// Opens the contents of an encrypted PEM block whose cost is within `limit`.
+/// Decrypts the contents of a PEM block whose cost must be within `limit`.
 pub(crate) fn decrypt(contents: &[u8], passphrase: &[u8], limit: PassphraseCost) -> Result<Zeroizing<Vec<u8>>, Error> {
     let sealed = Sealed::read(contents)?;
     if sealed.algorithm != ALGORITHM.as_bytes() {
@@ -74,7 +75,7 @@ pub(crate) fn decrypt(contents: &[u8], passphrase: &[u8], limit: PassphraseCost)
     Ok(buffer)
 }
 
-/// Makes the contents of an encrypted PEM block.
+/// Encrypts a key into the contents of a PEM block.
 pub(crate) fn encrypt(secret: &[u8], passphrase: &[u8], cost: PassphraseCost) -> Result<Vec<u8>, Error> {
     let mut salt = [0; SALT_LENGTH];
     let mut nonce = [0; NONCE_LEN];
@@ -160,7 +161,7 @@ const KEY_LENGTH: usize = 32;
 const MIN_SALT_LENGTH: usize = 16;
 const SALT_LENGTH: usize = 32;
 const MAX_MEMORY_KIB: u32 = 4 << 20;
-// 64 GiB written: a minute or two, thirty times the default.
+// Memory times iterations, 64 GiB: takes a minute or two, some thirty times the default.
 const MAX_WORK_KIB: u64 = 64 << 20;
 
 #[cfg(test)]

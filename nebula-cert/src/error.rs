@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use crate::timestamp::rfc3339;
 use crate::{Curve, Fingerprint, UnixTime, Version};
 
-/// Why a certificate, key or trust store was refused. Names from certificates are quoted and escaped.
+/// Why a certificate, key or trust store was refused. Names from certificates appear quoted and escaped in messages.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,7 +19,7 @@ pub enum Error {
         role: &'static str,
         /// Which file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error message.
         reason: String,
     },
     /// A file was read but its contents are wrong.
@@ -32,40 +32,40 @@ pub enum Error {
         /// What is wrong with it.
         reason: Box<Self>,
     },
-    /// More text than any real file has.
+    /// The input is longer than any real file.
     #[error("input of {length} bytes is longer than the limit of {limit} bytes")]
     InputTooLong {
-        /// Bytes given.
+        /// Length of the input in bytes.
         length: usize,
-        /// Bytes allowed.
+        /// Maximum length in bytes.
         limit: usize,
     },
     /// No `-----BEGIN` line.
     #[error("input did not contain a valid PEM encoded block")]
     NoPemBlock,
-    /// A block that cannot be read.
+    /// A block cannot be parsed.
     #[error("input did not contain a valid PEM encoded block: line {line}: {what}")]
     PemMalformed {
-        /// Line of its BEGIN, from 1.
+        /// Line of its BEGIN, counted from 1.
         line: usize,
-        /// The fault.
+        /// What is wrong.
         what: &'static str,
     },
-    /// Text after the last block; perhaps a block whose BEGIN line is damaged.
+    /// There is text after the last block, perhaps a block whose BEGIN line is damaged.
     #[error("input did not contain a valid PEM encoded block: line {line}: unexpected text after the last block")]
     PemTrailingText {
-        /// Line of the text, from 1.
+        /// Line of the text, counted from 1.
         line: usize,
     },
     /// One block of several is wrong.
     #[error("block at line {line}: {reason}")]
     InBlock {
-        /// Line of its BEGIN, from 1.
+        /// Line of its BEGIN, counted from 1.
         line: usize,
         /// What is wrong with it.
         reason: Box<Self>,
     },
-    /// Exactly one certificate was wanted.
+    /// Exactly one certificate was expected.
     #[error("expected one certificate, found {count}")]
     SeveralCertificates {
         /// How many there were.
@@ -106,139 +106,139 @@ pub enum Error {
         /// Label found.
         label: String,
     },
-    /// A passphrase is needed.
+    /// The key is encrypted and needs a passphrase.
     #[error("private key must be decrypted: it is protected by a passphrase")]
     KeyEncrypted,
-    /// A passphrase was given but the key is plain.
+    /// A passphrase was given, but the key is not encrypted.
     #[error("private key is not encrypted: no passphrase is needed to read it")]
     KeyNotEncrypted,
 
     // Certificate format.
-    /// No bytes at all.
+    /// The certificate has no bytes.
     #[error("{version} certificate is empty")]
     Empty {
         /// Encoding expected.
         version: Version,
     },
-    /// More bytes than a handshake can carry.
+    /// The certificate is longer than [`crate::MAX_CERTIFICATE_SIZE`].
     #[error("{version} certificate of {length} bytes is longer than the limit of {limit} bytes")]
     TooLong {
         /// Encoding.
         version: Version,
-        /// Bytes given.
+        /// Length of the input in bytes.
         length: usize,
-        /// Bytes allowed.
+        /// Maximum length in bytes.
         limit: usize,
     },
-    /// The bytes are not the encoding they claim to be.
+    /// The bytes are not valid in the encoding of their version.
     #[error("{version} certificate has a bad wire format: {what}")]
     Malformed {
         /// Encoding.
         version: Version,
-        /// Where it broke.
+        /// Which part is invalid.
         what: &'static str,
     },
-    /// v1: no details message.
+    /// v1: the details message is missing.
     #[error("encoded Details was nil: the v1 certificate holds no details")]
     DetailsMissing,
-    /// v1: addresses and masks come in pairs.
+    /// v1: addresses and masks must come in pairs.
     #[error("encoded {field} should be in pairs, an odd number was found")]
     OddNumbers {
         /// `IPs` or `Subnets`.
         field: &'static str,
     },
-    /// A name that is empty or too long for v2.
+    /// v2: the name is empty or too long.
     #[error("v2 certificate name must be 1 to 253 bytes long, this one has {length}")]
     NameLength {
-        /// Bytes of the name.
+        /// Length of the name in bytes.
         length: usize,
     },
-    /// v2 groups cannot be empty.
+    /// v2: a group name is empty.
     #[error("v2 certificate has an empty group name")]
     EmptyGroup,
-    /// A curve number nobody defined.
+    /// The curve number is not defined.
     #[error("unknown curve number {0}")]
     UnknownCurve(u64),
-    /// No public key.
+    /// There is no public key.
     #[error("invalid public key: the certificate holds none")]
     PublicKeyMissing,
-    /// A public key of the wrong size, or not a point of the curve.
+    /// The public key has the wrong length or is not a point on the curve.
     #[error("invalid public key: {length} bytes are not a {curve} key")]
     PublicKey {
-        /// Curve it should be of.
+        /// Expected curve.
         curve: Curve,
-        /// Bytes found.
+        /// Length found, in bytes.
         length: usize,
     },
-    /// A handshake must not repeat the key inside the certificate.
+    /// A certificate in a handshake contains its public key, which the handshake carries separately.
     #[error("certificate in a handshake had a public key present")]
     PublicKeyPresent,
-    /// A certificate for another curve than the one in use.
+    /// The certificate is for another curve than the one in use.
     #[error("certificate curve {found} does not match {expected}")]
     Curve {
         /// Curve of the certificate.
         found: Curve,
-        /// Curve wanted.
+        /// Expected curve.
         expected: Curve,
     },
-    /// An issuer that is not a SHA-256.
+    /// The issuer is not a SHA-256.
     #[error("issuer fingerprint has {length} bytes instead of 32")]
     IssuerLength {
-        /// Bytes found.
+        /// Length found, in bytes.
         length: usize,
     },
-    /// Not 64 hexadecimal digits.
+    /// The text is not 64 hexadecimal digits.
     #[error("{0:?} is not a certificate fingerprint: 64 hexadecimal digits expected")]
     FingerprintText(String),
 
     // Certificate contents.
-    /// A host needs an address.
+    /// A host certificate has no network.
     #[error("non-CA certificates must contain at least one network: {name:?} has none")]
     NoNetworks {
         /// Name in the certificate.
         name: String,
     },
-    /// v1 is issued with one network.
+    /// v1 certificates are issued with one network only.
     #[error("v1 certificates can only have a single ipv4 address: {name:?} has {count} networks")]
     V1NetworkCount {
         /// Name in the certificate.
         name: String,
-        /// Networks given.
+        /// Number of networks.
         count: usize,
     },
-    /// A prefix length beyond the address length.
+    /// A prefix length exceeds the address length.
     #[error("invalid network: prefix length {length} for an address of {bits} bits")]
     PrefixLength {
         /// Length found.
         length: u8,
-        /// Bits of the address.
+        /// Length of the address in bits.
         bits: u8,
     },
-    /// 0.0.0.0 or :: as own address.
+    /// A network has the address 0.0.0.0 or ::.
     #[error("non-CA certificates must not use the zero address as a network: {network}")]
     UnspecifiedNetwork {
         /// The network.
         network: IpNet,
     },
-    /// v1 has no room for IPv6.
+    /// v1 cannot hold IPv6 networks.
     #[error("v1 certificates can only contain ipv4 addresses, have {network}")]
     Ipv6InV1 {
         /// The network.
         network: IpNet,
     },
-    /// `::ffff:a.b.c.d` is ambiguous.
+    /// IPv4-mapped networks (`::ffff:a.b.c.d`) are ambiguous and not allowed.
     #[error("4in6 networks are not allowed: {network}")]
     MappedNetwork {
         /// The network.
         network: IpNet,
     },
-    /// v2: the same network twice.
+    /// v2: a network appears twice.
     #[error("duplicate network detected: {network}")]
     DuplicateNetwork {
         /// The network.
         network: IpNet,
     },
-    /// v2: traffic of that family could not be answered.
+    /// v2: an unsafe network has no address of its family, so traffic for it could not be answered.
     #[error("{} unsafe networks require an {} address assignment: {network}", family(network), family(network))]
     UnsafeNetworkFamily {
         /// The unsafe network.
@@ -246,7 +246,7 @@ pub enum Error {
     },
 
     // Trust.
-    /// On the blocklist.
+    /// The certificate is on the blocklist.
     #[error("certificate is in the block list: {name:?}, fingerprint {fingerprint}")]
     Blocked {
         /// Name in the certificate.
@@ -254,13 +254,13 @@ pub enum Error {
         /// The fingerprint that matched.
         fingerprint: Fingerprint,
     },
-    /// Self-signed or damaged.
+    /// The certificate names no issuer: it is self-signed or damaged.
     #[error("no issuer in certificate: {name:?}")]
     NoIssuer {
         /// Name in the certificate.
         name: String,
     },
-    /// Signed by somebody not trusted.
+    /// The certificate was issued by a CA that is not trusted.
     #[error("could not find ca for the certificate: {name:?} was issued by {issuer}, which is not trusted here")]
     UnknownCa {
         /// Name in the certificate.
@@ -268,7 +268,7 @@ pub enum Error {
         /// Fingerprint of its issuer.
         issuer: Fingerprint,
     },
-    /// Issuer and certificate are of different curves.
+    /// The certificate and its issuer have different curves.
     #[error("certificate curve does not match CA: {name:?} is {certificate}, its CA {ca}")]
     CaCurve {
         /// Name in the certificate.
@@ -278,7 +278,7 @@ pub enum Error {
         /// Curve of the CA.
         ca: Curve,
     },
-    /// The issuer is outside its validity.
+    /// The issuer is outside its validity period.
     #[error(
         "root certificate is expired: {ca:?} is valid from {} to {}, the time is {}",
         rfc3339(*not_before), rfc3339(*not_after), rfc3339(*at)
@@ -290,10 +290,10 @@ pub enum Error {
         not_before: UnixTime,
         /// Its last valid second.
         not_after: UnixTime,
-        /// When it was checked.
+        /// The time of the check.
         at: UnixTime,
     },
-    /// The certificate is outside its validity.
+    /// The certificate is outside its validity period.
     #[error(
         "certificate is expired: {name:?} is valid from {} to {}, the time is {}",
         rfc3339(*not_before), rfc3339(*not_after), rfc3339(*at)
@@ -305,10 +305,10 @@ pub enum Error {
         not_before: UnixTime,
         /// Its last valid second.
         not_after: UnixTime,
-        /// When it was checked.
+        /// The time of the check.
         at: UnixTime,
     },
-    /// Altered, or not signed by the CA it names.
+    /// The certificate was altered, or not signed by the CA it names.
     #[error("certificate signature did not match: {name:?}, checked with the key of CA {ca:?}")]
     Signature {
         /// Name in the certificate.
@@ -316,49 +316,49 @@ pub enum Error {
         /// Name of the CA.
         ca: String,
     },
-    /// Valid longer than its CA.
+    /// The certificate expires after its CA.
     #[error("certificate expires after signing certificate: {} is after {}", rfc3339(*not_after), rfc3339(*ca))]
     ExpiresAfterCa {
-        /// Last second of the certificate.
+        /// Last valid second of the certificate.
         not_after: UnixTime,
-        /// Last second of the CA.
+        /// Last valid second of the CA.
         ca: UnixTime,
     },
-    /// Valid earlier than its CA.
+    /// The certificate is valid before its CA.
     #[error(
         "certificate is valid before the signing certificate: {} is before {}", rfc3339(*not_before), rfc3339(*ca)
     )]
     ValidBeforeCa {
-        /// First second of the certificate.
+        /// First valid second of the certificate.
         not_before: UnixTime,
-        /// First second of the CA.
+        /// First valid second of the CA.
         ca: UnixTime,
     },
-    /// The CA may not give that group.
+    /// The CA is not allowed to assign this group.
     #[error("certificate contained a group not present on the signing ca: {}", .group.escape_debug())]
     GroupNotInCa {
         /// The group.
         group: String,
     },
-    /// The CA may not give that address.
+    /// The CA is not allowed to assign this network.
     #[error("certificate contained a network assignment outside the limitations of the signing ca: {network}")]
     NetworkNotInCa {
         /// The network.
         network: IpNet,
     },
-    /// The CA may not give that unsafe network.
+    /// The CA is not allowed to assign this unsafe network.
     #[error("certificate contained an unsafe network assignment outside the limitations of the signing ca: {network}")]
     UnsafeNetworkNotInCa {
         /// The network.
         network: IpNet,
     },
-    /// A host certificate among the CAs.
+    /// A certificate among the CAs is not a CA.
     #[error("{name:?}: certificate is not a CA")]
     NotACa {
         /// Name in the certificate.
         name: String,
     },
-    /// CAs must be signed with their own key.
+    /// A CA certificate is not signed with its own key.
     #[error("{name:?}: certificate is not self-signed")]
     NotSelfSigned {
         /// Name in the certificate.
@@ -366,35 +366,35 @@ pub enum Error {
     },
 
     // Keys.
-    /// A private key of the wrong size.
+    /// A private key has the wrong length.
     #[error("key was not {expected} bytes, is invalid {curve} private key: it has {length}")]
     KeyLength {
-        /// Curve it should be of.
+        /// Expected curve.
         curve: Curve,
-        /// Bytes wanted.
+        /// Expected length in bytes.
         expected: usize,
-        /// Bytes found.
+        /// Length found, in bytes.
         length: usize,
     },
-    /// A P-256 scalar of zero or not below the group order.
+    /// A P-256 scalar is zero or not below the group order.
     #[error("private key is not a valid P256 scalar")]
     KeyOutOfRange,
-    /// The public half stored in an Ed25519 key is not that of its private half.
+    /// The public half stored in an Ed25519 key does not match its private half.
     #[error("private key is damaged: its two halves do not belong together")]
     KeyHalves,
-    /// The system gave no random bytes.
+    /// The system provides no random bytes.
     #[error("the system has no randomness for a new key: {0}")]
     NoRandomness(String),
-    /// Wrong passphrase, or the file is damaged; the two are indistinguishable.
+    /// The passphrase is wrong or the file is damaged; the two cannot be told apart.
     #[error("invalid passphrase or corrupt private key")]
     Passphrase,
-    /// An encrypted key file that is not well-formed.
+    /// An encrypted key file is malformed.
     #[error("encrypted private key has a bad format: {0}")]
     EncryptedKeyFormat(&'static str),
-    /// Another cipher than AES-256-GCM.
+    /// The cipher is not AES-256-GCM.
     #[error("unsupported encryption algorithm: {0:?}, only AES-256-GCM is known")]
     EncryptionAlgorithm(String),
-    /// Argon2 parameters that are zero, or would take all memory or forever.
+    /// The Argon2 parameters are too low, or too high to be computed in reasonable memory and time.
     #[error(
         "argon2 parameters out of bounds: memory {memory_kib} KiB, iterations {iterations}, parallelism {parallelism}"
     )]
@@ -406,7 +406,7 @@ pub enum Error {
         /// Lanes.
         parallelism: u32,
     },
-    /// Argon2 wants more memory than there is.
+    /// Argon2 needs more memory than is available.
     #[error("not enough memory to derive the key from the passphrase: {memory_kib} KiB needed")]
     OutOfMemory {
         /// Memory in KiB.
@@ -414,28 +414,28 @@ pub enum Error {
     },
 
     // A node's own certificates.
-    /// Neither a v1 nor a v2 certificate.
+    /// There is neither a v1 nor a v2 certificate.
     #[error("no certificates given")]
     NoCertificates,
-    /// The key belongs to another certificate.
+    /// The private key does not belong to the certificate.
     #[error("private key is not a pair with public key in nebula cert: {name:?}")]
     KeyMismatch {
         /// Name in the certificate.
         name: String,
     },
-    /// A host must not use a CA as its own certificate.
+    /// A host's own certificate must not be a CA.
     #[error("host certificate is a CA certificate: {name:?}")]
     IsCa {
         /// Name in the certificate.
         name: String,
     },
-    /// A host certificate without address.
+    /// A host's own certificate has no network.
     #[error("no networks encoded in certificate: {name:?}")]
     HostWithoutNetworks {
         /// Name in the certificate.
         name: String,
     },
-    /// At most one certificate per version.
+    /// There is more than one certificate of a version.
     #[error("{version} certificate already found in pki.cert: {name:?} is the second")]
     SecondOfVersion {
         /// Version of both.
@@ -443,10 +443,10 @@ pub enum Error {
         /// Name in the second.
         name: String,
     },
-    /// The two versions disagree about the key.
+    /// The two versions have different keys.
     #[error("v1 and v2 public keys are not the same")]
     VersionsDifferInKey,
-    /// The two versions disagree about the curve.
+    /// The two versions have different curves.
     #[error("v1 and v2 curves are not the same: {v1} and {v2}")]
     VersionsDifferInCurve {
         /// Curve of the v1 certificate.
@@ -454,7 +454,7 @@ pub enum Error {
         /// Curve of the v2 certificate.
         v2: Curve,
     },
-    /// The two versions disagree about the first network.
+    /// The two versions have different first networks.
     #[error("v1 and v2 networks are not the same: {v1} and {v2}")]
     VersionsDifferInNetwork {
         /// First network of the v1 certificate.
@@ -464,27 +464,27 @@ pub enum Error {
     },
 
     // Signing.
-    /// The signing key is not that of the CA certificate.
+    /// The signing key does not match the CA certificate.
     #[error("refusing to sign, root certificate does not match private key: {ca:?}")]
     CaKeyMismatch {
         /// Name of the CA.
         ca: String,
     },
-    /// A signer that is not in memory cannot be used.
+    /// A signer, such as a hardware token, failed.
     #[error("the signing key cannot be used: {reason}")]
     Signer {
-        /// What it said.
+        /// The signer's error message.
         reason: String,
     },
-    /// A signer returned something that is no signature of its key.
+    /// A signer returned a signature that does not verify with its key.
     #[error("the signing key made a signature that does not verify with its own public key")]
     SignerFault,
-    /// Ends before it begins.
+    /// The validity period ends before it begins.
     #[error("certificate would never be valid: {} is before {}", rfc3339(*not_after), rfc3339(*not_before))]
     NeverValid {
-        /// First second.
+        /// First valid second.
         not_before: UnixTime,
-        /// Last second.
+        /// Last valid second.
         not_after: UnixTime,
     },
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 pub struct GoDuration(pub i64);
 
 impl GoDuration {
-    /// The second that contains the moment this long after `time`.
+    /// Adds the duration to `time` and rounds down to seconds.
     #[must_use]
     pub fn after(self, time: Duration) -> i64 {
         let nanoseconds = i128::try_from(time.as_nanos()).unwrap_or(i128::MAX).saturating_add(self.0.into());
@@ -54,7 +54,7 @@ impl FromStr for GoDuration {
 }
 
 fn fraction_of(digits: &str, unit: i128) -> i128 {
-    // Eighteen digits are finer than a nanosecond for every unit.
+    // Eighteen digits are finer than a nanosecond in every unit.
     let digits: Vec<_> = digits.bytes().take(18).collect();
     digits.iter().rev().fold(0, |value, digit| (value + i128::from(digit - b'0') * unit * FRACTION_SCALE) / 10)
         / FRACTION_SCALE

@@ -1,12 +1,12 @@
-//! Bytes as hexadecimal digits.
+//! Hexadecimal encoding and decoding.
 
-/// Two lower-case digits a byte.
+/// Encodes each byte as two lower-case digits.
 #[must_use]
 pub fn encode(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads digits in either case; `None` for anything else and for half a byte.
+/// Decodes digits of either case; returns `None` for any other character or an odd number of digits.
 #[must_use]
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| Some(char::from(byte).to_digit(16)? as u8);

@@ -1,4 +1,4 @@
-//! A credential: certificates proved to match their private key.
+//! A node's identity: its certificates, checked to match their private key.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 
 use crate::{Certificate, Curve, Error, PrivateKey, UnixTime, Version, pem};
 
-/// What a node proves itself with: a v1 certificate, a v2 certificate or both, and the key of both. Cheap to clone.
+/// What a node authenticates with: a v1 certificate, a v2 certificate or both, and their private key. Cheap to clone.
 ///
 /// ```
 /// use nebula_cert::{Curve, Error, Identity, PrivateKey, SigningKey, Template};
@@ -44,11 +44,11 @@ struct Inner {
 }
 
 impl Identity {
-    /// Checks that the key matches, that no certificate is a CA, that each has a network, and that two versions agree
-    /// in key, curve and first network.
+    /// Checks that the key matches, that no certificate is a CA, that each has a network, and that two versions have
+    /// the same key, curve and first network.
     ///
     /// # Errors
-    /// The first of these that fails.
+    /// Returns the first of these checks that fails.
     pub fn new(certificates: Vec<Certificate>, key: PrivateKey) -> Result<Self, Error> {
         let (mut v1, mut v2) = (None, None);
         for certificate in certificates {
@@ -71,24 +71,25 @@ impl Identity {
                 (v2, Some(v1))
             }
         };
-        // Last, so that a pair of different hosts is reported as such. One is enough: a pair agrees about its key.
+        // Checked last, so that certificates of two different hosts are reported as such. Checking one certificate is
+        // enough, because a pair has the same key.
         if primary.curve() != key.curve() || primary.public_key() != key.public_key() {
             return Err(Error::KeyMismatch { name: primary.name().to_owned() });
         }
         Ok(Self { inner: Arc::new(Inner { primary, secondary, key }) })
     }
 
-    /// From PEM text.
+    /// Builds an identity from PEM text.
     ///
     /// # Errors
-    /// As [`Identity::new`], or bad PEM.
+    /// The same as [`Identity::new`], or invalid PEM.
     pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, Error> {
         Self::new(Certificate::bundle_from_pem(certificates)?, PrivateKey::from_pem(key)?)
     }
-    /// From files.
+    /// Reads an identity from files.
     ///
     /// # Errors
-    /// As [`Identity::new`], or an unreadable file (named in the error).
+    /// The same as [`Identity::new`], or an unreadable file, which the error names.
     pub fn read(certificates: impl AsRef<Path>, key: impl AsRef<Path>) -> Result<Self, Error> {
         let (certificates, key) = (certificates.as_ref(), key.as_ref());
         let in_file = |role, path: &Path| {
@@ -101,18 +102,18 @@ impl Identity {
         let parsed = Certificate::bundle_from_pem(&text).map_err(in_file("pki.cert", certificates))?;
         Self::new(parsed, key)
     }
-    /// The certificate of that version.
+    /// The certificate of this version, if there is one.
     #[must_use]
     pub fn certificate(&self, version: Version) -> Option<&Certificate> {
         self.certificates().find(|certificate| certificate.version() == version)
     }
-    /// The certificate that defines this node's addresses: v2 if there is one.
+    /// The certificate that defines this node's addresses: the v2 one if there is one.
     #[must_use]
     pub fn primary(&self) -> &Certificate {
         &self.inner.primary
     }
 
-    /// Every certificate, the primary one first.
+    /// All certificates, the primary one first.
     pub fn certificates(&self) -> impl Iterator<Item = &Certificate> {
         std::iter::once(&self.inner.primary).chain(&self.inner.secondary)
     }
@@ -132,7 +133,7 @@ impl Identity {
     pub fn private_key(&self) -> &PrivateKey {
         &self.inner.key
     }
-    /// Whether any of its certificates is not valid at `at`.
+    /// Whether any of the certificates is not valid at `at`.
     #[must_use]
     pub fn is_expired(&self, at: UnixTime) -> bool {
         self.certificates().any(|certificate| certificate.is_expired(at))
@@ -164,7 +165,7 @@ fn check_pair(v1: &Certificate, v2: &Certificate) -> Result<(), Error> {
 }
 
 fn read_bounded(role: &'static str, path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
-    // One byte more than the PEM reader takes, so that it is the one to complain.
+    // One byte more than the PEM reader accepts, so that it reports files that are too long.
     let limit = pem::MAX_INPUT as u64 + 1;
     let mut text = Zeroizing::new(Vec::new());
     std::fs::File::open(path)

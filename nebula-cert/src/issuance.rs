@@ -1,4 +1,4 @@
-//! Messages between an instance and the CA service: JSON over HTTPS.
+//! The protocol between an instance and the CA service: JSON over HTTPS.
 //!
 //! | Call | Body | Answer |
 //! | --- | --- | --- |
@@ -6,13 +6,14 @@
 //! | `POST` [`RELEASE_PATH`] | [`Release`] | [`Released`] |
 //! | `GET` [`TRUST_PATH`] | | [`Trust`], or status 304 if the caller has it |
 //!
-//! Every refusal is a [`Refusal`]. A status of 408, 425, 429 or 5xx may pass: ask again later. Any other 4xx is final
-//! for this proof. The public key is the only key material that travels.
+//! Every refusal is a [`Refusal`]. A status of 408, 425, 429 or 5xx is temporary and may be retried later; any other
+//! 4xx is final for this proof. The public key is the only key material that is transmitted.
 //!
 //! # Following the trust
-//! The answer has an entity tag. With it in `If-None-Match`, `GET /v1/trust?wait=50` is answered as soon as the trust
-//! differs, and with 304 when it did not within that many seconds (at most [`MAX_WAIT_SECONDS`]). A service that has too
-//! many callers waiting answers 304 at once, with the seconds to stay away in `Retry-After`.
+//! The answer has an entity tag. With that tag in `If-None-Match`, `GET /v1/trust?wait=50` is a long poll: it returns
+//! as soon as the trust differs, or 304 if it has not changed within that many seconds (at most [`MAX_WAIT_SECONDS`]).
+//! A service with too many waiting callers returns 304 at once, with the seconds to wait before the next call in
+//! `Retry-After`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,19 +22,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Certificate, Error, PrivateKey, UnixTime, public_key_from_pem};
 
-/// Path of requests for a certificate.
+/// Path for requesting a certificate.
 pub const CERTIFICATE_PATH: &str = "/v1/certificate";
-/// Path on which a certificate that is not needed any more is given back.
+/// Path for releasing a certificate that is no longer needed.
 pub const RELEASE_PATH: &str = "/v1/release";
-/// Path of the trust bundle (`GET`, with an entity tag to poll cheaply).
+/// Path of the trust bundle (`GET`, with an entity tag for cheap polling).
 pub const TRUST_PATH: &str = "/v1/trust";
-/// Longest request body the service accepts, in bytes.
+/// Maximum length of a request body that the service accepts, in bytes.
 pub const MAX_BODY: usize = 64 * 1024;
-/// Longest reply body a caller must accept, in bytes: a long blocklist is part of it.
+/// Maximum length of a reply body that a caller must accept, in bytes. A reply can contain a long blocklist.
 pub const MAX_REPLY: usize = 4 * 1024 * 1024;
-/// Longest time in seconds for which a call of [`TRUST_PATH`] may wait for a change.
+/// Maximum time in seconds that a call of [`TRUST_PATH`] may wait for a change.
 pub const MAX_WAIT_SECONDS: u64 = 50;
-/// By how many seconds the time in a [`Proof::Certificate`] may differ from the service's clock.
+/// How far the time in a [`Proof::Certificate`] may differ from the service's clock, in seconds.
 pub const CLOCK_TOLERANCE: i64 = 300;
 
 /// Request body.
@@ -55,49 +56,51 @@ pub enum Proof {
         /// The secret.
         token: String,
     },
-    /// A node vouches for one of its pods, with the node's own token: the service-account token of its agent, or
-    /// without Kubernetes the secret in `node.token`.
+    /// A node vouches for one of its pods with the node's own token: the service-account token of its agent or, without
+    /// Kubernetes, the secret in `node.token`.
     Node {
         /// The node's secret.
         token: String,
         /// The pod.
         pod: Pod,
     },
-    /// As [`Proof::Node`], until the pod can speak for itself: gives a provisional certificate, if the service's policy
-    /// has one. It is the same name and address with little else, and no proof for another certificate.
+    /// Like [`Proof::Node`], until the pod can prove its own identity: obtains a provisional certificate, if the
+    /// service's policy allows that. Such a certificate has the pod's name and address and little else, and cannot be
+    /// used to obtain another one.
     Provisional {
         /// The node's secret.
         token: String,
         /// The pod.
         pod: Pod,
     },
-    /// A pod speaks for itself, with its own service-account token, bound to the pod and meant for the CA.
+    /// A pod proves its own identity with its service-account token, which is bound to the pod and issued for the CA's
+    /// audience.
     Pod {
         /// The pod's token.
         token: String,
         /// Primary address of the pod.
         address: IpAddr,
     },
-    /// The holder of a certificate asks for the next one, or releases it: the tag shows that it holds the key.
+    /// The holder of a certificate renews or releases it; the tag proves possession of the private key.
     Certificate {
-        /// PEM of the present certificate.
+        /// PEM of the current certificate.
         certificate: String,
         /// When the tag was made, in seconds since 1970.
         time: UnixTime,
-        /// [`PrivateKey::possession_tag`] over [`possession_message`] for the service's [`Reply::renewal_key`], lower-case
-        /// hex.
+        /// [`PrivateKey::possession_tag`] over [`possession_message`] for the service's [`Reply::renewal_key`], in
+        /// lower-case hex.
         tag: String,
     },
 }
 
 impl Proof {
-    /// A [`Proof::Certificate`]: for [`CERTIFICATE_PATH`] over the `public_key` of the request, for [`RELEASE_PATH`]
-    /// over none.
+    /// Makes a [`Proof::Certificate`]. For [`CERTIFICATE_PATH`] its tag covers the `public_key` of the request, for
+    /// [`RELEASE_PATH`] pass `None`.
     ///
-    /// `renewal_key` is the PEM that the service gave, `key` the private key of `certificate`.
+    /// `renewal_key` is the PEM that the service sent, `key` the private key of `certificate`.
     ///
     /// # Errors
-    /// `renewal_key` is not of the curve of `key`.
+    /// Returns an error if `renewal_key` is invalid or not on the curve of `key`.
     pub fn of_certificate(
         certificate: &Certificate,
         key: &PrivateKey,
@@ -112,7 +115,7 @@ impl Proof {
     }
 }
 
-/// What a tag of [`Proof::Certificate`] is made over. A tag for one use, key or certificate is none for another.
+/// The message that the tag of a [`Proof::Certificate`] covers. It binds the tag to one use, key and certificate.
 #[must_use]
 pub fn possession_message(certificate: &Certificate, public_key: Option<&str>, time: UnixTime) -> Vec<u8> {
     let fingerprint = certificate.fingerprint();
@@ -140,14 +143,15 @@ pub struct Pod {
 /// Successful reply body.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Reply {
-    /// PEM of the signed certificate (one per version issued).
+    /// PEM of the signed certificates, one per version issued.
     pub certificate: String,
     /// PEM bundle of the CAs to trust.
     pub ca: String,
     /// Blocked fingerprints, lower-case hex.
     #[serde(default)]
     pub blocklist: Vec<String>,
-    /// PEM of the public key for which a [`Proof::Certificate`] is made. None: this service takes no such proof.
+    /// PEM of the public key for which a [`Proof::Certificate`] is made. `None` if this service does not accept such
+    /// proofs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renewal_key: Option<String>,
     /// As [`Trust::lighthouses`].
@@ -158,30 +162,30 @@ pub struct Reply {
 /// Overlay addresses of lighthouses, with the underlay endpoints (`HOST:PORT`) of each.
 pub type Lighthouses = BTreeMap<IpAddr, Vec<String>>;
 
-/// Body of [`RELEASE_PATH`]: with a [`Proof::Certificate`] that certificate ends, with a [`Proof::Node`] or
-/// [`Proof::Pod`] all certificates of the pod do. They are blocked until they expire.
+/// Body of [`RELEASE_PATH`]. A [`Proof::Certificate`] revokes that certificate, a [`Proof::Node`] or [`Proof::Pod`] all
+/// certificates of the pod. They are blocked until they expire.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Release {
-    /// The holder that releases it.
+    /// Proof of the holder.
     pub proof: Proof,
 }
 
-/// Answer to a [`Release`]; the same again when it is repeated.
+/// Reply to a [`Release`]; a repeated release gets the same reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Released {
-    /// Fingerprints of the certificates that ended now, lower-case hex.
+    /// Fingerprints of the revoked certificates, lower-case hex.
     pub fingerprints: Vec<String>,
 }
 
-/// Reply body of [`TRUST_PATH`]: whom to trust from now on.
+/// Reply body of [`TRUST_PATH`]: the CAs to trust from now on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trust {
     /// PEM bundle of the CAs to trust.
     pub ca: String,
     /// Blocked fingerprints, lower-case hex.
     pub blocklist: Vec<String>,
-    /// As [`Reply::renewal_key`].
+    /// The same as [`Reply::renewal_key`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renewal_key: Option<String>,
     /// Lighthouses of the network. Empty: the service announces none.
@@ -194,7 +198,7 @@ pub struct Trust {
 pub struct Refusal {
     /// Stable machine-readable reason, for example `unknown_token`.
     pub code: String,
-    /// One line for people: which check failed and what to do. Never a secret.
+    /// One readable line: which check failed and what to do. Never contains a secret.
     pub message: String,
 }
 

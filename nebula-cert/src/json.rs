@@ -46,7 +46,7 @@ impl Certificate {
         Value::Object(outer)
     }
 
-    /// An absent v2 list is null; v1 does not tell absent from empty.
+    /// An empty list: null in v2, and [] in v1, as in Go.
     fn list(&self, items: &[impl ToString]) -> Value {
         if items.is_empty() && self.version() == Version::V2 {
             return Value::Null;
@@ -55,7 +55,7 @@ impl Certificate {
     }
 }
 
-/// A document as Go's encoder writes it: on one line, or each level indented by `indent`.
+/// Encodes a document like Go's encoder: on one line, or with each level indented by `indent`.
 #[must_use]
 pub fn go_json(document: &Value, indent: Option<&str>) -> String {
     let plain = match indent {
@@ -68,7 +68,7 @@ pub fn go_json(document: &Value, indent: Option<&str>) -> String {
             String::from_utf8_lossy(&out).into_owned()
         }
     };
-    // These can only occur inside strings.
+    // Go escapes these characters, which can only occur inside strings.
     let escapes =
         [('<', "\\u003c"), ('>', "\\u003e"), ('&', "\\u0026"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")];
     escapes.iter().fold(plain, |text, (character, escape)| text.replace(*character, escape))

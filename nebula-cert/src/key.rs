@@ -1,4 +1,4 @@
-//! Private keys of hosts: zeroized on drop, never printed.
+//! Private keys of hosts, zeroized on drop and never printed.
 
 use aws_lc_rs::agreement;
 use p256::elliptic_curve::sec1::ToSec1Point as _;
@@ -25,10 +25,10 @@ pub struct PrivateKey {
 }
 
 impl PrivateKey {
-    /// A new random key.
+    /// Generates a random key.
     ///
     /// # Errors
-    /// The system has no randomness.
+    /// Returns an error if the system provides no random bytes.
     pub fn generate(curve: Curve) -> Result<Self, Error> {
         let secret = match curve {
             Curve::Curve25519 => random_secret()?,
@@ -40,7 +40,7 @@ impl PrivateKey {
     /// Reads `NEBULA X25519 PRIVATE KEY` or `NEBULA P256 PRIVATE KEY`.
     ///
     /// # Errors
-    /// Another label, a wrong length, or a P-256 scalar out of range.
+    /// Returns an error for another label, a wrong length, or a P-256 scalar out of range.
     pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
         let block = pem::first(pem)?;
         match curve_of(&block.label, private_label) {
@@ -49,10 +49,10 @@ impl PrivateKey {
         }
     }
 
-    /// From raw bytes.
+    /// Builds a key from raw bytes.
     ///
     /// # Errors
-    /// A wrong length or a P-256 scalar out of range.
+    /// Returns an error for a wrong length or a P-256 scalar out of range.
     pub fn from_bytes(curve: Curve, bytes: &[u8]) -> Result<Self, Error> {
         if bytes.len() != SECRET_LENGTH {
             return Err(Error::KeyLength { curve, expected: SECRET_LENGTH, length: bytes.len() });
@@ -65,32 +65,32 @@ impl PrivateKey {
         Ok(Self { curve, secret })
     }
 
-    /// PEM text.
+    /// Encodes the key as PEM.
     #[must_use]
     pub fn to_pem(&self) -> Zeroizing<String> {
         Zeroizing::new(pem::encode(private_label(self.curve), &*self.secret))
     }
 
-    /// Curve.
+    /// Curve of the key.
     #[must_use]
     pub fn curve(&self) -> Curve {
         self.curve
     }
 
-    /// Raw secret, for the Noise implementation.
+    /// The raw secret, for the Noise implementation.
     #[must_use]
     pub fn secret_bytes(&self) -> &[u8] {
         &*self.secret
     }
 
-    /// The public half as certificates carry it.
+    /// The public key, as certificates contain it.
     #[must_use]
     pub fn public_key(&self) -> Vec<u8> {
         match self.curve {
             Curve::Curve25519 => {
                 let key = agreement::PrivateKey::from_private_key(&agreement::X25519, &*self.secret);
                 let public = key.ok().and_then(|key| key.compute_public_key().ok());
-                // Every 32 bytes are a key.
+                // Any 32 bytes are a valid key.
                 public.map(|public| public.as_ref().to_vec()).unwrap_or_default()
             }
             // The scalar was checked when the key was made.
@@ -98,17 +98,17 @@ impl PrivateKey {
         }
     }
 
-    /// PEM text of the public half.
+    /// Encodes the public key as PEM.
     #[must_use]
     pub fn public_pem(&self) -> String {
         public_key_to_pem(self.curve, &self.public_key())
     }
 }
 
-/// Reads a host's public key PEM into curve and raw bytes.
+/// Reads the curve and the raw bytes of a host's public key from PEM.
 ///
 /// # Errors
-/// Another label, a wrong length, or no point of the curve.
+/// Returns an error for another label, a wrong length, or bytes that are not a point on the curve.
 pub fn public_key_from_pem(pem: &[u8]) -> Result<(Curve, Vec<u8>), Error> {
     let block = pem::first(pem)?;
     let Some(curve) = curve_of(&block.label, public_label) else {
@@ -118,13 +118,13 @@ pub fn public_key_from_pem(pem: &[u8]) -> Result<(Curve, Vec<u8>), Error> {
     Ok((curve, block.contents.to_vec()))
 }
 
-/// PEM text of a host's public key, the reverse of [`public_key_from_pem`].
+/// Encodes a host's public key as PEM, the reverse of [`public_key_from_pem`].
 #[must_use]
 pub fn public_key_to_pem(curve: Curve, public_key: &[u8]) -> String {
     pem::encode(public_label(curve), public_key)
 }
 
-/// Length, and for P-256 that it is an uncompressed point of the curve.
+/// Checks the length and, for P-256, that the bytes are an uncompressed point on the curve.
 pub(crate) fn check_public_key(curve: Curve, bytes: &[u8]) -> Result<(), Error> {
     let length = bytes.len();
     let valid = length == curve.public_key_length()
@@ -135,7 +135,7 @@ pub(crate) fn check_public_key(curve: Curve, bytes: &[u8]) -> Result<(), Error> 
     valid.then_some(()).ok_or(Error::PublicKey { curve, length })
 }
 
-/// A P-256 private key; zero and the group order or more are refused.
+/// Reads a P-256 private key; refuses zero and values not below the group order.
 pub(crate) fn scalar(bytes: &[u8]) -> Result<p256::SecretKey, Error> {
     p256::SecretKey::from_slice(bytes).map_err(|_| Error::KeyOutOfRange)
 }
@@ -151,7 +151,7 @@ pub(crate) fn random_secret() -> Result<Zeroizing<[u8; SECRET_LENGTH]>, Error> {
     Ok(secret)
 }
 
-/// Draws until it is a valid P-256 scalar; the first draw fails once in 2^32.
+/// Draws random bytes until they are a valid P-256 scalar; one draw in 2^32 is not.
 pub(crate) fn random_scalar() -> Result<Zeroizing<[u8; SECRET_LENGTH]>, Error> {
     loop {
         let secret = random_secret()?;
@@ -165,7 +165,7 @@ pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<(), Error> {
     getrandom::fill(bytes).map_err(|error| Error::NoRandomness(error.to_string()))
 }
 
-/// The curve whose label this is.
+/// Finds the curve that this label belongs to.
 pub(crate) fn curve_of(label: &str, label_of: fn(Curve) -> &'static str) -> Option<Curve> {
     [Curve::Curve25519, Curve::P256].into_iter().find(|&curve| label_of(curve) == label)
 }

@@ -1,29 +1,29 @@
 //! Nebula certificates: read, verify and sign version 1 (protobuf) and version 2 (ASN.1 DER) certificates.
 //!
-//! The library never asks the time and opens no socket. [`VerifiedCertificate`] can only come from
+//! The library never reads the clock and opens no socket. A [`VerifiedCertificate`] can only come from
 //! [`CaPool::verify`], so code that takes one cannot forget the check.
 //!
-//! Main types: [`Certificate`] (parsed, not yet trusted), [`CaPool`] (whom to trust), [`Identity`] (a node's own
+//! Main types: [`Certificate`] (parsed, not yet trusted), [`CaPool`] (the CAs to trust), [`Identity`] (a node's own
 //! certificates and key), [`Template`] (what to sign), [`Signer`] (a CA's key: a [`SigningKey`] in memory, or one that
 //! is kept elsewhere). Parsing accepts exactly what Go Nebula accepts and re-encodes byte for byte; issuing is
 //! stricter. The feature `pkcs11` adds CA keys in hardware tokens.
 //!
-//! The `nebula-cert` tool takes the command lines of the Go tool and gives the same files, exit codes and JSON. A test
-//! runs both side by side; these are the differences, all on purpose:
+//! The `nebula-cert` tool accepts the command lines of the Go tool and produces the same files, exit codes and JSON. A
+//! test runs both side by side; these are the differences, all intended:
 //!
 //! | Case | Here | In Go 1.11 |
 //! | --- | --- | --- |
 //! | a key, public key or QR code replaces a file that others can read | the file becomes private | it stays readable |
-//! | words left over, such as `-groups a, b -duration 1h` | an error | ignored, with every flag after them |
+//! | leftover words, such as `-groups a, b -duration 1h` | an error | ignored, together with every flag after them |
 //! | `sign -networks ,` | `-networks is required` | refused while signing |
 //! | `print` of a file that is damaged after its first certificate | prints nothing | prints what comes before |
 //! | `verify` with an empty `-crt` | an error: nothing was verified | success |
 //! | `verify` with an empty `-ca` | an error about the file | an unknown issuer |
 //! | `verify` of an expired or self-signed certificate | names it in one line | prints all of its JSON |
-//! | `-pkcs11` that fits several tokens, or none | an error that names them | the first slot |
-//! | `sign -pkcs11` with a certificate that is not of that key | refused | signs what nobody can verify |
+//! | `-pkcs11` that matches several tokens, or none | an error that names them | the first slot |
+//! | `sign -pkcs11` with a certificate that does not match the key | refused | signs what nobody can verify |
 //! | `-pkcs11` with an Ed25519 key | a CA like any other | only P-256 |
-//! | messages | begin as in Go and go on with details; an unknown flag is named once | |
+//! | messages | begin as in Go and add details; an unknown flag is named once | |
 //!
 //! ```
 //! use nebula_cert::{CaPool, Curve, PrivateKey, SigningKey, Template};
@@ -71,7 +71,7 @@ mod join;
 mod json;
 mod key;
 mod pem;
-// What needs no token is tested in every build.
+// The parts that need no token are tested in every build.
 #[cfg(any(feature = "pkcs11", test))]
 #[cfg_attr(not(feature = "pkcs11"), allow(dead_code, unused_imports))]
 pub mod pkcs11;

@@ -1,4 +1,4 @@
-//! PEM text as Nebula files use it: bundles, text between blocks, 64 columns.
+//! PEM as used in Nebula's files: bundles, text between blocks, lines of 64 columns.
 
 use base64::Engine as _;
 use base64::alphabet;
@@ -9,18 +9,18 @@ use crate::Error;
 
 /// One `-----BEGIN label-----` block. The contents may be a secret.
 pub(crate) struct Block {
-    /// Line of its BEGIN, from 1.
+    /// Line of its BEGIN, counted from 1.
     pub(crate) line: usize,
     pub(crate) label: String,
     pub(crate) contents: Zeroizing<Vec<u8>>,
 }
 
-/// The first block; what follows it is not looked at.
+/// Reads the first block and ignores what follows it.
 pub(crate) fn first(input: &[u8]) -> Result<Block, Error> {
     Lines::new(input)?.next_block()?.ok_or(Error::NoPemBlock)
 }
 
-/// Every block, at least one; only blanks may follow the last.
+/// Reads all blocks. There must be at least one, and only blank lines may follow the last.
 pub(crate) fn all(input: &[u8]) -> Result<Vec<Block>, Error> {
     let mut lines = Lines::new(input)?;
     let mut blocks = Vec::new();
@@ -36,7 +36,7 @@ pub(crate) fn all(input: &[u8]) -> Result<Vec<Block>, Error> {
     }
 }
 
-/// Text of one block. The buffer never grows, so that no copy of a secret is left behind.
+/// Encodes one block. The buffer never grows, so that no copy of a secret is left behind.
 pub(crate) fn encode(label: &str, contents: &[u8]) -> String {
     let lines = contents.len().div_ceil(BYTES_PER_LINE);
     let mut text = String::with_capacity(2 * (label.len() + 17) + lines * (COLUMNS + 1));
@@ -55,7 +55,7 @@ pub(crate) fn encode(label: &str, contents: &[u8]) -> String {
 
 struct Lines<'a> {
     rest: &'a [u8],
-    /// Number of the line last read, from 1.
+    /// Number of the last line read, counted from 1.
     number: usize,
     /// First non-blank line after the last block.
     text_since_block: Option<usize>,
@@ -108,7 +108,7 @@ impl<'a> Lines<'a> {
                 let what = "the block that begins here has no END line with the same label";
                 return Err(Error::PemMalformed { line: begin, what });
             }
-            // "Key: value" headers are allowed before the base64 text and mean nothing to Nebula.
+            // "Key: value" headers may precede the base64 text; Nebula ignores them.
             let header = text.is_empty() && line.contains(&b':');
             if !header {
                 text.extend(line.iter().filter(|byte| !byte.is_ascii_whitespace()));
@@ -133,7 +133,7 @@ fn decode(text: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     Some(contents)
 }
 
-/// As Go's standard encoding: padding required, unused bits at the end ignored.
+/// Like Go's standard encoding: padding is required, unused bits at the end are ignored.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new()

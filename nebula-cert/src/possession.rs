@@ -1,7 +1,7 @@
-//! Shows that somebody holds the private key of a certificate (proof of possession, RFC 4211 section 4.3).
+//! Proof of possession of a certificate's private key (RFC 4211 section 4.3).
 //!
-//! Keys of hosts are for key agreement and cannot sign. So holder and verifier agree on a secret from the holder's key
-//! and the verifier's, and the holder authenticates a message with it (HMAC-SHA256). Only these two can make the tag.
+//! Host keys are key agreement keys and cannot sign. Instead the holder and the verifier agree on a secret (ECDH), and
+//! the holder authenticates a message with it (HMAC-SHA256). Only these two can make the tag.
 
 use aws_lc_rs::{agreement, constant_time, hmac};
 
@@ -11,11 +11,11 @@ use crate::{Curve, Error, PrivateKey};
 pub const TAG_LENGTH: usize = 32;
 
 impl PrivateKey {
-    /// The tag over `message` that this key's holder shows to the holder of the private half of `verifier`, a raw
-    /// public key of the same curve.
+    /// Makes the tag over `message` that proves possession of this key to the verifier. `verifier` is the verifier's
+    /// raw public key, on the same curve.
     ///
     /// # Errors
-    /// `verifier` is no key of this curve.
+    /// Returns an error if `verifier` is not a key on this curve.
     pub fn possession_tag(&self, verifier: &[u8], message: &[u8]) -> Result<[u8; TAG_LENGTH], Error> {
         let curve = self.curve();
         let algorithm = match curve {
@@ -27,14 +27,14 @@ impl PrivateKey {
             .map_err(|_| Error::KeyOutOfRange)?;
         let peer = agreement::UnparsedPublicKey::new(algorithm, verifier);
         agreement::agree(&own, peer, refused(), |secret| {
-            // The agreed value is not uniform: it becomes a key by a first HMAC (extract, RFC 5869).
+            // The agreed value is not uniformly random; a first HMAC turns it into a key (extract, RFC 5869).
             let key = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, CONTEXT), secret);
             let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key.as_ref()), message);
             tag.as_ref().try_into().map_err(|_| refused())
         })
     }
 
-    /// Whether `tag` over `message` was made with the private half of `holder` for this key.
+    /// Verifies that `tag` over `message` was made for this key with the private key of `holder`.
     #[must_use]
     pub fn verifies_possession(&self, holder: &[u8], message: &[u8], tag: &[u8]) -> bool {
         self.possession_tag(holder, message)

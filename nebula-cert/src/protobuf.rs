@@ -1,13 +1,12 @@
-//! The part of the protobuf encoding that certificates and messages of Nebula use: bounded reading of borrowed bytes,
-//! plain writing.
+//! A reader and a writer for the subset of protobuf that Nebula's certificates and messages use.
 
-/// Bytes that are not the message they should be.
+/// The bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed message: {0}")]
 pub struct Malformed(pub &'static str);
 
 impl Malformed {
-    /// What is wrong with them.
+    /// What is wrong with the bytes.
     #[must_use]
     #[inline]
     pub fn reason(self) -> &'static str {
@@ -15,41 +14,41 @@ impl Malformed {
     }
 }
 
-/// Value of one field, as its wire type tells.
+/// Value of one field, by wire type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value<'a> {
     /// A number.
     Varint(u64),
     /// Bytes, text or a nested message.
     Bytes(&'a [u8]),
-    /// 32 or 64 bits; no message of Nebula has such a field.
+    /// A fixed field of 32 or 64 bits, which no message of Nebula has.
     Fixed,
 }
 
 impl<'a> Value<'a> {
-    /// The number.
+    /// Returns the number.
     ///
     /// # Errors
-    /// It is none.
+    /// Returns an error for another wire type.
     #[inline]
     pub fn u64(self) -> Result<u64, Malformed> {
         let Self::Varint(value) = self else { return Err(Malformed("number field with another wire type")) };
         Ok(value)
     }
 
-    /// The number.
+    /// Returns the number.
     ///
     /// # Errors
-    /// It is none, or longer.
+    /// Returns an error for another wire type or a number of more than 32 bits.
     #[inline]
     pub fn u32(self) -> Result<u32, Malformed> {
         u32::try_from(self.u64()?).map_err(|_| Malformed("number does not fit 32 bits"))
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     ///
     /// # Errors
-    /// They are none.
+    /// Returns an error for another wire type.
     #[inline]
     pub fn bytes(self) -> Result<&'a [u8], Malformed> {
         let Self::Bytes(bytes) = self else { return Err(Malformed("bytes field with another wire type")) };
@@ -64,7 +63,7 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of a message.
+    /// Iterates over the fields of a message.
     #[must_use]
     #[inline]
     pub fn new(message: &'a [u8]) -> Self {
@@ -118,10 +117,10 @@ impl<'a> Iterator for Fields<'a> {
 const TRUNCATED: Malformed = Malformed("truncated");
 const MAX_FIELD_NUMBER: u32 = (1 << 29) - 1;
 
-/// Takes one varint off the front.
+/// Reads a varint and advances `bytes` past it.
 ///
 /// # Errors
-/// It does not end, or does not fit 64 bits.
+/// Returns an error if the varint is truncated or does not fit into 64 bits.
 #[inline]
 pub fn read_varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
     let mut value = 0;
@@ -138,7 +137,7 @@ pub fn read_varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
     Err(TRUNCATED)
 }
 
-/// Takes the values of a packed repeated field one by one.
+/// Calls `each` with every value of a packed repeated field.
 #[inline]
 pub(crate) fn packed(mut bytes: &[u8], mut each: impl FnMut(u64)) -> Result<(), Malformed> {
     while !bytes.is_empty() {
@@ -147,7 +146,7 @@ pub(crate) fn packed(mut bytes: &[u8], mut each: impl FnMut(u64)) -> Result<(), 
     Ok(())
 }
 
-/// Appends fields to a message. Call in ascending order of field numbers, as every other implementation writes.
+/// Writes a message field by field. Write fields in ascending order of their numbers, like all other implementations.
 #[derive(Debug)]
 pub struct Writer {
     bytes: Vec<u8>,
@@ -156,20 +155,20 @@ pub struct Writer {
 impl Default for Writer {
     #[inline]
     fn default() -> Self {
-        // Most messages fit, and need not grow step by step.
+        // Large enough for most messages, so that the buffer rarely has to grow.
         Self { bytes: Vec::with_capacity(96) }
     }
 }
 
 impl Writer {
-    /// The message.
+    /// Returns the message.
     #[must_use]
     #[inline]
     pub fn finish(self) -> Vec<u8> {
         self.bytes
     }
 
-    /// A number; zero is the default and not written.
+    /// Writes a number, except zero, which is the default.
     #[inline]
     pub fn number(&mut self, field: u32, value: u64) {
         if value != 0 {
@@ -178,7 +177,7 @@ impl Writer {
         }
     }
 
-    /// Bytes or a nested message, written even if empty.
+    /// Writes bytes or a nested message, even if empty.
     #[inline]
     pub fn bytes(&mut self, field: u32, value: &[u8]) {
         self.varint(u64::from(field << 3 | 2));
@@ -186,7 +185,7 @@ impl Writer {
         self.bytes.extend_from_slice(value);
     }
 
-    /// Bytes; not written if empty, the default.
+    /// Writes bytes, unless they are empty, which is the default.
     #[inline]
     pub fn nonempty(&mut self, field: u32, value: &[u8]) {
         if !value.is_empty() {
@@ -194,7 +193,7 @@ impl Writer {
         }
     }
 
-    /// A nested message, written even if empty.
+    /// Writes a nested message, even if empty.
     #[inline]
     pub fn message(&mut self, field: u32, write: impl FnOnce(&mut Self)) {
         self.varint(u64::from(field << 3 | 2));
@@ -212,7 +211,7 @@ impl Writer {
         }
     }
 
-    /// A packed list of numbers; nothing if empty.
+    /// Writes a packed list of numbers, unless it is empty.
     #[inline]
     pub fn packed(&mut self, field: u32, values: impl IntoIterator<Item = u32>) {
         let mut values = values.into_iter().peekable();
@@ -271,7 +270,7 @@ mod tests {
     proptest! {
         #[test]
         fn written_fields_are_read_back(field in 1_u32..=MAX_FIELD_NUMBER, number in 1_u64.., bytes: Vec<u8>) {
-            // The writer takes the small field numbers of Nebula's messages.
+            // The writer only supports small field numbers like those in Nebula's messages.
             let field = field % 100 + 1;
             let mut writer = Writer::default();
             writer.number(field, number);

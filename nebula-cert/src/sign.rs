@@ -1,4 +1,4 @@
-//! Issue certificates under a CA's constraints.
+//! Issuing certificates under a CA's constraints.
 
 use std::ops::RangeInclusive;
 
@@ -9,7 +9,7 @@ use crate::key::check_public_key;
 use crate::signature::{self, VerifyingKey};
 use crate::{Certificate, Curve, Error, Fingerprint, Signer, UnixTime, Version, v1, v2};
 
-/// What a certificate to be signed shall say.
+/// The contents of a certificate to be signed.
 ///
 /// ```
 /// use nebula_cert::{Curve, Error, PrivateKey, SigningKey, Template};
@@ -32,15 +32,15 @@ use crate::{Certificate, Curve, Error, Fingerprint, Signer, UnixTime, Version, v
 /// ```
 #[derive(Debug, Clone)]
 pub struct Template {
-    /// Encoding.
+    /// Version of the encoding.
     pub version: Version,
-    /// Curve of `public_key`; must be the CA's.
+    /// Curve of `public_key`; must be that of the CA.
     pub curve: Curve,
     /// Name.
     pub name: String,
     /// Overlay addresses.
     pub networks: Vec<IpNet>,
-    /// Networks behind the host.
+    /// Networks that the host routes for.
     pub unsafe_networks: Vec<IpNet>,
     /// Groups.
     pub groups: Vec<String>,
@@ -48,12 +48,12 @@ pub struct Template {
     pub not_before: UnixTime,
     /// Last second of validity.
     pub not_after: UnixTime,
-    /// The host's (or, self-signed, the CA's) public key.
+    /// The host's public key. [`Template::self_sign`] sets it to the CA's own.
     pub public_key: Vec<u8>,
 }
 
 impl Template {
-    /// A name and a time of validity, in version 2 on Curve25519, with nothing else.
+    /// A template for version 2 on Curve25519 with a name and a validity period and nothing else.
     #[must_use]
     pub fn new(name: impl Into<String>, validity: RangeInclusive<UnixTime>) -> Self {
         let (not_before, not_after) = validity.into_inner();
@@ -70,12 +70,12 @@ impl Template {
         }
     }
 
-    /// Signs for a host, after checking the constraints of the CA.
+    /// Signs a host certificate after checking the constraints of the CA.
     ///
-    /// Whether the CA is expired is the caller's to ask: see [`Certificate::is_expired`].
+    /// It does not check whether the CA is expired; the caller must, see [`Certificate::is_expired`].
     ///
     /// # Errors
-    /// The constraint that was violated, or the signer's own failure.
+    /// Returns the violated constraint, an error for invalid contents, or the signer's error.
     pub fn sign(self, ca: &Certificate, key: &dyn Signer) -> Result<Certificate, Error> {
         if !ca.is_ca() {
             return Err(Error::NotACa { name: ca.name().to_owned() });
@@ -91,10 +91,10 @@ impl Template {
         issue(certificate, key, ca.public_key())
     }
 
-    /// Signs itself as a CA; `public_key` is taken from `key`.
+    /// Self-signs a CA certificate; `public_key` is taken from `key`.
     ///
     /// # Errors
-    /// Invalid contents, or the signer's own failure.
+    /// Returns an error for invalid contents, or the signer's error.
     pub fn self_sign(mut self, key: &dyn Signer) -> Result<Certificate, Error> {
         let public_key = key.public_key();
         self.public_key.clone_from(&public_key);
@@ -120,7 +120,7 @@ impl Template {
     }
 }
 
-/// `public_key` is that of the signer; deriving it once more would take as long as a signature.
+/// Signs a certificate. `public_key` is the signer's, passed in because deriving it again takes as long as a signature.
 fn issue(mut certificate: Certificate, key: &dyn Signer, public_key: &[u8]) -> Result<Certificate, Error> {
     if certificate.curve != key.curve() {
         return Err(Error::Curve { found: certificate.curve, expected: key.curve() });
@@ -143,12 +143,12 @@ fn issue(mut certificate: Certificate, key: &dyn Signer, public_key: &[u8]) -> R
         Curve::Curve25519 => made,
         Curve::P256 => signature::low_s(&made).ok_or(Error::SignerFault)?,
     };
-    // A faulty signature can give away the key that made it.
+    // A faulty signature can reveal the key that made it, so verify before returning it.
     let public_key = VerifyingKey::new(certificate.curve, public_key);
     if !public_key.is_some_and(|public_key| certificate.is_signed_by(&public_key)) {
         return Err(Error::SignerFault);
     }
-    // Whatever is issued can be read: the reader's limits (sizes, name length) hold here too.
+    // Parse the result, so that the reader's limits (sizes, name length) apply to issued certificates as well.
     Certificate::from_bytes(certificate.version, &certificate.to_bytes())
 }
 
@@ -177,7 +177,7 @@ mod tests {
         (template.self_sign(&key).unwrap(), key)
     }
 
-    /// The refusal of a host that differs from an acceptable one only in `change`.
+    /// The error for a host that differs from an acceptable one only by `change`.
     fn refusal(ca: impl FnOnce(&mut Template), change: impl FnOnce(&mut Template)) -> Error {
         let (ca, key) = authority(ca);
         let mut host = host(Version::V2, Curve::Curve25519);
@@ -272,10 +272,10 @@ mod tests {
         assert_eq!(refused, Error::Ipv6InV1 { network: v6 });
     }
 
-    /// What a signature passes through on its way.
+    /// What happens to a signature in transit.
     type Passage = fn(Vec<u8>) -> Result<Vec<u8>, Error>;
 
-    /// A signer that lives elsewhere.
+    /// A remote signer.
     struct Elsewhere(SigningKey, Passage);
 
     impl Signer for Elsewhere {

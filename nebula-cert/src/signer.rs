@@ -1,10 +1,10 @@
-//! The signing key of a CA: in memory, or in a token that never reveals it.
+//! The signing key of a CA, in memory or in a token that never reveals it.
 
 use crate::{Curve, Error, SigningKey};
 
-/// Signs for a CA. [`SigningKey`] holds the key in memory; a token or a remote service only lends its signature.
+/// Signs for a CA. [`SigningKey`] holds the key in memory; a token or a remote service returns signatures only.
 ///
-/// What a signer returns is brought into low-S form and checked before it becomes part of a certificate.
+/// The returned signature is normalized to low-S form (P-256) and verified before it becomes part of a certificate.
 ///
 /// ```
 /// use nebula_cert::{Curve, Error, Signer, SigningKey, Template};
@@ -39,13 +39,13 @@ pub trait Signer {
     /// Curve of the key.
     fn curve(&self) -> Curve;
 
-    /// The public half as certificates carry it: 32 bytes, or an uncompressed P-256 point of 65 bytes.
+    /// The public key as certificates contain it: 32 bytes, or an uncompressed P-256 point of 65 bytes.
     fn public_key(&self) -> Vec<u8>;
 
     /// Signs a message of any length. Ed25519: 64 bytes. P-256: ECDSA over SHA-256 in DER, s in either form.
     ///
     /// # Errors
-    /// The key cannot be used, for example [`Error::Signer`].
+    /// Returns an error if the key cannot be used, for example [`Error::Signer`].
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error>;
 }
 

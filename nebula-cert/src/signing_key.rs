@@ -1,4 +1,4 @@
-//! Private keys of CAs: zeroized on drop, never printed.
+//! Private keys of CAs, zeroized on drop and never printed.
 
 use ed25519_dalek::Signer as _;
 use p256::ecdsa::Signature;
@@ -25,15 +25,15 @@ use crate::{Curve, Error, pem};
 #[derive(Clone)]
 pub struct SigningKey {
     curve: Curve,
-    /// As in files: seed and public half for Ed25519, scalar for P-256.
+    /// In the file format: seed and public key for Ed25519, scalar for P-256.
     secret: Zeroizing<Vec<u8>>,
 }
 
 impl SigningKey {
-    /// A new random key.
+    /// Generates a random key.
     ///
     /// # Errors
-    /// The system has no randomness.
+    /// Returns an error if the system provides no random bytes.
     pub fn generate(curve: Curve) -> Result<Self, Error> {
         match curve {
             Curve::Curve25519 => Self::from_seed(curve, &*random_secret()?),
@@ -41,10 +41,10 @@ impl SigningKey {
         }
     }
 
-    /// The key that follows from these bytes: the Ed25519 seed, or the P-256 scalar. They must be as secret as the key.
+    /// Derives the key from an Ed25519 seed or a P-256 scalar, which must be as secret as the key.
     ///
     /// # Errors
-    /// A P-256 scalar out of range.
+    /// Returns an error for a P-256 scalar out of range.
     pub fn from_seed(curve: Curve, seed: &[u8; SECRET_LENGTH]) -> Result<Self, Error> {
         let secret = match curve {
             Curve::Curve25519 => ed25519_dalek::SigningKey::from_bytes(seed).to_keypair_bytes().to_vec(),
@@ -53,10 +53,11 @@ impl SigningKey {
         Ok(Self { curve, secret: Zeroizing::new(secret) })
     }
 
-    /// Reads a plain CA key.
+    /// Reads an unencrypted CA key.
     ///
     /// # Errors
-    /// Another label, a wrong length, or an encrypted key (use [`SigningKey::from_encrypted_pem`]).
+    /// Returns an error for another label, an invalid key, or an encrypted key (use
+    /// [`SigningKey::from_encrypted_pem`]).
     pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
         let block = pem::first(pem)?;
         match curve_of(&block.label, plain_label) {
@@ -69,15 +70,16 @@ impl SigningKey {
     /// Reads an encrypted CA key.
     ///
     /// # Errors
-    /// A wrong passphrase or parameters out of bounds.
+    /// Returns an error for another label, a plain key, a wrong passphrase, or parameters out of bounds.
     pub fn from_encrypted_pem(pem: &[u8], passphrase: &[u8]) -> Result<Self, Error> {
         Self::from_encrypted_pem_within(pem, passphrase, PassphraseCost::HIGHEST)
     }
 
-    /// Reads an encrypted CA key from a source that is not trusted to choose how much work opening it is.
+    /// Reads an encrypted CA key whose source is not trusted to choose how expensive decryption is.
     ///
     /// # Errors
-    /// As [`SigningKey::from_encrypted_pem`], and [`Error::PassphraseCost`] if a part of the cost exceeds `limit`.
+    /// The same as [`SigningKey::from_encrypted_pem`], and [`Error::PassphraseCost`] if any part of the cost exceeds
+    /// `limit`.
     pub fn from_encrypted_pem_within(pem: &[u8], passphrase: &[u8], limit: PassphraseCost) -> Result<Self, Error> {
         let block = pem::first(pem)?;
         match curve_of(&block.label, encrypted_label) {
@@ -87,28 +89,28 @@ impl SigningKey {
         }
     }
 
-    /// PEM text.
+    /// Encodes the key as PEM, unencrypted.
     #[must_use]
     pub fn to_pem(&self) -> Zeroizing<String> {
         Zeroizing::new(pem::encode(plain_label(self.curve), &self.secret))
     }
 
-    /// PEM text protected by a passphrase; takes as long as `cost` says.
+    /// Encodes the key as PEM encrypted with a passphrase; `cost` determines how long that takes.
     ///
     /// # Errors
-    /// A cost out of bounds, not enough memory for it, or no randomness.
+    /// Returns an error if `cost` is out of bounds, or if there is not enough memory for it or no random bytes.
     pub fn to_encrypted_pem(&self, passphrase: &[u8], cost: PassphraseCost) -> Result<String, Error> {
         let contents = encrypted_key::encrypt(&self.secret, passphrase, cost)?;
         Ok(pem::encode(encrypted_label(self.curve), &contents))
     }
 
-    /// Curve.
+    /// Curve of the key.
     #[must_use]
     pub fn curve(&self) -> Curve {
         self.curve
     }
 
-    /// The public half.
+    /// The public key.
     #[must_use]
     pub fn public_key(&self) -> Vec<u8> {
         match self.curve {
@@ -118,7 +120,7 @@ impl SigningKey {
         }
     }
 
-    /// Signs as certificates need it; P-256 in low-S form.
+    /// Signs a message for a certificate; P-256 signatures are in low-S form.
     pub(crate) fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error> {
         match self.curve {
             Curve::Curve25519 => Ok(self.ed25519().sign(message).to_bytes().to_vec()),
@@ -140,7 +142,7 @@ impl SigningKey {
             return Err(Error::KeyLength { curve, expected, length: bytes.len() });
         }
         match curve {
-            // A public half of another key would make signatures that leak the private one.
+            // Signatures made with the public half of another key would leak the private key.
             Curve::Curve25519 if !bytes.ends_with(&key.public_key()) => Err(Error::KeyHalves),
             Curve::Curve25519 => Ok(key),
             Curve::P256 => scalar(bytes).map(|_| key),
@@ -148,7 +150,7 @@ impl SigningKey {
     }
 
     fn ed25519(&self) -> ed25519_dalek::SigningKey {
-        // The length was checked when the key was made; the public half is always derived again.
+        // The length was checked when the key was made; the public half is always derived from the seed.
         let mut seed = Zeroizing::new([0; ED25519_LENGTH / 2]);
         seed.iter_mut().zip(self.secret.iter()).for_each(|(to, from)| *to = *from);
         ed25519_dalek::SigningKey::from_bytes(&seed)

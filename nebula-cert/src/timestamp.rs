@@ -1,8 +1,9 @@
-//! RFC 3339 text of a second count, for JSON and error messages.
+//! RFC 3339 timestamps for JSON and error messages.
 
 use crate::UnixTime;
 
-/// `2026-11-20T13:18:40Z`; any `i64` gives some text, years outside 0..=9999 get more digits.
+/// Formats a time like `2026-11-20T13:18:40Z`. It accepts any `i64`; years after 9999 have more digits, and years
+/// before 0 a minus sign.
 #[must_use]
 pub fn rfc3339(time: UnixTime) -> String {
     let (year, month, day) = civil_date(time.div_euclid(86_400));
@@ -11,11 +12,11 @@ pub fn rfc3339(time: UnixTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Year, month and day of a number of days since 1970-01-01, in the proleptic Gregorian calendar. Takes what fits into
-/// [`UnixTime`] as seconds.
+/// Converts a number of days since 1970-01-01 to year, month and day in the proleptic Gregorian calendar. Supports the
+/// range of days whose seconds fit into [`UnixTime`].
 #[must_use]
 pub fn civil_date(days: i64) -> (i64, i64, i64) {
-    // Days are counted from 0000-03-01 in 400-year eras, so that the leap day is the last day of a year.
+    // Days are counted from 0000-03-01 in eras of 400 years, so that the leap day is the last day of a year.
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);
     let day_of_era = shifted.rem_euclid(146_097);

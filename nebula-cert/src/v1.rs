@@ -1,4 +1,4 @@
-//! Version 1: protobuf. Signature and fingerprint cover the re-encoded message, so unknown fields do not count.
+//! Certificate version 1, in protobuf. Signature and fingerprint cover the re-encoded message, without unknown fields.
 
 use std::net::Ipv4Addr;
 
@@ -7,7 +7,7 @@ use ipnet::{IpNet, Ipv4Net};
 use crate::protobuf::{Fields, Malformed, Value, Writer, packed};
 use crate::{Certificate, Curve, Error, Fingerprint, MAX_CERTIFICATE_SIZE, Version};
 
-/// Reads a certificate; in a handshake the key comes from outside.
+/// Reads a certificate. In a handshake the key comes from outside the certificate.
 pub(crate) fn decode(bytes: &[u8], handshake: Option<(Curve, &[u8])>) -> Result<Certificate, Error> {
     if bytes.is_empty() {
         return Err(Error::Empty { version: Version::V1 });
@@ -19,7 +19,7 @@ pub(crate) fn decode(bytes: &[u8], handshake: Option<(Curve, &[u8])>) -> Result<
     let mut signature: &[u8] = &[];
     for field in Fields::new(bytes) {
         match field.map_err(|_| malformed("the outer message"))? {
-            // A message given twice is merged.
+            // As protobuf requires, a message that occurs twice is merged.
             (DETAILS, Value::Bytes(value)) => details.get_or_insert_default().read(value)?,
             (SIGNATURE, Value::Bytes(value)) => signature = value,
             _ => {}
@@ -41,22 +41,22 @@ pub(crate) fn decode(bytes: &[u8], handshake: Option<(Curve, &[u8])>) -> Result<
     Ok(certificate)
 }
 
-/// The binary form.
+/// Encodes the binary form.
 pub(crate) fn encode(certificate: &Certificate) -> Vec<u8> {
     encode_with(certificate, &certificate.signature)
 }
 
-/// The binary form with another signature.
+/// Encodes the binary form with another signature.
 pub(crate) fn encode_with(certificate: &Certificate, signature: &[u8]) -> Vec<u8> {
     outer(&certificate.raw_details, signature)
 }
 
-/// The binary form without the public key.
+/// Encodes the binary form without the public key.
 pub(crate) fn encode_for_handshake(certificate: &Certificate) -> Vec<u8> {
     outer(&encode_details(certificate, &[]), &certificate.signature)
 }
 
-/// The bytes that are signed, if `public_key` is that of the certificate.
+/// Encodes the details. With the certificate's own `public_key`, these are the signed bytes.
 pub(crate) fn encode_details(certificate: &Certificate, public_key: &[u8]) -> Vec<u8> {
     let mut out = Writer::default();
     out.nonempty(NAME, certificate.name.as_bytes());
@@ -76,7 +76,7 @@ pub(crate) fn encode_details(certificate: &Certificate, public_key: &[u8]) -> Ve
     out.finish()
 }
 
-/// The rules of this version; order and duplicates are free.
+/// Checks the rules of this version. Networks may be in any order and repeated.
 pub(crate) fn validate(certificate: &Certificate) -> Result<(), Error> {
     let networks = certificate.networks.iter().chain(&certificate.unsafe_networks);
     if let Some(&network) = networks.clone().find(|network| matches!(network, IpNet::V6(_))) {
@@ -154,14 +154,14 @@ fn unpack(numbers: &[u32], field: &'static str) -> Result<Vec<IpNet>, Error> {
 }
 
 fn network(address: u32, mask: u32) -> IpNet {
-    // A mask with holes reads as /0, whose re-encoding then fails the signature; so does Go.
+    // A non-contiguous mask is read as /0, as in Go; the re-encoded details then fail signature verification.
     let contiguous = mask.leading_ones() == mask.count_ones();
     let length = if contiguous { mask.count_ones() } else { 0 };
     Ipv4Net::new_assert(Ipv4Addr::from_bits(address), length as u8).into()
 }
 
 fn pack(networks: &[IpNet]) -> impl Iterator<Item = u32> {
-    // Validation has refused IPv6.
+    // Validation has already refused IPv6.
     let v4 = networks.iter().filter_map(|network| match network {
         IpNet::V4(network) => Some(network),
         IpNet::V6(_) => None,

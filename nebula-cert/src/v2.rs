@@ -1,4 +1,4 @@
-//! Version 2: ASN.1 DER. Signature and fingerprint cover the details element exactly as received.
+//! Certificate version 2, in ASN.1 DER. Signature and fingerprint cover the details element exactly as received.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,7 +6,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{Certificate, Curve, Error, Fingerprint, MAX_CERTIFICATE_SIZE, Version};
 
-/// Reads a certificate; in a handshake curve and key come from outside.
+/// Reads a certificate. In a handshake the curve and the key come from outside the certificate.
 pub(crate) fn decode(bytes: &[u8], handshake: Option<(Curve, &[u8])>) -> Result<Certificate, Error> {
     if bytes.is_empty() {
         return Err(Error::Empty { version: Version::V2 });
@@ -14,7 +14,7 @@ pub(crate) fn decode(bytes: &[u8], handshake: Option<(Curve, &[u8])>) -> Result<
     if bytes.len() > MAX_CERTIFICATE_SIZE {
         return Err(Error::TooLong { version: Version::V2, length: bytes.len(), limit: MAX_CERTIFICATE_SIZE });
     }
-    // Bytes after the sequence, and elements after the signature inside it, are ignored, as Go does.
+    // As in Go, bytes after the sequence and elements after the signature inside it are ignored.
     let mut outer = Der(Der(bytes).value(SEQUENCE, "no certificate sequence")?);
     let raw_details = outer.element(DETAILS, "no details")?;
     let curve = match outer.optional(CURVE, "the curve")? {
@@ -37,7 +37,7 @@ pub(crate) fn decode(bytes: &[u8], handshake: Option<(Curve, &[u8])>) -> Result<
     if !(1..=MAX_NAME).contains(&name.len()) {
         return Err(Error::NameLength { length: name.len() });
     }
-    // In the order of the elements.
+    // Read in the order of the elements.
     let networks = read_networks(details.optional(NETWORKS, "the networks")?)?;
     let unsafe_networks = read_networks(details.optional(UNSAFE_NETWORKS, "the unsafe networks")?)?;
     let groups = read_groups(details.optional(GROUPS, "the groups")?)?;
@@ -52,7 +52,8 @@ pub(crate) fn decode(bytes: &[u8], handshake: Option<(Curve, &[u8])>) -> Result<
     let mut certificate = Certificate {
         version: Version::V2,
         curve,
-        // Go does not check names and groups for UTF-8. The signature covers the raw bytes, so replacing is safe.
+        // Go does not check that names and groups are UTF-8. The signature covers the raw bytes, so lossy conversion is
+        // safe.
         name: String::from_utf8_lossy(name).into_owned(),
         networks,
         unsafe_networks,
@@ -70,14 +71,14 @@ pub(crate) fn decode(bytes: &[u8], handshake: Option<(Curve, &[u8])>) -> Result<
     Ok(certificate)
 }
 
-/// The order in which networks are issued and kept in memory; the first is the primary address.
+/// Sorts the networks into the order in which they are issued and kept in memory; the first is the primary address.
 pub(crate) fn sort(certificate: &mut Certificate) {
     // IpNet orders IPv4 first, then by address, then by prefix length.
     certificate.networks.sort_unstable();
     certificate.unsafe_networks.sort_unstable();
 }
 
-/// The binary form.
+/// Encodes the binary form.
 pub(crate) fn encode(certificate: &Certificate) -> Vec<u8> {
     let mut content = certificate.raw_details.clone();
     if certificate.curve != Curve::Curve25519 {
@@ -88,14 +89,14 @@ pub(crate) fn encode(certificate: &Certificate) -> Vec<u8> {
     wrap(SEQUENCE, &content)
 }
 
-/// The binary form without curve and public key.
+/// Encodes the binary form without curve and public key.
 pub(crate) fn encode_for_handshake(certificate: &Certificate) -> Vec<u8> {
     let mut content = certificate.raw_details.clone();
     put(&mut content, SIGNATURE, &certificate.signature);
     wrap(SEQUENCE, &content)
 }
 
-/// The details element of a certificate to be signed; its networks must be sorted.
+/// Encodes the details element of a certificate to be signed; its networks must be sorted.
 pub(crate) fn encode_details(certificate: &Certificate) -> Vec<u8> {
     let mut content = Vec::new();
     put(&mut content, NAME, certificate.name.as_bytes());
@@ -114,12 +115,12 @@ pub(crate) fn encode_details(certificate: &Certificate) -> Vec<u8> {
     wrap(DETAILS, &content)
 }
 
-/// What the signature is made over; with the signature appended, what the fingerprint is made over.
+/// The bytes that the signature covers. The fingerprint covers them with the signature appended.
 pub(crate) fn signed_bytes(certificate: &Certificate) -> Vec<u8> {
     [&certificate.raw_details, &[certificate.curve.number()][..], &certificate.public_key].concat()
 }
 
-/// The rules of this version; the networks must be sorted.
+/// Checks the rules of this version; the networks must be sorted.
 pub(crate) fn validate(certificate: &Certificate) -> Result<(), Error> {
     if certificate.groups.iter().any(String::is_empty) {
         return Err(Error::EmptyGroup);
@@ -190,7 +191,7 @@ fn read_groups(list: Option<&[u8]>) -> Result<Vec<String>, Error> {
     Ok(groups)
 }
 
-/// Reads DER elements one after the other; `what` is the complaint about anything that is not strict DER.
+/// Reads DER elements one after the other. Anything that is not strict DER is an error with the text `what`.
 struct Der<'a>(&'a [u8]);
 
 impl<'a> Der<'a> {
@@ -199,7 +200,7 @@ impl<'a> Der<'a> {
         self.take(tag).ok_or_else(|| malformed(what))
     }
 
-    /// As [`Der::value`], but empty content is refused too.
+    /// Like [`Der::value`], but refuses empty content.
     fn nonempty(&mut self, tag: u8, what: &'static str) -> Result<&'a [u8], Error> {
         self.take(tag).filter(|content| !content.is_empty()).ok_or_else(|| malformed(what))
     }
@@ -237,7 +238,7 @@ impl<'a> Der<'a> {
         Some(content)
     }
 
-    /// Lengths of header and content.
+    /// Lengths of the header and the content.
     fn header(bytes: &[u8], tag: u8) -> Option<(usize, usize)> {
         let (&found, rest) = bytes.split_first()?;
         let (&first, rest) = rest.split_first()?;
@@ -250,7 +251,7 @@ impl<'a> Der<'a> {
         let count = usize::from(first & 0x7f);
         let octets = rest.get(..count).filter(|octets| (1..=4).contains(&octets.len()))?;
         let length = octets.iter().fold(0_u64, |length, &octet| length << 8 | u64::from(octet));
-        // Minimal: no leading zero octet, and no long form where the short one would do.
+        // The length must be minimal: no leading zero octet, and no long form if the short one suffices.
         (octets[0] != 0 && length >= 0x80).then_some((2 + count, usize::try_from(length).ok()?))
     }
 }
@@ -282,7 +283,7 @@ fn wrap(tag: u8, content: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The minimal two's complement form of a big-endian number.
+/// Reduces a big-endian number to its minimal two's complement form.
 fn integer_bytes(mut bytes: &[u8]) -> &[u8] {
     while let [0, 0..=0x7f, ..] | [0xff, 0x80..=0xff, ..] = bytes {
         bytes = &bytes[1..];
@@ -341,7 +342,7 @@ mod tests {
         }
     }
 
-    /// A P-256 certificate in handshake form, with an element between details and signature.
+    /// A P-256 certificate in handshake form, with an extra element between details and signature.
     fn handshake_with(element: &[u8]) -> Result<Certificate, Error> {
         let key = crate::SigningKey::generate(Curve::P256).unwrap();
         let template = crate::Template { curve: Curve::P256, ..crate::Template::new("ca", 0..=1) };

@@ -61,7 +61,7 @@ fn an_expired_certificate_can_be_renewed_and_a_foreign_one_cannot() {
     let errors = other.fails("renew -crt h.crt");
     assert!(errors.starts_with("Error: refusing to renew h.crt: no CA in ca.crt issued it"), "{errors}");
     assert_eq!(other.read("h.crt"), folder.read("h.crt"));
-    // After a change of the CA both are in the file, the new one first.
+    // While the CA is being replaced, the file holds both, the new one first.
     let both = [other.read("ca.crt"), folder.read("ca.crt")].concat();
     fs::write(other.path().join("both.crt"), both).unwrap();
     other.succeeds("renew -crt h.crt -ca-crt both.crt");

@@ -1,4 +1,4 @@
-//! The `nebula-cert` program as scripts written for the Go tool use it.
+//! The `nebula-cert` program, used like in scripts written for the Go tool.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test ends where an unwrap fails")]
 
@@ -250,7 +250,7 @@ fn global_flags_take_values_and_two_dashes_end_the_flags() {
     }
 }
 
-/// Width in pixels and text of a QR code.
+/// Decodes a QR code; returns its width in pixels and its text.
 fn read_qr_code(png: &[u8]) -> (usize, String) {
     let mut reader = png::Decoder::new(Cursor::new(png)).read_info().unwrap();
     let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
@@ -260,7 +260,7 @@ fn read_qr_code(png: &[u8]) -> (usize, String) {
     let [code] = &image.detect_grids()[..] else { panic!("not one code") };
     let (meta, text) = code.decode().unwrap();
     assert_eq!(meta.ecc_level, 0, "recovery level M is number 0");
-    // Five pixels for each module, and four white modules on each side.
+    // Five pixels per module, and four white modules on each side.
     assert_eq!(width, (meta.version.to_size() + 8) * 5);
     (width, text)
 }

@@ -1,6 +1,7 @@
-//! Ours and the releases of Go Nebula that Debian carries, on the same command lines and with each other's files.
+//! Compares our tool with the releases of Go Nebula packaged in Debian: the same command lines, and files made by each
+//! other.
 //!
-//! What differs on purpose is the table [`DELIBERATE`]; everything else must be equal.
+//! Intended differences are listed in [`DELIBERATE`]; everything else must be equal.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test ends where an unwrap fails")]
 
@@ -19,7 +20,7 @@ use proptest::test_runner::TestRunner;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Command lines with another outcome here than there, and why.
+/// Command lines whose outcome differs from Go on purpose, and why.
 const DELIBERATE: &[(&str, &str)] = &[
     ("ca -name new -out-crt n.crt -out-key n.key -out-qr junk", PRIVATE),
     ("keygen -out-key junk -out-pub cut.crt", PRIVATE),
@@ -36,8 +37,8 @@ const PRIVATE: &str = "a file that is replaced becomes private even if others co
 const LEFT_OVER: &str = "words that would be ignored, together with every flag after them, are an error";
 const SUBJECT: &str = "names the certificate in one line where Go prints all of its JSON";
 
-/// Lines as a shell takes them: `NAME=value` before, `< file` after, `''` for an empty word, `␣` for a blank inside
-/// one.
+/// Command lines in shell syntax: `NAME=value` before the command, `< file` after it, `''` for an empty word, and `␣`
+/// for a space inside a word.
 const LINES: &[&str] = &[
     // Without a mode.
     "",
@@ -343,7 +344,7 @@ fn succeeds(program: &Path, folder: &Path, line: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A folder with every kind of file the lines name, made by Go.
+/// Creates a directory with every kind of file that the command lines name, made by Go.
 fn stock() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let go = |line: &str| drop(succeeds(&newest(), folder.path(), line));
@@ -376,12 +377,12 @@ fn stock() -> TempDir {
     write("junk", "junk\n".into());
     write("empty", String::new());
     fs::create_dir(folder.path().join("folder")).unwrap();
-    // Until the short-lived ones are expired.
+    // Wait until the short-lived certificates have expired.
     std::thread::sleep(Duration::from_millis(2_100));
     folder
 }
 
-/// A copy of the stock to run one line in.
+/// Copies the stock, to run one command line in.
 fn twin(stock: &Path) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(stock).unwrap().map(Result::unwrap) {
@@ -394,10 +395,10 @@ fn twin(stock: &Path) -> TempDir {
     folder
 }
 
-/// What a line did, without what is random.
+/// What a command line did, without random parts.
 #[derive(Debug)]
 struct Outcome {
-    /// First line of standard error of a failure.
+    /// First line of standard error, if it failed.
     message: String,
     effect: Effect,
 }
@@ -405,10 +406,10 @@ struct Outcome {
 #[derive(Debug, PartialEq)]
 struct Effect {
     code: Option<i32>,
-    /// Whether the help of the mode followed.
+    /// Whether the help of the mode was printed.
     help: bool,
     output: Contents,
-    /// Files made or changed, with their modes.
+    /// Files created or changed, with their modes.
     files: BTreeMap<PathBuf, (u32, Contents)>,
 }
 
@@ -437,7 +438,7 @@ impl Contents {
     }
 }
 
-/// A certificate without what no two runs have in common.
+/// A certificate without the parts that differ in every run.
 #[derive(Debug)]
 struct Shape {
     json: Value,
@@ -461,13 +462,13 @@ impl Shape {
 
 impl PartialEq for Shape {
     fn eq(&self, other: &Self) -> bool {
-        // The two runs come after each other, on a machine that may be busy.
+        // The two runs follow each other, on a machine that may be busy.
         let near = |one: i64, other: i64| one.abs_diff(other) <= 60;
         self.json == other.json && near(self.not_before, other.not_before) && near(self.not_after, other.not_after)
     }
 }
 
-/// A message without what the two take from different standard libraries, and without a slip of the pen.
+/// Normalizes a message: removes text that comes from the standard libraries, and a typing error in Go.
 fn plain(message: &str) -> String {
     let words = ["Error: ", "Enter passphrase: ", "open ", "read ", "\"", " (os error 2)", " (os error 21)"];
     let message = words.iter().fold(message.to_owned(), |message, word| message.replace(word, ""));
@@ -513,7 +514,7 @@ fn the_same_command_line_does_what_the_go_tool_does() {
     for line in LINES {
         let (mine, theirs) = (twin(stock.path()), twin(stock.path()));
         let (ours, go) = (outcome(&ours(), mine.path(), line), outcome(&newest(), theirs.path(), line));
-        // Our messages go on with details.
+        // Our messages begin like Go's and add details.
         let same_message = ours.message.starts_with(&go.message) && ours.message.is_empty() == go.message.is_empty();
         let same = same_message && ours.effect == go.effect;
         if same == DELIBERATE.iter().any(|(deliberate, _)| deliberate == line) {
@@ -523,7 +524,7 @@ fn the_same_command_line_does_what_the_go_tool_does() {
     assert!(failures.is_empty(), "{} of {}\n{}", failures.len(), LINES.len(), failures.join("\n"));
 }
 
-/// A tool and the kinds of certificates it knows.
+/// A tool and the kinds of certificates that it supports.
 struct Tool {
     name: &'static str,
     program: PathBuf,
@@ -555,7 +556,7 @@ fn what_any_tool_makes_every_other_signs_with_and_verifies() {
         let tools: Vec<Tool> = tools().into_iter().filter(|tool| tool.kinds.contains(kind)).collect();
         for maker in &tools {
             let ca = format!("{}-{at}", maker.name);
-            // Old releases know neither flag, and one curve or version only.
+            // Old releases know neither flag and support only one curve or version.
             let curve = if *curve == Curve::P256 { "-curve P256" } else { "" };
             let version = if KINDS.iter().all(|kind| maker.kinds.contains(kind)) { version.number() } else { 0 };
             let version = if version == 0 { String::new() } else { format!("-version {version}") };
@@ -605,7 +606,7 @@ fn whatever_we_sign_go_accepts_and_prints_alike() {
         let mut bundle = String::new();
         while bundle.matches("BEGIN").count() < CERTIFICATES {
             let template = templates(curve).new_tree(&mut runner).unwrap().current();
-            // Not every template can be signed, and it is for us to notice that.
+            // Not every template can be signed; ours must refuse those that cannot.
             if let Ok(certificate) = template.sign(&ca, &key) {
                 bundle += &certificate.to_pem();
                 signed += 1;
@@ -621,7 +622,7 @@ fn whatever_we_sign_go_accepts_and_prints_alike() {
 }
 
 const CERTIFICATES: usize = 40;
-// Around the time of the test, whenever that is: from 2001 to 2099.
+// Valid from 2001 to 2099, so at any time when the test runs.
 const VALID: (i64, i64) = (1_000_000_000, 4_100_000_000);
 
 fn template(version: Version, curve: Curve, public_key: Vec<u8>) -> Template {

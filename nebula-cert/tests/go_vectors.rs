@@ -1,4 +1,4 @@
-//! Certificates and keys made by the released Go tool: same bytes, same fingerprints, same verdicts.
+//! Certificates and keys made by the released Go tool give the same bytes, fingerprints and verdicts.
 #![allow(clippy::unwrap_used, reason = "a test ends where an unwrap fails")]
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 const VECTORS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors");
 const PASSPHRASE: &[u8] = b"correct horse battery staple";
-/// 2027-01-15, when every vector that is not named "expired" is valid.
+/// 2027-01-15, when every vector not named "expired" is valid.
 const NOW: i64 = 1_800_000_000;
 
 fn vectors(path: &str) -> PathBuf {
@@ -25,7 +25,7 @@ fn read(path: impl AsRef<Path>) -> Vec<u8> {
     fs::read(path.as_ref()).unwrap_or_else(|error| panic!("{}: {error}", path.as_ref().display()))
 }
 
-/// Every file under `certs/` with this ending, in a stable order.
+/// All files under `certs/` with this extension, in a stable order.
 fn files(ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for folder in fs::read_dir(vectors("certs")).unwrap() {
@@ -40,7 +40,7 @@ fn files(ending: &str) -> Vec<PathBuf> {
     found
 }
 
-/// All CA certificates of the vectors.
+/// A pool of all CA certificates in the vectors.
 fn all_authorities() -> CaPool {
     let mut pool = CaPool::new();
     for path in files(".crt") {
@@ -75,7 +75,7 @@ fn every_certificate_prints_the_json_that_the_tool_recorded() {
         let recorded = json.iter().find(|path| path.exists()).unwrap();
         let certificates = Certificate::bundle_from_pem(&read(&path)).unwrap();
         let printed: Value = certificates.iter().map(Certificate::to_json).collect();
-        // As text, so that the order of keys counts too.
+        // Compared as text, so that the order of keys matters as well.
         assert_eq!(printed.to_string(), String::from_utf8(read(recorded)).unwrap().trim_end(), "{}", path.display());
         compared += certificates.len();
     }
@@ -189,7 +189,7 @@ fn hosts_with_both_versions_and_their_ca_bundle_load() {
     }
 }
 
-/// Signing again what the tool signed gives the same certificate (Ed25519 has one signature per message).
+/// Signing the same contents again gives the tool's certificate (Ed25519 signatures are deterministic).
 #[test]
 fn the_same_contents_signed_with_the_same_key_give_the_same_bytes() {
     for folder in ["v1-25519", "v2-25519"] {
@@ -245,7 +245,7 @@ fn every_crafted_certificate_gets_the_verdict_of_the_go_tool() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Whether our reason is the one Go gave, by the stable part of its text.
+/// Whether our reason is that of Go, judged by the stable part of its text.
 fn same_reason(error: &Error, go: &str) -> bool {
     let ours = error.to_string();
     let reason = go.rsplit(": ").next().unwrap();
@@ -259,7 +259,7 @@ fn same_reason(error: &Error, go: &str) -> bool {
     } else if go.contains("could not find ca") {
         matches!(error, Error::UnknownCa { .. })
     } else {
-        // The value at the end, or the whole reason where there is no value.
+        // The value at the end or, if there is none, the whole reason.
         ours.contains(reason)
     }
 }
@@ -309,7 +309,7 @@ fn a_host_certificate_is_no_ca_and_an_altered_ca_is_not_self_signed() {
     assert!(matches!(refused, Error::NotSelfSigned { .. }));
 }
 
-/// Binary forms of one host of each version and curve, with the pool that accepts them.
+/// The binary form of one host certificate of each version and curve.
 fn samples() -> Vec<(Version, Vec<u8>)> {
     ["v1-25519/host-groups", "v1-p256/host-unsafe", "v2-25519/host-multi", "v2-p256/host-groups"]
         .map(|name| Certificate::from_pem(&read(vectors(&format!("certs/{name}.crt")))).unwrap())
@@ -317,7 +317,7 @@ fn samples() -> Vec<(Version, Vec<u8>)> {
         .into()
 }
 
-/// The bytes with one of them changed, in every bit and in some more ways.
+/// Copies of `bytes` with one byte changed: each single bit, and some more masks.
 fn one_byte_changed(bytes: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     let masks = (0..8).map(|bit| 1 << bit).chain([0x03, 0x7f, 0xaa, 0xff]);
     masks.flat_map(move |mask: u8| {
@@ -329,8 +329,9 @@ fn one_byte_changed(bytes: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     })
 }
 
-/// Changes each byte. v1 signs what a certificate says, so other bytes that say the same are the same certificate (as
-/// in Go): a number with unused bits, a flag of 3 instead of 1. v2 signs the bytes, so no change is accepted at all.
+/// Changes each byte. v1 signs the decoded contents, so as in Go, different bytes with the same meaning are the same
+/// certificate: a number with unused bits, a flag of 3 instead of 1. v2 signs the bytes, so no change is accepted at
+/// all.
 fn check_changed_bytes(original: &Certificate, accepts: impl Fn(Certificate) -> bool) {
     assert!(accepts(original.clone()));
     for altered in one_byte_changed(&original.to_bytes()) {

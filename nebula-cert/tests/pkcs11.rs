@@ -1,4 +1,4 @@
-//! CA keys in tokens of SoftHSM, through the command line of the build that can load its module.
+//! CA keys in SoftHSM tokens, through the command line of a build that can load its module.
 #![cfg(all(feature = "cli", feature = "pkcs11"))]
 #![allow(clippy::unwrap_used, reason = "a test ends where an unwrap fails")]
 
@@ -15,11 +15,11 @@ const MODULE: &str = "/usr/lib/softhsm/libsofthsm2.so";
 const PIN: &str = "271828";
 const GO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peers/sid/usr/bin/nebula-cert");
 
-/// A folder in which SoftHSM keeps its tokens and the program runs.
+/// A directory for SoftHSM's tokens, in which the program runs.
 struct Site(Folder);
 
 impl Site {
-    /// With a token named `main` that holds the P-256 key `ca` (id 01).
+    /// Creates a token named `main` that holds the P-256 key `ca` (id 01).
     fn new() -> Self {
         let site = Self(Folder::new());
         fs::create_dir(site.path().join("tokens")).unwrap();
@@ -53,7 +53,7 @@ impl Site {
         self.tool("pkcs11-tool", &[&into[..], &key].concat());
     }
 
-    /// The URI with these parts, the PIN in a file.
+    /// A URI with these parts and the PIN in a file.
     fn uri(&self, parts: &str) -> String {
         format!("pkcs11:{parts}?module-path={MODULE}&pin-source=file:{}", self.path().join("pin").display())
     }
@@ -70,7 +70,7 @@ impl Site {
         assert_eq!((output.status.code(), &*errors), (Some(0), ""), "{words} {parts}");
     }
 
-    /// The message of a run that must fail and write no file.
+    /// Runs the program, which must fail and write no file; returns its error message.
     fn fails(&self, words: &str, uri: &str) -> String {
         let count = || fs::read_dir(self.path()).unwrap().count();
         let before = count();
@@ -122,7 +122,7 @@ fn a_ca_in_a_token_signs_and_renews_both_versions_and_go_accepts_them() {
 #[ignore = "needs SoftHSM, OpenSC and Go's tool: ./test pkcs11"]
 fn signatures_of_a_token_are_low_s() {
     let site = Site::new();
-    // About half of what a token makes is not.
+    // About half of the signatures that a token makes are not in low-S form.
     for number in 0..12 {
         site.succeeds(&format!("ca -name c -curve P256 -out-crt {number}.crt"), "id=%01");
         let ca = site.0.certificate(&format!("{number}.crt"));
@@ -158,7 +158,7 @@ fn a_host_key_in_a_token_is_printed_and_certified() {
     site.succeeds("ca -name c -curve P256 -out-crt ca.crt", "object=ca");
     site.succeeds("sign -name h -networks 10.0.0.1/8 -in-pub host.pub", "object=ca");
     assert_eq!(site.0.certificate("h.crt").public_key(), key);
-    // As in Go: without -in-pub it is the key of the same URI.
+    // As in Go, without -in-pub the certificate is for the key in the token.
     site.succeeds("sign -name self -networks 10.0.0.2/8", "object=ca");
     assert_eq!(site.0.certificate("self.crt").public_key(), site.0.certificate("ca.crt").public_key());
     assert!(!site.path().join("self.key").exists());

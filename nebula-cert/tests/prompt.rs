@@ -1,4 +1,4 @@
-//! `nebula-cert` asking for a passphrase on a terminal.
+//! The passphrase prompt of `nebula-cert` on a terminal.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test ends where an unwrap fails")]
 
@@ -15,12 +15,12 @@ use tempfile::TempDir;
 const CA: &str = "ca -name t -encrypt -argon-memory 64 -argon-iterations 1 -argon-parallelism 1";
 const SIGN: &str = "sign -name h -networks 10.0.0.1/8";
 
-/// The program with a terminal as its standard input.
+/// The running program, with a terminal as its standard input.
 struct Session {
     child: Child,
     errors: ChildStderr,
     keyboard: File,
-    /// Keeps the terminal alive when the program has ended, so that its settings can be read.
+    /// Keeps the terminal open after the program has ended, so that its settings can be read.
     _screen: OwnedFd,
 }
 
@@ -40,7 +40,7 @@ impl Session {
         Self { child, errors, keyboard: File::from(master), _screen: slave }
     }
 
-    /// Waits for the prompt, which comes when the terminal is silent already, and answers it.
+    /// Waits for the prompt, which is printed after echo is turned off, and answers it.
     fn answer(&mut self, text: &str) {
         let mut prompt = [0; 18];
         self.errors.read_exact(&mut prompt).unwrap();
@@ -52,7 +52,7 @@ impl Session {
         assert_eq!(newline, *b"\n");
     }
 
-    /// Exit code and the rest of standard error.
+    /// Waits for the end; returns the exit code and the rest of standard error.
     fn end(mut self) -> (Option<i32>, String) {
         let mut errors = String::new();
         self.errors.read_to_string(&mut errors).unwrap();
@@ -110,6 +110,6 @@ fn an_interrupt_or_an_end_of_input_leaves_the_terminal_as_it_was() {
     }
 }
 
-// What a terminal sends for control and C, and for control and D.
+// What a terminal sends for Ctrl-C and Ctrl-D.
 const INTERRUPT: char = '\u{3}';
 const END: char = '\u{4}';

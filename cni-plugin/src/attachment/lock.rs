@@ -1,4 +1,4 @@
-//! One verb at a time per attachment, across processes (advisory file lock).
+//! An advisory file lock that lets one verb at a time work on an attachment, across processes.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -10,7 +10,7 @@ use crate::attachment::record::Files;
 use crate::clock::{Clock, Deadline};
 use crate::reply::{Error, code};
 
-/// A held lock. The kernel frees it when the process ends, however it ends.
+/// A held lock. The kernel releases it when the process ends, even if it is killed.
 #[derive(Debug)]
 pub struct Lock {
     path: PathBuf,
@@ -19,17 +19,18 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Waits for the lock, creating the directory of the records.
+    /// Waits for the lock; creates the directory of the records if it does not exist.
     ///
     /// # Errors
-    /// Code 11 if another process holds it until the deadline, code 5 if the file system refuses.
+    /// Code 11 if another process still holds the lock at the deadline, code 5 for a file system error.
     pub fn acquire(files: &Files, clock: &dyn Clock, deadline: Deadline) -> Result<Self, Error> {
         let path = files.lock();
         let failed = |e: io::Error| Error::new(code::IO, format!("cannot lock {}: {e}", path.display()));
         loop {
             let Some(file) = open(files).map_err(failed)? else { continue };
             match file.try_lock() {
-                // A holder that removed the file when it was done left us with a lock nobody else will see.
+                // The previous holder removed the file after we opened it, so nobody else will ever see this lock. Open
+                // it again.
                 Ok(()) if !is_still_there(&file, &path) => {}
                 Ok(()) => return Ok(Self { path, dir: files.dir(), _file: file }),
                 Err(TryLockError::WouldBlock) if deadline.is_over(clock) => {
@@ -49,7 +50,8 @@ impl Lock {
     }
 }
 
-// `None`: the directory went between the two calls; somebody removed the network's last attachment.
+// Returns `None` if the directory vanished between the two calls: another process removed the network's last
+// attachment.
 fn open(files: &Files) -> io::Result<Option<File>> {
     files.create_dir()?;
     match OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(files.lock()) {

@@ -1,4 +1,4 @@
-//! What the plugin keeps on disk of each attachment.
+//! What the plugin keeps on disk for each attachment.
 
 pub mod lock;
 pub mod record;

@@ -1,4 +1,5 @@
-//! What was attached, durable until it is undone: one file per attachment, replaced by rename (attachment record).
+//! Attachment records: one file per attachment that says what was set up, kept until it is undone and replaced by
+//! rename.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -17,14 +18,14 @@ use crate::request::{Key, is_name};
 use crate::supervisor::kind::Kind;
 use crate::supervisor::process::Process;
 
-/// One attachment as it was made.
+/// One attachment, as it was set up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// [`Record::VERSION`].
+    /// Version of the format, [`Record::VERSION`].
     pub version: u32,
-    /// How far it came.
+    /// How far the attachment got.
     pub state: State,
-    /// Which pod, and where its tunnel goes.
+    /// The pod, and where its tunnel goes.
     #[serde(flatten)]
     pub target: Target,
     /// The supervisor of the instance.
@@ -33,31 +34,31 @@ pub struct Record {
     /// The instance's program.
     #[serde(default)]
     pub instance: PathBuf,
-    /// The instance, where its supervisor knows it by its process; absent until one was started.
+    /// The process of the instance, if its supervisor tracks instances by process; absent until one is started.
     pub process: Option<Process>,
     /// The node's route to the overlay address that ADD reported as the pod's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_route: Option<HostRoute>,
-    /// User and group that the instance runs as; absent where the plugin may not choose one.
+    /// User and group that the instance runs as; absent if the plugin is not root and cannot choose one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<u32>,
-    /// Most bytes of memory that the instance may have.
+    /// Memory limit of the instance, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
-    /// Rules on the node's end of the pod's link, where the pod is isolated.
+    /// Rules on the node's end of the pod's link, if the pod is isolated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<Guard>,
-    /// Where the instance answers.
+    /// Socket on which the instance reports its status.
     pub status_socket: PathBuf,
 }
 
-/// How far an attachment came. "Gone" is the absence of the file.
+/// How far an attachment got. An attachment that is gone has no file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// About to be made, or half made.
+    /// About to be set up, or partly set up.
     Intent,
-    /// The instance said it is ready.
+    /// The instance has reported that it is ready.
     Running,
 }
 
@@ -68,25 +69,25 @@ pub enum Found {
     Nothing,
     /// A record.
     Record(Box<Record>),
-    /// Something else: torn, or not ours.
+    /// Anything else: a torn file, or one that is not ours.
     Garbage(String),
 }
 
 impl Record {
-    /// Current form.
+    /// Current version of the format.
     pub const VERSION: u32 = 1;
 
-    /// The attachment this record is of.
+    /// The attachment that this record describes.
     #[must_use]
     pub fn key(&self) -> Key {
         let Target { network, container_id, ifname, .. } = &self.target;
         Key { network: network.clone(), container_id: container_id.clone(), ifname: ifname.clone() }
     }
 
-    /// Replaces the record file; on return it is durable.
+    /// Replaces the record file; it is durable once this returns.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns the file system's error.
     pub fn save(&self, files: &Files) -> io::Result<()> {
         write_durably(&files.record(), &serde_json::to_vec(self)?)
     }
@@ -94,7 +95,7 @@ impl Record {
     /// Reads the record file of an attachment.
     ///
     /// # Errors
-    /// What the file system says, except that the file is missing.
+    /// Returns the file system's error; a missing file is not an error.
     pub fn load(path: &Path) -> io::Result<Found> {
         let file = match File::open(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
@@ -110,7 +111,7 @@ impl Record {
     }
 }
 
-/// The files of one attachment. All of them go when it goes.
+/// The files of one attachment. They are all removed with it.
 #[derive(Debug, Clone)]
 pub struct Files {
     state_dir: PathBuf,
@@ -118,85 +119,86 @@ pub struct Files {
 }
 
 impl Files {
-    /// Names the files; creates none.
+    /// Derives the paths; creates nothing.
     #[must_use]
     pub fn new(state_dir: &Path, key: &Key) -> Self {
         Self { state_dir: state_dir.to_owned(), key: key.clone() }
     }
 
-    /// Whose files.
+    /// The attachment these files belong to.
     #[must_use]
     pub fn key(&self) -> &Key {
         &self.key
     }
 
-    /// Where the network's records are.
+    /// Directory of the network's records.
     #[must_use]
     pub fn dir(&self) -> PathBuf {
         self.state_dir.join(&self.key.network)
     }
 
-    /// The record.
+    /// The record file.
     #[must_use]
     pub fn record(&self) -> PathBuf {
         self.named("json")
     }
 
-    /// The launch contract.
+    /// The launch contract file.
     #[must_use]
     pub fn launch(&self) -> PathBuf {
         self.named("launch")
     }
 
-    /// Where records of all networks are.
+    /// Directory that holds the records of all networks.
     #[must_use]
     pub fn state_dir(&self) -> PathBuf {
         self.state_dir.clone()
     }
 
-    /// Name of the attachment's unit.
+    /// Name of the attachment's systemd unit.
     #[must_use]
     pub fn unit(&self) -> String {
         format!("nebula-pod-{:016x}.service", self.hash())
     }
 
-    /// How names of tables begin that hold rules for the attachment's link.
+    /// Prefix of the names of the tables that hold the rules for the attachment's link.
     #[must_use]
     pub fn guard_tables(&self) -> String {
         guard::table_prefix(self.hash())
     }
 
-    /// What the instance writes to stderr.
+    /// Log file with what the instance writes to stderr.
     #[must_use]
     pub fn log(&self) -> PathBuf {
         self.named("log")
     }
 
-    /// Held while a verb works on the attachment.
+    /// Lock file, held while a verb works on the attachment.
     #[must_use]
     pub fn lock(&self) -> PathBuf {
         self.named("lock")
     }
 
-    /// The folder that belongs to the instance's user, and to nobody else.
+    /// The instance's room: a directory that only the instance's user may enter.
     #[must_use]
     pub fn room(&self) -> PathBuf {
         self.state_dir.join(format!(".{:016x}", self.hash()))
     }
 
-    /// Where the instance answers.
+    /// Socket on which the instance reports its status.
     #[must_use]
     pub fn status_socket(&self) -> PathBuf {
         self.room().join("pod.status")
     }
 
-    /// Where the instance says that it is ready.
+    /// Socket on which the instance reports that it is ready.
     #[must_use]
     pub fn notify_socket(&self) -> PathBuf {
         self.socket("notify")
     }
 
-    /// Where the instance leaves its device when it ends; [`crate::launch::LaunchSpec::device_socket`] of the same.
+    /// Socket to which the instance hands its device when it ends; the same path as
+    /// [`crate::launch::LaunchSpec::device_socket`].
     #[must_use]
     pub fn device_socket(&self) -> PathBuf {
         self.room().join("pod.device")
@@ -205,19 +207,19 @@ impl Files {
     /// Creates the directory of the network's records.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Returns the file system's error.
     pub fn create_dir(&self) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(self.dir())
     }
 
-    /// Removes everything but the lock, the record last: until then a second try knows what to undo.
+    /// Removes everything but the lock. The record goes last, so that a retry still knows what to undo.
     ///
     /// # Errors
-    /// One line per file that could not be removed.
+    /// Returns one line per file that could not be removed.
     pub fn remove(&self) -> Result<(), Vec<String>> {
         let (record, launch) = (self.record(), self.launch());
         let mut problems = Vec::new();
-        // The last two are those of an instance of the release before.
+        // Sockets at the paths that instances of the previous release use.
         let former = ["status", "device"].map(|purpose| self.socket(purpose));
         let sockets = [self.notify_socket(), self.status_socket(), self.device_socket()].into_iter().chain(former);
         let first = sockets.into_iter().chain([temporary(&launch), launch, self.log(), temporary(&record)]);
@@ -230,7 +232,7 @@ impl Files {
         for path in first {
             note(&path, fs::remove_file(&path));
         }
-        // The instance may have left more in it.
+        // The instance may have left other files in its room.
         note(&self.room(), fs::remove_dir_all(self.room()));
         if problems.is_empty()
             && let Err(e) = fs::remove_file(&record)
@@ -245,8 +247,8 @@ impl Files {
         self.dir().join(format!("{}-{}.{suffix}", self.key.container_id, self.key.ifname))
     }
 
-    // A socket address holds 107 bytes: container ids alone have 64, so sockets are named by a hash, next to the
-    // networks' directories (whose names never begin with a dot).
+    // A socket address holds 107 bytes and a container id alone takes 64, so sockets are named by a hash. They live
+    // next to the networks' directories, whose names never begin with a dot.
     fn socket(&self, purpose: &str) -> PathBuf {
         self.state_dir.join(format!(".{:016x}.{purpose}", self.hash()))
     }
@@ -257,10 +259,10 @@ impl Files {
     }
 }
 
-/// The record files of a network, in the order of their names.
+/// Lists the record files of a network, sorted by name.
 ///
 /// # Errors
-/// What the file system says, except that the directory is missing.
+/// Returns the file system's error; a missing directory is not an error.
 pub fn list(state_dir: &Path, network: &str) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(state_dir.join(network)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -272,7 +274,7 @@ pub fn list(state_dir: &Path, network: &str) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The routes that the records of all networks name.
+/// Collects the routes named in the records of all networks.
 #[must_use]
 pub fn host_routes(state_dir: &Path) -> Vec<HostRoute> {
     let networks = fs::read_dir(state_dir).into_iter().flatten().flatten();
@@ -285,8 +287,8 @@ pub fn host_routes(state_dir: &Path) -> Vec<HostRoute> {
     paths.filter_map(record).collect()
 }
 
-/// Removes files of verbs that were killed: those next to a lock that nobody holds and that has no record. Without a
-/// record nothing was started. Files that cannot be removed now are tried again later.
+/// Removes stale files that a killed verb left behind: those next to a lock that nobody holds and that has no record.
+/// Without a record nothing was started. Files that cannot be removed now are left for the next sweep.
 pub fn sweep(state_dir: &Path, network: &str) {
     let dir = state_dir.join(network);
     let Ok(entries) = fs::read_dir(&dir) else { return };
@@ -311,10 +313,10 @@ fn with_suffix(lock: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(OsString::from_vec(name))
 }
 
-/// Replaces a file so that after a crash it holds the old or the new bytes, readable by root alone.
+/// Replaces a file atomically: after a crash it holds either the old or the new bytes. Only its owner can read it.
 ///
 /// # Errors
-/// What the file system says.
+/// Returns the file system's error.
 pub fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = temporary(path);
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;

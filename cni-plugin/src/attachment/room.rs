@@ -1,5 +1,5 @@
-//! The room of an instance: a folder that belongs to a user of the instance's own, so that no instance reaches the
-//! files or the memory of another one. Who owns a room has its number until the room is gone.
+//! The room of an instance: a directory owned by a user id that no other instance has, so that no instance can reach
+//! the files or the memory of another. The user id stays taken for as long as the room exists.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
@@ -10,29 +10,29 @@ use std::path::Path;
 use crate::attachment::record::Files;
 use crate::hash::fnv1a;
 
-/// Numbers of users for instances, inclusive. Each is also the number of a group.
+/// Range of user ids for instances, inclusive. Each is used as a group id as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Users {
-    /// First.
+    /// First user id.
     pub low: u32,
-    /// Last.
+    /// Last user id.
     pub high: u32,
 }
 
 impl Users {
-    /// Beyond what systemd gives to services, containers and users, OpenShift to namespaces, and directories to
-    /// accounts.
+    /// Lies outside the ranges that systemd assigns to services, containers and users, OpenShift to namespaces, and
+    /// directory services to accounts.
     pub const DEFAULT: Self = Self { low: 2_130_706_432, high: 2_130_771_967 };
 }
 
-/// Makes the room of an attachment, and finds an owner for it that no other instance of this state directory has.
-/// `None`: the plugin is not root, so that the instance runs as the user of the plugin.
+/// Creates the room of an attachment and picks an owner for it that no other instance of this state directory has.
+/// Returns `None` if the plugin is not root; the instance then runs as the plugin's user.
 ///
 /// # Errors
-/// What the file system says, or all numbers are taken.
+/// Returns the file system's error, or an error if all user ids are taken.
 pub fn make(files: &Files, users: Users) -> io::Result<Option<u32>> {
     let state_dir = files.state_dir();
-    // Two that look for a number at a time would find the same. The lock ends with the file.
+    // Two plugins that search at the same time would pick the same id. The lock is released when the file is closed.
     let lock = File::open(&state_dir)?;
     lock.lock()?;
     let room = files.room();
@@ -51,7 +51,8 @@ pub fn make(files: &Files, users: Users) -> io::Result<Option<u32>> {
     Ok(user)
 }
 
-/// Each number once. Two state directories on a node begin at different ones.
+/// Yields each user id once. The starting point depends on the state directory and the room, so that two state
+/// directories on a node rarely collide.
 fn candidates(users: Users, state_dir: &Path, room: &Path) -> impl Iterator<Item = u32> {
     let count = u64::from(users.high - users.low) + 1;
     let start = fnv1a(&[&state_dir.to_string_lossy(), &room.to_string_lossy()]) % count;
@@ -61,7 +62,7 @@ fn candidates(users: Users, state_dir: &Path, room: &Path) -> impl Iterator<Item
 fn owners(state_dir: &Path) -> io::Result<BTreeSet<u32>> {
     let hidden = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
     let entries = fs::read_dir(state_dir)?.flatten().filter(hidden);
-    // One that goes meanwhile takes no number.
+    // A room that vanishes meanwhile takes no id.
     Ok(entries.filter_map(|entry| entry.metadata().ok()).map(|room| room.uid()).collect())
 }
 

@@ -1,4 +1,5 @@
-//! Reads the request, has it answered, prints the reply. Stdout belongs to the CNI protocol alone.
+//! The plugin's binary: reads a request, answers it and prints the reply. Stdout carries the CNI protocol and nothing
+//! else.
 
 use std::env;
 use std::ffi::OsString;
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
             Ok(text) => finish(&request, &host, &text),
             Err(error) => {
                 let told = refuse(&error, &version);
-                // It may have found an instance that died, and promises that it is started again.
+                // CHECK may have found a dead instance, and its error message promises a restart.
                 if matches!(request, Request::Check(_)) {
                     look_around(&request, &host);
                 }
@@ -80,7 +81,7 @@ fn reconcile(state_dir: &Path) -> ExitCode {
     }
 }
 
-/// Repairs other attachments after the request was answered: no verb is ever called for them.
+/// Repairs other attachments once the request is answered, because the runtime never calls a verb for that.
 fn look_around(request: &Request, host: &Host<'_>) {
     let config = match request {
         Request::Add(attach) | Request::Check(attach) => &attach.config,
@@ -94,7 +95,7 @@ fn look_around(request: &Request, host: &Host<'_>) {
     }
 }
 
-// For ADD the print is the commit point: a result nobody received is undone.
+// For ADD, printing is the commit point: an attachment whose result nobody received is undone.
 fn finish(request: &Request, host: &Host<'_>, text: &str) -> ExitCode {
     let Err(e) = print(text) else {
         look_around(request, host);
@@ -112,7 +113,7 @@ fn finish(request: &Request, host: &Host<'_>, text: &str) -> ExitCode {
 
 fn refuse(error: &Error, version: &str) -> ExitCode {
     eprintln!("nebula-cni-plugin: {error}");
-    // Nobody is left to tell if this fails; the exit code says it.
+    // If this fails, only the exit code can report it.
     let _ = print(&error.to_json(version));
     ExitCode::FAILURE
 }
@@ -141,12 +142,12 @@ fn about() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-// Runtimes leak open files into plugins; the instance would hold them as long as the pod lives.
+// Runtimes leak open files into plugins; the instance would keep them open for the lifetime of the pod.
 fn close_inherited_files() {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return };
     let open: Vec<i32> = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     for file in open.into_iter().filter(|number| *number > 2) {
-        // The one of the directory just read is closed already.
+        // The descriptor of the directory just read is closed already.
         let _ = nix::unistd::close(file);
     }
 }

@@ -1,5 +1,5 @@
-//! Labels of a pod and its namespace. They are not among what a runtime passes: the program of the instance asks the
-//! API server, in a process that is started only where a selector is configured.
+//! Labels of a pod and its namespace. Runtimes do not pass them, so the instance's program asks the API server for
+//! them, in a process of its own that is started only if a selector is configured.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -12,59 +12,59 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, Deadline};
 
-/// On the standard input of `nebula-cni-instance --labels`, as JSON.
+/// What `nebula-cni-instance --labels` reads from standard input, as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Question {
-    /// Which API server, and with what right.
+    /// Kubeconfig with the API server and the credentials.
     pub kubeconfig: PathBuf,
-    /// Namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Pod.
+    /// Name of the pod.
     pub name: String,
-    /// Its uid, or empty.
+    /// UID of the pod, or empty.
     pub uid: String,
-    /// Whether the pod's labels are asked for.
+    /// Whether the pod's labels are wanted.
     pub of_pod: bool,
-    /// Whether the namespace's labels are asked for.
+    /// Whether the namespace's labels are wanted.
     pub of_namespace: bool,
-    /// Time for an answer.
+    /// Timeout of the answer, in milliseconds.
     pub within_ms: u64,
 }
 
-/// On its standard output, as JSON.
+/// What it writes to standard output, as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Answer {
-    /// What was asked for.
+    /// The labels that were asked for.
     Labels(Labels),
     /// The API server knows no such pod.
     NoSuchPod,
-    /// It knows another pod of that name.
+    /// The API server knows another pod of that name.
     OtherPod {
-        /// That one's uid.
+        /// UID of that other pod.
         uid: String,
     },
     /// The labels could not be determined; holds the reason.
     Undecided(String),
 }
 
-/// What was asked for; the rest is empty.
+/// The labels that were asked for; a map nobody asked for is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Labels {
-    /// Of the pod.
+    /// Labels of the pod.
     pub pod: BTreeMap<String, String>,
-    /// Of its namespace.
+    /// Labels of its namespace.
     pub namespace: BTreeMap<String, String>,
 }
 
 /// Source of labels.
 pub trait LabelSource {
-    /// Asks, and waits for at most the time in the question.
+    /// Asks for labels and waits for at most the time given in the question.
     fn ask(&self, program: &Path, question: &Question, clock: &dyn Clock) -> Answer;
 }
 
-/// The program of the instance, run once.
+/// The instance's program, run once per question.
 #[derive(Debug)]
 pub struct Program;
 
@@ -86,7 +86,7 @@ fn run(program: &Path, question: &Question, clock: &dyn Clock) -> Result<Answer,
         .stderr(Stdio::null())
         .spawn()
         .map_err(failed)?;
-    // One that ends early says why.
+    // If the program ends early, its answer says why.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(&text));
     let stdout = child.stdout.take();
     let reader = thread::spawn(move || {
@@ -107,6 +107,6 @@ fn run(program: &Path, question: &Question, clock: &dyn Clock) -> Result<Answer,
 }
 
 const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(2);
-// The program keeps the time itself; this is for one that hangs.
+// The program enforces the timeout itself; the grace period is for one that hangs.
 const ANSWER_GRACE: Duration = Duration::from_millis(500);
 const MAX_ANSWER: u64 = 4 << 20;

@@ -1,4 +1,4 @@
-//! Decides whether a pod is enrolled (admission decision). If that cannot be decided, it is an error, never a "no".
+//! Decides whether a pod is enrolled. A decision that cannot be made is an error, never a "no".
 
 pub mod labels;
 pub mod selector;
@@ -16,12 +16,12 @@ use crate::reply::{Error, code};
 use crate::request::checked::{refuse_other_keys, refused};
 use crate::request::{Args, NetworkConfig};
 
-/// Which pods the operator enrolled. Without lists and selectors: every pod of the chain.
+/// Which pods the operator enrolled. Without lists and selectors, that is every pod the chain is called for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Enrolment {
     namespaces: Namespaces,
     selectors: Option<Selectors>,
-    // Of containers whose runtime names none: `ctr` and podman know no Kubernetes.
+    // Namespace of containers whose runtime passes none: `ctr` and podman do not know Kubernetes.
     default_namespace: Option<String>,
 }
 
@@ -33,7 +33,7 @@ enum Namespaces {
     Except(Vec<String>),
 }
 
-/// Conditions on labels, which only the API server knows.
+/// Conditions on labels, which only the API server can answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Selectors {
     kubeconfig: PathBuf,
@@ -41,16 +41,16 @@ struct Selectors {
     namespace: Option<Selector>,
 }
 
-/// What a decision may use besides the request.
+/// What a decision may consult besides the request.
 #[derive(Clone, Copy)]
 pub struct Knowledge<'a> {
     /// CNI_CONTAINERID.
     pub container_id: &'a str,
     /// Source of labels.
     pub labels: &'a dyn LabelSource,
-    /// The program that asks for them.
+    /// Finds the program that asks for labels.
     pub program: &'a dyn Fn() -> Result<PathBuf, Error>,
-    /// Time.
+    /// Clock.
     pub clock: &'a dyn Clock,
     /// When the verb must be done.
     pub deadline: Deadline,
@@ -94,15 +94,15 @@ impl Enrolment {
         Ok(Self { namespaces, selectors, default_namespace: default_namespace.transpose()? })
     }
 
-    /// The pod of this request if it is ours, `None` if it is not.
+    /// Returns the pod of this request if it is enrolled, `None` if it is not.
     ///
-    /// The annotation is written by the pod's owner: it may keep a pod out, never bring one in that the operator left
-    /// out. It is seen only where the configuration declares the capability for annotations. Labels of pods are their
-    /// owners' as well, but API servers can restrict who sets them.
+    /// The pod's owner writes the annotation, so it may opt a pod out, but never in if the operator left it out. The
+    /// runtime passes it only if the configuration declares the capability for annotations. Pod labels are set by the
+    /// owner as well, but API servers can restrict who sets them.
     ///
     /// # Errors
-    /// Code 4 if CNI_ARGS does not say whose pod this is; code 7 for an annotation that is neither "true" nor "false";
-    /// codes 108, 109 and 114 if a selector is configured and its labels are not to be had.
+    /// Code 4 if CNI_ARGS does not identify the pod; code 7 for an annotation that is neither "true" nor "false"; codes
+    /// 108, 109 and 114 if a selector is configured and the labels cannot be obtained.
     pub fn decide(&self, args: &Args, config: &NetworkConfig, knowledge: Knowledge<'_>) -> Result<Option<Pod>, Error> {
         let given = argument(args, "K8S_POD_NAMESPACE", is_label)?;
         let namespace = given
@@ -120,7 +120,7 @@ impl Enrolment {
         let pod = match given {
             Some(_) => {
                 let name = argument(args, "K8S_POD_NAME", is_subdomain)?;
-                // Runtimes before CRI's pod uid argument leave it out; the CA then looks the pod up by name.
+                // Older runtimes do not pass the uid; the CA then looks the pod up by name.
                 let uid = argument(args, "K8S_POD_UID", is_uid)?.unwrap_or_default();
                 Pod {
                     namespace: namespace.to_owned(),
@@ -140,7 +140,8 @@ impl Enrolment {
     }
 }
 
-/// A container that is no pod, as a pod: known by its id, and named by that where its own name would be none for a pod.
+/// Describes a container that is not a Kubernetes pod as one. Its id is the uid, and also the name if the container's
+/// own name is not valid for a pod.
 fn container(namespace: &str, args: &Args, id: &str) -> Result<Pod, Error> {
     let name = [args.get("K8S_POD_NAME"), Some(id)].into_iter().flatten().find(|name| is_subdomain(name));
     let name = name.ok_or_else(|| {
@@ -162,7 +163,7 @@ impl Selectors {
             uid: pod.uid.clone(),
             of_pod: self.pod.is_some(),
             of_namespace: self.namespace.is_some(),
-            // The rest is for the tunnel.
+            // The other half is left for the tunnel.
             within_ms: (knowledge.deadline.left(knowledge.clock) / 2).as_millis() as u64,
         };
         let cannot = |code: u32, why: &str, help: &str| {
@@ -251,7 +252,7 @@ fn is_uid(text: &str) -> bool {
     text.len() <= 128 && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
-// What CA services take; ids of containers usually have as many hex digits.
+// The longest uid that CA services accept; container ids usually have just as many hex digits.
 const MAX_UID_BYTES: usize = 64;
 const ANNOTATION: &str = "nebula-cni/enrol";
 
@@ -267,7 +268,7 @@ mod tests {
     use crate::enrolment::labels::Labels;
     use crate::request::{Env, Request, read};
 
-    /// Answers what it was made with.
+    /// Always gives the same answer.
     struct Fixed(Answer);
 
     impl LabelSource for Fixed {

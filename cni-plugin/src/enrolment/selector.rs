@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::reply::Error;
 use crate::request::checked::{refuse_other_keys, refused};
 
-/// Which sets of labels are meant. An empty one means all.
+/// A label selector. An empty one matches everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selector {
     requirements: Vec<Requirement>,
@@ -52,14 +52,14 @@ impl Selector {
         Ok(Self { requirements })
     }
 
-    /// Whether these labels are meant.
+    /// Whether the selector matches these labels.
     #[must_use]
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.requirements.iter().all(|requirement| {
             let value = labels.get(&requirement.key);
             match &requirement.operator {
                 Operator::In(values) => value.is_some_and(|value| values.contains(value)),
-                // As in Kubernetes: without the label it holds.
+                // As in Kubernetes, `NotIn` also matches if the label is absent.
                 Operator::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
                 Operator::Exists => value.is_some(),
                 Operator::DoesNotExist => value.is_none(),

@@ -1,11 +1,12 @@
-//! Isolation where the pod cannot reach: rules on the node's end of the pod's own interface, for every frame in either
-//! direction. A raw socket in the pod passes the rules of its own network namespace by; these it does not.
+//! Isolation rules on the node's end of the pod's own interface, which see every frame in either direction. A raw
+//! socket in the pod can bypass the rules in its own network namespace, but not these.
 //!
-//! There is no connection tracking at a link, so sets remember who asked: the pod a DNS server, the node's own sockets
-//! the pod, a neighbour for an address. What is no answer to that, and in no listed range, is dropped, whatever it
-//! looks like: other protocols, VLAN tags, IP options, extension headers, other sources than the pod's, bytes behind
-//! what ARP and neighbour discovery need. Where the link is a port of a bridge, what is for the node or beyond must be
-//! addressed to the node's own Ethernet address: others on the bridge could read it otherwise.
+//! There is no connection tracking at a link, so sets remember requests: from the pod to a DNS server, from the node's
+//! own sockets to the pod, from a neighbour for an address. Everything that is neither a reply to one of these nor in a
+//! listed range is dropped: other protocols, VLAN tags, IP options, extension headers, source addresses that are not
+//! the pod's, trailing bytes after ARP and neighbour discovery messages. If the link is a port of a bridge, frames for
+//! the node or beyond must carry the node's own Ethernet address, because others on the bridge could read them
+//! otherwise.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -20,41 +21,42 @@ use crate::link::pod_link::{Mac, PodLink, link_local};
 use crate::netlink::nftables::{self, Family, Field, Header, Hook, Is, Match, Rule, Set, Table};
 use crate::netlink::octets;
 
-/// The rules of one pod's link, as they were made.
+/// The rules of one pod's link, as they were installed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Guard {
     /// Name of the table.
     table: String,
     /// The node's end of the pod's link.
     pub link: String,
-    /// Its index: a name may come to mean another link.
+    /// Index of that link, because a name can be reused for another link.
     pub index: u32,
     /// Ethernet address of the pod.
     mac: Mac,
-    /// The node's own behind the bridge, if the link is a port of one and the node is beyond it.
+    /// The node's own Ethernet address, if the link is a port of a bridge through which the pod reaches the node.
     node_mac: Option<Mac>,
     /// Whether the link is a port of a bridge or switch.
     is_shared: bool,
     /// The pod's addresses with their networks.
     own: Vec<IpNet>,
-    /// Addresses that may be resolved, and that may resolve the pod's, by ARP and neighbour discovery.
+    /// Neighbours that the pod may resolve by ARP and neighbour discovery, and that may resolve the pod.
     neighbours: Vec<IpAddr>,
     allowed: Isolate,
-    /// The tunnel's own packets, where its socket is in the pod.
+    /// Lets the tunnel's own packets through, if its socket is in the pod.
     tunnel: Option<Tunnel>,
 }
 
-/// What the instance itself sends through the pod's network namespace.
+/// The instance's own traffic through the pod's network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tunnel {
-    /// UDP ports that its socket may have, inclusive.
+    /// Range of UDP ports that its socket may use, inclusive.
     pub ports: (u16, u16),
-    /// The CA service, if its URL has an address.
+    /// Address and port of the CA service, if its URL contains an IP address.
     pub ca: Option<(IpAddr, u16)>,
 }
 
 impl Guard {
-    /// For the attachment that `table` is named after; see [`table_name`]. `gateways`: of the pod's routes.
+    /// Builds the rules of one attachment. `table` is named after the attachment (see [`table_name`]); `gateways` are
+    /// those of the pod's routes.
     #[must_use]
     pub fn new(table: String, link: PodLink, gateways: Vec<IpAddr>, allowed: Isolate, tunnel: Option<Tunnel>) -> Self {
         let mut own = link.addresses;
@@ -92,7 +94,7 @@ impl Guard {
                 rules.extend(way.map(|way| Rule::accept([way, vec![ip.is_fragment()]].concat())));
             }
             rules.push(Rule::drop(vec![ip.is(), ip.is_fragment()]));
-            // Answers to the node's own sockets, and what follows in a connection.
+            // Replies to the node's own sockets, and the later packets of a connection.
             let flow = Match::In(ip.flows, ip.flow(Side::Source));
             rules.push(Rule::accept([vec![ip.is()], self.to_node(), vec![flow]].concat()));
             let echo = Match::In(ip.flows, ip.echo(Side::Source));
@@ -130,7 +132,8 @@ impl Guard {
         }
         for probe in &self.allowed.probes {
             let ip = Ip::of(probe);
-            // Others on the bridge may write the node's address into their frames, and have no socket of the node.
+            // Others on the bridge can forge the node's address, but their frames do not come from a socket of the
+            // node.
             let from_node = vec![ip.is(), ip.within(ip.source, (*probe).into()), Match::OfLocalSocket];
             let echo = Match::Remember(ip.flows, ip.echo(Side::Destination), ANSWERED_WITHIN);
             rules.push(Rule::accept([from_node.clone(), ip.icmp(ip.echo_request), vec![echo]].concat()));
@@ -142,7 +145,7 @@ impl Guard {
         for range in &self.allowed.ranges {
             let ip = Ip::of(&range.addr());
             rules.push(Rule::accept(vec![ip.is(), ip.within(ip.source, *range)]));
-            // Routers on the way may say that a packet for the range was too big.
+            // Routers on the path may report that a packet for the range was too big.
             for own in self.own(ip) {
                 let quoted = [(ip.source, own.into()), (ip.destination, *range)];
                 let about = quoted.map(|(offset, network)| within(Header::Transport, 8 + offset, network));
@@ -164,7 +167,7 @@ impl Guard {
             let question = [from(REQUEST), vec![bytes(Header::Network, 18, Is::Equal, &[0; 6])]].concat();
             let about = |network| within(Header::Network, 24, network);
             rules.extend(self.peers(V4).map(|peer| Rule::accept([question.clone(), vec![about(peer)]].concat())));
-            // An answer goes to whom asked, in the frame and in what it says.
+            // A reply must go to the neighbour that asked, both in the Ethernet header and in the ARP message.
             let asked = [(Header::Link, 0), (Header::Network, 18)].map(|(header, offset)| {
                 Match::In(V4.askers, vec![field(header, offset, 6), field(Header::Network, 24, 4)])
             });
@@ -185,7 +188,7 @@ impl Guard {
                 };
                 let asker = vec![field(Header::Network, 8, 6), field(Header::Network, 14, 4)];
                 let remember = Match::Remember(V4.askers, asker, ANSWERED_WITHIN);
-                // As kernels write them: nothing is in the field for the answer.
+                // In requests as kernels send them, the target hardware address is zero.
                 let empty = bytes(Header::Network, 18, Is::Equal, &[0; 6]);
                 rules.push(Rule::accept([from(REQUEST), vec![empty, remember]].concat()));
                 let told = bytes(Header::Network, 18, Is::Equal, &self.mac);
@@ -239,24 +242,25 @@ impl Guard {
         rules
     }
 
-    /// Of the family.
+    /// Those of the given address family.
     fn ranges(&self, ip: Ip) -> impl Iterator<Item = IpNet> {
         self.allowed.ranges.iter().copied().filter(move |range| range.addr().is_ipv4() == ip.is_v4)
     }
 
-    /// Of the family.
+    /// Those of the given address family.
     fn own(&self, ip: Ip) -> Vec<IpAddr> {
         self.own.iter().map(IpNet::addr).filter(|address| address.is_ipv4() == ip.is_v4).collect()
     }
 
-    /// Whom the pod may find on its link. With nobody else there, that is the node, whatever address is asked for.
+    /// The addresses that the pod may resolve on its link. On a link that is not shared, that is every address, because
+    /// only the node can answer.
     fn peers(&self, ip: Ip) -> impl Iterator<Item = IpNet> {
         let everybody: IpNet = if ip.is_v4 { Ipv4Net::default().into() } else { Ipv6Net::default().into() };
         let everybody = (!self.is_shared).then_some(everybody);
         let listed = [&self.neighbours[..], &self.allowed.dns].concat().into_iter().map(IpNet::from);
         let listed = listed.chain(self.allowed.ranges.iter().copied()).filter(|_| self.is_shared);
         let tunnel = self.tunnel.filter(|_| self.is_shared).map(|_| self.own.clone()).unwrap_or_default();
-        // Tunnels inside the pod go to pods on the same link, too.
+        // A tunnel whose socket is in the pod also goes to pods on the same link.
         let tunnel =
             tunnel.into_iter().filter(|network| !is_link_local(&network.addr())).map(|network| network.trunc());
         let mut peers: Vec<IpNet> = listed.chain(tunnel).chain(everybody).collect();
@@ -273,8 +277,8 @@ impl Guard {
         }
     }
 
-    /// How a packet for `network` looks: in frames for the node, or for anybody in so far as the network is on the
-    /// pod's link.
+    /// The conditions for a packet for `network`: its frame is addressed to the node or, as far as the network overlaps
+    /// the pod's link, to any single station.
     fn ways_to(&self, network: IpNet) -> Vec<Vec<Match>> {
         let ip = Ip::of(&network.addr());
         let inside = vec![ip.is(), ip.within(ip.destination, network)];
@@ -285,7 +289,7 @@ impl Guard {
     }
 }
 
-/// What one version of IP calls things.
+/// The offsets and numbers that differ between IPv4 and IPv6.
 #[derive(Clone, Copy)]
 struct Ip {
     is_v4: bool,
@@ -329,7 +333,7 @@ const V6: Ip = Ip {
     askers: "askers6",
 };
 
-/// Which end of a packet the pod is.
+/// Whether the pod is the source or the destination of a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Source,
@@ -341,15 +345,16 @@ impl Ip {
         if address.is_ipv4() { V4 } else { V6 }
     }
 
-    /// By the Ethernet header, where a VLAN tag is another type.
+    /// Tells the IP version by the EtherType, which differs if the frame has a VLAN tag.
     fn is(self) -> Match {
         bytes(Header::Link, 12, Is::Equal, &self.ether_type)
     }
 
-    /// Has no ports of its own, though what lies where they would be may look like some; only listed ranges get it.
+    /// Matches fragments. Later fragments carry no ports, though their payload can look like ports, so fragments are
+    /// only accepted for listed ranges.
     fn is_fragment(self) -> Match {
         if self.is_v4 {
-            // More fragments, or an offset.
+            // The "more fragments" flag, or an offset.
             return Match::Bytes(Header::Network, 6, Is::Not, vec![0; 2], Some(vec![0x3f, 0xff]));
         }
         bytes(Header::Network, 6, Is::Equal, &[FRAGMENT])
@@ -364,12 +369,12 @@ impl Ip {
         vec![Match::Protocol(self.protocol), bytes(Header::Transport, 0, Is::Equal, &first)]
     }
 
-    /// The pod's address, the other's, protocol, the pod's port, the other's.
+    /// The key of a flow: the pod's address, the peer's address, the protocol, the pod's port, the peer's port.
     fn flow(self, pod: Side) -> Vec<Field> {
         self.key(pod, if pod == Side::Source { [0, 2] } else { [2, 0] })
     }
 
-    /// As [`Ip::flow`]; the identifier of an echo stands for both ports.
+    /// Like [`Ip::flow`], with the identifier of an echo in place of both ports.
     fn echo(self, pod: Side) -> Vec<Field> {
         self.key(pod, [4, 4])
     }
@@ -379,25 +384,27 @@ impl Ip {
             if pod == Side::Source { [self.source, self.destination] } else { [self.destination, self.source] };
         let [own, other] = addresses.map(|offset| field(Header::Network, offset, self.address));
         let [own_port, other_port] = ports.map(|offset| field(Header::Transport, offset, 2));
-        // An answer to an echo is of another type, and of the same protocol.
+        // An echo reply differs from its request in the ICMP type only, so the protocol is part of the key and the type
+        // is not.
         vec![own, other, Field::Protocol, own_port, other_port]
     }
 }
 
-/// Headers that nobody needs here and that lead elsewhere: IPv4 options (source routes), extension headers of IPv6.
+/// Drops packets with headers that nobody needs here and that can divert them: IPv4 options (source routes) and IPv6
+/// extension headers.
 fn odd_headers() -> Vec<Rule> {
     let options = Rule::drop(vec![V4.is(), bytes(Header::Network, 0, Is::Not, &[0x45])]);
     let extension = |number: u8| Rule::drop(vec![V6.is(), bytes(Header::Network, 6, Is::Equal, &[number])]);
     std::iter::once(options).chain(EXTENSIONS.map(extension)).collect()
 }
 
-/// `offset` in the UDP header.
+/// Matches a range of UDP ports; `offset` is that of the source or the destination port in the UDP header.
 fn udp_ports(offset: u32, (lowest, highest): (u16, u16)) -> Vec<Match> {
     let bound = |is, port: u16| bytes(Header::Transport, offset, is, &port.to_be_bytes());
     vec![Match::Protocol(UDP), bound(Is::AtLeast, lowest), bound(Is::AtMost, highest)]
 }
 
-/// ARP for IPv4 on Ethernet.
+/// Matches ARP for IPv4 over Ethernet.
 fn arp(operation: u8) -> Vec<Match> {
     let fixed = [0, 1, 8, 0, 6, 4, 0, operation];
     vec![bytes(Header::Link, 12, Is::Equal, &[8, 6]), bytes(Header::Network, 0, Is::Equal, &fixed)]
@@ -408,7 +415,7 @@ fn arp_of(operation: u8, mac: &Mac, address: &IpAddr) -> Vec<Match> {
     [arp(operation), vec![bytes(Header::Network, 8, Is::Equal, &sender)]].concat()
 }
 
-/// A message of neighbour discovery from the link itself, right behind the header of IPv6.
+/// Matches a neighbour discovery message that comes from the link itself and directly follows the IPv6 header.
 fn discovery(kind: u8) -> Vec<Match> {
     let header = bytes(Header::Network, 6, Is::Equal, &[V6.protocol, HOPS_ON_LINK]);
     vec![V6.is(), header, Match::Protocol(V6.protocol), bytes(Header::Transport, 0, Is::Equal, &[kind, 0])]
@@ -427,12 +434,12 @@ fn within(header: Header, offset: u32, network: IpNet) -> Match {
     Match::Bytes(header, offset, Is::Equal, address, Some(mask))
 }
 
-/// The lowest bit of the first byte tells groups.
+/// Matches unicast frames: the lowest bit of the first byte is set in group addresses.
 fn unicast() -> Match {
     Match::Bytes(Header::Link, 0, Is::Equal, vec![0], Some(vec![1]))
 }
 
-/// Groups that neighbours are asked for in.
+/// The solicited-node multicast addresses.
 fn solicited_nodes() -> IpNet {
     Ipv6Net::new_assert(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 0), 104).into()
 }
@@ -449,7 +456,7 @@ fn is_link_local(address: &IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// Of `https://ADDRESS:PORT`; `None` if it has a name.
+/// Parses `https://ADDRESS:PORT`; returns `None` if the URL contains a host name.
 #[must_use]
 pub fn ca_address(url: &str) -> Option<(IpAddr, u16)> {
     let authority = url.strip_prefix("https://")?.split('/').next()?;
@@ -460,40 +467,40 @@ pub fn ca_address(url: &str) -> Option<(IpAddr, u16)> {
     Some((address.parse().ok()?, 443))
 }
 
-/// Rules of links, in force.
+/// Installs and removes the rules of links.
 pub trait Guards {
-    /// Puts the rules into force, in place of others for the same attachment or link.
+    /// Installs the rules, replacing any others for the same attachment or link.
     ///
     /// # Errors
-    /// Implementation by the kernel.
+    /// Returns the kernel's error.
     fn install(&self, guard: &Guard) -> io::Result<()>;
 
-    /// Whether these rules are in force.
+    /// Whether these rules are installed.
     ///
     /// # Errors
-    /// Implementation by the kernel.
+    /// Returns the kernel's error.
     fn is_in_force(&self, guard: &Guard) -> io::Result<bool>;
 
-    /// Removes the rules of the attachment that tables with this prefix belong to; that there are none is no error.
+    /// Removes the tables with this prefix, which belong to one attachment; does nothing if there are none.
     ///
     /// # Errors
-    /// Implementation by the kernel.
+    /// Returns the kernel's error.
     fn remove(&self, prefix: &str) -> io::Result<()>;
 
-    /// Removes rules of links that are gone.
+    /// Removes stale rules of links that no longer exist.
     ///
     /// # Errors
-    /// Implementation by the kernel.
+    /// Returns the kernel's error.
     fn sweep(&self) -> io::Result<()>;
 }
 
-/// The kernel's, in the plugin's own network namespace.
+/// The rules in the kernel, in the plugin's own network namespace.
 #[derive(Debug)]
 pub struct SystemGuards;
 
 impl Guards for SystemGuards {
     fn install(&self, guard: &Guard) -> io::Result<()> {
-        // A link may be called as one that is gone was, whose rules nobody took away.
+        // The link may have the name of an earlier one whose rules were never removed.
         let of_link = |name: &String| *name != guard.table && link_of(name) == Some(guard.link.as_str());
         for other in nftables::tables(Family::Link)?.iter().filter(|name| of_link(name)) {
             nftables::remove(Family::Link, other)?;
@@ -507,7 +514,7 @@ impl Guards for SystemGuards {
     }
 
     fn remove(&self, prefix: &str) -> io::Result<()> {
-        // Where the kernel knows no such tables there are none.
+        // If the kernel does not support such tables, there are none to remove.
         let tables = nftables::tables(Family::Link).unwrap_or_default();
         tables.iter().filter(|name| name.starts_with(prefix)).try_for_each(|name| nftables::remove(Family::Link, name))
     }
@@ -522,13 +529,13 @@ impl Guards for SystemGuards {
     }
 }
 
-/// Name of the table for an attachment's link. The prefix names the attachment, the rest the link.
+/// Name of the table for an attachment's link: a prefix for the attachment, then the name of the link.
 #[must_use]
 pub fn table_name(prefix: &str, link: &str) -> String {
     format!("{prefix}{link}")
 }
 
-/// How names of an attachment's tables begin.
+/// Prefix of the names of an attachment's tables.
 #[must_use]
 pub fn table_prefix(attachment: u64) -> String {
     format!("{PREFIX}{attachment:016x}-")
@@ -541,7 +548,7 @@ fn link_of(table: &str) -> Option<&str> {
 }
 
 const PREFIX: &str = "nebula-cni-";
-// A DNS question is answered or asked again.
+// After this time a DNS query has been answered or is retransmitted.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
 const CONNECTION_IDLE: Duration = Duration::from_secs(600);
 const MAX_FLOWS: u32 = 16_384;
@@ -559,10 +566,10 @@ const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 const HOPS_ON_LINK: u8 = 255;
 const ETHERNET: u32 = 14;
-// ARP for IPv4; a message of neighbour discovery with one Ethernet address.
+// Length of an ARP message for IPv4, and of a neighbour discovery message with one Ethernet address.
 const ARP: u32 = 28;
 const DISCOVERY: u32 = 40 + 32;
-// Without its checksum: what is shorter is filled up by hardware.
+// Without the frame check sequence; the hardware pads shorter frames.
 const SHORTEST_FRAME: u32 = 60;
 
 #[cfg(test)]
@@ -612,7 +619,7 @@ mod tests {
         assert_eq!(ways(&shared, "10.4.0.9/32").len(), 2);
         let peers: Vec<String> = shared.peers(V4).map(|peer| peer.to_string()).collect();
         assert_eq!(peers, ["10.4.0.1/32", "10.4.0.9/32", "10.96.0.10/32", "192.0.2.0/24"]);
-        // Nobody but the node is behind a link of its own.
+        // On a link that is not shared, only the node is at the other end.
         let alone = guard(false);
         assert!(matches!(&ways(&alone, "10.96.0.10/32")[..], [only] if only.contains(&unicast())));
         assert_eq!(alone.peers(V6).collect::<Vec<_>>(), ["::/0".parse::<IpNet>().unwrap()]);

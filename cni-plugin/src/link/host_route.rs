@@ -1,5 +1,5 @@
-//! The node's own way to a pod whose address in Kubernetes is its overlay address: a host route through the pod's
-//! interface, so that the kubelet's probes reach it without a tunnel (rtnetlink).
+//! The node's host route to a pod whose address in Kubernetes is its overlay address: it leads through the pod's
+//! interface, so that the kubelet's probes reach the pod without a tunnel (rtnetlink).
 
 use std::io;
 use std::net::IpAddr;
@@ -22,32 +22,32 @@ pub struct HostRoute {
 
 /// The node's routes.
 pub trait Routes {
-    /// A route to `destination` the way packets for `pod` go now.
+    /// Returns a route to `destination` along the path that packets for `pod` take now.
     ///
     /// # Errors
-    /// There is no way to the pod.
+    /// Returns an error if the pod is unreachable.
     fn like(&self, pod: IpAddr, destination: IpAddr) -> io::Result<HostRoute>;
 
-    /// Makes the route, in place of another one to the same address.
+    /// Adds the route, replacing any other to the same address.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Returns the kernel's error.
     fn add(&self, route: &HostRoute) -> io::Result<()>;
 
-    /// The route to `destination` that a plugin made, if there is one.
+    /// The route to `destination` that this plugin added, if there is one.
     fn ours_to(&self, destination: IpAddr) -> Option<HostRoute>;
 
-    /// Removes the route; that it is gone is no error.
+    /// Removes the route; does nothing if it is gone already.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Returns the kernel's error.
     fn remove(&self, route: &HostRoute) -> io::Result<()>;
 
     /// Whether packets to the destination take this route.
     fn is_used(&self, route: &HostRoute) -> bool;
 }
 
-/// The kernel's, in the plugin's own network namespace.
+/// The kernel's routes, in the plugin's own network namespace.
 #[derive(Debug)]
 pub struct SystemRoutes;
 
@@ -69,7 +69,7 @@ impl Routes for SystemRoutes {
 
     fn remove(&self, route: &HostRoute) -> io::Result<()> {
         match netlink::ask_route(libc::RTM_DELROUTE, 0, &body_of(route)) {
-            // The route, or its interface, went before us.
+            // The route or its interface is gone already.
             Err(e) if [libc::ESRCH, libc::ENODEV].contains(&e.raw_os_error().unwrap_or_default()) => Ok(()),
             other => other.map(drop),
         }
@@ -85,11 +85,12 @@ impl Routes for SystemRoutes {
 struct Way {
     interface: u32,
     gateway: Option<IpAddr>,
-    /// A plugin made this route, to the one address; known only of an entry of the table.
+    /// Whether this plugin added the route, to that single address; only known for an entry of the routing table.
     is_ours: bool,
 }
 
-/// With `RTM_F_FIB_MATCH` the entry of the routing table, otherwise what the kernel makes of it.
+/// Looks up the route to an address. With `RTM_F_FIB_MATCH` it is the matching entry of the routing table, otherwise
+/// the resolved route.
 fn way_to(address: IpAddr, flags: u32) -> io::Result<Way> {
     let mut body = header(address, flags);
     push_attribute(&mut body, libc::RTA_DST, &octets(address));
@@ -109,7 +110,7 @@ fn read_way(route: &[u8], address: IpAddr) -> Option<Way> {
     Some(Way { interface: u32::from_ne_bytes(interface?), gateway, is_ours })
 }
 
-/// Reads a route, for the fuzzer.
+/// Decodes a route, for the fuzzer.
 pub(crate) fn fuzz(route: &[u8]) {
     for address in [IpAddr::from([10, 0, 0, 1]), IpAddr::from([0; 16])] {
         let _ = read_way(route, address);
@@ -138,9 +139,9 @@ fn bits(address: IpAddr) -> u8 {
 }
 
 const RTMSG: usize = 12;
-// RTNH_F_ONLINK of linux/rtnetlink.h: the next hop is on the interface, whatever other routes say.
+// RTNH_F_ONLINK of linux/rtnetlink.h: treats the next hop as reachable on the interface regardless of other routes.
 const ONLINK: u32 = 4;
-// Tells our routes from others' in `ip route`; no routing daemon uses it.
+// Marks our routes in `ip route`; no routing daemon uses this protocol number.
 const PROTOCOL: u8 = 78;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A pod's own interface as the node sees it: its other end, the rules and the routes there.
+//! A pod's own interface as seen from the node: the node's end of it, and the rules and routes there.
 
 pub mod guard;
 pub mod host_route;

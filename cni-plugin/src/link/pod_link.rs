@@ -1,4 +1,4 @@
-//! The node's end of a pod's own interface: which link it is, and whether what passes there can be decided there
+//! The node's end of a pod's own interface: which link it is, and whether rules on it see all of the pod's traffic
 //! (rtnetlink).
 
 use std::fs::File;
@@ -26,37 +26,38 @@ pub struct PodLink {
     pub name: String,
     /// Index of the node's end.
     pub index: u32,
-    /// Of the pod's end.
+    /// Ethernet address of the pod's end.
     pub mac: Mac,
     /// Addresses of the pod's end with their networks.
     pub addresses: Vec<IpNet>,
-    /// Whether others are behind the node's end: it is a port of a bridge or switch.
+    /// Whether others share the link, because the node's end is a port of a bridge or switch.
     pub is_shared: bool,
-    /// The node's own Ethernet address behind that bridge, where it is the way between the node and the pod.
+    /// The node's own Ethernet address on that bridge, if the node reaches the pod through it.
     pub node_mac: Option<Mac>,
-    /// Addresses of the node on the way to the pod.
+    /// The node's addresses on the interface that leads to the pod.
     pub node_addresses: Vec<IpAddr>,
 }
 
-/// Looks at links.
+/// Looks up links.
 pub trait Links {
-    /// The link behind the interface `ifname` of a pod, whose address is `pod`.
+    /// Finds the link of the interface `ifname` of a pod with the address `pod`.
     ///
     /// # Errors
-    /// Why rules on the node's side would not hold for it.
+    /// Says why rules on the node's side cannot isolate this pod.
     fn of_pod(&self, netns: &Netns, ifname: &str, pod: IpAddr) -> Result<PodLink, String>;
 
-    /// Whether the node has a link of this name and index, and every frame from it meets the rules.
+    /// Whether the node has a link of this name and index.
     ///
     /// # Errors
-    /// What is in the way.
+    /// Returns an error if the link cannot be examined, or if traffic control on it keeps frames away from the rules.
     fn is_there(&self, name: &str, index: u32) -> Result<bool, String>;
 
-    /// Lets nobody on the pod's link lead its packets elsewhere by redirects. The rules do not let them in either.
+    /// Makes the pod ignore ICMP redirects, so that nobody on its link can divert its packets. The rules drop redirects
+    /// as well.
     fn harden(&self, netns: &Netns, ifname: &str);
 }
 
-/// Implementation by the kernel.
+/// The kernel's links, through rtnetlink.
 #[derive(Debug)]
 pub struct SystemLinks;
 
@@ -73,7 +74,7 @@ impl Links for SystemLinks {
         let elsewhere = || format!("the other end of {ifname} is not in the network namespace of the plugin");
         let index = inside.peer.ok_or_else(elsewhere)?;
         let outside = link(By::Index(index)).map_err(failed)?.ok_or_else(elsewhere)?;
-        // Indexes are small numbers, and in every namespace the same ones.
+        // Indexes are small numbers that repeat in every namespace, so check that the two ends name each other.
         let is_peer = outside.kind == "veth"
             && outside.peer == Some(inside.index)
             && outside.peer_namespace.is_some()
@@ -114,7 +115,7 @@ impl Links for SystemLinks {
             for family in ["ipv4", "ipv6"] {
                 for interface in ["all", "default", ifname] {
                     let switch = format!("/proc/sys/net/{family}/conf/{interface}/accept_redirects");
-                    // Without IPv6 there is none.
+                    // Without IPv6 the file does not exist.
                     let _ = std::fs::write(switch, "0");
                 }
             }
@@ -130,7 +131,7 @@ struct Link {
     kind: String,
     mac: Option<Mac>,
     peer: Option<u32>,
-    /// What this namespace calls the one of the peer.
+    /// The id of the peer's namespace, as seen from this namespace.
     peer_namespace: Option<i32>,
     master: Option<u32>,
 }
@@ -169,14 +170,14 @@ fn read_link(body: &[u8]) -> Option<Link> {
     })
 }
 
-/// Reads a description of a link, for the fuzzer.
+/// Decodes a link message, for the fuzzer.
 pub(crate) fn fuzz(body: &[u8]) {
     let _ = read_link(body);
 }
 
-/// What this network namespace calls another one, if it has a number for it.
+/// The id of another network namespace as seen from this one, if it has one.
 fn number_of(netns: &File) -> io::Result<Option<i32>> {
-    // struct rtgenmsg, filled up.
+    // struct rtgenmsg, padded.
     let mut body = vec![0; 4];
     push_attribute(&mut body, NETNSA_FD, &netns.as_raw_fd().to_ne_bytes());
     let bodies = netlink::ask_route(libc::RTM_GETNSID, 0, &body)?;
@@ -184,7 +185,8 @@ fn number_of(netns: &File) -> io::Result<Option<i32>> {
     Ok(number.map(i32::from_ne_bytes).filter(|number| *number >= 0))
 }
 
-/// Why frames of this link may pass the rules by: traffic control sees them first, and may send them elsewhere.
+/// Returns the reason why frames of this link may bypass the rules: traffic control sees them first and can redirect
+/// them.
 fn passed_by(name: &str, index: u32) -> io::Result<Option<String>> {
     // struct tcmsg.
     let mut body = vec![0; TCMSG];
@@ -192,7 +194,7 @@ fn passed_by(name: &str, index: u32) -> io::Result<Option<String>> {
     for body in netlink::ask_route(libc::RTM_GETQDISC, libc::NLM_F_DUMP, &body)? {
         let Some((head, attributes)) = body.split_first_chunk::<TCMSG>() else { continue };
         let kind = netlink::text(attributes, TCA_KIND).unwrap_or_default();
-        // The kernel may answer for all links.
+        // The kernel may dump the queueing disciplines of all links.
         if head[4..8] == index.to_ne_bytes() && ["ingress", "clsact"].contains(&kind.as_str()) {
             return Ok(Some(format!(
                 "traffic control on {name} (qdisc {kind}, as of an eBPF data path or of egressRate of the bandwidth \
@@ -213,7 +215,7 @@ fn addresses(name: &str) -> io::Result<Vec<IpNet>> {
     Ok(network.collect())
 }
 
-/// The link-local address that a kernel makes of an Ethernet address unless configured otherwise.
+/// The link-local address that the kernel derives from an Ethernet address by default.
 #[must_use]
 pub fn link_local([a, b, c, d, e, f]: Mac) -> Ipv6Addr {
     let word = |high: u8, low: u8| u16::from_be_bytes([high, low]);

@@ -1,4 +1,4 @@
-//! What messages of every netlink protocol have in common: header, attributes, the kernel's answers (netlink(7)).
+//! The parts that all netlink protocols share: header, attributes and the kernel's acknowledgements (netlink(7)).
 
 pub mod nftables;
 
@@ -12,21 +12,21 @@ use nix::sys::socket::{
     sockopt,
 };
 
-/// A socket that speaks with the kernel and hears nobody else.
+/// Opens a socket that sends to the kernel and receives from nobody else.
 ///
 /// # Errors
-/// Implementation by the kernel.
+/// Returns the kernel's error.
 pub fn connect(protocol: SockProtocol) -> io::Result<OwnedFd> {
     let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
     nix::sys::socket::connect(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
     Ok(socket)
 }
 
-/// A socket that hears the notifications of rtnetlink groups. `buffer`: bytes for notifications that wait, 0 for the
-/// system's choice.
+/// Opens a socket that receives the notifications of rtnetlink groups. `buffer` is the size of its receive buffer in
+/// bytes, 0 for the system's default.
 ///
 /// # Errors
-/// Implementation by the kernel.
+/// Returns the kernel's error.
 pub fn subscribe(groups: i32, buffer: usize) -> io::Result<OwnedFd> {
     let route = SockProtocol::NetlinkRoute;
     let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, route)?;
@@ -37,7 +37,7 @@ pub fn subscribe(groups: i32, buffer: usize) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// struct nlmsghdr, then `body`. That it is a request need not be among the flags.
+/// Appends a struct nlmsghdr and `body`. NLM_F_REQUEST is added to `flags`.
 pub fn push_message(out: &mut Vec<u8>, kind: u16, flags: i32, sequence: u32, body: &[u8]) {
     out.extend_from_slice(&((HEADER_LENGTH + body.len()) as u32).to_ne_bytes());
     out.extend_from_slice(&kind.to_ne_bytes());
@@ -47,7 +47,7 @@ pub fn push_message(out: &mut Vec<u8>, kind: u16, flags: i32, sequence: u32, bod
     out.extend_from_slice(body);
 }
 
-/// struct nlattr; what follows it begins at a multiple of four.
+/// Appends a struct nlattr and its value, padded to a multiple of four bytes.
 pub fn push_attribute(out: &mut Vec<u8>, kind: u16, value: &[u8]) {
     out.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
     out.extend_from_slice(&kind.to_ne_bytes());
@@ -55,7 +55,7 @@ pub fn push_attribute(out: &mut Vec<u8>, kind: u16, value: &[u8]) {
     out.resize(out.len().next_multiple_of(4), 0);
 }
 
-/// An address as attributes hold it.
+/// Encodes an address as attributes hold it.
 #[must_use]
 pub fn octets(address: IpAddr) -> Vec<u8> {
     match address {
@@ -64,14 +64,14 @@ pub fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// An address as attributes hold it, of either family.
+/// Decodes an address of either family, as attributes hold it.
 #[must_use]
 pub fn address(octets: &[u8]) -> Option<IpAddr> {
     let v4 = <[u8; 4]>::try_from(octets).ok().map(IpAddr::from);
     v4.or_else(|| <[u8; 16]>::try_from(octets).ok().map(IpAddr::from))
 }
 
-/// What became of requests, by their sequence numbers. Whatever else the kernel says is passed over.
+/// The outcomes of requests, by sequence number. Other messages of the kernel are skipped.
 pub fn answers(mut bytes: &[u8]) -> impl Iterator<Item = (u32, io::Result<()>)> {
     std::iter::from_fn(move || {
         while let Some((head, rest)) = bytes.split_first_chunk::<HEADER_LENGTH>() {
@@ -92,20 +92,20 @@ pub fn answers(mut bytes: &[u8]) -> impl Iterator<Item = (u32, io::Result<()>)> 
     })
 }
 
-/// Asks rtnetlink on a socket of its own, and returns the bodies of the messages that answer; see [`dump`].
+/// Sends a request to rtnetlink on a new socket and returns the bodies of the replies; see [`dump`].
 ///
 /// # Errors
-/// As [`dump`].
+/// The same as [`dump`].
 pub fn ask_route(kind: u16, flags: i32, body: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     let mut request = Vec::new();
     push_message(&mut request, kind, flags | libc::NLM_F_ACK, 1, body);
     dump(&connect(SockProtocol::NetlinkRoute)?, &request)
 }
 
-/// Sends one request and collects the bodies of the messages that answer it, until the kernel says that these were all.
+/// Sends one request and collects the bodies of the replies until the kernel reports the end.
 ///
 /// # Errors
-/// The kernel's, or it says more than anybody asked for.
+/// Returns the kernel's error, or an error if there are more than 100000 replies.
 pub fn dump(socket: &OwnedFd, request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     send(socket.as_raw_fd(), request, MsgFlags::empty())?;
     let mut bodies = Vec::new();
@@ -130,18 +130,18 @@ pub fn dump(socket: &OwnedFd, request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     }
 }
 
-/// One message of the kernel.
+/// One message from the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message<'a> {
     /// nlmsg_type.
     pub kind: u16,
     /// nlmsg_flags.
     pub flags: u16,
-    /// What follows the header.
+    /// The bytes after the header.
     pub body: &'a [u8],
 }
 
-/// Each whole message.
+/// Iterates over the complete messages.
 pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let (head, _) = bytes.split_first_chunk::<HEADER_LENGTH>()?;
@@ -154,7 +154,7 @@ pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// Kind and value of each whole attribute; the flags of the kind are cut off.
+/// Iterates over the complete attributes; yields the type without its flag bits, and the value.
 pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let (head, _) = bytes.split_first_chunk::<4>()?;
@@ -166,13 +166,13 @@ pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// The first attribute of that kind.
+/// The first attribute of this type.
 #[must_use]
 pub fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(bytes).find_map(|(found, value)| (found == kind).then_some(value))
 }
 
-/// An attribute that is text with a zero byte behind it.
+/// The first attribute of this type as text, without the terminating zero byte.
 #[must_use]
 pub fn text(bytes: &[u8], kind: u16) -> Option<String> {
     let value = attribute(bytes, kind)?;

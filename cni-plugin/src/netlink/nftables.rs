@@ -1,4 +1,4 @@
-//! The few messages of nf_tables that one table of filter rules needs, sent as one transaction: all of it or nothing.
+//! The few nf_tables messages that a table of filter rules needs, sent as one atomic transaction.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -10,7 +10,7 @@ use nix::sys::socket::{MsgFlags, SockProtocol, recv, send, setsockopt, sockopt};
 
 use crate::netlink::{self, octets, push_attribute};
 
-/// A table of base chains that drop what no rule accepts.
+/// A table of base chains that drop every packet no rule accepts.
 #[derive(Debug)]
 pub struct Table {
     family: Family,
@@ -22,24 +22,24 @@ pub struct Table {
 /// Which packets a table sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
-    /// IPv4 and IPv6 of a network namespace.
+    /// The IPv4 and IPv6 packets of a network namespace.
     Inet = libc::NFPROTO_INET as isize,
     /// Every frame of a single link.
     Link = libc::NFPROTO_NETDEV as isize,
 }
 
-/// Where packets meet a chain.
+/// Where a chain sees packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hook {
-    /// For this network namespace.
+    /// Packets addressed to this network namespace.
     Input,
-    /// Through this network namespace.
+    /// Packets forwarded by this network namespace.
     Forward,
-    /// From this network namespace.
+    /// Packets sent by this network namespace.
     Output,
-    /// Frames that come from a link.
+    /// Frames received from a link.
     FromLink(String),
-    /// Frames that go to a link.
+    /// Frames sent to a link.
     ToLink(String),
 }
 
@@ -49,7 +49,7 @@ struct Chain {
     rules: Vec<Rule>,
 }
 
-/// A rule: if all conditions hold, in this order, the packet is accepted or dropped.
+/// A rule: accepts or drops the packet if all conditions hold. They are evaluated in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     conditions: Vec<Match>,
@@ -63,43 +63,43 @@ enum Verdict {
 }
 
 impl Rule {
-    /// Accepts.
+    /// A rule that accepts.
     #[must_use]
     pub fn accept(conditions: Vec<Match>) -> Self {
         Self { conditions, verdict: Verdict::Accept }
     }
 
-    /// Drops.
+    /// A rule that drops.
     #[must_use]
     pub fn drop(conditions: Vec<Match>) -> Self {
         Self { conditions, verdict: Verdict::Drop }
     }
 }
 
-/// What packets leave for others to find: keys that are forgotten after a while.
+/// A set of keys that some rules add and others look up. Keys expire after a timeout.
 #[derive(Debug, Clone)]
 pub struct Set {
-    /// Unique in its table.
+    /// Name, unique in its table.
     pub name: &'static str,
-    /// Bytes of a key; each field of it is filled up to a multiple of four.
+    /// Length of a key in bytes, with each field padded to a multiple of four.
     pub key_len: u32,
-    /// Most keys at a time; with so many, no other is remembered.
+    /// Maximum number of keys; once the set is full, no further key is added.
     pub size: u32,
 }
 
-/// A piece of a packet.
+/// A part of a packet that serves as a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
     /// Bytes of a header.
     Bytes {
         /// Which header.
         header: Header,
-        /// Where in it.
+        /// Offset in bytes.
         offset: u32,
-        /// How many.
+        /// Length in bytes.
         len: u32,
     },
-    /// IP protocol number, behind all extension headers.
+    /// IP protocol number, after any extension headers.
     Protocol,
 }
 
@@ -110,7 +110,7 @@ pub enum Header {
     Link = libc::NFT_PAYLOAD_LL_HEADER as isize,
     /// ARP, IPv4 or IPv6.
     Network = libc::NFT_PAYLOAD_NETWORK_HEADER as isize,
-    /// TCP, UDP, ICMP; not there in fragments but the first.
+    /// TCP, UDP or ICMP; only the first fragment has it.
     Transport = libc::NFT_PAYLOAD_TRANSPORT_HEADER as isize,
 }
 
@@ -130,9 +130,9 @@ pub enum Is {
 /// One condition of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Match {
-    /// Arrived on this device.
+    /// The packet arrived on this device.
     From(String),
-    /// Leaves by this device.
+    /// The packet leaves by this device.
     By(String),
     /// Source address, in [`Family::Inet`].
     Source(IpNet),
@@ -140,28 +140,28 @@ pub enum Match {
     Destination(IpNet),
     /// IP protocol number.
     Protocol(u8),
-    /// Port of the sender.
+    /// Source port.
     SourcePort(u16),
-    /// Port of the receiver.
+    /// Destination port.
     DestinationPort(u16),
-    /// Of a connection that was accepted, or an error about one.
+    /// The packet belongs to an accepted connection or is an error about one (conntrack: established or related).
     Known,
-    /// Neighbour discovery of IPv6: solicitations and advertisements.
+    /// IPv6 neighbour discovery: neighbour solicitations and advertisements.
     Discovery,
-    /// Bytes of a header, at most 16, after a mask of the same length.
+    /// Compares at most 16 bytes of a header, after an optional mask of the same length.
     Bytes(Header, u32, Is, Vec<u8>, Option<Vec<u8>>),
-    /// Bytes of the packet; with the link's header where a frame goes to a link.
+    /// Compares the length of the packet in bytes; it includes the link header for frames sent to a link.
     Length(Is, u32),
-    /// A socket of this network namespace sent it.
+    /// A socket in this network namespace sent the packet.
     OfLocalSocket,
-    /// The key of these fields is in the set.
+    /// The set contains the key made of these fields.
     In(&'static str, Vec<Field>),
-    /// Puts the key of these fields into the set for a time; does not hold if that is full.
+    /// Adds the key made of these fields to the set, with a timeout; the condition fails if the set is full.
     Remember(&'static str, Vec<Field>, Duration),
 }
 
 impl Table {
-    /// An empty one.
+    /// An empty table.
     #[must_use]
     pub fn new(family: Family, name: impl Into<String>) -> Self {
         Self { family, name: name.into(), sets: Vec::new(), chains: Vec::new() }
@@ -174,27 +174,27 @@ impl Table {
         self
     }
 
-    /// Adds a chain; the first rule whose conditions hold decides, and without one the packet is dropped.
+    /// Adds a chain. The first rule whose conditions hold decides; if there is none, the packet is dropped.
     #[must_use]
     pub fn chain(mut self, hook: Hook, rules: Vec<Rule>) -> Self {
         self.chains.push(Chain { hook, rules });
         self
     }
 
-    /// Puts the table into force in the network namespace of the calling thread, in place of one of that name.
+    /// Installs the table in the network namespace of the calling thread, replacing any table of the same name.
     ///
     /// # Errors
-    /// The kernel's; then nothing has changed.
+    /// Returns the kernel's error; nothing has changed then.
     pub fn install(&self) -> io::Result<()> {
         run(self.transaction())
     }
 
-    /// The bytes, and how many messages in them are answered.
+    /// Encodes the table as a transaction.
     fn transaction(&self) -> Transaction {
         let mut batch = Transaction::begin(self.family);
         let create = libc::NLM_F_CREATE;
         let table = attributes(|out| push_text(out, attribute::TABLE_NAME, &self.name));
-        // Made first, so that there is one to remove.
+        // Creating the table first ensures that there is one to delete.
         batch.ask(libc::NFT_MSG_NEWTABLE, create, &table);
         batch.ask(libc::NFT_MSG_DELTABLE, 0, &table);
         batch.ask(libc::NFT_MSG_NEWTABLE, create, &table);
@@ -215,10 +215,10 @@ impl Table {
     }
 }
 
-/// Removes a table; that it is gone is no error.
+/// Removes a table; does nothing if it is gone already.
 ///
 /// # Errors
-/// Implementation by the kernel.
+/// Returns the kernel's error.
 pub fn remove(family: Family, name: &str) -> io::Result<()> {
     let mut batch = Transaction::begin(family);
     batch.ask(libc::NFT_MSG_DELTABLE, 0, &attributes(|out| push_text(out, attribute::TABLE_NAME, name)));
@@ -231,16 +231,16 @@ pub fn remove(family: Family, name: &str) -> io::Result<()> {
 /// Names of the tables of a family.
 ///
 /// # Errors
-/// Implementation by the kernel.
+/// Returns the kernel's error.
 pub fn tables(family: Family) -> io::Result<Vec<String>> {
     let bodies = list(family, libc::NFT_MSG_GETTABLE)?;
     Ok(bodies.iter().filter_map(|body| netlink::text(body.get(NFGENMSG..)?, attribute::TABLE_NAME)).collect())
 }
 
-/// How many base chains of a table hang on a link of this name, and how many rules are in them.
+/// Counts the base chains of a table that are hooked to a link of this name, and the rules in them.
 ///
 /// # Errors
-/// Implementation by the kernel.
+/// Returns the kernel's error.
 pub fn chains_on_link(table: &str, link: &str) -> io::Result<(usize, u32)> {
     let (mut chains, mut rules) = (0, 0);
     for body in list(Family::Link, libc::NFT_MSG_GETCHAIN)? {
@@ -263,7 +263,7 @@ fn list(family: Family, kind: i32) -> io::Result<Vec<Vec<u8>>> {
     netlink::dump(&netlink::connect(SockProtocol::NetlinkNetFilter)?, &request)
 }
 
-/// Messages that have effect together.
+/// Messages that take effect together.
 struct Transaction {
     family: Family,
     bytes: Vec<u8>,
@@ -294,7 +294,7 @@ fn run(Transaction { bytes, messages, .. }: Transaction) -> io::Result<()> {
     if bytes.len() > MAX_TRANSACTION_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many rules"));
     }
-    // Best effort: the default holds a few hundred rules.
+    // Best effort: the default buffer holds a few hundred rules.
     let _ = setsockopt(&socket, sockopt::SndBuf, &MAX_TRANSACTION_BYTES);
     let _ = setsockopt(&socket, sockopt::RcvBuf, &MAX_TRANSACTION_BYTES);
     send(socket.as_raw_fd(), &bytes, MsgFlags::empty())?;
@@ -423,7 +423,7 @@ impl Match {
                 });
                 push_comparison(out, *is, &bytes.to_be_bytes());
             }
-            // The expression ends the rule where there is no such socket.
+            // If there is no such socket, the expression stops the evaluation of the rule.
             Self::OfLocalSocket => push_meta(out, REGISTER, libc::NFT_META_SKUID as u32),
             Self::In(set, key) => {
                 push_key(out, key);
@@ -446,7 +446,7 @@ impl Match {
 }
 
 impl Field {
-    /// In registers of four bytes.
+    /// Length in registers of four bytes.
     fn words(self) -> u32 {
         match self {
             Self::Bytes { len, .. } => len.div_ceil(4),
@@ -478,7 +478,7 @@ fn push_protocol(out: &mut Vec<u8>, number: u8) {
     push_comparison(out, Is::Equal, &[number]);
 }
 
-/// The address at `v4` or `v6` of the network header.
+/// Matches the address at offset `v4` or `v6` of the network header.
 fn push_network(out: &mut Vec<u8>, network: IpNet, v4: u32, v6: u32) {
     let (family, offset) = if network.addr().is_ipv4() { (libc::NFPROTO_IPV4, v4) } else { (libc::NFPROTO_IPV6, v6) };
     push_meta(out, REGISTER, libc::NFT_META_NFPROTO as u32);
@@ -557,9 +557,9 @@ fn attributes(data: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     out
 }
 
-/// With struct nfgenmsg before the attributes.
+/// Appends a message with a struct nfgenmsg before the attributes.
 fn push_message(out: &mut Vec<u8>, kind: u16, flags: i32, sequence: u32, attributes: &[u8], family: Family) {
-    // A batch says in this header which part of netfilter it is for.
+    // For a batch, this header names the netfilter subsystem.
     let (family, resource) = if kind & SUBSYSTEM == 0 { (libc::AF_UNSPEC, 10) } else { (family as i32, 0u16) };
     let [high, low] = resource.to_be_bytes();
     netlink::push_message(out, kind, flags, sequence, &[&[family as u8, 0, high, low], attributes].concat());
@@ -628,13 +628,13 @@ const SUBSYSTEM: u16 = (libc::NFNL_SUBSYS_NFTABLES as u16) << 8;
 const BATCH_BEGIN: u16 = libc::NFNL_MSG_BATCH_BEGIN as u16;
 const BATCH_END: u16 = libc::NFNL_MSG_BATCH_END as u16;
 const REGISTER: u32 = libc::NFT_REG_1 as u32;
-// linux/netfilter/nf_conntrack_common.h, as the bits that rules see.
+// Connection states of linux/netfilter/nf_conntrack_common.h, as bits in the state that rules see.
 const ESTABLISHED: u32 = 2;
 const RELATED: u32 = 4;
-// RFC 4861. Routers and redirects are left out: where an isolated pod's packets go was said when it was made.
+// RFC 4861. Router messages and redirects are left out, because the routes of an isolated pod are fixed at setup.
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
-// The registers of 32 bits: a key lies in as many of them as it needs.
+// First of the 32-bit registers; a key occupies as many of them as it needs.
 const FIRST_WORD: u32 = libc::NFT_REG32_00 as u32;
 // struct nfgenmsg.
 const NFGENMSG: usize = 4;

@@ -1,4 +1,4 @@
-//! Checks that the readers of our keys share: a wrong value is refused by key and value.
+//! Checks shared by the code that reads our configuration keys; a refusal names the key and the value.
 
 use ipnet::IpNet;
 use serde_json::{Map, Value};
@@ -6,13 +6,13 @@ use serde_json::{Map, Value};
 use crate::reply::{Error, code};
 use crate::request::shown;
 
-/// A refusal by key and value.
+/// An error that names the key and the value.
 pub(crate) fn refused(key: &str, value: &Value, expected: &str) -> Error {
     let value = shown(&value.to_string());
     Error::new(code::CONFIG, format!("network configuration: key {key:?} has value {value}: expected {expected}"))
 }
 
-/// In objects that are ours alone, an unknown key is a typing error.
+/// Refuses unknown keys in objects that only we read, because there they are typing errors.
 pub(crate) fn refuse_other_keys(name: &str, object: &Map<String, Value>, known: &[&str]) -> Result<(), Error> {
     match object.iter().find(|(key, _)| !known.contains(&key.as_str())) {
         Some((key, value)) => {
@@ -22,7 +22,8 @@ pub(crate) fn refuse_other_keys(name: &str, object: &Map<String, Value>, known: 
     }
 }
 
-/// A list of prefixes. Host bits are cut off; a part with leading zeros is refused, since some read it as octal.
+/// Reads a list of prefixes. Host bits are cleared; numbers with leading zeros are refused, because some programs read
+/// them as octal.
 pub(crate) fn prefixes(key: &str, value: &Value) -> Result<Vec<IpNet>, Error> {
     const EXPECTED: &str = "a list of at most 64 prefixes such as [\"10.42.0.0/16\"]";
     let list =
@@ -34,7 +35,7 @@ pub(crate) fn prefixes(key: &str, value: &Value) -> Result<Vec<IpNet>, Error> {
         .collect()
 }
 
-/// A prefix as Go's `net/netip` reads it: leading zeros are refused, in octets and in the length.
+/// Parses a prefix like Go's `net/netip`: leading zeros are refused, in octets and in the length.
 #[must_use]
 pub fn prefix(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;

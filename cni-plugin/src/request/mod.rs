@@ -1,4 +1,4 @@
-//! CNI_* variables and stdin, checked and typed before anything is touched.
+//! The request of the runtime: CNI_* variables and stdin, checked and typed before anything is changed.
 
 pub mod checked;
 pub mod prev_result;
@@ -14,27 +14,27 @@ use serde_json::value::RawValue;
 use crate::reply::{self, Error, code};
 use crate::request::prev_result::PrevResult;
 
-/// The environment as the request sees it.
+/// Environment variables.
 pub type Env = BTreeMap<OsString, OsString>;
 
-/// What the runtime wants.
+/// What the runtime asks for.
 #[derive(Debug)]
 pub enum Request {
-    /// Give a pod its tunnel.
+    /// Gives a pod its tunnel.
     Add(Attach),
-    /// Is it still there?
+    /// Checks that the tunnel is still as ADD made it.
     Check(Attach),
-    /// Take it away.
+    /// Removes the tunnel.
     Del(Detach),
-    /// Remove attachments that the runtime does not know any more.
+    /// Removes attachments that the runtime no longer knows.
     Gc(Collect),
-    /// Could an ADD succeed?
+    /// Asks whether an ADD could succeed.
     Status(NetworkConfig),
-    /// What do you speak? Holds the version the runtime named, if any.
+    /// Asks for the supported versions. Holds the version that the runtime named, if any.
     Version(Option<String>),
 }
 
-/// Names one attachment: a container's interface in a network.
+/// Identifies one attachment: a container's interface in a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key {
     /// Network name.
@@ -45,14 +45,14 @@ pub struct Key {
     pub ifname: String,
 }
 
-/// ADD and CHECK.
+/// Parameters of ADD and CHECK.
 #[derive(Debug)]
 pub struct Attach {
     /// Which attachment.
     pub key: Key,
     /// CNI_NETNS.
     pub netns: PathBuf,
-    /// Accept a namespace that is the caller's own (CNI_NETNS_OVERRIDE).
+    /// Whether the namespace may be the caller's own (CNI_NETNS_OVERRIDE).
     pub own_netns_allowed: bool,
     /// CNI_ARGS.
     pub args: Args,
@@ -60,7 +60,7 @@ pub struct Attach {
     pub config: NetworkConfig,
 }
 
-/// DEL. The namespace is no help: whatever is left of it, our record says what is to be undone.
+/// Parameters of DEL. It does not need the namespace, because our record says what to undo.
 #[derive(Debug)]
 pub struct Detach {
     /// Which attachment.
@@ -69,16 +69,16 @@ pub struct Detach {
     pub config: NetworkConfig,
 }
 
-/// GC.
+/// Parameters of GC.
 #[derive(Debug)]
 pub struct Collect {
-    /// Attachments the runtime knows, as (container id, interface); `None`: the runtime sent no list.
+    /// Attachments that the runtime knows, as (container id, interface); `None` if it sent no list.
     pub valid: Option<Vec<(String, String)>>,
     /// Stdin.
     pub config: NetworkConfig,
 }
 
-/// CNI_ARGS as pairs; later keys of the same name were refused.
+/// CNI_ARGS as pairs. A key given twice with different values is refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Args(BTreeMap<String, String>);
 
@@ -102,12 +102,12 @@ impl Args {
     }
 }
 
-/// The object on stdin. Values stay text until somebody asks, so that what we do not know passes untouched.
+/// The object on stdin. Values are decoded only when they are used, so that keys we do not know pass through unchanged.
 #[derive(Debug)]
 pub struct NetworkConfig {
-    /// Its cniVersion; "0.1.0" when absent.
+    /// Its cniVersion; "0.1.0" if absent.
     pub version: String,
-    /// Network name; empty for GC-less verbs that need none.
+    /// Network name, checked by [`is_name`].
     pub name: String,
     fields: BTreeMap<String, Box<RawValue>>,
 }
@@ -124,10 +124,10 @@ impl NetworkConfig {
         Ok(if value == Value::Null { None } else { Some(value) })
     }
 
-    /// The result of the plugin before us.
+    /// The result of the previous plugin in the chain.
     ///
     /// # Errors
-    /// Code 6 if it is no JSON object.
+    /// Code 6 if it is not a JSON object.
     pub fn prev_result(&self) -> Result<Option<PrevResult>, Error> {
         match self.fields.get("prevResult") {
             Some(raw) if raw.get() != "null" => PrevResult::parse(raw).map(Some),
@@ -136,9 +136,10 @@ impl NetworkConfig {
     }
 }
 
-/// Reads a request. The string is the version to answer in, known as soon as stdin is.
+/// Reads a request. The returned string is the version of the reply: that of the configuration on stdin, or
+/// [`reply::NEWEST`] if none was read.
 ///
-/// With no CNI_COMMAND the request is `None`: somebody runs the plugin by hand.
+/// Without CNI_COMMAND the request is `None`: somebody runs the plugin by hand.
 pub fn read(env: &Env, stdin: impl Read) -> (String, Result<Option<Request>, Error>) {
     let mut version = reply::NEWEST.to_owned();
     let request = read_into(&mut version, env, stdin);
@@ -168,7 +169,7 @@ fn request_of(command: &str, env: &Env, config: NetworkConfig) -> Result<Request
         "GC" | "STATUS" => "1.1.0",
         _ => reply::SUPPORTED[0],
     };
-    // What was attached must be detachable, whatever became of the configuration meanwhile.
+    // DEL must work even if the configuration has become invalid since ADD.
     if command != "DEL" && !reply::speaks(&config.version, least) {
         let msg =
             format!("incompatible cniVersion {:?} for {command}: this plugin needs {least} or newer", config.version);
@@ -206,7 +207,7 @@ fn request_of(command: &str, env: &Env, config: NetworkConfig) -> Result<Request
 
 fn key(env: &Env, network: &str) -> Result<Key, Error> {
     let container_id = required(env, "CNI_CONTAINERID")?;
-    // The longest name made of it, plus suffix, must fit a file name of 255 bytes.
+    // The longest file name derived from it must not exceed 255 bytes.
     if !is_name(container_id) || container_id.len() > 200 {
         return Err(bad_env("CNI_CONTAINERID", container_id, &format!("at most 200 bytes of {NAME_PATTERN}")));
     }
@@ -281,7 +282,7 @@ fn bad_env(name: &str, value: &str, expected: &str) -> Error {
     Error::new(code::ENVIRONMENT, format!("{name} {:?} is malformed: expected {expected}", shown(value)))
 }
 
-/// The beginning of a value, short enough for one line of an error.
+/// Truncates a value to fit into one line of an error message.
 pub(crate) fn shown(value: &str) -> String {
     let mut short: String = value.chars().take(80).collect();
     if short.len() < value.len() {
@@ -290,7 +291,7 @@ pub(crate) fn shown(value: &str) -> String {
     short
 }
 
-/// Whether `name` is allowed as a network name or container id, and so as part of a file name.
+/// Whether `name` is valid as a network name or container id, and therefore safe as part of a file name.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     name.len() <= 255

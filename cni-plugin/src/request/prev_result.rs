@@ -1,4 +1,4 @@
-//! The result of the plugin before us: read for the pod's address, passed on byte for byte.
+//! The result of the previous plugin in the chain: read for the pod's address, and passed on byte for byte.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use crate::reply::{Error, code};
 
-/// A CNI result. The text is kept as it came: fields of newer specifications must survive us.
+/// A CNI result. The original text is kept, so that fields of newer specifications survive.
 #[derive(Debug, Clone)]
 pub struct PrevResult {
     raw: Box<RawValue>,
@@ -19,7 +19,7 @@ impl PrevResult {
     /// Decodes a result.
     ///
     /// # Errors
-    /// Code 6 if it is no JSON object.
+    /// Code 6 if it is not a JSON object.
     pub fn parse(raw: &RawValue) -> Result<Self, Error> {
         let wrong = |why: &str| Error::new(code::CONTENT, format!("prevResult {why}"));
         let value: Value = serde_json::from_str(raw.get()).map_err(|e| wrong(&format!("cannot be decoded: {e}")))?;
@@ -29,7 +29,8 @@ impl PrevResult {
         Ok(Self { raw: raw.to_owned(), value })
     }
 
-    /// The result for the runtime: the same bytes, with a `cniVersion` put in front only if there is none.
+    /// The result for the runtime: the same bytes, with `cniVersion` inserted if there is none. A `cniVersion` that is
+    /// empty or not a string is replaced, which encodes the whole result anew.
     #[must_use]
     pub fn as_output(&self, version: &str) -> String {
         let raw = self.raw.get();
@@ -46,10 +47,10 @@ impl PrevResult {
         value.to_string()
     }
 
-    /// The result with `address` in place of the pod's address of the same family; every other byte stays.
+    /// The result with `address` in place of the pod's address of the same family; all other bytes are unchanged.
     ///
     /// # Errors
-    /// Code 7 if the pod has no such address, code 6 if an entry on the way to it is malformed.
+    /// Code 7 if the pod has no such address, code 6 if an entry that is read before it is found is malformed.
     pub fn renumbered(&self, ifname: &str, address: IpAddr, version: &str) -> Result<String, Error> {
         let decode = |e: serde_json::Error| Error::new(code::CONTENT, format!("prevResult cannot be decoded: {e}"));
         let text = self.as_output(version);
@@ -79,14 +80,14 @@ impl PrevResult {
     /// The first address of the container's interface `ifname`.
     ///
     /// # Errors
-    /// Code 7 if there is none, code 6 if an entry on the way to it is malformed.
+    /// Code 7 if there is none, code 6 if an entry that is read before it is found is malformed.
     pub fn pod_address(&self, ifname: &str) -> Result<IpAddr, Error> {
         for ip in self.list("ips")? {
             if self.is_of(ip, ifname)? {
                 return address(ip);
             }
         }
-        // Before 0.3.0 a result is of one interface, with one address of each family.
+        // Before 0.3.0 a result describes a single interface with one address per family.
         if let Some(ip) = OLD_FORM.iter().find_map(|key| self.value.get(*key)) {
             return parse_address(ip.get("ip"));
         }
@@ -95,7 +96,7 @@ impl PrevResult {
             .details("nebula-cni-plugin must be chained after the plugin that gives the pod its interface and address"))
     }
 
-    /// All readable addresses of the container's interface `ifname`.
+    /// All addresses of the container's interface `ifname` that can be parsed.
     #[must_use]
     pub fn addresses(&self, ifname: &str) -> Vec<IpAddr> {
         let of_interface = |ip: &&Value| self.is_of(ip, ifname).is_ok_and(|is_its| is_its);
@@ -104,14 +105,14 @@ impl PrevResult {
         listed.chain(old_form).filter_map(|value| parse_address(value).ok()).collect()
     }
 
-    /// The DNS servers that the plugin before us knows.
+    /// The DNS servers that the previous plugin reported.
     #[must_use]
     pub fn name_servers(&self) -> Vec<IpAddr> {
         let listed = self.value.get("dns").and_then(|dns| dns.get("nameservers")).and_then(Value::as_array);
         listed.into_iter().flatten().filter_map(|server| reachable(server.as_str()?)).collect()
     }
 
-    /// Gateways of addresses and routes.
+    /// The gateways of the addresses and routes.
     #[must_use]
     pub fn gateways(&self) -> Vec<IpAddr> {
         let old = OLD_FORM.iter().filter_map(|key| self.value.get(*key));
@@ -122,7 +123,7 @@ impl PrevResult {
         ips.chain(routes).filter_map(|gateway| gateway.as_str()?.parse().ok()).collect()
     }
 
-    /// Whether the container has an interface called `name` already.
+    /// Whether the container already has an interface called `name`.
     #[must_use]
     pub fn has_container_interface(&self, name: &str) -> bool {
         self.list("interfaces").is_ok_and(|interfaces| {
@@ -130,9 +131,9 @@ impl PrevResult {
         })
     }
 
-    /// Whether an entry of `ips` is on the container's interface `ifname`.
+    /// Whether an entry of `ips` belongs to the container's interface `ifname`.
     fn is_of(&self, ip: &Value, ifname: &str) -> Result<bool, Error> {
-        // Absent: the container interface named by CNI_IFNAME.
+        // An entry without an index belongs to the interface named by CNI_IFNAME.
         let Some(index) = ip.get("interface").filter(|index| !index.is_null()) else { return Ok(true) };
         let interfaces = self.list("interfaces")?;
         let interface = index.as_u64().and_then(|i| interfaces.get(usize::try_from(i).ok()?)).ok_or_else(|| {
@@ -150,7 +151,7 @@ impl PrevResult {
     }
 }
 
-/// An address that means the same in a pod as on its node.
+/// Parses an address, unless it is loopback or unspecified and so means something else in a pod than on its node.
 pub(crate) fn reachable(text: &str) -> Option<IpAddr> {
     let address: IpAddr = text.parse().ok()?;
     let is_local = address.is_loopback() || address.is_unspecified();
@@ -159,12 +160,13 @@ pub(crate) fn reachable(text: &str) -> Option<IpAddr> {
 
 const OLD_FORM: [&str; 2] = ["ip4", "ip6"];
 
-// Interfaces on the host's side have no sandbox.
+// Interfaces on the host have no sandbox.
 fn is_in_container(interface: &Value) -> bool {
     interface.get("sandbox").and_then(Value::as_str).is_some_and(|s| !s.is_empty())
 }
 
-/// `old` is a piece of `text`, as raw values are of what they were read from.
+/// Replaces `old`, which must be a slice of `text`, with `address`. Raw values borrow from the text they were parsed
+/// from.
 fn with_address(text: &str, old: &RawValue, address: IpAddr) -> String {
     let start = old.get().as_ptr() as usize - text.as_ptr() as usize;
     let bits = if address.is_ipv4() { 32 } else { 128 };

@@ -1,4 +1,4 @@
-//! What an isolated pod may reach besides the overlay: read from the key `isolate`, completed with what the node knows.
+//! What an isolated pod may reach besides the overlay: read from the key `isolate`, with defaults taken from the node.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -22,7 +22,7 @@ pub struct Isolation {
 }
 
 impl Isolation {
-    /// `true`, `false`, or an object with `ranges`, `dns` and `probes`.
+    /// Reads `true`, `false`, or an object with `ranges`, `dns` and `probes`.
     ///
     /// # Errors
     /// Code 7, naming key and value.
@@ -40,8 +40,8 @@ impl Isolation {
         }))
     }
 
-    /// For one pod. Without a list, probes come from the address this node would use itself towards the pod, and DNS
-    /// servers are those that the runtime gives the pod (where it tells), else those of the plugin before us, else the
+    /// Resolves the settings for one pod. By default, probes come from the address that this node uses towards the pod,
+    /// and the DNS servers are those that the runtime reports for the pod, else those of the previous plugin, else the
     /// node's own.
     #[must_use]
     pub fn of_pod(&self, pod_address: IpAddr, config: &NetworkConfig, prev_result: &PrevResult) -> Isolate {
@@ -56,15 +56,15 @@ impl Isolation {
     }
 }
 
-/// What a runtime says of the pod's own resolver to plugins with the capability `dns`.
+/// The pod's DNS servers, which runtimes pass to plugins with the capability `dns`.
 fn servers_of_runtime(config: &NetworkConfig) -> Vec<IpAddr> {
     let runtime = config.value("runtimeConfig").ok().flatten().unwrap_or_default();
     let servers = runtime.get("dns").and_then(|dns| dns.get("servers")).and_then(Value::as_array).cloned();
     servers.unwrap_or_default().iter().filter_map(|server| reachable(server.as_str()?)).collect()
 }
 
-/// Of the first file that names any. A stub on the loopback address serves the node alone; whom it asks is in the
-/// second file.
+/// The servers in the first file that names any. A stub resolver on a loopback address serves only the node; its
+/// upstream servers are in the second file.
 fn servers_of_node(files: &[&Path]) -> Vec<IpAddr> {
     let servers = |path: &&Path| -> Vec<IpAddr> {
         let text = fs::read_to_string(path).unwrap_or_default();
@@ -74,7 +74,7 @@ fn servers_of_node(files: &[&Path]) -> Vec<IpAddr> {
     files.iter().map(servers).find(|servers| !servers.is_empty()).unwrap_or_default()
 }
 
-// Connecting a datagram socket asks the kernel for a route and sends nothing.
+// Connecting a datagram socket looks up a route and sends nothing.
 fn source_towards(pod: IpAddr) -> Option<IpAddr> {
     let any = if pod.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind(SocketAddr::new(any, 0)).ok()?;

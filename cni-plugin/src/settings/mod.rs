@@ -1,5 +1,5 @@
-//! Our entry in the network configuration list, checked whole before anything is touched. Keys of others are not our
-//! business; a wrong value of ours is refused by key and value.
+//! The plugin's entry in the network configuration list, checked as a whole before anything is changed. Keys that are
+//! not ours are ignored; a wrong value is refused with an error that names key and value.
 
 pub mod isolation;
 
@@ -21,48 +21,48 @@ use crate::supervisor::kind::Kind;
 /// What the operator configured.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The supervisor of instances; `None`: systemd where it answers.
+    /// The supervisor of instances; `None` for systemd if it answers, else direct.
     pub supervisor: Option<Kind>,
-    /// The instance binary, if not one of the default places.
+    /// Path of the instance binary; `None` to look in the default places.
     pub instance: Option<PathBuf>,
     /// Name of the tun device in the pod.
     pub device: String,
-    /// Whose proof gets the certificate.
+    /// Whose token obtains the certificate.
     pub flow: Flow,
-    /// Whether a pod has a provisional certificate until its init container shows its token.
+    /// Whether a pod has a provisional certificate until its init container presents its token.
     pub provisional: bool,
     /// Whether a pod's init container gets the private key.
     pub deliver_key: bool,
     /// Whether ADD waits for the certificate.
     pub mode: Mode,
-    /// Where the UDP socket lives.
+    /// Network namespace of the UDP socket.
     pub underlay: Underlay,
-    /// What a pod may reach besides the overlay.
+    /// What a pod may reach besides the overlay; `None` if pods are not isolated.
     pub isolate: Option<Isolation>,
-    /// Whether the result names the overlay address as the pod's.
+    /// Whether the result of ADD reports the overlay address as the pod's.
     pub renumber: bool,
-    /// Overlay prefixes that must not leave in clear before there is a certificate.
+    /// Overlay prefixes, traffic for which must not leave in the clear before there is a certificate.
     pub overlay: Vec<IpNet>,
-    /// UDP ports an instance may take, inclusive.
+    /// Range of UDP ports that instances may use, inclusive.
     pub port_range: (u16, u16),
-    /// Where records live.
+    /// Directory of the records.
     pub state_dir: PathBuf,
-    /// Budget of ADD.
+    /// Time limit of ADD.
     pub timeout: Duration,
-    /// Whom instances run as.
+    /// Range of user ids that instances run as.
     pub users: Users,
-    /// Most bytes of memory that an instance may have; `None`: as many as there are.
+    /// Memory limit of an instance in bytes; `None` for no limit.
     pub memory_limit: Option<u64>,
     /// Where certificates come from.
     pub ca: CaAccess,
-    /// Which pods are ours.
+    /// Which pods are enrolled.
     pub enrolment: Enrolment,
-    /// The tunnel's configuration, for the instance.
+    /// The tunnel's configuration, passed on to the instance.
     pub nebula: Value,
 }
 
 impl Settings {
-    /// Reads and checks all keys of ours.
+    /// Reads and checks all of our keys.
     ///
     /// # Errors
     /// Code 7, naming key and value.
@@ -91,13 +91,13 @@ impl Settings {
         })
     }
 
-    /// The state directory alone, whatever is wrong with the other keys: DEL and GC need no more.
+    /// Only the state directory, regardless of errors in other keys. DEL and GC need nothing else.
     #[must_use]
     pub fn state_dir(config: &NetworkConfig) -> PathBuf {
         Keys { config }.state_dir().unwrap_or_else(|_| PathBuf::from(STATE_DIR))
     }
 
-    /// The instance binary: the configured one, else the one next to the plugin, else the usual directory.
+    /// The instance binary: the configured one, else the one next to the plugin, else the one in the usual directory.
     ///
     /// # Errors
     /// Code 7 if there is none.
@@ -134,7 +134,7 @@ impl Keys<'_> {
 
     fn device(&self) -> Result<String, Error> {
         let device = self.text("device")?.unwrap_or_else(|| DEFAULT_DEVICE.to_owned());
-        // '%' would make the kernel pick a number.
+        // A '%' would make the kernel pick a number.
         if !request::is_ifname(&device) || device == "lo" || device.contains('%') || !device.is_ascii() {
             return Err(refused("device", &Value::from(device), request::IFNAME_PATTERN));
         }
@@ -166,7 +166,7 @@ impl Keys<'_> {
         }
     }
 
-    /// A switch that is about the init container.
+    /// Reads a boolean key that is only valid in flow "init".
     fn of_flow_init(&self, key: &str) -> Result<bool, Error> {
         let is_on = self.boolean(key)?;
         if is_on && self.flow()? != Flow::Init {
@@ -184,7 +184,7 @@ impl Keys<'_> {
         }
     }
 
-    /// The result of ADD can name an address only if it is there when ADD returns.
+    /// The result of ADD can only report an address that is known when ADD returns.
     fn renumber(&self) -> Result<bool, Error> {
         let renumber = self.boolean("renumber")?;
         if renumber && (self.mode()? == Mode::Lazy || self.flow()? == Flow::Init) {
@@ -234,7 +234,7 @@ impl Keys<'_> {
 
     fn state_dir(&self) -> Result<PathBuf, Error> {
         let dir = self.path("stateDir")?.unwrap_or_else(|| PathBuf::from(STATE_DIR));
-        // The names of the sockets in it must fit a socket address.
+        // The paths of the sockets in it must fit into a socket address.
         if dir.as_os_str().len() > 70 {
             return Err(refused("stateDir", &Value::from(dir.display().to_string()), "at most 70 bytes"));
         }
@@ -249,7 +249,7 @@ impl Keys<'_> {
 
     fn users(&self) -> Result<Users, Error> {
         let Some(value) = self.config.value("users")? else { return Ok(Users::DEFAULT) };
-        // Root is excluded, and the greatest number means "as it is" to the kernel.
+        // Root is excluded, and to the kernel the greatest number means "unchanged".
         let user = |v: &Value| v.as_u64().and_then(|u| u32::try_from(u).ok()).filter(|u| (1..u32::MAX).contains(u));
         if let Some([low, high]) = value.as_array().map(Vec::as_slice)
             && let (Some(low), Some(high)) = (user(low), user(high))
@@ -299,7 +299,7 @@ impl Keys<'_> {
         let value = self.config.value("nebula")?.unwrap_or_else(|| Value::Object(Map::new()));
         let object =
             value.as_object().ok_or_else(|| refused("nebula", &value, "an object with the keys of config.yml"))?;
-        // Said twice, one of them would silently lose.
+        // If both were allowed, one of the two values would silently be ignored.
         for (section, key, instead) in [
             ("pki", None, "the key \"ca\": the instance gets its certificate from there"),
             ("tun", Some("dev"), "the key \"device\""),
@@ -333,16 +333,16 @@ fn is_executable(path: &Path) -> bool {
 
 const INSTANCE: &str = "nebula-cni-instance";
 const BIN_DIR: &str = "/opt/cni/bin";
-/// Where records live unless the key `stateDir` says otherwise.
+/// Default of the key `stateDir`.
 pub const STATE_DIR: &str = "/run/nebula-cni";
 const DEFAULT_DEVICE: &str = "nebula0";
-// Above the ports Linux gives to outgoing connections by default (32768 to 60999).
+// Above the default range of ephemeral ports on Linux (32768 to 60999).
 const PORT_RANGE: (u16, u16) = (61000, 65535);
-// Nebula's own: in the pod's namespace nobody else has it.
+// Nebula's default port; in the pod's namespace nobody else uses it.
 const POD_PORT: u16 = 4242;
-// Twice what the program itself allows its tables.
+// Twice the limit that the instance sets for its own tables.
 const MEMORY_LIMIT_MIB: u64 = 32;
-// What an instance takes while it starts, and some flows.
+// Enough for an instance to start, and for some flows.
 const MIN_MEMORY_LIMIT_MIB: u64 = 16;
 const MAX_MEMORY_LIMIT_MIB: u64 = 64 << 10;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(20);

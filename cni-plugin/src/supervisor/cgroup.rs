@@ -1,5 +1,5 @@
-//! A control group of its own for each instance, where the machine lets us: otherwise the instance would be counted,
-//! and perhaps ended, with the container runtime that called the plugin. The group also limits its memory.
+//! A control group for each instance, if the machine allows it: otherwise the instance would be accounted, and perhaps
+//! killed, together with the container runtime that called the plugin. The group also limits the instance's memory.
 
 use std::fs;
 use std::io;
@@ -7,16 +7,17 @@ use std::path::{Path, PathBuf};
 
 use crate::request::Key;
 
-/// The groups of one instance: one, or two on machines where the version 1 hierarchy has the memory controller.
+/// The groups of one instance: usually one, but two on machines with a cgroup2 tree whose memory controller is in the
+/// version 1 hierarchy.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    /// Folders, to be entered in this order.
+    /// Directories of the groups, to be joined in this order.
     pub(super) folders: Vec<PathBuf>,
-    /// Why its memory is not limited, though that was asked for.
+    /// Why a requested memory limit could not be set.
     pub(super) unlimited: Option<String>,
 }
 
-/// Creates the groups of an attachment; none where there is no writable tree of them.
+/// Creates the groups of an attachment; none if there is no writable cgroup tree.
 #[must_use]
 pub(super) fn create(key: &Key, memory_limit: Option<u64>) -> Groups {
     create_below(Path::new(TREE), key, memory_limit)
@@ -42,7 +43,7 @@ fn create_below(tree: &Path, key: &Key, memory_limit: Option<u64>) -> Groups {
     groups
 }
 
-/// Removes the groups; fails silently while a process is in one.
+/// Removes the groups and returns whether all are gone. A group that still contains a process stays.
 #[must_use]
 pub fn remove(key: &Key) -> bool {
     folders(Path::new(TREE), key).into_iter().fold(true, |gone, group| {
@@ -55,7 +56,7 @@ pub fn remove(key: &Key) -> bool {
     })
 }
 
-/// How often the kernel ended a process of the attachment for want of memory.
+/// How many times the kernel's OOM killer killed a process of the attachment.
 pub(super) fn memory_kills(key: &Key) -> u64 {
     let files = folders(Path::new(TREE), key).into_iter().flat_map(|group| EVENTS.map(|name| group.join(name)));
     let counted = files.filter_map(|file| fs::read_to_string(file).ok()).filter_map(|text| kills_in(&text));
@@ -66,13 +67,13 @@ fn kills_in(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
 }
 
-/// Where the groups of an attachment are, if there are any.
+/// Paths of the groups of an attachment, whether or not they exist.
 fn folders(tree: &Path, key: &Key) -> Vec<PathBuf> {
     unified(tree).into_iter().chain([tree.join(MEMORY)]).map(|root| path(&root, key)).collect()
 }
 
 fn unified(tree: &Path) -> Option<PathBuf> {
-    // The second is the place of the cgroup2 tree on machines that have both hierarchies.
+    // On machines with both hierarchies, the cgroup2 tree is in the second place.
     [tree.to_owned(), tree.join("unified")].into_iter().find(|root| root.join("cgroup.controllers").exists())
 }
 
@@ -82,13 +83,14 @@ fn path(root: &Path, key: &Key) -> PathBuf {
 
 fn make(root: &Path, key: &Key) -> io::Result<PathBuf> {
     let group = path(root, key);
-    // A concurrent removal of the network's last group may take the parent away once.
+    // Retry once, because a concurrent removal of the network's last group may have removed the parent.
     fs::create_dir_all(&group).or_else(|_| fs::create_dir_all(&group))?;
     Ok(group)
 }
 
 fn limit_unified(root: &Path, group: &Path, limit: u64) -> io::Result<()> {
-    // Each group on the way hands the controller down; asking again would wait for every other group of the machine.
+    // Every group on the path must delegate the controller. Skip those that already do: each write takes a lock that is
+    // shared with every other group on the machine.
     let above: Vec<&Path> = group.ancestors().skip(1).take_while(|folder| folder.starts_with(root)).collect();
     for folder in above.into_iter().rev() {
         let control = folder.join("cgroup.subtree_control");
@@ -97,7 +99,7 @@ fn limit_unified(root: &Path, group: &Path, limit: u64) -> io::Result<()> {
         }
     }
     write(&group.join("memory.max"), &limit.to_string())?;
-    // Keys belong into no swap. Older kernels and those without swap have no such file.
+    // Keys must never be swapped out. Older kernels, and those without swap, lack these files.
     for (file, value) in [("memory.swap.max", "0"), ("memory.oom.group", "1")] {
         let _ = fs::write(group.join(file), value);
     }
@@ -106,7 +108,7 @@ fn limit_unified(root: &Path, group: &Path, limit: u64) -> io::Result<()> {
 
 fn limit_version_1(group: &Path, limit: u64) -> io::Result<()> {
     write(&group.join(LIMIT_1), &limit.to_string())?;
-    // Memory and swap together; the kernel may not count swap.
+    // The limit for memory plus swap; the file is missing if the kernel does not account swap.
     let _ = fs::write(group.join("memory.memsw.limit_in_bytes"), limit.to_string());
     Ok(())
 }
@@ -123,7 +125,7 @@ const TREE: &str = "/sys/fs/cgroup";
 const OURS: &str = "nebula-cni";
 const MEMORY: &str = "memory";
 const LIMIT_1: &str = "memory.limit_in_bytes";
-// Of version 2 and of version 1.
+// Files with the OOM counters in version 2 and version 1.
 const EVENTS: [&str; 2] = ["memory.events", "memory.oom_control"];
 
 #[cfg(test)]
@@ -134,7 +136,7 @@ mod tests {
         Key { network: "net".into(), container_id: "c".into(), ifname: "eth0".into() }
     }
 
-    /// A folder that looks like the top of a hierarchy.
+    /// Creates a directory that looks like the root of a hierarchy.
     fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         for (name, text) in files {

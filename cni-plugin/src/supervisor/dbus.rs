@@ -1,5 +1,5 @@
-//! As much of D-Bus as it takes to ask systemd for a unit: one connection, calls that wait, signals that are looked
-//! for. Little-endian, no descriptors, everything bounded (D-Bus specification, "Message Protocol").
+//! A minimal D-Bus client, just enough to ask systemd for a unit: one connection, blocking calls, signals.
+//! Little-endian, no file descriptors, everything bounded (D-Bus specification, "Message Protocol").
 
 use std::env;
 use std::io::{self, Read, Write};
@@ -14,7 +14,7 @@ use crate::clock::{Clock, Deadline};
 pub(super) struct Connection {
     stream: UnixStream,
     serial: u32,
-    // Signals that came while a reply was awaited.
+    // Signals that arrived while a call waited for its reply.
     signals: Vec<Message>,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Method<'a> {
     pub(super) member: &'a str,
 }
 
-/// What came in.
+/// A received message.
 #[derive(Debug, Default)]
 pub(super) struct Message {
     kind: u8,
@@ -53,11 +53,11 @@ pub(super) struct Message {
 }
 
 impl Connection {
-    /// Connects and says hello.
+    /// Connects, authenticates and sends `Hello`.
     pub(super) fn open(clock: &dyn Clock, deadline: Deadline) -> Result<Self, Error> {
         let mut stream = UnixStream::connect(address())?;
         set_patience(&stream, deadline.left(clock))?;
-        // The kernel tells the bus who we are; the text only repeats it.
+        // The bus learns our user id from the kernel; the text only repeats it.
         let uid: String = nix::unistd::geteuid().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
         stream.write_all(format!("\0AUTH EXTERNAL {uid}\r\n").as_bytes())?;
         let answer = read_line(&mut stream)?;
@@ -70,7 +70,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Calls and waits for the answer.
+    /// Calls a method and waits for the reply.
     pub(super) fn call(
         &mut self,
         method: &Method<'_>,
@@ -94,12 +94,12 @@ impl Connection {
         }
     }
 
-    /// Asks for signals.
+    /// Subscribes to the signals that match `rule`.
     pub(super) fn subscribe(&mut self, rule: &str, clock: &dyn Clock, deadline: Deadline) -> Result<(), Error> {
         self.call(&BUS.method("AddMatch"), &Body::default().text(rule), clock, deadline).map(|_| ())
     }
 
-    /// The next signal.
+    /// Waits for the next signal.
     pub(super) fn signal(&mut self, clock: &dyn Clock, deadline: Deadline) -> Result<Message, Error> {
         if !self.signals.is_empty() {
             return Ok(self.signals.remove(0));
@@ -123,7 +123,7 @@ impl Connection {
     }
 }
 
-/// Of the parts of a message.
+/// Lengths of the variable parts of a message.
 struct Lengths {
     fields: usize,
     body: usize,
@@ -136,7 +136,7 @@ impl Lengths {
         (fixed[0] == b'l' && body <= MAX_MESSAGE && fields <= MAX_MESSAGE).then_some(Self { fields, body })
     }
 
-    /// After the fixed part: the fields, padded to a multiple of eight, and the body.
+    /// Length of everything after the fixed part: the fields, padded to a multiple of eight, and the body.
     fn rest(&self) -> usize {
         self.fields.next_multiple_of(8) + self.body
     }
@@ -146,12 +146,12 @@ fn decode(fixed: &[u8; 16], lengths: &Lengths, mut rest: Vec<u8>) -> Option<Mess
     let body = rest.split_off(lengths.fields.next_multiple_of(8));
     rest.truncate(lengths.fields);
     let mut message = Message { kind: fixed[1], body, ..Message::default() };
-    // Offsets count from the start of the message; the 16 bytes before do not change the alignment.
+    // Alignment counts from the start of the message; the 16 bytes before the fields do not change it.
     decode_fields(&rest, &mut message)?;
     Some(message)
 }
 
-/// Reads a message and its arguments, for the fuzzer.
+/// Decodes a message and its arguments, for the fuzzer.
 pub(crate) fn fuzz(data: &[u8]) {
     let Some((fixed, rest)) = data.split_first_chunk() else { return };
     let Some(lengths) = Lengths::of(fixed) else { return };
@@ -159,7 +159,7 @@ pub(crate) fn fuzz(data: &[u8]) {
     let Some(message) = decode(fixed, &lengths, rest.to_vec()) else { return };
     let types: [fn(&mut Reader<'_>) -> bool; 3] =
         [|it| it.number().is_some(), |it| it.text().is_some(), |it| it.text_variant().is_some()];
-    // Each begins with another type.
+    // Each pass starts with a different type.
     for first in 0..types.len() {
         let mut reader = message.body();
         let mut next = first;
@@ -170,7 +170,7 @@ pub(crate) fn fuzz(data: &[u8]) {
 }
 
 impl Message {
-    /// Reads the arguments, in their order.
+    /// Returns a reader of the arguments, in order.
     pub(super) fn body(&self) -> Reader<'_> {
         Reader { bytes: &self.body, at: 0 }
     }
@@ -208,7 +208,7 @@ impl Body {
         self
     }
 
-    /// A list of named values, a(sv).
+    /// Appends a list of named values, a(sv).
     pub(super) fn properties(mut self, properties: &[(&str, Value<'_>)]) -> Self {
         self.signature.push_str("a(sv)");
         put_list(&mut self.bytes, 8, properties, |bytes, (name, value)| {
@@ -219,7 +219,7 @@ impl Body {
         self
     }
 
-    /// The empty list of auxiliary units, a(sa(sv)).
+    /// Appends the empty list of auxiliary units, a(sa(sv)).
     pub(super) fn no_units(mut self) -> Self {
         self.signature.push_str("a(sa(sv))");
         put_list(&mut self.bytes, 8, &[(); 0], |_, ()| ());
@@ -227,7 +227,7 @@ impl Body {
     }
 }
 
-/// A property of a unit, in the types that systemd gives them.
+/// Value of a unit's property, in the types that systemd uses.
 #[derive(Debug)]
 pub(super) enum Value<'a> {
     Text(&'a str),
@@ -235,7 +235,7 @@ pub(super) enum Value<'a> {
     U32(u32),
     U64(u64),
     Texts(&'a [&'a str]),
-    /// Program and its arguments, the program first among them.
+    /// argv of the program; the first element is its path.
     Exec(&'a [&'a str]),
     /// Allow-list.
     Allow(&'a [&'a str]),
@@ -298,7 +298,7 @@ impl Value<'_> {
     }
 }
 
-/// Reads arguments. `None`: the bytes end, or are none of that type.
+/// Reads arguments. Each method returns `None` if the bytes end or cannot be decoded as its type.
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
@@ -317,7 +317,7 @@ impl Reader<'_> {
         self.terminated(length as usize)
     }
 
-    /// A variant that holds a text.
+    /// Reads a variant that holds a string.
     pub(super) fn text_variant(&mut self) -> Option<String> {
         (self.signature()? == "s").then(|| self.text())?
     }
@@ -430,7 +430,7 @@ fn read_line(stream: &mut UnixStream) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
 }
 
-// Zero would mean no timeout to the kernel.
+// To the kernel, zero means no timeout.
 fn set_patience(stream: &UnixStream, left: Duration) -> io::Result<()> {
     let left = Some(left.max(Duration::from_millis(1)));
     stream.set_read_timeout(left)?;

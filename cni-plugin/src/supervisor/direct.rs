@@ -1,5 +1,5 @@
-//! Supervision without a service manager: the instance in its own session and control group, adopted by init when the
-//! plugin ends.
+//! Supervision without a service manager: the instance runs in its own session and control group, and init adopts it
+//! when the plugin exits.
 
 use std::env;
 use std::io::{self, Write};
@@ -16,17 +16,17 @@ use super::{
 use crate::attachment::record::Files;
 use crate::clock::{Clock, Deadline};
 
-/// Starts instances as processes of its own making.
+/// Starts instances as child processes.
 #[derive(Debug)]
 pub struct Direct {
     launcher: PathBuf,
 }
 
 impl Direct {
-    /// With this binary itself as the launcher.
+    /// Uses this binary as the launcher.
     #[must_use]
     pub fn new() -> Self {
-        // Still the running binary when an upgrade has replaced the file.
+        // This is still the running binary after an upgrade has replaced the file.
         Self { launcher: PathBuf::from("/proc/self/exe") }
     }
 }
@@ -73,15 +73,15 @@ impl Supervisor for Direct {
             Known::Nothing => process::with_arguments(LAUNCH_OPTION, &files.launch()),
         };
         let is_awaited = processes.iter().any(|process| !process.is_gone());
-        // Without an heir all goes well and takes longer.
+        // Without an heir, stopping still works but takes longer.
         let _heir = is_awaited.then(|| Heir::start(&self.launcher, &files.device_socket()));
-        // All of them, whatever becomes of one.
+        // Stops all of them, even if one fails.
         let ends: Vec<Result<(), String>> = processes.into_iter().map(|process| process.stop(clock)).collect();
         ends.into_iter().collect()
     }
 
     fn clean_up(&self, files: &Files, clock: &dyn Clock) {
-        // A process that just ended leaves its group a moment later.
+        // A process that has just ended leaves its group a moment later.
         let deadline = Deadline::after(clock, Duration::from_millis(200));
         while !cgroup::remove(files.key()) && !deadline.is_over(clock) {
             clock.sleep(LEAVES_WITHIN);
@@ -103,7 +103,7 @@ impl Direct {
         let log = log::open(&files.log())?;
         let groups = cgroup::create(files.key(), launch.memory_limit);
         let notify = somebody_waits.then(|| ("NOTIFY_SOCKET", files.notify_socket()));
-        // The environment and the directory are the runtime's own and none of the instance's business.
+        // The instance must not inherit the environment and the working directory of the runtime.
         Command::new(&self.launcher)
             .arg(launcher::VERB)
             .arg(launcher::joined(&groups.folders))
@@ -122,7 +122,7 @@ impl Direct {
     }
 }
 
-// Until the byte arrives the launcher waits; if the plugin dies first, the launcher ends.
+// The launcher waits for one byte on its stdin; if the plugin dies first, the launcher exits.
 fn release(child: &mut Child, started: &mut dyn FnMut(Option<Process>) -> io::Result<()>) -> Result<(), StartFailure> {
     let gate = child.stdin.take();
     let recorded = Process::with_pid(pid_of(child))
@@ -134,7 +134,7 @@ fn release(child: &mut Child, started: &mut dyn FnMut(Option<Process>) -> io::Re
         let _ = child.wait();
         return Err(StartFailure::Record(e));
     }
-    // A launcher that is gone shows in the wait that follows.
+    // If the launcher is gone, the wait for readiness that follows reports it.
     let _ = gate.map(|mut gate| gate.write_all(b"\n"));
     Ok(())
 }
@@ -150,7 +150,7 @@ fn wait_until_ready(
     let mut last_status = None;
     loop {
         let ended = child.try_wait().map_err(StartFailure::Spawn)?;
-        // First the exit, then the socket: what it said before it ended is in there by now.
+        // Check for the exit before reading the socket, so that notifications sent before the exit are not missed.
         let patience = if ended.is_some() { Duration::ZERO } else { READY_POLL_INTERVAL.min(deadline.left(clock)) };
         while let Some(notification) = socket.receive(pid, patience).map_err(StartFailure::Spawn)? {
             last_status = notification.status.or(last_status);
@@ -174,7 +174,7 @@ fn wait_until_ready(
     }
 }
 
-/// The status, and the last line of the log if that says something else: a crash has no status.
+/// The status, and the last line of the log if that says something else, since a crash leaves no status.
 fn last_words(status: Option<String>, log: &Path) -> String {
     let line = log::last_line(log).filter(|line| status.as_ref().is_none_or(|status| !line.contains(status)));
     status.into_iter().chain(line).collect::<Vec<_>>().join("; ")

@@ -1,8 +1,8 @@
-//! The heir of an instance: a process that closes its device after it, so that nobody waits for the kernel.
+//! The heir of an instance: a process that closes the instance's device after it, so that nobody waits for the kernel.
 //!
-//! The last close of a tun takes the device out of the pod at once, with addresses and routes, and then keeps whoever
-//! closes for some 20 ms, until no processor can still look at what nobody finds any more (`rcu_barrier`). An instance
-//! cannot leave that to a process of its own: that would be in the pod's control group, which is to go as well.
+//! The last close of a tun device removes it from the pod at once, with its addresses and routes, but then blocks the
+//! closing process for some 20 ms until all pending RCU callbacks have run (`rcu_barrier`). An instance cannot leave
+//! that to a child process, which would be in the instance's control group, and that is removed as well.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -11,16 +11,17 @@ use std::time::Duration;
 
 use super::notify::NotifySocket;
 
-/// First argument of an heir. Runtimes call plugins without arguments.
+/// First argument that makes this program an heir. Runtimes call plugins without arguments.
 pub const VERB: &str = "close-device";
 
-/// Waits until there is something to inherit, or for long enough. Read without room for descriptors, they are closed.
+/// Waits for a device to inherit, until the timeout. A plain read leaves no room for the descriptors in the message, so
+/// the kernel closes them.
 pub fn run() {
-    // Nobody is left to tell.
+    // There is nobody to report an error to.
     let _ = io::stdin().read(&mut [0]);
 }
 
-/// The plugin's end.
+/// The plugin's handle of an heir.
 #[derive(Debug)]
 pub(super) struct Heir {
     _socket: NotifySocket,
@@ -28,7 +29,7 @@ pub(super) struct Heir {
 }
 
 impl Heir {
-    /// Starts `program`, this one, as an heir that listens at `socket`.
+    /// Starts `program`, which must be this binary, as an heir that listens on `socket`.
     pub(super) fn start(program: &Path, socket: &Path) -> io::Result<Self> {
         let socket = NotifySocket::bind_for_owner(socket)?;
         let process = Command::new(program)
@@ -45,10 +46,10 @@ impl Heir {
 
 impl Drop for Heir {
     fn drop(&mut self) {
-        // A process that took over a device ends as soon as the kernel lets it; signals do not change that.
+        // An heir that has taken over a device exits as soon as the kernel lets it, with or without this signal.
         let _ = self.process.kill();
     }
 }
 
-// More than a plugin waits for an instance; one that was killed cannot end its heir.
+// Longer than a plugin waits for an instance. The timeout is for heirs whose plugin was killed.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,8 +1,8 @@
-//! Which supervisor keeps an instance alive.
+//! The kinds of supervisors that keep instances alive.
 
 use serde::{Deserialize, Serialize};
 
-/// The supervisors there are, as a record names them.
+/// The kind of a supervisor, as recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {

@@ -1,5 +1,5 @@
-//! The moment between the plugin and the instance: the plugin's own binary, run once more, waits until it is recorded,
-//! leaves the runtime's session and becomes the instance. Its process number is the instance's.
+//! The launcher: the plugin's own binary, started again, waits until its process is recorded, leaves the runtime's
+//! session and then becomes the instance by exec, keeping its process id.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -16,20 +16,20 @@ use nix::unistd::setsid;
 
 use super::log;
 
-/// First argument of a launcher. Runtimes call plugins without arguments.
+/// First argument that makes this program a launcher. Runtimes call plugins without arguments.
 pub const VERB: &str = "launch-instance";
 
-/// Control groups as one argument; their names hold no colon.
+/// Joins control groups into one argument; their names contain no colon.
 pub(super) fn joined(groups: &[PathBuf]) -> OsString {
     groups.iter().map(|group| group.as_os_str()).collect::<Vec<_>>().join(OsStr::new(":"))
 }
 
-/// Becomes the instance. `arguments` follow [`VERB`]: control groups ("" for none), why its memory is not limited (""
-/// if it is), program, its arguments. Returns only on failure, or (without error) when the plugin died before it let us
-/// go.
+/// Becomes the instance. `arguments` are those after [`VERB`]: control groups ("" for none), the reason why memory is
+/// not limited ("" if there is none), the program, and its arguments. Returns only on failure, or without error if the
+/// plugin died before it released us.
 ///
 /// # Errors
-/// What could not be done.
+/// Returns a message that says which step failed.
 pub fn run(arguments: &[OsString]) -> Result<(), String> {
     let [groups, unlimited, program, rest @ ..] = arguments else {
         return Err("launcher: too few arguments".to_owned());
@@ -43,7 +43,8 @@ pub fn run(arguments: &[OsString]) -> Result<(), String> {
     limit_log().map_err(|e| format!("cannot limit the log: {}", e.desc()))?;
     for group in groups.as_bytes().split(|byte| *byte == b':').filter(|group| !group.is_empty()) {
         let group = Path::new(OsStr::from_bytes(group));
-        // Version 1 has it, and takes a single thread without waiting for all others of the machine.
+        // Version 1 has `tasks`, which moves a single thread without taking the lock shared by all threads on the
+        // machine.
         let tasks = group.join("tasks");
         let members = if tasks.exists() { tasks } else { group.join("cgroup.procs") };
         if let Err(e) = fs::write(members, "0") {
@@ -57,7 +58,7 @@ pub fn run(arguments: &[OsString]) -> Result<(), String> {
     Err(format!("cannot run {}: {error}", program.display()))
 }
 
-// With the signal blocked, a write beyond the limit is an error to the writer and not its end.
+// With SIGXFSZ blocked, a write beyond the limit fails instead of killing the writer.
 fn limit_log() -> nix::Result<()> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGXFSZ);

@@ -1,32 +1,32 @@
-//! The file that takes an instance's stderr where no journal does. It is bounded: the launcher limits what the instance
-//! may write, and the process that finds it too long truncates it.
+//! The log file for an instance's stderr when there is no journal. Its size is bounded: the launcher limits what the
+//! instance may write, and the plugin truncates a file that has become too long.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// No file that an instance writes grows beyond this.
+/// Size limit in bytes of every file that an instance writes.
 pub(super) const MAX: u64 = 1 << 20;
 
-/// Opens the log to append to.
+/// Opens the log for appending.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     cut(path);
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-/// Keeps the end of a log that has become too long. Processes that append to it continue at the new end.
+/// Truncates a log that has become too long to its last lines. Processes that append to it continue at the new end.
 pub(crate) fn cut(path: &Path) {
     if fs::metadata(path).is_ok_and(|meta| meta.len() > MAX / 2) {
         let Some(end) = tail(path, KEPT_BYTES) else { return };
         if let Ok(mut file) = OpenOptions::new().append(true).open(path) {
-            // Losing lines is better than failing for them.
+            // Losing log lines is better than failing.
             let _ = file.set_len(0).and_then(|()| file.write_all(&end));
         }
     }
 }
 
-/// The last line of a log that is not empty, from its last bytes only.
+/// The last non-empty line of a log; reads only the end of the file.
 pub(super) fn last_line(path: &Path) -> Option<String> {
     let tail = tail(path, TAIL)?;
     let text = String::from_utf8_lossy(&tail);

@@ -1,4 +1,4 @@
-//! Keeps one instance per pod alive after the plugin is gone (service manager).
+//! Supervisors, which keep one instance per pod alive after the plugin has exited.
 
 use std::io;
 use std::path::Path;
@@ -29,35 +29,35 @@ use crate::launch::StartError;
 pub struct Launch<'a> {
     /// The program.
     pub instance: &'a Path,
-    /// The attachment; its launch contract is written.
+    /// Files of the attachment; its launch contract must exist.
     pub files: &'a Files,
-    /// The pod's network namespace: without it there is nothing to restart.
+    /// The pod's network namespace; once it is gone, the instance is not restarted.
     pub netns: &'a Path,
     /// Description of the unit, one line.
     pub description: &'a str,
-    /// What a start may take.
+    /// Time limit of a start.
     pub budget: Duration,
-    /// Most bytes of memory that the instance may have.
+    /// Memory limit of the instance in bytes; `None` for no limit.
     pub memory_limit: Option<u64>,
 }
 
-/// What is known of an attachment's process when it is to be stopped.
+/// What is known about an attachment's process when it is stopped.
 #[derive(Debug, Clone, Copy)]
 pub enum Known {
-    /// A record: with no process in it there is none that is not a unit.
+    /// There is a record; it names the process unless the instance is a unit or was never started.
     Recorded(Option<Process>),
-    /// No readable record.
+    /// There is no readable record.
     Nothing,
 }
 
 /// Starts and stops instances.
 pub trait Supervisor {
-    /// Starts an instance and waits until it says it is ready. `started` is called before any code of the instance
-    /// runs, with the process if the supervisor knows it by that: if it fails, or if the caller dies before it returns,
-    /// no instance stays behind.
+    /// Starts an instance and waits until it reports that it is ready. `started` is called before any code of the
+    /// instance runs, with the process if the supervisor tracks instances by process. If it fails, or if the caller
+    /// dies before it returns, no instance is left behind.
     ///
     /// # Errors
-    /// See [`StartFailure`]; the instance may still run, so stop it.
+    /// See [`StartFailure`]. The instance may still be running, so the caller must stop it.
     fn start(
         &self,
         launch: &Launch<'_>,
@@ -66,10 +66,10 @@ pub trait Supervisor {
         started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
     ) -> Result<(), StartFailure>;
 
-    /// As [`Supervisor::start`], for an instance that died: does not wait until it is ready.
+    /// Starts an instance that died again. Like [`Supervisor::start`], but does not wait until it is ready.
     ///
     /// # Errors
-    /// It could not be started or recorded.
+    /// Returns an error if it could not be started or recorded.
     fn restart(
         &self,
         launch: &Launch<'_>,
@@ -77,22 +77,22 @@ pub trait Supervisor {
         started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
     ) -> Result<(), StartFailure>;
 
-    /// Whether the attachment's instance runs, or is about to run again.
+    /// Whether the attachment's instance is running or about to be restarted.
     fn is_alive(&self, files: &Files, process: Option<Process>, clock: &dyn Clock) -> bool;
 
-    /// Ends every instance of an attachment and waits until it is gone.
+    /// Stops every instance of an attachment and waits until it is gone.
     ///
     /// # Errors
-    /// It is still there.
+    /// Returns an error if an instance is still running.
     fn stop(&self, files: &Files, known: Known, clock: &dyn Clock) -> Result<(), String>;
 
-    /// Removes what was made around the attachment's instance, once it is gone.
+    /// Removes what was created for the attachment's instance, once that is gone.
     fn clean_up(&self, files: &Files, clock: &dyn Clock);
 
-    /// Whether dead instances come back without anybody asking.
+    /// Whether the supervisor restarts dead instances by itself.
     fn restarts_by_itself(&self) -> bool;
 
-    /// Why the attachment's instance ended, where the supervisor can tell.
+    /// Why the attachment's instance ended, if the supervisor knows.
     fn why_ended(&self, files: &Files, clock: &dyn Clock) -> Option<String>;
 }
 
@@ -104,28 +104,28 @@ pub enum StartFailure {
     /// It could not be started.
     #[error("cannot start the instance: {0}")]
     Spawn(#[source] io::Error),
-    /// It was started but could not be written down.
+    /// It was started but could not be recorded.
     #[error("cannot record the instance: {0}")]
     Record(#[source] io::Error),
     /// It ended by itself.
     #[error("the instance ended ({status}) before it was ready")]
     Ended {
-        /// How it ended.
+        /// Exit status, or the result of the systemd job.
         status: String,
-        /// Its last STATUS, if that is one of this release.
+        /// Its last STATUS, if that could be parsed.
         error: Option<StartError>,
-        /// The text of its last STATUS, and its last line on stderr.
+        /// The text of its last STATUS and, if known, its last line on stderr.
         said: String,
     },
-    /// It did not get ready in time.
+    /// It was not ready in time.
     #[error("the instance was not ready in time")]
     Deadline {
-        /// Its last STATUS, or else its last line on stderr.
+        /// Its last STATUS, or else its last line on stderr if known.
         said: String,
     },
 }
 
-/// A STATUS as text for people, and the error that it is.
+/// Splits a STATUS into the error that it encodes, if any, and a readable text.
 fn read_status(status: String) -> (Option<StartError>, String) {
     match StartError::from_line(&status) {
         Some(error) => (Some(error.clone()), error.to_string()),
@@ -133,5 +133,5 @@ fn read_status(status: String) -> (Option<StartError>, String) {
     }
 }
 
-/// The instance's option for the file of its launch contract.
+/// The instance's command line option for its launch contract.
 const LAUNCH_OPTION: &str = "--launch";

@@ -1,4 +1,5 @@
-//! The plugin's end of the readiness protocol of systemd (sd_notify): a datagram socket that one process may speak to.
+//! The plugin's end of systemd's readiness protocol (sd_notify): a datagram socket that accepts messages from one
+//! process.
 
 use std::fs;
 use std::io::{self, IoSliceMut};
@@ -13,14 +14,14 @@ use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, UnixCredentials, recvmsg, setsockopt, sockopt};
 
-/// The socket; its file goes with it.
+/// The socket. Its file is removed on drop.
 #[derive(Debug)]
 pub(super) struct NotifySocket {
     socket: UnixDatagram,
     path: PathBuf,
 }
 
-/// What a notification said.
+/// The contents of a notification.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Notification {
     pub(super) ready: bool,
@@ -35,11 +36,11 @@ impl NotifySocket {
         Ok(bound)
     }
 
-    /// For the owner of the folder that the socket is in, and for nobody else.
+    /// Binds a socket that belongs to the owner of its directory.
     pub(super) fn bind_for_owner(path: &Path) -> io::Result<Self> {
         let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?.metadata()?;
         let bound = Self::bind_only(path)?;
-        // The owner may have put a link in its place meanwhile: it is not followed.
+        // lchown does not follow a symbolic link that the owner may have put in its place.
         lchown(path, Some(folder.uid()), Some(folder.gid()))?;
         Ok(bound)
     }
@@ -52,15 +53,16 @@ impl NotifySocket {
         Ok(Self { socket: UnixDatagram::bind(path)?, path: path.to_owned() })
     }
 
-    /// The socket as standard input of another process, whose reads end after `patience`.
+    /// Returns the socket for use as the standard input of another process; reads time out after `patience`.
     pub(super) fn as_input(&self, patience: Duration) -> io::Result<Stdio> {
         self.socket.set_read_timeout(Some(patience))?;
         Ok(OwnedFd::from(self.socket.try_clone()?).into())
     }
 
-    /// The next notification of the process, or `None` if there was none within `patience`.
+    /// Waits for the next message. Returns `None` if none arrives within `patience`, or if it is not from process
+    /// `from`.
     pub(super) fn receive(&self, from: i32, patience: Duration) -> io::Result<Option<Notification>> {
-        // Zero would mean no timeout to the kernel.
+        // To the kernel, zero means no timeout.
         self.socket.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
         let mut bytes = [0; 4096];
         let mut control = cmsg_space!(UnixCredentials);

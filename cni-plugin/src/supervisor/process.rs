@@ -1,4 +1,4 @@
-//! A process that cannot be mistaken for a later one with the same number.
+//! Processes, identified so that a later one with the same process id is not mistaken for them.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -11,30 +11,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, Deadline};
 
-/// A process id with the time it was started, in clock ticks since boot.
+/// A process id with the start time of the process, in clock ticks since boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
-    /// Its number.
+    /// Process id.
     pub pid: i32,
-    /// Field 22 of /proc/PID/stat.
+    /// Start time, field 22 of /proc/PID/stat.
     pub start_time: u64,
 }
 
 impl Process {
-    /// The process that has this number now.
+    /// The process that currently has this id.
     #[must_use]
     pub fn with_pid(pid: i32) -> Option<Self> {
         Some(Self { pid, start_time: stat(pid)?.start_time })
     }
 
-    /// Whether it still runs. A zombie does not, though the last of its threads may hold files open for a while.
+    /// Whether it is running. A zombie is not, though its last threads may hold files open for a while.
     #[must_use]
     pub fn is_alive(self) -> bool {
         self.stat().is_some_and(|stat| !stat.is_zombie())
     }
 
-    /// Whether it has ended with all of its threads, so that whatever it held is free. The zombie only waits for its
-    /// parent.
+    /// Whether it has ended with all of its threads, so that everything it held is released. A zombie with no other
+    /// threads only waits for its parent.
     #[must_use]
     pub fn is_gone(self) -> bool {
         self.stat().is_none_or(|stat| stat.is_zombie() && stat.threads <= 1)
@@ -44,10 +44,10 @@ impl Process {
         stat(self.pid).filter(|stat| stat.start_time == self.start_time)
     }
 
-    /// Asks it to end, then insists.
+    /// Sends SIGTERM, then SIGKILL.
     ///
     /// # Errors
-    /// It still runs.
+    /// Returns an error if it is still running.
     pub fn stop(self, clock: &dyn Clock) -> Result<(), String> {
         let mut refused = String::new();
         for (signal, patience) in [(Signal::SIGTERM, SIGTERM_TIMEOUT), (Signal::SIGKILL, SIGKILL_TIMEOUT)] {
@@ -66,7 +66,7 @@ impl Process {
     }
 }
 
-/// Processes that were started with `option` followed by `value` among their arguments.
+/// Finds the running processes that have `option` followed by `value` among their arguments.
 #[must_use]
 pub fn with_arguments(option: &str, value: &Path) -> Vec<Process> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -79,7 +79,7 @@ pub fn with_arguments(option: &str, value: &Path) -> Vec<Process> {
     pids.filter(is_ours).filter_map(Process::with_pid).filter(|process| process.is_alive()).collect()
 }
 
-/// What is of use here in /proc/PID/stat.
+/// The fields of /proc/PID/stat that are used here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stat {
     state: char,
@@ -97,7 +97,7 @@ fn stat(pid: i32) -> Option<Stat> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-// "PID (NAME) STATE ..."; the name may hold spaces and parentheses, so count from behind it.
+// The line is "PID (NAME) STATE ...". The name may contain spaces and parentheses, so count the fields from its end.
 fn parse_stat(line: &str) -> Option<Stat> {
     let mut fields = line.get(line.rfind(')')? + 1..)?.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
@@ -107,7 +107,7 @@ fn parse_stat(line: &str) -> Option<Stat> {
 
 const SIGTERM_TIMEOUT: Duration = Duration::from_secs(2);
 const SIGKILL_TIMEOUT: Duration = Duration::from_secs(2);
-// A look costs some twenty microseconds, and a runtime waits.
+// Short, because a runtime is waiting and one check takes only some twenty microseconds.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
@@ -162,7 +162,7 @@ mod tests {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // The kernel shows the arguments a moment after `spawn` returns.
+        // The arguments become visible in /proc a moment after `spawn` returns.
         std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
         let found = with_arguments("--launch", dir.path());
         child.kill().unwrap();

@@ -1,4 +1,5 @@
-//! Supervision by systemd: one transient service per attachment, named by its key, sandboxed, restarted when it dies.
+//! Supervision by systemd: one transient service per attachment, named by a hash of its key, sandboxed, and restarted
+//! when it dies.
 
 use std::io;
 use std::path::Path;
@@ -73,7 +74,7 @@ impl Supervisor for Systemd {
         let unit = files.unit();
         let mut manager = match Manager::connect(clock, Deadline::after(clock, STOP)) {
             Ok(manager) => manager,
-            // Where no bus is, no unit is.
+            // Without a bus there are no units.
             Err(dbus::Error::Io(e)) if is_absent(&e) => return Ok(()),
             Err(error) => return Err(error.to_string()),
         };
@@ -100,7 +101,7 @@ impl Supervisor for Systemd {
     }
 }
 
-/// systemd, for one verb.
+/// A connection to systemd, with the deadline of one verb.
 struct Manager<'a> {
     bus: Connection,
     clock: &'a dyn Clock,
@@ -135,12 +136,12 @@ impl<'a> Manager<'a> {
             ("Description", Value::Text(launch.description)),
             ("ExecStart", Value::Exec(&argv)),
             ("TimeoutStartUSec", Value::U64(start_within)),
-            // Asked again before each restart: without the pod's namespace no tunnel is wanted.
+            // systemd checks this again before each restart, so that no tunnel outlives the pod's namespace.
             ("Conditions", Value::Conditions(&condition)),
             ("ReadWritePaths", Value::Texts(&writable)),
         ];
         if let Some(limit) = launch.memory_limit {
-            // Keys belong into no swap.
+            // Keys must never be swapped out.
             properties.extend([("MemoryMax", Value::U64(limit)), ("MemorySwapMax", Value::U64(0))]);
         }
         properties.extend(SERVICE);
@@ -160,7 +161,7 @@ impl<'a> Manager<'a> {
         self.bus.subscribe(JOBS, self.clock, self.deadline)
     }
 
-    /// Waits for a job and tells its result: "done", "failed", ...
+    /// Waits for a job and returns its result: "done", "failed" and so on.
     fn wait(&mut self, job: &str) -> Result<String, dbus::Error> {
         loop {
             let signal = self.bus.signal(self.clock, self.deadline)?;
@@ -198,7 +199,8 @@ const PROPERTIES: Object =
     Object { destination: DESTINATION, path: PATH, interface: "org.freedesktop.DBus.Properties" };
 const JOBS: &str = "type='signal',interface='org.freedesktop.systemd1.Manager',member='JobRemoved'";
 
-// An instance that ends well has seen its pod's namespace go; any other end is repaired, without a limit.
+// An instance exits successfully only once its pod's namespace is gone; after any other exit systemd restarts it, with
+// no limit on the number of restarts.
 const SERVICE: [(&str, Value<'static>); 8] = [
     ("Type", Value::Text("notify")),
     ("NotifyAccess", Value::Text("main")),
@@ -210,8 +212,9 @@ const SERVICE: [(&str, Value<'static>); 8] = [
     ("OOMPolicy", Value::Text("stop")),
 ];
 
-// Set-up makes the device and its routes in the pod's namespace. After it the instance becomes a user of its own, gives
-// up all of these and the right to get them back, and filters its system calls much more closely than this.
+// These are the privileges of setup, which creates the device and its routes in the pod's namespace. After that the
+// instance switches to its own user, drops all of them for good, and filters its system calls much more strictly than
+// this.
 const SANDBOX: [(&str, Value<'static>); 23] = [
     ("CapabilityBoundingSet", Value::U64(BOUNDING_SET)),
     ("NoNewPrivileges", Value::Bool(true)),
@@ -255,10 +258,10 @@ const NET_ADMIN: u64 = 12;
 const SYS_ADMIN: u64 = 21;
 const CLONE_NEWNET: u64 = 0x4000_0000;
 
-// systemd leaves out those that it does not know.
+// systemd ignores system calls that it does not know.
 const LANDLOCK: [&str; 3] = ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"];
 
-// systemd is on this machine: it answers at once or has other troubles.
+// systemd is on the same machine: it answers at once, or something is wrong with it.
 const PROBE: Duration = Duration::from_secs(2);
-// More than TimeoutStopUSec, after which systemd insists.
+// Longer than TimeoutStopUSec, after which systemd sends SIGKILL.
 const STOP: Duration = Duration::from_secs(6);

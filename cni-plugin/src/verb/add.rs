@@ -1,4 +1,4 @@
-//! ADD: gives a pod its tunnel and passes prevResult on. What fails half-way is undone before the error is printed.
+//! ADD: gives a pod its tunnel and passes prevResult on. An attempt that fails is undone before the error is printed.
 
 use std::io;
 use std::net::IpAddr;
@@ -23,10 +23,10 @@ use crate::supervisor::kind::Kind;
 use crate::supervisor::{Launch, StartFailure, Systemd};
 use crate::verb::del::detach;
 
-/// Attaches, and returns the result for stdout: printing it is the commit point.
+/// Attaches the pod and returns the result for stdout. Printing it is the commit point.
 ///
 /// # Errors
-/// With everything undone; if that failed too, the record stays for DEL.
+/// Everything has been undone when an error is returned; if that failed too, the record stays for DEL.
 pub fn run(request: &Attach, host: &Host<'_>) -> Result<String, Error> {
     let settings = Settings::read(&request.config)?;
     let deadline = Deadline::after(host.clock, settings.timeout);
@@ -59,7 +59,7 @@ pub fn run(request: &Attach, host: &Host<'_>) -> Result<String, Error> {
     }
 }
 
-/// The pod of a request, if it is ours.
+/// The pod of a request if it is enrolled, else `None`.
 pub(crate) fn enrolled(
     request: &Attach,
     settings: &Settings,
@@ -75,7 +75,7 @@ pub(crate) fn enrolled(
 /// Undoes an ADD whose result could not be printed.
 ///
 /// # Errors
-/// As DEL.
+/// The same as DEL.
 pub fn undo(request: &Attach, host: &Host<'_>) -> Result<(), Error> {
     let files = Files::new(&Settings::state_dir(&request.config), &request.key);
     let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_TIMEOUT))?;
@@ -84,7 +84,7 @@ pub fn undo(request: &Attach, host: &Host<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// The result of the plugin before us; a chained plugin is nothing without it.
+/// The result of the previous plugin, which a chained plugin cannot do without.
 pub(crate) fn required_prev_result(config: &NetworkConfig) -> Result<PrevResult, Error> {
     config.prev_result()?.ok_or_else(|| {
         Error::new(code::CONFIG, "prevResult is missing: nebula-cni-plugin must be chained after an interface plugin")
@@ -92,17 +92,17 @@ pub(crate) fn required_prev_result(config: &NetworkConfig) -> Result<PrevResult,
     })
 }
 
-/// One attachment, checked: from here on the system may be touched.
+/// One attachment whose request has been checked; from here on the system may be changed.
 struct Attachment<'a> {
     request: &'a Attach,
     files: Files,
-    // Held open until the instance has opened it, so that the identity in the launch contract stays true.
+    // Held open until the instance has opened it, so that the identity in the launch contract stays valid.
     netns: Netns,
     pod: Pod,
     pod_address: IpAddr,
     instance: PathBuf,
     device: &'a str,
-    /// What the pod may reach besides the overlay, and the rules on its link that see to it.
+    /// What the pod may reach besides the overlay, and the rules on its link that enforce it.
     isolated: Option<(Isolate, Guard)>,
 }
 
@@ -154,7 +154,7 @@ impl<'a> Attachment<'a> {
         Ok(Guard::new(table, link, prev_result.gateways(), allowed.clone(), tunnel))
     }
 
-    /// What a repeated ADD would make, if it is there.
+    /// Returns the record of an earlier ADD if everything that this ADD would set up is already in place.
     fn in_place(&self, renumber: bool, host: &Host<'_>) -> Option<Record> {
         let Ok(Found::Record(record)) = Record::load(&self.files.record()) else { return None };
         let (supervisor, process, host_route) = (record.supervisor, record.process, record.host_route);
@@ -179,7 +179,7 @@ impl<'a> Attachment<'a> {
                     format!("{} belongs to container {}", self.files.record().display(), other.target.container_id);
                 return Err(Error::new(code::CONFIG, msg));
             }
-            // Also with no record: an instance may have outlived it.
+            // Also if there is no record, because an instance may have outlived it.
             _ => detach(&self.files, host)?,
         }
         self.fence(settings, host)?;
@@ -221,7 +221,7 @@ impl<'a> Attachment<'a> {
         Ok(record)
     }
 
-    /// Before anything of the pod runs.
+    /// Installs the isolation rules before any of the pod's processes run.
     fn close_link(&self, guard: &Guard, host: &Host<'_>) -> Result<(), Error> {
         host.guards.install(guard).map_err(|e| {
             let msg = format!("cannot isolate the pod: rules for its link {}: {e}", guard.link);
@@ -233,7 +233,7 @@ impl<'a> Attachment<'a> {
         Ok(())
     }
 
-    /// Lets the node reach the overlay address, which is about to be the pod's in Kubernetes, without a tunnel.
+    /// Lets the node reach the overlay address, which becomes the pod's address in Kubernetes, without a tunnel.
     fn renumber(&self, record: &mut Record, host: &Host<'_>) -> Result<(), Error> {
         let status = Status::ask(&self.files.status_socket()).map_err(|e| {
             Error::new(code::INSTANCE_UNREACHABLE, format!("the instance does not tell the overlay address: {e}"))
@@ -244,13 +244,14 @@ impl<'a> Attachment<'a> {
         })?;
         let failed = |e| Error::new(code::IO, format!("cannot make the node's route to {address}: {e}"));
         let route = host.routes.like(self.pod_address, address).map_err(failed)?;
-        // Written before the thing is created, so that the record always names what has to be removed.
+        // Recorded before the route is added, so that the record always names everything to be removed.
         record.host_route = Some(route);
         record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
         host.routes.add(&route).map_err(failed)
     }
 
-    /// Stops instances of earlier sandboxes of the same pod: two with one certificate would fight over its address.
+    /// Stops instances of earlier sandboxes of the same pod: two instances of one pod would compete for its overlay
+    /// address.
     fn fence(&self, settings: &Settings, host: &Host<'_>) -> Result<(), Error> {
         if self.pod.uid.is_empty() {
             return Ok(());
@@ -326,7 +327,7 @@ impl<'a> Attachment<'a> {
     }
 }
 
-/// Opens CNI_NETNS once; from then on the open file counts, not the path.
+/// Opens CNI_NETNS once; from then on the open file is used, not the path.
 pub(crate) fn open_netns(request: &Attach, host: &Host<'_>) -> Result<Netns, Error> {
     let path = request.netns.display();
     let bad = |why: &dyn std::fmt::Display| Error::new(code::NETNS, format!("CNI_NETNS {path}: {why}"));
@@ -369,8 +370,8 @@ fn explain(failure: &StartFailure, settings: &Settings) -> Error {
     }
 }
 
-// An older sandbox's DEL may be under way; it ends within its own few seconds.
+// The DEL of an older sandbox may be in progress; it takes a few seconds at most.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-// Of the budget of ADD, what is kept for undoing a start that failed and telling why.
+// Part of ADD's time limit that is reserved for undoing a failed start and reporting the reason.
 const UNDO_SECONDS: u64 = 2;

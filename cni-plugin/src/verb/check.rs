@@ -1,4 +1,5 @@
-//! CHECK: is the attachment still what ADD made? A lighthouse or CA that is away for a while is no failure.
+//! CHECK: verifies that the attachment is still what ADD made. A lighthouse or CA that is temporarily unreachable is
+//! not a failure.
 
 use std::path::Path;
 
@@ -14,10 +15,10 @@ use crate::settings::Settings;
 use crate::supervisor::process::Process;
 use crate::verb::add::{enrolled, open_netns, required_prev_result};
 
-/// Checks record, namespace, instance, device and certificate.
+/// Checks record, namespace, instance, certificate, host route, isolation rules and device.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// Returns the first problem found.
 pub fn run(request: &Attach, host: &Host<'_>) -> Result<(), Error> {
     let settings = Settings::read(&request.config)?;
     required_prev_result(&request.config)?;
@@ -56,7 +57,7 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
     let status = Status::ask(&record.status_socket).map_err(|e| {
         Error::new(code::INSTANCE_UNREACHABLE, format!("the instance does not answer: {e}")).details(RESTART_HELP)
     })?;
-    // A unit's process is systemd's business: it may be another one after a restart.
+    // Only processes of the direct supervisor are recorded. systemd may restart a unit with a new process.
     let another = |process: Process| status.pid.is_some_and(|pid| pid != process.pid);
     if record.process.is_some_and(another) || status.uid.is_some_and(|uid| uid != record.target.pod.uid) {
         return Err(
@@ -80,7 +81,8 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
         .link(netns, device)
         .map_err(|e| Error::new(code::NETNS, format!("cannot look into the network namespace: {e}")))?
         .ok_or_else(|| Error::new(code::DEVICE, format!("device {device} is gone")))?;
-    // Without a certificate there is no address yet, and the device may be down: closed on purpose.
+    // Without a certificate there is no address yet, and the device may be down on purpose, to keep the data path
+    // closed.
     if status.state == "waiting" { Ok(()) } else { check_link(&link, device, &status.overlay) }
 }
 

@@ -1,4 +1,4 @@
-//! DEL: takes an attachment away. Whatever is missing already is no error, however often it is asked.
+//! DEL: removes an attachment. It is idempotent: whatever is already gone is not an error.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -15,16 +15,17 @@ use crate::settings::Settings;
 use crate::supervisor::Known;
 use crate::supervisor::kind::Kind;
 
-/// Detaches; neither the namespace nor the CA nor prevResult is needed. Where the record is lost, prevResult tells what
-/// else is to be undone.
+/// Detaches; needs neither the namespace nor the CA nor prevResult. If the record is lost, prevResult helps to find
+/// what else to undo.
 ///
 /// # Errors
-/// Code 11 if the instance is alive and does not end, or if another call holds the lock; code 5 if files stay.
+/// Code 11 if the instance does not end or another call holds the lock; code 5 if a route, a rule or a file cannot be
+/// removed.
 pub fn run(request: &Detach, host: &Host<'_>) -> Result<(), Error> {
     let files = Files::new(&Settings::state_dir(&request.config), &request.key);
     let reported = || match request.config.prev_result() {
         Ok(Some(result)) => result.addresses(&files.key().ifname),
-        // Whatever is wrong with it, an attachment can be taken away without.
+        // A broken prevResult does not stop DEL, which can do without it.
         _ => Vec::new(),
     };
     if !files.dir().exists() {
@@ -36,22 +37,22 @@ pub fn run(request: &Detach, host: &Host<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Undoes what the record says was done, or what can be found without one. Everything is tried; the record stays if
-/// anything is left to do. The caller holds the lock.
+/// Undoes what the record names, or what can be found without one. The record stays if anything could not be undone.
+/// The caller must hold the lock.
 ///
 /// # Errors
-/// As [`run`].
+/// The same as [`run`].
 pub fn detach(files: &Files, host: &Host<'_>) -> Result<(), Error> {
     undo(files, host, &Vec::new)
 }
 
-/// As [`detach`]. `reported`: the pod's addresses as ADD reported them, used only if there is no record.
+/// Like [`detach`]. `reported` returns the pod's addresses as ADD reported them; it is used only if there is no record.
 fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>) -> Result<(), Error> {
     let mut routes = Vec::new();
     let (kinds, known) = match Record::load(&files.record()) {
-        // Container ids and interface names may hold '-', so two attachments can share a file name.
+        // Container ids and interface names may contain '-', so two attachments can share a file name.
         Ok(Found::Record(record)) if record.key() != *files.key() => return Ok(()),
-        // Recorded before it ran: with no process in the record there is none.
+        // Processes are recorded before they run the instance, so a record without one means that there is none.
         Ok(Found::Record(record)) => {
             routes.extend(record.host_route);
             (vec![record.supervisor], Known::Recorded(record.process))
@@ -81,8 +82,9 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>) -> R
         .map_err(|problems| Error::new(code::IO, format!("{name}: state is left behind")).details(problems.join("; ")))
 }
 
-/// Routes that a plugin made to the addresses of a pod whose record is lost: those `reported`, and those its instance
-/// still tells. One that belongs to a pod that has its record stays: the address may have been given on.
+/// Finds the routes that this plugin added for a pod whose record is lost: to the addresses in `addresses` and to those
+/// its instance still reports. Routes named in the record of another pod stay, because the address may have been
+/// reassigned.
 fn lost_routes(files: &Files, host: &Host<'_>, mut addresses: Vec<IpAddr>) -> Vec<HostRoute> {
     addresses.extend(Status::ask(&files.status_socket()).iter().flat_map(Status::addresses));
     let mut routes: Vec<_> = addresses.into_iter().filter_map(|address| host.routes.ours_to(address)).collect();
@@ -93,5 +95,5 @@ fn lost_routes(files: &Files, host: &Host<'_>, mut addresses: Vec<IpAddr>) -> Ve
     routes
 }
 
-// A call that was interrupted freed its lock; one that works ends within its own deadline.
+// A killed call has released its lock, and a running one ends by its own deadline.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,5 +1,5 @@
-//! GC: takes away attachments the runtime no longer knows, unless their pod's namespace is still there: another runtime
-//! may share the network's name, and its list is not in ours.
+//! GC: removes attachments that the runtime no longer knows, unless the pod's namespace still exists: another runtime
+//! may use the same network name, and its attachments are not in this runtime's list.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::request::Collect;
 use crate::settings::Settings;
 use crate::verb::del::detach;
 
-/// Collects. Without a list nothing is done; an empty list means that nothing is valid.
+/// Removes stale attachments. Without a list nothing is done; an empty list means that no attachment is valid.
 ///
 /// # Errors
-/// All that could not be taken away, after everything was tried.
+/// Lists the attachments that could not be removed, after all were tried.
 pub fn run(request: &Collect, host: &Host<'_>) -> Result<(), Error> {
     let Some(valid) = &request.valid else { return Ok(()) };
     let state_dir = Settings::state_dir(&request.config);
@@ -23,7 +23,7 @@ pub fn run(request: &Collect, host: &Host<'_>) -> Result<(), Error> {
         .map_err(|e| Error::new(code::IO, format!("cannot list the records in {}: {e}", state_dir.display())))?;
     let mut problems = Vec::new();
     for path in paths {
-        // A damaged record names nobody; its attachment ends with its pod's namespace or by DEL.
+        // A damaged record names no pod; its instance ends with the pod's namespace, or DEL removes it.
         let Ok(Found::Record(record)) = Record::load(&path) else { continue };
         let key = record.key();
         let is_valid = valid.iter().any(|(id, ifname)| (id, ifname) == (&key.container_id, &key.ifname));

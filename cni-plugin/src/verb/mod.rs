@@ -1,4 +1,4 @@
-//! From a request to the text for stdout.
+//! The verbs: each turns a request into the text for stdout.
 
 pub mod add;
 pub mod check;
@@ -11,10 +11,10 @@ use crate::host::Host;
 use crate::reply::{self, Error};
 use crate::request::Request;
 
-/// Answers a request. The text goes to stdout as it is; verbs without a result give none.
+/// Answers a request. Returns the text for stdout, which is empty for verbs without a result.
 ///
 /// # Errors
-/// The error object to print.
+/// Returns the error to print.
 pub fn answer(request: &Request, host: &Host<'_>) -> Result<String, Error> {
     let silent = |()| String::new();
     match request {

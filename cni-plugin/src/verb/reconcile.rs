@@ -1,5 +1,5 @@
-//! Housekeeping that no verb asks for: restarts instances that died, and removes attachments whose pod is gone. Runs at
-//! the end of verbs that are not urgent, and from a timer.
+//! Housekeeping outside the CNI verbs: restarts instances that died, and removes attachments whose pod is gone. It runs
+//! after verbs other than DEL and VERSION, and from a timer.
 
 use std::fs;
 use std::path::Path;
@@ -17,16 +17,17 @@ use crate::verb::del::detach;
 /// How thorough the reconciliation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
-    /// Only checks that cost no more than reading a file.
+    /// Only cheap checks.
     Quick,
-    /// Also what a service manager should have repaired by itself.
+    /// Also asks the service manager about instances that it should have restarted by itself, and removes stale files
+    /// and rules.
     Thorough,
 }
 
-/// All networks of a state directory.
+/// Reconciles all networks of a state directory.
 ///
 /// # Errors
-/// All that could not be repaired, after everything was tried.
+/// Lists what could not be repaired, after everything was tried.
 pub fn all(state_dir: &Path, host: &Host<'_>) -> Result<(), Vec<String>> {
     let entries = match fs::read_dir(state_dir) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -37,30 +38,30 @@ pub fn all(state_dir: &Path, host: &Host<'_>) -> Result<(), Vec<String>> {
     joined(names.map(|name| network(state_dir, &name, Depth::Thorough, host)))
 }
 
-/// One network.
+/// Reconciles one network.
 ///
 /// # Errors
-/// As [`all`].
+/// The same as [`all`].
 pub fn network(state_dir: &Path, network: &str, depth: Depth, host: &Host<'_>) -> Result<(), Vec<String>> {
     let paths = record::list(state_dir, network).map_err(|e| vec![format!("cannot list records: {e}")])?;
     let done =
         joined(paths.iter().map(|path| attachment(state_dir, path, depth, host).map_err(|problem| vec![problem])));
     if depth == Depth::Thorough {
         record::sweep(state_dir, network);
-        // Whatever stays is tried again.
+        // What could not be removed is retried by the next run.
         let _ = host.guards.sweep();
     }
     done
 }
 
 fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> Result<(), String> {
-    // A damaged record names nobody; its attachment ends with its pod's namespace or by DEL.
+    // A damaged record names no pod; its instance ends with the pod's namespace, or DEL removes it.
     let Ok(Found::Record(record)) = Record::load(path) else { return Ok(()) };
     let files = Files::new(state_dir, &record.key());
     if is_well(&record, &files, depth, host) {
         return Ok(());
     }
-    // Its lock holder is working on it.
+    // Whoever holds the lock is working on the attachment.
     let Ok(lock) = Lock::acquire(&files, host.clock, Deadline::after(host.clock, Duration::ZERO)) else {
         return Ok(());
     };
@@ -79,7 +80,7 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
     if record.state == State::Intent || is_well(&record, &files, depth, host) {
         return Ok(());
     }
-    // The threads of one that was killed hold its device for some milliseconds more than it runs.
+    // The threads of a killed instance keep its device open for some milliseconds.
     if let Some(dead) = record.process {
         dead.stop(host.clock).map_err(named)?;
     }
@@ -104,7 +105,7 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
 fn is_well(record: &Record, files: &Files, depth: Depth, host: &Host<'_>) -> bool {
     let supervisor = host.supervisor(record.supervisor);
     if record.state == State::Intent {
-        // Half made: its ADD is at work, or its DEL will come as long as there is a pod.
+        // Partly set up: either its ADD is still running, or a DEL will follow as long as the pod exists.
         return has_namespace(record, host);
     }
     if record.guard.as_ref().is_some_and(|guard| !is_guarded(guard, host)) {
@@ -116,7 +117,7 @@ fn is_well(record: &Record, files: &Files, depth: Depth, host: &Host<'_>) -> boo
     supervisor.is_alive(files, record.process, host.clock)
 }
 
-/// Rules of a link that is gone are not missed: the pod has cut itself off.
+/// A link that is gone needs no rules: without it the pod is cut off.
 fn is_guarded(guard: &Guard, host: &Host<'_>) -> bool {
     host.links.is_there(&guard.link, guard.index) == Ok(false) || host.guards.is_in_force(guard).unwrap_or(false)
 }
@@ -130,5 +131,5 @@ fn joined(results: impl Iterator<Item = Result<(), Vec<String>>>) -> Result<(), 
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
-// As long as an ADD may take at most: nobody waits for it.
+// The longest time limit that ADD allows, because nobody waits for a restart.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(60);

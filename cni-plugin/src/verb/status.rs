@@ -1,5 +1,5 @@
-//! STATUS: could an ADD succeed? Only what would fail every ADD on this node counts: a refusal here keeps all new pods
-//! off it.
+//! STATUS: tells whether an ADD could succeed. Only problems that make every ADD on this node fail count, because an
+//! error here keeps all new pods off the node.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::settings::Settings;
 /// Checks the configuration, the instance binary and the tun driver.
 ///
 /// # Errors
-/// Code 50 with the reason.
+/// Returns code 50 with the reason.
 pub fn run(config: &NetworkConfig, host: &Host<'_>) -> Result<(), Error> {
     let unavailable = |e: Error| Error { code: code::NOT_AVAILABLE, ..e };
     let settings = Settings::read(config).map_err(unavailable)?;

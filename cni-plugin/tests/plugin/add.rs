@@ -1,4 +1,4 @@
-//! ADD: what it makes, what it passes on, and that it undoes itself.
+//! ADD: what it sets up, what it passes on, and that a failed ADD is undone.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -85,7 +85,7 @@ fn a_failed_start_is_explained_and_undone() {
         (json!({"fake": "exit", "fakeStartError": refused("pod not bound")}), 102, "pod not bound (wrong_node)"),
         (json!({"fake": "exit", "fakeStartError": unavailable}), 103, "connection refused"),
         (json!({"fake": "exit", "fakeStartError": failed}), 105, "tun: no such device"),
-        // Of an instance of another release.
+        // Sent by an instance of another release.
         (json!({"fake": "exit", "fakeStatus": "ca-denied: pod not bound"}), 105, "ca-denied: pod not bound"),
         (json!({"fake": "exit", "fakeStartError": {"start_error": "of_next_year"}}), 105, "of_next_year"),
         (json!({"fake": "exit", "fakeStatus": "tun: permission denied"}), 105, "tun: permission denied"),

@@ -1,4 +1,4 @@
-//! Bad environment and stdin: the right code, nothing created, no panic.
+//! Invalid environment and stdin give the right error code, create nothing and cause no panic.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -121,7 +121,7 @@ proptest! {
 
     #[test]
     fn a_damaged_configuration_ends_in_an_error_object_or_a_result(at in 0usize..600, byte in any::<u8>()) {
-        // Verbs that start nothing: the damage may hit the state directory's name.
+        // Only verbs that start nothing, because the damage may hit the name of the state directory.
         let node = Node::new();
         let mut stdin = node.stdin().into_bytes();
         let at = at % stdin.len();

@@ -1,4 +1,4 @@
-//! CHECK, as a function over a node that can be broken at will, and once over the kernel's.
+//! CHECK, tested as a function on a fake node that can be broken at will, and once on the kernel's network namespaces.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -108,7 +108,7 @@ fn check_passes_right_after_add_and_names_each_thing_that_is_broken() {
     assert_eq!(code(&node), 7);
 }
 
-/// A network namespace that goes with the test.
+/// A named network namespace, removed on drop.
 struct NamedNetns(String);
 
 impl NamedNetns {
@@ -139,7 +139,7 @@ fn check_sees_the_device_in_the_pods_namespace_and_the_caller_stays_outside() {
     node.set("CNI_NETNS", &format!("/var/run/netns/{}", netns.0));
     node.call("ADD").expect_ok();
     assert_eq!(node.call("CHECK").code(), 111);
-    // Any device will do: the plugin looks at name, state and addresses.
+    // Any kind of device will do: the plugin looks at its name, state and addresses.
     in_netns(&["link", "add", "nebula0", "type", "veth", "peer", "name", "other"]);
     in_netns(&["address", "add", "10.42.0.7/16", "dev", "nebula0"]);
     assert_eq!(node.call("CHECK").code(), 111);

@@ -1,4 +1,4 @@
-//! DEL succeeds whatever is missing, and leaves nothing.
+//! DEL succeeds whatever is missing, and leaves nothing behind.
 
 use std::fs;
 use std::io::{IoSlice, Read};

@@ -1,5 +1,5 @@
-//! A stand-in for `nebula-cni-instance`: this test binary itself, called by a script that the harness writes. What it
-//! does is said by keys of the tunnel's configuration, which the plugin hands on unread.
+//! A stand-in for `nebula-cni-instance`: this test binary itself, called by a script that the harness writes. Keys in
+//! the tunnel's configuration, which the plugin passes on unread, tell it what to do.
 
 use std::io::Write;
 use std::os::unix::net::{UnixDatagram, UnixListener};
@@ -10,7 +10,7 @@ use std::{env, fs, process, thread};
 use nebula_cni_plugin::launch::LaunchSpec;
 use serde_json::{Value, json};
 
-/// The name of the test that is the instance.
+/// Name of the test that acts as the instance.
 pub(crate) const TEST: &str = "fake_instance::serves_when_it_is_launched";
 
 #[test]
@@ -21,7 +21,7 @@ fn serves_when_it_is_launched() {
     }
 }
 
-/// For the key "fakeStartError".
+/// Value for the key "fakeStartError".
 pub(crate) fn refused(message: &str) -> Value {
     json!({"start_error": "refused", "code": "wrong_node", "message": message})
 }
@@ -49,7 +49,7 @@ fn run(launch: &Path) {
     let overlay = spec.nebula.get("fakeOverlay").cloned().unwrap_or_else(|| json!([]));
     let status = json!({"pid": process::id(), "uid": spec.target.pod.uid, "state": "running", "overlay": overlay,
         "certificate": {"not_after": 4_000_000_000_i64}});
-    // Left by one that was killed.
+    // Left behind by an instance that was killed.
     let _ = fs::remove_file(&spec.status_socket);
     let listener = UnixListener::bind(&spec.status_socket).unwrap();
     thread::spawn(move || {
@@ -64,7 +64,7 @@ fn run(launch: &Path) {
     live(launch);
 }
 
-// Until it is stopped; but never longer than the test it belongs to, whose directory goes when it ends.
+// Runs until it is stopped, or until its test ends and removes the state directory.
 fn live(launch: &Path) -> ! {
     let state_dir = launch.parent().and_then(Path::parent).unwrap();
     for _ in 0..600 {
@@ -81,7 +81,7 @@ fn flood_once_there_is(path: &Path) {
         thread::sleep(Duration::from_millis(10));
     }
     for _ in 0..30_000 {
-        // The log is full at some point; a real instance does not mind either.
+        // The log reaches its size limit at some point; a real instance ignores that as well.
         let _ = std::io::stderr().write_all(&[b"x".repeat(99), b"\n".to_vec()].concat());
     }
     fs::remove_file(path).unwrap();
@@ -89,7 +89,7 @@ fn flood_once_there_is(path: &Path) {
 
 fn notify(text: &str) {
     let socket = UnixDatagram::unbound().unwrap();
-    // One that was started again has nobody who waits for it.
+    // Nobody waits for an instance that was restarted.
     let Some(path) = env::var_os("NOTIFY_SOCKET") else { return };
     socket.send_to(text.as_bytes(), path).unwrap();
 }

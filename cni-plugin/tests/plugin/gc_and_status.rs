@@ -1,4 +1,4 @@
-//! GC takes away what is neither known nor has a namespace; STATUS speaks about this node only.
+//! GC removes attachments that are not in the list and have no namespace; STATUS reports on this node only.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ fn attached() -> Node {
     node
 }
 
-// As if the pod were gone: the record names a namespace nobody has any more.
+// Makes the record name a namespace that does not exist, as if the pod were gone.
 fn without_netns(node: &Node) {
     let mut record = node.record().unwrap();
     record.target.netns = "/nonexistent/netns".into();

@@ -1,4 +1,5 @@
-//! A node of a test: a state directory, a plugin configuration, and the plugin called as a runtime calls it.
+//! The test harness: a node with a state directory and a plugin configuration, on which the plugin is called as by a
+//! runtime.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -21,8 +22,8 @@ use crate::fake_instance;
 
 pub(crate) const PLUGIN: &str = env!("CARGO_BIN_EXE_nebula-cni-plugin");
 
-/// Stands for the pod's network namespace where no privilege is at hand to make one: to the plugin a namespace is an
-/// identity different from its own network namespace's. Entering it is the instance's business.
+/// Stands in for the pod's network namespace when the test lacks the privileges to create one: to the plugin, a
+/// namespace is any identity other than that of its own network namespace. Only the instance enters it.
 pub(crate) const NETNS: &str = "/proc/self/ns/uts";
 
 pub(crate) const PREV: &str = r#"{ "cniVersion":"1.0.0", "interfaces":[{"name":"veth1"},{"name":"eth0","sandbox":"/n"}],"ips":[{"address":"10.4.0.7/24","interface":1}],"dns":{} }"#;
@@ -63,7 +64,7 @@ impl Answer {
 
 impl Node {
     pub(crate) fn new() -> Self {
-        // Short, whatever TMPDIR is: sockets live below it.
+        // Not TMPDIR, because the path must be short enough for the sockets below it.
         Self::below("/tmp")
     }
 
@@ -80,7 +81,7 @@ impl Node {
             "stateDir": root.path().join("state"), "timeoutSeconds": 20,
             "ca": {"url": "https://ca.test:8443", "tlsCaFile": "/etc/ca.pem", "tokenFile": "/run/token"}, "nebula": {},
         });
-        // Control groups are the whole machine's, so ids are never used twice.
+        // Control groups are shared by the whole machine, so ids are never reused.
         let id = format!("c{}-{}", NODES.fetch_add(1, Ordering::Relaxed), process::id());
         let env = [
             ("CNI_CONTAINERID", id.as_str()),
@@ -152,12 +153,12 @@ impl Node {
         self.record().unwrap().process.unwrap()
     }
 
-    /// Whether an instance takes questions.
+    /// Whether an instance accepts connections on its status socket.
     pub(crate) fn answers(&self) -> bool {
         UnixStream::connect(self.files().status_socket()).is_ok()
     }
 
-    /// Processes and files that an attachment would leave.
+    /// Processes and files that are left of the attachment.
     pub(crate) fn residue(&self) -> Vec<String> {
         let processes = with_arguments("--launch", &self.files().launch());
         let mut left: Vec<String> = processes.iter().map(|p| format!("process {}", p.pid)).collect();
@@ -182,7 +183,7 @@ impl Node {
     }
 }
 
-// Also after a failed assertion.
+// Cleans up after a failed assertion as well.
 impl Drop for Node {
     fn drop(&mut self) {
         for process in with_arguments("--launch", &self.files().launch()) {
@@ -192,7 +193,7 @@ impl Drop for Node {
     }
 }
 
-/// Waits for what follows from an event that has no answer of its own.
+/// Waits until `holds` returns true, for effects that nothing reports.
 #[track_caller]
 #[expect(clippy::disallowed_methods, reason = "tests watch real processes on a real clock")]
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
@@ -205,7 +206,7 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 
 pub(crate) fn spawn(command: &mut Command, stdin: &[u8]) -> Child {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // A plugin that refuses early may not read all of it.
+    // A plugin that refuses early may not read all of its stdin.
     let _ = child.stdin.take().unwrap().write_all(stdin);
     child
 }

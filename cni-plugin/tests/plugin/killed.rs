@@ -1,5 +1,5 @@
-//! A runtime that loses patience kills the plugin at any instruction: whatever was done by then, DEL leaves nothing.
-//! The kernel sees steps as system calls, so one run is killed at each of them.
+//! A runtime that times out may kill the plugin at any instruction, and DEL must still leave nothing behind. Only
+//! system calls have outside effects, so one run is killed at each of them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,24 +9,24 @@ use nebula_cni_plugin::clock::SystemClock;
 
 use crate::harness::{Node, PLUGIN, eventually, spawn, wait};
 
-/// Calls of memory and time change nothing outside the process.
+/// The calls to kill at; those for memory and time have no effect outside the process.
 const STEPS: &str = "%file,%desc,%network,%process";
 
-/// The `nth` call of a name.
+/// The `nth` system call of this name.
 #[derive(Debug, Clone)]
 struct Step {
     call: String,
     nth: usize,
 }
 
-/// The steps of a verb, in their order, from a run that is left alone.
+/// Records the steps of a verb, in order, in a run that is not killed.
 fn steps(node: &Node, verb: &str) -> Vec<Step> {
     let trace = node.root().join("trace");
     let child = traced(node, verb, &["-o", trace.to_str().unwrap()]);
     wait(child).expect_ok();
     let text = fs::read_to_string(trace).unwrap();
     let lines: Vec<&str> = text.lines().filter(|line| line.contains('(')).collect();
-    // The look through all processes is one step many times over: as many as there are processes.
+    // The search through all processes counts as one step, although it makes as many calls as there are processes.
     let is_look = |line: &&str| line.contains("/cmdline\"");
     let looks = lines.iter().position(is_look).unwrap_or(0)..lines.iter().rposition(is_look).unwrap_or(0);
     let mut counts = BTreeMap::new();
@@ -41,11 +41,11 @@ fn steps(node: &Node, verb: &str) -> Vec<Step> {
     steps
 }
 
-/// Kills the verb at a step. `false` if it ended before.
+/// Kills the verb at a step; returns `false` if it ended before.
 fn killed_at(node: &Node, verb: &str, step: &Step) -> bool {
     let inject = format!("inject={}:signal=SIGKILL:when={}", step.call, step.nth);
     let mut child = traced(node, verb, &["-o", "/dev/null", "-e", &inject]);
-    // Not until its pipes end: a launcher holds them as long as it waits.
+    // Do not wait for its pipes to close, because a waiting launcher holds them open.
     !child.wait().unwrap().success()
 }
 
@@ -56,12 +56,12 @@ fn traced(node: &Node, verb: &str, more: &[&str]) -> Child {
     spawn(&mut command, node.stdin().as_bytes())
 }
 
-/// What is left once everything that was under way is over.
+/// Asserts that nothing is left after DEL, once everything in progress has finished.
 #[track_caller]
 fn nothing_is_left(node: &mut Node, what: &str) {
     node.prev_result = None;
     node.call("DEL").expect_ok();
-    // A launcher that was never let go sees its plugin die and ends by itself.
+    // A launcher that was never released notices that its plugin died and exits.
     eventually(&format!("nothing is left: {what}"), || node.residue().is_empty());
 }
 
@@ -89,7 +89,7 @@ fn reconcile_leaves_nothing_of_an_add_killed_at_any_step_once_the_pod_is_gone() 
     let mut whole = Node::new();
     let steps = steps(&whole, "ADD");
     nothing_is_left(&mut whole, "a whole ADD");
-    // Every third: each one is tried with DEL.
+    // Only every third step; the test of DEL tries all of them.
     for step in steps.iter().step_by(3) {
         let mut pod = Command::new("sleep").arg("60").spawn().unwrap();
         let mut node = Node::new();
@@ -97,7 +97,7 @@ fn reconcile_leaves_nothing_of_an_add_killed_at_any_step_once_the_pod_is_gone() 
         killed_at(&node, "ADD", step);
         pod.kill().unwrap();
         pod.wait().unwrap();
-        // A real instance sees its pod go; this one is a fake.
+        // A real instance notices that its pod is gone; the fake one must be stopped.
         if let Some(process) = node.record().and_then(|record| record.process) {
             process.stop(&SystemClock).unwrap();
         }

@@ -1,4 +1,4 @@
-//! What nobody calls the plugin for is repaired by the next call, or by `reconcile`.
+//! Dead instances and leftovers of pods that are gone are repaired by the next plugin call, or by `reconcile`.
 
 use std::fs;
 use std::path::Path;

@@ -1,22 +1,22 @@
-//! A real systemd with its bus, in namespaces of its own, so that a test does not touch the machine's.
+//! A real systemd with its bus, in its own namespaces, so that a test does not touch that of the machine.
 #![allow(clippy::unwrap_used, reason = "in the helpers of tests too, a panic is the report")]
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A systemd with its bus; everything it started ends with it.
+/// A systemd with its bus; everything that it started ends with it.
 pub(crate) struct Systemd {
     dir: tempfile::TempDir,
 }
 
 impl Systemd {
-    /// In the network namespace of the test.
+    /// Starts it in the network namespace of the test.
     pub(crate) fn start() -> Self {
         Self::start_in(Path::new("/proc/self/ns/net"))
     }
 
-    /// With its units in the network namespace behind this path.
+    /// Starts it with its units in the network namespace at this path.
     pub(crate) fn start_in(network: &Path) -> Self {
         let systemd = Self { dir: tempfile::Builder::new().prefix("ncp-systemd").tempdir_in(PLACE).unwrap() };
         let mut command = Command::new("nsenter");
@@ -33,7 +33,7 @@ impl Systemd {
         said
     }
 
-    /// Where clients find its bus (`DBUS_SYSTEM_BUS_ADDRESS`).
+    /// Address of its bus for clients (`DBUS_SYSTEM_BUS_ADDRESS`).
     pub(crate) fn bus(&self) -> String {
         self.tool("bus", &[])
     }
@@ -43,12 +43,12 @@ impl Systemd {
         self.tool("sh", &["systemctl", "show", "--value", "-p", property, unit])
     }
 
-    /// What a script says where systemd and its units are.
+    /// Runs a script in the namespaces of systemd and its units, and returns its output.
     pub(crate) fn sh(&self, script: &str) -> String {
         self.tool("sh", &["sh", "-c", script])
     }
 
-    /// Those of pods, one on a line.
+    /// Lists the units of pods, one per line.
     pub(crate) fn units(&self) -> String {
         self.tool("sh", &["systemctl", "list-units", "--all", "--plain", "--no-legend", "nebula-pod-*"])
     }
@@ -64,5 +64,5 @@ fn tool() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tools/systemd-ns.sh")
 }
 
-/// Units have a /tmp and a /run of their own.
+/// Not /tmp or /run, of which units have private ones.
 pub(crate) const PLACE: &str = "/var/lib";

@@ -1,4 +1,4 @@
-//! Instances as units of a real systemd, which runs in namespaces of its own.
+//! Instances as units of a real systemd, which runs in its own namespaces.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use crate::fake_instance::refused;
 use crate::harness::{Node, PREV, eventually};
 use crate::service_manager::{PLACE, Systemd};
 
-/// A node whose runtime finds this systemd.
+/// A node whose plugin uses this systemd.
 fn node(systemd: &Systemd) -> Node {
     let mut node = Node::below(PLACE);
     node.entry["supervisor"] = json!("auto");
@@ -46,7 +46,7 @@ fn a_unit_is_confined_to_what_its_set_up_needs() {
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().to_owned()
     };
-    // Files of another user, its own user and group, and what it needs for the device.
+    // CAP_DAC_OVERRIDE, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, NET_ADMIN and SYS_ADMIN.
     let expected = 1 << 1 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 12 | 1 << 21;
     assert_eq!(field("CapBnd:"), format!("{expected:016x}"));
     assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), ("1".into(), "2".into()));

@@ -1,4 +1,4 @@
-//! VERSION, and what each version of the specification gets.
+//! VERSION, and the replies in each version of the specification.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn version_answers_in_milliseconds() {
         wait(spawn(Command::new(PLUGIN).env_clear().env("CNI_COMMAND", "VERSION"), b"")).expect_ok();
         start.elapsed()
     };
-    // The best of many: the machine has other work.
+    // Takes the best of many runs, because the machine may be busy.
     let best = (0..50).map(|_| run()).min().unwrap();
     assert!(best < Duration::from_millis(5), "{best:?}");
 }

@@ -1,82 +1,83 @@
-//! One variant per reason that a key in a token cannot be used.
+//! One variant per reason why a key in a token cannot be used.
 
 use std::path::PathBuf;
 
-/// Why a `pkcs11:` URI does not lead to a key. Each message begins with the part of the URI that is at fault.
+/// Why the key that a `pkcs11:` URI names cannot be used. Messages begin with the part of the URI that is at fault, if
+/// one is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
     // The text of the URI.
-    /// Another scheme.
+    /// The URI has another scheme.
     #[error("a PKCS#11 URI begins with pkcs11:, for example pkcs11:token=ca;object=key?module-path=/usr/lib/module.so")]
     Scheme,
-    /// More text than any real URI has.
+    /// The text is longer than any real URI.
     #[error("the PKCS#11 URI is longer than {limit} bytes")]
     TooLong {
-        /// Bytes allowed.
+        /// Maximum length in bytes.
         limit: usize,
     },
-    /// A part that is misspelt, or that selects by something this program does not look at.
+    /// A part is misspelt or not supported by this program.
     #[error(
         "{}: no such part of a PKCS#11 URI is known here; before the question mark: token, manufacturer, model, \
          serial, slot-id, object, id, type; after it: module-path, pin-source, pin-value", .name.escape_debug()
     )]
     UnknownPart {
-        /// Its name.
+        /// Name of the part.
         name: String,
     },
-    /// The same part twice.
+    /// A part occurs twice.
     #[error("{name}: given twice in the PKCS#11 URI")]
     RepeatedPart {
-        /// Its name.
+        /// Name of the part.
         name: &'static str,
     },
-    /// A part whose value cannot be read.
+    /// The value of a part is invalid.
     #[error("{name}: {what}")]
     BadPart {
-        /// Its name.
+        /// Name of the part.
         name: &'static str,
-        /// The fault.
+        /// What is wrong.
         what: &'static str,
     },
 
-    // What the URI leads to.
+    // What the URI refers to.
     /// The file with the PIN cannot be read.
     #[error("pin-source: unable to read {}: {reason}", path.display())]
     PinFile {
         /// Which file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error message.
         reason: String,
     },
     /// Modules are shared libraries, which a static program cannot load.
     #[error("module-path: this program is linked statically and cannot load PKCS#11 modules")]
     StaticProgram,
-    /// The module is missing or is no PKCS#11 module.
+    /// The module is missing or is not a PKCS#11 module.
     #[error("module-path: unable to use {}: {reason}", path.display())]
     Module {
         /// Which file.
         path: PathBuf,
-        /// What the system or the module said.
+        /// The error message of the system or the module.
         reason: String,
     },
-    /// No token of the module has this property.
+    /// No token of the module matches this part.
     #[error("{part}: no token matches {}; the module has {present}", .value.escape_debug())]
     NoToken {
-        /// The part that rules out the last token.
+        /// The part that ruled out the last token.
         part: &'static str,
-        /// Its value.
+        /// Value of the part.
         value: String,
-        /// The tokens there are.
+        /// The tokens that the module has.
         present: String,
     },
     /// The module shows no initialized token.
     #[error("module-path: the module shows no initialized token")]
     NoTokens,
-    /// More than one token fits.
+    /// More than one token matches.
     #[error("token: several tokens match, name one by token, serial or slot-id; the module has {present}")]
     SeveralTokens {
-        /// The tokens there are.
+        /// The tokens that the module has.
         present: String,
     },
     /// The PIN is wrong.
@@ -85,46 +86,46 @@ pub enum TokenError {
         /// Where the PIN came from.
         part: &'static str,
     },
-    /// The token takes no PIN any more.
+    /// The token is locked and accepts no PIN.
     #[error("{part}: the PIN of the token is locked after too many wrong ones; its security officer can set a new one")]
     PinLocked {
         /// Where the PIN came from.
         part: &'static str,
     },
-    /// No private key has this name or id.
+    /// No private key matches this name or id.
     #[error("{part}: the token shows no private key with {part}={}{}", .value.escape_debug(), hint(*.logged_in))]
     NoKey {
-        /// The part that rules out the last key.
+        /// The part that ruled out the last key.
         part: &'static str,
-        /// Its value, ids as hexadecimal digits.
+        /// Value of the part, an id as hexadecimal digits.
         value: String,
         /// Whether a PIN was given.
         logged_in: bool,
     },
-    /// No private key at all.
+    /// The token shows no private key at all.
     #[error("object: the token shows no private key{}", hint(*.logged_in))]
     NoKeys {
         /// Whether a PIN was given.
         logged_in: bool,
     },
-    /// More than one private key fits.
+    /// More than one private key matches.
     #[error("object: {count} private keys of the token match, name one by object or id")]
     SeveralKeys {
-        /// How many.
+        /// Number of matches.
         count: usize,
     },
-    /// RSA, another curve, or a damaged object.
+    /// The key is RSA, on another curve, or damaged.
     #[error("object: the key in the token is neither a P-256 nor an Ed25519 key")]
     KeyKind,
-    /// The private key is there, but nothing says what its public half is.
+    /// There is a private key, but its public key cannot be found.
     #[error("object: the token holds no public key that belongs to the private key (same id)")]
     NoPublicKey,
 
-    // While it is used.
+    // Using the key.
     /// The token failed or refused.
     #[error("the token refused to {action}: {reason}")]
     Refused {
-        /// What it should have done.
+        /// What the token was asked to do.
         action: &'static str,
         /// PKCS#11 function and return code.
         reason: String,

@@ -1,4 +1,4 @@
-//! CA keys in hardware tokens, reached through the PKCS#11 module of the vendor (feature `pkcs11`).
+//! CA keys in hardware tokens, used through the vendor's PKCS#11 module (feature `pkcs11`).
 //!
 //! A module is a shared library, so this works in dynamically linked programs only; a static one gets
 //! [`TokenError::StaticProgram`]. PINs are zeroized and never part of an error or of `Debug` output.

@@ -1,4 +1,4 @@
-//! Public keys as tokens give them away.
+//! Decoding public keys in the formats that tokens return.
 
 use crate::Curve;
 
@@ -11,7 +11,7 @@ pub(super) fn curve(parameters: &[u8]) -> Option<Curve> {
     }
 }
 
-/// The key in `CKA_EC_POINT`: a DER octet string by the standard, the bare point from some tokens.
+/// The key in `CKA_EC_POINT`: a DER octet string according to the standard, but some tokens return the bare point.
 pub(super) fn from_ec_point(curve: Curve, bytes: &[u8]) -> Option<Vec<u8>> {
     let length = curve.public_key_length();
     let key = match bytes {

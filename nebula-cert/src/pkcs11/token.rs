@@ -1,4 +1,4 @@
-//! A key in a token: found by its URI, used until dropped.
+//! A key in a token, found by its URI.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -17,9 +17,9 @@ use super::{TokenError, Uri, point};
 use crate::key::check_public_key;
 use crate::{Curve, Error, Signer};
 
-/// A P-256 or Ed25519 key in a token, with the session that may use it. The private key never leaves the token.
+/// A P-256 or Ed25519 key in a token, with a logged-in session. The private key never leaves the token.
 ///
-/// Threads can share it; the token signs one thing at a time. Keys that want the PIN again for every signature
+/// Threads can share it; signatures are serialized. Keys that require the PIN for every signature
 /// (`CKA_ALWAYS_AUTHENTICATE`) are not supported.
 pub struct TokenKey {
     connection: Connection,
@@ -29,10 +29,11 @@ pub struct TokenKey {
 }
 
 impl TokenKey {
-    /// Loads the module, logs in and finds the key. Loading runs code of the module: take it from a trusted place.
+    /// Loads the module, logs in and finds the key. Loading runs the module's code, so it must come from a trusted
+    /// place.
     ///
     /// # Errors
-    /// The part of the URI that leads nowhere, or what the token refused.
+    /// Returns an error for a part of the URI that matches nothing, or an operation that the token refused.
     pub fn open(uri: &Uri) -> Result<Self, TokenError> {
         let connection = Connection::open(uri)?;
         let pin = uri.pin()?;
@@ -62,7 +63,7 @@ impl Signer for TokenKey {
         match self.curve {
             Curve::Curve25519 => sign(Mechanism::Eddsa(EddsaParams::new(EddsaSignatureScheme::Pure)), message),
             Curve::P256 => {
-                // Hashed here: few tokens know the mechanism that hashes, all know this one.
+                // Hash here: every token supports this mechanism, but few support one that also hashes.
                 let made = sign(Mechanism::Ecdsa, &Sha256::digest(message))?;
                 // r and s of 32 bytes each.
                 let signature = p256::ecdsa::Signature::from_slice(&made).map_err(|_| Error::SignerFault)?;
@@ -78,12 +79,12 @@ impl std::fmt::Debug for TokenKey {
     }
 }
 
-/// A session with a token; both it and the module are closed when dropped.
+/// A session with a token. Dropping it closes the session and finalizes the module, unless that is shared.
 struct Connection {
-    /// A session does one thing at a time.
+    /// A session can only do one operation at a time.
     session: Mutex<Option<Session>>,
     module: Option<Pkcs11>,
-    /// Another part of this program initialized the module, and may still need it.
+    /// Whether another part of this program initialized the module and may still need it.
     is_shared: bool,
     has_pin_pad: bool,
 }
@@ -111,13 +112,13 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Does one thing with the session; without one, the token refuses.
+    /// Runs one operation on the session; fails if it is closed.
     fn with_session<T>(
         &self,
         action: &'static str,
         work: impl FnOnce(&Session) -> Result<T, ModuleError>,
     ) -> Result<T, TokenError> {
-        // A panic elsewhere leaves the session as it was.
+        // A panic in another thread does not affect the session.
         let session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
         let closed = || TokenError::Refused { action, reason: "the session is closed".to_owned() };
         work(session.as_ref().ok_or_else(closed)?).map_err(refused(action))
@@ -127,7 +128,7 @@ impl Connection {
         let part = pin.map_or("pin-value", |pin| pin.part);
         let login = |session: &Session| match pin {
             Some(pin) => session.login_with_raw(UserType::User, &RawAuthPin::new(Box::new(pin.secret.to_vec()))),
-            // The user types it at the device.
+            // The user types the PIN on the device.
             None if self.has_pin_pad => session.login(UserType::User, None),
             None => Ok(()),
         };
@@ -143,7 +144,8 @@ impl Connection {
         })?
     }
 
-    /// The one private key that the URI describes. Narrowed part by part, to name the part that rules out the last one.
+    /// Finds the one private key that the URI describes. Filters part by part, so that the error can name the part that
+    /// ruled out the last key.
     fn find_key(&self, uri: &Uri, logged_in: bool) -> Result<ObjectHandle, TokenError> {
         let mut wanted = vec![Attribute::Class(ObjectClass::PRIVATE_KEY)];
         let mut keys = self.find(&wanted)?;
@@ -170,7 +172,8 @@ impl Connection {
         point::curve(&parameters).ok_or(TokenError::KeyKind)
     }
 
-    /// From the private key if it tells, else from the public key of the same id.
+    /// Reads the public key from the private key object if that contains it, else from the public key object with the
+    /// same id or, without an id, the same label.
     fn public_key_of(&self, key: ObjectHandle, curve: Curve) -> Result<Vec<u8>, TokenError> {
         let info = self.bytes_of(key, AttributeType::PublicKeyInfo)?;
         if let Some(found) = info.and_then(|info| point::from_key_info(curve, &info)) {
@@ -210,7 +213,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Closing the last session of a program logs it out; there is nothing left to try if that fails.
+        // Closing a program's last session logs it out; nothing can be done if that fails.
         drop(self.session.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         if let Some(module) = self.module.take().filter(|_| !self.is_shared) {
             let _ = module.finalize();
@@ -223,7 +226,7 @@ fn tokens(module: &Pkcs11) -> Result<Vec<(Slot, TokenInfo)>, ModuleError> {
     slots.into_iter().map(|slot| Ok((slot, module.get_token_info(slot)?))).collect()
 }
 
-/// The one token that the URI describes.
+/// Finds the one token that the URI describes.
 fn choose(uri: &Uri, mut tokens: Vec<(Slot, TokenInfo)>) -> Result<(Slot, TokenInfo), TokenError> {
     let shown: Vec<_> = tokens
         .iter()
@@ -265,7 +268,7 @@ fn refused(action: &'static str) -> impl Fn(ModuleError) -> TokenError {
     move |error| TokenError::Refused { action, reason: reason_of(&error) }
 }
 
-/// Function and return code; the crate's own text for a code is a paragraph of the standard.
+/// Function and return code. The crate's own text for a code is a whole paragraph of the standard.
 fn reason_of(error: &ModuleError) -> String {
     match error {
         ModuleError::Pkcs11(code, function) => format!("{}: {code:?}", name_of(*function)),

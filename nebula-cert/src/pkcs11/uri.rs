@@ -1,4 +1,4 @@
-//! `pkcs11:` URIs (RFC 7512): which key of which token of which module.
+//! `pkcs11:` URIs (RFC 7512), which name a key, its token and the module to load.
 
 use std::fmt;
 use std::fs::File;
@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 
 use super::TokenError;
 
-/// A parsed `pkcs11:` URI. Nothing is opened yet; the PIN is neither printed nor kept after use.
+/// A parsed `pkcs11:` URI. Parsing opens nothing. The PIN is never printed, and zeroized on drop.
 ///
 /// ```
 /// use nebula_cert::pkcs11::Uri;
@@ -30,7 +30,7 @@ pub struct Uri {
     pin: Option<Pin>,
 }
 
-/// A property of a token that a URI can ask for.
+/// A property of a token that a URI can select by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TokenPart {
     Label,
@@ -51,7 +51,7 @@ impl TokenPart {
     }
 }
 
-/// A PIN, and the part of the URI that it comes from.
+/// A PIN and the part of the URI that it came from.
 pub(super) struct GivenPin {
     pub(super) part: &'static str,
     pub(super) secret: Zeroizing<Vec<u8>>,
@@ -118,7 +118,7 @@ impl Uri {
             "slot-id" => self.slot_id = Some(number(value).ok_or_else(|| bad(name, "not a decimal number"))?),
             "object" => self.object = Some(text(name, value)?),
             "id" => self.id = Some(decoded(name, value)?.to_vec()),
-            // Both halves of the pair are looked up, whichever the URI was copied from.
+            // Both objects of the key pair are looked up, whichever of them the URI names.
             _ if value == "private" || value == "public" => {}
             _ => return Err(bad("type", "only private and public lead to a key pair")),
         }
@@ -151,7 +151,7 @@ impl Uri {
     }
 }
 
-/// Without the PIN and without the path of its file.
+/// Shows neither the PIN nor the path of its file.
 impl fmt::Debug for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { module_path, token, slot_id, object, id, pin } = self;
@@ -168,7 +168,8 @@ fn named<'a>(
 ) -> Result<(&'static str, &'a str), TokenError> {
     let (name, value) = part.split_once('=').unwrap_or((part, ""));
     let Some(name) = known.iter().copied().find(|&it| it == name) else {
-        // Cut where no name goes on, because `pin-value` and its value may be what is misspelt.
+        // Truncate at the first character that cannot be part of a name, so that a misspelt `pin-value` does not reveal
+        // the PIN.
         let name = name.chars().take_while(|&letter| letter.is_ascii_alphabetic() || letter == '-').take(32);
         return Err(TokenError::UnknownPart { name: name.collect() });
     };
@@ -186,7 +187,7 @@ fn text(name: &'static str, value: &str) -> Result<String, TokenError> {
     }
 }
 
-/// Undoes the percent-encoding. The buffer never grows, so that no copy of a PIN is left behind.
+/// Decodes percent-encoding. The buffer never grows, so that no copy of a PIN is left behind.
 fn decoded(name: &'static str, value: &str) -> Result<Zeroizing<Vec<u8>>, TokenError> {
     let mut out = Zeroizing::new(Vec::with_capacity(value.len()));
     let mut bytes = value.bytes();

@@ -1,4 +1,4 @@
-//! A folder in which the `nebula-cert` program runs, for the tests that drive it as a process.
+//! A temporary directory in which tests run the `nebula-cert` program.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part of the folder")]
 
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use nebula_cert::Certificate;
 use tempfile::TempDir;
 
-/// An empty folder in which the program runs.
+/// A temporary directory in which the program runs.
 pub struct Folder(TempDir);
 
 impl Folder {
@@ -16,7 +16,7 @@ impl Folder {
         Self(tempfile::tempdir().unwrap())
     }
 
-    /// A folder with `ca.crt` and `ca.key`.
+    /// Creates a directory with `ca.crt` and `ca.key`.
     pub fn with_ca(flags: &str) -> Self {
         let folder = Self::new();
         folder.succeeds(&format!("ca -name test {flags}"));
@@ -33,7 +33,7 @@ impl Folder {
         self.command(words).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// Standard output of a run that must succeed in silence on standard error.
+    /// Runs the program, which must succeed and print nothing on standard error; returns its standard output.
     pub fn succeeds(&self, words: &str) -> String {
         let output = self.run(words);
         let errors = String::from_utf8(output.stderr).unwrap();
@@ -41,7 +41,8 @@ impl Folder {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Standard error of a run that must fail with exit code 1 and an empty standard output.
+    /// Runs the program, which must fail with exit code 1 and print nothing on standard output; returns its standard
+    /// error.
     pub fn fails(&self, words: &str) -> String {
         let output = self.run(words);
         assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]), "{words}");

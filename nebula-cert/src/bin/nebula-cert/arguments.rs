@@ -1,4 +1,4 @@
-//! Go flag forms (`-x v`, `-x=v`, `--x`, `-x=false`) on top of clap.
+//! Go's flag syntax (`-x v`, `-x=v`, `--x`, `-x=false`) on top of clap.
 
 use clap::builder::Styles;
 use clap::error::{ContextKind, ErrorKind};
@@ -6,7 +6,7 @@ use clap::{Arg, Command};
 
 use crate::hardware::shown;
 
-/// The words were wrong, so the help of the mode is worth printing.
+/// A usage error, after which the help of the mode is printed.
 #[derive(Debug)]
 pub(crate) struct Usage(String);
 
@@ -24,7 +24,7 @@ impl std::fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// A mode as a command of its own.
+/// Turns a mode into a stand-alone command.
 pub(crate) fn prepare(command: Command) -> Command {
     let name = format!("nebula-cert {}", command.get_name());
     let mut command = command
@@ -37,13 +37,13 @@ pub(crate) fn prepare(command: Command) -> Command {
     command
 }
 
-/// Rewrites the words for clap, in which only `--flag=value` is unambiguous.
+/// Rewrites the arguments to `--flag=value`, the only unambiguous form in clap.
 pub(crate) fn from_go_form(command: &Command, words: &[String]) -> Vec<String> {
     let mut out = Vec::new();
     let mut words = words.iter();
     while let Some(word) = words.next() {
         if word == "--" {
-            // Go's tools stop there and ignore what follows.
+            // Go's tools stop here and ignore what follows.
             break;
         }
         let Some(flag) = word.strip_prefix("--").or_else(|| word.strip_prefix('-')).filter(|flag| !flag.is_empty())
@@ -55,7 +55,7 @@ pub(crate) fn from_go_form(command: &Command, words: &[String]) -> Vec<String> {
         let known = command.get_arguments().find(|argument| is_called(argument, name));
         let wants_value = known.and_then(Arg::get_num_args).is_some_and(|values| values.min_values() > 0);
         match words.as_slice().first().filter(|_| wants_value && name == flag) {
-            // Go takes the next word as the value whatever it looks like.
+            // Go takes the next word as the value, even if it looks like a flag.
             Some(value) => {
                 out.push(format!("--{flag}={value}"));
                 words.next();
@@ -67,7 +67,7 @@ pub(crate) fn from_go_form(command: &Command, words: &[String]) -> Vec<String> {
     out
 }
 
-/// The values Go takes for a boolean flag.
+/// Parses a boolean flag; accepts the same values as Go.
 pub(crate) fn boolean(text: &str) -> Result<bool, &'static str> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
@@ -76,7 +76,7 @@ pub(crate) fn boolean(text: &str) -> Result<bool, &'static str> {
     }
 }
 
-/// A number as Go flags take it, with the base in its prefix.
+/// Parses a number like Go's flags, with the base given by its prefix.
 pub(crate) fn unsigned(text: &str) -> Result<u64, &'static str> {
     let (digits, base) = match text.get(..2).map(str::to_ascii_lowercase).as_deref() {
         Some("0x") => (&text[2..], 16),
@@ -91,7 +91,7 @@ pub(crate) fn unsigned(text: &str) -> Result<u64, &'static str> {
     }
 }
 
-/// What was wrong with the words, as the Go tool puts it.
+/// Describes a usage error in the words of the Go tool.
 pub(crate) fn complaint(error: &clap::Error) -> String {
     let context = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
     // `--name <NAME>`, `--json[=<JSON>]` or the word itself.
@@ -113,12 +113,12 @@ pub(crate) fn complaint(error: &clap::Error) -> String {
     }
 }
 
-/// A flag that Go tools require to be given and not empty.
+/// Checks a flag that must be given and not empty, as in the Go tool.
 pub(crate) fn required<'a>(flag: &str, value: &'a str) -> anyhow::Result<&'a str> {
     if value.is_empty() { Err(Usage::error(format!("-{flag} is required"))) } else { Ok(value) }
 }
 
-/// Flags that still work in place of newer ones, in all modes that have those.
+/// Deprecated names of flags, shared by all modes that have the newer ones.
 #[derive(clap::Args)]
 pub(crate) struct Deprecated {
     /// Deprecated, see -unsafe-networks.

@@ -1,4 +1,4 @@
-//! `nebula-cert blocklist`: what to put into `pki.blocklist`.
+//! `nebula-cert blocklist`: the fingerprints to put into `pki.blocklist`.
 
 use std::io::Write as _;
 
@@ -19,7 +19,7 @@ pub(crate) struct Flags {
 
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
     let certificates = flags.bundle.read()?;
-    // A P-256 signature has two valid forms, so the holder of such a certificate can give it either fingerprint.
+    // A P-256 signature has two valid forms, so the holder of such a certificate can switch between two fingerprints.
     let fingerprints = certificates.iter().flat_map(|certificate| {
         let both = std::iter::once(certificate.fingerprint()).chain(certificate.alternate_fingerprint());
         both.map(move |fingerprint| (fingerprint.to_string(), certificate))
@@ -28,7 +28,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
         format!("{}\n", fingerprints.map(|(fingerprint, _)| fingerprint).collect::<serde_json::Value>())
     } else {
         fingerprints.fold(String::new(), |text, (fingerprint, certificate)| {
-            // Escaped, because a name with a line break would leave the comment.
+            // Escaped, because a line break in the name would end the comment.
             let name = certificate.name().escape_default();
             format!("{text}- {fingerprint} # {name} ({})\n", certificate.version())
         })

@@ -1,4 +1,4 @@
-//! `-path`: the file that the modes which only show certificates read.
+//! `-path`: the input file of the modes that only show certificates.
 
 use anyhow::Context as _;
 use nebula_cert::Certificate;

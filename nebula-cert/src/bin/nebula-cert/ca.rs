@@ -1,4 +1,4 @@
-//! `nebula-cert ca`: a self-signed certificate authority.
+//! `nebula-cert ca`: creates a self-signed certificate authority.
 
 use std::time::Duration;
 
@@ -122,7 +122,7 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
     file::write_image("out-qr", &flags.out_qr, image.as_deref())
 }
 
-/// The key in the token, which must be of the curve that was asked for.
+/// Opens the key in the token, which must be on the requested curve.
 fn open(hardware: &Hardware, curve: Curve) -> anyhow::Result<Box<dyn Signer>> {
     let key = hardware.open()?;
     if key.curve() != curve {

@@ -1,4 +1,4 @@
-//! `nebula-cert completions`: a script for a shell.
+//! `nebula-cert completions`: a completion script for a shell.
 
 use std::io::Write as _;
 

@@ -1,4 +1,4 @@
-//! Flag values that say what a certificate holds: lists, curves, versions.
+//! Parsers for the flags that describe a certificate: lists, curves, versions.
 
 use anyhow::bail;
 use ipnet::IpNet;
@@ -6,19 +6,19 @@ use nebula_cert::{Curve, Version};
 
 use crate::arguments::Usage;
 
-/// Comma separated words; blanks around them and empty ones are dropped.
+/// Splits comma separated words, trims them and drops empty ones.
 pub(crate) fn groups(text: &str) -> Vec<String> {
     text.split(',').map(str::trim).filter(|group| !group.is_empty()).map(str::to_owned).collect()
 }
 
-/// Comma separated networks. The deprecated flag counts only if the new one is empty.
+/// Parses comma separated networks. The deprecated flag is used only if the new one is empty.
 pub(crate) fn networks(flag: &str, text: &str, deprecated: &str) -> anyhow::Result<Vec<IpNet>> {
     let text = if text.is_empty() { deprecated } else { text };
     let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
     words.map(|word| network(word).ok_or_else(|| bad_network(flag, word))).collect()
 }
 
-/// The version numbers that exist.
+/// Parses a version number.
 pub(crate) fn version(number: u64) -> anyhow::Result<Version> {
     match number {
         1 => Ok(Version::V1),
@@ -27,7 +27,7 @@ pub(crate) fn version(number: u64) -> anyhow::Result<Version> {
     }
 }
 
-/// The curve names the Go tool takes.
+/// Parses a curve; accepts the same names as the Go tool.
 pub(crate) fn curve(name: &str) -> anyhow::Result<Curve> {
     match name {
         "25519" | "X25519" | "Curve25519" | "CURVE25519" => Ok(Curve::Curve25519),
@@ -36,12 +36,13 @@ pub(crate) fn curve(name: &str) -> anyhow::Result<Curve> {
     }
 }
 
-/// The first network that v1 certificates cannot hold.
+/// The first IPv6 network, which v1 certificates cannot hold.
 pub(crate) fn first_ipv6(networks: &[IpNet]) -> Option<&IpNet> {
     networks.iter().find(|network| matches!(network, IpNet::V6(_)))
 }
 
-/// Address and prefix length. No leading zeros: others read them as octal numbers, or not at all.
+/// Parses an address with prefix length. Leading zeros are refused, because other programs read them as octal or not at
+/// all.
 fn network(word: &str) -> Option<IpNet> {
     let (address, length) = word.split_once('/')?;
     let plain = length == "0" || length.starts_with(|digit: char| ('1'..='9').contains(&digit));

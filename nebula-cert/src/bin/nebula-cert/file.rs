@@ -1,4 +1,4 @@
-//! Files and `-`: private modes, nothing overwritten by accident.
+//! Reading and writing files and `-`, with private modes and without accidental overwrites.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Read as _, Write as _};
@@ -13,7 +13,7 @@ pub(crate) fn read(flag: &str, path: &str) -> anyhow::Result<Zeroizing<Vec<u8>>>
     read_or(&format!("error while reading {flag}:"), path)
 }
 
-/// As [`read`], with other words for the case that it fails.
+/// Like [`read`], with another error message.
 pub(crate) fn read_or(complaint: &str, path: &str) -> anyhow::Result<Zeroizing<Vec<u8>>> {
     let mut contents = Zeroizing::new(Vec::new());
     let result = match path {
@@ -24,7 +24,7 @@ pub(crate) fn read_or(complaint: &str, path: &str) -> anyhow::Result<Zeroizing<V
     Ok(contents)
 }
 
-/// Refuses before any work is done if a file that must not be overwritten exists.
+/// Fails early if a file exists that must not be overwritten.
 pub(crate) fn must_not_exist(what: &str, path: &str) -> anyhow::Result<()> {
     if path != STDIO && Path::new(path).exists() {
         bail!("refusing to overwrite existing {what}: {path}");
@@ -32,26 +32,26 @@ pub(crate) fn must_not_exist(what: &str, path: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a file that must not exist yet, readable by its owner only; `-` is standard output.
+/// Creates a new file that only its owner can read; `-` is standard output.
 pub(crate) fn write_new(flag: &str, path: &str, contents: &str) -> anyhow::Result<()> {
     let result = match path {
         STDIO => std::io::stdout().write_all(contents.as_bytes()),
         path => OpenOptions::new().write(true).create_new(true).mode(PRIVATE).open(path).and_then(|mut file| {
-            // Half a file would be in the way of the next attempt.
+            // A partial file would block the next attempt.
             file.write_all(contents.as_bytes()).inspect_err(|_| drop(std::fs::remove_file(path)))
         }),
     };
     result.with_context(|| format!("error while writing {flag}: {path}"))
 }
 
-/// As [`write_new`], but an existing file is replaced.
+/// Like [`write_new`], but overwrites an existing file.
 pub(crate) fn write_over(flag: &str, path: &str, contents: &[u8]) -> anyhow::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(PRIVATE);
     let result = match path {
         STDIO => std::io::stdout().write_all(contents),
         path => options.open(path).and_then(|mut file| {
-            // A file that is replaced may have been readable by others.
+            // The existing file may have been readable by others.
             if file.metadata()?.is_file() {
                 file.set_permissions(Permissions::from_mode(PRIVATE))?;
             }
@@ -61,7 +61,7 @@ pub(crate) fn write_over(flag: &str, path: &str, contents: &[u8]) -> anyhow::Res
     result.with_context(|| format!("error while writing {flag}: {path}"))
 }
 
-/// Replaces a file in one step, so that nobody ever reads half of it; `-` is standard output.
+/// Replaces a file atomically, so that nobody ever reads a partial one; `-` is standard output.
 pub(crate) fn replace(flag: &str, path: &str, contents: &str) -> anyhow::Result<()> {
     if is_stdio(path) {
         return write_over(flag, path, contents.as_bytes());
@@ -73,7 +73,7 @@ pub(crate) fn replace(flag: &str, path: &str, contents: &str) -> anyhow::Result<
         .with_context(|| format!("error while writing {flag}: {path}"))
 }
 
-/// Writes an image if there is one; an existing file is replaced.
+/// Writes an image if there is one; overwrites an existing file.
 pub(crate) fn write_image(flag: &str, path: &str, image: Option<&[u8]>) -> anyhow::Result<()> {
     image.map_or(Ok(()), |image| write_over(flag, path, image))
 }
@@ -83,12 +83,12 @@ pub(crate) fn is_stdio(path: &str) -> bool {
     path == STDIO
 }
 
-/// Standard input and output can each serve one flag only.
+/// Checks that at most one flag reads from standard input.
 pub(crate) fn check_inputs(paths: &[(&str, &str)]) -> anyhow::Result<()> {
     one_dash(paths, "only one input may read from stdin")
 }
 
-/// As [`check_inputs`].
+/// Checks that at most one flag writes to standard output.
 pub(crate) fn check_outputs(paths: &[(&str, &str)]) -> anyhow::Result<()> {
     one_dash(paths, "only one output may write to stdout")
 }
@@ -103,5 +103,5 @@ fn one_dash(paths: &[(&str, &str)], rule: &str) -> anyhow::Result<()> {
 
 const STDIO: &str = "-";
 const PRIVATE: u32 = 0o600;
-// One byte more than the PEM reader takes, so that it is the one to complain.
+// One byte more than the PEM reader accepts, so that it reports files that are too long.
 const LIMIT: u64 = (4 << 20) + 1;

@@ -1,9 +1,9 @@
-//! `-pkcs11`: keys in hardware tokens, in the builds that can load the module of a token.
+//! `-pkcs11`: keys in hardware tokens, in builds that can load a token's module.
 
 use nebula_cert::Signer;
 use zeroize::Zeroizing;
 
-/// The flag is known to every build: saying nothing about it would leave a key where nobody expects it.
+/// Every build knows the flag: a build that ignored it would put a key where nobody expects it.
 #[derive(clap::Args)]
 pub(crate) struct Hardware {
     /// PKCS#11 URI of an existing key in a token, such as
@@ -14,7 +14,7 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    /// Whether the key is in a token; an error if this build cannot use one.
+    /// Whether the key is in a token; fails if this build cannot use one.
     pub(crate) fn is_wanted(&self) -> anyhow::Result<bool> {
         if !self.pkcs11.is_empty() && !CAN_LOAD_MODULES {
             anyhow::bail!("{WITHOUT}");
@@ -22,7 +22,7 @@ impl Hardware {
         Ok(!self.pkcs11.is_empty())
     }
 
-    /// Opens the key, as the signer it is.
+    /// Opens the key as a signer.
     #[cfg(feature = "pkcs11")]
     pub(crate) fn open(&self) -> anyhow::Result<Box<dyn Signer>> {
         use anyhow::Context as _;
@@ -32,14 +32,14 @@ impl Hardware {
         Ok(Box::new(open().context("error while creating PKCS#11 client")?))
     }
 
-    /// Never reached: [`Hardware::is_wanted`] has refused.
+    /// Never reached, because [`Hardware::is_wanted`] refuses.
     #[cfg(not(feature = "pkcs11"))]
     pub(crate) fn open(&self) -> anyhow::Result<Box<dyn Signer>> {
         anyhow::bail!("{WITHOUT}")
     }
 }
 
-/// A word of the command line for an error message, without a PIN.
+/// A command line argument for an error message, without any PIN.
 pub(crate) fn shown(word: &str) -> String {
     match word.find("pin-value") {
         Some(at) => format!("{}pin-value=...", &word[..at]),

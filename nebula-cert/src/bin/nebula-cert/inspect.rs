@@ -1,4 +1,4 @@
-//! `nebula-cert inspect`: how long certificates are still valid, for people and for monitoring.
+//! `nebula-cert inspect`: the remaining validity of certificates, for users and for monitoring.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -62,7 +62,7 @@ fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in path.read_dir().with_context(unreadable)? {
         let file = entry.with_context(unreadable)?.path();
-        // Sockets, pipes and broken links hold no certificates, and a pipe would never end.
+        // Skip sockets, pipes and broken links: they hold no certificates, and reading a pipe would block.
         if file.is_file() {
             files.push(file);
         }
@@ -71,7 +71,7 @@ fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The certificates of a file; none if it is about something else.
+/// Reads the certificates of a file; none if it contains no certificate banner.
 fn certificates(path: &Path) -> anyhow::Result<Vec<Certificate>> {
     let mut text = Vec::new();
     File::open(path)?.take(LIMIT).read_to_end(&mut text)?;
@@ -125,7 +125,7 @@ fn left(certificate: &Certificate, now: i64) -> String {
     }
 }
 
-/// The two largest units.
+/// Formats a time span in its two largest units.
 fn span(seconds: i64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {
@@ -137,5 +137,5 @@ fn span(seconds: i64) -> String {
 }
 
 const BANNER: &[u8] = b"-----BEGIN NEBULA CERTIFICATE";
-// More than any bundle; one larger file is cut and reported as damaged, if it is about certificates at all.
+// Larger than any real bundle; a larger file with certificates is truncated and may be reported as damaged.
 const LIMIT: u64 = 4 << 20;

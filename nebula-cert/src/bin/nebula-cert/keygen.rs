@@ -1,4 +1,4 @@
-//! `nebula-cert keygen`: a key pair for a host.
+//! `nebula-cert keygen`: generates a key pair for a host.
 
 use anyhow::bail;
 use nebula_cert::{Curve, PrivateKey, public_key_to_pem};
@@ -35,13 +35,13 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
     file::write_over("out-pub", &flags.out_pub, key.public_pem().as_bytes())
 }
 
-/// The private key is in the token and stays there.
+/// Writes the public key only; the private key stays in the token.
 fn write_public_key(flags: &Flags) -> anyhow::Result<()> {
     if !flags.out_key.is_empty() {
         return Err(Usage::error("cannot set -out-key with -pkcs11"));
     }
     required("out-pub", &flags.out_pub)?;
-    // Tokens have no X25519 keys that a handshake could use.
+    // Tokens have no X25519 keys that could be used in a handshake.
     if contents::curve(&flags.curve)? != Curve::P256 {
         bail!("invalid curve for PKCS#11: {}, only P256 host keys can be in a token", flags.curve);
     }

@@ -1,4 +1,4 @@
-//! `nebula-cert`: makes keys, signs, prints and verifies certificates, with the flags of the Go tool.
+//! `nebula-cert`: generates keys, and signs, prints and verifies certificates, with the flags of the Go tool.
 
 mod arguments;
 mod blocklist;
@@ -73,7 +73,7 @@ fn run(words: &[String]) -> ExitCode {
             return if help { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         };
         if word == "--" {
-            // It ends the flags: what follows is the mode.
+            // `--` ends the flags; the mode follows.
             let Some(word) = words.next() else { continue };
             break word;
         }
@@ -127,7 +127,7 @@ fn execute(mode: &str, command: &mut clap::Command, words: &[String]) -> anyhow:
     }
 }
 
-/// Says what went wrong, and how the mode is used if the words were at fault.
+/// Prints the error and, for a usage error, the help of the mode.
 fn report(error: &anyhow::Error, command: &mut clap::Command) -> ExitCode {
     if let Some(error) = error.downcast_ref::<clap::Error>() {
         if error.kind() == clap::error::ErrorKind::DisplayHelp {
@@ -167,7 +167,7 @@ fn complain(text: &str) {
 }
 
 fn say_on_stderr(text: &str) {
-    // Nobody is left to tell if stderr is closed.
+    // If stderr is closed, there is nowhere to report it.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 

@@ -1,4 +1,4 @@
-//! `nebula-cert man`: manual pages.
+//! `nebula-cert man`: generates manual pages.
 
 use std::io::Write as _;
 use std::path::PathBuf;

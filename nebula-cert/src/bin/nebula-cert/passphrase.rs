@@ -1,4 +1,4 @@
-//! The passphrase of a CA key: from the environment, or typed without being shown.
+//! Reads the passphrase of a CA key from the environment, or from a terminal without echo.
 
 use std::io::{Stdin, Write as _, stderr, stdin};
 use std::os::unix::ffi::OsStringExt as _;
@@ -7,15 +7,15 @@ use anyhow::{Context as _, bail};
 use nix::sys::termios::{LocalFlags, SetArg, SpecialCharacterIndices as Key, Termios, tcgetattr, tcsetattr};
 use zeroize::Zeroizing;
 
-/// What to say when there is no passphrase; it depends on what it was for.
+/// Error messages for a missing passphrase, which depend on its purpose.
 pub(crate) struct Asked {
-    /// Standard input is no terminal.
+    /// Standard input is not a terminal.
     pub(crate) no_terminal: &'static str,
     /// Nothing was typed at any of the prompts.
     pub(crate) never_given: &'static str,
 }
 
-/// From the environment, or from the terminal on standard input.
+/// Returns the passphrase from the environment, or prompts for it on the terminal at standard input.
 pub(crate) fn ask(asked: &Asked) -> anyhow::Result<Zeroizing<Vec<u8>>> {
     if let Some(passphrase) = from_environment() {
         return Ok(passphrase);
@@ -24,7 +24,7 @@ pub(crate) fn ask(asked: &Asked) -> anyhow::Result<Zeroizing<Vec<u8>>> {
         let Ok(terminal) = Silent::new() else {
             bail!("{}, or with its passphrase in the environment variable {VARIABLE}", asked.no_terminal);
         };
-        // Nobody is left to see the prompt if stderr is closed.
+        // If stderr is closed, nobody can see the prompt anyway.
         let _ = stderr().write_all(b"Enter passphrase: ");
         let passphrase = terminal.read_line().context("error reading passphrase");
         let _ = stderr().write_all(b"\n");
@@ -41,7 +41,7 @@ fn from_environment() -> Option<Zeroizing<Vec<u8>>> {
     (!passphrase.is_empty()).then_some(passphrase)
 }
 
-/// The terminal on standard input while it does not show what is typed; as it was before when dropped.
+/// The terminal on standard input with echo turned off; dropping this restores its settings.
 struct Silent {
     input: Stdin,
     before: Termios,
@@ -52,7 +52,8 @@ impl Silent {
         let input = stdin();
         let before = tcgetattr(&input)?;
         let mut silent = before.clone();
-        // An interrupt by signal would leave the terminal silent for the shell: its key ends the line instead.
+        // Ctrl-C must not raise a signal, which would leave the shell's terminal without echo; it ends the line
+        // instead.
         silent.local_flags.remove(LocalFlags::ECHO | LocalFlags::ISIG);
         silent.local_flags.insert(LocalFlags::ICANON);
         silent.control_chars[Key::VEOL as usize] = INTERRUPT;
@@ -60,13 +61,13 @@ impl Silent {
         Ok(Self { input, before })
     }
 
-    /// One line without its end.
+    /// Reads one line, without the line ending.
     fn read_line(&self) -> anyhow::Result<Zeroizing<Vec<u8>>> {
-        // Allocated once, so that no copy of the beginning stays behind.
+        // Allocated once, so that growing leaves no partial copy behind.
         let mut line = Zeroizing::new(Vec::with_capacity(MAX_PASSPHRASE_LENGTH));
         let mut byte = Zeroizing::new([0]);
         loop {
-            // Past the buffer of the standard library, which would keep a copy.
+            // Bypass the buffer of the standard library, which would keep a copy.
             if nix::unistd::read(&self.input, &mut *byte)? == 0 {
                 bail!("the input has ended");
             }
@@ -86,14 +87,14 @@ impl Silent {
 
 impl Drop for Silent {
     fn drop(&mut self) {
-        // The process ends soon after; there is nothing left to try.
+        // Nothing can be done if this fails, and the process ends soon after.
         let _ = tcsetattr(&self.input, SetArg::TCSANOW, &self.before);
     }
 }
 
 const VARIABLE: &str = "NEBULA_CA_PASSPHRASE";
 const TRIES: usize = 5;
-// What a terminal delivers in one line.
+// The longest line that a terminal delivers.
 const MAX_PASSPHRASE_LENGTH: usize = 4096;
-// Control and C.
+// Ctrl-C.
 const INTERRUPT: u8 = 3;

@@ -1,4 +1,4 @@
-//! `nebula-cert print`: certificates as JSON.
+//! `nebula-cert print`: prints certificates as JSON.
 
 use std::io::Write as _;
 

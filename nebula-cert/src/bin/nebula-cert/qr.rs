@@ -1,14 +1,14 @@
-//! A certificate as a QR code, for phones.
+//! Renders certificates as a QR code, for phones.
 
 use anyhow::Context as _;
 use qrcode::{Color, EcLevel, QrCode};
 
-/// The image that `-out-qr` asks for: made before any file is written, because long text does not fit into a code.
+/// Makes the image for `-out-qr`. Call it before any file is written, because text that is too long makes it fail.
 pub(crate) fn wanted(path: &str, text: &str) -> anyhow::Result<Option<Vec<u8>>> {
     if path.is_empty() { Ok(None) } else { png(text).map(Some).context("error while generating qr code") }
 }
 
-/// A black on white PNG at five pixels for each module, with the quiet zone that readers need.
+/// A black-on-white PNG with five pixels per module and the quiet zone that readers need.
 fn png(text: &str) -> anyhow::Result<Vec<u8>> {
     let code = QrCode::with_error_correction_level(text, EcLevel::M)
         .with_context(|| format!("{} bytes of certificates are too many for one code", text.len()))?;
@@ -31,5 +31,5 @@ fn png(text: &str) -> anyhow::Result<Vec<u8>> {
 }
 
 const PIXELS: usize = 5;
-// White modules around the code, as the standard asks for.
+// White modules around the code, as required by the standard.
 const QUIET: usize = 4;

@@ -1,4 +1,4 @@
-//! `nebula-cert renew`: the same identity, valid from now.
+//! `nebula-cert renew`: signs a certificate again for the same identity, valid from now.
 
 use std::time::Duration;
 
@@ -61,8 +61,8 @@ pub(crate) fn run(flags: &Flags, now: Duration) -> anyhow::Result<()> {
         bail!("ca certificate is expired: {:?} in {}", ca.name(), flags.ca_crt);
     }
     let old = Certificate::from_pem(&file::read("crt", &flags.crt)?).context("error while parsing crt")?;
-    // Renewing a certificate of anyone would let its holder choose the groups. Its own last second is when it was
-    // valid.
+    // Verify that this CA issued the old certificate; otherwise anyone could choose its groups. Verify at its last
+    // valid second, because it may be expired.
     let pool = CaPool::from_pem(&authorities).context("error while parsing ca-crt")?;
     pool.verify(old.clone(), old.not_after())
         .with_context(|| format!("refusing to renew {}: no CA in {} issued it", flags.crt, flags.ca_crt))?;

@@ -1,4 +1,4 @@
-//! `nebula-cert sign`: a certificate for a host.
+//! `nebula-cert sign`: signs a certificate for a host.
 
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
         }
         (key, None)
     } else if in_token {
-        // As in Go: the host is the machine with the token.
+        // As in Go, the certificate is for the key in the token itself.
         (token_host_key(&*ca_key)?, None)
     } else {
         let key = PrivateKey::generate(ca_key.curve())?;
@@ -146,12 +146,13 @@ fn path_or(path: &str, name: &str, ending: &str) -> String {
     if path.is_empty() { format!("{name}.{ending}") } else { path.to_owned() }
 }
 
-/// The key of a CA, in a token or in a file.
+/// Opens the key of a CA, in a token or in a file.
 pub(crate) fn ca_key(hardware: &Hardware, path: &str) -> anyhow::Result<Box<dyn Signer>> {
     if hardware.is_wanted()? { hardware.open() } else { Ok(Box::new(read_ca_key(path)?)) }
 }
 
-/// The key of a token as that of a host, which only a P-256 one can be: Ed25519 keys sign, but agree on nothing.
+/// Uses the key in a token as a host key. It must be P-256, because Ed25519 keys can sign but not perform key
+/// agreement.
 fn token_host_key(key: &dyn Signer) -> anyhow::Result<Vec<u8>> {
     match key.curve() {
         Curve::P256 => Ok(key.public_key()),
@@ -175,7 +176,7 @@ fn read_ca_key(path: &str) -> anyhow::Result<SigningKey> {
     }
 }
 
-/// The first certificate of the file; a bundle is legal.
+/// Reads the first certificate of the file, which may be a bundle.
 fn read_ca(path: &str) -> anyhow::Result<Certificate> {
     let certificates =
         Certificate::bundle_from_pem(&file::read("ca-crt", path)?).context("error while parsing ca-crt")?;

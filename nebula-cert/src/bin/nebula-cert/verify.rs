@@ -1,4 +1,4 @@
-//! `nebula-cert verify`: silent if every certificate is good.
+//! `nebula-cert verify`: verifies certificates; prints nothing if all are valid.
 
 use std::thread::Builder;
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub(crate) fn run(flags: &Flags, now: Duration) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is wrong, in the order of the file. All processors share a long file.
+/// Lists what is wrong, in the order of the file. A long file is split among all processors.
 fn faults(pool: &CaPool, certificates: &[Certificate], at: UnixTime) -> Vec<String> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let share = certificates.len().div_ceil(processors).max(WORTH_A_THREAD);
@@ -46,7 +46,7 @@ fn faults(pool: &CaPool, certificates: &[Certificate], at: UnixTime) -> Vec<Stri
             .collect();
         let mut faults: Vec<String> = check(own);
         for (part, thread) in threads {
-            // Without a thread, or if one panicked, the work is still to be done.
+            // If a thread could not be started or panicked, do its share here.
             faults.extend(thread.and_then(|thread| thread.join().ok()).unwrap_or_else(|| check(part)));
         }
         faults
@@ -63,5 +63,5 @@ fn fault(pool: &CaPool, certificate: &Certificate, at: UnixTime) -> Option<Strin
     Some(format!("error while verifying certificate {version} {name} with {detail}: {error}"))
 }
 
-// A thread takes about as long to start as a signature to verify.
+// Minimum number of certificates per thread: starting a thread takes about as long as verifying one signature.
 const WORTH_A_THREAD: usize = 32;
