@@ -1,5 +1,5 @@
-//! Loom's types, and stand-ins for arc-swap and papaya. Each operation of those is one step here, which is what they
-//! promise; models check what is built upon the promise.
+//! Loom's types, and stand-ins for arc-swap and papaya. Each operation of those is atomic here, as they promise; models
+//! check what is built on that promise.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
