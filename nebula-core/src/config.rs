@@ -62,7 +62,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Defaults of Go Nebula 1.11.0 and an empty firewall (which denies everything).
+    /// Defaults of Go Nebula 1.11.0, where it has the setting, and an empty firewall (which denies everything).
     #[must_use]
     pub fn new(identity: Identity, trust: CaPool) -> Self {
         Self {

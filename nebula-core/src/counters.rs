@@ -246,7 +246,7 @@ macro_rules! drop_names {
     };
 }
 
-// In the order of the enum: a reason is an index into the array of its counters.
+// In the order of the enum, because a reason is an index into the array of its counters.
 drop_names! {
     Truncated "truncated",
     UnknownType "unknown_type",

@@ -17,6 +17,6 @@ pub struct RelayIndex(pub u32);
 pub(crate) struct Hop {
     /// Tunnel to the neighbour.
     pub(crate) tunnel: LocalIndex,
-    /// What the neighbour calls this hop.
+    /// The neighbour's index for this hop.
     pub(crate) index: RemoteIndex,
 }

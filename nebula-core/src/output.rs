@@ -79,14 +79,14 @@ impl From<SocketAddr> for Origin {
     }
 }
 
-/// What the forwarding plane hands to the control plane.
+/// Work that the forwarding plane hands to the control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Punt {
     /// No tunnel to `peer` yet; keep `packet` and start a handshake.
     NoTunnel {
         /// Overlay address of the peer (the gateway for a subnet route).
         peer: IpAddr,
-        /// The packet that waits.
+        /// The packet that has to wait.
         packet: PacketOwned,
     },
     /// Start a handshake with `peer`, a gateway: its packets take another gateway meanwhile, or it may take those of
@@ -122,7 +122,7 @@ pub enum Punt {
         tunnel: LocalIndex,
         /// The path on which it arrived.
         from: Origin,
-        /// Which message.
+        /// Kind of message.
         kind: MessageType,
         /// Decrypted body.
         plaintext: Vec<u8>,
@@ -143,7 +143,7 @@ pub enum Punt {
     },
 }
 
-/// What happened in the control plane; for logs and metrics.
+/// An event in the control plane, for logs and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -181,7 +181,7 @@ pub enum Event {
         local_index: LocalIndex,
         /// Peer's index.
         remote_index: RemoteIndex,
-        /// Why.
+        /// Reason.
         reason: TunnelDownReason,
     },
     /// All attempts were used up, or this handshake found no endpoint and was evicted for another.

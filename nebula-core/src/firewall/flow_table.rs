@@ -14,7 +14,7 @@ const MIN_SHRINKABLE_LEN: usize = if cfg!(test) { 8 } else { 64 };
 /// Open addressing over 4-byte positions, so an entry is stored once and a flow costs about 110 bytes.
 #[derive(Debug)]
 pub(super) struct FlowTable {
-    /// Position of an entry plus one; 0 is empty. A power of two long, or empty.
+    /// Positions of entries plus one; 0 is empty. The length is a power of two, or 0.
     slots: Vec<u32>,
     entries: Vec<Entry>,
     /// First free position in `entries`; free positions are linked through `newer` of their first link.
@@ -211,7 +211,7 @@ mod tests {
 
     const OWNER: Owner = Owner { owner: 1, rights: 2 };
 
-    /// Peers of even and odd ports.
+    /// One peer for even ports and one for odd ports.
     fn peer(port: u16) -> IpAddr {
         [10, 0, 0, 2 + (port % 2) as u8].into()
     }

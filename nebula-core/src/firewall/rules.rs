@@ -8,7 +8,7 @@ use nebula_cert::Fingerprint;
 /// Protocol of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Protocol {
-    /// All.
+    /// Any protocol.
     #[default]
     Any,
     /// IP protocol 6.
@@ -22,7 +22,7 @@ pub enum Protocol {
 /// Ports of a rule: local ports inbound, remote ports outbound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PortRange {
-    /// All, fragments included.
+    /// Any port, fragments included.
     #[default]
     Any,
     /// Non-first fragments only.
@@ -96,7 +96,7 @@ pub struct Policy {
 /// What becomes of a refused packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Action {
-    /// Its sender hears nothing.
+    /// Its sender gets no answer.
     #[default]
     Drop,
     /// Its sender gets a TCP reset or an ICMP error.

@@ -151,7 +151,7 @@ fn new_rules_are_asked_about_old_flows_in_the_direction_in_which_they_began() {
     bench.reload(&Policy { inbound: vec![], ..Policy::default() });
     assert_eq!(bench.packet(Duration::ZERO, Direction::Inbound, &flow), Err(DropReason::NoRule));
     bench.reload(&outbound_only());
-    // The refused flow was forgotten: an answer alone does not bring it back.
+    // The refused flow was removed: an answer alone does not bring it back.
     assert_eq!(bench.packet(Duration::ZERO, Direction::Inbound, &flow), Err(DropReason::NoRule));
 }
 
@@ -286,7 +286,7 @@ fn ten_thousand_rules_are_searched_in_about_as_many_steps_as_ten() {
         index::STEPS.get()
     };
     let (few, many) = (steps(10), steps(10_000));
-    // The only growth: blocks of ports come in at most 17 lengths.
+    // The only growth comes from port blocks, which have at most 17 lengths.
     assert!(few >= 5 && many <= few + 17, "{few} steps for 10 rules, {many} for 10,000");
 }
 

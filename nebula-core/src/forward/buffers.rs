@@ -28,7 +28,7 @@ pub struct Received {
     pub segment_size: usize,
 }
 
-/// One packet for the overlay device: `header` (if any) followed by `payload` pieces.
+/// One packet for the overlay device: `header` (if any) followed by `pieces`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {
     /// Rebuilt IP and transport header in [`Lane::headers`](crate::Lane::headers), or a whole packet generated here;

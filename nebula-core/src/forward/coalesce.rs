@@ -35,7 +35,7 @@ pub(super) struct Coalescer {
 #[derive(Debug)]
 struct Chain {
     flow: FlowKey,
-    /// The first packet, whole.
+    /// The whole first packet.
     first: Range<usize>,
     /// What the next packet must look like; `None` if nothing can be joined.
     joint: Option<Joint>,

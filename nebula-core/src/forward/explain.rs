@@ -12,7 +12,7 @@ use crate::firewall::{Explanation, Firewall, Peer, Policy};
 use crate::tunnel::Tunnel;
 use crate::wire::ip::FlowKey;
 
-/// Where packets to the remote end of a flow go.
+/// The route of packets to the remote end of a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
     /// The peer that receives them.
@@ -24,7 +24,7 @@ pub struct Route {
 }
 
 impl Forwarder {
-    /// Where packets to the remote end of a flow go.
+    /// The route of packets to the remote end of a flow.
     ///
     /// # Errors
     /// Returns the reason why such a packet would be dropped.

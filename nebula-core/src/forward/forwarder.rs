@@ -20,7 +20,7 @@ use crate::tunnel::TunnelTable;
 pub(crate) struct LocalPolicy {
     /// Own overlay addresses, each with the prefix of its network.
     pub(crate) networks: Vec<IpNet>,
-    /// Networks behind this node, by its certificate.
+    /// Networks behind this node, according to its certificate.
     pub(crate) unsafe_networks: Vec<IpNet>,
     /// Networks behind other nodes.
     pub(crate) subnets: Vec<SubnetRoute>,
@@ -120,7 +120,7 @@ impl Forwarder {
         self.conntrack.expire(now, &self.snapshot.load().filter);
     }
 
-    /// Flows the firewall remembers.
+    /// Number of flows that the firewall tracks.
     #[must_use]
     pub fn flows(&self) -> usize {
         self.conntrack.len()

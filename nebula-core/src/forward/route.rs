@@ -19,10 +19,10 @@ pub(super) struct Routes {
     has_shared: bool,
 }
 
-/// Where a packet goes.
+/// The next hop of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NextHop<'a> {
-    /// The peer to send it to.
+    /// The peer that the packet is sent to.
     pub(super) peer: IpAddr,
     gateways: &'a [Gateway],
 }

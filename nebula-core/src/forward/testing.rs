@@ -276,7 +276,7 @@ pub(super) fn reserved_pair(cipher: Cipher) -> [Side; 2] {
 }
 
 impl Side {
-    /// Puts the tunnel into the table.
+    /// Publishes the tunnel in the table.
     pub(super) fn publish(&self) {
         self.forwarder.tunnels().publish(Arc::clone(&self.tunnel));
         self.forwarder.tunnels().set_primary(&self.tunnel);

@@ -103,7 +103,7 @@ fn short_and_unknown_datagrams_are_counted_by_reason() {
     assert!(b.receive(a.endpoint, &datagrams).is_empty());
     assert_eq!(dropped(&b, Direction::Inbound, DropReason::Truncated), 2);
     assert_eq!(dropped(&b, Direction::Inbound, DropReason::UnknownType), 1);
-    // The index of a tunnel is not that of a relay.
+    // The index of a tunnel is not the index of a relay hop.
     assert_eq!(dropped(&b, Direction::Inbound, DropReason::UnknownIndex), 1);
     assert_eq!(b.lane.counters().get(Counter::HolePunchesIn), 2);
     let empty = sealed(&a, MessageType::Data, &[]);

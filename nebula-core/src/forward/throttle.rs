@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Lets each key through once in `INTERVAL_MS` milliseconds, and no more than `MAX_KEYS` different keys in that time.
+/// Lets each key through once per `INTERVAL_MS` milliseconds, and no more than `MAX_KEYS` different keys in that time.
 #[derive(Debug)]
 pub(super) struct Throttle<K, const INTERVAL_MS: u64, const MAX_KEYS: usize>(Vec<(K, Instant)>);
 

@@ -26,7 +26,7 @@ pub(super) struct Host {
     /// Configuration for the next start.
     config: Config,
     pub(super) events: Vec<Event>,
-    /// Overlay packets delivered.
+    /// Packets delivered to the host.
     pub(super) received: Vec<Vec<u8>>,
     outgoing: VecDeque<Transmit>,
 }
@@ -94,7 +94,7 @@ impl Host {
         self.serve_early(now);
     }
 
-    /// A datagram arrived on the underlay.
+    /// Handles a datagram from the underlay.
     pub(super) fn receive(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
         let mut buffer = datagram.to_vec();
         let slot = Received { from, range: 0..buffer.len(), segment_size: buffer.len() };
@@ -120,7 +120,7 @@ impl Host {
         }
     }
 
-    /// A program on the host sends a packet.
+    /// Sends a packet as a program on the host would.
     pub(super) fn send(&mut self, now: Instant, packet: &[u8]) -> Verdict {
         let mut packet = packet.to_vec();
         let verdict = self.forwarder.outbound(&mut self.lane, now, &mut packet, Offload::default());

@@ -86,7 +86,7 @@ impl Nat {
         Self { public, behaviour, mappings: BTreeMap::new(), last_port: FIRST_PORT }
     }
 
-    /// A datagram leaves; returns its public source.
+    /// Handles an outbound datagram; returns its public source.
     pub(super) fn outbound(&mut self, now: Instant, source: SocketAddr, remote: SocketAddr) -> SocketAddr {
         let expiry = self.behaviour.expiry;
         self.mappings.retain(|_, mapping| now < mapping.used + expiry);
@@ -101,7 +101,7 @@ impl Nat {
         SocketAddr::new(self.public, port)
     }
 
-    /// A datagram arrives at a public port; returns the private destination if it may pass.
+    /// Handles an inbound datagram at a public port; returns the private destination if it may pass.
     pub(super) fn inbound(&self, now: Instant, port: u16, remote: SocketAddr) -> Option<SocketAddr> {
         // A datagram from the NAT's own address was sent from behind it.
         if remote.ip() == self.public && !self.behaviour.hairpinning {

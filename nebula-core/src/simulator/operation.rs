@@ -43,9 +43,9 @@ pub enum Operation {
     Unblock(usize),
     /// The host reloads its firewall; `true`: the guarded port is closed.
     Guard(usize, bool),
-    /// A stranger sends the second host a datagram in the name of the first; the byte says which.
+    /// A stranger sends the second host a datagram in the name of the first; the byte selects its content.
     Forge(usize, usize, u8),
-    /// A stranger sends a copy of one of the last datagrams from elsewhere.
+    /// A stranger sends a copy of one of the last datagrams, from its original source or from elsewhere.
     Replay(u8),
     /// A stranger sends the second host a first handshake message of the first one, with a changed ephemeral key.
     Impersonate(usize, usize),

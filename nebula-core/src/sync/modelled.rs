@@ -68,7 +68,7 @@ impl<K: Ord, V: Clone> HashMap<K, V> {
 }
 
 impl<K: Ord, V: Clone> Pinned<'_, K, V> {
-    /// By value: a reference could not outlive the lock of this stand-in.
+    /// Returns the value, because a reference could not outlive the lock of this stand-in.
     pub(crate) fn get(&self, key: &K) -> Option<Box<V>> {
         self.0.0.lock().unwrap().get(key).cloned().map(Box::new)
     }

@@ -8,7 +8,7 @@ pub(crate) struct Liveness {
     awaiting_answer: bool,
 }
 
-/// What the caller found out about the tunnel at this check.
+/// What the caller knows about the tunnel at this check.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Facts {
     /// Authenticated traffic came in since the last check.

@@ -207,7 +207,7 @@ mod tests {
         for counter in 3..LEN {
             assert!(window.commit(counter));
         }
-        // One step further reuses the bit of counter 0, and a gap those of the skipped ones.
+        // One step further reuses the bit of counter 0; a gap reuses those of the skipped ones.
         assert!(window.commit(LEN));
         assert!(window.commit(LEN + 10));
         for counter in LEN + 1..LEN + 10 {
@@ -274,7 +274,7 @@ mod tests {
         const COUNTERS: u64 = 3 * LEN;
         let window = ReplayWindow::new();
         let accepted: Vec<AtomicU64> = (0..COUNTERS).map(|_| AtomicU64::new(0)).collect();
-        // Lanes stay close enough to each other that no counter leaves the window before all have tried it.
+        // The lanes stay close enough to each other that no counter leaves the window before every lane has tried it.
         let step = std::sync::Barrier::new(LANES);
         std::thread::scope(|scope| {
             for lane in 0..LANES as u64 {

@@ -12,9 +12,9 @@
 
 use crate::counters::DropReason;
 
-/// Bytes of a header.
+/// Length of a header.
 pub const HEADER_LEN: usize = 16;
-/// Bytes of an AEAD tag.
+/// Length of an AEAD tag.
 pub const TAG_LEN: usize = 16;
 
 const VERSION: u8 = 1;

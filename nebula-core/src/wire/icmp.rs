@@ -2,8 +2,8 @@
 
 use super::ip::{FlowKey, Packet, protocol};
 
-/// Whether a packet is an ICMP or ICMPv6 error: nothing may be sent in answer to it, and it belongs to the flow of the
-/// packet that it quotes.
+/// Whether a packet is an ICMP or ICMPv6 error: it must never be answered, and it belongs to the flow of the packet
+/// that it quotes.
 #[must_use]
 pub fn is_error(packet: &[u8], parsed: &Packet) -> bool {
     let flow = &parsed.flow;

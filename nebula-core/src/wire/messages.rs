@@ -262,7 +262,7 @@ impl MetaDetails {
 /// Kind of a relay-control message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ControlKind {
-    /// Please relay, or: somebody wants to reach you through me.
+    /// To a relay: please relay. From a relay: somebody wants to reach you through me.
     CreateRelayRequest,
     /// The relay is set up.
     CreateRelayResponse,

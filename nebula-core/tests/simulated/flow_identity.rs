@@ -156,7 +156,7 @@ fn what_another_peer_sends_in_a_flow_that_began_here_is_judged_as_its_own_beginn
     let _verdict = net.send_packet(new, &error);
     net.run_for(SECOND);
     assert_eq!(net.packets(client).len(), before);
-    // What this node sends is a new flow with the new peer, if its rules let it begin.
+    // A packet from this node starts a new flow with the new peer, if its rules allow that.
     assert!(answers(&mut net, client, new) && asks(&mut net, new, client));
 }
 

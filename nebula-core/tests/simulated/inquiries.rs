@@ -82,7 +82,7 @@ fn a_trace_follows_subnet_routes_and_names_what_has_no_route() {
     let route = there.route.expect("a route");
     assert_eq!((route.peer, route.subnet), (at_gateway, Some(behind.parse().expect("a network"))));
     assert_eq!(there.outcome, Outcome::Passes);
-    // The gateway sees the other end of it.
+    // The same flow as the gateway sees it.
     let arriving = trace(&mut net, gateway, Direction::Inbound, flow(far, own, (2, 1)));
     assert_eq!(arriving.outcome, Outcome::Passes);
 
