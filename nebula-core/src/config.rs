@@ -1,5 +1,5 @@
-//! Everything a node must know before it starts: typed, and valid by construction where a type can say it.
-//! Most of it can be replaced while running, see [`crate::Node::reconfigure`].
+//! Everything a node must know before it starts: typed, and valid by construction where a type can express it. Most of
+//! it can be replaced while running, see [`crate::Node::reconfigure`].
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ pub use crate::tunnel::cipher::Cipher;
 pub struct Config {
     /// Certificates and key of this node.
     pub identity: Identity,
-    /// Whom to believe.
+    /// CAs to trust, and blocked certificates.
     pub trust: CaPool,
     /// AEAD of the data path; must be equal network-wide (it is not negotiated).
     pub cipher: Cipher,
@@ -33,7 +33,7 @@ pub struct Config {
     pub disconnect_invalid: bool,
     /// Underlay endpoints known from configuration, by overlay address.
     pub static_hosts: BTreeMap<IpAddr, Vec<SocketAddr>>,
-    /// Rendezvous.
+    /// Lighthouses (rendezvous).
     pub lighthouse: Lighthouse,
     /// Networks behind other nodes.
     pub subnets: Vec<SubnetRoute>,
@@ -45,13 +45,13 @@ pub struct Config {
     pub punchy: Punchy,
     /// Handshake retries.
     pub handshakes: Handshakes,
-    /// Liveness.
+    /// Liveness of tunnels.
     pub timers: Timers,
     /// Underlay networks preferred over others.
     pub preferred_ranges: Vec<IpNet>,
-    /// Answer datagrams of unknown tunnels with a recv_error.
+    /// Answer datagrams for unknown tunnels with a recv_error.
     pub send_recv_error: RecvErrorPolicy,
-    /// Believe recv_errors of peers.
+    /// Act on recv_errors from peers.
     pub accept_recv_error: RecvErrorPolicy,
     /// UDP port this node listens on, advertised to lighthouses with each local address.
     pub listen_port: u16,
@@ -62,7 +62,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Defaults of Go Nebula 1.11.0 and an empty firewall (which denies everything).
+    /// Defaults of Go Nebula 1.11.0, where it has the setting, and an empty firewall (which denies everything).
     #[must_use]
     pub fn new(identity: Identity, trust: CaPool) -> Self {
         Self {
@@ -89,13 +89,13 @@ impl Config {
     }
 }
 
-/// What the parts of a node ask of its configuration.
+/// Queries that the parts of a node make.
 impl Config {
     pub(crate) fn is_own_address(&self, address: IpAddr) -> bool {
         self.identity.networks().iter().any(|network| network.addr() == address)
     }
 
-    /// What this node is called in a message of this form.
+    /// This node's overlay address for messages of this version.
     pub(crate) fn own_address(&self, form: Version) -> Option<IpAddr> {
         let mut own = self.identity.networks().iter().map(IpNet::addr);
         own.find(|address| form == Version::V2 || address.is_ipv4())
@@ -108,25 +108,25 @@ impl Config {
         self.initiating_version.filter(has).unwrap_or(first_held)
     }
 
-    /// A version 1 certificate says nothing to a peer with an IPv6 address.
+    /// Version of the own certificate to use with `peer`: version 1 is of no use to a peer with an IPv6 address.
     pub(crate) fn version_towards(&self, peer: IpAddr) -> Version {
         let has_v2 = self.identity.certificate(Version::V2).is_some();
         if peer.is_ipv6() && has_v2 { Version::V2 } else { self.default_version() }
     }
 
-    /// Of the own certificate of that version; of the primary one if there is none.
+    /// Fingerprint of the own certificate of this version, or of the primary one if there is none.
     pub(crate) fn fingerprint(&self, version: Version) -> Fingerprint {
         let identity = &self.identity;
         identity.certificate(version).unwrap_or_else(|| identity.primary()).fingerprint()
     }
 
-    /// Where `peer` may be by this node's own configuration.
+    /// Endpoints of `peer` according to this node's own configuration.
     pub(crate) fn fixed_endpoints_of(&self, peer: IpAddr) -> Cow<'_, [SocketAddr]> {
         let fixed = self.static_hosts.get(&peer).map(|fixed| Cow::Borrowed(fixed.as_slice()));
         fixed.unwrap_or_else(|| self.lighthouse.calculated_remotes.endpoints(peer).into())
     }
 
-    /// What holds for endpoints of the peer with these overlay addresses.
+    /// The rules for endpoints of the peer with these overlay addresses.
     pub(crate) fn endpoint_rules<'a>(&'a self, peer: &'a [IpAddr]) -> Rules<'a> {
         Rules {
             overlay: self.identity.networks(),
@@ -136,7 +136,7 @@ impl Config {
         }
     }
 
-    /// Whether this endpoint is in a network that comes before others.
+    /// Whether this endpoint is in a preferred range.
     pub(crate) fn is_preferred(&self, endpoint: SocketAddr) -> bool {
         self.preferred_ranges.iter().any(|range| range.contains(&endpoint.ip()))
     }
@@ -145,18 +145,18 @@ impl Config {
         self.lighthouse.hosts.contains(&address)
     }
 
-    /// Whether there is anybody to ask: lighthouses do not ask each other.
+    /// Whether there are lighthouses to query: lighthouses do not query each other.
     pub(crate) fn has_lighthouses(&self) -> bool {
         !self.lighthouse.am_lighthouse && !self.lighthouse.hosts.is_empty()
     }
 }
 
-/// A network that is reached through other nodes, whose certificates must hold it.
+/// A network that is reached through other nodes, whose certificates must contain it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubnetRoute {
-    /// Destinations; the longest prefix that holds an address counts. Own networks come before.
+    /// Destinations; the longest prefix that contains an address wins. Own networks take precedence.
     pub network: IpNet,
-    /// Nodes that take packets for it; each flow stays on one while that has a tunnel.
+    /// Nodes that accept packets for it; each flow stays on one of them while that one has a tunnel.
     pub gateways: Vec<Gateway>,
 }
 
@@ -165,7 +165,7 @@ pub struct SubnetRoute {
 pub struct Gateway {
     /// Its overlay address.
     pub address: IpAddr,
-    /// Its part of the flows, relative to the weights of the others.
+    /// Its share of the flows, relative to the weights of the others.
     pub weight: NonZeroU32,
 }
 
@@ -182,7 +182,7 @@ impl Gateway {
 pub struct Relay {
     /// This node passes datagrams between others. It uses no relays itself.
     pub am_relay: bool,
-    /// Try the relays of peers in addition to their endpoints.
+    /// Try the relays of peers as well as their endpoints.
     pub use_relays: bool,
     /// Overlay addresses of the relays through which this node can be reached; reported to lighthouses.
     pub relays: Vec<IpAddr>,
@@ -199,13 +199,13 @@ impl Default for Relay {
 pub struct Punchy {
     /// Keep NAT mappings of idle tunnels open.
     pub punch: bool,
-    /// Keep those towards every known endpoint of the peer open, and not only that of the tunnel.
+    /// Keep NAT mappings towards every known endpoint of the peer open, and not only towards that of the tunnel.
     pub target_all_remotes: bool,
     /// Also start a handshake towards a peer that asked a lighthouse for this node.
     pub respond: bool,
-    /// Wait before punching.
+    /// Delay before punching.
     pub delay: Duration,
-    /// Wait before responding.
+    /// Delay before responding.
     pub respond_delay: Duration,
 }
 
@@ -224,17 +224,18 @@ impl Default for Punchy {
 /// Handshake settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handshakes {
-    /// Wait n times this after attempt n.
+    /// Backoff unit: after attempt n, wait n times this.
     pub try_interval: Duration,
     /// Attempts before giving up.
     pub retries: u32,
-    /// Handshakes of others that are answered per second; more are dropped, first those of sources that send most, and
-    /// their retries find room. `None`: all. Go Nebula has no such cap.
+    /// Maximum number of incoming handshakes answered per second; `None` for no limit. Beyond it handshakes are
+    /// dropped, first those of the sources that send most, and their retries find room. Go Nebula has no such limit.
     pub max_new_per_second: Option<NonZeroU32>,
-    /// Handshakes of this node under way at a time. When there are more, those for which nobody named an endpoint give
-    /// way, the oldest first.
+    /// Maximum number of this node's own handshakes in flight. Beyond it, those without a known endpoint are evicted,
+    /// the oldest first.
     pub max_pending: usize,
-    /// Bytes of packets that wait for them, over all peers: the oldest packets of the peer that holds most are evicted.
+    /// Maximum number of bytes in packets that wait for these handshakes, over all peers. Beyond it, the oldest packets
+    /// of the peer that holds most are evicted.
     pub max_waiting_bytes: usize,
 }
 
@@ -243,17 +244,17 @@ impl Default for Handshakes {
         Self {
             try_interval: Duration::from_millis(100),
             retries: 10,
-            // About half a core; a fleet that returns all at once is through after a few retries.
+            // This costs about half a core. A fleet that reconnects all at once is served after a few retries.
             max_new_per_second: NonZeroU32::new(4000),
-            // Less than a kilobyte each, and ten for a peer with an endpoint.
+            // Less than a kilobyte each, and ten kilobytes for a peer with an endpoint.
             max_pending: 8192,
-            // Packets may be 64 KiB super-packets: a number of them would not bound anything.
+            // Packets may be 64 KiB super-packets, so limiting their number would not limit memory.
             max_waiting_bytes: 16 << 20,
         }
     }
 }
 
-/// Liveness settings, and when a live tunnel looks for a better path.
+/// Liveness settings, and when to look for a better path for a live tunnel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timers {
     /// Time between two checks of a tunnel.
@@ -262,11 +263,11 @@ pub struct Timers {
     pub pending_deletion_interval: Duration,
     /// Close tunnels that carried nothing for this long; `None`: keep them.
     pub inactivity_timeout: Option<Duration>,
-    /// Datagrams to a peer after which better endpoints are tried; `None`: never.
+    /// Number of datagrams to a peer after which better endpoints are tried; `None`: never.
     pub try_promote: Option<NonZeroU64>,
-    /// Datagrams to a peer after which the lighthouses are asked again; `None`: never.
+    /// Number of datagrams to a peer after which the lighthouses are queried again; `None`: never.
     pub requery_every: Option<NonZeroU64>,
-    /// Shortest time between two such questions about one peer.
+    /// Minimum time between two such queries about one peer.
     pub requery_wait: Duration,
 }
 
@@ -283,7 +284,7 @@ impl Default for Timers {
     }
 }
 
-/// With whom recv_errors are exchanged.
+/// Peers to exchange recv_errors with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RecvErrorPolicy {
     /// Everybody.

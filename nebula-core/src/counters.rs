@@ -1,9 +1,9 @@
-//! Plain numbers, one set per lane, one counter per drop reason and kind of traffic (statistics).
+//! Statistics: one set of counters per lane, with a counter for each drop reason and each kind of traffic.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Which way a packet went when it was counted.
+/// Which way a packet was going when it was counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From the underlay to the overlay.
@@ -12,15 +12,15 @@ pub enum Direction {
     Outbound,
 }
 
-/// What is counted, drops aside.
+/// Everything that is counted, except drops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Counter {
-    /// Overlay packets delivered to the device, before they were joined.
+    /// Overlay packets delivered to the device, counted before they are joined.
     PacketsIn,
     /// Their bytes.
     BytesIn,
-    /// Overlay packets sealed, after super-packets were cut.
+    /// Overlay packets sealed, counted after super-packets are cut.
     PacketsOut,
     /// Their bytes.
     BytesOut,
@@ -54,25 +54,25 @@ pub enum Counter {
     RelayedDatagrams,
     /// Their bytes.
     RelayedBytes,
-    /// Lighthouse messages received: questions where a host is.
+    /// Lighthouse messages received: queries for a host.
     LighthouseQueryIn,
-    /// Lighthouse messages sent: questions where a host is.
+    /// Lighthouse messages sent: queries for a host.
     LighthouseQueryOut,
-    /// Lighthouse messages received: answers to them.
+    /// Lighthouse messages received: replies to queries.
     LighthouseReplyIn,
-    /// Lighthouse messages sent: answers to them.
+    /// Lighthouse messages sent: replies to queries.
     LighthouseReplyOut,
-    /// Lighthouse messages received: reports of hosts about themselves.
+    /// Lighthouse messages received: updates of hosts about themselves.
     LighthouseUpdateIn,
-    /// Lighthouse messages sent: reports of hosts about themselves.
+    /// Lighthouse messages sent: updates of hosts about themselves.
     LighthouseUpdateOut,
     /// Lighthouse messages received: requests to punch towards a host.
     LighthousePunchIn,
     /// Lighthouse messages sent: requests to punch towards a host.
     LighthousePunchOut,
-    /// Lighthouse messages received: confirmations of reports.
+    /// Lighthouse messages received: acknowledgements of updates.
     LighthouseAckIn,
-    /// Lighthouse messages sent: confirmations of reports.
+    /// Lighthouse messages sent: acknowledgements of updates.
     LighthouseAckOut,
     /// Lighthouse messages received: messages of unknown kind.
     LighthouseOtherIn,
@@ -96,14 +96,14 @@ pub enum Counter {
     FramesOut,
     /// Datagrams sent to keep a NAT mapping open.
     KeepalivesOut,
-    /// Datagrams sent to open one.
+    /// Datagrams sent to open a NAT mapping.
     HolePunchesOut,
-    /// Packets sent that had waited for a tunnel.
+    /// Packets that waited for a tunnel and were then sent.
     WaitingOut,
 }
 
-/// One set of counters. One thread writes, anybody reads; so a relaxed load and store do, without a locked instruction.
-/// Aligned, so that no two lanes write to the same cache line.
+/// One set of counters. Only one thread writes and any thread may read, so a relaxed load and store suffice, without a
+/// locked instruction. Aligned, so that no two lanes write to the same cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Counters {
@@ -119,17 +119,17 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Adds to a counter. Only by the set's one writer.
+    /// Adds to a counter. To be called only by the set's one writer.
     pub fn add(&self, counter: Counter, n: u64) {
         add(&self.values[counter as usize], n);
     }
 
-    /// Counts a dropped packet. Only by the set's one writer.
+    /// Counts a dropped packet. To be called only by the set's one writer.
     pub fn drop_one(&self, direction: Direction, reason: DropReason) {
         self.drop_many(direction, reason, 1);
     }
 
-    /// Counts dropped packets. Only by the set's one writer.
+    /// Counts dropped packets. To be called only by the set's one writer.
     pub fn drop_many(&self, direction: Direction, reason: DropReason, n: u64) {
         add(&self.dropped[direction as usize][reason as usize], n);
     }
@@ -246,7 +246,7 @@ macro_rules! drop_names {
     };
 }
 
-// In the order of the enum: a reason is an index into the array of its counters.
+// In the order of the enum, because a reason is an index into the array of its counters.
 drop_names! {
     Truncated "truncated",
     UnknownType "unknown_type",
@@ -281,7 +281,7 @@ drop_names! {
 pub enum DropReason {
     /// Underlay: shorter than a header, or than header and tag.
     Truncated,
-    /// Underlay: version, type or subtype that does not exist.
+    /// Underlay: unknown version, type or subtype.
     UnknownType,
     /// Underlay: came from inside the own overlay networks (tunnel in tunnel).
     FromOverlay,
@@ -309,23 +309,23 @@ pub enum DropReason {
     ConntrackFull,
     /// The send counter of the tunnel is used up.
     CounterExhausted,
-    /// There is no way to the peer: no endpoint and no relay, or nobody there answered a handshake.
+    /// There is no path to the peer: no endpoint and no relay, or nobody there answered a handshake.
     NoEndpoint,
     /// Too many packets wait for this peer's handshake.
     PendingFull,
     /// The queue to the control plane is full.
     PuntQueueFull,
-    /// Handshake message that is not valid or not expected.
+    /// Handshake message that is invalid or unexpected.
     BadHandshake,
-    /// Relayed frame, or request for a relay, that may not or cannot be served.
+    /// Relayed frame or relay request that is not allowed or cannot be served.
     Relay,
-    /// Control message that cannot be parsed or may not be sent by this peer.
+    /// Control message that cannot be parsed, or that this peer is not allowed to send.
     BadMessage,
     /// A super-packet whose offload description contradicts its bytes.
     BadOffload,
     /// Handshake with an underlay address that the allow lists exclude.
     AddressNotAllowed,
-    /// More new handshakes per second than are answered, or than this source may have of them.
+    /// New handshake above the limit per second, or above the share of its source.
     HandshakeLimit,
     /// Endpoint in a lighthouse message that nobody should be sent to: loopback, link-local, multicast, broadcast,
     /// inside the overlay, without a port, or excluded by the allow lists.

@@ -1,4 +1,4 @@
-//! When to punch, and to whom (RFC 5128): a lighthouse says that a peer is about to call.
+//! Schedules hole punches (RFC 5128) when a lighthouse says that a peer is about to connect.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +9,7 @@ pub(crate) const PUNCH: &[u8] = &[0];
 /// Body of a punch that keeps a NAT mapping open.
 pub(crate) const KEEPALIVE: &[u8] = &[1];
 
-/// What is due.
+/// An action that is due.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Send [`PUNCH`] to each.
@@ -18,7 +18,7 @@ pub(crate) enum Action {
     Respond(IpAddr),
 }
 
-/// Punches that wait for their delay. Bounded: a lighthouse cannot make it grow.
+/// Hole punches that wait for their delay. Bounded, so that a lighthouse cannot make it grow without limit.
 #[derive(Debug, Default)]
 pub(crate) struct HolePunch {
     waiting: BTreeMap<(Instant, u64), Action>,
@@ -26,7 +26,7 @@ pub(crate) struct HolePunch {
 }
 
 impl HolePunch {
-    /// Schedules `action`; drops it if too many wait already.
+    /// Schedules `action`, or drops it if too many are waiting already.
     pub(crate) fn schedule(&mut self, at: Instant, action: Action) {
         if self.waiting.len() < MAX_WAITING {
             self.waiting.insert((at, self.order), action);
@@ -49,7 +49,7 @@ impl HolePunch {
     }
 }
 
-// With the usual delay of one second: more askers per second than a host can answer with handshakes anyway.
+// With the default delay of one second, this is more peers per second than a host can answer with handshakes anyway.
 const MAX_WAITING: usize = 1024;
 
 #[cfg(test)]

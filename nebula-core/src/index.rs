@@ -12,11 +12,11 @@ pub struct RemoteIndex(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RelayIndex(pub u32);
 
-/// Where datagrams go that leave by a hop.
+/// Where datagrams that leave through a hop go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hop {
     /// Tunnel to the neighbour.
     pub(crate) tunnel: LocalIndex,
-    /// What the neighbour calls this hop.
+    /// The neighbour's index for this hop.
     pub(crate) index: RemoteIndex,
 }

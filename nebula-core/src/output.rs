@@ -1,4 +1,4 @@
-//! All that the planes can say: what became of a packet, what to send, what happened.
+//! Everything that the two planes put out: what became of a packet, what to send, what happened.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub enum Verdict {
     Drop(DropReason),
 }
 
-/// A datagram the control plane wants on the underlay.
+/// A datagram that the control plane wants to be sent on the underlay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transmit {
     /// Destination.
@@ -31,21 +31,21 @@ pub struct Transmit {
     pub datagram: Vec<u8>,
 }
 
-/// An overlay packet that had to be copied because it waits.
+/// A copy of an overlay packet that has to wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PacketOwned {
     /// IP packet, possibly a super-packet.
     pub bytes: Vec<u8>,
-    /// How to cut and finish it.
+    /// How to segment it and complete its checksum.
     pub offload: Offload,
 }
 
-/// Which way a datagram came.
+/// The path on which a datagram arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// From this underlay source.
     Direct(SocketAddr),
-    /// Inside a datagram of a relay, which authenticated it.
+    /// Inside a datagram from a relay, which authenticated it.
     Relayed {
         /// Underlay source of the outer datagram.
         from: SocketAddr,
@@ -55,7 +55,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Where the peer itself is.
+    /// The endpoint of the peer itself; `None` if it is behind a relay.
     #[must_use]
     pub fn endpoint(self) -> Option<SocketAddr> {
         match self {
@@ -64,7 +64,7 @@ impl Origin {
         }
     }
 
-    /// Underlay source: of the peer, or of its relay.
+    /// Underlay source: the peer's, or that of its relay.
     #[must_use]
     pub fn underlay(self) -> SocketAddr {
         match self {
@@ -79,38 +79,39 @@ impl From<SocketAddr> for Origin {
     }
 }
 
-/// What the forwarding plane hands to the control plane.
+/// Work that the forwarding plane hands to the control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Punt {
     /// No tunnel to `peer` yet; keep `packet` and start a handshake.
     NoTunnel {
         /// Overlay address of the peer (the gateway for a subnet route).
         peer: IpAddr,
-        /// The packet that waits.
+        /// The packet that has to wait.
         packet: PacketOwned,
     },
-    /// Start a handshake with `peer`: its packets take another gateway meanwhile, or it may take those of another.
+    /// Start a handshake with `peer`, a gateway: its packets take another gateway meanwhile, or it may take those of
+    /// another gateway.
     Connect {
         /// Overlay address of a gateway.
         peer: IpAddr,
     },
     /// A handshake datagram (type 0), header included.
     Handshake {
-        /// Which way it came.
+        /// The path on which it arrived.
         from: Origin,
         /// Complete datagram.
         datagram: Vec<u8>,
     },
     /// A recv_error datagram (type 2).
     RecvError {
-        /// Which way it came.
+        /// The path on which it arrived.
         from: Origin,
         /// The index the peer does not know; of a tunnel or, if it came directly, of a relay.
         index: RemoteIndex,
     },
-    /// A datagram for an index nobody has: answer with a recv_error, by policy.
+    /// A datagram for an index that is not in use: answer with a recv_error, if the policy permits.
     UnknownIndex {
-        /// Which way it came.
+        /// The path on which it arrived.
         from: Origin,
         /// Index found in the datagram.
         index: u32,
@@ -119,53 +120,53 @@ pub enum Punt {
     Message {
         /// Tunnel it came through.
         tunnel: LocalIndex,
-        /// Which way it came.
+        /// The path on which it arrived.
         from: Origin,
-        /// Which message.
+        /// Kind of message.
         kind: MessageType,
         /// Decrypted body.
         plaintext: Vec<u8>,
     },
-    /// An authenticated datagram came from another endpoint than the tunnel's.
+    /// An authenticated datagram came from an endpoint other than the tunnel's.
     Roamed {
         /// Tunnel.
         tunnel: LocalIndex,
         /// New underlay source.
         from: SocketAddr,
     },
-    /// An authenticated datagram came in a tunnel whose peer was not known to have its keys.
+    /// An authenticated datagram came through a tunnel whose peer had not yet proved that it has the keys.
     Confirmed {
         /// Tunnel.
         tunnel: LocalIndex,
-        /// Which way it came.
+        /// The path on which it arrived.
         from: Origin,
     },
 }
 
-/// What happened in the control plane; for logs and metrics.
+/// An event in the control plane, for logs and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A handshake completed and the peer showed that it has the keys: with its second message, or, if this node
+    /// A handshake completed and the peer proved that it has the keys: with its second message, or, if this node
     /// answered, with the first datagram in the tunnel. The tunnel carries packets at once.
     TunnelUp {
         /// Peer's overlay addresses.
         peer: Vec<IpAddr>,
         /// Peer's certificate name.
         name: String,
-        /// Underlay endpoint: of the peer, or of its relay.
+        /// Underlay endpoint of the peer, or of its relay.
         endpoint: SocketAddr,
-        /// The relay between, by its overlay address.
+        /// Overlay address of the relay in between, if any.
         relay: Option<IpAddr>,
         /// Own index.
         local_index: LocalIndex,
         /// Peer's index.
         remote_index: RemoteIndex,
-        /// What else the peer's certificate says.
+        /// Version and fingerprints of the peer's certificate.
         certificate: PeerCertificate,
         /// Whether this node initiated.
         initiator: bool,
-        /// First attempt to completion (initiator) or processing only (responder: zero).
+        /// Time from the first attempt to completion; zero if this node answered.
         took: Duration,
     },
     /// A tunnel is gone.
@@ -174,24 +175,24 @@ pub enum Event {
         peer: Vec<IpAddr>,
         /// Peer's certificate name.
         name: String,
-        /// Where the peer was, if not behind a relay.
+        /// The peer's endpoint, if it was not behind a relay.
         endpoint: Option<SocketAddr>,
         /// Own index.
         local_index: LocalIndex,
         /// Peer's index.
         remote_index: RemoteIndex,
-        /// Why.
+        /// Reason.
         reason: TunnelDownReason,
     },
-    /// All attempts were used, or another handshake needed the place of one that found no endpoint.
+    /// All attempts were used up, or this handshake found no endpoint and was evicted for another.
     HandshakeTimedOut {
         /// Intended peer.
         peer: IpAddr,
         /// Own index, reserved until now.
         local_index: LocalIndex,
-        /// Where the last attempt went.
+        /// Endpoints that the last attempt was sent to.
         endpoints: Vec<SocketAddr>,
-        /// Since the first attempt.
+        /// Time since the first attempt.
         after: Duration,
     },
     /// A handshake message was refused.
@@ -210,14 +211,14 @@ pub enum Event {
     },
 }
 
-/// Names a peer's certificate in a log.
+/// Identifies a peer's certificate in a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerCertificate {
     /// Its version.
     pub version: Version,
     /// Its fingerprint.
     pub fingerprint: Fingerprint,
-    /// That of the CA that signed it.
+    /// Fingerprint of the CA that signed it.
     pub issuer: Fingerprint,
 }
 

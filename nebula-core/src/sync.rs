@@ -1,5 +1,5 @@
-//! What lanes share is built from these: std's atomics and locks, and lock-free cells and maps. In models (`.ci/loom`)
-//! they are loom's, which tries every order of their steps.
+//! The building blocks of everything that lanes share: std's atomics and locks, and lock-free cells and maps. In models
+//! (`.ci/loom`) they are loom's, which tries every interleaving of their steps.
 
 #[cfg(not(all(test, loom)))]
 mod real {
@@ -10,7 +10,7 @@ mod real {
     pub(crate) use arc_swap::ArcSwapOption;
     pub(crate) use papaya::HashMap;
 
-    /// What [`ArcSwapOption::load`] gives: a value held without a write to memory that others read.
+    /// Result of [`ArcSwapOption::load`]: a value held without a write to memory that others read.
     pub(crate) type Loaded<T> = arc_swap::Guard<Option<std::sync::Arc<T>>>;
 }
 
@@ -22,7 +22,7 @@ pub(crate) use modelled::*;
 #[cfg(not(all(test, loom)))]
 pub(crate) use real::*;
 
-/// A value in cache lines of its own, so that writing it does not slow down who reads its neighbours. Two lines,
+/// A value in cache lines of its own, so that writing it does not slow down readers of its neighbours. Two lines,
 /// because processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]

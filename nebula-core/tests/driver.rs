@@ -1,7 +1,7 @@
-//! Two hosts, each a network namespace with a driver, joined by a veth pair: what the kernel does with our packets.
+//! Tests two drivers in network namespaces that are joined by a veth pair: what the kernel does with our packets.
 //!
-//! A namespace belongs to one thread and has no name, so the kernel removes it with everything in it when the thread
-//! and the driver end, also after a failure.
+//! A namespace belongs to one thread and has no name, so the kernel removes it and everything in it when the thread and
+//! the driver end, even after a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -25,7 +25,7 @@ const OVERLAY: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 128, 0, 1), Ipv4Addr::new(10, 
 const UNDERLAY: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
 const PORT: u16 = 4242;
 
-/// One test at a time: they count threads, and two at once would share two cores with each other's streams.
+/// Serialises the tests: they count threads, and two at once would share two cores with each other's streams.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -114,7 +114,7 @@ fn template(name: &str) -> Template {
     Template::new(name, 1..=4_000_000_000)
 }
 
-/// What the two drivers of a test differ in.
+/// The settings in which the two drivers of a test differ.
 #[derive(Clone, Copy)]
 struct Setup {
     tun_offloads: bool,
@@ -313,7 +313,7 @@ fn a_host_without_a_device_answers_pings_and_counts_what_it_cannot_deliver() {
         let socket = std::net::UdpSocket::bind((OVERLAY[1], 0)).unwrap();
         socket.send_to(b"for nobody", (OVERLAY[0], 5000)).unwrap();
     });
-    // Answered by the same thread, so after the datagram was counted.
+    // The thread that counted the datagram answers this ping as well, so the datagram is counted by now.
     assert!(ping(&hosts[1], OVERLAY[0]));
     assert_eq!(counter(&hosts[0], "lost_no_device"), 1);
 }
@@ -359,7 +359,7 @@ fn a_connected_idle_driver_wakes_less_than_twice_a_second() {
     let before = wake_ups("nebula-");
     std::thread::sleep(Duration::from_secs(6));
     let woken = wake_ups("nebula-") - before;
-    // Two drivers, six seconds.
+    // Fewer than two wake-ups a second for each of two drivers, over six seconds.
     assert!(woken < 2 * 2 * 6, "{woken} wake-ups of two drivers in six seconds");
 }
 
@@ -377,7 +377,7 @@ fn round_trips_wake_one_thread_of_a_host_and_streams_two() {
         let before = wake_ups("nebula-out");
         transfer(&hosts, 0, 8 << 20);
         assert!(wake_ups("nebula-out") > before);
-        // The threads for load go back to sleep a second after it.
+        // The threads that are woken under load go back to sleep a second after it.
         std::thread::sleep(Duration::from_secs(2));
         let after = wake_ups("nebula-out");
         round_trips();
@@ -409,14 +409,14 @@ fn wake_ups(prefix: &str) -> u64 {
         .sum()
 }
 
-/// How the threads of this process are treated, those of drivers or the others: niceness, signals, processors. Each way
-/// once.
+/// Scheduling of this process's threads, either those of drivers or all others: niceness, signals, processors. Lists
+/// every distinct combination once.
 fn treatment(of_driver: bool) -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().filter_map(|task| Some(task.ok()?.path()));
     let described = tasks.filter_map(|task| {
         let read = |name: &str| std::fs::read_to_string(task.join(name)).ok();
         let (name, stat, status) = (read("comm")?, read("stat")?, read("status")?);
-        // After the name, which may hold blanks, niceness is the seventeenth field.
+        // Niceness is the seventeenth field after the name, which may contain blanks.
         let niceness = stat.rsplit_once(')')?.1.split_whitespace().nth(16)?.to_owned();
         let lines =
             status.lines().filter(|line| ["SigBlk", "SigIgn", "SigCgt", "Cpus_allowed_list"].contains(&key(line)));
@@ -464,7 +464,7 @@ fn a_driver_leaves_its_process_alone_unless_asked() {
     }
 }
 
-/// A thread that begins or ends blocks all signals for a moment.
+/// Polls, because a thread that begins or ends blocks all signals for a moment.
 fn soon(mut condition: impl FnMut() -> bool) -> bool {
     (0..500).any(|_| {
         let met = condition();

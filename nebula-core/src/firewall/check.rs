@@ -1,4 +1,4 @@
-//! Decides whether a packet may pass: by what the lane knows, by connection tracking, by the rules.
+//! Decides whether a packet may pass: by the lane's cache, by connection tracking, or by the rules.
 
 use std::time::Instant;
 
@@ -12,17 +12,17 @@ use crate::counters::DropReason;
 use crate::tunnel::Tunnel;
 use crate::wire::ip::FlowKey;
 
-/// A lane asks the shared table about a flow it sees all the time only this often.
+/// How long a lane may cache a busy flow before it must ask the shared table again.
 const MAX_CACHED_MS: u64 = 1_000;
 
-/// What the firewall makes of a flow.
+/// The firewall's verdict on a flow, with its reasons.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
-    /// Whether the peer's certificate and the own one cover the addresses.
+    /// Whether the certificates of the peer and of this node cover the addresses.
     pub addresses: Result<(), DropReason>,
-    /// The flow, if it is remembered and its rule still stands.
+    /// The tracked flow, if there is one and it is still allowed.
     pub known: Option<KnownFlow>,
-    /// First rule of the direction that allows it, by its place in the policy.
+    /// Position in the policy of the first rule of the direction that allows the flow.
     pub rule: Option<usize>,
 }
 
@@ -30,7 +30,7 @@ impl Explanation {
     /// Whether a packet of the flow passes.
     ///
     /// # Errors
-    /// Why not.
+    /// Returns the reason why it is dropped.
     pub fn verdict(&self) -> Result<(), DropReason> {
         self.addresses?;
         if self.known.is_some() || self.rule.is_some() { Ok(()) } else { Err(DropReason::NoRule) }
@@ -45,8 +45,8 @@ pub(crate) struct Firewall<'a> {
 }
 
 impl Firewall<'_> {
-    /// Whether a packet of `flow` may pass. `cache` is the lane's own. `route` says which subnet route the flow takes,
-    /// if that has several gateways and the peer is one of them: they share the flow.
+    /// Whether a packet of `flow` may pass. `cache` is the lane's own. `route` returns the subnet route of the flow, if
+    /// that route has several gateways and the peer is one of them: these gateways share the flow.
     pub(crate) fn check(
         &self,
         cache: &mut FlowCache,
@@ -66,8 +66,7 @@ impl Firewall<'_> {
         self.check_anew(cache, hash, now, passed, Peer::new(tunnel, route(flow)))
     }
 
-    /// As [`Self::check`], for a flow that the cache does not have. Not inlined, so that known flows pay nothing for
-    /// it.
+    /// Like [`Self::check`], for a flow that is not cached. Not inlined, so that cached flows do not pay for it.
     #[inline(never)]
     fn check_anew(
         &self,
@@ -78,14 +77,15 @@ impl Firewall<'_> {
         peer: Peer<'_>,
     ) -> Result<(), DropReason> {
         self.decide(hash, now, passed.direction, &passed.flow, peer)?;
-        // Short timeouts need the shared table to hear of the flow more often.
+        // With a short timeout, the shared table must hear of the flow more often.
         let cache_for = MAX_CACHED_MS.min(self.filter.timeouts().of(&passed.flow) / 4);
         cache.insert(hash, passed, now, now + cache_for);
         Ok(())
     }
 
-    /// Whether an ICMP error of `flow` about a packet of `quoted` may pass: by a rule, or because the quoted packet is
-    /// of a flow that passed. Errors are no flows themselves: neither remembered nor let through because one was.
+    /// Whether an ICMP error of `flow` about a packet of `quoted` may pass: because a rule allows it, or because the
+    /// quoted packet belongs to an allowed flow. Errors are not flows themselves: they are not tracked, and an earlier
+    /// error does not let later ones through.
     pub(crate) fn check_error(
         &self,
         now: Instant,
@@ -109,7 +109,7 @@ impl Firewall<'_> {
     ) -> Result<(), DropReason> {
         self.filter.check_addresses(flow, peer)?;
         let is_related = |quoted: &FlowKey| {
-            // A flow of another peer does not vouch for this one.
+            // The flow of another peer must not vouch for this one.
             self.filter.check_addresses(quoted, peer).is_ok() && self.known(now, quoted, peer).is_some()
         };
         let passes = self.filter.allows(direction, flow, peer) || quoted.is_some_and(is_related);
@@ -130,13 +130,13 @@ impl Firewall<'_> {
         self.conntrack.admit(hash, flow, seen, |direction| self.filter.allows(direction, flow, peer))
     }
 
-    /// A flow with `peer` that passed, is not yet forgotten, and would pass again.
+    /// A tracked flow with `peer` that has not expired and is still allowed.
     fn known(&self, now: u64, flow: &FlowKey, peer: Peer<'_>) -> Option<KnownFlow> {
         let (known, stands) = self.conntrack.find(flow, &peer, now, self.filter)?;
         (stands || self.filter.allows(known.direction, flow, peer)).then_some(known)
     }
 
-    /// Explains a flow with this peer. `policy` is what the filter was made of.
+    /// Explains the verdict on a flow with this peer. `policy` is the policy that the filter was built from.
     pub(crate) fn explain(
         &self,
         now: Instant,

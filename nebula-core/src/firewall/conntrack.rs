@@ -18,26 +18,27 @@ use crate::tunnel::{PeerIdentity, route_digest};
 use crate::wire::ip::FlowKey;
 
 const SHARDS: usize = if cfg!(all(test, loom)) { 1 } else { 16 };
-/// A flow that got answers is not forgotten early for another one of its peer unless it is idle for this long.
+/// An answered flow is evicted for another flow of its own peer only if it was idle for this long.
 const KEEP_ANSWERED_MS: u64 = 30_000;
-/// Time between two searches of the whole table for expired flows.
+/// Time between two sweeps of the whole table for expired flows.
 const SEARCH_EVERY_MS: u64 = 10_000;
-/// Expired flows cleared away with each new one: more than one, so that the table shrinks, but bounded work.
+/// Maximum number of expired flows removed with each new one: more than one, so that the table shrinks, but bounded.
 const MAX_SWEPT_PER_FLOW: usize = 4;
 
-/// A flow that connection tracking remembers.
+/// A flow known to connection tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KnownFlow {
-    /// In which it began.
+    /// Direction of its first packet.
     pub direction: Direction,
-    /// Packets went both ways.
+    /// Whether packets went both ways.
     pub answered: bool,
-    /// Since its last packet.
+    /// Time since its last packet.
     pub idle: Duration,
 }
 
-/// Flows already allowed. Lanes come here with flows that are not in their own [`super::FlowCache`]: new ones, and each
-/// known one once in a while. Every packet reads `start` and `keys`, so nothing that is written lies beside them.
+/// Flows already allowed. Lanes look here for flows that are not in their own [`super::FlowCache`]: new ones, and every
+/// known one once in a while. Every packet reads `start` and `keys`, so they share no cache line with anything that is
+/// written.
 #[derive(Debug)]
 pub(crate) struct Conntrack {
     start: Instant,
@@ -66,12 +67,12 @@ impl Conntrack {
         self.max_per_shard.store(max_flows.div_ceil(SHARDS).max(1), Ordering::Relaxed);
     }
 
-    /// Flows remembered, those about to expire included.
+    /// Number of tracked flows, including expired ones that were not removed yet.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| lock(shard).len()).sum()
     }
 
-    /// Forgets what has expired, if the last time is not just past.
+    /// Removes expired flows, unless the last sweep was less than `SEARCH_EVERY_MS` ago.
     pub(crate) fn expire(&self, now: Instant, filter: &Filter) {
         let timeouts = filter.timeouts();
         let now = self.millis(now);
@@ -86,12 +87,12 @@ impl Conntrack {
         }
     }
 
-    /// Time as flows see it.
+    /// Milliseconds since the start of the table, the time base of flows.
     pub(super) fn millis(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.start).as_millis() as u64
     }
 
-    /// Keyed hash of a flow, for this table and the caches before it.
+    /// Keyed hash of a flow, for this table and the caches in front of it.
     pub(super) fn hash(&self, flow: &FlowKey) -> u64 {
         let [a, b, c, d] = self.keys;
         let (local, remote) = (words(flow.local), words(flow.remote));
@@ -104,8 +105,8 @@ impl Conntrack {
         fold(hash ^ rest, d)
     }
 
-    /// The owner of a flow with this peer: its gateways together where it takes a subnet route that has several, and
-    /// the peer everywhere else.
+    /// The owner of a flow with this peer: all gateways of its subnet route together if there are several, otherwise
+    /// the peer alone.
     fn owner(&self, peer: &Peer<'_>) -> Owner {
         let [a, b, c, d] = self.keys;
         let keyed = |[high, low]: [u64; 2], with: [u64; 2]| fold(high ^ with[0], low ^ with[1]);
@@ -113,13 +114,13 @@ impl Conntrack {
         let (name, rights) = (keyed(name, [a, b]), keyed(rights, [c, d]));
         match peer.route {
             None => Owner { owner: name, rights },
-            // Each gateway is judged by its own certificate.
+            // The gateways share the flow, but each is evaluated by its own certificate.
             Some(network) => Owner { owner: keyed(route_digest(network), [a, b]), rights: fold(name ^ a, rights ^ b) },
         }
     }
 
-    /// A flow with `peer` that it is not forgotten, and whether what allowed it last is unchanged. It counts as no
-    /// packet of the flow.
+    /// An unexpired flow with `peer`, and whether the rules and rights that last allowed it are unchanged. This does
+    /// not count as a packet of the flow.
     pub(super) fn find(&self, flow: &FlowKey, peer: &Peer<'_>, now: u64, filter: &Filter) -> Option<(KnownFlow, bool)> {
         let Owner { owner, rights } = self.owner(peer);
         let hash = self.hash(flow) ^ owner;
@@ -131,9 +132,9 @@ impl Conntrack {
         (idle < filter.timeouts().of(flow)).then(|| (known, entry.stands(rights, filter.generation())))
     }
 
-    /// Lets a known flow of `peer` pass, or a new one if `allows` says so for the direction it begins in. A flow
-    /// admitted under another generation of rules, or when the peer had another certificate with other rights, is asked
-    /// about again, in the direction in which it began. Flows of other peers with the same addresses are not known.
+    /// Lets a known flow of `peer` pass, or a new one if `allows` agrees for the direction it begins in. A flow
+    /// admitted under another generation of rules, or while the peer's certificate granted other rights, is evaluated
+    /// again in its original direction. Flows of other peers with the same addresses do not count as known.
     pub(super) fn admit(
         &self,
         hash: u64,
@@ -173,10 +174,10 @@ impl Conntrack {
     }
 }
 
-/// A packet's circumstances.
+/// The context of a packet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen<'a> {
-    /// Whose tunnel it uses: flows are counted against its first address.
+    /// The peer whose tunnel it uses; flows are counted against the peer's first address.
     pub(super) peer: &'a Peer<'a>,
     pub(super) direction: Direction,
     pub(super) now: u64,
@@ -206,9 +207,10 @@ fn expire_one(table: &mut FlowTable, now: u64, timeouts: Timeouts) -> bool {
     expired.inspect(|at| table.remove(*at)).is_some()
 }
 
-/// Makes room for a flow of `peer`. A peer with its share pays for its new flow itself: first with one that never got
-/// an answer (a scan, a one-way stream), then with one idle for long. A peer below its share takes the room of one that
-/// holds more, so nobody is locked out by others and nobody below its share loses a flow to them.
+/// Evicts a flow to make room for one of `peer`. A peer that has its fair share loses one of its own flows: first one
+/// that was never answered (a scan, a one-way stream), then one that was idle for long. A peer below its share takes
+/// the place of a flow of a peer that holds more, so nobody is locked out by others and nobody below its share loses a
+/// flow to them.
 fn make_room(table: &mut FlowTable, now: u64, peer: IpAddr) -> bool {
     let victim = if table.has_its_share(peer) {
         let is_idle = |at: &At| now >= table.entry(*at).last_used.saturating_add(KEEP_ANSWERED_MS);
@@ -260,14 +262,14 @@ mod tests {
         FlowKey { local, remote, local_port: port, remote_port: 0, protocol: 17, fragment: false }
     }
 
-    /// What a table must hold: flow to (answered, last used).
+    /// The expected content of a table: flow to (answered, last used).
     type Model = BTreeMap<(u8, u16), (bool, u64)>;
 
     fn held(model: &Model, peer: u8) -> usize {
         model.keys().filter(|(holder, _)| *holder == peer).count()
     }
 
-    /// One new flow, if there is or can be made room. The flow that had to go.
+    /// Adds a new flow if there is room or room can be made. Returns the evicted flow.
     fn add(table: &mut FlowTable, model: &mut Model, now: u64, peer: u8, port: u16) -> Result<Option<(u8, u16)>, ()> {
         if table.len() >= CAP && !make_room(table, now, address(peer)) {
             return Err(());
@@ -341,7 +343,7 @@ mod tests {
             add(&mut table, &mut model, 1, 2, port).unwrap();
         }
         assert_eq!((held(&model, 1), held(&model, 2)), (3, CAP - 3));
-        // Even flows with answers make room for a peer that has less.
+        // Even answered flows are evicted for a peer that holds less.
         for port in 9_900..10_000 {
             let hash = u64::from(port) << 8 | 2;
             if let Some(at) = table.find(hash, &flow(2, port), OWNER.owner) {

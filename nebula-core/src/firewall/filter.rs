@@ -1,4 +1,4 @@
-//! Rules and own addresses, compiled: what one published policy says about a flow.
+//! One published policy, compiled: its rules together with this node's addresses.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -20,12 +20,12 @@ pub(crate) struct Filter {
     outbound: RuleIndex,
     networks: Vec<IpNet>,
     unsafe_networks: Vec<IpNet>,
-    /// Inbound, outbound.
+    /// Whether refused packets are answered: inbound, outbound.
     rejects: [bool; 2],
     timeouts: Timeouts,
 }
 
-/// How long an idle flow is remembered, in milliseconds.
+/// How long an idle flow is tracked, in milliseconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timeouts {
     pub(super) tcp: u64,
@@ -52,7 +52,7 @@ impl Filter {
         }
     }
 
-    /// Differs from that of the rules before.
+    /// Differs from the generation of the previous rules.
     pub(crate) fn generation(&self) -> u32 {
         self.generation
     }
@@ -66,10 +66,10 @@ impl Filter {
         self.timeouts
     }
 
-    /// Whether peer and this node may use the addresses of the flow at all.
+    /// Whether the peer and this node may use the addresses of the flow at all.
     pub(super) fn check_addresses(&self, flow: &FlowKey, peer: Peer<'_>) -> Result<(), DropReason> {
         let remote_is_peers = if is_address_of(flow.remote, peer.networks) {
-            // An address that the peer has in another network is not in our networks.
+            // The peer may also have addresses in networks that this node is not part of.
             is_inside(flow.remote, &self.networks)
         } else {
             is_inside(flow.remote, peer.unsafe_networks)
@@ -91,8 +91,8 @@ impl Filter {
         }
     }
 
-    /// The first rule of `policy`, of which this filter was made, that allows a flow. Asks each rule alone: for people,
-    /// not for packets.
+    /// The first rule that allows a flow in `policy`, from which this filter was built. Tries each rule on its own,
+    /// which is fast enough for people but not for packets.
     pub(super) fn rule_that_allows(
         &self,
         policy: &Policy,
@@ -110,9 +110,9 @@ impl Filter {
     }
 }
 
-/// What a rule without `local_cidr` covers; `None`: every address.
+/// The local addresses that a rule without `local_cidr` covers; `None` means every address.
 fn default_local<'a>(policy: &Policy, networks: &'a [IpNet], unsafe_networks: &[IpNet]) -> Option<&'a [IpNet]> {
-    // Behind a gateway a rule must say that it means the networks there.
+    // On a gateway, a rule covers the networks behind it only if it says so.
     let all_local = unsafe_networks.is_empty() || policy.default_local_cidr_any;
     (!all_local).then_some(networks)
 }
@@ -129,7 +129,7 @@ fn millis(duration: Duration) -> u64 {
     duration.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
-/// What the rules ask of a peer's certificate.
+/// The parts of a peer's certificate that rules match.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer<'a> {
     pub(super) name: &'a str,
@@ -138,14 +138,14 @@ pub(crate) struct Peer<'a> {
     pub(super) unsafe_networks: &'a [IpNet],
     pub(super) issuer: Fingerprint,
     pub(super) issuer_name: &'a str,
-    /// All of this in a few bytes.
+    /// Digest of all of the above.
     pub(super) identity: PeerIdentity,
-    /// The subnet route in question, if the peer is one of several gateways of it.
+    /// The subnet route of the flow, if the peer is one of several gateways of it.
     pub(super) route: Option<IpNet>,
 }
 
 impl<'a> Peer<'a> {
-    /// The peer of a tunnel, as one of the gateways of `route`; `None`: as itself.
+    /// The peer of a tunnel; with `route`, as one of the gateways of that route.
     pub(crate) fn new(tunnel: &'a Tunnel, route: Option<IpNet>) -> Self {
         let certificate = &tunnel.peer;
         Self {

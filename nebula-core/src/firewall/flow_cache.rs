@@ -1,4 +1,4 @@
-//! Flows one lane saw pass a moment ago: keeps known flows off the shared flow table.
+//! A lane's cache of recently allowed flows, which keeps known flows off the shared flow table.
 
 use crate::counters::Direction;
 use crate::index::LocalIndex;
@@ -8,11 +8,11 @@ const MIN_ENTRIES: usize = 64;
 // About 300 KB.
 const MAX_ENTRIES: usize = 4096;
 
-/// A direct-mapped cache as large as the number of flows at a time needs. Taken into memory with the first flow.
+/// A direct-mapped cache that grows with the number of concurrent flows. Allocated with the first flow.
 #[derive(Debug, Default)]
 pub(crate) struct FlowCache {
     entries: Vec<Option<Entry>>,
-    /// Flows that had to leave before their time since the cache has this size.
+    /// Number of unexpired flows displaced since the cache was last resized.
     displaced: usize,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct Passed {
     pub(super) flow: FlowKey,
     pub(super) direction: Direction,
     pub(super) tunnel: LocalIndex,
-    /// Of the rules that let it pass.
+    /// Generation of the rules that let it pass.
     pub(super) generation: u32,
 }
 
@@ -32,19 +32,19 @@ struct Entry {
 }
 
 impl FlowCache {
-    /// Whether exactly this passed and need not be looked up again before `until`.
+    /// Whether exactly this passed and need not be looked up again yet.
     pub(super) fn contains(&self, hash: u64, passed: &Passed, now: u64) -> bool {
         let entry = self.entries.get(self.place(hash, passed.direction)).and_then(Option::as_ref);
         entry.is_some_and(|entry| entry.passed == *passed && now < entry.until)
     }
 
-    /// Remembers until `until` what passed at `now`.
+    /// Caches what passed at `now`, until `until`.
     pub(super) fn insert(&mut self, hash: u64, passed: Passed, now: u64, until: u64) {
         let displaced = self.entries.get(self.place(hash, passed.direction)).and_then(Option::as_ref);
         if displaced.is_some_and(|entry| now < entry.until && entry.passed.flow != passed.flow) {
             self.displaced += 1;
         }
-        // Two busy flows in one place would meet in the shared table with every packet.
+        // Otherwise, two busy flows in one place would ask the shared table with every packet.
         if self.entries.is_empty() || self.displaced > self.entries.len() && self.entries.len() < MAX_ENTRIES {
             self.entries = vec![None; (self.entries.len() * 2).max(MIN_ENTRIES)];
             self.displaced = 0;
@@ -54,7 +54,7 @@ impl FlowCache {
     }
 
     fn place(&self, hash: u64, direction: Direction) -> usize {
-        // A power of two long, or empty.
+        // The length is a power of two, or 0.
         ((hash >> 32) as usize ^ direction as usize) & self.entries.len().wrapping_sub(1)
     }
 }
@@ -74,7 +74,7 @@ mod tests {
         u64::from(port).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
-    /// How many packets of `flows` flows, one of each in turn, had to ask the shared table.
+    /// Sends one packet of each of `flows` flows in turn; returns how many had to ask the shared table.
     fn asked(cache: &mut FlowCache, flows: u16, rounds: u64) -> usize {
         let mut asked = 0;
         for now in 0..rounds {

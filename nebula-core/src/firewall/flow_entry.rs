@@ -10,30 +10,30 @@ pub(super) const NONE: u32 = u32::MAX;
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) flow: FlowKey,
-    /// Whose it is.
+    /// Keyed digest of its owner.
     pub(super) owner: u64,
-    /// What the owner's certificate entitled it to when the flow was judged last.
+    /// Keyed digest of the owner's rights when the flow was last evaluated.
     pub(super) rights: u64,
-    /// In which it began.
+    /// Direction of its first packet.
     pub(super) direction: Direction,
-    /// Packets went both ways.
+    /// Whether packets went both ways.
     pub(super) answered: bool,
-    /// Of the rules that allowed it last.
+    /// Generation of the rules that last allowed it.
     pub(super) generation: u32,
     pub(super) last_used: u64,
     pub(super) hash: u32,
-    /// Place in the shares.
+    /// Position of its peer in the shares.
     pub(super) holder: u32,
-    /// In the list of its class, and in that of its holder.
+    /// Links in the list of its class and in that of its holder.
     pub(super) links: [Link; 2],
 }
 
-/// Whose a flow is, as the table knows it: keyed digests.
+/// The owner of a flow, as keyed digests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owner {
-    /// Flows of others are never found.
+    /// A lookup never finds flows of another owner.
     pub(super) owner: u64,
-    /// When the peer's rights change, a flow is evaluated again.
+    /// When these change, a flow is evaluated again.
     pub(super) rights: u64,
 }
 
@@ -55,7 +55,7 @@ pub(super) enum By {
     Holder,
 }
 
-/// Entries by age.
+/// A list of entries in order of age.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct List {
     pub(super) oldest: u32,
@@ -69,7 +69,7 @@ impl Entry {
         Self { flow, owner, rights, direction, answered: false, generation, last_used: now, hash: 0, holder: 0, links }
     }
 
-    /// Whether nothing changed of what the flow was allowed by.
+    /// Whether the rights and rules that allowed the flow are unchanged.
     pub(super) fn stands(&self, rights: u64, generation: u32) -> bool {
         self.rights == rights && self.generation == generation
     }

@@ -6,18 +6,18 @@ use super::flow_entry::{At, By, Entry, List, NONE};
 use super::shares::Shares;
 use crate::wire::ip::FlowKey;
 
-/// Protocol classes: each has one timeout, so age order is expiry order.
+/// Number of protocol classes. Each has a single timeout, so its flows expire in order of age.
 const TIMEOUT_CLASSES: usize = 3;
-/// A table of this many entries is not worth shrinking.
+/// A table with no more entries than this is not worth shrinking.
 const MIN_SHRINKABLE_LEN: usize = if cfg!(test) { 8 } else { 64 };
 
 /// Open addressing over 4-byte positions, so an entry is stored once and a flow costs about 110 bytes.
 #[derive(Debug)]
 pub(super) struct FlowTable {
-    /// Position of an entry plus one; 0 is empty. A power of two long, or empty.
+    /// Positions of entries plus one; 0 is empty. The length is a power of two, or 0.
     slots: Vec<u32>,
     entries: Vec<Entry>,
-    /// Positions in `entries` that are free, linked through their first `newer`.
+    /// First free position in `entries`; free positions are linked through `newer` of their first link.
     vacant: u32,
     len: usize,
     classes: [List; TIMEOUT_CLASSES],
@@ -57,12 +57,12 @@ impl FlowTable {
         held * (self.shares.len() + peers) >= self.len
     }
 
-    /// The oldest flows of `peer`: without an answer, with answers.
+    /// The oldest unanswered flow of `peer`, and its oldest answered one.
     pub(super) fn oldest_of(&self, peer: IpAddr) -> [Option<At>; 2] {
         self.shares.of(peer).map_or([None; 2], |holder| holder.lists.map(|list| list.oldest()))
     }
 
-    /// The same of a peer that holds at least its share.
+    /// The same for a peer that holds at least its share.
     pub(super) fn oldest_of_heaviest(&mut self) -> [Option<At>; 2] {
         self.shares.heaviest(self.len).map_or([None; 2], |holder| holder.lists.map(|list| list.oldest()))
     }
@@ -81,7 +81,7 @@ impl FlowTable {
         }
     }
 
-    /// Notes a packet of the flow; it becomes the newest.
+    /// Records a packet of the flow, which becomes the newest.
     pub(super) fn touch(&mut self, At(at): At, now: u64, rights: u64, generation: u32, answered: bool) {
         self.unlink(at);
         let entry = &mut self.entries[at as usize];
@@ -140,7 +140,7 @@ impl FlowTable {
         self.len -= 1;
     }
 
-    /// Gives memory back when little is left of what once was there.
+    /// Frees memory when few of the entries are left.
     pub(super) fn shrink(&mut self) {
         if self.len == 0 {
             *self = Self::default();
@@ -149,7 +149,7 @@ impl FlowTable {
         }
     }
 
-    /// Moves what is left into a table of the right size.
+    /// Moves the remaining entries into a table of the right size.
     fn rebuild(&mut self) {
         let mut positions = Vec::with_capacity(self.len);
         for class in self.classes {
@@ -159,7 +159,7 @@ impl FlowTable {
                 at = entry.links[By::Class as usize].newer;
             }
         }
-        // The lists of the holders are in order of age, too, but across the classes.
+        // The lists of the holders span all classes and must stay in order of age, too.
         positions.sort_by_key(|at| self.entries[*at as usize].last_used);
         let mut table = Self { entries: Vec::with_capacity(self.len), ..Self::default() };
         for at in positions {
@@ -211,7 +211,7 @@ mod tests {
 
     const OWNER: Owner = Owner { owner: 1, rights: 2 };
 
-    /// Peers of even and odd ports.
+    /// One peer for even ports and one for odd ports.
     fn peer(port: u16) -> IpAddr {
         [10, 0, 0, 2 + (port % 2) as u8].into()
     }
@@ -222,7 +222,7 @@ mod tests {
     }
 
     proptest! {
-        // Few hash values, so that clusters form, wrap around and are torn open in every way.
+        // Few hash values, so that clusters form, wrap around and are broken up in every way.
         #[test]
         fn the_table_agrees_with_a_map_and_keeps_every_list_in_order_of_age(
             steps in prop::collection::vec((0_u8..4, 0_u16..40, 0_u64..5), 1..400),

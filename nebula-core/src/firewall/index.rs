@@ -1,4 +1,4 @@
-//! Rules indexed by protocol, port, then peer, so that ten thousand cost a lookup about as much as ten.
+//! Rules indexed by protocol, port, then peer, so that a lookup among ten thousand costs about as much as among ten.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -23,8 +23,8 @@ pub(super) struct RuleIndex {
     icmp: Ports,
 }
 
-/// Rules of one protocol. A range is cut into aligned blocks, as a prefix is for addresses: at most 30 for any range,
-/// and a port is looked up once per block length in use.
+/// Rules of one protocol. A port range is split into aligned blocks, like an address range into prefixes: at most 30
+/// for any range. A lookup tries one block for each block length in use.
 #[derive(Debug, Default)]
 struct Ports {
     any: Peers,
@@ -34,7 +34,7 @@ struct Ports {
     sizes: u32,
 }
 
-/// Rules of one port, by what they ask of the peer.
+/// Rules of one port, by what they require of the peer.
 #[derive(Debug, Default)]
 struct Peers {
     anyone: Constraints,
@@ -44,12 +44,12 @@ struct Peers {
 #[derive(Debug, Default)]
 struct Named {
     hosts: HashMap<String, Constraints>,
-    /// By the rarest group of the rule; with the rule's other groups.
+    /// Keyed by the rarest group of the rule; the values hold the rule's other groups.
     groups: HashMap<String, Vec<(Vec<String>, Constraints)>>,
     cidrs: Prefixes<Constraints>,
 }
 
-/// What else must hold: the peer's CA, the own address. Any one entry suffices.
+/// Further conditions: the peer's CA and the local address. One matching entry suffices.
 #[derive(Debug, Default)]
 struct Constraints(Vec<(Ca, Locals)>);
 
@@ -65,7 +65,7 @@ struct Locals {
     prefixes: Prefixes<()>,
 }
 
-/// Prefixes to values; all prefixes that contain an address are found, not only the longest.
+/// Maps prefixes to values. A lookup finds all prefixes that contain an address, not only the longest.
 #[derive(Debug)]
 struct Prefixes<T> {
     /// Prefix lengths in use, IPv4 and IPv6.
@@ -94,7 +94,7 @@ impl RuleIndex {
         index
     }
 
-    /// Whether a rule allows the flow. `port` is the one rules speak of: local inbound, remote outbound.
+    /// Whether a rule allows the flow. `port` is the one that rules refer to: local inbound, remote outbound.
     pub(super) fn allows(&self, flow: &FlowKey, port: u16, peer: Peer<'_>) -> bool {
         if self.any.allows(flow, port, peer) {
             return true;
@@ -140,7 +140,7 @@ impl Ports {
         if self.any.allows(flow, peer) {
             return true;
         }
-        // The identifier of an echo sits where a port would: rules for ports do not mean it.
+        // The identifier of an echo takes the place of a port, but rules for ports do not apply to it.
         if matches!(flow.protocol, ICMP | ICMPV6) {
             return false;
         }
@@ -189,7 +189,7 @@ impl Peers {
     }
 }
 
-/// Whether a rule asks nothing of the peer but perhaps its CA.
+/// Whether a rule requires nothing of the peer, except perhaps its CA.
 fn is_for_everyone(rule: &Rule) -> bool {
     let asks_nothing = rule.host.is_none() && rule.groups.is_empty() && rule.cidr.is_none();
     let any_host = rule.host.as_deref() == Some("any");
@@ -271,7 +271,7 @@ impl<T> Prefixes<T> {
     }
 }
 
-/// Called for every table looked into and every entry compared; tests count it.
+/// Called for every table lookup and every entry compared; tests count these steps.
 #[cfg(not(test))]
 #[inline(always)]
 fn step() {}

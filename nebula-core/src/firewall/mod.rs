@@ -1,4 +1,4 @@
-//! Packet filter: rules over the peer's certificate, and the flows already allowed.
+//! Packet filter: rules that match the peer's certificate, and the flows already allowed.
 
 mod check;
 mod conntrack;

@@ -1,4 +1,4 @@
-//! Rules, as configured and as indexed.
+//! Firewall rules and settings, as configured.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use nebula_cert::Fingerprint;
 /// Protocol of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Protocol {
-    /// All.
+    /// Any protocol.
     #[default]
     Any,
-    /// 6.
+    /// IP protocol 6.
     Tcp,
-    /// 17.
+    /// IP protocol 17.
     Udp,
     /// ICMP and ICMPv6; ports do not matter.
     Icmp,
@@ -22,7 +22,7 @@ pub enum Protocol {
 /// Ports of a rule: local ports inbound, remote ports outbound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PortRange {
-    /// All, fragments included.
+    /// Any port, fragments included.
     #[default]
     Any,
     /// Non-first fragments only.
@@ -42,9 +42,9 @@ pub struct Rule {
     pub host: Option<String>,
     /// All of these groups must be in the peer's certificate; an `any` among them matches everybody.
     pub groups: Vec<String>,
-    /// Peer's packet address.
+    /// The peer's address in the packet.
     pub cidr: Option<Cidr>,
-    /// Own packet address.
+    /// This node's address in the packet.
     pub local_cidr: Option<Cidr>,
     /// Name of the peer's CA.
     pub ca_name: Option<String>,
@@ -62,14 +62,14 @@ pub enum Cidr {
 }
 
 impl Rule {
-    /// Everything from or to everybody.
+    /// A rule that allows everything from or to everybody.
     #[must_use]
     pub fn any() -> Self {
         Self { host: Some("any".to_owned()), ..Self::default() }
     }
 }
 
-/// Rules and settings; what the configuration says.
+/// Firewall rules and settings of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// Rules for packets from peers.
@@ -84,19 +84,19 @@ pub struct Policy {
     pub default_local_cidr_any: bool,
     /// Idle TCP flows are forgotten after this.
     pub tcp_timeout: Duration,
-    /// Idle UDP flows.
+    /// Idle UDP flows are forgotten after this.
     pub udp_timeout: Duration,
-    /// Other idle flows.
+    /// Other idle flows are forgotten after this.
     pub default_timeout: Duration,
-    /// Most flows remembered at a time; when there are more, the longest idle ones of the peers that hold the most are
-    /// forgotten early.
+    /// Maximum number of flows tracked at a time. Beyond it, the longest idle flows of the peers that hold the most are
+    /// evicted early.
     pub max_flows: usize,
 }
 
 /// What becomes of a refused packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Action {
-    /// Its sender hears nothing.
+    /// Its sender gets no answer.
     #[default]
     Drop,
     /// Its sender gets a TCP reset or an ICMP error.

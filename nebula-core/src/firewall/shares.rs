@@ -1,4 +1,4 @@
-//! Flows of a shard per peer, so that one peer cannot evict the flows of all others (fair share).
+//! The flows of a shard by peer, so that one peer cannot evict the flows of all others (fair share).
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,11 +11,11 @@ pub(super) struct Shares {
     holders: Vec<Holder>,
     by_peer: HashMap<IpAddr, u32>,
     vacant: Vec<u32>,
-    /// Held the most when last counted; see [`Shares::heaviest`].
+    /// The peer that held the most when last counted; see [`Shares::heaviest`].
     heaviest: u32,
 }
 
-/// One peer's flows, oldest first: those without an answer, those with.
+/// One peer's flows in two lists, oldest first: unanswered and answered ones.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Holder {
     peer: IpAddr,
@@ -24,7 +24,7 @@ pub(super) struct Holder {
 }
 
 impl Shares {
-    /// Notes a further flow of `peer`.
+    /// Records a further flow of `peer`.
     pub(super) fn join(&mut self, peer: IpAddr) -> u32 {
         let at = match self.by_peer.get(&peer) {
             Some(&at) => at,
@@ -47,7 +47,7 @@ impl Shares {
         at
     }
 
-    /// Notes that a flow of the holder `at` is gone.
+    /// Records that a flow of the holder `at` is gone.
     pub(super) fn leave(&mut self, at: u32) {
         let holder = &mut self.holders[at as usize];
         holder.flows -= 1;
@@ -57,12 +57,12 @@ impl Shares {
         }
     }
 
-    /// The peer at this place.
+    /// The peer at this position.
     pub(super) fn peer(&self, at: u32) -> IpAddr {
         self.holders[at as usize].peer
     }
 
-    /// How many peers hold flows.
+    /// Number of peers that hold flows.
     pub(super) fn len(&self) -> usize {
         self.by_peer.len()
     }
@@ -75,8 +75,8 @@ impl Shares {
         &mut self.holders[at as usize].lists
     }
 
-    /// A peer that holds at least the average of `total` flows. Counts all only if the one found last fell below it, so
-    /// a flood costs one count for many evictions.
+    /// A peer that holds at least the average of `total` flows. Searches all peers only if the one found last fell
+    /// below it, so a flood costs one search for many evictions.
     pub(super) fn heaviest(&mut self, total: usize) -> Option<&Holder> {
         let is_heavy = |holder: &&Holder| holder.flows * self.by_peer.len() >= total.max(1);
         if self.holders.get(self.heaviest as usize).filter(is_heavy).is_none() {

@@ -1,4 +1,4 @@
-//! The firewall against a reference that scans all rules, and its behaviour over time.
+//! Tests the firewall against a reference that scans all rules, and its behaviour over time.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn flow(local: &str, local_port: u16, remote: &str, remote_port: u16, protocol: 
     FlowKey { local, remote, local_port, remote_port, protocol, fragment: false }
 }
 
-/// What a peer's certificate says, owned.
+/// The contents of a peer's certificate, owned.
 #[derive(Debug, Clone)]
 struct Certificate {
     name: String,
@@ -151,7 +151,7 @@ fn new_rules_are_asked_about_old_flows_in_the_direction_in_which_they_began() {
     bench.reload(&Policy { inbound: vec![], ..Policy::default() });
     assert_eq!(bench.packet(Duration::ZERO, Direction::Inbound, &flow), Err(DropReason::NoRule));
     bench.reload(&outbound_only());
-    // The refused flow was forgotten: an answer alone does not bring it back.
+    // The refused flow was removed: an answer alone does not bring it back.
     assert_eq!(bench.packet(Duration::ZERO, Direction::Inbound, &flow), Err(DropReason::NoRule));
 }
 
@@ -258,7 +258,7 @@ fn a_range_of_all_ports_is_a_few_entries() {
     assert_eq!([0, 1, 2, 32768, 65535].map(at), [false, true, true, true, true]);
 }
 
-/// `count` rules of every sort of which none fits a peer `peer` of the group `web` at port 53.
+/// `count` rules of every kind, none of which matches a peer `peer` of the group `web` at port 53.
 fn many_rules(count: u32) -> Vec<Rule> {
     let rule = |n: u32| {
         let base = Rule { protocol: Protocol::Udp, ..Rule::default() };
@@ -286,11 +286,11 @@ fn ten_thousand_rules_are_searched_in_about_as_many_steps_as_ten() {
         index::STEPS.get()
     };
     let (few, many) = (steps(10), steps(10_000));
-    // The only growth: blocks of ports come in at most 17 lengths.
+    // The only growth comes from port blocks, which have at most 17 lengths.
     assert!(few >= 5 && many <= few + 17, "{few} steps for 10 rules, {many} for 10,000");
 }
 
-/// Section 8.2 of the behaviour reference, read aloud.
+/// Section 8.2 of the behaviour reference, implemented literally.
 fn reference(rules: &[Rule], default_local: Option<&[IpNet]>, flow: &FlowKey, port: u16, peer: Peer<'_>) -> bool {
     rules.iter().any(|rule| {
         let icmp = matches!(flow.protocol, 1 | 58);
@@ -329,7 +329,7 @@ fn reference(rules: &[Rule], default_local: Option<&[IpNet]>, flow: &FlowKey, po
     })
 }
 
-/// Tens of thousands, unless PROPTEST_CASES says how many.
+/// Number of test cases: 20,000, unless PROPTEST_CASES says otherwise.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(20_000)
 }

@@ -1,12 +1,12 @@
-//! How packets lie in the buffers that lanes take and give.
+//! The layout of packets in the buffers that a lane reads and fills.
 
 use std::net::SocketAddr;
 use std::ops::Range;
 
 use super::Offload;
 
-/// Sealed datagrams in the lane's arena that go to one endpoint: all `segment_size` long but the last, so one UDP GSO
-/// send carries them.
+/// Consecutive sealed datagrams in the lane's arena for one endpoint. All but the last are `segment_size` bytes long,
+/// so one UDP GSO send carries them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
     /// Destination.
@@ -28,13 +28,13 @@ pub struct Received {
     pub segment_size: usize,
 }
 
-/// One packet for the overlay device: `header` (if any) followed by `payload` pieces.
+/// One packet for the overlay device: `header` (if any) followed by `pieces`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {
-    /// Rebuilt IP and transport header in [`Lane::headers`](crate::Lane::headers); empty for a packet delivered as
-    /// received.
+    /// Rebuilt IP and transport header in [`Lane::headers`](crate::Lane::headers), or a whole packet generated here;
+    /// empty for a packet delivered as received.
     pub header: Range<usize>,
-    /// First and last piece in [`Lane::pieces`](crate::Lane::pieces); each piece is a range of the receive buffer.
+    /// Positions in [`Lane::pieces`](crate::Lane::pieces); each piece is a range of the receive buffer.
     pub pieces: Range<usize>,
     /// Offload description for the device.
     pub offload: Offload,

@@ -1,4 +1,4 @@
-//! How datagrams leave this node: directly, or in frames of a relay.
+//! How datagrams leave this node: directly, or wrapped in relay frames.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,16 +8,16 @@ use crate::index::{Hop, RemoteIndex};
 use crate::tunnel::{Lookup, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 
-/// How the datagrams of a tunnel leave this node.
+/// The path that a tunnel's datagrams take out of this node.
 #[derive(Debug)]
 pub(crate) struct Carrier {
-    /// Underlay destination: of the peer, or of its relay.
+    /// Underlay address of the peer, or of its relay.
     pub(crate) to: SocketAddr,
     relay: Option<(Lookup, RemoteIndex)>,
 }
 
 impl Carrier {
-    /// Reserves counters for the frames of `n` datagrams; `None`: they need no frame.
+    /// Reserves counters for the relay frames of `n` datagrams; `None` if the path is direct and needs no frames.
     pub(crate) fn frames(&self, n: u64) -> Result<Option<Frames<'_>>, DropReason> {
         let Some((lookup, index)) = &self.relay else { return Ok(None) };
         let relay = lookup.tunnel().ok_or(DropReason::NoEndpoint)?;
@@ -26,7 +26,7 @@ impl Carrier {
         Ok(Some(Frames { relay, index: *index, first }))
     }
 
-    /// Puts a datagram into a frame if it needs one.
+    /// Wraps a datagram in a relay frame if the path is relayed.
     pub(crate) fn wrap(&self, datagram: Vec<u8>) -> Result<Vec<u8>, DropReason> {
         let Some(frames) = self.frames(1)? else { return Ok(datagram) };
         let mut frame = Vec::with_capacity(HEADER_LEN + datagram.len() + TAG_LEN);
@@ -38,7 +38,7 @@ impl Carrier {
     }
 }
 
-/// Frames of one relay, with counters of their own.
+/// Frames to one relay, numbered with send counters of the tunnel to that relay.
 #[derive(Debug)]
 pub(crate) struct Frames<'a> {
     relay: &'a Tunnel,
@@ -47,7 +47,7 @@ pub(crate) struct Frames<'a> {
 }
 
 impl Frames<'_> {
-    /// Writes header and tag of the `nth` frame around the datagram that lies between their places.
+    /// Writes the header and tag of the `nth` frame around the datagram, which is already in place between them.
     pub(super) fn close(&self, nth: u64, frame: &mut [u8]) {
         let counter = self.first + nth;
         let header = Header { kind: MessageType::Relay, index: self.index.0, counter };
@@ -58,7 +58,8 @@ impl Frames<'_> {
 }
 
 impl Forwarder {
-    /// How to reach the peer of a tunnel: directly, else by its hop. `None`: not at all.
+    /// The path to the peer of a tunnel: direct if its endpoint is known, otherwise through its relay; `None` if there
+    /// is neither.
     pub(crate) fn carrier(&self, tunnel: &Tunnel) -> Option<Carrier> {
         match tunnel.endpoint() {
             Some(to) => Some(Carrier { to, relay: None }),
@@ -66,13 +67,14 @@ impl Forwarder {
         }
     }
 
-    /// The relay by which the peer of `tunnel` can be reached, by its first overlay address.
+    /// The first overlay address of the relay through which the peer of `tunnel` is reached.
     pub(crate) fn relay_of(&self, tunnel: &Tunnel) -> Option<IpAddr> {
         let neighbour = self.tunnels.by_index(tunnel.hop()?.tunnel)?;
         neighbour.peer_addresses.first().copied()
     }
 
-    /// How to send by a hop. A neighbour that is itself behind a relay is none.
+    /// The path through a relay hop. `None` if the neighbour has no direct endpoint: a relay behind a relay is not
+    /// used.
     pub(crate) fn carrier_by(&self, hop: Hop) -> Option<Carrier> {
         let relay = self.tunnels.look_up(hop.tunnel);
         let to = relay.tunnel()?.endpoint()?;

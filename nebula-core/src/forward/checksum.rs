@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// One's complement sum of big-endian words, not yet folded. Pieces but the last must have an even length.
+/// One's complement sum of big-endian words, not yet folded. Every piece added but the last must have an even length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Sum(u64);
 
@@ -10,8 +10,9 @@ impl Sum {
     /// Adds bytes.
     #[must_use]
     pub(super) fn add(self, bytes: &[u8]) -> Self {
-        // Sums of native words are swapped sums of big-endian words; eight lanes let the compiler use vectors, and so
-        // does adding without a check for overflow, which a packet is far too short for.
+        // The sum in native byte order is the byte-swapped sum, so it is swapped once at the end. Eight lanes and
+        // additions without overflow checks let the compiler vectorise the loop; no packet is long enough to overflow a
+        // lane.
         let mut lanes = [0_u64; 8];
         let (blocks, rest) = bytes.as_chunks::<32>();
         for block in blocks {
@@ -31,26 +32,26 @@ impl Sum {
         Self(self.0 + u64::from(u16::from_be(fold(native))))
     }
 
-    /// Adds a number.
+    /// Adds one 16-bit word.
     #[must_use]
     pub(super) fn add_number(self, number: u16) -> Self {
         Self(self.0 + u64::from(number))
     }
 
-    /// The pseudo-header of TCP and UDP over the packet's addresses.
+    /// Adds the pseudo-header of TCP, UDP or ICMPv6 over the packet's addresses.
     #[must_use]
     pub(super) fn add_pseudo_header(self, addresses: &[u8], protocol: u8, transport_len: usize) -> Self {
         self.add(addresses).add_number(protocol.into()).add_number(transport_len as u16)
     }
 
-    /// What a packet carries for the device to finish: the sum itself.
+    /// The sum itself, which a packet carries when the device is to complete its checksum.
     #[must_use]
     pub(super) fn partial(self) -> u16 {
         fold(self.0)
     }
 
-    /// What a header carries: the complement. Never 0, which in UDP says that there is no checksum; 0 and 0xffff are
-    /// the same number here.
+    /// The complement, as a header carries it. Never 0, which means "no checksum" in UDP; 0 and 0xffff are the same
+    /// number in one's complement.
     #[must_use]
     pub(super) fn complement(self) -> u16 {
         match !fold(self.0) {
@@ -74,8 +75,8 @@ pub(super) fn finish_ipv4_header(header: &mut [u8]) {
     header[10..12].copy_from_slice(&(!sum.partial()).to_be_bytes());
 }
 
-/// Finishes a checksum that holds the sum of the pseudo-header, over everything from `start` on. `false`: the place is
-/// outside the packet.
+/// Completes a checksum field that holds the sum of the pseudo-header, over everything from `start` on. Returns `false`
+/// if the field lies outside the packet.
 pub(super) fn finish_partial(packet: &mut [u8], start: usize, offset: usize) -> bool {
     let field: Range<usize> = start + offset..start + offset + 2;
     if packet.get(field.clone()).is_none() {

@@ -1,7 +1,7 @@
 //! Joins consecutive packets of a flow into a super-packet (GRO).
 //!
-//! Only what cutting would restore is joined, byte for byte (but for IPv4 identifiers that mean nothing); and a packet
-//! never overtakes another of its flow.
+//! Packets are joined only if segmentation restores them byte for byte (except for IPv4 identifiers without a meaning),
+//! and the packets of a flow are never reordered.
 
 use std::ops::Range;
 
@@ -10,24 +10,24 @@ use super::layout::{Layout, TCP_PSH, read_u16, read_u32};
 use super::{Delivery, Offload, Segment, SegmentKind};
 use crate::wire::ip::{FlowKey, Packet, protocol};
 
-/// The kernel refuses longer chains of UDP on older versions; 64 of 1300 bytes do not fit a packet anyway.
+/// Older kernels refuse longer UDP chains; 64 packets of 1300 bytes exceed `MAX_LEN` anyway.
 const MAX_PACKETS: usize = 64;
 const MAX_LEN: usize = 65_535;
-/// Flows that may be joined at the same time.
+/// Maximum number of flows that are joined at the same time.
 const MAX_OPEN: usize = 16;
 
 const TCP_ACK: u8 = 0x10;
 const TCP_ECE: u8 = 0x40;
 
-/// Chains of packets of one receive batch.
+/// The chains of packets built from one receive batch.
 #[derive(Debug, Default)]
 pub(super) struct Coalescer {
     tcp: bool,
     udp: bool,
-    /// In the order in which they began.
+    /// In order of their first packets.
     chains: Vec<Chain>,
     links: Vec<Link>,
-    /// Chains that may still grow, by position; one per flow at most.
+    /// Positions of the chains that may still grow; at most one per flow.
     open: Vec<usize>,
 }
 
@@ -35,14 +35,14 @@ pub(super) struct Coalescer {
 #[derive(Debug)]
 struct Chain {
     flow: FlowKey,
-    /// The first packet, whole.
+    /// The whole first packet.
     first: Range<usize>,
-    /// What can be joined to it; `None`: nothing.
+    /// What the next packet must look like; `None` if nothing can be joined.
     joint: Option<Joint>,
     head: usize,
     tail: usize,
     packets: usize,
-    /// Of all packets together.
+    /// Payload length of all packets together.
     payload: usize,
 }
 
@@ -50,11 +50,11 @@ struct Chain {
 #[derive(Debug, Clone, Copy)]
 struct Joint {
     layout: Layout,
-    /// Payload of every packet but the last.
+    /// Payload length of every packet but the last.
     size: usize,
-    /// Sequence number that comes next (TCP).
+    /// Next expected sequence number (TCP).
     sequence: u32,
-    /// IPv4 identifier that comes next, unless the packet says it means nothing.
+    /// Next expected IPv4 identifier; `None` if identifiers have no meaning ("don't fragment" is set) or with IPv6.
     id: Option<u16>,
     pushed: bool,
 }
@@ -74,7 +74,7 @@ impl Coalescer {
         *self = Self { tcp: self.tcp, udp: self.udp, ..Self::default() };
     }
 
-    /// Adds a packet that lies at `range` of `buffer`.
+    /// Adds the packet at `range` of `buffer`.
     pub(super) fn push(&mut self, buffer: &[u8], range: Range<usize>, packet: &Packet) {
         let joint = self.joint(&buffer[range.clone()], packet);
         let has_chains = matches!(packet.flow.protocol, protocol::TCP | protocol::UDP) && !packet.flow.fragment;
@@ -99,7 +99,7 @@ impl Coalescer {
         self.begin(range, packet.flow, joint);
     }
 
-    /// Puts everything into deliveries. Returns how many are super-packets.
+    /// Turns all chains into deliveries. Returns how many of them are super-packets.
     pub(super) fn finish(
         &mut self,
         buffer: &[u8],
@@ -139,7 +139,7 @@ impl Coalescer {
         let at = self.chains.len();
         let header = joint.map_or(0, |joint| joint.layout.header);
         let (link, payload) = (self.links.len(), range.start + header..range.end);
-        // What is pushed wants to be delivered, so nothing follows it.
+        // A packet with PSH should be delivered at once, so it ends its chain.
         if joint.is_some_and(|joint| !joint.pushed) {
             if self.open.len() == MAX_OPEN {
                 self.open.remove(0);
@@ -158,7 +158,7 @@ impl Coalescer {
         self.links.push(Link { payload, next: None });
     }
 
-    /// `None`: a packet that neither begins nor continues a chain.
+    /// Returns `None` for a packet that can neither begin nor continue a chain.
     fn joint(&self, bytes: &[u8], packet: &Packet) -> Option<Joint> {
         let layout = Layout::of(bytes, packet)?;
         let payload = bytes.len() - layout.header;
@@ -196,7 +196,7 @@ impl Coalescer {
                 joint.sequence = layout.sequence(bytes).wrapping_add(payload as u32);
             }
             SegmentKind::Udp => {
-                // Cutting would give a checksum to those that have none.
+                // Segmentation would add a checksum to datagrams that have none.
                 let has_checksum = read_u16(bytes, layout.transport + 6) != 0;
                 if !has_checksum || usize::from(read_u16(bytes, layout.transport + 4)) != 8 + payload {
                     return None;
@@ -208,7 +208,7 @@ impl Coalescer {
 }
 
 impl Chain {
-    /// Whether the packet at `range` continues the chain so that cutting restores it.
+    /// Whether the packet at `range` continues the chain such that segmentation restores it.
     fn takes(&self, buffer: &[u8], range: &Range<usize>, next: &Joint) -> bool {
         let Some(joint) = &self.joint else {
             return false;
@@ -224,7 +224,7 @@ impl Chain {
             && (layout.kind == SegmentKind::Udp || joint.continues_tcp(first, bytes))
     }
 
-    /// Notes a packet. `true`: it is the last that fits.
+    /// Counts a packet that was appended. Returns `true` if it must be the last of the chain.
     fn append(&mut self, next: &Joint, payload: usize) -> bool {
         self.packets += 1;
         self.payload += payload;
@@ -235,7 +235,7 @@ impl Chain {
         payload < joint.size || next.pushed
     }
 
-    /// Header of the super-packet: that of the first packet, with the lengths of the whole and a checksum to finish.
+    /// Writes the header of the super-packet: that of the first packet, with the total lengths and a partial checksum.
     fn write_header(&self, first: &[u8], joint: &Joint, headers: &mut Vec<u8>) {
         let (layout, start) = (&joint.layout, headers.len());
         headers.extend_from_slice(&first[..layout.header]);
@@ -249,13 +249,15 @@ impl Chain {
     }
 }
 
-/// Type of service with its congestion bits, time to live, flags; addresses are part of the flow.
+/// Compares the IP header fields that must be equal: type of service with its ECN bits, flags, time to live. Addresses
+/// are part of the flow.
 fn same_ip_header(layout: &Layout, a: &[u8], b: &[u8]) -> bool {
     if layout.v6 { a[..4] == b[..4] && a[6..8] == b[6..8] } else { a[..2] == b[..2] && a[6..10] == b[6..10] }
 }
 
 impl Joint {
-    /// Follows in sequence and differs in nothing but PSH: acknowledgement, window and options included.
+    /// Whether a packet is next in sequence and otherwise differs in PSH only; acknowledgement, window and options must
+    /// be equal.
     fn continues_tcp(&self, first: &[u8], bytes: &[u8]) -> bool {
         let at = self.layout.transport;
         let same = |range: Range<usize>| first[range.clone()] == bytes[range];
@@ -289,7 +291,7 @@ mod tests {
         let mut buffer = Vec::new();
         let mut ranges = Vec::new();
         for packet in packets {
-            // Something between the packets, as there is in a receive buffer.
+            // Filler between the packets, as in a real receive buffer.
             buffer.extend_from_slice(&[0xaa; 16]);
             ranges.push(buffer.len()..buffer.len() + packet.len());
             buffer.extend_from_slice(packet);
@@ -439,7 +441,7 @@ mod tests {
         assert_eq!(deliveries.len(), 3);
     }
 
-    /// What the kernel would make of deliveries.
+    /// Segments deliveries as the kernel would.
     fn recut(deliveries: &[(Vec<u8>, Offload)]) -> Vec<Vec<u8>> {
         let mut packets = Vec::new();
         for (packet, offload) in deliveries {
@@ -476,7 +478,8 @@ mod tests {
                     let flow_of = |packet: &Vec<u8>| Packet::inbound(packet).unwrap().flow;
                     let changed = flow_of(&packets[2]);
                     let mut restored = recut(&joined);
-                    // A packet that became one of another flow may come later than it did.
+                    // If the flipped bit moved the packet to another flow, it may be delivered later than it was
+                    // received.
                     if changed != flow_of(&packets[0]) {
                         let at = restored.iter().position(|packet| flow_of(packet) == changed).unwrap();
                         let moved = restored.remove(at);
@@ -495,7 +498,7 @@ mod tests {
         (0_usize..4, prop_oneof![6 => Just(0_u8), 3 => 1_u8..12], prop_oneof![4 => Just(100_usize), 1 => 0_usize..120])
     }
 
-    /// With the identifier blanked where it means nothing.
+    /// Zeroes the IPv4 identifier where it has no meaning.
     fn normal(mut packet: Vec<u8>) -> Vec<u8> {
         if packet[0] == 0x45 && packet[6] & 0x40 != 0 {
             packet[4..6].fill(0);

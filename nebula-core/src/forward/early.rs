@@ -1,9 +1,10 @@
-//! Datagrams that came before their tunnel: what a peer sends right behind its second message, or what overtook that
-//! message, while the control plane works on the handshake.
+//! A buffer for datagrams that arrive before their tunnel exists: those that a peer sends right after its second
+//! handshake message, or that overtake that message, while the control plane still works on the handshake.
 //!
-//! The lane keeps them, not the control plane, so that nothing which comes later is delivered before them. Only an
-//! index that is reserved for a handshake is kept for: who did not see the handshake's first message cannot guess it.
-//! Who did can fill what is here, and then things are as if nothing were kept.
+//! The lane buffers them rather than the control plane, so that nothing that arrives later is delivered before them. It
+//! does so only for an index that is reserved for a handshake, which nobody can guess without having seen the first
+//! handshake message. An attacker who has seen it can fill the buffer; further datagrams are then dropped, as they
+//! would be without a buffer.
 
 use std::time::{Duration, Instant};
 
@@ -12,19 +13,19 @@ use crate::Origin;
 use crate::index::LocalIndex;
 use crate::tunnel::TunnelTable;
 
-/// Bounded in datagrams, bytes and time.
+/// Datagrams that wait for their tunnels, bounded in number, bytes and time.
 #[derive(Debug, Default)]
 pub(super) struct Early {
     runs: Vec<EarlyRun>,
     datagrams: usize,
     bytes: usize,
-    /// Of the tunnel table at the last look.
+    /// Version of the tunnel table at the last check.
     version: u64,
     looked: Option<Instant>,
     pause: Duration,
 }
 
-/// Datagrams for one tunnel that came one way, in their order.
+/// Datagrams for one tunnel from one origin, in order of arrival.
 #[derive(Debug)]
 pub(super) struct EarlyRun {
     pub(super) index: LocalIndex,
@@ -40,13 +41,13 @@ impl Early {
         self.runs.is_empty()
     }
 
-    /// Whether something waits for this tunnel.
+    /// Whether datagrams are waiting for this tunnel.
     pub(super) fn holds(&self, index: LocalIndex) -> bool {
         self.runs.iter().any(|run| run.index == index)
     }
 
-    /// Keeps copies of datagrams in `buffer`, as far as there is room; returns of how many. `version`: of the tunnel
-    /// table when there was no tunnel yet.
+    /// Copies datagrams out of `buffer` as far as there is room, and returns how many. `version` is the version of the
+    /// tunnel table, read before the caller checked that the index is awaited.
     pub(super) fn keep(
         &mut self,
         now: Instant,
@@ -83,12 +84,12 @@ impl Early {
         kept
     }
 
-    /// When [`Early::next`] should be called at the latest; `None`: nothing is kept.
+    /// The latest time to call [`Early::next`]; `None` if nothing is buffered.
     pub(super) fn due(&self) -> Option<Instant> {
         self.looked.filter(|_| !self.is_empty()).map(|looked| looked + self.pause)
     }
 
-    /// Takes out what no longer waits for a handshake, or did so for too long, oldest first.
+    /// Takes out the oldest run whose handshake is over or that has waited too long.
     pub(super) fn next(&mut self, now: Instant, tunnels: &TunnelTable) -> Option<EarlyRun> {
         let version = tunnels.version();
         let due = self.due()? <= now;
@@ -110,14 +111,14 @@ impl Early {
     }
 }
 
-/// Half a millisecond of ten gigabits per second.
+/// Half a millisecond of traffic at 10 Gbit/s.
 const MAX_DATAGRAMS: usize = 512;
 const MAX_BYTES: usize = 768 << 10;
-/// Ways that datagrams for tunnels come.
+/// Maximum number of runs. A tunnel gets another run whenever the origin of its datagrams changes.
 const MAX_RUNS: usize = 32;
-/// What a handshake that takes longer brings is of no use to anybody.
+/// Datagrams that waited longer than this are of no use to anybody.
 const KEEP_FOR: Duration = Duration::from_millis(500);
-/// A handshake takes a few hundred microseconds of the control plane.
+/// First interval of the backoff. The control plane spends a few hundred microseconds on a handshake.
 const FIRST_RETRY_AFTER: Duration = Duration::from_micros(50);
 
 #[cfg(test)]
@@ -133,7 +134,7 @@ mod tests {
     use crate::wire::header::{Header, MessageType};
     use crate::{DropReason, Punt, Verdict};
 
-    /// Two nodes: the first still works on message 2, the second sends already.
+    /// Two nodes: the first still processes handshake message 2, the second already sends.
     fn sides() -> [Side; 2] {
         let [b, a] = reserved_pair(Cipher::Aes256Gcm);
         b.publish();
@@ -149,7 +150,7 @@ mod tests {
         numbers.map(|number| (packet(number), Offload::default())).collect()
     }
 
-    /// Datagrams of `side` with these packets.
+    /// Sends these packets from `side` and returns the datagrams.
     fn datagrams(side: &mut Side, numbers: std::ops::Range<u8>) -> Vec<Vec<u8>> {
         for number in numbers {
             assert_eq!(side.send(&packet(number), Offload::default()), Verdict::Transmit);

@@ -1,9 +1,9 @@
-//! Answers to pings, for a node without a device that would answer them.
+//! Answers pings for a node that has no overlay device to answer them.
 
 use super::checksum::{self, Sum};
 use crate::wire::ip::{Packet, protocol};
 
-/// The reply to an ICMP or ICMPv6 echo request; `None`: it is none, or only a part of one.
+/// The reply to an ICMP or ICMPv6 echo request; `None` for any other packet, a fragment or a truncated packet.
 #[must_use]
 pub fn echo_reply(packet: &[u8]) -> Option<Vec<u8>> {
     const REQUEST_V4: u8 = 8;

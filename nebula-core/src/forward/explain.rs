@@ -1,4 +1,4 @@
-//! Says which way a flow would take, without being a packet of it.
+//! Explains how a flow would be routed and filtered, without sending a packet.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -12,22 +12,22 @@ use crate::firewall::{Explanation, Firewall, Peer, Policy};
 use crate::tunnel::Tunnel;
 use crate::wire::ip::FlowKey;
 
-/// Where packets to the remote end of a flow go.
+/// The route of packets to the remote end of a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
-    /// The peer that gets them.
+    /// The peer that receives them.
     pub peer: IpAddr,
-    /// The subnet route they take; `None`: the peer has the address itself.
+    /// The subnet route they take; `None` if the destination is an overlay address.
     pub subnet: Option<IpNet>,
-    /// Gateways that take its place while it is not reachable, in this order.
+    /// Fallback gateways for while the peer is unreachable, in order of preference.
     pub others: Vec<IpAddr>,
 }
 
 impl Forwarder {
-    /// Where packets to the remote end of a flow go.
+    /// The route of packets to the remote end of a flow.
     ///
     /// # Errors
-    /// Why nowhere.
+    /// Returns the reason why such a packet would be dropped.
     pub(crate) fn explain_route(&self, flow: &FlowKey) -> Result<Route, DropReason> {
         let snapshot = self.snapshot.load();
         let hop = outbound::route(&snapshot, flow)?;
@@ -35,7 +35,7 @@ impl Forwarder {
         Ok(Route { peer: hop.peer, subnet, others: hop.others().collect() })
     }
 
-    /// What the firewall makes of a flow through `tunnel`; `policy` is the one in force.
+    /// Explains the firewall's verdict on a flow through `tunnel`; `policy` is the one in force.
     pub(crate) fn explain_firewall(
         &self,
         now: Instant,

@@ -15,12 +15,12 @@ use crate::firewall::{self, Conntrack, Filter};
 use crate::relay::RelayTable;
 use crate::tunnel::TunnelTable;
 
-/// What this node is and allows, as the control plane publishes it.
+/// This node's addresses, routes and firewall policy, as published by the control plane.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalPolicy {
     /// Own overlay addresses, each with the prefix of its network.
     pub(crate) networks: Vec<IpNet>,
-    /// Networks behind this node, by its certificate.
+    /// Networks behind this node, according to its certificate.
     pub(crate) unsafe_networks: Vec<IpNet>,
     /// Networks behind other nodes.
     pub(crate) subnets: Vec<SubnetRoute>,
@@ -41,7 +41,7 @@ pub(super) struct Snapshot {
     pub(super) drop_multicast: bool,
 }
 
-/// Shared tables. `&self` everywhere; only [`crate::Node`] publishes.
+/// The tables that all lanes share. Every method takes `&self`; only [`crate::Node`] publishes changes.
 #[derive(Debug)]
 pub struct Forwarder {
     pub(super) tunnels: TunnelTable,
@@ -85,7 +85,7 @@ impl Forwarder {
         self.snapshot.store(Arc::new(Snapshot::new(local, generation)));
     }
 
-    /// Replaces the networks behind other nodes. Rules and known flows stay as they are, so it may happen often.
+    /// Replaces the networks behind other nodes. Keeps rules and known flows, so it is cheap enough to be called often.
     pub(crate) fn set_subnets(&self, networks: &[IpNet], subnets: &[SubnetRoute]) {
         let old = self.snapshot.load();
         self.snapshot.store(Arc::new(Snapshot {
@@ -114,13 +114,13 @@ impl Forwarder {
         sum
     }
 
-    /// Forgets flows that were idle for too long. New flows clear away old ones; this is for times without new flows.
-    /// Cheap if called often.
+    /// Expires flows that were idle for too long. New flows evict expired ones as well; this call covers times without
+    /// new flows. Cheap if called often.
     pub(crate) fn expire_flows(&self, now: Instant) {
         self.conntrack.expire(now, &self.snapshot.load().filter);
     }
 
-    /// Flows the firewall remembers.
+    /// Number of flows that the firewall tracks.
     #[must_use]
     pub fn flows(&self) -> usize {
         self.conntrack.len()

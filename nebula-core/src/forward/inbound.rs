@@ -1,4 +1,4 @@
-//! Underlay datagrams to overlay (super-)packets, stage by stage (ingress path).
+//! The ingress path: turns underlay datagrams into overlay (super-)packets, stage by stage.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use crate::wire::ip::{FlowKey, Packet};
 use crate::{DropReason, Origin, Punt};
 
 impl Forwarder {
-    /// Underlay datagrams to overlay (super-)packets in `lane`. Opens in place in `buffer`; what it cannot finish is
-    /// punted.
+    /// Turns underlay datagrams into overlay (super-)packets in `lane`. Decrypts in place in `buffer`; whatever needs
+    /// the control plane is punted.
     ///
     /// All slots of one call must lie in one `buffer`; deliveries point into it, so write them out before it is reused.
     pub fn inbound(&self, lane: &mut Lane, now: Instant, buffer: &mut [u8], received: &[Received]) {
         inbound(self, lane, now, buffer, received);
     }
 
-    /// As [`Forwarder::inbound`], for datagrams that came before their tunnel and were kept. Deliveries point into the
-    /// returned memory; `None`: there is nothing to do. Call it until then before each [`Forwarder::inbound`], and at
-    /// [`Lane::early_due`].
+    /// Like [`Forwarder::inbound`], for buffered datagrams that arrived before their tunnel existed. Deliveries point
+    /// into the returned memory. Call it before each [`Forwarder::inbound`] and at [`Lane::early_due`], until it
+    /// returns `None`.
     #[must_use]
     pub fn inbound_early(&self, lane: &mut Lane, now: Instant) -> Option<Vec<u8>> {
         inbound_early(self, lane, now)
@@ -59,7 +59,8 @@ fn inbound(forwarder: &Forwarder, lane: &mut Lane, now: Instant, buffer: &mut [u
     finish(lane, batch, buffer);
 }
 
-/// As [`inbound`], for datagrams that came before their tunnel. Returns the memory they are in; `None`: none is ready.
+/// Like [`inbound`], for datagrams that arrived before their tunnel existed. Returns the memory that holds them, or
+/// `None` if none are ready.
 fn inbound_early(forwarder: &Forwarder, lane: &mut Lane, now: Instant) -> Option<Vec<u8>> {
     let EarlyRun { index, from, mut memory, mut pieces, .. } = lane.early.next(now, &forwarder.tunnels)?;
     let snapshot = forwarder.snapshot.load();
@@ -70,7 +71,7 @@ fn inbound_early(forwarder: &Forwarder, lane: &mut Lane, now: Instant) -> Option
     Some(memory)
 }
 
-/// Ends a call: what is left to join is delivered, and the scratch is kept for the next one.
+/// Ends a call: flushes the coalescer and keeps the scratch memory for the next call.
 fn finish(lane: &mut Lane, mut batch: Batch, buffer: &[u8]) {
     let super_packets = lane.coalescer.finish(buffer, &mut lane.deliveries, &mut lane.headers, &mut lane.pieces);
     lane.counters.add(Counter::Coalesced, super_packets);
@@ -79,10 +80,10 @@ fn finish(lane: &mut Lane, mut batch: Batch, buffer: &[u8]) {
 }
 
 impl Stage<'_> {
-    /// Datagrams for one tunnel that came one way.
+    /// Handles datagrams for one tunnel from one origin.
     pub(super) fn tunnel(&mut self, buffer: &mut [u8], run: &mut [Piece], from: Origin, index: LocalIndex) {
         let lookup = self.forwarder.tunnels.look_up(index);
-        // What waits goes first.
+        // Buffered datagrams go first.
         let must_queue = !self.lane.early.is_empty() && !self.were_kept && self.lane.early.holds(index);
         let unconfirmed;
         let tunnel = match lookup.tunnel().filter(|_| !must_queue) {
@@ -112,13 +113,13 @@ impl Stage<'_> {
         }
     }
 
-    /// The tunnel of a caller that this node answered and has not heard since.
+    /// The tunnel of an initiator that this node has answered but not yet heard from through the tunnel.
     #[cold]
     fn unconfirmed(&self, index: LocalIndex, must_queue: bool) -> Option<Arc<Tunnel>> {
         if must_queue { None } else { self.forwarder.tunnels.unconfirmed(index) }
     }
 
-    /// Keeps datagrams for a tunnel that is about to be; those of others are lost.
+    /// Buffers datagrams for a tunnel that is about to exist, and drops all others.
     #[cold]
     fn no_tunnel(&mut self, buffer: &[u8], run: &[Piece], from: Origin, index: LocalIndex) {
         let version = self.forwarder.tunnels.version();
@@ -134,18 +135,18 @@ impl Stage<'_> {
         }
     }
 
-    /// Whether there will be a tunnel with this index. In a flood of wrong ones only the first are looked at.
+    /// Whether a tunnel with this index is about to exist. In a flood of unknown indexes, only the first are checked.
     fn is_awaited(&self, index: LocalIndex) -> bool {
         let tunnels = &self.forwarder.tunnels;
         !self.were_kept
             && self.batch.unknown < MAX_UNAUTHENTICATED
             && (self.lane.early.holds(index)
                 || tunnels.is_reserved(index)
-                // It came between the two looks.
+                // It was published after the first lookup.
                 || tunnels.look_up(index).tunnel().is_some())
     }
 
-    /// An overlay packet. `last` is the flow before it in the run, and what became of it.
+    /// Handles an overlay packet. `last` is the previous flow of the run with its verdict.
     fn data(
         &mut self,
         buffer: &[u8],
@@ -188,7 +189,7 @@ impl Stage<'_> {
         self.lane.coalescer.push(buffer, plaintext, packet);
     }
 
-    /// Tells the sender of a refused packet, through the tunnel.
+    /// Answers the sender of a refused packet, through the tunnel.
     #[cold]
     fn answer(&mut self, packet: &[u8], parsed: &Packet, tunnel: &Tunnel) {
         if self.batch.answers >= MAX_ANSWERS {
@@ -204,7 +205,7 @@ impl Stage<'_> {
         }
     }
 
-    /// A message for the control plane.
+    /// Punts a message to the control plane.
     fn message(
         &mut self,
         plaintext: &[u8],

@@ -1,4 +1,4 @@
-//! One thread's scratch: arena, deliveries, punts, caches, counters. Nothing in it is shared but the counters.
+//! One thread's scratch: arena, deliveries, punts, caches, counters. Only the counters are shared.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -15,19 +15,19 @@ use crate::counters::Counters;
 use crate::firewall::FlowCache;
 use crate::tunnel::TunnelHint;
 
-/// More punts than this in one turn are dropped: a flood must not become memory.
+/// Punts beyond this number in one turn are dropped, so that a flood cannot eat memory.
 const MAX_PUNTS: usize = 128;
-/// A full super-packet of 1300-byte packets, sealed, with a little to spare.
+/// A full super-packet, cut into 1300-byte packets and sealed, with a little to spare.
 const SUPER_PACKET_BYTES: usize = 72 << 10;
 /// Arena bytes before a flush is due.
 const MAX_ARENA_BYTES: usize = 4 * SUPER_PACKET_BYTES;
 
-/// One thread's scratch: arena, deliveries, punts, flow cache, counters. Nothing in it is shared.
+/// One thread's scratch: arena, deliveries, punts, flow cache, counters. Only the counters are shared.
 ///
-/// All memory is taken when first needed and kept; [`Lane::release_memory`] gives it back.
+/// Memory is allocated when first needed and then kept; [`Lane::release_memory`] frees it.
 #[derive(Debug)]
 pub struct Lane {
-    /// As long as it ever was; `used` says how much of it means something, so growing it is rare.
+    /// Only the first `used` bytes are valid. It keeps its greatest length, so that it rarely has to grow.
     pub(super) arena: Vec<u8>,
     pub(super) used: usize,
     pub(super) runs: Vec<Run>,
@@ -40,7 +40,7 @@ pub struct Lane {
     pub(super) early: Early,
     punts: Vec<Punt>,
     pub(super) last_tunnel: TunnelHint,
-    /// Peers that the control plane was asked to connect to: once a second, and not with every packet.
+    /// Throttles connect requests to the control plane: one per peer and second instead of one per packet.
     pub(super) connects: Throttle<IpAddr, 1000, 32>,
     pub(super) flows: FlowCache,
     pub(super) counters: Arc<Counters>,
@@ -67,12 +67,12 @@ impl Lane {
         }
     }
 
-    /// Most datagrams in one run: what the socket's GSO takes (1 without GSO). Default 64.
+    /// Sets the maximum number of datagrams in one run: what the socket's GSO accepts (1 without GSO). Default: 64.
     pub fn set_max_segments(&mut self, segments: usize) {
         self.max_segments = segments.max(1);
     }
 
-    /// Whether the overlay device takes TCP and UDP super-packets. Default: neither.
+    /// Sets whether the overlay device accepts TCP and UDP super-packets. Default: neither.
     pub fn set_coalesce(&mut self, tcp: bool, udp: bool) {
         self.coalescer.set_enabled(tcp, udp);
     }
@@ -113,25 +113,25 @@ impl Lane {
         &self.pieces
     }
 
-    /// Takes what the control plane must handle.
+    /// Takes the punts that the control plane must handle.
     pub fn take_punts(&mut self) -> impl Iterator<Item = Punt> {
         self.punts.drain(..)
     }
 
-    /// When to call [`crate::Forwarder::inbound_early`] if nothing is received meanwhile; `None`: nothing waits for its
-    /// tunnel.
+    /// When to call [`crate::Forwarder::inbound_early`] if nothing is received before then; `None` if no datagram waits
+    /// for its tunnel.
     #[must_use]
     pub fn early_due(&self) -> Option<Instant> {
         self.early.due()
     }
 
-    /// Whether another super-packet fits the arena before a flush.
+    /// Whether the arena and the punt queue have room for another super-packet before a flush.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.used + SUPER_PACKET_BYTES <= MAX_ARENA_BYTES && self.punts.len() < MAX_PUNTS
     }
 
-    /// Forgets runs and deliveries; keeps memory, punts that were not taken, and datagrams that wait for their tunnel.
+    /// Clears runs and deliveries; keeps memory, punts that were not taken, and datagrams that wait for their tunnel.
     pub fn clear(&mut self) {
         self.used = 0;
         self.runs.clear();
@@ -140,7 +140,7 @@ impl Lane {
         self.pieces.clear();
     }
 
-    /// Gives back the memory that traffic needed, after a time without any. Forgets runs and deliveries, as
+    /// Frees the memory that traffic needed, to be called after a time without traffic. Clears runs and deliveries like
     /// [`Lane::clear`].
     pub fn release_memory(&mut self) {
         self.clear();
@@ -156,16 +156,16 @@ impl Lane {
         self.last_tunnel = TunnelHint::default();
     }
 
-    /// Makes sure that `bytes` more fit the arena.
+    /// Grows the arena if necessary so that `bytes` more fit.
     pub(super) fn make_room(&mut self, bytes: usize) {
         let needed = self.used + bytes;
         if needed > self.arena.len() {
-            // Twice the need, so that growing is over after a few packets; a ping needs a few hundred bytes only.
+            // Doubling ends the growth after a few packets; starting small is enough for a ping's few hundred bytes.
             self.arena.resize(needed.max((self.arena.len() * 2).min(MAX_ARENA_BYTES)), 0);
         }
     }
 
-    /// Gives `packet` to the device.
+    /// Queues a packet generated here for delivery to the device.
     pub(super) fn deliver_built(&mut self, packet: &[u8]) {
         let start = self.headers.len();
         self.headers.extend_from_slice(packet);
@@ -174,7 +174,7 @@ impl Lane {
         self.deliveries.push(Delivery { header, pieces, offload: Offload::default(), header_len: 0 });
     }
 
-    /// Adds a punt unless there are too many.
+    /// Queues a punt; returns `false` if the queue is full.
     pub(super) fn punt(&mut self, punt: Punt) -> bool {
         let fits = self.punts.len() < MAX_PUNTS;
         if fits {

@@ -1,4 +1,4 @@
-//! Where the headers of a TCP or UDP packet are and what cutting and joining change in them.
+//! Header offsets of a TCP or UDP packet, and the fields that segmentation and coalescing rewrite.
 
 use super::SegmentKind;
 use super::checksum::{self, Sum};
@@ -8,19 +8,19 @@ pub(super) const TCP_FIN: u8 = 0x01;
 pub(super) const TCP_PSH: u8 = 0x08;
 pub(super) const TCP_CWR: u8 = 0x80;
 
-/// Offsets within one packet. Every one is inside the packet it was made from.
+/// Offsets within one packet; all lie inside the packet they were derived from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) kind: SegmentKind,
     pub(super) v6: bool,
     /// Start of the transport header.
     pub(super) transport: usize,
-    /// IP and transport header together.
+    /// Length of IP and transport header together.
     pub(super) header: usize,
 }
 
 impl Layout {
-    /// `None`: not TCP or UDP, a fragment, or not all of the header.
+    /// Returns `None` for a fragment, a truncated header, or a protocol other than TCP and UDP.
     pub(super) fn of(packet: &[u8], parsed: &Packet) -> Option<Self> {
         if parsed.fragmented {
             return None;
@@ -37,7 +37,7 @@ impl Layout {
         (len >= least && header <= packet.len()).then_some(Self { kind, v6, transport, header })
     }
 
-    /// Where the transport checksum is, from the start of the transport header.
+    /// Offset of the checksum field from the start of the transport header.
     pub(super) fn checksum_offset(&self) -> usize {
         match self.kind {
             SegmentKind::Tcp => 16,
@@ -45,7 +45,7 @@ impl Layout {
         }
     }
 
-    /// Writes the lengths that a packet with this header and `len` bytes in all has, and the IPv4 header checksum.
+    /// Writes the length fields for a packet of `len` bytes in total, and the IPv4 header checksum.
     pub(super) fn set_lengths(&self, header: &mut [u8], len: usize) {
         if self.v6 {
             header[4..6].copy_from_slice(&((len - 40) as u16).to_be_bytes());
@@ -59,7 +59,7 @@ impl Layout {
         }
     }
 
-    /// Sum of the pseudo-header of a packet of `len` bytes in all.
+    /// Sum of the pseudo-header of a packet of `len` bytes in total.
     pub(super) fn pseudo_header(&self, header: &[u8], len: usize) -> Sum {
         let addresses = if self.v6 { &header[8..40] } else { &header[12..20] };
         let number = match self.kind {

@@ -1,4 +1,4 @@
-//! Overlay (super-)packet to underlay datagrams, stage by stage (egress path).
+//! The egress path: turns overlay (super-)packets into underlay datagrams, stage by stage.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -17,17 +17,17 @@ use crate::wire::ip::{FlowKey, Packet};
 use crate::{DropReason, PacketOwned, Punt, Verdict};
 
 impl Forwarder {
-    /// Overlay (super-)packet to sealed datagrams in `lane`.
+    /// Turns an overlay (super-)packet into sealed datagrams in `lane`.
     ///
     /// `packet` is only read. After [`Verdict::Transmit`] the lane's runs hold the datagrams (appended to those of
     /// earlier calls); after [`Verdict::Punt`] the lane's punts hold a copy of the packet; a drop is already counted.
-    /// Deliveries are answers to refused packets: they go back to the device.
+    /// Deliveries are answers to refused packets and must be written back to the device.
     pub fn outbound(&self, lane: &mut Lane, now: Instant, packet: &mut [u8], offload: Offload) -> Verdict {
         outbound(self, lane, now, packet, offload)
     }
 }
 
-/// What keeps a packet from being sealed now.
+/// Why a packet cannot be sealed now.
 enum Stop {
     Drop(DropReason),
     NoTunnel(IpAddr),
@@ -86,7 +86,7 @@ fn forward(
     } else {
         firewall.check(&mut lane.flows, now, Direction::Outbound, &parsed.flow, tunnel, route)?;
     }
-    // Without a way to the peer its tunnel is worth as much as none.
+    // A tunnel without a path to the peer counts as no tunnel.
     let carrier = forwarder.carrier(tunnel).ok_or(Stop::NoTunnel(hop.peer))?;
     seal(lane, tunnel, &cut, &carrier)?;
     tunnel.mark_sent();
@@ -107,13 +107,13 @@ pub(super) fn route<'a>(snapshot: &'a Snapshot, flow: &FlowKey) -> Result<NextHo
     snapshot.routes.next_hop(flow).ok_or(DropReason::NoRoute)
 }
 
-/// Another gateway with a tunnel, in the order of the configuration. Those without one are asked for, as the chosen one
-/// is, so that flows return to their own gateway.
+/// Finds another gateway that has a tunnel, in the order of the configuration. Requests connections to the chosen
+/// gateway and to those tried in vain, so that flows return to their own gateway.
 #[cold]
 fn find_other(tunnels: &TunnelTable, lane: &mut Lane, now: Instant, hop: &NextHop<'_>) -> Lookup {
     for other in hop.others() {
         let lookup = lane.last_tunnel.look_up(tunnels, other);
-        // Without any tunnel the packet itself asks for the chosen gateway.
+        // If no gateway has a tunnel, the punted packet itself requests the chosen one.
         let missing = if lookup.tunnel().is_some() { hop.peer } else { other };
         if lane.connects.admits(missing, now) {
             lane.punt(Punt::Connect { peer: missing });
@@ -125,7 +125,7 @@ fn find_other(tunnels: &TunnelTable, lane: &mut Lane, now: Instant, hop: &NextHo
     Lookup::nothing()
 }
 
-/// Tells the sender of a refused packet, through the device.
+/// Answers the sender of a refused packet, through the device.
 #[cold]
 fn answer(lane: &mut Lane, packet: &[u8], reason: DropReason) {
     let tells = matches!(

@@ -6,8 +6,8 @@ use super::checksum::{self, Sum};
 use crate::wire::icmp;
 use crate::wire::ip::{Packet, protocol};
 
-/// Answer to `packet`. `None`: it is one that is never answered (errors, resets, later fragments, packets from or to
-/// more than one host), or cut short.
+/// Builds the answer to `packet`. Returns `None` if it is truncated or must never be answered (ICMP errors, TCP resets,
+/// later fragments, packets from or to more than one host).
 pub(super) fn answer(packet: &[u8], parsed: &Packet) -> Option<Vec<u8>> {
     let flow = &parsed.flow;
     if flow.fragment || is_for_many(flow.local) || is_for_many(flow.remote) || icmp::is_error(packet, parsed) {
@@ -57,14 +57,14 @@ fn reset(packet: &[u8], parsed: &Packet) -> Option<Vec<u8>> {
     Some(header)
 }
 
-/// ICMP type and code, then the packet it is about.
+/// An ICMP error with a zero checksum: type and code, then the quoted packet.
 fn error([kind, code]: [u8; 2], quoted: &[u8]) -> Vec<u8> {
     let mut body = vec![kind, code, 0, 0, 0, 0, 0, 0];
     body.extend_from_slice(quoted);
     body
 }
 
-/// `body` with its checksum, in a packet that goes back to where `packet` came from.
+/// Wraps `body`, with its checksum filled in, in a packet back to the source of `packet`.
 fn ip(packet: &[u8], protocol: u8, body: &[u8]) -> Vec<u8> {
     let v6 = packet[0] >> 4 == 6;
     let mut answer = Vec::with_capacity(40 + body.len());
@@ -98,9 +98,10 @@ fn ip(packet: &[u8], protocol: u8, body: &[u8]) -> Vec<u8> {
 }
 
 const TTL: u8 = 64;
-/// So that the whole fits every IPv6 link.
+/// Keeps the answer below the IPv6 minimum MTU of 1280 bytes.
 const MAX_QUOTED_V6: usize = 1000;
-/// Answers in one turn of a lane: a flood of refused packets must not become one of answers.
+/// Maximum number of answers in one turn of a lane, so that a flood of refused packets does not cause a flood of
+/// answers.
 pub(super) const MAX_ANSWERS: usize = 128;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Datagrams inside datagrams of a relay: put in at one end, passed on in the middle, taken out at the other end.
+//! Relay frames: a relay passes them on, and the end of the path unwraps the datagrams inside.
 //!
-//! A frame is the relay's header, a whole datagram and a tag over both. The middle neither reads nor changes the
-//! datagram; it checks one tag and makes another, so it stays on the data path.
+//! A frame is a relay header, a whole datagram and a tag over both. The relay reads no more than the header of the
+//! datagram and never changes it; it verifies one tag and computes another, so relaying stays on the data path.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 use crate::{DropReason, Origin};
 
 impl Stage<'_> {
-    /// Frames of one source for one hop.
+    /// Handles frames from one source for one hop.
     pub(super) fn hop(&mut self, buffer: &mut [u8], run: &mut [Piece], from: SocketAddr, index: RelayIndex) {
         let known = self.forwarder.relays().get(index);
         let tunnels = self.forwarder.tunnels();
@@ -38,14 +38,14 @@ impl Stage<'_> {
                 Some(carrier) => self.pass_on(buffer, run, &carrier),
                 None => {
                     self.refuse(run);
-                    // The neighbour must not wait for its peer to time out.
+                    // Tell the neighbour, which would otherwise wait until its peer times out.
                     self.unknown(from.into(), index.0);
                 }
             },
         }
     }
 
-    /// This node is the end: what is inside goes on as if it had come alone.
+    /// This node is the end of the path: unwraps the datagrams and handles them like those received directly.
     fn take_out(&mut self, buffer: &mut [u8], run: &[Piece], origin: Origin) {
         for piece in run.iter().filter(|piece| piece.good) {
             let inner = inner(piece);
@@ -64,10 +64,10 @@ impl Stage<'_> {
         self.batch.relayed = pieces;
     }
 
-    /// This node is the middle: each datagram leaves in another frame.
+    /// This node is the relay: sends each datagram on in a new frame.
     fn pass_on(&mut self, buffer: &[u8], run: &mut [Piece], carrier: &Carrier) {
         for piece in run.iter_mut().filter(|piece| piece.good) {
-            // Anything else would be relayed twice, or be dropped by the end.
+            // A nested frame would be relayed twice, and the end would drop a malformed datagram.
             let header = Header::parse(&buffer[inner(piece)]);
             if !header.is_ok_and(|header| header.kind != MessageType::Relay) {
                 piece.good = false;
@@ -102,7 +102,7 @@ impl Stage<'_> {
     }
 }
 
-/// Where the datagram is in an authenticated frame.
+/// Range of the datagram inside an authenticated frame.
 fn inner(frame: &Piece) -> std::ops::Range<usize> {
     frame.range.start + HEADER_LEN..frame.range.end - TAG_LEN
 }

@@ -1,4 +1,4 @@
-//! Which peer an overlay address is reached through: own networks first, subnet routes after them.
+//! Chooses the peer that gets a packet: own networks first, then subnet routes.
 
 use std::net::IpAddr;
 
@@ -15,14 +15,14 @@ pub(super) struct Routes {
     /// Own addresses with the prefix of their networks; one or two of them.
     networks: Vec<IpNet>,
     subnets: JointPrefixMap<IpNet, Gateways>,
-    /// Some subnet route has several gateways.
+    /// Whether any subnet route has several gateways.
     has_shared: bool,
 }
 
-/// Where a packet goes.
+/// The next hop of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NextHop<'a> {
-    /// The peer to send it to.
+    /// The peer that the packet is sent to.
     pub(super) peer: IpAddr,
     gateways: &'a [Gateway],
 }
@@ -34,7 +34,7 @@ struct Gateways(Vec<Gateway>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Gateway {
     address: IpAddr,
-    /// Flows up to this hash are its own.
+    /// Highest flow hash that selects this gateway.
     bound: u32,
 }
 
@@ -45,7 +45,7 @@ impl Routes {
         Self { networks: networks.to_vec(), subnets, has_shared }
     }
 
-    /// Where a packet of `flow` goes; `None`: nowhere.
+    /// The next hop of `flow`; `None` if there is no route.
     pub(super) fn next_hop(&self, flow: &FlowKey) -> Option<NextHop<'_>> {
         if self.is_overlay(flow.remote) {
             return Some(NextHop { peer: flow.remote, gateways: &[] });
@@ -61,13 +61,13 @@ impl Routes {
         Some(NextHop { peer: chosen.address, gateways })
     }
 
-    /// The network of the subnet route that an address outside the own networks takes.
+    /// The network of the subnet route that matches an address outside the own networks.
     pub(super) fn subnet(&self, address: IpAddr) -> Option<IpNet> {
         Some(self.subnets.get_lpm(&address.into())?.0)
     }
 
     /// The subnet route to the remote end of `flow`, if it has several gateways and the peer of `tunnel` is one of
-    /// them. Packets of such a flow may come back through another gateway than they went out by.
+    /// them. Return packets of such a flow may come through another gateway.
     pub(super) fn shared(&self, flow: &FlowKey, tunnel: &Tunnel) -> Option<IpNet> {
         if !self.has_shared || self.is_overlay(flow.remote) {
             return None;
@@ -94,14 +94,14 @@ impl Routes {
 }
 
 impl NextHop<'_> {
-    /// Other peers that can take the packet if the chosen one is not reachable, in the order of the configuration.
+    /// Fallback peers for when the chosen one is unreachable, in the order of the configuration.
     pub(super) fn others(&self) -> impl Iterator<Item = IpAddr> {
         self.gateways.iter().map(|gateway| gateway.address).filter(|address| *address != self.peer)
     }
 }
 
 impl Gateways {
-    /// Cuts the space of hashes into pieces as large as the weights.
+    /// Divides the hash space among the gateways in proportion to their weights.
     fn new(route: &SubnetRoute) -> Self {
         let total: u128 = route.gateways.iter().map(|gateway| u128::from(gateway.weight.get())).sum();
         let mut sum = 0;
@@ -114,8 +114,8 @@ impl Gateways {
     }
 }
 
-/// What chooses the gateway of a flow: a mix of its ports, the same as in Go, so that a flow stays on its gateway when
-/// one implementation replaces the other.
+/// The hash that selects the gateway of a flow: a mix of its ports, the same as in Go, so that a flow keeps its gateway
+/// when one implementation replaces the other.
 fn flow_hash(flow: &FlowKey) -> u32 {
     let mut x = u32::from(flow.local_port) << 16 | u32::from(flow.remote_port);
     x = (x ^ x >> 16).wrapping_mul(0x21f0_aaad);

@@ -9,11 +9,11 @@ use crate::counters::Counter;
 use crate::tunnel::Tunnel;
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 
-/// Bytes of a UDP GSO send; the kernel wants the whole to fit one IP packet.
+/// Maximum length of a UDP GSO send; the kernel requires the whole to fit into one IP packet.
 const MAX_RUN_BYTES: usize = 65_000;
 
-/// Cuts and seals straight into the arena: `[header][packet][tag]` after one another, each in a frame of the relay if
-/// there is one.
+/// Segments and seals straight into the arena: one `[header][packet][tag]` after the other, each inside a relay frame
+/// if the path is relayed.
 pub(super) fn seal(lane: &mut Lane, tunnel: &Tunnel, cut: &Cut<'_>, carrier: &Carrier) -> Result<(), DropReason> {
     let count = cut.count();
     let first = tunnel.session.reserve(count as u64).ok_or(DropReason::CounterExhausted)?;
@@ -48,7 +48,7 @@ pub(super) fn seal(lane: &mut Lane, tunnel: &Tunnel, cut: &Cut<'_>, carrier: &Ca
 pub(super) fn add_to_runs(runs: &mut Vec<Run>, max_segments: usize, to: SocketAddr, start: usize, end: usize) {
     if let Some(run) = runs.last_mut() {
         let len = run.range.len();
-        // A shorter datagram ends a run: it is only a whole number of segments long while all have the same size.
+        // A shorter datagram ends a run: only while all have the same size is the length a multiple of it.
         let joins = run.to == to
             && run.range.end == start
             && len % run.segment_size == 0

@@ -1,4 +1,4 @@
-//! Cuts a super-packet into packets of sealed size and finishes checksums (TSO, USO).
+//! Cuts a super-packet into the packets to seal and completes their checksums (TSO, USO).
 
 use super::checksum::{self, Sum};
 use super::layout::{Layout, TCP_CWR, TCP_FIN, TCP_PSH, read_u16};
@@ -8,8 +8,8 @@ use super::{Offload, SegmentKind};
 use crate::DropReason;
 use crate::wire::ip::Packet;
 
-/// Gives a joined packet of `lane` to `each` as the packets it was joined from, with finished checksums. `memory` is
-/// what the pieces of the lane point into.
+/// Splits a coalesced packet of `lane` into the packets it was joined from, and calls `each` with every one of them,
+/// checksum completed. `memory` is the buffer that the lane's pieces point into.
 #[cfg(feature = "io")]
 pub(crate) fn cut_delivery(lane: &Lane, memory: &[u8], delivery: &Delivery, mut each: impl FnMut(&[u8])) {
     let mut whole = lane.headers()[delivery.header.clone()].to_vec();
@@ -26,10 +26,10 @@ pub(crate) fn cut_delivery(lane: &Lane, memory: &[u8], delivery: &Delivery, mut 
     }
 }
 
-/// The kernel makes at most about 1400 (64 KiB in segments of 48 bytes); what says more is no honest description.
+/// The kernel makes at most about 1400 segments (64 KiB in segments of 48 bytes); a description with more is bogus.
 const MAX_SEGMENTS: usize = 2048;
 
-/// How one (super-)packet becomes packets.
+/// How one (super-)packet is split into packets.
 #[derive(Debug)]
 pub(super) struct Cut<'a> {
     packet: &'a [u8],
@@ -38,9 +38,9 @@ pub(super) struct Cut<'a> {
 
 #[derive(Debug)]
 enum Shape {
-    /// As it is, but for a checksum to finish: (start, offset).
+    /// Sent as it is, except for a checksum to complete: (start, offset).
     Whole { checksum: Option<(u16, u16)> },
-    /// Into `count` packets with `size` bytes of payload, the last with what is left.
+    /// Split into `count` packets with `size` bytes of payload; the last carries the remainder.
     Segments { layout: Layout, size: usize, count: usize },
 }
 
@@ -53,7 +53,7 @@ impl<'a> Cut<'a> {
 
     fn shape(packet: &[u8], parsed: &Packet, offload: Offload) -> Option<Shape> {
         if let Some((start, offset)) = offload.checksum {
-            // The device computes up to the end of the packet, so the field must be inside.
+            // The checksum covers the packet to its end, so its field must lie inside.
             let end = usize::from(start) + usize::from(offset) + 2;
             if end > packet.len() {
                 return None;
@@ -72,7 +72,7 @@ impl<'a> Cut<'a> {
         fits.then_some(Shape::Segments { layout, size, count })
     }
 
-    /// How many packets it becomes.
+    /// Number of packets it is split into.
     pub(super) fn count(&self) -> usize {
         match self.shape {
             Shape::Whole { .. } => 1,
@@ -80,7 +80,7 @@ impl<'a> Cut<'a> {
         }
     }
 
-    /// Bytes of all of them.
+    /// Length of all packets together.
     pub(super) fn total_len(&self) -> usize {
         match &self.shape {
             Shape::Whole { .. } => self.packet.len(),
@@ -88,7 +88,7 @@ impl<'a> Cut<'a> {
         }
     }
 
-    /// Bytes of the `index`th.
+    /// Length of the `index`th packet.
     pub(super) fn len(&self, index: usize) -> usize {
         match &self.shape {
             Shape::Whole { .. } => self.packet.len(),
@@ -99,7 +99,7 @@ impl<'a> Cut<'a> {
         }
     }
 
-    /// Writes the `index`th packet into `out`, which is exactly as long as it.
+    /// Writes the `index`th packet into `out`, which must have exactly its length.
     pub(super) fn write(&self, index: usize, out: &mut [u8]) {
         match self.shape {
             Shape::Whole { checksum } => {
@@ -137,7 +137,7 @@ impl<'a> Cut<'a> {
             }
         }
         layout.set_checksum(header, 0);
-        // Headers are whole 32-bit words, so the payload starts at an even place of the sum.
+        // Headers are whole 32-bit words, so the payload starts at an even offset of the sum.
         let pseudo: Sum = layout.pseudo_header(header, len);
         let sum = pseudo.add(&header[layout.transport..]).add(payload);
         layout.set_checksum(header, sum.complement());

@@ -1,4 +1,4 @@
-//! Reads the headers of received datagrams: what belongs to a tunnel becomes a piece, the rest is punted or dropped.
+//! Sorts received datagrams by their headers: those of a tunnel become pieces, the rest is punted or dropped.
 
 use super::forwarder::Snapshot;
 use super::piece::{Batch, Piece};
@@ -8,15 +8,17 @@ use crate::index::RemoteIndex;
 use crate::wire::header::{Header, MessageType};
 use crate::{DropReason, Origin, Punt};
 
-/// No control message is longer: peers have buffers of 9001 bytes.
+/// No control message is longer, because peers have buffers of 9001 bytes.
 pub(super) const MAX_MESSAGE_LEN: usize = 9001;
-/// Unauthenticated datagrams that reach the control plane in one call, of each kind that needs no state to forge.
+/// Maximum number of unauthenticated datagrams that reach the control plane in one call, for each kind that can be
+/// forged without any state.
 pub(super) const MAX_UNAUTHENTICATED: usize = 16;
 
-/// Reads headers: what belongs to a tunnel becomes a piece, the rest is finished here.
+/// Sorts the datagrams of one receive slot: those of a tunnel become pieces, the rest is handled here.
 pub(super) fn sort(lane: &mut Lane, batch: &mut Batch, snapshot: &Snapshot, buffer: &[u8], slot: &Received) {
     let Some(bytes) = buffer.get(slot.range.clone()).filter(|bytes| !bytes.is_empty()) else {
-        // An empty datagram is a hole punch too; a range outside the buffer cannot be counted as anything better.
+        // An empty datagram is a hole punch too. A range outside the buffer is counted as one for lack of a better
+        // counter.
         lane.counters.add(Counter::DatagramsIn, 1);
         lane.counters.add(Counter::HolePunchesIn, 1);
         return;
@@ -42,7 +44,7 @@ pub(super) fn sort(lane: &mut Lane, batch: &mut Batch, snapshot: &Snapshot, buff
     }
 }
 
-/// `start` is where the datagram begins in the buffer.
+/// Sorts one datagram, which begins at `start` in the buffer.
 pub(super) fn sort_one(
     lane: &mut Lane,
     batch: &mut Batch,

@@ -1,4 +1,4 @@
-//! What all stages of the inbound path share: authentication, and what the control plane has to hear about a peer.
+//! Shared by all stages of the inbound path: authentication, and notices to the control plane about peers.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -12,29 +12,29 @@ use crate::tunnel::{CounterSet, Tunnel};
 use crate::wire::header::{HEADER_LEN, TAG_LEN};
 use crate::{DropReason, Origin, Punt};
 
-/// What the stages of one run of datagrams share.
+/// State that the stages of one run of datagrams share.
 pub(super) struct Stage<'a> {
     pub(super) forwarder: &'a Forwarder,
     pub(super) snapshot: &'a Snapshot,
     pub(super) now: Instant,
     pub(super) lane: &'a mut Lane,
     pub(super) batch: &'a mut Batch,
-    /// The datagrams waited for their tunnel already.
+    /// Whether the datagrams were buffered until their tunnel existed.
     pub(super) were_kept: bool,
 }
 
 impl Stage<'_> {
-    /// Lets the peer know that its datagrams lead nowhere.
+    /// Asks the control plane to tell the peer that this node does not know its index.
     pub(super) fn unknown(&mut self, from: Origin, index: u32) {
-        // One answer tells the peer as much as one for each datagram.
+        // A few answers tell the peers as much as one for each datagram.
         if self.batch.unknown < MAX_UNAUTHENTICATED {
             self.batch.unknown += 1;
             self.lane.punt(Punt::UnknownIndex { from, index });
         }
     }
 
-    /// Checks counters, opens in place, records counters, block by block. What fails is counted and no longer good.
-    /// `true` if any is good.
+    /// Checks counters, decrypts in place and commits the counters, block by block. Marks datagrams that fail as not
+    /// good and counts them. Returns `true` if any is good.
     pub(super) fn authenticate(&mut self, buffer: &mut [u8], tunnel: &Tunnel, run: &mut [Piece]) -> bool {
         let counters = &self.lane.counters;
         let window = &tunnel.session.replay;
@@ -63,7 +63,7 @@ impl Stage<'_> {
                     refuse(piece, DropReason::Replayed);
                 }
             }
-            // The same counters may be in another lane's hands.
+            // Another lane may have committed the same counters meanwhile.
             let fresh = window.commit_set(opened);
             for piece in block.iter_mut().filter(|piece| piece.good) {
                 if fresh.contains(piece.header.counter) {
@@ -76,7 +76,8 @@ impl Stage<'_> {
         any
     }
 
-    /// Notes that the peer was heard, and tells the control plane what is new about that.
+    /// Marks the peer as heard from, and tells the control plane if the tunnel is thereby confirmed or the peer has
+    /// roamed.
     pub(super) fn hear(&mut self, tunnel: &Tunnel, from: Origin) {
         let index = tunnel.local_index;
         if !tunnel.is_confirmed() && !self.batch.confirmed.contains(&index) {

@@ -82,7 +82,7 @@ impl Spec {
         packet
     }
 
-    /// The packet as the kernel hands it over for cutting into `size`.
+    /// The super-packet as the kernel hands it over to be cut into segments of `size` bytes.
     pub(super) fn build_super(&self, size: u16) -> (Vec<u8>, Offload) {
         let mut packet = self.headers();
         packet.extend_from_slice(&self.payload);
@@ -92,7 +92,7 @@ impl Spec {
         (packet, Offload { segment: Some(Segment { kind: self.kind, size }), checksum })
     }
 
-    /// What cutting into `size` must give.
+    /// The packets that cutting into segments of `size` bytes must yield.
     pub(super) fn cut(&self, size: usize) -> Vec<Vec<u8>> {
         let count = self.payload.len().div_ceil(size);
         let chunks = self.payload.chunks(size).enumerate();
@@ -150,7 +150,7 @@ impl Spec {
         packet
     }
 
-    /// Makes the checksums of a changed packet right again.
+    /// Recomputes the checksums of a modified packet.
     pub(super) fn finish(&self, packet: &mut [u8]) {
         if !self.v6 {
             packet[10..12].fill(0);
@@ -206,7 +206,7 @@ pub(super) fn local_policy(networks: &[&str]) -> LocalPolicy {
     }
 }
 
-/// A certificate that a CA vouches for.
+/// A certificate that was signed and verified with a new CA.
 pub(crate) fn verified(networks: &[&str]) -> VerifiedCertificate {
     let key = SigningKey::generate(Curve::Curve25519).unwrap();
     let template = |name: &str, networks: &[&str], public_key| Template {
@@ -231,7 +231,7 @@ pub(super) struct Side {
     pub(super) now: Instant,
 }
 
-/// Two nodes, 10.1.0.1 and 10.1.0.2, with a tunnel between them that both know to work.
+/// Two nodes, 10.1.0.1 and 10.1.0.2, with a tunnel between them that both have confirmed.
 pub(super) fn pair(cipher: Cipher) -> [Side; 2] {
     let sides = unconfirmed_pair(cipher);
     for side in &sides {
@@ -240,14 +240,14 @@ pub(super) fn pair(cipher: Cipher) -> [Side; 2] {
     sides
 }
 
-/// As [`pair`], before the second node heard anything in the tunnel.
+/// Like [`pair`], but before the second node has received anything through the tunnel.
 pub(super) fn unconfirmed_pair(cipher: Cipher) -> [Side; 2] {
     let sides = reserved_pair(cipher);
     sides.iter().for_each(Side::publish);
     sides
 }
 
-/// As [`unconfirmed_pair`], before either node put the tunnel into its table.
+/// Like [`unconfirmed_pair`], but before either node has published the tunnel in its table.
 pub(super) fn reserved_pair(cipher: Cipher) -> [Side; 2] {
     #[allow(clippy::disallowed_methods, reason = "any moment will do as the beginning")]
     let now = Instant::now();
@@ -276,7 +276,7 @@ pub(super) fn reserved_pair(cipher: Cipher) -> [Side; 2] {
 }
 
 impl Side {
-    /// Puts the tunnel into the table.
+    /// Publishes the tunnel in the table.
     pub(super) fn publish(&self) {
         self.forwarder.tunnels().publish(Arc::clone(&self.tunnel));
         self.forwarder.tunnels().set_primary(&self.tunnel);
@@ -306,7 +306,7 @@ impl Side {
         (arena, received)
     }
 
-    /// Receives datagrams one per slot.
+    /// Receives datagrams, one per slot.
     pub(super) fn receive(&mut self, from: SocketAddr, datagrams: &[Vec<u8>]) -> Vec<(Vec<u8>, Offload)> {
         let mut buffer = Vec::new();
         let slots = datagrams.iter().map(|datagram| {
@@ -318,14 +318,14 @@ impl Side {
         self.receive_slots(&mut buffer, &slots)
     }
 
-    /// Receives, and returns what the device would be given.
+    /// Receives, and returns the packets for the device.
     pub(super) fn receive_slots(&mut self, buffer: &mut [u8], slots: &[Received]) -> Vec<(Vec<u8>, Offload)> {
         self.lane.clear();
         self.forwarder.inbound(&mut self.lane, self.now, buffer, slots);
         self.delivered(buffer)
     }
 
-    /// What waited for its tunnel, as the device would be given it.
+    /// The packets for the device from datagrams that had waited for their tunnel.
     pub(super) fn receive_early(&mut self) -> Vec<(Vec<u8>, Offload)> {
         let mut packets = Vec::new();
         self.lane.clear();

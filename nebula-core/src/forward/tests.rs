@@ -1,4 +1,4 @@
-//! From the device of one node to the device of another, through both halves of the data path.
+//! Tests from the device of one node to the device of another, through both halves of the data path.
 
 use proptest::prelude::*;
 
@@ -83,7 +83,7 @@ fn a_forged_datagram_is_dropped_and_does_not_use_up_its_counter() {
         forged[at] ^= 1;
         assert!(b.receive("203.0.113.9:1".parse().unwrap(), &[forged]).is_empty());
     }
-    // Counter 3 with its last bit flipped is the handshake's.
+    // Counter 3 with its last bit flipped is 2, which belongs to the handshake.
     assert_eq!(dropped(&b, Direction::Inbound, DropReason::Replayed), 1);
     assert_eq!(dropped(&b, Direction::Inbound, DropReason::BadTag), datagram.len() as u64 - 9);
     assert!(!b.tunnel.take_traffic().received());
@@ -103,7 +103,7 @@ fn short_and_unknown_datagrams_are_counted_by_reason() {
     assert!(b.receive(a.endpoint, &datagrams).is_empty());
     assert_eq!(dropped(&b, Direction::Inbound, DropReason::Truncated), 2);
     assert_eq!(dropped(&b, Direction::Inbound, DropReason::UnknownType), 1);
-    // The index of a tunnel is not that of a relay.
+    // The index of a tunnel is not the index of a relay hop.
     assert_eq!(dropped(&b, Direction::Inbound, DropReason::UnknownIndex), 1);
     assert_eq!(b.lane.counters().get(Counter::HolePunchesIn), 2);
     let empty = sealed(&a, MessageType::Data, &[]);
@@ -453,7 +453,7 @@ fn a_flood_of_refused_packets_has_a_bounded_number_of_answers() {
     let answers = b.sent();
     assert_eq!(answers.len(), MAX_ANSWERS);
     assert_eq!(dropped(&b, Direction::Inbound, DropReason::NoRule), 1000);
-    // To the device, in one turn of the other direction.
+    // Answers to the device, in one turn of the other direction.
     let mut refusing = local_policy(&["10.1.0.1/16", "fd00::1/64"]);
     refusing.firewall = Policy { outbound_action: Action::Reject, ..Policy::default() };
     a.forwarder.set_policy(refusing);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Lets each key through once in `INTERVAL_MS` milliseconds, and no more than `MAX_KEYS` different keys in that time.
+/// Lets each key through once per `INTERVAL_MS` milliseconds, and no more than `MAX_KEYS` different keys in that time.
 #[derive(Debug)]
 pub(super) struct Throttle<K, const INTERVAL_MS: u64, const MAX_KEYS: usize>(Vec<(K, Instant)>);
 
@@ -13,7 +13,7 @@ impl<K, const INTERVAL_MS: u64, const MAX_KEYS: usize> Default for Throttle<K, I
 }
 
 impl<K: PartialEq, const INTERVAL_MS: u64, const MAX_KEYS: usize> Throttle<K, INTERVAL_MS, MAX_KEYS> {
-    /// Whether `key` may pass; then it has to wait for the interval before it may pass again.
+    /// Whether `key` may pass. A key that passed is refused until the interval is over.
     pub(super) fn admits(&mut self, key: K, now: Instant) -> bool {
         self.0.retain(|(_, passed)| now < *passed + Duration::from_millis(INTERVAL_MS));
         let admitted = self.0.len() < MAX_KEYS && self.0.iter().all(|(recent, _)| *recent != key);

@@ -1,4 +1,5 @@
-//! A flow is remembered once however many lanes see it first, and rules that were replaced let nothing pass.
+//! Models of connection tracking: a flow is tracked once however many lanes see it first, and rules that were replaced
+//! let nothing pass.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -45,7 +46,7 @@ fn lanes_that_see_a_flow_first_remember_it_once() {
             let (filter, conntrack, tunnel) = (Arc::clone(&filter), Arc::clone(&conntrack), Arc::clone(&tunnel));
             thread::spawn(move || pass(Direction::Inbound, &filter, &conntrack, &tunnel))
         });
-        // The answer passes if, and only if, the packet it answers came before.
+        // The answer passes if and only if the packet it answers came before.
         let answer = pass(Direction::Outbound, &filter, &conntrack, &tunnel);
         assert!(matches!(answer, Ok(()) | Err(DropReason::NoRule)));
         assert!(lanes.into_iter().all(|lane| lane.join().unwrap() == Ok(())));

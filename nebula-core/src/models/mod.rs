@@ -1,4 +1,4 @@
-//! What lanes share, tried in every order of its steps (loom). `.ci/loom` runs these.
+//! Models of what lanes share, run in every interleaving (loom). `.ci/loom` runs them.
 
 mod flows;
 mod replay_window;
@@ -13,8 +13,8 @@ use crate::tunnel::Negotiated;
 use crate::tunnel::cipher::Cipher;
 use crate::tunnel::{SessionKeys, Tunnel};
 
-/// Runs `model` in every order of the steps of its threads, but with at most this many switches that no thread asked
-/// for: known defects of such code show with two, and the number of orders grows by a power with each.
+/// Runs `model` in every interleaving of its threads with at most `switches` preemptions: known bugs of such code show
+/// with two, and each further one multiplies the number of interleavings.
 pub(crate) fn check(switches: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(switches);

@@ -1,4 +1,4 @@
-//! No counter is accepted twice, and none that is new and in the window is refused.
+//! Models of the replay window: no counter is accepted twice, and none that is new and in the window is refused.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ fn accept(window: &ReplayWindow, counter: u64) -> bool {
     window.check(counter) && window.commit(counter)
 }
 
-/// A run, as a lane commits it.
+/// Accepts a run of counters as a lane does.
 fn accept_run(window: &ReplayWindow, counters: &[u64]) -> Vec<u64> {
     let mut accepted = Vec::new();
     for block in counters.chunk_by(|a, b| CounterSet::spans(*a, *b)) {
@@ -76,8 +76,8 @@ fn runs_that_overlap_accept_each_counter_once() {
     });
 }
 
-/// The word of counter 5 is needed again one lap later: in either order, counter 5 is accepted at most once, and the
-/// new lap's counters exactly once.
+/// The word of counter 5 is reused one lap later. In either order, counter 5 is accepted at most once, and the counters
+/// of the new lap exactly once.
 #[test]
 fn a_window_that_moves_on_accepts_nothing_twice() {
     let lap = LEN + 32;
@@ -96,7 +96,8 @@ fn a_window_that_moves_on_accepts_nothing_twice() {
     });
 }
 
-/// The window jumps so far that all old counters leave it. What is in the new window was not seen and must be accepted.
+/// The window jumps so far that all old counters leave it. Counters inside the new window were not seen and must be
+/// accepted.
 #[test]
 fn a_jump_refuses_nothing_that_is_in_the_window() {
     check(3, || {
@@ -106,7 +107,7 @@ fn a_jump_refuses_nothing_that_is_in_the_window() {
             let window = Arc::clone(&window);
             thread::spawn(move || accept(&window, counter))
         });
-        // In its lap this word held counters that are too old by the time of the jump.
+        // In its lap, the word of this counter holds counters that are too old after the jump.
         let before = accept(&window, 40);
         assert!(lanes.into_iter().all(|lane| lane.join().unwrap()));
         assert!(accept(&window, far - 1));

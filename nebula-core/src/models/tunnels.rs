@@ -1,4 +1,5 @@
-//! A lane finds a whole tunnel or none, never a retired one's successor, and never the old primary after the change.
+//! Models of the tunnel table: a lane finds a whole tunnel or none, never a retired one's successor, and never the old
+//! primary after the change.
 
 use std::net::IpAddr;
 use std::sync::Arc;

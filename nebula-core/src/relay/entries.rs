@@ -1,4 +1,5 @@
-//! The control plane's record of every hop this node is part of. Bounded: a peer cannot make it grow without end.
+//! The control plane's record of every hop this node is part of. Bounded, so that a peer cannot make it grow without
+//! limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,16 +10,16 @@ use nebula_cert::Version;
 use super::{Hop, HopKey, Kind, RelayIndex};
 use crate::index::{LocalIndex, RemoteIndex};
 
-/// How far the making of a hop is.
+/// Progress in setting up a hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// This node asked the neighbour.
+    /// This node sent the neighbour a request.
     Requested,
-    /// The neighbour asked, and the hop on the other side is not ready. Only in the middle.
+    /// The neighbour sent a request, but the hop on the other side is not ready. Only on the relay.
     PeerRequested,
     /// In use.
     Established,
-    /// An end is gone. The indexes stay: neighbours do not expect them to change while the tunnel lives.
+    /// An end is gone. The indexes are kept: neighbours do not expect them to change while the tunnel lives.
     Disestablished,
 }
 
@@ -30,29 +31,29 @@ pub(crate) struct Entry {
     pub(crate) state: State,
     /// The neighbour's index, once it is known.
     pub(crate) remote: Option<RemoteIndex>,
-    /// Form of the addresses in messages to the neighbour.
+    /// Version of the address fields in messages to the neighbour.
     pub(crate) form: Version,
-    /// The neighbour waits for a response.
+    /// Whether the neighbour waits for a response.
     pub(crate) owed: bool,
-    /// Last request to the neighbour.
+    /// Time of the last request to the neighbour.
     pub(crate) asked: Option<Instant>,
-    /// Last change, or traffic that the control plane saw.
+    /// Time of the last change, or of the last traffic that the control plane saw.
     pub(crate) touched: Instant,
 }
 
 impl Entry {
-    /// How to send by this hop, if both sides are ready.
+    /// The hop for sending, if both sides are ready.
     pub(crate) fn hop(&self) -> Option<Hop> {
         self.reply_hop().filter(|_| self.state == State::Established)
     }
 
-    /// How to answer what came by this hop: its sender knows it.
+    /// The hop for replies to what came through it: its sender knows it.
     pub(crate) fn reply_hop(&self) -> Option<Hop> {
         self.remote.map(|index| Hop { tunnel: self.key.tunnel, index })
     }
 }
 
-/// Every hop.
+/// All hops, with indexes for every kind of lookup.
 #[derive(Debug, Default)]
 pub(crate) struct Entries {
     by_index: BTreeMap<RelayIndex, Entry>,
@@ -62,8 +63,8 @@ pub(crate) struct Entries {
 }
 
 impl Entries {
-    /// A new entry, `None` if there are too many for the neighbour or in all, or if the index is taken. An entry that
-    /// was not used for long makes room; it is returned and must be retired.
+    /// Adds an entry; `None` if there are too many for the neighbour or in total, or if the index or the key is taken.
+    /// An entry that was not used for long may be evicted for it; it is returned and must be retired.
     pub(crate) fn insert(
         &mut self,
         now: Instant,
@@ -101,7 +102,7 @@ impl Entries {
         Some(entry)
     }
 
-    /// The neighbour sent its index.
+    /// Records the index that the neighbour sent.
     pub(crate) fn set_remote(&mut self, index: RelayIndex, remote: RemoteIndex) {
         let Some(entry) = self.by_index.get_mut(&index) else { return };
         if let Some(old) = entry.remote.replace(remote) {
@@ -128,7 +129,7 @@ impl Entries {
         self.by_key.get(&key).and_then(|index| self.by_index.get(index))
     }
 
-    /// Hops by the neighbour of this tunnel.
+    /// Hops through the neighbour of this tunnel.
     pub(crate) fn of_tunnel(&self, tunnel: LocalIndex) -> impl Iterator<Item = &Entry> {
         let first = HopKey { tunnel, kind: Kind::Terminal, far: IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED) };
         let keys = self.by_key.range(first..).take_while(move |(key, _)| key.tunnel == tunnel);
@@ -153,19 +154,19 @@ impl Entry {
     }
 }
 
-/// What an insertion did.
+/// Result of an insertion.
 #[derive(Debug)]
 pub(crate) struct Inserted {
     pub(crate) entry: Entry,
-    /// Made room.
+    /// The entry that was evicted for it.
     pub(crate) evicted: Option<Entry>,
 }
 
-/// Hops by one neighbour. A gateway behind a relay has one for each of its clients.
+/// Maximum number of hops through one neighbour. A gateway behind a relay has one for each of its clients.
 const MAX_HOPS_PER_TUNNEL: usize = 1024;
-/// Some 200 bytes each.
+/// Maximum number of entries, about 200 bytes each.
 const MAX_ENTRIES: usize = 1 << 16;
-/// Unused for this long, an entry may be dropped for another; not before there is need: peers take it for granted.
+/// An entry that was unused for this long may be evicted, but only when room is needed: peers rely on it.
 const IDLE_AFTER: Duration = Duration::from_secs(600);
 const UNANSWERED_AFTER: Duration = Duration::from_secs(60);
 

@@ -1,6 +1,6 @@
 //! Relays: a third node passes datagrams between two that cannot reach each other (TURN-like relay).
 //!
-//! A way through a relay has two hops, each with its own pair of indexes: initiator and relay, relay and target. Every
+//! A path through a relay has two hops, each with its own pair of indexes: initiator and relay, relay and target. Every
 //! node keeps an entry per hop it is part of. The two ends are `Kind::Terminal`, the relay in the middle has two
 //! entries that are `Kind::Forwarding`. A relayed datagram is a whole datagram of the tunnel between the two ends,
 //! authenticated once more for the hop; it is never relayed twice.
@@ -19,7 +19,7 @@ pub(crate) use crate::index::Hop;
 use crate::index::LocalIndex;
 pub use crate::index::RelayIndex;
 
-/// What an entry is for.
+/// This node's role in a hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     /// This node is an end: the neighbour is its relay.
@@ -28,12 +28,12 @@ pub(crate) enum Kind {
     Forwarding,
 }
 
-/// A hop by what it is: an end beyond a neighbour.
+/// Identity of a hop: a far end beyond a neighbour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct HopKey {
     /// Tunnel to the neighbour.
     pub(crate) tunnel: LocalIndex,
-    /// What this node is in it.
+    /// This node's role in it.
     pub(crate) kind: Kind,
     /// The end that is not the neighbour, and not this node.
     pub(crate) far: IpAddr,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// A fixed number per time interval.
+/// Allows a fixed number of handshakes per time interval.
 #[derive(Debug, Default)]
 pub(crate) struct RateLimit {
     since: Option<Instant>,
@@ -20,7 +20,7 @@ impl RateLimit {
     }
 }
 
-// A handshake that nobody answers is given up after about as long, so this many are under way at most.
+// A handshake that nobody answers is given up after about this interval, so about this many are in flight at most.
 const INTERVAL: Duration = Duration::from_secs(5);
 const MAX_PER_INTERVAL: u32 = 32;
 

@@ -1,4 +1,4 @@
-//! What the data path knows of relays: by own index, read without a lock.
+//! The data path's view of relay hops: looked up by own index, without a lock.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,16 +9,17 @@ use crate::index::LocalIndex;
 /// What to do with an authenticated datagram of a hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Open it: this node is the end.
+    /// Unwrap it: this node is the end of the path.
     Terminal,
-    /// Pass it on; `None`: there is no way on at present.
+    /// Pass it on; `None` while there is no next hop.
     Forward(Option<Hop>),
 }
 
 /// Readers never wait; only the control plane writes. Holds no keys: tunnels are found by their index.
 #[derive(Debug, Default)]
 pub(crate) struct RelayTable {
-    /// Made with the first hop: even an empty map takes 16 KiB, more with many processors, and few nodes have relays.
+    /// Allocated with the first hop: even an empty map takes 16 KiB, more with many processors, and few nodes have
+    /// relays.
     hops: OnceLock<papaya::HashMap<RelayIndex, Published>>,
 }
 
@@ -30,26 +31,26 @@ struct Published {
 }
 
 impl RelayTable {
-    /// Makes a hop known, or changes what becomes of its datagrams.
+    /// Publishes a hop, or changes the role of one that is published.
     pub(crate) fn publish(&self, index: RelayIndex, neighbour: LocalIndex, role: Role) {
         let hops = self.hops.get_or_init(papaya::HashMap::new).pin();
         let used = hops.get(&index).is_some_and(|old| old.used.load(Ordering::Relaxed));
         hops.insert(index, Published { neighbour, role, used: AtomicBool::new(used) });
     }
 
-    /// Datagrams for this index are refused from now on.
+    /// Removes a hop: datagrams for this index are refused from now on.
     pub(crate) fn retire(&self, index: RelayIndex) {
         if let Some(hops) = self.hops.get() {
             hops.pin().remove(&index);
         }
     }
 
-    /// Tunnel to the neighbour, and what to do with what comes from it.
+    /// Tunnel to the neighbour, and what to do with datagrams that arrive through it.
     pub(crate) fn get(&self, index: RelayIndex) -> Option<(LocalIndex, Role)> {
         self.look(index, |hop| (hop.neighbour, hop.role))
     }
 
-    /// Notes authenticated traffic.
+    /// Records authenticated traffic.
     pub(crate) fn mark_used(&self, index: RelayIndex) {
         self.look(index, |hop| {
             if !hop.used.load(Ordering::Relaxed) {
@@ -63,7 +64,7 @@ impl RelayTable {
         self.look(index, |hop| hop.used.swap(false, Ordering::Relaxed)).unwrap_or(false)
     }
 
-    /// Hops known.
+    /// Number of known hops.
     pub(crate) fn len(&self) -> usize {
         self.hops.get().map_or(0, papaya::HashMap::len)
     }

@@ -1,4 +1,4 @@
-//! Tunnels without a handshake, to measure a node that has very many.
+//! Creates tunnels without a handshake, to measure a node that has very many.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::node::{Established, Node};
 use crate::tunnel::{Negotiated, SessionKeys, Tunnel};
 
 impl Node {
-    /// A tunnel with random keys to the host with these overlay addresses, as if it had called from `endpoint`. All
-    /// hosts may share one certificate. `None`: the table is full.
+    /// Creates a tunnel with random keys to the host with these overlay addresses, as if that host had initiated it
+    /// from `endpoint`. All hosts may share one certificate. Returns `None` if the table is full.
     pub fn adopt(
         &mut self,
         now: Instant,
@@ -27,7 +27,7 @@ impl Node {
         self.adopt_session(now, certificate, addresses, endpoint, keys, remote_index)
     }
 
-    /// As [`Node::adopt`], with keys and the peer's index of a session that is known, such as one that was recorded.
+    /// Like [`Node::adopt`], but with the keys and the peer's index of a known session, such as one that was recorded.
     pub fn adopt_session(
         &mut self,
         now: Instant,

@@ -7,7 +7,7 @@ use nebula_cert::{CaPool, Certificate, Curve, Identity, PrivateKey, SigningKey, 
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
-/// Makes certificates that a simulated network trusts. All keys follow from a seed: never use them for anything else.
+/// Issues certificates that a simulated network trusts. All keys derive from a seed: never use them for anything else.
 #[derive(Debug)]
 pub struct Authority {
     certificate: Certificate,
@@ -15,7 +15,7 @@ pub struct Authority {
     secrets: Mutex<ChaCha20Rng>,
 }
 
-/// What a certificate shall say.
+/// Contents of a certificate to issue.
 #[derive(Debug, Clone)]
 pub struct Subject {
     /// Certificate name.
@@ -26,7 +26,7 @@ pub struct Subject {
     pub unsafe_networks: Vec<IpNet>,
     /// Groups.
     pub groups: Vec<String>,
-    /// One certificate of each.
+    /// One certificate is issued for each of these versions.
     pub versions: Vec<Version>,
     /// Last second of validity.
     pub not_after: UnixTime,
@@ -39,11 +39,11 @@ impl Authority {
         Self::seeded(curve, 0)
     }
 
-    /// One of its own kind for every seed.
+    /// A new authority whose keys derive from `seed`.
     #[must_use]
     pub fn seeded(curve: Curve, seed: u64) -> Self {
         let mut secrets = ChaCha20Rng::seed_from_u64(seed);
-        // Another stream than the network's own draws from the same seed.
+        // Not the stream from which the network draws with the same seed.
         secrets.set_stream(1);
         let key = first_valid(&mut secrets, |secret| SigningKey::from_seed(curve, secret).ok());
         let template =
@@ -52,7 +52,7 @@ impl Authority {
         Self { certificate, key, secrets: Mutex::new(secrets) }
     }
 
-    /// Trust in this authority.
+    /// A pool that trusts this authority.
     #[must_use]
     pub fn trust(&self) -> CaPool {
         let mut pool = CaPool::new();
@@ -60,7 +60,7 @@ impl Authority {
         pool
     }
 
-    /// A new key with its certificates. Version 1 carries the first network if it is IPv4.
+    /// A new key with its certificates. Version 1 carries the first network only, which must be IPv4.
     #[must_use]
     pub fn identity(&self, subject: &Subject) -> Identity {
         let mut secrets = self.secrets.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,7 +85,7 @@ impl Authority {
     }
 }
 
-/// Draws until it is a key; a draw fails once in 2^32.
+/// Draws until the bytes are a valid key; one draw in 2^32 is not.
 fn first_valid<T>(secrets: &mut ChaCha20Rng, key: impl Fn(&[u8; 32]) -> Option<T>) -> T {
     loop {
         let mut secret = [0; 32];

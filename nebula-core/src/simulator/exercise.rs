@@ -1,4 +1,4 @@
-//! Operations on a network with everything in it, and what must hold whatever they are.
+//! Applies random operations to a network with every kind of host, and checks what must hold after any of them.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -14,17 +14,17 @@ use crate::lighthouse::LocalAddress;
 use crate::wire::header::{HEADER_LEN, Header, MessageType};
 use crate::{Config, TableSizes};
 
-/// A pair of hosts that can reach each other and may is in conversation again at most this long after the network
-/// healed.
+/// Two hosts that can and may reach each other exchange packets again at most this long after the network healed.
 ///
-/// The longest way there: the caller finds its tunnel dead 16 s after its next packet (5 s to the check, 10 s for an
-/// answer, 0.5 s of grid each); the called, behind a symmetric NAT, responds 5 s after it was asked for, but into its
-/// own dead tunnel, which takes another 16 s if the caller sends no recv_errors; the handshake under way then ends
-/// after 5.5 s, and the next one waits 5 s for the response. Lighthouses hear of everybody within 10 s meanwhile.
+/// The worst case: the caller finds its tunnel dead 16 s after its next packet (5 s until the check, 10 s for an
+/// answer, and 0.5 s of timer granularity for each). The called host, behind a symmetric NAT, responds 5 s after it was
+/// asked for, but into its own dead tunnel, which takes another 16 s if the caller sends no recv_errors. The handshake
+/// in flight then ends after 5.5 s, and the next one waits 5 s for the response. Meanwhile, lighthouses hear of
+/// everybody within 10 s.
 pub const REACHABLE_AGAIN_WITHIN: Duration = Duration::from_secs(50);
 
-/// Two lighthouses, one of them a relay, two public hosts, two behind home routers, one behind a symmetric NAT; a model
-/// of what each may hear.
+/// Two lighthouses, one of them a relay, two public hosts, two behind home routers, one behind a symmetric NAT; and a
+/// model of what each may receive.
 pub struct Exercise {
     net: SimNet,
     hosts: Vec<HostId>,
@@ -34,13 +34,13 @@ pub struct Exercise {
     moves: u8,
     /// Every certificate each host ever had.
     certificates: Vec<Vec<Fingerprint>>,
-    /// Pairs in which the first refuses the second.
+    /// Pairs in which the first blocks the second.
     blocked: BTreeSet<(usize, usize)>,
     guarded: BTreeSet<usize>,
     relays: BTreeSet<usize>,
-    /// What was sent; its number is in the payload.
+    /// Packets that were sent; the payload holds the position in this list.
     sent: Vec<Sent>,
-    /// For the traffic of [`Operation::Run`].
+    /// Selects the hosts for the traffic of [`Operation::Run`].
     turn: usize,
 }
 
@@ -71,7 +71,7 @@ impl Exercise {
         let serve = config::Relay { am_relay: true, ..config::Relay::default() };
         net.edit_config(lighthouses[RELAY], |config| config.relay = serve.clone());
         net.control(lighthouses[RELAY], |node, now| node.reconfigure(now, |config| config.relay = serve));
-        // They do not ask each other.
+        // Lighthouses do not query each other.
         net.introduce(lighthouses[0], lighthouses[1]);
         net.introduce(lighthouses[1], lighthouses[0]);
         let places = [None, None, None, None, Some(0), Some(1), Some(2)];
@@ -79,7 +79,7 @@ impl Exercise {
         for (name, place) in ["a", "b", "c", "d", "e"].into_iter().zip(&places[2..]) {
             let mut spec = HostSpec::new(name).config(common);
             if name == "b" {
-                // Rolling out version 2.
+                // A host to which version 2 is being rolled out.
                 spec = spec.versions(both);
             }
             if name == "c" {
@@ -111,7 +111,7 @@ impl Exercise {
         }
     }
 
-    /// The operation that two bytes name.
+    /// The operation that two bytes encode.
     #[must_use]
     pub fn decode(&self, bytes: [u8; 2]) -> Operation {
         Operation::decode(bytes, self.hosts.len(), self.nats.len())
@@ -123,10 +123,10 @@ impl Exercise {
         &self.net
     }
 
-    /// Does it, and checks what must hold at any time.
+    /// Applies an operation, then checks what must hold at any time.
     ///
     /// # Errors
-    /// What does not hold.
+    /// Returns a description of what does not hold.
     pub fn apply(&mut self, operation: Operation) -> Result<(), String> {
         match operation {
             Operation::Run(time) => self.run(time)?,
@@ -168,11 +168,11 @@ impl Exercise {
         self.check()
     }
 
-    /// Heals the network, expects every conversation that may be, lets everybody leave, and expects the tables to be
-    /// empty.
+    /// Heals the network, expects every permitted pair to talk, stops all hosts, and expects empty tables. Returns the
+    /// longest time until a pair talked.
     ///
     /// # Errors
-    /// What does not hold.
+    /// Returns a description of what does not hold.
     pub fn finish(&mut self) -> Result<Duration, String> {
         self.heal();
         self.net.set_link(Link::default());
@@ -207,7 +207,7 @@ impl Exercise {
             self.net.run_for(step);
             self.check()?;
             time -= step;
-            // In turn, so that dropping an operation changes little of what follows.
+            // Round-robin, so that dropping an operation changes little of what follows.
             let (count, turn) = (self.hosts.len(), self.turn);
             let (from, to) = (turn % count, (turn + 1 + turn / count % (count - 1)) % count);
             self.send(from, to, if turn % 5 == 0 { GUARDED } else { OPEN });
@@ -230,7 +230,7 @@ impl Exercise {
         self.tell_addresses(host);
     }
 
-    /// A host notices that its interfaces have other addresses.
+    /// Tells a host that its interfaces have other addresses.
     fn tell_addresses(&mut self, host: usize) {
         let address = self.net.underlay(self.hosts[host]).ip();
         let addresses = vec![LocalAddress { address, interface: "eth0".to_owned() }];
@@ -252,7 +252,7 @@ impl Exercise {
         let versions: Vec<_> = self.net.identity(id).certificates().map(nebula_cert::Certificate::version).collect();
         let identity = self.net.renewed_identity(id, &versions);
         self.certificates[host].extend(fingerprints(&identity));
-        // Blocklists name what the host had before.
+        // The blocklists name the host's previous certificates only.
         self.blocked.retain(|(_, peer)| *peer != host);
         self.net.edit_config(id, |config| config.identity = identity.clone());
         if self.is_up(host) {
@@ -286,7 +286,7 @@ impl Exercise {
         }
     }
 
-    /// Somebody on the path knows a live index, but no key.
+    /// Sends a datagram from somebody on the path who knows a live index, but no key.
     fn forge(&mut self, from: usize, to: usize, byte: u8) {
         let (source, target) = (self.hosts[from], self.hosts[to]);
         let live = self.net.tunnels_to(target, source).into_iter().next();
@@ -309,7 +309,7 @@ impl Exercise {
         self.net.inject(from, step.to, &step.datagram);
     }
 
-    /// Somebody saw a first message, and makes one of it that was never answered.
+    /// Sends an observed first handshake message with a changed ephemeral key, so that it was never answered before.
     fn impersonate(&mut self, from: usize, to: usize) {
         let is_first = |datagram: &[u8]| {
             let first = Header { kind: MessageType::Handshake, index: 0, counter: 1 };
@@ -338,7 +338,7 @@ impl Exercise {
         }
     }
 
-    /// What must hold at any time.
+    /// Checks what must hold at any time.
     fn check(&mut self) -> Result<(), String> {
         for host in 0..self.hosts.len() {
             for packet in self.net.take_udp(self.hosts[host]) {
@@ -426,7 +426,7 @@ impl Exercise {
         all.filter(|&(from, to)| {
             let introduced = (0..LIGHTHOUSES).any(|host| self.friends(host, from) && self.friends(host, to));
             let willing = from != to && self.friends(from, to) && introduced;
-            // A relay uses none.
+            // A relay uses no relays.
             let serves = |host: usize| self.relays.contains(&host);
             let relayed =
                 serves(RELAY) && !serves(from) && !serves(to) && self.friends(RELAY, from) && self.friends(RELAY, to);
@@ -439,7 +439,7 @@ impl Exercise {
         !self.blocked.contains(&(a, b)) && !self.blocked.contains(&(b, a))
     }
 
-    /// Whether punching can work: not if one NAT uses a new port for the other, and that one looks at the port.
+    /// Whether hole punching can work: not if one NAT uses a new port towards the other, and the other filters by port.
     fn connectable(&self, a: usize, b: usize) -> bool {
         let (Some(a), Some(b)) = (self.places[a], self.places[b]) else { return true };
         let hides = |nat: usize| self.nats[nat].1.mapping != Dependence::EndpointIndependent;
@@ -457,7 +457,7 @@ impl Exercise {
         }
     }
 
-    /// One lighthouse and one host stay; nobody says anything until every timer ran out.
+    /// Leaves one lighthouse and one host running, and nobody sends anything until every timer has run out.
     fn expect_empty_tables(&mut self) -> Result<(), String> {
         const STAYING: usize = 2;
         self.apply(Operation::Join(STAYING))?;
@@ -491,8 +491,8 @@ fn common(config: &mut Config) {
     config.punchy.respond = true;
 }
 
-/// Everything, or everything but the guarded port. Flows end soon, so that the end of an exercise need not wait for
-/// them.
+/// Allows everything, or everything but the guarded port. Flows expire soon, so that the end of an exercise need not
+/// wait for them.
 fn firewall(guarded: bool) -> Policy {
     let ports = |from, to| Rule { protocol: Protocol::Udp, port: PortRange::Range(from, to), ..Rule::any() };
     let inbound = if guarded { vec![ports(1, GUARDED - 1), ports(GUARDED + 1, u16::MAX)] } else { vec![Rule::any()] };
@@ -521,11 +521,11 @@ fn stranger() -> SocketAddr {
 
 const NAMES: [&str; 7] = ["l", "m", "a", "b", "c", "d", "e"];
 const LIGHTHOUSES: usize = 2;
-/// The lighthouse that is a relay for every other host, too.
+/// The lighthouse that is also a relay for every other host.
 const RELAY: usize = 1;
 const MARKER: &[u8] = b"in clear?";
 const FROM_PORT: u16 = 1000;
 const OPEN: u16 = 2000;
 const GUARDED: u16 = 3000;
-/// The inactivity timeout or that of a flow, then the next search for such, and a check of the tunnel.
+/// The inactivity timeout or that of a flow, then the next sweep, and a check of the tunnel.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60 + 180 + 20);

@@ -1,4 +1,4 @@
-//! What went over the simulated underlay, for people who read a failed test.
+//! A record of the datagrams on the simulated underlay, for readers of a failed test.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -10,11 +10,11 @@ use crate::wire::header::Header;
 /// One datagram that was sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Since the start of the simulation.
+    /// Time since the start of the simulation.
     pub at: Duration,
-    /// Name of the sender; `stranger` for what a test put onto the underlay itself.
+    /// Name of the sender; `stranger` for datagrams that a test put onto the underlay itself.
     pub sender: String,
-    /// Name of the receiver, if an endpoint of a host was met.
+    /// Name of the receiver, if a host has this endpoint.
     pub receiver: Option<String>,
     /// Source as the receiver sees it.
     pub from: SocketAddr,
@@ -22,12 +22,12 @@ pub struct Step {
     pub to: SocketAddr,
     /// The whole UDP payload.
     pub datagram: Vec<u8>,
-    /// Copies that arrive.
+    /// Number of copies that arrive.
     pub copies: usize,
 }
 
 impl Step {
-    /// Type, index and counter, or what else it is.
+    /// Type, index and counter, or a short description of anything else.
     #[must_use]
     pub fn describe(&self) -> String {
         match (&self.datagram[..], Header::parse(&self.datagram)) {
@@ -38,7 +38,7 @@ impl Step {
     }
 }
 
-/// The last datagrams.
+/// The most recent datagrams.
 #[derive(Debug, Default)]
 pub(super) struct Flow {
     steps: VecDeque<Step>,

@@ -23,10 +23,10 @@ pub(super) struct Host {
     pub(super) node: Node,
     pub(super) forwarder: Arc<Forwarder>,
     lane: Lane,
-    /// To start again with.
+    /// Configuration for the next start.
     config: Config,
     pub(super) events: Vec<Event>,
-    /// Overlay packets delivered.
+    /// Packets delivered to the host.
     pub(super) received: Vec<Vec<u8>>,
     outgoing: VecDeque<Transmit>,
 }
@@ -64,7 +64,7 @@ impl Host {
         &self.config.identity
     }
 
-    /// Adds to its configuration, also for the next start.
+    /// Adds to its configuration, for the next start as well.
     pub(super) fn add_static_hosts(&mut self, now: Instant, hosts: Vec<(IpAddr, Vec<SocketAddr>)>) {
         self.config.static_hosts.extend(hosts);
         let hosts = self.config.static_hosts.clone();
@@ -76,7 +76,7 @@ impl Host {
         change(&mut self.config);
     }
 
-    /// Calls verbs of the node.
+    /// Calls the node and collects its output.
     pub(super) fn control<T>(&mut self, change: impl FnOnce(&mut Node) -> T) -> T {
         let result = change(&mut self.node);
         self.collect();
@@ -94,7 +94,7 @@ impl Host {
         self.serve_early(now);
     }
 
-    /// A datagram arrived on the underlay.
+    /// Handles a datagram from the underlay.
     pub(super) fn receive(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
         let mut buffer = datagram.to_vec();
         let slot = Received { from, range: 0..buffer.len(), segment_size: buffer.len() };
@@ -103,7 +103,7 @@ impl Host {
         self.serve_early(now);
     }
 
-    /// What waited for a tunnel that is there by now.
+    /// Handles datagrams that waited for a tunnel that exists by now.
     fn serve_early(&mut self, now: Instant) {
         while let Some(memory) = self.forwarder.inbound_early(&mut self.lane, now) {
             self.pass_on(now, &memory);
@@ -120,7 +120,7 @@ impl Host {
         }
     }
 
-    /// A program on the host sends a packet.
+    /// Sends a packet as a program on the host would.
     pub(super) fn send(&mut self, now: Instant, packet: &[u8]) -> Verdict {
         let mut packet = packet.to_vec();
         let verdict = self.forwarder.outbound(&mut self.lane, now, &mut packet, Offload::default());

@@ -1,4 +1,4 @@
-//! What a simulated host is before it is added: certificate, place on the underlay, configuration.
+//! Description of a host to simulate: certificate, place on the underlay, configuration.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -44,76 +44,76 @@ impl HostSpec {
         }
     }
 
-    /// Certificates of these versions.
+    /// Gives it certificates of these versions.
     #[must_use]
     pub fn versions(mut self, versions: &[Version]) -> Self {
         self.versions = versions.to_vec();
         self
     }
 
-    /// Overlay addresses.
+    /// Sets the overlay addresses.
     #[must_use]
     pub fn networks(mut self, networks: &[&str]) -> Self {
         self.networks = Some(networks.iter().map(|text| text.parse().expect("a network")).collect());
         self
     }
 
-    /// Networks behind the host, by its certificate.
+    /// Sets the networks behind the host in its certificate.
     #[must_use]
     pub fn unsafe_networks(mut self, networks: &[&str]) -> Self {
         self.unsafe_networks = networks.iter().map(|text| text.parse().expect("a network")).collect();
         self
     }
 
-    /// Groups in the certificate.
+    /// Sets the groups in the certificate.
     #[must_use]
     pub fn groups(mut self, groups: &[&str]) -> Self {
         self.groups = groups.iter().map(|&group| group.to_owned()).collect();
         self
     }
 
-    /// Address of the UDP socket.
+    /// Sets the address of the UDP socket.
     #[must_use]
     pub fn underlay(mut self, underlay: &str) -> Self {
         self.underlay = Some(underlay.parse().expect("an endpoint"));
         self
     }
 
-    /// Behind a NAT, with a private underlay address.
+    /// Puts it behind a NAT, with a private underlay address.
     #[must_use]
     pub fn behind(mut self, nat: NatId) -> Self {
         self.nat = Some(nat);
         self
     }
 
-    /// The certificate ends this long after the start of the simulation.
+    /// Makes the certificate expire this long after the start of the simulation.
     #[must_use]
     pub fn expires_after(mut self, life: Duration) -> Self {
         self.not_after = START + UnixTime::try_from(life.as_secs()).unwrap_or(UnixTime::MAX - START);
         self
     }
 
-    /// Knows the endpoint of `host` from its configuration.
+    /// Adds the endpoint of `host` to its configuration.
     #[must_use]
     pub fn knows(mut self, host: HostId) -> Self {
         self.knows.push(host);
         self
     }
 
-    /// Uses `host` as a lighthouse.
+    /// Makes it use `host` as a lighthouse.
     #[must_use]
     pub fn lighthouse(mut self, host: HostId) -> Self {
         self.lighthouses.push(host);
         self.knows(host)
     }
 
-    /// Is a lighthouse.
+    /// Makes it a lighthouse.
     #[must_use]
     pub fn am_lighthouse(self) -> Self {
         self.config(|config| config.lighthouse.am_lighthouse = true)
     }
 
-    /// Anything else.
+    /// Changes anything else in its configuration.
     #[must_use]
     pub fn config(mut self, change: impl FnOnce(&mut Config) + 'static) -> Self {
         let before = std::mem::replace(&mut self.configure, Box::new(|_| {}));

@@ -1,4 +1,4 @@
-//! What happens to a datagram between two hosts: latency, loss, reorder, duplicate, MTU (netem).
+//! The path between two hosts: latency, loss, reordering, duplication, MTU (like netem).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,16 +14,16 @@ use crate::tunnel::Tunnel;
 use crate::wire::ip::FlowKey;
 use crate::{DropReason, Forwarder};
 
-/// Properties of every path of the network. Probabilities are in percent.
+/// Properties of a path. Probabilities are in percent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// Least time on the way.
+    /// Minimum delay.
     pub latency: Duration,
-    /// Up to this much more, at random: datagrams overtake each other.
+    /// Maximum additional random delay, which makes datagrams overtake each other.
     pub jitter: Duration,
-    /// Lost datagrams.
+    /// Share of datagrams that are lost.
     pub loss: u32,
-    /// Datagrams that arrive twice.
+    /// Share of datagrams that arrive twice.
     pub duplicate: u32,
     /// Longer datagrams are lost.
     pub mtu: Option<usize>,
@@ -36,7 +36,7 @@ impl Default for Link {
 }
 
 impl Link {
-    /// After how long each copy of a datagram arrives; none if it is lost.
+    /// Delay of each copy of a datagram that arrives; empty if it is lost.
     pub(super) fn arrivals(&self, length: usize, rng: &mut ChaCha20Rng) -> Vec<Duration> {
         if self.mtu.is_some_and(|mtu| length > mtu) || chance(rng, self.loss) {
             return Vec::new();
@@ -52,7 +52,7 @@ fn chance(rng: &mut ChaCha20Rng, percent: u32) -> bool {
     percent > 0 && rng.next_u32() % 100 < percent
 }
 
-/// Rules, known flows, and what one lane keeps at hand.
+/// A firewall on its own: rules, known flows, and the cache of one lane.
 #[derive(Debug)]
 pub struct Gate {
     filter: Filter,
@@ -62,7 +62,8 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Between a host with these networks and the peer of one of its tunnels; `None` if it has no such tunnel.
+    /// A firewall between a host with these networks and the peer of one of its tunnels; `None` if it has no such
+    /// tunnel.
     #[must_use]
     pub fn new(
         policy: &Policy,
@@ -82,7 +83,7 @@ impl Gate {
     /// Decides about one packet.
     ///
     /// # Errors
-    /// Why it is dropped.
+    /// Returns the reason why it is dropped.
     pub fn check(&mut self, now: Instant, direction: Direction, flow: &FlowKey) -> Result<(), DropReason> {
         let firewall = Firewall { filter: &self.filter, conntrack: &self.conntrack };
         firewall.check(&mut self.cache, now, direction, flow, &self.tunnel, |_| None)

@@ -1,7 +1,7 @@
-//! A network of many nodes on one virtual clock: deterministic by its seed, and as fast as the machine.
+//! A simulated network of many nodes on one virtual clock: deterministic by its seed, and as fast as the machine.
 //!
-//! Time jumps to the next arrival or deadline, so an hour of keepalives takes milliseconds. Everything follows from the
-//! seed, keys and certificates too: the same seed and the same calls give the same datagrams, byte for byte.
+//! Time jumps to the next arrival or deadline, so an hour of keepalives takes milliseconds. Everything derives from the
+//! seed, including keys and certificates: the same seed and the same calls give the same datagrams, byte for byte.
 
 mod adopt;
 mod authority;
@@ -49,7 +49,7 @@ pub struct HostId(usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NatId(usize);
 
-/// Datagram on its way.
+/// A datagram in flight.
 #[derive(Debug)]
 struct InFlight {
     from: SocketAddr,
@@ -71,7 +71,7 @@ pub struct SimNet {
     nats: Vec<Nat>,
     in_flight: BTreeMap<(Instant, u64), InFlight>,
     sent: u64,
-    /// A second, and how many datagrams had been sent at its beginning.
+    /// The current second, and the number of datagrams sent by its beginning.
     second: (u64, u64),
     cut: BTreeSet<(HostId, HostId)>,
     pings: u16,
@@ -112,7 +112,7 @@ impl SimNet {
         }
     }
 
-    /// Hosts that know each other's endpoints from their configuration.
+    /// Adds hosts that know each other's endpoints from their configuration.
     pub fn nodes<const N: usize>(&mut self, names: [&str; N]) -> [HostId; N] {
         let hosts = names.map(|name| self.add(HostSpec::new(name)));
         for a in hosts {
@@ -182,7 +182,7 @@ impl SimNet {
         &self.authority
     }
 
-    /// What `host` proves itself with when it starts.
+    /// The certificates and key that `host` starts with.
     #[must_use]
     pub fn identity(&self, host: HostId) -> &Identity {
         self.hosts[host.0].identity()
@@ -209,18 +209,18 @@ impl SimNet {
         self.hosts[host.0].identity().primary().fingerprint()
     }
 
-    /// Every path behaves like this from now on.
+    /// Makes every path behave like this from now on.
     pub fn set_link(&mut self, link: Link) {
         self.link = link;
         self.links.clear();
     }
 
-    /// The path between the two behaves like this from now on, in both directions.
+    /// Makes the path between the two behave like this from now on, in both directions.
     pub fn set_link_between(&mut self, a: HostId, b: HostId, link: Link) {
         self.links.extend([((a, b), link), ((b, a), link)]);
     }
 
-    /// Nothing passes between the two any more.
+    /// Drops everything between the two from now on.
     pub fn cut(&mut self, a: HostId, b: HostId) {
         self.cut.extend([(a, b), (b, a)]);
     }
@@ -231,31 +231,31 @@ impl SimNet {
         self.cut.remove(&(b, a));
     }
 
-    /// The host has another underlay endpoint from now on, behind no NAT; its tunnels stay.
+    /// Moves the host to another underlay endpoint, behind no NAT; it keeps its tunnels.
     pub fn move_to(&mut self, host: HostId, underlay: &str) {
         let host = &mut self.hosts[host.0];
         (host.underlay, host.nat) = (underlay.parse().expect("an endpoint"), None);
     }
 
-    /// The host has a private endpoint behind `nat` from now on; its tunnels stay.
+    /// Moves the host to a private endpoint behind `nat`; it keeps its tunnels.
     pub fn move_behind(&mut self, host: HostId, nat: NatId) {
         let underlay = private_endpoint(nat, host);
         let host = &mut self.hosts[host.0];
         (host.underlay, host.nat) = (underlay, Some(nat.0));
     }
 
-    /// The NAT forgets its mappings; later datagrams get new ports.
+    /// Makes the NAT forget its mappings; later datagrams get new ports.
     pub fn rebind(&mut self, nat: NatId) {
         self.nats[nat.0].rebind();
     }
 
-    /// The host says goodbye and is gone.
+    /// Stops the host after it closed its tunnels.
     pub fn stop(&mut self, host: HostId) {
         self.control(host, |node, now| node.close_all(now));
         self.kill(host);
     }
 
-    /// The host is gone without a word, and loses all state.
+    /// Stops the host without closing its tunnels; it loses all state.
     pub fn kill(&mut self, host: HostId) {
         self.hosts[host.0].is_up = false;
     }
@@ -266,19 +266,19 @@ impl SimNet {
         self.hosts[host.0].is_up
     }
 
-    /// The host loses all state, as after a crash, and starts again; also after [`SimNet::stop`] and [`SimNet::kill`].
+    /// Restarts the host without any state, as after a crash; also after [`SimNet::stop`] and [`SimNet::kill`].
     pub fn restart(&mut self, host: HostId) {
         let (wall, seed) = (self.wall(), self.random_seed());
         self.hosts[host.0].restart(self.now, wall, seed);
         self.dispatch(host);
     }
 
-    /// Changes what `host` will start with the next time, as an edited configuration file does.
+    /// Changes the configuration that `host` will start with the next time, like an edited configuration file.
     pub fn edit_config(&mut self, host: HostId, change: impl FnOnce(&mut Config)) {
         self.hosts[host.0].edit_config(change);
     }
 
-    /// Calls a verb of the node's control plane.
+    /// Calls a method of the node's control plane.
     pub fn control<T>(&mut self, host: HostId, verb: impl FnOnce(&mut Node, Instant) -> T) -> T {
         let now = self.now;
         let result = self.hosts[host.0].control(|node| verb(node, now));
@@ -286,7 +286,7 @@ impl SimNet {
         result
     }
 
-    /// First overlay address.
+    /// First overlay address of the host.
     #[must_use]
     pub fn overlay(&self, host: HostId) -> IpAddr {
         self.hosts[host.0].overlay[0]
@@ -298,7 +298,7 @@ impl SimNet {
         self.hosts[host.0].underlay
     }
 
-    /// Live tunnels.
+    /// Live tunnels of the host.
     #[must_use]
     pub fn tunnels(&self, host: HostId) -> Vec<TunnelStatus> {
         self.hosts[host.0].node.tunnels()
@@ -311,19 +311,19 @@ impl SimNet {
         self.tunnels(host).into_iter().filter(|tunnel| tunnel.peer.contains(&address)).collect()
     }
 
-    /// Uses up send counters of the primary tunnel from `host` to `peer`, as that many datagrams would.
+    /// Uses up send counters of the primary tunnel from `host` to `peer`, as `count` datagrams would.
     pub fn spend_counters(&mut self, host: HostId, peer: HostId, count: u64) {
         let tunnel = self.hosts[host.0].forwarder.tunnels().by_address(self.overlay(peer)).expect("a tunnel");
         let _first = tunnel.session.reserve(count).expect("counters that are left");
     }
 
-    /// Where `host` believes `peer` to be.
+    /// The endpoint of `peer` as `host` knows it.
     #[must_use]
     pub fn endpoint_of(&self, host: HostId, peer: HostId) -> Option<SocketAddr> {
         self.tunnels_to(host, peer).into_iter().find(|tunnel| tunnel.primary)?.endpoint
     }
 
-    /// How much a host remembers.
+    /// Sizes of the host's tables.
     #[must_use]
     pub fn table_sizes(&self, host: HostId) -> TableSizes {
         self.hosts[host.0].node.table_sizes()
@@ -364,7 +364,7 @@ impl SimNet {
         &self.hosts[host.0].received
     }
 
-    /// What went over the underlay, oldest first.
+    /// Datagrams that went over the underlay, oldest first.
     pub fn flow(&self) -> impl DoubleEndedIterator<Item = &Step> {
         self.flow.steps()
     }
@@ -420,7 +420,7 @@ impl SimNet {
         self.now = end;
     }
 
-    /// Runs until `done` or for `limit`; whether it is done.
+    /// Runs until `done`, at most for `limit`; returns whether it is done.
     pub fn run_until(&mut self, limit: Duration, done: impl Fn(&Self) -> bool) -> bool {
         let end = self.now + limit;
         while !done(self) {
@@ -433,12 +433,12 @@ impl SimNet {
         true
     }
 
-    /// Panics with the packet flow unless `done` within `limit`.
+    /// Runs until `done`; panics with the packet flow if that takes longer than `limit`.
     pub fn expect(&mut self, what: &str, limit: Duration, done: impl Fn(&Self) -> bool) {
         assert!(self.run_until(limit, done), "{what}: not within {limit:?}\n{}", self.diagram());
     }
 
-    /// Handles the next arrival or deadline; false if nothing will ever happen.
+    /// Handles the next arrival or deadline; returns `false` if there is none.
     pub fn step(&mut self) -> bool {
         let Some(at) = self.next_event() else { return false };
         self.now = self.now.max(at);
@@ -531,7 +531,7 @@ impl SimNet {
                 let inside = self.nats[nat].inbound(self.now, to.port(), datagram.from)?;
                 return self.host_at(inside, Some(nat)).map(|host| (host, datagram.from));
             }
-            // A private destination is only reached from behind the same NAT.
+            // A private destination can be reached only from behind the same NAT.
             None => self.hosts.iter().find(|host| host.underlay == datagram.from).and_then(|host| host.nat),
         };
         let direct = self.host_at(to, None);
@@ -559,14 +559,14 @@ impl SimNet {
     }
 }
 
-/// Where the n-th host is behind a NAT.
+/// Endpoint of the n-th host behind a NAT.
 fn private_endpoint(nat: NatId, host: HostId) -> SocketAddr {
     let [nat, host] = [nat.0, host.0 + 1].map(|number| u8::try_from(number).expect("a small network"));
     SocketAddr::from(([192, 168, nat, host], PORT))
 }
 
 const PORT: u16 = 4242;
-/// No scenario sends so much in a second of its own.
+/// More than any scenario sends in a second, unless hosts answer each other in a loop.
 const MAX_DATAGRAMS_PER_SECOND: u64 = 20_000;
-/// Wall clock at the start, inside the life of every certificate.
+/// Wall clock at the start, within the validity of every certificate.
 const START: UnixTime = 1_800_000_000;

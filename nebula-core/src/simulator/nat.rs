@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// How much of the remote end matters; used for mapping and for filtering.
+/// How much of the remote endpoint matters; used for mapping and for filtering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dependence {
     /// Nothing of it.
@@ -16,7 +16,7 @@ pub enum Dependence {
 }
 
 impl Dependence {
-    /// The part of the remote end that matters.
+    /// The part of the remote endpoint that matters.
     fn part(self, remote: SocketAddr) -> (Option<IpAddr>, Option<u16>) {
         match self {
             Self::EndpointIndependent => (None, None),
@@ -29,22 +29,22 @@ impl Dependence {
 /// Behaviour of a NAT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NatBehaviour {
-    /// When a new public port is used.
+    /// Which remote endpoints get a public port of their own.
     pub mapping: Dependence,
     /// Sources that may send to a public port.
     pub filtering: Dependence,
-    /// A mapping that was not used for this long is gone.
+    /// Mappings expire when they were not used for this long.
     pub expiry: Duration,
-    /// Whether datagrams that come in keep a mapping open, too.
+    /// Whether inbound datagrams keep a mapping open, too.
     pub inbound_refresh: bool,
-    /// Whether a host behind the NAT reaches another one there by its public endpoint.
+    /// Whether hosts behind the NAT reach each other by their public endpoints.
     pub hairpinning: bool,
-    /// Whether the public port is the private one, where no other host has it.
+    /// Whether the public port equals the private one, unless it is taken.
     pub preserves_port: bool,
 }
 
 impl NatBehaviour {
-    /// The usual home router: one public port per socket, answers only from where something was sent to.
+    /// The usual home router: one public port per socket; lets in only endpoints to which something was sent.
     #[must_use]
     pub fn home() -> Self {
         Self {
@@ -57,7 +57,7 @@ impl NatBehaviour {
         }
     }
 
-    /// A new public port for every destination ("symmetric"): punching fails towards its like.
+    /// A new public port for every destination ("symmetric"): punching fails between two of them.
     #[must_use]
     pub fn symmetric() -> Self {
         Self { mapping: Dependence::AddressAndPortDependent, ..Self::home() }
@@ -86,7 +86,7 @@ impl Nat {
         Self { public, behaviour, mappings: BTreeMap::new(), last_port: FIRST_PORT }
     }
 
-    /// A datagram leaves; returns its public source.
+    /// Handles an outbound datagram; returns its public source.
     pub(super) fn outbound(&mut self, now: Instant, source: SocketAddr, remote: SocketAddr) -> SocketAddr {
         let expiry = self.behaviour.expiry;
         self.mappings.retain(|_, mapping| now < mapping.used + expiry);
@@ -101,9 +101,9 @@ impl Nat {
         SocketAddr::new(self.public, port)
     }
 
-    /// A datagram arrives at a public port; returns the private destination if it may pass.
+    /// Handles an inbound datagram at a public port; returns the private destination if it may pass.
     pub(super) fn inbound(&self, now: Instant, port: u16, remote: SocketAddr) -> Option<SocketAddr> {
-        // A source with the NAT's own address was sent from behind it.
+        // A datagram from the NAT's own address was sent from behind it.
         if remote.ip() == self.public && !self.behaviour.hairpinning {
             return None;
         }
@@ -115,7 +115,7 @@ impl Nat {
         known.then_some(key.0)
     }
 
-    /// A datagram passed to a public port.
+    /// Records that a datagram passed to a public port.
     pub(super) fn passed(&mut self, now: Instant, port: u16) {
         if self.behaviour.inbound_refresh
             && let Some(mapping) = self.mappings.values_mut().find(|mapping| mapping.port == port)
@@ -124,7 +124,7 @@ impl Nat {
         }
     }
 
-    /// Forgets every mapping, as a router does that starts again; new ones get new ports.
+    /// Forgets every mapping, like a router that restarts; new ones get new ports.
     pub(super) fn rebind(&mut self) {
         self.mappings.clear();
     }

@@ -1,25 +1,25 @@
-//! What can be done to a simulated network at random: the vocabulary of [`super::Exercise`].
+//! Random operations on a simulated network, as used by [`super::Exercise`].
 
 use std::time::Duration;
 
 use super::Link;
 
-/// One operation. Hosts and NATs are numbers in the order in which the exercise made them.
+/// One operation. Hosts and NATs are numbered in the order in which the exercise created them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// Time passes, and packets are sent all the while.
+    /// Lets time pass and sends packets all the while.
     Run(Duration),
     /// The first host sends the second a UDP packet; `true`: to the port that [`Operation::Guard`] closes.
     Send(usize, usize, bool),
     /// The host starts if it is down.
     Join(usize),
-    /// The host says goodbye and is gone.
+    /// The host closes its tunnels and stops.
     Leave(usize),
-    /// The host is gone without a word.
+    /// The host stops without closing its tunnels.
     Kill(usize),
     /// The host loses all state and starts at once.
     Restart(usize),
-    /// The host closes its tunnels and goes on.
+    /// The host closes its tunnels and keeps running.
     CloseAll(usize),
     /// The host gets a new public endpoint.
     MoveOut(usize),
@@ -33,7 +33,7 @@ pub enum Operation {
     Isolate(usize),
     /// Undoes every cut.
     Heal,
-    /// How every path behaves.
+    /// Changes how every path behaves.
     Link(Link),
     /// The host reloads a new certificate and key.
     Renew(usize),
@@ -43,18 +43,18 @@ pub enum Operation {
     Unblock(usize),
     /// The host reloads its firewall; `true`: the guarded port is closed.
     Guard(usize, bool),
-    /// A stranger sends the second host a datagram in the name of the first; the byte says which.
+    /// A stranger sends the second host a datagram in the name of the first; the byte selects its content.
     Forge(usize, usize, u8),
-    /// A stranger sends a copy of one of the last datagrams from elsewhere.
+    /// A stranger sends a copy of one of the last datagrams, from its original source or from elsewhere.
     Replay(u8),
-    /// A stranger sends the second host a first message of the first one, with an ephemeral key of its own.
+    /// A stranger sends the second host a first handshake message of the first one, with a changed ephemeral key.
     Impersonate(usize, usize),
-    /// The host reloads whether it is a relay.
+    /// The host reloads its relay setting; `true`: it is a relay.
     Serve(usize, bool),
 }
 
 impl Operation {
-    /// Every pair of bytes is an operation on one of `hosts` hosts and `nats` NATs.
+    /// Decodes an operation on one of `hosts` hosts and `nats` NATs; every pair of bytes is valid.
     #[must_use]
     pub fn decode([kind, argument]: [u8; 2], hosts: usize, nats: usize) -> Self {
         let x = usize::from(argument & 7) % hosts;

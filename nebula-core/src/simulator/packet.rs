@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-/// What a host finds in a packet it received.
+/// Contents of a packet that a host received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Contents {
     EchoRequest { from: IpAddr, to: IpAddr, identifier: u16, sequence: u16 },

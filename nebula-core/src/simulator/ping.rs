@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::packet::{self, Contents};
 use super::{HostId, SimNet};
 
-/// A ping in the making.
+/// A ping that is not sent yet.
 #[must_use = "nothing is sent before one of its verbs is called"]
 pub struct Ping<'a> {
     pub(super) net: &'a mut SimNet,
@@ -16,7 +16,7 @@ pub struct Ping<'a> {
 }
 
 impl Ping<'_> {
-    /// Between these overlay addresses.
+    /// Uses these overlay addresses.
     pub fn between(self, from: &str, to: &str) -> Self {
         Self { addresses: (from.parse().expect("an address"), to.parse().expect("an address")), ..self }
     }
@@ -36,14 +36,14 @@ impl Ping<'_> {
         panic!("no ping from {from} to {to} was answered within a minute\n{}", net.diagram());
     }
 
-    /// Pings once; whether the answer comes within `limit`.
+    /// Pings once; returns whether the answer comes within `limit`.
     pub fn is_answered_within(self, limit: Duration) -> bool {
         let identifier = self.net.next_ping();
         self.net.echo(self.from, self.addresses, identifier, 0);
         self.net.run_until(limit, |net| net.answered(self.from, identifier, None))
     }
 
-    /// Pings this often at this distance, all with one identifier; returns how many were answered.
+    /// Sends `count` pings at this interval, all with one identifier; returns how many were answered.
     pub fn train(self, count: u16, distance: Duration) -> usize {
         let identifier = self.net.next_ping();
         for sequence in 0..count {

@@ -1,5 +1,5 @@
-//! Loom's types, and stand-ins for arc-swap and papaya. Each operation of those is one step here, which is what they
-//! promise; models check what is built upon the promise.
+//! Loom's types, and stand-ins for arc-swap and papaya. Each operation of those is atomic here, as they promise; models
+//! check what is built on that promise.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -68,7 +68,7 @@ impl<K: Ord, V: Clone> HashMap<K, V> {
 }
 
 impl<K: Ord, V: Clone> Pinned<'_, K, V> {
-    /// By value: a reference could not outlive the lock of this stand-in.
+    /// Returns the value, because a reference could not outlive the lock of this stand-in.
     pub(crate) fn get(&self, key: &K) -> Option<Box<V>> {
         self.0.0.lock().unwrap().get(key).cloned().map(Box::new)
     }

@@ -14,14 +14,14 @@ pub enum Cipher {
     ChaCha20Poly1305,
 }
 
-/// One direction's key. Which counters were used is the caller's business (see [`super::Session::reserve`]).
+/// The key of one direction. The caller must not use a counter twice (see [`super::Session::reserve`]).
 pub struct AeadKey {
     cipher: Cipher,
     key: LessSafeKey,
 }
 
 impl AeadKey {
-    /// Key set-up.
+    /// Prepares a key for use.
     #[must_use]
     pub fn new(cipher: Cipher, key: &[u8; 32]) -> Self {
         let algorithm = match cipher {
@@ -32,7 +32,7 @@ impl AeadKey {
         Self { cipher, key: LessSafeKey::new(key) }
     }
 
-    /// Encrypts `buffer` in place and returns the tag. Nonce by cipher from `counter`.
+    /// Encrypts `buffer` in place and returns the tag. The nonce is `counter` in the byte order of the cipher.
     ///
     /// # Panics
     /// If `buffer` is tens of gigabytes long, the limit of the AEAD.

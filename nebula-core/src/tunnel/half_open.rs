@@ -1,4 +1,4 @@
-//! A handshake that this node answered, until its caller shows that it has the keys (key confirmation).
+//! A handshake that this node answered, until the initiator proves that it has the keys (key confirmation).
 
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
@@ -10,11 +10,11 @@ use crate::sync::Mutex;
 use crate::tunnel::Negotiated;
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 
-/// Anybody can send a first message in the name of another, so very many of these may exist. Each holds raw keys only.
-/// The tunnel, which takes several times as much memory, is made when the first datagram for it arrives.
+/// Anybody can send a first handshake message in another's name, so there may be very many of these. Each holds raw
+/// keys only. The tunnel, which takes several times as much memory, is created when the first datagram for it arrives.
 #[derive(Debug)]
 pub(crate) struct HalfOpen {
-    /// Where the first message came from, if that was direct.
+    /// Source of the first message, if it came directly.
     endpoint: Option<SocketAddr>,
     state: Mutex<State>,
 }
@@ -24,7 +24,7 @@ pub(crate) struct HalfOpen {
 enum State {
     /// Nothing was received yet. The tunnel skips the counters of the tests that were sent.
     Keys { done: Negotiated, tests: u64 },
-    /// What a lane receives with, and what is published once the caller is confirmed.
+    /// The tunnel that lanes receive with, published once the initiator is confirmed.
     Tunnel(Arc<Tunnel>),
     /// The control plane gave up.
     Discarded,
@@ -35,7 +35,7 @@ impl HalfOpen {
         Self { endpoint, state: Mutex::new(State::Keys { done, tests: 0 }) }
     }
 
-    /// The one tunnel of this handshake, made at the first call. `None`: it was discarded.
+    /// The one tunnel of this handshake, created by the first call; `None` if the handshake was discarded.
     pub(crate) fn tunnel(&self) -> Option<Arc<Tunnel>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let tunnel = match std::mem::replace(&mut *state, State::Discarded) {
@@ -47,7 +47,7 @@ impl HalfOpen {
         Some(tunnel)
     }
 
-    /// A test request, each with a counter of its own: the caller's answer confirms it.
+    /// A test request, with a new counter on each call. The initiator's reply confirms it.
     pub(crate) fn test_request(&self) -> Option<Vec<u8>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *state {
@@ -65,7 +65,7 @@ impl HalfOpen {
         }
     }
 
-    /// Erases the keys at once, even if others still refer to this.
+    /// Erases the keys at once, even if there are other references to this.
     pub(crate) fn discard(&self) {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::Discarded;
     }

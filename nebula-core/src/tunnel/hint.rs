@@ -1,11 +1,11 @@
-//! Where a lane's last packet went: bulk traffic finds its tunnel without hashing an address.
+//! The tunnel of a lane's last packet, so that bulk traffic finds its tunnel without hashing an address.
 
 use std::net::IpAddr;
 
 use super::table::Lookup;
 use super::{LocalIndex, TunnelTable};
 
-/// Remembers one answer of the table. Holds no tunnel, so that a retired one is freed.
+/// Caches one lookup in the table. Holds an index and not the tunnel, so that a retired tunnel is freed.
 #[derive(Debug, Default)]
 pub(crate) struct TunnelHint(Option<Hint>);
 
@@ -19,7 +19,7 @@ struct Hint {
 impl TunnelHint {
     /// The primary tunnel to a peer.
     pub(crate) fn look_up(&mut self, tunnels: &TunnelTable, peer: IpAddr) -> Lookup {
-        // Read before the look-up: a change during it makes the hint stale, never wrong.
+        // Read before the lookup: a change during it makes the hint stale, never wrong.
         let version = tunnels.version();
         let known = self.0.filter(|answer| answer.version == version && answer.peer == peer);
         let Some(index) = known.map(|answer| answer.index).or_else(|| tunnels.primary(peer)) else {

@@ -1,4 +1,4 @@
-//! Whose a flow is: the peer that it was allowed for, and what that peer's certificate entitled it to.
+//! The owner of a flow: the peer that it was allowed for, and the rights that the peer's certificate grants.
 
 use std::fmt::Write as _;
 
@@ -6,13 +6,13 @@ use aws_lc_rs::digest::{SHA256, digest};
 use ipnet::IpNet;
 use nebula_cert::{Fingerprint, VerifiedCertificate};
 
-/// What rules see of a certificate, as digests. Key, fingerprint and validity are not part of it, so that renewing a
-/// certificate changes nothing.
+/// The parts of a certificate that rules match, as digests. Key, fingerprint and validity are not among them, so that
+/// renewing a certificate changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PeerIdentity {
-    /// The name: another one is another peer.
+    /// The name; a different name is a different peer.
     pub(crate) name: [u64; 2],
-    /// Groups, networks, unsafe networks and issuer: with others, the peer may be entitled to less.
+    /// Groups, networks, unsafe networks and issuer; if they differ, the peer may be entitled to less.
     pub(crate) rights: [u64; 2],
 }
 
@@ -35,7 +35,7 @@ impl PeerIdentity {
         (issuer, issuer_name): (Fingerprint, &str),
     ) -> Self {
         let mut rights = issuer.0.to_vec();
-        // Each list begins with its length and each text with its own, so that no two certificates read the same.
+        // Every list and every text is prefixed with its length, so that no two certificates yield the same bytes.
         push_text(&mut rights, issuer_name);
         push_length(&mut rights, groups.len());
         groups.iter().for_each(|group| push_text(&mut rights, group));
@@ -44,7 +44,7 @@ impl PeerIdentity {
             push_length(&mut rights, list.len());
             for network in list {
                 text.clear();
-                // Writing to a string does not fail.
+                // Writing to a string cannot fail.
                 let _written = write!(text, "{network}");
                 push_text(&mut rights, &text);
             }
@@ -53,7 +53,7 @@ impl PeerIdentity {
     }
 }
 
-/// Stands for all gateways of a subnet route, which share their flows.
+/// Digest that stands for all gateways of a subnet route, which share their flows.
 pub(crate) fn route_digest(network: IpNet) -> [u64; 2] {
     words(ROUTE, network.to_string().as_bytes())
 }
@@ -67,7 +67,7 @@ fn push_length(bytes: &mut Vec<u8>, length: usize) {
     bytes.extend((length as u64).to_be_bytes());
 }
 
-/// The first half of a digest. `kind` says what the bytes are.
+/// The first half of a SHA-256 digest. `kind` says what the bytes mean.
 fn words(kind: u8, bytes: &[u8]) -> [u64; 2] {
     let digest = digest(&SHA256, &[&[kind], bytes].concat());
     let (words, _) = digest.as_ref().as_chunks::<8>();

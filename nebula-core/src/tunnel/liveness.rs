@@ -8,7 +8,7 @@ pub(crate) struct Liveness {
     awaiting_answer: bool,
 }
 
-/// What the caller found out about the tunnel at this check.
+/// What the caller knows about the tunnel at this check.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Facts {
     /// Authenticated traffic came in since the last check.
@@ -17,42 +17,43 @@ pub(crate) struct Facts {
     pub(crate) sent: bool,
     /// This tunnel carries packets to the peer.
     pub(crate) primary: bool,
-    /// The peer's certificate may not be used any longer.
+    /// The peer's certificate must not be used any longer.
     pub(crate) certificate_refused: bool,
-    /// It carried nothing for so long that it may go.
+    /// It was idle for so long that it may be closed.
     pub(crate) inactive: bool,
     /// No send counter is left.
     pub(crate) exhausted: bool,
-    /// The own certificate, its version or the counters ask for a new handshake.
+    /// The own certificate, its version or the counters call for a new handshake.
     pub(crate) outdated: bool,
-    /// This node is the side that moves its primary, and this tunnel is fit to be it.
+    /// This node is the side that changes its primary tunnel, and this tunnel qualifies.
     pub(crate) may_become_primary: bool,
 }
 
 /// What to do about the tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// The peer is there; check again after the alive interval. `punch`: nothing was sent, so keep the NAT open.
+    /// The peer is alive; check again after the alive interval. `punch`: nothing was sent, so keep the NAT mapping
+    /// open.
     Alive { next: Next, punch: bool },
-    /// Nothing was sent, so silence means nothing; keep the NAT open and check again after the alive interval.
+    /// Nothing was sent, so silence means nothing; keep the NAT mapping open and check again after the alive interval.
     Idle,
-    /// Ask for an answer and check again after the deletion interval.
+    /// Send a probe and check again after the deletion interval.
     Probe,
-    /// Check again after the deletion interval without asking: a spare tunnel may die.
+    /// Check again after the deletion interval without a probe: a spare tunnel may die.
     Await,
-    /// Tell the peer and remove.
+    /// Tell the peer and remove the tunnel.
     Close(TunnelDownReason),
-    /// Remove silently.
+    /// Remove the tunnel silently.
     Remove(TunnelDownReason),
 }
 
-/// What else a living tunnel needs.
+/// What else a live tunnel needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     Nothing,
     /// Negotiate a successor.
     Rehandshake,
-    /// Use this tunnel for packets to the peer: the peer does.
+    /// Make this tunnel the primary, because the peer uses it.
     BecomePrimary,
 }
 

@@ -1,4 +1,4 @@
-//! A tunnel: a verified peer, where it is, and the session keys (a security association).
+//! A tunnel: a verified peer, its endpoint and the session keys (a security association).
 
 pub mod cipher;
 mod half_open;
@@ -41,7 +41,7 @@ pub struct Tunnel {
     pub remote_index: RemoteIndex,
     /// The peer's verified certificate.
     pub peer: VerifiedCertificate,
-    /// Whose the flows in this tunnel are.
+    /// The identity that owns the flows in this tunnel.
     pub(crate) identity: PeerIdentity,
     /// The peer's overlay addresses, primary first.
     pub peer_addresses: Vec<IpAddr>,
@@ -54,7 +54,7 @@ pub struct Tunnel {
     /// Time value of the peer's handshake message, nanoseconds since the Unix epoch by the peer's clock.
     pub peer_time: u64,
     endpoint: ArcSwapOption<SocketAddr>,
-    /// Both indexes of the hop to use without an endpoint; 0: there is none.
+    /// Both indexes of the hop to use while there is no endpoint; 0 if there is none.
     hop: AtomicU64,
     confirmed: AtomicBool,
     received: AtomicBool,
@@ -62,7 +62,7 @@ pub struct Tunnel {
     sent: AtomicBool,
 }
 
-/// What a tunnel carried since somebody looked.
+/// What a tunnel carried since the last check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traffic {
     /// Authenticated traffic came from the peer's endpoint.
@@ -80,7 +80,7 @@ impl Tunnel {
         Self::starting_at(done, endpoint, session::FIRST_COUNTER)
     }
 
-    /// As [`Tunnel::new`], where counters before `counter` were used already.
+    /// Like [`Tunnel::new`], but counters before `counter` were used already.
     pub(crate) fn starting_at(done: Negotiated, endpoint: Option<SocketAddr>, counter: u64) -> Self {
         Self {
             local_index: done.local_index,
@@ -94,7 +94,7 @@ impl Tunnel {
             peer_time: done.peer_time,
             endpoint: ArcSwapOption::new(endpoint.map(Arc::new)),
             hop: AtomicU64::new(0),
-            // Only the holder of the keys can send the second message; the first may be a copy.
+            // Only the holder of the keys can send the second handshake message; the first may be a replay.
             confirmed: AtomicBool::new(done.initiator),
             received: AtomicBool::new(false),
             relayed: AtomicBool::new(false),
@@ -108,7 +108,7 @@ impl Tunnel {
         self.endpoint.load().as_deref().copied()
     }
 
-    /// Moves the tunnel.
+    /// Changes the underlay endpoint.
     pub fn set_endpoint(&self, endpoint: Option<SocketAddr>) {
         self.endpoint.store(endpoint.map(Arc::new));
     }
@@ -121,38 +121,38 @@ impl Tunnel {
         (packed != 0).then_some(hop)
     }
 
-    /// Reaches the peer by this hop while there is no endpoint.
+    /// Sets the hop to use while there is no endpoint.
     pub(crate) fn set_hop(&self, hop: Option<Hop>) {
         let packed = hop.map_or(0, |hop| u64::from(hop.tunnel.0) << 32 | u64::from(hop.index.0));
         self.hop.store(packed, Ordering::Relaxed);
     }
 
-    /// Whether the peer showed that it has the keys of this tunnel (key confirmation).
+    /// Whether the peer has proved that it has the keys of this tunnel (key confirmation).
     #[must_use]
     pub fn is_confirmed(&self) -> bool {
         self.confirmed.load(Ordering::Relaxed)
     }
 
-    /// The peer was heard in this tunnel. `true`: for the first time.
+    /// Records that the peer was heard in this tunnel. Returns `true` the first time.
     pub(crate) fn confirm(&self) -> bool {
         !self.confirmed.swap(true, Ordering::Relaxed)
     }
 
-    /// Notes authenticated traffic from the peer's endpoint.
+    /// Records authenticated traffic from the peer's endpoint.
     pub fn mark_received(&self) {
         if !self.received.load(Ordering::Relaxed) {
             self.received.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Notes authenticated traffic from the peer through a relay.
+    /// Records authenticated traffic from the peer through a relay.
     pub fn mark_relayed(&self) {
         if !self.relayed.load(Ordering::Relaxed) {
             self.relayed.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Notes traffic to the peer.
+    /// Records traffic to the peer.
     pub fn mark_sent(&self) {
         if !self.sent.load(Ordering::Relaxed) {
             self.sent.store(true, Ordering::Relaxed);
@@ -167,7 +167,7 @@ impl Tunnel {
 }
 
 impl Traffic {
-    /// The peer was heard.
+    /// Whether the peer was heard.
     #[must_use]
     pub fn received(self) -> bool {
         self.direct || self.relayed

@@ -1,14 +1,14 @@
-//! Sliding bitmap against replays (RFC 6479) that any number of lanes use at once without a lock.
+//! Sliding bitmap against replays (RFC 6479), used by any number of lanes at once without a lock.
 //!
-//! The ring holds blocks of 32 counters, each in one atomic word: which of them were accepted, and which lap of the
-//! ring they belong to. Accepting a counter is one compare-and-swap of its block, so of several lanes that hold the
-//! same counter exactly one succeeds, and nothing is cleared when the window moves on: a word of an older lap means
-//! that none of its block was accepted yet. `highest` moves before the block is written. Whoever finds its block on a
-//! newer lap thus also finds `highest` so far ahead that its counter is too old.
+//! The ring holds blocks of 32 counters. One atomic word per block says which of them were accepted, and which lap of
+//! the ring they belong to. Accepting a counter is one compare-and-swap of its block, so of several lanes that hold the
+//! same counter exactly one succeeds. Nothing is cleared when the window moves on: a word of an older lap means that
+//! nothing of its block was accepted yet. `highest` is updated before the block is written, so a lane that finds its
+//! block on a newer lap also finds `highest` so far ahead that its counter is too old.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of a block.
+/// Number of counters in a block.
 const BLOCK: u64 = 32;
 /// One block more than the window is long: the newest and the oldest block can both be partly in it.
 const BLOCKS: u64 = ReplayWindow::LEN / BLOCK + 1;
@@ -18,8 +18,8 @@ const BLOCKS: u64 = ReplayWindow::LEN / BLOCK + 1;
 pub struct ReplayWindow {
     /// Highest counter accepted, or about to be.
     highest: AtomicU64,
-    /// Low half: bit n is counter n of the block. High half: the lap, modulo 2^32. A wrap of it needs 2^45 counters,
-    /// and refuses at worst: what is far behind `highest` is too old whatever the word says.
+    /// Low half: bit n is counter n of the block. High half: the lap, modulo 2^32. It wraps only after 2^45 counters,
+    /// and the worst consequence is a refusal: a counter far behind `highest` is too old whatever the word says.
     blocks: [AtomicU64; BLOCKS as usize],
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct CounterSet {
 }
 
 impl CounterSet {
-    /// No counter yet, of those that can be in a set with `counter`.
+    /// An empty set for the block of `counter`.
     pub(crate) fn around(counter: u64) -> Self {
         Self { block: counter / BLOCK, bits: 0 }
     }
@@ -56,7 +56,7 @@ impl CounterSet {
 }
 
 impl ReplayWindow {
-    /// Counters this wide below the highest are still accepted once.
+    /// Length of the window: counters less than this far below the highest are still accepted once.
     pub const LEN: u64 = if cfg!(all(test, loom)) { 2 * BLOCK } else { 8192 };
     /// A window that has seen counters 0, 1 and 2 (the handshake).
     #[must_use]
@@ -71,13 +71,13 @@ impl ReplayWindow {
         self.highest.load(Ordering::Relaxed)
     }
 
-    /// Whether `counter` could be new. Before decryption.
+    /// Whether `counter` could be new. To be called before decryption.
     #[must_use]
     pub fn check(&self, counter: u64) -> bool {
         self.check_around(counter).contains(counter)
     }
 
-    /// Records `counter`; false if another lane was first or it is too old. After authentication.
+    /// Records `counter`; false if another lane was first or it is too old. To be called after authentication.
     pub fn commit(&self, counter: u64) -> bool {
         let set = CounterSet { bits: bit(counter), ..CounterSet::around(counter) };
         self.commit_set(set).bits != 0
@@ -107,7 +107,7 @@ impl ReplayWindow {
                 return CounterSet { bits: 0, ..set };
             }
             let new = u64::from(lap) << 32 | u64::from(seen(lap, current) | fresh);
-            // Release, so that who finds this lap in the word finds `highest` moved too.
+            // Release, so that a lane that finds this lap in the word also finds `highest` updated.
             match word.compare_exchange_weak(current, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return CounterSet { bits: fresh, ..set },
                 Err(changed) => current = changed,
@@ -139,7 +139,7 @@ fn bit(counter: u64) -> u32 {
     1 << (counter % BLOCK)
 }
 
-/// Recorded counters of a block in its lap.
+/// Recorded counters of a block; none if the word belongs to another lap.
 fn seen(lap: u32, word: u64) -> u32 {
     if (word >> 32) as u32 == lap { word as u32 } else { 0 }
 }
@@ -155,7 +155,7 @@ mod tests {
 
     const LEN: u64 = ReplayWindow::LEN;
 
-    /// The rule as the protocol states it, with a set.
+    /// Reference model: the rule as the protocol states it, with a set.
     struct Model {
         current: u64,
         seen: BTreeSet<u64>,
@@ -207,7 +207,7 @@ mod tests {
         for counter in 3..LEN {
             assert!(window.commit(counter));
         }
-        // One step further reuses the bit of counter 0, and a gap those of the skipped ones.
+        // One step further reuses the bit of counter 0; a gap reuses those of the skipped ones.
         assert!(window.commit(LEN));
         assert!(window.commit(LEN + 10));
         for counter in LEN + 1..LEN + 10 {
@@ -274,7 +274,7 @@ mod tests {
         const COUNTERS: u64 = 3 * LEN;
         let window = ReplayWindow::new();
         let accepted: Vec<AtomicU64> = (0..COUNTERS).map(|_| AtomicU64::new(0)).collect();
-        // Lanes stay close enough to each other that no counter leaves the window before all have tried it.
+        // The lanes stay close enough to each other that no counter leaves the window before every lane has tried it.
         let step = std::sync::Barrier::new(LANES);
         std::thread::scope(|scope| {
             for lane in 0..LANES as u64 {

@@ -1,4 +1,4 @@
-//! Immutable keys, an atomic send counter, the replay window (SA state).
+//! Session state: immutable keys, an atomic send counter and the replay window (SA state).
 
 use nebula_cert::{VerifiedCertificate, Version};
 
@@ -13,9 +13,9 @@ pub struct SessionKeys {
     #[zeroize(skip)]
     /// AEAD.
     pub cipher: Cipher,
-    /// Seals what this node sends.
+    /// Key for what this node sends.
     pub send: [u8; 32],
-    /// Opens what the peer sends.
+    /// Key for what the peer sends.
     pub receive: [u8; 32],
 }
 
@@ -28,38 +28,38 @@ impl std::fmt::Debug for SessionKeys {
 /// Session state shared by all lanes.
 #[derive(Debug)]
 pub struct Session {
-    /// Seals.
+    /// Seals outgoing datagrams.
     pub send_key: AeadKey,
-    /// Opens.
+    /// Opens incoming datagrams.
     pub receive_key: AeadKey,
-    /// Written with every run sent, while other lanes read the keys.
+    /// Next send counter. Padded, because every run sent writes it while other lanes read the keys.
     next: CachePadded<AtomicU64>,
     /// Which counters of the peer were accepted.
     pub(crate) replay: CachePadded<ReplayWindow>,
 }
 
-/// Counters that one call of [`Session::reserve`] takes at most: more than a super-packet has segments, and than one
-/// receive call brings relayed datagrams.
+/// Upper bound on the counters that one call of [`Session::reserve`] takes: more than the segments of a super-packet,
+/// and more than the relayed datagrams of one receive call.
 const MAX_RESERVED_AT_ONCE: u64 = 1 << 16;
 
-// The handshake messages are counted as 1 and 2 in both directions.
+// The handshake messages count as 1 and 2 in both directions.
 pub(super) const FIRST_COUNTER: u64 = 3;
 
 impl Session {
-    /// From here on a tunnel should be replaced by a new handshake. Long before the counter could run out, and rare: at
-    /// a million packets per second, every four and a half hours.
+    /// From this counter on, a tunnel should be replaced by a new handshake. This is long before the counter could run
+    /// out, and rare: about every 4.8 hours at a million packets per second.
     pub const REKEY_AFTER: u64 = 1 << 34;
-    /// No counter from here on is ever used. The distance to the end of the number space lets every lane overshoot
-    /// once without a wrap.
+    /// This counter and all above it are never used. The distance to the end of the number space lets every lane
+    /// overshoot once without a wrap.
     pub const REJECT_AFTER: u64 = u64::MAX - (1 << 40);
 
-    /// First counter sent is 3.
+    /// A session whose first send counter is 3.
     #[must_use]
     pub fn new(keys: SessionKeys) -> Self {
         Self::starting_at(keys, FIRST_COUNTER)
     }
 
-    /// First counter sent is `counter`.
+    /// A session whose first send counter is `counter`.
     pub(super) fn starting_at(keys: SessionKeys, counter: u64) -> Self {
         Self {
             send_key: AeadKey::new(keys.cipher, &keys.send),
@@ -69,12 +69,12 @@ impl Session {
         }
     }
 
-    /// Takes `n` consecutive send counters; the first is returned, `None` near exhaustion (`2^64 - 1 - 2^40`).
+    /// Takes `n` consecutive send counters and returns the first, or `None` near exhaustion (`2^64 - 1 - 2^40`).
     #[must_use]
     pub fn reserve(&self, n: u64) -> Option<u64> {
         let last_start = Self::REJECT_AFTER.checked_sub(n)?;
-        // The look before the leap keeps the counter from creeping towards a wrap once it is exhausted; the second
-        // test catches lanes that looked at the same time.
+        // Checking first keeps the counter from creeping towards a wrap once it is exhausted; the second check catches
+        // lanes that passed the first one at the same time.
         if self.next.load(Ordering::Relaxed) > last_start {
             return None;
         }
@@ -88,7 +88,7 @@ impl Session {
         self.next.load(Ordering::Relaxed)
     }
 
-    /// Goes on with `counter`.
+    /// Continues with `counter`.
     #[cfg(test)]
     pub(crate) fn skip_to(&self, counter: u64) {
         self.next.store(counter, Ordering::Relaxed);
@@ -100,9 +100,9 @@ impl Session {
         self.next_counter() >= Self::REKEY_AFTER
     }
 
-    /// Whether the largest run of datagrams would find no counters left: the tunnel has to go. Single datagrams might
-    /// still find one; but a tunnel that carries some packets and no super-packets would starve its bulk traffic
-    /// forever.
+    /// Whether the largest run of datagrams would find no counters left, so that the tunnel must be removed. Single
+    /// datagrams might still get one, but a tunnel that carries some packets and no super-packets would starve its bulk
+    /// traffic forever.
     #[must_use]
     pub fn is_exhausted(&self) -> bool {
         self.next_counter() > Self::REJECT_AFTER - MAX_RESERVED_AT_ONCE

@@ -1,4 +1,4 @@
-//! All live tunnels: slot by local index, primary by overlay address (SA database). Read without a lock.
+//! All live tunnels by local index, and the primary ones by overlay address (SA database). Read without a lock.
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -17,10 +17,10 @@ type Slot = ArcSwapOption<Tunnel>;
 #[derive(Debug)]
 pub struct TunnelTable {
     chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
-    /// Indexes, not tunnels: a map reclaims late, but the keys of a retired tunnel must go at once.
+    /// Indexes, not tunnels: a map frees its entries late, but the keys of a retired tunnel must be erased at once.
     by_address: HashMap<IpAddr, LocalIndex>,
     version: AtomicU64,
-    /// Slots that were ever in use: an index beyond them is nobody's, which lanes see without the lock.
+    /// Number of slots that were ever in use, so that lanes can reject indexes beyond them without the lock.
     used_slots: AtomicU32,
     vacancies: Arc<Mutex<Vacancies>>,
     scramble: Scramble,
@@ -61,13 +61,13 @@ impl TunnelTable {
         self.lock().release(index);
     }
 
-    /// Lets lanes receive for a (reserved) index whose caller is not confirmed yet.
+    /// Lets lanes receive for a (reserved) index whose initiator is not confirmed yet.
     pub(crate) fn await_caller(&self, index: LocalIndex, half_open: Arc<HalfOpen>) {
         self.lock().half_open.insert(index, half_open);
     }
 
-    /// The tunnel of a caller that is not confirmed yet. Not for each packet: once it is, [`TunnelTable::look_up`]
-    /// finds it.
+    /// The tunnel of an initiator that is not confirmed yet. Too slow for every packet; once the initiator is
+    /// confirmed, [`TunnelTable::look_up`] finds the tunnel.
     pub(crate) fn unconfirmed(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
         let (slot, _) = self.scramble.parts(index);
         if slot >= self.used_slots.load(Ordering::Relaxed) {
@@ -89,7 +89,7 @@ impl TunnelTable {
         };
         let chunk = self.chunks[chunk].get_or_init(|| (0..FIRST_CHUNK << chunk).map(|_| Slot::empty()).collect());
         chunk[offset].store(Some(tunnel));
-        // Then only: an index is reserved or leads to its tunnel, at any time.
+        // Not before, so that an index is reserved or leads to its tunnel at any time.
         self.lock().publish(index);
         self.changed();
     }
@@ -103,7 +103,7 @@ impl TunnelTable {
         self.changed();
     }
 
-    /// Removes a tunnel; addresses that pointed to it point to nothing.
+    /// Removes a tunnel; addresses that pointed to it then have no primary tunnel.
     pub fn retire(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
         let slot = self.slot(index)?;
         let tunnel = slot.load_full().filter(|tunnel| tunnel.local_index == index)?;
@@ -118,7 +118,7 @@ impl TunnelTable {
         Some(tunnel)
     }
 
-    /// By own index.
+    /// The tunnel with this own index.
     #[must_use]
     pub fn by_index(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
         self.slot(index)?.load_full().filter(|tunnel| tunnel.local_index == index)
@@ -136,7 +136,7 @@ impl TunnelTable {
         first.and_then(|address| self.primary(*address)) == Some(tunnel.local_index)
     }
 
-    /// As [`TunnelTable::by_index`], for lanes: without counting a reference, which would be a write to memory that all
+    /// Like [`TunnelTable::by_index`], for lanes: does not count a reference, which would be a write to memory that all
     /// lanes of the tunnel read.
     pub(crate) fn look_up(&self, index: LocalIndex) -> Lookup {
         Lookup { index, slot: self.slot(index).map(ArcSwapOption::load) }
@@ -147,23 +147,23 @@ impl TunnelTable {
         Some(*self.by_address.pin().get(&address)?)
     }
 
-    /// Overlay addresses with a primary tunnel.
+    /// Number of overlay addresses with a primary tunnel.
     pub(crate) fn primaries(&self) -> usize {
         self.by_address.len()
     }
 
-    /// Whether this index is reserved for a tunnel that is not published. Takes the lock of the control plane: not for
-    /// each packet.
+    /// Whether this index is reserved for a tunnel that is not published yet. Takes the lock of the control plane, so
+    /// it is too slow for every packet.
     pub(crate) fn is_reserved(&self, index: LocalIndex) -> bool {
         self.lock().reserved.contains(&index)
     }
 
-    /// Indexes reserved for tunnels that are not published.
+    /// Number of indexes reserved for tunnels that are not published yet.
     pub(crate) fn reserved(&self) -> usize {
         self.lock().reserved.len()
     }
 
-    /// Changes with every publish, change of primary and retire: what was looked up under the same version still holds.
+    /// Changes with every publish, change of primary and retire: a lookup under the same version is still valid.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
@@ -183,7 +183,8 @@ impl TunnelTable {
     }
 }
 
-/// What was in a slot. A tunnel that is retired meanwhile stays until this is dropped, so keep it for one packet only.
+/// The content of a slot. A tunnel that is retired meanwhile lives until this is dropped, so keep it for one packet
+/// only.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     index: LocalIndex,
@@ -196,13 +197,13 @@ impl Lookup {
         Self { index: LocalIndex(0), slot: None }
     }
 
-    /// The tunnel that was looked for.
+    /// The tunnel that was looked up.
     pub(crate) fn tunnel(&self) -> Option<&Tunnel> {
         self.slot.as_ref()?.as_deref().filter(|tunnel| tunnel.local_index == self.index)
     }
 }
 
-/// Chunk of a slot, and its place in there.
+/// Chunk of a slot, and its offset in there.
 fn locate(slot: u32) -> Option<(usize, usize)> {
     let chunk = (slot / FIRST_CHUNK + 1).ilog2();
     let first = FIRST_CHUNK * ((1 << chunk) - 1);

@@ -1,5 +1,4 @@
-//! Which indexes of the tunnel table are free, and which are reserved for handshakes. Only the control plane changes
-//! it.
+//! Free indexes of the tunnel table, and those reserved for handshakes. Only the control plane changes them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, PoisonError};
@@ -7,8 +6,8 @@ use std::sync::{Arc, PoisonError};
 use super::{HalfOpen, LocalIndex};
 use crate::sync::Mutex;
 
-/// Low bits of an index before scrambling: the slot. The rest is the slot's generation, so an index comes back only
-/// after its slot was used 4096 times.
+/// Number of low bits of an index, before scrambling, that hold the slot. The rest is the slot's generation, so an
+/// index is reused only after its slot was used 4096 times.
 pub(super) const SLOT_BITS: u32 = 20;
 const GENERATIONS: u32 = 1 << (32 - SLOT_BITS);
 /// Chunk `k` holds `FIRST_CHUNK << k` slots, so that a node with few tunnels has a small table.
@@ -16,7 +15,7 @@ pub(super) const FIRST_CHUNK: u32 = if cfg!(all(test, loom)) { 1 } else { 16 };
 pub(super) const CHUNKS: usize = 16;
 pub(super) const SLOTS: u32 = FIRST_CHUNK * ((1 << CHUNKS) - 1);
 
-/// The slots in use; touched by the control plane only.
+/// Free and reserved slots; changed by the control plane only.
 #[derive(Debug)]
 pub(super) struct Vacancies {
     fresh: u32,
@@ -33,7 +32,7 @@ impl Vacancies {
         Self { fresh: 0, freed: VecDeque::new(), reserved: BTreeSet::new(), half_open: BTreeMap::new(), scramble }
     }
 
-    /// Slots that were ever in use.
+    /// Number of slots that were ever in use.
     pub(super) fn used_slots(&self) -> u32 {
         self.fresh
     }
@@ -63,7 +62,7 @@ impl Vacancies {
         Some(index)
     }
 
-    /// Gives back a reserved index. Does nothing if the index became a tunnel meanwhile.
+    /// Gives back a reserved index. Does nothing if a tunnel with it was published meanwhile.
     pub(super) fn release(&mut self, index: LocalIndex) {
         self.half_open.remove(&index);
         if self.reserved.remove(&index) {
@@ -71,13 +70,13 @@ impl Vacancies {
         }
     }
 
-    /// A reserved index became a tunnel.
+    /// Records that a tunnel with a reserved index was published.
     pub(super) fn publish(&mut self, index: LocalIndex) {
         self.half_open.remove(&index);
         self.reserved.remove(&index);
     }
 
-    /// The slot of this index may be used again.
+    /// Makes the slot of this index available again.
     pub(super) fn free(&mut self, index: LocalIndex) {
         self.freed.push_back(self.scramble.parts(index));
     }
@@ -102,7 +101,7 @@ impl ReservedIndex {
         index
     }
 
-    /// As if a table of its own had reserved this index.
+    /// An index reserved in a table of its own.
     #[cfg(test)]
     pub(crate) fn lone(index: LocalIndex) -> Self {
         Self { index, vacancies: Arc::new(Mutex::new(Vacancies::new(Scramble(0)))) }

@@ -12,9 +12,9 @@
 
 use crate::counters::DropReason;
 
-/// Bytes of a header.
+/// Length of a header.
 pub const HEADER_LEN: usize = 16;
-/// Bytes of an AEAD tag.
+/// Length of an AEAD tag.
 pub const TAG_LEN: usize = 16;
 
 const VERSION: u8 = 1;
@@ -80,7 +80,7 @@ impl MessageType {
 pub struct Header {
     /// Type and subtype.
     pub kind: MessageType,
-    /// Index the receiver allocated (see the protocol for exceptions).
+    /// Index that the receiver allocated (see the protocol for exceptions).
     pub index: u32,
     /// Message counter.
     pub counter: u64,
@@ -90,7 +90,8 @@ impl Header {
     /// Reads the first 16 bytes of a datagram.
     ///
     /// # Errors
-    /// `Truncated` or `UnknownType`.
+    /// Returns [`DropReason::Truncated`] for fewer than 16 bytes, and [`DropReason::UnknownType`] for an unknown
+    /// version, type or subtype.
     pub fn parse(datagram: &[u8]) -> Result<Self, DropReason> {
         let Some(header) = datagram.first_chunk::<HEADER_LEN>() else { return Err(DropReason::Truncated) };
         let [first, subtype, _, _, i0, i1, i2, i3, counter @ ..] = *header;

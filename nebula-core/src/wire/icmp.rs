@@ -1,9 +1,9 @@
-//! ICMP errors and the packets they are about.
+//! Recognises ICMP errors and parses the packets they quote.
 
 use super::ip::{FlowKey, Packet, protocol};
 
-/// Whether a packet is an ICMP or ICMPv6 error: nothing may be sent in answer to it, and it belongs to the flow of the
-/// packet that it quotes.
+/// Whether a packet is an ICMP or ICMPv6 error: it must never be answered, and it belongs to the flow of the packet
+/// that it quotes.
 #[must_use]
 pub fn is_error(packet: &[u8], parsed: &Packet) -> bool {
     let flow = &parsed.flow;
@@ -30,7 +30,8 @@ pub fn quoted_inbound(packet: &[u8], error: &Packet) -> Option<FlowKey> {
     (quoted.flow.remote == error.flow.remote).then_some(quoted.flow)
 }
 
-/// What an error carries of the packet that it is about. A redirect changes routes, so it is related to nothing.
+/// The part of the original packet that an error quotes. A redirect changes routes, so it never counts as related to a
+/// flow.
 fn quoted<'a>(packet: &'a [u8], error: &Packet) -> Option<&'a [u8]> {
     let body = packet.get(error.transport_offset..)?;
     let is_redirect = error.flow.protocol == protocol::ICMP && *body.first()? == REDIRECT;

@@ -1,10 +1,10 @@
-//! Inner IPv4 and IPv6 packets, as far as routing and the firewall need them.
+//! Parser for inner IPv4 and IPv6 packets, as far as routing and the firewall need them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::counters::DropReason;
 
-/// IP protocol numbers the firewall tells apart.
+/// IP protocol numbers that the firewall distinguishes.
 pub mod protocol {
     /// ICMP.
     pub const ICMP: u8 = 1;
@@ -29,19 +29,19 @@ pub struct FlowKey {
     pub remote_port: u16,
     /// Final IP protocol number.
     pub protocol: u8,
-    /// A non-first fragment.
+    /// Whether this is a non-first fragment.
     pub fragment: bool,
 }
 
-/// A packet whose headers hold together up to its transport header.
+/// A packet with valid headers up to its transport header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet {
     /// Flow it belongs to.
     pub flow: FlowKey,
-    /// Where the transport header begins, or the fragment header's payload for a non-first fragment. At most the
+    /// Offset of the transport header, or of the fragment header's payload for a non-first fragment. At most the
     /// packet's length.
     pub transport_offset: usize,
-    /// Any fragment, the first one included: such packets are neither cut nor joined.
+    /// Whether this is any fragment, the first one included: fragments are neither cut nor joined.
     pub fragmented: bool,
 }
 
@@ -49,7 +49,7 @@ impl Packet {
     /// Reads a packet that comes from the overlay device (source is local).
     ///
     /// # Errors
-    /// `BadPacket`.
+    /// Returns [`DropReason::BadPacket`] if this is not an IP packet, or a header is truncated or malformed.
     pub fn outbound(packet: &[u8]) -> Result<Self, DropReason> {
         Headers::parse(packet).map(|headers| headers.into_packet(false)).ok_or(DropReason::BadPacket)
     }
@@ -57,7 +57,7 @@ impl Packet {
     /// Reads a packet that came through a tunnel (destination is local).
     ///
     /// # Errors
-    /// `BadPacket`.
+    /// Returns [`DropReason::BadPacket`] if this is not an IP packet, or a header is truncated or malformed.
     pub fn inbound(packet: &[u8]) -> Result<Self, DropReason> {
         Headers::parse(packet).map(|headers| headers.into_packet(true)).ok_or(DropReason::BadPacket)
     }
@@ -66,19 +66,19 @@ impl Packet {
 /// Flow of a packet read from the overlay device (source is local).
 ///
 /// # Errors
-/// `BadPacket`.
+/// Returns [`DropReason::BadPacket`] if this is not an IP packet, or a header is truncated or malformed.
 pub fn outbound_flow(packet: &[u8]) -> Result<FlowKey, DropReason> {
     Packet::outbound(packet).map(|packet| packet.flow)
 }
 /// Flow of a packet received through a tunnel (destination is local).
 ///
 /// # Errors
-/// `BadPacket`.
+/// Returns [`DropReason::BadPacket`] if this is not an IP packet, or a header is truncated or malformed.
 pub fn inbound_flow(packet: &[u8]) -> Result<FlowKey, DropReason> {
     Packet::inbound(packet).map(|packet| packet.flow)
 }
 
-/// What the headers say, before it is known which end is local.
+/// Contents of the headers, before it is known which end is local.
 struct Headers {
     source: IpAddr,
     destination: IpAddr,
@@ -360,7 +360,7 @@ mod tests {
         let flow = outbound_flow(&ipv6(44, &[6, 0, 0, 8, 0, 0, 0, 0])).unwrap();
         assert!(flow.fragment);
         assert_eq!((flow.protocol, flow.local_port, flow.remote_port), (6, 0, 0));
-        // The fragmented part begins with an extension header: not looked at.
+        // The fragmented part begins with an extension header, which is not parsed.
         assert_eq!(outbound_flow(&ipv6(44, &[60, 0, 1, 0, 0, 0, 0, 0])).unwrap().protocol, 60);
     }
 

@@ -1,6 +1,7 @@
 //! Handshake payload, lighthouse and relay-control messages (protobuf).
 //!
-//! Written fields ascend and zeros are left out, so equal messages are equal bytes, also to those of Go Nebula.
+//! Fields are written in ascending order and zeros are left out, so equal messages are encoded as equal bytes, which
+//! are those of Go Nebula as well.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -9,8 +10,8 @@ use nebula_cert::Version;
 pub use nebula_cert::protobuf::Malformed;
 use nebula_cert::protobuf::{Fields, Value, Writer, read_varint};
 
-/// Endpoints per address family, and relays, that are believed per message. Further ones are skipped, as Go Nebula
-/// does.
+/// Maximum number of endpoints per address family, and of relays, that are accepted per message. Further ones are
+/// skipped, as Go Nebula does.
 pub const MAX_ADDRESSES: usize = 10;
 
 /// What both handshake messages carry inside Noise.
@@ -32,7 +33,7 @@ impl<'a> HandshakePayload<'a> {
     /// Reads a decrypted payload.
     ///
     /// # Errors
-    /// Not protobuf, or a known field with another type.
+    /// Returns an error if the payload is not protobuf or a known field has another type.
     pub fn parse(message: &'a [u8]) -> Result<Self, Malformed> {
         let mut payload = Self::default();
         for field in Fields::new(message) {
@@ -74,7 +75,7 @@ impl<'a> HandshakePayload<'a> {
     }
 }
 
-/// Which lighthouse message.
+/// Kind of a lighthouse message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetaKind {
     /// Node to lighthouse: where is the subject?
@@ -85,9 +86,9 @@ pub enum MetaKind {
     HostUpdateNotification,
     /// Lighthouse to node: the subject wants to reach you from here, punch.
     HostPunchNotification,
-    /// Lighthouse to node: update taken.
+    /// Lighthouse to node: update accepted.
     HostUpdateNotificationAck,
-    /// Defined but unused, or unknown: to be ignored.
+    /// Defined but unused, or unknown: must be ignored.
     Other(u32),
 }
 
@@ -118,13 +119,13 @@ impl MetaKind {
 /// A lighthouse message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Meta {
-    /// Which message.
+    /// Kind of message.
     pub kind: MetaKind,
-    /// Form of the overlay addresses. When read: version 1 exactly if the subject came in its field.
+    /// Version of the address fields. When read: version 1 if and only if the subject came in the version 1 field.
     pub version: Version,
-    /// Whom the message is about. Absent in version 2 updates and acknowledgements.
+    /// The host that the message is about. Absent in version 2 updates and acknowledgements.
     pub subject: Option<IpAddr>,
-    /// Where the subject is: IPv4 first when read and when written.
+    /// Endpoints of the subject: IPv4 first, both when read and when written.
     pub endpoints: Vec<SocketAddr>,
     /// Overlay addresses of the subject's relays.
     pub relays: Vec<IpAddr>,
@@ -137,10 +138,10 @@ impl Meta {
         Self { kind, version, subject, endpoints: Vec::new(), relays: Vec::new() }
     }
 
-    /// Reads a message; lists longer than [`MAX_ADDRESSES`] are cut.
+    /// Reads a message; lists longer than [`MAX_ADDRESSES`] are truncated.
     ///
     /// # Errors
-    /// Not protobuf, a known field with another type, or no details.
+    /// Returns an error if the message is not protobuf, a known field has another type, or the details are missing.
     pub fn parse(message: &[u8]) -> Result<Self, Malformed> {
         let (mut kind, mut details) = (0, None::<MetaDetails>);
         for field in Fields::new(message) {
@@ -166,10 +167,10 @@ impl Meta {
         })
     }
 
-    /// Wire form. Version 1 leaves out IPv6 relays, which it cannot name.
+    /// Wire form. Version 1 leaves out IPv6 relays, which it cannot express.
     ///
     /// # Errors
-    /// Version 1 cannot name an IPv6 subject.
+    /// Returns an error for an IPv6 subject in version 1, which cannot express it.
     pub fn encode(&self) -> Result<Vec<u8>, SubjectNeedsV2> {
         let old_subject = match (self.version, self.subject) {
             (Version::V1, Some(IpAddr::V4(subject))) => subject.to_bits(),
@@ -218,12 +219,12 @@ impl Meta {
     }
 }
 
-/// A version 1 message cannot speak about an IPv6 address.
+/// Version 1 messages cannot express an IPv6 overlay address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("version 1 messages cannot name the IPv6 address {0}: use a version 2 certificate")]
 pub struct SubjectNeedsV2(pub IpAddr);
 
-/// Details of a lighthouse message while it is read: a second occurrence adds to the first.
+/// Details of a lighthouse message while it is read: a second occurrence is merged into the first.
 #[derive(Default)]
 struct MetaDetails {
     old_subject: Option<Ipv4Addr>,
@@ -258,31 +259,31 @@ impl MetaDetails {
     }
 }
 
-/// Which relay-control message.
+/// Kind of a relay-control message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ControlKind {
-    /// Please relay, or: somebody wants to reach you through me.
+    /// To a relay: please relay. From a relay: somebody wants to reach you through me.
     CreateRelayRequest,
-    /// Done.
+    /// The relay is set up.
     CreateRelayResponse,
-    /// Unknown: to be ignored.
+    /// Unknown: must be ignored.
     Other(u32),
 }
 
 /// A relay-control message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Control {
-    /// Which message.
+    /// Kind of message.
     pub kind: ControlKind,
-    /// Form of the overlay addresses; an answer uses that of the request.
+    /// Version of the address fields; a response uses that of the request.
     pub version: Version,
-    /// Relay index of the sender of the request on this hop.
+    /// Relay index of the request's sender on this hop.
     pub initiator_index: u32,
-    /// Relay index of the sender of the response on this hop.
+    /// Relay index of the response's sender on this hop.
     pub responder_index: u32,
-    /// Far end that asked first.
+    /// Overlay address of the end that asked first.
     pub from: IpAddr,
-    /// Far end to be reached.
+    /// Overlay address of the end to be reached.
     pub to: IpAddr,
 }
 
@@ -290,7 +291,7 @@ impl Control {
     /// Reads a message.
     ///
     /// # Errors
-    /// Not protobuf, a known field with another type, or an address missing.
+    /// Returns an error if the message is not protobuf, a known field has another type, or an address is missing.
     pub fn parse(message: &[u8]) -> Result<Self, Malformed> {
         let (mut kind, mut initiator_index, mut responder_index) = (0, 0, 0);
         let (mut old_from, mut old_to, mut from, mut to) = (0, 0, None, None);
@@ -324,7 +325,7 @@ impl Control {
     /// Wire form.
     ///
     /// # Errors
-    /// Version 1 cannot name an IPv6 address.
+    /// Returns an error for an IPv6 address in version 1, which cannot express it.
     pub fn encode(&self) -> Result<Vec<u8>, SubjectNeedsV2> {
         let mut writer = Writer::default();
         writer.number(
@@ -364,7 +365,7 @@ fn nonzero_v4(bits: u32) -> Option<Ipv4Addr> {
     (bits != 0).then(|| Ipv4Addr::from_bits(bits))
 }
 
-/// On the wire an IPv4 overlay address is an IPv4-mapped IPv6 one; nowhere else.
+/// On the wire, and nowhere else, an IPv4 overlay address is an IPv4-mapped IPv6 one.
 fn mapped(address: IpAddr) -> Ipv6Addr {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped(),

@@ -1,4 +1,4 @@
-//! Parsers of everything that comes off the wire. They never panic and never allocate by a length they read.
+//! Parsers for everything that comes off the wire. They never panic, and never allocate by a length they read.
 
 pub mod header;
 pub mod icmp;

@@ -1,9 +1,9 @@
 //! Offload descriptions of super-packets (TSO and USO).
 
-/// How an overlay (super-)packet must be cut and finished; what a virtio-net header says.
+/// How an overlay (super-)packet must be segmented and its checksum completed, as a virtio-net header describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Offload {
-    /// Cut into segments of this many payload bytes; `None`: one packet.
+    /// Segment size to cut it into; `None` for a single packet.
     pub segment: Option<Segment>,
     /// The transport checksum holds only the pseudo-header sum: (start of the transport header, offset of the checksum
     /// in it).

@@ -68,7 +68,7 @@ fn broadcast_and_multicast_are_dropped_as_such_only_if_configured() {
         }));
         for to in ["10.42.255.255", "10.43.255.255"] {
             let verdict = net.send_packet(a, &packets::udp(at("10.42.0.1"), at(to), (1, 2), b"all"));
-            // Otherwise it is an address like any other, and a handshake with nobody begins.
+            // Otherwise it is treated as a unicast address, and a handshake with nobody begins.
             assert_eq!(verdict, if dropped { Verdict::Drop(DropReason::Broadcast) } else { Verdict::Punt }, "{to}");
         }
         for (from, to) in [("10.42.0.1", "224.0.0.251"), ("fd42::1", "ff02::fb")] {

@@ -17,7 +17,7 @@ fn count(net: &SimNet, sender: &str, kind: MessageType) -> usize {
     net.flow().filter(|step| step.sender == sender && is_kind(&step.datagram)).count()
 }
 
-/// `a` knows two endpoints of `b` and prefers the one where it is not.
+/// `a` knows two endpoints of `b` and prefers the one that `b` does not have.
 fn with_preferred(seed: u64, change: impl FnOnce(&mut Config) + 'static) -> (SimNet, [HostId; 2]) {
     let mut net = SimNet::new(seed);
     let b = net.add(HostSpec::new("b"));

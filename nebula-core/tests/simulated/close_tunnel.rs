@@ -44,11 +44,11 @@ fn closing_a_spare_tunnel_leaves_the_other_one() {
     net.run_for(Duration::from_secs(1));
     assert_eq!((net.tunnels(a).len(), net.tunnels(b).len()), (2, 2));
     let spare = net.tunnels(b).into_iter().find(|tunnel| !tunnel.primary).unwrap().local_index;
-    // As its authenticated close message would.
+    // Has the same effect as an authenticated close message from `a`.
     let (from, kind) = (net.underlay(a).into(), nebula_core::wire::header::MessageType::CloseTunnel);
     let close = nebula_core::Punt::Message { tunnel: spare, from, kind, plaintext: Vec::new() };
     net.control(b, |node, now| node.handle_punt(now, close));
     assert_eq!(net.tunnels(b).len(), 1);
-    // The other side may have used the one that was closed; it is told so once.
+    // The other side may have used the closed tunnel; it is told once that it is gone.
     assert!(net.ping(b, a).until_delivered() < Duration::from_secs(2));
 }

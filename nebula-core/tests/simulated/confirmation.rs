@@ -20,13 +20,13 @@ fn is_first_message(step: &Step) -> bool {
     matches!(Header::parse(&step.datagram), Ok(Header { kind: MessageType::Handshake, counter: 1, index: 0 }))
 }
 
-/// The last first message that `host` sent to anybody.
+/// The most recent first handshake message that `host` sent to anybody.
 fn first_message(net: &SimNet, host: &str) -> Vec<u8> {
     let step = net.flow().rev().find(|step| step.sender == host && is_first_message(step));
     step.expect("a first message").datagram.clone()
 }
 
-/// As [`first_message`], with another ephemeral key, of which nobody has the private half.
+/// Like [`first_message`], but with another ephemeral key, to which nobody has the private half.
 fn forged(net: &SimNet, host: &str, number: u8) -> Vec<u8> {
     let mut message = first_message(net, host);
     message[16] ^= number;
@@ -42,8 +42,8 @@ fn primary(net: &SimNet, host: HostId, peer: HostId) -> LocalIndex {
     primary.expect("a primary tunnel").local_index
 }
 
-/// `a` and `b` talk; afterwards `a` called `c`, so that there is a first message of `a` that is newer than its tunnel
-/// to `b`.
+/// `a` and `b` talk; afterwards `a` calls `c`, so that there is a first message of `a` that is newer than its tunnel to
+/// `b`.
 fn with_a_newer_first_message(seed: u64) -> (SimNet, HostId, HostId) {
     let mut net = SimNet::new(seed);
     let [a, b, c] = net.nodes(["a", "b", "c"]);
@@ -96,7 +96,7 @@ fn a_copied_first_message_sends_a_few_small_datagrams_to_its_sender() {
 fn a_forged_time_keeps_the_peer_itself_out_for_no_moment() {
     let mut net = SimNet::new(4);
     let [a, b] = net.nodes(["a", "b"]);
-    // Somebody made a first message in the name of a that is a year ahead; nobody had a tunnel.
+    // Somebody sends a first message in the name of `a` with a time a year ahead, while nobody has a tunnel.
     net.control(a, |node, now| {
         node.set_wall_clock(WallClock { at: now, unix: Duration::from_secs(1_800_000_000 + 31_536_000) });
     });
@@ -128,7 +128,7 @@ fn a_peer_that_started_again_gets_the_traffic_after_one_round_trip() {
         net.ping(a, b).until_delivered();
         let old = primary(&net, b, a);
         net.restart(a);
-        // It calls, and has nothing to say.
+        // `a` calls, but has no packets to send.
         let peer = net.overlay(b);
         net.control(a, |node, now| node.connect(now, peer));
         net.run_for(BLINK);
@@ -165,7 +165,7 @@ fn data_in_the_new_tunnel_confirms_it_without_a_test() {
     net.ping(a, b).until_delivered();
     let old = primary(&net, b, a);
     net.restart(a);
-    // What waited at the caller leaves together with its answer to the second message.
+    // The packet that waited at the caller is sent together with its answer to the second message.
     let _verdict = net.send_udp(a, b, (1, 2), b"first");
     net.expect("the packet", SECOND, |net| !net.payloads(b, 2).is_empty());
     assert_ne!(primary(&net, b, a), old, "{}", net.diagram());
@@ -197,7 +197,7 @@ fn a_late_confirmation_does_not_undo_a_newer_tunnel() {
     net.inject(stranger(), net.underlay(b), &copy);
     net.run_for(BLINK);
     let waiting = half_open(&mut net, b)[0];
-    // b itself makes a tunnel that is newer.
+    // `b` itself opens a tunnel that is newer.
     let identity = net.renewed_identity(b, &[nebula_cert::Version::V2]);
     net.control(b, |node, now| node.reconfigure(now, |config| config.identity = identity));
     let before = primary(&net, b, a);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nebula_core::simulator::{HostSpec, Link, NatBehaviour, SimNet, Step};
 
-/// Who sent what to whom, when.
+/// Every datagram of a run: who sent what to whom, and when.
 fn run(seed: u64) -> Vec<Step> {
     let mut net = SimNet::new(seed);
     net.set_link(Link { loss: 10, duplicate: 10, jitter: Duration::from_millis(30), ..Link::default() });

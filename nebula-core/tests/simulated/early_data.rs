@@ -1,5 +1,4 @@
-//! What a peer sends right behind its answer to a handshake may arrive before that answer, or while it is still worked
-//! on.
+//! Packets that a peer sends right behind its handshake answer may arrive before that answer is processed.
 
 use std::time::Duration;
 
@@ -10,8 +9,8 @@ const PORTS: (u16, u16) = (5000, 6000);
 const SLOW: Link =
     Link { latency: Duration::from_millis(50), jitter: Duration::ZERO, loss: 0, duplicate: 0, mtu: None };
 
-/// `a` calls `b`, whose answer is slow on its way over the link of `b` and `next`. `b` has three packets for `a`, so it
-/// asks `a` for a sign of life, and that overtakes its answer.
+/// `a` calls `b`, whose answer is delayed on the link between `b` and `next`. `b` has three packets for `a`, so it
+/// sends `a` a test request, which overtakes the answer.
 fn overtake(net: &mut SimNet, [a, b, next]: [HostId; 3]) {
     let before = net.counter(a, "dropped_in_unknown_index");
     net.set_link_between(b, next, SLOW);

@@ -67,7 +67,7 @@ fn a_flow_survives_new_rules_that_still_allow_its_beginning() {
     net.run_for(Duration::from_secs(1));
     for (rules, answers) in [(vec![Rule::any()], 1), (vec![udp(53)], 2), (vec![udp(54)], 2)] {
         net.control(a, |node, now| node.reconfigure(now, |config| config.firewall = outbound(&rules)));
-        // No rule lets it in: only the flow does, which is looked at again.
+        // No rule lets it in; only the flow does, and it is evaluated again.
         let _verdict = net.send_udp(b, a, (53, 5000), b"answer");
         net.run_for(Duration::from_secs(1));
         assert_eq!(net.payloads(a, 5000).len(), answers, "{rules:?}\n{}", net.diagram());

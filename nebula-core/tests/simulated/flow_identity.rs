@@ -1,4 +1,4 @@
-//! Flows belong to the peer they were allowed for, and to what its certificate entitled it to.
+//! Flows belong to the peer they were allowed for, and depend on the rights in its certificate.
 
 use crate::packets;
 
@@ -22,7 +22,7 @@ fn udp(port: u16) -> Rule {
     Rule { protocol: Protocol::Udp, port: PortRange::Range(port, port), ..Rule::default() }
 }
 
-/// A server at 10.42.0.1 that lets members of `db` ask at port 53, and begins nothing itself.
+/// A server at 10.42.0.1 that lets members of `db` send to port 53 and starts no flows itself.
 fn server(net: &mut SimNet) -> HostId {
     let rule = Rule { groups: vec!["db".to_owned()], ..udp(53) };
     net.add(HostSpec::new("server").config(move |config| {
@@ -47,7 +47,7 @@ fn certificate(net: &SimNet, host: HostId, name: &str, groups: &[&str]) -> Ident
     })
 }
 
-/// Sends one packet of the flow from 10.42.0.2 port 5000 to port 53; whether it arrives.
+/// Sends one packet of the flow from 10.42.0.2 port 5000 to port 53; returns whether it arrives.
 fn asks(net: &mut SimNet, client: HostId, server: HostId) -> bool {
     let before = net.payloads(server, 53).len();
     let _verdict = net.send_udp(client, server, (5000, 53), b"query");
@@ -55,7 +55,7 @@ fn asks(net: &mut SimNet, client: HostId, server: HostId) -> bool {
     net.payloads(server, 53).len() > before
 }
 
-/// Sends one packet of the same flow in the other direction; whether it arrives.
+/// Sends one packet of the same flow in the other direction; returns whether it arrives.
 fn answers(net: &mut SimNet, server: HostId, client: HostId) -> bool {
     let before = net.payloads(client, 5000).len();
     let _verdict = net.send_udp(server, client, (53, 5000), b"secret");
@@ -94,7 +94,7 @@ fn a_rotation_that_takes_a_group_away_ends_what_the_group_allowed() {
     assert!(asks(&mut net, db, server) && answers(&mut net, server, db));
     let less = certificate(&net, db, "db", &["web"]);
     net.control(db, |node, now| node.reconfigure(now, |config| config.identity = less));
-    // Until the traffic check the old tunnel is used, with the old certificate.
+    // Until the traffic check, the old tunnel is used with the old certificate.
     for _ in 0..40 {
         asks(&mut net, db, server);
     }
@@ -140,7 +140,7 @@ fn what_another_peer_sends_in_a_flow_that_began_here_is_judged_as_its_own_beginn
     let client = net.add(HostSpec::new("client").config(move |config| config.firewall = policy()));
     let old = peer(&mut net, "old", &[], client);
     net.ping(old, client).is_answered_within(SECOND);
-    // The same flow as elsewhere, begun at the other end.
+    // The same flow as in the other tests, but started at the other end.
     assert!(answers(&mut net, client, old) && asks(&mut net, old, client));
     net.stop(old);
     let new = peer(&mut net, "new", &[], client);
@@ -149,14 +149,14 @@ fn what_another_peer_sends_in_a_flow_that_began_here_is_judged_as_its_own_beginn
     let _verdict = net.send_udp(new, client, (5000, 22), b"by a rule");
     net.run_for(SECOND);
     assert_eq!(net.payloads(client, 22).len(), ssh + 1);
-    // An error about a packet of the old flow is none of its business either.
+    // It must not get an error about a packet of the old flow through either.
     let quoted = packets::udp(net.overlay(client), at(PEER), (53, 5000), b"secret");
     let error = packets::icmp(at(PEER), net.overlay(client), 3, 3, [0; 4], &quoted);
     let before = net.packets(client).len();
     let _verdict = net.send_packet(new, &error);
     net.run_for(SECOND);
     assert_eq!(net.packets(client).len(), before);
-    // What this node sends is a new flow with the new peer, if its rules let it begin.
+    // A packet from this node starts a new flow with the new peer, if its rules allow that.
     assert!(answers(&mut net, client, new) && asks(&mut net, new, client));
 }
 
@@ -164,7 +164,7 @@ fn gateway(name: &str) -> HostSpec {
     HostSpec::new(name).unsafe_networks(&[BEHIND]).config(|config| config.firewall.default_local_cidr_any = true)
 }
 
-/// A client that may only begin flows, with a route through these gateways.
+/// A client that may only start flows, with a route through these gateways.
 fn client(net: &mut SimNet, gateways: &'static [&'static str], knows: &[HostId]) -> HostId {
     let gateways = gateways.iter().map(|address| Gateway::new(at(address))).collect();
     let route = SubnetRoute { network: BEHIND.parse().expect("a network"), gateways };
@@ -175,7 +175,7 @@ fn client(net: &mut SimNet, gateways: &'static [&'static str], knows: &[HostId])
     net.add(knows.iter().fold(spec, |spec, host| spec.knows(*host)))
 }
 
-/// A packet from behind `gateway` in the flow that the client began.
+/// Sends a packet from behind `gateway` in the flow that the client started; returns whether it arrives.
 fn from_behind(net: &mut SimNet, gateway: HostId, client: HostId) -> bool {
     let before = net.payloads(client, 5000).len();
     let packet = packets::udp(at("192.168.7.9"), net.overlay(client), (53, 5000), b"answer");

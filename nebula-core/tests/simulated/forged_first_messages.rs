@@ -1,5 +1,4 @@
-//! Anybody can send a first message in the name of another: until its sender shows that it has the keys, nothing
-//! changes.
+//! Forged first handshake messages change nothing until their sender proves that it has the keys.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -9,7 +8,7 @@ use nebula_core::simulator::{HostId, HostSpec, Link, SimNet, Step};
 use nebula_core::wire::header::{HEADER_LEN, Header, MessageType};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// 60 ms for a round trip.
+/// A round trip takes 60 ms.
 const FAR: Link = Link { latency: Duration::from_millis(30), jitter: Duration::ZERO, loss: 0, duplicate: 0, mtu: None };
 
 fn forger() -> SocketAddr {
@@ -25,26 +24,26 @@ fn is_first_message(step: &Step) -> bool {
     matches!(Header::parse(&step.datagram), Ok(Header { kind: MessageType::Handshake, counter: 1, index: 0 }))
 }
 
-/// The last first message that `host` sent to anybody: it holds its certificate in clear.
+/// The most recent first handshake message of `host`, which holds its certificate in clear.
 fn overheard(net: &SimNet, host: &str) -> Vec<u8> {
     let step = net.flow().rev().find(|step| step.sender == host && is_first_message(step));
     step.expect("a first message").datagram.clone()
 }
 
-/// A first message with the certificate of another and an ephemeral key of which nobody has the private half.
+/// A first message with another host's certificate and an ephemeral key to which nobody has the private half.
 fn forged(overheard: &[u8], number: u32) -> Vec<u8> {
     let mut message = overheard.to_vec();
     message[HEADER_LEN..HEADER_LEN + 4].copy_from_slice(&number.to_be_bytes());
     message
 }
 
-/// Datagrams to and from an address that belongs to no host, in bytes.
+/// Number of bytes in datagrams from and to an address that belongs to no host.
 fn bytes(net: &SimNet, stranger: SocketAddr) -> (usize, usize) {
     let sum = |is: &dyn Fn(&&Step) -> bool| net.flow().filter(is).map(|step| step.datagram.len()).sum();
     (sum(&|step| step.from == stranger), sum(&|step| step.to == stranger))
 }
 
-/// `alice` and `bob`, who know each other's endpoints, and a first message of `alice`; there is no tunnel any more.
+/// `alice` and `bob`, who know each other's endpoints, and a first message of `alice`; they no longer have a tunnel.
 fn strangers_again(seed: u64) -> (SimNet, HostId, HostId, Vec<u8>) {
     let mut net = SimNet::new(seed);
     let [alice, bob] = net.nodes(["alice", "bob"]);
@@ -82,7 +81,7 @@ fn one_forged_message_every_three_seconds_takes_no_packet_from_an_idle_peer() {
             net.run_for(SECOND / 10);
         }
         answered += u32::from(net.ping(bob, alice).is_answered_within(SECOND / 2));
-        // Nobody keeps a tunnel in use for the forger.
+        // Close the tunnel at both ends, so that the next ping needs a new one.
         net.control(bob, |node, now| node.close(now, "10.42.0.1".parse().unwrap(), true));
         net.control(alice, |node, now| node.close(now, "10.42.0.2".parse().unwrap(), true));
         net.run_for(SECOND / 2);
@@ -105,15 +104,15 @@ fn packets_for_a_peer_without_a_known_endpoint_never_go_to_a_forger() {
     net.run_for(SECOND);
     let data = net.flow().filter(|step| step.to == forger() && step.datagram[0] == 0x11).count();
     assert_eq!(data, 0, "{}", net.diagram());
-    // She calls, and gets what waited for her.
+    // She calls and receives the packets that waited for her.
     net.restart(alice);
     let peer = net.overlay(bob);
     net.control(alice, |node, now| node.connect(now, peer));
     net.expect("what waited", SECOND / 5, |net| net.payloads(alice, 2) == [b"for alice"]);
 }
 
-/// Of 50 packets that bob sends to alice in the two seconds after her restart, how many arrive; and when the first
-/// does. Only she knows where he is, and she has nothing to say.
+/// Counts how many of 50 packets that bob sends to alice in the two seconds after her restart arrive, and measures when
+/// the first one does. Only she knows where he is, and she has nothing to send.
 fn comes_back(seed: u64, rate: u32, source: fn(u32) -> SocketAddr) -> (usize, Duration) {
     let mut net = SimNet::new(seed);
     let bob = net.add(HostSpec::new("bob"));
@@ -233,7 +232,7 @@ fn however_large_the_own_certificate_a_first_message_brings_its_sender_at_most_t
     net.run_for(SECOND * 20);
     let (got, sent) = bytes(&net, forger());
     assert!(sent <= 3 * got, "{got} bytes in, {sent} bytes out");
-    // The same caller again, as one does who got no answer.
+    // The same caller repeats its message, like one that got no answer.
     let repeats = 1 + net.flow().map(|step| step.datagram.len()).max().unwrap_or_default() / (3 * message.len());
     for _ in 0..repeats {
         net.inject(spoofed(1), net.underlay(bob), &forged(&message, 2));
@@ -314,7 +313,7 @@ fn a_packet_for_a_caller_waits_for_one_round_trip_at_most() {
     net.control(alice, |node, now| node.connect(now, peer));
     net.run_for(FAR.latency + Duration::from_millis(1));
     let _verdict = net.send_udp(bob, alice, (1, 2), b"hello");
-    // To her, back, and to her with the packet.
+    // Message 1 to her, message 2 back, and the packet to her.
     net.expect("the packet", FAR.latency * 3 + Duration::from_millis(2), |net| net.payloads(alice, 2).len() == 1);
     net.run_for(SECOND);
     assert_eq!(net.tunnels(bob).len(), 1);

@@ -8,8 +8,8 @@ use nebula_core::Event;
 use nebula_core::simulator::{HostSpec, SimNet};
 use nebula_core::wire::header::{HEADER_LEN, Header, MessageType};
 
-/// A host that answers a few new handshakes per second, one that has a tunnel with it and one that has none; and the
-/// first message of the one with a tunnel, which anybody on its way could see.
+/// A host that answers a few new handshakes per second, one host that has a tunnel with it and one that has none; and
+/// the first message of the one with a tunnel, which anybody on the path could see.
 fn network(seed: u64, cap: Option<u32>) -> (SimNet, [nebula_core::simulator::HostId; 3], Vec<u8>) {
     let mut net = SimNet::new(seed);
     let cap = cap.and_then(NonZeroU32::new);
@@ -24,10 +24,10 @@ fn network(seed: u64, cap: Option<u32>) -> (SimNet, [nebula_core::simulator::Hos
     (net, [server, seen, other], first)
 }
 
-/// The `n`th forgery: a first message proves nothing yet, so any ephemeral key makes another one.
+/// The `n`th forgery: a first message proves nothing yet, so any ephemeral key yields another one.
 fn forge(first: &[u8], n: u32) -> Vec<u8> {
     let mut forged = first.to_vec();
-    // Noise's public key follows after the header; the payload begins after this and the static key.
+    // The header is followed by Noise's ephemeral public key, then by the static key and the payload.
     forged[HEADER_LEN..HEADER_LEN + 4].copy_from_slice(&n.to_be_bytes());
     forged
 }
@@ -98,7 +98,7 @@ fn a_scan_of_the_overlay_leaves_room_for_peers_that_exist() {
     let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
     let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name).lighthouse(lighthouse)));
     net.run_for(Duration::from_secs(1));
-    // More addresses than there are places, none of which anybody has, for longer than a place is kept.
+    // More addresses than there is room for, none of which exists, for longer than a handshake is kept.
     for n in 0..12_000_u32 {
         let nobody = std::net::Ipv4Addr::from(0x0a2a_8000 + n);
         net.control(a, |node, now| node.connect(now, nobody.into()));

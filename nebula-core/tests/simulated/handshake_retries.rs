@@ -13,7 +13,7 @@ fn attempts_repeat_the_same_bytes_at_growing_distance_and_then_end() {
     let _verdict = net.send_udp(a, b, (1, 2), b"lost");
     net.run_for(Duration::from_secs(20));
     let attempts: Vec<_> = net.flow().map(|step| u64::try_from(step.at.as_millis()).unwrap()).collect();
-    // The first is extra: the endpoint was known. It counts, but moves no timer.
+    // The first attempt is made at once because the endpoint is known. It counts, but does not advance the timer.
     assert_eq!(attempts, [0, 100, 300, 600, 1000, 1500, 2100, 2800, 3600, 4500]);
     let first = net.flow().next().unwrap().datagram.clone();
     assert!(net.flow().all(|step| step.datagram == first));

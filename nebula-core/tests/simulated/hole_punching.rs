@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nebula_core::simulator::{HostId, HostSpec, NatBehaviour, SimNet};
 
-/// A host behind a symmetric NAT and one outside that is told of it by a lighthouse.
+/// A host behind a symmetric NAT, and one outside that a lighthouse tells it about.
 fn symmetric(respond: bool, delay: Duration, respond_delay: Duration) -> (SimNet, HostId, HostId) {
     let mut net = SimNet::new(1);
     let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
@@ -37,9 +37,9 @@ fn the_delays_of_punches_and_of_the_response_are_those_configured() {
         let step = net.flow().find(|step| step.sender == "inside" && step.at > asked && wanted(&step.datagram));
         step.map(|step| u64::try_from((step.at - asked).as_millis()).unwrap())
     };
-    // The question and the notice take 5 ms each.
+    // The query and the punch notification take 5 ms each.
     assert_eq!(after(&|datagram| datagram == [0]), Some(310), "{}", net.diagram());
-    // It asks in its turn where the caller is, which takes 10 ms.
+    // The host then queries the caller's endpoint in turn, which takes 10 ms.
     assert_eq!(after(&|datagram| datagram[0] == 0x10), Some(720), "{}", net.diagram());
 }
 
@@ -48,7 +48,7 @@ fn a_host_that_is_asked_for_by_a_peer_it_has_a_tunnel_with_responds_with_a_test(
     let (mut net, inside, outside) = symmetric(true, SECOND, SECOND);
     net.ping(inside, outside).until_delivered();
     let peer = net.overlay(inside);
-    // The outside lost its state and calls in vain.
+    // The outside host has lost its state and calls in vain.
     net.restart(outside);
     net.control(outside, |node, now| node.connect(now, peer));
     net.run_for(Duration::from_millis(1500));

@@ -21,7 +21,7 @@ fn random_datagrams_only_count_drops() {
         let mut datagram = vec![0; usize::try_from(rng.next_u32() % 200).unwrap()];
         rng.fill_bytes(&mut datagram);
         if let Some(first) = datagram.first_mut() {
-            // Mostly plausible types, so that the noise gets further than the header.
+            // Mostly plausible types, so that the random bytes get past the header.
             *first = 0x10 | (*first & 7);
         }
         net.inject("192.0.2.66:666".parse().unwrap(), net.underlay(b), &datagram);

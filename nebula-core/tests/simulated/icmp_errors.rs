@@ -15,7 +15,7 @@ fn at(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// Both let UDP to port 53 in, and nothing else; `c` is another peer of `a`.
+/// `a` and `b` allow nothing but UDP to port 53, inbound and outbound; `c` is another peer of `a`.
 fn pair(seed: u64) -> (SimNet, [HostId; 3]) {
     let mut net = SimNet::new(seed);
     let dns = || Rule { protocol: Protocol::Udp, port: PortRange::Range(53, 53), ..Rule::any() };
@@ -61,7 +61,7 @@ fn an_error_about_a_known_flow_passes_both_ends_without_a_rule() {
         let query = packets::udp(from, to, (5000, 53), b"query");
         assert!(arrives(&mut net, a, b, &query));
         assert!(arrives(&mut net, b, a, &too_big(to, from, &query)), "{}", net.diagram());
-        // And about the answer, in the other direction.
+        // An error about the answer passes in the other direction, too.
         let answer = packets::udp(to, from, (53, 5000), b"answer");
         assert!(arrives(&mut net, b, a, &answer));
         assert!(arrives(&mut net, a, b, &too_big(from, to, &answer)), "{}", net.diagram());
@@ -106,7 +106,7 @@ fn an_error_keeps_no_flow_alive_and_opens_none() {
     }
     net.run_for(Duration::from_secs(20));
     assert!(!arrives(&mut net, b, a, &too_big(to, from, &query)), "three minutes after the last packet of the flow");
-    // An error that a rule let out does not let errors in.
+    // An error that a rule let out does not let other errors in.
     let third = at("10.42.0.3");
     let quoted = packets::udp(from, third, (5000, 53), b"query");
     let _out = arrives(&mut net, c, a, &too_big(third, from, &quoted));

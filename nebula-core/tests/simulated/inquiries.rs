@@ -1,4 +1,4 @@
-//! What people ask a running node, beside what it then does.
+//! Answers that a running node gives to its operator, compared with what it then does.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -52,7 +52,7 @@ fn a_trace_says_what_then_becomes_of_a_packet_and_by_which_rule() {
         net.run_for(SECOND);
         assert_eq!(net.payloads(b, port).len(), usize::from(outcome == Outcome::Passes), "port {port}");
     }
-    // The answer has no rule, only the flow.
+    // No rule allows the answer, only the flow.
     let answer = trace(&mut net, b, Direction::Outbound, flow(at_b, at_a, (53, 5000)));
     let known = answer.firewall.as_ref().and_then(|firewall| firewall.known).expect("the query is remembered");
     assert_eq!((answer.outcome, known.direction, known.answered), (Outcome::Passes, Direction::Inbound, false));
@@ -82,7 +82,7 @@ fn a_trace_follows_subnet_routes_and_names_what_has_no_route() {
     let route = there.route.expect("a route");
     assert_eq!((route.peer, route.subnet), (at_gateway, Some(behind.parse().expect("a network"))));
     assert_eq!(there.outcome, Outcome::Passes);
-    // The gateway sees the other end of it.
+    // The same flow as the gateway sees it.
     let arriving = trace(&mut net, gateway, Direction::Inbound, flow(far, own, (2, 1)));
     assert_eq!(arriving.outcome, Outcome::Passes);
 
@@ -90,7 +90,7 @@ fn a_trace_follows_subnet_routes_and_names_what_has_no_route() {
         let nowhere = trace(&mut net, client, Direction::Outbound, flow(own, remote, (1, 2)));
         assert_eq!(nowhere.outcome, Outcome::Dropped(reason));
     }
-    // Somebody else's address in the gateway's tunnel.
+    // The address of a host with which the gateway has no tunnel.
     let forged = trace(&mut net, gateway, Direction::Inbound, flow(far, IpAddr::from([10, 42, 9, 9]), (2, 1)));
     assert_eq!(forged.outcome, Outcome::WaitsForTunnel);
 }

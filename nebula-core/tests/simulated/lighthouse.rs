@@ -144,7 +144,7 @@ const REPLY: u8 = 2;
 const UPDATE: u8 = 3;
 const PUNCH: u8 = 5;
 
-/// Lets `host` read a message as if `sender` had sent it.
+/// Makes `host` handle a message as if `sender` had sent it.
 fn tell(net: &mut SimNet, host: HostId, sender: HostId, plaintext: Vec<u8>) {
     let (tunnel, from) = (net.tunnels_to(host, sender)[0].local_index, net.underlay(sender).into());
     let kind = MessageType::Lighthouse;

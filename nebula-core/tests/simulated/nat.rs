@@ -10,15 +10,15 @@ use Dependence::{AddressAndPortDependent, AddressDependent, EndpointIndependent}
 
 const KINDS: [Dependence; 3] = [EndpointIndependent, AddressDependent, AddressAndPortDependent];
 
-/// Whether punching can open the way between two hosts behind different NATs.
+/// Whether hole punching can connect two hosts behind different NATs.
 fn can_connect(a: NatBehaviour, b: NatBehaviour) -> bool {
-    // A host whose NAT maps by the remote end is not where the lighthouse saw it.
+    // A host whose NAT uses a mapping per remote endpoint is not reachable where the lighthouse saw it.
     let hides = |nat: NatBehaviour| nat.mapping != EndpointIndependent;
     match (hides(a), hides(b)) {
         (false, false) => true,
         (true, false) => b.filtering != AddressAndPortDependent,
         (false, true) => a.filtering != AddressAndPortDependent,
-        // One has to take datagrams on the port that only the lighthouse was to use.
+        // One NAT has to let in datagrams on the port that was opened for the lighthouse only.
         (true, true) => [(a, b), (b, a)]
             .into_iter()
             .any(|(open, other)| open.filtering == EndpointIndependent && other.filtering != AddressAndPortDependent),

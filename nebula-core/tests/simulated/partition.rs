@@ -30,7 +30,7 @@ fn a_partition_in_the_middle_of_a_new_handshake_does_not_end_the_old_tunnel() {
     let old = net.tunnels(a)[0].local_index;
     let identity = net.renewed_identity(a, &[Version::V2]);
     net.control(a, |node, now| node.reconfigure(now, |config| config.identity = identity));
-    // Cut while the first message of the successor is on its way.
+    // Cut while the first message for the new tunnel is in flight.
     while net.flow().filter(|step| step.datagram[0] == 0x10).count() < 3 {
         let _verdict = net.send_udp(a, b, (1, 2), b"traffic");
         let _verdict = net.send_udp(b, a, (1, 2), b"traffic");
@@ -40,8 +40,8 @@ fn a_partition_in_the_middle_of_a_new_handshake_does_not_end_the_old_tunnel() {
     net.run_for(Duration::from_secs(7));
     assert!(net.events(a).iter().any(|event| matches!(event, Event::HandshakeTimedOut { .. })), "{}", net.diagram());
     net.heal(a, b);
-    // The peer answers into the successor first, which this side does not know; a recv_error takes it back to the old
-    // one.
+    // The peer first replies through the new tunnel, which this side does not know; a recv_error makes it return to the
+    // old one.
     assert!(net.ping(a, b).until_delivered() < Duration::from_secs(2));
     assert_eq!(net.tunnels(a)[0].local_index, old);
     assert_eq!(net.ping(a, b).train(40, Duration::from_millis(500)), 40);

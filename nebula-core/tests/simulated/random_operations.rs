@@ -1,4 +1,4 @@
-//! Hosts join, leave, move, reload, are cut off and lied to at random; what must hold holds.
+//! Hosts join, leave, move, reload, are cut off and lied to at random; the invariants must hold.
 //!
 //! `RANDOM_OPERATIONS_SEEDS=100000` runs that many seeds, `RANDOM_OPERATIONS_SEED=42` one of them. A failure prints the
 //! seed, the operations that are needed for it, and the packet flow.
@@ -18,14 +18,14 @@ const OPERATIONS: usize = 64;
 /// The operations of a seed.
 fn operations(seed: u64) -> Vec<Operation> {
     let mut rng = ChaCha20Rng::seed_from_u64(seed);
-    // Another stream than the network's own draws from the same seed.
+    // Not the stream from which the network draws with the same seed.
     rng.set_stream(2);
     let exercise = Exercise::new(seed);
     let mut bytes = || [rng.next_u32() as u8, rng.next_u32() as u8];
     (0..OPERATIONS).map(|_| exercise.decode(bytes())).collect()
 }
 
-/// How long the slowest conversation took to come back, or what went wrong, with the diagram.
+/// Time until the slowest pair could talk again, or what went wrong, with the diagram.
 fn run(seed: u64, operations: &[Operation]) -> Result<Duration, String> {
     let mut exercise = Exercise::new(seed);
     let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -39,7 +39,7 @@ fn run(seed: u64, operations: &[Operation]) -> Result<Duration, String> {
     outcome.map_err(|error| format!("{error}\n{}", exercise.net().diagram()))
 }
 
-/// Fewer operations that fail, too: drops ever smaller pieces as long as it still fails.
+/// Shrinks a failing list of operations: drops ever smaller pieces as long as it still fails.
 fn shrink(seed: u64, mut operations: Vec<Operation>) -> Vec<Operation> {
     let mut piece = operations.len() / 2;
     while piece > 0 {

@@ -21,7 +21,7 @@ fn stranger() -> SocketAddr {
     "192.0.2.66:666".parse().expect("an address")
 }
 
-/// What `host` answers a stranger.
+/// The datagrams that `host` sends in answer to a stranger.
 fn answers(net: &mut SimNet, host: HostId, from: SocketAddr, datagram: &[u8]) -> Vec<Vec<u8>> {
     let before = net.elapsed();
     let at = net.underlay(host);
@@ -82,7 +82,7 @@ fn a_repeated_or_forged_frame_of_a_live_tunnel_provokes_no_recv_error() {
 fn a_recv_error_takes_down_only_the_tunnel_it_names() {
     let mut net = SimNet::new(5);
     let [a, b] = net.nodes(["a", "b"]);
-    // Both call at once, so that there are two tunnels.
+    // Both start a handshake at once, so that there are two tunnels.
     let _verdict = net.send_udp(a, b, (1, 2), b"from a");
     let _verdict = net.send_udp(b, a, (1, 2), b"from b");
     net.run_for(SECOND);

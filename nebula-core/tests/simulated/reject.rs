@@ -15,7 +15,7 @@ fn at(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// `b` lets nothing in and says so; `a` sends what it wants.
+/// `b` lets nothing in and answers with rejects; `a` sends without restrictions.
 fn refusing(seed: u64) -> (SimNet, HostId, HostId) {
     let mut net = SimNet::new(seed);
     let b = net.add(HostSpec::new("b").networks(&NETWORKS[1]).config(|config| {
@@ -23,7 +23,7 @@ fn refusing(seed: u64) -> (SimNet, HostId, HostId) {
         config.firewall.inbound_action = Action::Reject;
     }));
     let a = net.add(HostSpec::new("a").networks(&NETWORKS[0]).knows(b).config(|config| {
-        // Answers to what it sends come in by connection tracking only.
+        // Only connection tracking lets in answers to what it sends.
         config.firewall.inbound = vec![Rule { protocol: Protocol::Tcp, port: PortRange::Range(1, 1), ..Rule::any() }];
     }));
     net.control(a, |node, now| node.connect(now, at("10.42.0.2")));
@@ -31,7 +31,7 @@ fn refusing(seed: u64) -> (SimNet, HostId, HostId) {
     (net, a, b)
 }
 
-/// What `a` receives after it sent `packet`.
+/// The packets that `a` receives after it sent `packet`.
 fn answers(net: &mut SimNet, a: HostId, packet: &[u8]) -> Vec<Vec<u8>> {
     let before = net.packets(a).len();
     let _verdict = net.send_packet(a, packet);

@@ -50,7 +50,7 @@ fn kind(step: &Step) -> Option<MessageType> {
     Header::parse(&step.datagram).ok().map(|header| header.kind)
 }
 
-/// By which relay `host` reaches `peer`, if not directly.
+/// The relay through which `host` reaches `peer`; `None` if it reaches it directly.
 fn relay_of(net: &SimNet, host: HostId, peer: HostId) -> Option<IpAddr> {
     let tunnel = net.tunnels_to(host, peer).into_iter().find(|tunnel| tunnel.primary)?;
     if tunnel.endpoint.is_some() { None } else { tunnel.relay }
@@ -415,7 +415,7 @@ fn two_ends_that_may_not_follow_each_other_yet_do_not_challenge_each_other_for_e
     }
     assert!(both_relayed, "{}", net.diagram());
     net.heal(a, b);
-    // One of the datagrams that the cut swallowed was only late.
+    // One of the datagrams that the cut dropped turns out to be merely late.
     let late = net.flow().rfind(|step| step.sender == "a" && step.to == net.underlay(b)).unwrap().clone();
     net.inject(late.from, late.to, &late.datagram);
     let healed = net.elapsed();

@@ -9,7 +9,7 @@ use nebula_core::simulator::{HostId, HostSpec, SimNet};
 use nebula_core::wire::header::{Header, MessageType};
 use nebula_core::wire::messages::{Control, ControlKind};
 
-/// A relay, a peer that is not to be trusted, and a victim; all have tunnels with the relay.
+/// A relay, an untrustworthy peer, and a victim; both have tunnels with the relay.
 fn relay_with_peers(seed: u64) -> (SimNet, [HostId; 3]) {
     let mut net = SimNet::new(seed);
     let relay = net.add(HostSpec::new("relay").config(|config| config.relay.am_relay = true));
@@ -25,7 +25,7 @@ fn request(index: u32, from: IpAddr, to: IpAddr) -> Control {
     Control { kind, version: Version::V2, initiator_index: index, responder_index: 0, from, to }
 }
 
-/// Lets `host` read a message as if `sender` had sent it.
+/// Makes `host` handle a message as if `sender` had sent it.
 fn tell(net: &mut SimNet, host: HostId, sender: HostId, message: Control) {
     let (tunnel, from) = (net.tunnels_to(host, sender)[0].local_index, net.underlay(sender).into());
     let (kind, plaintext) = (MessageType::Control, message.encode().expect("version 2 names everything"));
@@ -65,7 +65,7 @@ fn an_answer_to_nothing_changes_nothing() {
     };
     tell(&mut net, relay, peer, answer(1));
     assert_eq!((hops(&net, relay), net.counter(relay, "dropped_in_relay")), (0, 1));
-    // The victim's hop, answered by the peer instead.
+    // The peer answers for the victim's hop.
     net.cut(relay, victim);
     tell(&mut net, relay, peer, request(7, p, v));
     net.run_for(Duration::from_millis(100));
@@ -110,7 +110,7 @@ fn a_frame_for_the_hop_of_another_peer_is_refused() {
     assert!(response.count() > 0);
     let passed = net.counter(relay, "relayed_datagrams");
     let (from, to) = (net.underlay(peer), net.underlay(relay));
-    // Without the key of the tunnel no index is worth anything.
+    // Without the key of the tunnel, knowing an index is of no use.
     for index in 0..2000 {
         let header = Header { kind: MessageType::Relay, index, counter: 1 << 40 };
         net.inject(from, to, &[header.to_bytes().as_slice(), &[0; 64]].concat());

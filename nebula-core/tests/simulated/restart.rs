@@ -94,6 +94,6 @@ fn a_peer_that_restarts_with_its_clock_behind_is_taken_back() {
         let unix = Duration::from_secs(1_800_000_000);
         node.set_wall_clock(WallClock { at: now, unix });
     });
-    // The first message looks old: the responder asks through the tunnel it has, and learns that it is lost.
+    // The first message looks old, so the responder probes the tunnel it has and learns that it is lost.
     assert!(net.ping(a, b).is_answered_within(Duration::from_secs(1)), "{}", net.diagram());
 }

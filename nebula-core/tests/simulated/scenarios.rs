@@ -1,19 +1,20 @@
-//! The table of behaviours in `README.md` beside this file, and the tests that `SECURITY.md` names.
+//! Checks the table of behaviours in `README.md` beside this file, and the tests that `SECURITY.md` names.
 //!
-//! `UPDATE_SCENARIOS=1 cargo test -p nebula-core --features simulator --test simulated scenarios` writes it anew.
+//! `UPDATE_SCENARIOS=1 cargo test -p nebula-core --features simulator --test simulated scenarios` regenerates the
+//! table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// Files that show something else than how nodes behave on a network.
+/// Files that do not show how nodes behave on a network.
 const NO_SCENARIOS: [&str; 2] = ["main", "scenarios"];
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/simulated")
 }
 
-/// What each file is about, and the names of its tests.
+/// For each file, the first line of its documentation and the names of its tests.
 fn scenarios() -> BTreeMap<String, (String, Vec<String>)> {
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(folder()).expect("the folder of the scenarios") {
@@ -90,7 +91,7 @@ fn all_tests(root: &Path) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// Whether `path` (`module::tests::name`, the name perhaps with `*` at its end) means one of these tests.
+/// Whether `path` (`module::tests::name`, with an optional `*` at the end of the name) refers to one of these tests.
 fn is_there(path: &str, all: &[(PathBuf, String)]) -> bool {
     let mut modules: Vec<_> = path.split("::").filter(|module| *module != "tests").collect();
     let name = modules.pop().expect("a path has a name");

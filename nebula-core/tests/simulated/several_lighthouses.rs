@@ -51,7 +51,7 @@ fn the_answers_of_all_are_tried_together() {
     let [stale, fresh] = lighthouses(&mut net);
     let [a, b] = ["a", "b"].map(|name| net.add(client(name, &[stale, fresh])));
     net.run_for(Duration::from_secs(1));
-    // One of them cannot hear that the host moved, and goes on naming the old endpoint.
+    // One of them does not learn that the host moved, and keeps reporting the old endpoint.
     net.cut(b, stale);
     net.move_to(b, "198.51.100.99:4242");
     net.run_for(Duration::from_secs(11));
@@ -90,7 +90,7 @@ fn one_that_dies_is_not_missed_and_one_that_returns_is_told_again() {
     }
     net.run_for(Duration::from_secs(20));
     assert_eq!(net.tunnels(mortal).len(), 2, "{}", net.diagram());
-    // Now the other one dies, and with it all who were connected.
+    // Now the other one is cut off, and all tunnels are closed.
     for host in [a, b] {
         net.cut(host, other);
         net.control(host, |node, now| node.close_all(now));

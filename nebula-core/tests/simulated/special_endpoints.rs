@@ -11,7 +11,7 @@ use nebula_core::wire::messages::{Meta, MetaKind};
 use nebula_core::{Config, Punt};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Services of the host itself, of its cloud, of everybody in the network, and nobody.
+/// Endpoints of services on the host itself, in its cloud or for everybody in the network, and invalid ones.
 const SPECIAL: [&str; 18] = [
     "127.0.0.1:4242",
     "127.9.9.9:53",
@@ -38,12 +38,12 @@ fn endpoints(texts: &[&str]) -> Vec<SocketAddr> {
     texts.iter().map(|text| text.parse().expect("an endpoint")).collect()
 }
 
-/// A few at a time: of each family only ten are looked at.
+/// A few at a time, because only ten per address family are accepted.
 fn batches() -> Vec<Vec<SocketAddr>> {
     SPECIAL.chunks(6).map(|chunk| endpoints(&[chunk, &[GOOD]].concat())).collect()
 }
 
-/// Lets `host` read a message as if `sender` had sent it.
+/// Makes `host` handle a message as if `sender` had sent it.
 fn tell(net: &mut SimNet, host: HostId, sender: HostId, kind: MetaKind, subject: IpAddr, endpoints: Vec<SocketAddr>) {
     let mut message = Meta::new(kind, Version::V2, Some(subject));
     message.endpoints = endpoints;
@@ -53,7 +53,7 @@ fn tell(net: &mut SimNet, host: HostId, sender: HostId, kind: MetaKind, subject:
     net.control(host, |node, now| node.handle_punt(now, Punt::Message { tunnel, from, kind, plaintext }));
 }
 
-/// Datagrams went only to hosts of the network and to the good endpoint, and to that one did.
+/// Asserts that datagrams went only to hosts of the network and to the good endpoint, and that some went to the latter.
 fn only_good_ones_were_sent_to(net: &SimNet, hosts: &[HostId]) {
     let good: SocketAddr = GOOD.parse().expect("an endpoint");
     let known: Vec<_> = hosts.iter().map(|host| net.underlay(*host)).chain([good]).collect();
@@ -62,7 +62,7 @@ fn only_good_ones_were_sent_to(net: &SimNet, hosts: &[HostId]) {
     assert!(net.flow().any(|step| step.to == good), "{}", net.diagram());
 }
 
-/// A lighthouse, a host that asks it, and a member that is to be asked about.
+/// A lighthouse, a host that queries it, and a member to query it about.
 fn network(seed: u64) -> (SimNet, [HostId; 3]) {
     network_with(seed, |_| {}, |_| {})
 }
@@ -159,7 +159,7 @@ fn a_lighthouse_that_hears_a_host_on_loopback_does_not_send_others_there() {
     net.run_for(SECOND / 2);
     let answers = net.control(host, |node, _| node.whereabouts(subject)).answers;
     assert!(answers.values().all(|answer| answer.reported.is_empty()), "{answers:?}");
-    // What the operator wrote counts.
+    // Endpoints that the operator configured are used regardless.
     let direct = net.add(HostSpec::new("direct").knows(member));
     net.ping(direct, member).until_delivered();
 }

@@ -1,4 +1,4 @@
-//! All that a node knows, for people who look into it, and how they overrule it.
+//! What a node shows its operator of its state, and how the operator overrides it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

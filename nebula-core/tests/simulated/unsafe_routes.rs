@@ -119,7 +119,7 @@ fn flows_are_spread_over_gateways_by_weight_and_each_stays_on_its_own() {
     assert!(first.is_empty(), "flows on both gateways: {first:?}");
 }
 
-/// A port whose flow takes the first of two gateways of equal weight.
+/// A source port whose flow takes the first of two gateways of equal weight.
 fn port_of_first(net: &mut SimNet, c: HostId, first: HostId) -> u16 {
     for port in 3000..3100 {
         send(net, c, port, b"which");
@@ -147,7 +147,7 @@ fn a_flow_takes_another_gateway_while_its_own_is_away_and_returns_to_it() {
         }
         net.payloads(g[1], 53).last() == Some(&vec![sent])
     };
-    // The tunnel is given up when the gateway has not answered for long; only then there is a reason to go elsewhere.
+    // The flow moves only after the tunnel is given up, when the gateway has not answered for long.
     assert!(on_second(&mut net, 40), "{}", net.diagram());
     assert!(net.tunnels_to(c, g[0]).is_empty());
     net.heal(c, g[0]);
@@ -160,7 +160,7 @@ fn a_flow_does_not_wait_for_a_gateway_that_never_answers() {
     let g = [net.add(gateway("g1")), net.add(gateway("g2"))];
     let c = net.add(client(&[("10.42.0.1", 1), ("10.42.0.2", 1)], &g));
     net.cut(c, g[0]);
-    // Without any tunnel each packet waits for its own gateway; the other one is asked for at the same time.
+    // Without any tunnel, each packet waits for its own gateway, and the other gateway is contacted at the same time.
     for port in 3000..3020 {
         send(&mut net, c, port, b"first");
     }

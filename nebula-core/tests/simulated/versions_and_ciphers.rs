@@ -62,7 +62,7 @@ fn an_ipv6_underlay_carries_tunnels() {
     net.ping(a, b).until_delivered();
 }
 
-/// Version of the certificate in the last first message of `host`; the payload of that message is in clear.
+/// Version of the certificate in the most recent first message of `host`, whose payload is in clear.
 fn version_of_call(net: &SimNet, host: HostId, name: &str) -> Version {
     let is_first = |datagram: &[u8]| {
         let first = Header { kind: MessageType::Handshake, index: 0, counter: 1 };

@@ -10,7 +10,7 @@ fn a_wrong_host_is_closed_and_the_next_endpoint_gets_the_waiting_packets() {
     let right = net.add(HostSpec::new("right"));
     let wrong = net.add(HostSpec::new("wrong"));
     let (peer, endpoints) = (net.overlay(right), vec![net.underlay(wrong), net.underlay(right)]);
-    // The right host answers later than the wrong one.
+    // Makes the right host answer later than the wrong one.
     net.cut(right, wrong);
     let a = net.add(HostSpec::new("a").config(move |config| {
         config.static_hosts.insert(peer, endpoints);

@@ -44,7 +44,7 @@ mod handshake_payload {
             message.extend_from_slice(&inner);
             assert!(HandshakePayload::parse(&message).is_err(), "{inner:02x?}");
         }
-        // Details themselves with another wire type: an unknown field to Go Nebula.
+        // The details field itself with another wire type, which Go Nebula treats as an unknown field.
         assert_eq!(HandshakePayload::parse(&hex("0801")), Ok(HandshakePayload::default()));
     }
 
@@ -241,7 +241,7 @@ mod control {
     }
 }
 
-/// Bytes that look like protobuf often enough to get past the first field.
+/// Bytes that resemble protobuf often enough to get past the first field.
 fn nearly_protobuf() -> impl Strategy<Value = Vec<u8>> {
     let field = (0_u8..9, prop_oneof![Just(0_u8), Just(2), any::<u8>()], proptest::collection::vec(any::<u8>(), 0..12))
         .prop_map(|(number, wire_type, mut value)| {

@@ -83,7 +83,7 @@ pub fn udp(from: IpAddr, to: IpAddr, ports: (u16, u16), payload: &[u8]) -> Vec<u
     ip(from, to, UDP, &udp_datagram(ports, payload))
 }
 
-/// An ICMP or ICMPv6 message with four bytes after its checksum.
+/// An ICMP or ICMPv6 message; `rest` are the four bytes after its checksum.
 pub fn icmp(from: IpAddr, to: IpAddr, kind: u8, code: u8, rest: [u8; 4], body: &[u8]) -> Vec<u8> {
     let mut message = vec![kind, code, 0, 0];
     message.extend(rest);
