@@ -34,7 +34,7 @@ pub struct Settings {
     pub am_lighthouse: bool,
     /// Overlay addresses of the lighthouses.
     pub lighthouses: Vec<IpAddr>,
-    /// Interval between updates to the lighthouses; `None`: no updates.
+    /// Interval between updates to the lighthouses; `None`: only on events.
     pub lighthouse_interval: Option<Duration>,
     /// Extra endpoints to advertise.
     pub advertise: Vec<HostTarget>,
