@@ -15,10 +15,10 @@ pub(crate) struct RenewalKey(PrivateKey);
 
 /// What a caller presents as proof.
 pub(crate) struct Presented<'a> {
-    /// PEM.
+    /// The certificate in PEM.
     pub(crate) certificate: &'a str,
     pub(crate) time: UnixTime,
-    /// Hex.
+    /// The possession tag in hex.
     pub(crate) tag: &'a str,
     /// PEM of the public key to certify; `None` releases the certificate.
     pub(crate) public_key: Option<&'a str>,

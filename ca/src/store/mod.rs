@@ -220,9 +220,9 @@ pub enum StoreError {
     /// A record that this program cannot have written.
     #[error("record {key} in table {table} of the store is damaged: {error}")]
     Record {
-        /// Table.
+        /// Name of the table.
         table: &'static str,
-        /// Key.
+        /// Key of the record in hex.
         key: String,
         /// Parse error.
         error: serde_json::Error,

@@ -26,7 +26,7 @@ pub enum LogLevel {
     Info,
     /// Needs attention.
     Warn,
-    /// Does not work.
+    /// Something does not work.
     Error,
 }
 

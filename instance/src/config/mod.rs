@@ -87,7 +87,7 @@ pub enum Error {
     InFile {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// What is wrong with it.
         source: Box<Self>,
     },
     /// The text is not valid YAML.

@@ -11,7 +11,7 @@ pub struct Flag {
     pub help: &'static str,
 }
 
-/// What the user gave.
+/// A parsed command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
     values: Vec<(&'static str, String)>,
@@ -34,7 +34,7 @@ pub enum Error {
     /// Not a boolean.
     #[error("invalid boolean value {value:?} for -{name}: parse error")]
     NotBoolean {
-        /// Flag.
+        /// Name of the flag.
         name: String,
         /// What was given.
         value: String,
@@ -113,7 +113,7 @@ pub fn usage(program: &str, flags: &[Flag]) -> String {
     format!("Usage of {program}:\n{}", describe(flags))
 }
 
-/// What each flag is for.
+/// Lists the flags with their help texts.
 #[must_use]
 pub fn describe(flags: &[Flag]) -> String {
     let describe = |flag: &Flag| {

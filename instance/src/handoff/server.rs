@@ -1,5 +1,5 @@
-//! The instance's end of the hand-off: collects the tokens of its clients, and gives the certificate to the client
-//! whose token the CA accepted.
+//! The instance's end of the hand-off: collects the tokens of its clients, delivers the certificate, and gives the
+//! private key only to a client whose token the CA accepted.
 
 use std::io::{self, BufReader, Write};
 use std::net::Shutdown;

@@ -34,13 +34,13 @@ pub enum Error {
     /// The namespace cannot be entered.
     #[error(transparent)]
     Namespace(#[from] crate::linux::netns::Error),
-    /// No netlink socket.
+    /// No netlink socket can be opened.
     #[error("cannot open a netlink socket")]
     Socket(#[source] io::Error),
     /// The kernel refused a change.
     #[error("{device}: cannot {what}: {source}")]
     Refused {
-        /// Device.
+        /// Name of the device.
         device: String,
         /// What was tried.
         what: String,
@@ -124,7 +124,7 @@ impl OverlayLink {
         if let Some(size) = Tun::best_super_packet(self.mtu)
             && let Err(error) = kernel.change(index, libc::IFLA_GSO_MAX_SIZE, size)
         {
-            // Only a matter of speed: super-packets of another size leave in two parts.
+            // This only costs speed: super-packets of another size are sent in two parts.
             tracing::debug!(device = self.device, size, %error, "The size of super-packets stays as it is");
         }
         for address in &self.addresses {

@@ -15,7 +15,7 @@ pub enum Error {
     /// The launch file is unusable.
     #[error("launch file {file}: {}", with_causes(&**source))]
     Launch {
-        /// Path.
+        /// Path of the file.
         file: String,
         /// What is wrong with it.
         #[source]
@@ -36,7 +36,7 @@ pub enum Error {
     /// No answer from the CA in time.
     #[error("ca-unavailable: {0}")]
     Unavailable(String),
-    /// The data path broke.
+    /// The data path failed.
     #[error("the tunnel failed: {}", with_causes(&**.0))]
     Broken(#[source] Cause),
 }

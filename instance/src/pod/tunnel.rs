@@ -223,7 +223,7 @@ impl PodTunnel {
             if self.presence.is_there() {
                 gone_since = None;
             } else if now.saturating_sub(*gone_since.get_or_insert(now)) >= NETNS_GONE_FOR {
-                // The open tun would keep the namespace, its links and the pod's address alive.
+                // This instance must end: its open tun would keep the namespace, its links and the pod's address alive.
                 tracing::info!("The pod's network namespace is gone, ending");
                 self.stop(events);
                 return Ok(());

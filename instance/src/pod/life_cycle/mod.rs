@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::ca_client::Refusal;
 use crate::ca_client::backoff::Jitter;
 
-/// Time since the Unix epoch: certificates live by the wall clock.
+/// Time since the Unix epoch, because certificates are valid by the wall clock.
 pub type Moment = Duration;
 
 /// One reading of both clocks. `uptime` is monotonic and measures timeouts; `wall` measures the validity of
