@@ -1,5 +1,5 @@
-//! The manifests in `deploy/kubernetes`, and what else is made of the chart, say what the API server understands: every
-//! field that is written is one of the type.
+//! Checks that the API server understands the manifests in `deploy/kubernetes` and those rendered from the chart: every
+//! field in them belongs to its type.
 #![cfg(feature = "kubernetes")]
 
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn documents(path: &str) -> Vec<Value> {
     read.into_iter().filter(|document| !document.is_null()).collect()
 }
 
-/// What is written and is not part of the type, or has a value of another type.
+/// Fields that do not belong to the type, or have a value of another type.
 fn mistakes<T: DeserializeOwned + Serialize>(document: &Value) -> Vec<String> {
     match serde_json::from_value::<T>(document.clone()) {
         Err(error) => vec![error.to_string()],
@@ -47,7 +47,7 @@ fn missing(written: &Value, read: &Value, at: &str, lost: &mut Vec<String>) {
                 missing(written, read, &format!("{at}[{index}]"), lost);
             }
         }
-        // An empty list or map may be left out.
+        // An empty list or map may be dropped.
         (Value::Array(list), Value::Null) if list.is_empty() => {}
         _ if written == read => {}
         _ => lost.push(at.to_owned()),
@@ -68,7 +68,7 @@ fn check(document: &Value) -> Vec<String> {
         ("networking.k8s.io/v1", "NetworkPolicy") => mistakes::<NetworkPolicy>(document),
         ("rbac.authorization.k8s.io/v1", "ClusterRole") => mistakes::<ClusterRole>(document),
         ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => mistakes::<ClusterRoleBinding>(document),
-        // The types at hand are those of 1.33; the fields are the same.
+        // The available types are those of 1.33, whose fields are the same.
         ("admissionregistration.k8s.io/v1beta1", kind) => {
             let mut older = document.clone();
             older["apiVersion"] = json!("admissionregistration.k8s.io/v1alpha1");
@@ -96,7 +96,7 @@ fn every_field_of_every_manifest_is_known_to_the_api() {
     assert!(count >= 28, "{count} documents");
 }
 
-/// What the chart makes of `.ci/chart/values.yaml`.
+/// The manifests that the chart renders from `.ci/chart/values.yaml`.
 const OTHER_VALUES: &str = "../.ci/chart/other.yaml";
 
 #[test]

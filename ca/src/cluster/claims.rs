@@ -1,10 +1,10 @@
-//! What a token says about itself, unverified: good for telling why a review refused it, and for nothing else.
+//! Unverified claims of a token, used only to explain why a review refused it.
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use nebula_cert::UnixTime;
 use serde::Deserialize;
 
-/// Claims of a JSON web token, not verified.
+/// Claims of a JSON Web Token, not verified.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Claims {
     #[serde(default)]
@@ -26,7 +26,7 @@ impl Default for Audience {
 }
 
 impl Claims {
-    /// None if it is no such token.
+    /// `None` if `token` is not a JSON Web Token.
     pub(crate) fn of(token: &str) -> Option<Self> {
         let payload = token.trim().split('.').nth(1)?;
         serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(payload).ok()?).ok()

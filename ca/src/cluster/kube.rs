@@ -1,4 +1,4 @@
-//! The API server behind `kube`'s client: credentials and TLS are its business, bounds and shapes are ours.
+//! The API server, asked through the `kube` client, which handles credentials and TLS; limits and data types are ours.
 
 use std::{collections::HashSet, path::Path, time::Duration};
 
@@ -15,18 +15,18 @@ use tokio::runtime::Handle;
 use super::{Cluster, ClusterError, Metadata, Pod, PodId, Review};
 use crate::causes::with_causes;
 
-/// A client of one API server. Its methods are for threads that may block.
+/// A client of one API server. Its methods block, so call them only on threads that may.
 pub(crate) struct ApiServer {
     client: Client,
     runtime: Handle,
 }
 
 impl ApiServer {
-    /// Reads the credentials: of `kubeconfig`, or those every pod gets. Nothing is asked yet. Must be called in a
-    /// runtime.
+    /// Reads the credentials from `kubeconfig`, or those that every pod gets. Sends no request yet. Must be called
+    /// within a runtime.
     ///
     /// # Errors
-    /// There are no usable credentials; as text, for people.
+    /// Returns an error text for people if there are no usable credentials.
     pub(crate) async fn open(kubeconfig: Option<&Path>) -> Result<Self, String> {
         let mut config = match kubeconfig {
             Some(path) => {
@@ -39,15 +39,15 @@ impl ApiServer {
             })?,
         };
         config.connect_timeout = Some(CONNECT_WITHIN);
-        // Ours is around each question. This one also ends idle connections, at times just as the next question is
-        // sent.
+        // Each request has our own timeout. This one would also close idle connections, sometimes just as the next
+        // request is sent.
         config.read_timeout = None;
         config.write_timeout = Some(ANSWER_WITHIN);
         let client = Client::try_from(config).map_err(|error| with_causes(&error))?;
         Ok(Self { client, runtime: Handle::current() })
     }
 
-    /// Asks once; a 404 is `None`.
+    /// Sends one request; a 404 is `None`.
     fn ask<T: DeserializeOwned>(&self, what: &'static str, request: Ask) -> Result<Option<T>, ClusterError> {
         let exchange = async {
             let response = self.client.send(request.into_http()?).await.map_err(|error| unreachable(&error))?;
@@ -88,7 +88,7 @@ impl Cluster for ApiServer {
     }
 
     fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ClusterError> {
-        // Both were checked to be names: no character in them means anything in a path.
+        // Both were checked to be valid names, so no character in them has a special meaning in a path.
         self.ask("GET pod", Ask::get(format!("/api/v1/namespaces/{namespace}/pods/{name}")))
     }
 
@@ -166,7 +166,7 @@ impl Ask {
         Self { method: Method::POST, path: path.to_owned(), accept: "application/json", body }
     }
 
-    /// A list without specifications and states, a tenth of the size.
+    /// A list of metadata only, without specs and statuses: a tenth of the size.
     fn metadata(path: String) -> Self {
         Self {
             accept: "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json",
@@ -185,7 +185,7 @@ impl Ask {
     }
 }
 
-/// The text of a Kubernetes `Status`, in one short line.
+/// The message of a Kubernetes `Status`, as one short line.
 fn message_of(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Status {
@@ -210,9 +210,9 @@ fn url_encoded(text: &str) -> String {
 }
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
-/// Shorter than a caller's patience with us, and two answers fit into it.
+/// Shorter than our callers' timeout, which leaves room for two answers.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
-/// In bytes. A pod may have 1.5 MB in etcd, a page of 500 metadata a few.
+/// In bytes. A pod in etcd may have 1.5 MB; a page of 500 metadata objects takes a few MB.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
-/// 500 pods each: above what Kubernetes supports.
+/// With 500 pods per page, this is above what Kubernetes supports.
 const MAX_PAGES: usize = 600;

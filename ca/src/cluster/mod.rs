@@ -1,7 +1,7 @@
-//! What the Kubernetes API server says: whose a token is, what a pod is, which addresses a node gives to its pods.
+//! Facts from the Kubernetes API server: who owns a token, what a pod is, and which addresses a node gives to its pods.
 //!
-//! Own small shapes of the few fields that are judged, so that servers of any age are understood. Nothing is cached:
-//! each answer decides about one request.
+//! We define small types with only the fields that are used, so that servers of any age are understood. Nothing is
+//! cached: each answer decides about one request.
 
 mod claims;
 #[cfg(feature = "kubernetes")]
@@ -16,22 +16,22 @@ pub(crate) use self::claims::Claims;
 #[cfg(feature = "kubernetes")]
 pub(crate) use self::kube::ApiServer;
 
-/// An API server. Methods block for a bounded time and read a bounded answer.
+/// An API server. Methods block for a bounded time and read answers of bounded size.
 pub(crate) trait Cluster: Send + Sync {
-    /// Asks whose `token` is, for this audience only.
+    /// Asks who owns `token`, which must be for this audience.
     fn review(&self, token: &str, audience: &str) -> Result<Review, ClusterError>;
-    /// The pod of that name.
+    /// The pod with this name.
     fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ClusterError>;
-    /// The ranges from which a node gives addresses to pods; empty where these are not known.
+    /// The ranges from which a node assigns addresses to its pods; empty if unknown.
     fn node_ranges(&self, name: &str) -> Result<Vec<IpNet>, ClusterError>;
-    /// All pods that exist, those of static pods under both of their UIDs.
+    /// All existing pods; static pods are listed under both of their UIDs.
     fn all_pods(&self) -> Result<HashSet<PodId>, ClusterError>;
 }
 
 /// Namespace, name and UID of a pod.
 pub(crate) type PodId = (String, String, String);
 
-/// Why nothing is known. Never a reason to allow.
+/// Why the API server's facts are unknown. This is never a reason to allow a request.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClusterError {
     #[error("the API server cannot be asked: {0}")]
@@ -47,7 +47,7 @@ pub(crate) enum ClusterError {
 }
 
 impl ClusterError {
-    /// For callers: what failed, without what only operators of the service should see.
+    /// For callers: what failed, without details that only the service's operators should see.
     pub(crate) fn summary(&self) -> &'static str {
         match self {
             Self::Unreachable(_) => "the API server cannot be reached",
@@ -59,28 +59,28 @@ impl ClusterError {
     }
 }
 
-/// Outcome of a TokenReview.
+/// The outcome of a TokenReview.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Review {
     pub(crate) authenticated: bool,
     pub(crate) user: User,
-    /// The audiences that are both asked for and the token's; empty if the server does not know about audiences.
+    /// The requested audiences that the token is for; empty if the server does not support audiences.
     pub(crate) audiences: Vec<String>,
     pub(crate) error: String,
 }
 
-/// Whose a token is.
+/// The owner of a token.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct User {
     pub(crate) username: String,
-    /// Values by name, in JSON null where there are none.
+    /// Values by name; null in JSON if there are none.
     extra: Option<BTreeMap<String, Vec<String>>>,
 }
 
 impl User {
-    /// Namespace and name, if it is a service account.
+    /// Namespace and name, if the user is a service account.
     pub(crate) fn service_account(&self) -> Option<(&str, &str)> {
         self.username.strip_prefix("system:serviceaccount:")?.split_once(':')
     }
@@ -90,24 +90,24 @@ impl User {
         Some((self.extra("pod-name")?, self.extra("pod-uid")?))
     }
 
-    /// The node of the bound pod; servers before 1.30 do not say.
+    /// The node of the bound pod; servers before 1.30 do not report it.
     pub(crate) fn node(&self) -> Option<&str> {
         self.extra("node-name")
     }
 
-    /// The name, for messages.
+    /// The user name, for messages.
     pub(crate) fn shown(&self) -> String {
         one_line(&self.username)
     }
 
     fn extra(&self, name: &str) -> Option<&str> {
         let values = self.extra.as_ref()?.get(&format!("authentication.kubernetes.io/{name}"))?;
-        // Several values would leave it to chance which one is meant.
+        // With several values it would be ambiguous which one is meant.
         if let [value] = &values[..] { Some(value) } else { None }
     }
 }
 
-/// What is judged of a pod.
+/// The fields of a pod that are used.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Pod {
@@ -116,14 +116,14 @@ pub(crate) struct Pod {
     pub(crate) status: PodStatus,
 }
 
-/// An object's names.
+/// An object's identity and labels.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Metadata {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
-    /// There from the time that it was deleted until it is gone.
+    /// Set from the deletion request until the object is gone.
     deletion_timestamp: Option<String>,
     pub(crate) labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
@@ -137,7 +137,7 @@ struct Owner {
     name: String,
 }
 
-/// Where a pod runs, and as whom.
+/// Where a pod runs, and under which service account.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct PodSpec {
@@ -146,7 +146,7 @@ pub(crate) struct PodSpec {
     pub(crate) host_network: bool,
 }
 
-/// How far a pod is.
+/// How far a pod has got.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct PodStatus {
@@ -173,17 +173,18 @@ struct PodIp {
 }
 
 impl Pod {
-    /// Whether the pod goes by this UID: its own, or for the mirror of a static pod the hash that the runtime knows.
+    /// Whether the pod has this UID: its own or, for the mirror of a static pod, the hash by which the runtime knows
+    /// it.
     pub(crate) fn is(&self, uid: &str) -> bool {
         self.metadata.uid == uid || self.metadata.static_uid(Some(&self.spec.node_name)) == Some(uid)
     }
 
-    /// Whether all its containers have ended for good.
+    /// Whether all its containers have terminated for good.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
     }
 
-    /// Whether it was deleted, and its node is ending it.
+    /// Whether it was deleted and is being terminated by its node.
     pub(crate) fn is_ending(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
@@ -195,7 +196,7 @@ impl Pod {
         self.status.conditions.iter().any(|condition| is_sandbox(&condition.name) && condition.status == "False")
     }
 
-    /// The addresses its node has reported; none before the first report.
+    /// The addresses that its node has reported; empty before the first report.
     pub(crate) fn addresses(&self) -> Vec<std::net::IpAddr> {
         let all = self.status.pod_ips.iter().map(|entry| &entry.ip).chain([&self.status.pod_ip]);
         all.filter_map(|ip| ip.parse::<std::net::IpAddr>().ok()).map(|ip| ip.to_canonical()).collect()
@@ -203,8 +204,8 @@ impl Pod {
 }
 
 impl Metadata {
-    /// The UID of the static pod that this is the mirror of. Mirrors belong to their node: an annotation alone, which
-    /// anybody who makes pods can write, does not make one.
+    /// The UID of the static pod that this object mirrors. A mirror pod is owned by its node: the annotation alone,
+    /// which anybody who may create pods can write, is not enough.
     fn static_uid(&self, node: Option<&str>) -> Option<&str> {
         let is_node = |owner: &Owner| owner.kind == "Node" && node.is_none_or(|node| owner.name == node);
         let hash = self.annotations.get("kubernetes.io/config.mirror")?;
@@ -212,7 +213,7 @@ impl Metadata {
     }
 }
 
-/// What others wrote goes into logs and refusals: one line, of bounded length.
+/// Limits foreign text to one line of bounded length, for logs and refusals.
 pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
 }

@@ -1,4 +1,4 @@
-//! The policy file: its keys, and from their texts to a valid policy with all findings.
+//! The policy file: its keys, and how they become a valid policy or a list of all findings.
 
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 
@@ -145,7 +145,7 @@ fn default_node_ranges() -> bool {
 }
 
 impl PolicyFile {
-    /// The policy, or everything that is wrong.
+    /// The policy, or every error in the file.
     pub(super) fn check(self) -> Result<Policy, PolicyError> {
         let mut findings = Findings::default();
         let kubernetes = self.kubernetes.map(|file| file.check(&mut findings));
@@ -229,7 +229,7 @@ impl PodsFile {
                 .map(|(at, rule): (usize, _)| rule.check(&format!("pods.rules[{at}]"), with_kubernetes, findings))
                 .collect(),
         };
-        // A prefix that could not be read would only be reported twice.
+        // An invalid prefix was reported already; checking the rest would report it again.
         if pods.overlay.len() == self.overlay.len() && pods.pod_networks.len() == self.pod_networks.len() {
             pods.check_overlay(findings);
             match pods.address {
@@ -303,7 +303,7 @@ impl KubernetesFile {
     }
 }
 
-/// What is wrong with a file, each with the key it is about.
+/// Errors in a file, each with the key that it is about.
 #[derive(Default)]
 pub(super) struct Findings(Vec<String>);
 
@@ -331,7 +331,7 @@ impl Findings {
         texts.iter().map(|text| self.template(key, text, with_kubernetes)).collect()
     }
 
-    /// Networks, or single addresses.
+    /// Parses networks and single addresses.
     fn networks(&mut self, key: &str, texts: &[String]) -> Vec<IpNet> {
         let mut networks = Vec::new();
         for text in texts {
@@ -370,7 +370,7 @@ impl PodPolicy {
         }
     }
 
-    /// Two pods must never have one overlay address, so the pod networks must have separate images in each overlay.
+    /// No two pods may have the same overlay address, so the pod networks must have disjoint images in each overlay.
     fn check_images(&self, findings: &mut Findings) {
         let key = "pods.pod_networks";
         for overlay in &self.overlay {
@@ -398,7 +398,7 @@ impl PodPolicy {
         }
     }
 
-    /// A certificate with the pod's own address needs an overlay in which that address is.
+    /// A certificate for the pod's own address needs an overlay that contains it.
     fn check_same(&self, findings: &mut Findings) {
         for network in &self.pod_networks {
             if !self.overlay.iter().any(|overlay| overlay.contains(network)) {
@@ -411,7 +411,7 @@ impl PodPolicy {
     }
 }
 
-/// The part of `overlay` that the addresses of a pod network map to; none if two of them would map to one.
+/// The part of `overlay` that the addresses of a pod network map to; `None` if two of them would map to the same one.
 fn image_of(network: IpNet, overlay: IpNet) -> Option<IpNet> {
     let length = match (network, overlay) {
         (IpNet::V4(_), IpNet::V6(_)) => network.prefix_len() + 96,
@@ -420,7 +420,7 @@ fn image_of(network: IpNet, overlay: IpNet) -> Option<IpNet> {
     };
     let base = match address::derive(network.addr(), overlay) {
         Ok(image) => image.addr(),
-        // The network address of a pod network may well map to the one of the overlay.
+        // The network address of a pod network may map to that of the overlay.
         Err(address::DeriveError::Reserved(image)) => image,
         Err(address::DeriveError::Family(_)) => return None,
     };

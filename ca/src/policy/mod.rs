@@ -1,5 +1,5 @@
-//! Who gets which name, groups, addresses and life: read from one file, valid as a whole or not at all (certificate
-//! policy).
+//! Who gets which name, groups, addresses and lifetime, read from a file that is valid as a whole or not at all
+//! (certificate policy).
 
 mod file;
 mod template;
@@ -16,12 +16,12 @@ use crate::{
     refusal::Refusal,
 };
 
-/// What the service signs for.
+/// What the service signs.
 #[derive(Debug, Clone, Default)]
 pub struct Policy {
-    /// Pods a node vouches for; none refuses the node proof.
+    /// Policy for pods; `None`: proofs of pods are refused.
     pub pods: Option<PodPolicy>,
-    /// The API server that confirms pods; `None`: every holder of the shared node token is believed.
+    /// The API server that confirms pods; `None`: everyone who has the shared node token is trusted.
     pub kubernetes: Option<KubernetesPolicy>,
     /// What hosts get.
     pub hosts: HostPolicy,
@@ -30,7 +30,7 @@ pub struct Policy {
 /// What hosts get beside what their tokens say.
 #[derive(Debug, Clone, Default)]
 pub struct HostPolicy {
-    /// Longest life of a certificate, in seconds.
+    /// Longest certificate lifetime that a token may give to a host, in seconds.
     pub longest_life: i64,
     /// Where addresses come from for tokens that name none.
     pub pool: Vec<IpNet>,
@@ -42,41 +42,41 @@ pub struct HostPolicy {
     pub lighthouses: Lighthouses,
 }
 
-/// What pods get.
+/// What certificates of pods contain.
 #[derive(Debug, Clone)]
 pub struct PodPolicy {
     name: Template,
     groups: Vec<Template>,
     /// Where addresses come from.
     pub address: AddressMode,
-    /// One network per entry in each certificate.
+    /// Overlay prefixes; each certificate has one network per prefix.
     pub overlay: Vec<IpNet>,
     pod_networks: Vec<IpNet>,
-    /// Overlay networks and addresses no pod gets.
+    /// Overlay networks and addresses that no pod gets.
     pub reserved: Vec<IpNet>,
-    /// Life of a certificate in seconds.
+    /// Lifetime of a certificate in seconds.
     pub life: i64,
-    /// What a pod gets until it can speak for itself; none: nothing.
+    /// What a pod gets until it can prove its identity itself; `None`: no certificate.
     pub(crate) provisional: Option<Provisional>,
     rules: Vec<Rule>,
 }
 
-/// What is different about a provisional certificate; it has no networks behind the pod either.
+/// How a provisional certificate differs; it also has no networks behind the pod.
 #[derive(Debug, Clone)]
 pub(crate) struct Provisional {
     groups: Vec<Template>,
-    /// In seconds; never longer than that of another certificate.
+    /// Lifetime in seconds; never longer than that of the other certificates.
     pub(crate) life: i64,
 }
 
-/// What some pods get besides; all rules that fit a pod apply.
+/// A rule for some pods; all rules that match a pod apply.
 #[derive(Debug, Clone)]
 struct Rule {
-    /// Empty: all.
+    /// Empty matches all.
     namespaces: Vec<String>,
-    /// Empty: all.
+    /// Empty matches all.
     service_accounts: Vec<String>,
-    /// All of these must be there.
+    /// All of these must be present.
     labels: BTreeMap<String, String>,
     refuse: bool,
     groups: Vec<Template>,
@@ -87,33 +87,33 @@ struct Rule {
 /// Why a policy file was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
-    /// Not JSON, or an unknown or missing key.
+    /// Not valid JSON, or a key is unknown or missing.
     #[error("not a valid policy file: {0}")]
     Json(#[from] serde_json::Error),
-    /// Everything that is wrong with the values, each after its key.
+    /// All errors in the values, each preceded by its key.
     #[error("{}", .0.join("; "))]
     Findings(Vec<String>),
-    /// More than the CA certificate allows.
+    /// The policy exceeds what the CA certificate allows.
     #[error("the CA certificate does not allow this policy: {}", .0.join("; "))]
     Ca(Vec<String>),
 }
 
 impl Policy {
-    /// Reads a policy: JSON in which lines that start with `//` are comments.
+    /// Parses a policy: JSON in which lines that start with `//` are comments.
     ///
     /// # Errors
-    /// Where it is not such JSON, or else all values that are wrong, each named by its key.
+    /// Returns the position at which the JSON is invalid, or else all invalid values with their keys.
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
-        // Blank instead of removed, so that the line numbers in errors stay right.
+        // Blanked instead of removed, so that the line numbers in error messages stay right.
         let json: String =
             text.lines().flat_map(|line| [if line.trim_start().starts_with("//") { "" } else { line }, "\n"]).collect();
         serde_json::from_str::<PolicyFile>(&json)?.check()
     }
 
-    /// Checks what can be checked before the first request: overlay prefixes and groups against the CA certificate.
+    /// Checks overlay prefixes and groups against the CA certificate, before the first request.
     ///
     /// # Errors
-    /// All constraints of the CA that pod certificates would violate.
+    /// Returns all constraints of the CA that pod certificates would violate.
     pub fn check_against(&self, ca: &Certificate) -> Result<(), PolicyError> {
         let Some(pods) = &self.pods else { return Ok(()) };
         let mut findings = Vec::new();
@@ -146,7 +146,7 @@ impl Policy {
         if findings.is_empty() { Ok(()) } else { Err(PolicyError::Ca(findings)) }
     }
 
-    /// Life of the longest certificate in seconds: nothing that was issued under this policy lives longer.
+    /// The longest lifetime of a pod certificate in seconds; nothing issued to pods under this policy lives longer.
     #[must_use]
     pub fn longest_pod_life(&self) -> i64 {
         let Some(pods) = &self.pods else { return 0 };
@@ -164,10 +164,10 @@ impl HostPolicy {
 }
 
 impl PodPolicy {
-    /// Refuses pods that a rule keeps out.
+    /// Refuses pods that a rule excludes.
     ///
     /// # Errors
-    /// Such a rule fits the pod.
+    /// Returns an error if such a rule matches the pod.
     pub fn check_pod(&self, pod: &PodFacts) -> Result<(), Refusal> {
         match self.rules(pod).any(|rule| rule.refuse) {
             true => Err(Refusal::PodNotWanted(pod.shown())),
@@ -178,20 +178,20 @@ impl PodPolicy {
     /// Name of the pod's certificate.
     ///
     /// # Errors
-    /// It would be longer than Nebula allows.
+    /// Returns an error if the name would be longer than Nebula allows.
     pub fn name(&self, pod: &PodFacts) -> Result<String, Refusal> {
-        // Facts that a name takes are always there: the file was checked for it.
+        // The facts in a name are always known, which was checked when the file was read.
         let name = self.name.render(pod).unwrap_or_default();
         if name.len() > MAX_NAME_BYTES { Err(Refusal::NameTooLong(name.len())) } else { Ok(name) }
     }
 
-    /// Groups of the pod's certificate, each once. A group with a label that the pod lacks is left out.
+    /// Groups of the pod's certificate, without duplicates. A group with a label that the pod lacks is left out.
     #[must_use]
     pub fn groups(&self, pod: &PodFacts) -> Vec<String> {
         rendered(self.groups.iter().chain(self.rules(pod).flat_map(|rule| &rule.groups)), pod)
     }
 
-    /// Networks behind the pod that it may route.
+    /// Networks behind the pod that its certificate allows it to route.
     #[must_use]
     pub fn unsafe_networks(&self, pod: &PodFacts) -> Vec<IpNet> {
         let mut networks: Vec<IpNet> = self.rules(pod).flat_map(|rule| rule.unsafe_networks.iter().copied()).collect();
@@ -200,7 +200,7 @@ impl PodPolicy {
         networks
     }
 
-    /// Life of the pod's certificate in seconds: the shortest that a rule gives, or the general one.
+    /// Lifetime of the pod's certificate in seconds: the shortest of the matching rules, or the general one.
     #[must_use]
     pub fn life(&self, pod: &PodFacts) -> i64 {
         self.rules(pod).filter_map(|rule| rule.life).min().unwrap_or(self.life)
@@ -210,10 +210,10 @@ impl PodPolicy {
         self.rules.iter().filter(|rule| rule.fits(pod))
     }
 
-    /// Refuses a pod whose primary address is outside the pod networks, where these are known.
+    /// Refuses a pod whose primary address is outside the pod networks, if these are configured.
     ///
     /// # Errors
-    /// The address is in none of them.
+    /// Returns an error if no pod network contains the address.
     pub fn check_pod_address(&self, address: IpAddr) -> Result<(), Refusal> {
         let known = |network: &IpNet| network.contains(&address);
         if self.pod_networks.is_empty() || self.pod_networks.iter().any(known) {
@@ -226,7 +226,7 @@ impl PodPolicy {
     /// The overlay networks of a pod in mode `derive`.
     ///
     /// # Errors
-    /// The address has no image, or a reserved one.
+    /// Returns an error if the address has no image, or a reserved one.
     pub fn derive(&self, address: IpAddr) -> Result<Vec<IpNet>, Refusal> {
         let derive = |overlay: &IpNet| {
             let image =
@@ -236,10 +236,11 @@ impl PodPolicy {
         self.overlay.iter().map(derive).collect()
     }
 
-    /// The overlay network of a pod in mode `same`: its own address, with the length of the prefix it is in.
+    /// The overlay network of a pod in mode `same`: its own address, with the length of the overlay prefix that
+    /// contains it.
     ///
     /// # Errors
-    /// No overlay prefix has the address, or it is one no pod gets.
+    /// Returns an error if no overlay prefix contains the address, or if it is reserved.
     pub fn same(&self, address: IpAddr) -> Result<Vec<IpNet>, Refusal> {
         let overlay = self.overlay.iter().find(|overlay| overlay.contains(&address));
         let overlay = overlay.ok_or(Refusal::OutsideOverlay(address))?;
@@ -250,7 +251,7 @@ impl PodPolicy {
         }
     }
 
-    /// Whether no pod may have this overlay address.
+    /// Whether this overlay address is reserved, so that no pod may have it.
     #[must_use]
     pub fn is_reserved(&self, address: IpAddr) -> bool {
         self.reserved.iter().any(|network| network.contains(&address))
@@ -287,7 +288,7 @@ impl Rule {
     }
 }
 
-/// Longest certificate name of Nebula.
+/// Longest certificate name that Nebula allows.
 pub(crate) const MAX_NAME_BYTES: usize = 253;
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! Texts with fields of a pod in them, for names and groups of certificates.
+//! Templates with fields of a pod, for names and groups of certificates.
 
 use std::borrow::Cow;
 
 use crate::pod::PodFacts;
 
-/// A text with `{name}`, `{namespace}`, `{uid}`, `{service_account}`, `{node}` and `{label:KEY}` of a pod in it.
+/// A text that may contain `{name}`, `{namespace}`, `{uid}`, `{service_account}`, `{node}` and `{label:KEY}` of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Template(Vec<Part>);
 
@@ -20,10 +20,10 @@ enum Part {
 }
 
 impl Template {
-    /// Reads a template.
+    /// Parses a template.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Returns a description of the first error.
     pub(crate) fn parse(template: &str) -> Result<Self, &'static str> {
         if template.is_empty() || template.len() > MAX_TEMPLATE_LENGTH || template.chars().any(char::is_control) {
             return Err("it must be 1 to 253 characters without control characters");
@@ -59,7 +59,7 @@ impl Template {
         if parts.iter().any(is_stray) { Err("a } has no {") } else { Ok(Self(parts)) }
     }
 
-    /// The text for a pod; none if the pod lacks a label, or nobody has confirmed what is needed.
+    /// The text for a pod; `None` if the pod lacks a label, or if a needed fact is not confirmed.
     pub(crate) fn render(&self, pod: &PodFacts) -> Option<String> {
         let confirmed = pod.confirmed.as_ref();
         self.0
@@ -78,7 +78,7 @@ impl Template {
             .collect()
     }
 
-    /// The text, if it is the same for every pod.
+    /// The text, if it contains no fields.
     pub(crate) fn literal(&self) -> Option<&str> {
         match &self.0[..] {
             [Part::Literal(text)] => Some(text),
@@ -86,22 +86,22 @@ impl Template {
         }
     }
 
-    /// Whether it takes facts that only the API server knows.
+    /// Whether it needs facts that only the API server knows.
     pub(crate) fn needs_kubernetes(&self) -> bool {
         self.0.iter().any(|part| matches!(part, Part::ServiceAccount | Part::Node | Part::Label(_)))
     }
 
-    /// Whether it uses a label: labels are written by those who create pods.
+    /// Whether it uses a label, which anybody who creates a pod can choose.
     pub(crate) fn has_label(&self) -> bool {
         self.0.iter().any(|part| matches!(part, Part::Label(_)))
     }
 }
 
-/// Whether this may be the key of a label: `name` or `prefix/name`.
+/// Whether `key` may be the key of a label: `name` or `prefix/name`.
 pub(crate) fn is_label_key(key: &str) -> bool {
     let is_key_byte = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'/');
     !key.is_empty() && key.len() <= 317 && key.bytes().all(is_key_byte) && key.matches('/').count() <= 1
 }
 
-/// As long as the longest certificate name of Nebula.
+/// The length of Nebula's longest certificate name.
 const MAX_TEMPLATE_LENGTH: usize = super::MAX_NAME_BYTES;

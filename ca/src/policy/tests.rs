@@ -21,7 +21,7 @@ fn pod() -> PodFacts {
     }
 }
 
-/// As the API server confirms it.
+/// A pod as the API server confirms it.
 fn confirmed(labels: &[(&str, &str)]) -> PodFacts {
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let service_account = "front".to_owned();

@@ -1,4 +1,4 @@
-//! The certificate proof: the holder of the key of a certificate of this CA renews it or releases it.
+//! The certificate proof: whoever holds the key of a certificate from this CA can renew or release that certificate.
 
 use nebula_cert::{
     CaPool, Certificate, Curve, PrivateKey, TAG_LENGTH, UnixTime, hex,
@@ -10,23 +10,23 @@ use crate::{
     refusal::Refusal,
 };
 
-/// The key that holders of certificates make their tags for.
+/// The key for which holders of certificates compute their possession tags.
 pub(crate) struct RenewalKey(PrivateKey);
 
-/// What a caller presents.
+/// What a caller presents as proof.
 pub(crate) struct Presented<'a> {
-    /// PEM.
+    /// The certificate in PEM.
     pub(crate) certificate: &'a str,
     pub(crate) time: UnixTime,
-    /// Hex.
+    /// The possession tag in hex.
     pub(crate) tag: &'a str,
-    /// PEM of the key to be certified; none gives the certificate back.
+    /// PEM of the public key to certify; `None` releases the certificate.
     pub(crate) public_key: Option<&'a str>,
 }
 
 impl RenewalKey {
-    /// Reads the key, or makes one for the curve of the CA. Replicas share it as a file; where the directory cannot be
-    /// written it lasts as long as the process, and callers fall back to their first proof.
+    /// Reads the key, or generates one for the CA's curve. Replicas share it as a file. If the directory is not
+    /// writable, it lasts as long as the process, and callers then fall back to their first proof.
     pub(crate) fn open(directory: &Directory, curve: Curve) -> Result<Self, FileError> {
         if directory.has(RENEWAL_KEY) {
             match PrivateKey::from_pem(directory.read(RENEWAL_KEY)?.as_bytes()) {
@@ -53,7 +53,7 @@ impl RenewalKey {
         self.0.public_pem()
     }
 
-    /// The certificate, if it is valid under `trusted` and the caller holds its key.
+    /// Returns the certificate if it is valid under `trusted` and the caller holds its key.
     pub(crate) fn check(
         &self,
         presented: &Presented<'_>,
@@ -70,7 +70,7 @@ impl RenewalKey {
         }
         let message = possession_message(&certificate, presented.public_key, presented.time);
         let tag = hex::decode(presented.tag).filter(|tag| tag.len() == TAG_LENGTH).ok_or(Refusal::NotTheHolder)?;
-        // Of the other curve there is no tag.
+        // A key of the other curve never verifies.
         if !self.0.verifies_possession(certificate.public_key(), &message, &tag) {
             return Err(Refusal::NotTheHolder);
         }

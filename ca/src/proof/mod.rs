@@ -1,4 +1,4 @@
-//! How a caller proves who it is: one file per proof (attestation).
+//! How a caller proves its identity: one module per proof (attestation).
 
 pub(crate) mod certificate;
 pub(crate) mod node;
@@ -12,16 +12,16 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Whose `token` is, if the API server says that it is a good one for `audience`.
+/// The owner of `token`, if the API server confirms it for `audience`.
 fn review(cluster: &dyn Cluster, audience: &str, token: &str, now: UnixTime) -> Result<User, Refusal> {
-    // The API server refuses an empty token as a bad request of ours. Tokens are some thousand characters long.
+    // The API server answers an empty token with a bad request. Tokens have a few thousand characters.
     if token.trim().is_empty() || token.len() > MAX_TOKEN_LENGTH {
         return Err(Refusal::TokenRejected("it is empty or absurdly long".to_owned()));
     }
     let claims = Claims::of(token);
     let outcome = cluster.review(token.trim(), audience)?;
     if outcome.authenticated {
-        // A server that knows nothing of audiences has checked none.
+        // A server without support for audiences has not checked them.
         return match outcome.audiences.iter().any(|found| found == audience) {
             true => Ok(outcome.user),
             false => Err(Refusal::WrongAudience(audience.to_owned())),

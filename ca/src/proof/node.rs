@@ -1,5 +1,5 @@
-//! The node proof: a node vouches for a pod that runs on it. With Kubernetes the API server confirms both; without, a
-//! shared secret stands for the node and the pod is as the node describes it.
+//! The node proof: a node vouches for a pod that runs on it. With Kubernetes, the API server confirms both; without, a
+//! shared secret stands for the node, and the node's description of the pod is trusted.
 
 use nebula_cert::{UnixTime, issuance::Pod};
 use subtle::ConstantTimeEq;
@@ -13,8 +13,8 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Checks a node's proof with the API server: the token is that of the node agent, for this service, and the pod runs
-/// on the agent's node at an address of that node.
+/// Checks a node's proof with the API server: the token belongs to the node agent and is for this service, and the pod
+/// runs on the agent's node at an address of that node.
 pub(crate) fn vouch(
     cluster: &dyn Cluster,
     settings: &KubernetesPolicy,
@@ -40,7 +40,7 @@ pub(crate) fn vouch(
     Ok(PodFacts { is_vouched_by_node: true, ..facts })
 }
 
-/// The node whose agent presents its token.
+/// The name of the node whose agent presents `token`.
 pub(crate) fn agent(
     cluster: &dyn Cluster,
     settings: &KubernetesPolicy,
@@ -55,7 +55,7 @@ pub(crate) fn agent(
     node_of(cluster, &user, account.0)
 }
 
-/// The node of the agent that the token is bound to. Servers before 1.30 only say which pod that is.
+/// The node of the agent that the token is bound to. Servers before 1.30 only report the bound pod.
 fn node_of(cluster: &dyn Cluster, user: &User, namespace: &str) -> Result<String, Refusal> {
     if let Some(node) = user.node() {
         return if is_name(node) { Ok(node.to_owned()) } else { Err(Refusal::TokenNotBound) };
@@ -72,7 +72,7 @@ fn node_of(cluster: &dyn Cluster, user: &User, namespace: &str) -> Result<String
     }
 }
 
-/// What a node must present. Its holder may obtain any pod identity the policy allows.
+/// The secret that a node must present. Whoever has it can obtain any pod identity that the policy allows.
 pub(crate) struct NodeToken(TokenHash);
 
 impl NodeToken {
@@ -80,13 +80,13 @@ impl NodeToken {
         if secret.trim().len() < MIN_NODE_TOKEN_LENGTH { Err(TooShort) } else { Ok(Self(TokenHash::of(secret))) }
     }
 
-    /// Hashes first, so that neither content nor length shows in the time taken.
+    /// Hashes first, so that the time taken reveals neither the content nor the length.
     pub(crate) fn matches(&self, presented: &str) -> bool {
         self.0.as_bytes().ct_eq(TokenHash::of(presented).as_bytes()).into()
     }
 }
 
-/// A node token that could be guessed.
+/// A node token that is short enough to guess.
 #[derive(Debug, thiserror::Error)]
 #[error("the node token has fewer than {MIN_NODE_TOKEN_LENGTH} characters; `nebula-ca init` makes one of 256 bits")]
 pub(crate) struct TooShort;

@@ -1,4 +1,4 @@
-//! The pod proof: a pod speaks for itself with its own service-account token, and the API server confirms it.
+//! The pod proof: a pod proves its identity with its own service-account token, and the API server confirms it.
 
 use std::net::IpAddr;
 
@@ -12,8 +12,8 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Checks a pod's proof: its token is bound to it and for this service, and the pod exists, with that UID and service
-/// account, at that address.
+/// Checks a pod's proof: its token is bound to it and for this service, and the pod exists with that UID, service
+/// account and address.
 pub(crate) fn identify(
     cluster: &dyn Cluster,
     settings: &KubernetesPolicy,
@@ -34,7 +34,7 @@ pub(crate) fn identify(
     if found.spec.service_account_name != account {
         return Err(Refusal::ServiceAccountMismatch { pod: shown(), account: account.to_owned() });
     }
-    // Nobody but the pod itself names the address here, so the node must have reported it first.
+    // Here only the pod itself claims the address, so its node must have reported it first.
     if found.addresses().is_empty() {
         return Err(Refusal::AddressUnknown(shown()));
     }

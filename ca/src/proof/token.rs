@@ -4,12 +4,12 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
-/// SHA-256 of a token. Looking one up by it leaks nothing by timing: nobody can steer the bytes that are compared.
+/// SHA-256 of a token. A look-up by hash leaks nothing by its timing: nobody can choose the bytes that are compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TokenHash([u8; 32]);
 
 impl TokenHash {
-    /// Hash of a presented secret.
+    /// Hashes a presented secret.
     #[must_use]
     pub fn of(secret: &str) -> Self {
         Self(Sha256::digest(secret.trim().as_bytes()).into())
@@ -19,12 +19,12 @@ impl TokenHash {
         Self(bytes)
     }
 
-    /// Reads what [`TokenHash::to_hex`] wrote.
+    /// Parses the output of [`TokenHash::to_hex`].
     pub(crate) fn from_hex(text: &str) -> Option<Self> {
         nebula_cert::hex::decode(text)?.try_into().ok().map(Self)
     }
 
-    /// All of it, lower-case hex.
+    /// The full hash in lower-case hex.
     #[must_use]
     pub fn to_hex(&self) -> String {
         nebula_cert::hex::encode(&self.0)
@@ -34,7 +34,7 @@ impl TokenHash {
         &self.0
     }
 
-    /// Short name of the token in listings and logs; tells nothing about the secret.
+    /// Short ID of the token in listings and logs; reveals nothing about the secret.
     #[must_use]
     pub fn id(&self) -> String {
         self.to_hex()[..12].to_owned()
@@ -47,10 +47,10 @@ impl std::fmt::Debug for TokenHash {
     }
 }
 
-/// A new secret of 256 random bits, with a prefix by which secret scanners and people recognise it.
+/// Generates a secret of 256 random bits, with a prefix by which secret scanners and people recognise it.
 ///
 /// # Errors
-/// The system has no randomness.
+/// Returns an error if the system provides no randomness.
 pub fn generate(prefix: &str) -> Result<Zeroizing<String>, getrandom::Error> {
     let mut bytes = Zeroizing::new([0_u8; 32]);
     getrandom::fill(bytes.as_mut())?;

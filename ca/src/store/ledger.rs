@@ -1,4 +1,4 @@
-//! The ledger over rows: every step as one transaction on tables of JSON records, wherever these are kept.
+//! The ledger as rows: every step is one transaction on tables of JSON records, whatever database holds them.
 
 use std::net::IpAddr;
 
@@ -15,41 +15,41 @@ use crate::{
     },
 };
 
-/// Where rows are kept.
+/// A database of rows.
 pub(crate) trait Database: Send + Sync {
-    /// Whether other processes write to it too.
+    /// Whether other processes also write to it.
     const IS_SHARED: bool;
 
-    /// Runs `step` alone, among all processes; durable when this returns, undone if it fails.
+    /// Runs `step` with exclusive access among all processes. Durable once this returns; rolled back on failure.
     fn write<T, E: From<StoreError>>(&self, step: impl FnOnce(&mut dyn Rows) -> Result<T, E>) -> Result<T, E>;
 
-    /// The row of that key.
+    /// The row with this key.
     fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError>;
 
-    /// All rows in the order of their keys.
+    /// All rows, sorted by key.
     fn all(&self, table: Table) -> Result<Vec<Row>, StoreError>;
 }
 
-/// Key and record.
+/// A key and its record.
 pub(crate) type Row = (Vec<u8>, Vec<u8>);
 
-/// The rows inside of one transaction.
+/// The rows within one transaction.
 pub(crate) trait Rows {
-    /// The rows of these keys, in their order.
+    /// The rows with these keys, in the order of `keys`.
     fn get(&mut self, table: Table, keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>, StoreError>;
-    /// Writes a row, over one that may be there.
+    /// Inserts or replaces a row.
     fn put(&mut self, table: Table, key: &[u8], row: &[u8]) -> Result<(), StoreError>;
-    /// Removes a row that may be there.
+    /// Removes a row if it exists.
     fn remove(&mut self, table: Table, key: &[u8]) -> Result<(), StoreError>;
-    /// Removes all rows for which this is so.
+    /// Removes all rows for which `is_over` returns `true`.
     fn remove_if(&mut self, table: Table, is_over: &dyn Fn(&[u8]) -> bool) -> Result<(), StoreError>;
 }
 
-/// [`Store`] over a database.
+/// A [`Store`] on a database.
 pub(crate) struct Ledger<D>(D);
 
 impl<D: Database> Ledger<D> {
-    /// Checks that the rows are of this release.
+    /// Checks that this release can read the rows.
     pub(crate) fn open(database: D) -> Result<Self, StoreError> {
         database.write(|rows| {
             let found: Option<u64> = get_in(rows, META, b"format")?;
@@ -69,7 +69,7 @@ impl<D: Database> Ledger<D> {
     fn all<T: DeserializeOwned>(&self, table: Table) -> Result<Vec<([u8; 32], T)>, StoreError> {
         let mut all = Vec::new();
         for (key, row) in self.0.all(table)? {
-            // Keys of another length cannot have been written here; a record is not worth less for its neighbour.
+            // This program writes no keys of another length. They are skipped: one bad row must not hide the others.
             if let Ok(id) = <[u8; 32]>::try_from(key.as_slice()) {
                 all.push((id, parse(table, &key, &row)?));
             }
@@ -227,7 +227,7 @@ impl<D: Database> Store for Ledger<D> {
     }
 }
 
-/// What the pod already has in `prefix`, or the next address nobody holds.
+/// The address that the pod already has in `prefix`, or the next free one.
 fn allot_one(
     rows: &mut dyn Rows,
     pod: &Subject,
@@ -242,12 +242,12 @@ fn allot_one(
             return Ok(*network);
         }
     }
-    // Going round leaves an address alone for as long as possible after its last holder.
+    // Continues after the last allotted address, so that a released address is reused as late as possible.
     let cursor = format!("last of pool {prefix}");
     let last: Option<IpAddr> = get_in(rows, META, cursor.as_bytes())?;
     let mut candidates = pool.candidates(prefix, last);
     loop {
-        // Some at a time: each look may be a question to another machine.
+        // Looked up in batches, because each look-up may be a round trip to another machine.
         let some: Vec<IpNet> = candidates.by_ref().take(LOOK_AT_ONCE).collect();
         if some.is_empty() {
             return Err(AllotError::Exhausted(prefix));
@@ -263,7 +263,7 @@ fn allot_one(
     }
 }
 
-/// Whether the pod holds the address from here on.
+/// Makes the pod the holder of the address; `false` if it cannot have it.
 fn is_held_now(
     rows: &mut dyn Rows,
     network: &IpNet,
@@ -279,19 +279,19 @@ fn is_held_now(
     }
 }
 
-/// The claimant of an address, and why the present holder may have to yield.
+/// A claim to an address, and what may make the current holder yield.
 struct Claim<'a> {
     subject: &'a Subject,
     mode: AddressMode,
     /// As [`Issue::gone`].
     gone: &'a [String],
     until: UnixTime,
-    /// The certificate with the address, if there is one already.
+    /// The certificate with the address, if it is already signed.
     new: Option<Fingerprint>,
 }
 
-/// Makes the claimant the holder of `address`, if the present holder yields or has left it. What that one has for the
-/// address is blocked: no two may speak from it.
+/// Makes the claimant the holder of `address`, if the current holder yields or has left it. That holder's certificates
+/// for the address are blocked: no two holders may use it at once.
 fn hold(
     rows: &mut dyn Rows,
     address: IpAddr,
@@ -308,7 +308,7 @@ fn hold(
             let is_silent = is_silent(rows, &holder, now)?;
             return Err(RecordError::AddressHeld { address, holder: Box::new(holder.subject), is_silent });
         }
-        // A longer-lived certificate for the address is still out there.
+        // An earlier certificate for the address may be valid for longer.
         until = until.max(holder.until);
         let is_same = holder.is(subject);
         let valid = holder.certificates.into_iter().filter(|(_, until)| *until >= now);
@@ -330,7 +330,7 @@ fn is_one_of(subject: &Subject, uids: &[String]) -> bool {
     matches!(subject, Subject::Pod { uid, .. } if uids.contains(uid))
 }
 
-/// Whether the holder had certificates, and those that did not expire are blocked.
+/// Whether the holder had certificates, and all that have not expired are blocked.
 fn is_silent(rows: &mut dyn Rows, holder: &Holder, now: UnixTime) -> Result<bool, StoreError> {
     let valid = holder.certificates.iter().filter(|(_, until)| *until >= now);
     let valid = valid.filter_map(|(fingerprint, _)| fingerprint.parse::<Fingerprint>().ok());
@@ -340,7 +340,7 @@ fn is_silent(rows: &mut dyn Rows, holder: &Holder, now: UnixTime) -> Result<bool
 
 fn block(rows: &mut dyn Rows, fingerprint: &Fingerprint, now: UnixTime) -> Result<(), StoreError> {
     let issued = get_in::<IssuedRecord>(rows, ISSUED, &fingerprint.0)?;
-    // One that was signed elsewhere says nothing here about its end: block it for good.
+    // The end of a certificate that was not issued here is unknown, so it is blocked for good.
     let until = issued.as_ref().map_or(UnixTime::MAX, |issued| issued.not_after);
     put(rows, REVOKED, &fingerprint.0, &until)?;
     if let Some(mut issued) = issued {
@@ -397,23 +397,23 @@ fn damaged(table: Table, key: &[u8], error: serde_json::Error) -> StoreError {
     StoreError::Record { table: table.0, key: nebula_cert::hex::encode(key), error }
 }
 
-/// Name of a table from bytes to the JSON of one kind of record.
+/// Name of a table that maps bytes to the JSON of one kind of record.
 #[derive(Clone, Copy)]
 pub(crate) struct Table(pub(crate) &'static str);
 
-/// All of them.
+/// All tables.
 pub(crate) const TABLES: [Table; 7] = [META, TOKENS, ISSUED, PODS, ADDRESSES, REVOKED, KEPT_OUT];
 
 const META: Table = Table("meta");
-/// By token hash.
+/// Keyed by token hash.
 const TOKENS: Table = Table("tokens");
-/// By fingerprint.
+/// Keyed by fingerprint.
 const ISSUED: Table = Table("issued");
-/// By pod UID.
+/// Keyed by pod UID.
 const PODS: Table = Table("pods");
-/// By the bytes of the overlay address.
+/// Keyed by the bytes of the overlay address.
 const ADDRESSES: Table = Table("addresses");
-/// By fingerprint: the last second for which it must stay blocked.
+/// Keyed by fingerprint: the last second for which the certificate must stay blocked.
 const REVOKED: Table = Table("revoked");
 /// By pod UID.
 const KEPT_OUT: Table = Table("kept_out");

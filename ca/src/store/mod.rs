@@ -1,8 +1,8 @@
-//! What the service must not forget: tokens, certificates, pods, address holders, revocations (issuance ledger).
+//! The service's persistent state: tokens, certificates, pods, address holders and revocations (issuance ledger).
 //!
-//! Each method is one atomic and durable step, so that a service that dies between two of them leaves a ledger that is
-//! true. Decisions are made outside and *checked again* inside [`Store::record`], which makes them safe with several
-//! services on one store.
+//! Each method is one atomic and durable step, so a service that dies between two of them leaves a correct ledger.
+//! Decisions are made outside and *checked again* inside [`Store::record`], which keeps them safe when several services
+//! share one store.
 
 mod ledger;
 #[cfg(feature = "postgres")]
@@ -26,10 +26,10 @@ use crate::{
     proof::token::TokenHash,
 };
 
-/// Opens the store of a service: the database that its directory names, or else the file in it.
+/// Opens the store of a service: the database that its directory names, or else the file in the directory.
 ///
 /// # Errors
-/// It cannot be opened, or is of another release.
+/// Returns an error if the store cannot be opened or was written by another release.
 pub(crate) fn open(directory: &Directory) -> Result<Box<dyn Store>, StoreError> {
     if !directory.has(DATABASE) {
         return Ok(Box::new(RedbStore::open_file(&directory.file(STORE))?));
@@ -48,36 +48,36 @@ fn open_database(_database: &str) -> Result<Box<dyn Store>, StoreError> {
     Err(StoreError::Postgres("this build was made without the feature postgres".to_owned()))
 }
 
-/// The ledger. Methods block on the disk: call them where that is allowed.
+/// The ledger. Its methods block on I/O, so call them where blocking is allowed.
 pub(crate) trait Store: Send + Sync {
-    /// Whether other services write to it too.
+    /// Whether other services also write to it.
     fn is_shared(&self) -> bool;
-    /// Writes something, to see whether that works.
+    /// Writes something to see whether writing works.
     fn check(&self) -> Result<(), StoreError>;
     /// Adds a token; its hash is new by construction.
     fn add_token(&self, hash: &TokenHash, token: &TokenRecord) -> Result<(), StoreError>;
-    /// The token of that hash.
+    /// The token with this hash.
     fn token(&self, hash: &TokenHash) -> Result<Option<TokenRecord>, StoreError>;
-    /// Forgets a token that was not used; says whether there was one.
+    /// Removes an unused token; returns whether there was one.
     fn remove_token(&self, hash: &TokenHash) -> Result<bool, StoreError>;
-    /// All tokens, used and expired ones included, until they are pruned.
+    /// All tokens, including used and expired ones until they are pruned.
     fn tokens(&self) -> Result<Vec<(TokenHash, TokenRecord)>, StoreError>;
-    /// What is known of a pod.
+    /// The record of a pod.
     fn pod(&self, uid: &str) -> Result<Option<PodRecord>, StoreError>;
-    /// The present or last holder of an overlay address.
+    /// The current or last holder of an overlay address.
     fn holder(&self, address: IpAddr) -> Result<Option<Holder>, StoreError>;
-    /// Allots one address of each pool to a pod until `until`, or extends what it has.
+    /// Allots the pod one address from each pool until `until`, or extends the addresses that it has.
     fn allot(&self, pod: &Subject, pool: &Pool<'_>, until: UnixTime, now: UnixTime) -> Result<Vec<IpNet>, AllotError>;
-    /// Records an issued certificate; a certificate may be handed out only after this returned `Ok`.
-    /// Answers with the holders that lost an address by it.
+    /// Records an issued certificate, which may be handed out only after this returned `Ok`. Returns the holders that
+    /// lost an address to it.
     fn record(&self, issue: &Issue<'_>, now: UnixTime) -> Result<Vec<Displaced>, RecordError>;
-    /// The certificate of that fingerprint.
+    /// The certificate with this fingerprint.
     fn issued(&self, fingerprint: &Fingerprint) -> Result<Option<IssuedRecord>, StoreError>;
-    /// All certificates until they are pruned.
+    /// All certificates, until they are pruned.
     fn all_issued(&self) -> Result<Vec<(Fingerprint, IssuedRecord)>, StoreError>;
     /// Blocks certificates until they expire.
     fn revoke(&self, certificates: &[Fingerprint], now: UnixTime) -> Result<(), StoreError>;
-    /// Blocked certificates that have not expired, in order.
+    /// Blocked certificates that have not expired, sorted.
     fn blocklist(&self, now: UnixTime) -> Result<Vec<Fingerprint>, StoreError>;
     /// Keeps a pod out from now on.
     fn keep_out(&self, uid: &str, pod: &KeptOut) -> Result<(), StoreError>;
@@ -87,11 +87,11 @@ pub(crate) trait Store: Send + Sync {
     fn all_kept_out(&self) -> Result<Vec<(String, KeptOut)>, StoreError>;
     /// Ends [`Store::keep_out`].
     fn readmit(&self, uid: &str) -> Result<(), StoreError>;
-    /// Forgets what expired before `before`.
+    /// Removes records that expired before `before`.
     fn prune(&self, before: UnixTime) -> Result<(), StoreError>;
 }
 
-/// A one-time token: the identity it is good for, and what became of it.
+/// A one-time token: the identity it is good for, and how it was used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenRecord {
     /// Certificate name.
@@ -102,20 +102,20 @@ pub struct TokenRecord {
     pub unsafe_networks: Vec<IpNet>,
     /// Groups.
     pub groups: Vec<String>,
-    /// Life of the certificate in seconds.
+    /// Lifetime of the certificate in seconds.
     pub life: i64,
-    /// When it was made.
+    /// When the token was created.
     pub created: UnixTime,
     /// Last second at which it is accepted.
     pub expires: UnixTime,
-    /// The one key it was used for.
+    /// How it was used, if it was: a token is good for one key only.
     pub used: Option<TokenUse>,
 }
 
-/// The first and only key a token vouched for.
+/// The only key that a token vouched for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenUse {
-    /// When.
+    /// When it was used.
     pub at: UnixTime,
     /// SHA-256 of the public key, lower-case hex.
     pub key: String,
@@ -123,13 +123,13 @@ pub struct TokenUse {
     pub certificate: String,
 }
 
-/// What is remembered of a pod.
+/// The record of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PodRecord {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) networks: Vec<IpNet>,
-    /// Last second of its newest certificate.
+    /// Last second of the pod's newest certificate.
     pub(crate) until: UnixTime,
 }
 
@@ -152,7 +152,7 @@ pub struct IssuedRecord {
     pub networks: Vec<IpNet>,
     /// Groups.
     pub groups: Vec<String>,
-    /// Whose it is.
+    /// Who it was issued to.
     pub subject: Subject,
     /// When it was signed.
     pub issued: UnixTime,
@@ -162,7 +162,7 @@ pub struct IssuedRecord {
     pub pem: String,
     /// When it was revoked.
     pub revoked: Option<UnixTime>,
-    /// Whether it is no proof for another one.
+    /// Whether it cannot serve as proof for another certificate.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub provisional: bool,
 }
@@ -170,7 +170,7 @@ pub struct IssuedRecord {
 /// Overlay prefixes to allot from.
 pub(crate) struct Pool<'a> {
     pub(crate) prefixes: &'a [IpNet],
-    /// Networks nobody gets.
+    /// Networks from which no address is allotted.
     pub(crate) reserved: &'a [IpNet],
 }
 
@@ -185,20 +185,20 @@ impl Pool<'_> {
     }
 }
 
-/// A signed certificate about to be handed out.
+/// A signed certificate that is about to be handed out.
 pub(crate) struct Issue<'a> {
     pub(crate) certificate: &'a Certificate,
     pub(crate) subject: &'a Subject,
-    /// The token that paid for it, and the hex SHA-256 of the key it is bound to from here on.
+    /// The token that was used for it, and the hex SHA-256 of the key that the token is bound to from now on.
     pub(crate) token: Option<(&'a TokenHash, &'a str)>,
     pub(crate) mode: AddressMode,
-    /// UIDs of pods that were shown to have left an address of the certificate.
+    /// UIDs of pods that are known to have left an address of the certificate.
     pub(crate) gone: &'a [String],
     /// As [`IssuedRecord::provisional`].
     pub(crate) provisional: bool,
 }
 
-/// A holder that another one follows at its address, and what it had for the address: blocked now.
+/// A holder that lost its address to another one, and its certificates for that address, which are now blocked.
 #[derive(Debug)]
 pub(crate) struct Displaced {
     pub(crate) subject: Subject,
@@ -216,7 +216,7 @@ pub(crate) enum RecordError {
     AddressHeld {
         address: IpAddr,
         holder: Box<Subject>,
-        /// Whether all that the holder has for it was blocked: nobody speaks from it now.
+        /// Whether all certificates of the holder for this address are blocked, so that nobody can use it now.
         is_silent: bool,
     },
     #[error(transparent)]
@@ -232,13 +232,13 @@ pub(crate) enum AllotError {
     Store(#[from] StoreError),
 }
 
-/// The ledger cannot be opened, read or written.
+/// Why the ledger cannot be opened, read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Another process has it.
+    /// Another process has opened it.
     #[error("the store is in use by another nebula-ca")]
     InUse,
-    /// Written by a later release.
+    /// It was written by a later release.
     #[error("the store has format {found}, this release knows {known}; use the newer nebula-ca")]
     Format {
         /// Format in the file.
@@ -249,9 +249,9 @@ pub enum StoreError {
     /// A record that this program cannot have written.
     #[error("record {key} in table {table} of the store is damaged: {error}")]
     Record {
-        /// Table.
+        /// Name of the table.
         table: &'static str,
-        /// Key.
+        /// Key of the record in hex.
         key: String,
         /// Parse error.
         error: serde_json::Error,
@@ -259,10 +259,10 @@ pub enum StoreError {
     /// Disk or database failure.
     #[error("the store failed: {0}")]
     Database(#[from] Box<::redb::Error>),
-    /// PostgreSQL, or the way there.
+    /// PostgreSQL failed or cannot be reached.
     #[error("PostgreSQL: {0}")]
     Postgres(String),
-    /// The file cannot be made.
+    /// The file cannot be opened or created.
     #[error("cannot open the store file: {0}")]
     File(#[from] std::io::Error),
 }

@@ -1,5 +1,5 @@
-//! Rows in PostgreSQL, for several services on one ledger. One table; every step that writes holds one lock among all
-//! of them, so that they are as one writer.
+//! Rows in PostgreSQL, for several services on one ledger. There is one table, and every writing step takes one lock
+//! that all services share, so that they act as a single writer.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -17,7 +17,7 @@ use crate::store::{
 /// The store that replicas share.
 pub(crate) type PostgresStore = Ledger<Postgres>;
 
-/// A database of rows, and idle connections to it.
+/// A database of rows, with idle connections to it.
 pub(crate) struct Postgres {
     config: Config,
     protection: Protection,
@@ -25,7 +25,7 @@ pub(crate) struct Postgres {
 }
 
 impl PostgresStore {
-    /// Connects and makes the table unless it is there. `database` is a URL or `key=value` pairs, as libpq takes them.
+    /// Connects and creates the table if it is missing. `database` is a URL or `key=value` pairs, as for libpq.
     pub(crate) fn connect(database: &str) -> Result<Self, StoreError> {
         let (mut config, protection) = Protection::read(database)?;
         config.application_name("nebula-ca").connect_timeout(CONNECT_WITHIN).tcp_user_timeout(ANSWER_WITHIN);
@@ -79,7 +79,7 @@ impl Database for Postgres {
         let mut client = self.connection()?;
         let mut transaction = client.transaction().map_err(|error| failed(&error))?;
         lock(&mut transaction).map_err(|error| failed(&error))?;
-        // Dropping the transaction on an error undoes it.
+        // Dropping the transaction rolls it back.
         let value = step(&mut transaction)?;
         transaction.commit().map_err(|error| failed(&error))?;
         self.give_back(client);
@@ -104,7 +104,7 @@ impl Database for Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
-        // A connection waits while it is closed, which a thread of an event loop must not.
+        // Closing a connection blocks, which a thread of an event loop must not do.
         let _ = std::thread::spawn(move || drop(idle)).join();
     }
 }
@@ -145,21 +145,21 @@ impl Rows for Transaction<'_> {
     }
 }
 
-/// Held until the transaction ends, however it does.
+/// Takes the lock of all writers, which is held until the transaction ends in any way.
 fn lock(transaction: &mut Transaction<'_>) -> Result<(), ::postgres::Error> {
     transaction.execute("select pg_advisory_xact_lock($1)", &[&LOCK]).map(|_| ())
 }
 
 fn failed(error: &::postgres::Error) -> StoreError {
-    // The cause has what the server said; neither has the password.
+    // The source holds the server's message; neither contains the password.
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
     StoreError::Postgres(format!("{error}{cause}"))
 }
 
-/// Of this ledger, among the advisory locks of the database.
+/// Key of this ledger's advisory lock in the database.
 const LOCK: i64 = 0x6e65_6275_6c61;
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);
 const ANSWER_WITHIN: Duration = Duration::from_secs(8);
-/// A step that waits for longer has lost its caller.
+/// The caller of a step that takes longer has given up.
 const OPTIONS: &str = "-c statement_timeout=6000 -c lock_timeout=6000 -c idle_in_transaction_session_timeout=6000";
 const MAX_IDLE: usize = 8;

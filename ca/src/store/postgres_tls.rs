@@ -1,5 +1,5 @@
-//! TLS to PostgreSQL: what a connection string says of it, and whom the connection then believes (sslmode,
-//! sslrootcert).
+//! TLS to PostgreSQL: the settings in the connection string (sslmode, sslrootcert), and which servers the connection
+//! then trusts.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -20,13 +20,13 @@ use crate::store::StoreError;
 
 /// How connections are protected.
 pub(super) enum Protection {
-    /// By where they go: a unix socket, or a network that is protected otherwise.
+    /// By the network they use: a unix socket, or a network that is protected by other means.
     Network,
     Tls(Box<MakeRustlsConnect>),
 }
 
 impl Protection {
-    /// Reads a connection string: what the client library knows of, and what it does not.
+    /// Reads a connection string, including the settings that the client library does not support.
     pub(super) fn read(database: &str) -> Result<(Config, Self), StoreError> {
         let bad = |problem: String| StoreError::Postgres(format!("database.url: {problem}"));
         let Wishes { rest, mode, root } = wishes(database.trim()).map_err(bad)?;
@@ -40,7 +40,7 @@ impl Protection {
                 return Ok((config, Self::Network));
             }
             Some("verify-full") => true,
-            // As libpq understands them where it has a file of authorities; without one it would believe anybody.
+            // As in libpq with a CA file; without one, `require` would trust any server there.
             Some("verify-ca" | "require") => false,
             Some(other) => {
                 return Err(bad(format!("sslmode={other:?}: it is verify-full, verify-ca, require or disable")));
@@ -80,7 +80,7 @@ fn client(root: &PathBuf, checks_name: bool) -> Result<ClientConfig, String> {
     Ok(config.with_custom_certificate_verifier(verifier).with_no_client_auth())
 }
 
-/// Wants a certificate of the authorities, whatever name is in it.
+/// Accepts any certificate that the CAs signed, whatever name is in it.
 #[derive(Debug)]
 struct AnyName(Arc<WebPkiServerVerifier>);
 
@@ -93,7 +93,7 @@ impl ServerCertVerifier for AnyName {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        // The name is looked at last, when all else is in order.
+        // The name is checked last, after everything else was accepted.
         match self.0.verify_server_cert(certificate, intermediates, name, ocsp, now) {
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
@@ -125,17 +125,17 @@ impl ServerCertVerifier for AnyName {
     }
 }
 
-/// A connection string, taken apart.
+/// A parsed connection string.
 #[derive(Debug, PartialEq)]
 struct Wishes {
-    /// May have a password in it.
+    /// The settings for the client library; may contain a password.
     rest: Zeroizing<String>,
     mode: Option<String>,
     root: Option<PathBuf>,
 }
 
 impl Wishes {
-    /// Whether a pair was one of ours.
+    /// Takes a setting that is read here; `false` if it is another one.
     fn take(&mut self, key: &str, value: &str) -> bool {
         match key {
             "sslmode" => self.mode = Some(value.to_owned()),
@@ -168,8 +168,8 @@ fn wishes(database: &str) -> Result<Wishes, String> {
     Ok(wishes)
 }
 
-/// Of the form `key=value`, values perhaps in quotes. What is not of that form is left to the library to complain
-/// about.
+/// Parses the form `key=value`, with optional quotes around values. Text of any other form is left to the client
+/// library, which reports it.
 fn pairs(database: &str, mut wishes: Wishes) -> Result<Wishes, String> {
     let mut left = database;
     while !left.is_empty() {
@@ -235,7 +235,7 @@ mod tests {
             assert_eq!(wishes(text).unwrap().rest.trim(), text);
         }
         for bad in ["host='", "=", "host", "sslmode", "host=a\\", "postgres://db?=&sslmode"] {
-            // No panic; whether it is one is the library's to say.
+            // Must not panic; whether it is valid is for the library to decide.
             let _ = wishes(bad);
         }
     }

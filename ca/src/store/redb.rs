@@ -1,4 +1,4 @@
-//! Rows in one file that one process has open: redb, one durable transaction per step.
+//! Rows in a single file that one process has open: redb, with one durable transaction per step.
 
 use std::{
     fs::{File, OpenOptions},
@@ -26,24 +26,24 @@ use crate::{
 /// The embedded store.
 pub(crate) type RedbStore = Ledger<RedbFile>;
 
-/// A file of rows. After a disk error redb refuses every later call, so the file is reopened, which undoes
-/// what was not written completely.
+/// A file of rows. After a disk error redb refuses every later call, so the file is reopened, which rolls back
+/// incomplete writes.
 pub(crate) struct RedbFile {
     path: PathBuf,
-    /// None where it could not be opened again.
+    /// `None` if it could not be reopened.
     database: RwLock<Option<RedbDatabase>>,
     has_failed: AtomicBool,
 }
 
 impl RedbStore {
-    /// Opens the file, or makes it, readable by its owner only.
+    /// Opens the file, or creates it readable by its owner only.
     pub(crate) fn open_file(path: &Path) -> Result<Self, StoreError> {
         let file: File =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
         hand_over(&file, path)?;
         let database = open_database(file)?;
         let transaction = database.begin_write().map_err(failed)?;
-        // Every table exists from here on, so that reading needs no special case.
+        // All tables exist from here on, so that reading needs no special case.
         for table in TABLES {
             transaction.open_table(definition(table)).map_err(failed)?;
         }
@@ -54,16 +54,16 @@ impl RedbStore {
 }
 
 impl RedbFile {
-    /// The database, reopened if it failed before.
+    /// The database, reopened if it has failed before.
     fn database(&self) -> Result<RwLockReadGuard<'_, Option<RedbDatabase>>, StoreError> {
         if self.has_failed.load(Ordering::Acquire) {
             let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
-            // An earlier caller may have done it.
+            // Another thread may have reopened it meanwhile.
             if self.has_failed.load(Ordering::Acquire) {
-                // Closed first: one process has it open once.
+                // Closed first, because a process can open the file only once at a time.
                 *database = None;
                 let file = OpenOptions::new().read(true).write(true).open(&self.path)?;
-                // redb would make an empty ledger of an empty file, in which nothing is blocked.
+                // redb would turn an empty file into an empty ledger, in which nothing is blocked.
                 if file.metadata()?.len() == 0 {
                     return Err(io::Error::new(io::ErrorKind::InvalidData, "it is empty").into());
                 }
@@ -83,7 +83,7 @@ impl RedbFile {
         self.has(database.as_ref().ok_or_else(closed)?.begin_write().map_err(failed))
     }
 
-    /// Reads; retries once if the file had to be reopened.
+    /// Runs `step`; retries once, because the file may have to be reopened.
     fn read<T>(&self, step: impl Fn(&RedbDatabase) -> Result<T, StoreError>) -> Result<T, StoreError> {
         let attempt = || {
             let database = self.database()?;
@@ -100,14 +100,14 @@ impl Database for RedbFile {
         let mut database = self.database()?;
         let mut transaction = match self.begin(&database) {
             Ok(transaction) => transaction,
-            // A step before failed inside, which shows only now.
+            // An earlier step failed inside redb, which shows only now.
             Err(_) => {
                 drop(database);
                 database = self.database()?;
                 self.begin(&database)?
             }
         };
-        // Dropping the transaction on an error undoes it.
+        // Dropping the transaction rolls it back.
         let value = step(&mut transaction)?;
         self.has(transaction.commit().map_err(failed))?;
         Ok(value)
@@ -164,7 +164,7 @@ fn open_database(file: File) -> Result<RedbDatabase, StoreError> {
     })
 }
 
-/// Another one could not open it again, and left nothing.
+/// Another thread could not reopen the file, and left none open.
 fn closed() -> StoreError {
     StoreError::File(io::Error::other("it is closed after an error"))
 }

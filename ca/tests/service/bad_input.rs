@@ -1,4 +1,4 @@
-//! Requests nobody should send.
+//! Malformed requests and floods of refused ones.
 
 use std::{
     io::{Read, Write},
@@ -50,7 +50,7 @@ fn a_stranger_who_is_refused_all_the_time_does_not_fill_the_audit_log() {
     service.stop();
     let audit = ca.text("audit.log");
     let refused = audit.lines().filter(|line| line.contains("\"refused\"")).count();
-    // The minute may end while they are sent.
+    // The minute of the limit may end while they are sent.
     assert!((60..=120).contains(&refused), "{refused}");
     let left_out = audit.lines().filter_map(|line| line.split_once("\"left_out\":")?.1.strip_suffix('}'));
     let left_out: usize = left_out.map(|count| count.parse::<usize>().unwrap()).sum();
@@ -63,7 +63,7 @@ fn a_body_that_is_too_large_is_refused_and_the_service_lives_on() {
     let service = ca.serve();
     let (status, text) = service.caller.post("/v1/certificate", &vec![b' '; 64 * 1024 + 1]).unwrap();
     assert_eq!((status, code(&text).as_str()), (413, "body_too_large"));
-    // The service stops reading, so a caller that insists may see its connection end instead of the answer.
+    // The service stops reading, so a caller that keeps sending may see its connection closed instead of the answer.
     let _ = service.caller.post("/v1/certificate", &vec![b' '; 20 << 20]);
     assert_eq!(service.caller.get("/healthz", "").0, 200);
 }
@@ -96,7 +96,7 @@ fn plain_text_and_noise_on_the_tls_port_end_with_the_connection() {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let _ = stream.write_all(noise);
         let mut rest = Vec::new();
-        // Whatever alert comes back, the end must come too.
+        // Whatever alert the service sends, it must also close the connection.
         let _ = stream.take(1 << 16).read_to_end(&mut rest);
         assert!(!rest.starts_with(b"HTTP"));
     }

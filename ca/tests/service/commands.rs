@@ -1,4 +1,4 @@
-//! The command line beside a running service and without one.
+//! The command line, with and without a running service.
 
 use std::{fs, os::unix::fs::PermissionsExt, thread};
 

@@ -1,4 +1,4 @@
-//! One source that takes all it can get: idle connections, silent ones, callers that wait.
+//! One source that uses up all it can get: idle connections, silent ones, and callers that wait.
 
 use std::{
     io::{Read, Write},
@@ -22,12 +22,12 @@ use rustls::{
 use crate::running::{Ca, Service, key, pod};
 
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 7);
-/// A third of what a pod's start has.
+/// A third of the time that a pod's start has.
 const SOON: Duration = Duration::from_secs(6);
 
 type Stream = StreamOwned<ClientConnection, TcpStream>;
 
-/// A service with the limit of files that systemd gives, and a way to it from any source.
+/// A service with systemd's default limit of open files, and connections to it from any source address.
 struct Target {
     ca: Ca,
     service: Service,
@@ -39,7 +39,7 @@ impl Target {
         Self::start_with(Some(1_024))
     }
 
-    /// With a limit of files, or with as many as the system allows.
+    /// With a limit of open files, or as many as the system allows.
     fn start_with(limit: Option<u64>) -> Self {
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
@@ -73,7 +73,7 @@ impl Target {
         serde_json::to_vec(&Request { public_key: key().public_pem(), proof }).unwrap()
     }
 
-    /// How long pods of this source waited for their certificates, the longest of some.
+    /// The longest time that any of 20 pods at this source waited for its certificate.
     fn longest_wait(&self, source: Ipv4Addr, first: u16) -> Duration {
         let wait = |number| {
             let start = Instant::now();
@@ -85,7 +85,7 @@ impl Target {
     }
 }
 
-/// Status and head of the answer, whose body is read as well.
+/// Status and head of the answer; the body is read, too.
 fn ask(stream: &mut Stream, method: &str, path: &str, header: &str, body: &[u8]) -> std::io::Result<(u16, String)> {
     let length = body.len();
     write!(stream, "{method} {path} HTTP/1.1\r\nhost: localhost\r\n{header}content-length: {length}\r\n\r\n")?;
@@ -112,7 +112,7 @@ fn tag(head: &str) -> String {
     head.lines().find_map(|line| line.strip_prefix("etag: ")).unwrap().to_owned()
 }
 
-/// Asks to be told when the trust changes, and does not read the answer.
+/// Sends a long poll for changes to the trust, and does not read the answer.
 fn follow(stream: &mut Stream, tag: &str) {
     write!(stream, "GET /v1/trust?wait=50 HTTP/1.1\r\nhost: localhost\r\nif-none-match: {tag}\r\n\r\n").unwrap();
     stream.flush().unwrap();
@@ -130,9 +130,9 @@ fn thousands_of_connections_that_wait_keep_nobody_out_either() {
     println!("longest wait from elsewhere {:?}, from there {:?}", waits[0], waits[1]);
 }
 
-/// How long pods waited beside so many connections that wait: from elsewhere, and from the same source.
+/// How long pods waited while so many connections were waiting: from elsewhere, and from the same source.
 fn one_source_waits(target: &Target, connections: usize) -> [Duration; 2] {
-    // A pod of the same node, which follows the trust on the connection on which it proved who it is.
+    // A pod on the same node, which watches the trust on the connection on which it proved its identity.
     let mut honest = target.connect_tls(ATTACKER);
     let (status, _) = ask(&mut honest, "POST", CERTIFICATE_PATH, "", &target.body(pod(1))).unwrap();
     let (_, head) = ask(&mut honest, "GET", "/v1/trust", "", b"").unwrap();
@@ -141,7 +141,7 @@ fn one_source_waits(target: &Target, connections: usize) -> [Duration; 2] {
     let mut waiting = Vec::new();
     for _ in 0..connections {
         let mut stream = target.connect_tls(ATTACKER);
-        // Where the service is out of descriptors the handshake does not end; the attacker does not care.
+        // If the service is out of file descriptors, the handshake never ends; the attacker does not care.
         stream.sock.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
         if stream.conn.complete_io(&mut stream.sock).is_err() {
             break;

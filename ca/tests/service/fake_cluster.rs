@@ -1,5 +1,5 @@
-//! An API server made of recorded answers: what it says of a token is what a real one of that release said; pods and
-//! nodes are recorded ones too, changed by the test where it is about the change.
+//! A fake API server made of recorded answers. Its token reviews are those of a real server of that release; pods and
+//! nodes are recorded as well, and changed where a test is about the change.
 
 use std::{
     collections::HashMap,
@@ -20,24 +20,24 @@ use rustls::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Releases that were recorded: one that names the node of a token and one that does not.
+/// The recorded releases: one that reports the node of a token, and one that does not.
 pub(crate) const RELEASES: [&str; 2] = ["1.36.2", "1.20.2"];
 
-/// How the server behaves.
+/// The server's behaviour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mood {
     Well,
-    /// As well, after a fifth of a second.
+    /// Normal, but delayed by a fifth of a second.
     Slow,
-    /// 500 to everything.
+    /// Answers 500 to everything.
     Failing,
-    /// 403 to everything: the CA's own account may not ask.
+    /// Answers 403 to everything: the CA's own account is not allowed to ask.
     Forbidding,
-    /// Takes the request and says nothing.
+    /// Accepts the request and never answers.
     Silent,
     /// Answers with more than anybody should read.
     Endless,
-    /// Answers 200 with something that is no JSON.
+    /// Answers 200 with something that is not JSON.
     Garbled,
 }
 
@@ -49,9 +49,9 @@ pub(crate) struct FakeCluster {
 
 struct State {
     mood: Mood,
-    /// Answers to reviews by token and audience.
+    /// Review answers by token and audience.
     reviews: HashMap<(String, String), (u16, Value)>,
-    /// By path.
+    /// Objects by path.
     objects: HashMap<String, Value>,
     asked: Vec<String>,
 }
@@ -68,7 +68,7 @@ impl FakeCluster {
                 (spec["token"].as_str(), spec["audiences"].as_array().map(Vec::as_slice))
             {
                 let status = u16::try_from(case["status"].as_u64().unwrap()).unwrap();
-                // The first recording of a token is the one before anything was deleted.
+                // The first recording of a token was made before anything was deleted.
                 let key = (token.to_owned(), audience.as_str().unwrap().to_owned());
                 reviews.entry(key).or_insert_with(|| (status, case["response"].clone()));
             }
@@ -81,7 +81,7 @@ impl FakeCluster {
         cluster
     }
 
-    /// The recorded case of that name.
+    /// The recorded case with this name.
     pub(crate) fn recorded(&self, case: &str) -> &Value {
         self.cases.iter().find(|found| found["case"] == case).unwrap_or_else(|| panic!("no case {case}"))
     }
@@ -91,19 +91,18 @@ impl FakeCluster {
         self.recorded(case)["request"]["spec"]["token"].as_str().unwrap().to_owned()
     }
 
-    /// The token of pod p2, which runs on `test-node` as account `app` of namespace `shop`; here that is the node
-    /// agent.
+    /// The token of pod p2, which runs on `test-node` as account `app` of namespace `shop` and is the node agent here.
     pub(crate) fn agent_token(&self) -> String {
         self.token("review: good, pod on a node")
     }
 
-    /// Answers a review of the token as in another case.
+    /// Answers reviews of the token as in another case.
     pub(crate) fn review_as(&self, token: &str, case: &str) {
         let (status, response) = (201, self.recorded(case)["response"].clone());
         self.state().reviews.insert((token.to_owned(), AUDIENCE.to_owned()), (status, response));
     }
 
-    /// A pod of that name and UID like the recorded one, on `test-node`.
+    /// Adds a pod with that name and UID, otherwise like the recorded one, on `test-node`.
     pub(crate) fn add_pod(&self, name: &str, uid: &str, change: impl FnOnce(&mut Value)) {
         let mut pod = self.recorded("get pod as node")["response"].clone();
         pod["metadata"]["name"] = name.into();
@@ -129,7 +128,7 @@ impl FakeCluster {
         self.state().mood = mood;
     }
 
-    /// How often it was asked so far.
+    /// How many requests it has received.
     pub(crate) fn asked(&self) -> usize {
         self.state().asked.len()
     }
@@ -168,7 +167,7 @@ impl FakeCluster {
                 let (state, config) = (Arc::clone(&state), Arc::clone(&config));
                 thread::spawn(move || {
                     let connection = ServerConnection::new(config).unwrap();
-                    // Callers come and go; how one ends is not what is tested.
+                    // Callers come and go; how a connection ends is not under test.
                     let _ = serve(StreamOwned::new(connection, stream), &state);
                 });
             }

@@ -1,4 +1,4 @@
-//! A disk without room, and with room again.
+//! A disk that runs full, and has free space again.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::running::{Ca, key, pod};
 
-/// A small disk where the directory is going to be.
+/// A small disk, mounted where the CA's directory will be.
 struct Disk(std::path::PathBuf);
 
 impl Disk {
@@ -58,7 +58,7 @@ fn a_service_whose_disk_was_full_works_again_without_a_restart() {
     let before = ask().unwrap();
     for round in 0..3 {
         disk.fill();
-        // There is some room left in the file itself.
+        // The store file itself still has some free space.
         let deadline = Instant::now() + Duration::from_secs(60);
         while ask() != Err("internal".to_owned()) {
             assert!(Instant::now() < deadline, "round {round}: the disk is not full");
@@ -78,7 +78,7 @@ fn a_service_whose_disk_was_full_works_again_without_a_restart() {
             thread::sleep(Duration::from_millis(50));
         }
     }
-    // Nothing that was handed out is forgotten, and each line of the log is one.
+    // No issued certificate is lost, and almost all lines of the log are whole.
     let listed = ca.json("certificate list", &[]);
     assert!(listed.as_array().unwrap().iter().any(|issued| issued["pem"].as_str().unwrap().trim() == before.trim()));
     let audit = ca.text("audit.log");

@@ -1,4 +1,4 @@
-//! A CA key in a token: ca.key holds its PKCS#11 URI.
+//! A CA key in a hardware token: `ca.key` holds its PKCS#11 URI.
 
 use std::fs;
 
@@ -31,7 +31,7 @@ mod softhsm {
         assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// A P-256 key of a Nebula file as PKCS#8, which SoftHSM imports.
+    /// Converts a P-256 key from a Nebula file to PKCS#8, which SoftHSM imports.
     fn pkcs8(nebula: &str) -> String {
         let base64 = &base64::engine::general_purpose::STANDARD;
         let text: String = nebula.lines().filter(|line| !line.starts_with("-----")).collect();

@@ -1,4 +1,4 @@
-//! Proofs that an API server confirms, beside servers that say the node of a token and servers that do not.
+//! Proofs confirmed by an API server, for servers that report the node of a token and servers that do not.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use crate::{
 
 const UID: &str = "b1b1b1b1-0000-4000-8000-000000000001";
 
-/// A CA that believes one API server.
+/// A CA that trusts one API server.
 struct Confirmed {
     cluster: FakeCluster,
     ca: Ca,
@@ -31,7 +31,7 @@ impl Confirmed {
         Self::with(release, &json!({}), &json!({}))
     }
 
-    /// With changes to the sections of the policy.
+    /// Sets up a CA whose policy sections are changed by `kubernetes` and `pods`.
     fn with(release: &str, kubernetes: &Value, pods: &Value) -> Self {
         let cluster = FakeCluster::start(release);
         cluster.add_pod("web-1", UID, |_| {});
@@ -54,7 +54,7 @@ impl Confirmed {
         fs::write(self.ca.file("policy.jsonc"), policy.to_string()).unwrap();
     }
 
-    /// The code of the answer to the node agent, with the audit line that belongs to it.
+    /// The certificate or refusal that the node agent gets; checks the audit line of a refusal.
     fn ask(&self, service: &Service, pod: Pod) -> Result<String, (u16, String)> {
         let outcome = service.caller.pod(&self.cluster.agent_token(), pod, &key()).map(|reply| reply.certificate);
         if let Err((_, code)) = &outcome {
@@ -185,7 +185,7 @@ fn a_token_of_another_account_audience_or_of_no_pod_vouches_for_nothing() {
             refused(401, "token_rejected"),
             "the shared secret is none here"
         );
-        // Its end is long past now.
+        // The token has expired long ago.
         let agent = cluster.agent_token();
         cluster.review_as(&agent, "review: pod deleted (12 s later)");
         assert_eq!(ask(&agent), refused(401, "service_token_expired"), "{release}");
@@ -271,7 +271,7 @@ fn a_pod_speaks_for_itself_once_its_node_has_reported_its_address() {
         let unbound = cluster.token("review: not bound");
         let outcome = by_pod(&service, &unbound, "10.244.0.7").map(|reply| reply.certificate);
         assert_eq!(outcome, refused(403, "token_not_bound"), "{release}");
-        // The token of a pod is none of the node agent.
+        // A pod's token is not accepted as that of the node agent.
         let outcome = service.caller.pod(&token, web(), &key()).map(|reply| reply.certificate);
         assert_eq!(outcome, refused(403, "wrong_account"), "{release}");
     }
@@ -311,7 +311,7 @@ fn a_deleted_pod_that_nobody_released_is_blocked() {
     let (_, tag, _) = service.caller.get("/v1/trust", "");
     service.stop();
     confirmed.cluster.delete_pod("web-1");
-    // It looks right after its start, then every half minute.
+    // The service checks right after its start, then every half minute.
     let service = confirmed.ca.serve();
     let (status, _, body) = service.caller.get("/v1/trust?wait=20", &tag);
     let trust: Value = serde_json::from_str(&body).unwrap();
@@ -334,12 +334,12 @@ fn a_node_gives_back_its_own_pods_and_gone_ones_but_not_those_of_others() {
     assert_eq!(service.caller.release(proof()).unwrap().len(), 0, "given back twice is given back");
 }
 
-/// web-1, live on node `other` at 10.244.0.5, and web-2 of our node, which has reported no address yet.
+/// Sets up web-1, running on node `other` at 10.244.0.5, and web-2 on our node, which has reported no address yet.
 fn beside_a_pod_of_another_node(release: &str) -> (Confirmed, Service, String) {
     let confirmed = Confirmed::new(release);
     confirmed.cluster.add_pod("web-2", "u-2", |_| {});
     let service = confirmed.ca.serve();
-    // Its own node got this certificate; where the agent of that one sits does not matter to the ledger.
+    // The certificate was issued through our agent; the ledger does not care which node's agent it was.
     let victim = verified(&service.caller.pod(&confirmed.cluster.agent_token(), web(), &key()).unwrap());
     confirmed.cluster.add_pod("web-1", UID, |pod| {
         pod["spec"]["nodeName"] = "other".into();
@@ -375,10 +375,10 @@ fn an_address_not_yet_reported_is_not_taken_from_a_live_pod_of_another_node() {
         let (confirmed, service, victim) = beside_a_pod_of_another_node(release);
         assert_eq!(confirmed.ask(&service, web_2()), refused(409, "address_conflict"), "{release}");
         assert!(!service.caller.get("/v1/trust", "").2.contains(&victim), "{release}");
-        // Also while the other node has not reported the address of its pod.
+        // Also while the other node has not reported its pod's address.
         confirmed.cluster.add_pod("web-1", UID, |pod| pod["spec"]["nodeName"] = "other".into());
         assert_eq!(confirmed.ask(&service, web_2()), refused(409, "address_conflict"), "{release}");
-        // And nobody knows.
+        // While the API server fails, nobody can tell.
         confirmed.cluster.be(Mood::Failing);
         assert_eq!(confirmed.ask(&service, web_2()), refused(503, "kubernetes_unavailable"), "{release}");
     }
@@ -469,7 +469,7 @@ fn twelve_connections_of_bogus_proofs_do_not_lock_out_the_node_behind_whose_addr
             assert!(Instant::now() < deadline, "the failures are not limited");
             std::thread::sleep(Duration::from_millis(20));
         }
-        // Nobody knows the agent's proof yet: the first one waits for its turn, the others for nobody.
+        // The agent's proof is not known yet: the first request waits for its turn, the others do not wait.
         let waits: Vec<_> = (0..44)
             .map(|number| {
                 let pod = Pod { name: format!("db-{number}"), uid: uid(number), ..web() };
@@ -502,7 +502,7 @@ fn credentials_that_cannot_be_read_are_named_at_start() {
 fn a_provisional_certificate_is_off_by_default_and_little_and_no_proof_for_another_one() {
     let confirmed = Confirmed::with(RELEASES[0], &json!({}), &json!({}));
     let service = confirmed.ca.serve();
-    // The agent vouches for its own pod here, so one token is both its proof and the pod's own.
+    // Here the agent vouches for its own pod, so one token serves as both its proof and the pod's own.
     let token = confirmed.cluster.agent_token();
     let uid = confirmed.cluster.recorded("get pod as node")["response"]["metadata"]["uid"].as_str().unwrap().to_owned();
     let p2 = || Pod { name: "p2".into(), uid: uid.clone(), address: "10.244.0.7".parse().unwrap(), ..web() };
@@ -522,7 +522,7 @@ fn a_provisional_certificate_is_off_by_default_and_little_and_no_proof_for_anoth
     assert_eq!((provisional.name(), provisional.groups()), ("p2.shop.pod", &["provisional".to_owned()][..]));
     assert!(provisional.unsafe_networks().is_empty());
     assert!((500..=600).contains(&(provisional.not_after() - nebula_ca::now())));
-    // The same checks as of the node proof.
+    // The checks are those of the node proof.
     assert_eq!(code(ask(&key(), Pod { uid: "u-2".into(), ..p2() })), refused(403, "pod_uid_mismatch"));
 
     let (public_key, renewal_key) = (key().public_pem(), reply.renewal_key.unwrap());
@@ -531,7 +531,7 @@ fn a_provisional_certificate_is_off_by_default_and_little_and_no_proof_for_anoth
     let renewed = service.caller.request(&Request { public_key, proof });
     assert_eq!(code(renewed), refused(403, "provisional_certificate"));
 
-    // The pod's own token gives the rest, at the same address.
+    // The pod's own token gets the full certificate, at the same address.
     confirmed.cluster.change_pod("p2", |pod| pod["status"]["podIPs"] = json!([{"ip": "10.244.0.7"}]));
     let own = verified(&by_pod(&service, &token, "10.244.0.7").unwrap());
     assert_eq!((own.name(), own.networks()), (provisional.name(), provisional.networks()));

@@ -1,4 +1,4 @@
-//! From the first certificate to the last: renewed, given back, revoked, heard of; and the CA itself replaced.
+//! The whole life of certificates: issued, renewed, released, revoked, listed; and the replacement of the CA itself.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::running::{Ca, Service, key, pod, refused, verified};
 
-/// A request that is proved by the certificate of an earlier reply.
+/// A request that is proved by the certificate in an earlier reply.
 fn renewal(reply: &Reply, holder: &PrivateKey, next: &PrivateKey, at: i64) -> Request {
     let public_key = next.public_pem();
     let present = Certificate::from_pem(reply.certificate.as_bytes()).unwrap();
@@ -46,7 +46,7 @@ fn a_host_renews_with_the_key_of_its_certificate_and_keeps_what_it_had() {
     assert_eq!((new.name(), new.networks(), new.groups()), (old.name(), old.networks(), old.groups()));
     assert_eq!(new.unsafe_networks(), old.unsafe_networks());
     assert_eq!(new.public_key(), next.public_key());
-    // The next one is as good for the one after.
+    // The renewed certificate can be renewed again.
     assert!(service.caller.request(&renewal(&renewed, &next, &key(), nebula_ca::now())).is_ok());
 }
 
@@ -58,7 +58,7 @@ fn a_renewal_that_was_overheard_or_made_up_is_worth_nothing() {
     let reply = service.caller.pod(&ca.text("node.token"), pod(7), &holder).unwrap();
     let now = nebula_ca::now();
     let good = renewal(&reply, &holder, &key(), now);
-    // Sent again, it gives its sender another certificate for a key that only the holder has.
+    // A replayed request gets another certificate, but for a key that only the holder has.
     let again = [outcome(&service, &good).unwrap(), outcome(&service, &good).unwrap()];
     let keys = again.map(|pem| Certificate::from_pem(pem.as_bytes()).unwrap().public_key().to_vec());
     assert_eq!(keys[0], keys[1]);
@@ -90,7 +90,7 @@ fn a_certificate_given_back_is_blocked_and_not_renewed() {
     let request = renewal(&reply, &holder, &holder, nebula_ca::now());
     assert_eq!(outcome(&service, &request), refused(403, "certificate_revoked"));
 
-    // The node gives back all that a pod has.
+    // The node releases all certificates of a pod.
     for _ in 0..2 {
         service.caller.pod(&token, pod(8), &key()).unwrap();
     }
@@ -185,7 +185,7 @@ fn the_ca_is_replaced_without_a_gap_in_trust() {
     ca.output("rollover prepare", &[]);
     assert_eq!(fs::metadata(ca.file("next.key")).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(ca.failure("rollover prepare", &[]).contains("switch to it"));
-    // Trusted by all, and still signed by the old one.
+    // All trust the next CA, and the old one still signs.
     let between = ask(2);
     let issuer = |reply: &Reply| Certificate::from_pem(reply.certificate.as_bytes()).unwrap().issuer().unwrap();
     assert_eq!(CaPool::from_pem(between.ca.as_bytes()).unwrap().certificates().count(), 2);
@@ -197,7 +197,7 @@ fn the_ca_is_replaced_without_a_gap_in_trust() {
     assert_eq!(roles, ["signs", "retired"]);
     let new = ask(3);
     assert_ne!(issuer(&new), issuer(&old));
-    // A host that fetched the bundle before the switch accepts certificates from after it.
+    // A host that fetched the bundle before the switch accepts certificates that were signed after it.
     let pool = CaPool::from_pem(between.ca.as_bytes()).unwrap();
     let certificate = Certificate::from_pem(new.certificate.as_bytes()).unwrap();
     pool.verify(certificate, nebula_ca::now()).unwrap();
@@ -275,7 +275,7 @@ fn no_file_of_the_service_that_holds_a_secret_is_for_others() {
     }
     assert_eq!(fs::metadata(ca.file("")).unwrap().permissions().mode() & 0o777, 0o700);
     assert!(seen >= 10, "{seen} files");
-    // Secrets stay where they belong.
+    // Secrets appear neither in the logs nor in the store.
     let secrets = ["ca.key", "tls.key", "renewal.key", "previous.key"]
         .map(|name| ca.text(name).lines().nth(1).unwrap().to_owned());
     let logs = format!("{}{}", ca.text("audit.log"), service.stop());

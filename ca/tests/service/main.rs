@@ -1,4 +1,4 @@
-//! The built `nebula-ca` as its users meet it: the command line, and HTTPS on loopback.
+//! Tests of the built `nebula-ca` through its command line and over HTTPS on loopback.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail where it stands")]
 #![allow(clippy::disallowed_methods, reason = "these tests wait for processes")]

@@ -1,4 +1,4 @@
-//! Pods that a node vouches for with the local node token.
+//! Pods for which a node vouches with the local node token.
 
 use nebula_cert::issuance::Pod;
 

@@ -1,4 +1,4 @@
-//! The page of identities as a browser shows it.
+//! The identities page, rendered in a browser.
 
 use std::{collections::HashSet, fs::File, io::BufReader, path::Path, process::Command};
 
@@ -38,7 +38,7 @@ fn a_browser_shows_the_identities() {
     assert!(colours.len() > 50, "only {} colours: the style was not applied", colours.len());
 }
 
-/// Standard output of a browser that has nothing but a folder of its own.
+/// Standard output of a browser that can only use `folder`.
 fn browse(folder: &Path, options: &[&str]) -> String {
     let output = Command::new("timeout")
         .args(["--kill-after=5", "100", "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"])

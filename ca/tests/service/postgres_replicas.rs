@@ -1,4 +1,4 @@
-//! Several services on one PostgreSQL.
+//! Several services on one PostgreSQL server.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,12 +22,12 @@ use crate::{
     running::{Ca, key, pod, refused, verified},
 };
 
-/// Two directories of one CA, with one database.
+/// Two directories of one CA that share a database.
 fn replicas(server: &PostgresServer, policy: &str) -> [Ca; 2] {
     let one = Ca::init();
     fs::write(one.file("policy.jsonc"), policy).unwrap();
     fs::write(one.file("database.url"), server.database()).unwrap();
-    // The first start makes the key for renewals, which they share like all others.
+    // The first start creates the renewal key, which the replicas share like all other keys.
     one.serve().stop();
     let two = Ca::copy_of(&one);
     assert!(!two.file("store.redb").exists());
@@ -89,7 +89,7 @@ fn two_services_at_once_allot_no_address_twice_also_when_one_is_killed() {
         let name = addresses.entry(issued["networks"][0].to_string()).or_insert_with(|| issued["name"].clone());
         assert_eq!(name, &issued["name"], "two names have one address");
     }
-    // The one that was killed comes back to what the other did meanwhile.
+    // The killed service is restarted and sees what the other one did meanwhile.
     let again = one.serve();
     let name = received[0].name();
     let number: u16 = name.trim_start_matches("web-").split('.').next().unwrap().parse().unwrap();
@@ -97,8 +97,8 @@ fn two_services_at_once_allot_no_address_twice_also_when_one_is_killed() {
     assert_eq!(renewed.networks(), received[0].networks());
 }
 
-/// What the chart makes of a Secret, a ConfigMap and a folder of the pod's own: other people's files, read as a member
-/// of their group, in a folder that can be written.
+/// Files as the chart mounts them from a Secret, a ConfigMap and an emptyDir: owned by another user, readable through
+/// the group, in a writable directory.
 #[test]
 #[ignore = "needs root and the Debian package postgresql"]
 fn replicas_run_as_the_chart_runs_them() {
@@ -134,7 +134,7 @@ fn replicas_run_as_the_chart_runs_them() {
     let token = replicas[0].token("edge", "10.42.0.9/16", &[]);
     let holder = key();
     let reply = services[1].caller.enrol(&token, &holder).unwrap();
-    // Any replica renews: they share the key for that.
+    // Any replica can renew, because they share the renewal key.
     let next = key();
     let (public_key, renewal_key) = (next.public_pem(), reply.renewal_key.clone().unwrap());
     let now = nebula_ca::now();
@@ -161,7 +161,7 @@ fn whoever_writes_to_the_database_makes_tokens_within_the_limits_of_the_ca() {
     let certificate = verified(&service.caller.enrol(&token, &key()).unwrap());
     assert_eq!(certificate.name(), "admin", "the ledger is believed");
     assert!(certificate.not_after() <= nebula_ca::now() + 365 * 86_400, "but not beyond the policy");
-    // What is no record is refused, and ends nothing.
+    // A damaged record is refused and does not stop the service.
     let other = one.token("other", "10.42.0.10/16", &[]);
     server.query(r#"update nebula_ca set record = 'x' where record like '%"other"%'"#);
     assert_eq!(service.caller.enrol(&other, &key()).map(|reply| reply.certificate), refused(500, "internal"));
@@ -180,7 +180,7 @@ fn what_one_service_does_the_other_knows() {
     assert_eq!(second.caller.enrol(&token, &holder).unwrap().certificate, reply.certificate);
     assert_eq!(second.caller.enrol(&token, &thief).map(|reply| reply.certificate), refused(409, "token_used"));
 
-    // Tags and entity tags of one are good for the other.
+    // Possession tags and ETags from one replica are valid for the other.
     let present = verified(&reply);
     let public_key = thief.public_pem();
     let renewal_key = reply.renewal_key.unwrap();

@@ -1,4 +1,4 @@
-//! A PostgreSQL of Debian with a data folder of its own, reached by a socket in it.
+//! Debian's PostgreSQL with its own data directory, reached through a socket in that directory.
 
 use std::{
     fs,
@@ -15,11 +15,11 @@ use std::{
 
 use tempfile::TempDir;
 
-/// A running server; ended when dropped.
+/// A running server; stopped when dropped.
 pub(crate) struct PostgresServer {
     child: Child,
     folder: TempDir,
-    /// On loopback, if it listens there.
+    /// Port on loopback; 0 if it does not listen there.
     port: u16,
 }
 
@@ -34,7 +34,7 @@ impl PostgresServer {
         Self::start_as(None)
     }
 
-    /// Also listens on loopback, where it wants TLS and a password.
+    /// Also listens on loopback, where it requires TLS and a password.
     pub(crate) fn start_with_tls(files: &TlsFiles) -> Self {
         let server = Self::start_as(Some(files));
         server.query(&format!("alter user ca password '{PASSWORD}'"));
@@ -50,7 +50,7 @@ impl PostgresServer {
         let data = folder.path().join("data");
         let program = |name: &str| {
             let mut command = Command::new(binaries().join(name));
-            // It refuses to run as root.
+            // PostgreSQL refuses to run as root.
             if let Some((user, group)) = owner {
                 command.uid(user).gid(group);
             }
@@ -97,23 +97,23 @@ impl PostgresServer {
         server
     }
 
-    /// How to reach it.
+    /// Connection string for the unix socket.
     pub(crate) fn database(&self) -> String {
         let port = if self.port == 0 { String::new() } else { format!(" port={}", self.port) };
         format!("host={} user=ca dbname=postgres{port}", self.folder.path().display())
     }
 
-    /// How to reach it over TCP.
+    /// Connection URL for TCP.
     pub(crate) fn url(&self) -> String {
         format!("postgres://ca:{PASSWORD}@127.0.0.1:{}/postgres", self.port)
     }
 
-    /// Runs a statement, beside the database that services use.
+    /// Runs a statement in another database than the one that the services use.
     pub(crate) fn run(&self, statement: &str) -> String {
         run(&self.database().replace("dbname=postgres", "dbname=template1"), statement)
     }
 
-    /// Runs a statement in the database that services use.
+    /// Runs a statement in the database that the services use.
     pub(crate) fn query(&self, statement: &str) -> String {
         run(&self.database(), statement)
     }
@@ -126,7 +126,7 @@ impl PostgresServer {
 
 impl Drop for PostgresServer {
     fn drop(&mut self) {
-        // Its children end with it; nothing in its folder is needed any more.
+        // Its children end with it, and its data is no longer needed.
         let _ = Command::new("kill").args(["-QUIT", &self.child.id().to_string()]).status();
         let _ = self.child.wait();
     }
@@ -141,7 +141,7 @@ pub(crate) fn run(database: &str, statement: &str) -> String {
     String::from_utf8(run.stdout).unwrap()
 }
 
-/// Somebody else than root, if this is root.
+/// User and group IDs of `postgres`, if this process runs as root.
 fn unprivileged() -> Option<(u32, u32)> {
     let id = |options: &[&str]| {
         let output = Command::new("id").args(options).output().unwrap();
@@ -150,7 +150,7 @@ fn unprivileged() -> Option<(u32, u32)> {
     (id(&["-u"]) == 0).then(|| (id(&["-u", "postgres"]), id(&["-g", "postgres"])))
 }
 
-/// The newest release that is installed.
+/// Programs of the newest installed release.
 fn binaries() -> PathBuf {
     let mut found: Vec<PathBuf> = fs::read_dir(Path::new("/usr/lib/postgresql"))
         .expect("the Debian package postgresql is needed")

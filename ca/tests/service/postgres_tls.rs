@@ -1,4 +1,4 @@
-//! The way to PostgreSQL under TLS: a real server that takes nothing else on TCP, with certificates made here.
+//! TLS connections to PostgreSQL: a real server that accepts nothing else over TCP, with certificates made here.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::{
     running::{Ca, key, pod, verified},
 };
 
-/// An authority for databases.
+/// A CA for database servers.
 pub(crate) struct Authority {
     pub(crate) certificate: String,
     issuer: Issuer<'static, KeyPair>,
@@ -31,7 +31,7 @@ impl Authority {
     }
 }
 
-/// A CA whose ledger is in that database, with `authority` to believe in.
+/// A CA whose ledger is in this database, and which trusts `authority`.
 fn ca(server: &PostgresServer, authority: &Authority, mode: &str) -> Ca {
     let ca = Ca::init();
     fs::write(ca.file("database.crt"), &authority.certificate).unwrap();

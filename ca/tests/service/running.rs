@@ -1,4 +1,4 @@
-//! A CA in a temporary directory, its running process, and a caller that pins its TLS certificate.
+//! A CA in a temporary directory, its running process, and a client that pins its TLS certificate.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use ureq::tls::{RootCerts, TlsConfig};
 
-/// A directory made by `nebula-ca init`.
+/// A directory created by `nebula-ca init`.
 pub(crate) struct Ca {
     directory: TempDir,
 }
@@ -36,12 +36,12 @@ impl Ca {
         ca
     }
 
-    /// A place for a directory, with nothing there yet.
+    /// The path of a directory that does not exist yet.
     pub(crate) fn empty() -> Self {
         Self { directory: tempfile::tempdir().unwrap() }
     }
 
-    /// Another directory with the same files, as a replica has it.
+    /// Another directory with the same files, as a replica has them.
     #[cfg(feature = "postgres")]
     pub(crate) fn copy_of(other: &Self) -> Self {
         let ca = Self::empty();
@@ -103,7 +103,7 @@ impl Ca {
         self.serve_with(&[])
     }
 
-    /// With environment variables.
+    /// Starts the service with environment variables.
     pub(crate) fn serve_with(&self, variables: &[(&str, &Path)]) -> Service {
         self.spawn(variables, &[], &[])
     }
@@ -112,7 +112,7 @@ impl Ca {
         self.spawn(&[], &[], options)
     }
 
-    /// As the last argument of another program.
+    /// Starts the service as the last argument of another program.
     pub(crate) fn serve_under(&self, before: &[&str]) -> Service {
         self.spawn(&[], before, &[])
     }
@@ -132,7 +132,7 @@ impl Ca {
             .unwrap();
         let stderr = child.stderr.take().unwrap();
         let (sender, lines) = mpsc::channel();
-        // Reads on after the address is known, so that the service never blocks on a full pipe.
+        // Keeps reading after the address is known, so that the service never blocks on a full pipe.
         thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 let _ = sender.send(line);
@@ -162,7 +162,7 @@ impl Ca {
 pub(crate) struct Service {
     child: Child,
     pub(crate) address: SocketAddr,
-    /// Where it shows its state.
+    /// Address of the status page, if it is served.
     pub(crate) status: Option<String>,
     pub(crate) caller: Caller,
     /// Warnings before that.
@@ -175,13 +175,13 @@ impl Service {
         self.child.id()
     }
 
-    /// SIGKILL: no chance to tidy up.
+    /// Sends SIGKILL, so that the service cannot clean up.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM; the exit status must be 0. Gives back everything that was logged since the start.
+    /// Sends SIGTERM; the exit status must be 0. Returns everything that was logged since the start.
     pub(crate) fn stop(mut self) -> String {
         let killed = Command::new("kill").arg(self.pid().to_string()).status().unwrap();
         assert!(killed.success());
@@ -197,7 +197,7 @@ impl Drop for Service {
     }
 }
 
-/// Speaks HTTPS to a service and trusts its certificate only.
+/// Sends HTTPS requests to a service and trusts only its certificate.
 #[derive(Clone)]
 pub(crate) struct Caller {
     agent: ureq::Agent,
@@ -220,14 +220,14 @@ impl Caller {
         Self { agent, url: format!("https://{address}") }
     }
 
-    /// Status, entity tag and body.
+    /// Returns status, ETag and body.
     pub(crate) fn get(&self, path: &str, known: &str) -> (u16, String, String) {
         let mut reply = self.agent.get(format!("{}{path}", self.url)).header("if-none-match", known).call().unwrap();
         let tag = reply.headers().get("etag").map_or("", |tag| tag.to_str().unwrap()).to_owned();
         (reply.status().as_u16(), tag, reply.body_mut().read_to_string().unwrap())
     }
 
-    /// Status and body.
+    /// Returns status and body.
     pub(crate) fn post(&self, path: &str, body: &[u8]) -> Result<(u16, String), ureq::Error> {
         let mut reply = self.agent.post(format!("{}{path}", self.url)).send(body)?;
         let mut text = String::new();
@@ -254,7 +254,7 @@ impl Caller {
 }
 
 impl Caller {
-    /// Gives certificates back; answers with their fingerprints.
+    /// Releases certificates; returns their fingerprints.
     pub(crate) fn release(&self, proof: Proof) -> Result<Vec<String>, (u16, String)> {
         let body = serde_json::to_vec(&Release { proof }).unwrap();
         let (status, text) = self.post(nebula_cert::issuance::RELEASE_PATH, &body).unwrap();
@@ -265,7 +265,7 @@ impl Caller {
     }
 }
 
-/// The code of a refusal, after checking that it is one.
+/// The code of a refusal, after checking that the body is one.
 pub(crate) fn code(body: &str) -> String {
     let refusal: nebula_cert::issuance::Refusal =
         serde_json::from_str(body).unwrap_or_else(|_| panic!("not a refusal: {body:?}"));
@@ -277,7 +277,7 @@ pub(crate) fn refused(status: u16, code: &str) -> Result<String, (u16, String)> 
     Err((status, code.to_owned()))
 }
 
-/// The certificate of a reply, verified the way a peer does.
+/// The certificate of a reply, verified as a peer does it.
 pub(crate) fn verified(reply: &Reply) -> VerifiedCertificate {
     let pool = CaPool::from_pem(reply.ca.as_bytes()).unwrap();
     let certificate = Certificate::from_pem(reply.certificate.as_bytes()).unwrap();

@@ -1,55 +1,58 @@
-//! When to ask the CA service whether it still trusts whom it trusted (trust bundle, blocklist). No clock, no IO.
+//! Decides when to ask the CA service for changes to the trust (trust bundle, blocklist). No clock, no I/O.
 
 use std::time::Duration;
 
 use crate::ca_client::backoff::Jitter;
 
-/// Decides when to ask. Time is that since any fixed moment: it never goes back.
+/// Schedules the requests. Times count from an arbitrary fixed moment and never go back.
 #[derive(Debug)]
 pub struct TrustWatch {
-    /// None while a question is under way, and before the first certificate.
+    /// `None` while a request is in flight, and before the first certificate.
     ask_at: Option<Duration>,
     failures: u32,
     jitter: Jitter,
 }
 
 impl TrustWatch {
-    /// Asks nothing before [`TrustWatch::begin`]. `seed` spreads the questions of many pods.
+    /// Creates an idle watch; [`TrustWatch::begin`] starts it. `seed` spreads the requests of many pods.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { ask_at: None, failures: 0, jitter: Jitter(seed) }
     }
 
-    /// There is a certificate, and with it came what is trusted at `now`.
+    /// Starts the watch once there is a certificate. The trust that came with it dates from `now`.
     pub fn begin(&mut self, now: Duration) {
         if self.ask_at.is_none() && self.failures == 0 {
             self.ask_at = Some(now + self.jitter.around(DELAY_AFTER_CHANGE));
         }
     }
 
-    /// Whether to ask at `now`. After `true`: report with [`TrustWatch::answered`] or [`TrustWatch::failed`].
+    /// Whether to ask at `now`. After `true`, report the outcome with [`TrustWatch::answered`] or
+    /// [`TrustWatch::failed`].
     #[must_use]
     pub fn is_due(&mut self, now: Duration) -> bool {
         self.ask_at.take_if(|at| now >= *at).is_some()
     }
 
-    /// When to look again.
+    /// When to call [`TrustWatch::is_due`] again, if a request is scheduled.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         self.ask_at
     }
 
-    /// The CA answered, with news or without, to a question asked at `asked`; it may want to be left alone for a while.
+    /// Records the CA's answer, with or without news, to a request sent at `asked`. `retry_after` is the pause that it
+    /// wants.
     pub fn answered(&mut self, asked: Duration, now: Duration, news: bool, retry_after: Option<Duration>) {
         self.failures = 0;
-        // A question that the service kept is followed by the next one at once. News rarely come alone.
+        // A long poll is followed by the next one at once. After news there is a short delay: changes rarely come
+        // alone.
         let next =
             if news { now + self.jitter.around(DELAY_AFTER_CHANGE) } else { asked + self.jitter.around(POLL_INTERVAL) };
         let left_alone = now + self.jitter.around(retry_after.unwrap_or_default().min(MAX_BACKOFF));
         self.ask_at = Some(next.max(left_alone));
     }
 
-    /// The CA did not answer. What was trusted stays trusted.
+    /// Records that the CA did not answer. The trust in use stays.
     pub fn failed(&mut self, now: Duration) {
         let wait = FIRST_BACKOFF.saturating_mul(1 << self.failures.min(8)).min(MAX_BACKOFF);
         self.failures = self.failures.saturating_add(1);
@@ -57,11 +60,11 @@ impl TrustWatch {
     }
 }
 
-// Blocked peers shall lose their tunnels within seconds, also where the service keeps no questions.
+// Blocked peers must lose their tunnels within seconds, even if the service does not support long polling.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
-// Between a change and the question that the service keeps until the next one.
+// Between a change and the next long poll.
 const DELAY_AFTER_CHANGE: Duration = Duration::from_millis(500);
-// The service is started again, and all pods have lost their connections to it.
+// When the service restarts, all pods lose their connections to it at the same time.
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 

@@ -1,4 +1,5 @@
-//! `lighthouse.remote_allow_list`, `remote_allow_ranges` and `local_allow_list`: stricter than the other settings.
+//! `lighthouse.remote_allow_list`, `remote_allow_ranges` and `local_allow_list`, which are parsed more strictly than
+//! the other settings.
 
 use std::collections::BTreeMap;
 
@@ -78,7 +79,8 @@ pub(super) fn map<'a>(section: &Section<'a>, path: &str) -> Result<Option<&'a BT
     }
 }
 
-/// A boolean, or what old YAML calls one; nothing else, because a mistake here would open something.
+/// Reads a boolean, or one of the words that old YAML reads as one. Nothing else, because a mistake here would open
+/// something.
 fn strict_boolean(value: &Value) -> Option<bool> {
     match value {
         Value::Bool(value) => Some(*value),
@@ -103,7 +105,7 @@ pub(super) fn shown(value: &Value) -> String {
     value.text().map_or_else(|| value.kind().to_owned(), std::borrow::Cow::into_owned)
 }
 
-/// As Go names the type.
+/// The type's name in Go.
 pub(super) fn go_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "<nil>",

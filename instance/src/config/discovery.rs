@@ -1,4 +1,4 @@
-//! `lighthouse.*` and what belongs to it: how peers are found.
+//! `lighthouse.*` and related keys: how peers are found.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::section::Section;
 use super::{HostTarget, Invalid, Refused, StaticHosts, Value};
 use crate::go::netip;
 
-/// How peers are found, and how this node is.
+/// How this node finds peers, and how they find it.
 pub(super) struct Discovery {
     pub(super) static_hosts: StaticHosts,
     pub(super) am_lighthouse: bool,
@@ -35,7 +35,7 @@ pub struct Dns {
 }
 
 impl Discovery {
-    /// `None` if anything was refused. `networks` are own networks as far as they are known yet.
+    /// `None` if anything was refused. `networks` are the node's own networks as far as they are known yet.
     pub(super) fn read(section: &Section<'_>, networks: &[IpNet]) -> Option<Self> {
         let static_hosts = section.keep("static_host_map", StaticHosts::read(section, networks));
         let am_lighthouse = section.boolean("lighthouse.am_lighthouse", false);
@@ -70,7 +70,7 @@ fn lighthouses(
     am_lighthouse: bool,
     is_known: &dyn Fn(&IpAddr) -> bool,
 ) -> Result<Vec<IpAddr>, Refused> {
-    // Whether the port is a usable number is said where it is read.
+    // An unusable port number is reported where the port is read.
     if am_lighthouse && section.get("listen.port").is_none_or(|port| port.int().unwrap_or(0) == 0) {
         let cause = "lighthouse.am_lighthouse enabled on node but no port number is set in config";
         return Err(refuse(cause).at("lighthouse.am_lighthouse"));
@@ -145,7 +145,7 @@ fn refuse(cause: impl Into<String>) -> Refused {
     Refused::new("Failed to initialize lighthouse handler", cause)
 }
 
-/// Key of the endpoints that are computed from overlay addresses.
+/// Key of the endpoints that are calculated from overlay addresses.
 const CALCULATED_REMOTES: &str = "lighthouse.calculated_remotes";
 
 fn calculated_remotes(section: &Section<'_>) -> Result<CalculatedRemotes, Refused> {

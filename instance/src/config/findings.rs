@@ -1,11 +1,11 @@
-//! Findings about a configuration: key, message, severity.
+//! Findings about a configuration: key, message and severity.
 
 use std::fmt;
 
-/// A remark on one key; nothing stops because of it.
+/// A remark on one key; it does not stop the start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remark {
-    /// Dotted path, with the numbers of list items from 0; empty: about the whole.
+    /// Dotted path, with list indices from 0; empty if the remark is about the whole configuration.
     pub key: String,
     /// What is wrong, what follows from it, and the likely fix.
     pub text: String,
@@ -17,7 +17,7 @@ impl fmt::Display for Remark {
     }
 }
 
-/// One reason why a tree does not make a usable configuration: what was being read, and what is wrong with it.
+/// One reason why a tree is not a usable configuration: what was being read, and what is wrong with it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}: {cause}")]
 pub struct Refused {
@@ -27,7 +27,7 @@ pub struct Refused {
     pub cause: String,
     /// As [`Remark::key`].
     pub key: String,
-    /// Go Nebula finds it when it starts, and not with `-test`.
+    /// Go Nebula detects it only when it starts, not with `-test`.
     pub at_start: bool,
 }
 
@@ -36,7 +36,7 @@ impl Refused {
         Self { message, cause: cause.into(), key: String::new(), at_start: false }
     }
 
-    /// The same about `key`, unless a narrower one is known.
+    /// Sets the key to `key`, unless a narrower one is known.
     pub(crate) fn at(self, key: &str) -> Self {
         if self.key.is_empty() { Self { key: key.to_owned(), ..self } } else { self }
     }
@@ -59,12 +59,12 @@ impl From<&str> for Invalid {
     }
 }
 
-/// All reasons why a tree does not make a usable configuration, and the remarks on it.
+/// All reasons why a tree is not a usable configuration, and the remarks on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusals {
     /// At least one.
     pub refused: Vec<Refused>,
-    /// As of a usable configuration.
+    /// The same remarks as on a usable configuration.
     pub remarks: Vec<Remark>,
 }
 

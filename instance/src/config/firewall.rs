@@ -1,4 +1,4 @@
-//! `firewall.*` to a policy, with Go Nebula's error texts.
+//! Turns `firewall.*` into a policy, with Go Nebula's error messages.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,14 +35,14 @@ fn action(section: &Section<'_>, path: &str) -> Action {
     }
 }
 
-/// A key of our own: many files hold Go's `max_connections`, which Go never applies. 0 means the default.
+/// A key of our own, because many files hold Go's `max_connections`, which Go never applies. 0 means the default.
 fn max_flows(section: &Section<'_>) -> Option<usize> {
     let flows = section.int(FLOW_LIMIT, 0..=MAX_FLOWS)?;
     usize::try_from(flows).ok().filter(|flows| *flows > 0)
 }
 
 pub(super) const FLOW_LIMIT: &str = "firewall.conntrack.max_flows";
-// About a gigabyte and a half.
+// About 1.5 GB.
 const MAX_FLOWS: i64 = 1 << 24;
 
 fn timeout(section: &Section<'_>, path: &str, default: Duration) -> Result<Duration, Refused> {
@@ -72,7 +72,7 @@ fn refuse(cause: String) -> Refused {
     Refused::new("Error while loading firewall rules", cause)
 }
 
-/// `None` for a rule that can match nobody.
+/// `None` for a rule that cannot match any peer.
 fn rule(item: &Value) -> Result<(Option<Rule>, Vec<&'static str>), Invalid> {
     let Value::Map(map) = item else { return Err("could not parse rule".into()) };
     let mut warnings = Vec::new();
@@ -151,7 +151,7 @@ struct RawRule {
 
 impl RawRule {
     fn read(map: &BTreeMap<String, Value>, warnings: &mut Vec<&'static str>) -> Result<Self, Invalid> {
-        // A key without a value is the text `<nil>`, as Go prints it, and matches nobody.
+        // Go prints a key without a value as the text `<nil>`, which matches nobody.
         let printed = |value: &Value| Some(value.printed().into_owned()).filter(|text| !text.is_empty());
         let text = |key: &str| map.get(key).and_then(printed);
         if map.values().any(|value| *value == Value::Null) {
@@ -234,7 +234,7 @@ fn ports(text: &str) -> Result<PortRange, PortError> {
     }
 }
 
-/// Combinations that load but rarely mean what they seem to say.
+/// Warns about combinations that load but rarely mean what they seem to say.
 fn sanity(rule: &Rule) -> Option<&'static str> {
     let any_group = rule.groups.iter().any(|group| group == "any");
     let any_host = rule.host.as_deref() == Some("any");

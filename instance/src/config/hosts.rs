@@ -1,4 +1,4 @@
-//! Underlay endpoints known from configuration: literal addresses and names to look up.
+//! Underlay endpoints from the configuration: literal addresses and names to look up.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -8,16 +8,16 @@ use super::section::Section;
 use super::{Invalid, Refused, Value};
 use crate::go::netip;
 
-/// `static_host_map` and how its names are looked up.
+/// `static_host_map`, and how its names are looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaticHosts {
     /// Endpoints by overlay address.
     pub entries: BTreeMap<IpAddr, Vec<HostTarget>>,
     /// Time between two look-ups.
     pub cadence: Duration,
-    /// Which answers are used.
+    /// Which address families are used.
     pub family: NameFamily,
-    /// Longest time one name may take.
+    /// Longest time that the look-up of one name may take.
     pub lookup_timeout: Duration,
 }
 
@@ -48,7 +48,7 @@ pub enum NameFamily {
 }
 
 impl StaticHosts {
-    /// `networks` are own networks as far as they are known yet.
+    /// `networks` are the node's own networks as far as they are known yet.
     pub(super) fn read(section: &Section<'_>, networks: &[ipnet::IpNet]) -> Result<Self, Refused> {
         let entries = read_map(section)?;
         for peer in entries.keys() {
@@ -77,7 +77,7 @@ impl StaticHosts {
         self.entries.values().flatten().any(|target| matches!(target, HostTarget::Name { .. }))
     }
 
-    /// Every name, once.
+    /// Every name, without duplicates.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         let names = self.entries.values().flatten().filter_map(|target| match target {
@@ -87,7 +87,7 @@ impl StaticHosts {
         names.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Endpoints with every name replaced by `answers`; names without an answer are left out.
+    /// Endpoints with each name replaced by its `answers`; names without an answer are left out.
     #[must_use]
     pub fn endpoints(&self, answers: &BTreeMap<String, Vec<IpAddr>>) -> BTreeMap<IpAddr, Vec<SocketAddr>> {
         let resolve = |targets: &Vec<HostTarget>| {
@@ -127,7 +127,7 @@ impl std::str::FromStr for HostTarget {
 }
 
 impl HostTarget {
-    /// Says what of `text`, which this was read from, does not count. Go Nebula starts with either.
+    /// Warns about the part of `text`, from which this was read, that has no effect. Go Nebula starts with it as well.
     pub(super) fn remark(&self, section: &Section<'_>, path: &str, text: &str) {
         match self {
             Self::Name { host, .. } if !is_name(host) => {
@@ -141,7 +141,7 @@ impl HostTarget {
     }
 }
 
-/// What a resolver may be asked for.
+/// Whether `host` is a name that a resolver may be asked for.
 pub(super) fn is_name(host: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
     !host.is_empty() && host.len() <= 253 && host.chars().all(allowed)
@@ -184,14 +184,14 @@ fn read_map(section: &Section<'_>) -> Result<BTreeMap<IpAddr, Vec<HostTarget>>, 
     Ok(entries)
 }
 
-/// A number that is no port. Go Nebula takes the lowest 16 bits of it.
+/// Whether the port is a number out of range. Go Nebula takes its lowest 16 bits.
 pub(super) fn has_unusable_port(text: &str) -> bool {
     let port = text.rsplit_once(':').and_then(|(_, port)| port.parse::<i64>().ok());
     port.is_some_and(|port| u16::try_from(port).is_err())
 }
 
-/// Unlike elsewhere a bad duration stops the start, as in Go. One that is not above zero does so only where names are
-/// looked up: without names it is not used.
+/// A bad duration prevents the start, unlike elsewhere, as in Go. One that is not above zero does so only if there are
+/// names to look up: otherwise it is not used.
 fn strict_duration(section: &Section<'_>, path: &str, default: Duration, names: bool) -> Result<Duration, Refused> {
     let Some(value) = section.get(path) else { return Ok(default) };
     let above_zero = format!("{path} must be a duration above zero with a unit, such as 30s");

@@ -1,4 +1,4 @@
-//! `listen.*`: the socket of the underlay.
+//! `listen.*`: the underlay socket.
 
 use nebula_core::config::RecvErrorPolicy;
 use nebula_core::io::SocketOptions;
@@ -11,19 +11,19 @@ use super::section::Section;
 pub struct Listen {
     /// Address or name to bind.
     pub host: String,
-    /// Port; 0: any.
+    /// Port; 0: the system chooses one.
     pub port: u16,
     /// Receive buffer in bytes; `None`: the program's choice, 0: the system's.
     pub read_buffer: Option<usize>,
     /// Send buffer.
     pub write_buffer: Option<usize>,
-    /// Mark of what is sent, for policy routing; 0: none.
+    /// Firewall mark of sent packets, for policy routing; 0: none.
     pub so_mark: u32,
     /// UDP GSO and GRO.
     pub offloads: bool,
-    /// Answer datagrams of unknown tunnels.
+    /// Whether to answer datagrams of unknown tunnels with `recv_error`.
     pub send_recv_error: RecvErrorPolicy,
-    /// Believe such answers.
+    /// Whether to believe such answers.
     pub accept_recv_error: RecvErrorPolicy,
 }
 

@@ -1,4 +1,4 @@
-//! `logging.*`: what is printed, and how.
+//! `logging.*`: what is logged, and how.
 
 use super::section::Section;
 use super::{Refused, Value};
@@ -6,11 +6,11 @@ use super::{Refused, Value};
 /// `logging.*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Logging {
-    /// Least important level that is printed.
+    /// Least severe level that is logged.
     pub level: LogLevel,
     /// Line format.
     pub format: LogFormat,
-    /// Leave the time out.
+    /// Whether to leave the time out.
     pub disable_timestamp: bool,
 }
 
@@ -26,7 +26,7 @@ pub enum LogLevel {
     Info,
     /// Needs attention.
     Warn,
-    /// Does not work.
+    /// Something does not work.
     Error,
 }
 
@@ -41,7 +41,7 @@ pub enum LogFormat {
 }
 
 impl LogLevel {
-    /// By its name in the configuration.
+    /// The level with this name in the configuration.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         match name.to_lowercase().as_str() {
@@ -68,10 +68,10 @@ impl LogLevel {
 }
 
 impl Logging {
-    /// Reads `logging.*` alone: it is needed before anything can be reported.
+    /// Reads `logging.*` alone, which is needed before anything can be reported.
     ///
     /// # Errors
-    /// An unknown level or format.
+    /// Returns an error for an unknown level or format.
     pub fn of(tree: &Value) -> Result<Self, Refused> {
         Self::read(&Section::new(tree))
     }

@@ -1,14 +1,15 @@
-//! One file or a directory of files to one tree, merged as Go Nebula merges.
+//! Reads one file or a directory of files into one tree, merged as Go Nebula merges them.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::{Error, Remark, Value, announced, yaml};
 
-/// Reads `path`. Returns the tree and remarks about values that a later file could not override.
+/// Reads `path`. Returns the tree, and remarks about values that failed to override those of earlier files.
 ///
 /// # Errors
-/// Nothing to read there, a file that is not YAML, or two files that contradict each other in kind.
+/// Returns an error if there is nothing to read, a file is unreadable or not YAML, or a key is a list in one file and a
+/// map in another.
 pub fn load(path: &Path) -> Result<(Value, Vec<Remark>), Error> {
     let files = find(path).unwrap_or_default();
     if files.is_empty() {
@@ -27,7 +28,7 @@ pub fn load(path: &Path) -> Result<(Value, Vec<Remark>), Error> {
     Ok((tree, remarks))
 }
 
-/// Reads a text file, refusing one longer than a configuration file may be.
+/// Reads a text file; fails if it is longer than a configuration file may be.
 pub(super) fn read_bounded(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     std::fs::File::open(path)?.take(yaml::MAX_TEXT as u64 + 1).read_to_string(&mut text)?;
@@ -44,7 +45,7 @@ pub(super) fn find(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     }
     let mut files = Vec::new();
     walk(&path, 0, &mut files)?;
-    // Plain order of the whole path, so `sub/50.yml` comes after `99.yaml`.
+    // Sorted by the bytes of the whole path, so `sub/50.yml` comes after `99.yaml`.
     files.sort_by(|a, b| a.as_os_str().cmp(b.as_os_str()));
     Ok(files)
 }
@@ -64,7 +65,8 @@ fn walk(directory: &Path, depth: usize, files: &mut Vec<PathBuf>) -> std::io::Re
     Ok(())
 }
 
-/// `newer` is the later file: its scalars win unless they are zero values, its list items come first.
+/// Merges `newer`, the later file, into `older`: its scalars win unless they are zero values, and its list items come
+/// first.
 fn merge(older: Value, newer: Value, file: &Path, path: String, remarks: &mut Vec<Remark>) -> Result<Value, Error> {
     let at = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
     match (older, newer) {

@@ -1,6 +1,6 @@
-//! `config.yml` as Go Nebula reads it, turned into typed settings (configuration).
+//! Reads `config.yml` as Go Nebula does, and turns it into typed settings.
 //!
-//! [`load`] or [`parse`] give a tree, [`Settings::read`] checks all of it and gives the typed form. Nothing here
+//! [`load`] and [`parse`] return a tree; [`Settings::read`] checks all of it and returns the typed form. Nothing here
 //! touches the network or changes the system; names are resolved elsewhere.
 
 mod allow_list;
@@ -49,13 +49,13 @@ pub use tun::TunSettings;
 pub use value::{GoDuration, Value};
 pub use yaml::{MAX_TEXT, parse};
 
-/// Every file that a configuration at `path` is read from.
+/// The files from which the configuration at `path` is read.
 #[must_use]
 pub fn files(path: &Path) -> Vec<PathBuf> {
     merge::find(path).unwrap_or_default()
 }
 
-/// Files that a configuration names for certificates and keys.
+/// The certificate and key files that a configuration names.
 #[must_use]
 pub fn credential_files(tree: &Value) -> Vec<PathBuf> {
     let keys = [
@@ -74,10 +74,10 @@ pub fn credential_files(tree: &Value) -> Vec<PathBuf> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A missing or unreadable path, or a directory without configuration.
+    /// The path is missing or unreadable, or is a directory without configuration files.
     #[error("no config files found at {}", .0.display())]
     NoFiles(PathBuf),
-    /// A file that exists cannot be read.
+    /// A file exists but cannot be read.
     #[error("unable to read {}: {source}", path.display())]
     Unreadable {
         /// The file.
@@ -85,18 +85,18 @@ pub enum Error {
         /// The system's answer.
         source: std::io::Error,
     },
-    /// A file is not acceptable YAML.
+    /// A file is not valid YAML.
     #[error("{}: {source}", path.display())]
     InFile {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// What is wrong with it.
         source: Box<Self>,
     },
-    /// The text is not acceptable YAML.
+    /// The text is not valid YAML.
     #[error("yaml: {0}")]
     Yaml(String),
-    /// A list in one file and a map in another.
+    /// A key is a list in one file and a map in another.
     #[error("{}: cannot merge {key}: it is a list in one file and a map in another", path.display())]
     MergeKinds {
         /// The later file.

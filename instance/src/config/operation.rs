@@ -1,4 +1,4 @@
-//! `daemon.*`: how the program itself is run. Go Nebula has none of these keys.
+//! `daemon.*`: how the program itself runs. Go Nebula has none of these keys.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,16 +7,16 @@ use super::announced::folder_of;
 use super::section::Section;
 use super::{Refused, Value};
 
-/// How the program is run.
+/// How the program runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
     /// Path of the control socket.
     pub control: ControlPath,
-    /// Time between two looks at the files of the configuration; `None`: changes wait for SIGHUP.
+    /// Interval at which the configuration's files are checked for changes; `None`: changes wait for SIGHUP.
     pub watch: Option<Duration>,
-    /// Let threads that carry bulk traffic run before other programs.
+    /// Whether threads that carry bulk traffic are scheduled before other programs.
     pub raise_priority: bool,
-    /// Whom to become once the system is set up: a name, or `UID:GID`.
+    /// User to run as once the system is set up: a name, or `UID:GID`.
     pub user: Option<String>,
     /// Folder of the files that this host enrolled with (`pki.enrolment`); `None`: somebody else renews the certificate.
     pub enrolment: Option<PathBuf>,
@@ -25,11 +25,11 @@ pub struct Operation {
 /// Where the control socket is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ControlPath {
-    /// In `/run/nebula`, by the name of the device, if that folder is there or can be made.
+    /// In `/run/nebula`, named after the device, if that directory exists or can be created.
     Usual,
-    /// Nowhere.
+    /// There is no control socket.
     Off,
-    /// Here.
+    /// At this path.
     At(PathBuf),
 }
 
@@ -61,7 +61,7 @@ impl Operation {
 
 const CONTROL: &str = "daemon.control_socket";
 const WATCH: &str = "daemon.watch_files";
-// sun_path without the terminating zero.
+// Size of `sun_path` without the terminating zero.
 const MAX_PATH_BYTES: usize = 107;
 const MIN_WATCH_INTERVAL: Duration = Duration::from_millis(100);
 

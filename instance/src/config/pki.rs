@@ -1,4 +1,4 @@
-//! `pki.*`: certificates, key and trust, from files or inline (credentials).
+//! `pki.*`: certificates, key and trust, from files or inline PEM.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 use super::section::Section;
 use super::{Invalid, Refused, Value, merge};
 
-/// What the node proves itself with, and whom it believes.
+/// The node's own credentials, and whom it trusts.
 #[derive(Debug, Clone)]
 pub struct Pki {
     /// Certificates and key.
@@ -35,7 +35,7 @@ impl Pki {
     }
 }
 
-/// `pki.initiating_version`; checked against the certificates by the caller.
+/// Reads `pki.initiating_version` and checks it against the certificates.
 pub(super) fn initiating_version(
     section: &Section<'_>,
     identity: Option<&Identity>,
@@ -48,7 +48,7 @@ pub(super) fn initiating_version(
     };
     match identity {
         Some(identity) if identity.certificate(version).is_none() && version == Version::V2 => {
-            // Go Nebula starts, and uses the version that there is.
+            // Go Nebula starts with this and uses the version that it has.
             let text = "pki.initiating_version is 2, but pki.cert has no certificate of version 2: version 1 is used";
             section.warn("pki.initiating_version", text);
             Ok(None)
@@ -70,7 +70,7 @@ fn no_trust(cause: impl ToString) -> Refused {
 }
 
 fn identity(section: &Section<'_>, now: UnixTime) -> Result<Identity, Refused> {
-    // Go reads the key first; with neither given it is the key that is missed.
+    // Go reads the key first: if both are missing, its error is about the key.
     let key = source(section, "pki.key").map_err(no_identity)?;
     if key.text.contains("ENCRYPTED PRIVATE KEY") {
         let cause = format!("error while unmarshaling {}: encrypted host keys are not supported", key.label);
@@ -88,7 +88,7 @@ fn identity(section: &Section<'_>, now: UnixTime) -> Result<Identity, Refused> {
 fn trust(section: &Section<'_>, now: UnixTime) -> Result<CaPool, Refused> {
     let source = source(section, "pki.ca").map_err(no_trust)?;
     if source.text.trim().is_empty() {
-        // Go Nebula starts with it.
+        // Go Nebula starts with an empty `pki.ca`.
         section.warn("pki.ca", "pki.ca holds no certificate: no peer can be trusted");
         return Ok(blocking(section, CaPool::new()));
     }
@@ -116,7 +116,7 @@ fn blocking(section: &Section<'_>, mut pool: CaPool) -> CaPool {
     pool
 }
 
-/// A bare scalar counts as one item: ignoring a blocklist would let the blocked peer in.
+/// Reads a bare scalar as one item: ignoring a blocklist would let the blocked peer in.
 fn blocklist(section: &Section<'_>) -> Vec<Fingerprint> {
     let items = match section.get("pki.blocklist") {
         None => return Vec::new(),

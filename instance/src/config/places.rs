@@ -1,4 +1,4 @@
-//! Where in its files a key of a configuration stands. Read again only when there is something to say.
+//! Finds the file and line of a configuration key. The files are read again only when there is something to report.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,10 +9,10 @@ use serde_saphyr::Spanned;
 
 use super::{Value, merge, yaml};
 
-/// The files of a configuration by lines.
+/// The line numbers of a configuration's files.
 #[derive(Debug, Default)]
 pub struct Places {
-    /// In the order in which they are merged.
+    /// In the order in which the files are merged.
     files: Vec<(PathBuf, Place)>,
 }
 
@@ -30,7 +30,7 @@ enum Inside {
 }
 
 impl Places {
-    /// Reads the files of `path` again; one that cannot be read has no places.
+    /// Reads the files at `path` again; a file that cannot be read has no places.
     #[must_use]
     pub fn read(path: &Path) -> Self {
         let place = |file: PathBuf| {
@@ -40,8 +40,8 @@ impl Places {
         Self { files: merge::find(path).unwrap_or_default().into_iter().filter_map(place).collect() }
     }
 
-    /// File and line of the key, or of the nearest key above it. Of several files it is the last, as its value wins;
-    /// items of a list count through all of them, as they are merged.
+    /// File and line of the key, or of its nearest ancestor. If several files have it, the last one counts, as its
+    /// value wins; list indices run through all files, as lists are merged.
     #[must_use]
     pub fn of(&self, key: &str) -> Option<(&Path, u64)> {
         let segments: Vec<&str> = key.split('.').collect();
@@ -58,13 +58,14 @@ impl Places {
 }
 
 impl Place {
-    /// How many of `segments` lead somewhere, and the line there. `passed` counts items of the list in later files.
+    /// How many of `segments` exist, and the line of the last one. `passed` counts the items of the list in later
+    /// files.
     fn deepest(&self, segments: &[&str], passed: &mut usize) -> (usize, u64) {
         let mut place = self;
         for (depth, segment) in segments.iter().enumerate() {
             let next = match &place.inside {
                 Inside::Nothing => None,
-                // An address as a key has dots of its own.
+                // An address that is a key contains dots of its own.
                 Inside::Map(map) => map.get(*segment).or_else(|| map.get(&segments[depth..].join("."))),
                 Inside::List(items) => {
                     let index = segment.parse::<usize>().ok().and_then(|index| index.checked_sub(*passed));

@@ -1,4 +1,5 @@
-//! `tun.routes` and `tun.unsafe_routes`: routes through the tunnel in addition to own networks: gateways, MTU, metric.
+//! `tun.routes` and `tun.unsafe_routes`: routes through the tunnel beyond the node's own networks, with gateways, MTU
+//! and metric.
 
 use std::net::IpAddr;
 use std::num::NonZeroU32;
@@ -13,7 +14,7 @@ use crate::go::netip;
 /// Routes of the overlay device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Routes {
-    /// Parts of own networks with an MTU of their own.
+    /// Parts of the node's own networks with an MTU of their own.
     pub own: Vec<OwnRoute>,
     /// Networks behind other nodes.
     pub subnets: Vec<UnsafeRoute>,
@@ -22,7 +23,7 @@ pub struct Routes {
 /// An entry of `tun.routes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnRoute {
-    /// Part of an own network.
+    /// Part of one of the node's own networks.
     pub network: IpNet,
     /// MTU towards it.
     pub mtu: u32,
@@ -33,16 +34,16 @@ pub struct OwnRoute {
 pub struct UnsafeRoute {
     /// Destinations and gateways.
     pub route: SubnetRoute,
-    /// MTU towards them; `None`: that of the tunnel.
+    /// MTU towards them; `None`: the tunnel's.
     pub mtu: Option<u32>,
     /// Metric of the kernel's route; 0: the kernel's default.
     pub metric: u32,
-    /// Whether the kernel gets a route at all.
+    /// Whether to install a route in the kernel.
     pub install: bool,
 }
 
 impl Routes {
-    /// `networks` are own networks as far as they are known yet.
+    /// `networks` are the node's own networks as far as they are known yet.
     pub(super) fn read(section: &Section<'_>, networks: &[IpNet]) -> Result<Self, Refused> {
         let own = entries(section, OWN)?;
         let own = own.iter().map(|entry| own_route(entry, networks)).collect::<Result<_, _>>()?;
@@ -51,13 +52,13 @@ impl Routes {
         Ok(Self { own, subnets })
     }
 
-    /// What the forwarding plane has to know.
+    /// The routes as the forwarding plane needs them.
     #[must_use]
     pub fn subnet_routes(&self) -> Vec<SubnetRoute> {
         self.subnets.iter().map(|unsafe_route| unsafe_route.route.clone()).collect()
     }
 
-    /// The largest MTU of all.
+    /// The largest MTU of all routes; 0 if none has one.
     #[must_use]
     pub fn largest_mtu(&self) -> u32 {
         let subnets = self.subnets.iter().filter_map(|route| route.mtu);
@@ -70,7 +71,7 @@ const UNSAFE: &str = "tun.unsafe_routes";
 const MIN_MTU: i64 = 500;
 const MAX_NUMBER: i64 = i32::MAX as i64;
 
-/// One map of a list; messages count from 1, as Go's.
+/// One map of a list; messages count entries from 1, as Go's do.
 struct Entry<'a> {
     number: usize,
     list: &'static str,
@@ -108,7 +109,7 @@ impl<'a> Entry<'a> {
     fn mtu(&self) -> Result<Option<u32>, Refused> {
         let Some(value) = self.get("mtu") else { return Ok(None) };
         match self.integer("mtu", value)? {
-            // In Go a route without its own.
+            // In Go, 0 means that the route has no MTU of its own.
             0 if self.list == UNSAFE => Ok(None),
             mtu if mtu < MIN_MTU => Err(self.fail("mtu", format_args!("is below {MIN_MTU}: {mtu}"))),
             mtu => u32::try_from(mtu).map(Some).map_err(|_| self.fail("mtu", format_args!("is too large: {mtu}"))),

@@ -1,4 +1,4 @@
-//! Typed reading of scalars by dotted path: Go's silent defaults, but never silent here.
+//! Typed access to scalars by dotted path, with Go's silent defaults, each reported by a remark.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Value;
 use super::findings::{Refusals, Refused, Remark};
 
-/// A tree being read, and what was found meanwhile.
+/// A tree being read, and the findings so far.
 #[derive(Debug)]
 pub(super) struct Section<'a> {
     root: &'a Value,
@@ -30,12 +30,12 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// The value, or nothing and a reason to refuse the whole. `key` is what was read.
+    /// Returns the value, or records a reason to refuse the configuration. `key` is what was read.
     pub(super) fn keep<T>(&self, key: &str, read: Result<T, Refused>) -> Option<T> {
         read.map_err(|refused| self.refused.borrow_mut().push(refused.at(key))).ok()
     }
 
-    /// As [`Section::keep`], for what Go Nebula finds only when it starts.
+    /// As [`Section::keep`], for errors that Go Nebula detects only when it starts.
     pub(super) fn keep_at_start<T>(&self, key: &str, read: Result<T, Refused>) -> Option<T> {
         self.keep(key, read.map_err(|refused| Refused { at_start: true, ..refused }))
     }
@@ -48,7 +48,7 @@ impl<'a> Section<'a> {
         Refusals { refused: self.refused.into_inner(), remarks: self.remarks.into_inner() }
     }
 
-    /// Any scalar as text. Of a list or a map it is the text Go prints for it, with a remark.
+    /// Any scalar as text. For a list or a map, the text that Go prints for it, with a remark.
     pub(super) fn string(&self, path: &str) -> Option<String> {
         let value = self.get(path)?;
         if value.text().is_none() {
@@ -61,7 +61,7 @@ impl<'a> Section<'a> {
         self.read(path, "true or false", Value::boolean).unwrap_or(default)
     }
 
-    /// An integer inside `range`.
+    /// An integer within `range`.
     pub(super) fn int(&self, path: &str, range: std::ops::RangeInclusive<i64>) -> Option<i64> {
         let expected = format!("a whole number from {} to {}", range.start(), range.end());
         self.read(path, &expected, |value| value.int().filter(|number| range.contains(number)))
@@ -73,8 +73,8 @@ impl<'a> Section<'a> {
         self.read(path, "a duration with a unit, such as 10s or 5m,", read).unwrap_or(default)
     }
 
-    /// A list of scalars; of other items it is the text Go prints for them. A bare scalar is ignored, as in Go, with a
-    /// remark.
+    /// A list of scalars; other items become the text that Go prints for them. A bare scalar is ignored with a remark,
+    /// as in Go.
     pub(super) fn strings(&self, path: &str) -> Vec<String> {
         self.read(path, "a list", |value| match value {
             Value::List(items) => Some(items.iter().map(|item| item.printed().into_owned()).collect()),

@@ -1,4 +1,4 @@
-//! All settings, typed and checked, before anything touches the system.
+//! All settings, typed and checked before anything touches the system.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::{NonZeroU32, NonZeroU64};
@@ -17,30 +17,30 @@ use super::{
 };
 use crate::go::netip;
 
-/// A whole configuration.
+/// A complete configuration.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Credentials; absent where they come from a CA service.
+    /// Credentials; `None` if they come from a CA service.
     pub pki: Option<Pki>,
     /// AEAD.
     pub cipher: Cipher,
     /// Certificate version to start handshakes with.
     pub initiating_version: Option<Version>,
-    /// Close tunnels whose peer's certificate became invalid.
+    /// Whether to close tunnels whose peer's certificate became invalid.
     pub disconnect_invalid: bool,
     /// Endpoints known from configuration.
     pub static_hosts: StaticHosts,
-    /// Whether this node answers for others.
+    /// Whether this node answers queries about other nodes.
     pub am_lighthouse: bool,
     /// Overlay addresses of the lighthouses.
     pub lighthouses: Vec<IpAddr>,
-    /// Time between updates to them.
+    /// Interval between updates to the lighthouses; `None`: only on events.
     pub lighthouse_interval: Option<Duration>,
     /// Extra endpoints to advertise.
     pub advertise: Vec<HostTarget>,
-    /// Endpoints to guess for peers.
+    /// Rules that guess endpoints of peers from their overlay addresses.
     pub calculated_remotes: CalculatedRemotes,
-    /// Underlay addresses at which peers may be.
+    /// Underlay addresses that peers may have.
     pub remote_allow: RemoteAllowList,
     /// Addresses of this host that may be advertised.
     pub local_allow: LocalAllowList,
@@ -48,19 +48,19 @@ pub struct Settings {
     pub dns: Option<Dns>,
     /// Relays.
     pub relay: Relay,
-    /// Rules.
+    /// Firewall rules.
     pub firewall: Policy,
     /// Hole punching.
     pub punchy: Punchy,
     /// Handshake retries.
     pub handshakes: Handshakes,
-    /// Liveness.
+    /// Liveness checks of tunnels.
     pub timers: Timers,
     /// Underlay networks preferred over others.
     pub preferred_ranges: Vec<ipnet::IpNet>,
     /// Underlay socket.
     pub listen: Listen,
-    /// Pairs of tun queue and socket.
+    /// Number of pairs of tun queue and socket.
     pub routines: usize,
     /// Overlay device.
     pub tun: TunSettings,
@@ -68,27 +68,27 @@ pub struct Settings {
     pub stats: Option<Stats>,
     /// Logging.
     pub logging: Logging,
-    /// The debug console by SSH.
+    /// SSH debug console.
     #[cfg(feature = "ssh")]
     pub sshd: Option<super::Sshd>,
-    /// How the program is run.
+    /// How the program runs.
     pub operation: Operation,
-    /// For the log; nothing here stops the start.
+    /// To be logged; none of them stops the start.
     pub remarks: Vec<Remark>,
 }
 
 impl Settings {
-    /// Reads everything, credentials included. `now` decides about expiry.
+    /// Reads everything, including credentials. `now` decides which certificates have expired.
     ///
     /// # Errors
-    /// Everything that would make the node unusable or unsafe.
+    /// Returns everything that would make the node unusable or unsafe.
     pub fn read(tree: &Value, now: UnixTime) -> Result<Self, Refusals> {
         let section = Section::new(tree);
         let pki = Pki::read(&section, now).map(Some);
         Self::read_with(tree, section, pki)
     }
 
-    /// Reads everything but `pki`, which must not be given: credentials come from elsewhere.
+    /// Reads everything except `pki`, which must not be set: the credentials come from elsewhere.
     ///
     /// # Errors
     /// As [`Settings::read`].
@@ -105,8 +105,8 @@ impl Settings {
         Self::read_with(tree, section, pki)
     }
 
-    /// As [`Settings::read_without_pki`], for the tunnel of one pod: there are many on a node, so each may hold less
-    /// unless its configuration says otherwise.
+    /// As [`Settings::read_without_pki`], for the tunnel of one pod. A node has many of them, so limits are lower
+    /// unless the configuration sets them.
     ///
     /// # Errors
     /// As [`Settings::read`].
@@ -127,7 +127,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Reads all parts, so that what is wrong in one does not hide what is wrong in the next.
+    /// Reads all parts, so that an error in one does not hide errors in the next.
     fn read_with(tree: &Value, section: Section<'_>, pki: Option<Option<Pki>>) -> Result<Self, Refusals> {
         keys::check(&section, tree);
         let own = pki.as_ref().and_then(Option::as_ref).map(|pki| &pki.identity);
@@ -193,7 +193,7 @@ impl Settings {
         Ok(Self { remarks: section.into_remarks(), ..settings })
     }
 
-    /// The core's configuration for given credentials and what start-up found out.
+    /// The core's configuration, from credentials and what was found out at start-up.
     #[must_use]
     pub fn to_config(&self, identity: Identity, trust: CaPool, listen_port: u16, advertise: Vec<SocketAddr>) -> Config {
         let mut config = Config::new(identity, trust);
@@ -219,7 +219,7 @@ impl Settings {
 }
 
 impl Settings {
-    /// The core's rendezvous settings, with the names in `lighthouse.advertise_addrs` looked up.
+    /// The core's lighthouse settings. `advertise` is `lighthouse.advertise_addrs` with its names looked up.
     #[must_use]
     pub fn lighthouse(&self, advertise: Vec<SocketAddr>) -> Lighthouse {
         Lighthouse {
@@ -280,7 +280,8 @@ fn punchy(section: &Section<'_>) -> Punchy {
 const MAX_PENDING: &str = "handshakes.max_pending";
 const MAX_NEW_PER_SECOND: &str = "handshakes.max_new_per_second";
 const MAX_WAITING: &str = "handshakes.max_waiting_bytes";
-// Together less than 10 MB when all are used up: an instance stays below 16 MB whatever its pod and its peers do.
+// Less than 10 MB together when all limits are reached: an instance stays below 16 MB whatever its pod and its peers
+// do.
 const POD_MAX_PENDING: usize = 512;
 /// A flood of forged handshakes at this rate takes 2.3 MB.
 const POD_MAX_NEW_PER_SECOND: Option<NonZeroU32> = NonZeroU32::new(1000);
@@ -350,7 +351,7 @@ fn routines(section: &Section<'_>) -> usize {
     old.unwrap_or(1)
 }
 
-/// Relays that a node believes of a peer.
+/// Number of a node's relays that its peers accept.
 const MAX_RELAYS: usize = nebula_core::wire::messages::MAX_ADDRESSES;
-// Each routine costs two threads and their buffers; more than this is a typing error.
+// Each routine costs two threads and their buffers; a larger number is a typo.
 const MAX_ROUTINES: i64 = 256;

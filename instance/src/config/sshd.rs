@@ -1,4 +1,4 @@
-//! `sshd.*`: the debug console by SSH. As in Go Nebula a mistake leaves the console away, and nothing else stops.
+//! `sshd.*`: the SSH debug console. As in Go Nebula, a mistake disables the console and nothing else.
 
 use std::fmt;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,18 +11,18 @@ use zeroize::Zeroizing;
 use super::section::Section;
 use super::{Invalid, Value, merge};
 
-/// The console: where it is, and for whom.
+/// The console: where it listens, and who may use it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Sshd {
-    /// `host:port`, where no host is every address.
+    /// `host:port`; without a host it means every address.
     pub listen: String,
-    /// What the console proves itself with.
+    /// The console's own key.
     pub host_key: PrivateKey,
     /// Users, each with one key that may log in.
     pub users: Vec<(String, KeyData)>,
-    /// Authorities whose certificates may log in.
+    /// CAs whose certificates may log in.
     pub authorities: Vec<KeyData>,
-    /// Where files may be written that a command names; empty: anywhere.
+    /// Directory in which commands may write the files that they name; empty: anywhere.
     pub sandbox: PathBuf,
 }
 
@@ -33,7 +33,7 @@ impl fmt::Debug for Sshd {
 }
 
 impl Sshd {
-    /// `None`: there is no console.
+    /// `None` if there is no console.
     pub(super) fn read(section: &Section<'_>) -> Option<Self> {
         if !section.boolean("sshd.enabled", false) {
             return None;
@@ -145,7 +145,7 @@ fn users(section: &Section<'_>) -> Vec<(String, KeyData)> {
     users
 }
 
-/// One line of an `authorized_keys` file.
+/// Parses one line of an `authorized_keys` file.
 fn public_key(section: &Section<'_>, at: &str, line: &str) -> Result<KeyData, Invalid> {
     let line = line.trim();
     let key = match PublicKey::from_openssh(line) {
@@ -162,7 +162,7 @@ fn public_key(section: &Section<'_>, at: &str, line: &str) -> Result<KeyData, In
     if is_usable(key.algorithm()) { Ok(key) } else { Err(NOT_USABLE.into()) }
 }
 
-/// What follows the first white space outside of double quotes.
+/// The text after the first white space outside double quotes.
 fn after_options(line: &str) -> &str {
     let mut quoted = false;
     let end = line.find(|character: char| {
@@ -195,7 +195,7 @@ mod tests {
         (pem, key.public_key().to_openssh().unwrap())
     }
 
-    /// The console, and what was remarked.
+    /// The console, and the remarks.
     fn read(text: &str) -> (Option<Sshd>, Vec<String>) {
         let tree = super::super::parse(text).unwrap();
         let section = Section::new(&tree);

@@ -1,4 +1,4 @@
-//! `stats.*`: how metrics leave.
+//! `stats.*`: how metrics are exported.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use super::{HostTarget, Refused};
 /// Metrics of a running node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stats {
-    /// Where they go.
+    /// Where the metrics go.
     pub sink: Sink,
-    /// Time between two sendings.
+    /// Sending interval.
     pub interval: Duration,
 }
 
 /// Where metrics go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sink {
-    /// Fetched by Prometheus.
+    /// Scraped by Prometheus.
     Prometheus {
-        /// Address to listen on, as written: `host:port`, where no host is every address.
+        /// Address to listen on, as written: `host:port`; without a host it means every address.
         listen: String,
-        /// The one path that answers.
+        /// The only path that is served.
         path: String,
         /// First part of every name, if any.
         namespace: String,
@@ -38,7 +38,7 @@ pub enum Sink {
 }
 
 impl Stats {
-    /// `None` without a type.
+    /// `None` if no type is set.
     pub(super) fn read(section: &Section<'_>) -> Result<Option<Self>, Refused> {
         let text = |path: &str| section.string(path).unwrap_or_default();
         let kind = text("stats.type");

@@ -1,4 +1,4 @@
-//! What a configuration means, and what refuses to start, in the cases that differ between YAML readers.
+//! What a configuration means, and what prevents the start, in the cases in which YAML readers differ.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -449,7 +449,7 @@ fn files_of_a_directory_merge_in_order_of_their_paths() {
     assert_eq!(tree.at("tun.mtu"), Some(&Value::Int(3)));
     assert_eq!(tree.at("tun.dev"), Some(&Value::String("a".into())));
     assert_eq!(tree.at("list"), Some(&Value::List(vec![Value::String("new".into()), Value::String("old".into())])));
-    // A later zero value does not win; that is Go's rule, and it is said.
+    // By Go's rule a zero value in a later file does not win; there is a remark about it.
     assert_eq!(tree.at("relay.am_relay"), Some(&Value::Bool(true)));
     assert_eq!(tree.at("cipher"), Some(&Value::String("aes".into())));
     assert_eq!(warnings.len(), 2, "{warnings:?}");
@@ -512,7 +512,7 @@ fn the_number_of_flows_can_be_limited() {
     assert_eq!(flows("firewall: {conntrack: {max_flows: 100000}}"), 100_000);
     assert_eq!(flows("firewall: {conntrack: {max_flows: 0}}"), default);
     assert_eq!(flows("firewall: {conntrack: {max_flows: -1}}"), default);
-    // Files that were written for Go have it, and Go has no limit.
+    // Files written for Go have this key, and Go has no limit.
     assert_eq!(flows("firewall: {conntrack: {max_connections: 1000}}"), default);
 }
 

@@ -1,4 +1,4 @@
-//! `tun.*`: the device of the overlay.
+//! `tun.*`: the overlay device.
 
 use super::section::Section;
 use super::{Refused, Routes};
@@ -16,22 +16,22 @@ pub struct TunSettings {
     pub tx_queue: u32,
     /// Segmentation and checksum offloads.
     pub offloads: bool,
-    /// Drop packets to the broadcast address of an own network.
+    /// Whether to drop packets to the broadcast address of one of the node's own networks.
     pub drop_local_broadcast: bool,
-    /// Drop multicast.
+    /// Whether to drop multicast packets.
     pub drop_multicast: bool,
-    /// Destinations with a route of their own.
+    /// Routes through the tunnel beyond the node's own networks.
     pub routes: Routes,
-    /// Whether routes that others put into the kernel are followed, by gateways inside the overlay.
+    /// Whether to follow routes that others add to the kernel, to gateways inside the overlay.
     pub follow_system_routes: bool,
-    /// Receive buffer for news of them in bytes; 0: the system's.
+    /// Receive buffer for notifications about those routes, in bytes; 0: the system's default.
     pub system_routes_buffer: usize,
-    /// Processors of the routines, repeated if there are fewer; none: wherever there is room.
+    /// CPUs to pin the routines to, used repeatedly if there are fewer CPUs than routines; empty: no pinning.
     pub processors: Vec<usize>,
 }
 
 impl TunSettings {
-    /// `networks` are own networks as far as they are known yet.
+    /// `networks` are the node's own networks as far as they are known yet.
     pub(super) fn read(section: &Section<'_>, networks: &[ipnet::IpNet]) -> Result<Self, Refused> {
         let number = |path: &str, default: u32| {
             section.int(path, 0..=i64::from(u32::MAX)).and_then(|n| u32::try_from(n).ok()).unwrap_or(default)
@@ -68,7 +68,7 @@ impl TunSettings {
     }
 }
 
-/// As in Go, one wrong number spoils the list.
+/// As in Go, one invalid number makes the whole list ignored.
 fn processors(section: &Section<'_>) -> Vec<usize> {
     let texts = section.strings(AFFINITY);
     let numbers: Result<Vec<usize>, _> = texts.iter().map(|text| text.parse()).collect();

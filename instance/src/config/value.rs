@@ -1,4 +1,4 @@
-//! A configuration tree as it was written, and the lenient way Go Nebula reads scalars out of it.
+//! A configuration tree as it was written, and Go Nebula's lenient way of reading scalars from it.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// Any YAML or JSON value. Mapping keys of every scalar type are kept as their text, in order.
+/// Any YAML or JSON value. Scalar mapping keys of every type are kept as text, sorted.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// Nothing, `null`, `~`.
+    /// No value, `null` or `~`.
     Null,
     /// `true` or `false`.
     Bool(bool),
@@ -74,7 +74,7 @@ impl Value {
         }
     }
 
-    /// Decimal text only, after YAML's own number rules.
+    /// Reads decimal text only, after YAML's own number rules.
     #[must_use]
     pub fn int(&self) -> Option<i64> {
         let text = self.text()?;
@@ -82,7 +82,7 @@ impl Value {
         (!digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok())?
     }
 
-    /// 1/0, t/f, true/false, y/n, yes/no in any case.
+    /// Reads 1/0, t/f, true/false, y/n or yes/no in any case.
     #[must_use]
     pub fn boolean(&self) -> Option<bool> {
         match self.text()?.to_lowercase().as_str() {
@@ -92,7 +92,7 @@ impl Value {
         }
     }
 
-    /// A Go duration: numbers with units, such as `1h30m` or `1.5s`.
+    /// Reads a Go duration: numbers with units, such as `1h30m` or `1.5s`.
     #[must_use]
     pub fn duration(&self) -> Option<GoDuration> {
         let nebula_cert::GoDuration(nanoseconds) = self.text()?.parse().ok()?;
@@ -112,7 +112,7 @@ impl Value {
         }
     }
 
-    /// Whether Go's merge would treat it as unset: `false`, `0`, `""`, null, an empty collection.
+    /// Whether Go's merge treats it as unset: `false`, `0`, `""`, null, an empty collection.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         match self {
@@ -127,7 +127,7 @@ impl Value {
         }
     }
 
-    /// Block-style YAML with sorted keys.
+    /// Writes block-style YAML with sorted keys.
     #[must_use]
     pub fn to_yaml(&self) -> String {
         let mut out = String::new();
@@ -226,16 +226,16 @@ impl<'de> Visitor<'de> for ValueVisitor {
     }
 }
 
-/// A Go duration can be negative; who reads it decides what that means.
+/// A Go duration, which can be negative; the reader decides what that means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GoDuration {
-    /// Below zero.
+    /// Whether it is below zero.
     pub negative: bool,
-    /// Its size.
+    /// Its absolute value.
     pub magnitude: Duration,
 }
 
-/// Shortest form by the rule of Go's `%v`.
+/// Shortest form, as Go's `%v` prints it.
 fn go_float(value: f64) -> String {
     if value.is_nan() {
         return "NaN".to_owned();
@@ -246,7 +246,7 @@ fn go_float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let Some((mantissa, exponent)) = scientific.split_once('e') else { return scientific };
     let exponent: i32 = exponent.parse().unwrap_or(0);
-    // Go decides by six digits of precision when it prints the shortest form.
+    // Go assumes a precision of six for this decision when it prints the shortest form.
     if (-4..GO_EXPONENT).contains(&exponent) {
         return format!("{value}");
     }
@@ -301,7 +301,7 @@ fn scalar_yaml(value: &Value) -> String {
     }
 }
 
-/// Plain where nothing can be misread, double-quoted (JSON rules) otherwise.
+/// Writes plain text where it cannot be misread, otherwise a double-quoted string (JSON rules).
 fn yaml_scalar(text: &str) -> String {
     let plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/')
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c))
@@ -313,5 +313,5 @@ fn push_indent(indent: usize, out: &mut String) {
     out.extend(std::iter::repeat_n(' ', indent));
 }
 
-// Ten to the power of 6 and up print as `1e+06`, so that such a number is no valid integer in a configuration.
+// Numbers from 10^6 on print as `1e+06`, so that they are not valid integers in a configuration.
 const GO_EXPONENT: i32 = 6;

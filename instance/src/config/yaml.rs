@@ -1,4 +1,4 @@
-//! YAML text to a [`Value`], with the rules go-yaml v3 applies.
+//! Parses YAML text into a [`Value`] by the rules of go-yaml v3.
 
 use serde::de::DeserializeOwned;
 
@@ -7,10 +7,10 @@ use super::{Error, Value};
 /// Longest text of one configuration file, in bytes.
 pub const MAX_TEXT: usize = 8 << 20;
 
-/// Reads the first document of `text`. The root must be a mapping; an empty text is an empty mapping.
+/// Parses the first document of `text`. The root must be a mapping; an empty text is an empty mapping.
 ///
 /// # Errors
-/// Not YAML, a duplicate key, another kind of root, too long or too deep.
+/// Returns an error if the text is not YAML, has a duplicate key or another kind of root, or is too long or too deep.
 pub fn parse(text: &str) -> Result<Value, Error> {
     if text.len() > MAX_TEXT {
         return Err(Error::Yaml(format!("longer than {} MiB", MAX_TEXT >> 20)));
@@ -30,7 +30,7 @@ pub fn parse(text: &str) -> Result<Value, Error> {
     }
 }
 
-/// The first document; `None` if there is none.
+/// Reads the first document; `None` if there is none.
 pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<Option<T>, Error> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -44,10 +44,10 @@ pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<Option<T>, Error> 
         legacy_octal_numbers: true,
         non_finite_float_policy: serde_saphyr::options::NonFiniteFloatPolicy::PassThrough,
         with_snippet: false,
-        // Otherwise 33 comment lines where a value could follow are an error; the published example has more.
+        // Otherwise 33 comment lines where a value could follow are an error, and the published example has more.
         emit_comments: false,
     };
-    // Go reads one document and ignores what follows it: once there is a value, no complaint about the rest counts.
+    // Go reads one document and ignores the rest: once there is a value, errors after it do not count.
     let mut first = None;
     let read = serde_saphyr::with_deserializer_from_str_with_options(text, options, |document| {
         first = Some(T::deserialize(document)?);
@@ -60,7 +60,7 @@ pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<Option<T>, Error> 
     }
 }
 
-/// Without the reader's advice to its programmers.
+/// Removes the advice that the parser gives to its users' programmers.
 fn own_words(text: String) -> String {
     match text.strip_prefix("duplicate mapping key: ").and_then(|rest| rest.split_once(", set DuplicateKeyPolicy")) {
         Some((key, rest)) => {

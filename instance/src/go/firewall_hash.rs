@@ -1,4 +1,4 @@
-//! The hashes by which Go Nebula tells sets of rules apart (`firewallHashes`, `firewall.rules.hash`).
+//! The hashes by which Go Nebula identifies sets of rules (`firewallHashes`, `firewall.rules.hash`).
 
 use std::fmt::Write as _;
 
@@ -21,7 +21,7 @@ pub(crate) fn numbers(rule: &Rule) -> (u8, i32, i32) {
     (protocol, first, last)
 }
 
-/// As Go Nebula prints it; nothing for none.
+/// The text that Go Nebula prints for it; empty for `None`.
 pub(crate) fn cidr(cidr: Option<Cidr>) -> String {
     match cidr {
         None => String::new(),
@@ -30,18 +30,18 @@ pub(crate) fn cidr(cidr: Option<Cidr>) -> String {
     }
 }
 
-/// FNV-1a of the rules, 32 bits.
+/// 32-bit FNV-1a hash of the rules.
 pub(crate) fn fnv(policy: &Policy) -> u32 {
     canonical(policy).bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// `SHA:<hex>,FNV:<decimal>`.
+/// Both hashes, as `SHA:<hex>,FNV:<decimal>`.
 pub(crate) fn both(policy: &Policy) -> String {
     let sha = digest(&SHA256, canonical(policy).as_bytes());
     format!("SHA:{},FNV:{}", nebula_cert::hex::encode(sha.as_ref()), fnv(policy))
 }
 
-/// One line per rule, outgoing ones first, as Go Nebula hashes them.
+/// The text that Go Nebula hashes: one line per rule, outbound rules first.
 fn canonical(policy: &Policy) -> String {
     let mut text = String::new();
     for (incoming, rules) in [(false, &policy.outbound), (true, &policy.inbound)] {

@@ -3,22 +3,22 @@
 /// A flag the program knows.
 #[derive(Debug, Clone, Copy)]
 pub struct Flag {
-    /// Without dashes.
+    /// Name without dashes.
     pub name: &'static str,
-    /// Takes a value; otherwise it is a boolean.
+    /// Whether it takes a value; otherwise it is a boolean.
     pub takes_value: bool,
     /// One line for `-help`.
     pub help: &'static str,
 }
 
-/// What the user gave.
+/// A parsed command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
     values: Vec<(&'static str, String)>,
     rest: Vec<String>,
 }
 
-/// Why the command line is not acceptable.
+/// Why the command line is invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -28,13 +28,13 @@ pub enum Error {
     /// No such flag.
     #[error("flag provided but not defined: -{0}")]
     Unknown(String),
-    /// Last word, and a value is missing.
+    /// The last word is a flag that needs a value.
     #[error("flag needs an argument: -{0}")]
     NeedsValue(String),
     /// Not a boolean.
     #[error("invalid boolean value {value:?} for -{name}: parse error")]
     NotBoolean {
-        /// Flag.
+        /// Name of the flag.
         name: String,
         /// What was given.
         value: String,
@@ -45,7 +45,7 @@ pub enum Error {
 }
 
 impl Parsed {
-    /// Value of a flag; the last one wins.
+    /// Value of a flag; the last occurrence wins.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&str> {
         self.values.iter().rev().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
@@ -64,10 +64,10 @@ impl Parsed {
     }
 }
 
-/// Parses the words after the program's name. Stops at the first word that is no flag.
+/// Parses the words after the program's name. Stops at the first word that is not a flag.
 ///
 /// # Errors
-/// The first word that is wrong.
+/// Returns an error for the first invalid word.
 pub fn parse(words: impl IntoIterator<Item = String>, flags: &[Flag]) -> Result<Parsed, Error> {
     let mut parsed = Parsed::default();
     let mut words = words.into_iter();
@@ -113,7 +113,7 @@ pub fn usage(program: &str, flags: &[Flag]) -> String {
     format!("Usage of {program}:\n{}", describe(flags))
 }
 
-/// What each flag is for.
+/// Lists the flags with their help texts.
 #[must_use]
 pub fn describe(flags: &[Flag]) -> String {
     let describe = |flag: &Flag| {

@@ -1,4 +1,4 @@
-//! What exists because Go Nebula does it so: flags, addresses, and the hash of the firewall's rules.
+//! What follows Go Nebula's own conventions: flags, addresses, and the hash of the firewall rules.
 
 pub(crate) mod firewall_hash;
 pub mod flags;

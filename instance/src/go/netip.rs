@@ -1,10 +1,11 @@
-//! Addresses and prefixes as Go's `net/netip` reads them: stricter than most about zeros, and with zones.
+//! Addresses and prefixes as Go's `net/netip` parses them: stricter than most parsers about leading zeros, and with
+//! zones.
 
 use std::net::IpAddr;
 
 pub(crate) use nebula_cni_plugin::request::checked::prefix;
 
-/// An address, and the zone of an IPv6 one (`fe80::1%eth0`).
+/// Parses an address, and the zone of an IPv6 address (`fe80::1%eth0`).
 pub(crate) fn address(text: &str) -> Option<(IpAddr, Option<&str>)> {
     match text.split_once('%') {
         None => Some((text.parse().ok()?, None)),

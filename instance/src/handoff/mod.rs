@@ -1,9 +1,10 @@
-//! What passes between an instance and the init container of its pod, and how each knows the other.
+//! The protocol between an instance and the init container of its pod, and how each authenticates the other.
 //!
-//! The instance listens on an abstract unix socket in the pod's network namespace, from before ADD returns: no program
-//! of the pod runs yet, so none can have taken the name, and no raw socket sees what passes there. Init connects and
-//! shows the pod's token; the certificate, and the private key where the pod gets it, goes to the connection whose
-//! token the CA accepted, and to no other. Init takes a certificate only of a listener that is root of the node.
+//! The instance listens on an abstract unix socket in the pod's network namespace before ADD returns: no program of the
+//! pod runs yet, so none can have taken the name, and no raw socket sees the traffic. Init connects and shows the pod's
+//! token. If the pod gets the private key, it goes with the certificate to the connection whose token the CA accepted,
+//! and others get neither before that; the certificate alone is no secret. Init accepts a certificate only from a
+//! listener that is root of the node.
 //!
 //! Each message is a JSON object on a line: [`Hello`], then any number of [`Word`]s, then a [`Receipt`].
 
@@ -16,7 +17,7 @@ use std::os::unix::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize, Zeroizing};
 
-/// Name of the socket. Its end is the version of what passes.
+/// Name of the socket. Its last part is the version of the protocol.
 pub const NAME: &str = "nebula-cni/init/2";
 /// Longest token, in bytes.
 pub const MAX_TOKEN_BYTES: usize = 16 << 10;
@@ -25,7 +26,7 @@ pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
 /// Longest reason, in bytes.
 pub const MAX_REASON_BYTES: usize = 2 << 10;
 
-/// The first message of init.
+/// The first message, sent by init.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hello {
@@ -33,7 +34,7 @@ pub struct Hello {
     pub token: String,
 }
 
-/// A message of the instance.
+/// A message from the instance.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Word {
@@ -43,11 +44,11 @@ pub enum Word {
     Delivery(Delivery),
 }
 
-/// The last message of init.
+/// The last message, sent by init.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Receipt {
-    /// Why it could not take the delivery.
+    /// Why init could not accept the delivery.
     pub refused: Option<String>,
 }
 
@@ -82,30 +83,30 @@ impl std::fmt::Debug for Delivery {
     }
 }
 
-/// The address of a name in the network namespace of who uses it.
+/// The address of an abstract name, in the network namespace of the process that uses it.
 ///
 /// # Errors
-/// The name is too long.
+/// Returns an error if the name is too long.
 pub fn address(name: &str) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(name)
 }
 
-/// A message with the end of its line.
+/// Serializes a message and terminates it with a newline.
 ///
 /// # Errors
-/// It cannot be written as JSON.
+/// Returns an error if the message cannot be written as JSON.
 pub fn line(message: &impl Serialize) -> io::Result<Zeroizing<Vec<u8>>> {
     let mut bytes = Zeroizing::new(serde_json::to_vec(message)?);
     bytes.push(b'\n');
     Ok(bytes)
 }
 
-/// The next message; `None` at the end of the connection.
+/// Reads the next message; `None` at the end of the connection.
 ///
 /// # Errors
-/// It does not come, is longer than `limit`, or is no such message.
+/// Returns an error if reading fails, or if the message is longer than `limit` or malformed.
 pub fn read<T: for<'a> Deserialize<'a>>(from: &mut impl BufRead, limit: usize) -> io::Result<Option<T>> {
-    // Never larger, so that no part of a secret stays where it was before it grew.
+    // Allocated at its largest size: growing would leave copies of parts of a secret in freed memory.
     let mut bytes = Zeroizing::new(Vec::with_capacity(limit + 1));
     from.take(limit as u64 + 1).read_until(b'\n', &mut bytes)?;
     match bytes.last() {
@@ -115,7 +116,7 @@ pub fn read<T: for<'a> Deserialize<'a>>(from: &mut impl BufRead, limit: usize) -
     }
 }
 
-/// Whether it could be a token: one word of visible characters, as in any HTTP header that carries one.
+/// Whether `text` could be a token: one word of visible characters, as in any HTTP header that carries one.
 #[must_use]
 pub fn is_token(text: &str) -> bool {
     !text.is_empty() && text.len() <= MAX_TOKEN_BYTES && text.bytes().all(|byte| byte.is_ascii_graphic())

@@ -1,5 +1,5 @@
-//! The instance's end of the hand-off: collects the tokens of its clients, and gives the certificate to the client
-//! whose token the CA accepted.
+//! The instance's end of the hand-off: collects the tokens of its clients, delivers the certificate, and gives the
+//! private key only to a client whose token the CA accepted.
 
 use std::io::{self, BufReader, Write};
 use std::net::Shutdown;
@@ -16,7 +16,7 @@ use zeroize::Zeroizing;
 use crate::handoff::{self, Delivery, Hello, MAX_REASON_BYTES, MAX_TOKEN_BYTES, Receipt, Word};
 use crate::linux::errno;
 
-/// Clients wait here until the CA has decided about their token.
+/// Keeps clients waiting until the CA has decided about their tokens.
 #[derive(Clone)]
 pub struct HandoffServer {
     shared: Arc<Shared>,
@@ -31,14 +31,14 @@ struct Shared {
 #[derive(Default)]
 struct State {
     clients: Vec<Client>,
-    /// Of the client that came last.
+    /// Number of the latest client.
     last: u64,
-    /// Of the client whose token was asked for last.
+    /// Number of the client whose token [`HandoffServer::token`] returned last.
     asked: u64,
-    /// Of the token that the CA accepted.
+    /// Hash of the token that the CA accepted.
     accepted: Option<Digest>,
     delivery: Option<Delivery>,
-    /// Its key is on its way.
+    /// The private key is being sent.
     handing: bool,
 }
 
@@ -46,22 +46,22 @@ struct Client {
     number: u64,
     user: u32,
     token: Zeroizing<String>,
-    /// How often the CA was asked about it.
+    /// How often its token was used for a request to the CA.
     asked: u32,
-    /// The reason to send to it.
+    /// The reason to send to the client.
     reason: Option<String>,
 }
 
-/// No client waits.
+/// No client is waiting.
 #[derive(Debug, thiserror::Error)]
 #[error("the pod's init container has not shown its token")]
 pub struct Nobody;
 
 impl HandoffServer {
-    /// Takes the name in the network namespace of the calling thread. The thread that serves it calls `confine` first.
+    /// Binds `name` in the network namespace of the calling thread. The serving thread calls `confine` first.
     ///
     /// # Errors
-    /// The name is taken, or the thread cannot be started.
+    /// Returns an error if the name is taken or the thread cannot be started.
     pub fn open(name: &str, confine: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<Self> {
         let listener = listen(name)?;
         let server = Self { shared: Arc::default() };
@@ -74,11 +74,11 @@ impl HandoffServer {
         Ok(server)
     }
 
-    /// A token that waits: of the user and the client who were asked for least. `round` counts those that were asked
-    /// for in a row; none comes twice in a round.
+    /// A waiting token, preferably of the user and then of the client whose tokens were used least. `round` lists the
+    /// clients whose tokens were used in this round; none is used twice.
     ///
     /// # Errors
-    /// Nobody waits, or all had their turn.
+    /// Returns an error if nobody is waiting, or all clients have had their turn in this round.
     pub fn token(&self, round: &mut Vec<u64>) -> Result<Zeroizing<String>, Nobody> {
         let mut state = self.shared.state();
         let of_user = |user: u32| state.clients.iter().filter(|c| c.user == user).map(|c| c.asked).sum::<u32>();
@@ -93,7 +93,7 @@ impl HandoffServer {
         Ok(token)
     }
 
-    /// Tells the client whose token was asked for last why there is no certificate yet.
+    /// Tells the client whose token was used last why there is no certificate yet.
     pub fn explain(&self, reason: &str) {
         let end =
             reason.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= MAX_REASON_BYTES).last();
@@ -105,17 +105,18 @@ impl HandoffServer {
         self.shared.changed.notify_all();
     }
 
-    /// The token that was asked for last got this certificate.
+    /// Delivers the certificate that the CA issued for the token that was used last.
     pub fn deliver(&self, delivery: Delivery) {
         let mut state = self.shared.state();
         let asked = state.clients.iter().find(|client| client.number == state.asked);
-        // Without a client the key is not delivered.
+        // If that client is gone, nobody gets the key.
         state.accepted = asked.map(|client| digest(&SHA256, client.token.as_bytes()));
         state.delivery = Some(delivery);
         self.shared.changed.notify_all();
     }
 
-    /// Another certificate is in use. The key of the first one, if it still waits for init, goes with the first one.
+    /// Replaces the certificate to deliver. While the first one's key still waits for init, the first certificate stays
+    /// with it.
     pub fn renewed(&self, mut delivery: Delivery) {
         let mut state = self.shared.state();
         if !state.handing && state.delivery.as_ref().is_none_or(|first| first.key.is_none()) {
@@ -136,7 +137,7 @@ fn listen(name: &str) -> io::Result<UnixListener> {
     let mut tries = MAX_BIND_TRIES;
     loop {
         match UnixListener::bind_addr(&address) {
-            // The threads of an instance that was killed hold it for a moment.
+            // The threads of an instance that was killed hold the name for a moment.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries > 0 => tries -= 1,
             bound => return bound,
         }
@@ -157,7 +158,7 @@ fn accept_all(listener: &UnixListener, shared: &Arc<Shared>) {
         }
         let (shared, guest) = (Arc::clone(shared), Arc::clone(&guests));
         let serve = move || {
-            // How a client ends is its business.
+            // It does not matter how a client ends.
             let _ = serve(&stream, &shared);
             let _ = stream.shutdown(Shutdown::Both);
             drop(guest);
@@ -210,7 +211,7 @@ fn wait_for_turn(
                 drop(state);
                 return tell(stream, &Word::Reason("another token got the pod's certificate and its key".to_owned()));
             }
-            // Taken before it is sent, so that it is never sent twice.
+            // Taken out before it is sent, so that it is never sent twice.
             let key = delivery.key.take();
             let copy =
                 Delivery { certificate: delivery.certificate.clone(), ca: delivery.ca.clone(), key: key.clone() };
@@ -260,7 +261,7 @@ fn tell(mut stream: &UnixStream, word: &Word) -> io::Result<()> {
 
 fn has_gone(stream: &UnixStream) -> bool {
     let looked = recv(stream.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT);
-    // There is nothing left to say for it before the certificate comes.
+    // Any bytes count as well: a client has nothing to say before the certificate arrives.
     !matches!(looked, Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR))
 }
 
@@ -340,7 +341,7 @@ mod tests {
         assert_eq!(next(&server, &mut round), "genuine");
         assert!(server.token(&mut round).is_err(), "each once in a round");
         server.deliver(delivery(Some("secret")));
-        // Before init has the key nothing, and after that what everybody may see.
+        // The thief gets nothing before init has the key; after that, only what everybody may see.
         match hear(&mut thief) {
             Some(Word::Reason(why)) => assert!(why.contains("another token"), "{why}"),
             Some(Word::Delivery(delivery)) => {
@@ -350,7 +351,7 @@ mod tests {
             None => panic!("it hears nothing"),
         }
         assert_eq!(take(&mut init).as_deref(), Some("secret"));
-        // From here on there is nothing secret to be had, with whatever token.
+        // From here on there is no secret left to get, whatever the token.
         assert_eq!(take(&mut come(&name, "genuine")), None);
         assert_eq!(take(&mut come(&name, "guessed")), None);
     }

@@ -1,4 +1,4 @@
-//! Connections with a deadline, however slowly the other side reads or writes.
+//! Streams with a deadline, however slowly the other side reads or writes.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::linux::clock::now;
 
-/// A stream whose reads and writes share one deadline. The timeout of a socket starts again with every byte.
+/// A stream whose reads and writes share one deadline; a socket's own timeout starts anew with every call.
 #[derive(Debug)]
 pub(crate) struct DeadlineStream<'a, S> {
     stream: &'a S,
@@ -15,7 +15,7 @@ pub(crate) struct DeadlineStream<'a, S> {
 }
 
 impl<'a, S: TimeoutStream> DeadlineStream<'a, S> {
-    /// The deadline is `timeout` from now.
+    /// Sets the deadline to `timeout` from now.
     pub(crate) fn new(stream: &'a S, timeout: Duration) -> Self {
         Self { stream, until: now() + timeout }
     }

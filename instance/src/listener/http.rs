@@ -1,4 +1,4 @@
-//! HTTP as far as a status page needs it: one bounded request, one answer, then the connection ends.
+//! As much HTTP as a status page needs: one bounded request, one response, then the connection is closed.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::deadline::{DeadlineStream, TimeoutStream};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) method: String,
-    /// Without the query.
+    /// Without the query string.
     pub(crate) path: String,
 }
 
@@ -18,27 +18,27 @@ pub(crate) struct Request {
 pub(crate) enum Received {
     /// The whole head of a request.
     Complete(Request),
-    /// The client closed its side or the time was over before the end of the head; the request line may have come.
+    /// The client closed its side, or the time was over, before the end of the head; the request line may have arrived.
     Incomplete(Option<Request>),
-    /// Nothing within the time.
+    /// Nothing arrived in time.
     Silence,
-    /// Bytes that are no request.
+    /// Bytes that are not an HTTP request.
     Malformed,
 }
 
-/// An answer: its status line without the version, its type and its body.
+/// A response: the status line without the version, the content type and the body.
 pub(crate) struct Answer<'a> {
     pub(crate) status: &'a str,
     pub(crate) content_type: &'a str,
     pub(crate) body: &'a str,
-    /// `false`: the headers alone, as for HEAD.
+    /// If `false`, only the headers are sent, as for HEAD.
     pub(crate) has_body: bool,
 }
 
-/// Reads the head of a request of at most `max_bytes` within `timeout`.
+/// Reads the head of a request, which has at most `max_bytes`, within `timeout`.
 ///
 /// # Errors
-/// The connection failed, or the head is too long.
+/// Returns an error if the connection fails or the head is too long.
 pub(crate) fn read_request<S: TimeoutStream>(stream: &S, timeout: Duration, max_bytes: usize) -> io::Result<Received> {
     let mut stream = DeadlineStream::new(stream, timeout);
     let mut head = Vec::new();
@@ -66,10 +66,10 @@ pub(crate) fn read_request<S: TimeoutStream>(stream: &S, timeout: Duration, max_
     Ok(if head.is_empty() { Received::Silence } else { Received::Incomplete(request_line) })
 }
 
-/// Writes an answer within `timeout`.
+/// Writes a response within `timeout`.
 ///
 /// # Errors
-/// The client does not read, or is gone.
+/// Returns an error if the client does not read or is gone.
 pub(crate) fn write_answer<S: TimeoutStream>(stream: &S, timeout: Duration, answer: &Answer<'_>) -> io::Result<()> {
     let Answer { status, content_type, body, has_body } = answer;
     let head = format!(

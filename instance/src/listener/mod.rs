@@ -1,4 +1,4 @@
-//! What servers share: deadlines of connections, HTTP, threads that stop and can be joined.
+//! What the servers share: deadlines of connections, HTTP, and threads that can be stopped and joined.
 
 pub(crate) mod deadline;
 pub(crate) mod http;

@@ -1,4 +1,4 @@
-//! Log lines as Go Nebula 1.11 writes them (slog text or JSON).
+//! Log lines in the format of Go Nebula 1.11 (slog text or JSON).
 
 mod throttle;
 
@@ -27,27 +27,27 @@ pub enum Output {
     Stderr,
 }
 
-/// Starts logging; later calls only change how it is done.
+/// Starts logging; later calls only change level and format.
 pub fn start(logging: Logging, output: Output) {
     apply(logging);
-    // Fails where a subscriber is set already, as in a test.
+    // Fails if a subscriber is already set, as in a test.
     STARTED.call_once(|| drop(tracing::subscriber::set_global_default(Lines(output))));
 }
 
-/// Changes level and form of the lines.
+/// Changes the level and format of the lines.
 pub fn apply(logging: Logging) {
     FORM.store(form_bits(logging), Ordering::Relaxed);
     set_level(logging.level);
 }
 
-/// Changes the level alone.
+/// Changes only the level.
 pub fn set_level(level: LogLevel) {
     LEVEL.store(level as u8, Ordering::Relaxed);
-    // Every place that logs remembers whether it may.
+    // Each callsite caches whether it is enabled.
     tracing::callsite::rebuild_interest_cache();
 }
 
-/// Changes the form of the lines alone.
+/// Changes only the format of the lines.
 #[cfg(feature = "ssh")]
 pub(crate) fn set_format(format: LogFormat) {
     match format {
@@ -56,14 +56,14 @@ pub(crate) fn set_format(format: LogFormat) {
     };
 }
 
-/// The form in force.
+/// The current format.
 #[cfg(feature = "ssh")]
 #[must_use]
 pub(crate) fn format() -> LogFormat {
     if FORM.load(Ordering::Relaxed) & JSON == 0 { LogFormat::Text } else { LogFormat::Json }
 }
 
-/// The level in force.
+/// The current level.
 #[must_use]
 pub fn level() -> LogLevel {
     let stored = LEVEL.load(Ordering::Relaxed);
@@ -92,8 +92,8 @@ fn filter() -> LevelFilter {
     }
 }
 
-/// Whether a line that a peer or a client caused is written (rate limit). `kind` is the text of the line.
-/// A line that the level excludes is refused, and only one that is refused for being too many is counted.
+/// Rate limits a line that a peer or a client caused; `true` if it is to be written. `kind` is the text of the line. A
+/// line that the level excludes is refused without being counted as left out.
 pub(crate) fn admits(level: Level, kind: &'static str, source: &str) -> bool {
     if level > filter() {
         return false;
@@ -102,7 +102,7 @@ pub(crate) fn admits(level: Level, kind: &'static str, source: &str) -> bool {
     throttle().admit(now(), &limits, (kind, level), source)
 }
 
-/// The part of an underlay address that identifies a source: one host may have 2^64 IPv6 addresses.
+/// The part of an underlay address that identifies a source: a single host may have 2^64 IPv6 addresses.
 pub(crate) fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -110,7 +110,7 @@ pub(crate) fn network_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Writes how many lines were left out, if that is due. Returns how long it takes until it is due again.
+/// If a summary of left-out lines is due, writes it. Returns the time until the next one is due.
 pub(crate) fn summarize() -> Option<Duration> {
     let now = now();
     let (summaries, next) = {
@@ -138,18 +138,18 @@ fn throttle() -> MutexGuard<'static, LogThrottle> {
 static THROTTLE: Mutex<LogThrottle> = Mutex::new(LogThrottle::new());
 const LEFT_OUT: &str = "Log lines were left out because there were too many";
 
-/// A list or a map as a field: JSON lines have it as such, text lines as Go prints it.
+/// A list or a map as a field: structured in JSON lines, and as Go prints it in text lines.
 pub(crate) fn structured(value: serde_json::Value) -> Structured {
     let text = go_text(&value);
     Structured { json: value, text }
 }
 
-/// Where a datagram came from: in JSON by which way, in text bare.
+/// The origin of a datagram: with the key `way` in JSON lines, bare in text lines.
 pub(crate) fn origin(way: &'static str, from: &str) -> Structured {
     Structured { json: serde_json::json!({ way: from }), text: from.to_owned() }
 }
 
-/// Travels as the text of a field, because a field is text or a number.
+/// Passed as the text of a field, because a field can only be text or a number.
 pub(crate) struct Structured {
     json: serde_json::Value,
     text: String,
@@ -161,12 +161,12 @@ impl fmt::Debug for Structured {
     }
 }
 
-// JSON has no such character outside strings, and escapes it inside.
+// JSON never contains this character outside strings, and escapes it inside.
 const MARK: char = '\0';
 
 fn go_text(value: &serde_json::Value) -> String {
     match value {
-        // Go's lists without a first item are null in JSON.
+        // Go's nil lists are null in JSON.
         serde_json::Value::Null => "[]".to_owned(),
         serde_json::Value::String(text) => text.clone(),
         serde_json::Value::Array(items) => {
@@ -180,12 +180,12 @@ fn go_text(value: &serde_json::Value) -> String {
     }
 }
 
-/// Writes a line for each event. There are no spans in these programs, and without them nothing has to be remembered:
-/// the registry of the usual subscriber takes 32 KiB of every process.
+/// Writes a line for each event. These programs have no spans, so nothing has to be remembered between events: the
+/// usual subscriber's registry takes 32 KiB of every process.
 struct Lines(Output);
 
 impl Subscriber for Lines {
-    /// Own crates at the asked level; libraries only when something is wrong.
+    /// Our own crates log at the configured level, libraries only errors.
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         let most = if metadata.target().starts_with(OWN) { filter() } else { LevelFilter::ERROR };
         metadata.is_event() && *metadata.level() <= most
@@ -200,7 +200,7 @@ impl Subscriber for Lines {
         let time = (form & NO_TIME == 0).then(since_epoch);
         let mut fields = Fields::default();
         event.record(&mut fields);
-        // The core's own lines are about peers and what they send.
+        // The core's own lines are about peers and what they send, so they are rate limited.
         let metadata = event.metadata();
         if metadata.target().starts_with(CORE) && !admits(*metadata.level(), metadata.name(), fields.peer()) {
             return;
@@ -223,7 +223,7 @@ impl Subscriber for Lines {
     fn exit(&self, _: &Id) {}
 }
 
-// Where all targets of this project begin.
+// Prefix of all targets of this project.
 const OWN: &str = "nebula";
 const CORE: &str = "nebula_core::node";
 
@@ -231,12 +231,12 @@ const CORE: &str = "nebula_core::node";
 struct Fields {
     message: String,
     rest: Vec<(&'static str, serde_json::Value)>,
-    /// Of fields that are lists or maps, by their place: how text lines have them.
+    /// The text form of fields that are lists or maps, by their index in `rest`.
     texts: Vec<(usize, String)>,
 }
 
 impl Fields {
-    /// Whom the line is about.
+    /// The peer that the line is about.
     fn peer(&self) -> &str {
         let peer = self.rest.iter().find(|(name, _)| *name == "peer");
         peer.and_then(|(_, value)| value.as_str()).unwrap_or_default()
@@ -285,7 +285,7 @@ fn level_name(level: Level) -> &'static str {
         Level::WARN => "WARN",
         Level::INFO => "INFO",
         Level::DEBUG => "DEBUG",
-        // slog has no such level; Go Nebula's sits four below debug.
+        // slog has no such level; Go Nebula's is four below debug.
         Level::TRACE => "DEBUG-4",
     }
 }
@@ -320,13 +320,13 @@ fn json_line(time: Option<Duration>, level: &str, fields: &Fields) -> String {
     format!("{}\n", serde_json::Value::Object(object))
 }
 
-/// Bare where slog's text handler would leave it bare.
+/// Quotes the text unless slog's text handler would leave it bare.
 fn quoted(text: &str) -> std::borrow::Cow<'_, str> {
     let bare = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '"' | '=' | '\\');
     if !text.is_empty() && text.chars().all(bare) { text.into() } else { format!("{text:?}").into() }
 }
 
-/// UTC, with that many decimals.
+/// Formats a time as UTC, with `decimals` digits of the second's fraction.
 fn rfc3339(since_epoch: Duration, decimals: usize) -> String {
     let seconds = since_epoch.as_secs();
     let (days, second_of_day) = (seconds / 86_400, seconds % 86_400);

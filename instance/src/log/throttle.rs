@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use tracing::Level;
 
-/// A token bucket for each source of each kind of line, and one for all sources of a kind together. A source is limited
-/// by its own bucket, so that others of the same kind are still seen; invented sources are limited by the common one.
+/// A token bucket for each source of each kind of line, and one for all sources of a kind. A source is limited by its
+/// own bucket, so that others of the same kind are still seen; made-up sources are limited by the common one.
 #[derive(Debug)]
 pub(crate) struct LogThrottle {
-    /// As many as there are kinds in the code.
+    /// As many as there are kinds of lines in the code.
     kinds: Vec<Kind>,
 }
 
-/// How many lines of one kind are written.
+/// How many lines of one kind may be written.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     of_source: Rate,
@@ -27,11 +27,11 @@ pub(crate) struct Summary {
     pub(crate) level: Level,
     pub(crate) left_out: u64,
     pub(crate) within: Duration,
-    /// The source with the most lines left out, and how many, if any source has a bucket of its own.
+    /// The source with the most left-out lines, and their number, if any source has a bucket of its own.
     pub(crate) most: Option<(String, u64)>,
 }
 
-/// At first `burst` lines, later one per `interval`.
+/// A burst of `burst` lines, then one per `interval`.
 #[derive(Debug, Clone, Copy)]
 struct Rate {
     burst: u32,
@@ -42,12 +42,12 @@ struct Rate {
 struct Kind {
     name: &'static str,
     level: Level,
-    /// All sources together.
+    /// Bucket for all sources together.
     all: Bucket,
-    /// At most [`MAX_SOURCES`]; one that does not fit has no bucket of its own.
+    /// At most [`MAX_SOURCES`]; sources beyond that have no bucket of their own.
     sources: HashMap<String, Source>,
     left_out: u64,
-    /// Time of the first line that was left out and has not been summarized yet.
+    /// Time of the first left-out line that has not been summarized yet.
     since: Option<Instant>,
 }
 
@@ -57,7 +57,7 @@ struct Source {
     left_out: u64,
 }
 
-/// A token bucket as one moment: when its burst is available again in full.
+/// A token bucket, stored as the moment at which its whole burst is available again.
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     full_at: Instant,
@@ -68,7 +68,7 @@ impl LogThrottle {
         Self { kinds: Vec::new() }
     }
 
-    /// Whether a line of this kind that `source` caused is written. If not, it is counted.
+    /// Whether to write a line of this kind that `source` caused. If not, it is counted as left out.
     pub(crate) fn admit(
         &mut self,
         now: Instant,
@@ -83,12 +83,12 @@ impl LogThrottle {
         self.kinds[at].admit(now, limits, source)
     }
 
-    /// When there is something to summarize.
+    /// When the next summary is due.
     pub(crate) fn next_summary(&self) -> Option<Instant> {
         self.kinds.iter().filter_map(|kind| kind.since).min().map(|since| since + SUMMARY_INTERVAL)
     }
 
-    /// One summary for each kind with lines left out for long enough. Sources that have been quiet are forgotten.
+    /// One summary for each kind whose lines have been left out for long enough. Evicts sources that have been quiet.
     pub(crate) fn summaries(&mut self, now: Instant) -> Vec<Summary> {
         let summaries = self.kinds.iter_mut().filter_map(|kind| kind.summary(now)).collect();
         self.kinds.retain(|kind| kind.since.is_some() || !kind.sources.is_empty() || !kind.all.is_full(now));
@@ -104,7 +104,8 @@ impl Kind {
     fn admit(&mut self, now: Instant, limits: &Limits, source: &str) -> bool {
         let has_room = self.all.has_room(now, limits.of_kind);
         if let Some(source) = self.sources.get_mut(source) {
-            // In this order: what its own bucket refuses costs others nothing.
+            // Both must have room before either is charged: lines that a source's own bucket refuses cost other sources
+            // nothing.
             if source.bucket.has_room(now, limits.of_source) && has_room {
                 source.bucket.take(now, limits.of_source);
                 self.all.take(now, limits.of_kind);
@@ -170,12 +171,12 @@ impl Bucket {
 }
 
 impl Limits {
-    /// A fleet of 200 hosts that comes back at once is seen in full; a flood writes less than 3 KB/s of a kind.
+    /// A fleet of 200 hosts that reconnects at once is logged in full; a flood of one kind writes less than 3 KB/s.
     pub(crate) const NORMAL: Self = Self {
         of_source: Rate { burst: 5, interval: Duration::from_secs(10) },
         of_kind: Rate { burst: 200, interval: Duration::from_millis(200) },
     };
-    /// At level debug or trace.
+    /// For the levels debug and trace.
     pub(crate) const VERBOSE: Self = Self {
         of_source: Rate { burst: 50, interval: Duration::from_secs(1) },
         of_kind: Rate { burst: 1000, interval: Duration::from_millis(20) },
@@ -223,7 +224,7 @@ mod tests {
         }
         assert!((245..=251).contains(&written), "{written} lines in 10 s");
         assert!(throttle.kinds[0].sources.len() <= MAX_SOURCES);
-        // Evicts a source that is quiet for a new one.
+        // A quiet source is evicted for a new one.
         let later = start + Duration::from_secs(100);
         for n in 0..100 {
             assert!(throttle.admit(later, &Limits::NORMAL, KIND, &format!("later {n}")));

@@ -1,4 +1,4 @@
-//! Metrics in Graphite's line form, over one TCP connection per sending.
+//! Metrics in Graphite's plaintext protocol, over a new TCP connection for each interval.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,10 +13,10 @@ use crate::config::{HostTarget, NameFamily};
 use crate::linux::clock::unix_now;
 use crate::names;
 
-/// Sends until it is dropped.
+/// Sends metrics until it is dropped.
 #[derive(Debug)]
 pub(super) struct Sender {
-    // Its end ends the thread.
+    // Dropping it ends the thread.
     _stop: SyncSender<()>,
 }
 
@@ -63,7 +63,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 struct Lines {
     prefix: String,
     interval: Duration,
-    /// Counters of the last sending, for rates.
+    /// Counters as last sent, for rates.
     before: BTreeMap<String, f64>,
 }
 

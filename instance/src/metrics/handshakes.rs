@@ -1,4 +1,4 @@
-//! How handshakes went, for metrics.
+//! Counts handshakes and how long they took, for metrics.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -14,21 +14,21 @@ pub(crate) struct Handshakes {
 struct Inner {
     completed: u64,
     timed_out: u64,
-    /// The last ones, in nanoseconds.
+    /// Durations of the most recent ones, in nanoseconds.
     took: VecDeque<f64>,
 }
 
-/// Numbers of a moment. Durations are in nanoseconds.
+/// The numbers at one moment. Durations are in nanoseconds.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Summary {
-    /// Ended, either way.
+    /// All that ended, completed or timed out.
     pub(crate) initiated: u64,
     pub(crate) timed_out: u64,
     pub(crate) completed: u64,
     sorted: Vec<f64>,
 }
 
-// As many as Go Nebula samples.
+// The size of Go Nebula's sample.
 const MAX_SAMPLES: usize = 1028;
 
 impl Handshakes {
@@ -71,7 +71,7 @@ impl Summary {
         let squares: f64 = self.sorted.iter().map(|value| (value - mean).powi(2)).sum();
         if self.sorted.is_empty() { 0.0 } else { squares / self.sorted.len() as f64 }
     }
-    /// Between the two nearest samples, by their distance.
+    /// Interpolates linearly between the two nearest samples.
     pub(crate) fn percentile(&self, part: f64) -> f64 {
         let position = part * (self.sorted.len() + 1) as f64;
         let below = position.floor();

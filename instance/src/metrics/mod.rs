@@ -1,7 +1,7 @@
-//! Metrics of a running node: Go Nebula's names where the meaning is the same, and own names.
+//! Metrics of a running node: under Go Nebula's names where the meaning is the same, otherwise under our own.
 //!
-//! Reading them takes no lock of the packet path: counters are read where its threads write them, and tunnels are asked
-//! of the control plane, once per reading.
+//! Reading them takes no lock of the packet path: counters are read where the packet threads write them, and the
+//! control plane is asked for tunnels once per reading.
 
 mod graphite;
 mod handshakes;
@@ -19,7 +19,7 @@ use crate::config::{Settings, Sink, Stats};
 use crate::go::firewall_hash;
 use handshakes::Summary;
 
-/// Where numbers come from.
+/// Where the numbers come from.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     handle: Handle,
@@ -28,7 +28,7 @@ pub(crate) struct Metrics {
     facts: Mutex<Facts>,
 }
 
-/// What a reload may change.
+/// Values that a reload may change.
 #[derive(Debug, Default)]
 struct Facts {
     not_before: UnixTime,
@@ -40,7 +40,7 @@ struct Facts {
     routines: usize,
 }
 
-/// One number with Go's dotted name.
+/// One number under Go's dotted name.
 #[derive(Debug, PartialEq)]
 struct Metric {
     name: String,
@@ -54,20 +54,20 @@ enum Kind {
     Gauge,
 }
 
-/// All numbers of a moment.
+/// All numbers at one moment.
 struct Reading {
-    /// Of Go Nebula.
+    /// Those of Go Nebula.
     metrics: Vec<Metric>,
     handshakes: Summary,
-    /// Own counters: name, value.
+    /// Our own counters: name, value.
     own: Vec<(&'static str, u64)>,
-    /// Own gauge: handshakes that this node answered and whose initiator is not confirmed yet.
+    /// Our own gauge: handshakes that this node answered and whose initiator is not confirmed yet.
     half_open: usize,
-    /// Own: direction, reason, packets.
+    /// Our own counter: direction, reason, packets.
     dropped: Vec<(&'static str, &'static str, u64)>,
-    /// Own: the peers with a tunnel, the first [`MAX_PEERS`] by address.
+    /// Our own: the peers with a tunnel, the first [`MAX_PEERS`] by address.
     peers: Vec<TunnelStatus>,
-    /// How many more there are.
+    /// How many more peers there are.
     more_peers: usize,
 }
 
@@ -83,7 +83,7 @@ impl Metrics {
         metrics
     }
 
-    /// Takes over what a reload changed.
+    /// Applies the values that a reload changed.
     pub(crate) fn update(&self, settings: &Settings, new_rules: bool) {
         let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pki) = &settings.pki {
@@ -99,7 +99,7 @@ impl Metrics {
         facts.routines = settings.routines;
     }
 
-    /// Validity of the certificate of this host that expires first.
+    /// Validity of this host's certificate that expires first.
     pub(crate) fn validity(&self) -> (UnixTime, UnixTime) {
         let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         (facts.not_before, facts.not_after)
@@ -126,7 +126,7 @@ impl Metrics {
         add(Kind::Counter, "handshake_manager.timed_out", handshakes.timed_out as f64);
         let sizes = self.handle.table_sizes();
         for (name, size) in [
-            // Go counts a host once per address, too.
+            // Go also counts a host once per address.
             ("hostmap.main.hosts", sizes.primaries),
             ("hostmap.main.indexes", sizes.tunnels),
             ("hostmap.main.remoteIndexes", sizes.tunnels),
@@ -156,7 +156,7 @@ impl Metrics {
     }
 }
 
-/// Sends metrics as long as it lives.
+/// Sends or serves metrics until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Emitter {
     _running: Running,
@@ -169,7 +169,7 @@ enum Running {
 }
 
 impl Emitter {
-    /// Starts what `stats` asks for. A failure is reported, and nothing else stops because of it.
+    /// Starts the emitter that `stats` configures. A failure is logged and stops nothing else.
     pub(crate) fn start(stats: &Stats, metrics: &Arc<Metrics>) -> Option<Self> {
         let metrics = Arc::clone(metrics);
         let started = match &stats.sink {
@@ -188,7 +188,7 @@ impl Emitter {
     }
 }
 
-/// Of the certificate that expires first.
+/// Validity of the certificate that expires first.
 fn validity(identity: &Identity) -> (UnixTime, UnixTime) {
     let certificates = [Version::V1, Version::V2].map(|version| identity.certificate(version));
     let ends = certificates.into_iter().flatten().map(|one| (one.not_after(), one.not_before()));
@@ -196,10 +196,10 @@ fn validity(identity: &Identity) -> (UnixTime, UnixTime) {
 }
 
 const HALF_OPEN: &str = "half_open_handshakes";
-// Each is three lines of the page, and a series in the database for as long as it keeps data.
+// Each peer adds three lines to the page, and as many series to the database for as long as it keeps data.
 const MAX_PEERS: usize = 256;
 
-/// Go's names of counters that exist here.
+/// Go's names of the counters that exist here.
 const GO_COUNTERS: &[(&str, &str)] = &[
     ("firewall.incoming.dropped.local_addr", "dropped_in_local_address"),
     ("firewall.incoming.dropped.remote_addr", "dropped_in_remote_address"),

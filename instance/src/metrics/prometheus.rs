@@ -1,4 +1,4 @@
-//! Metrics in Prometheus' text form, over HTTP.
+//! Metrics in Prometheus' text format, over HTTP.
 
 use std::fmt::Write as _;
 use std::io;
@@ -14,13 +14,13 @@ use crate::listener::http::{self, Answer, Received, Request};
 use crate::listener::until_stopped::{self, Running, Stopped};
 use crate::names;
 
-/// Answers until it is dropped.
+/// Serves metrics until it is dropped.
 #[derive(Debug)]
 pub(super) struct Server {
     _running: Running,
 }
 
-/// How names begin.
+/// The common prefix of all names.
 #[derive(Debug)]
 pub(super) struct Names {
     prefix: String,
@@ -34,12 +34,12 @@ impl Names {
 }
 
 impl Server {
-    /// `listen` is `host:port`, where no host is every address.
+    /// `listen` is `host:port`; without a host it means every address.
     pub(super) fn start(listen: &str, path: String, names: Names, metrics: Arc<Metrics>) -> io::Result<Self> {
         let listener = names::bind(listen)
             .map_err(|error| io::Error::new(error.kind(), format!("stats.listen {listen}: {error}")))?;
         let address = listener.local_addr()?;
-        // A client that is gone before it is accepted must not keep the thread from its end.
+        // A client that leaves before it is accepted must not block the thread, which then could not be stopped.
         listener.set_nonblocking(true)?;
         let page = Page { path, text: Box::new(move || text(&metrics.read(unix_now()), &names)) };
         let running = until_stopped::spawn("stats", move |stopped| serve(&listener, &stopped, &Arc::new(page)))?;
@@ -48,7 +48,7 @@ impl Server {
     }
 }
 
-/// What is served, and where.
+/// What is served, and under which path.
 struct Page {
     path: String,
     text: Box<dyn Fn() -> String + Send + Sync>,
@@ -63,7 +63,7 @@ fn serve(listener: &TcpListener, stopped: &Stopped, page: &Arc<Page>) {
         if clients.len() >= MAX_THREADS {
             continue;
         }
-        // A scraper asks at once: the one that has been here longest is the least likely to be one.
+        // A scraper sends its request at once, so the oldest client is the least likely to be one.
         let crowd = clients.len().saturating_sub(MAX_CLIENTS - 1);
         for slow in clients.iter().take(crowd).filter_map(Weak::upgrade) {
             let _ = slow.shutdown(Shutdown::Both);
@@ -72,16 +72,16 @@ fn serve(listener: &TcpListener, stopped: &Stopped, page: &Arc<Page>) {
         clients.push(Arc::downgrade(&stream));
         let page = Arc::clone(page);
         let body = move || {
-            // A client that went away is no fault of the node.
+            // A client that went away is not an error of the node.
             let _ = answer(&stream, &page.path, &page.text);
         };
-        // Without a thread this client gets no answer; others may.
+        // Without a thread this client gets no answer, but others may.
         let _ = std::thread::Builder::new().name("stats".to_owned()).stack_size(STACK_BYTES).spawn(body);
     }
 }
 
 fn answer(stream: &TcpStream, path: &str, text: impl FnOnce() -> String) -> io::Result<()> {
-    // Accepted from a listener that does not block.
+    // The stream was accepted from a non-blocking listener.
     stream.set_nonblocking(false)?;
     let (status, body, has_body) = match http::read_request(stream, READ_TIMEOUT, MAX_HEAD_BYTES)? {
         Received::Complete(Request { method, path: asked }) => match (method.as_str(), asked == path) {
@@ -97,18 +97,18 @@ fn answer(stream: &TcpStream, path: &str, text: impl FnOnce() -> String) -> io::
 }
 
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// For the whole head of a request, and for the whole answer.
+/// `READ_TIMEOUT` is for a request's whole head, `WRITE_TIMEOUT` for the whole answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Beyond this the oldest client is sent away.
+/// Beyond this limit the oldest client is disconnected.
 const MAX_CLIENTS: usize = 8;
-/// With those that were sent away and have not ended yet.
+/// Includes threads of disconnected clients that have not ended yet.
 const MAX_THREADS: usize = 16;
-// Address space; only what is used costs memory.
+// This is address space; only the part that is used costs memory.
 const STACK_BYTES: usize = 512 << 10;
 const MAX_HEAD_BYTES: usize = 8192;
 
-/// Everything of Go is a gauge, as Go has it; own numbers have the type they are of.
+/// Go Nebula's metrics are all gauges, as Go exports them, and have no type line here; our own state their type.
 fn text(reading: &Reading, names: &Names) -> String {
     let prefix = &names.prefix;
     let mut out = String::new();
@@ -167,12 +167,12 @@ fn of_peers(out: &mut String, prefix: &str, reading: &Reading) {
     let _ = writeln!(out, "# TYPE {prefix}peers_not_listed gauge\n{prefix}peers_not_listed {}", reading.more_peers);
 }
 
-/// A label may hold anything but these.
+/// Escapes the characters that a label must not contain.
 fn escaped(label: &str) -> String {
     label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// As Go's exporter writes a name.
+/// Replaces the characters that Go's exporter replaces in a name.
 fn clean(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == ':' { c } else { '_' }).collect()
 }
@@ -233,7 +233,7 @@ mod tests {
         let (address, _running) = server(|| "a 1\n".to_owned());
         for _ in 0..20 {
             let _silent: Vec<_> = (0..MAX_CLIENTS * 2).map(|_| TcpStream::connect(address).unwrap()).collect();
-            // Those that were sent away need a moment to end.
+            // The disconnected clients' threads need a moment to end.
             let served = (0..50).any(|_| {
                 std::thread::sleep(Duration::from_millis(1));
                 get(address).ends_with("a 1\n")

@@ -1,4 +1,4 @@
-//! What the core reports, as the log lines operators of Go Nebula know.
+//! Logs the core's events in the words that operators of Go Nebula know.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -11,7 +11,7 @@ use tracing::Level;
 use crate::log;
 use crate::metrics::Handshakes;
 
-/// Logs what happens until the driver ends. All of it can be caused by others, so the lines are limited.
+/// Logs events until the driver ends. Others can cause all of them, so the lines are rate limited.
 pub(crate) fn log(events: &Receiver<Event>, handshakes: &Handshakes) {
     loop {
         let received = match log::summarize() {
@@ -34,7 +34,7 @@ pub(crate) fn log(events: &Receiver<Event>, handshakes: &Handshakes) {
     }
 }
 
-/// By the text of the line, and by peer and underlay address: many peers may be behind one address.
+/// Rate limits by the line's text, the peer and the underlay address, because many peers may be behind one address.
 fn admits(event: &Event) -> bool {
     let of = |peer: &[IpAddr], endpoint: Option<SocketAddr>| {
         let endpoint = endpoint.map(|endpoint| format!(" at {}", log::network_of(endpoint.ip())));

@@ -11,7 +11,7 @@ use crate::linux::netns::Namespace;
 use crate::linux::rtnetlink::Kernel;
 pub use crate::linux::rtnetlink::LinkRoute;
 
-/// How a link is to look.
+/// The wanted state of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OverlayLink {
     /// Name of the device.
@@ -20,7 +20,8 @@ pub struct OverlayLink {
     pub mtu: u32,
     /// Transmit queue length.
     pub tx_queue: u32,
-    /// Own addresses with the prefix lengths of their networks; the kernel adds the routes to these networks.
+    /// The node's own addresses with the prefix lengths of their networks; the kernel adds the routes to these
+    /// networks.
     pub addresses: Vec<IpNet>,
     /// Routes to the device.
     pub routes: Vec<LinkRoute>,
@@ -33,23 +34,23 @@ pub enum Error {
     /// The namespace cannot be entered.
     #[error(transparent)]
     Namespace(#[from] crate::linux::netns::Error),
-    /// No netlink socket.
+    /// No netlink socket can be opened.
     #[error("cannot open a netlink socket")]
     Socket(#[source] io::Error),
     /// The kernel refused a change.
     #[error("{device}: cannot {what}: {source}")]
     Refused {
-        /// Device.
+        /// Name of the device.
         device: String,
         /// What was tried.
         what: String,
         /// The kernel's answer.
         source: io::Error,
     },
-    /// The kernel takes no route to nowhere.
+    /// The kernel refused an unreachable route.
     #[error("cannot keep packets for {network} from leaving in clear: {source}")]
     Unguarded {
-        /// Of the overlay.
+        /// Network of the overlay.
         network: IpNet,
         /// The kernel's answer.
         source: io::Error,
@@ -60,7 +61,7 @@ pub enum Error {
 }
 
 impl OverlayLink {
-    /// The link that `settings` describe for a node with these addresses.
+    /// The link that `settings` describe for a node with `addresses`.
     #[must_use]
     pub fn new(device: &str, settings: &TunSettings, addresses: Vec<IpNet>) -> Self {
         let has_peers = |address: &&IpNet| address.prefix_len() < address.max_prefix_len();
@@ -94,7 +95,7 @@ impl OverlayLink {
     /// Brings the link up with exactly these settings, in `namespace`.
     ///
     /// # Errors
-    /// The first step that fails; the device is left as it is then.
+    /// Returns the error of the first step that fails; the device stays as it is then.
     pub fn configure(&self, namespace: &Namespace) -> Result<(), Error> {
         match namespace {
             Namespace::Own => self.configure_here(),
@@ -107,7 +108,7 @@ impl OverlayLink {
     /// As [`OverlayLink::configure`], in the namespace of the calling thread.
     ///
     /// # Errors
-    /// As there.
+    /// As [`OverlayLink::configure`].
     pub fn configure_here(&self) -> Result<(), Error> {
         let mut kernel = Kernel::connect().map_err(Error::Socket)?;
         let index = interface_index(&self.device)?;
@@ -123,7 +124,7 @@ impl OverlayLink {
         if let Some(size) = Tun::best_super_packet(self.mtu)
             && let Err(error) = kernel.change(index, libc::IFLA_GSO_MAX_SIZE, size)
         {
-            // Only a matter of speed: super-packets of another size leave in two parts.
+            // This only costs speed: super-packets of another size are sent in two parts.
             tracing::debug!(device = self.device, size, %error, "The size of super-packets stays as it is");
         }
         for address in &self.addresses {
@@ -139,11 +140,11 @@ impl OverlayLink {
         Ok(())
     }
 
-    /// Changes MTU and routes of a link that looks like `old`, in the namespace of the calling thread. What the kernel
-    /// refuses is logged; the rest is done.
+    /// Changes the MTU and routes of a link that is configured as `old`, in the namespace of the calling thread.
+    /// Changes that the kernel refuses are logged, and the others are still made.
     ///
     /// # Errors
-    /// The device is gone, or there is no netlink socket.
+    /// Returns an error if the device is gone or no netlink socket can be opened.
     pub fn update_here(&self, old: &Self) -> Result<(), Error> {
         let mut kernel = Kernel::connect().map_err(Error::Socket)?;
         let index = interface_index(&self.device)?;
@@ -169,12 +170,12 @@ impl OverlayLink {
         Ok(())
     }
 
-    /// The kernel made this route with the address, and nothing about it is special.
+    /// Whether the kernel adds this very route with the address.
     fn is_made_by_kernel(&self, route: &LinkRoute) -> bool {
         route.source.is_some() && route.mtu.is_none_or(|mtu| mtu == self.mtu)
     }
 
-    /// Best effort: without IPv6 in the kernel, or with a read-only /proc, there is nothing to forbid or no way to.
+    /// Best effort: without IPv6 in the kernel there is nothing to forbid, and with a read-only /proc no way to do so.
     fn forbid_link_local(&self) {
         let path = format!("/proc/sys/net/ipv6/conf/{}/addr_gen_mode", self.device);
         if let Err(error) = std::fs::write(&path, "1") {
@@ -187,11 +188,11 @@ impl OverlayLink {
     }
 }
 
-/// Sees to it that nothing for these networks ever takes another way than the overlay: where they have no route to the
-/// device, they have one to nowhere. It belongs to the namespace, not to this process, and outlives it.
+/// Makes sure that packets for these networks never leave by another way than the overlay: without a route to the
+/// device, they match an unreachable route. Those routes belong to the namespace, not to this process, and outlive it.
 ///
 /// # Errors
-/// The first step that fails.
+/// Returns the error of the first step that fails.
 pub fn guard(namespace: &Namespace, networks: &[IpNet]) -> Result<(), Error> {
     namespace.run("overlay-guard", || guard_here(networks))?
 }
@@ -199,7 +200,7 @@ pub fn guard(namespace: &Namespace, networks: &[IpNet]) -> Result<(), Error> {
 /// As [`guard`], in the namespace of the calling thread.
 ///
 /// # Errors
-/// As there.
+/// As [`guard`].
 pub fn guard_here(networks: &[IpNet]) -> Result<(), Error> {
     let mut kernel = Kernel::connect().map_err(Error::Socket)?;
     networks.iter().try_for_each(|network| {
@@ -211,5 +212,5 @@ pub(crate) fn interface_index(device: &str) -> Result<u32, Error> {
     nix::net::if_::if_nametoindex(device).map_err(|_| Error::NoDevice(device.to_owned()))
 }
 
-// Of the routes that Linux makes for IPv6 addresses.
+// Metric of the routes that Linux adds for IPv6 addresses.
 const KERNEL_METRIC_V6: u32 = 256;

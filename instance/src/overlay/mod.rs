@@ -1,4 +1,4 @@
-//! What both products put around a tunnel: the device's addresses and routes, host names, log lines of events.
+//! What both products need around a tunnel: the device's addresses and routes, and log lines of events.
 
 pub(crate) mod events;
 pub mod link;

@@ -1,4 +1,5 @@
-//! One pod's data path: tun, sockets and the driver that joins them, closed until there is a certificate.
+//! One pod's data path: the tun device, the sockets and the driver that joins them, closed until there is a
+//! certificate.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -29,7 +30,7 @@ pub(crate) struct DataPath {
     place: Place,
     port: u16,
     state: State,
-    /// Until it is taken away.
+    /// `None` once it has been removed.
     device: Option<PodDevice>,
 }
 
@@ -39,7 +40,7 @@ pub(crate) struct Place {
     pub(crate) device: String,
     /// The pod's namespace.
     pub(crate) pod: Namespace,
-    /// In that namespace, with the capability to change links and routes, until the data path is open.
+    /// Runs in that namespace with the capability to change links and routes; dropped when the data path opens.
     pub(crate) hand: Option<NamespaceExecutor>,
     /// Where the sockets are.
     pub(crate) underlay: NamespaceExecutor,
@@ -48,14 +49,15 @@ pub(crate) struct Place {
 enum State {
     /// Before the first certificate.
     Unopened { tun: Tun, sockets: Vec<UdpSocket> },
-    /// A driver owns both. It stays when the certificate expires, so that packets end here and do not go around.
+    /// A driver owns both. It keeps running when the certificate expires, so that packets end here and take no other
+    /// route.
     Running { handle: Handle, networks: Vec<IpNet>, names: Option<NameWatch> },
-    /// Stopped, or an opening failed half-way.
+    /// Stopped, or opening it failed half-way.
     Lost,
 }
 
 impl DataPath {
-    /// Makes the device without a reader, and routes the overlay to it.
+    /// Creates the device, which nobody reads yet, and routes the overlay to it.
     pub(crate) fn new(
         place: Place,
         spec: &LaunchSpec,
@@ -63,7 +65,7 @@ impl DataPath {
         underlay: (Vec<UdpSocket>, u16),
     ) -> Result<Self, Error> {
         link::guard(&place.pod, &spec.overlay).map_err(link_failed)?;
-        // By its name alone: the folder is the current one.
+        // By its bare name: its directory is the current one.
         let heir = spec.device_socket().file_name().map(PathBuf::from).unwrap_or_default();
         let (tun, device) = place.create_tun(settings, heir)?;
         let to_device = |network: &IpNet| LinkRoute { network: *network, mtu: None, metric: 0, source: None };
@@ -74,7 +76,7 @@ impl DataPath {
         Ok(Self { place, port, state: State::Unopened { tun, sockets }, device: Some(device) })
     }
 
-    /// The networks of the certificate it was opened with.
+    /// The networks of the certificate that the path was opened with.
     pub(crate) fn networks(&self) -> Option<&[IpNet]> {
         match &self.state {
             State::Running { networks, .. } => Some(networks),
@@ -90,7 +92,7 @@ impl DataPath {
         }
     }
 
-    /// Opens with the first certificate. `ended` receives the driver's result.
+    /// Opens the path with the first certificate. `ended` receives the driver's result.
     pub(crate) fn open(
         &mut self,
         identity: &Identity,
@@ -114,11 +116,11 @@ impl DataPath {
         let advertise = names::resolve_once(&settings.advertise);
         let config = settings.to_config(identity.clone(), trust.clone(), self.port, advertise);
         let what = "cannot start the tunnel";
-        // The node's threads list the interfaces of the namespace in which they are started.
-        // All pods of a node have the same claim to its processors: no priority is raised.
+        // The node's threads list the interfaces of the namespace in which they are started. All pods of a node have an
+        // equal claim to its processors, so no priority is raised.
         let options = Options { on_idle: Some(memory::release), ..Options::default() };
         let start = move || Driver::start(config, Some(tun), sockets, options);
-        // It goes deep, and the stack for it ends with its thread.
+        // Starting needs a deep stack, which is freed when its thread ends.
         let start = move || Namespace::Own.run("driver-start", start);
         let started = self.place.underlay.run("driver-start", start).and_then(|started| started);
         let started = started.map_err(|error| Error::set_up(what, error))?;
@@ -126,7 +128,7 @@ impl DataPath {
         let handle = driver.handle();
         let received = driver.events();
         spawn("driver", move || {
-            // Until the node's own thread ends, which it does first.
+            // Returns when the node's own thread ends, which is the first to do so.
             events::log(&received, &Handshakes::default());
             ended(driver.run());
         })?;
@@ -142,7 +144,7 @@ impl DataPath {
         Ok(())
     }
 
-    /// Uses another certificate: for new handshakes at once, and live tunnels move over to it.
+    /// Switches to another certificate: new handshakes use it at once, and live tunnels migrate to it.
     pub(crate) fn swap(&self, identity: Identity, trust: CaPool) {
         if let Some(handle) = self.handle() {
             handle.reconfigure(move |config| {
@@ -159,7 +161,7 @@ impl DataPath {
         }
     }
 
-    /// Lets nothing pass. The device and its routes stay, so that nothing meant for the overlay leaves in the clear.
+    /// Blocks all traffic. The device and its routes stay, so that nothing meant for the overlay leaves in the clear.
     pub(crate) fn close(&self) {
         if let Some(handle) = self.handle() {
             handle.reconfigure(|config| {
@@ -169,7 +171,7 @@ impl DataPath {
         }
     }
 
-    /// Undoes [`DataPath::close`].
+    /// Restores the firewall rules after [`DataPath::close`]; [`DataPath::swap`] restores the trust.
     pub(crate) fn reopen(&self, settings: &Settings) {
         if let Some(handle) = self.handle() {
             let firewall = settings.firewall.clone();
@@ -177,7 +179,7 @@ impl DataPath {
         }
     }
 
-    /// Stops the driver; `false`: none was running.
+    /// Stops the driver; `false` if none was running.
     pub(crate) fn stop(&mut self) -> bool {
         let State::Running { handle, names, .. } = std::mem::replace(&mut self.state, State::Lost) else {
             return false;
@@ -187,7 +189,7 @@ impl DataPath {
         true
     }
 
-    /// Takes the device out of the pod, once everything has ended.
+    /// Removes the device from the pod, once everything has ended.
     pub(crate) fn remove_device(&mut self) {
         if let Some(Err(error)) = self.device.take().map(PodDevice::remove) {
             tracing::debug!(%error, "Nobody else closes the tun device");
@@ -207,7 +209,6 @@ impl Place {
     }
 }
 
-/// Starts a thread.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(thread_failed)
 }
@@ -226,21 +227,22 @@ pub(crate) struct PodDevice {
     index: u32,
     /// Connected in the pod's namespace, which this process can no longer enter.
     kernel: Kernel,
-    /// Where the heir listens, once there is one.
+    /// Socket of the heir, the process that closes the device after this one; it need not exist.
     heir: PathBuf,
 }
 
 impl PodDevice {
-    /// Of `tun`, which is in the namespace of the calling thread.
+    /// Holds `tun`, which must be in the namespace of the calling thread.
     pub(crate) fn hold(tun: &Tun, heir: PathBuf) -> io::Result<Self> {
         let index = interface_index(tun.name()).map_err(io::Error::other)?;
         Ok(Self { tun: tun.hold()?, index, kernel: Kernel::connect()?, heir })
     }
 
-    /// Takes it away, and waits until it is gone from the namespace. Nobody else may hold it any more.
+    /// Hands the device to the heir and waits until it is gone from the namespace. Nobody else may hold it any more.
     ///
     /// # Errors
-    /// There is no heir, so it was closed here; or the heir does not close it.
+    /// Returns an error if there is no heir, in which case the device was closed here, or if the heir does not close
+    /// it.
     pub(crate) fn remove(mut self) -> io::Result<()> {
         let socket = UnixDatagram::unbound()?;
         let (files, heir) = ([self.tun.as_raw_fd()], UnixAddr::new(&self.heir)?);

@@ -1,4 +1,4 @@
-//! Applies for one pod's certificates: with the node's proof, with the pod's own, or with the certificate it has.
+//! Requests one pod's certificates: with the node's proof, with the pod's own token, or with the current certificate.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::handoff::server::{HandoffServer, Nobody};
 pub(crate) struct Enrolment {
     client: CaClient,
     pod: issuance::Pod,
-    /// Flow with an init container.
+    /// Server for the init container, in the flow that has one.
     init: Option<HandoffServer>,
-    /// Whether the pod shall have a provisional certificate, and had none yet: one, so that a pod whose init container
-    /// never comes, or has gone, does not live on them.
+    /// Whether to request a provisional certificate. It is requested only once, so that a pod whose init container
+    /// never appears, or has already exited, does not live on provisional certificates.
     wants_provisional: bool,
-    /// Whether init gets the key.
+    /// Whether the init container receives the private key.
     delivers_key: bool,
     present: Option<Box<Identity>>,
     renewal_key: Option<String>,
@@ -28,15 +28,15 @@ pub(crate) struct Enrolment {
 /// The outcome of a request.
 pub(crate) enum Outcome {
     Issued(Box<Issued>),
-    /// For the time until the pod has shown its token.
+    /// A certificate for the time until the pod has shown its token.
     Provisional(Box<Issued>),
-    /// The CA gives no such certificate, whatever the pod's own token will get.
+    /// The CA refuses a provisional certificate, which says nothing about what the pod's own token will get.
     NoProvisional(String),
-    /// Nothing to prove with yet.
+    /// There is no proof yet to send with a request.
     NotYet(String),
-    /// The CA decided so.
+    /// The CA refused.
     Refused(Refusal),
-    /// The CA did not decide.
+    /// The CA did not decide, or could not be reached.
     Failed(String),
 }
 
@@ -59,7 +59,8 @@ impl Enrolment {
         }
     }
 
-    /// Asks, blocking: once, or once for each token that waits, since every program of the pod may show something.
+    /// Sends a request and blocks until the outcome. After a refusal it goes on to the next waiting token, since any
+    /// program of the pod may present one.
     pub(crate) fn apply(&self, within: Duration, now: UnixTime) -> Outcome {
         let mut round = Vec::new();
         let mut refused = None;
@@ -68,7 +69,7 @@ impl Enrolment {
             let answer = self.ask(within, now, &mut round);
             let is_last = round.len() == before || round.len() >= MAX_TOKENS_PER_ROUND;
             match (answer, refused.take()) {
-                // No further token waited.
+                // No other token was waiting.
                 (Outcome::NotYet(_) | Outcome::Provisional(_) | Outcome::NoProvisional(_), Some(cause)) => {
                     return Outcome::Refused(cause);
                 }
@@ -88,7 +89,7 @@ impl Enrolment {
         }
         match &self.init {
             None => provers.push(Prover::Node(self.pod.clone())),
-            // Init has gone when its pod has a certificate.
+            // The init container has exited once its pod has a certificate.
             Some(_) if !provers.is_empty() => {}
             Some(init) => match init.token(round) {
                 Ok(token) => provers.push(Prover::Pod { token, address: self.pod.address }),
@@ -118,7 +119,7 @@ impl Enrolment {
         }
     }
 
-    /// The pod has this certificate now; so has its init container, if it has one.
+    /// Records the pod's new certificate, and passes it to the init container if there is one.
     pub(crate) fn holds(&mut self, identity: Identity, renewal_key: Option<String>, authorities: String) {
         let first = self.present.is_none();
         self.renewal_key = renewal_key.or_else(|| self.renewal_key.take());
@@ -131,16 +132,16 @@ impl Enrolment {
         self.present = Some(Box::new(identity));
     }
 
-    /// The pod has had its provisional certificate, or gets none.
+    /// Stops requesting a provisional certificate: the pod has had one, or gets none.
     pub(crate) fn waits_for_init(&mut self) {
         self.wants_provisional = false;
     }
 
-    /// The service's key for renewals changed.
+    /// Replaces the service's renewal key.
     pub(crate) fn renew_with(&mut self, renewal_key: String) {
         self.renewal_key = Some(renewal_key);
     }
 }
 
-// As many as may wait (MAX_CONNECTIONS of the hand-off).
+// As many as can wait at once (`MAX_CONNECTIONS` of the hand-off).
 const MAX_TOKENS_PER_ROUND: usize = 8;

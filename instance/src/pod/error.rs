@@ -12,10 +12,10 @@ use crate::linux::errno;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The launch file is no use.
+    /// The launch file is unusable.
     #[error("launch file {file}: {}", with_causes(&**source))]
     Launch {
-        /// Path.
+        /// Path of the file.
         file: String,
         /// What is wrong with it.
         #[source]
@@ -33,15 +33,15 @@ pub enum Error {
     /// The CA refused a certificate.
     #[error("ca-denied: {0}")]
     Denied(Refusal),
-    /// The CA could not be asked in time.
+    /// No answer from the CA in time.
     #[error("ca-unavailable: {0}")]
     Unavailable(String),
-    /// The data path broke.
+    /// The data path failed.
     #[error("the tunnel failed: {}", with_causes(&**.0))]
     Broken(#[source] Cause),
 }
 
-/// An error of any part.
+/// The error of any component.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 impl Error {
@@ -49,7 +49,7 @@ impl Error {
         Self::SetUp { what: what.into(), source: cause.into() }
     }
 
-    /// [`Error::SetUp`] with the system's answer in the wording of [`errno`].
+    /// [`Error::SetUp`] for an error of the operating system, worded by [`errno`].
     pub(crate) fn set_up_io(what: impl Into<String>, error: std::io::Error) -> Self {
         Self::set_up(what, errno::Plain(error))
     }
@@ -58,7 +58,7 @@ impl Error {
         Self::Launch { file: file.display().to_string(), source: cause.into() }
     }
 
-    /// For the plugin that waits for the start.
+    /// The form in which the plugin that waits for the start receives this error.
     #[must_use]
     pub fn to_start_error(&self) -> StartError {
         match self {

@@ -1,5 +1,5 @@
-//! The event queue of a pod's tunnel: one thread waits for everything, because each thread that only waits keeps a
-//! stack.
+//! The event queue of a pod's tunnel: a single thread waits for everything, because every thread that only waits would
+//! keep a stack.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -29,13 +29,13 @@ pub(crate) enum Event {
 /// Receives events of other threads, and polls signals, links and status clients itself.
 pub(crate) struct EventQueue {
     events: Receiver<Event>,
-    /// Counts the events.
+    /// Semaphore whose value is the number of queued events.
     waiting: Arc<EventFd>,
     signals: Arrived,
-    /// `None` after a failure: the owner also polls at intervals.
+    /// `None` after a failure; the owner also polls at intervals.
     links: Option<LinkWatch>,
     clients: StatusSocket,
-    /// Accepting a client failed; the next try waits for [`ACCEPT_RETRY_INTERVAL`].
+    /// The last attempt to accept a client failed; the next one waits for [`ACCEPT_RETRY_INTERVAL`].
     accept_failed: bool,
 }
 
@@ -82,7 +82,7 @@ impl EventQueue {
         }
     }
 
-    /// The next event of another thread; signals, links and clients stay queued.
+    /// The next event sent by another thread within `timeout`; signals, links and clients stay queued.
     pub(crate) fn next_sent(&self, timeout: Duration) -> Option<Event> {
         self.events.recv_timeout(timeout).ok()
     }
@@ -99,10 +99,10 @@ impl EventQueue {
 }
 
 impl EventSender {
-    /// Does nothing once the queue is gone.
+    /// Queues `event`; does nothing once the queue is gone.
     pub(crate) fn send(&self, event: Event) {
         if self.sender.send(event).is_ok() {
-            // Fails only at the counter's limit.
+            // Fails only when the counter is at its limit.
             let _ = self.waiting.write(1);
         }
     }
@@ -133,7 +133,7 @@ mod tests {
         let (mut queue, sender) = queue(&folder);
         sender.send(Event::LinksChanged);
         std::thread::spawn(move || sender.send(Event::DriverEnded(Ok(())))).join().unwrap();
-        // To this thread alone.
+        // Sent to this thread only.
         raise(Signal::SIGHUP).unwrap();
         assert!(matches!(queue.next(LONG), Some(Event::Signal(Signal::SIGHUP))));
         assert!(matches!(queue.next(LONG), Some(Event::LinksChanged)));
@@ -147,7 +147,7 @@ mod tests {
         let (mut queue, _sender) = queue(&folder);
         let mut client = UnixStream::connect(folder.path().join("status.sock")).unwrap();
         let mut text = String::new();
-        // Links of the machine may change meanwhile.
+        // The machine's links may change meanwhile.
         while queue.next(Duration::from_millis(10)).is_some() {}
         client.read_to_string(&mut text).unwrap();
         assert!(text.ends_with('}'), "{text}");

@@ -1,7 +1,7 @@
 //! What an isolated pod may reach and be reached from: the overlay, the node's probes, DNS and listed ranges, nothing
-//! else. The rules belong to the pod's network namespace: they outlive this process, and end with the namespace. They
-//! tell the pod's own programs early; a raw socket passes them, so the node's end of the pod's link has rules of its
-//! own ([`nebula_cni_plugin::link::guard`]).
+//! else. The rules belong to the pod's network namespace: they outlive this process and end with the namespace. They
+//! give the pod's own programs an early answer; a raw socket bypasses them, so the node's end of the pod's link has
+//! rules of its own ([`nebula_cni_plugin::link::guard`]).
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ use crate::linux::errno;
 use crate::linux::netns::Namespace;
 use crate::pod::error::Error;
 
-/// Isolates the pod in `namespace`, if that is wanted. `port` is that of the tunnel's socket.
+/// Isolates the pod in `namespace` if its launch spec asks for it. `port` is the UDP port of the tunnel.
 pub(crate) fn isolate(spec: &LaunchSpec, namespace: &Namespace, port: u16) -> Result<(), Error> {
     let Some(isolate) = &spec.isolate else { return Ok(()) };
     let own = match spec.underlay {
@@ -31,7 +31,8 @@ pub(crate) fn isolate(spec: &LaunchSpec, namespace: &Namespace, port: u16) -> Re
 /// What the instance itself sends through the pod's namespace.
 struct OwnTraffic {
     port: u16,
-    /// A CA service that has a name is one of the listed ranges, or not reached.
+    /// Address and port of the CA service; `None` if its URL has a host name, whose address then must be in a listed
+    /// range.
     ca: Option<(IpAddr, u16)>,
 }
 
@@ -51,7 +52,7 @@ fn table(isolate: &Isolate, device: &str, own: Option<&OwnTraffic>) -> Table {
             outgoing.push([&[Match::Destination(IpNet::from(*server))][..], &question].concat());
         }
     }
-    // What passes through, as from containers inside the pod, gets no further than what the pod sends itself.
+    // Forwarded traffic, such as that of containers inside the pod, reaches no more than the pod's own.
     let passing = outgoing.clone();
 
     let mut incoming = ours(Match::From);

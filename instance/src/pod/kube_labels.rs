@@ -1,5 +1,5 @@
-//! Labels of a pod and of its namespace, asked of a Kubernetes API server the way a kubeconfig says. Runs as a process
-//! of its own next to the CNI plugin, which stays small and starts fast without it.
+//! Fetches the labels of a pod and its namespace from a Kubernetes API server, as configured by a kubeconfig. Runs as a
+//! separate process next to the CNI plugin, which stays small and starts fast without it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 
 use crate::config;
 
-/// Answers a question of the plugin.
+/// Answers the plugin's question.
 #[must_use]
 pub fn answer(question: &Question) -> Answer {
     match Server::from_kubeconfig(&question.kubeconfig).and_then(|server| server.answer(question)) {
@@ -24,7 +24,7 @@ pub fn answer(question: &Question) -> Answer {
     }
 }
 
-/// Why the labels are not known.
+/// Why the labels are unknown.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("cannot read {}: {source}", path.display())]
@@ -53,7 +53,7 @@ enum Error {
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// An API server and the right to ask it.
+/// An API server and the credentials for it.
 struct Server {
     url: String,
     agent_tls: TlsConfig,
@@ -110,7 +110,7 @@ impl Server {
             let Some(pod) = self.get(&agent, &path)? else { return Ok(Answer::NoSuchPod) };
             let uid = &question.uid;
             let mirrored = MIRROR_ANNOTATIONS.iter().any(|key| pod.metadata.annotations.get(*key) == Some(uid));
-            // A static pod's uid on the node is that of its file; the mirror in the API names it.
+            // On the node a static pod has another UID than its mirror pod in the API, which names it in an annotation.
             if !uid.is_empty() && pod.metadata.uid != *uid && !mirrored {
                 return Ok(Answer::OtherPod { uid: pod.metadata.uid });
             }
@@ -123,7 +123,7 @@ impl Server {
         Ok(Answer::Labels(labels))
     }
 
-    /// `None`: no such object.
+    /// Fetches an object; `None` if it does not exist.
     fn get(&self, agent: &ureq::Agent, path: &str) -> Result<Option<Object>, Error> {
         let url = format!("{}{path}", self.url);
         let mut request = agent.get(&url).header("Accept", "application/json");
@@ -243,7 +243,7 @@ fn find<'a, T: Named>(list: &'a [T], name: &str) -> Option<&'a T> {
     list.iter().find(|item| item.name() == name)
 }
 
-/// The PEM text of a setting that names a file or holds its contents.
+/// The PEM text of a setting that names a file or holds the text in base64.
 fn pem(
     dir: &Path,
     what: &str,
@@ -294,5 +294,5 @@ fn read(path: &Path) -> Result<Zeroizing<String>, Error> {
 
 const MIRROR_ANNOTATIONS: [&str; 2] = ["kubernetes.io/config.mirror", "kubernetes.io/config.hash"];
 const MAX_FILE_BYTES: u64 = 1 << 20;
-// etcd takes objects up to 1.5 MiB.
+// etcd accepts objects of up to 1.5 MiB.
 const MAX_OBJECT_BYTES: u64 = 4 << 20;

@@ -1,4 +1,4 @@
-//! Reads the launch contract, and sees to it that one instance serves it.
+//! Reads the launch contract, and makes sure that only one instance serves it.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,20 +11,20 @@ use nix::fcntl::{Flock, FlockArg};
 use crate::linux::errno;
 use crate::pod::error::{Cause, Error};
 
-/// A launch file in use. A second instance of the same pod waits for the end of this value, and not for long.
+/// A launch file in use. A second instance of the same pod waits briefly for this value to be dropped.
 #[derive(Debug)]
 pub struct Launch {
-    /// What it says.
+    /// Its contents.
     pub spec: LaunchSpec,
-    /// Held as long as the pod is served.
+    /// Held while the pod is served.
     pub(crate) lock: Flock<File>,
 }
 
 impl Launch {
-    /// Reads the file and keeps others from serving it.
+    /// Reads the file and locks it, so that no other instance serves it.
     ///
     /// # Errors
-    /// As [`read`], or another instance serves this pod.
+    /// Returns an error if [`read`] does, or if another instance serves this pod.
     pub fn claim(path: &Path) -> Result<Self, Error> {
         let spec = read(path)?;
         let refuse = |cause: Cause| Error::launch(path, cause);
@@ -44,7 +44,7 @@ impl Launch {
 /// Reads the launch contract.
 ///
 /// # Errors
-/// Unreadable, not of the form, or of another version.
+/// Returns an error if the file is unreadable, malformed, too long or of another version.
 pub fn read(path: &Path) -> Result<LaunchSpec, Error> {
     let refuse = |cause: Cause| Error::launch(path, cause);
     let mut text = Vec::new();
@@ -54,7 +54,7 @@ pub fn read(path: &Path) -> Result<LaunchSpec, Error> {
         return Err(refuse(format!("longer than {} KiB", MAX_LAUNCH_BYTES >> 10).into()));
     }
     let tree: serde_json::Value = serde_json::from_slice(&text).map_err(|error| refuse(error.into()))?;
-    // Before the rest: another version may have other fields.
+    // Checked before the rest: another version may have other fields.
     if tree["version"] != LaunchSpec::VERSION {
         return Err(refuse(
             format!(

@@ -1,4 +1,4 @@
-//! What one pod's instance tells about itself: a JSON document, health, and metrics in Prometheus' text form.
+//! What one pod's instance reports: a JSON document, its health, and metrics in Prometheus' text format.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use nebula_core::TunnelStatus;
 use nebula_core::io::Handle;
 use serde_json::{Value, json};
 
-/// What there is to tell; the owner of the tunnel keeps it up to date.
+/// The state to report; the owner of the tunnel keeps it up to date.
 #[derive(Debug)]
 pub struct Status {
     /// `namespace/name`.
@@ -24,27 +24,27 @@ pub struct Status {
     pub port: u16,
     /// Certificate in use.
     pub identity: Option<Identity>,
-    /// Whether that one is provisional.
+    /// Whether that certificate is provisional.
     pub provisional: bool,
-    /// Why nothing passes although there was a certificate.
+    /// Why the path is closed although there was a certificate.
     pub closed: Option<&'static str>,
     /// The running node.
     pub handle: Option<Handle>,
-    /// Why there is no (newer) certificate.
+    /// Why there is no certificate, or no newer one.
     pub last_error: Option<String>,
-    /// Certificates that arrived.
+    /// Certificates received.
     pub issued: u64,
-    /// Requests for one that failed.
+    /// Failed requests for a certificate.
     pub failed: u64,
-    /// When the CA last said whom to trust, or that nothing changed (since the Unix epoch).
+    /// When the CA last sent the trust or confirmed it (since the Unix epoch).
     pub trust_confirmed: Option<Duration>,
 }
 
-/// Status shared with the thread that answers.
+/// Status shared with the threads that answer clients.
 pub type Shared = Arc<Mutex<Status>>;
 
 impl Status {
-    /// Of a pod that has nothing yet.
+    /// The status of a pod without a certificate.
     #[must_use]
     pub fn new(spec: &LaunchSpec, port: u16) -> Self {
         Self {
@@ -79,7 +79,7 @@ impl Status {
 
     pub(crate) fn certificate_failed(&mut self, cause: &str, denied: bool) {
         self.failed += 1;
-        // The same line for hours says nothing new.
+        // Repeating the same line for hours would say nothing new.
         if self.last_error.as_deref() != Some(cause) || self.failed.is_power_of_two() {
             tracing::warn!(error = cause, denied, failures = self.failed, "No certificate from the CA");
         }
@@ -98,7 +98,7 @@ impl Status {
     }
 }
 
-/// A moment's state, taken without holding up the owner.
+/// The state at one moment, taken without holding up the owner.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     fixed: Value,
@@ -134,7 +134,7 @@ impl Snapshot {
             counters: BTreeMap::new(),
         };
         drop(status);
-        // Asked without the lock: a busy node must not hold up the owner of the status.
+        // Queried without the lock: a busy node must not hold up the owner of the status.
         if let Some(handle) = handle {
             snapshot.tunnels = handle.tunnels();
             snapshot.counters = handle.counters();
@@ -163,12 +163,12 @@ impl Snapshot {
         self.fixed
     }
 
-    /// Whether the pod has its overlay, and if not, why.
+    /// Whether the pod is connected to its overlay, and if not, why.
     pub(crate) fn health(&self) -> Result<(), &str> {
         if self.open { Ok(()) } else { Err(&self.reason) }
     }
 
-    /// Prometheus text. Whose it is, is for the scraper to add: one socket is one pod.
+    /// Metrics in Prometheus' text format. The scraper adds labels that name the pod: one socket is one pod.
     pub(crate) fn metrics(&self) -> String {
         let mut out = String::new();
         let mut add = |name: &str, kind: &str, help: &str, value: Option<i64>| {

@@ -1,5 +1,5 @@
-//! One pod's status on a unix socket, as HTTP: `/` is the status document, then there are `/metrics` and `/healthz`. A
-//! client that sends no request gets the document alone.
+//! Serves one pod's status on a unix socket over HTTP: `/` is the status document, next to `/metrics` and `/healthz`. A
+//! client that sends no request gets the bare document.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,14 +15,14 @@ use crate::listener::deadline::DeadlineStream;
 use crate::listener::http::{self, Answer, Received};
 use crate::pod::status::{Shared, Snapshot};
 
-/// Reads the document of the instance that listens at `path`.
+/// Reads the status document of the instance that listens at `path`.
 ///
 /// # Errors
-/// No instance listens, or no document comes in time.
+/// Returns an error if no instance listens, or if the document does not arrive in time.
 pub fn ask(path: &Path) -> std::io::Result<String> {
     let stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-    // There is no request to wait for.
+    // No request follows, so the instance need not wait for one.
     stream.shutdown(std::net::Shutdown::Write)?;
     let mut text = String::new();
     stream.take(MAX_ANSWER_BYTES).read_to_string(&mut text)?;
@@ -35,21 +35,21 @@ pub struct StatusSocket {
     listener: UnixListener,
     status: Shared,
     path: PathBuf,
-    /// One reference for each client, and this one.
+    /// One reference per client, plus this one.
     clients: Arc<()>,
 }
 
 impl StatusSocket {
-    /// Listens at `path` (mode 0600). A file a former instance left there is replaced.
+    /// Listens at `path` (mode 0600), replacing a file that an earlier instance left there.
     ///
     /// # Errors
-    /// The socket cannot be made.
+    /// Returns an error if the socket cannot be created.
     pub fn open(path: &Path, status: Shared) -> std::io::Result<Self> {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // Between bind and a later chmod anybody could connect.
+        // If a chmod after bind set the mode, anybody could connect in between.
         let before = umask(Mode::from_bits_truncate(0o177));
         let listener = UnixListener::bind(path);
         umask(before);
@@ -62,7 +62,7 @@ impl StatusSocket {
     /// disconnected.
     ///
     /// # Errors
-    /// There are no descriptors or threads left.
+    /// Returns an error if the connection cannot be accepted or its thread cannot be started.
     pub fn admit(&self) -> std::io::Result<()> {
         let stream = match self.listener.accept() {
             Ok((stream, _)) => stream,
@@ -92,7 +92,7 @@ impl AsFd for StatusSocket {
 
 impl Drop for StatusSocket {
     fn drop(&mut self) {
-        // Another file may be there already if the next instance was quicker; it makes its own again then.
+        // The next instance creates its own file only after this one has released the launch file.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -122,7 +122,7 @@ fn answer(stream: &UnixStream, status: &Shared) -> std::io::Result<()> {
 }
 
 const TEXT_TYPE: &str = "text/plain; charset=utf-8";
-/// For the whole request; then the document alone is the answer.
+/// For the whole request; a client that has sent nothing by then gets the bare document.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);
 /// For the whole answer: clients do not wait longer.
 const WRITE_TIMEOUT: Duration = ANSWER_TIMEOUT;
@@ -139,7 +139,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Lets clients in until it is dropped.
+    /// Accepts clients until it is dropped.
     struct Served {
         over: Arc<AtomicBool>,
         thread: Option<std::thread::JoinHandle<()>>,

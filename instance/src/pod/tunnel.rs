@@ -1,4 +1,4 @@
-//! The instance of one pod: drives the life cycle of its certificate, the watch over whom to trust, and the data path.
+//! The instance of one pod: drives the certificate's life cycle, the trust watch and the data path.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,7 +38,8 @@ use crate::pod::underlay;
 /// Serves the pod of a launch file until it is gone, a signal asks to stop, or something fails.
 ///
 /// # Errors
-/// See [`Error`]. Everything made is removed again, except what keeps packets for the overlay from leaving in clear.
+/// See [`Error`]. Everything created is removed again, except the routes and rules that keep packets for the overlay
+/// from leaving in the clear.
 pub fn serve(launch: &Path) -> Result<(), Error> {
     confinement::hide_memory().map_err(set_up("cannot hide the memory of this process"))?;
     capabilities::keep(capabilities::FOR_SET_UP).map_err(set_up("cannot give up capabilities"))?;
@@ -46,9 +47,9 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
         eprintln!("nobody hears that this instance is ready: {error}");
     }
     let signals = Signals::block().map_err(set_up("cannot set up signal handling"))?;
-    // Fails only if this process leads a session already.
+    // Fails only if this process already leads a process group.
     let _ = nix::unistd::setsid();
-    // Set-up needs a deep stack, whose memory is freed with its thread.
+    // Set-up needs a deep stack; on a thread of its own, that memory is freed when the thread ends.
     let started = Namespace::Own.run("start", || {
         let Launch { spec, lock: only_one } = Launch::claim(launch)?;
         let settings = Settings::read_for_pod(&Value::from(&spec.nebula))
@@ -60,24 +61,24 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
         Ok((pod, events, only_one, confinement.prepare()))
     });
     let (mut pod, mut events, only_one, sandbox) = started.map_err(|error| Error::set_up("pod", error))??;
-    // All other threads are started from here, or entered the sandbox themselves.
+    // All other threads are started by this one from here on, or have entered the sandbox themselves.
     let missing = sandbox.enter(CapabilitySet::empty()).map_err(set_up("cannot confine this instance"))?;
     if missing != Missing::default() {
         tracing::warn!(?missing, "This kernel does not offer all that would confine the instance");
     }
     if !pod.is_awaited {
-        // Flow init: the kubelet starts the init container only after this.
+        // In the init flow, the kubelet starts the init container only after this.
         notify::ready();
     }
     let result = pod.run(&mut events);
-    // The next instance of this pod may begin when there is nothing left of this one.
+    // The pod's next instance may start once nothing of this one is left.
     drop(pod);
     drop(events);
     drop(only_one);
     result
 }
 
-/// All that needs privileges, except what the first certificate says.
+/// Does everything that needs privileges, except what depends on the first certificate.
 fn start(
     spec: LaunchSpec,
     settings: Settings,
@@ -92,7 +93,8 @@ fn start(
         namespace.executor(move || sandbox.enter(kept).map(drop)).map_err(refused)
     };
     let in_pod = || in_pod_with(CapabilitySet::empty());
-    // Their folder belongs to the user that this program becomes; the way to it does not.
+    // Sockets are created by their bare names: this program's later user owns their directory, but may not be able to
+    // reach it by its path.
     let room = spec.status_socket.parent().unwrap_or_else(|| Path::new("/"));
     std::env::set_current_dir(room).map_err(set_up(&format!("cannot work in {}", room.display())))?;
     let (sockets, place_of_sockets) = match spec.underlay {
@@ -100,7 +102,7 @@ fn start(
         Underlay::Pod => (underlay::bind(&spec, &settings, &namespace, random())?, in_pod()?),
     };
     let init = match spec.flow {
-        // Before any program of the pod runs: the name is ours as long as we live.
+        // Opened before any program of the pod runs, so that none of them can take the name while this instance lives.
         Flow::Init => Some(open_handoff(&namespace, confinement)?),
         Flow::Node => None,
     };
@@ -149,7 +151,7 @@ struct PodTunnel {
     /// Whether the plugin waits for the first certificate.
     is_awaited: bool,
     trust: TrustWatch,
-    /// Of the trust in use.
+    /// ETag of the latest trust.
     etag: Option<String>,
     path: DataPath,
 }
@@ -172,7 +174,7 @@ impl PodTunnel {
     fn run(&mut self, events: &mut EventQueue) -> Result<(), Error> {
         let mut gone_since = None;
         let mut release_memory_at = None;
-        // A namespace that is removed loses its links first: after a change of links it is polled faster.
+        // A namespace loses its links before it disappears, so a change of links makes the checks more frequent.
         let mut fast_checks_until = Duration::ZERO;
         loop {
             let now = self.clock.now();
@@ -222,7 +224,7 @@ impl PodTunnel {
             if self.presence.is_there() {
                 gone_since = None;
             } else if now.saturating_sub(*gone_since.get_or_insert(now)) >= NETNS_GONE_FOR {
-                // The open tun would keep the namespace, its links and the pod's address alive.
+                // This instance must end: its open tun would keep the namespace, its links and the pod's address alive.
                 tracing::info!("The pod's network namespace is gone, ending");
                 self.stop(events);
                 return Ok(());
@@ -282,7 +284,7 @@ impl PodTunnel {
         Ok(())
     }
 
-    /// Peers and the pod itself know the addresses of the first certificate.
+    /// Refuses a certificate with other networks than the first one, whose addresses the pod and its peers already use.
     fn check(&self, issued: Box<Issued>) -> Result<Box<Issued>, Refusal> {
         match self.path.networks() {
             Some(networks) if networks != issued.identity.networks() => {
@@ -362,7 +364,7 @@ impl PodTunnel {
         if let Some(key) = news.renewal_key {
             self.enrolment.renew_with(key);
         }
-        // A closed path stays closed, with an empty trust.
+        // A closed path keeps its empty trust.
         if self.life.is_open() {
             self.path.set_trust(news.trust);
         }
@@ -402,7 +404,7 @@ impl PodTunnel {
 }
 
 fn open_handoff(namespace: &Namespace, confinement: &Confinement) -> Result<HandoffServer, Error> {
-    // Bound as root, which init checks; the thread that serves it is confined.
+    // Bound as root, because init checks the listener's user; the thread that serves it is confined.
     let sandbox = confinement.prepare();
     let confine = move || sandbox.enter(CapabilitySet::empty()).map(drop);
     let what = "cannot listen for the pod's init container";
@@ -418,7 +420,7 @@ fn watch_links(namespace: &Namespace) -> Result<LinkWatch, Error> {
     watch.map_err(|error| Error::set_up_io(what, error))
 }
 
-/// The name in the current folder.
+/// The socket's path relative to the current directory.
 fn in_room(socket: &Path) -> &Path {
     socket.file_name().map_or(socket, Path::new)
 }
@@ -436,7 +438,7 @@ fn unix_seconds(moment: Moment) -> UnixTime {
     UnixTime::try_from(moment.as_secs()).unwrap_or(UnixTime::MAX)
 }
 
-/// Only spreads load; without randomness all instances merely try the same ports first.
+/// A seed that only spreads load; falls back to the process ID.
 fn random() -> u64 {
     getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()))
 }
@@ -444,9 +446,9 @@ fn random() -> u64 {
 const NETNS_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const FAST_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 const FAST_CHECKS_FOR: Duration = Duration::from_secs(5);
-// A runtime may remount while it sets up; a namespace that is gone stays gone.
+// A runtime may remount the namespace during set-up, so a single failed check is not enough.
 const NETNS_GONE_FOR: Duration = Duration::from_secs(1);
 const STOP_TIMEOUT: Duration = Duration::from_millis(250);
 const TRUST_TIMEOUT: Duration = Duration::from_secs(10);
-// The next question to the CA has been asked by then; little of what an answer took is needed again.
+// By then the next request to the CA is in flight, and little of the memory that the last answer took is needed again.
 const RELEASE_MEMORY_AFTER: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! The UDP sockets of one pod's tunnel: one port for each pod, in the host's network namespace or the pod's own.
+//! The UDP sockets of one pod's tunnel: one port per pod, in the host's network namespace or the pod's own.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,8 +10,8 @@ use crate::config::Settings;
 use crate::linux::netns::Namespace;
 use crate::pod::error::Error;
 
-/// Binds a free port of the range, in `namespace`. `start` says where in the range to begin, so that instances rarely
-/// meet.
+/// Binds a free port of the range in `namespace`. `start` decides where in the range the search begins, so that
+/// instances rarely collide.
 pub(crate) fn bind(
     spec: &LaunchSpec,
     settings: &Settings,
@@ -46,7 +46,8 @@ fn bind_in_range(spec: &LaunchSpec, settings: &Settings, start: u64) -> Result<(
     Err(refuse("every port is in use; widen portRange"))
 }
 
-/// Sockets that share a port among themselves would share it with another instance's as well.
+/// Checks that nobody uses the port. The sockets of a tunnel share their port, and would share it with those of another
+/// instance, too.
 fn probe(address: SocketAddr) -> io::Result<()> {
     std::net::UdpSocket::bind(address).map(drop)
 }

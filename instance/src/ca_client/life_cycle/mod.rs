@@ -1,4 +1,5 @@
-//! The life of a pod's or a host's certificate as a pure machine: asking, running, renewing, closed. No clock, no IO.
+//! The life cycle of a pod's or a host's certificate as a pure state machine: requesting, running, renewing, closed. No
+//! clock, no I/O.
 
 use std::time::Duration;
 
@@ -7,14 +8,14 @@ use nebula_cert::{CaPool, Identity, UnixTime};
 use crate::ca_client::Refusal;
 use crate::ca_client::backoff::Jitter;
 
-/// Time since the Unix epoch: certificates live by the wall clock.
+/// Time since the Unix epoch, because certificates are valid by the wall clock.
 pub type Moment = Duration;
 
-/// One reading of both clocks. Timeouts are measured by `uptime`, which is monotonic; certificates by `wall`, which may
-/// jump.
+/// One reading of both clocks. `uptime` is monotonic and measures timeouts; `wall` measures the validity of
+/// certificates and may jump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
-    /// Since any fixed moment; never goes back.
+    /// Time since an arbitrary fixed moment; never goes back.
     pub uptime: Duration,
     /// The wall clock.
     pub wall: Moment,
@@ -23,24 +24,24 @@ pub struct Now {
 /// Whether the start waits for the first certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// Yes, up to this long: without a certificate by then the pod must not start.
+    /// Yes, for at most this long: without a certificate by then, the pod must not start.
     Within(Duration),
-    /// No: the data path stays closed until it arrives.
+    /// No: the data path stays closed until one arrives.
     Whenever,
 }
 
-/// Decides when to ask for a certificate, when to close the path and when to give up.
+/// Decides when to request a certificate, when to close the data path and when to give up.
 #[derive(Debug)]
 pub struct LifeCycle {
     start: Start,
-    /// Uptime.
+    /// Uptime at creation.
     born: Duration,
-    /// Uptime when to ask next; none while a request is under way.
+    /// Uptime of the next request; `None` while one is in flight.
     ask_at: Option<Duration>,
     failures: u32,
     certificate: Option<Held>,
     closed: bool,
-    /// A step that was decided and not polled yet.
+    /// A step that is decided but has not been polled yet.
     decided: Option<Step>,
     last_failure: Option<Failure>,
     jitter: Jitter,
@@ -49,19 +50,19 @@ pub struct LifeCycle {
 #[derive(Debug, Clone, Copy)]
 struct Held {
     expires: Moment,
-    /// When to renew by the wall clock; none once that has been tried.
+    /// Wall-clock time of the renewal; `None` once it has been tried, and for a provisional certificate.
     renew_at: Option<Moment>,
     standing: Standing,
-    /// Another one is due as soon as there is something to prove with.
+    /// To be replaced as soon as the pod has a proof of its own.
     provisional: bool,
 }
 
-/// What the trusted CAs and the blocklist say of the own certificate.
+/// What the trusted CAs and the blocklist say about the pod's own certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// Peers accept it.
     Good,
-    /// Its CA is trusted no longer: peers that know this refuse it.
+    /// Its CA is no longer trusted: peers that know this refuse it.
     Orphaned,
     /// It is on the blocklist.
     Revoked,
@@ -80,27 +81,27 @@ impl Standing {
     }
 }
 
-/// What the owner of the machine must do.
+/// What the owner of the state machine must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Ask for a certificate of a new key, at most that long, and report with [`LifeCycle::issued`],
-    /// [`LifeCycle::failed`] or [`LifeCycle::not_yet`].
+    /// Request a certificate for a new key and report the outcome with [`LifeCycle::issued`], [`LifeCycle::failed`] or
+    /// [`LifeCycle::not_yet`].
     Ask {
         /// Longest time the request may take.
         within: Duration,
     },
-    /// Let nothing pass until another certificate arrives.
+    /// Block all traffic until another certificate arrives.
     Close(Closing),
-    /// There will be no certificate in time: end, and say why.
+    /// There will be no certificate in time: stop, and report why.
     GiveUp(Failure),
 }
 
 /// Why the path closes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closing {
-    /// The certificate's time is over, and there was no other.
+    /// The certificate expired before it could be replaced.
     Expired,
-    /// The certificate was blocked.
+    /// The certificate is on the blocklist.
     Revoked,
 }
 
@@ -109,7 +110,7 @@ pub enum Closing {
 pub enum Failure {
     /// The CA refused.
     Denied(Refusal),
-    /// The CA could not be asked in time.
+    /// No decision from the CA in time.
     Unavailable(String),
 }
 
@@ -132,7 +133,7 @@ pub enum Install {
 }
 
 impl LifeCycle {
-    /// A pod that has nothing yet. `seed` spreads the renewals of many pods.
+    /// Creates the life cycle of a pod without a certificate. `seed` spreads the renewals of many pods.
     #[must_use]
     pub fn new(start: Start, now: Now, seed: u64) -> Self {
         Self {
@@ -154,7 +155,7 @@ impl LifeCycle {
         !self.closed
     }
 
-    /// The next thing to do at `now`, if any. Call until there is nothing.
+    /// The next step at `now`, if any. Call it until it returns `None`.
     #[must_use]
     pub fn poll(&mut self, now: Now) -> Option<Step> {
         if let Some(step) = self.decided.take() {
@@ -162,7 +163,7 @@ impl LifeCycle {
         }
         if !self.closed && self.certificate.is_some_and(|held| now.wall >= held.expires) {
             self.closed = true;
-            // There is nothing to wait for any more.
+            // A pending retry or renewal must not wait any longer.
             self.ask_at = self.ask_at.map(|at| at.min(now.uptime));
             return Some(Step::Close(Closing::Expired));
         }
@@ -172,7 +173,7 @@ impl LifeCycle {
             let failure = self.last_failure.clone();
             return Some(Step::GiveUp(failure.unwrap_or_else(|| Failure::Unavailable("no answer in time".to_owned()))));
         }
-        // By both clocks: one that is set back must not put off the renewal.
+        // Checks both clocks: a wall clock that is set back must not delay the renewal.
         let renew = self.certificate.is_some_and(|held| held.renew_at.is_some_and(|at| now.wall >= at));
         if self.ask_at.is_some_and(|at| renew || now.uptime >= at) {
             self.ask_at = None;
@@ -182,7 +183,7 @@ impl LifeCycle {
         None
     }
 
-    /// How long from `now` [`LifeCycle::poll`] has nothing to do, if no clock is set.
+    /// Time from `now` until [`LifeCycle::poll`] has something to do, as long as nobody sets the clock.
     #[must_use]
     pub fn idle(&self, now: Now) -> Option<Duration> {
         if self.decided.is_some() {
@@ -195,10 +196,10 @@ impl LifeCycle {
         wall.chain(uptime.map(|at| at.saturating_sub(now.uptime))).min()
     }
 
-    /// A certificate valid until `expires` arrived.
+    /// Records a new certificate that is valid until `expires`.
     #[must_use]
     pub fn issued(&mut self, now: Now, expires: Moment) -> Install {
-        // Measured from now: certificates are often backdated a little.
+        // Counted from now, because certificates are often backdated a little.
         let life = expires.saturating_sub(now.wall);
         let early = self.jitter.below(life / 12);
         let wait = (life - life / 3).saturating_sub(early).max(MIN_RENEWAL_WAIT);
@@ -206,7 +207,7 @@ impl LifeCycle {
         self.hold(Held { expires, renew_at, standing: Standing::Good, provisional: false }, now.uptime + wait)
     }
 
-    /// A provisional certificate valid until `expires` arrived: the path opens, and the search for a better one goes
+    /// Records a provisional certificate that is valid until `expires`: the path opens, and requests for a final one go
     /// on.
     #[must_use]
     pub fn issued_provisionally(&mut self, now: Now, expires: Moment) -> Install {
@@ -223,7 +224,7 @@ impl LifeCycle {
         if std::mem::replace(&mut self.closed, false) { Install::Open } else { Install::Swap }
     }
 
-    /// A request failed.
+    /// Records that a request failed.
     pub fn failed(&mut self, now: Now, failure: Failure) {
         let denied = matches!(failure, Failure::Denied(_));
         if denied && self.end_of_budget().is_some() {
@@ -236,13 +237,13 @@ impl LifeCycle {
         self.last_failure = Some(failure);
     }
 
-    /// No request was made, for lack of a proof: the pod's init container has not shown its token.
+    /// Records that no request was made, for lack of a proof: the pod's init container has not shown its token.
     pub fn not_yet(&mut self, now: Now) {
         let waited = now.uptime.saturating_sub(self.born);
         self.ask_at = Some(now.uptime + (waited / 20).clamp(FIRST_BACKOFF, MAX_BACKOFF_STRICT));
     }
 
-    /// What is trusted changed, and this is what it says of the own certificate.
+    /// Records how a change of the trust affects the pod's own certificate.
     pub fn judged(&mut self, now: Now, standing: Standing) {
         let Some(held) = &mut self.certificate else { return };
         if std::mem::replace(&mut held.standing, standing) == standing {
@@ -250,7 +251,7 @@ impl LifeCycle {
         }
         match standing {
             Standing::Good => return,
-            // All pods of an old CA learn it at the same moment.
+            // All pods of an old CA learn of this at the same moment.
             Standing::Orphaned => {}
             Standing::Revoked if self.closed => {}
             Standing::Revoked => {
@@ -262,7 +263,7 @@ impl LifeCycle {
         self.ask_at = self.ask_at.map(|at| at.min(soon));
     }
 
-    /// Before the first certificate, if the start waits for it.
+    /// When the start gives up, if it waits for the first certificate and there is none yet.
     fn end_of_budget(&self) -> Option<Duration> {
         match self.start {
             Start::Within(budget) if self.certificate.is_none() => Some(self.born + budget),
@@ -277,7 +278,7 @@ impl LifeCycle {
 
     fn retry_wait(&mut self, now: Now, denied: bool) -> Duration {
         let wait = match self.certificate.filter(|held| !self.closed && !held.provisional) {
-            // A tenth of what is left: a few tries early, more of them as the end comes near.
+            // A tenth of the remaining time: a few early retries, and more of them as expiry approaches.
             Some(held) => (held.expires.saturating_sub(now.wall) / 10).clamp(MIN_RENEWAL_WAIT, MAX_RENEWAL_WAIT),
             None => {
                 let longest = if self.end_of_budget().is_some() { MAX_BACKOFF_STRICT } else { MAX_BACKOFF_LAZY };

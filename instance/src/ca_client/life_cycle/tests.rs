@@ -1,4 +1,4 @@
-//! The machine on a virtual clock.
+//! Tests of the state machine on a virtual clock.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn unavailable() -> Failure {
     Failure::Unavailable("connection refused".to_owned())
 }
 
-/// A machine and two clocks that only the test moves.
+/// A life cycle and two clocks that only the test advances.
 struct Pod {
     life: LifeCycle,
     now: Now,
@@ -31,7 +31,7 @@ impl Pod {
         Self { life: LifeCycle::new(start, now, seed), now }
     }
 
-    /// One with a certificate for a day.
+    /// A pod with a certificate that is valid for a day.
     fn running(seed: u64) -> Self {
         let mut pod = Self::new(Start::Within(BUDGET), seed);
         assert!(pod.asks());
@@ -65,7 +65,7 @@ impl Pod {
         self.life.failed(self.now, failure);
     }
 
-    /// Lets time pass until there is something to do.
+    /// Advances the clocks until there is something to do.
     fn next(&mut self) -> Step {
         for _ in 0..3 {
             if let Some(step) = self.poll() {
@@ -76,7 +76,7 @@ impl Pod {
         panic!("idle says now, poll says nothing: {:?} at {:?}", self.life, self.now);
     }
 
-    /// Until the next request, which may not come with anything else.
+    /// Advances to the next request, which must be the next step.
     fn next_ask(&mut self) -> Duration {
         let before = self.now.uptime;
         let step = self.next();
@@ -360,7 +360,7 @@ fn with_a_provisional_certificate_a_pod_is_open_and_goes_on_asking_as_one_that_h
         assert!(pod.next_ask() <= seconds(2));
         pod.life.not_yet(pod.now);
     }
-    // The proof is there, the CA is not: as eager as without any certificate.
+    // The proof is there but the CA is not: retries are as frequent as without any certificate.
     pod.next_ask();
     pod.failed(false);
     assert!(pod.next_ask() <= FIRST_BACKOFF * 5 / 4);

@@ -1,8 +1,8 @@
-//! What a misspelt key was probably meant to be.
+//! Guesses what a misspelt key was meant to be.
 
 use super::table::KEYS;
 
-/// Names that former releases of Go Nebula read, and where their meaning went.
+/// Keys of earlier Go Nebula releases, and what replaced them.
 const FORMER: &[(&str, &str)] = &[
     ("local_range", "it is called preferred_ranges now, and is a list"),
     ("pki.blacklist", "it is called pki.blocklist now"),
@@ -13,7 +13,7 @@ const FORMER: &[(&str, &str)] = &[
     ("punchy.punch_back", "it is called punchy.respond"),
 ];
 
-/// The likely fix of an unknown key, as a sentence without its stop.
+/// The likely fix for an unknown key, as a sentence without its full stop.
 pub(super) fn key(path: &str) -> Option<String> {
     if let Some((_, fix)) = FORMER.iter().find(|(former, _)| *former == path) {
         return Some((*fix).to_owned());
@@ -21,7 +21,7 @@ pub(super) fn key(path: &str) -> Option<String> {
     let sections = KEYS.iter().map(|key| section_of(key.path)).filter(|section| !section.is_empty());
     let known = KEYS.iter().map(|key| key.path).chain(sections);
     let misspelt = match path.rsplit_once('.') {
-        // Names such as `host` and `enabled` stand in several sections: a slip stays in its own.
+        // Names such as `host` and `enabled` occur in several sections, so a typo is only corrected within its own.
         Some((own, leaf)) => {
             let leaves = known.filter_map(|known| known.rsplit_once('.').filter(|(section, _)| *section == own));
             nearest(leaf, leaves.map(|(_, leaf)| leaf)).map(|leaf| format!("{own}.{leaf}"))
@@ -32,7 +32,7 @@ pub(super) fn key(path: &str) -> Option<String> {
     Some(format!("did you mean {meant}?"))
 }
 
-/// The section that has all these keys, which were found without a section or in another one: its header is missing.
+/// The section that has all these keys, which were found outside of it: its header is probably missing.
 pub(super) fn missing_header(found_in: &str, leaves: &[&str]) -> Option<&'static str> {
     let has = |section: &str, leaf: &str| KEYS.iter().any(|key| key.path.rsplit_once('.') == Some((section, leaf)));
     let mut sections = KEYS.iter().map(|key| section_of(key.path)).filter(|section| !section.is_empty());
@@ -40,7 +40,7 @@ pub(super) fn missing_header(found_in: &str, leaves: &[&str]) -> Option<&'static
     if leaves.len() < 2 { None } else { sections.find(all) }
 }
 
-/// A key of another section with the same name, if that name says enough by itself.
+/// A key of the same name in another section, if there is only one and its name is specific enough.
 fn elsewhere(path: &str) -> Option<&'static str> {
     let leaf = path.rsplit('.').next().unwrap_or(path);
     let mut same = KEYS.iter().map(|key| key.path).filter(|key| *key != leaf && key.rsplit('.').next() == Some(leaf));
@@ -67,12 +67,12 @@ fn nearest(name: &str, known: impl Iterator<Item = &'static str>) -> Option<&'st
         .map(|(_, known)| known)
 }
 
-// Two slips in so few letters make another word.
+// Two typos in so short a word make another word.
 const SHORT_KEY_BYTES: usize = 5;
-// No key is that long: a long name is not worth the time.
+// No known key is this long, so a longer name is not worth the time.
 const MAX_KEY_BYTES: usize = 64;
 
-/// Letters to insert, remove, replace or swap with a neighbour.
+/// Edit distance: letters to insert, remove, replace or swap with a neighbour.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     if a.len().abs_diff(b.len()) > 2 || a.len() > MAX_KEY_BYTES {

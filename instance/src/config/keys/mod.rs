@@ -1,4 +1,4 @@
-//! Which keys exist, and what is said about those that are unknown, of another type, or without effect here.
+//! Which keys exist, and remarks on those that are unknown, of the wrong type, or without effect here.
 
 mod likely;
 #[cfg(test)]
@@ -9,7 +9,7 @@ use super::Value;
 use super::section::Section;
 use table::{Effect, KEYS, Key, Kind};
 
-/// Remarks on every key that nobody reads.
+/// Adds a remark for every key that is not read.
 pub(super) fn check(section: &Section<'_>, tree: &Value) {
     for key in KEYS {
         let Some(value) = section.get(key.path) else { continue };
@@ -19,11 +19,11 @@ pub(super) fn check(section: &Section<'_>, tree: &Value) {
         match key.effect {
             Effect::OnReload | Effect::OnStart => {}
             Effect::Ignored(_) => check_kind(section, key, value),
-            // Read and checked as a whole.
+            // The settings of the console are read and checked as a whole.
             Effect::Console if cfg!(feature = "ssh") => {}
             Effect::Console => {
                 check_kind(section, key, value);
-                // Keys of a part that is off as long as its switch is: the switch is reported, and they are not.
+                // Keys of a feature that this build lacks have no effect anyway; only the switch is reported.
                 if key.path == "sshd.enabled" && value.boolean() == Some(true) {
                     section.warn(key.path, NO_CONSOLE);
                 }
@@ -36,7 +36,7 @@ pub(super) fn check(section: &Section<'_>, tree: &Value) {
 const NO_CONSOLE: &str = "sshd.enabled is not supported and has no effect in this build, which has no SSH console (feature ssh); nebula \
                           ctl answers the same questions";
 
-/// Keys that are read are checked where they are read.
+/// Checks the type of a key that is not read; other keys are checked where they are read.
 fn check_kind(section: &Section<'_>, key: &Key, value: &Value) {
     let expected = match key.kind {
         Kind::Boolean if value.boolean().is_none() => "true or false".to_owned(),
@@ -67,17 +67,17 @@ fn check_entries(section: &Section<'_>, path: &str, value: &Value, fields: &[&'s
     }
 }
 
-/// Fields of rules that are for people only.
+/// Fields of rules that are only notes for people.
 const RULE_REMARKS: &[&str] = &["description", "name", "comment"];
 
-/// `a.b` as `a: {b: ...}`.
+/// Writes `a.b` as `a: {b: ...}`.
 fn nested(name: &str) -> String {
     let parts: Vec<&str> = name.split('.').collect();
     let open = parts.join(": {");
     format!("{open}: ...{}", "}".repeat(parts.len().saturating_sub(1)))
 }
 
-/// Names that programs leave to people: anchors for YAML, and remarks.
+/// Whether a name is reserved for people: YAML anchors and notes.
 fn is_private(name: &str) -> bool {
     name.starts_with("x-") || name.starts_with('_')
 }

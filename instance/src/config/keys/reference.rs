@@ -1,5 +1,5 @@
-//! The reference of all keys and the schema for editors, made from the table and compared with what is committed.
-//! `UPDATE_REFERENCE=1 cargo test -p nebula-instance reference` writes both.
+//! Generates the reference of all keys and the JSON schema for editors, and compares both with the committed files.
+//! `UPDATE_REFERENCE=1 cargo test -p nebula-instance reference` writes them.
 
 use serde_json::{Map, Value, json};
 
@@ -79,7 +79,7 @@ fn kind(kind: Kind) -> String {
     }
 }
 
-/// JSON Schema 2020-12.
+/// The schema, as JSON Schema 2020-12.
 fn schema() -> Value {
     let mut root = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -104,7 +104,7 @@ fn schema() -> Value {
                 .or_insert_with(|| json!({"type": ["object", "null"], "additionalProperties": false}));
         }
     }
-    // A section that has a short form.
+    // This section has a short form.
     root["properties"]["punchy"]["type"] = json!(["object", "boolean", "string", "null"]);
     root["additionalProperties"] = json!(false);
     root
@@ -114,7 +114,7 @@ fn properties(at: &mut Value) -> &mut Map<String, Value> {
     if at.get("properties").is_none() {
         at["properties"] = json!({});
     }
-    // `punchy` stands in the table before the keys below it.
+    // In the table, `punchy` comes before its own keys.
     if at.get("additionalProperties").is_none() {
         at["additionalProperties"] = json!(false);
     }
@@ -152,7 +152,7 @@ fn of_key(key: &Key) -> Value {
     made
 }
 
-/// A field of an entry of a list; the same name means the same in every list.
+/// Schema of a field of a list entry; the same name means the same in every list.
 fn of_field(name: &str) -> Value {
     let texts = json!({"type": "array", "items": {"type": "string"}});
     match name {

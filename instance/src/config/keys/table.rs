@@ -1,4 +1,4 @@
-//! Every key: what it takes, what it does without being given, when a change of it takes effect.
+//! Every key: what it accepts, its default, and when a change takes effect.
 
 use Effect::{Console, Ignored, OnReload, OnStart};
 use Kind::{Address, Boolean, Choice, Cidrs, Duration, Entries, Map, Number, Pem, Text, Texts};
@@ -6,7 +6,7 @@ use Kind::{Address, Boolean, Choice, Cidrs, Duration, Entries, Map, Number, Pem,
 /// A key of the configuration.
 #[derive(Debug)]
 pub(super) struct Key {
-    /// Dotted.
+    /// Dotted path.
     pub(super) path: &'static str,
     pub(super) kind: Kind,
     /// As the reference shows it.
@@ -17,7 +17,7 @@ pub(super) struct Key {
     pub(super) about: &'static str,
 }
 
-/// What a key takes.
+/// What a key accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Boolean,
@@ -25,7 +25,7 @@ pub(super) enum Kind {
     /// With a unit.
     Duration,
     Text,
-    /// Words, in any case where Go takes them so.
+    /// One of these words, in any case where Go accepts any case.
     Choice(&'static [&'static str]),
     /// Path of a file, or PEM text.
     Pem,
@@ -44,9 +44,9 @@ pub(super) enum Kind {
 pub(super) enum Effect {
     OnReload,
     OnStart,
-    /// Read by Go, and nothing that it tunes is here, or not on Linux; the text says why.
+    /// Read by Go, but what it tunes does not exist here, or not on Linux; the text says why.
     Ignored(&'static str),
-    /// On reload, in builds with the SSH console; otherwise it is said of the switch.
+    /// On reload, in builds with the SSH console; in others, only the switch is reported.
     Console,
 }
 

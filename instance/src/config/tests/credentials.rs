@@ -18,7 +18,7 @@ impl Network {
         Self { ca, ca_key }
     }
 
-    /// PEM of certificate and key.
+    /// PEM text of the certificate and the key.
     fn host(&self, not_after: i64) -> (String, String) {
         let key = PrivateKey::generate(Curve::Curve25519).unwrap();
         let host = template("host", NOW - 900, not_after, key.public_key(), &["10.42.0.7/16"]);

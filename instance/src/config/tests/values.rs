@@ -1,4 +1,4 @@
-//! Text to scalars and trees, as go-yaml reads it.
+//! Text to scalars and trees, as go-yaml parses it.
 
 use proptest::prelude::*;
 

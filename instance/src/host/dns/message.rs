@@ -1,4 +1,4 @@
-//! DNS datagrams as this server sees them: one question, at most one record.
+//! DNS messages as this server uses them: one question, at most one record.
 
 use std::net::IpAddr;
 
@@ -6,19 +6,19 @@ use hickory_resolver::proto::op::{Message, MessageType, OpCode, ResponseCode};
 use hickory_resolver::proto::rr::rdata::TXT;
 use hickory_resolver::proto::rr::{RData, Record, RecordType};
 
-/// What is asked.
+/// A query.
 #[derive(Debug)]
 pub(super) struct Query {
     message: Message,
-    /// Lower case, labels joined by dots, without the last one.
+    /// Lower case, labels joined by dots, without the trailing dot.
     pub(super) name: String,
     pub(super) kind: RecordType,
 }
 
-/// What is answered.
+/// The answer to a query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// Nothing of that family: no error, no record.
+    /// No record of that type, and no error.
     Nothing,
     Address(IpAddr),
     Text(String),
@@ -26,14 +26,14 @@ pub(super) enum Answer {
 }
 
 impl Query {
-    /// `None` for what is no standard query of one question; nobody is answered then.
+    /// `None` if the datagram is not a standard query with one question; such datagrams are not answered.
     pub(super) fn parse(datagram: &[u8]) -> Option<Self> {
         let message = Message::from_vec(datagram).ok()?;
         let is_query = message.metadata.message_type == MessageType::Query && message.metadata.op_code == OpCode::Query;
         let [question] = message.queries.as_slice() else { return None };
         let mut labels = Vec::new();
         for label in question.name().iter() {
-            // A dot inside a label would look like two labels.
+            // A dot inside a label would look like a separator of two labels.
             let label = std::str::from_utf8(label).ok().filter(|label| !label.contains('.'))?;
             labels.push(label.to_ascii_lowercase());
         }
@@ -41,8 +41,7 @@ impl Query {
         is_query.then_some(Self { message, name, kind })
     }
 
-    /// The datagram that answers; not authoritative and without recursion, as Go Nebula's. `None` if it cannot be
-    /// written.
+    /// The response datagram, not authoritative and without recursion, as Go Nebula's. `None` if it cannot be encoded.
     pub(super) fn reply(&self, answer: &Answer) -> Option<Vec<u8>> {
         let asked = &self.message.metadata;
         let mut reply = Message::response(asked.id, OpCode::Query);
@@ -66,9 +65,9 @@ impl Query {
     }
 }
 
-/// Of a character-string (RFC 1035).
+/// Longest character-string (RFC 1035).
 const MAX_STRING_BYTES: usize = 255;
-/// Seconds. Addresses belong to certificates, so they do not change often.
+/// In seconds. Addresses belong to certificates, so they rarely change.
 const TTL_SECONDS: u32 = 3600;
 
 #[cfg(test)]
@@ -90,7 +89,7 @@ pub(super) mod tests {
     #[test]
     fn a_question_is_read_in_lower_case_and_what_follows_it_is_not() {
         let mut datagram = question("Host.Example", RecordType::A);
-        // An OPT record, as resolvers add.
+        // An OPT record, as resolvers add one.
         datagram[11] = 1;
         datagram.extend_from_slice(&[0, 0, 41, 16, 0, 0, 0, 0, 0, 0, 0]);
         let query = Query::parse(&datagram).unwrap();

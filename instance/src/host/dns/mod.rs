@@ -1,4 +1,4 @@
-//! The lighthouse's DNS server, over UDP: overlay addresses by the names in certificates, and certificates by address.
+//! The lighthouse's DNS server over UDP: overlay addresses by certificate name, and certificates by address.
 
 mod message;
 
@@ -16,7 +16,7 @@ use crate::names;
 use hickory_resolver::proto::rr::RecordType;
 use message::{Answer, Query};
 
-/// What a server was started with.
+/// What a server is started with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Served {
     listen: Dns,
@@ -24,14 +24,14 @@ pub(crate) struct Served {
     own: (String, Vec<IpAddr>),
 }
 
-/// Answers until it is dropped.
+/// Answers queries until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
     _running: Running,
 }
 
 impl Served {
-    /// `None` if nothing is to be served.
+    /// `None` if there is nothing to serve.
     pub(crate) fn of(settings: &Settings) -> Option<Self> {
         let listen = settings.dns.clone()?;
         let identity = &settings.pki.as_ref()?.identity;
@@ -39,8 +39,7 @@ impl Served {
         Some(Self { listen, own: (identity.primary().name().to_owned(), addresses) })
     }
 
-    /// Starts the server, which asks `peers`. As in Go Nebula, a failure is reported and nothing else stops because of
-    /// it.
+    /// Starts the server, which queries `peers`. As in Go Nebula, a failure is logged and stops nothing else.
     pub(crate) fn start(self, peers: impl Peers) -> Option<Server> {
         let Dns { host, port } = &self.listen;
         let socket = match bind(host, *port) {
@@ -51,7 +50,7 @@ impl Served {
             }
         };
         let started = socket.local_addr().and_then(|address| {
-            // A socket without anything to read must not keep the thread from its end.
+            // If a readable socket turns out to be empty, the thread must not block, as it then could not be stopped.
             socket.set_nonblocking(true)?;
             let running = until_stopped::spawn("dns", move |stopped| self.serve(&socket, &stopped, &peers))?;
             tracing::info!(dnsListener = %address, "Starting DNS responder");
@@ -84,8 +83,8 @@ impl Served {
         }
     }
 
-    /// The certificate of the peer with the address that is asked for. It says more than a name, so only programs of
-    /// this host hear it.
+    /// The certificate of the peer with the requested address. It reveals more than a name, so only programs on this
+    /// host get it.
     fn certificate(&self, query: &Query, from: IpAddr, peers: &impl Peers) -> Answer {
         if !from.is_loopback() && !self.own.1.contains(&from) {
             return Answer::Nothing;
@@ -95,11 +94,11 @@ impl Served {
     }
 }
 
-/// Whom the server knows.
+/// The peers that the server knows.
 pub(crate) trait Peers: Send + 'static {
     /// Names and addresses of the hosts with a tunnel.
     fn hosts(&self) -> Vec<(String, Vec<IpAddr>)>;
-    /// The certificate of one of them, as JSON.
+    /// The certificate of the peer with this address, as JSON.
     fn certificate(&self, address: IpAddr) -> Option<String>;
 }
 
@@ -118,7 +117,7 @@ impl Peers for Handle {
 /// Age up to which the list of peers is reused.
 const MAX_RECORDS_AGE: Duration = Duration::from_secs(1);
 
-/// No host, or `0.0.0.0` as in Go, is every address of both families, or of IPv4 where the system has no other.
+/// No host, or `0.0.0.0` as in Go, means every address of both families, or of IPv4 if the system has no IPv6.
 fn bind(host: &str, port: u16) -> io::Result<UdpSocket> {
     if host.is_empty() || host == "0.0.0.0" {
         return UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port))
@@ -127,14 +126,14 @@ fn bind(host: &str, port: u16) -> io::Result<UdpSocket> {
     UdpSocket::bind(names::listen_addresses(host, port)?.as_slice())
 }
 
-/// First addresses of both families by lower-case name.
+/// The first address of each family, by lower-case name.
 #[derive(Debug)]
 struct Records {
     hosts: HashMap<String, [Option<IpAddr>; 2]>,
 }
 
 impl Records {
-    /// Of two hosts with one name the later one counts.
+    /// If two hosts have the same name, the later one counts.
     fn new(hosts: impl Iterator<Item = (String, Vec<IpAddr>)>) -> Self {
         let record = |(name, addresses): (String, Vec<IpAddr>)| {
             let first = |v4: bool| addresses.iter().copied().find(|address| address.is_ipv4() == v4);
@@ -147,7 +146,7 @@ impl Records {
         match (self.hosts.get(&query.name), query.kind) {
             (Some([v4, _]), RecordType::A) => v4.map_or(Answer::Nothing, Answer::Address),
             (Some([_, v6]), RecordType::AAAA) => v6.map_or(Answer::Nothing, Answer::Address),
-            // As Go Nebula, which knows no other types.
+            // As in Go Nebula, which knows no other types.
             _ => Answer::NoSuchName,
         }
     }

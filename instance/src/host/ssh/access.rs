@@ -1,4 +1,4 @@
-//! Authentication: the keys and authorities of the configuration.
+//! Authentication by the keys and CAs of the configuration.
 
 use std::net::IpAddr;
 
@@ -9,15 +9,16 @@ use russh::keys::{Certificate, HashAlg};
 
 use crate::config::Sshd;
 
-/// Whether this key logs in as `user`.
+/// Whether this key may log in as `user`.
 pub(super) fn key_may(sshd: &Sshd, user: &str, key: &KeyData) -> bool {
     sshd.users.iter().any(|(name, authorized)| name == user && authorized == key)
 }
 
-/// Whether the owner of this certificate logs in as `user` from `from`. That it owns the key has been proved.
+/// Checks whether the owner of this certificate may log in as `user` from `from`. The client has already proved that it
+/// owns the key.
 ///
 /// # Errors
-/// Why not.
+/// Returns the reason for a refusal.
 pub(super) fn certificate_may(
     sshd: &Sshd,
     user: &str,
@@ -35,7 +36,7 @@ pub(super) fn certificate_may(
     let now = u64::try_from(now).unwrap_or_default();
     certificate.validate_at(now, &authorities).map_err(|_| "certificate is not valid now, or not signed as it says")?;
     let principals = certificate.valid_principals();
-    // None at all means everybody, by the format's own rule.
+    // By the format's own rule, a certificate without principals is valid for every user.
     if !principals.is_empty() && !principals.iter().any(|principal| principal == user) {
         return Err("certificate is not for this user");
     }
@@ -49,7 +50,7 @@ pub(super) fn certificate_may(
     Ok(())
 }
 
-/// A prefix or an address.
+/// Whether `range`, a prefix or an address, contains `address`.
 fn contains(range: &str, address: IpAddr) -> bool {
     let address = address.to_canonical();
     match range.parse::<IpNet>() {
@@ -83,7 +84,7 @@ mod tests {
         }
     }
 
-    /// Of `authority` for a new key, valid for an hour from [`NOW`].
+    /// A certificate by `authority` for a new key, valid for an hour from [`NOW`].
     fn certificate(authority: &PrivateKey, kind: CertType, more: impl FnOnce(&mut Builder)) -> Certificate {
         let owner = key().public_key().key_data().clone();
         let mut builder = Builder::new(vec![7; 16], owner, NOW, NOW + 3600).unwrap();

@@ -1,4 +1,4 @@
-//! What the running node says, in the words and the JSON of Go Nebula's console.
+//! Answers of the running node, in the words and the JSON of Go Nebula's console.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ use crate::config::{LogFormat, LogLevel};
 use crate::host::control::{ControlService, Request};
 use crate::log;
 
-/// Why a command has no other answer: the text of one line.
+/// One line of text that explains why a command has no other answer.
 #[derive(Debug, PartialEq, Eq)]
 struct Refusal(String);
 
@@ -22,7 +22,7 @@ fn refuse(text: impl Into<String>) -> Refusal {
     Refusal(text.into())
 }
 
-/// The answer, with the end of its last line.
+/// The answer, including its last newline.
 pub(super) fn answer(service: &ControlService, sandbox: &Path, question: Question) -> String {
     match asked(service, sandbox, question) {
         Ok(text) => text,
@@ -75,7 +75,8 @@ fn document(value: &Value, form: Form) -> String {
     line(&go_json(value, (form == Form::Indented).then_some(INDENT)))
 }
 
-/// An overlay address as it was typed, and itself. `what` is how Go calls it there.
+/// Parses an overlay address; returns it with the text as it was typed. `what` is the word that Go's message uses for
+/// it.
 fn peer_of(typed: Option<String>, what: &str) -> Result<(String, IpAddr), Refusal> {
     let typed = typed.ok_or_else(|| refuse("No vpn address was provided"))?;
     let parsed = typed.parse::<IpAddr>();
@@ -91,7 +92,7 @@ fn no_tunnel(typed: &str, what: &str) -> Refusal {
     refuse(format!("Could not find tunnel for vpn {what}: {typed}"))
 }
 
-/// One tunnel, or one that is to be.
+/// One tunnel, or one that is still being set up.
 #[derive(Clone)]
 struct Row {
     addresses: Vec<IpAddr>,
@@ -139,7 +140,7 @@ fn hosts(rows: &[Row], form: Form) -> String {
     }
 }
 
-/// A primary tunnel stands there once for each address of its peer, unless `by_index`.
+/// The primary tunnels, once for each address of the peer; with `by_index`, every tunnel once.
 fn hostmap(service: &ControlService, by_index: bool) -> Vec<Row> {
     let tunnels = rows(service, move |tunnel| by_index || tunnel.primary);
     let times = |row: &Row| if by_index { 1 } else { row.addresses.len() };
@@ -152,7 +153,7 @@ fn hostmap(service: &ControlService, by_index: bool) -> Vec<Row> {
         .collect()
 }
 
-/// Rows of the tunnels that are `wanted`, by address.
+/// Rows of the `wanted` tunnels, by address.
 fn rows(service: &ControlService, wanted: impl Fn(&TunnelStatus) -> bool + Send + 'static) -> Vec<Row> {
     let survey = move |node: &mut Node, _| {
         let relays = node.relays();
@@ -226,7 +227,7 @@ fn lighthouse_map(service: &ControlService, form: Form) -> String {
     }
 }
 
-/// By who says so, as text.
+/// The endpoints by their source, sorted by its text.
 fn cache(sources: &BTreeMap<IpAddr, KnownEndpoints>) -> Value {
     let mut by_owner: Vec<_> = sources.iter().map(|(owner, source)| (owner.to_string(), source)).collect();
     by_owner.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -243,7 +244,7 @@ fn cache(sources: &BTreeMap<IpAddr, KnownEndpoints>) -> Value {
     Value::Object(by_owner.into_iter().map(entry).collect())
 }
 
-/// As Go does, every hop stands there with all hops of its neighbour, and those that are not meant carry an error.
+/// As in Go, every hop is listed with all hops of its neighbour, and those that it does not mean carry an error.
 fn relays(service: &ControlService) -> Value {
     let relays = service.handle.with_node(|node, _| node.relays()).unwrap_or_default();
     let relays = &relays[..relays.len().min(MAX_ROWS)];
@@ -356,7 +357,7 @@ fn create(service: &ControlService, peer: Option<String>, endpoint: Option<Strin
 }
 
 fn change_remote(service: &ControlService, peer: Option<String>, endpoint: Option<String>) -> Result<String, Refusal> {
-    // What is missing is said before what is wrong.
+    // A missing argument is reported before an invalid one.
     let peer = Some(peer.ok_or_else(|| refuse("No vpn address was provided"))?);
     let endpoint = endpoint.ok_or_else(|| refuse("No address was provided"))?;
     let endpoint = endpoint_of(&endpoint)?;
@@ -370,14 +371,14 @@ fn change_remote(service: &ControlService, peer: Option<String>, endpoint: Optio
     }
 }
 
-/// There is none; but a file outside of the sandbox is refused with Go's reason.
+/// There are no profiles; but a file outside the sandbox is refused with Go's reason.
 fn profile(sandbox: &Path, file: Option<String>) -> Result<String, Refusal> {
     let file = file.ok_or_else(|| refuse("No path to write profile provided"))?;
     inside(sandbox, &file)?;
     Err(refuse(NO_PROFILE))
 }
 
-/// Whether `file` is below the folder `sandbox`, as far as the names say; an empty one allows every file.
+/// Checks that `file` is below the directory `sandbox`, by the names alone; an empty sandbox allows every file.
 fn inside(sandbox: &Path, file: &str) -> Result<(), Refusal> {
     if sandbox.as_os_str().is_empty() {
         return Ok(());
@@ -394,7 +395,7 @@ fn inside(sandbox: &Path, file: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Without `.` and `..`, by the names alone.
+/// Resolves `.` and `..` by the names alone.
 fn cleaned(path: &Path) -> PathBuf {
     let mut clean = PathBuf::new();
     for component in path.components() {
@@ -413,7 +414,7 @@ const INDENT: &str = "    ";
 const NO_PROFILE: &str = "This program has no profiles: it has no Go runtime; perf can profile its process";
 // Keeps an answer within a few MiB.
 const MAX_ROWS: usize = 10_000;
-// They stand there by their square.
+// The number of listed hops is quadratic.
 const MAX_HOPS: usize = 256;
 
 #[cfg(test)]

@@ -1,23 +1,23 @@
-//! The commands: their names, their flags, and what a line asks for.
+//! The console's commands: their names and flags, and what a typed line requests.
 
 use crate::go::flags::{self, Flag, Parsed};
 
 use super::words;
 
-/// What a line asks for.
+/// What a typed line requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Wish {
-    /// Nothing is to be done but to say this.
+    /// Only print this text.
     Say(String),
-    /// The end of the session.
+    /// End the session.
     Logout,
-    /// To read the configuration again.
+    /// Reload the configuration.
     Reload,
-    /// An answer of the running node.
+    /// Query or change the running node.
     Ask(Question),
 }
 
-/// What the running node is asked. An address is as it was typed.
+/// A request to the running node. Addresses are as they were typed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Question {
     Hostmap {
@@ -63,7 +63,7 @@ pub(super) enum Question {
         peer: Option<String>,
         endpoint: Option<String>,
     },
-    /// A profile that would go into this file.
+    /// Write a profile to this file.
     Profile {
         file: Option<String>,
     },
@@ -71,7 +71,7 @@ pub(super) enum Question {
     ProfileFraction,
 }
 
-/// How an answer is written.
+/// Output format of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     Text,
@@ -82,14 +82,14 @@ pub(super) enum Form {
 struct Command {
     name: &'static str,
     about: &'static str,
-    /// More of it for `help NAME`.
+    /// More text for `help NAME`.
     more: Option<&'static str>,
-    /// None: words are taken as they are, flags or not.
+    /// `None`: all words are taken as they are, flags or not.
     flags: Option<&'static [Flag]>,
     wish: fn(&Parsed, &[String]) -> Wish,
 }
 
-/// What `line` asks for.
+/// Parses `line` into what it requests.
 pub(super) fn read(line: &str) -> Wish {
     let words = match words::split(line) {
         Ok(words) => words,
@@ -110,7 +110,7 @@ pub(super) fn read(line: &str) -> Wish {
     }
 }
 
-/// Commands that begin with `start`.
+/// Commands that start with `start`.
 pub(super) fn beginning_with(start: &str) -> Vec<&'static str> {
     COMMANDS.iter().map(|command| command.name).filter(|name| name.starts_with(start)).collect()
 }
@@ -140,7 +140,7 @@ fn form(parsed: &Parsed) -> Form {
     }
 }
 
-/// Of commands that know JSON only.
+/// Output format for commands whose only output is JSON.
 fn json_form(parsed: &Parsed) -> Form {
     if parsed.is_set("pretty") { Form::Indented } else { Form::Json }
 }
@@ -166,7 +166,7 @@ const PRETTY: Flag = switch("pretty", "indented JSON");
 const HOSTMAP: &[Flag] = &[switch("by-index", "every tunnel, instead of one for each overlay address"), JSON, PRETTY];
 const BOTH: &[Flag] = &[JSON, PRETTY];
 
-/// By name.
+/// Sorted by name.
 const COMMANDS: &[Command] = &[
     Command {
         name: "change-remote",

@@ -1,8 +1,8 @@
-//! The debug console of Go Nebula by SSH (feature `ssh`): the same commands, asked of the same service as the control
+//! Go Nebula's debug console over SSH (feature `ssh`): the same commands, answered by the service behind the control
 //! socket.
 //!
-//! A user logs in with a key of the configuration, or with a certificate of an authority named there; there are no
-//! passwords, no forwarding and no files. One thread serves all sessions; without `sshd.enabled` there is none.
+//! A user logs in with a key from the configuration, or with a certificate of a CA named there; there are no passwords,
+//! no forwarding and no file transfers. One thread serves all sessions; without `sshd.enabled` there is none.
 
 mod access;
 mod answers;
@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use crate::config::Sshd;
 use crate::host::control::ControlService;
 
-/// The console as the configuration has it. Dropping it ends all sessions.
+/// The console as configured. Dropping it ends all sessions.
 #[derive(Debug)]
 pub(crate) struct Console {
     service: Weak<ControlService>,
@@ -28,19 +28,19 @@ pub(crate) struct Console {
     running: Option<Running>,
 }
 
-/// Its end ends the thread.
+/// Dropping it ends the thread.
 #[derive(Debug)]
 struct Running {
     _stop: oneshot::Sender<()>,
 }
 
 impl Console {
-    /// A console that is off.
+    /// Creates a console that is off.
     pub(crate) fn new(service: &Arc<ControlService>) -> Self {
         Self { service: Arc::downgrade(service), current: None, running: None }
     }
 
-    /// Obeys a configuration. One that changed ends the sessions: their users may not be allowed any more.
+    /// Applies a configuration. If it changed, all sessions end: their users may no longer be allowed.
     pub(crate) fn configure(&mut self, sshd: Option<&Sshd>) {
         if self.current.as_ref() == sshd {
             return;

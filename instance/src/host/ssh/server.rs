@@ -1,4 +1,4 @@
-//! The listener, and its clients: each must log in within a time limit, or is disconnected.
+//! The SSH listener and its clients, each of which must log in within a time limit or is disconnected.
 
 use std::borrow::Cow;
 use std::io;
@@ -25,13 +25,13 @@ use crate::linux::clock::unix_now;
 use crate::log;
 use crate::names;
 
-/// What all connections share.
+/// State shared by all connections.
 #[derive(Debug)]
 struct Server {
     context: Arc<Context>,
     /// Limits the clients that have not logged in yet.
     logins: Arc<Semaphore>,
-    /// Limits those that have.
+    /// Limits the clients that have logged in.
     sessions: Arc<Semaphore>,
 }
 
@@ -41,7 +41,7 @@ pub(super) fn serve(sshd: Sshd, service: Weak<ControlService>, stopped: oneshot:
     let failed = |error: io::Error| {
         tracing::warn!(error = format!("listen tcp {listen}: {error}"), "Failed to run the SSH server");
     };
-    // Names are looked up before there is a runtime.
+    // Names are looked up here, where blocking is allowed: the runtime does not exist yet.
     let listener = match bind(&listen) {
         Ok(listener) => listener,
         Err(error) => return failed(error),
@@ -64,17 +64,17 @@ pub(super) fn serve(sshd: Sshd, service: Weak<ControlService>, stopped: oneshot:
     };
     runtime.block_on(async {
         tokio::select! {
-            // The other end is dropped.
+            // The sender was dropped.
             _ = stopped => {}
             error = accept(listener, Arc::new(server)) => tracing::warn!(%error, "Error in listener, shutting down"),
         }
     });
-    // Without waiting: one of them may be the reload that ends this.
+    // Does not wait for the threads that answer: one of them may run the reload that ends this server.
     runtime.shutdown_background();
     tracing::info!("SSH server stopped listening");
 }
 
-/// Retries while the console that listened there before is still closing.
+/// Binds the listener. Retries while the previous console on this address is still closing.
 fn bind(listen: &str) -> io::Result<TcpListener> {
     let mut tries = 0;
     loop {
@@ -92,7 +92,7 @@ fn bind(listen: &str) -> io::Result<TcpListener> {
     }
 }
 
-/// Accepts clients; returns why it cannot any more.
+/// Accepts clients; returns the error that ends the listener.
 async fn accept(listener: TcpListener, server: Arc<Server>) -> io::Error {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
@@ -102,7 +102,7 @@ async fn accept(listener: TcpListener, server: Arc<Server>) -> io::Error {
     loop {
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
-            // The client went away again, or there are no descriptors for now.
+            // The client is gone already, or there are no file descriptors left for now.
             Err(error) => {
                 tracing::debug!(%error, "A client of the console was not accepted");
                 sleep(RETRY_INTERVAL).await;
@@ -128,7 +128,7 @@ async fn accept(listener: TcpListener, server: Arc<Server>) -> io::Error {
     }
 }
 
-/// The source by which log lines about refused clients are throttled.
+/// The source by which log lines about refused clients are rate limited.
 fn stranger(from: SocketAddr) -> String {
     log::network_of(from.ip()).to_string()
 }
@@ -138,7 +138,7 @@ fn config(sshd: &Sshd) -> Config {
         server_id: SshId::Standard(Cow::Borrowed("SSH-2.0-Nebula")),
         methods: MethodSet::from(&[MethodKind::PublicKey][..]),
         auth_rejection_time: Duration::from_millis(500),
-        // OpenSSH begins with the method "none".
+        // OpenSSH tries the method `none` first.
         auth_rejection_time_initial: Some(Duration::ZERO),
         keys: vec![sshd.host_key.clone()],
         window_size: WINDOW_BYTES,
@@ -165,13 +165,13 @@ async fn converse(
         () = sleep(LOGIN_TIMEOUT) => {}
     }
     if !logged_in.load(Ordering::Relaxed) {
-        // The session notices.
+        // The session's stream then fails, which ends it.
         let _ = connection.shutdown(Shutdown::Both);
     }
     session.await
 }
 
-/// The stream, and a second descriptor by which it can be shut down.
+/// Returns the stream, and a second descriptor to shut it down with.
 fn with_shutdown(stream: tokio::net::TcpStream) -> io::Result<(tokio::net::TcpStream, TcpStream)> {
     let stream = stream.into_std()?;
     let connection = stream.try_clone()?;
@@ -183,9 +183,9 @@ struct Client {
     server: Arc<Server>,
     from: SocketAddr,
     logged_in: Arc<AtomicBool>,
-    /// Held until it has logged in.
+    /// Held until the client has logged in.
     login_permit: Option<OwnedSemaphorePermit>,
-    /// Held from then on.
+    /// Held while the client is logged in.
     session_permit: Option<OwnedSemaphorePermit>,
     user: String,
     fingerprint: String,
@@ -218,7 +218,7 @@ impl Handler for Client {
 
     async fn auth_publickey_offered(&mut self, user: &str, offer: PublicKeyOffer<'_>) -> Result<Auth, Self::Error> {
         let sshd = &self.server.context.sshd;
-        // It may be the key of a certificate, which is shown with the proof.
+        // The key may belong to a certificate, which is only shown with the proof.
         let may = access::key_may(sshd, user, offer.public_key.key_data()) || !sshd.authorities.is_empty();
         Ok(if may { Auth::Accept } else { Auth::reject() })
     }
@@ -258,7 +258,7 @@ impl Handler for Client {
         reply: ChannelOpenHandle,
         session: &mut Session,
     ) -> Result<(), Self::Error> {
-        // Without a place the reply is dropped, which refuses.
+        // Without a permit the reply is dropped, which refuses the channel.
         let Ok(place) = Arc::clone(&self.channels).try_acquire_owned() else { return Ok(()) };
         reply.accept().await;
         let (context, user, handle) = (Arc::clone(&self.server.context), self.user.clone(), session.handle());

@@ -20,25 +20,25 @@ pub(super) struct Context {
     pub(super) service: Weak<ControlService>,
 }
 
-/// What follows a command.
+/// What happens after a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     Continue,
     Leave,
 }
 
-/// The client does not read, or is gone.
+/// The client does not read, or has disconnected.
 #[derive(Debug)]
 struct Gone;
 
-/// Serves a channel to its end.
+/// Serves a channel until it ends.
 pub(super) async fn attend(mut channel: Channel<Msg>, context: &Arc<Context>, user: &str, handle: &Handle) {
     let left = serve(&mut channel, context, user).await;
-    // As Go, which knows no other status.
+    // As Go does, which knows no other status.
     let _ = channel.exit_status(0).await;
     let _ = channel.close().await;
     if let Ok(Then::Leave) = left {
-        // A client that gets the end of the session at once loses the exit status.
+        // A client that is disconnected at once loses the exit status.
         sleep(DISCONNECT_DELAY).await;
         let _ = handle.disconnect(Disconnect::ByApplication, String::new(), String::new()).await;
     }
@@ -88,7 +88,7 @@ async fn serve(channel: &mut Channel<Msg>, context: &Arc<Context>, user: &str) -
     }
 }
 
-/// One match completes the line, several are shown.
+/// Completes the line if one command matches; otherwise lists the matches.
 async fn complete(channel: &Channel<Msg>, terminal: &mut Terminal, line: &str) -> Result<(), Gone> {
     match commands::beginning_with(line)[..] {
         [only] => say(channel, &terminal.complete(format!("{only} "))).await,
@@ -99,7 +99,7 @@ async fn complete(channel: &Channel<Msg>, terminal: &mut Terminal, line: &str) -
     }
 }
 
-/// `shown` turns text into what the client's side wants.
+/// Runs the command in `line`. `shown` converts text for the client's terminal.
 async fn obey(
     channel: &Channel<Msg>,
     context: &Arc<Context>,
@@ -111,7 +111,7 @@ async fn obey(
         Wish::Logout => return Ok(Then::Leave),
         Wish::Reload => {
             say(channel, &shown("Reloading config\n")).await?;
-            // One that changes the console ends this session: the line shall be there before.
+            // A reload that changes the console ends this session, so the line must be sent before it.
             sleep(RELOAD_DELAY).await;
             let service = context.service.upgrade().ok_or(Gone)?;
             let outcome = tokio::task::spawn_blocking(move || service.answer(Request::Reload)).await;
@@ -122,7 +122,7 @@ async fn obey(
         }
         Wish::Ask(question) => {
             let (service, context) = (context.service.upgrade().ok_or(Gone)?, Arc::clone(context));
-            // It may wait for the control thread, or for a reload.
+            // The answer may have to wait for the control thread, or for a reload.
             let answered =
                 tokio::task::spawn_blocking(move || answers::answer(&service, &context.sshd.sandbox, question)).await;
             answered.map_err(|_| Gone)?
@@ -136,7 +136,7 @@ async fn say(channel: &Channel<Msg>, text: &str) -> Result<(), Gone> {
     written.map_err(|_| Gone)?.map_err(|_| Gone)
 }
 
-/// A session without input ends after this.
+/// A session without input is closed after this time.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 const DISCONNECT_DELAY: Duration = Duration::from_millis(500);

@@ -1,19 +1,19 @@
-//! A line as it is typed: what the terminal shows, and what comes of it.
+//! Line editing: what the terminal shows while a line is typed, and the resulting events.
 
 use std::collections::VecDeque;
 
-/// The line that is being typed, and those before it.
+/// The line being typed, and the history.
 #[derive(Debug)]
 pub(super) struct Terminal {
     prompt: String,
     line: String,
-    /// Where the next character goes, in bytes.
+    /// Byte offset of the cursor.
     at: usize,
     state: State,
-    /// Bytes of a character that is not complete.
+    /// Bytes of an incomplete UTF-8 character.
     partial: Vec<u8>,
     former: VecDeque<String>,
-    /// Which of the former ones is shown, counted from the youngest.
+    /// Which line of the history is shown, counted from the latest.
     shown: Option<usize>,
 }
 
@@ -24,20 +24,20 @@ enum State {
     Escaped,
     /// In a control sequence.
     Sequence,
-    /// After a carriage return: a line feed belongs to it.
+    /// After a carriage return: a following line feed belongs to it.
     Returned,
 }
 
-/// What came of some bytes.
+/// The result of some typed bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Typed {
-    /// To be shown.
+    /// Text to show.
     Echo(String),
-    /// A whole line.
+    /// A complete line.
     Line(String),
-    /// The user asks what could stand here.
+    /// The user asks for completion of this text.
     Complete(String),
-    /// The user is done.
+    /// The user ends the session.
     End,
 }
 
@@ -58,26 +58,26 @@ impl Terminal {
         &self.prompt
     }
 
-    /// Text as a terminal wants it: it knows no line feed that also returns.
+    /// Converts text for a terminal, where a line feed alone does not return to the first column.
     pub(super) fn shown(text: &str) -> String {
         text.replace('\n', "\r\n")
     }
 
-    /// The prompt and what has been typed, on a fresh line.
+    /// The prompt and the typed text, redrawn on the current line.
     pub(super) fn redrawn(&self) -> String {
         let back = self.line[self.at..].chars().count();
         let back = if back > 0 { format!("\x1b[{back}D") } else { String::new() };
         format!("\r\x1b[K{}{}{back}", self.prompt, self.line)
     }
 
-    /// Replaces the line by a completed one.
+    /// Replaces the line with a completed one.
     pub(super) fn complete(&mut self, line: String) -> String {
         self.at = line.len();
         self.line = line;
         self.redrawn()
     }
 
-    /// One byte at a time, so that the caller can act on each line before the next one.
+    /// Takes one byte at a time, so that the caller can handle each line before the next one.
     pub(super) fn typed(&mut self, byte: u8) -> Option<Typed> {
         let before = std::mem::replace(&mut self.state, State::Plain);
         match (before, byte) {
@@ -131,7 +131,7 @@ impl Terminal {
         self.partial.push(byte);
         let character = match std::str::from_utf8(&self.partial) {
             Ok(text) => text.chars().next(),
-            // The first bytes of a longer one.
+            // These are the first bytes of a longer character.
             Err(error) if error.error_len().is_none() => return None,
             Err(_) => None,
         };
@@ -153,7 +153,7 @@ impl Terminal {
         Some(Typed::Echo(self.redrawn()))
     }
 
-    /// The last byte of a control sequence.
+    /// Handles the last byte of a control sequence.
     fn key(&mut self, key: u8) -> Option<Typed> {
         match key {
             b'A' => return self.show(self.shown.map_or(0, |nth| nth + 1)),
@@ -190,7 +190,7 @@ impl Terminal {
     }
 }
 
-/// Bytes of a command.
+/// Longest command, in bytes.
 pub(super) const MAX_LINE_BYTES: usize = 4096;
 const MAX_HISTORY: usize = 32;
 const CTRL_A: u8 = 1;

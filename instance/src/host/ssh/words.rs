@@ -1,12 +1,12 @@
-//! A line as people type it, cut into words the way a shell does.
+//! Splits a typed line into words, as a shell does.
 
-/// A quotation or an escape has no end.
+/// A quote or an escape is not terminated.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Unfinished(&'static str);
 
-/// Words apart by white space; quotes keep it, and a backslash takes the next character as it is. In double quotes a
-/// backslash does so only before another one and before a double quote. There are no empty words.
+/// Splits at white space; quotes keep white space, and a backslash takes the next character literally. In double quotes
+/// a backslash escapes only another backslash and a double quote. There are no empty words.
 pub(super) fn split(line: &str) -> Result<Vec<String>, Unfinished> {
     let mut words = Vec::new();
     let mut word = String::new();
