@@ -7,23 +7,31 @@ use crate::ca_client::backoff::Jitter;
 /// Schedules the requests. Times count from an arbitrary fixed moment and never go back.
 #[derive(Debug)]
 pub struct TrustWatch {
-    /// `None` while a request is in flight, and before the first certificate.
-    ask_at: Option<Duration>,
+    state: State,
     failures: u32,
     jitter: Jitter,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// There is no certificate yet.
+    Idle,
+    AskAt(Duration),
+    InFlight,
 }
 
 impl TrustWatch {
     /// Creates an idle watch; [`TrustWatch::begin`] starts it. `seed` spreads the requests of many pods.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { ask_at: None, failures: 0, jitter: Jitter(seed) }
+        Self { state: State::Idle, failures: 0, jitter: Jitter(seed) }
     }
 
-    /// Starts the watch once there is a certificate. The trust that came with it dates from `now`.
+    /// Starts the watch once there is a certificate; later calls change nothing. The trust that came with the certificate
+    /// dates from `now`.
     pub fn begin(&mut self, now: Duration) {
-        if self.ask_at.is_none() && self.failures == 0 {
-            self.ask_at = Some(now + self.jitter.around(DELAY_AFTER_CHANGE));
+        if self.state == State::Idle {
+            self.state = State::AskAt(now + self.jitter.around(DELAY_AFTER_CHANGE));
         }
     }
 
@@ -31,13 +39,17 @@ impl TrustWatch {
     /// [`TrustWatch::failed`].
     #[must_use]
     pub fn is_due(&mut self, now: Duration) -> bool {
-        self.ask_at.take_if(|at| now >= *at).is_some()
+        let is_due = matches!(self.state, State::AskAt(at) if now >= at);
+        if is_due {
+            self.state = State::InFlight;
+        }
+        is_due
     }
 
     /// When to call [`TrustWatch::is_due`] again, if a request is scheduled.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
-        self.ask_at
+        if let State::AskAt(at) = self.state { Some(at) } else { None }
     }
 
     /// Records the CA's answer, with or without news, to a request sent at `asked`. `retry_after` is the pause that it
@@ -49,14 +61,14 @@ impl TrustWatch {
         let next =
             if news { now + self.jitter.around(DELAY_AFTER_CHANGE) } else { asked + self.jitter.around(POLL_INTERVAL) };
         let left_alone = now + self.jitter.around(retry_after.unwrap_or_default().min(MAX_BACKOFF));
-        self.ask_at = Some(next.max(left_alone));
+        self.state = State::AskAt(next.max(left_alone));
     }
 
     /// Records that the CA did not answer. The trust in use stays.
     pub fn failed(&mut self, now: Duration) {
         let wait = FIRST_BACKOFF.saturating_mul(1 << self.failures.min(8)).min(MAX_BACKOFF);
         self.failures = self.failures.saturating_add(1);
-        self.ask_at = Some(now + self.jitter.around(wait));
+        self.state = State::AskAt(now + self.jitter.around(wait));
     }
 }
 
@@ -93,6 +105,19 @@ mod tests {
             watch.begin(now);
             watch.answered(now, now, false, None);
         }
+    }
+
+    /// A certificate is renewed while a long poll waits: a second poll beside it would never end.
+    #[test]
+    fn a_renewal_starts_no_second_request_beside_one_in_flight() {
+        let mut watch = TrustWatch::new(3);
+        watch.begin(Duration::ZERO);
+        assert!(watch.is_due(seconds(1)));
+        watch.begin(seconds(2));
+        assert_eq!(watch.deadline(), None);
+        assert!(!watch.is_due(seconds(30)));
+        watch.answered(seconds(1), seconds(51), false, None);
+        assert!(watch.deadline().is_some());
     }
 
     #[test]

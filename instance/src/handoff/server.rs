@@ -38,6 +38,8 @@ struct State {
     /// Hash of the token that the CA accepted.
     accepted: Option<Digest>,
     delivery: Option<Delivery>,
+    /// A newer one, for when the first one's key has been taken.
+    next: Option<Delivery>,
     /// The private key is being sent.
     handing: bool,
 }
@@ -119,9 +121,11 @@ impl HandoffServer {
     /// with it.
     pub fn renewed(&self, mut delivery: Delivery) {
         let mut state = self.shared.state();
+        delivery.key = None;
         if !state.handing && state.delivery.as_ref().is_none_or(|first| first.key.is_none()) {
-            delivery.key = None;
             state.delivery = Some(delivery);
+        } else {
+            state.next = Some(delivery);
         }
     }
 }
@@ -228,7 +232,9 @@ fn wait_for_turn(
             if has_key {
                 let mut state = shared.state();
                 state.handing = false;
-                if let (Err(_), Some(delivery), Some(key)) = (&taken, &mut state.delivery, key) {
+                if taken.is_ok() {
+                    state.delivery = state.next.take().or_else(|| state.delivery.take());
+                } else if let (Some(delivery), Some(key)) = (&mut state.delivery, key) {
                     delivery.key = Some(String::clone(&key));
                 }
             }
@@ -370,6 +376,23 @@ mod tests {
         let mut thief = come(&name, "guessed");
         assert!(matches!(hear(&mut thief), Some(Word::Reason(_))));
         assert_eq!(take(&mut come(&name, "genuine")).as_deref(), Some("secret"));
+    }
+
+    #[test]
+    fn a_renewal_while_the_key_waits_or_is_sent_is_delivered_after_it() {
+        let name = name("renewal");
+        let server = HandoffServer::open(&name, || Ok(())).unwrap();
+        let mut init = come(&name, "genuine");
+        next(&server, &mut Vec::new());
+        server.deliver(delivery(Some("secret")));
+        let Some(Word::Delivery(first)) = hear(&mut init) else { panic!("no delivery") };
+        assert_eq!((first.certificate.as_str(), first.key.as_deref()), ("c", Some("secret")));
+        let newer = Some("other".to_owned());
+        server.renewed(Delivery { certificate: "newer".into(), ca: "a".into(), key: newer });
+        acknowledge(&mut init);
+        let mut restarted = come(&name, "genuine");
+        let Some(Word::Delivery(second)) = hear(&mut restarted) else { panic!("no delivery") };
+        assert_eq!((second.certificate.as_str(), second.key.as_deref()), ("newer", None));
     }
 
     #[test]
