@@ -6,8 +6,10 @@ pub mod daemon;
 mod dns;
 mod file_watch;
 mod housekeeping;
+mod link_repair;
 mod reload;
 mod report;
+mod rivals;
 #[cfg(feature = "ssh")]
 mod ssh;
 mod subnets;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
-use super::{HALF_OPEN, Kind, Metrics, Reading};
+use super::{HALF_OPEN, Kind, Metrics, REPAIRS, Reading};
 use crate::config::{HostTarget, NameFamily};
 use crate::linux::clock::unix_now;
 use crate::names;
@@ -97,6 +97,9 @@ impl Lines {
         self.line(&mut out, HALF_OPEN, "value", reading.half_open as f64, now);
         for (direction, reason, value) in &reading.dropped {
             self.counter(&mut out, &format!("dropped.{direction}.{reason}"), *value as f64, now);
+        }
+        for (what, value) in &reading.repairs {
+            self.counter(&mut out, &format!("{REPAIRS}.{what}"), *value as f64, now);
         }
         out
     }

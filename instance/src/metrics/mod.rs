@@ -7,6 +7,7 @@ mod graphite;
 mod handshakes;
 mod prometheus;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nebula_cert::{Identity, UnixTime, Version};
@@ -24,8 +25,34 @@ use handshakes::Summary;
 pub(crate) struct Metrics {
     handle: Handle,
     handshakes: Arc<Handshakes>,
+    repairs: Arc<Repairs>,
     sockets: Vec<SocketControl>,
     facts: Mutex<Facts>,
+}
+
+/// How often something was put back that somebody else had taken from the tun device.
+#[derive(Debug, Default)]
+pub(crate) struct Repairs([AtomicU64; Repairs::KINDS.len()]);
+
+impl Repairs {
+    const KINDS: [&str; 4] = ["address", "mtu", "route", "state"];
+
+    /// Counts one of these: `address`, `mtu`, `route`, `state`.
+    pub(crate) fn count(&self, kind: &str) {
+        let counter = Self::KINDS.iter().zip(&self.0).find_map(|(name, counter)| (*name == kind).then_some(counter));
+        if let Some(counter) = counter {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn read(&self) -> [(&'static str, u64); Self::KINDS.len()] {
+        std::array::from_fn(|at| (Self::KINDS[at], self.0[at].load(Ordering::Relaxed)))
+    }
+
+    /// Of all kinds.
+    pub(crate) fn total(&self) -> u64 {
+        self.read().iter().map(|(_, count)| count).sum()
+    }
 }
 
 /// What a reload may change.
@@ -65,6 +92,8 @@ struct Reading {
     half_open: usize,
     /// Own: direction, reason, packets.
     dropped: Vec<(&'static str, &'static str, u64)>,
+    /// Own: what was put back on the tun device, how often.
+    repairs: [(&'static str, u64); Repairs::KINDS.len()],
     /// Own: the peers with a tunnel, the first [`MAX_PEERS`] by address.
     peers: Vec<TunnelStatus>,
     /// How many more there are.
@@ -75,10 +104,10 @@ impl Metrics {
     pub(crate) fn new(
         settings: &Settings,
         handle: Handle,
-        handshakes: Arc<Handshakes>,
+        (handshakes, repairs): (Arc<Handshakes>, Arc<Repairs>),
         sockets: Vec<SocketControl>,
     ) -> Self {
-        let metrics = Self { handle, handshakes, sockets, facts: Mutex::default() };
+        let metrics = Self { handle, handshakes, repairs, sockets, facts: Mutex::default() };
         metrics.update(settings, false);
         metrics
     }
@@ -152,7 +181,8 @@ impl Metrics {
         peers.retain(|tunnel| tunnel.primary);
         let more_peers = peers.len().saturating_sub(MAX_PEERS);
         peers.truncate(MAX_PEERS);
-        Reading { metrics, handshakes, own, half_open: sizes.half_open, dropped, peers, more_peers }
+        let (half_open, repairs) = (sizes.half_open, self.repairs.read());
+        Reading { metrics, handshakes, own, half_open, dropped, repairs, peers, more_peers }
     }
 }
 
@@ -195,6 +225,7 @@ fn validity(identity: &Identity) -> (UnixTime, UnixTime) {
     ends.min().map_or((0, 0), |(not_after, not_before)| (not_before, not_after))
 }
 
+const REPAIRS: &str = "link_repairs";
 const HALF_OPEN: &str = "half_open_handshakes";
 // Each is three lines of the page, and a series in the database for as long as it keeps data.
 const MAX_PEERS: usize = 256;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nebula_core::TunnelStatus;
 
-use super::{HALF_OPEN, Metrics, Reading};
+use super::{HALF_OPEN, Metrics, REPAIRS, Reading};
 use crate::linux::clock::unix_now;
 use crate::listener::http::{self, Answer, Received, Request};
 use crate::listener::until_stopped::{self, Running, Stopped};
@@ -144,6 +144,10 @@ fn text(reading: &Reading, names: &Names) -> String {
     let _ = writeln!(out, "# TYPE {prefix}dropped_packets_total counter");
     for (direction, reason, value) in &reading.dropped {
         let _ = writeln!(out, "{prefix}dropped_packets_total{{direction=\"{direction}\",reason=\"{reason}\"}} {value}");
+    }
+    let _ = writeln!(out, "# TYPE {prefix}{REPAIRS}_total counter");
+    for (what, value) in &reading.repairs {
+        let _ = writeln!(out, "{prefix}{REPAIRS}_total{{what=\"{what}\"}} {value}");
     }
     of_peers(&mut out, prefix, reading);
     out
