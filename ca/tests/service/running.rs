@@ -167,6 +167,11 @@ impl Service {
         self.child.id()
     }
 
+    /// The page that it shows, in plain HTTP.
+    pub(crate) fn page(&self) -> String {
+        ureq::get(self.status.as_ref().unwrap()).call().unwrap().body_mut().read_to_string().unwrap()
+    }
+
     /// SIGKILL: no chance to tidy up.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
