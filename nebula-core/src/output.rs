@@ -183,6 +183,16 @@ pub enum Event {
         /// Why.
         reason: TunnelDownReason,
     },
+    /// The first message of a handshake was sent to endpoints that the attempt before it did not have. Attempts at the
+    /// same endpoints say nothing.
+    HandshakeSent {
+        /// Intended peer.
+        peer: IpAddr,
+        /// Own index.
+        local_index: LocalIndex,
+        /// Where it went.
+        endpoints: Vec<SocketAddr>,
+    },
     /// All attempts were used, or another handshake needed the place of one that found no endpoint.
     HandshakeTimedOut {
         /// Intended peer.
