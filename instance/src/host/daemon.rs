@@ -91,7 +91,7 @@ impl Loaded {
         tracing::info!("{}", printable(&self.tree));
         let report = Report::new(&self.path);
         let (refused, remarks) = match Settings::read(&self.tree, unix_now()) {
-            Ok(settings) => (Vec::new(), settings.remarks),
+            Ok(settings) => (unresolved(&settings), settings.remarks),
             Err(refusals) => (refusals.refused, refusals.remarks),
         };
         let mut errors = 0;
@@ -175,6 +175,16 @@ fn gone(device: &str) -> String {
     format!(
         "the tun device {device} was removed by somebody else; a new start makes another (Restart=always in the unit)"
     )
+}
+
+/// Names to advertise that nobody can look up: as in Go an error with `-test`, though a start only leaves them out.
+fn unresolved(settings: &Settings) -> Vec<config::Refused> {
+    let key = "lighthouse.advertise_addrs";
+    let refused = |(name, error): (&str, names::Error)| {
+        let cause = format!("{key}: cannot look up {name}: {error}");
+        config::Refused::new("Failed to initialize lighthouse handler", cause).at(key)
+    };
+    names::unresolved(&settings.advertise).into_iter().map(refused).collect()
 }
 
 /// Every counter that is not 0, by name.
