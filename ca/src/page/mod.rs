@@ -217,19 +217,20 @@ footer{margin-top:1.5rem}.sums{display:flex;flex-wrap:wrap;gap:1rem;list-style:n
 .sums li{background:var(--soft);border:1px solid var(--line);border-radius:.5rem;padding:.6rem 1.1rem;min-width:7rem}\
 .sums b{display:block;font-size:1.5rem}.sums .late b{color:var(--late)}\
 nav{display:flex;flex-wrap:wrap;gap:.4rem 1.5rem;align-items:center;margin:0 0 .8rem}nav p{margin:0;color:var(--dim)}\
-form{display:flex;gap:.4rem;min-width:0}input,button{font:inherit;padding:.3rem .6rem}input[type=search]{min-width:0;width:16rem}\
+form{display:flex;gap:.4rem;min-width:0}input,button{font:inherit;padding:.3rem .6rem}button,th{white-space:nowrap}input[type=search]{min-width:0;width:16rem}\
 nav b,nav a{margin-left:.5rem}\
 table{border-collapse:collapse;width:100%;font-size:.9rem}\
 th{text-align:left;color:var(--dim);font-weight:600;border-bottom:2px solid var(--line)}\
 th,td{padding:.45rem .8rem .45rem 0;vertical-align:top}td{border-bottom:1px solid var(--line)}\
-td:first-child{font-weight:600;min-width:8rem}td span{background:var(--soft);border-radius:.3rem;padding:0 .35rem}\
-[data-of='Time left'],[data-of='Valid until'],[data-of=Made],[data-of=When]{min-width:7rem}meter{width:5rem;vertical-align:middle}\
+td:first-child{font-weight:600;min-width:8rem;max-width:24rem}[data-of=Networks]{min-width:9rem}[data-of=Whose]{min-width:8rem}\
+td span{background:var(--soft);border-radius:.3rem;padding:0 .35rem}\
+[data-of='Time left'],[data-of='Valid until'],[data-of=Made],[data-of=When]{min-width:7.5rem}meter{width:5rem;vertical-align:middle}\
 .late [data-of='Time left']{color:var(--late);font-weight:600}.blocked td{color:var(--dim)}\
 .blocked td:first-child{text-decoration:line-through}.blocked .tag{background:none;color:var(--bad);font-weight:600;padding:0}\
 details summary{cursor:pointer;color:var(--dim)}ol{margin:.3rem 0;padding-left:1.2rem;color:var(--dim)}\
 @media(max-width:52rem){body{padding:0 1rem;margin:1rem auto}thead{display:none}table,tbody,tr,td{display:block}\
 tr{border:1px solid var(--line);border-radius:.5rem;padding:.4rem .8rem;margin:0 0 .7rem}\
-td{border:0;padding:.15rem 0;display:grid;grid-template-columns:6.5rem minmax(0,1fr)}td.empty{display:none}\
+td,td:first-child{border:0;padding:.15rem 0;max-width:none;display:grid;grid-template-columns:6.5rem minmax(0,1fr)}td.empty{display:none}\
 td::before{content:attr(data-of);color:var(--dim);font-weight:400}form,input[type=search]{width:100%}}";
 
 #[cfg(test)]

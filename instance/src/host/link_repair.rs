@@ -199,7 +199,7 @@ impl Schedule {
             (self.wait, self.repaired) = (SETTLE, None);
         }
         let next = self.repaired.map_or(now, |repaired| repaired + self.wait);
-        self.due.get_or_insert(next.max(now + SETTLE));
+        self.due.get_or_insert_with(|| next.max(now + SETTLE));
     }
 
     fn done(&mut self, now: Instant, repaired: bool) {

@@ -32,21 +32,19 @@ pub(crate) struct Metrics {
 
 /// How often something was put back that somebody else had taken from the tun device.
 #[derive(Debug, Default)]
-pub(crate) struct Repairs([AtomicU64; Repairs::KINDS.len()]);
+pub(crate) struct Repairs([AtomicU64; REPAIR_KINDS.len()]);
 
 impl Repairs {
-    const KINDS: [&str; 4] = ["address", "mtu", "route", "state"];
-
     /// Counts one of these: `address`, `mtu`, `route`, `state`.
     pub(crate) fn count(&self, kind: &str) {
-        let counter = Self::KINDS.iter().zip(&self.0).find_map(|(name, counter)| (*name == kind).then_some(counter));
+        let counter = REPAIR_KINDS.iter().zip(&self.0).find_map(|(name, counter)| (*name == kind).then_some(counter));
         if let Some(counter) = counter {
             counter.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    fn read(&self) -> [(&'static str, u64); Self::KINDS.len()] {
-        std::array::from_fn(|at| (Self::KINDS[at], self.0[at].load(Ordering::Relaxed)))
+    fn read(&self) -> [(&'static str, u64); REPAIR_KINDS.len()] {
+        std::array::from_fn(|at| (REPAIR_KINDS[at], self.0[at].load(Ordering::Relaxed)))
     }
 
     /// Of all kinds.
@@ -93,7 +91,7 @@ struct Reading {
     /// Own: direction, reason, packets.
     dropped: Vec<(&'static str, &'static str, u64)>,
     /// Own: what was put back on the tun device, how often.
-    repairs: [(&'static str, u64); Repairs::KINDS.len()],
+    repairs: [(&'static str, u64); REPAIR_KINDS.len()],
     /// Own: the peers with a tunnel, the first [`MAX_PEERS`] by address.
     peers: Vec<TunnelStatus>,
     /// How many more there are.
@@ -225,6 +223,8 @@ fn validity(identity: &Identity) -> (UnixTime, UnixTime) {
     ends.min().map_or((0, 0), |(not_after, not_before)| (not_before, not_after))
 }
 
+/// What can be put back, by its name in metrics.
+const REPAIR_KINDS: [&str; 4] = ["address", "mtu", "route", "state"];
 const REPAIRS: &str = "link_repairs";
 const HALF_OPEN: &str = "half_open_handshakes";
 // Each is three lines of the page, and a series in the database for as long as it keeps data.

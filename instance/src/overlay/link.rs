@@ -39,6 +39,9 @@ pub(crate) enum Loss {
     Route(IpNet),
 }
 
+/// A loss, and whether it could be put back.
+pub(crate) type Restored = (Loss, io::Result<()>);
+
 /// Why a link could not be configured.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -187,7 +190,7 @@ impl OverlayLink {
     ///
     /// # Errors
     /// No netlink socket.
-    pub(crate) fn restore_here(&self, index: u32) -> io::Result<Option<Vec<(Loss, io::Result<()>)>>> {
+    pub(crate) fn restore_here(&self, index: u32) -> io::Result<Option<Vec<Restored>>> {
         let Some(state) = LinkState::read(index)? else { return Ok(None) };
         let mut kernel = Kernel::connect()?;
         let mut found = Vec::new();

@@ -295,8 +295,8 @@ mod tests {
         assert_eq!((commit(8_100), commit(8_100)), (0, 0));
         let second: u64 = (ring..2 * ring).map(commit).sum();
         assert_eq!(second, ring / 100 - 1);
-        // Two laps further: the whole lap between, of one block.
-        assert_eq!(commit(4 * ring), BLOCK);
+        // Three laps further: the two between, of one block.
+        assert_eq!(commit(4 * ring), 2 * BLOCK);
         assert!(window.is_too_old(4 * ring - LEN) && !window.is_too_old(4 * ring - LEN + 1));
     }
 
