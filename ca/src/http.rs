@@ -13,7 +13,10 @@ use axum::{
 use nebula_cert::issuance::{self, CERTIFICATE_PATH, MAX_BODY, MAX_WAIT_SECONDS, RELEASE_PATH, TRUST_PATH};
 use serde::de::DeserializeOwned;
 
-use crate::{address::Subject, connections::Caller, connections::Connection, refusal::Refusal, service::Service, time};
+use crate::{
+    address::Subject, connections::Caller, connections::Connection, page::View, refusal::Refusal, service::Service,
+    time,
+};
 
 /// All paths of the service.
 pub(crate) fn router(service: Arc<Service>) -> Router {
@@ -175,8 +178,9 @@ async fn ready(State(service): State<Arc<Service>>) -> Response {
     }
 }
 
-async fn page(State(service): State<Arc<Service>>) -> Response {
-    match blocking(move || service.page()).await {
+async fn page(State(service): State<Arc<Service>>, address: Uri) -> Response {
+    let view = View::of(address.query().unwrap_or_default());
+    match blocking(move || service.page(&view)).await {
         Ok(page) => (
             [
                 (header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()),

@@ -1,9 +1,12 @@
 //! The service that all connections share: decides about requests, records the decisions, and wakes callers that wait
 //! for a change of the trust.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use arc_swap::ArcSwap;
@@ -23,7 +26,7 @@ use crate::{
     directory::AUDIT_LOG,
     issuer::{GivenBack, Issued, Issuer},
     metrics::{Gauges, Metrics},
-    page::{self, Page},
+    page::{self, Page, RefusalNote, Shown, View},
     proof::token::TokenHash,
     refusal::Refusal,
     refusal_throttle::RefusalThrottle,
@@ -42,6 +45,8 @@ pub(crate) struct Service {
     metrics: Metrics,
     admission: Admission,
     refusals: Mutex<RefusalThrottle>,
+    /// For the page; at most [`MAX_REFUSALS_SHOWN`], newest last.
+    last_refusals: Mutex<VecDeque<RefusalNote>>,
     /// How often in a row the store could not be brought back.
     lost_attempts: AtomicU32,
     trust: watch::Sender<Option<Arc<Trust>>>,
@@ -61,6 +66,7 @@ impl Service {
             metrics: Metrics::default(),
             admission: Admission::new(),
             refusals: Mutex::new(RefusalThrottle::new()),
+            last_refusals: Mutex::default(),
             lost_attempts: AtomicU32::new(0),
             trust: watch::Sender::new(None),
             waiting: Semaphore::new(MAX_WAITING),
@@ -269,9 +275,17 @@ impl Service {
     }
 
     /// The page of identities.
-    pub(crate) fn page(&self) -> Result<Page, Refusal> {
+    pub(crate) fn page(&self, view: &View) -> Result<Page, Refusal> {
         let issued = self.issuer.store.all_issued().map_err(|_| Refusal::Internal)?;
-        Ok(page::identities(self.issuer.rules().authority.certificate(), issued, time::now()))
+        let tokens = self.issuer.store.tokens().map_err(|_| Refusal::Internal)?;
+        let refusals = self.last_refusals().iter().cloned().collect();
+        let shown = Shown { issued, tokens, refusals };
+        Ok(page::identities(self.issuer.rules().authority.certificate(), shown, view, time::now()))
+    }
+
+    fn last_refusals(&self) -> MutexGuard<'_, VecDeque<RefusalNote>> {
+        // A list stays usable after a panic elsewhere.
+        self.last_refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The metrics, as text.
@@ -373,18 +387,31 @@ impl Service {
             }
             _ => None,
         };
+        let message = refusal.to_string();
+        {
+            let note =
+                RefusalNote { at: now, source: caller.0, code, subject: subject.clone(), message: message.clone() };
+            let mut last = self.last_refusals();
+            last.push_back(note);
+            if last.len() > MAX_REFUSALS_SHOWN {
+                last.pop_front();
+            }
+        }
         let event = Event {
             event: "refused",
             source: caller.0.to_string(),
             proof: proof.map(describe),
             subject,
             code: Some(code),
-            message: Some(refusal.to_string()),
+            message: Some(message),
             ..Event::default()
         };
         self.audit.write(&event, now);
     }
 }
+
+/// Each takes some hundred bytes.
+const MAX_REFUSALS_SHOWN: usize = 20;
 
 fn describe(proof: &Proof) -> String {
     match proof {

@@ -118,12 +118,26 @@ fn known_endpoints(hosts: &StaticHosts, latest: &Mutex<(NameFamily, Answers)>) -
     if *family == hosts.family { hosts.endpoints(answers) } else { hosts.endpoints(&Answers::new()) }
 }
 
+/// The names among these targets that have no address, each with the reason.
+#[must_use]
+pub(crate) fn unresolved(targets: &[HostTarget]) -> Vec<(&str, Error)> {
+    let mut failed = Vec::new();
+    for target in targets {
+        if let HostTarget::Name { host, .. } = target
+            && let Err(error) = look_up(host, NameFamily::Both, RESOLVE_TIMEOUT)
+        {
+            failed.push((host.as_str(), error));
+        }
+    }
+    failed
+}
+
 /// First address of every target, names included; what cannot be resolved is left out with an error in the log.
 #[must_use]
 pub fn resolve_once(targets: &[HostTarget]) -> Vec<SocketAddr> {
     let resolve = |target: &HostTarget| match target {
         HostTarget::Address(address) => Some(*address),
-        HostTarget::Name { host, port } => match look_up(host, NameFamily::Both, Duration::from_secs(5)) {
+        HostTarget::Name { host, port } => match look_up(host, NameFamily::Both, RESOLVE_TIMEOUT) {
             Ok(addresses) => addresses.first().map(|ip| SocketAddr::new(*ip, *port)),
             Err(error) => {
                 tracing::error!(hostname = host, %error, "Failed to resolve");
@@ -141,7 +155,7 @@ pub fn resolve_once(targets: &[HostTarget]) -> Vec<SocketAddr> {
 pub(crate) fn listen_addresses(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
     let addresses = match host.parse() {
         Ok(address) => vec![address],
-        Err(_) => look_up(host, NameFamily::Both, Duration::from_secs(5)).map_err(std::io::Error::other)?,
+        Err(_) => look_up(host, NameFamily::Both, RESOLVE_TIMEOUT).map_err(std::io::Error::other)?,
     };
     Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect())
 }
@@ -194,6 +208,7 @@ pub fn look_up(name: &str, family: NameFamily, timeout: Duration) -> Result<Vec<
     })
 }
 
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 // More endpoints than this for one name help nobody and would be handshaken with all at once.
 const MAX_ADDRESSES_PER_NAME: usize = 32;

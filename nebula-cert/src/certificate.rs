@@ -175,17 +175,28 @@ impl Certificate {
     /// # Errors
     /// Returns an error for a wrong label, text after the last block, or an invalid certificate.
     pub fn bundle_from_pem(pem: &[u8]) -> Result<Vec<Self>, Error> {
-        let blocks = pem::all(pem)?;
-        let is_alone = blocks.len() == 1;
-        let read = |block: pem::Block| {
+        match Self::readable_from_pem(pem) {
+            (certificates, None) => Ok(certificates),
+            (_, Some(error)) => Err(error),
+        }
+    }
+    /// Reads the certificates of a PEM bundle, in order, up to the first one that is invalid. Also returns what is wrong
+    /// with it, or with the rest of the text.
+    #[must_use]
+    pub fn readable_from_pem(pem: &[u8]) -> (Vec<Self>, Option<Error>) {
+        let (blocks, rest) = pem::readable(pem);
+        let is_alone = blocks.len() == 1 && rest.is_none();
+        let mut certificates = Vec::new();
+        for block in blocks {
             let line = block.line;
-            // With several blocks the error names the block.
-            Self::from_block(block).map_err(|reason| match is_alone {
-                true => reason,
-                false => Error::InBlock { line, reason: Box::new(reason) },
-            })
-        };
-        blocks.into_iter().map(read).collect()
+            match Self::from_block(block) {
+                Ok(certificate) => certificates.push(certificate),
+                Err(reason) if is_alone => return (certificates, Some(reason)),
+                // With several blocks the error names the block.
+                Err(reason) => return (certificates, Some(Error::InBlock { line, reason: Box::new(reason) })),
+            }
+        }
+        (certificates, rest)
     }
 
     /// Encodes the certificate as PEM, with the label of its version.

@@ -20,20 +20,26 @@ pub(crate) fn first(input: &[u8]) -> Result<Block, Error> {
     Lines::new(input)?.next_block()?.ok_or(Error::NoPemBlock)
 }
 
-/// Reads all blocks. There must be at least one, and only blank lines may follow the last.
-pub(crate) fn all(input: &[u8]) -> Result<Vec<Block>, Error> {
-    let mut lines = Lines::new(input)?;
+/// Every whole block, and what is wrong with the rest: there must be a block, and only blanks may follow the last.
+pub(crate) fn readable(input: &[u8]) -> (Vec<Block>, Option<Error>) {
     let mut blocks = Vec::new();
-    while let Some(block) = lines.next_block()? {
-        blocks.push(block);
+    let mut lines = match Lines::new(input) {
+        Ok(lines) => lines,
+        Err(error) => return (blocks, Some(error)),
+    };
+    loop {
+        match lines.next_block() {
+            Ok(Some(block)) => blocks.push(block),
+            Ok(None) => break,
+            Err(error) => return (blocks, Some(error)),
+        }
     }
-    if blocks.is_empty() {
-        return Err(Error::NoPemBlock);
-    }
-    match lines.text_since_block {
-        Some(line) => Err(Error::PemTrailingText { line }),
-        None => Ok(blocks),
-    }
+    let rest = match lines.text_since_block {
+        _ if blocks.is_empty() => Some(Error::NoPemBlock),
+        Some(line) => Some(Error::PemTrailingText { line }),
+        None => None,
+    };
+    (blocks, rest)
 }
 
 /// Encodes one block. The buffer never grows, so that no copy of a secret is left behind.
@@ -153,7 +159,9 @@ mod tests {
     use super::*;
 
     fn contents(input: &str) -> Result<Vec<(String, Vec<u8>)>, Error> {
-        Ok(all(input.as_bytes())?.into_iter().map(|block| (block.label, block.contents.to_vec())).collect())
+        let (blocks, error) = readable(input.as_bytes());
+        let blocks = blocks.into_iter().map(|block| (block.label, block.contents.to_vec())).collect();
+        error.map_or(Ok(blocks), Err)
     }
 
     #[test]

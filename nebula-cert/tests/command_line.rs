@@ -85,13 +85,34 @@ fn existing_keys_and_certificates_are_never_overwritten() {
 }
 
 #[test]
-fn keygen_replaces_files_and_makes_them_private() {
+fn keygen_replaces_files_and_makes_keys_private() {
     let folder = Folder::new();
     fs::write(folder.path().join("k"), "old").unwrap();
     fs::set_permissions(folder.path().join("k"), fs::Permissions::from_mode(0o644)).unwrap();
+    fs::write(folder.path().join("p"), "old").unwrap();
+    fs::set_permissions(folder.path().join("p"), fs::Permissions::from_mode(0o644)).unwrap();
+    let output = folder.run("keygen -out-key k -out-pub p");
+    assert!(output.status.success());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("out-key: the mode of k was 0644; it is 0600 now"), "{said}");
+    let mode = |name: &str| fs::metadata(folder.path().join(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("k"), mode("p")), (0o600, 0o644), "the public key is no secret");
     folder.succeeds("keygen -out-key k -out-pub p");
-    assert_eq!(fs::metadata(folder.path().join("k")).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(folder.read("k").starts_with(b"-----BEGIN NEBULA X25519 PRIVATE KEY-----\n"));
+}
+
+#[test]
+fn print_shows_the_certificates_before_a_damaged_one() {
+    let folder = Folder::with_ca("");
+    let good = folder.read("ca.crt");
+    let whole = folder.succeeds("print -path ca.crt");
+    fs::write(folder.path().join("half.crt"), [&good[..], b"-----BEGIN NEBULA CERTIFICATE V2-----\n"].concat())
+        .unwrap();
+    let output = folder.run("print -path half.crt");
+    assert_eq!((output.status.code(), String::from_utf8(output.stdout).unwrap()), (Some(1), whole));
+    assert!(String::from_utf8(output.stderr).unwrap().starts_with("Error: error while unmarshaling cert"));
+    folder.fails("print -json -path half.crt");
+    folder.fails("blocklist -path half.crt");
 }
 
 #[test]

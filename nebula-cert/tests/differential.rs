@@ -22,18 +22,16 @@ use tempfile::TempDir;
 
 /// Command lines whose outcome differs from Go on purpose, and why.
 const DELIBERATE: &[(&str, &str)] = &[
-    ("ca -name new -out-crt n.crt -out-key n.key -out-qr junk", PRIVATE),
     ("keygen -out-key junk -out-pub cut.crt", PRIVATE),
     ("ca -name new -out-crt n.crt -out-key n.key more words", LEFT_OVER),
     ("sign -name new -networks , ", "says which flag is at fault"),
-    ("print -path trailing.crt", "prints nothing of a file that is damaged"),
     ("verify -ca empty -crt host.crt", "says that the file is empty, not that the certificate is untrusted"),
     ("verify -ca ca.crt -crt empty", "nothing was verified, so this is no success"),
     ("verify -ca ca.crt -crt ca.crt", SUBJECT),
     ("verify -ca ca.crt -crt oldhost.crt", SUBJECT),
 ];
 
-const PRIVATE: &str = "a file that is replaced becomes private even if others could read it";
+const PRIVATE: &str = "a key file that is replaced becomes private even if others could read it";
 const LEFT_OVER: &str = "words that would be ignored, together with every flag after them, are an error";
 const SUBJECT: &str = "names the certificate in one line where Go prints all of its JSON";
 
@@ -268,6 +266,8 @@ const LINES: &[&str] = &[
     "print -path junk",
     "print -path empty",
     "print -path cut.crt",
+    "print -path half.crt",
+    "print -path half.crt -json",
     "print -path comment.crt -json",
     "print -path trailing.crt",
     "print -path folder",
@@ -373,6 +373,7 @@ fn stock() -> TempDir {
     write("all.crt", ["ca.crt", "v1.crt", "p2.crt", "p1.crt"].map(text).concat());
     write("comment.crt", format!("# ours\n\n{}", text("ca.crt")));
     write("trailing.crt", format!("{}the end\n", text("ca.crt")));
+    write("half.crt", text("ca.crt") + &text("host.crt").replacen('\n', "\n!", 1));
     write("cut.crt", text("ca.crt").chars().take(80).collect());
     write("junk", "junk\n".into());
     write("empty", String::new());

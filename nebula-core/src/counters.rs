@@ -28,6 +28,8 @@ pub enum Counter {
     DatagramsIn,
     /// Their bytes.
     DatagramBytesIn,
+    /// Datagrams of tunnels that never came: counters that were not seen before the replay window had moved past them.
+    DatagramsLost,
     /// Datagrams of one byte or none, which only open a NAT mapping.
     HolePunchesIn,
     /// Handshake datagrams handed to the control plane.
@@ -184,6 +186,7 @@ counter_names! {
     BytesOut "bytes_out",
     DatagramsIn "datagrams_in",
     DatagramBytesIn "datagram_bytes_in",
+    DatagramsLost "datagrams_lost",
     HolePunchesIn "hole_punches_in",
     HandshakesIn "handshakes_in",
     LighthouseIn "lighthouse_in",
@@ -253,6 +256,7 @@ drop_names! {
     FromOverlay "from_overlay",
     UnknownIndex "unknown_index",
     Replayed "replayed",
+    TooOld "too_old",
     BadTag "bad_tag",
     BadPacket "bad_packet",
     ToSelf "to_self",
@@ -287,8 +291,10 @@ pub enum DropReason {
     FromOverlay,
     /// Underlay: no tunnel has this index.
     UnknownIndex,
-    /// Underlay: counter already seen or too old.
+    /// Underlay: counter already seen.
     Replayed,
+    /// Underlay: counter below the replay window, so that nobody can tell whether it was seen.
+    TooOld,
     /// Underlay: authentication failed.
     BadTag,
     /// Overlay: not an IP packet that can be parsed.

@@ -184,6 +184,16 @@ pub enum Event {
         /// Reason.
         reason: TunnelDownReason,
     },
+    /// The first message of a handshake was sent to endpoints that the attempt before it did not have. Attempts at the
+    /// same endpoints say nothing.
+    HandshakeSent {
+        /// Intended peer.
+        peer: IpAddr,
+        /// Own index.
+        local_index: LocalIndex,
+        /// Where it went.
+        endpoints: Vec<SocketAddr>,
+    },
     /// All attempts were used up, or this handshake found no endpoint and was evicted for another.
     HandshakeTimedOut {
         /// Intended peer.

@@ -175,6 +175,11 @@ impl Service {
         self.child.id()
     }
 
+    /// The page that it shows, in plain HTTP.
+    pub(crate) fn page(&self) -> String {
+        ureq::get(self.status.as_ref().unwrap()).call().unwrap().body_mut().read_to_string().unwrap()
+    }
+
     /// Sends SIGKILL, so that the service cannot clean up.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();

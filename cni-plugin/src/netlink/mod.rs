@@ -137,6 +137,8 @@ pub struct Message<'a> {
     pub kind: u16,
     /// nlmsg_flags.
     pub flags: u16,
+    /// nlmsg_pid: the socket that asked for what this tells of, most often by the id of its process. 0: the kernel.
+    pub port: u32,
     /// The bytes after the header.
     pub body: &'a [u8],
 }
@@ -145,12 +147,12 @@ pub struct Message<'a> {
 pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let (head, _) = bytes.split_first_chunk::<HEADER_LENGTH>()?;
-        let [a, b, c, d, kind, more, flags, more_flags, ..] = *head;
+        let [a, b, c, d, kind, more, flags, more_flags, _, _, _, _, e, f, g, h] = *head;
         let len = u32::from_ne_bytes([a, b, c, d]) as usize;
         let body = bytes.get(HEADER_LENGTH..len)?;
         bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
         let (kind, flags) = (u16::from_ne_bytes([kind, more]), u16::from_ne_bytes([flags, more_flags]));
-        Some(Message { kind, flags, body })
+        Some(Message { kind, flags, port: u32::from_ne_bytes([e, f, g, h]), body })
     })
 }
 

@@ -20,9 +20,11 @@ use crate::go::firewall_hash;
 use crate::host::account::Account;
 use crate::host::control::{ControlService, ControlSocket, Facts, SocketFile};
 use crate::host::housekeeping::Housekeeping;
+use crate::host::link_repair::{DeviceGone, LinkRepair};
 use crate::host::reload::{Link, Reloader};
 use crate::host::renewal::Renewal;
 use crate::host::report::Report;
+use crate::host::rivals;
 use crate::host::subnets::Subnets;
 use crate::host::system_routes::{self, Overlay};
 use crate::linux::clock::unix_now;
@@ -32,10 +34,10 @@ use crate::linux::netns::Namespace;
 use crate::linux::notify;
 use crate::linux::signals::{Arrived, Signals};
 use crate::log;
-use crate::metrics::{Handshakes, Metrics};
+use crate::metrics::{Handshakes, Metrics, Repairs};
 use crate::names;
 use crate::overlay::events;
-use crate::overlay::link::OverlayLink;
+use crate::overlay::link::{OverlayLink, interface_index};
 
 /// A configuration that was read and merged, with logging already as it says.
 #[derive(Debug)]
@@ -95,7 +97,7 @@ impl Loaded {
         tracing::info!("{}", printable(&self.tree));
         let report = Report::new(&self.path);
         let (refused, remarks) = match Settings::read(&self.tree, unix_now()) {
-            Ok(settings) => (Vec::new(), settings.remarks),
+            Ok(settings) => (unresolved(&settings), settings.remarks),
             Err(refusals) => (refusals.refused, refusals.remarks),
         };
         let mut errors = 0;
@@ -137,7 +139,9 @@ impl Loaded {
         let listen = listen_address(&settings.listen)?;
         // On this thread alone: the kernel makes a process that has another one wait 10 ms for its memory barriers.
         // `file` goes with the end of this function, whatever ends it.
-        let Opened { driver, device, link, controls, control, file: _file, udp } = open(&settings, listen)?;
+        let repairs = Arc::new(Repairs::default());
+        let Opened { driver, device, link, repair, controls, control, file: _file, udp } =
+            open(&settings, listen, &repairs)?;
         log_start(&settings, &device, udp);
         let handle = driver.handle();
         let subnets = Arc::new(Subnets::new(handle.clone(), settings.tun.routes.subnet_routes()));
@@ -147,7 +151,7 @@ impl Loaded {
         let handshakes = Arc::new(Handshakes::default());
         let watched = controls.iter().map(SocketControl::try_clone).collect::<Result<_, _>>();
         let watched = watched.map_err(start("Failed to start stats emitter"))?;
-        let metrics = Arc::new(Metrics::new(&settings, handle.clone(), Arc::clone(&handshakes), watched));
+        let metrics = Arc::new(Metrics::new(&settings, handle.clone(), (Arc::clone(&handshakes), repairs), watched));
         let link = Link { overlay: link, sockets: controls, subnets, metrics: Arc::clone(&metrics) };
         let enrolment = settings.operation.enrolment.clone();
         let expires = settings.pki.as_ref().map_or(0, |pki| pki.identity.primary().not_after());
@@ -157,17 +161,41 @@ impl Loaded {
         if let Some(folder) = enrolment {
             Renewal::start(&folder, expires, Arc::clone(&reloader)).map_err(start("Failed to start a thread"))?;
         }
-        let facts = Facts { device, udp, started: unix_now() };
+        let facts = Facts { device: device.clone(), udp, started: unix_now() };
         let service = Arc::new(ControlService { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
         #[cfg(feature = "ssh")]
         service.reloader().attach(crate::host::ssh::Console::new(&service));
         let signals = Arrived::of(signals).map_err(start("Failed to set up signal handling"))?;
-        let housekeeping = Housekeeping { signals, control, service, reloader, metrics, handle: handle.clone() };
+        let housekeeping =
+            Housekeeping { signals, control, service, reloader, metrics, handle: handle.clone(), repair };
+        let has_device = housekeeping.repair.is_some();
         let running = run_attended(driver, housekeeping, &handshakes)?;
-        running.map_err(|error| Error::Running(error.to_string()))?;
+        running.map_err(|cause| {
+            // Whichever thread notices it first.
+            let is_gone = has_device && interface_index(&device).is_err();
+            Error::Running(if is_gone { gone(&device) } else { cause })
+        })?;
         tracing::info!(counters = counted(&handle), "Goodbye");
         Ok(())
     }
+}
+
+/// Sessions end with it: what made a new device here would have to start them anew as well, and a supervisor does just
+/// that.
+fn gone(device: &str) -> String {
+    format!(
+        "the tun device {device} was removed by somebody else; a new start makes another (Restart=always in the unit)"
+    )
+}
+
+/// Names to advertise that nobody can look up: as in Go an error with `-test`, though a start only leaves them out.
+fn unresolved(settings: &Settings) -> Vec<config::Refused> {
+    let key = "lighthouse.advertise_addrs";
+    let refused = |(name, error): (&str, names::Error)| {
+        let cause = format!("{key}: cannot look up {name}: {error}");
+        config::Refused::new("Failed to initialize lighthouse handler", cause).at(key)
+    };
+    names::unresolved(&settings.advertise).into_iter().map(refused).collect()
 }
 
 /// Every counter that is not 0, by name.
@@ -184,7 +212,8 @@ fn follow_system_routes(link: &OverlayLink, settings: &Settings, subnets: &Arc<S
     system_routes::follow(overlay, settings.tun.system_routes_buffer, Arc::clone(subnets)).map_err(start)
 }
 
-type Outcome = Result<(), nebula_core::io::Error>;
+/// Why it ended, unless it was asked to.
+type Outcome = Result<(), String>;
 
 fn run_attended(mut driver: Driver, housekeeping: Housekeeping, handshakes: &Handshakes) -> Result<Outcome, Error> {
     let thread = |error: std::io::Error| Error::Start { message: "Failed to start a thread", cause: error.to_string() };
@@ -195,11 +224,12 @@ fn run_attended(mut driver: Driver, housekeeping: Housekeeping, handshakes: &Han
     // Until the node's own thread ends, which it does first.
     events::log(&received, handshakes);
     let outcome = driver.run();
-    if outcome.is_ok() {
-        // It ended the driver, and now gives back what it has.
-        let _ = attending.join();
+    if let Err(error) = outcome {
+        return Ok(Err(with_causes(&error)));
     }
-    Ok(outcome)
+    // It ended the driver, and now gives back what it has.
+    let attended = attending.join().unwrap_or(Ok(()));
+    Ok(attended.map_err(|DeviceGone| "the tun device is gone".to_owned()))
 }
 
 /// Tells apart instances on one host.
@@ -214,6 +244,7 @@ struct Opened {
     /// Name of the device, or that there is none.
     device: String,
     link: Option<OverlayLink>,
+    repair: Option<LinkRepair>,
     controls: Vec<SocketControl>,
     control: Option<ControlSocket>,
     file: Option<SocketFile>,
@@ -221,7 +252,7 @@ struct Opened {
 }
 
 /// From here on the system is changed; what is opened closes when the driver ends.
-fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
+fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>) -> Result<Opened, Error> {
     let Some(pki) = &settings.pki else {
         return Err(Error::Start { message: "Could not load client cert", cause: "no certificate".to_owned() });
     };
@@ -254,7 +285,12 @@ fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
     let bound = sockets.first().map_or(Ok(listen), UdpSocket::local_addr).map_err(udp)?;
     let device = tun.as_ref().map_or("disabled", Tun::name).to_owned();
     let link = tun.is_some().then(|| OverlayLink::new(&device, &settings.tun, pki.identity.networks().to_vec()));
+    let mut repair = None;
     if let Some(link) = &link {
+        report_rivals(link);
+        let watched = LinkRepair::new(&device, Arc::clone(repairs));
+        repair =
+            Some(watched.map_err(|error| Error::Running(format!("cannot watch {device}: {}", errno::text(&error))))?);
         link.configure(&Namespace::Own).map_err(|error| Error::Running(error.to_string()))?;
     }
     let name = instance_name(settings, &device);
@@ -272,7 +308,18 @@ fn open(settings: &Settings, listen: SocketAddr) -> Result<Opened, Error> {
         ..Options::default()
     };
     let driver = Driver::start(config, tun, sockets, options).map_err(|error| Error::Running(with_causes(&error)))?;
-    Ok(Opened { driver, device, link, controls, control, file, udp: bound })
+    Ok(Opened { driver, device, link, repair, controls, control, file, udp: bound })
+}
+
+/// Two overlays of one network share its route, and what is for one of them goes to the other.
+fn report_rivals(link: &OverlayLink) {
+    for rival in rivals::find(&link.device, &link.addresses).unwrap_or_default() {
+        tracing::error!(
+            device = link.device, interface = rival.interface, address = %rival.address, process = rival.process,
+            "Another interface has an address in the network of this overlay, and packets take either: end that \
+             daemon, or let one of them run in another network namespace"
+        );
+    }
 }
 
 /// What a node needs after its start: a reload changes routes, MTU, marks and buffers, and may bind a low port.

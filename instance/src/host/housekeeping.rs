@@ -1,5 +1,5 @@
 //! The housekeeping thread of the daemon: signals, clients of the control socket, changed files, expiry of the
-//! certificate.
+//! certificate, what others do to the tun device.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,6 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::host::control::{ControlService, ControlSocket};
 use crate::host::file_watch::FileWatch;
+use crate::host::link_repair::{DeviceGone, LinkRepair};
 use crate::host::reload::Reloader;
 use crate::linux::clock::{now, unix_now};
 use crate::linux::memory;
@@ -26,11 +27,16 @@ pub(crate) struct Housekeeping {
     pub(crate) reloader: Arc<Mutex<Reloader>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) handle: Handle,
+    /// None: there is no device.
+    pub(crate) repair: Option<LinkRepair>,
 }
 
 impl Housekeeping {
     /// Runs until a signal ends the node.
-    pub(crate) fn run(self) {
+    ///
+    /// # Errors
+    /// Somebody removed the tun device; the node is stopped.
+    pub(crate) fn run(mut self) -> Result<(), DeviceGone> {
         let mut files = FileWatch::default();
         files.forget_changes(&self.reloader().files());
         let mut expiry_due = now();
@@ -43,7 +49,8 @@ impl Housekeeping {
             }
             let watch = self.reloader().settings().operation.watch;
             let check_due = watch.map(|interval| last_check + interval);
-            self.wait([check_due, release_memory_at].into_iter().flatten().fold(expiry_due, Instant::min));
+            let repair_due = self.repair.as_ref().and_then(LinkRepair::due);
+            self.wait([check_due, release_memory_at, repair_due].into_iter().flatten().fold(expiry_due, Instant::min));
             if release_memory_at.take_if(|due| now() >= *due).is_some() {
                 memory::release_program_pages();
                 memory::release_free_heap();
@@ -52,12 +59,14 @@ impl Housekeeping {
                 if signal != Signal::SIGHUP {
                     tracing::info!(signal = go_name(signal), "Caught signal, shutting down");
                     self.handle.stop();
-                    return;
+                    return Ok(());
                 }
                 tracing::info!("Caught HUP, reloading config");
                 // It logs its own failure.
                 let _ = self.reloader().reload(unix_now());
             }
+            // After a reload, which changes the link as well.
+            self.repair_link().inspect_err(|DeviceGone| self.handle.stop())?;
             if let Some(control) = &self.control {
                 control.admit(&self.service);
             }
@@ -71,13 +80,20 @@ impl Housekeeping {
         }
     }
 
-    /// Waits for a signal or a client, at most until that moment.
+    fn repair_link(&mut self) -> Result<(), DeviceGone> {
+        let Some(repair) = &mut self.repair else { return Ok(()) };
+        let wanted = || self.reloader.lock().unwrap_or_else(PoisonError::into_inner).overlay().cloned();
+        repair.attend(now(), wanted)
+    }
+
+    /// Waits for a signal, a client or news of the link, at most until that moment.
     fn wait(&self, until: Instant) {
         let left = until.saturating_duration_since(now());
         // Rounded up: an early wake-up would only poll again.
         let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
         let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
         fds.extend(self.control.iter().map(|control| PollFd::new(control.as_fd(), PollFlags::POLLIN)));
+        fds.extend(self.repair.iter().filter_map(LinkRepair::as_fd).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         // The caller checks every source, also after an interrupt.
         let _ = poll(&mut fds, timeout);
     }

@@ -6,9 +6,11 @@ pub mod daemon;
 mod dns;
 mod file_watch;
 mod housekeeping;
+mod link_repair;
 mod reload;
 mod renewal;
 mod report;
+mod rivals;
 #[cfg(feature = "ssh")]
 mod ssh;
 mod subnets;

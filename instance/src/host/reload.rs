@@ -98,6 +98,12 @@ impl Reloader {
         &self.current
     }
 
+    /// How the tun device is to look; `None`: there is none.
+    #[must_use]
+    pub(crate) fn overlay(&self) -> Option<&OverlayLink> {
+        self.link.overlay.as_ref()
+    }
+
     /// File or folder of the configuration.
     #[must_use]
     pub(crate) fn path(&self) -> &Path {

@@ -14,6 +14,7 @@ use nix::libc;
 use nix::sys::socket::{MsgFlags, recv, send};
 
 use crate::host::subnets::Subnets;
+use crate::linux::rtnetlink::RTMSG;
 
 /// Where routes must lead to be followed.
 #[derive(Debug, Clone)]
@@ -162,7 +163,6 @@ fn next_hops(mut value: &[u8]) -> Vec<NextHop> {
 
 const MAX_TOGETHER: usize = 4096;
 
-const RTMSG: usize = 12;
 const RTNEXTHOP: usize = 8;
 
 #[cfg(test)]

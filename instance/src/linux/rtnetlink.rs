@@ -49,6 +49,19 @@ impl Kernel {
         self.ask(libc::RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_REPLACE, &address_body(index, address))
     }
 
+    /// Adds an address unless the link has it. Returns whether it was missing.
+    pub(crate) fn ensure_address(&mut self, index: u32, address: IpNet) -> io::Result<bool> {
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+        was_missing(self.ask(libc::RTM_NEWADDR, flags, &address_body(index, address)))
+    }
+
+    /// As [`Kernel::add_route`], unless there is a route to the same network with the same metric, wherever that one
+    /// leads. Returns whether there was none.
+    pub(crate) fn ensure_route(&mut self, index: u32, route: &LinkRoute, device_mtu: u32) -> io::Result<bool> {
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+        was_missing(self.ask(libc::RTM_NEWROUTE, flags, &route_body(index, route, device_mtu)))
+    }
+
     /// Adds a route, or changes the one to the same network with the same metric. `device_mtu` is the MTU of the
     /// device.
     pub(crate) fn add_route(&mut self, index: u32, route: &LinkRoute, device_mtu: u32) -> io::Result<()> {
@@ -86,6 +99,38 @@ impl Kernel {
                 return outcome;
             }
         }
+    }
+}
+
+fn was_missing(outcome: io::Result<()>) -> io::Result<bool> {
+    match outcome {
+        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
+        added => added.map(|()| true),
+    }
+}
+
+/// State of a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LinkState {
+    pub(crate) is_up: bool,
+    pub(crate) mtu: u32,
+}
+
+impl LinkState {
+    /// Of a link in the namespace of the calling thread; `None`: there is no such link.
+    pub(crate) fn read(index: u32) -> io::Result<Option<Self>> {
+        match netlink::ask_route(libc::RTM_GETLINK, 0, &link_header(index, 0)) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            answers => Ok(answers?.iter().find_map(|body| Self::parse(body))),
+        }
+    }
+
+    fn parse(body: &[u8]) -> Option<Self> {
+        let (header, attributes) = body.split_first_chunk::<IFINFOMSG>()?;
+        let [.., a, b, c, d, _, _, _, _] = *header;
+        let is_up = u32::from_ne_bytes([a, b, c, d]) & libc::IFF_UP as u32 != 0;
+        let mtu = netlink::attribute(attributes, libc::IFLA_MTU)?.try_into().map(u32::from_ne_bytes).ok()?;
+        Some(Self { is_up, mtu })
     }
 }
 
@@ -163,6 +208,10 @@ fn unreachable_body(network: IpNet) -> Vec<u8> {
     body
 }
 
+/// Length of struct ifinfomsg.
+pub(crate) const IFINFOMSG: usize = 16;
+/// Length of struct rtmsg.
+pub(crate) const RTMSG: usize = 12;
 // linux/rtnetlink.h: metrics of a route.
 const RTAX_MTU: u16 = 2;
 const RTAX_ADVMSS: u16 = 8;
@@ -244,6 +293,17 @@ mod tests {
         let mut kernel = Kernel::connect().unwrap();
         assert!(kernel.has_link(nix::net::if_::if_nametoindex("lo").unwrap()).unwrap());
         assert!(!kernel.has_link(u32::MAX >> 1).unwrap());
+    }
+
+    #[test]
+    fn the_state_of_a_link_is_read() {
+        let state = LinkState::read(nix::net::if_::if_nametoindex("lo").unwrap()).unwrap();
+        assert!(state.is_some_and(|state| state.mtu >= 1500), "{state:?}");
+        assert_eq!(LinkState::read(u32::MAX >> 1).unwrap(), None);
+        let mut body = link_header(3, libc::IFF_UP as u32);
+        push_attribute(&mut body, libc::IFLA_MTU, &1300_u32.to_ne_bytes());
+        assert_eq!(LinkState::parse(&body), Some(LinkState { is_up: true, mtu: 1300 }));
+        assert_eq!(LinkState::parse(&body[..20]), None);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
-use super::{HALF_OPEN, Kind, Metrics, Reading};
+use super::{HALF_OPEN, Kind, Metrics, REPAIRS, Reading};
 use crate::config::{HostTarget, NameFamily};
 use crate::linux::clock::unix_now;
 use crate::names;
@@ -98,6 +98,9 @@ impl Lines {
         for (direction, reason, value) in &reading.dropped {
             self.counter(&mut out, &format!("dropped.{direction}.{reason}"), *value as f64, now);
         }
+        for (what, value) in &reading.repairs {
+            self.counter(&mut out, &format!("{REPAIRS}.{what}"), *value as f64, now);
+        }
         out
     }
 
@@ -115,7 +118,7 @@ impl Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{Metric, Summary};
+    use crate::metrics::{Metric, Repairs, Summary};
 
     #[test]
     fn counters_have_a_rate_since_the_last_sending_and_gauges_a_value() {
@@ -130,6 +133,7 @@ mod tests {
             own: Vec::new(),
             half_open: 4,
             dropped: vec![("in", "no_rule", 1)],
+            repairs: Repairs::default().read(),
             peers: Vec::new(),
             more_peers: 0,
         };
@@ -142,6 +146,7 @@ mod tests {
             "nebula.handshakes.std-dev 0 1010",
             "nebula.half_open_handshakes.value 4 1010",
             "nebula.dropped.in.no_rule.count_ps 0 1010",
+            "nebula.link_repairs.route.count 0 1010",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} not in\n{text}");
         }

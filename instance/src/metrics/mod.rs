@@ -7,6 +7,7 @@ mod graphite;
 mod handshakes;
 mod prometheus;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nebula_cert::{Identity, UnixTime, Version};
@@ -24,8 +25,32 @@ use handshakes::Summary;
 pub(crate) struct Metrics {
     handle: Handle,
     handshakes: Arc<Handshakes>,
+    repairs: Arc<Repairs>,
     sockets: Vec<SocketControl>,
     facts: Mutex<Facts>,
+}
+
+/// How often something was put back that somebody else had taken from the tun device.
+#[derive(Debug, Default)]
+pub(crate) struct Repairs([AtomicU64; REPAIR_KINDS.len()]);
+
+impl Repairs {
+    /// Counts one of these: `address`, `mtu`, `route`, `state`.
+    pub(crate) fn count(&self, kind: &str) {
+        let counter = REPAIR_KINDS.iter().zip(&self.0).find_map(|(name, counter)| (*name == kind).then_some(counter));
+        if let Some(counter) = counter {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn read(&self) -> [(&'static str, u64); REPAIR_KINDS.len()] {
+        std::array::from_fn(|at| (REPAIR_KINDS[at], self.0[at].load(Ordering::Relaxed)))
+    }
+
+    /// Of all kinds.
+    pub(crate) fn total(&self) -> u64 {
+        self.read().iter().map(|(_, count)| count).sum()
+    }
 }
 
 /// Values that a reload may change.
@@ -65,6 +90,8 @@ struct Reading {
     half_open: usize,
     /// Our own counter: direction, reason, packets.
     dropped: Vec<(&'static str, &'static str, u64)>,
+    /// Own: what was put back on the tun device, how often.
+    repairs: [(&'static str, u64); REPAIR_KINDS.len()],
     /// Our own: the peers with a tunnel, the first [`MAX_PEERS`] by address.
     peers: Vec<TunnelStatus>,
     /// How many more peers there are.
@@ -75,10 +102,10 @@ impl Metrics {
     pub(crate) fn new(
         settings: &Settings,
         handle: Handle,
-        handshakes: Arc<Handshakes>,
+        (handshakes, repairs): (Arc<Handshakes>, Arc<Repairs>),
         sockets: Vec<SocketControl>,
     ) -> Self {
-        let metrics = Self { handle, handshakes, sockets, facts: Mutex::default() };
+        let metrics = Self { handle, handshakes, repairs, sockets, facts: Mutex::default() };
         metrics.update(settings, false);
         metrics
     }
@@ -152,7 +179,8 @@ impl Metrics {
         peers.retain(|tunnel| tunnel.primary);
         let more_peers = peers.len().saturating_sub(MAX_PEERS);
         peers.truncate(MAX_PEERS);
-        Reading { metrics, handshakes, own, half_open: sizes.half_open, dropped, peers, more_peers }
+        let (half_open, repairs) = (sizes.half_open, self.repairs.read());
+        Reading { metrics, handshakes, own, half_open, dropped, repairs, peers, more_peers }
     }
 }
 
@@ -195,6 +223,9 @@ fn validity(identity: &Identity) -> (UnixTime, UnixTime) {
     ends.min().map_or((0, 0), |(not_after, not_before)| (not_before, not_after))
 }
 
+/// What can be put back, by its name in metrics.
+const REPAIR_KINDS: [&str; 4] = ["address", "mtu", "route", "state"];
+const REPAIRS: &str = "link_repairs";
 const HALF_OPEN: &str = "half_open_handshakes";
 // Each peer adds three lines to the page, and as many series to the database for as long as it keeps data.
 const MAX_PEERS: usize = 256;
@@ -226,7 +257,9 @@ const GO_COUNTERS: &[(&str, &str)] = &[
     ("messages.tx.close_tunnel", "close_tunnel_out"),
     ("messages.tx.other", "control_out"),
     ("hostinfo.cached_packets.sent", "waiting_out"),
+    ("network.packets.lost", "datagrams_lost"),
     ("network.packets.duplicate", "dropped_in_replayed"),
+    ("network.packets.out_of_window", "dropped_in_too_old"),
     ("lighthouse.rx.HostQuery", "lighthouse_query_in"),
     ("lighthouse.tx.HostQuery", "lighthouse_query_out"),
     ("lighthouse.rx.HostQueryReply", "lighthouse_reply_in"),

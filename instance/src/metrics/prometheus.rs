@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nebula_core::TunnelStatus;
 
-use super::{HALF_OPEN, Metrics, Reading};
+use super::{HALF_OPEN, Metrics, REPAIRS, Reading};
 use crate::linux::clock::unix_now;
 use crate::listener::http::{self, Answer, Received, Request};
 use crate::listener::until_stopped::{self, Running, Stopped};
@@ -145,6 +145,10 @@ fn text(reading: &Reading, names: &Names) -> String {
     for (direction, reason, value) in &reading.dropped {
         let _ = writeln!(out, "{prefix}dropped_packets_total{{direction=\"{direction}\",reason=\"{reason}\"}} {value}");
     }
+    let _ = writeln!(out, "# TYPE {prefix}{REPAIRS}_total counter");
+    for (what, value) in &reading.repairs {
+        let _ = writeln!(out, "{prefix}{REPAIRS}_total{{what=\"{what}\"}} {value}");
+    }
     of_peers(&mut out, prefix, reading);
     out
 }
@@ -182,7 +186,7 @@ mod tests {
     use std::io::{Read, Write};
 
     use super::*;
-    use crate::metrics::{Kind, Metric, Summary};
+    use crate::metrics::{Kind, Metric, Repairs, Summary};
 
     fn exchange(request: &str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -254,6 +258,8 @@ mod tests {
 
     #[test]
     fn names_begin_with_namespace_and_subsystem_and_dots_are_underscores() {
+        let repairs = Repairs::default();
+        repairs.count("mtu");
         let metrics = vec![Metric { name: "hostmap.main.hosts".to_owned(), value: 2.0, kind: Kind::Gauge }];
         let reading = Reading {
             metrics,
@@ -261,6 +267,7 @@ mod tests {
             own: vec![("packets_in", 7)],
             half_open: 4,
             dropped: vec![("in", "no_rule", 3)],
+            repairs: repairs.read(),
             peers: Vec::new(),
             more_peers: 0,
         };
@@ -273,6 +280,7 @@ mod tests {
             "# TYPE n_s_half_open_handshakes gauge",
             "n_s_half_open_handshakes 4",
             "n_s_dropped_packets_total{direction=\"in\",reason=\"no_rule\"} 3",
+            "n_s_link_repairs_total{what=\"mtu\"} 1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} not in\n{text}");
         }

@@ -44,6 +44,7 @@ fn admits(event: &Event) -> bool {
     let (kind, source) = match event {
         Event::TunnelUp { peer, endpoint, .. } => ("Handshake message received", of(peer, Some(*endpoint))),
         Event::TunnelDown { peer, endpoint, .. } => ("Tunnel closed", of(peer, *endpoint)),
+        Event::HandshakeSent { peer, .. } => ("Handshake message sent", of(&[*peer], None)),
         Event::HandshakeTimedOut { peer, .. } => ("Handshake timed out", of(&[*peer], None)),
         Event::Roamed { peer, .. } => ("Host roamed to new udp ip/port.", of(peer, None)),
         Event::HandshakeRefused { from, .. } => {
@@ -94,6 +95,11 @@ fn log_one(event: &Event) {
                 other => tracing::info!(vpnAddrs = ?vpn, localIndex = local, remoteIndex = remote, certName = name,
                     reason = ?other, "Tunnel closed"),
             }
+        }
+        Event::HandshakeSent { peer, local_index, endpoints } => {
+            let (vpn, sent, index) = (list(&[*peer]), list(endpoints), local_index.0);
+            tracing::info!(vpnAddrs = ?vpn, localIndex = index, remoteIndex = 0, udpAddrs = ?sent,
+                initiatorIndex = index, handshake = ?stage(1), "Handshake message sent");
         }
         Event::HandshakeTimedOut { peer, local_index, endpoints, after } => {
             let (vpn, tried, index) = (list(&[*peer]), list(endpoints), local_index.0);

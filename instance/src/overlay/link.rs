@@ -8,8 +8,8 @@ use nix::libc;
 
 use crate::config::TunSettings;
 use crate::linux::netns::Namespace;
-use crate::linux::rtnetlink::Kernel;
 pub use crate::linux::rtnetlink::LinkRoute;
+use crate::linux::rtnetlink::{Kernel, LinkState};
 
 /// The wanted state of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +26,22 @@ pub struct OverlayLink {
     /// Routes to the device.
     pub routes: Vec<LinkRoute>,
 }
+
+/// What of a link somebody else took away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// It was down.
+    State,
+    /// It had another MTU.
+    Mtu,
+    /// An own address.
+    Address(IpNet),
+    /// The route to a network.
+    Route(IpNet),
+}
+
+/// A loss, and whether it could be put back.
+pub(crate) type Restored = (Loss, io::Result<()>);
 
 /// Why a link could not be configured.
 #[derive(Debug, thiserror::Error)]
@@ -168,6 +184,48 @@ impl OverlayLink {
             }
         }
         Ok(())
+    }
+
+    /// Puts back what is missing of a link that looked like this, in the namespace of the calling thread. Returns what
+    /// that was, each with the kernel's refusal if it could not be put back; `None`: there is no such link.
+    ///
+    /// # Errors
+    /// No netlink socket.
+    pub(crate) fn restore_here(&self, index: u32) -> io::Result<Option<Vec<Restored>>> {
+        let Some(state) = LinkState::read(index)? else { return Ok(None) };
+        let mut kernel = Kernel::connect()?;
+        let mut found = Vec::new();
+        if state.mtu != self.mtu {
+            found.push((Loss::Mtu, kernel.change(index, libc::IFLA_MTU, self.mtu)));
+        }
+        if !state.is_up {
+            found.push((Loss::State, kernel.bring_up(index)));
+        }
+        // What is there is not read but offered: the kernel takes only what is missing, and nothing comes in between.
+        let offer = |loss, outcome: io::Result<bool>| match outcome {
+            Ok(was_missing) => was_missing.then_some((loss, Ok(()))),
+            Err(error) => Some((loss, Err(error))),
+        };
+        for address in &self.addresses {
+            found.extend(offer(Loss::Address(*address), kernel.ensure_address(index, *address)));
+        }
+        // With an address the kernel makes its route anew, and knows nothing of a special MTU; with the MTU of the device
+        // it changes that of routes of IPv6.
+        let is_renewed = |route: &&LinkRoute| {
+            let is_new =
+                |source| found.iter().any(|(loss, _)| matches!(loss, Loss::Address(new) if new.addr() == source));
+            let by_address = route.source.is_some_and(|source| !state.is_up || is_new(source));
+            by_address || (state.mtu != self.mtu && route.network.addr().is_ipv6())
+        };
+        let (renewed, kept): (Vec<_>, Vec<_>) = self.routes.iter().partition(is_renewed);
+        for route in renewed.into_iter().filter(|route| !self.is_made_by_kernel(route)) {
+            let changed = kernel.add_route(index, route, self.mtu);
+            found.extend(changed.err().map(|error| (Loss::Route(route.network), Err(error))));
+        }
+        for route in kept {
+            found.extend(offer(Loss::Route(route.network), kernel.ensure_route(index, route, self.mtu)));
+        }
+        Ok(Some(found))
     }
 
     /// Whether the kernel adds this very route with the address.

@@ -42,6 +42,7 @@ mod privileges;
 mod relays;
 mod rolling_swap;
 mod runtime;
+mod self_healing;
 mod soak;
 mod static_binaries;
 mod supervised;

@@ -193,6 +193,22 @@ fn one_capability_is_enough_for_a_device_its_routes_and_marks() {
 
 #[test]
 #[ignore = "needs root and network namespaces"]
+fn one_capability_is_enough_to_put_back_what_others_remove() {
+    let network = Network::new();
+    let config = network.configure("host", &["10.42.0.7/16"], "tun: {dev: nebpriv}\ndaemon: {control_socket: false}");
+    open_key(&config);
+    let daemon = Unprivileged::start(&config, ",+net_admin");
+    daemon.inside(&["ip", "link", "set", "nebpriv", "down"]);
+    daemon.inside(&["ip", "address", "flush", "dev", "nebpriv"]);
+    let until = Instant::now() + Duration::from_secs(1);
+    while !daemon.inside(&["ip", "-br", "address", "show", "up"]).contains("10.42.0.7/16") {
+        assert!(Instant::now() < until, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
 fn without_a_device_no_capability_is_needed() {
     let network = Network::new();
     let port = free_udp_port();

@@ -7,7 +7,7 @@ use super::forwarder::Snapshot;
 use super::piece::{Batch, Piece};
 use super::sort::MAX_UNAUTHENTICATED;
 use super::{Forwarder, Lane};
-use crate::counters::Direction;
+use crate::counters::{Counter, Direction};
 use crate::tunnel::{CounterSet, Tunnel};
 use crate::wire::header::{HEADER_LEN, TAG_LEN};
 use crate::{DropReason, Origin, Punt};
@@ -56,7 +56,8 @@ impl Stage<'_> {
                 }
                 let (head, body) = buffer[piece.range.clone()].split_at_mut(piece.plain_len());
                 if !possible.contains(counter) {
-                    refuse(piece, DropReason::Replayed);
+                    let is_too_old = window.is_too_old(counter);
+                    refuse(piece, if is_too_old { DropReason::TooOld } else { DropReason::Replayed });
                 } else if !tunnel.session.receive_key.open(counter, head, body) {
                     refuse(piece, DropReason::BadTag);
                 } else if !opened.insert(counter) {
@@ -64,7 +65,10 @@ impl Stage<'_> {
                 }
             }
             // Another lane may have committed the same counters meanwhile.
-            let fresh = window.commit_set(opened);
+            let (fresh, lost) = window.commit_set(opened);
+            if lost > 0 {
+                counters.add(Counter::DatagramsLost, lost);
+            }
             for piece in block.iter_mut().filter(|piece| piece.good) {
                 if fresh.contains(piece.header.counter) {
                     any = true;

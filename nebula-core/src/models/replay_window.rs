@@ -22,7 +22,7 @@ fn accept_run(window: &ReplayWindow, counters: &[u64]) -> Vec<u64> {
         for counter in block.iter().filter(|counter| possible.contains(**counter)) {
             opened.insert(*counter);
         }
-        let fresh = window.commit_set(opened);
+        let (fresh, _) = window.commit_set(opened);
         accepted.extend(block.iter().filter(|counter| fresh.contains(**counter)));
     }
     accepted

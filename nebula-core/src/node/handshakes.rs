@@ -98,6 +98,10 @@ impl Node {
         }
         let Some(pending) = self.pending.get_mut(peer) else { return };
         pending.attempts += 1;
+        if message.is_some() && pending.tried != endpoints {
+            let (local_index, endpoints) = (*pending.local_index, endpoints.clone());
+            self.outbox.event(Event::HandshakeSent { peer, local_index, endpoints });
+        }
         pending.tried = endpoints;
     }
 

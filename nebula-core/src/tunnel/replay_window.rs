@@ -77,10 +77,16 @@ impl ReplayWindow {
         self.check_around(counter).contains(counter)
     }
 
+    /// Whether `counter` is below the window, so that nobody can tell whether it was seen.
+    #[must_use]
+    pub(crate) fn is_too_old(&self, counter: u64) -> bool {
+        counter < self.lowest()
+    }
+
     /// Records `counter`; false if another lane was first or it is too old. To be called after authentication.
     pub fn commit(&self, counter: u64) -> bool {
         let set = CounterSet { bits: bit(counter), ..CounterSet::around(counter) };
-        self.commit_set(set).bits != 0
+        self.commit_set(set).0.bits != 0
     }
 
     /// Which counters of the block of `counter` could be new.
@@ -92,9 +98,10 @@ impl ReplayWindow {
     }
 
     /// Records all counters of a set and returns those that were new, as [`ReplayWindow::commit`] would one by one in
-    /// ascending order.
-    pub(crate) fn commit_set(&self, set: CounterSet) -> CounterSet {
-        let Some(highest_bit) = set.bits.checked_ilog2() else { return set };
+    /// ascending order. Also returns how many counters this found to be lost: those of the laps before in the block's
+    /// place that never came.
+    pub(crate) fn commit_set(&self, set: CounterSet) -> (CounterSet, u64) {
+        let Some(highest_bit) = set.bits.checked_ilog2() else { return (set, 0) };
         let last = set.block * BLOCK + u64::from(highest_bit);
         if last > self.highest.load(Ordering::Relaxed) {
             self.highest.fetch_max(last, Ordering::Relaxed);
@@ -104,12 +111,12 @@ impl ReplayWindow {
         loop {
             let fresh = set.bits & self.unseen(set.block, lap, current);
             if fresh == 0 {
-                return CounterSet { bits: 0, ..set };
+                return (CounterSet { bits: 0, ..set }, 0);
             }
             let new = u64::from(lap) << 32 | u64::from(seen(lap, current) | fresh);
             // Release, so that a lane that finds this lap in the word also finds `highest` updated.
             match word.compare_exchange_weak(current, new, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return CounterSet { bits: fresh, ..set },
+                Ok(_) => return (CounterSet { bits: fresh, ..set }, lost_before(lap, current)),
                 Err(changed) => current = changed,
             }
         }
@@ -118,9 +125,13 @@ impl ReplayWindow {
     /// Which counters of a block are in the window and not recorded in `word`. `word` must have been read before the
     /// call.
     fn unseen(&self, block: u64, lap: u32, word: u64) -> u32 {
-        let lowest = self.highest.load(Ordering::Relaxed).saturating_sub(Self::LEN - 1);
-        let too_old = lowest.saturating_sub(block * BLOCK);
+        let too_old = self.lowest().saturating_sub(block * BLOCK);
         if too_old >= BLOCK { 0 } else { u32::MAX << too_old & !seen(lap, word) }
+    }
+
+    /// Lowest counter in the window.
+    fn lowest(&self) -> u64 {
+        self.highest.load(Ordering::Relaxed).saturating_sub(Self::LEN - 1)
     }
 
     /// Word of a block, and the lap in which it holds that block.
@@ -137,6 +148,14 @@ impl Default for ReplayWindow {
 
 fn bit(counter: u64) -> u32 {
     1 << (counter % BLOCK)
+}
+
+/// Counters in the place of a block that are not in `word` and came before this lap.
+fn lost_before(lap: u32, word: u64) -> u64 {
+    match lap.wrapping_sub((word >> 32) as u32) {
+        0 => 0,
+        laps => u64::from(laps) * BLOCK - u64::from((word as u32).count_ones()),
+    }
 }
 
 /// Recorded counters of a block; none if the word belongs to another lap.
@@ -253,7 +272,7 @@ mod tests {
                 assert!(counters().all(|counter| set.insert(counter)) && !set.insert(first));
                 let possible = window.check_around(first);
                 assert!(counters().all(|counter| possible.contains(counter) == single.check(counter)));
-                let fresh = window.commit_set(set);
+                let (fresh, _) = window.commit_set(set);
                 for counter in counters() {
                     assert_eq!(fresh.contains(counter), single.commit(counter), "{counter}");
                 }
@@ -262,9 +281,29 @@ mod tests {
     }
 
     #[test]
+    fn counters_that_never_came_are_lost_when_the_window_has_moved_past_them() {
+        let window = ReplayWindow::new();
+        let ring = BLOCKS * BLOCK;
+        let commit = |counter: u64| {
+            let mut set = CounterSet::around(counter);
+            set.insert(counter);
+            window.commit_set(set).1
+        };
+        let first: u64 = (3..ring).filter(|counter| counter % 100 != 0).map(commit).sum();
+        assert_eq!(first, 0, "all of them may still come");
+        // A late one is not lost.
+        assert_eq!((commit(8_100), commit(8_100)), (0, 0));
+        let second: u64 = (ring..2 * ring).map(commit).sum();
+        assert_eq!(second, ring / 100 - 1);
+        // Three laps further: the two between, of one block.
+        assert_eq!(commit(4 * ring), 2 * BLOCK);
+        assert!(window.is_too_old(4 * ring - LEN) && !window.is_too_old(4 * ring - LEN + 1));
+    }
+
+    #[test]
     fn an_empty_set_moves_nothing() {
         let window = ReplayWindow::new();
-        assert_eq!(window.commit_set(CounterSet::around(50_000)), CounterSet::around(50_000));
+        assert_eq!(window.commit_set(CounterSet::around(50_000)), (CounterSet::around(50_000), 0));
         assert!(window.commit(3));
     }
 

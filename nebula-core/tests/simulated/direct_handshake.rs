@@ -14,7 +14,7 @@ fn a_packet_to_a_known_endpoint_makes_a_tunnel_and_arrives() {
     assert_eq!(net.tunnels_to(a, b).len(), 1);
     assert_eq!(net.endpoint_of(a, b), Some(net.underlay(b)));
     assert_eq!(net.endpoint_of(b, a), Some(net.underlay(a)));
-    assert!(matches!(net.events(a), [Event::TunnelUp { initiator: true, .. }]));
+    assert!(matches!(net.events(a), [Event::HandshakeSent { .. }, Event::TunnelUp { initiator: true, .. }]));
     assert!(matches!(net.events(b), [Event::TunnelUp { initiator: false, .. }]));
 }
 

@@ -19,7 +19,8 @@ fn attempts_repeat_the_same_bytes_at_growing_distance_and_then_end() {
     assert!(net.flow().all(|step| step.datagram == first));
     let peer = net.overlay(b);
     let end = Duration::from_millis(5500);
-    let [Event::HandshakeTimedOut { peer: named, after, endpoints, .. }] = net.events(a) else {
+    let [Event::HandshakeSent { .. }, Event::HandshakeTimedOut { peer: named, after, endpoints, .. }] = net.events(a)
+    else {
         panic!("{:?}", net.events(a));
     };
     assert_eq!((*named, *after, endpoints.as_slice()), (peer, end, &[net.underlay(b)][..]));

@@ -98,6 +98,12 @@ pub(super) const CASES: &[Case] = &[
     good("advertise_addrs", "lighthouse: {advertise_addrs: ['192.0.2.7:4242', '192.0.2.7:0']}"),
     refused("advertise_addrs without port", "lighthouse: {advertise_addrs: ['192.0.2.7']}", "advertise_addrs"),
     refused("advertise_addrs with a bad port", "lighthouse: {advertise_addrs: ['192.0.2.7:x']}", "advertise_addrs"),
+    refused(
+        "advertise_addrs with a name that nobody knows",
+        "lighthouse: {advertise_addrs: ['nowhere.invalid:4242']}",
+        "advertise_addrs",
+    ),
+    good("advertise_addrs with a name", "lighthouse: {advertise_addrs: ['localhost:4242']}"),
     remarked(
         "advertise_addrs as a scalar",
         "lighthouse: {advertise_addrs: '192.0.2.7:4242'}",

@@ -117,6 +117,19 @@ impl World {
         end(&mut child, signal);
     }
 
+    /// Waits until the daemon of `host` has ended; its exit code, or `None` after a signal or if it runs on.
+    pub fn ended(&mut self, host: &str, within: Duration) -> Option<i32> {
+        let (_, child) = self.daemons.iter_mut().find(|(name, _)| name == host)?;
+        let until = Instant::now() + within;
+        while Instant::now() < until {
+            if let Ok(Some(status)) = child.try_wait() {
+                return status.code();
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        None
+    }
+
     /// Process id of the daemon of `host` (`ip netns exec` replaces itself by the program).
     pub fn pid(&self, host: &str) -> u32 {
         self.daemons.iter().find(|(name, _)| name == host).map(|(_, child)| child.id()).expect("a daemon of that host")

@@ -15,7 +15,14 @@ pub(crate) struct Bundle {
 
 impl Bundle {
     pub(crate) fn read(&self) -> anyhow::Result<Vec<Certificate>> {
+        let (certificates, rest) = self.read_readable()?;
+        rest.map(|()| certificates)
+    }
+
+    /// Those up to the first that cannot be read, and the outcome for the rest of the file.
+    pub(crate) fn read_readable(&self) -> anyhow::Result<(Vec<Certificate>, anyhow::Result<()>)> {
         let text = file::read_or("unable to read cert;", required("path", &self.path)?)?;
-        Certificate::bundle_from_pem(&text).context("error while unmarshaling cert")
+        let (certificates, error) = Certificate::readable_from_pem(&text);
+        Ok((certificates, error.map_or(Ok(()), Err).context("error while unmarshaling cert")))
     }
 }

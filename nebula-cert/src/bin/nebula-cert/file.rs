@@ -44,21 +44,35 @@ pub(crate) fn write_new(flag: &str, path: &str, contents: &str) -> anyhow::Resul
     result.with_context(|| format!("error while writing {flag}: {path}"))
 }
 
-/// Like [`write_new`], but overwrites an existing file.
+/// As [`write_new`], but an existing file is replaced and keeps its mode.
 pub(crate) fn write_over(flag: &str, path: &str, contents: &[u8]) -> anyhow::Result<()> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(PRIVATE);
-    let result = match path {
-        STDIO => std::io::stdout().write_all(contents),
-        path => options.open(path).and_then(|mut file| {
-            // The existing file may have been readable by others.
-            if file.metadata()?.is_file() {
-                file.set_permissions(Permissions::from_mode(PRIVATE))?;
-            }
-            file.write_all(contents)
-        }),
+    over(path, contents, |_| Ok(())).with_context(|| format!("error while writing {flag}: {path}"))
+}
+
+/// As [`write_over`], of a secret: a file that others could read becomes private first, which is said on standard
+/// error.
+pub(crate) fn write_secret_over(flag: &str, path: &str, contents: &[u8]) -> anyhow::Result<()> {
+    let make_private = |file: &File| {
+        let metadata = file.metadata()?;
+        let mode = metadata.permissions().mode() & 0o777;
+        if metadata.is_file() && mode & 0o077 != 0 {
+            file.set_permissions(Permissions::from_mode(PRIVATE))?;
+            eprintln!(
+                "{flag}: the mode of {path} was {mode:04o}; it is {PRIVATE:04o} now, because the file has a private key"
+            );
+        }
+        Ok(())
     };
-    result.with_context(|| format!("error while writing {flag}: {path}"))
+    over(path, contents, make_private).with_context(|| format!("error while writing {flag}: {path}"))
+}
+
+fn over(path: &str, contents: &[u8], prepare: impl FnOnce(&File) -> std::io::Result<()>) -> std::io::Result<()> {
+    if path == STDIO {
+        return std::io::stdout().write_all(contents);
+    }
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(PRIVATE).open(path)?;
+    prepare(&file)?;
+    file.write_all(contents)
 }
 
 /// Replaces a file atomically, so that nobody ever reads a partial one; `-` is standard output.

@@ -31,7 +31,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
     let curve = contents::curve(&flags.curve)?;
     file::check_outputs(&[("out-key", &flags.out_key), ("out-pub", &flags.out_pub)])?;
     let key = PrivateKey::generate(curve)?;
-    file::write_over("out-key", &flags.out_key, key.to_pem().as_bytes())?;
+    file::write_secret_over("out-key", &flags.out_key, key.to_pem().as_bytes())?;
     file::write_over("out-pub", &flags.out_pub, key.public_pem().as_bytes())
 }
 

@@ -23,18 +23,23 @@ pub(crate) struct Flags {
 }
 
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
-    let certificates = flags.bundle.read()?;
+    let (certificates, rest) = flags.bundle.read_readable()?;
+    let objects = || certificates.iter().map(Certificate::to_json);
+    let indented = || objects().map(|object| go_json(&object, Some("\t")) + "\n").collect::<String>();
+    let is_image_only = file::is_stdio(&flags.out_qr);
+    if rest.is_err() && !flags.json && !is_image_only {
+        // As Go: one damaged entry does not hide those before it. An array is whole, or not there.
+        print(&indented())?;
+    }
+    rest?;
     let pem: String = certificates.iter().map(Certificate::to_pem).collect();
     let image = qr::wanted(&flags.out_qr, &pem)?;
-    if file::is_stdio(&flags.out_qr) {
-        return file::write_image("out-qr", &flags.out_qr, image.as_deref());
+    if !is_image_only {
+        print(&if flags.json { go_json(&objects().collect(), None) + "\n" } else { indented() })?;
     }
-    let objects = certificates.iter().map(Certificate::to_json);
-    let printed = if flags.json {
-        go_json(&objects.collect(), None) + "\n"
-    } else {
-        objects.map(|object| go_json(&object, Some("\t")) + "\n").collect()
-    };
-    std::io::stdout().write_all(printed.as_bytes()).context("error while writing to stdout")?;
     file::write_image("out-qr", &flags.out_qr, image.as_deref())
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    std::io::stdout().write_all(text.as_bytes()).context("error while writing to stdout")
 }
