@@ -108,15 +108,22 @@ impl Files {
         CaAccess { url: join.url().to_owned(), tls_ca_file: self.tls(), token_file: PathBuf::new() }
     }
 
-    /// Keeps other programs from replacing files of this folder, until dropped.
+    /// Keeps other programs that renew from replacing files of this folder, until dropped.
     ///
     /// # Errors
-    /// The file for it cannot be opened.
-    pub(super) fn lock(&self) -> Result<File, Error> {
-        let path = self.certificate();
-        let file = File::open(&path).map_err(failed("read", &path))?;
-        file.lock().map_err(failed("lock", &path))?;
-        Ok(file)
+    /// There is no such folder.
+    pub fn lock(&self) -> Result<File, Error> {
+        let folder = File::open(&self.0).map_err(failed("open", &self.0))?;
+        folder.lock().map_err(failed("lock", &self.0))?;
+        Ok(folder)
+    }
+
+    /// Certificate and key.
+    ///
+    /// # Errors
+    /// They cannot be read, or do not belong together.
+    pub fn identity(&self) -> Result<Identity, Error> {
+        Identity::read(self.certificate(), self.key()).map_err(Error::Nothing)
     }
 
     /// Completes a renewal that was interrupted between the two files of a pair.
