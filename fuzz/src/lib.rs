@@ -188,6 +188,9 @@ fn issuance(data: &[u8]) {
         assert!(!shown.contains("token\":"), "a secret is printed");
         let _ = nebula_cert::public_key_from_pem(request.public_key.as_bytes());
     }
+    if let Some(token) = std::str::from_utf8(data).ok().and_then(|text| text.parse::<nebula_cert::JoinToken>().ok()) {
+        assert_eq!(token.to_text().parse(), Ok(token), "a join token reads back as another one");
+    }
     let _ = serde_json::from_slice::<Reply>(data);
     let _ = serde_json::from_slice::<Refusal>(data);
 }

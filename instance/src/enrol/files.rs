@@ -96,11 +96,11 @@ impl Files {
             let mut pem = Vec::new();
             let file = File::open(&access.tls_ca_file).map_err(failed("read", &access.tls_ca_file))?;
             file.take(MAX_FILE_BYTES).read_to_end(&mut pem).map_err(failed("read", &access.tls_ca_file))?;
-            self.write(&self.tls(), &pem, 0o644)?;
+            self.write_changed(&self.tls(), &pem)?;
         }
         let enrolment = Enrolment { version: VERSION, url: access.url.clone() };
         let text = serde_json::to_string(&enrolment).unwrap_or_default();
-        self.write(&self.enrolment(), format!("{text}\n").as_bytes(), 0o644)
+        self.write_changed(&self.enrolment(), format!("{text}\n").as_bytes()).map(drop)
     }
 
     /// What a join token says of the service, once its key was checked.
@@ -108,15 +108,22 @@ impl Files {
         CaAccess { url: join.url().to_owned(), tls_ca_file: self.tls(), token_file: PathBuf::new() }
     }
 
-    /// Keeps other programs from replacing files of this folder, until dropped.
+    /// Keeps other programs that renew from replacing files of this folder, until dropped.
     ///
     /// # Errors
-    /// The file for it cannot be opened.
-    pub(super) fn lock(&self) -> Result<File, Error> {
-        let path = self.certificate();
-        let file = File::open(&path).map_err(failed("read", &path))?;
-        file.lock().map_err(failed("lock", &path))?;
-        Ok(file)
+    /// There is no such folder.
+    pub fn lock(&self) -> Result<File, Error> {
+        let folder = File::open(&self.0).map_err(failed("open", &self.0))?;
+        folder.lock().map_err(failed("lock", &self.0))?;
+        Ok(folder)
+    }
+
+    /// Certificate and key.
+    ///
+    /// # Errors
+    /// They cannot be read, or do not belong together.
+    pub fn identity(&self) -> Result<Identity, Error> {
+        Identity::read(self.certificate(), self.key()).map_err(Error::Nothing)
     }
 
     /// Completes a renewal that was interrupted between the two files of a pair.
@@ -145,10 +152,7 @@ impl Files {
         let announced = format!("{}\n", serde_json::to_string(&announced).unwrap_or_default());
         let mut differs = false;
         for (path, text) in [(self.ca(), bundle), (self.0.join(ANNOUNCED), announced.as_str())] {
-            if std::fs::read(&path).ok().as_deref() != Some(text.as_bytes()) {
-                self.write(&path, text.as_bytes(), 0o644)?;
-                differs = true;
-            }
+            differs |= self.write_changed(&path, text.as_bytes())?;
         }
         Ok(differs)
     }
@@ -168,6 +172,14 @@ impl Files {
         let path = self.0.join(".writable");
         OpenOptions::new().write(true).create(true).truncate(true).open(&path).map_err(failed("write", &path))?;
         std::fs::remove_file(&path).map_err(failed("remove", &path))
+    }
+
+    /// Writes a file that is no secret, unless it has these bytes already; tells whether it had others.
+    fn write_changed(&self, path: &Path, bytes: &[u8]) -> Result<bool, Error> {
+        if std::fs::read(path).is_ok_and(|present| present == bytes) {
+            return Ok(false);
+        }
+        self.write(path, bytes, 0o644).map(|()| true)
     }
 
     /// Atomic: written to a temporary file, then renamed.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nebula_cert::issuance::Reply;
-use nebula_cert::{Curve, Identity, JoinToken, PrivateKey, UnixTime};
+use nebula_cert::{Curve, JoinToken, PrivateKey, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
 use zeroize::Zeroizing;
 
@@ -172,7 +172,7 @@ pub fn renew(access: Option<CaAccess>, files: &Files, always: bool, now: UnixTim
 /// There is no certificate.
 pub fn is_due(files: &Files, now: UnixTime) -> Result<bool, Error> {
     files.complete()?;
-    let identity = Identity::read(files.certificate(), files.key()).map_err(Error::Nothing)?;
+    let identity = files.identity()?;
     let present = identity.primary();
     let (life, left) = (present.not_after() - present.not_before(), present.not_after() - now);
     Ok(left <= life / 3)
@@ -186,7 +186,7 @@ pub fn renew_by(client: &CaClient, files: &Files, within: Duration, now: UnixTim
     // Programs take turns, and the second one finds what the first one wrote.
     let _alone = files.lock()?;
     files.complete()?;
-    let identity = Identity::read(files.certificate(), files.key()).map_err(Error::Nothing)?;
+    let identity = files.identity()?;
     let answer = client.trust(None, Duration::ZERO, within)?;
     let renewal_key = answer.news.and_then(|news| news.renewal_key).ok_or(Error::NoRenewal)?;
     let made = PrivateKey::generate(identity.curve());

@@ -154,12 +154,12 @@ impl Loaded {
         let metrics = Arc::new(Metrics::new(&settings, handle.clone(), (Arc::clone(&handshakes), repairs), watched));
         let link = Link { overlay: link, sockets: controls, subnets, metrics: Arc::clone(&metrics) };
         let enrolment = settings.operation.enrolment.clone();
-        let expires = settings.pki.as_ref().map_or(0, |pki| pki.identity.primary().not_after());
+        let own = settings.pki.as_ref().map(|pki| pki.identity.clone());
         let reloader = Reloader::new(self.path, &self.tree, settings, handle.clone(), link);
         reloader.report_unreadable();
         let reloader = Arc::new(Mutex::new(reloader));
-        if let Some(folder) = enrolment {
-            Renewal::start(&folder, expires, Arc::clone(&reloader)).map_err(start("Failed to start a thread"))?;
+        if let (Some(folder), Some(own)) = (enrolment, own) {
+            Renewal::start(&folder, &own, Arc::clone(&reloader)).map_err(start("Failed to start a thread"))?;
         }
         let facts = Facts { device: device.clone(), udp, started: unix_now() };
         let service = Arc::new(ControlService { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nebula_cert::UnixTime;
 use nebula_cert::issuance::MAX_WAIT_SECONDS;
+use nebula_cert::{Identity, UnixTime};
 
 use crate::ca_client::life_cycle::{Closing, Failure, LifeCycle, Moment, Now, Standing, Start, Step};
 use crate::ca_client::trust_watch::TrustWatch;
@@ -31,11 +31,11 @@ pub(crate) struct Renewal {
 }
 
 impl Renewal {
-    /// Starts the thread for the files in `folder`, whose certificate is valid until `expires`.
+    /// Starts the thread for the files in `folder`, whose certificate is that of `own`.
     ///
     /// # Errors
     /// There is no thread. Files that cannot be used are reported.
-    pub(crate) fn start(folder: &Path, expires: UnixTime, reloader: Arc<Mutex<Reloader>>) -> std::io::Result<()> {
+    pub(crate) fn start(folder: &Path, own: &Identity, reloader: Arc<Mutex<Reloader>>) -> std::io::Result<()> {
         let files = Files::new(folder);
         let access = match files.remembered() {
             Ok(access) => access,
@@ -44,6 +44,11 @@ impl Renewal {
                 return Ok(());
             }
         };
+        let is_own = |found: Identity| found.primary().fingerprint() == own.primary().fingerprint();
+        if !files.identity().is_ok_and(is_own) {
+            tracing::warn!(folder = %folder.display(), "pki.cert and pki.key are other files than those beside \
+                pki.enrolment: what is renewed there is not used; remove pki.ca, pki.cert and pki.key");
+        }
         if let Err(error) = files.check_writable() {
             tracing::error!(%error, "This host cannot write its next certificate: it needs that folder (daemon.user, or \
                 ReadWritePaths= in the unit)");
@@ -53,7 +58,7 @@ impl Renewal {
         let first = Now { uptime: Duration::ZERO, wall: since_epoch() };
         let [one, two] = [(), ()].map(|()| random());
         let mut life = LifeCycle::new(Start::Whenever, first, one);
-        let _ = life.issued(first, moment(expires));
+        let _ = life.issued(first, moment(own.primary().not_after()));
         let mut trust = TrustWatch::new(two);
         trust.begin(first.uptime);
         let client = CaClient::new(access, NamespaceExecutor::Here);
@@ -135,7 +140,11 @@ impl Renewal {
         let networks = own.as_ref().map(|own| own.networks().to_vec()).unwrap_or_default();
         let standing = own.map_or(Standing::Good, |own| Standing::of(&own, &news.trust, unix_now()));
         let answer = news.answer;
-        match self.files.write_trust(&answer.ca, answer.blocklist, answer.lighthouses, &networks) {
+        let written = self
+            .files
+            .lock()
+            .and_then(|_alone| self.files.write_trust(&answer.ca, answer.blocklist, answer.lighthouses, &networks));
+        match written {
             Ok(differs) => {
                 self.etag = Some(news.etag);
                 if differs {

@@ -135,10 +135,10 @@ fn a_bare_host_is_in_the_network_after_two_commands_and_follows_what_the_ca_anno
 #[ignore = "needs root and network namespaces"]
 fn a_daemon_renews_for_ten_lifetimes_without_a_timer() {
     let mut network = Network::new();
-    network.joined("vm", "2s");
+    network.joined("vm", "3s");
     let begun = Instant::now();
     let mut seen = std::collections::BTreeSet::new();
-    while begun.elapsed() < Duration::from_secs(20) {
+    while begun.elapsed() < Duration::from_secs(30) {
         seen.insert(network.fingerprint("vm"));
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -198,7 +198,7 @@ fn a_service_with_another_key_is_told_nothing_and_a_wrong_clock_is_named() {
         joined.join().unwrap()
     };
     let behind = clock(&network.folder("behind"), -3_600).unwrap_err();
-    assert!(behind.contains("the clock of this host is at least 59 minutes behind that of the CA"), "{behind}");
+    assert!(behind.contains("minutes behind that of the CA"), "{behind}");
     // The key of the first try has used the token.
     clock(&network.folder("behind"), 0).unwrap();
     let folder = network.folder("behind");

@@ -240,7 +240,11 @@ fn the_unit_of_the_ca_serves_confined_and_gives_a_host_its_certificate() {
 #[test]
 #[ignore = "needs systemd"]
 fn units_have_no_mistake_and_leave_little_exposed() {
-    for (unit, program, exposure) in [("nebula.service", "nebula", 30), ("nebula-ca.service", "nebula-ca", 30)] {
+    for (unit, program, exposure) in [
+        ("nebula.service", "nebula", 30),
+        ("nebula-ca.service", "nebula-ca", 30),
+        ("nebula-enrol.service", "nebula-enrol", 30),
+    ] {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let text = std::fs::read_to_string(repository("deploy").join(unit)).expect("the unit");
         let path = folder.path().join(unit);
