@@ -100,6 +100,14 @@ impl TlsIdentity {
         self.names.iter().map(String::as_str).filter(move |name| !is_local(name))
     }
 
+    /// The name by which other machines reach the service most likely: a full host name, else an address, else any.
+    #[must_use]
+    pub fn best_name(&self) -> Option<&str> {
+        let is_address = |name: &&str| name.parse::<IpAddr>().is_ok();
+        let full = self.public_names().find(|name| name.contains('.') && !is_address(name));
+        full.or_else(|| self.public_names().find(is_address)).or_else(|| self.public_names().next())
+    }
+
     /// What is wrong with listening at this address, for clients that check names.
     #[must_use]
     pub fn problem_at(&self, listen: SocketAddr) -> Option<String> {
@@ -256,6 +264,18 @@ mod tests {
         }
         assert_eq!(problem(&["192.0.2.7"], "[::ffff:192.0.2.7]:8443"), None);
         assert!(problem(&["ca.example"], "192.0.2.7:8443").is_some());
+    }
+
+    #[test]
+    fn a_full_name_is_better_than_an_address_and_that_better_than_a_name_of_the_machine() {
+        let best = |names: &[&str]| {
+            let names = names.iter().map(ToString::to_string).collect();
+            TlsIdentity { names, fingerprint: [0; 32], is_own: true }.best_name().map(str::to_owned)
+        };
+        assert_eq!(best(&["vm", "192.0.2.7", "ca.example", "localhost"]).as_deref(), Some("ca.example"));
+        assert_eq!(best(&["vm", "192.0.2.7", "localhost"]).as_deref(), Some("192.0.2.7"));
+        assert_eq!(best(&["vm", "127.0.0.1"]).as_deref(), Some("vm"));
+        assert_eq!(best(&["localhost", "127.0.0.1", "::1"]), None);
     }
 
     #[test]

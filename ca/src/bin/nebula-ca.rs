@@ -236,8 +236,8 @@ struct CreateToken {
     /// Print the string for `nebula up` instead: address of this service, fingerprint of its TLS key, and the token
     #[arg(long)]
     join: bool,
-    /// Address of this service in that string, as hosts reach it [default: the first name in its TLS certificate that is
-    /// not of this machine alone, port 8443]
+    /// Address of this service in that string, as hosts reach it [default: the first full host name in its TLS
+    /// certificate, else the first address, port 8443]
     #[arg(long, requires = "join", value_name = "https://HOST:PORT")]
     url: Option<String>,
     /// Print JSON
@@ -452,7 +452,7 @@ impl CreateToken {
 /// What a host needs to enrol here with `secret`.
 fn join_token(dir: &Dir, url: Option<&str>, secret: &str) -> anyhow::Result<Zeroizing<String>> {
     let identity = TlsIdentity::read(&dir.open())?;
-    let url = match (url, identity.public_names().next()) {
+    let url = match (url, identity.best_name()) {
         (Some(url), _) => url.to_owned(),
         (None, Some(name)) if name.parse::<Ipv6Addr>().is_ok() => format!("https://[{name}]:8443"),
         (None, Some(name)) => format!("https://{name}:8443"),
