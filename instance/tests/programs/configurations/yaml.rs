@@ -12,7 +12,7 @@ pub(super) const CASES: &[Case] = &[
     refused_as("tab as indentation of a list", "preferred_ranges:\n\t- 10.0.0.0/8", "yaml", "yaml"),
     good("tabs in a flow mapping", "listen: {\n\tport: 4242\n}\npunchy: {punch: true,\n\t\tdelay: 1s}"),
     good("tabs in a flow list", "preferred_ranges: [\n\t10.0.0.0/8,\n\t\"192.168.0.0/16\",\n\t]"),
-    good("tabs in quoted text", "logging:\n  level: \"info\n\t\"\n  format: 'text\n\t'"),
+    good("tabs in quoted text", "_remark: \"one\n\ttwo\"\nx-team:\n  name: 'a\n\t\tb'\n"),
     good("tabs around values", "listen:\t\n  port:\t4242\t# here\n"),
     refused_as("bracket left open", "listen: {port: 1", "yaml", "yaml"),
     refused_as("quote left open", "cipher: \"aes", "yaml", "yaml"),
