@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use nebula_cert::{Fingerprint, VerifiedCertificate, Version};
 
-use crate::counters::DropReason;
+use crate::counters::{Direction, DropReason};
+use crate::diagnosis::Attempt;
 use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
 use crate::wire::header::MessageType;
+use crate::wire::ip::FlowKey;
 use crate::wire::offload::Offload;
 
 /// What became of an overlay packet handed to [`crate::Forwarder::outbound`].
@@ -133,6 +135,17 @@ pub enum Punt {
         /// New underlay source.
         from: SocketAddr,
     },
+    /// An overlay packet was dropped. Only a sample, for who asks why.
+    Dropped {
+        /// Which way it went.
+        direction: Direction,
+        /// Its addresses, ports and protocol.
+        flow: FlowKey,
+        /// Why.
+        reason: DropReason,
+        /// Tunnel it came through, or would have.
+        tunnel: Option<LocalIndex>,
+    },
     /// An authenticated datagram came in a tunnel whose peer was not known to have its keys.
     Confirmed {
         /// Tunnel.
@@ -193,6 +206,26 @@ pub enum Event {
         endpoints: Vec<SocketAddr>,
         /// Since the first attempt.
         after: Duration,
+        /// What is known of why, this handshake and those before it.
+        attempt: Box<Attempt>,
+    },
+    /// The first message of a handshake was sent. Only while debug lines are written.
+    HandshakeSent {
+        /// Intended peer.
+        peer: IpAddr,
+        /// Where to; empty: nobody has said yet where the peer is.
+        endpoints: Vec<SocketAddr>,
+        /// Which attempt of this handshake, from 1.
+        attempt: u32,
+    },
+    /// A handshake message was ignored, because anybody could have sent it. Only while debug lines are written.
+    HandshakeIgnored {
+        /// Underlay source.
+        from: SocketAddr,
+        /// The peer whose answer it seems to be.
+        peer: IpAddr,
+        /// Human-readable reason.
+        reason: String,
     },
     /// A handshake message was refused.
     HandshakeRefused {

@@ -10,6 +10,7 @@ use tracing::Level;
 
 use crate::log;
 use crate::metrics::Handshakes;
+use crate::overlay::cause;
 
 /// Logs what happens until the driver ends. All of it can be caused by others, so the lines are limited.
 pub(crate) fn log(events: &Receiver<Event>, handshakes: &Handshakes) {
@@ -49,6 +50,13 @@ fn admits(event: &Event) -> bool {
         Event::HandshakeRefused { from, .. } => {
             let source = log::network_of(from.ip()).to_string();
             return log::admits(Level::ERROR, "Failed to process handshake packet", &source);
+        }
+        Event::HandshakeSent { peer, .. } => {
+            return log::admits(Level::DEBUG, "Handshake message sent", &of(&[*peer], None));
+        }
+        Event::HandshakeIgnored { from, .. } => {
+            let source = log::network_of(from.ip()).to_string();
+            return log::admits(Level::DEBUG, "Handshake message ignored", &source);
         }
         _ => return log::admits(Level::DEBUG, "Event", ""),
     };
@@ -95,10 +103,19 @@ fn log_one(event: &Event) {
                     reason = ?other, "Tunnel closed"),
             }
         }
-        Event::HandshakeTimedOut { peer, local_index, endpoints, after } => {
+        Event::HandshakeTimedOut { peer, local_index, endpoints, after, attempt } => {
             let (vpn, tried, index) = (list(&[*peer]), list(endpoints), local_index.0);
             tracing::info!(vpnAddrs = ?vpn, localIndex = index, remoteIndex = 0, udpAddrs = ?tried,
-                initiatorIndex = index, durationNs = nanos(*after), handshake = ?stage(1), "Handshake timed out");
+                initiatorIndex = index, durationNs = nanos(*after), handshake = ?stage(1), cause = cause::of(attempt),
+                "Handshake timed out");
+        }
+        Event::HandshakeSent { peer, endpoints, attempt } => {
+            tracing::debug!(vpnAddrs = ?list(&[*peer]), udpAddrs = ?list(endpoints), attempt, handshake = ?stage(1),
+                "Handshake message sent");
+        }
+        Event::HandshakeIgnored { from, peer, reason } => {
+            tracing::debug!(vpnAddrs = ?list(&[*peer]), %from, error = reason, handshake = ?stage(2),
+                "Handshake message ignored");
         }
         Event::HandshakeRefused { from, reason } => {
             tracing::error!(%from, error = reason, "Failed to process handshake packet");

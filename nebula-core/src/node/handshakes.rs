@@ -12,6 +12,7 @@ use super::outbox::seal;
 use super::timer::Due;
 use super::tunnels::{Established, Live};
 use crate::counters::Direction;
+use crate::diagnosis::{Claimed, Refusal, RefusalReason};
 use crate::handshake::{Error, Initiator, Opened, Own, Pending, Waiting, respond};
 use crate::index::LocalIndex;
 use crate::relay::RateLimit;
@@ -98,7 +99,18 @@ impl Node {
         }
         let Some(pending) = self.pending.get_mut(peer) else { return };
         pending.attempts += 1;
-        pending.tried = endpoints;
+        let before = std::mem::replace(&mut pending.tried, endpoints);
+        // A handshake that succeeds at once leaves no trace.
+        if pending.attempts == 2 {
+            self.journal.sent(self.now, peer, &before);
+        }
+        if pending.attempts >= 2 {
+            self.journal.sent(self.now, peer, &pending.tried);
+        }
+        if tracing::event_enabled!(tracing::Level::DEBUG) {
+            let (attempt, endpoints) = (pending.attempts, pending.tried.clone());
+            self.outbox.event(Event::HandshakeSent { peer, endpoints, attempt });
+        }
     }
 
     /// Message 1 of the handshake with `peer`, made when it is needed for the first time.
@@ -149,7 +161,8 @@ impl Node {
         }
         let after = now.saturating_duration_since(ended.started);
         let (local_index, endpoints) = (*ended.local_index, ended.tried.clone());
-        self.outbox.event(Event::HandshakeTimedOut { peer, local_index, endpoints, after });
+        let attempt = Box::new(self.journal.gave_up(now, peer));
+        self.outbox.event(Event::HandshakeTimedOut { peer, local_index, endpoints, after, attempt });
     }
 
     /// A datagram of type 0.
@@ -200,13 +213,18 @@ impl Node {
         let (done, reply) = match answer {
             Ok((done, reply)) if self.peer_is_acceptable(&done) => (done, reply),
             outcome => {
-                let reason = outcome.err().map_or_else(|| OWN_ADDRESS.to_owned(), |error| describe(&error));
-                self.refused(from.underlay(), reason);
+                let refusal = match outcome {
+                    Ok((done, _)) => own_address(now, from, &done),
+                    Err(error) => refusal(now, from, error),
+                };
+                self.refused(from.underlay(), refusal.text.clone());
+                self.journal.caller_refused(now, refusal);
                 return;
             }
         };
         if !self.may_be_at(&done, from) {
             self.count(DropReason::AddressNotAllowed);
+            self.journal.caller_refused(now, not_allowed(now, from, &done));
             return;
         }
         let peer = done.peer.networks()[0].addr();
@@ -236,17 +254,24 @@ impl Node {
         let Some(opened) = &mut pending.opened else { return self.count(DropReason::BadHandshake) };
         match opened.machine.finish(datagram, &self.config.trust, at) {
             // Anybody can send this; the answer of the peer may still come.
-            Err(Error::Noise(_)) => self.count(DropReason::BadHandshake),
+            Err(Error::Noise(reason)) => {
+                self.count(DropReason::BadHandshake);
+                self.journal.unopened(now, peer, from.underlay());
+                if tracing::event_enabled!(tracing::Level::DEBUG) {
+                    self.outbox.event(Event::HandshakeIgnored { from: from.underlay(), peer, reason });
+                }
+            }
             Err(error) => {
-                self.refused(from.underlay(), describe(&error));
+                self.answer_refused(now, peer, refusal(now, from, error));
                 self.restart_elsewhere(now, peer, from);
             }
             Ok(done) if !self.peer_is_acceptable(&done) => {
-                self.refused(from.underlay(), OWN_ADDRESS.to_owned());
+                self.answer_refused(now, peer, own_address(now, from, &done));
                 self.restart_elsewhere(now, peer, from);
             }
             Ok(done) if done.peer.networks().iter().all(|network| network.addr() != peer) => {
-                self.refused(from.underlay(), format!("{} answered for {peer}", done.peer.name()));
+                let text = format!("{} answered for {peer}", done.peer.name());
+                self.answer_refused(now, peer, refusal_of(now, from, RefusalReason::OtherHost, text, &done));
                 let stranger = Tunnel::new(done, None);
                 if let Some(close) = seal(&stranger, MessageType::CloseTunnel, &[]) {
                     self.answer(from, close);
@@ -255,6 +280,7 @@ impl Node {
             }
             Ok(done) if !self.may_be_at(&done, from) => {
                 self.count(DropReason::AddressNotAllowed);
+                self.journal.refused(now, peer, not_allowed(now, from, &done));
                 self.restart_elsewhere(now, peer, from);
             }
             Ok(done) => {
@@ -296,6 +322,8 @@ impl Node {
     pub(crate) fn install(&mut self, now: Instant, established: Established) {
         let Established { tunnel, from, since, own_certificate, opened_by, took } = established;
         let relay = self.set_relay_of(&tunnel, from);
+        self.journal.connected(&tunnel.peer_addresses, from.underlay());
+        self.note_other_certificate(now, &tunnel, from.underlay());
         self.forwarder.tunnels().publish(Arc::clone(&tunnel));
         self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + self.config.timers.connection_alive_interval);
         self.outbox.event(Event::TunnelUp {
@@ -333,6 +361,16 @@ impl Node {
             }
         }
         self.put_to_use(now, &tunnel, relay);
+    }
+
+    /// Takes down that the peer showed another certificate, from elsewhere, than in a tunnel that it still has.
+    fn note_other_certificate(&mut self, now: Instant, tunnel: &Tunnel, at: SocketAddr) {
+        let Some(&peer) = tunnel.peer_addresses.first() else { return };
+        let Some(other) = self.tunnels.of_peer(peer).last().and_then(|index| self.tunnels.get(*index)) else { return };
+        let (before, after) = (other.tunnel.peer.fingerprint(), tunnel.peer.fingerprint());
+        if let Some(place) = other.tunnel.endpoint().filter(|place| before != after && *place != at) {
+            self.journal.replaced(now, peer, (before, place), (after, at));
+        }
     }
 
     /// Remembers the way a tunnel was made by, and sends what waited for it. `relay`: it came through one.
@@ -377,6 +415,12 @@ impl Node {
         }
     }
 
+    /// The answer to a handshake of this node cannot be accepted.
+    fn answer_refused(&mut self, now: Instant, peer: IpAddr, refusal: Refusal) {
+        self.refused(refusal.from, refusal.text.clone());
+        self.journal.refused(now, peer, refusal);
+    }
+
     fn refused(&mut self, from: SocketAddr, reason: String) {
         self.count(DropReason::BadHandshake);
         self.outbox.event(Event::HandshakeRefused { from, reason });
@@ -411,6 +455,33 @@ fn digest_of(message: &[u8]) -> [u8; 32] {
     let mut digest = [0; 32];
     digest.copy_from_slice(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &message[HEADER_LEN..]).as_ref());
     digest
+}
+
+/// What an error says about who is refused.
+fn refusal(now: Instant, from: Origin, error: Error) -> Refusal {
+    let text = describe(&error);
+    let (reason, claimed) = match error {
+        Error::Certificate(source, claimed) => (RefusalReason::from(&source), claimed.map(|claimed| *claimed)),
+        Error::OwnAddress(claimed) => (RefusalReason::OwnAddress, Some(*claimed)),
+        Error::Noise(_) => (RefusalReason::Unreadable, None),
+        Error::Payload(_) | Error::NoCertificate => (RefusalReason::Malformed, None),
+    };
+    Refusal { at: now, from: from.underlay(), reason, text, claimed, times: 1 }
+}
+
+fn own_address(now: Instant, from: Origin, done: &Negotiated) -> Refusal {
+    refusal_of(now, from, RefusalReason::OwnAddress, OWN_ADDRESS.to_owned(), done)
+}
+
+fn not_allowed(now: Instant, from: Origin, done: &Negotiated) -> Refusal {
+    let text = format!("{} may not be at {}", done.peer.name(), from.underlay().ip());
+    refusal_of(now, from, RefusalReason::AddressNotAllowed, text, done)
+}
+
+/// As [`refusal`], of a peer whose certificate is good.
+fn refusal_of(now: Instant, from: Origin, reason: RefusalReason, text: String, done: &Negotiated) -> Refusal {
+    let claimed = Some(Claimed::new(&done.peer, done.peer_time));
+    Refusal { at: now, from: from.underlay(), reason, text, claimed, times: 1 }
 }
 
 /// The error with its causes, for people.
