@@ -27,7 +27,8 @@ pub(crate) fn of(attempt: &Attempt) -> String {
     }
     let count: u32 = sent.iter().map(|tried| tried.sent).sum();
     let places: Vec<_> = sent.iter().take(3).map(|tried| tried.endpoint.to_string()).collect();
-    let more = if sent.len() > places.len() { format!(" and {} more", sent.len() - places.len()) } else { String::new() };
+    let more =
+        if sent.len() > places.len() { format!(" and {} more", sent.len() - places.len()) } else { String::new() };
     format!(
         "no answer to {count} messages from {}{more}: UDP is blocked, nothing listens there, or the peer refuses the \
          certificate of this host",

@@ -118,8 +118,7 @@ impl Journal {
         peer: Option<IpAddr>,
     ) {
         let port = if direction == Direction::Inbound { flow.local_port } else { flow.remote_port };
-        let key =
-            DropKey { direction, reason, local: flow.local, remote: flow.remote, protocol: flow.protocol, port };
+        let key = DropKey { direction, reason, local: flow.local, remote: flow.remote, protocol: flow.protocol, port };
         let new = || Dropped { direction, flow, reason, peer, last: now, times: 0, nearest: None };
         let entry = self.drops.entry(now, key, MAX_DROPS, new);
         (entry.flow, entry.peer, entry.last) = (flow, peer, now);
@@ -292,7 +291,12 @@ mod tests {
             journal.caller_refused(now, refusal(now, endpoint(n), RefusalReason::Expired));
             journal.send_failed(now, endpoint(n), Some(1));
             let flow = FlowKey {
-                local: host(1), remote: host(n), local_port: 1, remote_port: 2, protocol: 17, fragment: false,
+                local: host(1),
+                remote: host(n),
+                local_port: 1,
+                remote_port: 2,
+                protocol: 17,
+                fragment: false,
             };
             journal.dropped(now, (Direction::Inbound, DropReason::NoRule), flow, None);
             journal.relay_refused(RelayRefused { from: host(n), to: host(1), am_relay: false, last: now });
@@ -330,7 +334,8 @@ mod tests {
     #[test]
     fn only_certificates_that_take_turns_are_two_hosts() {
         let (mut journal, start) = start();
-        let [a, b] = [1u8, 2].map(|n| (format!("{n:02}").repeat(32).parse::<Fingerprint>().expect("a fingerprint"), endpoint(n.into())));
+        let [a, b] = [1u8, 2]
+            .map(|n| (format!("{n:02}").repeat(32).parse::<Fingerprint>().expect("a fingerprint"), endpoint(n.into())));
         journal.replaced(start, host(1), a, b);
         assert!(journal.diagnosis().doubles.is_empty(), "a renewal");
         journal.replaced(start, host(1), b, a);

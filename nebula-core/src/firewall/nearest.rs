@@ -126,7 +126,8 @@ mod tests {
         assert_eq!(miss(&rules, 22, 17), differs(1, &[Difference::Protocol]));
         assert_eq!(miss(&rules[2..], 80, 17), differs(0, &[Difference::Protocol, Difference::Port, Difference::Peer]));
         assert_eq!(miss(&[], 443, 6), None);
-        let local = Rule { local_cidr: Some(Cidr::Prefix("192.168.0.0/16".parse().expect("a network"))), ..Rule::any() };
+        let local =
+            Rule { local_cidr: Some(Cidr::Prefix("192.168.0.0/16".parse().expect("a network"))), ..Rule::any() };
         assert_eq!(miss(&[local], 443, 6), differs(0, &[Difference::Local]));
     }
 }

@@ -13,6 +13,7 @@ use nix::unistd::Pid;
 use zeroize::Zeroizing;
 
 use crate::counters::Direction;
+use crate::diagnosis::Diagnosis;
 use crate::io::control::mailbox::Work;
 use crate::io::control::{Control, EndOfControl, Idle, RareWork, TablePeak};
 use crate::io::interfaces::InterfaceWatch;
@@ -25,7 +26,6 @@ use crate::io::tun::Queue;
 use crate::io::{Tun, TunOffloads, UdpSocket, clock};
 use crate::tunnel::LocalIndex;
 use crate::wire::ip::FlowKey;
-use crate::diagnosis::Diagnosis;
 use crate::{Config, Event, FlowTrace, Node, Part, RelayStatus, TableSizes, TunnelStatus, Whereabouts};
 
 // Address space; only what is used costs memory.

@@ -42,7 +42,8 @@ impl Questions {
     /// Which of these lighthouses sent something since the question; `heard` as in [`Questions::ask`], of now.
     pub(crate) fn heard_since(&self, subject: IpAddr, heard: &BTreeMap<IpAddr, u64>) -> Vec<IpAddr> {
         let Some(question) = self.asked.get(&subject) else { return Vec::new() };
-        let newer = heard.iter().filter(|(lighthouse, now)| question.heard.get(lighthouse).is_none_or(|then| then < now));
+        let newer =
+            heard.iter().filter(|(lighthouse, now)| question.heard.get(lighthouse).is_none_or(|then| then < now));
         newer.map(|(lighthouse, _)| *lighthouse).collect()
     }
 

@@ -177,13 +177,7 @@ impl Sources<'_> {
         told.collect()
     }
 
-    fn peer(
-        &self,
-        peer: IpAddr,
-        diagnosis: &Diagnosis,
-        clocks: Clocks,
-        probes: &[(SocketAddr, Found)],
-    ) -> Value {
+    fn peer(&self, peer: IpAddr, diagnosis: &Diagnosis, clocks: Clocks, probes: &[(SocketAddr, Found)]) -> Value {
         let settings = self.settings;
         let networks: Vec<IpNet> = settings.pki.iter().flat_map(|pki| pki.identity.networks()).copied().collect();
         let tunnels: Vec<_> = self.handle.tunnels().into_iter().filter(|it| it.peer.contains(&peer)).collect();
@@ -241,9 +235,8 @@ impl Sources<'_> {
         let by_peer = || tunnels.iter().find(|tunnel| dropped.peer.is_some_and(|peer| tunnel.peer.contains(&peer)));
         let tunnel = tunnel.or_else(by_peer);
         let certificate = tunnel.and_then(|tunnel| self.handle.certificate(tunnel.local_index));
-        let nearest = dropped.nearest.as_ref().and_then(|near| {
-            nearest(&self.settings.firewall, dropped.direction, near)
-        });
+        let nearest =
+            dropped.nearest.as_ref().and_then(|near| nearest(&self.settings.firewall, dropped.direction, near));
         json!({
             "direction": direction(dropped.direction),
             "reason": dropped.reason.name(),
@@ -284,9 +277,8 @@ impl Sources<'_> {
 
     /// The underlay that carries live tunnels: the smallest MTU of each way.
     fn paths(&self, tunnels: &[TunnelStatus]) -> Value {
-        let carried = tunnels.iter().filter(|tunnel| tunnel.primary).filter_map(|tunnel| {
-            Some((tunnel, tunnel.endpoint?))
-        });
+        let carried =
+            tunnels.iter().filter(|tunnel| tunnel.primary).filter_map(|tunnel| Some((tunnel, tunnel.endpoint?)));
         let told = carried.take(MAX_PEERS).map(|(tunnel, endpoint)| {
             let mut told = kernel_route(endpoint.ip(), self.device, self.settings.listen.so_mark);
             told["endpoint"] = endpoint.to_string().into();

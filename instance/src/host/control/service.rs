@@ -210,8 +210,7 @@ impl ControlService {
             (reloader.settings().clone(), last, reloader.on_disk(unix_now()))
         };
         let Facts { device, udp, .. } = &self.facts;
-        let sources =
-            Sources { handle: &self.handle, settings: &settings, device, udp: *udp, now: unix_now() };
+        let sources = Sources { handle: &self.handle, settings: &settings, device, udp: *udp, now: unix_now() };
         let mut told = tell(&sources);
         let (refused, remarks) = on_disk;
         told["configuration"] = json!({"last_reload": last, "refused": refused, "remarks": remarks});

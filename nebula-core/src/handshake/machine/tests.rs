@@ -284,9 +284,9 @@ fn an_authentic_answer_without_an_index_ends_the_handshake() {
         certificate_version: 2,
     };
     let second = second_with(&b, &first, &reply.encode());
-    assert!(matches!(initiator.finish(&second, &trust(), NOW), Err(Error::Payload(_))));
+    assert!(matches!(initiator.finish(&second, &trust(), NOW), Err(Error::OwnAddress(_))));
     let (_, second) = answer(&b, &first).unwrap();
-    assert!(matches!(initiator.finish(&second, &trust(), NOW), Err(Error::Payload(_))), "must be spent");
+    assert!(matches!(initiator.finish(&second, &trust(), NOW), Err(Error::OwnAddress(_))), "must be spent");
 }
 
 #[test]

@@ -143,7 +143,12 @@ fn clock(facts: &Value) -> Vec<Finding> {
     if by.abs() >= 5 && step["seconds_ago"].as_i64().is_some_and(|ago| ago < 3600) {
         let way = if by < 0 { "back" } else { "forward" };
         let cause = format!("its clock was set {way} by {} {} ago", span(by), text(&step["seconds_ago"]) + " s");
-        found.push(Finding::warning("clock_jumped", HERE, cause, "Find out what sets it; two time services may fight."));
+        found.push(Finding::warning(
+            "clock_jumped",
+            HERE,
+            cause,
+            "Find out what sets it; two time services may fight.",
+        ));
     }
     found
 }
@@ -235,7 +240,8 @@ fn lighthouses(host: &Value) -> Vec<Finding> {
         return if am_lighthouse { Vec::new() } else { vec![Finding::warning("no_lighthouse", HERE, cause, advice)] };
     }
     if am_lighthouse {
-        let cause = "it is a lighthouse (lighthouse.am_lighthouse) and has lighthouse.hosts, which a lighthouse ignores";
+        let cause =
+            "it is a lighthouse (lighthouse.am_lighthouse) and has lighthouse.hosts, which a lighthouse ignores";
         let advice = "Make lighthouse.hosts empty, or set am_lighthouse to false.";
         return vec![Finding::warning("lighthouse_with_hosts", HERE, cause, advice)];
     }

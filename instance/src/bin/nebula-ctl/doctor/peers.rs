@@ -59,7 +59,8 @@ fn kernel_route(facts: &Value, peer: &Value) -> Option<Finding> {
 /// What came back from where it was called.
 fn attempt(peer: &Value) -> Vec<Finding> {
     let (about, attempt) = (text(&peer["peer"]), &peer["attempt"]);
-    let mut found: Vec<_> = Some(&attempt["refusal"]).filter(|it| !it.is_null()).map(|it| refused(&about, it)).into_iter().collect();
+    let mut found: Vec<_> =
+        Some(&attempt["refusal"]).filter(|it| !it.is_null()).map(|it| refused(&about, it)).into_iter().collect();
     for tried in list(&attempt["tried"]) {
         let at = text(&tried["endpoint"]);
         if tried["unopened"].as_u64().unwrap_or(0) > 0 {
@@ -270,7 +271,8 @@ pub(super) fn callers(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
     let may_be = |caller: &&Value| {
         let Some(peer) = peer else { return true };
         let endpoints = list(&peer["endpoints"]).iter().map(|endpoint| ip(&text(&endpoint["endpoint"])));
-        list(&caller["addresses"]).contains(&peer["peer"]) || endpoints.into_iter().any(|at| at == ip(&text(&caller["from"])))
+        list(&caller["addresses"]).contains(&peer["peer"])
+            || endpoints.into_iter().any(|at| at == ip(&text(&caller["from"])))
     };
     let recent = |caller: &&Value| caller["seconds_ago"].as_u64().is_some_and(|ago| ago < RECENT_SECONDS);
     let callers = list(&facts["callers"]).iter().filter(recent).filter(may_be);
@@ -291,7 +293,8 @@ pub(super) fn doubles(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
     let doubles = list(&facts["doubles"]).iter().filter(of_peer);
     doubles
         .map(|double| {
-            let cause = format!("two hosts take turns in this address, at {}", texts(&double["endpoints"]).join(" and "));
+            let cause =
+                format!("two hosts take turns in this address, at {}", texts(&double["endpoints"]).join(" and "));
             let advice = "Sign a new certificate with an address of its own for one of them.";
             Finding::error("duplicate_address", text(&double["peer"]), cause, advice)
         })
@@ -322,7 +325,10 @@ pub(super) fn relays_refused(facts: &Value) -> Vec<Finding> {
         .map(|refused| {
             let (from, to) = (text(&refused["from"]), text(&refused["to"]));
             let (cause, advice) = if refused["am_relay"] == true {
-                ("it asked this relay for a way to a peer that this relay has no direct tunnel with", "See why with `nebula ctl why` for that peer.")
+                (
+                    "it asked this relay for a way to a peer that this relay has no direct tunnel with",
+                    "See why with `nebula ctl why` for that peer.",
+                )
             } else {
                 (
                     "it asked this host to relay, which it does not do",

@@ -6,9 +6,8 @@ use super::{Finding, list, text, texts};
 
 /// Drops of the last minutes; only those of `peer`, if that is given.
 pub(super) fn findings(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
-    let of_peer = |drop: &&Value| {
-        peer.is_none_or(|peer| peer["peer"] == drop["peer"] || peer["peer"] == drop["remote"])
-    };
+    let of_peer =
+        |drop: &&Value| peer.is_none_or(|peer| peer["peer"] == drop["peer"] || peer["peer"] == drop["remote"]);
     let recent = |drop: &&Value| drop["seconds_ago"].as_u64().is_some_and(|ago| ago < RECENT_SECONDS);
     list(&facts["drops"]).iter().filter(recent).filter(of_peer).map(finding).collect()
 }
