@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn the_line_of_a_failed_handshake_names_what_is_known_of_its_cause() {
         let endpoint: SocketAddr = "192.0.2.7:4242".parse().unwrap();
-        let tried = |unopened, error| Tried { endpoint, sent: 4, unopened, error };
+        let tried = |unopened, error| Tried { endpoint, sent: 4, unopened, last: now(), error };
         let attempt = |tried: Vec<Tried>| Attempt {
             peer: [10, 42, 0, 7].into(),
             since: now(),

@@ -45,9 +45,11 @@ impl Journal {
         self.nowhere.remove(&peer);
         let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
         (attempt.pending, attempt.last) = (true, now);
+        // It may be mended, and something else wrong.
+        attempt.refusal.take_if(|refusal| now > refusal.at + STALE_AFTER);
         for endpoint in endpoints {
-            if let Some(tried) = tried_at(attempt, *endpoint) {
-                tried.sent = tried.sent.saturating_add(1);
+            if let Some(tried) = tried_at(now, attempt, *endpoint) {
+                (tried.sent, tried.last) = (tried.sent.saturating_add(1), now);
             }
         }
     }
@@ -55,7 +57,7 @@ impl Journal {
     /// Something came from an endpoint of `peer` that could not be opened.
     pub(crate) fn unopened(&mut self, now: Instant, peer: IpAddr, from: SocketAddr) {
         let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
-        if let Some(tried) = tried_at(attempt, from) {
+        if let Some(tried) = tried_at(now, attempt, from) {
             tried.unopened = tried.unopened.saturating_add(1);
         }
     }
@@ -65,7 +67,7 @@ impl Journal {
         let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
         let times = attempt.refusal.as_ref().filter(|last| last.reason == refusal.reason).map_or(0, |last| last.times);
         // Direct answers come from where something was sent.
-        tried_at(attempt, refusal.from);
+        tried_at(now, attempt, refusal.from);
         attempt.refusal = Some(Refusal { times: times.saturating_add(1), ..refusal });
     }
 
@@ -157,6 +159,9 @@ impl Journal {
     /// The wall clock was set, from `before` to `after`.
     pub(crate) fn clock_set(&mut self, now: Instant, before: Duration, after: Duration) {
         let by = i64::try_from(after.abs_diff(before).as_millis()).unwrap_or(i64::MAX);
+        if by == 0 {
+            return;
+        }
         self.clock_step = Some((now, if after < before { -by } else { by }));
     }
 
@@ -177,7 +182,8 @@ impl Journal {
 
     fn with_errors(&self, mut attempt: Attempt) -> Attempt {
         for tried in &mut attempt.tried {
-            tried.error = self.sends.get(&tried.endpoint).map(|failure| failure.errno.unwrap_or(0));
+            let failure = self.sends.get(&tried.endpoint).filter(|failure| failure.last >= tried.last);
+            tried.error = failure.map(|failure| failure.errno.unwrap_or(0));
         }
         attempt
     }
@@ -188,11 +194,11 @@ fn fresh(peer: IpAddr, now: Instant) -> Attempt {
 }
 
 /// The record of an endpoint; `None`: the peer has too many.
-fn tried_at(attempt: &mut Attempt, endpoint: SocketAddr) -> Option<&mut Tried> {
+fn tried_at(now: Instant, attempt: &mut Attempt, endpoint: SocketAddr) -> Option<&mut Tried> {
     let at = attempt.tried.iter().position(|tried| tried.endpoint == endpoint);
     let at = at.or_else(|| {
         let room = attempt.tried.len() < MAX_ENDPOINTS;
-        room.then(|| attempt.tried.push(Tried { endpoint, sent: 0, unopened: 0, error: None }));
+        room.then(|| attempt.tried.push(Tried { endpoint, sent: 0, unopened: 0, last: now, error: None }));
         room.then(|| attempt.tried.len() - 1)
     })?;
     attempt.tried.get_mut(at)
@@ -249,6 +255,7 @@ impl<K: PartialEq, V> Recent<K, V> {
     }
 }
 
+const STALE_AFTER: Duration = Duration::from_secs(60);
 const MAX_PEERS: usize = 32;
 const MAX_NOWHERE: usize = 16;
 const MAX_ENDPOINTS: usize = 8;
@@ -325,6 +332,8 @@ mod tests {
         journal.sent(start, host(1), &[endpoint(1)]);
         journal.send_failed(start, endpoint(1), Some(101));
         assert_eq!(journal.diagnosis().attempts[0].tried[0].error, Some(101));
+        journal.sent(start + Duration::from_secs(1), host(1), &[endpoint(1)]);
+        assert_eq!(journal.diagnosis().attempts[0].tried[0].error, None, "the last message was sent");
         journal.connected(&[host(1)], endpoint(1));
         let told = journal.diagnosis();
         assert!(told.attempts.is_empty() && told.sends.is_empty());

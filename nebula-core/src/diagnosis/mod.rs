@@ -66,7 +66,9 @@ pub struct Tried {
     pub sent: u32,
     /// Answers from there that could not be opened: encrypted with another cipher, or for another handshake.
     pub unopened: u32,
-    /// What the system last said instead of sending (errno).
+    /// When the last one was.
+    pub last: Instant,
+    /// What the system said instead of sending it (errno; 0: the socket cannot reach that address family).
     pub error: Option<i32>,
 }
 

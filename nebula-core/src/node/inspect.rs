@@ -279,7 +279,10 @@ impl Node {
             dropped.nearest =
                 self.trace(now, dropped.direction, &dropped.flow).firewall.and_then(|firewall| firewall.nearest);
         }
-        let clocks = self.tunnels.iter().filter(|live| live.tunnel.peer_time > 0).filter_map(|live| {
+        // The clock does not count while the host sleeps, so what came before is of no use after a step.
+        let step = diagnosis.clock_step.map(|(at, _)| at);
+        let comparable = |live: &&Live| live.tunnel.peer_time > 0 && step.is_none_or(|step| live.since >= step);
+        let clocks = self.tunnels.iter().filter(comparable).filter_map(|live| {
             let peer = *live.tunnel.peer_addresses.first()?;
             // What this clock, as it is set now, would have said then.
             let ours = self.wall.unix_at(live.since);

@@ -284,8 +284,8 @@ fn what_the_system_refuses_to_send_is_told_with_the_endpoint() {
     let [a, b] = net.nodes(["a", "b"]);
     net.cut(a, b);
     let (at, errno) = (net.underlay(b), 1);
+    assert_eq!(called(&mut net, a, b).tried[0].error, None);
     net.control(a, |node, now| node.note_send_failure(now, at, Some(errno)));
-    let told = called(&mut net, a, b);
-    assert_eq!(told.tried[0].error, Some(errno));
+    assert_eq!(diagnosis(&mut net, a).attempts[0].tried[0].error, Some(errno));
     assert_eq!(diagnosis(&mut net, a).sends[0].to, at);
 }

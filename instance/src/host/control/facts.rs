@@ -56,15 +56,18 @@ impl Sources<'_> {
     /// endpoints.
     pub(super) fn about(&self, peer: IpAddr) -> Value {
         let reachable = || self.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer));
-        let had_tunnel = reachable();
-        self.handle.inquire(peer);
-        if !had_tunnel {
+        let networks = self.settings.pki.iter().flat_map(|pki| pki.identity.networks());
+        let in_overlay = networks.clone().any(|own| own.contains(&peer) && own.addr() != peer);
+        if in_overlay {
+            self.handle.inquire(peer);
+        }
+        if in_overlay && !reachable() {
             self.handle.connect(peer);
         }
         let mut known = self.handle.whereabouts(peer);
         for _ in 0..MAX_POLLS {
             let asked = known.lighthouses.iter().all(|it| known.answers.contains_key(it) || known.heard.contains(it));
-            if asked && (reachable() || !known.pending) {
+            if !in_overlay || asked && (reachable() || !known.pending) {
                 break;
             }
             std::thread::sleep(POLL_INTERVAL);

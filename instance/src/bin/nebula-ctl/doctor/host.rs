@@ -49,7 +49,8 @@ pub(super) fn of_status(status: &Value) -> Vec<Finding> {
         found.push(device_down(&text(&status["device"])));
     }
     let lighthouses = list(&status["lighthouses"]);
-    if !lighthouses.is_empty() && lighthouses.iter().all(|lighthouse| lighthouse["connected"] == false) {
+    let needs_them = status["am_lighthouse"] != true && !lighthouses.is_empty();
+    if needs_them && lighthouses.iter().all(|lighthouse| lighthouse["connected"] == false) {
         let all: Vec<_> = lighthouses.iter().map(|lighthouse| text(&lighthouse["address"])).collect();
         found.push(all_unreachable(&all));
     }
@@ -142,12 +143,12 @@ fn clock(facts: &Value) -> Vec<Finding> {
     let by = step["by_ms"].as_i64().unwrap_or(0) / 1000;
     if by.abs() >= 5 && step["seconds_ago"].as_i64().is_some_and(|ago| ago < 3600) {
         let way = if by < 0 { "back" } else { "forward" };
-        let cause = format!("its clock was set {way} by {} {} ago", span(by), text(&step["seconds_ago"]) + " s");
+        let cause = format!("its clock jumped {way} by {} {} s ago", span(by), text(&step["seconds_ago"]));
         found.push(Finding::warning(
             "clock_jumped",
             HERE,
             cause,
-            "Find out what sets it; two time services may fight.",
+            "The host slept, or something sets its clock: two time services may fight.",
         ));
     }
     found

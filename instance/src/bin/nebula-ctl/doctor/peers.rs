@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Finding, list, span, text, texts};
+use super::{Finding, Severity, list, span, text, texts};
 
 /// What is wrong with one peer of `facts`.
 pub(super) fn findings(facts: &Value, peer: &Value) -> Vec<Finding> {
@@ -37,7 +37,7 @@ pub(super) fn findings(facts: &Value, peer: &Value) -> Vec<Finding> {
     // Whatever the way was, an answer that was understood says more than the silence of others.
     let is_explained = found.iter().any(|finding| finding.code != "route_elsewhere");
     if !is_explained {
-        found.push(silence(facts, peer));
+        found.push(silence(peer));
     }
     found
 }
@@ -218,7 +218,7 @@ fn relays(facts: &Value, peer: &Value) -> Vec<Finding> {
 }
 
 /// Nothing came back, and nothing else explains why.
-fn silence(facts: &Value, peer: &Value) -> Finding {
+fn silence(peer: &Value) -> Finding {
     let (about, known) = (text(&peer["peer"]), &peer["known"]);
     let endpoints = list(&peer["endpoints"]);
     if !endpoints.is_empty() {
@@ -262,7 +262,6 @@ fn silence(facts: &Value, peer: &Value) -> Finding {
         format!("nobody says where it is: the lighthouse {} does not answer", connected.join(", "))
     };
     let first = which.first().map(String::as_str).unwrap_or_default();
-    let _ = facts;
     Finding::error("lighthouse_silent", about, cause, &format!("`nebula ctl why {first}` says why."))
 }
 
@@ -274,8 +273,10 @@ pub(super) fn callers(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
         list(&caller["addresses"]).contains(&peer["peer"])
             || endpoints.into_iter().any(|at| at == ip(&text(&caller["from"])))
     };
+    // Anybody can send what cannot be read.
+    let named = |caller: &&Value| peer.is_some() || !caller["name"].is_null();
     let recent = |caller: &&Value| caller["seconds_ago"].as_u64().is_some_and(|ago| ago < RECENT_SECONDS);
-    let callers = list(&facts["callers"]).iter().filter(recent).filter(may_be);
+    let callers = list(&facts["callers"]).iter().filter(recent).filter(named).filter(may_be);
     callers
         .map(|caller| {
             let claimed = texts(&caller["addresses"]).join(" ");
@@ -283,7 +284,9 @@ pub(super) fn callers(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
                 Some(name) => format!("a caller that says it is {name} ({claimed})"),
                 None => format!("a caller at {}", text(&caller["from"])),
             };
-            refused(&about, caller)
+            let finding = refused(&about, caller);
+            // Who it says it is, is not proven.
+            if peer.is_some() { finding } else { Finding { severity: Severity::Warning, ..finding } }
         })
         .collect()
 }

@@ -81,6 +81,7 @@ fn assert_found(facts: &Value, code: &str, words: &[&str]) {
 
 macro_rules! causes {
     ($($name:ident: $facts:expr => $code:literal, [$($word:literal),*];)*) => {
+        const CODES: &[&str] = &[$($code),*];
         $(
             #[test]
             fn $name() {
@@ -216,6 +217,14 @@ causes! {
         => "local_address", ["this host's certificate"];
     packet_without_a_route_in_the_overlay:
         with(facts(), "/drops", json!([drop("outbound", "no_route", json!(null))])) => "no_route", ["tun.unsafe_routes"];
+}
+
+#[test]
+fn every_code_is_in_the_table_of_causes() {
+    let docs = include_str!("../../../../../docs/hosts.md");
+    for code in CODES {
+        assert!(docs.contains(&format!("`{code}`")), "{code} is not in docs/hosts.md");
+    }
 }
 
 #[test]
