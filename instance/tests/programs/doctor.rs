@@ -80,17 +80,17 @@ tun: {{dev: neb0, mtu: 1300}}
     }
 
     fn assert_found(&self, words: &[&str], expected: &str) {
+        self.wait(&format!("{expected} by {words:?}"), |site| {
+            let (code, found) = site.codes(words);
+            code == 1 && found.iter().any(|code| code == expected)
+        });
+    }
+
+    fn wait(&self, what: &str, done: impl Fn(&Self) -> bool) {
         let until = Instant::now() + SOON;
-        loop {
-            let (code, found) = self.codes(words);
-            if code == 1 && found.iter().any(|code| code == expected) {
-                return;
-            }
-            assert!(
-                Instant::now() < until,
-                "{words:?} found {found:?} ({code}), not {expected}\n{}",
-                self.world.log("a")
-            );
+        while !done(self) {
+            let told = || self.ctl(&["doctor"]).1;
+            assert!(Instant::now() < until, "no {what}\n{:#}\n{}", told(), self.world.log("a"));
             std::thread::sleep(Duration::from_millis(200));
         }
     }
@@ -110,12 +110,13 @@ fn the_cause_of_each_mistake_on_a_real_kernel_is_named() {
 
     // Another CA there: it says nothing, but it is there.
     site.assert_found(&["why", B], "refused_by_peer");
-    let log = site.world.log("a");
-    assert!(log.contains("Handshake timed out") && log.contains("cause=\"no answer to "), "{log}");
+    let cause = "no answer to ";
+    site.wait("line with the cause", |site| site.world.log("a").contains(&format!("cause=\"{cause}")));
 
     // A packet filter, a port without a listener, no answer at all.
-    let rules = "table inet doctor { chain out { type filter hook output priority 0; udp dport 4242 ip daddr 192.0.2.3 drop; } }";
-    let file = site.world.write("out.nft", rules).display().to_string();
+    let rule = "udp dport 4242 ip daddr 192.0.2.3 drop";
+    let rules = format!("table inet doctor {{\nchain out {{\ntype filter hook output priority 0\n{rule}\n}}\n}}\n");
+    let file = site.world.write("out.nft", &rules).display().to_string();
     site.must(&["nft", "-f", &file]);
     site.assert_found(&["why", B], "local_firewall");
     site.must(&["nft", "delete", "table", "inet", "doctor"]);
