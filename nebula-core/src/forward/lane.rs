@@ -48,7 +48,7 @@ pub struct Lane {
     pub(super) connects: Throttle<IpAddr, 1000, 32>,
     /// Dropped packets that the control plane was told of: each kind once a second, and few kinds.
     samples: Throttle<(DropReason, IpAddr, u8, u16), 1000, 8>,
-    /// In a flood of dropped packets nearly all of them cost one look at the clock's value.
+    /// When the next one may be.
     sample_after: Option<Instant>,
     pub(super) flows: FlowCache,
     pub(super) counters: Arc<Counters>,
@@ -123,7 +123,13 @@ impl Lane {
         &self.pieces
     }
 
-    /// Tells the control plane of a dropped overlay packet, if it is of interest there and not many were told already.
+    /// Whether [`Lane::sample`] may take another packet: in a flood of drops nearly every one costs this comparison.
+    #[inline]
+    pub(super) fn may_sample(&self, now: Instant) -> bool {
+        self.sample_after.is_none_or(|after| now >= after)
+    }
+
+    /// Tells the control plane of a dropped overlay packet, if it is of interest there and was not told just now.
     #[cold]
     #[inline(never)]
     pub(super) fn sample(
@@ -137,7 +143,7 @@ impl Lane {
             reason,
             DropReason::NoRule | DropReason::NoRoute | DropReason::RemoteAddress | DropReason::LocalAddress
         );
-        if !is_policy || self.sample_after.is_some_and(|after| now < after) {
+        if !is_policy {
             return;
         }
         self.sample_after = Some(now + MIN_SAMPLE_INTERVAL);
