@@ -193,10 +193,16 @@ fn doctor_and_why_name_the_cause_in_words_and_in_json() {
     let _stranger =
         strangers.start(&ours(), "stranger", &["10.42.0.8/16"], &format!("listen: {{host: 127.0.0.1, port: {port}}}"));
     let map = format!("static_host_map: {{10.42.0.8: ['127.0.0.1:{port}'], 10.42.0.9: ['127.0.0.1:{closed}'],");
-    pair.client.reload(&pair.settings.replacen("static_host_map: {", &map, 1));
+    pair.client.write(&pair.settings.replacen("static_host_map: {", &map, 1));
+    assert_eq!(pair.ctl("client", &["reload"]).0, 0);
+    assert_eq!(pair.ctl("client", &["log-level", "debug"]).0, 0);
     pair.wait("refusal by the stranger", || codes(&["why", "10.42.0.8"]) == ["refused_by_peer"]);
     assert_eq!(codes(&["why", "10.42.0.9"]), ["port_closed"]);
     pair.wait("cause in the log", || pair.client.log().contains("cause=\"no answer to"));
+    let line = format!(
+        "level=DEBUG msg=\"Handshake message sent\" vpnAddrs=[10.42.0.8] udpAddrs=[127.0.0.1:{port}] attempt=3"
+    );
+    pair.wait("line for each attempt", || pair.client.log().contains(&line));
     let facts = pair.json("client", &["doctor"]).unwrap()["facts"].clone();
     assert!(facts["peers"].as_array().unwrap().iter().any(|peer| peer["peer"] == "10.42.0.8"), "{facts}");
 }

@@ -1,6 +1,7 @@
 //! What went wrong lately, for the operator who asks: a bounded record beside the tables, off the packet path.
 //!
-//! Everything here is a fact that this node saw. What follows from it, and what to do, is for the program that shows it.
+//! Everything here is a fact that this node saw. What follows from it, and what to do, is for the program that shows
+//! it.
 
 mod journal;
 mod refusal;

@@ -1,6 +1,6 @@
 //! Starts handshakes, answers those of others, and puts finished ones to use.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,10 +9,11 @@ use nebula_cert::Version;
 use super::Node;
 use super::confirmation::KnownCallers;
 use super::outbox::seal;
+use super::refusals::{not_allowed, own_address, refusal, refusal_of};
 use super::timer::Due;
 use super::tunnels::{Established, Live};
 use crate::counters::Direction;
-use crate::diagnosis::{Claimed, Refusal, RefusalReason};
+use crate::diagnosis::RefusalReason;
 use crate::handshake::{Error, Initiator, Opened, Own, Pending, Waiting, respond};
 use crate::index::LocalIndex;
 use crate::relay::RateLimit;
@@ -363,16 +364,6 @@ impl Node {
         self.put_to_use(now, &tunnel, relay);
     }
 
-    /// Takes down that the peer showed another certificate, from elsewhere, than in a tunnel that it still has.
-    fn note_other_certificate(&mut self, now: Instant, tunnel: &Tunnel, at: SocketAddr) {
-        let Some(&peer) = tunnel.peer_addresses.first() else { return };
-        let Some(other) = self.tunnels.of_peer(peer).last().and_then(|index| self.tunnels.get(*index)) else { return };
-        let (before, after) = (other.tunnel.peer.fingerprint(), tunnel.peer.fingerprint());
-        if let Some(place) = other.tunnel.endpoint().filter(|place| before != after && *place != at) {
-            self.journal.replaced(now, peer, (before, place), (after, at));
-        }
-    }
-
     /// Remembers the way a tunnel was made by, and sends what waited for it. `relay`: it came through one.
     fn put_to_use(&mut self, now: Instant, tunnel: &Tunnel, relay: Option<IpAddr>) {
         for &address in &tunnel.peer_addresses {
@@ -415,17 +406,6 @@ impl Node {
         }
     }
 
-    /// The answer to a handshake of this node cannot be accepted.
-    fn answer_refused(&mut self, now: Instant, peer: IpAddr, refusal: Refusal) {
-        self.refused(refusal.from, refusal.text.clone());
-        self.journal.refused(now, peer, refusal);
-    }
-
-    fn refused(&mut self, from: SocketAddr, reason: String) {
-        self.count(DropReason::BadHandshake);
-        self.outbox.event(Event::HandshakeRefused { from, reason });
-    }
-
     /// Nobody may claim an address of this node, not even this node itself.
     fn peer_is_acceptable(&self, done: &Negotiated) -> bool {
         !done.peer.networks().is_empty()
@@ -457,44 +437,5 @@ fn digest_of(message: &[u8]) -> [u8; 32] {
     digest
 }
 
-/// What an error says about who is refused.
-fn refusal(now: Instant, from: Origin, error: Error) -> Refusal {
-    let text = describe(&error);
-    let (reason, claimed) = match error {
-        Error::Certificate(source, claimed) => (RefusalReason::from(&source), claimed.map(|claimed| *claimed)),
-        Error::OwnAddress(claimed) => (RefusalReason::OwnAddress, Some(*claimed)),
-        Error::Noise(_) => (RefusalReason::Unreadable, None),
-        Error::Payload(_) | Error::NoCertificate => (RefusalReason::Malformed, None),
-    };
-    Refusal { at: now, from: from.underlay(), reason, text, claimed, times: 1 }
-}
-
-fn own_address(now: Instant, from: Origin, done: &Negotiated) -> Refusal {
-    refusal_of(now, from, RefusalReason::OwnAddress, OWN_ADDRESS.to_owned(), done)
-}
-
-fn not_allowed(now: Instant, from: Origin, done: &Negotiated) -> Refusal {
-    let text = format!("{} may not be at {}", done.peer.name(), from.underlay().ip());
-    refusal_of(now, from, RefusalReason::AddressNotAllowed, text, done)
-}
-
-/// As [`refusal`], of a peer whose certificate is good.
-fn refusal_of(now: Instant, from: Origin, reason: RefusalReason, text: String, done: &Negotiated) -> Refusal {
-    let claimed = Some(Claimed::new(&done.peer, done.peer_time));
-    Refusal { at: now, from: from.underlay(), reason, text, claimed, times: 1 }
-}
-
-/// The error with its causes, for people.
-fn describe(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
-    text
-}
-
-const OWN_ADDRESS: &str = "the peer's certificate claims an address of this node, or none";
 /// The attempt at which lighthouses are asked once more.
 const REQUERY_AT_ATTEMPT: u32 = 5;

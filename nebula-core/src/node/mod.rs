@@ -8,6 +8,7 @@ mod inspect;
 mod outbox;
 mod paths;
 mod reconfigure;
+mod refusals;
 mod relay_end;
 mod relay_middle;
 mod rendezvous;

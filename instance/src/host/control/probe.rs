@@ -1,7 +1,7 @@
 //! Asks an endpoint whether anything is there: a datagram for a tunnel that nobody has, from a socket of its own.
 //!
-//! Every Nebula answers it with a recv_error unless it is told not to, so an answer proves that UDP passes both ways and
-//! that a Nebula is there. A closed port shows itself by ICMP, which only a connected socket is told of.
+//! Every Nebula answers it with a recv_error unless it is told not to, so an answer proves that UDP passes both ways
+//! and that a Nebula is there. A closed port shows itself by ICMP, which only a connected socket is told of.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};

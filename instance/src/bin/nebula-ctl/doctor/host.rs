@@ -84,7 +84,7 @@ fn certificate(certificate: &Value, facts: &Value) -> Option<Finding> {
             "certificate_expired",
             HERE,
             format!("its certificate expired {} ago, so every peer refuses it", span(left)),
-            "Sign a new one, replace pki.cert and run `nebula ctl reload`. If it should still be valid, check the clock.",
+            "Sign a new one, replace pki.cert and run `nebula ctl reload`. If it should be valid, check the clock.",
         ));
     }
     let soon = left < (lifetime / 4).min(30 * 86_400);

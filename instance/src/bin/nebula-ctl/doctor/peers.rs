@@ -88,11 +88,14 @@ fn refused(about: &str, refusal: &Value) -> Finding {
         "expired" => ("peer_certificate_expired", format!("Sign a new certificate for {name}.{clock}")),
         "not_yet_valid" => (
             "peer_certificate_not_yet_valid",
-            if clock.is_empty() { "Check the clocks of both hosts (`timedatectl`).".to_owned() } else { clock.trim().to_owned() },
+            match clock.trim() {
+                "" => "Check the clocks of both hosts (`timedatectl`).".to_owned(),
+                clock => clock.to_owned(),
+            },
         ),
         "blocked" => (
             "peer_blocked",
-            format!("If {name} should be allowed, remove its fingerprint from pki.blocklist and run `nebula ctl reload`."),
+            format!("If {name} should be let in, remove its fingerprint from pki.blocklist and run `nebula ctl reload`."),
         ),
         "unknown_ca" => (
             "unknown_ca",
