@@ -70,6 +70,7 @@
 
 pub mod config;
 pub mod counters;
+pub mod diagnosis;
 pub mod firewall;
 pub mod forward;
 mod handshake;

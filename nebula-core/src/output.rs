@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use nebula_cert::{Fingerprint, VerifiedCertificate, Version};
 
-use crate::counters::DropReason;
+use crate::counters::{Direction, DropReason};
+use crate::diagnosis::Attempt;
 use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
 use crate::wire::header::MessageType;
+use crate::wire::ip::FlowKey;
 use crate::wire::offload::Offload;
 
 /// What became of an overlay packet handed to [`crate::Forwarder::outbound`].
@@ -134,6 +136,17 @@ pub enum Punt {
         /// New underlay source.
         from: SocketAddr,
     },
+    /// An overlay packet was dropped. Only a sample, for who asks why.
+    Dropped {
+        /// Which way it went.
+        direction: Direction,
+        /// Its addresses, ports and protocol.
+        flow: FlowKey,
+        /// Why.
+        reason: DropReason,
+        /// Tunnel it came through, or would have.
+        tunnel: Option<LocalIndex>,
+    },
     /// An authenticated datagram came through a tunnel whose peer had not yet proved that it has the keys.
     Confirmed {
         /// Tunnel.
@@ -184,16 +197,6 @@ pub enum Event {
         /// Reason.
         reason: TunnelDownReason,
     },
-    /// The first message of a handshake was sent to endpoints that the attempt before it did not have. Attempts at the
-    /// same endpoints say nothing.
-    HandshakeSent {
-        /// Intended peer.
-        peer: IpAddr,
-        /// Own index.
-        local_index: LocalIndex,
-        /// Where it went.
-        endpoints: Vec<SocketAddr>,
-    },
     /// All attempts were used up, or this handshake found no endpoint and was evicted for another.
     HandshakeTimedOut {
         /// Intended peer.
@@ -204,6 +207,30 @@ pub enum Event {
         endpoints: Vec<SocketAddr>,
         /// Time since the first attempt.
         after: Duration,
+        /// What is known of why, this handshake and those before it.
+        attempt: Box<Attempt>,
+    },
+    /// An attempt of a handshake: its first message was sent. Repeats are told only while debug lines are written.
+    HandshakeSent {
+        /// Intended peer.
+        peer: IpAddr,
+        /// Own index.
+        local_index: LocalIndex,
+        /// Where to; empty: nobody has said yet where the peer is.
+        endpoints: Vec<SocketAddr>,
+        /// Which attempt of this handshake, from 1.
+        attempt: u32,
+        /// Whether the attempt before it went to the same endpoints.
+        is_repeat: bool,
+    },
+    /// A handshake message was ignored, because anybody could have sent it. Only while debug lines are written.
+    HandshakeIgnored {
+        /// Underlay source.
+        from: SocketAddr,
+        /// The peer whose answer it seems to be.
+        peer: IpAddr,
+        /// Human-readable reason.
+        reason: String,
     },
     /// A handshake message was refused.
     HandshakeRefused {

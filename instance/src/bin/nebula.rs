@@ -30,7 +30,8 @@ fn main() -> ExitCode {
         }
     };
     if flags.is_set("version") {
-        print(concat!("Version: ", env!("CARGO_PKG_VERSION"), "\n"));
+        // Scripts read the first line, which is as Go's.
+        print(concat!("Version: ", env!("CARGO_PKG_VERSION"), "\n", "Compatible with: Go Nebula 1.11\n"));
         return ExitCode::SUCCESS;
     }
     if flags.is_set("help") {

@@ -275,7 +275,7 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>) -> Resu
     };
     let udp = |error: std::io::Error| Error::Start {
         message: "Failed to open udp listener",
-        cause: format!("unable to bind to socket: {} ({listen})", errno::text(&error)),
+        cause: format!("unable to bind to socket: {} ({listen}){}", errno::text(&error), bind_hint(&error, listen)),
     };
     let sockets = UdpSocket::bind(listen, settings.routines, &settings.listen.socket_options()).map_err(udp)?;
     let controls = sockets.iter().map(SocketControl::of).collect::<Result<Vec<_>, _>>().map_err(udp)?;
@@ -319,6 +319,21 @@ fn report_rivals(link: &OverlayLink) {
             "Another interface has an address in the network of this overlay, and packets take either: end that \
              daemon, or let one of them run in another network namespace"
         );
+    }
+}
+
+/// What to do about a socket that cannot be had.
+fn bind_hint(error: &std::io::Error, listen: SocketAddr) -> String {
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse => format!(
+            ": another program has this port, `ss -ulnp sport = :{}` names it; if it is to stay, change listen.port",
+            listen.port()
+        ),
+        std::io::ErrorKind::AddrNotAvailable => {
+            format!(": {} is no address of this machine, see listen.host", listen.ip())
+        }
+        std::io::ErrorKind::PermissionDenied => ": ports below 1024 need CAP_NET_BIND_SERVICE".to_owned(),
+        _ => String::new(),
     }
 }
 
@@ -432,6 +447,17 @@ fn printable(tree: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_that_cannot_be_had_says_what_to_do() {
+        let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let at = taken.local_addr().unwrap();
+        let elsewhere: SocketAddr = "192.0.2.1:4242".parse().unwrap();
+        for (listen, hint) in [(at, format!("sport = :{}", at.port())), (elsewhere, "see listen.host".to_owned())] {
+            let error = std::net::UdpSocket::bind(listen).unwrap_err();
+            assert!(bind_hint(&error, listen).contains(&hint), "{error}");
+        }
+    }
 
     #[test]
     fn an_inline_private_key_is_never_printed() {

@@ -44,8 +44,9 @@ impl Housekeeping {
         let mut release_memory_at = Some(now() + RELEASE_MEMORY_AFTER);
         loop {
             if now() >= expiry_due {
-                report_expiry(self.metrics.validity(), unix_now());
-                expiry_due = now() + EXPIRY_CHECK_INTERVAL;
+                let validity = self.metrics.validity();
+                report_expiry(validity, unix_now());
+                expiry_due = now() + next_look(validity, unix_now());
             }
             let watch = self.reloader().settings().operation.watch;
             let check_due = watch.map(|interval| last_check + interval);
@@ -64,6 +65,7 @@ impl Housekeeping {
                 tracing::info!("Caught HUP, reloading config");
                 // It logs its own failure.
                 let _ = self.reloader().reload(unix_now());
+                expiry_due = now();
             }
             // After a reload, which changes the link as well.
             self.repair_link().inspect_err(|DeviceGone| self.handle.stop())?;
@@ -75,6 +77,7 @@ impl Housekeeping {
                 if files.has_settled_change(&self.reloader().files()) {
                     tracing::info!("Files of the configuration changed, reloading config");
                     let _ = self.reloader().reload(unix_now());
+                    expiry_due = now();
                 }
             }
         }
@@ -112,6 +115,10 @@ fn report_expiry((not_before, not_after): (UnixTime, UnixTime), now: UnixTime) {
     let left = not_after - now;
     match look(not_before, not_after, now) {
         Look::Fine => {}
+        Look::Early => tracing::error!(
+            secondsUntilValid = not_before - now,
+            "The certificate of this host is not valid yet, peers refuse it: is the clock of this host right?"
+        ),
         Look::Soon => tracing::warn!(
             secondsLeft = left,
             "The certificate of this host expires soon: renew it, replace pki.cert and send SIGHUP"
@@ -123,21 +130,34 @@ fn report_expiry((not_before, not_after): (UnixTime, UnixTime), now: UnixTime) {
     }
 }
 
+/// How long until that is worth saying again: each hour, and at once when something changes.
+fn next_look((not_before, not_after): (UnixTime, UnixTime), now: UnixTime) -> Duration {
+    let soon = not_after - notice(not_before, not_after) + 1;
+    let changes = [not_before, soon, not_after].into_iter().filter(|at| *at > now).map(|at| at - now);
+    let seconds = changes.min().and_then(|left| u64::try_from(left).ok()).map(Duration::from_secs);
+    seconds.map_or(EXPIRY_CHECK_INTERVAL, |left| left.min(EXPIRY_CHECK_INTERVAL))
+}
+
 #[derive(Debug, PartialEq, Eq)]
 enum Look {
     Fine,
+    Early,
     Soon,
     Expired,
 }
 
 /// A short-lived certificate is renewed often, so its last quarter is soon enough.
 fn look(not_before: UnixTime, not_after: UnixTime, now: UnixTime) -> Look {
-    let notice = ((not_after - not_before) / 4).min(MAX_NOTICE_SECONDS);
     match not_after - now {
+        _ if now < not_before => Look::Early,
         left if left <= 0 => Look::Expired,
-        left if left < notice => Look::Soon,
+        left if left < notice(not_before, not_after) => Look::Soon,
         _ => Look::Fine,
     }
+}
+
+fn notice(not_before: UnixTime, not_after: UnixTime) -> i64 {
+    ((not_after - not_before) / 4).min(MAX_NOTICE_SECONDS)
 }
 
 const MAX_NOTICE_SECONDS: i64 = 30 * 86_400;
@@ -145,6 +165,24 @@ const MAX_NOTICE_SECONDS: i64 = 30 * 86_400;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_comes_the_moment_a_certificate_expires_and_not_an_hour_later() {
+        const DAY: i64 = 86_400;
+        let seconds = Duration::from_secs;
+        for (now, expected) in [
+            (-5, seconds(5)),
+            (0, EXPIRY_CHECK_INTERVAL),
+            // Of 100 days the last quarter is announced, a second after it began.
+            (75 * DAY - 60, seconds(61)),
+            (100 * DAY - 7, seconds(7)),
+            (100 * DAY, EXPIRY_CHECK_INTERVAL),
+        ] {
+            assert_eq!(next_look((0, 100 * DAY), now), expected, "{now}");
+        }
+        assert_eq!(look(0, 100 * DAY, 75 * DAY + 1), Look::Soon);
+        assert_eq!(look(0, DAY, -1), Look::Early);
+    }
 
     #[test]
     fn the_last_month_or_the_last_quarter_is_soon() {

@@ -144,6 +144,22 @@ impl Reloader {
         }
     }
 
+    /// What a reload would say of the files as they are now: what it would refuse, and remarks.
+    #[must_use]
+    pub(crate) fn on_disk(&self, now: UnixTime) -> (Vec<String>, Vec<String>) {
+        let (tree, merged) = match config::load(&self.path) {
+            Ok(loaded) => loaded,
+            Err(error) => return (vec![error.to_string()], Vec::new()),
+        };
+        let report = Report::new(&self.path);
+        let (refused, remarks) = match Settings::read(&tree, now) {
+            Ok(settings) => (check_identity(&self.current, &settings).err().into_iter().collect(), settings.remarks),
+            Err(refusals) => (refusals.refused, refusals.remarks),
+        };
+        let refused = refused.iter().map(|refused| report.refused_text(refused)).collect();
+        (refused, merged.iter().chain(&remarks).map(|remark| report.remark_text(remark)).collect())
+    }
+
     fn read_again(&mut self, now: UnixTime) -> Result<(), String> {
         let (tree, remarks) = config::load(&self.path).map_err(|error| {
             tracing::error!(%error, "Error occurred while reloading config");
@@ -174,9 +190,14 @@ impl Reloader {
                 Ok(())
             }
             Err(refusals) => {
+                // As `-test` does: a remark may be the hint at the mistake.
+                let remarks: Vec<_> = remarks.iter().chain(&refusals.remarks).collect();
+                remarks.iter().for_each(|remark| report.remark(remark, false));
                 refusals.refused.iter().for_each(|refused| report.refused(refused, true));
                 tracing::error!(error = %refusals, "Error occurred while reloading config, nothing was changed");
-                Err(refusals.to_string())
+                let refused = refusals.refused.iter().map(|refused| report.refused_text(refused));
+                let remarks = remarks.iter().map(|remark| format!("warning: {}", report.remark_text(remark)));
+                Err(refused.chain(remarks).collect::<Vec<_>>().join("\n"))
             }
         }
     }

@@ -37,6 +37,22 @@ impl Report {
         }
     }
 
+    /// What [`Report::refused`] logs, as one line for who asked.
+    pub(crate) fn refused_text(&self, refused: &Refused) -> String {
+        self.with_place(&refused.key, &refused.to_string())
+    }
+
+    /// What [`Report::remark`] logs, as one line for who asked.
+    pub(crate) fn remark_text(&self, remark: &Remark) -> String {
+        self.with_place(&remark.key, &remark.text)
+    }
+
+    fn with_place(&self, key: &str, text: &str) -> String {
+        let place = self.place(key).map(|(file, line)| format!("{file}:{line}: ")).unwrap_or_default();
+        let key = if key.is_empty() { String::new() } else { format!("{key}: ") };
+        format!("{place}{key}{text}")
+    }
+
     fn place(&self, key: &str) -> Option<(String, u64)> {
         let (file, line) = self.places.get_or_init(|| Places::read(&self.path)).of(key)?;
         Some((file.display().to_string(), line))

@@ -13,6 +13,12 @@ pub(crate) fn text(error: &std::io::Error) -> String {
     }
 }
 
+/// Its symbol, such as `EPERM`; programs and people look for it.
+#[must_use]
+pub(crate) fn symbol(code: i32) -> String {
+    format!("{:?}", nix::errno::Errno::from_raw(code))
+}
+
 /// An error of the system in this wording.
 #[derive(Debug)]
 pub(crate) struct Plain(pub(crate) std::io::Error);

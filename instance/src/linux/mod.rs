@@ -4,6 +4,7 @@ pub(crate) mod capabilities;
 pub mod clock;
 pub mod confinement;
 pub(crate) mod errno;
+pub(crate) mod kernel_view;
 pub(crate) mod link_events;
 pub mod memory;
 pub mod netns;

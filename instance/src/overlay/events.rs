@@ -10,6 +10,7 @@ use tracing::Level;
 
 use crate::log;
 use crate::metrics::Handshakes;
+use crate::overlay::cause;
 
 /// Logs events until the driver ends. Others can cause all of them, so the lines are rate limited.
 pub(crate) fn log(events: &Receiver<Event>, handshakes: &Handshakes) {
@@ -44,12 +45,19 @@ fn admits(event: &Event) -> bool {
     let (kind, source) = match event {
         Event::TunnelUp { peer, endpoint, .. } => ("Handshake message received", of(peer, Some(*endpoint))),
         Event::TunnelDown { peer, endpoint, .. } => ("Tunnel closed", of(peer, *endpoint)),
-        Event::HandshakeSent { peer, .. } => ("Handshake message sent", of(&[*peer], None)),
+        Event::HandshakeSent { peer, is_repeat: false, .. } => ("Handshake message sent", of(&[*peer], None)),
         Event::HandshakeTimedOut { peer, .. } => ("Handshake timed out", of(&[*peer], None)),
         Event::Roamed { peer, .. } => ("Host roamed to new udp ip/port.", of(peer, None)),
         Event::HandshakeRefused { from, .. } => {
             let source = log::network_of(from.ip()).to_string();
             return log::admits(Level::ERROR, "Failed to process handshake packet", &source);
+        }
+        Event::HandshakeSent { peer, .. } => {
+            return log::admits(Level::DEBUG, "Handshake message sent", &of(&[*peer], None));
+        }
+        Event::HandshakeIgnored { from, .. } => {
+            let source = log::network_of(from.ip()).to_string();
+            return log::admits(Level::DEBUG, "Handshake message ignored", &source);
         }
         _ => return log::admits(Level::DEBUG, "Event", ""),
     };
@@ -96,15 +104,25 @@ fn log_one(event: &Event) {
                     reason = ?other, "Tunnel closed"),
             }
         }
-        Event::HandshakeSent { peer, local_index, endpoints } => {
+        Event::HandshakeSent { peer, local_index, endpoints, attempt, is_repeat } => {
             let (vpn, sent, index) = (list(&[*peer]), list(endpoints), local_index.0);
-            tracing::info!(vpnAddrs = ?vpn, localIndex = index, remoteIndex = 0, udpAddrs = ?sent,
-                initiatorIndex = index, handshake = ?stage(1), "Handshake message sent");
+            if *is_repeat {
+                tracing::debug!(vpnAddrs = ?vpn, localIndex = index, udpAddrs = ?sent, attempt, handshake = ?stage(1),
+                    "Handshake message sent");
+            } else {
+                tracing::info!(vpnAddrs = ?vpn, localIndex = index, remoteIndex = 0, udpAddrs = ?sent,
+                    initiatorIndex = index, handshake = ?stage(1), "Handshake message sent");
+            }
         }
-        Event::HandshakeTimedOut { peer, local_index, endpoints, after } => {
+        Event::HandshakeTimedOut { peer, local_index, endpoints, after, attempt } => {
             let (vpn, tried, index) = (list(&[*peer]), list(endpoints), local_index.0);
             tracing::info!(vpnAddrs = ?vpn, localIndex = index, remoteIndex = 0, udpAddrs = ?tried,
-                initiatorIndex = index, durationNs = nanos(*after), handshake = ?stage(1), "Handshake timed out");
+                initiatorIndex = index, durationNs = nanos(*after), handshake = ?stage(1), cause = cause::of(attempt),
+                "Handshake timed out");
+        }
+        Event::HandshakeIgnored { from, peer, reason } => {
+            tracing::debug!(vpnAddrs = ?list(&[*peer]), %from, error = reason, handshake = ?stage(2),
+                "Handshake message ignored");
         }
         Event::HandshakeRefused { from, reason } => {
             tracing::error!(%from, error = reason, "Failed to process handshake packet");

@@ -2,14 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nebula_cert::Identity;
 use nebula_cni_plugin::launch::LaunchSpec;
 use nebula_core::TunnelStatus;
+use nebula_core::counters::Direction;
+use nebula_core::diagnosis::Diagnosis;
 use nebula_core::io::Handle;
 use serde_json::{Value, json};
+
+use crate::overlay::cause;
 
 /// The state to report; the owner of the tunnel keeps it up to date.
 #[derive(Debug)]
@@ -109,6 +114,8 @@ pub(crate) struct Snapshot {
     failed: u64,
     trust_age: Option<u64>,
     tunnels: Vec<TunnelStatus>,
+    /// What went wrong lately, and the moment of it.
+    diagnosis: Option<(Instant, Diagnosis)>,
     counters: BTreeMap<&'static str, u64>,
 }
 
@@ -131,12 +138,14 @@ impl Snapshot {
             failed: status.failed,
             trust_age: status.trust_confirmed.map(|at| now.saturating_sub(at).as_secs()),
             tunnels: Vec::new(),
+            diagnosis: None,
             counters: BTreeMap::new(),
         };
         drop(status);
         // Queried without the lock: a busy node must not hold up the owner of the status.
         if let Some(handle) = handle {
             snapshot.tunnels = handle.tunnels();
+            snapshot.diagnosis = handle.diagnosis();
             snapshot.counters = handle.counters();
         }
         snapshot
@@ -158,6 +167,9 @@ impl Snapshot {
                 })
             })
             .collect();
+        if let Some((now, diagnosis)) = &self.diagnosis {
+            self.fixed["trouble"] = trouble(*now, diagnosis);
+        }
         self.fixed["counters"] = json!(self.counters);
         self.fixed["pid"] = std::process::id().into();
         self.fixed
@@ -198,6 +210,33 @@ impl Snapshot {
     }
 }
 
+/// What went wrong lately: peers that were called in vain, callers that were refused, packets that were dropped.
+fn trouble(now: Instant, diagnosis: &Diagnosis) -> Value {
+    let ago = |at: Instant| now.saturating_duration_since(at).as_secs();
+    json!({
+        "lost_peers": diagnosis.attempts.iter().map(|attempt| json!({
+            "peer": attempt.peer,
+            "cause": cause::of(attempt),
+            "seconds_ago": ago(attempt.last),
+        })).collect::<Value>(),
+        "refused_callers": diagnosis.callers.iter().map(|caller| json!({
+            "from": caller.from.to_string(),
+            "reason": caller.reason.name(),
+            "text": caller.text,
+            "seconds_ago": ago(caller.at),
+        })).collect::<Value>(),
+        "dropped": diagnosis.drops.iter().map(|dropped| json!({
+            "direction": if dropped.direction == Direction::Inbound { "inbound" } else { "outbound" },
+            "reason": dropped.reason.name(),
+            "protocol": dropped.flow.protocol,
+            "local": SocketAddr::new(dropped.flow.local, dropped.flow.local_port).to_string(),
+            "remote": SocketAddr::new(dropped.flow.remote, dropped.flow.remote_port).to_string(),
+            "nearest_rule": dropped.nearest.as_ref().map(|near| near.rule),
+            "seconds_ago": ago(dropped.last),
+        })).collect::<Value>(),
+    })
+}
+
 fn fixed_part(status: &Status) -> Value {
     let certificate = status.identity.as_ref().map(Identity::primary);
     let state = match (status.is_open(), status.closed) {
@@ -232,6 +271,8 @@ const MAX_TUNNELS: usize = 2000;
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use nebula_core::diagnosis::Attempt;
+
     use super::*;
 
     pub(crate) fn waiting() -> Shared {
@@ -251,6 +292,25 @@ pub(crate) mod tests {
         let snapshot = Snapshot::take(&status, Duration::from_secs(100));
         assert_eq!(snapshot.health(), Err("the certificate was revoked: connection refused"));
         assert_eq!(snapshot.document()["state"], "closed");
+    }
+
+    #[test]
+    fn a_pod_tells_what_went_wrong_lately() {
+        let now = crate::linux::clock::now();
+        let attempt = Attempt {
+            peer: [10, 42, 0, 9].into(),
+            since: now,
+            last: now,
+            pending: false,
+            given_up: 1,
+            tried: Vec::new(),
+            refusal: None,
+        };
+        let told =
+            trouble(now + Duration::from_secs(7), &Diagnosis { attempts: vec![attempt], ..Diagnosis::default() });
+        let lost = &told["lost_peers"][0];
+        assert_eq!((&lost["peer"], &lost["seconds_ago"]), (&"10.42.0.9".into(), &7.into()));
+        assert!(lost["cause"].as_str().is_some_and(|cause| cause.contains("no lighthouse knows it")), "{told}");
     }
 
     #[test]

@@ -29,7 +29,7 @@ fn version_is_printed_on_stdout() {
     for flag in ["-version", "--version", "-version=true"] {
         let (code, stdout, stderr) = nebula(&[flag]);
         assert_eq!((code, stderr.as_str()), (0, ""));
-        assert!(stdout.starts_with("Version: ") && stdout.ends_with('\n'), "{stdout}");
+        assert!(stdout.starts_with("Version: ") && stdout.ends_with("\nCompatible with: Go Nebula 1.11\n"), "{stdout}");
     }
 }
 

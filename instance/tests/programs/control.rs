@@ -113,7 +113,9 @@ fn every_command_answers_in_words_and_in_json() {
     let query = pair.json("lighthouse", &["query", "10.42.0.7"]).unwrap();
     assert_eq!(query["peer"], "10.42.0.7");
     let unknown = pair.json("client", &["query", "10.42.9.9"]).unwrap();
-    assert_eq!(unknown["lighthouses"][0]["answered"], false);
+    let lighthouse = &unknown["lighthouses"][0];
+    assert_eq!((&lighthouse["answered"], &lighthouse["alive"]), (&false.into(), &true.into()), "{unknown}");
+    assert!(pair.ctl("client", &["query", "10.42.9.9"]).1.contains("alive, and does not know it"));
 
     let cert = pair.json("client", &["cert"]).unwrap();
     assert_eq!(
@@ -157,9 +159,52 @@ fn a_configuration_that_is_refused_is_told_to_who_asked() {
     std::fs::write(pair.client.config(), "cipher: des\n").unwrap();
     let (code, _, stderr) = pair.ctl("client", &["reload"]);
     assert!(code == 1 && stderr.contains("it must be aes or chachapoly"), "{stderr}");
+    let place = format!("{}:1: cipher: ", pair.client.config().display());
+    assert!(stderr.contains(&place), "with file and line, as -test: {stderr}");
     let status = pair.json("client", &["status"]).unwrap();
     assert!(status["last_reload"]["error"].as_str().unwrap().contains("cipher"), "{status}");
     assert_eq!(status["peers"], 1, "nothing changed");
+    let (code, text, _) = pair.ctl("client", &["status"]);
+    assert!(code == 1 && text.contains("[reload_refused]"), "{text}");
+    let (code, text, _) = pair.ctl("client", &["doctor"]);
+    assert!(code == 1 && text.contains(&place) && text.contains("[configuration_refused]"), "{text}");
+}
+
+#[test]
+fn doctor_and_why_name_the_cause_in_words_and_in_json() {
+    let pair = Pair::start();
+    let codes = |words: &[&str]| {
+        let answer = pair.json("client", words).unwrap();
+        let found = answer["findings"].as_array().unwrap().iter().map(|it| it["code"].as_str().unwrap().to_owned());
+        found.collect::<Vec<_>>()
+    };
+    let (code, text, _) = pair.ctl("client", &["why", "lighthouse"]);
+    assert!(code == 0 && text.contains("there is a tunnel with lighthouse (10.42.0.1)"), "{text}");
+    let (code, text, _) = pair.ctl("client", &["doctor"]);
+    assert!(code == 0, "{text}");
+    assert_eq!(codes(&["why", "10.42.9.9"]), ["unknown_to_lighthouse"]);
+    assert_eq!(codes(&["why", "10.99.0.1"]), ["not_in_overlay"]);
+    assert_eq!(codes(&["why", "10.42.0.7"]), ["peer_is_self"]);
+    let (code, text, _) = pair.ctl("client", &["why", "10.42.9.9"]);
+    assert!(code == 1 && text.starts_with("there is no tunnel with 10.42.9.9\nERROR: "), "{text}");
+
+    // A host of another CA, and a port that nothing listens on.
+    let (strangers, port, closed) = (Network::new(), free_udp_port(), free_udp_port());
+    let _stranger =
+        strangers.start(&ours(), "stranger", &["10.42.0.8/16"], &format!("listen: {{host: 127.0.0.1, port: {port}}}"));
+    let map = format!("static_host_map: {{10.42.0.8: ['127.0.0.1:{port}'], 10.42.0.9: ['127.0.0.1:{closed}'],");
+    pair.client.write(&pair.settings.replacen("static_host_map: {", &map, 1));
+    assert_eq!(pair.ctl("client", &["reload"]).0, 0);
+    assert_eq!(pair.ctl("client", &["log-level", "debug"]).0, 0);
+    pair.wait("refusal by the stranger", || codes(&["why", "10.42.0.8"]) == ["refused_by_peer"]);
+    assert_eq!(codes(&["why", "10.42.0.9"]), ["port_closed"]);
+    pair.wait("cause in the log", || pair.client.log().contains("cause=\"no answer to"));
+    let line = format!(
+        "level=DEBUG msg=\"Handshake message sent\" vpnAddrs=[10.42.0.8] udpAddrs=[127.0.0.1:{port}] attempt=3"
+    );
+    pair.wait("line for each attempt", || pair.client.log().contains(&line));
+    let facts = pair.json("client", &["doctor"]).unwrap()["facts"].clone();
+    assert!(facts["peers"].as_array().unwrap().iter().any(|peer| peer["peer"] == "10.42.0.8"), "{facts}");
 }
 
 #[test]

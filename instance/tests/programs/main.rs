@@ -21,6 +21,7 @@ mod console;
 mod control;
 mod credentials;
 mod dns;
+mod doctor;
 mod enrolment;
 mod firewall_matrix;
 mod gateways;

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use super::conntrack::Seen;
 use super::flow_cache::Passed;
-use super::{Conntrack, Filter, FlowCache, KnownFlow, Peer, Policy};
+use super::{Conntrack, Filter, FlowCache, KnownFlow, NearMiss, Peer, Policy};
 use crate::counters::Direction;
 use crate::counters::DropReason;
 use crate::tunnel::Tunnel;
@@ -24,6 +24,8 @@ pub struct Explanation {
     pub known: Option<KnownFlow>,
     /// Position in the policy of the first rule of the direction that allows the flow.
     pub rule: Option<usize>,
+    /// Without such a rule: the one that differs least from the flow.
+    pub nearest: Option<NearMiss>,
 }
 
 impl Explanation {
@@ -145,10 +147,12 @@ impl Firewall<'_> {
         peer: Peer<'_>,
         policy: &Policy,
     ) -> Explanation {
+        let rule = self.filter.rule_that_allows(policy, direction, flow, peer);
         Explanation {
             addresses: self.filter.check_addresses(flow, peer),
             known: self.known(self.conntrack.millis(now), flow, peer),
-            rule: self.filter.rule_that_allows(policy, direction, flow, peer),
+            rule,
+            nearest: if rule.is_none() { self.filter.nearest(policy, direction, flow, peer) } else { None },
         }
     }
 }

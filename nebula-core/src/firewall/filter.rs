@@ -7,7 +7,8 @@ use ipnet::IpNet;
 use nebula_cert::Fingerprint;
 
 use super::index::RuleIndex;
-use super::{Action, Policy};
+use super::nearest::nearest;
+use super::{Action, NearMiss, Policy};
 use crate::counters::{Direction, DropReason};
 use crate::tunnel::{PeerIdentity, Tunnel};
 use crate::wire::ip::FlowKey;
@@ -107,6 +108,21 @@ impl Filter {
         let default_local = default_local(policy, &self.networks, &self.unsafe_networks);
         let allows = |rule| RuleIndex::new(std::slice::from_ref(rule), default_local).allows(flow, port, peer);
         rules.iter().position(allows)
+    }
+
+    /// The rule of `policy`, of which this filter was made, that differs least from a flow that none allows.
+    pub(super) fn nearest(
+        &self,
+        policy: &Policy,
+        direction: Direction,
+        flow: &FlowKey,
+        peer: Peer<'_>,
+    ) -> Option<NearMiss> {
+        let (rules, port) = match direction {
+            Direction::Inbound => (&policy.inbound, flow.local_port),
+            Direction::Outbound => (&policy.outbound, flow.remote_port),
+        };
+        nearest(rules, default_local(policy, &self.networks, &self.unsafe_networks), flow, port, peer)
     }
 }
 

@@ -7,6 +7,7 @@ mod flow_cache;
 mod flow_entry;
 mod flow_table;
 mod index;
+mod nearest;
 mod rules;
 mod shares;
 #[cfg(test)]
@@ -18,4 +19,5 @@ pub(crate) use conntrack::Conntrack;
 pub use conntrack::KnownFlow;
 pub(crate) use filter::{Filter, Peer};
 pub(crate) use flow_cache::FlowCache;
+pub use nearest::{Difference, NearMiss};
 pub use rules::{Action, Cidr, Policy, PortRange, Protocol, Rule};

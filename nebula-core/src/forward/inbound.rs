@@ -109,6 +109,11 @@ impl Stage<'_> {
             };
             if let Err(reason) = result {
                 self.lane.counters.drop_one(Direction::Inbound, reason);
+                if piece.header.kind == MessageType::Data && self.lane.may_sample(self.now) {
+                    let packet = &buffer[piece.range.start + HEADER_LEN..piece.range.end - TAG_LEN];
+                    let flow = || Packet::inbound(packet).ok().map(|packet| packet.flow);
+                    self.lane.sample(self.now, (Direction::Inbound, reason), Some(tunnel.local_index), flow);
+                }
             }
         }
     }

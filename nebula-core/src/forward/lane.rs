@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::coalesce::Coalescer;
 use super::early::Early;
@@ -11,9 +11,11 @@ use super::piece::Batch;
 use super::throttle::Throttle;
 use super::{Delivery, Offload, Run};
 use crate::Punt;
-use crate::counters::Counters;
+use crate::counters::{Counters, Direction, DropReason};
 use crate::firewall::FlowCache;
+use crate::index::LocalIndex;
 use crate::tunnel::TunnelHint;
+use crate::wire::ip::FlowKey;
 
 /// Punts beyond this number in one turn are dropped, so that a flood cannot eat memory.
 const MAX_PUNTS: usize = 128;
@@ -21,6 +23,8 @@ const MAX_PUNTS: usize = 128;
 const SUPER_PACKET_BYTES: usize = 72 << 10;
 /// Arena bytes before a flush is due.
 const MAX_ARENA_BYTES: usize = 4 * SUPER_PACKET_BYTES;
+/// Packets that are dropped together mostly have one cause.
+const MIN_SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// One thread's scratch: arena, deliveries, punts, flow cache, counters. Only the counters are shared.
 ///
@@ -42,6 +46,10 @@ pub struct Lane {
     pub(super) last_tunnel: TunnelHint,
     /// Throttles connect requests to the control plane: one per peer and second instead of one per packet.
     pub(super) connects: Throttle<IpAddr, 1000, 32>,
+    /// Dropped packets that the control plane was told of: each kind once a second, and few kinds.
+    samples: Throttle<(DropReason, IpAddr, u8, u16), 1000, 8>,
+    /// When the next one may be.
+    sample_after: Option<Instant>,
     pub(super) flows: FlowCache,
     pub(super) counters: Arc<Counters>,
 }
@@ -62,6 +70,8 @@ impl Lane {
             punts: Vec::new(),
             last_tunnel: TunnelHint::default(),
             connects: Throttle::default(),
+            samples: Throttle::default(),
+            sample_after: None,
             flows: FlowCache::default(),
             counters,
         }
@@ -111,6 +121,37 @@ impl Lane {
     #[must_use]
     pub fn pieces(&self) -> &[Range<usize>] {
         &self.pieces
+    }
+
+    /// Whether [`Lane::sample`] may take another packet: in a flood of drops nearly every one costs this comparison.
+    #[inline]
+    pub(super) fn may_sample(&self, now: Instant) -> bool {
+        self.sample_after.is_none_or(|after| now >= after)
+    }
+
+    /// Tells the control plane of a dropped overlay packet, if it is of interest there and was not told just now.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn sample(
+        &mut self,
+        now: Instant,
+        (direction, reason): (Direction, DropReason),
+        tunnel: Option<LocalIndex>,
+        flow: impl FnOnce() -> Option<FlowKey>,
+    ) {
+        let is_policy = matches!(
+            reason,
+            DropReason::NoRule | DropReason::NoRoute | DropReason::RemoteAddress | DropReason::LocalAddress
+        );
+        if !is_policy {
+            return;
+        }
+        self.sample_after = Some(now + MIN_SAMPLE_INTERVAL);
+        let Some(flow) = flow().filter(|flow| !flow.remote.is_multicast()) else { return };
+        let port = if direction == Direction::Inbound { flow.local_port } else { flow.remote_port };
+        if self.punts.len() < MAX_PUNTS / 2 && self.samples.admits((reason, flow.remote, flow.protocol, port), now) {
+            self.punts.push(Punt::Dropped { direction, flow, reason, tunnel });
+        }
     }
 
     /// Takes the punts that the control plane must handle.

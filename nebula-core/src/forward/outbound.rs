@@ -59,6 +59,10 @@ fn outbound(forwarder: &Forwarder, lane: &mut Lane, now: Instant, packet: &[u8],
         }
     };
     lane.counters.drop_one(Direction::Outbound, reason);
+    if lane.may_sample(now) {
+        let flow = || Packet::outbound(packet).ok().map(|packet| packet.flow);
+        lane.sample(now, (Direction::Outbound, reason), None, flow);
+    }
     Verdict::Drop(reason)
 }
 

@@ -5,6 +5,7 @@ use snow::HandshakeState;
 use zeroize::Zeroizing;
 
 use super::noise::{self, Ephemeral};
+use crate::diagnosis::Claimed;
 use crate::index::{LocalIndex, RemoteIndex};
 use crate::tunnel::cipher::Cipher;
 use crate::tunnel::{Negotiated, SessionKeys};
@@ -33,7 +34,10 @@ pub(crate) enum Error {
     Payload(&'static str),
     /// The certificate does not verify: the handshake is over.
     #[error("verify certificate")]
-    Certificate(#[source] nebula_cert::Error),
+    Certificate(#[source] nebula_cert::Error, Option<Box<Claimed>>),
+    /// Nobody may claim an address of this node: the handshake is over.
+    #[error("payload is invalid: the certificate has an address of this node")]
+    OwnAddress(Box<Claimed>),
     /// This node cannot take part (no certificate of a usable version).
     #[error("no own certificate of a usable version")]
     NoCertificate,
@@ -254,21 +258,23 @@ fn verify_peer(
     }
     let key = noise.get_remote_static().ok_or(Error::Payload("the peer's key is missing"))?;
     let curve = identity.curve();
-    let certificate =
-        Certificate::from_handshake(version, curve, key, payload.certificate).map_err(Error::Certificate)?;
+    let read = || Certificate::from_handshake(version, curve, key, payload.certificate);
+    let certificate = read().map_err(|error| Error::Certificate(error, None))?;
     if certificate.curve() != curve {
         return Err(Error::Payload("the certificate is for another curve"));
     }
     if certificate.public_key() != key {
         return Err(Error::Payload("the certificate is for another key"));
     }
-    let peer = trust.verify(certificate, at).map_err(Error::Certificate)?;
+    // Read again, so that a certificate that is good costs nothing.
+    let claimed = || read().ok().map(|certificate| Box::new(Claimed::new(&certificate, payload.time)));
+    let peer = trust.verify(certificate, at).map_err(|error| Error::Certificate(error, claimed()))?;
     if peer.networks().is_empty() {
         return Err(Error::Payload("the certificate has no network"));
     }
     let is_own = |address| identity.networks().iter().any(|network| network.addr() == address);
     if peer.networks().iter().any(|network| is_own(network.addr())) {
-        return Err(Error::Payload("the certificate has an address of this node"));
+        return Err(Error::OwnAddress(Box::new(Claimed::new(&peer, payload.time))));
     }
     Ok(peer)
 }

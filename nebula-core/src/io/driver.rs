@@ -13,6 +13,7 @@ use nix::unistd::Pid;
 use zeroize::Zeroizing;
 
 use crate::counters::Direction;
+use crate::diagnosis::Diagnosis;
 use crate::io::control::mailbox::Work;
 use crate::io::control::{Control, EndOfControl, Idle, RareWork, TablePeak};
 use crate::io::interfaces::InterfaceWatch;
@@ -25,7 +26,7 @@ use crate::io::tun::Queue;
 use crate::io::{Tun, TunOffloads, UdpSocket, clock};
 use crate::tunnel::LocalIndex;
 use crate::wire::ip::FlowKey;
-use crate::{Config, Event, FlowTrace, Node, Part, TableSizes, TunnelStatus, Whereabouts};
+use crate::{Config, Event, FlowTrace, Node, Part, RelayStatus, TableSizes, TunnelStatus, Whereabouts};
 
 // Address space; only what is used costs memory.
 const DATA_STACK: usize = 256 << 10;
@@ -350,6 +351,18 @@ impl Handle {
     #[must_use]
     pub fn whereabouts(&self, peer: IpAddr) -> Whereabouts {
         self.with_node(move |node, _| node.whereabouts(peer)).unwrap_or_default()
+    }
+
+    /// See [`crate::Node::diagnosis`]; with the moment it is of. `None` if the driver has ended.
+    #[must_use]
+    pub fn diagnosis(&self) -> Option<(Instant, Diagnosis)> {
+        self.with_node(|node, now| (now, node.diagnosis(now)))
+    }
+
+    /// See [`crate::Node::relays`]; empty if the driver has ended.
+    #[must_use]
+    pub fn relays(&self) -> Vec<RelayStatus> {
+        self.with_node(|node, _| node.relays()).unwrap_or_default()
     }
 
     /// See [`crate::Node::trace`]; `None` if the driver has ended.

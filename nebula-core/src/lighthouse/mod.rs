@@ -104,6 +104,11 @@ impl Client {
         self.questions.answers(peer)
     }
 
+    /// See [`Questions::heard_since`].
+    pub(crate) fn heard_since(&self, peer: IpAddr, heard: &BTreeMap<IpAddr, u64>) -> Vec<IpAddr> {
+        self.questions.heard_since(peer, heard)
+    }
+
     /// Drops what is known of a peer that is gone.
     pub(crate) fn forget(&mut self, peer: IpAddr) {
         self.peers.remove(&peer);

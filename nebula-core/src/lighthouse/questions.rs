@@ -16,16 +16,18 @@ pub(crate) struct Questions {
 struct Question {
     at: Instant,
     answers: BTreeMap<IpAddr, KnownEndpoints>,
+    /// The lighthouses with a tunnel, and the highest counter each had sent before.
+    heard: BTreeMap<IpAddr, u64>,
 }
 
 impl Questions {
-    /// Starts a query; the oldest one is evicted if there are too many.
-    pub(crate) fn ask(&mut self, now: Instant, subject: IpAddr) {
+    /// Starts a query; the oldest one is evicted if there are too many. `heard`: the highest counter of each lighthouse.
+    pub(crate) fn ask(&mut self, now: Instant, subject: IpAddr, heard: BTreeMap<IpAddr, u64>) {
         let oldest = self.asked.iter().min_by_key(|(_, question)| question.at).map(|(subject, _)| *subject);
         if let Some(oldest) = oldest.filter(|_| self.asked.len() >= MAX_QUESTIONS) {
             self.asked.remove(&oldest);
         }
-        self.asked.insert(subject, Question { at: now, answers: BTreeMap::new() });
+        self.asked.insert(subject, Question { at: now, answers: BTreeMap::new(), heard });
     }
 
     /// Takes down what a lighthouse says, if that was asked.
@@ -35,6 +37,14 @@ impl Questions {
         if let Some(question) = room {
             question.answers.insert(lighthouse, answer());
         }
+    }
+
+    /// Which of these lighthouses sent something since the question; `heard` as in [`Questions::ask`], of now.
+    pub(crate) fn heard_since(&self, subject: IpAddr, heard: &BTreeMap<IpAddr, u64>) -> Vec<IpAddr> {
+        let Some(question) = self.asked.get(&subject) else { return Vec::new() };
+        let newer =
+            heard.iter().filter(|(lighthouse, now)| question.heard.get(lighthouse).is_none_or(|then| then < now));
+        newer.map(|(lighthouse, _)| *lighthouse).collect()
     }
 
     /// Answers by lighthouse.
@@ -61,12 +71,12 @@ mod tests {
         questions.answer(host(1), host(9), KnownEndpoints::default);
         assert!(questions.answers(host(1)).is_empty(), "nobody asked");
         for n in 1..=9 {
-            questions.ask(start + Duration::from_secs(n.into()), host(n));
+            questions.ask(start + Duration::from_secs(n.into()), host(n), BTreeMap::new());
             questions.answer(host(n), host(99), KnownEndpoints::default);
         }
         assert!(questions.answers(host(1)).is_empty(), "the oldest one made room");
         assert_eq!(questions.answers(host(2)).len(), 1);
-        questions.ask(start + Duration::from_secs(99), host(2));
+        questions.ask(start + Duration::from_secs(99), host(2), BTreeMap::new());
         assert!(questions.answers(host(2)).is_empty(), "a new question has no answer yet");
     }
 }

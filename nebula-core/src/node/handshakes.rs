@@ -1,6 +1,6 @@
 //! Starts handshakes, answers those of others, and puts finished ones to use.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,9 +9,11 @@ use nebula_cert::Version;
 use super::Node;
 use super::confirmation::KnownCallers;
 use super::outbox::seal;
+use super::refusals::{not_allowed, own_address, refusal, refusal_of};
 use super::timer::Due;
 use super::tunnels::{Established, Live};
 use crate::counters::Direction;
+use crate::diagnosis::RefusalReason;
 use crate::handshake::{Error, Initiator, Opened, Own, Pending, Waiting, respond};
 use crate::index::LocalIndex;
 use crate::relay::RateLimit;
@@ -98,11 +100,19 @@ impl Node {
         }
         let Some(pending) = self.pending.get_mut(peer) else { return };
         pending.attempts += 1;
-        if message.is_some() && pending.tried != endpoints {
-            let (local_index, endpoints) = (*pending.local_index, endpoints.clone());
-            self.outbox.event(Event::HandshakeSent { peer, local_index, endpoints });
+        let before = std::mem::replace(&mut pending.tried, endpoints);
+        // A handshake that succeeds at once leaves no trace.
+        if pending.attempts == 2 {
+            self.journal.sent(self.now, peer, &before);
         }
-        pending.tried = endpoints;
+        if pending.attempts >= 2 {
+            self.journal.sent(self.now, peer, &pending.tried);
+        }
+        let is_repeat = message.is_none() || pending.tried == before;
+        if !is_repeat || tracing::event_enabled!(tracing::Level::DEBUG) {
+            let (local_index, attempt, endpoints) = (*pending.local_index, pending.attempts, pending.tried.clone());
+            self.outbox.event(Event::HandshakeSent { peer, local_index, endpoints, attempt, is_repeat });
+        }
     }
 
     /// Message 1 of the handshake with `peer`, made when it is needed for the first time.
@@ -153,7 +163,8 @@ impl Node {
         }
         let after = now.saturating_duration_since(ended.started);
         let (local_index, endpoints) = (*ended.local_index, ended.tried.clone());
-        self.outbox.event(Event::HandshakeTimedOut { peer, local_index, endpoints, after });
+        let attempt = Box::new(self.journal.gave_up(now, peer));
+        self.outbox.event(Event::HandshakeTimedOut { peer, local_index, endpoints, after, attempt });
     }
 
     /// A datagram of type 0.
@@ -204,13 +215,18 @@ impl Node {
         let (done, reply) = match answer {
             Ok((done, reply)) if self.peer_is_acceptable(&done) => (done, reply),
             outcome => {
-                let reason = outcome.err().map_or_else(|| OWN_ADDRESS.to_owned(), |error| describe(&error));
-                self.refused(from.underlay(), reason);
+                let refusal = match outcome {
+                    Ok((done, _)) => own_address(now, from, &done),
+                    Err(error) => refusal(now, from, error),
+                };
+                self.refused(from.underlay(), refusal.text.clone());
+                self.journal.caller_refused(now, refusal);
                 return;
             }
         };
         if !self.may_be_at(&done, from) {
             self.count(DropReason::AddressNotAllowed);
+            self.journal.caller_refused(now, not_allowed(now, from, &done));
             return;
         }
         let peer = done.peer.networks()[0].addr();
@@ -240,17 +256,24 @@ impl Node {
         let Some(opened) = &mut pending.opened else { return self.count(DropReason::BadHandshake) };
         match opened.machine.finish(datagram, &self.config.trust, at) {
             // Anybody can send this; the answer of the peer may still come.
-            Err(Error::Noise(_)) => self.count(DropReason::BadHandshake),
+            Err(Error::Noise(reason)) => {
+                self.count(DropReason::BadHandshake);
+                self.journal.unopened(now, peer, from.underlay());
+                if tracing::event_enabled!(tracing::Level::DEBUG) {
+                    self.outbox.event(Event::HandshakeIgnored { from: from.underlay(), peer, reason });
+                }
+            }
             Err(error) => {
-                self.refused(from.underlay(), describe(&error));
+                self.answer_refused(now, peer, refusal(now, from, error));
                 self.restart_elsewhere(now, peer, from);
             }
             Ok(done) if !self.peer_is_acceptable(&done) => {
-                self.refused(from.underlay(), OWN_ADDRESS.to_owned());
+                self.answer_refused(now, peer, own_address(now, from, &done));
                 self.restart_elsewhere(now, peer, from);
             }
             Ok(done) if done.peer.networks().iter().all(|network| network.addr() != peer) => {
-                self.refused(from.underlay(), format!("{} answered for {peer}", done.peer.name()));
+                let text = format!("{} answered for {peer}", done.peer.name());
+                self.answer_refused(now, peer, refusal_of(now, from, RefusalReason::OtherHost, text, &done));
                 let stranger = Tunnel::new(done, None);
                 if let Some(close) = seal(&stranger, MessageType::CloseTunnel, &[]) {
                     self.answer(from, close);
@@ -259,6 +282,7 @@ impl Node {
             }
             Ok(done) if !self.may_be_at(&done, from) => {
                 self.count(DropReason::AddressNotAllowed);
+                self.journal.refused(now, peer, not_allowed(now, from, &done));
                 self.restart_elsewhere(now, peer, from);
             }
             Ok(done) => {
@@ -300,6 +324,8 @@ impl Node {
     pub(crate) fn install(&mut self, now: Instant, established: Established) {
         let Established { tunnel, from, since, own_certificate, opened_by, took } = established;
         let relay = self.set_relay_of(&tunnel, from);
+        self.journal.connected(&tunnel.peer_addresses, from.underlay());
+        self.note_other_certificate(now, &tunnel, from.underlay());
         self.forwarder.tunnels().publish(Arc::clone(&tunnel));
         self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + self.config.timers.connection_alive_interval);
         self.outbox.event(Event::TunnelUp {
@@ -381,11 +407,6 @@ impl Node {
         }
     }
 
-    fn refused(&mut self, from: SocketAddr, reason: String) {
-        self.count(DropReason::BadHandshake);
-        self.outbox.event(Event::HandshakeRefused { from, reason });
-    }
-
     /// Nobody may claim an address of this node, not even this node itself.
     fn peer_is_acceptable(&self, done: &Negotiated) -> bool {
         !done.peer.networks().is_empty()
@@ -417,17 +438,5 @@ fn digest_of(message: &[u8]) -> [u8; 32] {
     digest
 }
 
-/// The error with its causes, for people.
-fn describe(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
-    text
-}
-
-const OWN_ADDRESS: &str = "the peer's certificate claims an address of this node, or none";
 /// The attempt at which lighthouses are asked once more.
 const REQUERY_AT_ATTEMPT: u32 = 5;

@@ -11,6 +11,7 @@ use super::Node;
 use super::tunnels::Live;
 use crate::DropReason;
 use crate::counters::Direction;
+use crate::diagnosis::{Diagnosis, PeerClock};
 use crate::firewall::{Explanation, Rule};
 use crate::forward::Route;
 use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
@@ -98,6 +99,10 @@ pub struct Whereabouts {
     pub answers: BTreeMap<IpAddr, KnownEndpoints>,
     /// Lighthouses that are asked.
     pub lighthouses: Vec<IpAddr>,
+    /// Those that this node has a tunnel with.
+    pub connected: Vec<IpAddr>,
+    /// Those that said something since the last question. One that does not know the peer does not answer it.
+    pub heard: Vec<IpAddr>,
     /// What the peer reported to this node, if this is a lighthouse.
     pub reported: Option<KnownEndpoints>,
     /// A handshake with the peer is under way.
@@ -243,7 +248,10 @@ impl Node {
     /// What is known about where `peer` is.
     #[must_use]
     pub fn whereabouts(&self, peer: IpAddr) -> Whereabouts {
+        let heard = self.lighthouses_heard();
         Whereabouts {
+            heard: self.lighthouse.heard_since(peer, &heard),
+            connected: heard.into_keys().collect(),
             endpoints: self.endpoints_of(peer),
             relays: self.lighthouse.relays(peer).into_iter().collect(),
             answers: self.lighthouse.answers(peer),
@@ -251,6 +259,37 @@ impl Node {
             reported: self.server.report(peer),
             pending: self.pending.contains(peer),
         }
+    }
+
+    /// The lighthouses with a tunnel, and the highest counter that each has sent.
+    pub(super) fn lighthouses_heard(&self) -> BTreeMap<IpAddr, u64> {
+        let hosts = self.config.lighthouse.hosts.iter();
+        let heard = hosts.filter_map(|lighthouse| {
+            let tunnel = self.forwarder.tunnels().by_address(*lighthouse)?;
+            Some((*lighthouse, tunnel.session.replay.highest()))
+        });
+        heard.collect()
+    }
+
+    /// What went wrong lately.
+    #[must_use]
+    pub fn diagnosis(&self, now: Instant) -> Diagnosis {
+        let mut diagnosis = self.journal.diagnosis();
+        for dropped in diagnosis.drops.iter_mut().filter(|dropped| dropped.reason == DropReason::NoRule) {
+            dropped.nearest =
+                self.trace(now, dropped.direction, &dropped.flow).firewall.and_then(|firewall| firewall.nearest);
+        }
+        // The clock does not count while the host sleeps, so what came before is of no use after a step.
+        let step = diagnosis.clock_step.map(|(at, _)| at);
+        let comparable = |live: &&Live| live.tunnel.peer_time > 0 && step.is_none_or(|step| live.since >= step);
+        let clocks = self.tunnels.iter().filter(comparable).filter_map(|live| {
+            let peer = *live.tunnel.peer_addresses.first()?;
+            // What this clock, as it is set now, would have said then.
+            let ours = self.wall.unix_at(live.since);
+            Some(PeerClock::new(peer, Duration::from_nanos(live.tunnel.peer_time), ours))
+        });
+        diagnosis.clocks = clocks.take(MAX_CLOCKS).collect();
+        diagnosis
     }
 
     /// Peers with which a handshake of this node is under way.
@@ -332,6 +371,9 @@ impl Node {
         }
     }
 }
+
+// Enough to tell whose clock is wrong.
+const MAX_CLOCKS: usize = 64;
 
 fn may_send(tunnel: &Tunnel, source: IpAddr) -> bool {
     let unsafe_networks = tunnel.peer.unsafe_networks();

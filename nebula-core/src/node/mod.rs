@@ -8,6 +8,7 @@ mod inspect;
 mod outbox;
 mod paths;
 mod reconfigure;
+mod refusals;
 mod relay_end;
 mod relay_middle;
 mod rendezvous;
@@ -36,6 +37,7 @@ use self::timer::{Due, Timer};
 use self::tunnels::Tunnels;
 use crate::config::RecvErrorPolicy;
 use crate::counters::{Counter, Direction};
+use crate::diagnosis::Journal;
 use crate::forward::LocalPolicy;
 use crate::handshake::{Admission, HalfOpenTable, PendingHandshakes};
 use crate::hole_punch::HolePunch;
@@ -93,6 +95,7 @@ pub struct Node {
     server: lighthouse::Server,
     punches: HolePunch,
     relays: relay::Entries,
+    journal: Journal,
     outbox: Outbox,
     forwarder: Arc<Forwarder>,
     lane: Lane,
@@ -126,6 +129,7 @@ impl Node {
             server: lighthouse::Server::default(),
             punches: HolePunch::default(),
             relays: relay::Entries::default(),
+            journal: Journal::default(),
             outbox: Outbox::default(),
             forwarder: Arc::clone(&forwarder),
             lane,
@@ -148,6 +152,10 @@ impl Node {
             }
             Punt::Roamed { tunnel, from } => self.handle_roamed(now, tunnel, from),
             Punt::Confirmed { tunnel, from } => self.handle_confirmed(now, tunnel, from),
+            Punt::Dropped { direction, flow, reason, tunnel } => {
+                let peer = tunnel.and_then(|index| self.tunnels.get(index)?.tunnel.peer_addresses.first().copied());
+                self.journal.dropped(now, (direction, reason), flow, peer);
+            }
         }
     }
 
@@ -189,7 +197,14 @@ impl Node {
 
     /// Re-anchors the wall clock (start, and after a clock step).
     pub fn set_wall_clock(&mut self, wall: WallClock) {
+        self.journal.clock_set(wall.at, self.wall.unix_at(wall.at), wall.unix);
         self.wall = wall;
+    }
+
+    /// The system refused to send a datagram of [`Node::poll_transmit`], with this errno if it gave one.
+    pub fn note_send_failure(&mut self, now: Instant, to: SocketAddr, errno: Option<i32>) {
+        self.now = now;
+        self.journal.send_failed(now, to, errno);
     }
 
     /// Addresses of local interfaces, to advertise to lighthouses.
@@ -234,8 +249,15 @@ impl Node {
     /// Asks every lighthouse where `peer` is; [`Node::whereabouts`] has the answers as they come.
     pub fn inquire(&mut self, now: Instant, peer: IpAddr) {
         self.now = now;
-        self.lighthouse.questions().ask(now, peer);
+        let heard = self.lighthouses_heard();
+        self.lighthouse.questions().ask(now, peer, heard);
         self.ask_lighthouses(now, peer);
+        // A lighthouse that does not know the peer says nothing; its answer to this shows that it is there.
+        for lighthouse in self.config.lighthouse.hosts.clone() {
+            if let Some(tunnel) = self.forwarder.tunnels().by_address(lighthouse) {
+                self.send(&tunnel, MessageType::TestRequest, &[]);
+            }
+        }
     }
 
     /// Closes every tunnel to `peer`, telling it so unless `quietly`. Returns how many there were.

@@ -8,6 +8,7 @@ use nebula_cert::Version;
 use rand_chacha::rand_core::RngCore as _;
 
 use super::Node;
+use crate::diagnosis::RelayRefused;
 use crate::index::{Hop, RelayIndex, RemoteIndex};
 use crate::relay::{Entry, HopKey, Kind, State};
 use crate::tunnel::Tunnel;
@@ -92,8 +93,13 @@ impl Node {
             false
         } else if self.config.is_own_address(to) {
             !of_neighbour(from) && self.accept_relay(now, tunnel, request)
-        } else if of_neighbour(from) && !of_neighbour(to) && self.config.relay.am_relay {
-            self.introduce(now, tunnel.local_index, request)
+        } else if of_neighbour(from) && !of_neighbour(to) {
+            let am_relay = self.config.relay.am_relay;
+            let served = am_relay && self.introduce(now, tunnel.local_index, request);
+            if !served {
+                self.journal.relay_refused(RelayRefused { from, to, am_relay, last: now });
+            }
+            served
         } else {
             false
         }

@@ -10,6 +10,7 @@ mod close_tunnel;
 mod confirmation;
 mod dead_peer;
 mod determinism;
+mod diagnosis;
 mod diagram;
 mod direct_handshake;
 mod early_data;

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap_complete::Shell;
 use serde_json::{Value, json};
 
+use crate::doctor::{self, Finding};
+
 /// Asks a running nebula, and tells it what to do.
 #[derive(clap::Parser)]
 #[command(name = "nebula-ctl", bin_name = "nebula ctl", version, after_help = AFTER)]
@@ -21,8 +23,15 @@ pub(crate) struct Arguments {
 
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
-    /// Show what runs, since when, and how it is.
+    /// Show what runs, since when, and how it is; exit code 1 if something is wrong.
     Status,
+    /// Find out what is wrong with this host and with the peers that it lost, and say what to do.
+    Doctor,
+    /// Find out why a peer cannot be reached: calls it, asks the lighthouses, and probes its endpoints.
+    Why {
+        /// Overlay address, or name of a peer with a tunnel.
+        peer: String,
+    },
     /// List the peers with a tunnel.
     Peers,
     /// Show the tunnels with a peer, its certificate, and what is known about where it is.
@@ -73,6 +82,8 @@ impl Command {
     pub(crate) fn request(&self) -> Value {
         match self {
             Self::Status => json!({"command": "status"}),
+            Self::Doctor => json!({"command": "doctor"}),
+            Self::Why { peer } => json!({"command": "why", "peer": peer}),
             Self::Peers => json!({"command": "peers"}),
             Self::Tunnel { peer } => json!({"command": "tunnel", "peer": peer}),
             Self::Close { peer, quietly } => json!({"command": "close", "peer": peer, "quietly": quietly}),
@@ -88,9 +99,23 @@ impl Command {
         }
     }
 
+    /// What the answer shows to be wrong, for the commands that look for it.
+    pub(crate) fn findings(&self, answer: &Value) -> Vec<Finding> {
+        match self {
+            Self::Status => doctor::of_status(answer),
+            Self::Doctor => doctor::examine(answer),
+            Self::Why { .. } => doctor::explain(answer),
+            _ => Vec::new(),
+        }
+    }
+
     /// Whether a script should hear of it by the exit code.
-    pub(crate) fn is_bad_news(&self, answer: &Value) -> bool {
-        matches!(self, Self::Trace { .. }) && answer["outcome"] != "passes"
+    pub(crate) fn is_bad_news(&self, answer: &Value, findings: &[Finding]) -> bool {
+        match self {
+            Self::Trace { .. } => answer["outcome"] != "passes",
+            Self::Why { .. } => doctor::is_bad(findings) || answer["peers"][0]["connected"] != true,
+            _ => doctor::is_bad(findings),
+        }
     }
 }
 
@@ -138,4 +163,5 @@ compdef _nebula_with_ctl nebula
 "#;
 
 const AFTER: &str = "\
-Exit codes: 0 done, 1 the daemon refused or a traced packet would not pass, 2 wrong usage, 3 no daemon answers.";
+Exit codes: 0 done and well; 1 the daemon refused, a traced packet would not pass, status or doctor found an error (not a
+warning), or the peer of why cannot be reached; 2 wrong usage; 3 no daemon answers.";

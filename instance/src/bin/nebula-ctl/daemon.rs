@@ -40,6 +40,7 @@ pub(crate) fn find(named: Option<&Path>) -> Result<PathBuf, Failure> {
     match sockets.as_slice() {
         [] => Err(Failure::Unreachable(format!(
             "there is no control socket in {FOLDER}: does nebula run, and may it write there? \
+             `nebula -test -config PATH` and its log (`journalctl -u nebula`) say why it does not start. \
              Another place is daemon.control_socket in its configuration, and --socket here"
         ))),
         [only] => Ok(only.clone()),

@@ -4,6 +4,7 @@
 
 mod arguments;
 mod daemon;
+mod doctor;
 mod print;
 
 use std::io::Write as _;
@@ -34,9 +35,16 @@ fn main() -> ExitCode {
     });
     match asked {
         Ok((_, answer)) => {
-            let code = if arguments.command.is_bad_news(&answer) { FAILED } else { 0 };
-            let text =
-                if arguments.json { format!("{answer:#}\n") } else { print::readable(&arguments.command, &answer) };
+            let command = &arguments.command;
+            let findings = command.findings(&answer);
+            let code = if command.is_bad_news(&answer, &findings) { FAILED } else { 0 };
+            let text = match (arguments.json, command) {
+                (true, Command::Doctor | Command::Why { .. }) => {
+                    format!("{:#}\n", doctor::document(&findings, &answer))
+                }
+                (true, _) => format!("{answer:#}\n"),
+                (false, _) => print::readable(command, &answer, &findings),
+            };
             say(&text, ExitCode::from(code))
         }
         Err(failure) => {

@@ -3,11 +3,14 @@
 use serde_json::Value;
 
 use crate::arguments::Command;
+use crate::doctor::{self, Finding};
 
 /// The answer to a command, line by line.
-pub(crate) fn readable(command: &Command, answer: &Value) -> String {
+pub(crate) fn readable(command: &Command, answer: &Value, findings: &[Finding]) -> String {
     let text = match command {
-        Command::Status => status(answer),
+        Command::Status => status(answer) + &doctor::readable(findings),
+        Command::Doctor => diagnosis(findings),
+        Command::Why { .. } => doctor::state(answer) + &diagnosis(findings),
         Command::Peers => peers(answer),
         Command::Tunnel { .. } => tunnel(answer),
         Command::Close { .. } => format!("closed {} tunnel(s)\n", show(&answer["closed"])),
@@ -19,6 +22,14 @@ pub(crate) fn readable(command: &Command, answer: &Value) -> String {
         Command::Completion { .. } => String::new(),
     };
     text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+}
+
+fn diagnosis(findings: &[Finding]) -> String {
+    if findings.is_empty() {
+        "nothing is wrong as far as this host can tell\n".to_owned()
+    } else {
+        doctor::readable(findings)
+    }
 }
 
 fn status(answer: &Value) -> String {
@@ -128,7 +139,12 @@ fn whereabouts(answer: &Value) -> String {
         ("handshaking", if answer["handshaking"] == true { "yes" } else { "no" }.to_owned()),
     ]);
     let rows = items(&answer["lighthouses"]).iter().map(|lighthouse| {
-        let said = if lighthouse["answered"] == true { list(&lighthouse["endpoints"]) } else { "no answer".to_owned() };
+        let said = match (&lighthouse["answered"], &lighthouse["alive"], &lighthouse["connected"]) {
+            (Value::Bool(true), _, _) => list(&lighthouse["endpoints"]),
+            (_, Value::Bool(true), _) => "alive, and does not know it".to_owned(),
+            (_, _, Value::Bool(false)) => "no tunnel with it".to_owned(),
+            _ => "no answer".to_owned(),
+        };
         [show(&lighthouse["lighthouse"]), said, list(&lighthouse["relays"])]
     });
     let rows: Vec<_> = rows.collect();
@@ -193,6 +209,20 @@ fn trace(answer: &Value) -> String {
     let mut lines = vec![("direction", show(&answer["direction"])), ("route", route), ("tunnel", tunnel)];
     if !firewall.is_null() {
         lines.extend([("addresses", show(&firewall["addresses"])), ("known flow", conntrack), ("rule", rule)]);
+        let near = &firewall["nearest"];
+        if !near.is_null() {
+            let differs = list(&near["differs"]).replace(' ', ", ");
+            let place = format!("{} #{} {}", show(&near["list"]), show(&near["index"]), show(&near["text"]));
+            lines.push(("nearest", format!("{place}; differs in {differs}")));
+        }
+    }
+    let kernel = &answer["kernel_route"];
+    if kernel["to_overlay"] == false {
+        let way = match kernel["device"].as_str() {
+            Some(device) => format!("by {device}, not into the overlay"),
+            None => show(&kernel["text"]),
+        };
+        lines.push(("kernel route", way));
     }
     lines.push(("outcome", format!("{}{reason}", show(&answer["outcome"]))));
     fields(&lines)
@@ -258,7 +288,7 @@ mod tests {
     fn columns_line_up_and_names_of_peers_cannot_move_the_cursor() {
         let peer = json!({"name": "web\u{1b}[2J", "addresses": ["10.42.0.7"], "endpoint": null, "relay": "10.42.0.1",
             "messages_sent": 1, "messages_received": 22, "certificate_version": 2});
-        let text = readable(&Command::Peers, &json!({"peers": [peer], "more": 0, "handshaking": []}));
+        let text = readable(&Command::Peers, &json!({"peers": [peer], "more": 0, "handshaking": []}), &[]);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0].find("ADDRESSES"), lines[1].find("10.42.0.7").map(|at| at - '\u{fffd}'.len_utf8() + 1));
         assert!(lines[1].contains("relay 10.42.0.1") && !text.contains('\u{1b}'), "{text}");
@@ -279,8 +309,32 @@ mod tests {
             "firewall": {"addresses": "belong to the certificates", "conntrack": null, "rule": null},
             "outcome": "dropped", "reason": "no_rule"});
         let trace = Command::Trace { protocol: "tcp".to_owned(), ends: Vec::new() };
-        let text = readable(&trace, &answer);
+        let text = readable(&trace, &answer, &[]);
         assert!(text.contains("web at 192.0.2.1:4242") && text.contains("dropped: no_rule"), "{text}");
-        assert!(trace.is_bad_news(&answer));
+        assert!(trace.is_bad_news(&answer, &[]));
+    }
+
+    #[test]
+    fn a_trace_tells_a_route_of_the_kernel_that_leads_elsewhere() {
+        let answer = json!({"direction": "outbound", "route": {"peer": "10.42.0.7", "unsafe_route": null,
+            "other_gateways": []}, "tunnel": null, "firewall": null, "outcome": "not sent", "reason": "kernel_route",
+            "kernel_route": {"to_overlay": false, "device": "eth0"}});
+        let trace = Command::Trace { protocol: "tcp".to_owned(), ends: Vec::new() };
+        let text = readable(&trace, &answer, &[]);
+        assert!(text.contains("by eth0, not into the overlay") && text.contains("not sent: kernel_route"), "{text}");
+        assert!(trace.is_bad_news(&answer, &[]));
+    }
+
+    #[test]
+    fn a_lighthouse_that_does_not_know_a_host_does_not_look_dead() {
+        let query = Command::Query { peer: String::new() };
+        let said = |connected: bool, alive: bool| {
+            let lighthouse =
+                json!({"lighthouse": "10.42.0.1", "answered": false, "alive": alive, "connected": connected});
+            readable(&query, &json!({"peer": "10.42.9.9", "lighthouses": [lighthouse]}), &[])
+        };
+        assert!(said(true, true).contains("alive, and does not know it"));
+        assert!(said(true, false).contains("no answer"));
+        assert!(said(false, false).contains("no tunnel with it"));
     }
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use nebula_cert::{Certificate, UnixTime};
 use nebula_core::counters::Direction;
-use nebula_core::firewall::{Cidr, PortRange, Protocol, Rule};
+use nebula_core::firewall::{Cidr, NearMiss, Policy, PortRange, Protocol, Rule};
 use nebula_core::lighthouse::KnownEndpoints;
 use nebula_core::{FlowTrace, Outcome, TunnelStatus, Whereabouts};
 use serde_json::{Value, json};
@@ -47,10 +47,12 @@ fn told(endpoints: &[SocketAddr], relays: &[IpAddr]) -> Value {
 pub(super) fn whereabouts(peer: IpAddr, known: &Whereabouts) -> Value {
     let answers = known.lighthouses.iter().map(|lighthouse| match known.answers.get(lighthouse) {
         Some(KnownEndpoints { reported, relays, .. }) => {
-            json!({"lighthouse": lighthouse.to_string(), "answered": true,
+            json!({"lighthouse": lighthouse.to_string(), "connected": true, "alive": true, "answered": true,
                 "endpoints": texts(reported), "relays": texts(relays)})
         }
-        None => json!({"lighthouse": lighthouse.to_string(), "answered": false}),
+        // Without an answer about the peer, one to a test shows that the lighthouse is there and does not know it.
+        None => json!({"lighthouse": lighthouse.to_string(), "connected": known.connected.contains(lighthouse),
+            "alive": known.heard.contains(lighthouse), "answered": false}),
     });
     json!({
         "peer": peer.to_string(),
@@ -62,14 +64,15 @@ pub(super) fn whereabouts(peer: IpAddr, known: &Whereabouts) -> Value {
     })
 }
 
-fn direction(direction: Direction) -> &'static str {
+pub(super) fn direction(direction: Direction) -> &'static str {
     match direction {
         Direction::Inbound => "inbound",
         Direction::Outbound => "outbound",
     }
 }
 
-pub(super) fn trace(trace: &FlowTrace) -> Value {
+/// `policy` is the one in force.
+pub(super) fn trace(trace: &FlowTrace, policy: &Policy) -> Value {
     let route = match &trace.route {
         Ok(route) => json!({
             "peer": route.peer.to_string(),
@@ -90,6 +93,7 @@ pub(super) fn trace(trace: &FlowTrace) -> Value {
                 "index": index,
                 "text": trace.rule.as_ref().map(rule_text),
             })),
+            "nearest": firewall.nearest.as_ref().and_then(|near| nearest(policy, trace.direction, near)),
         })
     });
     let (outcome, reason) = match trace.outcome {
@@ -105,6 +109,23 @@ pub(super) fn trace(trace: &FlowTrace) -> Value {
         "outcome": outcome,
         "reason": reason,
     })
+}
+
+/// A rule that does not allow a flow, and what it asks for instead.
+pub(super) fn nearest(policy: &Policy, way: Direction, near: &NearMiss) -> Option<Value> {
+    let rules: &[Rule] = match way {
+        Direction::Inbound => &policy.inbound,
+        Direction::Outbound => &policy.outbound,
+    };
+    let rule = rules.get(near.rule)?;
+    Some(json!({
+        "list": format!("firewall.{}", direction(way)),
+        "index": near.rule,
+        "text": rule_text(rule),
+        "groups": rule.groups,
+        "host": rule.host,
+        "differs": near.differs.iter().map(|differs| differs.name()).collect::<Value>(),
+    }))
 }
 
 /// In YAML's flow form.

@@ -4,7 +4,9 @@
 //! deadlines. The socket belongs to the user of the daemon, and no other user may open it (mode 0600).
 
 mod answer;
+mod facts;
 mod flow;
+mod probe;
 mod refusal;
 mod request;
 mod service;

@@ -18,6 +18,8 @@ pub(crate) enum Request {
     Cert,
     LogLevel(Option<LogLevel>),
     Trace(Flow),
+    Doctor,
+    Why { peer: String },
 }
 
 impl Request {
@@ -37,6 +39,8 @@ impl Request {
             "cert" => Ok(Self::Cert),
             "log-level" => text("level").map(level).transpose().map(Self::LogLevel),
             "trace" => Flow::read(needed("protocol")?, text("source"), needed("destination")?).map(Self::Trace),
+            "doctor" => Ok(Self::Doctor),
+            "why" => Ok(Self::Why { peer: peer()? }),
             other => Err(Refusal::UnknownCommand(other.to_owned())),
         }
     }

@@ -6,15 +6,18 @@ use std::time::Duration;
 
 use nebula_cert::{UnixTime, Version};
 use nebula_core::TunnelStatus;
+use nebula_core::counters::Direction;
 use nebula_core::io::Handle;
 use serde_json::{Value, json};
 
 use super::answer::{self, texts};
+use super::facts::{self, Sources};
 use super::flow::Flow;
 use super::refusal::Refusal;
 use super::request::Request;
 use crate::host::reload::Reloader;
 use crate::linux::clock::unix_now;
+use crate::linux::kernel_view;
 use crate::log;
 
 /// Answers the requests of the control socket and the console.
@@ -55,6 +58,8 @@ impl ControlService {
                 Ok(json!({ "level": log::level().name() }))
             }
             Request::Trace(flow) => self.trace(&flow),
+            Request::Doctor => Ok(self.doctor()),
+            Request::Why { peer } => self.why(&peer),
         }
     }
 
@@ -94,6 +99,10 @@ impl ControlService {
             "flows": sizes.flows,
             "log_level": log::level().name(),
             "last_reload": last,
+            "certificate_begins_in_seconds": own.map(|own| (own.not_before() - now).max(0)),
+            "device_up": (!settings.tun.disabled).then(|| {
+                kernel_view::link(&self.facts.device).is_ok_and(|link| link.up)
+            }),
         })
     }
 
@@ -138,7 +147,8 @@ impl ControlService {
         self.handle.inquire(address);
         for _ in 0..MAX_QUERY_POLLS {
             let known = self.handle.whereabouts(address);
-            if known.answers.len() >= known.lighthouses.len() {
+            let is_heard = |it: &IpAddr| known.answers.contains_key(it) || known.heard.contains(it);
+            if known.lighthouses.iter().all(is_heard) {
                 break;
             }
             std::thread::sleep(QUERY_POLL_INTERVAL);
@@ -164,14 +174,47 @@ impl ControlService {
     }
 
     fn trace(&self, flow: &Flow) -> Answered {
-        let (direction, key) = {
-            let reloader = self.reloader();
-            let pki = reloader.settings().pki.as_ref().ok_or(Refusal::NoCertificate)?;
-            let own = pki.identity.primary();
-            flow.seen_by(own.networks(), own.unsafe_networks())?
-        };
+        let settings = self.reloader().settings().clone();
+        let pki = settings.pki.as_ref().ok_or(Refusal::NoCertificate)?;
+        let own = pki.identity.primary();
+        let (direction, key) = flow.seen_by(own.networks(), own.unsafe_networks())?;
         let trace = self.handle.trace(direction, key).ok_or(Refusal::Ending)?;
-        Ok(answer::trace(&trace))
+        let mut told = answer::trace(&trace, &settings.firewall);
+        let is_own = own.networks().iter().any(|network| network.addr() == key.local);
+        if direction == Direction::Outbound && is_own && !settings.tun.disabled {
+            // What the kernel does not send to the device never gets as far as the rest of this.
+            told["kernel_route"] = facts::kernel_route(key.remote, &self.facts.device, 0);
+            if told["kernel_route"]["to_overlay"] == false && trace.route.is_ok() {
+                (told["outcome"], told["reason"]) = ("not sent".into(), "kernel_route".into());
+            }
+        }
+        Ok(told)
+    }
+
+    /// What is wrong with this host and its peers, as facts.
+    fn doctor(&self) -> Value {
+        self.told(|sources| sources.everything())
+    }
+
+    /// What is known of why a peer cannot be reached, as facts.
+    fn why(&self, peer: &str) -> Answered {
+        let (address, _) = self.find(peer)?;
+        Ok(self.told(|sources| sources.about(address)))
+    }
+
+    /// The lock is not held meanwhile: this takes seconds.
+    fn told(&self, tell: impl FnOnce(&Sources<'_>) -> Value) -> Value {
+        let (settings, last, on_disk) = {
+            let reloader = self.reloader();
+            let last = reloader.last().map(|last| json!({"at": last.at, "error": last.error}));
+            (reloader.settings().clone(), last, reloader.on_disk(unix_now()))
+        };
+        let Facts { device, udp, .. } = &self.facts;
+        let sources = Sources { handle: &self.handle, settings: &settings, device, udp: *udp, now: unix_now() };
+        let mut told = tell(&sources);
+        let (refused, remarks) = on_disk;
+        told["configuration"] = json!({"last_reload": last, "refused": refused, "remarks": remarks});
+        told
     }
 
     /// A peer by address, or by name if there is a tunnel with it; and the tunnels.

@@ -196,11 +196,11 @@ fn certificates_that_do_not_verify_are_refused_by_both_sides() {
     let nobody = CaPool::new();
     let (mut initiator, first) = start(&a);
     let refused = respond(own(&b), RESPONDER, [2; 32], &first, &nobody, NOW);
-    assert!(matches!(reason(refused), Error::Certificate(_)));
+    assert!(matches!(reason(refused), Error::Certificate(..)));
     let long_ago = respond(own(&b), RESPONDER, [2; 32], &first, &trust(), 1_000_000_000);
-    assert!(matches!(reason(long_ago), Error::Certificate(_)));
+    assert!(matches!(reason(long_ago), Error::Certificate(..)));
     let (_, second) = answer(&b, &first).unwrap();
-    assert!(matches!(initiator.finish(&second, &nobody, NOW), Err(Error::Certificate(_))));
+    assert!(matches!(initiator.finish(&second, &nobody, NOW), Err(Error::Certificate(..))));
     assert!(matches!(initiator.finish(&second, &trust(), NOW), Err(Error::Payload(_))), "must be spent");
 }
 
@@ -216,7 +216,7 @@ fn a_peer_of_another_curve_is_refused() {
 fn a_peer_with_an_own_address_is_refused() {
     let a = identity("v2-25519/host-plain");
     let (mut initiator, first) = start(&a);
-    assert!(matches!(reason(answer(&a, &first)), Error::Payload(_)));
+    assert!(matches!(reason(answer(&a, &first)), Error::OwnAddress(_)));
     let reply = HandshakePayload {
         certificate: &a.primary().to_handshake(),
         initiator_index: INITIATOR.0,
@@ -226,7 +226,7 @@ fn a_peer_with_an_own_address_is_refused() {
     }
     .encode();
     let second = second_with(&a, &first, &reply);
-    assert!(matches!(initiator.finish(&second, &trust(), NOW), Err(Error::Payload(_))));
+    assert!(matches!(initiator.finish(&second, &trust(), NOW), Err(Error::OwnAddress(_))));
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn payloads_without_index_certificate_or_a_known_version_are_refused() {
         HandshakePayload { certificate: &certificate[..certificate.len() - 1], ..good },
     ] {
         let refused = reason(answer(&b, &first_with(&a, &bad.encode())));
-        assert!(matches!(refused, Error::Payload(_) | Error::Certificate(_)), "{refused:?}");
+        assert!(matches!(refused, Error::Payload(_) | Error::Certificate(..)), "{refused:?}");
     }
     assert!(matches!(reason(answer(&b, &first_with(&a, &[]))), Error::Payload(_)));
     assert!(matches!(reason(answer(&b, &first_with(&a, &[0xff]))), Error::Payload(_)));
@@ -269,7 +269,7 @@ fn a_certificate_for_another_key_is_refused() {
         certificate_version: 2,
     };
     let refused = reason(answer(&b, &first_with(&thief, &stolen.encode())));
-    assert!(matches!(refused, Error::Certificate(_)), "{refused:?}");
+    assert!(matches!(refused, Error::Certificate(..)), "{refused:?}");
 }
 
 #[test]

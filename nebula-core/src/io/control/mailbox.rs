@@ -175,7 +175,8 @@ fn weight(punt: &Punt) -> usize {
         | Punt::RecvError { .. }
         | Punt::UnknownIndex { .. }
         | Punt::Roamed { .. }
-        | Punt::Confirmed { .. } => 0,
+        | Punt::Confirmed { .. }
+        | Punt::Dropped { .. } => 0,
     }
 }
 

@@ -105,8 +105,9 @@ impl Control {
 
     fn send(&mut self) {
         while let Some(transmit) = self.node.poll_transmit() {
-            if self.socket.send_one(&transmit.datagram, transmit.to).is_err() {
+            if let Err(error) = self.socket.send_one(&transmit.datagram, transmit.to) {
                 self.shared.counters.send_refused.add(1);
+                self.node.note_send_failure(clock::now(), transmit.to, error.raw_os_error());
             }
         }
         while let Some(packet) = self.node.poll_packet() {

@@ -1,0 +1,171 @@
+//! What follows from the facts that the daemon tells: what is wrong, and what to do about it.
+
+mod host;
+mod peers;
+#[cfg(test)]
+mod tests;
+mod traffic;
+
+use serde_json::{Value, json};
+
+/// Something that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Finding {
+    /// Stable name for programs.
+    pub(crate) code: &'static str,
+    pub(crate) severity: Severity,
+    /// The host, peer, network or file that it is about.
+    pub(crate) about: String,
+    /// What is wrong.
+    pub(crate) cause: String,
+    /// What to do.
+    pub(crate) advice: String,
+}
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Severity {
+    /// Something does not work.
+    Error,
+    /// Something will not work, or works badly.
+    Warning,
+}
+
+impl Severity {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+        }
+    }
+}
+
+impl Finding {
+    fn error(code: &'static str, about: impl Into<String>, cause: impl Into<String>, advice: &str) -> Self {
+        let (about, cause, advice) = (about.into(), cause.into(), advice.to_owned());
+        Self { code, severity: Severity::Error, about, cause, advice }
+    }
+
+    fn warning(code: &'static str, about: impl Into<String>, cause: impl Into<String>, advice: &str) -> Self {
+        Self { severity: Severity::Warning, ..Self::error(code, about, cause, advice) }
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "code": self.code,
+            "severity": self.severity.name(),
+            "about": self.about,
+            "cause": self.cause,
+            "advice": self.advice,
+        })
+    }
+}
+
+/// All that is wrong with a host, by what its daemon answered to `doctor`; errors first.
+pub(crate) fn examine(facts: &Value) -> Vec<Finding> {
+    let mut findings = host::findings(facts);
+    findings.extend(host::configuration(facts));
+    for peer in list(&facts["peers"]) {
+        findings.extend(peers::findings(facts, peer));
+    }
+    findings.extend(peers::callers(facts, None));
+    findings.extend(peers::doubles(facts, None));
+    findings.extend(peers::unsafe_routes(facts));
+    findings.extend(peers::relays_refused(facts));
+    findings.extend(traffic::findings(facts, None));
+    sorted(findings)
+}
+
+/// All that may keep one peer from being reached, by what the daemon answered to `why`; errors first.
+pub(crate) fn explain(facts: &Value) -> Vec<Finding> {
+    let mut findings = host::findings(facts);
+    for peer in list(&facts["peers"]) {
+        findings.extend(peers::findings(facts, peer));
+        findings.extend(peers::callers(facts, Some(peer)));
+        findings.extend(peers::doubles(facts, Some(peer)));
+        findings.extend(traffic::findings(facts, Some(peer)));
+    }
+    sorted(findings)
+}
+
+/// What `status` shows to be wrong.
+pub(crate) fn of_status(status: &Value) -> Vec<Finding> {
+    sorted(host::of_status(status))
+}
+
+/// Whether anything does not work.
+pub(crate) fn is_bad(findings: &[Finding]) -> bool {
+    findings.iter().any(|finding| finding.severity == Severity::Error)
+}
+
+/// For programs: the findings, and the facts that they follow from.
+pub(crate) fn document(findings: &[Finding], facts: &Value) -> Value {
+    json!({"findings": findings.iter().map(Finding::to_json).collect::<Value>(), "facts": facts})
+}
+
+/// For people.
+pub(crate) fn readable(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for Finding { severity, about, cause, advice, code } in findings {
+        let mark = if *severity == Severity::Error { "ERROR" } else { "warning" };
+        text += &format!("{mark}: {about}: {cause} [{code}]\n");
+        if !advice.is_empty() {
+            text += &format!("    {advice}\n");
+        }
+    }
+    text
+}
+
+/// The state of the one peer of an answer to `why`.
+pub(crate) fn state(facts: &Value) -> String {
+    let Some(peer) = list(&facts["peers"]).first() else { return String::new() };
+    let address = text(&peer["peer"]);
+    match list(&peer["tunnels"]).first() {
+        Some(tunnel) => {
+            let way = match (tunnel["endpoint"].as_str(), tunnel["relay"].as_str()) {
+                (Some(endpoint), _) => format!("at {endpoint}"),
+                (None, Some(relay)) => format!("through the relay {relay}"),
+                (None, None) => "with no way to it".to_owned(),
+            };
+            format!("there is a tunnel with {} ({address}) {way}\n", text(&tunnel["name"]))
+        }
+        None => format!("there is no tunnel with {address}\n"),
+    }
+}
+
+fn sorted(mut findings: Vec<Finding>) -> Vec<Finding> {
+    findings.sort_by_key(|finding| finding.severity);
+    let mut once: Vec<Finding> = Vec::new();
+    for finding in findings {
+        if !once.contains(&finding) {
+            once.push(finding);
+        }
+    }
+    once
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    list(value).iter().map(text).collect()
+}
+
+/// A time span in its largest unit.
+fn span(seconds: i64) -> String {
+    match seconds.unsigned_abs() {
+        n @ 0..=119 => format!("{n} s"),
+        n @ 120..=7_199 => format!("{} min", n / 60),
+        n @ 7_200..=172_799 => format!("{} h", n / 3600),
+        n => format!("{} days", n / 86_400),
+    }
+}

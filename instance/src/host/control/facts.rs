@@ -1,0 +1,384 @@
+//! What `doctor` and `why` are told: facts of the node, of the kernel and of the configuration on disk, as JSON. What
+//! follows from them is for the program that shows them.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use nebula_cert::{Certificate, UnixTime};
+use nebula_core::counters::Direction;
+use nebula_core::diagnosis::{Attempt, Diagnosis, Dropped, Refusal};
+use nebula_core::io::Handle;
+use nebula_core::{RelayState, TunnelStatus};
+use serde_json::{Value, json};
+
+use super::answer::{self, direction, nearest, texts};
+use super::probe::{Found, Underlay, probe};
+use crate::config::Settings;
+use crate::linux::{errno, kernel_view};
+
+/// Where the facts come from.
+pub(super) struct Sources<'a> {
+    pub(super) handle: &'a Handle,
+    pub(super) settings: &'a Settings,
+    /// Name of the device.
+    pub(super) device: &'a str,
+    pub(super) udp: SocketAddr,
+    pub(super) now: UnixTime,
+}
+
+/// Wall clock of this node beside the monotonic one.
+#[derive(Clone, Copy)]
+struct Clocks {
+    now: Instant,
+    unix: UnixTime,
+}
+
+impl Clocks {
+    fn ago(self, at: Instant) -> u64 {
+        self.now.saturating_duration_since(at).as_secs()
+    }
+}
+
+impl Sources<'_> {
+    /// All that is known: of the host, and of every peer that something is wrong with.
+    pub(super) fn everything(&self) -> Value {
+        let Some((now, diagnosis)) = self.handle.diagnosis() else { return Value::Null };
+        let clocks = Clocks { now, unix: self.now };
+        let peers: BTreeSet<_> = diagnosis.attempts.iter().map(|attempt| attempt.peer).collect();
+        let peers: Vec<_> =
+            peers.into_iter().take(MAX_PEERS).map(|peer| self.peer(peer, &diagnosis, clocks, &[])).collect();
+        self.document(&diagnosis, clocks, peers)
+    }
+
+    /// All that is known about one peer, which is called if there is no tunnel. Sends a datagram to each of its
+    /// endpoints.
+    pub(super) fn about(&self, peer: IpAddr) -> Value {
+        let reachable = || self.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer));
+        let networks = self.settings.pki.iter().flat_map(|pki| pki.identity.networks());
+        let in_overlay = networks.clone().any(|own| own.contains(&peer) && own.addr() != peer);
+        if in_overlay {
+            self.handle.inquire(peer);
+        }
+        if in_overlay && !reachable() {
+            self.handle.connect(peer);
+        }
+        let mut known = self.handle.whereabouts(peer);
+        for _ in 0..MAX_POLLS {
+            let asked = known.lighthouses.iter().all(|it| known.answers.contains_key(it) || known.heard.contains(it));
+            if !in_overlay || asked && (reachable() || !known.pending) {
+                break;
+            }
+            std::thread::sleep(POLL_INTERVAL);
+            known = self.handle.whereabouts(peer);
+        }
+        let probes = if reachable() { Vec::new() } else { probe(self.underlay(), &known.endpoints) };
+        let Some((now, diagnosis)) = self.handle.diagnosis() else { return Value::Null };
+        let clocks = Clocks { now, unix: self.now };
+        let told = self.peer(peer, &diagnosis, clocks, &probes);
+        self.document(&diagnosis, clocks, vec![told])
+    }
+
+    fn underlay(&self) -> Underlay {
+        Underlay { address: self.udp.ip(), mark: self.settings.listen.so_mark }
+    }
+
+    fn document(&self, diagnosis: &Diagnosis, clocks: Clocks, peers: Vec<Value>) -> Value {
+        let tunnels = self.handle.tunnels();
+        json!({
+            "host": self.host(diagnosis, clocks, &tunnels),
+            "peers": peers,
+            "callers": diagnosis.callers.iter().map(|caller| refusal(caller, clocks)).collect::<Value>(),
+            "sends": diagnosis.sends.iter().map(|failure| json!({
+                "to": failure.to.to_string(),
+                "errno": failure.errno.map(errno::symbol),
+                "text": failure.errno.map(system_text),
+                "times": failure.times,
+                "seconds_ago": clocks.ago(failure.last),
+            })).collect::<Value>(),
+            "drops": diagnosis.drops.iter().map(|it| self.dropped(it, clocks, &tunnels)).collect::<Value>(),
+            "doubles": diagnosis.doubles.iter().map(|double| json!({
+                "peer": double.peer.to_string(),
+                "turns": double.turns,
+                "seconds_ago": clocks.ago(double.last),
+                "endpoints": texts(double.seen.iter().map(|(_, at)| *at)),
+            })).collect::<Value>(),
+            "relays_refused": diagnosis.relays.iter().map(|refused| json!({
+                "from": refused.from.to_string(),
+                "to": refused.to.to_string(),
+                "am_relay": refused.am_relay,
+                "seconds_ago": clocks.ago(refused.last),
+            })).collect::<Value>(),
+            "clocks": diagnosis.clocks.iter().map(|clock| json!({
+                "peer": clock.peer.to_string(),
+                "ahead_ms": clock.ahead_ms,
+                "lighthouse": self.settings.lighthouses.contains(&clock.peer),
+            })).collect::<Value>(),
+            "unsafe_routes": self.unsafe_routes(&tunnels),
+            "paths": self.paths(&tunnels),
+        })
+    }
+
+    fn host(&self, diagnosis: &Diagnosis, clocks: Clocks, tunnels: &[TunnelStatus]) -> Value {
+        let settings = self.settings;
+        let identity = settings.pki.as_ref().map(|pki| &pki.identity);
+        let own = identity.map(|identity| identity.primary());
+        let networks: Vec<IpNet> = identity.map(|identity| identity.networks().to_vec()).unwrap_or_default();
+        let issuer = own.and_then(Certificate::issuer);
+        let cas = settings.pki.iter().flat_map(|pki| pki.trust.certificates());
+        let cas = cas.map(|ca| {
+            let mut told = validity(ca, clocks.unix);
+            told["own"] = (Some(ca.fingerprint()) == issuer).into();
+            told
+        });
+        let lighthouses = settings.lighthouses.iter().map(|lighthouse| {
+            let known = self.handle.whereabouts(*lighthouse);
+            json!({
+                "address": lighthouse.to_string(),
+                "connected": tunnels.iter().any(|tunnel| tunnel.peer.contains(lighthouse)),
+                "own_address": networks.iter().any(|own| own.addr() == *lighthouse),
+                "configured": settings.static_hosts.entries.contains_key(lighthouse),
+                "endpoints": texts(&known.endpoints),
+            })
+        });
+        let link = (!settings.tun.disabled).then(|| link(self.device));
+        json!({
+            "name": own.map(|own| own.name()),
+            "networks": texts(&networks),
+            "groups": own.map(|own| own.groups()),
+            "device": self.device,
+            "udp": self.udp.to_string(),
+            "certificate": own.map(|own| validity(own, clocks.unix)),
+            "cas": cas.collect::<Value>(),
+            "am_lighthouse": settings.am_lighthouse,
+            "am_relay": settings.relay.am_relay,
+            "use_relays": settings.relay.use_relays,
+            "lighthouses": lighthouses.collect::<Value>(),
+            "link": link,
+            "mtu": { "tun": settings.tun.mtu, "device": settings.tun.device_mtu() },
+            "routes": if settings.tun.disabled { json!([]) } else { self.routes(&networks) },
+            "clock_step": diagnosis.clock_step.map(|(at, by_ms)| json!({
+                "seconds_ago": clocks.ago(at), "by_ms": by_ms,
+            })),
+        })
+    }
+
+    /// Whether the kernel sends what is for the overlay to the device.
+    fn routes(&self, networks: &[IpNet]) -> Value {
+        let own = networks.iter().filter(|net| net.prefix_len() < net.max_prefix_len()).map(|net| net.trunc());
+        let subnets = &self.settings.tun.routes.subnets;
+        let subnets = subnets.iter().filter(|subnet| subnet.install).map(|subnet| subnet.route.network);
+        let wanted: Vec<_> = own.map(|net| (net, false)).chain(subnets.map(|net| (net, true))).collect();
+        let told = wanted.iter().take(MAX_ROUTES).map(|(network, unsafe_route)| {
+            let own: Vec<_> = networks.iter().map(IpNet::addr).collect();
+            let mut told = kernel_route(inside(*network, &own), self.device, 0);
+            told["network"] = network.to_string().into();
+            told["unsafe_route"] = (*unsafe_route).into();
+            told
+        });
+        told.collect()
+    }
+
+    fn peer(&self, peer: IpAddr, diagnosis: &Diagnosis, clocks: Clocks, probes: &[(SocketAddr, Found)]) -> Value {
+        let settings = self.settings;
+        let networks: Vec<IpNet> = settings.pki.iter().flat_map(|pki| pki.identity.networks()).copied().collect();
+        let tunnels: Vec<_> = self.handle.tunnels().into_iter().filter(|it| it.peer.contains(&peer)).collect();
+        let known = self.handle.whereabouts(peer);
+        let gateways = settings.tun.routes.subnets.iter().filter(|subnet| subnet.route.network.contains(&peer));
+        let gateways: Vec<_> = gateways.flat_map(|subnet| &subnet.route.gateways).map(|it| it.address).collect();
+        let endpoints = known.endpoints.iter().map(|endpoint| self.endpoint(*endpoint, &networks, probes));
+        let hops = self.handle.relays().into_iter().filter(|hop| !hop.forwarding && hop.far == peer);
+        let attempt = diagnosis.attempts.iter().find(|attempt| attempt.peer == peer);
+        let told_tunnels = tunnels.iter().map(|tunnel| {
+            let mut told = answer::tunnel(tunnel);
+            let certificate = self.handle.certificate(tunnel.local_index);
+            told["certificate"] = certificate.map_or(Value::Null, |it| validity(&it, clocks.unix));
+            told["groups"] = self.handle.certificate(tunnel.local_index).map_or(Value::Null, |it| json!(it.groups()));
+            told
+        });
+        json!({
+            "peer": peer.to_string(),
+            "in_overlay": networks.iter().any(|network| network.contains(&peer)),
+            "own_address": networks.iter().any(|network| network.addr() == peer),
+            "gateways": texts(&gateways),
+            "configured": settings.static_hosts.entries.contains_key(&peer),
+            "connected": !tunnels.is_empty(),
+            "tunnels": told_tunnels.collect::<Value>(),
+            "endpoints": endpoints.collect::<Value>(),
+            "known": answer::whereabouts(peer, &known),
+            "attempt": attempt.map(|attempt| told_attempt(attempt, clocks)),
+            "relay_hops": hops.map(|hop| json!({
+                "relay": hop.neighbour.to_string(),
+                "established": hop.state == RelayState::Established,
+            })).collect::<Value>(),
+            "kernel_route": if settings.tun.disabled { Value::Null } else { kernel_route(peer, self.device, 0) },
+        })
+    }
+
+    fn endpoint(&self, endpoint: SocketAddr, networks: &[IpNet], probes: &[(SocketAddr, Found)]) -> Value {
+        let mut told = kernel_route(endpoint.ip(), self.device, self.settings.listen.so_mark);
+        told["endpoint"] = endpoint.to_string().into();
+        told["inside_overlay"] = networks.iter().any(|network| network.contains(&endpoint.ip())).into();
+        let found = probes.iter().find(|(to, _)| *to == endpoint).map(|(_, found)| match found {
+            Found::Nebula => json!({"found": "nebula"}),
+            Found::Silence => json!({"found": "silence"}),
+            Found::Refused(code) => {
+                json!({"found": "refused", "errno": errno::symbol(*code), "text": system_text(*code)})
+            }
+        });
+        told["probe"] = found.unwrap_or_default();
+        told
+    }
+
+    fn dropped(&self, dropped: &Dropped, clocks: Clocks, tunnels: &[TunnelStatus]) -> Value {
+        let flow = &dropped.flow;
+        let trace = self.handle.trace(dropped.direction, *flow);
+        let tunnel = trace.as_ref().and_then(|trace| trace.tunnel.as_ref());
+        let by_peer = || tunnels.iter().find(|tunnel| dropped.peer.is_some_and(|peer| tunnel.peer.contains(&peer)));
+        let tunnel = tunnel.or_else(by_peer);
+        let certificate = tunnel.and_then(|tunnel| self.handle.certificate(tunnel.local_index));
+        let nearest =
+            dropped.nearest.as_ref().and_then(|near| nearest(&self.settings.firewall, dropped.direction, near));
+        json!({
+            "direction": direction(dropped.direction),
+            "reason": dropped.reason.name(),
+            "protocol": flow.protocol,
+            "local": flow.local.to_string(),
+            "remote": flow.remote.to_string(),
+            "port": match dropped.direction {
+                Direction::Inbound => flow.local_port,
+                Direction::Outbound => flow.remote_port,
+            },
+            "peer": tunnel.and_then(|tunnel| tunnel.peer.first()).map(ToString::to_string),
+            "peer_name": tunnel.map(|tunnel| &tunnel.name),
+            "peer_groups": certificate.as_ref().map(|certificate| certificate.groups()),
+            "times": dropped.times,
+            "seconds_ago": clocks.ago(dropped.last),
+            "nearest": nearest,
+        })
+    }
+
+    /// Whether the certificate of each gateway covers the network behind it.
+    fn unsafe_routes(&self, tunnels: &[TunnelStatus]) -> Value {
+        let told = self.settings.tun.routes.subnets.iter().take(MAX_ROUTES).map(|subnet| {
+            let network = subnet.route.network;
+            let gateways = subnet.route.gateways.iter().map(|gateway| {
+                let tunnel = tunnels.iter().find(|tunnel| tunnel.peer.contains(&gateway.address));
+                let certificate = tunnel.and_then(|tunnel| self.handle.certificate(tunnel.local_index));
+                json!({
+                    "address": gateway.address.to_string(),
+                    "name": tunnel.map(|tunnel| &tunnel.name),
+                    "connected": tunnel.is_some(),
+                    "covered": certificate.map(|it| it.unsafe_networks().iter().any(|net| net.contains(&network))),
+                })
+            });
+            json!({"network": network.to_string(), "gateways": gateways.collect::<Value>()})
+        });
+        told.collect()
+    }
+
+    /// The underlay that carries live tunnels: the smallest MTU of each way.
+    fn paths(&self, tunnels: &[TunnelStatus]) -> Value {
+        let carried =
+            tunnels.iter().filter(|tunnel| tunnel.primary).filter_map(|tunnel| Some((tunnel, tunnel.endpoint?)));
+        let told = carried.take(MAX_PEERS).map(|(tunnel, endpoint)| {
+            let mut told = kernel_route(endpoint.ip(), self.device, self.settings.listen.so_mark);
+            told["endpoint"] = endpoint.to_string().into();
+            told["peer"] = tunnel.peer.first().map(ToString::to_string).into();
+            told["overhead"] = if endpoint.is_ipv4() { OVERHEAD_V4 } else { OVERHEAD_V6 }.into();
+            told
+        });
+        told.collect()
+    }
+}
+
+fn refusal(refusal: &Refusal, clocks: Clocks) -> Value {
+    let ahead = refusal.claimed.as_ref().filter(|claimed| !claimed.clock.is_zero()).map(|claimed| {
+        let then = clocks.unix - i64::try_from(clocks.ago(refusal.at)).unwrap_or_default();
+        i64::try_from(claimed.clock.as_secs()).unwrap_or(i64::MAX) - then
+    });
+    json!({
+        "from": refusal.from.to_string(),
+        "reason": refusal.reason.name(),
+        "text": refusal.text,
+        "name": refusal.claimed.as_ref().map(|claimed| &claimed.name),
+        "addresses": texts(refusal.claimed.iter().flat_map(|claimed| &claimed.addresses)),
+        "clock_ahead_seconds": ahead,
+        "times": refusal.times,
+        "seconds_ago": clocks.ago(refusal.at),
+    })
+}
+
+fn told_attempt(attempt: &Attempt, clocks: Clocks) -> Value {
+    let tried = attempt.tried.iter().map(|tried| {
+        json!({
+            "endpoint": tried.endpoint.to_string(),
+            "sent": tried.sent,
+            "unopened": tried.unopened,
+            "errno": tried.error.map(|code| if code == 0 { "EAFNOSUPPORT".to_owned() } else { errno::symbol(code) }),
+        })
+    });
+    json!({
+        "since_seconds": clocks.ago(attempt.since),
+        "seconds_ago": clocks.ago(attempt.last),
+        "pending": attempt.pending,
+        "given_up": attempt.given_up,
+        "tried": tried.collect::<Value>(),
+        "refusal": attempt.refusal.as_ref().map(|last| refusal(last, clocks)),
+    })
+}
+
+fn validity(certificate: &Certificate, now: UnixTime) -> Value {
+    json!({
+        "name": certificate.name(),
+        "version": certificate.version().number(),
+        "fingerprint": certificate.fingerprint().to_string(),
+        "seconds_left": certificate.not_after() - now,
+        "begins_in_seconds": (certificate.not_before() - now).max(0),
+        "lifetime_seconds": certificate.not_after() - certificate.not_before(),
+    })
+}
+
+fn link(device: &str) -> Value {
+    match kernel_view::link(device) {
+        Ok(link) => json!({"present": true, "up": link.up, "mtu": link.mtu, "addresses": texts(&link.addresses)}),
+        Err(_) => json!({"present": false}),
+    }
+}
+
+/// Which way the kernel sends a packet for `destination`; `device` is that of the overlay.
+pub(super) fn kernel_route(destination: IpAddr, device: &str, mark: u32) -> Value {
+    match kernel_view::route_to(destination, mark) {
+        Ok(taken) => json!({
+            "to_overlay": taken.device.as_deref() == Some(device),
+            "local": taken.local,
+            "device": taken.device,
+            "mtu": taken.mtu,
+        }),
+        Err(error) => json!({
+            "to_overlay": false,
+            "errno": error.raw_os_error().map(errno::symbol),
+            "text": errno::text(&error),
+        }),
+    }
+}
+
+fn system_text(code: i32) -> String {
+    errno::text(&std::io::Error::from_raw_os_error(code))
+}
+
+/// An address of the network that is none of this host's.
+fn inside(network: IpNet, own: &[IpAddr]) -> IpAddr {
+    network.hosts().take(4).find(|address| !own.contains(address)).unwrap_or_else(|| network.addr())
+}
+
+// Each costs some questions to the kernel and to the control thread.
+const MAX_PEERS: usize = 32;
+const MAX_ROUTES: usize = 64;
+// IP and UDP headers, the header of Nebula, and the tag.
+const OVERHEAD_V4: u32 = 20 + 8 + 16 + 16;
+const OVERHEAD_V6: u32 = 40 + 8 + 16 + 16;
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+// Three seconds: most attempts of a handshake fall into it.
+const MAX_POLLS: u32 = 60;

@@ -1,0 +1,115 @@
+//! What the kernel would do with a packet, and how a link looks: asked, never changed (rtnetlink).
+
+use std::io;
+use std::net::IpAddr;
+
+use nebula_cni_plugin::netlink::{self, attribute, octets};
+use nix::libc;
+
+/// The route that a packet to some destination takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Taken {
+    /// Device it leaves by.
+    pub(crate) device: Option<String>,
+    /// Interface index of the device.
+    pub(crate) index: u32,
+    /// The destination is an address of this machine.
+    pub(crate) local: bool,
+    /// Largest packet, by the route or else by the device.
+    pub(crate) mtu: Option<u32>,
+}
+
+/// State of a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Link {
+    pub(crate) up: bool,
+    pub(crate) mtu: Option<u32>,
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+/// The route to `destination`, with this mark if it is not 0. An `unreachable` route is the error that it causes.
+///
+/// # Errors
+/// The kernel's: there is no route, or one that leads nowhere.
+pub(crate) fn route_to(destination: IpAddr, mark: u32) -> io::Result<Taken> {
+    let (family, bits) = if destination.is_ipv4() { (libc::AF_INET, 32) } else { (libc::AF_INET6, 128) };
+    // struct rtmsg.
+    let mut body = vec![family as u8, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    netlink::push_attribute(&mut body, libc::RTA_DST, &octets(destination));
+    if mark != 0 {
+        netlink::push_attribute(&mut body, libc::RTA_MARK, &mark.to_ne_bytes());
+    }
+    let answers = netlink::ask_route(libc::RTM_GETROUTE, 0, &body)?;
+    let answer = answers.first().filter(|answer| answer.len() >= RTMSG);
+    let answer = answer.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+    let (kind, attributes) = (answer[7], &answer[RTMSG..]);
+    match kind {
+        libc::RTN_UNREACHABLE => return Err(io::Error::from_raw_os_error(libc::EHOSTUNREACH)),
+        libc::RTN_BLACKHOLE | libc::RTN_PROHIBIT => return Err(io::Error::from_raw_os_error(libc::EACCES)),
+        _ => {}
+    }
+    let index = number(attributes, libc::RTA_OIF).unwrap_or_default();
+    let metrics = attribute(attributes, libc::RTA_METRICS).unwrap_or_default();
+    let device = device_name(index);
+    let of_route = number(metrics, RTAX_MTU).filter(|mtu| *mtu > 0);
+    let mtu = of_route.or_else(|| link(device.as_deref()?).ok()?.mtu);
+    Ok(Taken { device, index, local: kind == libc::RTN_LOCAL, mtu })
+}
+
+/// A link by its name.
+///
+/// # Errors
+/// There is none, or the kernel does not say.
+pub(crate) fn link(device: &str) -> io::Result<Link> {
+    let index = nix::net::if_::if_nametoindex(device)?;
+    // struct ifinfomsg.
+    let mut body = vec![0; IFINFOMSG];
+    body[4..8].copy_from_slice(&index.to_ne_bytes());
+    let answers = netlink::ask_route(libc::RTM_GETLINK, 0, &body)?;
+    let answer = answers.first().filter(|answer| answer.len() >= IFINFOMSG);
+    let answer = answer.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+    let flags = u32::from_ne_bytes([answer[8], answer[9], answer[10], answer[11]]);
+    let mtu = number(&answer[IFINFOMSG..], libc::IFLA_MTU);
+    Ok(Link { up: flags & libc::IFF_UP as u32 != 0, mtu, addresses: addresses(index)? })
+}
+
+fn addresses(index: u32) -> io::Result<Vec<IpAddr>> {
+    let answers = netlink::ask_route(libc::RTM_GETADDR, libc::NLM_F_DUMP, &[0; IFADDRMSG])?;
+    let of_link = answers.iter().filter(|answer| answer.get(4..8) == Some(&index.to_ne_bytes()));
+    let address = |answer: &Vec<u8>| {
+        let attributes = answer.get(IFADDRMSG..)?;
+        let own = attribute(attributes, libc::IFA_LOCAL).or_else(|| attribute(attributes, libc::IFA_ADDRESS))?;
+        netlink::address(own)
+    };
+    Ok(of_link.filter_map(address).collect())
+}
+
+fn number(attributes: &[u8], kind: u16) -> Option<u32> {
+    Some(u32::from_ne_bytes(*attribute(attributes, kind)?.first_chunk()?))
+}
+
+fn device_name(index: u32) -> Option<String> {
+    nix::net::if_::if_indextoname(index).ok()?.into_string().ok()
+}
+
+// Lengths of struct rtmsg, ifinfomsg and ifaddrmsg.
+const RTMSG: usize = 12;
+const IFINFOMSG: usize = 16;
+const IFADDRMSG: usize = 8;
+// linux/rtnetlink.h: a metric of a route.
+const RTAX_MTU: u16 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_is_up_and_has_its_address_and_packets_to_it_stay_here() {
+        let lo = link("lo").unwrap();
+        assert!(lo.up && lo.mtu.is_some_and(|mtu| mtu >= 1500), "{lo:?}");
+        assert!(lo.addresses.contains(&[127, 0, 0, 1].into()), "{lo:?}");
+        let taken = route_to([127, 0, 0, 1].into(), 0).unwrap();
+        assert_eq!((taken.device.as_deref(), taken.local, taken.mtu), (Some("lo"), true, lo.mtu));
+        assert!(link("no-such-link").is_err());
+    }
+}

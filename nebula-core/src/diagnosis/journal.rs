@@ -1,0 +1,365 @@
+//! Takes down what went wrong. Bounded whatever happens, and empty while nothing is wrong.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use nebula_cert::Fingerprint;
+
+use super::{Attempt, Diagnosis, Double, Dropped, Refusal, RelayRefused, SendFailure, Tried};
+use crate::counters::{Direction, DropReason};
+use crate::wire::ip::FlowKey;
+
+/// What one node remembers of what went wrong.
+#[derive(Debug, Default)]
+pub(crate) struct Journal {
+    /// Peers that messages were sent to.
+    attempts: Recent<IpAddr, Attempt>,
+    /// Peers of which nobody knows where they are. Apart, because a scan of the overlay makes many.
+    nowhere: Recent<IpAddr, Attempt>,
+    /// By where they are, and who they say they are.
+    callers: Recent<(IpAddr, Option<IpAddr>), Refusal>,
+    sends: Recent<SocketAddr, SendFailure>,
+    drops: Recent<DropKey, Dropped>,
+    doubles: Recent<IpAddr, Double>,
+    relays: Recent<(IpAddr, IpAddr), RelayRefused>,
+    clock_step: Option<(Instant, i64)>,
+}
+
+/// Packets that differ only in the port that programs choose at random are alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct DropKey {
+    direction: Direction,
+    reason: DropReason,
+    local: IpAddr,
+    remote: IpAddr,
+    protocol: u8,
+    port: u16,
+}
+
+impl Journal {
+    /// Message 1 goes to these endpoints of `peer`.
+    pub(crate) fn sent(&mut self, now: Instant, peer: IpAddr, endpoints: &[SocketAddr]) {
+        if endpoints.is_empty() {
+            return;
+        }
+        self.nowhere.remove(&peer);
+        let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
+        (attempt.pending, attempt.last) = (true, now);
+        // It may be mended, and something else wrong.
+        attempt.refusal.take_if(|refusal| now > refusal.at + STALE_AFTER);
+        for endpoint in endpoints {
+            if let Some(tried) = tried_at(now, attempt, *endpoint) {
+                (tried.sent, tried.last) = (tried.sent.saturating_add(1), now);
+            }
+        }
+    }
+
+    /// Something came from an endpoint of `peer` that could not be opened.
+    pub(crate) fn unopened(&mut self, now: Instant, peer: IpAddr, from: SocketAddr) {
+        let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
+        if let Some(tried) = tried_at(now, attempt, from) {
+            tried.unopened = tried.unopened.saturating_add(1);
+        }
+    }
+
+    /// The answer of `peer`, or of who is there in its place, was refused.
+    pub(crate) fn refused(&mut self, now: Instant, peer: IpAddr, refusal: Refusal) {
+        let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
+        let times = attempt.refusal.as_ref().filter(|last| last.reason == refusal.reason).map_or(0, |last| last.times);
+        // Direct answers come from where something was sent.
+        tried_at(now, attempt, refusal.from);
+        attempt.refusal = Some(Refusal { times: times.saturating_add(1), ..refusal });
+    }
+
+    /// A handshake with `peer` ended without a tunnel.
+    pub(crate) fn gave_up(&mut self, now: Instant, peer: IpAddr) -> Attempt {
+        let attempt = match self.attempts.get_mut(&peer) {
+            Some(attempt) => attempt,
+            None => self.nowhere.entry(now, peer, MAX_NOWHERE, || fresh(peer, now)),
+        };
+        (attempt.pending, attempt.last) = (false, now);
+        attempt.given_up = attempt.given_up.saturating_add(1);
+        let attempt = attempt.clone();
+        self.with_errors(attempt)
+    }
+
+    /// There is a tunnel with the host that has these addresses: what was wrong before is over.
+    pub(crate) fn connected(&mut self, addresses: &[IpAddr], at: SocketAddr) {
+        if self.attempts.is_empty() && self.nowhere.is_empty() && self.callers.is_empty() && self.sends.is_empty() {
+            return;
+        }
+        for address in addresses {
+            self.attempts.remove(address);
+            self.nowhere.remove(address);
+            self.callers.remove(&(at.ip(), Some(*address)));
+        }
+        self.sends.remove(&at);
+    }
+
+    /// The first message of a stranger was refused.
+    pub(crate) fn caller_refused(&mut self, now: Instant, refusal: Refusal) {
+        let claimed = refusal.claimed.as_ref().and_then(|claimed| claimed.addresses.first().copied());
+        let key = (refusal.from.ip(), claimed);
+        let entry = self.callers.entry(now, key, MAX_CALLERS, || Refusal { times: 0, ..refusal.clone() });
+        let times = entry.times.saturating_add(1);
+        *entry = Refusal { times, ..refusal };
+    }
+
+    /// The system refused to send to `to`.
+    pub(crate) fn send_failed(&mut self, now: Instant, to: SocketAddr, errno: Option<i32>) {
+        let entry = self.sends.entry(now, to, MAX_SENDS, || SendFailure { to, errno, last: now, times: 0 });
+        *entry = SendFailure { to, errno, last: now, times: entry.times.saturating_add(1) };
+    }
+
+    /// An overlay packet was dropped; `peer` is whose tunnel it used.
+    pub(crate) fn dropped(
+        &mut self,
+        now: Instant,
+        (direction, reason): (Direction, DropReason),
+        flow: FlowKey,
+        peer: Option<IpAddr>,
+    ) {
+        let port = if direction == Direction::Inbound { flow.local_port } else { flow.remote_port };
+        let key = DropKey { direction, reason, local: flow.local, remote: flow.remote, protocol: flow.protocol, port };
+        let new = || Dropped { direction, flow, reason, peer, last: now, times: 0, nearest: None };
+        let entry = self.drops.entry(now, key, MAX_DROPS, new);
+        (entry.flow, entry.peer, entry.last) = (flow, peer, now);
+        entry.times = entry.times.saturating_add(1);
+    }
+
+    /// A tunnel with `peer` takes the place of one whose certificate was `before`.
+    pub(crate) fn replaced(
+        &mut self,
+        now: Instant,
+        peer: IpAddr,
+        before: (Fingerprint, SocketAddr),
+        after: (Fingerprint, SocketAddr),
+    ) {
+        let new = || Double { peer, seen: vec![before], turns: 0, last: now };
+        let entry = self.doubles.entry(now, peer, MAX_DOUBLES, new);
+        entry.last = now;
+        match entry.seen.iter_mut().find(|(fingerprint, _)| *fingerprint == after.0) {
+            // A renewal never goes back to the certificate before.
+            Some(seen) => (*seen, entry.turns) = (after, entry.turns.saturating_add(1)),
+            None => {
+                if entry.seen.len() >= MAX_CERTIFICATES {
+                    entry.seen.remove(0);
+                }
+                entry.seen.push(after);
+            }
+        }
+    }
+
+    /// A request for a relay was refused.
+    pub(crate) fn relay_refused(&mut self, refused: RelayRefused) {
+        let key = (refused.from, refused.to);
+        *self.relays.entry(refused.last, key, MAX_RELAYS, || refused) = refused;
+    }
+
+    /// The wall clock was set, from `before` to `after`.
+    pub(crate) fn clock_set(&mut self, now: Instant, before: Duration, after: Duration) {
+        let by = i64::try_from(after.abs_diff(before).as_millis()).unwrap_or(i64::MAX);
+        if by == 0 {
+            return;
+        }
+        self.clock_step = Some((now, if after < before { -by } else { by }));
+    }
+
+    /// All of it. Two certificates in one address are worth a word only if they take turns.
+    pub(crate) fn diagnosis(&self) -> Diagnosis {
+        let attempts = self.attempts.values().chain(self.nowhere.values()).cloned();
+        Diagnosis {
+            attempts: attempts.map(|attempt| self.with_errors(attempt)).collect(),
+            callers: self.callers.values().cloned().collect(),
+            sends: self.sends.values().copied().collect(),
+            drops: self.drops.values().cloned().collect(),
+            doubles: self.doubles.values().filter(|double| double.turns > 0).cloned().collect(),
+            relays: self.relays.values().copied().collect(),
+            clock_step: self.clock_step,
+            clocks: Vec::new(),
+        }
+    }
+
+    fn with_errors(&self, mut attempt: Attempt) -> Attempt {
+        for tried in &mut attempt.tried {
+            let failure = self.sends.get(&tried.endpoint).filter(|failure| failure.last >= tried.last);
+            tried.error = failure.map(|failure| failure.errno.unwrap_or(0));
+        }
+        attempt
+    }
+}
+
+fn fresh(peer: IpAddr, now: Instant) -> Attempt {
+    Attempt { peer, since: now, last: now, pending: false, given_up: 0, tried: Vec::new(), refusal: None }
+}
+
+/// The record of an endpoint; `None`: the peer has too many.
+fn tried_at(now: Instant, attempt: &mut Attempt, endpoint: SocketAddr) -> Option<&mut Tried> {
+    let at = attempt.tried.iter().position(|tried| tried.endpoint == endpoint);
+    let at = at.or_else(|| {
+        let room = attempt.tried.len() < MAX_ENDPOINTS;
+        room.then(|| attempt.tried.push(Tried { endpoint, sent: 0, unopened: 0, last: now, error: None }));
+        room.then(|| attempt.tried.len() - 1)
+    })?;
+    attempt.tried.get_mut(at)
+}
+
+/// The entries touched last. So few that a search is a walk.
+#[derive(Debug)]
+struct Recent<K, V>(Vec<(K, Instant, V)>);
+
+impl<K, V> Default for Recent<K, V> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<K: PartialEq, V> Recent<K, V> {
+    /// The entry of `key`, made if there is none; the one untouched for longest makes room.
+    fn entry(&mut self, now: Instant, key: K, most: usize, new: impl FnOnce() -> V) -> &mut V {
+        let found = self.0.iter().position(|(other, _, _)| *other == key);
+        let at = found.unwrap_or_else(|| {
+            let oldest = self.0.iter().enumerate().min_by_key(|(_, (_, touched, _))| *touched).map(|(at, _)| at);
+            if let Some(oldest) = oldest.filter(|_| self.0.len() >= most) {
+                self.0.swap_remove(oldest);
+            }
+            self.0.push((key, now, new()));
+            self.0.len() - 1
+        });
+        let (_, touched, value) = &mut self.0[at];
+        *touched = now;
+        value
+    }
+
+    fn get(&self, key: &K) -> Option<&V> {
+        self.0.iter().find(|(other, _, _)| other == key).map(|(_, _, value)| value)
+    }
+
+    fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        self.0.iter_mut().find(|(other, _, _)| other == key).map(|(_, _, value)| value)
+    }
+
+    fn remove(&mut self, key: &K) {
+        self.0.retain(|(other, _, _)| other != key);
+        if self.0.is_empty() {
+            self.0 = Vec::new();
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn values(&self) -> impl Iterator<Item = &V> {
+        self.0.iter().map(|(_, _, value)| value)
+    }
+}
+
+const STALE_AFTER: Duration = Duration::from_secs(60);
+const MAX_PEERS: usize = 32;
+const MAX_NOWHERE: usize = 16;
+const MAX_ENDPOINTS: usize = 8;
+const MAX_CALLERS: usize = 32;
+const MAX_SENDS: usize = 32;
+const MAX_DROPS: usize = 32;
+const MAX_DOUBLES: usize = 16;
+const MAX_CERTIFICATES: usize = 3;
+const MAX_RELAYS: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::super::RefusalReason;
+    use super::*;
+
+    fn host(number: u32) -> IpAddr {
+        IpAddr::from((0x0a2a_0000 + number).to_be_bytes())
+    }
+
+    fn endpoint(number: u32) -> SocketAddr {
+        SocketAddr::new(IpAddr::from((0xc633_0000 + number).to_be_bytes()), 4242)
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
+    fn start() -> (Journal, Instant) {
+        (Journal::default(), Instant::now())
+    }
+
+    fn refusal(at: Instant, from: SocketAddr, reason: RefusalReason) -> Refusal {
+        Refusal { at, from, reason, text: String::new(), claimed: None, times: 0 }
+    }
+
+    #[test]
+    fn a_flood_of_any_kind_takes_bounded_memory_and_the_last_entries_stay() {
+        let (mut journal, start) = start();
+        for n in 0..10_000 {
+            let now = start + Duration::from_millis(n.into());
+            journal.sent(now, host(n), &(0..100).map(|more| endpoint(n + more)).collect::<Vec<_>>());
+            journal.gave_up(now, host(100_000 + n));
+            journal.caller_refused(now, refusal(now, endpoint(n), RefusalReason::Expired));
+            journal.send_failed(now, endpoint(n), Some(1));
+            let flow = FlowKey {
+                local: host(1),
+                remote: host(n),
+                local_port: 1,
+                remote_port: 2,
+                protocol: 17,
+                fragment: false,
+            };
+            journal.dropped(now, (Direction::Inbound, DropReason::NoRule), flow, None);
+            journal.relay_refused(RelayRefused { from: host(n), to: host(1), am_relay: false, last: now });
+        }
+        let told = journal.diagnosis();
+        assert_eq!(told.attempts.len(), MAX_PEERS + MAX_NOWHERE);
+        assert!(told.attempts.iter().all(|attempt| attempt.tried.len() <= MAX_ENDPOINTS));
+        assert!(told.attempts.iter().any(|attempt| attempt.peer == host(9_999)));
+        assert_eq!((told.callers.len(), told.sends.len()), (MAX_CALLERS, MAX_SENDS));
+        assert_eq!((told.drops.len(), told.relays.len()), (MAX_DROPS, MAX_RELAYS));
+    }
+
+    #[test]
+    fn a_scan_of_the_overlay_does_not_evict_a_peer_that_was_called() {
+        let (mut journal, start) = start();
+        journal.sent(start, host(1), &[endpoint(1)]);
+        for n in 2..1000 {
+            journal.gave_up(start + Duration::from_secs(n.into()), host(n));
+        }
+        assert!(journal.diagnosis().attempts.iter().any(|attempt| attempt.peer == host(1)));
+    }
+
+    #[test]
+    fn a_tunnel_ends_what_was_wrong_with_its_peer_and_frees_the_memory() {
+        let (mut journal, start) = start();
+        journal.sent(start, host(1), &[endpoint(1)]);
+        journal.send_failed(start, endpoint(1), Some(101));
+        assert_eq!(journal.diagnosis().attempts[0].tried[0].error, Some(101));
+        journal.sent(start + Duration::from_secs(1), host(1), &[endpoint(1)]);
+        assert_eq!(journal.diagnosis().attempts[0].tried[0].error, None, "the last message was sent");
+        journal.connected(&[host(1)], endpoint(1));
+        let told = journal.diagnosis();
+        assert!(told.attempts.is_empty() && told.sends.is_empty());
+        assert_eq!(journal.attempts.0.capacity(), 0);
+    }
+
+    #[test]
+    fn only_certificates_that_take_turns_are_two_hosts() {
+        let (mut journal, start) = start();
+        let [a, b] = [1u8, 2]
+            .map(|n| (format!("{n:02}").repeat(32).parse::<Fingerprint>().expect("a fingerprint"), endpoint(n.into())));
+        journal.replaced(start, host(1), a, b);
+        assert!(journal.diagnosis().doubles.is_empty(), "a renewal");
+        journal.replaced(start, host(1), b, a);
+        let told = journal.diagnosis().doubles;
+        assert_eq!((told[0].turns, told[0].seen.len()), (1, 2));
+    }
+
+    #[test]
+    fn refusals_in_a_row_are_counted() {
+        let (mut journal, start) = start();
+        for reason in [RefusalReason::Blocked, RefusalReason::Expired, RefusalReason::Expired] {
+            journal.refused(start, host(1), refusal(start, endpoint(1), reason));
+        }
+        let told = journal.diagnosis();
+        let last = told.attempts[0].refusal.as_ref().expect("a refusal");
+        assert_eq!((last.reason, last.times), (RefusalReason::Expired, 2));
+    }
+}

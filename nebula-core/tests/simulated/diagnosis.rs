@@ -1,0 +1,291 @@
+//! What a node remembers of what went wrong, for the operator who asks why.
+
+use std::time::Duration;
+
+use nebula_cert::Curve;
+use nebula_core::config::{Cipher, Gateway, SubnetRoute};
+use nebula_core::counters::Direction;
+use nebula_core::diagnosis::{Attempt, Diagnosis, RefusalReason};
+use nebula_core::firewall::{Difference, NearMiss, PortRange, Protocol, Rule};
+use nebula_core::simulator::{HostId, HostSpec, SimNet};
+use nebula_core::{DropReason, Event, WallClock};
+
+const SECOND: Duration = Duration::from_secs(1);
+const UNTIL_GIVEN_UP: Duration = Duration::from_secs(10);
+
+fn diagnosis(net: &mut SimNet, host: HostId) -> Diagnosis {
+    net.control(host, |node, now| node.diagnosis(now))
+}
+
+/// What `a` remembers of the peer that it calls in vain.
+fn called(net: &mut SimNet, a: HostId, b: HostId) -> Attempt {
+    assert!(!net.ping(a, b).is_answered_within(UNTIL_GIVEN_UP));
+    let peer = net.overlay(b);
+    let told = diagnosis(net, a).attempts.into_iter().find(|attempt| attempt.peer == peer);
+    told.unwrap_or_else(|| panic!("nothing is remembered\n{}", net.diagram()))
+}
+
+fn refusal_of(net: &mut SimNet, a: HostId, b: HostId) -> RefusalReason {
+    called(net, a, b).refusal.expect("an answer was refused").reason
+}
+
+fn caller_at(net: &mut SimNet, b: HostId) -> (RefusalReason, Option<String>) {
+    let told = diagnosis(net, b);
+    let [caller] = told.callers.as_slice() else { panic!("one caller: {told:?}") };
+    (caller.reason, caller.claimed.as_ref().map(|claimed| claimed.name.clone()))
+}
+
+#[test]
+fn what_works_leaves_nothing_behind() {
+    let mut net = SimNet::new(1);
+    let [a, b] = net.nodes(["a", "b"]);
+    net.ping(a, b).until_delivered();
+    for host in [a, b] {
+        let told = diagnosis(&mut net, host);
+        assert!(told.attempts.is_empty() && told.callers.is_empty() && told.drops.is_empty(), "{told:?}");
+        assert!(told.clocks.iter().all(|clock| clock.ahead_ms.abs() < 1000), "{told:?}");
+    }
+}
+
+#[test]
+fn silence_is_counted_by_endpoint_and_a_tunnel_ends_the_record() {
+    let mut net = SimNet::new(2);
+    let [a, b] = net.nodes(["a", "b"]);
+    net.cut(a, b);
+    let told = called(&mut net, a, b);
+    assert_eq!(told.tried.iter().map(|tried| tried.endpoint).collect::<Vec<_>>(), [net.underlay(b)]);
+    assert!(told.tried[0].sent >= 9 && told.given_up == 1 && told.refusal.is_none(), "{told:?}");
+    let event = net.events(a).iter().find_map(|event| match event {
+        Event::HandshakeTimedOut { attempt, .. } => Some(attempt.clone()),
+        _ => None,
+    });
+    assert_eq!(event.expect("it was given up").tried, told.tried);
+    net.heal(a, b);
+    net.ping(a, b).until_delivered();
+    assert!(diagnosis(&mut net, a).attempts.is_empty());
+}
+
+#[test]
+fn both_sides_name_a_certificate_of_a_ca_that_they_do_not_trust() {
+    let mut net = SimNet::new(3);
+    let b = net.add(HostSpec::new("b"));
+    let stranger = SimNet::new(33).authority().trust();
+    let a = net.add(HostSpec::new("a").knows(b).config(|config| config.trust = stranger));
+    assert_eq!(refusal_of(&mut net, a, b), RefusalReason::UnknownCa);
+    net.introduce(b, a);
+    assert!(!net.ping(b, a).is_answered_within(UNTIL_GIVEN_UP));
+    assert_eq!(caller_at(&mut net, a), (RefusalReason::UnknownCa, Some("b".to_owned())));
+}
+
+#[test]
+fn a_blocked_peer_is_named_as_such() {
+    let mut net = SimNet::new(4);
+    let b = net.add(HostSpec::new("b"));
+    let mut trust = net.authority().trust();
+    trust.block(net.fingerprint(b));
+    let a = net.add(HostSpec::new("a").knows(b).config(|config| config.trust = trust));
+    assert_eq!(refusal_of(&mut net, a, b), RefusalReason::Blocked);
+}
+
+#[test]
+fn an_answer_with_another_cipher_cannot_be_opened() {
+    let mut net = SimNet::new(5);
+    let b = net.add(HostSpec::new("b").config(|config| config.cipher = Cipher::ChaCha20Poly1305));
+    let a = net.add(HostSpec::new("a").knows(b));
+    let told = called(&mut net, a, b);
+    assert!(told.tried[0].unopened > 0 && told.tried[0].endpoint == net.underlay(b), "{told:?}");
+}
+
+#[test]
+fn an_expired_peer_and_a_wrong_clock_are_told_apart() {
+    let mut net = SimNet::new(6);
+    let b = net.add(HostSpec::new("b").expires_after(Duration::from_secs(60)));
+    let a = net.add(HostSpec::new("a").knows(b));
+    net.run_for(Duration::from_secs(70));
+    assert_eq!(refusal_of(&mut net, a, b), RefusalReason::Expired);
+    // By a clock that is decades behind no certificate is valid yet.
+    net.control(a, |node, now| node.set_wall_clock(WallClock { at: now, unix: Duration::from_secs(1) }));
+    let early = called(&mut net, a, b).refusal.expect("refused");
+    let by_clock = [RefusalReason::NotYetValid, RefusalReason::CaExpired];
+    assert!(by_clock.contains(&early.reason), "{early:?}");
+    let theirs = early.claimed.expect("who it was").clock;
+    assert!(theirs > Duration::from_secs(1_000_000), "the peer's own clock is told: {theirs:?}");
+    let (_, by_ms) = diagnosis(&mut net, a).clock_step.expect("the clock was set");
+    assert!(by_ms < -1_000_000_000, "{by_ms}");
+}
+
+#[test]
+fn clocks_of_peers_are_compared_with_the_own_one() {
+    let mut net = SimNet::new(7);
+    let [a, b] = net.nodes(["a", "b"]);
+    let hour = Duration::from_secs(3600);
+    net.control(b, |node, now| {
+        let unix = Duration::from_secs(1_800_000_000);
+        node.set_wall_clock(WallClock { at: now, unix });
+    });
+    net.control(a, |node, now| {
+        let unix = Duration::from_secs(1_800_000_000) + hour;
+        node.set_wall_clock(WallClock { at: now, unix });
+    });
+    net.ping(a, b).until_delivered();
+    let (at_a, at_b) = (diagnosis(&mut net, a).clocks, diagnosis(&mut net, b).clocks);
+    assert!((at_a[0].ahead_ms + 3_600_000).abs() < 2000, "{at_a:?}");
+    assert!((at_b[0].ahead_ms - 3_600_000).abs() < 2000, "{at_b:?}");
+}
+
+#[test]
+fn another_host_at_the_endpoint_is_named() {
+    let mut net = SimNet::new(8);
+    let gone = net.add(HostSpec::new("gone").underlay("198.51.100.200:1"));
+    let wrong = net.add(HostSpec::new("wrong").underlay("198.51.100.2:4242"));
+    let (peer, endpoint) = (net.overlay(gone), net.underlay(wrong));
+    let a = net.add(HostSpec::new("a").config(move |config| {
+        config.static_hosts.insert(peer, vec![endpoint]);
+    }));
+    let told = called(&mut net, a, gone).refusal.expect("refused");
+    assert_eq!((told.reason, told.from), (RefusalReason::OtherHost, endpoint));
+    assert_eq!(told.claimed.expect("who it is").name, "wrong");
+}
+
+#[test]
+fn a_second_host_with_the_own_address_is_noticed() {
+    let mut net = SimNet::new(9);
+    let a = net.add(HostSpec::new("a").networks(&["10.42.0.1/16"]));
+    let copy = net.add(HostSpec::new("copy").networks(&["10.42.0.1/16"]));
+    let target = net.underlay(a);
+    let copy_calls = "10.42.0.200".parse().expect("an address");
+    net.control(copy, |node, now| node.connect_at(now, copy_calls, target));
+    net.run_for(SECOND);
+    assert_eq!(caller_at(&mut net, a), (RefusalReason::OwnAddress, Some("copy".to_owned())));
+}
+
+#[test]
+fn two_hosts_that_take_turns_in_one_address_are_noticed_by_others() {
+    let mut net = SimNet::new(10);
+    let a = net.add(HostSpec::new("a").am_lighthouse());
+    let [b, c] = ["b", "c"].map(|name| net.add(HostSpec::new(name).networks(&["10.42.0.77/16"]).knows(a)));
+    for host in [b, c, b] {
+        net.control(host, |node, now| {
+            node.close(now, "10.42.0.1".parse().expect("an address"), true);
+        });
+        net.ping(host, a).is_answered_within(SECOND);
+        net.run_for(SECOND);
+    }
+    let told = diagnosis(&mut net, a).doubles;
+    assert!(told.iter().any(|double| double.peer == net.overlay(b) && double.turns > 0), "{told:?}\n{}", net.diagram());
+}
+
+#[test]
+fn a_lighthouse_that_does_not_know_a_host_is_still_heard() {
+    let mut net = SimNet::new(11);
+    let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
+    let a = net.add(HostSpec::new("a").lighthouse(lighthouse));
+    net.run_for(SECOND);
+    let (unknown, at_lighthouse) = ("10.42.9.9".parse().expect("an address"), net.overlay(lighthouse));
+    net.control(a, |node, now| node.inquire(now, unknown));
+    net.run_for(SECOND);
+    let told = net.control(a, |node, _| node.whereabouts(unknown));
+    assert_eq!((told.connected, told.heard, told.answers.len()), (vec![at_lighthouse], vec![at_lighthouse], 0));
+    net.kill(lighthouse);
+    net.control(a, |node, now| node.inquire(now, unknown));
+    net.run_for(SECOND);
+    let told = net.control(a, |node, _| node.whereabouts(unknown));
+    assert_eq!((told.connected, told.heard), (vec![at_lighthouse], vec![]), "a dead one is not");
+}
+
+#[test]
+fn a_host_that_is_asked_to_relay_and_does_not_remembers_who_asked() {
+    let mut net = SimNet::new(12);
+    let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
+    let relay = net.add(HostSpec::new("relay").lighthouse(lighthouse));
+    let at_relay = net.overlay(relay);
+    let [a, b] = ["a", "b"].map(|name| {
+        let spec = HostSpec::new(name).lighthouse(lighthouse);
+        net.add(spec.config(move |config| config.relay.relays = vec![at_relay]))
+    });
+    net.cut(a, b);
+    net.run_for(SECOND);
+    assert!(!net.ping(a, b).is_answered_within(UNTIL_GIVEN_UP));
+    let told = diagnosis(&mut net, relay).relays;
+    let (at_a, at_b) = (net.overlay(a), net.overlay(b));
+    assert!(told.iter().any(|it| (it.from, it.to, it.am_relay) == (at_a, at_b, false)), "{told:?}\n{}", net.diagram());
+}
+
+#[test]
+fn a_dropped_packet_is_told_with_the_rule_that_is_nearest_to_it() {
+    let mut net = SimNet::new(13);
+    let rule = |port: u16, group: &str| Rule {
+        protocol: Protocol::Udp,
+        port: PortRange::Range(port, port),
+        groups: vec![group.to_owned()],
+        ..Rule::default()
+    };
+    let rules = vec![Rule { protocol: Protocol::Icmp, ..Rule::any() }, rule(53, "ops"), rule(443, "web")];
+    let b = net.add(HostSpec::new("b").config(move |config| config.firewall.inbound = rules));
+    let a = net.add(HostSpec::new("a").groups(&["db"]).knows(b));
+    net.ping(a, b).until_delivered();
+    for _ in 0..50 {
+        let _verdict = net.send_udp(a, b, (5000, 443), b"x");
+    }
+    net.run_for(SECOND);
+    let told = diagnosis(&mut net, b).drops;
+    let [dropped] = told.as_slice() else { panic!("one kind: {told:?}") };
+    assert_eq!((dropped.direction, dropped.reason), (Direction::Inbound, DropReason::NoRule));
+    assert_eq!((dropped.flow.local_port, dropped.peer), (443, Some(net.overlay(a))));
+    assert_eq!(dropped.nearest, Some(NearMiss { rule: 2, differs: vec![Difference::Peer] }));
+    assert!(dropped.times <= 2, "a flood is sampled: {}", dropped.times);
+}
+
+#[test]
+fn packets_for_a_network_that_the_gateway_does_not_have_are_told() {
+    let mut net = SimNet::new(14);
+    let gateway = net.add(HostSpec::new("gateway"));
+    let at_gateway = net.overlay(gateway);
+    let a = net.add(HostSpec::new("a").knows(gateway).config(move |config| {
+        let gateways = vec![Gateway::new(at_gateway)];
+        config.subnets = vec![SubnetRoute { network: "192.168.7.0/24".parse().expect("a network"), gateways }];
+    }));
+    net.ping(a, gateway).until_delivered();
+    let own = net.overlay(a).to_string();
+    assert!(!net.ping(a, gateway).between(&own, "192.168.7.9").is_answered_within(SECOND));
+    let told = diagnosis(&mut net, a).drops;
+    assert_eq!(
+        told.iter().map(|drop| (drop.direction, drop.reason)).collect::<Vec<_>>(),
+        [(Direction::Outbound, DropReason::RemoteAddress)]
+    );
+}
+
+#[test]
+fn a_caller_of_another_curve_is_one_that_cannot_be_read() {
+    let mut net = SimNet::new(15);
+    let b = net.add(HostSpec::new("b"));
+    let mut other = SimNet::with_curve(16, Curve::P256);
+    let c = other.add(HostSpec::new("c"));
+    other.control(c, |node, now| {
+        node.connect_at(
+            now,
+            "10.42.0.9".parse().expect("an address"),
+            "198.51.100.1:4242".parse().expect("an endpoint"),
+        );
+    });
+    let call = other.flow().next_back().expect("a first message").datagram.clone();
+    net.inject("198.51.100.77:4242".parse().expect("an endpoint"), net.underlay(b), &call);
+    net.run_for(SECOND);
+    let (reason, _) = caller_at(&mut net, b);
+    assert!(
+        matches!(reason, RefusalReason::Unreadable | RefusalReason::Malformed | RefusalReason::OtherCurve),
+        "{reason:?}"
+    );
+}
+
+#[test]
+fn what_the_system_refuses_to_send_is_told_with_the_endpoint() {
+    let mut net = SimNet::new(17);
+    let [a, b] = net.nodes(["a", "b"]);
+    net.cut(a, b);
+    let (at, errno) = (net.underlay(b), 1);
+    assert_eq!(called(&mut net, a, b).tried[0].error, None);
+    net.control(a, |node, now| node.note_send_failure(now, at, Some(errno)));
+    assert_eq!(diagnosis(&mut net, a).attempts[0].tried[0].error, Some(errno));
+    assert_eq!(diagnosis(&mut net, a).sends[0].to, at);
+}
