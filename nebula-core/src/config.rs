@@ -226,7 +226,7 @@ impl Default for Punchy {
 pub struct Handshakes {
     /// Wait n times this after attempt n.
     pub try_interval: Duration,
-    /// Attempts before giving up.
+    /// Attempts before giving up. A peer that was restarted, and for which packets wait, is tried for half a minute.
     pub retries: u32,
     /// Handshakes of others that are answered per second; more are dropped, first those of sources that send most, and
     /// their retries find room. `None`: all. Go Nebula has no such cap.

@@ -130,11 +130,6 @@ impl Client {
         }
     }
 
-    /// Whether [`Client::set_local_addresses`] named any.
-    pub(crate) fn has_local_addresses(&self) -> bool {
-        !self.local_addresses.is_empty()
-    }
-
     /// Returns whether anything changed.
     pub(crate) fn set_local_addresses(&mut self, addresses: Vec<LocalAddress>) -> bool {
         let changed = self.local_addresses != addresses;

@@ -195,15 +195,10 @@ impl Node {
         self.wall = wall;
     }
 
-    /// Addresses of local interfaces, to advertise to lighthouses.
+    /// Addresses of local interfaces, to advertise to lighthouses. After a change peers learn where this node is now.
     pub fn set_local_addresses(&mut self, addresses: Vec<LocalAddress>) {
-        let is_first = !self.lighthouse.has_local_addresses();
         if self.lighthouse.set_local_addresses(addresses) {
-            if is_first {
-                self.update_lighthouses_soon(self.now);
-            } else {
-                self.announce(self.now);
-            }
+            self.announce(self.now);
         }
     }
 

@@ -114,7 +114,9 @@ impl Node {
             self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + self.config.timers.connection_alive_interval);
             self.send(&tunnel, MessageType::TestRequest, &[]);
         }
-        self.update_lighthouses_soon(now);
+        if self.has_lighthouses() {
+            self.timer.set(Due::LighthouseUpdate, now);
+        }
     }
 
     /// Asks for an answer from an endpoint where the peer of a relayed tunnel seems to be.

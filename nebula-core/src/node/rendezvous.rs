@@ -51,13 +51,6 @@ impl Node {
         }
     }
 
-    /// As [`Node::update_lighthouses`], when the next deadlines are handled.
-    pub(super) fn update_lighthouses_soon(&mut self, now: Instant) {
-        if self.has_lighthouses() {
-            self.timer.set(Due::LighthouseUpdate, now);
-        }
-    }
-
     pub(super) fn send_query(&mut self, lighthouse: &Tunnel, subject: IpAddr) {
         self.send_meta(lighthouse, &Meta::new(MetaKind::HostQuery, lighthouse.own_version, Some(subject)));
     }
