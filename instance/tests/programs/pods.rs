@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use world::cluster::{Cluster, Node, alive, binary, gone_within, links};
+use world::cluster::{Cluster, Node, alive, answer_at, binary, gone_within, links};
 use world::traffic::Flow;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -369,6 +369,11 @@ fn a_pod_is_reached_at_once_when_its_instance_starts_again() {
         end(instance, signal);
         assert!(gone_within(instance, SOON));
         assert!(cluster.world.exec("n1", &[&plugin, "reconcile", &state.display().to_string()]).status.success());
+        let socket = one.status_socket("web");
+        while answer_at(&socket).map_or(true, |status| status["state"] != "running") {
+            assert!(began.elapsed() < SOON, "{}", one.instance_logs());
+            thread::sleep(Duration::from_millis(5));
+        }
         let away = began.elapsed();
         assert_eq!(one.status("web")["port"], port, "peers find it where it was");
         let before = flow.answers().1;

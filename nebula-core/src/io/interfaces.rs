@@ -17,8 +17,8 @@ pub(super) struct InterfaceWatch {
     except: Option<String>,
     interval: Duration,
     next: Option<Instant>,
-    /// When they were listed last.
-    listed: Option<Instant>,
+    /// When it looked last.
+    looked: Option<Instant>,
     /// Something changed since, and `next` is soon.
     noticed: bool,
     last: Vec<LocalAddress>,
@@ -29,7 +29,7 @@ pub(super) struct InterfaceWatch {
 impl InterfaceWatch {
     /// Looks once per `interval` and after changes, and not at the interface `except`.
     pub(super) fn new(except: Option<String>, interval: Duration) -> Self {
-        Self { except, interval, next: None, listed: None, noticed: false, last: Vec::new(), changes: None }
+        Self { except, interval, next: None, looked: None, noticed: false, last: Vec::new(), changes: None }
     }
 
     /// Can be read when something changed; then [`InterfaceWatch::notice`] wants to know it. `None`: there is no need to
@@ -41,7 +41,7 @@ impl InterfaceWatch {
     /// Something changed: [`InterfaceWatch::look`] should be called when [`InterfaceWatch::due`] says.
     pub(super) fn notice(&mut self, now: Instant) {
         let soon = now + SETTLE;
-        self.next = Some(self.listed.map_or(soon, |listed| soon.max(listed + MIN_INTERVAL)));
+        self.next = Some(self.looked.map_or(soon, |looked| soon.max(looked + MIN_INTERVAL)));
         self.noticed = true;
     }
 
@@ -57,6 +57,7 @@ impl InterfaceWatch {
             return None;
         }
         self.next = Some(now + self.interval);
+        self.looked = Some(now);
         self.noticed = false;
         match &self.changes {
             Some(changes) if !changes.any() => return None,
@@ -64,7 +65,6 @@ impl InterfaceWatch {
             // Before the look, so that no change falls between the two.
             None => self.changes = Changes::listen().ok(),
         }
-        self.listed = Some(now);
         let listed = reachable_addresses(self.except.as_deref());
         if let Err(errno) = &listed {
             tracing::warn!(%errno, "cannot list the interface addresses");
