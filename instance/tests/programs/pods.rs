@@ -103,7 +103,7 @@ fn add_fails_with_a_reason_and_undoes_itself_when_the_ca_is_away_and_works_when_
     let mut node = cluster.node("n1", "1.0.0");
     node.conf["plugins"][1]["timeoutSeconds"] = 3.into();
     cluster.world.namespace("web");
-    cluster.world.stop("control", nix::sys::signal::Signal::SIGTERM);
+    cluster.world.stop("control", Signal::SIGTERM);
     let began = Instant::now();
     let error = failed(&node, &cluster, "add", "web");
     assert!(began.elapsed() < Duration::from_secs(6), "ADD kept the runtime waiting for {:?}", began.elapsed());
@@ -125,7 +125,7 @@ fn a_lazy_pod_starts_closed_without_a_ca_and_opens_when_the_ca_is_back() {
     node.conf["plugins"][1]["mode"] = "lazy".into();
     node.conf["plugins"][1]["overlay"] = serde_json::json!(["10.42.0.0/16"]);
     cluster.world.namespace("web");
-    cluster.world.stop("control", nix::sys::signal::Signal::SIGTERM);
+    cluster.world.stop("control", Signal::SIGTERM);
     node.chain_ok(&cluster.world, "add", "web");
     let status = node.status("web");
     assert_eq!((&status["state"], &status["certificate"]), (&Value::from("waiting"), &Value::Null));
