@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::hash::fnv1a;
 use crate::netns::NetnsId;
 
 /// The launch contract. Readers refuse any other `version`. Fields that hold their default are left out, so that an
@@ -84,6 +85,14 @@ pub struct Target {
     pub pod_address: IpAddr,
     /// Name of the tun device in the pod.
     pub device: String,
+}
+
+impl Target {
+    /// A number that is the same whenever an instance of this attachment starts, and another one for most others.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        fnv1a(&[&self.network, "/", &self.container_id, "/", &self.ifname])
+    }
 }
 
 /// A pod.

@@ -226,7 +226,7 @@ impl Default for Punchy {
 pub struct Handshakes {
     /// Backoff unit: after attempt n, wait n times this.
     pub try_interval: Duration,
-    /// Attempts before giving up.
+    /// Attempts before giving up. A peer that was restarted, and for which packets wait, is tried for half a minute.
     pub retries: u32,
     /// Maximum number of incoming handshakes answered per second; `None` for no limit. Beyond it handshakes are
     /// dropped, first those of the sources that send most, and their retries find room. Go Nebula has no such limit.

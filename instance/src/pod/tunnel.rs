@@ -98,8 +98,8 @@ fn start(
     let room = spec.status_socket.parent().unwrap_or_else(|| Path::new("/"));
     std::env::set_current_dir(room).map_err(set_up(&format!("cannot work in {}", room.display())))?;
     let (sockets, place_of_sockets) = match spec.underlay {
-        Underlay::Host => (underlay::bind(&spec, &settings, &Namespace::Own, random())?, NamespaceExecutor::Here),
-        Underlay::Pod => (underlay::bind(&spec, &settings, &namespace, random())?, in_pod()?),
+        Underlay::Host => (underlay::bind(&spec, &settings, &Namespace::Own)?, NamespaceExecutor::Here),
+        Underlay::Pod => (underlay::bind(&spec, &settings, &namespace)?, in_pod()?),
     };
     let init = match spec.flow {
         // Opened before any program of the pod runs, so that none of them can take the name while this instance lives.

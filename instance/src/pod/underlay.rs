@@ -10,20 +10,19 @@ use crate::config::Settings;
 use crate::linux::netns::Namespace;
 use crate::pod::error::Error;
 
-/// Binds a free port of the range in `namespace`. `start` decides where in the range the search begins, so that
-/// instances rarely collide.
+/// Binds a free port of the range, in `namespace`. An instance that starts again for the same pod gets the same port if
+/// that is free, so that the pod's peers find it where it was.
 pub(crate) fn bind(
     spec: &LaunchSpec,
     settings: &Settings,
     namespace: &Namespace,
-    start: u64,
 ) -> Result<(Vec<UdpSocket>, u16), Error> {
     namespace
-        .run("underlay", || bind_in_range(spec, settings, start))
+        .run("underlay", || bind_in_range(spec, settings))
         .unwrap_or_else(|error| Err(Error::set_up("cannot make the UDP socket", error)))
 }
 
-fn bind_in_range(spec: &LaunchSpec, settings: &Settings, start: u64) -> Result<(Vec<UdpSocket>, u16), Error> {
+fn bind_in_range(spec: &LaunchSpec, settings: &Settings) -> Result<(Vec<UdpSocket>, u16), Error> {
     let (first, last) = spec.port_range;
     let what = || format!("cannot bind a UDP port in {first}-{last} on {}", settings.listen.host);
     let refuse = |cause: &'static str| Error::set_up(what(), cause);
@@ -32,6 +31,7 @@ fn bind_in_range(spec: &LaunchSpec, settings: &Settings, start: u64) -> Result<(
         return Err(refuse("the range is empty or begins with port 0"));
     }
     let count = u64::from(last - first) + 1;
+    let start = spec.target.number();
     for step in 0..count {
         let offset = u16::try_from((start % count + step) % count).unwrap_or_default();
         let address = SocketAddr::new(host, first + offset);
@@ -66,9 +66,24 @@ mod tests {
         let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = taken.local_addr().unwrap().port();
         let one = LaunchSpec { port_range: (port, port), ..spec.clone() };
-        let error = bind(&one, &settings, &Namespace::Own, 7).err().unwrap().to_string();
+        let error = bind(&one, &settings, &Namespace::Own).err().unwrap().to_string();
         assert!(error.contains(&format!("{port}-{port}")) && error.contains("widen"), "{error}");
         let empty = LaunchSpec { port_range: (5, 4), ..spec };
-        assert!(bind(&empty, &settings, &Namespace::Own, 7).is_err());
+        assert!(bind(&empty, &settings, &Namespace::Own).is_err());
+    }
+
+    #[test]
+    fn a_pod_keeps_its_port_when_its_instance_starts_again() {
+        let spec = LaunchSpec { port_range: (20_000, 30_000), ..launch(|_| ()).unwrap() };
+        let settings =
+            Settings::read_without_pki(&Value::from(&serde_json::json!({"listen": {"host": "127.0.0.1"}}))).unwrap();
+        let start = |spec: &LaunchSpec| bind(spec, &settings, &Namespace::Own).unwrap();
+        let (sockets, port) = start(&spec);
+        assert_eq!(start(&spec).1, port + 1, "the next one while its own is taken");
+        drop(sockets);
+        assert_eq!(start(&spec).1, port);
+        let mut other = spec;
+        other.target.container_id.push('2');
+        assert!(start(&other).1.abs_diff(port) > 1, "others begin elsewhere");
     }
 }

@@ -40,6 +40,7 @@ mod packaging;
 mod paths;
 mod pods;
 mod privileges;
+mod recovery;
 mod relays;
 mod rolling_swap;
 mod runtime;

@@ -10,8 +10,10 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
-use world::cluster::{Cluster, Node, alive, binary, gone_within, links};
+use world::cluster::{Cluster, Node, alive, answer_at, binary, gone_within, links};
+use world::traffic::Flow;
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -101,7 +103,7 @@ fn add_fails_with_a_reason_and_undoes_itself_when_the_ca_is_away_and_works_when_
     let mut node = cluster.node("n1", "1.0.0");
     node.conf["plugins"][1]["timeoutSeconds"] = 3.into();
     cluster.world.namespace("web");
-    cluster.world.stop("control", nix::sys::signal::Signal::SIGTERM);
+    cluster.world.stop("control", Signal::SIGTERM);
     let began = Instant::now();
     let error = failed(&node, &cluster, "add", "web");
     assert!(began.elapsed() < Duration::from_secs(6), "ADD kept the runtime waiting for {:?}", began.elapsed());
@@ -123,7 +125,7 @@ fn a_lazy_pod_starts_closed_without_a_ca_and_opens_when_the_ca_is_back() {
     node.conf["plugins"][1]["mode"] = "lazy".into();
     node.conf["plugins"][1]["overlay"] = serde_json::json!(["10.42.0.0/16"]);
     cluster.world.namespace("web");
-    cluster.world.stop("control", nix::sys::signal::Signal::SIGTERM);
+    cluster.world.stop("control", Signal::SIGTERM);
     node.chain_ok(&cluster.world, "add", "web");
     let status = node.status("web");
     assert_eq!((&status["state"], &status["certificate"]), (&Value::from("waiting"), &Value::Null));
@@ -349,6 +351,44 @@ fn pod_address(result: &Value) -> String {
     result["ips"][0]["address"].as_str().and_then(|net| net.split('/').next()).unwrap_or_default().to_owned()
 }
 
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn a_pod_is_reached_at_once_when_its_instance_starts_again() {
+    let mut cluster = Cluster::new();
+    let [one, two] = ["n1", "n2"].map(|name| cluster.node(name, "1.0.0"));
+    one.add_pods(&mut cluster.world, &["web"]);
+    two.add_pods(&mut cluster.world, &["db"]);
+    cluster.world.ping("db", &one.overlay("web"), SOON);
+    let flow = Flow::start(&cluster.world, "db", "web", one.overlay("web").parse().expect("an address"));
+    let port = one.status("web")["port"].clone();
+    let (plugin, state) = (binary("nebula-cni-plugin").display().to_string(), one.dir.join("state"));
+    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+        flow.watch();
+        let began = Instant::now();
+        let instance = pid(&one.status("web"));
+        end(instance, signal);
+        assert!(gone_within(instance, SOON));
+        assert!(cluster.world.exec("n1", &[&plugin, "reconcile", &state.display().to_string()]).status.success());
+        let socket = one.status_socket("web");
+        while answer_at(&socket).map_or(true, |status| status["state"] != "running") {
+            assert!(began.elapsed() < SOON, "{}", one.instance_logs());
+            thread::sleep(Duration::from_millis(5));
+        }
+        let away = began.elapsed();
+        assert_eq!(one.status("web")["port"], port, "peers find it where it was");
+        let before = flow.answers().1;
+        while flow.answers().1 < before + 50 && began.elapsed() < Duration::from_secs(30) {
+            thread::sleep(Duration::from_millis(20));
+        }
+        let silence = flow.silence().1;
+        eprintln!("instance of a pod ended by {signal}: away {away:.2?}, silent {silence:.2?}");
+        assert!(silence <= away + Duration::from_millis(300), "{silence:?}\n{}", one.instance_logs());
+    }
+    drop(flow);
+    one.delete_pods(&cluster.world, &["web"]);
+    two.delete_pods(&cluster.world, &["db"]);
+}
+
 fn pid(status: &Value) -> u64 {
     let pid = status["pid"].as_u64().expect("the status names its process");
     assert!(Path::new(&format!("/proc/{pid}")).exists());
@@ -356,6 +396,10 @@ fn pid(status: &Value) -> u64 {
 }
 
 fn kill(pid: u64) {
+    end(pid, Signal::SIGKILL);
+}
+
+fn end(pid: u64, signal: Signal) {
     let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a process id"));
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("kill the instance");
+    nix::sys::signal::kill(pid, signal).expect("the instance runs");
 }

@@ -26,6 +26,8 @@ pub(crate) struct Pending {
     pub(crate) attempts: u32,
     /// Where the last attempt went.
     pub(crate) tried: Vec<SocketAddr>,
+    /// A lighthouse said where the peer is since the handshake began.
+    pub(crate) answered: bool,
     waiting: Waiting,
 }
 
@@ -41,12 +43,21 @@ pub(crate) struct Opened {
 
 impl Pending {
     pub(crate) fn new(local_index: ReservedIndex, version: Version, started: Instant, waiting: Waiting) -> Self {
-        Self { local_index, version, opened: None, started, attempts: 0, tried: Vec::new(), waiting }
+        Self { local_index, version, opened: None, started, attempts: 0, tried: Vec::new(), answered: false, waiting }
     }
 
-    /// How long to wait after the attempt that was just made: each pause is one interval longer.
-    pub(crate) fn pause(&self, try_interval: Duration) -> Duration {
-        try_interval.saturating_mul(self.attempts.max(1))
+    /// How long to wait after the attempt that was just made: each pause is one interval longer. Where packets wait for
+    /// a peer that was lost `lost` ago and is expected back, the pause is a small part of that time.
+    pub(crate) fn pause(&self, try_interval: Duration, lost: Option<Duration>) -> Duration {
+        match lost {
+            Some(lost) if self.has_packets() => try_interval.max(lost / RETURN_PAUSES),
+            _ => try_interval.saturating_mul(self.attempts.max(1)),
+        }
+    }
+
+    /// Whether packets wait for the peer.
+    pub(crate) fn has_packets(&self) -> bool {
+        !self.waiting.packets.is_empty()
     }
 }
 
@@ -171,7 +182,7 @@ impl PendingHandshakes {
 
     /// Whether packets wait for `peer`.
     pub(crate) fn waits_for(&self, peer: IpAddr) -> bool {
-        self.by_peer.get(&peer).is_some_and(|pending| !pending.waiting.packets.is_empty())
+        self.by_peer.get(&peer).is_some_and(Pending::has_packets)
     }
 
     /// Takes all that waits for `peer`; the handshake goes on.
@@ -250,6 +261,9 @@ fn push_bounded<T: PartialEq>(list: &mut Vec<T>, item: T) {
 /// scan so fast that all places are younger than this keeps others from starting a handshake.
 const DISPLACEABLE_AFTER: Duration = Duration::from_millis(300);
 const MAX_PACKETS_PER_PEER: usize = 100;
+/// A peer that was away for three seconds is found again two tenths of a second after its return, and one that does not
+/// return costs some sixty attempts.
+const RETURN_PAUSES: u32 = 16;
 const MAX_WAITING_REQUESTS: usize = 64;
 
 #[cfg(test)]

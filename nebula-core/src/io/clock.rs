@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use nix::time::{ClockId, clock_gettime};
+
 use crate::WallClock;
 
 // The node follows small drift by the monotonic clock; it has to hear about steps only.
@@ -15,6 +17,13 @@ pub(super) fn now() -> Instant {
 pub(super) fn wall() -> WallClock {
     let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     WallClock { at: Instant::now(), unix }
+}
+
+/// How long the host has slept since it was booted.
+pub(super) fn asleep() -> Duration {
+    let read = |clock| clock_gettime(clock).map(Duration::from).unwrap_or_default();
+    let awake = read(ClockId::CLOCK_MONOTONIC);
+    read(ClockId::CLOCK_BOOTTIME).saturating_sub(awake)
 }
 
 /// A new anchor, if the wall clock is no longer where `anchor` says it should be.
@@ -31,6 +40,13 @@ fn is_step(anchor: &WallClock, wall: &WallClock) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_that_does_not_sleep_has_not_slept_longer() {
+        let before = asleep();
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(asleep().abs_diff(before) < Duration::from_millis(40));
+    }
 
     #[test]
     fn only_a_step_of_the_wall_clock_moves_the_anchor() {

@@ -166,6 +166,7 @@ impl Driver {
             wall,
             events: sender,
             interfaces,
+            asleep: clock::asleep(),
             rare_work: RareWork::default(),
             flows: TablePeak::default(),
             on_idle: options.on_idle,

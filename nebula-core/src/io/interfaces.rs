@@ -1,7 +1,7 @@
 //! Addresses of this host's interfaces, as far as a peer might reach them.
 
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -11,21 +11,43 @@ use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProto
 
 use crate::lighthouse::LocalAddress;
 
-/// Lists the addresses of the interfaces at intervals, and says when they changed.
+/// Lists the addresses of the interfaces at intervals and soon after a change, and says when they changed.
 #[derive(Debug)]
 pub(super) struct InterfaceWatch {
     except: Option<String>,
     interval: Duration,
     next: Option<Instant>,
+    /// When it looked last.
+    looked: Option<Instant>,
+    /// Something changed since, and `next` is soon.
+    noticed: bool,
     last: Vec<LocalAddress>,
     // None: not listening, so every look is a full one.
     changes: Option<Changes>,
 }
 
 impl InterfaceWatch {
-    /// Looks at most once per `interval`, and not at the interface `except`.
+    /// Looks once per `interval` and after changes, and not at the interface `except`.
     pub(super) fn new(except: Option<String>, interval: Duration) -> Self {
-        Self { except, interval, next: None, last: Vec::new(), changes: None }
+        Self { except, interval, next: None, looked: None, noticed: false, last: Vec::new(), changes: None }
+    }
+
+    /// Can be read when something changed; then [`InterfaceWatch::notice`] wants to know it. `None`: there is no need to
+    /// wait for that.
+    pub(super) fn changes(&self) -> Option<BorrowedFd<'_>> {
+        self.changes.as_ref().filter(|_| !self.noticed).map(|changes| changes.socket.as_fd())
+    }
+
+    /// Something changed: [`InterfaceWatch::look`] should be called when [`InterfaceWatch::due`] says.
+    pub(super) fn notice(&mut self, now: Instant) {
+        let soon = now + SETTLE;
+        self.next = Some(self.looked.map_or(soon, |looked| soon.max(looked + MIN_INTERVAL)));
+        self.noticed = true;
+    }
+
+    /// When to look because of a change.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.next.filter(|_| self.noticed)
     }
 
     /// Lists the addresses if it is time to and something may have changed. Inside: they differ from those before.
@@ -35,6 +57,8 @@ impl InterfaceWatch {
             return None;
         }
         self.next = Some(now + self.interval);
+        self.looked = Some(now);
+        self.noticed = false;
         match &self.changes {
             Some(changes) if !changes.any() => return None,
             Some(_) => {}
@@ -106,6 +130,10 @@ impl Changes {
     }
 }
 
+// A new address comes with the end of the old one, and both with changes of the link.
+const SETTLE: Duration = Duration::from_millis(50);
+// A node of a cluster may get many interfaces a second.
+const MIN_INTERVAL: Duration = Duration::from_millis(250);
 // More messages than one call should clear away; the rest is left for the next call.
 const MAX_CHANGES_PER_CALL: usize = 1024;
 
@@ -154,6 +182,25 @@ mod tests {
             }
         };
         std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
+    fn a_change_is_looked_at_soon_but_not_all_the_time() {
+        let mut watch = InterfaceWatch::new(None, Duration::from_secs(10));
+        let start = Instant::now();
+        assert!(watch.changes().is_none() && watch.due().is_none());
+        assert!(watch.look(start).is_some());
+        assert!(watch.changes().is_some(), "it listens from the first look on");
+        let later = start + Duration::from_secs(5);
+        watch.notice(later);
+        assert!(watch.changes().is_none(), "one change is enough to look");
+        assert_eq!(watch.due(), Some(later + SETTLE));
+        assert!(watch.look(later).is_none());
+        let _listed = watch.look(later + SETTLE);
+        assert!(watch.changes().is_some() && watch.due().is_none());
+        watch.notice(later + SETTLE);
+        assert_eq!(watch.due(), Some(later + SETTLE + MIN_INTERVAL));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
@@ -16,6 +17,8 @@ pub(crate) struct Candidates {
     /// Relays by who named them: a lighthouse, or the relay itself by passing on what the peer sent.
     relays: BTreeMap<IpAddr, Vec<IpAddr>>,
     refused: BTreeSet<SocketAddr>,
+    /// When a peer was lost that is expected back.
+    lost: Option<Instant>,
 }
 
 impl Candidates {
@@ -23,6 +26,22 @@ impl Candidates {
     pub(crate) fn learn(&mut self, endpoint: SocketAddr) {
         self.learnt = Some(endpoint);
         self.refused.clear();
+    }
+
+    /// There is a tunnel to the peer.
+    pub(crate) fn reached(&mut self) {
+        self.lost = None;
+    }
+
+    /// The last tunnel to the peer ended in a way that lets expect it back.
+    pub(crate) fn expect_back(&mut self, now: Instant) {
+        self.lost = Some(now);
+    }
+
+    /// How long ago the peer was lost; `None`: it is not expected back, or not any longer.
+    pub(crate) fn lost_for(&self, now: Instant) -> Option<Duration> {
+        let since = now.saturating_duration_since(self.lost?);
+        (since < EXPECTED_FOR).then_some(since)
     }
 
     /// Replaces what `lighthouse` said before.
@@ -160,6 +179,8 @@ fn rank(endpoint: SocketAddr, preferred: &[IpNet]) -> (bool, bool, bool, IpAddr,
 /// Endpoints of each family believed per source.
 pub(crate) const MAX_PER_FAMILY: usize = 10;
 const MAX_REFUSED: usize = 64;
+/// A restart takes less time, also that of a machine that restarts its services one by one.
+const EXPECTED_FOR: Duration = Duration::from_secs(30);
 const MAX_RELAY_SOURCES: usize = 16;
 
 #[cfg(test)]

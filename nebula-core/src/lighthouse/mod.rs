@@ -9,6 +9,7 @@ mod questions;
 mod server;
 mod settings;
 mod special;
+mod wanted;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -22,6 +23,7 @@ pub(crate) use candidates::{Candidates, Rules, Screened};
 pub use known_endpoints::KnownEndpoints;
 pub use server::Server;
 pub use settings::Lighthouse;
+pub(crate) use wanted::Wanted;
 
 use questions::Questions;
 
@@ -73,9 +75,21 @@ impl Client {
         self.peers.get(&peer).map(|known| known.sources(peer)).unwrap_or_default()
     }
 
-    /// Drops what is known of all but some peers.
-    pub(crate) fn retain(&mut self, keep: impl Fn(IpAddr) -> bool) {
-        self.peers.retain(|peer, _| keep(*peer));
+    /// Drops what is known of all but some peers, and those that may be back soon.
+    pub(crate) fn retain(&mut self, now: Instant, keep: impl Fn(IpAddr) -> bool) {
+        self.peers.retain(|peer, known| keep(*peer) || known.lost_for(now).is_some());
+    }
+
+    /// The tunnel to `peer` ended in a way that lets expect it back, probably where it was.
+    pub(crate) fn expect_back(&mut self, now: Instant, peer: IpAddr) {
+        if let Some(known) = self.peers.get_mut(&peer) {
+            known.expect_back(now);
+        }
+    }
+
+    /// How long ago `peer` was lost, if it may be back soon.
+    pub(crate) fn lost_for(&self, now: Instant, peer: IpAddr) -> Option<Duration> {
+        self.peers.get(&peer).and_then(|known| known.lost_for(now))
     }
 
     /// Relays of a peer, by number.
@@ -112,6 +126,13 @@ impl Client {
     /// Drops what is known of a peer that is gone.
     pub(crate) fn forget(&mut self, peer: IpAddr) {
         self.peers.remove(&peer);
+    }
+
+    /// As [`Client::forget`], unless the peer may be back soon.
+    pub(crate) fn forget_unless_expected(&mut self, now: Instant, peer: IpAddr) {
+        if self.lost_for(now, peer).is_none() {
+            self.forget(peer);
+        }
     }
 
     /// Returns whether anything changed.

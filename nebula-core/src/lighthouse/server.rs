@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::KnownEndpoints;
+use super::{KnownEndpoints, Wanted};
 
 /// Reported endpoints and relays per host. Learnt endpoints are not here: the tunnel to the host knows them.
 #[derive(Debug, Default)]
@@ -12,6 +12,7 @@ pub struct Server {
     /// By overlay address. Under the further addresses of a host only its first one is kept. Iterated only to name
     /// them all, in no order.
     records: HashMap<Address, Record, BuildHasherDefault<AddressHasher>>,
+    wanted: Wanted,
 }
 
 impl Server {
@@ -24,6 +25,11 @@ impl Server {
             push_address(&mut record, primary, ALIAS_V4, ALIAS_V6);
             self.records.insert(alias.into(), record.into());
         }
+    }
+
+    /// Questions that could not be answered.
+    pub(crate) fn wanted(&mut self) -> &mut Wanted {
+        &mut self.wanted
     }
 
     /// Those addresses, in no order.

@@ -31,8 +31,9 @@ impl Node {
     pub(super) fn housekeeping(&mut self, now: Instant) {
         self.forwarder.expire_flows(now);
         self.lane.release_memory();
-        // After a recv_error the endpoints of a peer outlive its tunnel, but not forever.
-        self.lighthouse.retain(|peer| !self.tunnels.of_peer(peer).is_empty() || self.pending.contains(peer));
+        self.server.wanted().expire(now);
+        // The endpoints of a peer that is expected back outlive its tunnel, but not forever.
+        self.lighthouse.retain(now, |peer| !self.tunnels.of_peer(peer).is_empty() || self.pending.contains(peer));
         self.timer.set_on_grid(Due::Housekeeping, now + HOUSEKEEPING_INTERVAL);
     }
 
@@ -45,6 +46,7 @@ impl Node {
         if received || sent {
             live.used = now;
         }
+        live.announced &= !received;
         self.note_relayed(now, index, traffic);
         self.hops().note_traffic(now, index);
         let Some(live) = self.tunnels.get(index) else { return };

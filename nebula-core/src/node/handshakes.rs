@@ -65,8 +65,10 @@ impl Node {
     /// The pause after the last attempt is over.
     pub(super) fn handshake_due(&mut self, now: Instant, peer: IpAddr) {
         let retries = self.config.handshakes.retries;
+        let lost = self.lighthouse.lost_for(now, peer);
         let Some(pending) = self.pending.get_mut(peer) else { return };
-        if pending.attempts >= retries {
+        let returning = lost.is_some() && pending.has_packets();
+        if pending.attempts >= retries && !returning {
             if let Some((ended, waiting)) = self.abandon(peer) {
                 self.give_up(now, peer, &ended, &waiting);
             }
@@ -75,9 +77,11 @@ impl Node {
         self.attempt(peer);
         self.try_relays(now, peer);
         let Some(pending) = self.pending.get_mut(peer) else { return };
-        let (attempts, pause) = (pending.attempts, pending.pause(self.config.handshakes.try_interval));
+        let (attempts, pause) = (pending.attempts, pending.pause(self.config.handshakes.try_interval, lost));
+        let unanswered = returning && !pending.answered;
         self.timer.set(Due::Handshake(peer), now + pause);
-        if attempts == REQUERY_AT_ATTEMPT && self.endpoints_of(peer).len() <= 1 {
+        // A peer that comes back may be elsewhere. The lighthouse knows that as soon as the peer has registered.
+        if unanswered || attempts == REQUERY_AT_ATTEMPT && self.endpoints_of(peer).len() <= 1 {
             self.ask_lighthouses(now, peer);
         }
     }
@@ -85,8 +89,9 @@ impl Node {
     /// Tries at once if the peer may be somewhere new. Counts as an attempt, but moves no timer.
     pub(super) fn retry_if_endpoints_changed(&mut self, peer: IpAddr) {
         let endpoints = self.endpoints_of(peer);
-        let retries = self.config.handshakes.retries;
-        if self.pending.get_mut(peer).is_some_and(|it| it.attempts < retries && it.tried != endpoints) {
+        let expected = self.lighthouse.lost_for(self.now, peer).is_some();
+        let most = self.config.handshakes.retries.max(if expected { MAX_ATTEMPTS_UNTIL_RETURN } else { 0 });
+        if self.pending.get_mut(peer).is_some_and(|it| it.attempts < most && it.tried != endpoints) {
             self.attempt(peer);
         }
     }
@@ -159,7 +164,7 @@ impl Node {
     fn give_up(&mut self, now: Instant, peer: IpAddr, ended: &Pending, waiting: &Waiting) {
         self.lane.counters().drop_many(Direction::Outbound, DropReason::NoEndpoint, waiting.packets());
         if self.tunnels.of_peer(peer).is_empty() {
-            self.lighthouse.forget(peer);
+            self.lighthouse.forget_unless_expected(now, peer);
         }
         let after = now.saturating_duration_since(ended.started);
         let (local_index, endpoints) = (*ended.local_index, ended.tried.clone());
@@ -348,6 +353,7 @@ impl Node {
             since,
             left: None,
             used: now,
+            announced: false,
             promoted_at: 0,
             asked_at: 0,
             ask_after: now,
@@ -369,6 +375,7 @@ impl Node {
     fn put_to_use(&mut self, now: Instant, tunnel: &Tunnel, relay: Option<IpAddr>) {
         for &address in &tunnel.peer_addresses {
             let known = self.lighthouse.candidates(address);
+            known.reached();
             if let Some(endpoint) = tunnel.endpoint() {
                 known.learn(endpoint);
             }
@@ -440,3 +447,5 @@ fn digest_of(message: &[u8]) -> [u8; 32] {
 
 /// The attempt at which lighthouses are asked once more.
 const REQUERY_AT_ATTEMPT: u32 = 5;
+/// Twice as many as are made in the time for which a peer is expected back: answers of lighthouses add some.
+const MAX_ATTEMPTS_UNTIL_RETURN: u32 = 128;

@@ -162,6 +162,9 @@ impl Node {
     /// A deadline passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.now = now;
+        if self.timer.next().is_some_and(|due| now.saturating_duration_since(due) > MISSED_BY) {
+            self.announce(now);
+        }
         while let Some(due) = self.timer.pop(now) {
             self.handle_due(now, due);
         }
@@ -207,11 +210,18 @@ impl Node {
         self.journal.send_failed(now, to, errno);
     }
 
-    /// Addresses of local interfaces, to advertise to lighthouses.
+    /// Addresses of local interfaces, to advertise to lighthouses. After a change peers learn where this node is now.
     pub fn set_local_addresses(&mut self, addresses: Vec<LocalAddress>) {
-        if self.lighthouse.set_local_addresses(addresses) && self.has_lighthouses() {
-            self.timer.set(Due::LighthouseUpdate, self.now);
+        if self.lighthouse.set_local_addresses(addresses) {
+            self.announce(self.now);
         }
+    }
+
+    /// The host woke up, or this program runs again after it was stopped: peers may have given this node up, and it may
+    /// be elsewhere.
+    pub fn wake(&mut self, now: Instant) {
+        self.now = now;
+        self.announce(now);
     }
 
     /// Starts a handshake if there is no tunnel.
@@ -346,9 +356,15 @@ impl Node {
             return;
         }
         let lost = self.tunnels.of_remote(index).filter(|live| self.comes_from_peer(&live.tunnel, from));
-        let lost: Vec<_> = lost.map(|live| live.tunnel.local_index).collect();
-        for index in lost {
+        let lost =
+            lost.map(|live| (live.tunnel.local_index, live.announced, live.tunnel.peer_addresses.first().copied()));
+        let lost: Vec<_> = lost.collect();
+        for (index, announced, peer) in lost {
             self.remove_tunnel(index, TunnelDownReason::RecvError);
+            if let Some(peer) = peer.filter(|_| announced) {
+                // The peer gave this node up while it was away, and may have packets for it.
+                self.connect(now, peer);
+            }
         }
         if let Origin::Direct(from) = from {
             self.renew_relays(now, from, index);
@@ -388,8 +404,9 @@ impl Node {
             if self.forwarder.tunnels().by_address(address).is_none() {
                 if let Some(heir) = self.tunnels.heir(address) {
                     self.forwarder.tunnels().set_primary(heir);
-                } else if reason != TunnelDownReason::RecvError && !self.pending.contains(address) {
-                    // After a recv_error the peer is known to be where it was.
+                } else if self.expects_back(reason) {
+                    self.lighthouse.expect_back(self.now, address);
+                } else if !self.pending.contains(address) {
                     self.lighthouse.forget(address);
                 }
             }
@@ -400,11 +417,16 @@ impl Node {
             peer.iter().for_each(|address| self.hops().rest(*address));
             self.server.forget(&peer);
         }
-        if gone
-            && reason == TunnelDownReason::RecvError
-            && peer.iter().any(|address| self.config.is_lighthouse(*address))
-        {
-            self.timer.set(Due::LighthouseUpdate, self.now);
+        if gone && peer.iter().any(|address| self.config.is_lighthouse(*address)) {
+            match reason {
+                TunnelDownReason::RecvError => self.timer.set(Due::LighthouseUpdate, self.now),
+                // It says goodbye to all its hosts at the same moment.
+                TunnelDownReason::ClosedByPeer => {
+                    let spread = self.rng.next_u32() % GOODBYE_SPREAD_MS;
+                    self.timer.set(Due::LighthouseUpdate, self.now + Duration::from_millis(spread.into()));
+                }
+                _ => {}
+            }
         }
         self.outbox.event(Event::TunnelDown {
             peer,
@@ -414,6 +436,16 @@ impl Node {
             remote_index: live.tunnel.remote_index,
             reason,
         });
+    }
+
+    /// Whether a peer whose last tunnel ended for this reason is probably where it was, or soon will be again.
+    fn expects_back(&self, reason: TunnelDownReason) -> bool {
+        match reason {
+            TunnelDownReason::RecvError => true,
+            // It may only be restarted. Hosts call a lighthouse by themselves, and a fleet of them may leave.
+            TunnelDownReason::ClosedByPeer => !self.config.lighthouse.am_lighthouse,
+            _ => false,
+        }
     }
 
     /// Sends an overlay packet through the forwarding plane, as a data lane would.
@@ -504,3 +536,7 @@ fn applies(policy: RecvErrorPolicy, address: SocketAddr) -> bool {
 
 // Two paths of a peer that both carry traffic must not make the tunnel flap.
 const ROAM_BACK_AFTER: Duration = Duration::from_secs(2);
+/// In this time the hosts of a lighthouse that is restarted call it again.
+const GOODBYE_SPREAD_MS: u32 = 1000;
+/// A deadline that is missed by more than this shows that the program did not run for a while.
+const MISSED_BY: Duration = Duration::from_secs(2);

@@ -1,6 +1,7 @@
 //! Which way datagrams take to a peer: directly or through a relay; and when that changes.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Node;
@@ -10,6 +11,7 @@ use crate::Origin;
 use crate::forward::Carrier;
 use crate::index::LocalIndex;
 use crate::relay::Entry;
+use crate::tunnel::liveness::Liveness;
 use crate::tunnel::{Traffic, Tunnel};
 use crate::wire::header::MessageType;
 
@@ -94,6 +96,26 @@ impl Node {
             if let Some(carrier) = self.forwarder.carrier_by(hop).filter(|_| Some(hop) != used) {
                 self.send_by(&carrier, tunnel, MessageType::TestRequest, &[]);
             }
+        }
+    }
+
+    /// Shows every peer and lighthouse where this node is now. A peer that does not know the tunnel any more says so; one
+    /// that does not answer is probed at the next traffic check.
+    pub(super) fn announce(&mut self, now: Instant) {
+        let table = self.forwarder.tunnels();
+        let primaries = self.tunnels.iter().filter(|live| table.is_primary(&live.tunnel));
+        let tunnels: Vec<_> = primaries.map(|live| Arc::clone(&live.tunnel)).collect();
+        for tunnel in tunnels {
+            if let Some(live) = self.tunnels.get_mut(tunnel.local_index) {
+                // Nobody could answer what was asked before.
+                live.liveness = Liveness::default();
+                live.announced = true;
+            }
+            self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + self.config.timers.connection_alive_interval);
+            self.send(&tunnel, MessageType::TestRequest, &[]);
+        }
+        if self.has_lighthouses() {
+            self.timer.set(Due::LighthouseUpdate, now);
         }
     }
 

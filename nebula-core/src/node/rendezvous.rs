@@ -89,7 +89,7 @@ impl Node {
         let serves = self.config.lighthouse.am_lighthouse;
         let from_lighthouse = tunnel.peer_addresses.iter().any(|address| self.config.is_lighthouse(*address));
         match (message.kind, message.subject) {
-            (MetaKind::HostQuery, Some(subject)) if serves => self.answer_query(tunnel, message.version, subject),
+            (MetaKind::HostQuery, Some(subject)) if serves => self.answer_query(now, tunnel, message.version, subject),
             (MetaKind::HostUpdateNotification, _) if serves => self.store_update(now, tunnel, message),
             (MetaKind::HostQueryReply, Some(subject)) if from_lighthouse => {
                 self.handle_reply(now, tunnel, subject, message);
@@ -114,6 +114,9 @@ impl Node {
         // Answers nobody waits for would only take memory.
         if !self.pending.contains(subject) && self.tunnels.of_peer(subject).is_empty() {
             return;
+        }
+        if let Some(pending) = self.pending.get_mut(subject) {
+            pending.answered = true;
         }
         let endpoints = self.screen(now, lighthouse, &[subject], reply.endpoints);
         let known = self.lighthouse.candidates(subject);
@@ -140,13 +143,17 @@ impl Node {
         }
     }
 
-    /// As a lighthouse: tells the asker where the subject is, and the subject that the asker will call.
-    fn answer_query(&mut self, asker: &Arc<Tunnel>, version: Version, subject: IpAddr) {
+    /// As a lighthouse: tells the asker where the subject is, and the subject that the asker will call. Nobody knows:
+    /// the asker is told when the subject registers.
+    fn answer_query(&mut self, now: Instant, asker: &Arc<Tunnel>, version: Version, subject: IpAddr) {
         let called = self.forwarder.tunnels().by_address(subject);
         let calling = called.as_ref().and_then(|called| address_for(&asker.peer_addresses, called.peer.networks()));
         // Both are looked up before either is used: with very many hosts each is a wait for memory, and these overlap.
         let (wanted, asking) = (self.server.report(subject), calling.and_then(|calling| self.server.report(calling)));
-        let Some(known) = self.known_of(called.as_deref(), wanted) else { return };
+        let Some(known) = self.known_of(called.as_deref(), wanted) else {
+            self.server.wanted().ask(now, subject, asker.local_index, version);
+            return;
+        };
         let mut reply = Meta::new(MetaKind::HostQueryReply, version, Some(subject));
         (reply.endpoints, reply.relays) = (known.reported, known.relays);
         self.send_meta(asker, &reply);
@@ -171,6 +178,18 @@ impl Node {
         self.server.store(host, &report);
         let subject = host.first().copied().filter(|_| update.version == Version::V1);
         self.send_meta(tunnel, &Meta::new(MetaKind::HostUpdateNotificationAck, update.version, subject));
+        for &address in host {
+            self.tell_askers(now, address);
+        }
+    }
+
+    /// As a lighthouse: `subject` registered, and peers may wait for it.
+    fn tell_askers(&mut self, now: Instant, subject: IpAddr) {
+        for (asker, version) in self.server.wanted().take(now, subject) {
+            if let Some(asker) = self.tunnels.get(asker).map(|live| Arc::clone(&live.tunnel)) {
+                self.answer_query(now, &asker, version, subject);
+            }
+        }
     }
 
     /// What this lighthouse reports of a host: the endpoint of its primary tunnel, then those it reported itself. A tunnel

@@ -30,6 +30,8 @@ pub(super) struct Live {
     pub(super) left: Option<(SocketAddr, Instant)>,
     /// Last check that found traffic.
     pub(super) used: Instant,
+    /// The peer was asked whether it still knows the tunnel, because this node moved or woke up.
+    pub(super) announced: bool,
     /// Send counter when better endpoints were last tried.
     pub(super) promoted_at: u64,
     /// Send counter when the lighthouses were last asked.

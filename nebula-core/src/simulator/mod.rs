@@ -39,6 +39,7 @@ use self::host::Host;
 use self::nat::Nat;
 use self::packet::Contents;
 use crate::firewall::Rule;
+use crate::lighthouse::LocalAddress;
 use crate::{Config, Event, Node, TableSizes, TunnelStatus, Verdict, WallClock};
 
 /// A host of a [`SimNet`].
@@ -237,6 +238,14 @@ impl SimNet {
         (host.underlay, host.nat) = (underlay.parse().expect("an endpoint"), None);
     }
 
+    /// As [`SimNet::move_to`], and the host notices that its interface has another address.
+    pub fn roam_to(&mut self, host: HostId, underlay: &str) {
+        self.move_to(host, underlay);
+        let address = self.underlay(host).ip();
+        let addresses = vec![LocalAddress { address, interface: "eth0".to_owned() }];
+        self.control(host, |node, _| node.set_local_addresses(addresses));
+    }
+
     /// Moves the host to a private endpoint behind `nat`; it keeps its tunnels.
     pub fn move_behind(&mut self, host: HostId, nat: NatId) {
         let underlay = private_endpoint(nat, host);
@@ -253,6 +262,17 @@ impl SimNet {
     pub fn stop(&mut self, host: HostId) {
         self.control(host, |node, now| node.close_all(now));
         self.kill(host);
+    }
+
+    /// The program of the host does not run any more, but loses no state: it is stopped, or the host sleeps.
+    pub fn suspend(&mut self, host: HostId) {
+        self.hosts[host.0].is_up = false;
+    }
+
+    /// It runs again after [`SimNet::suspend`]. What it missed is lost.
+    pub fn resume(&mut self, host: HostId) {
+        self.hosts[host.0].is_up = true;
+        self.run_for(Duration::ZERO);
     }
 
     /// Stops the host without closing its tunnels; it loses all state.

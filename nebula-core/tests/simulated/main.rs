@@ -30,6 +30,7 @@ mod lossy_link;
 mod nat;
 mod partition;
 mod random_operations;
+mod recovery;
 mod recv_error;
 mod reject;
 mod rekey;

@@ -2,6 +2,7 @@
 
 pub(super) mod mailbox;
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
@@ -29,6 +30,8 @@ pub(super) struct Control {
     pub(super) wall: WallClock,
     pub(super) events: SyncSender<Event>,
     pub(super) interfaces: Option<InterfaceWatch>,
+    // How long the host had slept when that was last read.
+    pub(super) asleep: Duration,
     pub(super) rare_work: RareWork,
     pub(super) flows: TablePeak,
     pub(super) on_idle: Option<fn(Idle)>,
@@ -45,13 +48,28 @@ impl Control {
             if self.rare_work.is_over(clock::now()) {
                 self.say_idle(Idle::ControlWorkOver);
             }
-            let next = [self.node.poll_timeout(), self.rare_work.due()].into_iter().flatten().min();
-            let timeout = next.map(|at| at.saturating_duration_since(clock::now()));
-            let mailbox = &self.shared.mailbox;
-            readable(mailbox, mailbox, timeout).map_err(|errno| Error::io("cannot poll the control queue", errno))?;
+            self.wait()?;
         }
         self.node.close_all(clock::now());
         self.flush();
+        Ok(())
+    }
+
+    /// Waits for something to do.
+    fn wait(&mut self) -> Result<(), Error> {
+        let watch = self.interfaces.as_ref();
+        let next = [self.node.poll_timeout(), self.rare_work.due(), watch.and_then(InterfaceWatch::due)];
+        let timeout = next.into_iter().flatten().min().map(|at| at.saturating_duration_since(clock::now()));
+        let mailbox = self.shared.mailbox.as_fd();
+        let changes = watch.and_then(InterfaceWatch::changes);
+        let ready = readable(mailbox, changes.unwrap_or(mailbox), timeout)
+            .map_err(|errno| Error::io("cannot poll the control queue", errno))?;
+        if ready.second
+            && changes.is_some()
+            && let Some(watch) = &mut self.interfaces
+        {
+            watch.notice(clock::now());
+        }
         Ok(())
     }
 
@@ -60,6 +78,11 @@ impl Control {
         if let Some(wall) = clock::step_since(&self.wall) {
             self.wall = wall;
             self.node.set_wall_clock(wall);
+            // While the host sleeps only the monotonic clock stands still: the node has missed nothing by it.
+            let before = std::mem::replace(&mut self.asleep, clock::asleep());
+            if self.asleep > before + MIN_SLEEP {
+                self.node.wake(clock::now());
+            }
         }
         let delivered = self.shared.mailbox.take();
         for work in delivered.commands {
@@ -141,6 +164,8 @@ impl Drop for EndOfControl {
     }
 }
 
+// Shorter ones need no care, and the clocks are not read at the same moment.
+const MIN_SLEEP: Duration = Duration::from_secs(1);
 // A handshake is work for several turns.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
 // Mapping the pages of a handshake again costs less than a tenth of the handshake.
