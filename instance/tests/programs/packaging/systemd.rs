@@ -150,6 +150,21 @@ fn the_unit_is_ready_when_the_device_is_there_and_reloads_and_stops() {
     assert_eq!(world.pings("p", "10.77.0.1", 3, "0.1"), 3);
     assert_eq!(systemd.show("MainPID"), pid);
 
+    // The confined daemon may put back what others take, and systemd makes a new device by a new start.
+    run("ip", &["-n", &namespace, "address", "flush", "dev", "neb0"]);
+    run("ip", &["-n", &namespace, "link", "set", "neb0", "down"]);
+    world.ping("p", "10.77.0.1", Duration::from_secs(3));
+    assert_eq!(systemd.show("MainPID"), pid);
+    systemd.write("config.yml", config(Path::new(PLACE), "u", "{port: any, proto: icmp, host: any}").as_bytes());
+    run("ip", &["-n", &namespace, "link", "del", "neb0"]);
+    let end = Instant::now() + Duration::from_secs(10);
+    while !world.exec("u", &["ip", "link", "show", "neb0", "up"]).status.success() {
+        assert!(Instant::now() < end, "{}", systemd.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(systemd.log().contains("the tun device neb0 was removed by somebody else"), "{}", systemd.log());
+    systemd.write("config.yml", config(Path::new(PLACE), "u", "{port: any, proto: icpm, host: any}").as_bytes());
+
     systemd.must(&["systemctl", "stop", "nebula.service"]);
     assert_eq!(systemd.show("Result"), "success");
     assert!(!world.exec("u", &["ip", "link", "show", "neb0"]).status.success(), "the device is still there");
