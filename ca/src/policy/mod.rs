@@ -34,7 +34,7 @@ pub struct HostPolicy {
     pub longest_life: i64,
     /// Where addresses come from for tokens that name none.
     pub pool: Vec<IpNet>,
-    /// Overlay networks that give addresses of the pool their length; a pool in none of them has its own.
+    /// Overlay networks that the pool is a part of, which give its addresses their length; empty: they have the pool's own.
     pub overlay: Vec<IpNet>,
     /// Addresses and networks of the pool that no host gets.
     pub reserved: Vec<IpNet>,

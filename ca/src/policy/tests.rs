@@ -226,3 +226,29 @@ fn mode_same_keeps_the_address_and_wants_it_inside_the_overlay() {
     let outside = r#"{"address": "same", "overlay": ["10.42.0.0/16"], "pod_networks": ["10.244.0.0/16"]}"#;
     assert!(refused(outside).contains("in no overlay prefix"));
 }
+
+#[test]
+fn the_section_of_hosts_names_what_is_wrong_with_pool_and_lighthouses() {
+    let good = r#"{"hosts": {"pool": ["10.42.200.0/24", "fd42:c8::/64"], "overlay": ["10.42.0.0/16", "fd42::/16"],
+        "lighthouses": {"10.42.0.1": ["lighthouse.example:4242", "[2001:db8::1]:4242"]}}}"#;
+    let hosts = Policy::parse(good).unwrap().hosts;
+    assert_eq!(hosts.longest_life, 365 * 86_400, "the rest has its defaults");
+    let in_overlay = |address: &str| hosts.in_overlay(address.parse().unwrap()).to_string();
+    assert_eq!(in_overlay("10.42.200.7/24"), "10.42.200.7/16");
+    assert_eq!(in_overlay("fd42:c8::7/64"), "fd42:c8::7/16");
+    let alone = Policy::parse(r#"{"hosts": {"pool": ["10.42.200.0/24"]}}"#).unwrap().hosts;
+    assert_eq!(alone.in_overlay("10.42.200.7/24".parse().unwrap()).to_string(), "10.42.200.7/24");
+    let bad = r#"{"hosts": {"pool": ["10.43.0.0/24"], "overlay": ["10.42.0.0/16"],
+        "lighthouses": {"lighthouse": ["192.0.2.1:4242"], "10.42.0.1": [], "10.42.0.2": ["192.0.2.1", "a b:1", "x:0"]}}}"#;
+    let said = Policy::parse(bad).unwrap_err().to_string();
+    for finding in [
+        "hosts.pool: 10.43.0.0/24 is in no network of hosts.overlay",
+        "hosts.lighthouses.lighthouse: not an overlay address",
+        "hosts.lighthouses.10.42.0.1: give it 1 to 8 endpoints",
+        "\"192.0.2.1\" is not HOST:PORT",
+        "\"a b:1\" is not HOST:PORT",
+        "\"x:0\" is not HOST:PORT",
+    ] {
+        assert!(said.contains(finding), "{finding}: {said}");
+    }
+}
