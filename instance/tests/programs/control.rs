@@ -199,9 +199,7 @@ fn doctor_and_why_name_the_cause_in_words_and_in_json() {
     pair.wait("refusal by the stranger", || codes(&["why", "10.42.0.8"]) == ["refused_by_peer"]);
     assert_eq!(codes(&["why", "10.42.0.9"]), ["port_closed"]);
     pair.wait("cause in the log", || pair.client.log().contains("cause=\"no answer to"));
-    let line = format!(
-        "udpAddrs=[127.0.0.1:{port}] attempt=3"
-    );
+    let line = format!("udpAddrs=[127.0.0.1:{port}] attempt=3");
     pair.wait("line for each attempt", || pair.client.log().contains(&line));
     let facts = pair.json("client", &["doctor"]).unwrap()["facts"].clone();
     assert!(facts["peers"].as_array().unwrap().iter().any(|peer| peer["peer"] == "10.42.0.8"), "{facts}");
