@@ -95,7 +95,9 @@ echo ---; changed "$1"
     );
     let said = said(&output);
     let (versions, left) = said.split_once("---\n").expect("the mark");
-    assert_eq!(versions, "Version: 0.1.0\n".repeat(3) + "nebula-ctl 0.1.0\n");
+    let expected =
+        "Version: 0.1.0\nCompatible with: Go Nebula 1.11\nVersion: 0.1.0\nVersion: 0.1.0\nnebula-ctl 0.1.0\n";
+    assert_eq!(versions, expected);
     assert_eq!(left, "", "left after the purge");
 }
 
@@ -126,7 +128,7 @@ fn the_package_takes_the_place_of_debians_and_keeps_its_configuration() {
         r#"
 inside "$1" 'dpkg --force-depends -i /tmp/go.deb >&2; nebula -version
   mkdir -p /etc/nebula; echo "kept: true" >/etc/nebula/office.yaml
-  dpkg -i /tmp/ours.deb >&2; nebula -version; cat /etc/nebula/office.yaml
+  dpkg -i /tmp/ours.deb >&2; nebula -version | head -1; cat /etc/nebula/office.yaml
   dpkg-query -W -f "\${db:Status-Abbrev}\n" nebula
   grep -o "f=/etc/nebula/%i.yaml" /usr/lib/systemd/system/nebula@.service | head -1'
 "#,
