@@ -3,14 +3,14 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::{Error, Remark, Value, announced, yaml};
+use super::{Error, Remark, Value, yaml};
 
 /// Reads `path`. Returns the tree, and remarks about values that failed to override those of earlier files.
 ///
 /// # Errors
 /// Returns an error if there is nothing to read, a file is unreadable or not YAML, or a key is a list in one file and a
 /// map in another.
-pub fn load(path: &Path) -> Result<(Value, Vec<Remark>), Error> {
+pub(super) fn read(path: &Path) -> Result<(Value, Vec<Remark>), Error> {
     let files = find(path).unwrap_or_default();
     if files.is_empty() {
         return Err(Error::NoFiles(path.to_owned()));
@@ -24,7 +24,6 @@ pub fn load(path: &Path) -> Result<(Value, Vec<Remark>), Error> {
             yaml::parse(&text).map_err(|error| Error::InFile { path: file.clone(), source: Box::new(error) })?;
         tree = merge(tree, parsed, &file, String::new(), &mut remarks)?;
     }
-    announced::add_to(&mut tree)?;
     Ok((tree, remarks))
 }
 

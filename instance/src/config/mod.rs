@@ -36,7 +36,6 @@ pub use findings::{Invalid, Refusals, Refused, Remark};
 pub use hosts::{HostTarget, NameFamily, StaticHosts};
 pub use listen::Listen;
 pub use logging::{LogFormat, LogLevel, Logging};
-pub use merge::load;
 pub use operation::{ControlPath, Operation};
 pub use pki::Pki;
 pub use places::Places;
@@ -48,6 +47,18 @@ pub use stats::{Sink, Stats};
 pub use tun::TunSettings;
 pub use value::{GoDuration, Value};
 pub use yaml::{MAX_TEXT, parse};
+
+/// Reads the configuration at `path`, a file or a directory of files, and adds what a CA announced to this host.
+/// Returns the tree, and remarks about values that failed to override those of earlier files.
+///
+/// # Errors
+/// Returns an error if there is nothing to read, a file is unreadable or not YAML, a key is a list in one file and a map
+/// in another, or what was announced cannot be read.
+pub fn load(path: &Path) -> Result<(Value, Vec<Remark>), Error> {
+    let (mut tree, remarks) = merge::read(path)?;
+    announced::add_to(&mut tree)?;
+    Ok((tree, remarks))
+}
 
 /// The files from which the configuration at `path` is read.
 #[must_use]
