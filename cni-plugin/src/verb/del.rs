@@ -69,13 +69,15 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>) -> R
         Error::new(code::TRY_AGAIN, format!("{name}: the instance does not end: {why}"))
             .details("it still holds the pod's network namespace; end it by hand if this repeats")
     })?;
-    for route in routes {
+    // Every removal is tried. The record stays until all of them succeed, because the next DEL needs it.
+    let mut outcomes = Vec::new();
+    for route in &routes {
         let failed = |e| Error::new(code::IO, format!("{name}: cannot remove the route to {}: {e}", route.destination));
-        host.routes.remove(&route).map_err(failed)?;
+        outcomes.push(host.routes.remove(route).map_err(failed));
     }
-    host.guards
-        .remove(&files.guard_tables())
-        .map_err(|e| Error::new(code::IO, format!("{name}: cannot remove the rules of the pod's link: {e}")))?;
+    let failed = |e| Error::new(code::IO, format!("{name}: cannot remove the rules of the pod's link: {e}"));
+    outcomes.push(host.guards.remove(&files.guard_tables()).map_err(failed));
+    outcomes.into_iter().collect::<Result<(), Error>>()?;
     kinds.iter().for_each(|kind| host.supervisor(*kind).clean_up(files, host.clock));
     files
         .remove()
@@ -97,3 +99,102 @@ fn lost_routes(files: &Files, host: &Host<'_>, mut addresses: Vec<IpAddr>) -> Ve
 
 // A killed call has released its lock, and a running one ends by its own deadline.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::io;
+
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::enrolment::labels::Program;
+    use crate::link::guard::{Guard, Guards};
+    use crate::link::host_route::Routes;
+    use crate::link::pod_link::SystemLinks;
+    use crate::netns::SystemNamespaces;
+    use crate::request::Key;
+    use crate::supervisor::direct::Direct;
+
+    /// Removes no route while `is_broken`.
+    struct FakeRoutes {
+        is_broken: Cell<bool>,
+    }
+
+    impl Routes for FakeRoutes {
+        fn like(&self, _: IpAddr, _: IpAddr) -> io::Result<HostRoute> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn add(&self, _: &HostRoute) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn ours_to(&self, _: IpAddr) -> Option<HostRoute> {
+            None
+        }
+
+        fn remove(&self, _: &HostRoute) -> io::Result<()> {
+            if self.is_broken.get() { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(()) }
+        }
+
+        fn is_used(&self, _: &HostRoute) -> bool {
+            false
+        }
+    }
+
+    /// Remembers what was removed.
+    #[derive(Default)]
+    struct FakeGuards(RefCell<Vec<String>>);
+
+    impl Guards for FakeGuards {
+        fn install(&self, _: &Guard) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn is_in_force(&self, _: &Guard) -> io::Result<bool> {
+            Ok(false)
+        }
+
+        fn remove(&self, prefix: &str) -> io::Result<()> {
+            self.0.borrow_mut().push(prefix.to_owned());
+            Ok(())
+        }
+
+        fn sweep(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_route_that_stays_keeps_neither_the_rules_nor_the_next_call_from_being_tried() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = Key { network: "net".into(), container_id: "c".into(), ifname: "eth0".into() };
+        let files = Files::new(dir.path(), &key);
+        files.create_dir().unwrap();
+        let text = r#"{"version": 1, "state": "running", "network": "net", "container_id": "c", "ifname": "eth0",
+            "netns": "/run/netns/x", "netns_id": [4, 9], "pod": {"namespace": "a", "name": "b", "uid": "c"},
+            "pod_address": "10.0.0.1", "device": "nebula0", "supervisor": "direct", "instance": "/i", "process": null,
+            "host_route": {"destination": "10.42.0.1", "next_hop": "10.0.0.1", "interface": 3}, "status_socket": "/x"}"#;
+        serde_json::from_str::<Record>(text).unwrap().save(&files).unwrap();
+        let (direct, routes, guards) =
+            (Direct::new(), FakeRoutes { is_broken: Cell::new(true) }, FakeGuards::default());
+        let host = Host {
+            clock: &SystemClock,
+            namespaces: &SystemNamespaces,
+            direct: &direct,
+            systemd: &direct,
+            routes: &routes,
+            links: &SystemLinks,
+            guards: &guards,
+            labels: &Program,
+            plugin_dir: None,
+        };
+        let failed = detach(&files, &host).unwrap_err();
+        assert!(failed.code == code::IO && failed.msg.contains("the route to 10.42.0.1"), "{failed:?}");
+        assert_eq!(*guards.0.borrow(), [files.guard_tables()]);
+        assert!(files.record().exists(), "the next call needs it");
+        routes.is_broken.set(false);
+        detach(&files, &host).unwrap();
+        assert!(!files.record().exists());
+    }
+}

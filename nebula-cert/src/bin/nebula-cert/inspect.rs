@@ -74,9 +74,12 @@ fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
 /// Reads the certificates of a file; none if it contains no certificate banner.
 fn certificates(path: &Path) -> anyhow::Result<Vec<Certificate>> {
     let mut text = Vec::new();
-    File::open(path)?.take(LIMIT).read_to_end(&mut text)?;
+    File::open(path)?.take(LIMIT + 1).read_to_end(&mut text)?;
     if !text.windows(BANNER.len()).any(|window| window == BANNER) {
         return Ok(Vec::new());
+    }
+    if text.len() as u64 > LIMIT {
+        bail!("the file is longer than {} MiB", LIMIT >> 20);
     }
     Ok(Certificate::bundle_from_pem(&text)?)
 }
@@ -137,5 +140,5 @@ fn span(seconds: i64) -> String {
 }
 
 const BANNER: &[u8] = b"-----BEGIN NEBULA CERTIFICATE";
-// Larger than any real bundle; a larger file with certificates is truncated and may be reported as damaged.
+// In bytes, larger than any real bundle.
 const LIMIT: u64 = 4 << 20;
