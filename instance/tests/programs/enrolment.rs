@@ -130,7 +130,7 @@ fn a_renewal_killed_at_any_step_leaves_a_pair_and_the_next_run_completes_it() {
     let copy = |name: &str| {
         let folder = host.folder(name);
         run("cp", &["-a", &whole.display().to_string(), &folder.display().to_string()]);
-        // The CA announces something new, which is written between key and certificate.
+        // Removed, so that a renewal writes it again between key and certificate.
         std::fs::remove_file(folder.join("announced.json")).expect("what was announced");
         folder
     };

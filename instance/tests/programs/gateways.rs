@@ -1,4 +1,4 @@
-//! Networks behind nodes, refused packets and kernel routes: our `nebula` beside real Go Nebula, with real kernels.
+//! Networks behind nodes, refused packets and kernel routes: our `nebula` with real Go Nebula, on real kernels.
 //!
 //! Hosts: `c` (client), `g` and `h` (gateways), `n` (a machine behind them without Nebula, 192.168.7.9).
 

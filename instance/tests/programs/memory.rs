@@ -49,7 +49,7 @@ fn peak_kib(pid: u64, work: impl FnOnce()) -> u64 {
     })
 }
 
-/// Waits until a process holds at most `most`; returns how much it holds then, and after what time.
+/// Waits until a process holds at most `most`, or [`PATIENCE`] is over; returns how much it holds then, and the time.
 fn rest_kib(pid: u64, most: u64) -> (u64, Duration) {
     let start = Instant::now();
     loop {

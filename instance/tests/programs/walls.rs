@@ -132,7 +132,7 @@ fn an_instance_that_crashes_leaves_no_core_file() {
     let room = node.status_socket("web").parent().expect("a folder").to_owned();
     for signal in [Signal::SIGSEGV, Signal::SIGABRT] {
         let pid = pid_of(&launch);
-        // The first signal is handled as a stack overflow, which would recur at the same address.
+        // Rust's SIGSEGV handler first restores the default action and expects the fault to recur, so it is sent again.
         let until = Instant::now() + SOON;
         while alive(pid.unsigned_abs().into()) && Instant::now() < until {
             let _ = kill(Pid::from_raw(pid), signal);

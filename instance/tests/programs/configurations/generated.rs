@@ -309,7 +309,7 @@ fn go_and_ours_agree_on_values_of_every_type_and_on_texts_of_every_syntax() {
     let tried = texts.len();
     assert!(tried >= 2000, "{tried} configurations");
     assert!(failures.is_empty(), "{} of {tried} differ:\n{}", failures.len(), failures.join("\n"));
-    // These are deviations in docs/migration.md: here such a value is an error, or the default applies.
+    // The panics are deviations in docs/migration.md: ours reports an error there, or uses the default.
     assert!(panics * 100 <= tried, "Go panics on {panics} of {tried}");
     eprintln!("{tried} configurations, and Go panics on {panics} of them");
 }

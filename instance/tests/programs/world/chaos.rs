@@ -84,7 +84,7 @@ impl Drop for Talker {
     }
 }
 
-/// Configures what could be left behind or leak for every pod of `node`: a host route, and overlay prefixes.
+/// Configures for every pod of `node` what could leak or be left behind: overlay prefixes, and a host route.
 pub fn expose(node: &mut Node) {
     node.conf["plugins"][1]["overlay"] = json!([OVERLAY]);
     node.conf["plugins"][1]["renumber"] = true.into();
@@ -100,8 +100,7 @@ pub struct Met<T> {
     pub netns: Option<String>,
 }
 
-/// Runs `verb`, and calls `end` once while the plugin works for `pod`; `end` gets the plugin's processes and may kill
-/// any of them.
+/// Runs `verb`. While the plugin works for `pod`, calls `end` with the plugin's processes, until that has killed one.
 pub fn among<T: Send>(
     pod: &str,
     patience: Duration,
