@@ -1,8 +1,8 @@
-//! The text of an error together with the errors that caused it.
+//! Formats an error together with its causes.
 
 use std::error::Error;
 
-/// An error and all its causes on one line. A cause that the text before it already ends with is not repeated.
+/// Formats an error and all its causes on one line. Skips a cause if the text so far already ends with it.
 #[must_use]
 pub fn with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();

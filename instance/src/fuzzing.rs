@@ -1,4 +1,4 @@
-//! Doors for the fuzzer to decoders that are private.
+//! Entry points for fuzzing private decoders.
 
 use nebula_cert::issuance::{Reply, Trust};
 use nebula_cert::{Curve, PrivateKey};
@@ -6,7 +6,7 @@ use nebula_cert::{Curve, PrivateKey};
 use crate::ca_client::answers;
 use crate::host::system_routes::{self, Overlay};
 
-/// An answer of the CA: two bytes of status, then the body.
+/// Decodes a CA answer: two bytes of HTTP status, then the body.
 pub fn ca_answer(data: &[u8]) {
     let Some((status, body)) = data.split_first_chunk() else { return };
     let status = u16::from_be_bytes(*status);
@@ -27,11 +27,11 @@ pub fn ca_answer(data: &[u8]) {
     }
 }
 
-/// A datagram of the kernel: notifications of routes.
+/// Decodes a datagram of route notifications from the kernel.
 pub fn netlink(data: &[u8]) {
     let networks = ["10.42.0.0/16", "fd42::/64"].iter().filter_map(|network| network.parse().ok()).collect();
     let overlay = Overlay { networks, device: 7 };
     let changes = system_routes::changes(data, &overlay);
-    // A message has a header and a route at least.
+    // Each message has at least a header and a route.
     assert!(changes.len() <= data.len() / 28);
 }

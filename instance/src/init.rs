@@ -1,4 +1,4 @@
-//! The init container's end of the hand-off: shows the pod's token, takes the certificate, writes it.
+//! The init container's side of the hand-off: sends the pod's token, receives the certificate and writes it.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, BufReader, Read, Write};
@@ -21,7 +21,7 @@ use crate::linux::errno;
 pub struct Settings {
     /// File with the pod's projected service-account token.
     pub token_file: PathBuf,
-    /// Folder for `host.crt`, `ca.crt` and, if it comes, `host.key`.
+    /// Folder for `host.crt`, `ca.crt` and, if delivered, `host.key`.
     pub out_dir: PathBuf,
     /// How long to wait for a certificate.
     pub deadline: Duration,
@@ -31,7 +31,7 @@ pub struct Settings {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The token file is no use.
+    /// The token file is unusable.
     #[error("token file {}: {cause}", path.display())]
     Token {
         /// Path.
@@ -39,23 +39,23 @@ pub enum Error {
         /// What is wrong with it.
         cause: String,
     },
-    /// A process other than the instance listens.
+    /// A process other than the pod's instance listens on the socket.
     #[error(
         "the socket {NAME} is held by user {user} and not by this node: a program of the pod pretends to be its instance"
     )]
     Impostor {
-        /// As this container sees it.
+        /// Its user id, as seen in this container.
         user: u32,
     },
-    /// Nothing came in time.
+    /// No certificate arrived in time.
     #[error("no certificate within {} s: {reason}", after.as_secs())]
     Deadline {
         /// How long it waited.
         after: Duration,
-        /// What the instance said last, or that it said nothing.
+        /// The last reason that the instance gave, or that none listens.
         reason: String,
     },
-    /// The certificate came and could not be written.
+    /// The certificate arrived but could not be written.
     #[error("cannot write the certificate to {}: {cause}", path.display())]
     Write {
         /// Folder.
@@ -65,7 +65,7 @@ pub enum Error {
     },
 }
 
-/// Waits for the certificate and writes it. Returns its name.
+/// Waits for the certificate and writes it. Returns the certificate's name.
 ///
 /// # Errors
 /// See [`Error`].
@@ -78,15 +78,15 @@ struct Init<'a> {
     name: &'a str,
     node: Node,
     until: Instant,
-    /// What the instance said last.
+    /// The last reason that the instance gave.
     reason: Option<String>,
 }
 
-/// How the node's root looks from here.
+/// How the node's root user appears in this container.
 #[derive(Debug, Clone, Copy)]
 struct Node {
     user: u32,
-    /// Whether programs of the node have process ids here: only where the pod is in the node's own pid namespace.
+    /// Whether the node's processes have process ids here, which is so only if the pod shares the node's pid namespace.
     has_process_ids: bool,
 }
 
@@ -105,7 +105,7 @@ impl Node {
 impl Init<'_> {
     fn run(mut self) -> Result<String, Error> {
         loop {
-            // Read again each time: the kubelet replaces it.
+            // Read again for each attempt, because the kubelet replaces it.
             let token = read_token(&self.settings.token_file)?;
             if let Some(stream) = self.connect()?
                 && let Some(name) = self.converse(&stream, &token)?
@@ -120,11 +120,11 @@ impl Init<'_> {
         }
     }
 
-    /// The instance, if it is there.
+    /// Connects to the instance, if it listens.
     fn connect(&self) -> Result<Option<UnixStream>, Error> {
         let connected = handoff::address(self.name).and_then(|address| UnixStream::connect_addr(&address));
         let Ok(stream) = connected else { return Ok(None) };
-        // The kernel recorded the listener when it began to listen.
+        // The kernel recorded the listener's credentials at listen(2).
         let Ok(listener) = getsockopt(&stream, sockopt::PeerCredentials) else { return Ok(None) };
         let is_outside = self.node.has_process_ids || listener.pid() == 0;
         if listener.uid() != self.node.user || !is_outside {
@@ -133,7 +133,7 @@ impl Init<'_> {
         Ok(Some(stream))
     }
 
-    /// Until the instance goes, time is over, or the certificate is there.
+    /// Runs until the instance disconnects, time runs out, or the certificate has arrived.
     fn converse(&mut self, mut stream: &UnixStream, token: &Zeroizing<String>) -> Result<Option<String>, Error> {
         let hello = handoff::line(&Hello { token: String::clone(token) });
         if hello.and_then(|hello| stream.write_all(&hello)).is_err() {
@@ -160,7 +160,7 @@ impl Init<'_> {
                 Err(error) => Some(error.to_string()),
             };
             let receipt = handoff::line(&Receipt { refused });
-            // It has been written, whether the instance hears of it or not.
+            // The certificate has been written, whether or not the instance receives this.
             let _ = receipt.and_then(|receipt| stream.write_all(&receipt));
             return match taken? {
                 Ok(name) => Ok(Some(name)),
@@ -205,7 +205,7 @@ fn read_token(path: &Path) -> Result<Zeroizing<String>, Error> {
     if handoff::is_token(&token) { Ok(token) } else { Err(refuse("there is no token in it".to_owned())) }
 }
 
-/// Why a delivery is refused.
+/// Why a delivery was refused.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
     #[error("certificate: {0}")]
@@ -218,7 +218,7 @@ enum Unusable {
     Key(#[source] nebula_cert::Error),
 }
 
-/// What is written must at least fit together. Returns the certificate's name.
+/// Checks that the files of a delivery match each other. Returns the certificate's name.
 fn check(delivery: &Delivery) -> Result<String, Unusable> {
     let certificates = Certificate::bundle_from_pem(delivery.certificate.as_bytes());
     let certificates = certificates.map_err(Unusable::Certificate)?;
@@ -235,15 +235,15 @@ fn check(delivery: &Delivery) -> Result<String, Unusable> {
     Ok(name)
 }
 
-/// Each file is complete or absent, and the certificate comes last: when it is there, so are the others.
+/// Writes the files. Each is complete or absent, and the certificate comes last: once it exists, so do the others.
 fn write(folder: &Path, delivery: &Delivery) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o750).create(folder)?;
     let key = folder.join("host.key");
     match &delivery.key {
         Some(pem) => write_file(&key, pem.as_bytes())?,
-        // The key goes once: init may run again, and the certificate that it belongs to is the same still.
+        // The key is delivered only once: if init runs again, the certificate is still the one that the key belongs to.
         None if std::fs::read(folder.join("host.crt")).is_ok_and(|old| old == delivery.certificate.as_bytes()) => {}
-        // Of an earlier run: it does not belong to this certificate.
+        // A key from an earlier run, which does not belong to this certificate.
         None => match std::fs::remove_file(&key) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -261,7 +261,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
         _ => {}
     }
     let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&beside)?;
-    // Whatever the umask of the image says.
+    // Regardless of the image's umask.
     file.set_permissions(std::fs::Permissions::from_mode(FILE_MODE))?;
     file.write_all(bytes)?;
     file.sync_all()?;
@@ -272,8 +272,8 @@ const NO_INSTANCE: &str = "no instance of this pod listens on this node; is the 
                             have \"flow\": \"init\", and are plugin and init container of the same release?";
 const FILE_MODE: u32 = 0o640;
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
-// Inodes of the initial namespaces (linux/proc_ns.h), and the overflow UID, which stands for users that a namespace
-// lacks.
+// Inodes of the initial namespaces (linux/proc_ns.h), and the overflow UID, which stands for users unknown in a
+// namespace.
 const INITIAL_USER_NAMESPACE_INODE: u64 = 0xefff_fffd;
 const INITIAL_PID_NAMESPACE_INODE: u64 = 0xefff_fffc;
 const OVERFLOW_UID: u32 = 65_534;
@@ -318,7 +318,7 @@ mod tests {
     }
 
     fn init(settings: &Settings, socket: &str) -> Result<String, Error> {
-        // Tests need not be root.
+        // Tests need not run as root.
         let node = Node { user: nix::unistd::getuid().as_raw(), has_process_ids: true };
         Init { settings, name: socket, node, until: now() + settings.deadline, reason: None }.run()
     }
@@ -344,7 +344,7 @@ mod tests {
             let (settings, socket) = (settings.clone(), socket.clone());
             move || init(&settings, &socket)
         });
-        // It waits until the instance is there.
+        // Init waits until the instance listens.
         let server = HandoffServer::open(&socket, || Ok(())).unwrap();
         assert_eq!(token(&server), "header.claims.signature");
         server.explain("the CA\nis away");
@@ -372,7 +372,7 @@ mod tests {
         );
         let stranger = credentials().delivery.ca.clone();
         assert!(check(&changed(&delivery, |delivery| delivery.ca = stranger)).is_err());
-        // The key comes once; with the same certificate it stays.
+        // The key is delivered once; it is kept while the certificate stays the same.
         write(&out, &changed(&delivery, |delivery| delivery.key = None)).unwrap();
         assert!(out.join("host.key").exists());
     }
@@ -392,7 +392,7 @@ mod tests {
         let error = running.join().unwrap().unwrap_err().to_string();
         assert_eq!(error, "no certificate within 2 s: the CA is away");
         assert!(!out.exists());
-        // What does not fit together is not written either.
+        // A delivery that does not match is not written either.
         let settings = self::settings(folder.path(), Duration::from_secs(2));
         let running = std::thread::spawn(move || init(&settings, &socket));
         token(&server);

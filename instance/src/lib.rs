@@ -1,7 +1,7 @@
 //! The host side of Nebula: the `nebula` daemon and one pod's tunnel, around `nebula-core`.
 //!
 //! The programs in `bin/` are thin. [`host`] is the daemon and [`pod`] one pod's instance; neither imports the other.
-//! What both need is below them. A module imports only from the lines below its own:
+//! Code that both need is in lower layers. A module imports only from lines below its own:
 //!
 //! - [`host`], [`pod`], [`init`]
 //! - [`enrol`]

@@ -1,4 +1,4 @@
-//! Looks up the names in `static_host_map` in the background, again and again.
+//! Resolves the names in `static_host_map` in the background, and repeats that periodically.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -37,7 +37,7 @@ pub enum Error {
 /// Addresses by name.
 type Answers = BTreeMap<String, Vec<IpAddr>>;
 
-/// A thread that looks names up. It ends when this is dropped.
+/// A thread that resolves names. It ends when this is dropped.
 #[derive(Debug)]
 pub struct NameWatch {
     replace: SyncSender<StaticHosts>,
@@ -45,10 +45,10 @@ pub struct NameWatch {
 }
 
 impl NameWatch {
-    /// Starts looking up the names of `hosts`; `changed` gets all endpoints whenever an answer changes them.
+    /// Starts resolving the names of `hosts`. `changed` gets all endpoints whenever an answer changes them.
     ///
     /// # Errors
-    /// No thread could be started.
+    /// Returns an error if no thread can be started.
     pub fn start(hosts: StaticHosts, changed: impl FnMut(Endpoints) + Send + 'static) -> std::io::Result<Self> {
         let (replace, commands) = sync_channel(4);
         let latest = Arc::<Mutex<(NameFamily, Answers)>>::default();
@@ -58,16 +58,16 @@ impl NameWatch {
         Ok(Self { replace, latest })
     }
 
-    /// Endpoints of other hosts, as far as the names that were already looked up tell.
+    /// Endpoints of `hosts`, as far as names have been resolved already.
     #[must_use]
     pub fn endpoints(&self, hosts: &StaticHosts) -> Endpoints {
         known_endpoints(hosts, &self.latest)
     }
 
-    /// Continues with other hosts, at once. Their endpoints are passed on again, because an answer about the hosts
-    /// before may have been on its way.
+    /// Switches to other hosts at once. Their endpoints are passed to `changed` again, because an answer for the
+    /// previous hosts may have been in flight.
     pub fn replace(&self, hosts: StaticHosts) {
-        // A full queue means several replacements are waiting already; the thread cannot be far behind.
+        // With a full queue this waits until the thread has taken one of the pending replacements.
         let _ = self.replace.send(hosts);
     }
 }
@@ -118,7 +118,7 @@ fn known_endpoints(hosts: &StaticHosts, latest: &Mutex<(NameFamily, Answers)>) -
     if *family == hosts.family { hosts.endpoints(answers) } else { hosts.endpoints(&Answers::new()) }
 }
 
-/// The names among these targets that have no address, each with the reason.
+/// The names among these targets that cannot be resolved, each with its error.
 #[must_use]
 pub(crate) fn unresolved(targets: &[HostTarget]) -> Vec<(&str, Error)> {
     let mut failed = Vec::new();
@@ -132,7 +132,7 @@ pub(crate) fn unresolved(targets: &[HostTarget]) -> Vec<(&str, Error)> {
     failed
 }
 
-/// First address of every target, names included; what cannot be resolved is left out with an error in the log.
+/// The first address of every target, with names resolved; targets that cannot be resolved are logged and skipped.
 #[must_use]
 pub fn resolve_once(targets: &[HostTarget]) -> Vec<SocketAddr> {
     let resolve = |target: &HostTarget| match target {
@@ -148,10 +148,10 @@ pub fn resolve_once(targets: &[HostTarget]) -> Vec<SocketAddr> {
     targets.iter().filter_map(resolve).collect()
 }
 
-/// Addresses of an own host name or address, to listen on.
+/// Resolves a host name or address to listen on.
 ///
 /// # Errors
-/// It has none.
+/// Returns an error if the name has no address.
 pub(crate) fn listen_addresses(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
     let addresses = match host.parse() {
         Ok(address) => vec![address],
@@ -160,17 +160,17 @@ pub(crate) fn listen_addresses(host: &str, port: u16) -> std::io::Result<Vec<Soc
     Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect())
 }
 
-/// Listens on `host:port`, where no host is every address.
+/// Listens on `host:port`; an empty host means all addresses.
 ///
 /// # Errors
-/// It is no such text, the host has no address, or somebody else listens there.
+/// Returns an error if the text is invalid, the host has no address, or the port is in use.
 pub(crate) fn bind(listen: &str) -> std::io::Result<TcpListener> {
     if let Some(port) = listen.strip_prefix(':') {
         let port = port.parse::<u16>().map_err(std::io::Error::other)?;
         return TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
     }
     match listen.parse::<HostTarget>().map_err(std::io::Error::other)? {
-        // As in Go, every address is of both families.
+        // As in Go, the unspecified address covers both families.
         HostTarget::Address(address) if address.ip() == Ipv4Addr::UNSPECIFIED => {
             TcpListener::bind((Ipv6Addr::UNSPECIFIED, address.port())).or_else(|_| TcpListener::bind(address))
         }
@@ -179,14 +179,14 @@ pub(crate) fn bind(listen: &str) -> std::io::Result<TcpListener> {
     }
 }
 
-/// Addresses of one name, by the hosts file and DNS.
+/// Resolves one name with the hosts file and DNS.
 ///
 /// # Errors
-/// What the resolver says, or that it took too long.
+/// Returns the resolver's error, or a timeout.
 pub fn look_up(name: &str, family: NameFamily, timeout: Duration) -> Result<Vec<IpAddr>, Error> {
-    // Names are rare: a runtime for the time of one look-up keeps memory free between them, and reads /etc/resolv.conf
-    // and /etc/hosts afresh. Underscores inside a label, usual in names of containers, are no host name by the letter,
-    // but resolvers know them.
+    // Lookups are rare: a runtime that lives for one lookup uses no memory in between, and reads /etc/resolv.conf and
+    // /etc/hosts afresh. Underscores inside a label, common in container names, are not valid in host names, but
+    // resolvers accept them.
     let query = Name::from_utf8(name)
         .or_else(|_| Name::from_str_relaxed(name))
         .map_err(NetError::from)
@@ -210,7 +210,7 @@ pub fn look_up(name: &str, family: NameFamily, timeout: Duration) -> Result<Vec<
 
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 const FOREVER: Duration = Duration::from_secs(365 * 86_400);
-// More endpoints than this for one name help nobody and would be handshaken with all at once.
+// More endpoints for one name help nobody, and handshakes would go to all of them at once.
 const MAX_ADDRESSES_PER_NAME: usize = 32;
 
 #[cfg(test)]
@@ -242,7 +242,7 @@ mod tests {
         let (replace, commands) = sync_channel(1);
         let mut replace = Some(replace);
         let look_up = |_: &str, _, _| {
-            // The reload happens while the answer is on its way; afterwards nobody is left to ask for more.
+            // The reload happens while the answer is in flight; then the sender is dropped, and the watch ends.
             replace.take().expect("only the old hosts have a name").send(new.clone()).unwrap();
             Ok(vec!["192.0.2.1".parse().unwrap()])
         };

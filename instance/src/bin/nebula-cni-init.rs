@@ -47,7 +47,7 @@ fn main() -> ExitCode {
 }
 
 fn print(text: &str) {
-    // A closed standard output is no error.
+    // A closed standard output is not an error.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 

@@ -1,4 +1,4 @@
-//! The tunnel of one pod: started by the CNI plugin with a launch file, ended by a signal or with the pod.
+//! The tunnel of one pod: started by the CNI plugin with a launch file, stopped by a signal or with the pod.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -83,7 +83,7 @@ fn labels() -> ExitCode {
 }
 
 fn print(text: &str) {
-    // A closed standard output is no error.
+    // A closed standard output is not an error.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 

@@ -1,5 +1,5 @@
-//! Gets a host's certificate from the CA service with a one-time token, and renews it: for hosts on which Go's daemon
-//! runs, or which renew by a timer. `nebula` does both by itself.
+//! Gets a host's certificate from the CA service with a one-time token, and renews it: for hosts that run Go's daemon
+//! or renew from a timer. `nebula` does both by itself.
 
 use std::io::Write;
 use std::path::Path;
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
         (Some(url), Some(tls_ca)) => {
             Some(CaAccess { url: url.to_owned(), tls_ca_file: tls_ca.into(), token_file: token.into() })
         }
-        // The service is that of the enrolment.
+        // Renewal uses the saved service.
         (None, None) if renew => None,
         _ => {
             eprintln!("nebula-enrol: -ca-url and -tls-ca are required; see nebula-enrol -help");
@@ -86,21 +86,21 @@ fn main() -> ExitCode {
     }
 }
 
-/// For the condition of a unit: success says that there is something to do.
+/// For a systemd ExecCondition=: success means that a renewal is due.
 fn due(files: &Files, now: UnixTime) -> ExitCode {
     match enrol::is_due(files, now) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("nebula-enrol: {error}");
-            // More than 254 is a failure of the unit.
+            // systemd treats exit code 255 as a failure of the unit.
             ExitCode::from(255)
         }
     }
 }
 
 fn print(text: &str) {
-    // A closed standard output is no error.
+    // A closed standard output is not an error.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 

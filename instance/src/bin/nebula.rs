@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         }
     };
     if flags.is_set("version") {
-        // Scripts read the first line, which is as Go's.
+        // Scripts read the first line, which has Go's format.
         print(concat!("Version: ", env!("CARGO_PKG_VERSION"), "\n", "Compatible with: Go Nebula 1.11\n"));
         return ExitCode::SUCCESS;
     }
@@ -73,7 +73,7 @@ fn run(path: &Path, flags: &Parsed) -> Result<(), Error> {
     if flags.is_set("test") { loaded.test(flags.is_set("strict")) } else { loaded.serve() }
 }
 
-/// Becomes `nebula-ctl`, the one in the folder of this program if there is one. Returns only if that fails.
+/// Executes `nebula-ctl`, preferring the one in this program's folder. Returns only if that fails.
 fn control() -> ExitCode {
     let beside = std::env::current_exe().ok().map(|program| program.with_file_name(CTL)).filter(|path| path.exists());
     let program = beside.unwrap_or_else(|| CTL.into());
@@ -100,7 +100,7 @@ fn default_config() -> Result<PathBuf, String> {
 }
 
 fn print(text: &str) {
-    // A closed standard output is no error.
+    // A closed standard output is not an error.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 

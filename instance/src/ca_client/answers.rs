@@ -1,11 +1,11 @@
-//! What the CA service answered, read and checked before anything believes it.
+//! Parses and checks answers of the CA service before anything relies on them.
 
 use nebula_cert::issuance::{Refusal, Reply, Trust};
 use nebula_cert::{CaPool, Certificate, Identity, PrivateKey, UnixTime, rfc3339};
 
 use super::{Error, Issued};
 
-/// Why an answer of the CA is of no use.
+/// Why an answer of the CA is unusable.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unusable {
     #[error("certificate: {0}")]
@@ -19,7 +19,7 @@ pub(crate) enum Unusable {
     Blocklist(String),
 }
 
-/// The body of an answer of `status`, if it is what was asked for.
+/// Parses the body of an answer with this HTTP status.
 pub(crate) fn read<T: serde::de::DeserializeOwned>(status: u16, body: &[u8]) -> Result<T, Error> {
     if (200..300).contains(&status) {
         return serde_json::from_slice(body)
@@ -38,7 +38,8 @@ pub(crate) fn read<T: serde::de::DeserializeOwned>(status: u16, body: &[u8]) -> 
     }
 }
 
-/// A certificate that its own CAs do not accept would only fail later, on every peer.
+/// Checks a new certificate against the CAs that came with it: one that does not verify would be refused by every peer
+/// later.
 pub(crate) fn accept(reply: &Reply, key: PrivateKey, now: UnixTime) -> Result<Issued, Unusable> {
     let certificates = Certificate::bundle_from_pem(reply.certificate.as_bytes()).map_err(Unusable::Certificate)?;
     let identity = Identity::new(certificates.clone(), key).map_err(Unusable::Certificate)?;
@@ -51,7 +52,7 @@ pub(crate) fn accept(reply: &Reply, key: PrivateKey, now: UnixTime) -> Result<Is
     Ok(Issued { identity, trust, renewal_key: reply.renewal_key.clone() })
 }
 
-/// By how much the clocks must differ at least: the certificate was made a moment ago.
+/// Estimates how far the clocks differ at least, given that the certificate was made a moment ago.
 fn skew(not_before: UnixTime, not_after: UnixTime, now: UnixTime) -> String {
     let (seconds, direction) = match now {
         now if now < not_before => (not_before - now, "behind"),
@@ -61,7 +62,7 @@ fn skew(not_before: UnixTime, not_after: UnixTime, now: UnixTime) -> String {
     format!("; the clock of this host is at least {} minutes {direction} that of the CA service", (seconds + 59) / 60)
 }
 
-/// Whom to trust.
+/// Parses a trust bundle and blocklist.
 pub(crate) fn trust(answer: &Trust) -> Result<CaPool, Unusable> {
     pool(&answer.ca, &answer.blocklist)
 }
@@ -74,7 +75,7 @@ fn pool(bundle: &str, blocklist: &[String]) -> Result<CaPool, Unusable> {
     Ok(pool)
 }
 
-/// What others wrote goes into logs and status lines: one line, of bounded length.
+/// Text from outside goes into logs and status lines, so it is reduced to one line of bounded length.
 fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
 }

@@ -1,13 +1,13 @@
-//! Spreads what many instances would else do at the same moment.
+//! Jitter: spreads requests that many instances would otherwise make at the same moment.
 
 use std::time::Duration;
 
-/// A small generator: spreading load needs no secrecy.
+/// A small random generator; spreading load needs no secrecy.
 #[derive(Debug)]
 pub(crate) struct Jitter(pub(crate) u64);
 
 impl Jitter {
-    /// Something from nothing to `limit`.
+    /// A random duration between zero and `limit`.
     pub(crate) fn below(&mut self, limit: Duration) -> Duration {
         // splitmix64
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -18,7 +18,7 @@ impl Jitter {
         limit.mul_f64(fraction as f64 / f64::from(1u32 << 24))
     }
 
-    /// `wait`, a quarter more or less.
+    /// `wait`, plus or minus up to a quarter.
     pub(crate) fn around(&mut self, wait: Duration) -> Duration {
         wait * 3 / 4 + self.below(wait / 2)
     }

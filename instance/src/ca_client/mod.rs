@@ -1,4 +1,4 @@
-//! Speaks to the CA service: short HTTPS calls, made blocking on a thread of their own.
+//! Client of the CA service: short blocking HTTPS calls on a thread of their own.
 
 pub(crate) mod answers;
 pub(crate) mod backoff;
@@ -25,17 +25,17 @@ use zeroize::{Zeroize, Zeroizing};
 
 use crate::linux::netns::NamespaceExecutor;
 
-/// Asks one CA service from one network namespace.
+/// Sends requests to one CA service from one network namespace.
 #[derive(Debug, Clone)]
 pub struct CaClient {
     access: CaAccess,
     place: NamespaceExecutor,
-    /// Keeps a connection open for the next poll of the trust bundle.
+    /// An agent whose open connection the next request for the trust bundle can reuse.
     kept: Arc<Mutex<Option<ureq::Agent>>>,
     held: Held,
 }
 
-/// Files that were opened while that was allowed, for when their paths are closed.
+/// Files opened while that was permitted, for later, when their paths cannot be opened any more.
 #[derive(Debug, Clone, Default)]
 struct Held {
     token: Option<Arc<File>>,
@@ -45,20 +45,20 @@ struct Held {
 /// The proof of identity that a request carries.
 #[derive(Clone)]
 pub enum Prover {
-    /// The node vouches for the pod, with the token in the token file.
+    /// The node vouches for the pod with the node token from the token file.
     Node(Pod),
-    /// As [`Prover::Node`], for a provisional certificate.
+    /// Like [`Prover::Node`], for a provisional certificate.
     Provisional(Pod),
-    /// The pod speaks for itself.
+    /// The pod proves its own identity.
     Pod {
         /// Its service-account token.
         token: Zeroizing<String>,
         /// Its primary address.
         address: IpAddr,
     },
-    /// The host that the one-time token in the token file was made for.
+    /// The host that the one-time token in the token file is for.
     Host,
-    /// The host that this one-time token was made for.
+    /// The host that this one-time token is for.
     Invited(Zeroizing<String>),
     /// The holder of a certificate requests its successor.
     Holder {
@@ -69,43 +69,43 @@ pub enum Prover {
     },
 }
 
-/// What the CA gave, checked as far as that is possible here.
+/// What the CA issued, verified as far as possible here.
 #[derive(Debug, Clone)]
 pub struct Issued {
-    /// Certificate and the key made for it.
+    /// The certificate and the key made for it.
     pub identity: Identity,
-    /// CAs and blocklist to believe from now on.
+    /// CAs and blocklist in force from now on.
     pub trust: CaPool,
-    /// For [`Prover::Holder`]; none if the service takes no such proof.
+    /// Public key for [`Prover::Holder`]; `None` if the service does not accept that proof.
     pub renewal_key: Option<String>,
 }
 
-/// The answer to whom to trust.
+/// The answer to a request for the trust bundle.
 #[derive(Debug, Clone)]
 pub struct TrustAnswer {
-    /// None: as before.
+    /// `None` if nothing changed.
     pub news: Option<TrustNews>,
-    /// How long the service wants to be left alone.
+    /// The delay that the service asked for before the next request.
     pub retry_after: Option<Duration>,
 }
 
-/// Whom to trust from now on.
+/// The new trust.
 #[derive(Debug, Clone)]
 pub struct TrustNews {
     /// CAs and blocklist.
     pub trust: CaPool,
-    /// Names this version; to be sent with the next question.
+    /// Identifies this version; sent with the next request.
     pub etag: String,
-    /// As [`Issued::renewal_key`].
+    /// See [`Issued::renewal_key`].
     pub renewal_key: Option<String>,
-    /// The answer as it came.
+    /// The answer as received.
     pub answer: issuance::Trust,
 }
 
-/// The CA looked at the request and said no, or what it gave is not what was asked for.
+/// The CA refused the request, or issued something other than requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The stable reason that the CA names; `None`: it was refused here.
+    /// The CA's stable reason code; `None` if this program refused.
     pub code: Option<String>,
     /// Which check failed.
     pub message: String,
@@ -120,11 +120,11 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// Why there is no certificate.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The CA looked at the request and said no; asking again soon is pointless.
+    /// The CA refused the request; retrying soon is pointless.
     #[error("{message} ({code})")]
     Denied {
         /// Stable reason.
@@ -132,23 +132,23 @@ pub enum Error {
         /// Which check failed.
         message: String,
     },
-    /// The CA could not be asked, or could not answer.
+    /// The CA could not be reached, or could not answer.
     #[error("{0}")]
     Unavailable(String),
 }
 
 impl CaClient {
-    /// A client that connects from `place`; nothing is read or sent yet.
+    /// Creates a client that connects from `place`; nothing is read or sent yet.
     #[must_use]
     pub fn new(access: CaAccess, place: NamespaceExecutor) -> Self {
         Self { access, place, kept: Arc::default(), held: Held::default() }
     }
 
-    /// Opens the files of this client, because the program is about to become a user that may not. A token only where
-    /// it will be shown.
+    /// Opens the files of this client, because the program is about to switch to a user that may not. Opens the token
+    /// only if it will be used.
     ///
     /// # Errors
-    /// A file cannot be opened.
+    /// Returns an error if a file cannot be opened.
     pub fn hold_files(&mut self, with_token: bool) -> Result<(), Error> {
         let open =
             |what, path: &Path| File::open(path).map(Arc::new).map_err(|error| self.unreadable(what, path, &error));
@@ -158,21 +158,21 @@ impl CaClient {
         Ok(())
     }
 
-    /// Whether the token file was replaced by another one, which this program may not read any more.
+    /// Whether the token file was replaced by one that this program may not read any more.
     #[must_use]
     pub fn has_stale_token(&self) -> bool {
         self.held.token.as_ref().is_some_and(|file| file.metadata().is_ok_and(|file| file.nlink() == 0))
     }
 
-    /// Makes a new key in memory and asks for a certificate of it, as the first of `provers` that is not refused. Takes
-    /// at most about `timeout` for each.
+    /// Makes a new key in memory and requests a certificate for it, trying `provers` in order until one is not refused.
+    /// Takes at most about `timeout` for each.
     ///
     /// # Errors
-    /// The CA refused, or there is no usable answer.
+    /// Returns an error if the CA refused, or there is no usable answer.
     pub fn request(&self, provers: &[Prover], timeout: Duration, now: UnixTime) -> Result<Issued, Error> {
         let mut result = Err(Error::Unavailable("there is nothing to prove who asks".to_owned()));
         for prover in provers {
-            // The answer tells which curve this CA signs for; nearly all use the first.
+            // The refusal reveals that this CA signs for the other curve; nearly all use the first one.
             result = match self.request_with(Curve::Curve25519, prover, timeout, now) {
                 Err(Error::Denied { code, .. }) if code == "wrong_curve" => {
                     self.request_with(Curve::P256, prover, timeout, now)
@@ -192,10 +192,10 @@ impl CaClient {
         self.request_for(key, prover, timeout, now).map(|(issued, _)| issued)
     }
 
-    /// Asks once for a certificate of `key`; also returns the answer as it came.
+    /// Requests a certificate for `key` once; also returns the answer as received.
     ///
     /// # Errors
-    /// The CA refused, or there is no usable answer.
+    /// Returns an error if the CA refused, or there is no usable answer.
     pub fn request_for(
         &self,
         key: PrivateKey,
@@ -221,11 +221,11 @@ impl CaClient {
         Ok((issued, reply))
     }
 
-    /// Asks whom to trust. With the `etag` of an earlier answer the service keeps the question until there is news, up to
-    /// `wait`, as long as it keeps any. One connection serves all questions while it lasts.
+    /// Requests the trust bundle. With the `etag` of an earlier answer, a service that supports long polling holds the
+    /// request until there is news, for at most `wait`. Requests share one connection as long as it lasts.
     ///
     /// # Errors
-    /// There is no usable answer.
+    /// Returns an error if there is no usable answer.
     pub fn trust(&self, etag: Option<&str>, wait: Duration, timeout: Duration) -> Result<TrustAnswer, Error> {
         let wait = if etag.is_some() { wait.as_secs().min(MAX_WAIT_SECONDS) } else { 0 };
         let url = match wait {
@@ -263,12 +263,13 @@ impl CaClient {
         Ok(TrustAnswer { news: Some(TrustNews { trust, etag, renewal_key, answer }), retry_after })
     }
 
-    /// What failed is not kept: the next question reads the roots again.
+    /// Keeps the agent of a successful call. After a failure none is kept, so the next request reads the root
+    /// certificates again.
     fn keep(&self, agent: ureq::Agent) {
         *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(agent);
     }
 
-    /// Runs `call` where this client connects from.
+    /// Runs `call` in the network namespace of this client.
     fn there<T: Send + 'static>(&self, call: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
         self.place.run("ca-client", call).unwrap_or_else(|error| Err(Error::Unavailable(error.to_string())))
     }
@@ -299,7 +300,7 @@ impl CaClient {
         body.map(Zeroizing::new).map_err(|error| Error::Unavailable(format!("cannot write the request: {error}")))
     }
 
-    /// Read again for each request: node tokens are rotated.
+    /// Read again for each request, because node tokens are rotated.
     fn token(&self) -> Result<String, Error> {
         let path = &self.access.token_file;
         let token = read_bounded(path, self.held.token.as_deref())
@@ -314,7 +315,8 @@ impl CaClient {
         format!("{}{path}", self.access.url.trim_end_matches('/'))
     }
 
-    /// Trusts the given roots and nothing else; follows no redirect and no proxy, which could take the token away.
+    /// Builds an agent that trusts only the given roots and follows no redirects and no proxies, which could leak the
+    /// token.
     fn agent(&self) -> Result<ureq::Agent, Error> {
         let path = &self.access.tls_ca_file;
         let pem = read_bounded(path, self.held.roots.as_deref())
@@ -356,7 +358,7 @@ impl CaClient {
 }
 
 impl Error {
-    /// Whether the CA itself decided.
+    /// Whether the CA itself refused.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::Denied { .. })
@@ -400,7 +402,7 @@ fn explain(error: &ureq::Error) -> String {
     }
 }
 
-/// The file at `path`, or the one that is held where that may not be opened.
+/// Reads the file at `path`, or the held one if opening is not permitted.
 fn read_bounded(path: &Path, held: Option<&File>) -> std::io::Result<Zeroizing<String>> {
     match (File::open(path), held) {
         (Err(error), Some(held)) if error.kind() == ErrorKind::PermissionDenied => read_from_start(held),
@@ -409,17 +411,18 @@ fn read_bounded(path: &Path, held: Option<&File>) -> std::io::Result<Zeroizing<S
 }
 
 fn read_from_start(file: &File) -> std::io::Result<Zeroizing<String>> {
-    // Something else than a file does not say how much there is.
+    // Files that are not regular report length 0.
     let length = usize::try_from(file.metadata()?.len()).unwrap_or(MAX_FILE_BYTES);
     let most = if length == 0 { MAX_FILE_BYTES } else { length.min(MAX_FILE_BYTES) };
-    // Reserved at once, and a little more, for that is read directly: growing would leave copies behind. All of it is
-    // overwritten at the end, so that much more would cost memory.
+    // Reserves everything at once, because growing would leave copies of a secret behind, plus a little more, so that
+    // the library reads directly into this buffer. All of it is overwritten at the end, so reserving much more would
+    // cost memory.
     let mut text = Zeroizing::new(String::with_capacity(most + 64));
     FromStart { file, at: 0 }.take(most as u64).read_to_string(&mut text)?;
     Ok(text)
 }
 
-/// Reads a file whose offset others use, too.
+/// Reads a file from its start without using its offset, which others share.
 struct FromStart<'a> {
     file: &'a File,
     at: u64,
@@ -436,8 +439,8 @@ impl Read for FromStart<'_> {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_FILE_BYTES: usize = 256 << 10;
 const MAX_HEADER_BYTES: usize = 256;
-// They stay as long as the connection; the library's own default is 128 KiB each way. Longer bodies pass in pieces, the
-// head of an answer must fit. A request with a body needs that much of the input buffer for itself.
+// The buffers live as long as the connection; the library's default is 128 KiB each. Longer bodies are read in pieces,
+// but the head of an answer must fit. A request with a body takes space of that size from the input buffer for itself.
 const INPUT_BUFFER_BYTES: usize = 10 << 10;
 const OUTPUT_BUFFER_BYTES: usize = 4 << 10;
 

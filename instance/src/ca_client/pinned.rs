@@ -1,5 +1,5 @@
-//! The first contact with a CA service of which only the TLS key is known (key pinning): nothing is sent before it is
-//! verified, and what it shows becomes the one certificate that later calls trust.
+//! The first contact with a CA service whose TLS key alone is known (key pinning). Nothing is sent before the key is
+//! verified, and later calls trust only the certificate that the service presents here.
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use rustls::{CertificateError, ClientConfig, ClientConnection, DigitallySignedSt
 
 use super::tls;
 
-/// Why the service is not believed. Nothing was sent.
+/// Why the service is not trusted. Nothing was sent to it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {
@@ -29,27 +29,27 @@ pub enum PinError {
         /// What failed.
         cause: String,
     },
-    /// Somebody else answers.
+    /// The service holds another key.
     #[error(
         "the service at {0} is not the one that the join token is for: it shows another key, so the token was not sent to \
          it. Somebody may sit in between; or the CA has a new tls.key, then make a new join token"
     )]
     OtherKey(String),
-    /// Its certificate is for other names.
+    /// The certificate is for other names.
     #[error("the certificate of {url} is not for {host}: run `nebula-ca tls add-name {host}` on the CA, and try again")]
     OtherName {
         /// Where.
         url: String,
-        /// The name in it.
+        /// The name in the URL.
         host: String,
     },
 }
 
-/// Connects to the service of a join token, checks that it holds the key of the token, and returns its certificate as
-/// PEM. Takes at most about `timeout` for each step.
+/// Connects to the service of a join token, verifies that it holds the pinned key, and returns its certificate as PEM.
+/// Each step takes at most about `timeout`.
 ///
 /// # Errors
-/// It is not there, or another one.
+/// Returns an error if the service cannot be reached or cannot be verified.
 pub fn certificate(join: &JoinToken, timeout: Duration) -> Result<String, PinError> {
     let url = join.url();
     let unreachable = |cause: String| PinError::Unreachable { url: url.to_owned(), cause };
@@ -90,7 +90,7 @@ pub fn certificate(join: &JoinToken, timeout: Duration) -> Result<String, PinErr
             let refusal = error.get_ref().and_then(|error| error.downcast_ref::<Error>());
             return Err(match refusal {
                 Some(Error::General(cause)) if cause == OTHER_KEY => PinError::OtherKey(url.to_owned()),
-                // It shows a copy of the certificate, and signs with another key.
+                // It presents a copy of the certificate, but signs with another key.
                 Some(Error::InvalidCertificate(CertificateError::BadSignature)) => PinError::OtherKey(url.to_owned()),
                 Some(Error::InvalidCertificate(
                     CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
@@ -103,7 +103,7 @@ pub fn certificate(join: &JoinToken, timeout: Duration) -> Result<String, PinErr
     Ok(pem(shown.ok_or_else(|| unreachable("it shows no certificate".to_owned()))?))
 }
 
-/// Believes whoever holds the key, and has a certificate for the name that later calls use.
+/// Accepts a server that holds the pinned key and has a certificate for the name that later calls use.
 #[derive(Debug)]
 struct Pin {
     fingerprint: [u8; 32],
@@ -127,7 +127,7 @@ impl ServerCertVerifier for Pin {
         Ok(ServerCertVerified::assertion())
     }
 
-    // That the other side holds the key, not only the certificate, is shown by these.
+    // These signatures prove that the server holds the key, not only the certificate.
     fn verify_tls12_signature(
         &self,
         message: &[u8],
@@ -168,7 +168,7 @@ mod tests {
 
     use super::*;
 
-    /// A TLS server for one caller with a certificate for `name`; tells what it was sent.
+    /// A TLS server for one client, with a certificate for `name`; returns what it received.
     struct Server {
         address: SocketAddr,
         fingerprint: [u8; 32],

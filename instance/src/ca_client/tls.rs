@@ -1,7 +1,7 @@
-//! The cryptography of calls to the CA service: aws-lc's, with the randomness of the system.
+//! The cryptography for calls to the CA service: aws-lc with the system's random generator.
 //!
-//! The generator of aws-lc gathers entropy of its own before its first number, from the jitter of the processor. That
-//! takes tens of milliseconds, more than all the rest of a pod's start, and leaves memory behind.
+//! aws-lc's own generator first collects entropy from CPU jitter. That takes tens of milliseconds, more than the rest
+//! of a pod's start, and leaves memory allocated.
 
 use ::aws_lc_rs::agreement::{self, PrivateKey, UnparsedPublicKey, agree};
 use ::aws_lc_rs::error::Unspecified;
@@ -11,8 +11,8 @@ use rustls::crypto::{
 use rustls::{Error, NamedGroup, PeerMisbehaved};
 use zeroize::Zeroizing;
 
-/// As rustls' own, but for where random bytes of handshakes on X25519 come from. Other groups are there for services
-/// that know no other.
+/// Like rustls' default provider, but prefers X25519, whose handshakes take their random bytes from the system. Other
+/// groups remain available for services that support nothing else.
 pub(super) fn provider() -> CryptoProvider {
     let mut provider = aws_lc_rs::default_provider();
     for group in &mut provider.kx_groups {

@@ -27,8 +27,8 @@ impl TrustWatch {
         Self { state: State::Idle, failures: 0, jitter: Jitter(seed) }
     }
 
-    /// Starts the watch once there is a certificate; later calls change nothing. The trust that came with the certificate
-    /// dates from `now`.
+    /// Starts the watch once there is a certificate; later calls have no effect. The trust that came with the
+    /// certificate is from `now`.
     pub fn begin(&mut self, now: Duration) {
         if self.state == State::Idle {
             self.state = State::AskAt(now + self.jitter.around(DELAY_AFTER_CHANGE));
@@ -52,19 +52,19 @@ impl TrustWatch {
         if let State::AskAt(at) = self.state { Some(at) } else { None }
     }
 
-    /// Records the CA's answer, with or without news, to a request sent at `asked`. `retry_after` is the pause that it
-    /// wants.
+    /// Records the CA's answer, with or without news, to a request sent at `asked`. `retry_after` is the delay that the
+    /// CA asked for.
     pub fn answered(&mut self, asked: Duration, now: Duration, news: bool, retry_after: Option<Duration>) {
         self.failures = 0;
-        // A long poll is followed by the next one at once. After news there is a short delay: changes rarely come
-        // alone.
+        // A long poll is followed by the next one at once. After news there is a short delay, because changes often
+        // come in groups.
         let next =
             if news { now + self.jitter.around(DELAY_AFTER_CHANGE) } else { asked + self.jitter.around(POLL_INTERVAL) };
         let left_alone = now + self.jitter.around(retry_after.unwrap_or_default().min(MAX_BACKOFF));
         self.state = State::AskAt(next.max(left_alone));
     }
 
-    /// Records that the CA did not answer. The trust in use stays.
+    /// Records that the CA did not answer. The trust in use is kept.
     pub fn failed(&mut self, now: Duration) {
         let wait = FIRST_BACKOFF.saturating_mul(1 << self.failures.min(8)).min(MAX_BACKOFF);
         self.failures = self.failures.saturating_add(1);
@@ -107,7 +107,7 @@ mod tests {
         }
     }
 
-    /// A certificate is renewed while a long poll waits: a second poll beside it would never end.
+    /// A certificate may be renewed during a long poll; a second poll started then would never end.
     #[test]
     fn a_renewal_starts_no_second_request_beside_one_in_flight() {
         let mut watch = TrustWatch::new(3);

@@ -1,4 +1,4 @@
-//! The files of an enrolled host: its key and certificate, whom it trusts, and where it renews.
+//! The files of an enrolled host: key, certificate, trust bundle, and the CA service to renew at.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::Error;
 use crate::config::{ANNOUNCED, Announced};
 
-/// One folder with all files of one enrolment. Only the key in it is secret.
+/// The folder with all files of one enrolment. Only the key in it is secret.
 #[derive(Debug, Clone)]
 pub struct Files(PathBuf);
 
@@ -23,18 +23,18 @@ pub struct Files(PathBuf);
 #[derive(Debug, Serialize, Deserialize)]
 struct Enrolment {
     version: u32,
-    /// Of the CA service; its TLS certificate is in [`TLS`].
+    /// URL of the CA service, whose TLS certificate is in [`TLS`].
     url: String,
 }
 
 impl Files {
-    /// The files in `folder`; nothing is read yet.
+    /// Names the files in `folder`; nothing is read yet.
     #[must_use]
     pub fn new(folder: &Path) -> Self {
         Self(folder.to_owned())
     }
 
-    /// Where they are.
+    /// The folder itself.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.0
@@ -44,7 +44,7 @@ impl Files {
         self.0.join("host.key")
     }
 
-    /// The key of a certificate that is being replaced right now.
+    /// The next key, while the certificate is being replaced.
     pub(super) fn next_key(&self) -> PathBuf {
         self.0.join("host.key.next")
     }
@@ -63,7 +63,7 @@ impl Files {
         self.0.join(TLS)
     }
 
-    /// What the configuration names as `pki.enrolment`.
+    /// The file that the configuration names as `pki.enrolment`.
     #[must_use]
     pub fn enrolment(&self) -> PathBuf {
         self.0.join(ENROLMENT)
@@ -73,10 +73,10 @@ impl Files {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.0).map_err(failed("make", &self.0))
     }
 
-    /// The CA service that this host enrolled with.
+    /// Reads which CA service this host enrolled with.
     ///
     /// # Errors
-    /// There is no such file, or it is not of this release.
+    /// Returns an error if there is no such file, or another version wrote it.
     pub fn remembered(&self) -> Result<CaAccess, Error> {
         let path = self.enrolment();
         let mut text = String::new();
@@ -90,7 +90,7 @@ impl Files {
         Ok(CaAccess { url: enrolment.url, tls_ca_file: self.tls(), token_file: PathBuf::new() })
     }
 
-    /// Remembers where to renew, and by which certificate the service is known.
+    /// Saves the URL of the CA service and the TLS certificate that authenticates it.
     pub(super) fn remember(&self, access: &CaAccess) -> Result<(), Error> {
         if access.tls_ca_file != self.tls() {
             let mut pem = Vec::new();
@@ -103,33 +103,33 @@ impl Files {
         self.write_changed(&self.enrolment(), format!("{text}\n").as_bytes()).map(drop)
     }
 
-    /// What a join token says of the service, once its key was checked.
+    /// The service named in a join token, for use once its key has been verified.
     pub(super) fn access(&self, join: &JoinToken) -> CaAccess {
         CaAccess { url: join.url().to_owned(), tls_ca_file: self.tls(), token_file: PathBuf::new() }
     }
 
-    /// Keeps other programs that renew from replacing files of this folder, until dropped.
+    /// Locks the folder until the result is dropped, so that no other program renews at the same time.
     ///
     /// # Errors
-    /// There is no such folder.
+    /// Returns an error if there is no such folder.
     pub fn lock(&self) -> Result<File, Error> {
         let folder = File::open(&self.0).map_err(failed("open", &self.0))?;
         folder.lock().map_err(failed("lock", &self.0))?;
         Ok(folder)
     }
 
-    /// Certificate and key.
+    /// Reads certificate and key.
     ///
     /// # Errors
-    /// They cannot be read, or do not belong together.
+    /// Returns an error if they cannot be read or do not match.
     pub fn identity(&self) -> Result<Identity, Error> {
         Identity::read(self.certificate(), self.key()).map_err(Error::Nothing)
     }
 
-    /// Completes a renewal that was interrupted between the two files of a pair.
+    /// Completes a renewal that was interrupted between writing the certificate and renaming the key.
     ///
     /// # Errors
-    /// The key cannot be renamed.
+    /// Returns an error if the key cannot be renamed.
     pub fn complete(&self) -> Result<(), Error> {
         if Identity::read(self.certificate(), self.next_key()).is_ok() {
             std::fs::rename(self.next_key(), self.key()).map_err(failed("write", &self.key()))?;
@@ -137,10 +137,11 @@ impl Files {
         Ok(())
     }
 
-    /// Writes whom to trust and where lighthouses are, as the CA answered. Tells whether that differs from before.
+    /// Writes the trust bundle, the blocklist and the announced lighthouses from a CA answer. Returns whether anything
+    /// changed.
     ///
     /// # Errors
-    /// A file cannot be written.
+    /// Returns an error if a file cannot be written.
     pub fn write_trust(
         &self,
         bundle: &str,
@@ -157,24 +158,24 @@ impl Files {
         Ok(differs)
     }
 
-    /// Lighthouses that the CA announced last.
+    /// The lighthouses that the CA announced last.
     #[must_use]
     pub fn lighthouses(&self) -> Lighthouses {
         let text = std::fs::read_to_string(self.0.join(ANNOUNCED)).unwrap_or_default();
         serde_json::from_str::<Announced>(&text).map(|announced| announced.lighthouses).unwrap_or_default()
     }
 
-    /// Whether this process may replace these files.
+    /// Checks that this process may replace these files.
     ///
     /// # Errors
-    /// It may not; the system says why.
+    /// Returns the system's error if it may not.
     pub fn check_writable(&self) -> Result<(), Error> {
         let path = self.0.join(".writable");
         OpenOptions::new().write(true).create(true).truncate(true).open(&path).map_err(failed("write", &path))?;
         std::fs::remove_file(&path).map_err(failed("remove", &path))
     }
 
-    /// Writes a file that is no secret, unless it has these bytes already; tells whether it had others.
+    /// Writes a file that is not secret, unless it already has this content. Returns whether it changed.
     fn write_changed(&self, path: &Path, bytes: &[u8]) -> Result<bool, Error> {
         if std::fs::read(path).is_ok_and(|present| present == bytes) {
             return Ok(false);
@@ -182,13 +183,13 @@ impl Files {
         self.write(path, bytes, 0o644).map(|()| true)
     }
 
-    /// Atomic: written to a temporary file, then renamed.
+    /// Writes atomically: to a temporary file, which is then renamed.
     pub(super) fn write(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
         let mut beside = path.as_os_str().to_owned();
         beside.push(".new");
         let beside = PathBuf::from(beside);
         let write = || {
-            // One that is there may have another mode.
+            // A leftover file may have another mode.
             let _ = std::fs::remove_file(&beside);
             let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&beside)?;
             file.write_all(bytes)?;
@@ -204,7 +205,8 @@ pub(super) fn failed(verb: &'static str, path: &Path) -> impl FnOnce(std::io::Er
     move |source| Error::File { verb, path, source }
 }
 
-/// Those that a configuration may name: one that may not would make all of it unusable.
+/// Keeps the lighthouses that a configuration may name: a single invalid one would make the whole configuration
+/// unusable.
 fn usable(lighthouses: Lighthouses, own: &[IpNet]) -> Lighthouses {
     let is_endpoint = |endpoint: &String| {
         let name = |(host, port): (&str, &str)| {

@@ -1,7 +1,7 @@
-//! A host gets its certificate from the CA service with a one-time token, and renews it (enrolment).
+//! Enrolment: a host gets its certificate from the CA service with a one-time token, and renews it later.
 //!
-//! The key is on the disk before the CA is asked: whatever is interrupted can be run again with the same token, which
-//! stays good for the key it was first used with. Of the CA, its URL and TLS certificate are remembered.
+//! The key is on disk before the request is sent, so an interrupted enrolment can be run again: the token remains valid
+//! for the key it was first used with. The CA's URL and TLS certificate are saved for renewals.
 
 mod files;
 pub mod up;
@@ -22,12 +22,12 @@ use crate::ca_client::pinned::{self, PinError};
 use crate::ca_client::{self, CaClient, Issued, Prover};
 use crate::linux::netns::NamespaceExecutor;
 
-/// What was issued, for the user.
+/// A summary of the issued certificate, for the user.
 #[derive(Debug)]
 pub struct Enrolled {
     /// Name in the certificate.
     pub name: String,
-    /// Overlay networks.
+    /// Overlay addresses with their prefix lengths.
     pub networks: Vec<String>,
     /// Groups.
     pub groups: Vec<String>,
@@ -37,7 +37,7 @@ pub struct Enrolled {
     pub folder: PathBuf,
 }
 
-/// Why there is no certificate.
+/// Why enrolment or renewal failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -48,14 +48,14 @@ pub enum Error {
         verb: &'static str,
         /// Which file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// Something is there already.
+    /// The host already has a certificate.
     #[error("refusing to overwrite {}: remove it to enrol this host anew", .0.display())]
     Exists(PathBuf),
-    /// The key that an earlier run left is no key.
+    /// The key file left by an earlier run is invalid.
     #[error("{}: {cause}; remove it and enrol again", path.display())]
     Key {
         /// The file.
@@ -63,7 +63,7 @@ pub enum Error {
         /// What is wrong with it.
         cause: nebula_cert::Error,
     },
-    /// `enrolment.json` is not one.
+    /// `enrolment.json` is invalid.
     #[error("{}: {cause}; remove it and give -ca-url and -tls-ca again", path.display())]
     Enrolment {
         /// The file.
@@ -74,32 +74,32 @@ pub enum Error {
     /// There is no certificate to renew.
     #[error("nothing to renew: {0}")]
     Nothing(nebula_cert::Error),
-    /// The service takes no certificate as a proof.
+    /// The service does not accept a certificate as proof.
     #[error("the CA service renews no certificates: enrol this host anew with another token")]
     NoRenewal,
-    /// Peers know the host by its addresses.
+    /// The new certificate has other addresses, by which peers know this host.
     #[error("the CA service gave a certificate with other addresses; the present one stays")]
     OtherNetworks,
-    /// The service is not the one that the join token is for.
+    /// The service could not be verified against the join token.
     #[error(transparent)]
     Pin(#[from] PinError),
-    /// From the CA.
+    /// The request to the CA failed.
     #[error(transparent)]
     Ca(#[from] ca_client::Error),
 }
 
-/// Writes the files of a host that shows the one-time token in the token file of `access`.
+/// Enrols this host with the one-time token in the token file of `access`, and writes its files.
 ///
 /// # Errors
-/// The folder already has a certificate, a file fails, or the CA refuses.
+/// Returns an error if the folder already has a certificate, a file cannot be read or written, or the CA refuses.
 pub fn enrol(access: &CaAccess, files: &Files, curve: Curve, now: UnixTime) -> Result<Enrolled, Error> {
     first(access, files, &Prover::Host, &[curve], now)
 }
 
-/// As [`enrol`], at the service of a join token, once that showed that it is the one.
+/// Like [`enrol`], at the service of a join token, once that service has proven to hold the pinned key.
 ///
 /// # Errors
-/// As [`enrol`]; or somebody else answers, who is told nothing.
+/// Fails like [`enrol`], or if another service answers; nothing is sent to that one.
 pub fn join(token: &JoinToken, files: &Files, now: UnixTime) -> Result<Enrolled, Error> {
     if files.certificate().exists() {
         return Err(Error::Exists(files.certificate()));
@@ -107,12 +107,13 @@ pub fn join(token: &JoinToken, files: &Files, now: UnixTime) -> Result<Enrolled,
     let certificate = pinned::certificate(token, REQUEST_TIMEOUT)?;
     files.make_folder()?;
     files.write(&files.tls(), certificate.as_bytes(), 0o644)?;
-    // From here on only the holder of the pinned key is spoken to: a certificate is trusted by its key.
+    // From here on, only the holder of the pinned key is talked to: clients trust this certificate, which only that key
+    // can use.
     let prover = Prover::Invited(token.secret().clone());
     first(&files.access(token), files, &prover, &[Curve::Curve25519, Curve::P256], now)
 }
 
-/// Asks for a certificate of the first of `curves` that the CA signs for.
+/// Requests a certificate for the first of `curves` that the CA signs for.
 fn first(
     access: &CaAccess,
     files: &Files,
@@ -129,7 +130,7 @@ fn first(
     for curve in curves {
         let key = match read_key(&files.key())? {
             Some(key) if key.curve() == *curve || curves.len() == 1 => key,
-            // Of the other curve there can be no certificate of this CA.
+            // This CA cannot have issued a certificate for a key of the other curve.
             _ => {
                 let made = PrivateKey::generate(*curve);
                 let key = made.map_err(|cause| Error::Key { path: files.key(), cause })?;
@@ -149,11 +150,12 @@ fn first(
     Ok(Enrolled::new(&issued, files.folder()))
 }
 
-/// Renews the certificate if no more than a third of its life is left or `always`, at the service that is remembered if
-/// `access` is none. `None`: it is too early.
+/// Renews the certificate if at most a third of its lifetime is left, or if `always`. Without `access`, uses the saved
+/// CA service. Returns `None` if it is too early.
 ///
 /// # Errors
-/// There is no certificate, a file fails, or the CA refuses; then the present files stay.
+/// Returns an error if there is no certificate, a file cannot be read or written, or the CA refuses; the present files
+/// are kept then.
 pub fn renew(access: Option<CaAccess>, files: &Files, always: bool, now: UnixTime) -> Result<Option<Enrolled>, Error> {
     files.complete()?;
     if !always && !is_due(files, now)? {
@@ -166,10 +168,10 @@ pub fn renew(access: Option<CaAccess>, files: &Files, always: bool, now: UnixTim
     Ok(Some(Enrolled::new(&issued, files.folder())))
 }
 
-/// Whether no more than a third of the life of the certificate is left.
+/// Whether at most a third of the certificate's lifetime is left.
 ///
 /// # Errors
-/// There is no certificate.
+/// Returns an error if there is no certificate.
 pub fn is_due(files: &Files, now: UnixTime) -> Result<bool, Error> {
     files.complete()?;
     let identity = files.identity()?;
@@ -178,12 +180,13 @@ pub fn is_due(files: &Files, now: UnixTime) -> Result<bool, Error> {
     Ok(left <= life / 3)
 }
 
-/// Replaces key, certificate and trust by those of a new key, with the present certificate as the proof.
+/// Replaces key, certificate and trust; the present certificate is the proof of identity for the new key.
 ///
 /// # Errors
-/// There is no certificate, a file fails, or the CA refuses; then the present files stay.
+/// Returns an error if there is no certificate, a file cannot be read or written, or the CA refuses; the present files
+/// are kept then.
 pub fn renew_by(client: &CaClient, files: &Files, within: Duration, now: UnixTime) -> Result<Issued, Error> {
-    // Programs take turns, and the second one finds what the first one wrote.
+    // Programs take turns, and each reads what the previous one wrote.
     let _alone = files.lock()?;
     files.complete()?;
     let identity = files.identity()?;
@@ -210,7 +213,7 @@ fn write_trust(files: &Files, issued: &Issued, reply: &Reply) -> Result<bool, Er
     files.write_trust(&reply.ca, reply.blocklist.clone(), reply.lighthouses.clone(), networks)
 }
 
-/// The key that an earlier run left.
+/// Reads the key left by an earlier run, if any.
 fn read_key(path: &Path) -> Result<Option<PrivateKey>, Error> {
     let file = match File::open(path) {
         Ok(file) => file,

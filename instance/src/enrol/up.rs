@@ -1,4 +1,4 @@
-//! `nebula up TOKEN`: from a bare host to a member of the network in one command.
+//! `nebula up TOKEN`: makes a bare host a member of the network in one command.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write as _};
@@ -14,7 +14,7 @@ use super::{Enrolled, Error, Files};
 use crate::go::flags::{self, Flag};
 use crate::linux::clock;
 
-/// What the user wants.
+/// The parsed command line.
 #[derive(Debug)]
 struct Wish {
     token: JoinToken,
@@ -22,17 +22,17 @@ struct Wish {
     starts: bool,
 }
 
-/// Where files go, and which unit runs with them.
+/// Where the files go, and which systemd unit uses them.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     files: PathBuf,
     config: PathBuf,
-    /// None: no unit looks there.
+    /// `None` if no unit uses that folder.
     unit: Option<String>,
     device: String,
 }
 
-/// Runs `nebula up` with the words after `up`.
+/// Runs `nebula up`; `words` are the arguments after `up`.
 #[must_use]
 pub fn main(words: Vec<String>) -> ExitCode {
     let wish = match read(words) {
@@ -58,7 +58,7 @@ pub fn main(words: Vec<String>) -> ExitCode {
     }
 }
 
-/// `None`: help is wanted.
+/// Parses the arguments; `None` if help was requested.
 fn read(words: Vec<String>) -> Result<Option<Wish>, String> {
     let mut words = Zeroizing::new(words);
     let (mut given, mut token) = (Vec::new(), None);
@@ -180,7 +180,7 @@ impl Wish {
     }
 }
 
-/// A configuration for a new host. Whom it trusts and where lighthouses are comes from beside its certificate.
+/// The configuration for a new host. Trust bundle and lighthouses are read from the folder of its certificate.
 fn configuration(place: &Place, files: &Files, enrolled: &Enrolled) -> String {
     let own: Vec<IpAddr> =
         enrolled.networks.iter().filter_map(|network| network.parse::<IpNet>().ok()).map(|net| net.addr()).collect();
@@ -211,12 +211,12 @@ firewall:
     )
 }
 
-/// A path as YAML takes it, whatever it is.
+/// Quotes a path as a YAML string.
 fn quoted(path: &Path) -> String {
     serde_json::Value::String(path.display().to_string()).to_string()
 }
 
-/// Writes a file unless there is one; tells whether there was none.
+/// Writes a file unless it exists. Returns whether it was written.
 fn write_new(path: &Path, text: &str) -> std::io::Result<bool> {
     match std::fs::OpenOptions::new().write(true).create_new(true).open(path) {
         Ok(mut file) => file.write_all(text.as_bytes()).map(|()| true),
@@ -237,14 +237,14 @@ fn systemctl(words: &[&str]) -> Result<(), String> {
 }
 
 fn say(text: &str) {
-    // A closed standard output is no error.
+    // A closed standard output is not an error.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
 const USUAL_FOLDER: &str = "/etc/nebula";
 const SYSTEMD: &str = "/run/systemd/system";
 const MAX_TOKEN_BYTES: usize = 4096;
-/// Also the name of a device.
+/// The length limit of device names, because the name is also the device's.
 const MAX_NAME_BYTES: usize = 15;
 
 const ABOUT: &str = "\

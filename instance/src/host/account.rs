@@ -1,7 +1,7 @@
-//! The user that the daemon becomes after it has set up the system (`daemon.user`).
+//! The user that the daemon switches to once it has set up the system (`daemon.user`).
 //!
-//! The kernel keeps ids and capabilities for each thread, so this is done while there is one thread only: all others
-//! have what it has.
+//! User ids and capabilities belong to each thread in the kernel. The daemon therefore switches while it has a single
+//! thread; all later threads inherit the result.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -11,20 +11,20 @@ use rustix::thread::CapabilitySet;
 
 use crate::linux::capabilities;
 
-/// A user of the system.
+/// A user account of the system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Account {
     uid: Uid,
     gid: Gid,
-    /// Others that the user belongs to.
+    /// Supplementary groups.
     groups: Vec<Gid>,
 }
 
 impl Account {
-    /// A name in `/etc/passwd`, or `UID:GID`.
+    /// Looks up a user name in `/etc/passwd`, or takes `UID:GID`.
     ///
     /// # Errors
-    /// There is no such user. A static program knows no other directory of users.
+    /// Returns an error if there is no such user. A static program cannot ask any other user database (NSS).
     pub(crate) fn find(user: &str) -> io::Result<Self> {
         if let Some(account) = Self::numbered(user) {
             return Ok(account);
@@ -51,10 +51,10 @@ impl Account {
         Some(Self { uid, gid, groups })
     }
 
-    /// Becomes this user, with no more than these capabilities, for good.
+    /// Switches to this user for good, and keeps at most the given capabilities.
     ///
     /// # Errors
-    /// The kernel refuses: this process may not change its ids.
+    /// Returns an error if this process may not change its ids.
     pub(crate) fn assume(&self, kept: CapabilitySet) -> io::Result<()> {
         if (Uid::current(), Gid::current()) != (self.uid, self.gid) {
             rustix::thread::set_keep_capabilities(true)?;
@@ -65,23 +65,23 @@ impl Account {
         capabilities::keep(kept)
     }
 
-    /// Gives a file to this user.
+    /// Makes this user the owner of a file.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// Returns an error if the kernel refuses.
     pub(crate) fn own(&self, path: &Path) -> io::Result<()> {
         Ok(nix::unistd::chown(path, Some(self.uid), Some(self.gid))?)
     }
 }
 
-/// Those of these files that exist and that this process may not read.
+/// Returns those of `files` that exist but that this process may not read.
 pub(crate) fn unreadable(files: Vec<PathBuf>) -> Vec<PathBuf> {
     let is_refused =
         |file: &PathBuf| std::fs::File::open(file).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
     files.into_iter().filter(is_refused).collect()
 }
 
-/// The greatest number is no id: to the kernel it says "leave it as it is", which would be root.
+/// Parses an id. `u32::MAX` is rejected: to the kernel it means "unchanged", which would leave the daemon root.
 fn id(text: &str) -> Option<u32> {
     text.parse().ok().filter(|id| *id != u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! The `nebula` daemon: configuration in, a running node out, signals handled.
+//! The `nebula` daemon: reads the configuration, starts the node and handles signals.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -39,23 +39,23 @@ use crate::names;
 use crate::overlay::events;
 use crate::overlay::link::{OverlayLink, interface_index};
 
-/// A configuration that was read and merged, with logging already as it says.
+/// A configuration whose files have been read and merged, and whose logging settings are already in force.
 #[derive(Debug)]
 pub struct Loaded {
     tree: Value,
-    /// On the merge of its files.
+    /// Remarks from merging the files.
     remarks: Vec<Remark>,
     path: PathBuf,
 }
 
-/// Why the daemon did not start or had to stop.
+/// Why the daemon failed to start or had to stop.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Before there is a log: printed bare.
+    /// The failure came before logging was set up, so it is printed as is.
     #[error("{0}")]
     BeforeLog(String),
-    /// While starting.
+    /// Starting failed.
     #[error("{message}: {cause}")]
     Start {
         /// What failed.
@@ -63,23 +63,24 @@ pub enum Error {
         /// Why.
         cause: String,
     },
-    /// In the log already, with its place.
+    /// Already logged, with file and line.
     #[error("the configuration is not usable")]
     Reported,
-    /// While running.
+    /// The running node failed.
     #[error("Error while running: {0}")]
     Running(String),
 }
 
 impl Loaded {
-    /// Reads `path` and switches logging to what it says.
+    /// Reads the configuration at `path` and applies its logging settings.
     ///
     /// # Errors
-    /// The file cannot be read, or its `logging` is wrong.
+    /// Returns an error if a file cannot be read or the `logging` section is invalid.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let (tree, remarks) =
             config::load(path).map_err(|error| Error::BeforeLog(format!("failed to load config: {error}")))?;
-        // Else the daemon would not start after a renewal that was interrupted. What fails is reported where it is needed.
+        // Without this, the daemon would not start after an interrupted renewal. A failure shows up later, where the
+        // files are needed.
         if let Some(folder) = config::enrolment_folder(&tree) {
             let _ = Files::new(&folder).complete();
         }
@@ -88,11 +89,11 @@ impl Loaded {
         Ok(Self { tree, remarks, path: path.to_owned() })
     }
 
-    /// Checks everything that can be checked without touching the system (`-test`), and reports all that it finds.
-    /// What Go Nebula finds only when it starts is a remark; with `strict`, every remark is an error.
+    /// Checks everything that can be checked without touching the system (`-test`), and reports every problem. What Go
+    /// Nebula detects only at start is a remark; with `strict`, every remark is an error.
     ///
     /// # Errors
-    /// Anything was wrong; it has been reported.
+    /// Returns an error if any check failed; the problems have been reported.
     pub fn test(self, strict: bool) -> Result<(), Error> {
         tracing::info!("{}", printable(&self.tree));
         let report = Report::new(&self.path);
@@ -126,19 +127,19 @@ impl Loaded {
         })
     }
 
-    /// Starts the node and returns after a signal to stop.
+    /// Runs the node until a signal stops it.
     ///
     /// # Errors
-    /// It could not start, or a device failed for good.
+    /// Returns an error if the node could not start, or if a device failed for good.
     pub fn serve(self) -> Result<(), Error> {
         let start = |message| move |error: std::io::Error| Error::Start { message, cause: errno::text(&error) };
         let signals = Signals::block().map_err(start("Failed to set up signal handling"))?;
-        // The parser of the configuration goes deep: its stack ends with its thread.
+        // The configuration parser recurses deeply; on its own thread, the stack is freed afterwards.
         let settings = std::thread::scope(|scope| scope.spawn(|| self.settings()).join())
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let listen = listen_address(&settings.listen)?;
-        // On this thread alone: the kernel makes a process that has another one wait 10 ms for its memory barriers.
-        // `file` goes with the end of this function, whatever ends it.
+        // While this is the only thread: with a second one, registering for membarrier(2) waits 10 ms in the kernel.
+        // `_file` removes the control socket when this function returns, for whatever reason.
         let repairs = Arc::new(Repairs::default());
         let Opened { driver, device, link, repair, controls, control, file: _file, udp } =
             open(&settings, listen, &repairs)?;
@@ -171,7 +172,7 @@ impl Loaded {
         let has_device = housekeeping.repair.is_some();
         let running = run_attended(driver, housekeeping, &handshakes)?;
         running.map_err(|cause| {
-            // Whichever thread notices it first.
+            // Any thread may notice the missing device first.
             let is_gone = has_device && interface_index(&device).is_err();
             Error::Running(if is_gone { gone(&device) } else { cause })
         })?;
@@ -180,15 +181,16 @@ impl Loaded {
     }
 }
 
-/// Sessions end with it: what made a new device here would have to start them anew as well, and a supervisor does just
-/// that.
+/// Explains that the device was removed. Sessions end with the device: a new device would need new sessions as well,
+/// which is what a restart by the supervisor does.
 fn gone(device: &str) -> String {
     format!(
         "the tun device {device} was removed by somebody else; a new start makes another (Restart=always in the unit)"
     )
 }
 
-/// Names to advertise that nobody can look up: as in Go an error with `-test`, though a start only leaves them out.
+/// Advertised names that cannot be resolved. As in Go, this is an error with `-test`, though a start merely skips such
+/// names.
 fn unresolved(settings: &Settings) -> Vec<config::Refused> {
     let key = "lighthouse.advertise_addrs";
     let refused = |(name, error): (&str, names::Error)| {
@@ -198,7 +200,7 @@ fn unresolved(settings: &Settings) -> Vec<config::Refused> {
     names::unresolved(&settings.advertise).into_iter().map(refused).collect()
 }
 
-/// Every counter that is not 0, by name.
+/// All non-zero counters by name.
 fn counted(handle: &Handle) -> String {
     let counters = handle.counters().into_iter().filter(|(_, value)| *value != 0);
     counters.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
@@ -212,7 +214,7 @@ fn follow_system_routes(link: &OverlayLink, settings: &Settings, subnets: &Arc<S
     system_routes::follow(overlay, settings.tun.system_routes_buffer, Arc::clone(subnets)).map_err(start)
 }
 
-/// Why it ended, unless it was asked to.
+/// Why the driver stopped; `Ok` after a requested stop.
 type Outcome = Result<(), String>;
 
 fn run_attended(mut driver: Driver, housekeeping: Housekeeping, handshakes: &Handshakes) -> Result<Outcome, Error> {
@@ -221,27 +223,27 @@ fn run_attended(mut driver: Driver, housekeeping: Housekeeping, handshakes: &Han
     let attending =
         std::thread::Builder::new().name("housekeeping".to_owned()).spawn(|| housekeeping.run()).map_err(thread)?;
     notify::ready();
-    // Until the node's own thread ends, which it does first.
+    // Returns when the node's own thread ends, which it does first.
     events::log(&received, handshakes);
     let outcome = driver.run();
     if let Err(error) = outcome {
         return Ok(Err(with_causes(&error)));
     }
-    // It ended the driver, and now gives back what it has.
+    // The housekeeping thread stopped the driver and now returns.
     let attended = attending.join().unwrap_or(Ok(()));
     Ok(attended.map_err(|DeviceGone| "the tun device is gone".to_owned()))
 }
 
-/// Tells apart instances on one host.
+/// A name that distinguishes this instance from others on the host.
 fn instance_name(settings: &Settings, device: &str) -> String {
     let own = settings.pki.as_ref().filter(|_| settings.tun.disabled).map(|pki| pki.identity.primary().name());
     own.unwrap_or(device).to_owned()
 }
 
-/// A node that runs.
+/// What a running node consists of.
 struct Opened {
     driver: Driver,
-    /// Name of the device, or that there is none.
+    /// Name of the device, or `disabled`.
     device: String,
     link: Option<OverlayLink>,
     repair: Option<LinkRepair>,
@@ -251,7 +253,8 @@ struct Opened {
     udp: SocketAddr,
 }
 
-/// From here on the system is changed; what is opened closes when the driver ends.
+/// Opens device, sockets and driver. From here on the system is changed; everything opened is closed when the driver
+/// ends.
 fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>) -> Result<Opened, Error> {
     let Some(pki) = &settings.pki else {
         return Err(Error::Start { message: "Could not load client cert", cause: "no certificate".to_owned() });
@@ -296,7 +299,7 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>) -> Resu
     let name = instance_name(settings, &device);
     let (control, file) = ControlSocket::open(&settings.operation.control, &name, user.as_ref()).unzip();
     if let Some(user) = &user {
-        // Before any other thread is started: each is to have what this one has.
+        // Must precede any other thread, so that every thread inherits the user and capabilities of this one.
         user.assume(kept_capabilities(settings)).map_err(become_user)?;
     }
     let advertise = names::resolve_once(&settings.advertise);
@@ -311,7 +314,8 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>) -> Resu
     Ok(Opened { driver, device, link, repair, controls, control, file, udp: bound })
 }
 
-/// Two overlays of one network share its route, and what is for one of them goes to the other.
+/// Logs an error for every other interface in this overlay's network: both share its route, so packets for one of them
+/// may leave by the other.
 fn report_rivals(link: &OverlayLink) {
     for rival in rivals::find(&link.device, &link.addresses).unwrap_or_default() {
         tracing::error!(
@@ -322,7 +326,7 @@ fn report_rivals(link: &OverlayLink) {
     }
 }
 
-/// What to do about a socket that cannot be had.
+/// Suggests how to fix a failed bind.
 fn bind_hint(error: &std::io::Error, listen: SocketAddr) -> String {
     match error.kind() {
         std::io::ErrorKind::AddrInUse => format!(
@@ -337,13 +341,15 @@ fn bind_hint(error: &std::io::Error, listen: SocketAddr) -> String {
     }
 }
 
-/// What a node needs after its start: a reload changes routes, MTU, marks and buffers, and may bind a low port.
+/// Capabilities that the node needs after start: a reload changes routes, MTU, marks and buffers, and may bind a low
+/// port.
 fn kept_capabilities(settings: &Settings) -> CapabilitySet {
     let priority = if settings.operation.raise_priority { CapabilitySet::SYS_NICE } else { CapabilitySet::empty() };
     CapabilitySet::NET_ADMIN | CapabilitySet::NET_BIND_SERVICE | priority
 }
 
-/// As in Go, one processor that is not there or not allowed spoils the list.
+/// Returns the processors to pin threads to. As in Go, one processor that is missing or not allowed invalidates the
+/// whole list.
 fn usable(processors: &[usize]) -> Vec<usize> {
     if processors.is_empty() {
         return Vec::new();
@@ -359,7 +365,7 @@ fn usable(processors: &[usize]) -> Vec<usize> {
     Vec::new()
 }
 
-/// Marks what the sockets send. As in Go Nebula a refusal is only reported.
+/// Sets the mark of all outgoing packets. As in Go Nebula, a failure is only logged.
 pub(crate) fn apply_mark(controls: &[SocketControl], mark: u32) {
     for control in controls {
         if let Err(error) = control.set_mark(mark) {
@@ -368,10 +374,10 @@ pub(crate) fn apply_mark(controls: &[SocketControl], mark: u32) {
     }
 }
 
-/// Address to bind; a name is looked up.
+/// The address to bind; a host name is resolved.
 ///
 /// # Errors
-/// The name has no address.
+/// Returns an error if the name has no address.
 pub fn listen_address(listen: &Listen) -> Result<SocketAddr, Error> {
     if let Ok(ip) = listen.host.parse::<IpAddr>() {
         return Ok(SocketAddr::new(ip, listen.port));
@@ -400,7 +406,7 @@ fn log_start(settings: &Settings, device: &str, udp: SocketAddr) {
         boringcrypto = false, "Nebula interface is active");
 }
 
-/// As Go, which has no empty list there.
+/// As in Go, an empty list is logged as null.
 fn texts<T: ToString>(items: &[T]) -> log::Structured {
     let all = items.iter().map(ToString::to_string).collect();
     log::structured(if items.is_empty() { serde_json::Value::Null } else { all })
@@ -414,7 +420,7 @@ fn recv_error(policy: RecvErrorPolicy) -> &'static str {
     }
 }
 
-/// The fields that Go Nebula names.
+/// The fields that Go Nebula logs for a firewall rule.
 fn describe(direction: &str, rule: &Rule) -> log::Structured {
     let (protocol, first, last) = firewall_hash::numbers(rule);
     log::structured(json!({

@@ -1,7 +1,7 @@
-//! Notices changed files by polling them (debounced: a change counts when it has settled).
+//! Detects changed files by polling, debounced: a change counts once it has settled.
 //!
-//! Polling finds what inotify misses: links that are swapped somewhere along a path, as Kubernetes does with
-//! mounted secrets, and file systems of other hosts.
+//! Polling notices what inotify misses: symlinks replaced somewhere along the path, as Kubernetes does with mounted
+//! secrets, and changes made by other hosts on network file systems.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 /// Remembers the state of files.
 #[derive(Debug, Default)]
 pub(crate) struct FileWatch {
-    /// At the last poll.
+    /// State at the last poll.
     seen: Vec<Stamp>,
-    /// When they were last read.
+    /// State when the files were last read.
     read: Vec<Stamp>,
 }
 
-/// A file at one moment; `None`: it was not there.
+/// State of a file at one moment; `None` if it did not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stamp {
     path: PathBuf,
@@ -23,14 +23,14 @@ struct Stamp {
 }
 
 impl FileWatch {
-    /// The files are as they were read.
+    /// Takes the present state of the files as the one that was read.
     pub(crate) fn forget_changes(&mut self, files: &[PathBuf]) {
         self.seen = files.iter().map(|file| Stamp::of(file)).collect();
         self.read.clone_from(&self.seen);
     }
 
-    /// Whether the files changed since they were read, and are the same as at the poll before, so that no writer is
-    /// still at work. Reports each change once.
+    /// Whether the files changed since they were last read and were the same at the previous poll, so that no writer is
+    /// still busy. Reports each change once.
     pub(crate) fn has_settled_change(&mut self, files: &[PathBuf]) -> bool {
         let now: Vec<_> = files.iter().map(|file| Stamp::of(file)).collect();
         let settled = now == self.seen;

@@ -1,5 +1,5 @@
-//! The housekeeping thread of the daemon: signals, clients of the control socket, changed files, expiry of the
-//! certificate, what others do to the tun device.
+//! The daemon's housekeeping thread: signals, control socket clients, changed files, certificate expiry, and repair of
+//! the tun device.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use crate::linux::memory;
 use crate::linux::signals::{Arrived, Signal, go_name};
 use crate::metrics::Metrics;
 
-/// Housekeeping loop of the daemon.
+/// The daemon's housekeeping loop.
 #[derive(Debug)]
 pub(crate) struct Housekeeping {
     pub(crate) signals: Arrived,
@@ -27,15 +27,15 @@ pub(crate) struct Housekeeping {
     pub(crate) reloader: Arc<Mutex<Reloader>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) handle: Handle,
-    /// None: there is no device.
+    /// `None` without a device.
     pub(crate) repair: Option<LinkRepair>,
 }
 
 impl Housekeeping {
-    /// Runs until a signal ends the node.
+    /// Runs until a signal stops the node.
     ///
     /// # Errors
-    /// Somebody removed the tun device; the node is stopped.
+    /// Returns an error if somebody removed the tun device; the node has been told to stop.
     pub(crate) fn run(mut self) -> Result<(), DeviceGone> {
         let mut files = FileWatch::default();
         files.forget_changes(&self.reloader().files());
@@ -63,11 +63,11 @@ impl Housekeeping {
                     return Ok(());
                 }
                 tracing::info!("Caught HUP, reloading config");
-                // It logs its own failure.
+                // `reload` logs its own failure.
                 let _ = self.reloader().reload(unix_now());
                 expiry_due = now();
             }
-            // After a reload, which changes the link as well.
+            // After a reload by SIGHUP, which may change the link as well.
             self.repair_link().inspect_err(|DeviceGone| self.handle.stop())?;
             if let Some(control) = &self.control {
                 control.admit(&self.service);
@@ -89,7 +89,7 @@ impl Housekeeping {
         repair.attend(now(), wanted)
     }
 
-    /// Waits for a signal, a client or news of the link, at most until that moment.
+    /// Waits for a signal, a client or a link event, at most until `until`.
     fn wait(&self, until: Instant) {
         let left = until.saturating_duration_since(now());
         // Rounded up: an early wake-up would only poll again.
@@ -97,7 +97,7 @@ impl Housekeeping {
         let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
         fds.extend(self.control.iter().map(|control| PollFd::new(control.as_fd(), PollFlags::POLLIN)));
         fds.extend(self.repair.iter().filter_map(LinkRepair::as_fd).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-        // The caller checks every source, also after an interrupt.
+        // The caller checks every source anyway, also after EINTR.
         let _ = poll(&mut fds, timeout);
     }
 
@@ -107,7 +107,7 @@ impl Housekeeping {
 }
 
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
-// By then all threads run and the first handshakes are over; most of the memory that the start used is free.
+// By then all threads run and the first handshakes are done, so most memory used by the start can be freed.
 const RELEASE_MEMORY_AFTER: Duration = Duration::from_millis(250);
 
 /// Logs a warning if a certificate of this validity expires soon.
@@ -130,7 +130,7 @@ fn report_expiry((not_before, not_after): (UnixTime, UnixTime), now: UnixTime) {
     }
 }
 
-/// How long until that is worth saying again: each hour, and at once when something changes.
+/// How long until the expiry is reported again: hourly, and as soon as the status changes.
 fn next_look((not_before, not_after): (UnixTime, UnixTime), now: UnixTime) -> Duration {
     let soon = not_after - notice(not_before, not_after) + 1;
     let changes = [not_before, soon, not_after].into_iter().filter(|at| *at > now).map(|at| at - now);
@@ -146,7 +146,8 @@ enum Look {
     Expired,
 }
 
-/// A short-lived certificate is renewed often, so its last quarter is soon enough.
+/// Classifies a validity period. A short-lived certificate is renewed often, so the warning comes only in its last
+/// quarter.
 fn look(not_before: UnixTime, not_after: UnixTime, now: UnixTime) -> Look {
     match not_after - now {
         _ if now < not_before => Look::Early,
@@ -173,7 +174,7 @@ mod tests {
         for (now, expected) in [
             (-5, seconds(5)),
             (0, EXPIRY_CHECK_INTERVAL),
-            // Of 100 days the last quarter is announced, a second after it began.
+            // With 100 days of lifetime the warning comes one second into the last quarter.
             (75 * DAY - 60, seconds(61)),
             (100 * DAY - 7, seconds(7)),
             (100 * DAY, EXPIRY_CHECK_INTERVAL),

@@ -1,7 +1,7 @@
-//! Puts back what somebody else takes from the tun device: own addresses, routes, MTU, that it is up.
+//! Restores what other programs remove from the tun device: its addresses, routes, MTU and up state.
 //!
-//! Programs that manage the network of a host do so at times: systemd-networkd removes addresses and routes that it did
-//! not make itself from every device that one of its files matches.
+//! Network managers sometimes do this: systemd-networkd removes foreign addresses and routes from every device that
+//! matches one of its files.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,27 +20,28 @@ use crate::overlay::link::{Loss, OverlayLink, interface_index};
 /// Watches one link and repairs it.
 #[derive(Debug)]
 pub(crate) struct LinkRepair {
-    /// `None` after a failure.
+    /// `None` after an error.
     events: Option<LinkEvents>,
     device: String,
     index: u32,
     schedule: Schedule,
-    /// Socket that asked for the last change.
+    /// Netlink port id of the socket that made the last change; 0 if unknown.
     port: u32,
-    /// A route to an own network leads to another interface, whose end is therefore of interest.
+    /// Whether a route to one of our networks leads to another interface, so that the removal of any link is of
+    /// interest.
     has_rival: bool,
     repairs: Arc<Repairs>,
 }
 
-/// The device is gone, and with it the way of all packets.
+/// The device is gone, so no packets can pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DeviceGone;
 
 impl LinkRepair {
-    /// For a device in the namespace of the calling thread. What changes from now on is noticed.
+    /// Watches a device in the namespace of the calling thread, starting now.
     ///
     /// # Errors
-    /// There is no such device, or no netlink socket.
+    /// Returns an error if there is no such device, or no netlink socket can be opened.
     pub(crate) fn new(device: &str, repairs: Arc<Repairs>) -> io::Result<Self> {
         let index = interface_index(device).map_err(io::Error::other)?;
         let events = Some(LinkEvents::subscribe()?);
@@ -48,20 +49,21 @@ impl LinkRepair {
         Ok(Self { events, device, index, schedule, port: 0, has_rival: false, repairs })
     }
 
-    /// What to wait for.
+    /// The descriptor to poll for events.
     pub(crate) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         self.events.as_ref().map(AsFd::as_fd)
     }
 
-    /// When to call [`LinkRepair::attend`] even if there are no news.
+    /// When to call [`LinkRepair::attend`] even without events.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.schedule.due
     }
 
-    /// Reads the news, and repairs the link if that is due. `link`: how it is to look, asked for when that is needed.
+    /// Reads pending events, and repairs the link if that is due. `link` returns the wanted state, and is called only
+    /// if needed.
     ///
     /// # Errors
-    /// Nothing is left to repair.
+    /// Returns an error if the device no longer exists.
     pub(crate) fn attend(
         &mut self,
         now: Instant,
@@ -132,7 +134,7 @@ impl LinkRepair {
         Ok(())
     }
 
-    /// One line for all that was lost at once.
+    /// Logs one line for everything that was lost at once.
     fn report(&self, restored: &[Loss]) {
         if restored.is_empty() {
             return;
@@ -148,7 +150,7 @@ impl LinkRepair {
     }
 }
 
-/// Its name in metrics.
+/// The name of this loss in metrics.
 fn kind(loss: &Loss) -> &'static str {
     match loss {
         Loss::State => "state",
@@ -177,13 +179,13 @@ const NOT_REPAIRED: &str = "Somebody else changed the tun device, and what it lo
 const LED_ELSEWHERE: &str = "Somebody else led a route of the overlay to another interface; it is left alone";
 const MAX_NAMED: usize = 8;
 
-/// When to repair: soon after the first news, and later and later if it does not last.
+/// Backoff for repairs: soon after the first event, then at growing intervals while the losses recur.
 #[derive(Debug)]
 struct Schedule {
     due: Option<Instant>,
-    /// From one repair to the next.
+    /// Delay between one repair and the next.
     wait: Duration,
-    /// The last time that there was something to repair.
+    /// When something was last repaired; `None` if that is long ago.
     repaired: Option<Instant>,
 }
 
@@ -211,9 +213,9 @@ impl Schedule {
     }
 }
 
-// Who takes an address away takes routes as well.
+// Waits for related events: a program that removes an address usually removes routes as well.
 const SETTLE: Duration = Duration::from_millis(20);
-// Somebody who keeps removing is a mistake in a configuration, which a person has to find.
+// A program that keeps removing things is misconfigured, which a person has to fix.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 const CALM: Duration = Duration::from_secs(120);
 
@@ -227,7 +229,7 @@ mod tests {
         let mut at = now();
         let mut schedule = Schedule::default();
         let mut waits = Vec::new();
-        // Whatever is put back is removed at once.
+        // Each repair is undone at once.
         for _ in 0..16 {
             schedule.noticed(at);
             schedule.noticed(at + Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! The `nebula` daemon: a drop-in for Go Nebula's.
+//! The `nebula` daemon, a drop-in replacement for Go Nebula's.
 
 mod account;
 mod control;

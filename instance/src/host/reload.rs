@@ -1,4 +1,4 @@
-//! Replaces parts of a running node after SIGHUP: everything is checked before anything is applied.
+//! Reloads the configuration of a running node after SIGHUP; everything is checked before anything is applied.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::names;
 use crate::names::NameWatch;
 use crate::overlay::link::OverlayLink;
 
-/// What a running node was started or last reloaded with.
+/// Reloads a node, and holds the settings it was started or last reloaded with.
 #[derive(Debug)]
 pub(crate) struct Reloader {
     path: PathBuf,
@@ -32,37 +32,37 @@ pub(crate) struct Reloader {
     link: Link,
     names: Option<NameWatch>,
     dns: Option<dns::Server>,
-    /// Sends metrics, if asked to.
+    /// Sends metrics, if configured.
     emitter: Option<Emitter>,
     #[cfg(feature = "ssh")]
     console: Option<crate::host::ssh::Console>,
-    /// Files of certificates and key.
+    /// Certificate and key files.
     credentials: Vec<PathBuf>,
     last: Option<LastReload>,
 }
 
-/// How the last reload ended.
+/// Result of the last reload.
 #[derive(Debug)]
 pub(crate) struct LastReload {
     pub(crate) at: UnixTime,
-    /// None: it is in force.
+    /// `None` if the reload succeeded.
     pub(crate) error: Option<String>,
 }
 
-/// What a node has besides its driver and a reload may change.
+/// The parts of a node, besides its driver, that a reload may change.
 #[derive(Debug)]
 pub(crate) struct Link {
-    /// None: there is no device.
+    /// `None` without a device.
     pub(crate) overlay: Option<OverlayLink>,
     /// Underlay sockets.
     pub(crate) sockets: Vec<SocketControl>,
-    /// Networks behind other nodes.
+    /// Routes to networks behind other nodes.
     pub(crate) subnets: Arc<Subnets>,
     pub(crate) metrics: Arc<Metrics>,
 }
 
 impl Reloader {
-    /// For a node that runs with `current`, read from `path`.
+    /// Creates the reloader of a node that runs with `current`, read from `path`.
     #[must_use]
     pub(crate) fn new(path: PathBuf, tree: &Value, current: Settings, handle: Handle, link: Link) -> Self {
         let emitter = current.stats.as_ref().and_then(|stats| Emitter::start(stats, &link.metrics));
@@ -85,32 +85,32 @@ impl Reloader {
         reloader
     }
 
-    /// Takes a console, and opens it if that is configured.
+    /// Attaches the SSH console, and opens it if configured.
     #[cfg(feature = "ssh")]
     pub(crate) fn attach(&mut self, mut console: crate::host::ssh::Console) {
         console.configure(self.current.sshd.as_ref());
         self.console = Some(console);
     }
 
-    /// Settings in force.
+    /// The settings in force.
     #[must_use]
     pub(crate) fn settings(&self) -> &Settings {
         &self.current
     }
 
-    /// How the tun device is to look; `None`: there is none.
+    /// The wanted state of the tun device; `None` without one.
     #[must_use]
     pub(crate) fn overlay(&self) -> Option<&OverlayLink> {
         self.link.overlay.as_ref()
     }
 
-    /// File or folder of the configuration.
+    /// The configuration file or folder.
     #[must_use]
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Every file that the settings are read from.
+    /// Every file that the settings were read from.
     #[must_use]
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let mut files = config::files(&self.path);
@@ -123,10 +123,10 @@ impl Reloader {
         self.last.as_ref()
     }
 
-    /// Reads the configuration again. A configuration with any mistake changes nothing.
+    /// Reloads the configuration. If it has any error, nothing changes.
     ///
     /// # Errors
-    /// What is wrong with it; it was reported.
+    /// Returns the errors found, which have already been logged.
     pub(crate) fn reload(&mut self, now: UnixTime) -> Result<(), String> {
         let outcome = self.read_again(now);
         self.last = Some(LastReload { at: now, error: outcome.as_ref().err().cloned() });
@@ -136,7 +136,7 @@ impl Reloader {
         outcome
     }
 
-    /// Warns of files that the user that nebula became (`daemon.user`) cannot read, which a reload needs.
+    /// Warns about files that a reload needs but that `daemon.user`, the user this process runs as, cannot read.
     pub(crate) fn report_unreadable(&self) {
         let Some(user) = &self.current.operation.user else { return };
         for file in account::unreadable(self.files()) {
@@ -144,7 +144,7 @@ impl Reloader {
         }
     }
 
-    /// What a reload would say of the files as they are now: what it would refuse, and remarks.
+    /// What a reload would say about the files as they are now: errors, then remarks.
     #[must_use]
     pub(crate) fn on_disk(&self, now: UnixTime) -> (Vec<String>, Vec<String>) {
         let (tree, merged) = match config::load(&self.path) {
@@ -165,7 +165,8 @@ impl Reloader {
             tracing::error!(%error, "Error occurred while reloading config");
             error.to_string()
         })?;
-        // Even if it is refused: its files are watched, and one of them may be put right.
+        // Even if the configuration is refused: these files are watched, and fixing one of them may fix the
+        // configuration.
         self.credentials = config::credential_files(&tree);
         let settings =
             Settings::read(&tree, now).and_then(|new| Ok(check_identity(&self.current, &new).map(|()| new)?));
@@ -173,24 +174,24 @@ impl Reloader {
         match settings {
             Ok(settings) => {
                 remarks.iter().chain(&settings.remarks).for_each(|remark| report.remark(remark, false));
-                // May wait for a name server, so before anything is applied.
+                // May wait for a name server, so it comes before anything is applied.
                 let advertise =
                     differs_in_rendezvous(&self.current, &settings).then(|| names::resolve_once(&settings.advertise));
                 let (stats, dns) = (self.current.stats.clone(), Served::of(&self.current));
                 self.apply(settings, advertise);
-                // These wait for the end of what was there before, which may be asking the control plane.
+                // Each waits until its predecessor has stopped, which may itself be querying the control plane.
                 if self.current.stats != stats {
                     self.serve_stats();
                 }
                 if Served::of(&self.current) != dns {
                     self.serve_dns();
                 }
-                // Last: the node knows the gateways of the new routes by now.
+                // Last, because by now the node knows the gateways of the new routes.
                 self.update_link();
                 Ok(())
             }
             Err(refusals) => {
-                // As `-test` does: a remark may be the hint at the mistake.
+                // As with `-test`: a remark may hint at the error.
                 let remarks: Vec<_> = remarks.iter().chain(&refusals.remarks).collect();
                 remarks.iter().for_each(|remark| report.remark(remark, false));
                 refusals.refused.iter().for_each(|refused| report.refused(refused, true));
@@ -232,10 +233,10 @@ impl Reloader {
         }
     }
 
-    /// Puts the core's part of `new` in force, all of it at once. Returns what that changed. `advertise`: addresses to
-    /// advertise; `None`: those of before.
+    /// Applies the core's part of `new` in one step, and returns the parts that changed. `advertise` are the addresses
+    /// to advertise; `None` keeps the present ones.
     fn reconfigure(&self, new: &Settings, advertise: Option<Vec<SocketAddr>>) -> Vec<Part> {
-        // Always there: `Settings::read` wants it.
+        // Always present: `Settings::read` requires it.
         let Some(pki) = new.pki.clone() else { return Vec::new() };
         let hosts = &new.static_hosts;
         let endpoints = (self.current.static_hosts != *hosts).then(|| {
@@ -246,12 +247,12 @@ impl Reloader {
         let changed = self.link.subnets.configure(new.tun.routes.subnet_routes(), |subnets| {
             self.handle.reconfigure(move |config| {
                 let old = std::mem::replace(config, Config { subnets, ..wanted });
-                // What names stand for is looked up in the background, and is in force already.
+                // Names are resolved in the background, and their addresses are already in force.
                 config.static_hosts = endpoints.unwrap_or(old.static_hosts);
                 config.lighthouse.advertise = advertise.unwrap_or(old.lighthouse.advertise);
             })
         });
-        // None: the driver has ended, and so will this program.
+        // `None`: the driver has ended, and the program is about to exit.
         changed.unwrap_or_default()
     }
 
@@ -261,7 +262,7 @@ impl Reloader {
             Err(error) => tracing::error!(key, error = errno::text(&error), "Failed to set an option of a socket"),
         };
         for socket in &self.link.sockets {
-            // As in Go, no size leaves the buffer as it is.
+            // As in Go, a missing size leaves the buffer unchanged.
             if let Some(bytes) = new.read_buffer.filter(|bytes| *bytes > 0 && new.read_buffer != old.read_buffer) {
                 report("listen.read_buffer", socket.set_read_buffer(bytes));
             }
@@ -276,7 +277,7 @@ impl Reloader {
 
     fn update_link(&mut self) {
         let Some(old) = &self.link.overlay else { return };
-        // Addresses do not change while running, nor does the queue.
+        // Addresses do not change while running, and neither does the queue length.
         let link = OverlayLink::new(&old.device, &self.current.tun, old.addresses.clone());
         if (link.mtu, &link.routes) == (old.mtu, &old.routes) {
             return;
@@ -288,13 +289,13 @@ impl Reloader {
     }
 
     fn serve_stats(&mut self) {
-        // The old one first: the address may be the same.
+        // Stop the old emitter first: the new one may use the same address.
         self.emitter = None;
         self.emitter = self.current.stats.as_ref().and_then(|stats| Emitter::start(stats, &self.link.metrics));
     }
 
     fn serve_dns(&mut self) {
-        // The old one first: the address may be the same.
+        // Stop the old server first: the new one may use the same address.
         self.dns = None;
         self.dns = Served::of(&self.current).and_then(|served| served.start(self.handle.clone()));
     }
@@ -318,7 +319,8 @@ impl Reloader {
     }
 }
 
-/// Peers know this node by its addresses, and live tunnels by its curve: neither may change while running.
+/// Checks that a reload keeps what peers and live tunnels rely on: peers know this node by its addresses, tunnels by
+/// its curve.
 fn check_identity(old: &Settings, new: &Settings) -> Result<(), config::Refused> {
     let (Some(old), Some(new)) = (&old.pki, &new.pki) else { return Ok(()) };
     let refuse = |cause: &str| Err(config::Refused::new("Could not load client cert", cause).at("pki.cert"));
@@ -365,19 +367,19 @@ fn report_reloaded(part: Part, old: &Settings, new: &Settings) {
         Part::PreferredRanges => tracing::info!("preferred_ranges has been reloaded"),
         Part::DisconnectInvalid => tracing::info!("pki.disconnect_invalid has been reloaded"),
         Part::Lighthouse => tracing::info!("lighthouse settings have been reloaded"),
-        // Reported by what the file says: names and the kernel's routes change these at other times too.
+        // Logged when the file changes: resolved names and kernel routes change these parts at other times too.
         Part::StaticHosts | Part::Subnets => {}
-        // Reported at each reload, as Go does.
+        // Logged at each reload, as in Go.
         Part::Trust | Part::Identity => {}
     }
 }
 
-/// Whether the settings of lighthouses differ, names of addresses to advertise included.
+/// Whether the lighthouse settings differ, including the addresses and names to advertise.
 fn differs_in_rendezvous(old: &Settings, new: &Settings) -> bool {
     old.advertise != new.advertise || old.lighthouse(Vec::new()) != new.lighthouse(Vec::new())
 }
 
-/// Routes and MTU may differ.
+/// Whether only the reloadable settings of the device differ: routes and MTU.
 fn same_device(old: &TunSettings, new: &TunSettings) -> bool {
     let reloadable = TunSettings { mtu: old.mtu, routes: old.routes.clone(), ..new.clone() };
     *old == reloadable
@@ -390,7 +392,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("listen.host", old.listen.host != new.listen.host),
         ("listen.port", old.listen.port != new.listen.port),
         ("routines", old.routines != new.routines),
-        // As in Go, not the rest of the timers.
+        // As in Go, the other timers are not compared.
         ("timers", intervals(&old.timers) != intervals(&new.timers)),
         ("tun", !same_device(&old.tun, &new.tun)),
         ("lighthouse.am_lighthouse", old.am_lighthouse != new.am_lighthouse),
@@ -401,7 +403,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
     changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect()
 }
 
-/// How often tunnels are checked.
+/// The intervals of tunnel checks.
 fn intervals(timers: &Timers) -> [Duration; 2] {
     [timers.connection_alive_interval, timers.pending_deletion_interval]
 }

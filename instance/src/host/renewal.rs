@@ -1,5 +1,5 @@
-//! The daemon renews the certificate of a host that enrolled, and follows whom its CA trusts and which lighthouses it
-//! announces (`pki.enrolment`). Whatever changes is written beside the certificate and applied by a reload.
+//! Renews the certificate of an enrolled host, and follows the CA's trust bundle and announced lighthouses
+//! (`pki.enrolment`). Every change is written next to the certificate and applied by a reload.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,25 +16,26 @@ use crate::host::reload::Reloader;
 use crate::linux::clock::{now, since_epoch, unix_now};
 use crate::linux::netns::NamespaceExecutor;
 
-/// The thread that renews. The node runs on without it, as long as its certificate lasts.
+/// The renewal thread. Without it the node keeps running until its certificate expires.
 pub(crate) struct Renewal {
     files: Files,
     client: CaClient,
     reloader: Arc<Mutex<Reloader>>,
     life: LifeCycle,
     trust: TrustWatch,
-    /// Of the trust that is in force.
+    /// ETag of the trust bundle in force.
     etag: Option<String>,
-    /// When to apply again what could not be applied; uptime.
+    /// When to retry a failed reload, as uptime.
     apply_at: Option<Duration>,
     born: Instant,
 }
 
 impl Renewal {
-    /// Starts the thread for the files in `folder`, whose certificate is that of `own`.
+    /// Starts the thread for the files in `folder`. `own` is the certificate in use; a mismatch with the files is
+    /// logged.
     ///
     /// # Errors
-    /// There is no thread. Files that cannot be used are reported.
+    /// Returns an error if no thread can be started. Unusable files are only logged.
     pub(crate) fn start(folder: &Path, own: &Identity, reloader: Arc<Mutex<Reloader>>) -> std::io::Result<()> {
         let files = Files::new(folder);
         let access = match files.remembered() {
@@ -77,7 +78,7 @@ impl Renewal {
                     Step::Close(Closing::Revoked) => {
                         tracing::error!("The certificate of this host was revoked: peers refuse it");
                     }
-                    // Only of a start that waits.
+                    // Occurs only while waiting for the first certificate.
                     Step::GiveUp(_) => {}
                 }
             }
@@ -117,7 +118,7 @@ impl Renewal {
         }
     }
 
-    /// The question may be kept by the service, but not beyond the next renewal.
+    /// Asks the CA for changes of trust. The service may hold the request (long poll), but not beyond the next renewal.
     fn ask_whom_to_trust(&mut self) {
         let asked = self.now();
         let most = Duration::from_secs(MAX_WAIT_SECONDS);
@@ -152,13 +153,13 @@ impl Renewal {
                     self.apply();
                 }
             }
-            // Without the tag it is asked for again.
+            // The ETag is kept unchanged, so the bundle is requested again.
             Err(error) => tracing::error!(%error, "Whom the CA trusts cannot be written"),
         }
         self.life.judged(now, standing);
     }
 
-    /// A configuration that is being edited may refuse the reload for a while.
+    /// Reloads the configuration. If somebody is editing it, the reload may fail for a while and is retried.
     fn apply(&mut self) {
         let outcome = self.reloader().reload(unix_now());
         self.apply_at = outcome.is_err().then(|| self.now().uptime + APPLY_AGAIN_AFTER);
@@ -180,16 +181,16 @@ fn moment(seconds: UnixTime) -> Moment {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
-/// Spreads the renewals of hosts that started together.
+/// A random seed, to spread the renewals of hosts that started together.
 fn random() -> u64 {
     let mut bytes = [0; 8];
-    // Without randomness they come together, and that is all.
+    // Without randomness, renewals merely coincide.
     let _ = getrandom::fill(&mut bytes);
     u64::from_ne_bytes(bytes)
 }
 
 const TRUST_TIMEOUT: Duration = Duration::from_secs(10);
 const APPLY_AGAIN_AFTER: Duration = Duration::from_secs(30);
-/// A clock that was set is noticed by then.
+/// A changed wall clock is noticed within this time.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
 const SHORTEST_SLEEP: Duration = Duration::from_millis(20);

@@ -1,11 +1,11 @@
-//! What was found in a configuration, as log lines with file, line and key.
+//! Logs problems found in a configuration, with file, line and key.
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
 use crate::config::{Places, Refused, Remark};
 
-/// Reports on the configuration at a path. Its files are read again at the first report, and not at all without one.
+/// Reports on the configuration at a path. The files are read again for line numbers at the first report only.
 pub(crate) struct Report {
     path: PathBuf,
     places: OnceCell<Places>,
@@ -16,7 +16,7 @@ impl Report {
         Self { path: path.to_owned(), places: OnceCell::new() }
     }
 
-    /// An error, or a warning if `stops` is false.
+    /// Logs an error, or a warning if `stops` is false.
     pub(crate) fn refused(&self, refused: &Refused, stops: bool) {
         let (key, error, message) = (refused.key.as_str(), refused.cause.as_str(), refused.message);
         match (self.place(key), stops) {
@@ -27,7 +27,7 @@ impl Report {
         }
     }
 
-    /// A warning, or an error if it `stops`.
+    /// Logs a warning, or an error if `stops` is true.
     pub(crate) fn remark(&self, Remark { key, text }: &Remark, stops: bool) {
         match (self.place(key), stops) {
             (Some((file, line)), false) => tracing::warn!(key, file, line, "{text}"),
@@ -37,12 +37,12 @@ impl Report {
         }
     }
 
-    /// What [`Report::refused`] logs, as one line for who asked.
+    /// The text that [`Report::refused`] logs, as one line for the client that asked.
     pub(crate) fn refused_text(&self, refused: &Refused) -> String {
         self.with_place(&refused.key, &refused.to_string())
     }
 
-    /// What [`Report::remark`] logs, as one line for who asked.
+    /// The text that [`Report::remark`] logs, as one line for the client that asked.
     pub(crate) fn remark_text(&self, remark: &Remark) -> String {
         self.with_place(&remark.key, &remark.text)
     }

@@ -1,4 +1,4 @@
-//! Who else changes the tun device or has its network: a process, a manager of the host's network, another overlay.
+//! Finds who else changes the tun device or uses its network: a process, a network manager, or another overlay.
 
 use std::fs;
 use std::io;
@@ -6,9 +6,9 @@ use std::io;
 use ipnet::IpNet;
 use nix::ifaddrs::getifaddrs;
 
-/// Name and id of the process whose netlink socket has this port, as far as that is known.
+/// Name and id of the process that owns the netlink socket with this port id, if known.
 pub(crate) fn process(port: u32) -> Option<String> {
-    // A process's second socket gets a port above all process ids.
+    // Only a process's first socket has its process id as the port; further ones get values beyond all process ids.
     let process = i32::try_from(port).ok().filter(|process| *process > 0)?;
     let name = fs::read_to_string(format!("/proc/{process}/comm")).ok();
     Some(match name {
@@ -17,7 +17,7 @@ pub(crate) fn process(port: u32) -> Option<String> {
     })
 }
 
-/// What to do about a manager of the host's network that holds the device for its own.
+/// Suggests how to stop a network manager from managing the device.
 pub(crate) fn manager(device: &str, index: u32) -> Option<String> {
     let networkd = fs::read_to_string(format!("/run/systemd/netif/links/{index}")).ok();
     let network_manager = fs::read_to_string(format!("/run/NetworkManager/devices/{index}")).ok();
@@ -47,16 +47,17 @@ fn of_network_manager(device: &str, state: &str) -> Option<String> {
     })
 }
 
-/// Another interface with an address in an own network.
+/// Another interface with an address in one of this overlay's networks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rival {
     pub(crate) interface: String,
     pub(crate) address: IpNet,
-    /// Name and id, if it is a tun device and its process can be seen.
+    /// Name and id of its process, if the interface is a tun device and the process is visible.
     pub(crate) process: Option<String>,
 }
 
-/// The interfaces but `device` with an address in just these networks, in the namespace of the calling thread.
+/// Lists the interfaces other than `device` with an address in exactly these networks, in the namespace of the calling
+/// thread.
 pub(crate) fn find(device: &str, networks: &[IpNet]) -> io::Result<Vec<Rival>> {
     let mut found: Vec<Rival> = Vec::new();
     for entry in getifaddrs()?.filter(|entry| entry.interface_name != device) {
@@ -77,7 +78,7 @@ fn ip(address: nix::sys::socket::SockaddrStorage) -> Option<std::net::IpAddr> {
     v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()))
 }
 
-/// The first process that has the tun device open. Reads much, and is asked once.
+/// The first process that has the tun device open. Reads much of `/proc`, so it is called only once per rival.
 fn tun_process(device: &str) -> Option<String> {
     let line = format!("iff:\t{device}");
     let holds = |descriptors: fs::ReadDir| {

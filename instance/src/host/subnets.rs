@@ -1,4 +1,5 @@
-//! Networks behind other nodes: those of the configuration, and those learnt from the kernel's routes.
+//! Routes to networks behind other nodes: those from the configuration, and those learnt from the kernel's routing
+//! table.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,7 +8,7 @@ use ipnet::IpNet;
 use nebula_core::config::{Gateway, SubnetRoute};
 use nebula_core::io::Handle;
 
-/// Tells the driver about every change that is learnt.
+/// Merges both sources, and tells the driver about every change.
 #[derive(Debug)]
 pub(crate) struct Subnets {
     handle: Handle,
@@ -26,14 +27,15 @@ impl Subnets {
         Self { handle, table: Mutex::new(Table { configured, learnt: BTreeMap::new() }) }
     }
 
-    /// The configuration changed: `apply` gets what is in force now, before any later change does.
+    /// Replaces the configured routes. `apply` receives the merged routes while the table is locked, so no later change
+    /// overtakes it.
     pub(crate) fn configure<T>(&self, configured: Vec<SubnetRoute>, apply: impl FnOnce(Vec<SubnetRoute>) -> T) -> T {
         let mut table = self.table();
         table.configured = configured;
         apply(table.all())
     }
 
-    /// The kernel has routes to these networks through these gateways, or (none) no longer has one.
+    /// Records the gateways of the kernel's routes to these networks; no gateways means that the route is gone.
     pub(crate) fn learn(&self, changes: impl IntoIterator<Item = (IpNet, Vec<Gateway>)>) {
         let mut table = self.table();
         let changed =
@@ -54,7 +56,7 @@ impl Table {
         if gateways.is_empty() {
             return self.learnt.remove(&network).is_some();
         }
-        // A process that may change the kernel's routes can fill this, so it is bounded.
+        // Bounded, because any process that may change the kernel's routes can fill it.
         let fits = self.learnt.len() < MAX_LEARNED_ROUTES || self.learnt.contains_key(&network);
         if !fits {
             tracing::warn!(%network, "Too many system routes, this one is not followed");
@@ -62,7 +64,7 @@ impl Table {
         fits && self.learnt.insert(network, gateways.clone()) != Some(gateways)
     }
 
-    /// What the kernel says comes before the configuration.
+    /// The merged routes; the kernel's take precedence over configured ones.
     fn all(&self) -> Vec<SubnetRoute> {
         let configured = self.configured.iter().filter(|route| !self.learnt.contains_key(&route.network.trunc()));
         let learnt = self.learnt.iter();

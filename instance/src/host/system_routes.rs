@@ -1,4 +1,4 @@
-//! Follows the kernel's routing table: routes by a gateway inside the overlay become subnet routes.
+//! Follows the kernel's routing table: routes via a gateway inside the overlay become subnet routes.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,32 +16,32 @@ use nix::sys::socket::{MsgFlags, recv, send};
 use crate::host::subnets::Subnets;
 use crate::linux::rtnetlink::RTMSG;
 
-/// Where routes must lead to be followed.
+/// What a route must lead to in order to be followed.
 #[derive(Debug, Clone)]
 pub(crate) struct Overlay {
-    /// Own networks.
+    /// This node's overlay networks.
     pub(crate) networks: Vec<IpNet>,
     /// Interface index of the device.
     pub(crate) device: u32,
 }
 
-/// Starts to follow the routes that there are and every change from now on, in the network namespace of the calling
-/// thread. `buffer`: bytes for news that wait, 0 for the system's choice.
+/// Starts to follow existing routes and all later changes, in the network namespace of the calling thread. `buffer` is
+/// the size in bytes of the receive buffer for pending events; 0 keeps the system's default.
 ///
 /// # Errors
-/// No netlink socket, or no thread.
+/// Returns an error if no netlink socket can be opened or no thread started.
 pub(crate) fn follow(overlay: Overlay, buffer: usize, subnets: Arc<Subnets>) -> io::Result<()> {
     let socket = subscribe(buffer)?;
     std::thread::Builder::new().name("system-routes".to_owned()).spawn(move || listen(&socket, &overlay, &subnets))?;
     Ok(())
 }
 
-/// A socket that gets all routes that there are, as if each had just been added, and all news.
+/// Opens a socket that receives all existing routes, as if just added, and then every change.
 fn subscribe(buffer: usize) -> io::Result<OwnedFd> {
     let socket = netlink::subscribe(libc::RTMGRP_IPV4_ROUTE | libc::RTMGRP_IPV6_ROUTE, buffer)?;
-    // After the subscription: what is added meanwhile comes twice rather than not at all.
+    // Requested after the subscription, so that a route added meanwhile arrives twice rather than not at all.
     let mut request = Vec::new();
-    // Of all families and tables.
+    // All address families and tables.
     netlink::push_message(&mut request, libc::RTM_GETROUTE, libc::NLM_F_DUMP, 0, &[0; RTMSG]);
     send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
     Ok(socket)
@@ -51,7 +51,7 @@ fn listen(socket: &OwnedFd, overlay: &Overlay, subnets: &Subnets) {
     let mut buffer = vec![0; 64 << 10];
     let mut news = Vec::new();
     loop {
-        // A routing daemon changes many routes at once: what waits is taken together.
+        // A routing daemon changes many routes at once, so pending events are handled as one batch.
         let flags = if news.is_empty() { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
         let more_may_wait = match recv(socket.as_raw_fd(), &mut buffer, flags) {
             Ok(len) => {
@@ -76,15 +76,15 @@ fn listen(socket: &OwnedFd, overlay: &Overlay, subnets: &Subnets) {
     }
 }
 
-/// What became of a route.
+/// A changed route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Change {
     network: IpNet,
-    /// None: the route is gone.
+    /// Empty: the route is gone.
     gateways: Vec<Gateway>,
 }
 
-/// Changes in one datagram from the kernel.
+/// Parses the route changes in one datagram from the kernel.
 pub(crate) fn changes(datagram: &[u8], overlay: &Overlay) -> Vec<Change> {
     netlink::messages(datagram).filter_map(|message| change(message, overlay)).collect()
 }
@@ -97,7 +97,7 @@ fn change(message: Message<'_>, overlay: &Overlay) -> Option<Change> {
         libc::AF_INET6 => true,
         _ => return None,
     };
-    // Only unicast routes have gateways to go by.
+    // Only unicast routes have gateways.
     if route[7] != libc::RTN_UNICAST {
         return None;
     }
@@ -122,7 +122,7 @@ fn change(message: Message<'_>, overlay: &Overlay) -> Option<Change> {
     }
 }
 
-/// One way of a route.
+/// One next hop of a route.
 #[derive(Debug, Default)]
 struct NextHop {
     gateway: Option<IpAddr>,
@@ -134,7 +134,7 @@ impl NextHop {
     fn note(&mut self, kind: u16, value: &[u8]) {
         match kind {
             libc::RTA_GATEWAY => self.gateway = netlink::address(value),
-            // A gateway of the other family: the family comes first.
+            // A gateway of the other address family; the value starts with the family (two bytes).
             libc::RTA_VIA => self.gateway = value.get(2..).and_then(netlink::address),
             libc::RTA_OIF => self.device = value.try_into().map_or(0, u32::from_ne_bytes),
             _ => {}
@@ -147,7 +147,7 @@ impl NextHop {
     }
 }
 
-/// struct rtnexthop: length, flags, weight less one, interface; then attributes.
+/// Parses struct rtnexthop: length, flags, weight minus one, interface index; attributes follow.
 fn next_hops(mut value: &[u8]) -> Vec<NextHop> {
     let mut hops = Vec::new();
     while let Some(&[a, b, _, weight, c, d, e, f]) = value.first_chunk::<RTNEXTHOP>() {
@@ -243,7 +243,7 @@ mod tests {
             let status = std::process::Command::new("ip").args(arguments.split(' ')).status();
             assert!(status.is_ok_and(|status| status.success()), "ip {arguments}");
         };
-        // The rest of the process stays where it is.
+        // On a separate thread, so that the rest of the process stays in its namespace.
         let found = std::thread::spawn(move || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a network namespace");
             ip("link add neb7 type veth peer name neb8");

@@ -1,25 +1,25 @@
-//! Capabilities of this program: few, and no way to more. A pod's instance has none once its set-up is over.
+//! Drops this program's capabilities for good. A pod's instance has none once its set-up is over.
 //!
-//! The kernel keeps capabilities for each thread, and a new thread has those of the one that starts it; see also
+//! Capabilities belong to each thread in the kernel, and a new thread inherits those of its creator; see also
 //! [`crate::linux::confinement`].
 
 use std::io;
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// Keeps those that are in `wanted` and held, for this thread and those that it will start, and for programs that are
-/// run.
+/// Keeps the held capabilities that are in `wanted`, for this thread, for threads that it starts later, and across
+/// execve.
 ///
 /// # Errors
-/// The kernel refuses.
+/// Returns an error if the kernel refuses.
 pub(crate) fn keep(wanted: CapabilitySet) -> io::Result<()> {
     let held = rustix::thread::capabilities(None)?.permitted;
-    // A change of the user leaves them permitted, and not in effect.
+    // After a change of user they are still permitted, but no longer effective.
     hold(held)?;
     if held.contains(CapabilitySet::SETPCAP) {
         for capability in CapabilitySet::all().iter() {
             match rustix::thread::remove_capability_from_bounding_set(capability) {
-                // An older kernel, which knows fewer.
+                // An older kernel, which does not know this capability.
                 Ok(()) | Err(rustix::io::Errno::INVAL) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -30,14 +30,14 @@ pub(crate) fn keep(wanted: CapabilitySet) -> io::Result<()> {
     hold(held.intersection(wanted))
 }
 
-/// Leaves this thread, and those that it will start, with these and no way to others.
+/// Limits this thread, and threads that it starts later, to these capabilities, with no way to regain others.
 pub(crate) fn hold(set: CapabilitySet) -> io::Result<()> {
     let sets = CapabilitySets { effective: set, permitted: set, inheritable: CapabilitySet::empty() };
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
-/// Of a pod's instance: namespaces are entered (and found, where a process names them), the device and its routes made,
-/// a low port bound, a socket made in the folder of the user that it becomes.
+/// What a pod's instance needs for its set-up: it enters namespaces (and looks at a process that names one), creates
+/// the device and its routes, binds a low port, and creates a socket in the folder of the user that it switches to.
 pub(crate) const FOR_SET_UP: CapabilitySet = CapabilitySet::NET_BIND_SERVICE
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::SETUID)

@@ -1,4 +1,5 @@
-//! The system's clocks. Parts that decide something take time as an argument; the outermost layer reads it here.
+//! Reads the system's clocks. Parts that decide something take the time as an argument; only the outermost layer calls
+//! this.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,13 +11,13 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// The wall clock, since the Unix epoch.
+/// The wall clock, as time since the Unix epoch.
 #[allow(clippy::disallowed_methods, reason = "the outermost layer reads the clock and passes it on as an argument")]
 pub(crate) fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// The wall clock, in seconds.
+/// The wall clock, in seconds since the Unix epoch.
 #[must_use]
 pub fn unix_now() -> UnixTime {
     UnixTime::try_from(since_epoch().as_secs()).unwrap_or(UnixTime::MAX)

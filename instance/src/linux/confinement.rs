@@ -3,7 +3,7 @@
 //! program that moves packets (seccomp). The sandbox protects everything else on the node from a process that holds one
 //! pod's key.
 //!
-//! The kernel keeps all of this for each thread, and a new thread has it from the one that starts it. So every thread
+//! All of this applies to a single thread in the kernel, and new threads inherit it from their creator. So every thread
 //! that outlives set-up enters the sandbox, and all others are started from inside.
 
 use std::io;
@@ -22,41 +22,41 @@ use crate::linux::capabilities;
 use crate::linux::system_calls;
 use crate::linux::system_calls::Filter;
 
-/// Makes the memory of this process unreadable for other processes of its user, and keeps it out of core files.
+/// Hides this process's memory from other processes of its user, and keeps it out of core dumps.
 ///
 /// # Errors
-/// The kernel refuses.
+/// Returns an error if the kernel refuses.
 pub fn hide_memory() -> io::Result<()> {
     setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
     Ok(prctl::set_dumpable(false)?)
 }
 
-/// What the threads of an instance may do when it is set up.
+/// What the threads of an instance may do once it is set up.
 #[derive(Debug, Clone)]
 pub struct Confinement {
-    /// User and group. `None`: as it was started.
+    /// User and group to switch to; `None` keeps those it was started with.
     user: Option<u32>,
-    /// Folder with the sockets of the instance, which it removes at its end.
+    /// Folder with the sockets of the instance, which removes them on exit.
     room: PathBuf,
-    /// Folders of files that may be replaced while it runs: the roots of the CA service, and what names are looked up
-    /// with.
+    /// Folders with files that may be replaced at runtime: the CA service's root certificates, and the resolver's
+    /// configuration.
     readable: Vec<PathBuf>,
 }
 
-/// Parts of the sandbox that this kernel does not offer.
+/// Parts of the sandbox that this kernel does not support.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Landlock, or a part of it that is wanted here.
+    /// Landlock, or a part of it that this sandbox uses.
     pub landlock: bool,
-    /// The filter of system calls.
+    /// The seccomp filter of system calls.
     pub seccomp: bool,
 }
 
 impl Confinement {
-    /// Of the instance with this launch contract.
+    /// The sandbox for the instance with this launch contract.
     #[must_use]
     pub fn of(spec: &LaunchSpec) -> Self {
-        // A link to where another program keeps it up to date.
+        // A symlink to a file that another program keeps up to date.
         let resolver = std::fs::canonicalize("/etc/resolv.conf").ok();
         let folders = [Some(Path::new("/etc/resolv.conf")), resolver.as_deref(), Some(&spec.ca.tls_ca_file)];
         let folder_of = |file: Option<&Path>| Some(file?.parent()?.to_owned());
@@ -64,20 +64,23 @@ impl Confinement {
         Self { user: spec.user, room, readable: folders.into_iter().filter_map(folder_of).collect() }
     }
 
-    /// Confines the calling thread, and those that it will start, for good.
+    /// Confines the calling thread, and threads that it starts later, for good. Returns the parts that the kernel does
+    /// not support.
     ///
     /// # Errors
-    /// The kernel refuses the user: then nothing is confined. Parts that the kernel does not offer are returned.
+    /// Returns an error if the kernel refuses to change the user; nothing is confined then.
     pub fn enter(&self) -> io::Result<Missing> {
         self.prepare().enter(CapabilitySet::empty())
     }
 
-    /// Does what goes deep, so that a thread that stays need not: its stack would keep the memory.
+    /// Does the work that needs a deep stack, so that it can run on a short-lived thread: a thread that stays would
+    /// keep that stack's memory.
     pub(crate) fn prepare(&self) -> Sandbox {
         Sandbox { user: self.user, files: self.files().map_err(io::Error::other), calls: system_calls::filter() }
     }
 
-    /// Nothing but these folders and, where the kernel knows how to refuse them, no listeners and no signals to others.
+    /// Builds Landlock rules that allow access to these folders only and, on kernels that support it, forbid TCP
+    /// listeners and signals to other processes.
     fn files(&self) -> Result<RulesetCreated, landlock::RulesetError> {
         let mut rules = Ruleset::default()
             .set_compatibility(CompatLevel::BestEffort)
@@ -87,7 +90,7 @@ impl Confinement {
             .create()?;
         let readable = self.readable.iter().map(|folder| (folder, AccessFs::ReadFile));
         for (folder, access) in readable.chain([(&self.room, AccessFs::RemoveFile)]) {
-            // One that is not there holds nothing that is needed.
+            // A folder that does not exist holds nothing that is needed.
             if let Ok(folder) = PathFd::new(folder) {
                 rules = rules.add_rule(PathBeneath::new(folder, access))?;
             }
@@ -96,7 +99,7 @@ impl Confinement {
     }
 }
 
-/// A prepared sandbox for one thread.
+/// A sandbox prepared for one thread.
 pub(crate) struct Sandbox {
     user: Option<u32>,
     files: io::Result<RulesetCreated>,
@@ -104,7 +107,7 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
-    /// As [`Confinement::enter`], with some capabilities left.
+    /// Like [`Confinement::enter`], but keeps some capabilities.
     pub(crate) fn enter(self, kept: CapabilitySet) -> io::Result<Missing> {
         if let Some(user) = self.user {
             let refused = |error: rustix::io::Errno| {
@@ -117,7 +120,7 @@ impl Sandbox {
             rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(refused)?;
             rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(refused)?;
             rustix::thread::set_keep_capabilities(false)?;
-            // The change of the user set it to what the machine says.
+            // Changing the user reset it to the system's default.
             hide_memory()?;
         }
         rustix::thread::set_no_new_privs(true)?;
@@ -128,5 +131,5 @@ impl Sandbox {
     }
 }
 
-// Newer kernels can refuse more; that is asked for when it was tried.
+// Newer kernels can forbid more; raise this after testing it.
 const LANDLOCK_ABI: ABI = ABI::V6;

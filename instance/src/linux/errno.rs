@@ -1,25 +1,25 @@
-//! The system's error texts in the wording Go prints, which scripts match on.
+//! The system's error texts as Go words them, because scripts match on them.
 
-/// For example `address already in use`.
+/// The error's text, for example `address already in use`.
 #[must_use]
 pub(crate) fn text(error: &std::io::Error) -> String {
     let Some(code) = error.raw_os_error() else { return error.to_string() };
     let description = nix::errno::Errno::from_raw(code).desc();
     let mut chars = description.chars();
     match chars.next() {
-        // Acronyms such as `I/O error` are lower-cased by Go as well.
+        // Go lower-cases acronyms such as `I/O error` as well.
         Some(first) => first.to_lowercase().chain(chars).collect(),
         None => error.to_string(),
     }
 }
 
-/// Its symbol, such as `EPERM`; programs and people look for it.
+/// The error's symbol, such as `EPERM`, which programs and people look for.
 #[must_use]
 pub(crate) fn symbol(code: i32) -> String {
     format!("{:?}", nix::errno::Errno::from_raw(code))
 }
 
-/// An error of the system in this wording.
+/// A system error that displays in Go's wording.
 #[derive(Debug)]
 pub(crate) struct Plain(pub(crate) std::io::Error);
 

@@ -1,4 +1,4 @@
-//! What the kernel would do with a packet, and how a link looks: asked, never changed (rtnetlink).
+//! Read-only queries to the kernel (rtnetlink): which route a packet would take, and the state of a link.
 
 use std::io;
 use std::net::IpAddr;
@@ -6,16 +6,16 @@ use std::net::IpAddr;
 use nebula_cni_plugin::netlink::{self, attribute, octets};
 use nix::libc;
 
-/// The route that a packet to some destination takes.
+/// The route that a packet to a destination takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Taken {
-    /// Device it leaves by.
+    /// The outgoing device.
     pub(crate) device: Option<String>,
     /// Interface index of the device.
     pub(crate) index: u32,
-    /// The destination is an address of this machine.
+    /// Whether the destination is an address of this machine.
     pub(crate) local: bool,
-    /// Largest packet, by the route or else by the device.
+    /// MTU of the route, or else of the device.
     pub(crate) mtu: Option<u32>,
 }
 
@@ -27,10 +27,10 @@ pub(crate) struct Link {
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// The route to `destination`, with this mark if it is not 0. An `unreachable` route is the error that it causes.
+/// Returns the route to `destination`, with this mark if it is not 0.
 ///
 /// # Errors
-/// The kernel's: there is no route, or one that leads nowhere.
+/// Returns the kernel's error: there is no route, or the route is of type unreachable, blackhole or prohibit.
 pub(crate) fn route_to(destination: IpAddr, mark: u32) -> io::Result<Taken> {
     let (family, bits) = if destination.is_ipv4() { (libc::AF_INET, 32) } else { (libc::AF_INET6, 128) };
     // struct rtmsg.
@@ -56,10 +56,10 @@ pub(crate) fn route_to(destination: IpAddr, mark: u32) -> io::Result<Taken> {
     Ok(Taken { device, index, local: kind == libc::RTN_LOCAL, mtu })
 }
 
-/// A link by its name.
+/// Reads the state of a link by name.
 ///
 /// # Errors
-/// There is none, or the kernel does not say.
+/// Returns an error if there is no such link, or the kernel does not answer.
 pub(crate) fn link(device: &str) -> io::Result<Link> {
     let index = nix::net::if_::if_nametoindex(device)?;
     // struct ifinfomsg.
@@ -96,7 +96,7 @@ fn device_name(index: u32) -> Option<String> {
 const RTMSG: usize = 12;
 const IFINFOMSG: usize = 16;
 const IFADDRMSG: usize = 8;
-// linux/rtnetlink.h: a metric of a route.
+// linux/rtnetlink.h: a route metric.
 const RTAX_MTU: u16 = 2;
 
 #[cfg(test)]

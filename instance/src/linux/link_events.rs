@@ -1,4 +1,4 @@
-//! News of rtnetlink(7) that may concern one link: somebody changed it, or its addresses or routes.
+//! Link events from rtnetlink(7): changes to links, their addresses and their routes.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,11 +11,11 @@ use nix::sys::socket::{MsgFlags, recv};
 
 use crate::linux::rtnetlink::{IFINFOMSG, RTMSG};
 
-/// Hears of changes in the network namespace that it was made in.
+/// Receives events from the network namespace that it was created in.
 #[derive(Debug)]
 pub(crate) struct LinkEvents(OwnedFd);
 
-/// What happened, and the socket that asked for it (0: unknown).
+/// An event, and the port id of the netlink socket that caused it (0 if unknown).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LinkEvent {
     pub(crate) news: News,
@@ -25,29 +25,29 @@ pub(crate) struct LinkEvent {
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum News {
-    /// A link is new or has changed.
+    /// A link was added or changed.
     Link(u32),
-    /// A link is gone from the namespace.
+    /// A link was removed from the namespace.
     LinkGone(u32),
     /// This link lost an address.
     AddressGone(u32),
-    /// The main table lost a route to this network, which led to this link.
+    /// The main table lost a route to this network, which used this link.
     RouteGone(IpNet, u32),
-    /// A route of the main table leads to this link, in place of another route to the same network.
+    /// A route in the main table was replaced by one to the same network that uses this link.
     RouteReplaced(IpNet, u32),
-    /// The kernel had to leave news out: anything may have happened.
+    /// The kernel dropped events, so anything may have changed.
     Lost,
 }
 
 impl LinkEvents {
-    /// For the namespace of the calling thread; usable from any.
+    /// Subscribes in the namespace of the calling thread; the result can be used from any thread.
     pub(crate) fn subscribe() -> io::Result<Self> {
         let addresses = libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
         let routes = libc::RTMGRP_IPV4_ROUTE | libc::RTMGRP_IPV6_ROUTE;
         netlink::subscribe(libc::RTMGRP_LINK | addresses | routes, 0).map(Self)
     }
 
-    /// Hands over what has arrived, some of it: call it again when the descriptor is readable.
+    /// Passes on pending events, at most a batch: call it again while the descriptor is readable.
     pub(crate) fn read(&self, mut each: impl FnMut(LinkEvent)) -> io::Result<()> {
         let mut buffer = vec![0; 32 << 10];
         for _ in 0..MAX_READS {
@@ -71,7 +71,8 @@ impl AsFd for LinkEvents {
 
 fn parse(message: Message<'_>) -> Option<LinkEvent> {
     let index = || {
-        // struct ifinfomsg and struct ifaddrmsg have it at the same place. Bridges tell of their ports by the same kind.
+        // struct ifinfomsg and struct ifaddrmsg have the index at the same offset. Bridges report their ports with the
+        // same message type.
         let [family, _, _, _, a, b, c, d] = *message.body.first_chunk()?;
         (i32::from(family) != libc::AF_BRIDGE).then_some(u32::from_ne_bytes([a, b, c, d]))
     };
@@ -88,7 +89,7 @@ fn parse(message: Message<'_>) -> Option<LinkEvent> {
     Some(LinkEvent { news, port: message.port })
 }
 
-/// Destination and device (0: none, or several) of a unicast route of the main table.
+/// Destination and device (0 if none or several) of a unicast route in the main table.
 fn route(body: &[u8]) -> Option<(IpNet, u32)> {
     let (head, attributes) = body.split_first_chunk::<RTMSG>()?;
     let [family, prefix_len, _, _, table, ..] = *head;
@@ -108,7 +109,7 @@ fn route(body: &[u8]) -> Option<(IpNet, u32)> {
     Some((network.trunc(), device))
 }
 
-// Others can cause news faster than they are read; signals are looked for in between.
+// Others may cause events faster than they are read; the limit lets the caller check for signals in between.
 const MAX_READS: usize = 64;
 
 #[cfg(test)]

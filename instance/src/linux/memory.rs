@@ -1,67 +1,65 @@
-//! Memory of the whole process: how the allocator of the C library keeps it, and which pages of the program stay
-//! mapped.
+//! Memory of the whole process: how the C library's allocator keeps it, and which pages of the program stay mapped.
 #![allow(unsafe_code)]
 
 use nebula_core::io::Idle;
 
-/// Makes all threads allocate from one heap instead of one each, and lets large blocks stay outside of it. Data threads
-/// allocate nothing once they are warm, so heaps of their own would only be memory that is hardly used. Call it before
-/// threads are started.
+/// Makes all threads share one malloc arena instead of one each, and keeps large blocks outside it. Data threads
+/// allocate nothing once they are warm, so their own arenas would be mostly unused memory. Call it before starting
+/// threads.
 pub fn share_one_heap() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [
         (libc::M_ARENA_MAX, 1),
-        // The usual value, but it does not grow with the largest block that was freed: blocks of this size go back to
-        // the system at once.
+        // The default value; setting it keeps it from growing with the largest block freed, so blocks of this size
+        // always go back to the system at once.
         (libc::M_MMAP_THRESHOLD, 128 << 10),
     ] {
-        // SAFETY: only sets a parameter of the allocator, which may be done at any time. A refusal changes nothing.
+        // SAFETY: only sets an allocator parameter, which is allowed at any time. A refusal changes nothing.
         let _ = unsafe { libc::mallopt(parameter, value) };
     }
 }
 
-/// Gives pages of the heap back that hold nothing any more. Call it after work that needed much for a moment, like a
-/// start.
+/// Returns unused heap pages to the system. Call it after work with a short peak in memory use, such as startup.
 pub fn release_free_heap() {
-    // SAFETY: looks for free blocks under the allocator's own lock; nobody has a reference into them.
+    // SAFETY: looks for free blocks under the allocator's own lock; no reference points into them.
     #[cfg(target_env = "gnu")]
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
-/// Unmaps code and constants of this program. What is needed again is mapped with its next use, from the file in
-/// memory. Call it after work that does not come back soon, like reading a configuration.
+/// Unmaps this program's code and constants. A page is mapped again from the page cache when it is next used. Call it
+/// after work that is not repeated soon, such as reading a configuration.
 pub fn release_program_pages() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         unsafe extern "C" {
-            // Made by the linker: the first byte of the program, and the first one after its code.
+            // Defined by the linker: the first byte of the program, and the first one after its code.
             static __executable_start: u8;
             static etext: u8;
         }
         let (start, end) = ((&raw const __executable_start).addr(), (&raw const etext).addr());
-        // SAFETY: asks for a number.
+        // SAFETY: only reads a system parameter.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(0);
         if page == 0 || !start.is_multiple_of(page) {
             return;
         }
         let len = end.saturating_sub(start) / page * page;
         let start = (&raw const __executable_start).cast_mut();
-        // SAFETY: from its header to the end of its code a program consists of private read-only mappings of its file,
-        // which cannot be written while it runs; nothing relocates them. Their pages come back from the file as they
-        // were. A refusal (locked memory) changes nothing.
+        // SAFETY: from its header to the end of its code, a program consists of private read-only mappings of its file,
+        // which cannot be written while it runs and has no relocations there. The pages come back from the file
+        // unchanged. A refusal (locked memory) changes nothing.
         let _ = unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) };
     }
 }
 
-/// For [`nebula_core::io::Options::on_idle`]: gives back what the control thread of a driver no longer needs.
+/// For [`nebula_core::io::Options::on_idle`]: frees memory that a driver's control thread no longer needs.
 pub(crate) fn release(idle: Idle) {
     match idle {
         Idle::ControlWorkOver => {
             release_program_pages();
-            // Tables that shrank, and all that handshakes without an answer held.
+            // Tables that shrank, and everything held for handshakes without an answer.
             release_free_heap();
         }
-        // For a host with a hundred pods the list took hundreds of KiB for a moment.
+        // On a host with a hundred pods, the list takes hundreds of KiB for a moment.
         Idle::InterfacesListed => release_free_heap(),
     }
 }

@@ -1,4 +1,4 @@
-//! What the kernel and the supervisor offer: namespaces, privileges, signals, netlink.
+//! Interfaces to the kernel and the service manager: namespaces, privileges, signals, netlink.
 
 pub(crate) mod capabilities;
 pub mod clock;

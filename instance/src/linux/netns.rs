@@ -1,4 +1,4 @@
-//! Network namespaces: enter one on a thread of its own, keep a foothold in it, and notice that it is gone.
+//! Network namespaces: enters one on a separate thread, keeps an executor inside it, and detects that it is gone.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,13 +19,13 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// A namespace to work in: the caller's own, or one with a path and a known identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Namespace {
-    /// Where the calling thread is.
+    /// The namespace of the calling thread.
     Own,
     /// Another one, for example a pod's.
     At {
         /// File that names it.
         path: PathBuf,
-        /// Device and inode it must have: a path can come to mean another namespace.
+        /// Device and inode that it must have, because the path can later refer to another namespace.
         id: (u64, u64),
     },
 }
@@ -39,10 +39,10 @@ pub enum Error {
     Open {
         /// File.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The path means another namespace than it did.
+    /// The path now refers to another namespace.
     #[error("{} is another network namespace than the one this instance was started for", .0.display())]
     Replaced(PathBuf),
     /// The kernel refused.
@@ -50,13 +50,13 @@ pub enum Error {
     Enter {
         /// File.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: nix::Error,
     },
-    /// A thread there would have kept privileges.
+    /// A thread inside could not drop its privileges.
     #[error("cannot confine a thread in the network namespace")]
     Confine(#[source] std::io::Error),
-    /// No thread.
+    /// No thread could be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
     /// The work panicked.
@@ -65,10 +65,10 @@ pub enum Error {
 }
 
 impl Namespace {
-    /// Runs `work` on a new thread inside the namespace and waits for it. The caller's thread never moves.
+    /// Runs `work` on a new thread inside the namespace and waits for it. The calling thread stays where it is.
     ///
     /// # Errors
-    /// The namespace cannot be entered.
+    /// Returns an error if the namespace cannot be entered.
     pub fn run<T: Send>(&self, name: &str, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
         std::thread::scope(|scope| {
             let thread = Builder::new().name(name.to_owned());
@@ -77,11 +77,11 @@ impl Namespace {
         })
     }
 
-    /// Starts an executor inside the namespace, for work that comes when this process may not enter it any more.
+    /// Starts an executor inside the namespace, for work that comes after this process has lost the right to enter it.
     /// `confine` drops the privileges that this work does not need.
     ///
     /// # Errors
-    /// The namespace cannot be entered, or the thread cannot be confined.
+    /// Returns an error if the namespace cannot be entered or the thread cannot be confined.
     pub fn executor(
         &self,
         confine: impl FnOnce() -> std::io::Result<()> + Send + 'static,
@@ -121,18 +121,18 @@ impl Namespace {
 pub enum NamespaceExecutor {
     /// Runs the work on the calling thread, in its own namespace.
     Here,
-    /// Sends the work to a thread inside another namespace, which exists at least as long as this value.
+    /// Sends the work to a thread inside another namespace, which stays alive at least as long as this value.
     Inside(Sender<Job>),
 }
 
-/// Work and the name of its thread.
+/// The name of the job's thread, and the work.
 pub type Job = (&'static str, Box<dyn FnOnce() + Send>);
 
 impl NamespaceExecutor {
     /// Runs `work` in the namespace and waits for it.
     ///
     /// # Errors
-    /// There is no thread for it, or it panicked.
+    /// Returns an error if no thread can be started for it, or it panicked.
     pub fn run<T: Send + 'static>(
         &self,
         name: &'static str,
@@ -146,29 +146,29 @@ impl NamespaceExecutor {
     }
 }
 
-/// Runs each job on a thread of its own, which inherits the namespace of this one: some jobs take long. A job without a
-/// thread is dropped, which its caller notices.
+/// Runs each job on a new thread, which inherits this thread's namespace; jobs may take long. If no thread can be
+/// started, the job is dropped and its caller gets an error.
 fn run_jobs(waiting: &Receiver<Job>) {
     for (name, work) in waiting {
         let _ = Builder::new().name(name.to_owned()).spawn(work);
     }
 }
 
-/// Notices that a namespace is gone, even if its path belongs to a process that this one may not inspect.
+/// Detects that a namespace is gone, even if its path belongs to a process that this one may not inspect.
 #[derive(Debug)]
 pub struct Presence {
     namespace: Namespace,
-    /// The folder of its path: those above it may be closed to the user that this program becomes.
+    /// The folder of the path: folders above it may be inaccessible to the user that this program switches to.
     folder: Option<File>,
-    /// The process that names it, and not a later one with its number.
+    /// A pidfd of the process in the path, which cannot refer to a later process with the same id.
     process: Option<OwnedFd>,
 }
 
 impl Presence {
-    /// Of a namespace that is there now.
+    /// Starts to watch a namespace that exists now.
     ///
     /// # Errors
-    /// It is named by a process that is gone.
+    /// Returns an error if the namespace is named by a process that is gone, or its folder cannot be opened.
     pub fn of(namespace: Namespace) -> std::io::Result<Self> {
         let Namespace::At { path, .. } = &namespace else {
             return Ok(Self { namespace, folder: None, process: None });
@@ -183,8 +183,8 @@ impl Presence {
         Ok(Self { namespace, folder, process })
     }
 
-    /// Whether the path still means the namespace. An open tun keeps the namespace itself alive, so its inode number is
-    /// not reused while we look.
+    /// Whether the path still refers to the namespace. An open tun keeps the namespace alive, so its inode number
+    /// cannot be reused meanwhile.
     #[must_use]
     pub fn is_there(&self) -> bool {
         let Namespace::At { path, id } = &self.namespace else { return true };
@@ -198,14 +198,14 @@ impl Presence {
         };
         match found {
             Ok(found) => (found.st_dev, found.st_ino) == *id,
-            // Nobody can tell from here; the plugin ends this program when the namespace is gone.
+            // Unknown from here; the plugin stops this program when the namespace is gone.
             Err(Errno::EACCES) => true,
             Err(_) => false,
         }
     }
 }
 
-/// The process of `/proc/PID/...`.
+/// The process id in `/proc/PID/...`.
 fn process_in(path: &Path) -> Option<Pid> {
     let mut parts = path.components();
     let begins = parts.next() == Some(Component::RootDir) && parts.next()?.as_os_str() == "proc";
@@ -213,10 +213,10 @@ fn process_in(path: &Path) -> Option<Pid> {
     Pid::from_raw(i32::try_from(number).ok()?).filter(|_| begins)
 }
 
-/// Device and inode of the namespace behind `path`.
+/// Device and inode of the namespace at `path`.
 ///
 /// # Errors
-/// It cannot be read.
+/// Returns an error if they cannot be read.
 pub fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
     std::fs::metadata(path).map(|metadata| (metadata.st_dev(), metadata.st_ino()))
 }
@@ -243,7 +243,7 @@ mod tests {
         assert!(Presence::of(Namespace::At { path, id: (device, inode) }).unwrap().is_there());
     }
 
-    /// As root, the process has capabilities that the thread that looks has not, and so it may not look into it.
+    /// As root, the process has capabilities that the watching thread lacks, so that thread may not inspect it.
     #[test]
     fn a_namespace_of_a_process_is_gone_with_the_process_also_for_who_may_not_look_into_it() {
         let mut process = Command::new("sleep").arg("60").spawn().unwrap();

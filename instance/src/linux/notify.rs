@@ -1,4 +1,4 @@
-//! Readiness and status to the service manager (sd_notify).
+//! Reports readiness and status to the service manager (sd_notify).
 
 use std::env;
 use std::io;
@@ -9,10 +9,10 @@ use std::sync::OnceLock;
 use nebula_cni_plugin::launch::StartError;
 use sd_notify::NotifyState;
 
-/// Connects to the service manager's socket now, because its path may be out of reach later.
+/// Connects to the service manager's socket now, because its path may be unreachable later.
 ///
 /// # Errors
-/// The service manager does not listen there.
+/// Returns an error if the service manager does not listen there.
 pub fn connect() -> io::Result<()> {
     let Some(name) = env::var_os("NOTIFY_SOCKET") else { return Ok(()) };
     let address = match name.as_encoded_bytes() {
@@ -21,33 +21,33 @@ pub fn connect() -> io::Result<()> {
     };
     let socket = UnixDatagram::unbound()?;
     socket.connect_addr(&address)?;
-    // Connected before, it is the same one.
+    // If it is set already, it is connected to the same socket.
     let _ = CONNECTED.set(socket);
     Ok(())
 }
 
-/// Says that the service is ready. Without a service manager nothing happens; a failure is only logged.
+/// Reports that the service is ready. Does nothing without a service manager; a failure is only logged.
 pub fn ready() {
     if let Err(error) = send(NotifyState::Ready) {
         tracing::error!(%error, "Failed to notify systemd");
     }
 }
 
-/// Says in one line what is going on.
+/// Reports the current status in one line.
 pub fn status(text: &str) {
-    // A line break would start another assignment.
+    // A line break would start another assignment of the protocol.
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_STATUS_CHARS).collect();
     status_line(&line);
 }
 
-/// Says why the service ends, for the program that waits for its start.
+/// Reports why the service failed to start, for the program that waits for it.
 pub fn start_error(error: &StartError) {
     status_line(&error.to_line());
 }
 
 fn status_line(line: &str) {
     if let Err(error) = send(NotifyState::Status(line)) {
-        // A program that waited for readiness only has gone by now.
+        // A program that only waited for readiness is gone by now.
         tracing::debug!(%error, "Nobody takes the status");
     }
 }

@@ -1,4 +1,4 @@
-//! The few messages of rtnetlink(7) that a tun link needs: one change at a time, each with the kernel's answer.
+//! The few rtnetlink(7) messages that a tun link needs: one change at a time, each acknowledged by the kernel.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,21 +10,21 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{MsgFlags, SockProtocol, recv, send};
 
-/// A route to the link itself.
+/// A route via the link, without a gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkRoute {
-    /// Destinations.
+    /// Destination network.
     pub network: IpNet,
-    /// MTU towards them; `None`: that of the device.
+    /// MTU of the route; `None` uses the device's.
     pub mtu: Option<u32>,
-    /// Metric; 0: the kernel's default.
+    /// Metric; 0 uses the kernel's default.
     pub metric: u32,
-    /// Own address, for the route to an own network that the kernel makes by itself.
+    /// Source address, set for the route to an overlay network that the kernel usually adds by itself.
     pub source: Option<IpAddr>,
 }
 
-/// Asks the kernel for one change at a time and waits for its answer. The messages are written here: a library that
-/// knows all of them would be a tenth of the program.
+/// Sends one change at a time to the kernel and waits for the acknowledgement. The messages are encoded here, because a
+/// complete netlink library would make up a tenth of the program.
 pub(crate) struct Kernel {
     socket: OwnedFd,
     sequence: u32,
@@ -55,14 +55,14 @@ impl Kernel {
         was_missing(self.ask(libc::RTM_NEWADDR, flags, &address_body(index, address)))
     }
 
-    /// As [`Kernel::add_route`], unless there is a route to the same network with the same metric, wherever that one
-    /// leads. Returns whether there was none.
+    /// Like [`Kernel::add_route`], but only if there is no route to the same network with the same metric, whatever its
+    /// device. Returns whether it was missing.
     pub(crate) fn ensure_route(&mut self, index: u32, route: &LinkRoute, device_mtu: u32) -> io::Result<bool> {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
         was_missing(self.ask(libc::RTM_NEWROUTE, flags, &route_body(index, route, device_mtu)))
     }
 
-    /// Adds a route, or changes the one to the same network with the same metric. `device_mtu` is the MTU of the
+    /// Adds a route, or replaces the one to the same network with the same metric. `device_mtu` is the MTU of the
     /// device.
     pub(crate) fn add_route(&mut self, index: u32, route: &LinkRoute, device_mtu: u32) -> io::Result<()> {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
@@ -73,7 +73,7 @@ impl Kernel {
         self.ask(libc::RTM_DELROUTE, 0, &route_body(index, &LinkRoute { mtu: None, ..route.clone() }, 0))
     }
 
-    /// Whether there is such a link. The answer waits for a change that is under way.
+    /// Whether the link exists. The kernel answers only after a change in progress is complete.
     pub(crate) fn has_link(&mut self, index: u32) -> io::Result<bool> {
         match self.ask(libc::RTM_GETLINK, 0, &link_header(index, 0)) {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(false),
@@ -81,7 +81,8 @@ impl Kernel {
         }
     }
 
-    /// Refuses what is for `network` and has no other route (RTN_UNREACHABLE, with the worst metric there is).
+    /// Adds an unreachable route (RTN_UNREACHABLE) with the worst metric, so packets to `network` without another route
+    /// are rejected.
     pub(crate) fn refuse(&mut self, network: IpNet) -> io::Result<()> {
         self.ask(libc::RTM_NEWROUTE, libc::NLM_F_CREATE | libc::NLM_F_REPLACE, &unreachable_body(network))
     }
@@ -94,7 +95,7 @@ impl Kernel {
         let mut answer = [0; 4096];
         loop {
             let len = recv(self.socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-            // News of other things may come first.
+            // Messages about other things may come first.
             if let Some((_, outcome)) = netlink::answers(&answer[..len]).find(|(asked, _)| *asked == self.sequence) {
                 return outcome;
             }
@@ -117,7 +118,7 @@ pub(crate) struct LinkState {
 }
 
 impl LinkState {
-    /// Of a link in the namespace of the calling thread; `None`: there is no such link.
+    /// Reads the state of a link in the namespace of the calling thread; `None` if there is no such link.
     pub(crate) fn read(index: u32) -> io::Result<Option<Self>> {
         match netlink::ask_route(libc::RTM_GETLINK, 0, &link_header(index, 0)) {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
@@ -134,7 +135,7 @@ impl LinkState {
     }
 }
 
-/// struct ifinfomsg; the flags in `set` are switched on.
+/// struct ifinfomsg; sets the flags in `set`.
 fn link_header(index: u32, set: u32) -> Vec<u8> {
     let mut body = vec![libc::AF_UNSPEC as u8, 0, 0, 0];
     for word in [index, set, set] {
@@ -147,7 +148,8 @@ fn link_header(index: u32, set: u32) -> Vec<u8> {
 fn address_body(index: u32, address: IpNet) -> Vec<u8> {
     let (family, flags) = match address {
         IpNet::V4(_) => (libc::AF_INET, 0),
-        // Nobody can have the same address behind a tun, and detecting that would delay its use by a second.
+        // No other host can have the same address behind a tun, and duplicate address detection would delay its use by
+        // a second.
         IpNet::V6(_) => (libc::AF_INET6, libc::IFA_F_NODAD),
     };
     let mut body = vec![family as u8, address.prefix_len(), flags as u8, libc::RT_SCOPE_UNIVERSE];
@@ -189,7 +191,7 @@ fn route_body(index: u32, route: &LinkRoute, device_mtu: u32) -> Vec<u8> {
         let mut metrics = Vec::new();
         push_attribute(&mut metrics, RTAX_MTU, &mtu.to_ne_bytes());
         if mtu != device_mtu {
-            // Else the kernel would tell peers a segment size that fits the device but not the route.
+            // Otherwise the kernel would advertise an MSS to peers that fits the device but not the route.
             push_attribute(&mut metrics, RTAX_ADVMSS, &mtu.saturating_sub(headers).to_ne_bytes());
         }
         push_attribute(&mut body, libc::RTA_METRICS, &metrics);
@@ -197,7 +199,7 @@ fn route_body(index: u32, route: &LinkRoute, device_mtu: u32) -> Vec<u8> {
     body
 }
 
-/// As [`route_body`], of a route that leads nowhere.
+/// Like [`route_body`], for an unreachable route.
 fn unreachable_body(network: IpNet) -> Vec<u8> {
     let family = if network.addr().is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let (table, protocol) = (libc::RT_TABLE_MAIN, libc::RTPROT_STATIC);
@@ -212,27 +214,27 @@ fn unreachable_body(network: IpNet) -> Vec<u8> {
 pub(crate) const IFINFOMSG: usize = 16;
 /// Length of struct rtmsg.
 pub(crate) const RTMSG: usize = 12;
-// linux/rtnetlink.h: metrics of a route.
+// linux/rtnetlink.h: route metrics.
 const RTAX_MTU: u16 = 2;
 const RTAX_ADVMSS: u16 = 8;
 
-/// Hears of links that come, go or change in the namespace it was made in.
+/// Receives an event when a link is added, removed or changed in the namespace that it was created in.
 #[derive(Debug)]
 pub(crate) struct LinkWatch(OwnedFd);
 
 impl LinkWatch {
-    /// For the namespace of the calling thread; usable from any.
+    /// Subscribes in the namespace of the calling thread; the result can be used from any thread.
     pub(crate) fn new() -> io::Result<Self> {
         netlink::subscribe(libc::RTMGRP_LINK, 0).map(Self)
     }
 
-    /// Whether something happened since the last call. What it was does not matter: the caller checks for itself.
+    /// Whether any event arrived since the last call. Its kind does not matter: the caller checks for itself.
     pub(crate) fn changed(&self) -> io::Result<bool> {
-        // Longer messages are cut, which costs nothing here.
+        // Longer messages are truncated, which does no harm here.
         let mut message = [0; 64];
         for taken in 0..MAX_EVENTS_PER_READ {
             match recv(self.0.as_raw_fd(), &mut message, MsgFlags::MSG_DONTWAIT) {
-                // So many events that some were lost: one of them counts as well.
+                // ENOBUFS: some of too many events were dropped; that counts as an event as well.
                 Ok(_) | Err(Errno::ENOBUFS | Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => return Ok(taken > 0),
                 Err(errno) => return Err(errno.into()),
@@ -248,7 +250,7 @@ impl AsFd for LinkWatch {
     }
 }
 
-// Processes in the namespace can cause events faster than they are read.
+// Processes in the namespace may cause events faster than they are read.
 const MAX_EVENTS_PER_READ: usize = 64;
 
 #[cfg(test)]

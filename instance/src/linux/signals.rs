@@ -1,4 +1,4 @@
-//! Process signals, waited for on one thread.
+//! Signals of this process, handled on one thread.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,15 +7,15 @@ use nix::sys::signal::SigSet;
 pub use nix::sys::signal::Signal;
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-/// The signals this program handles, blocked in every thread started afterwards.
+/// The signals that this program handles, blocked in every thread started afterwards.
 #[derive(Debug, Clone, Copy)]
 pub struct Signals(SigSet);
 
 impl Signals {
-    /// Blocks SIGTERM, SIGINT and SIGHUP. Call it before any thread is started.
+    /// Blocks SIGTERM, SIGINT and SIGHUP. Call it before starting any thread.
     ///
     /// # Errors
-    /// From the system.
+    /// Returns an error if the system call fails.
     pub fn block() -> io::Result<Self> {
         let set: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
         set.thread_block()?;
@@ -23,7 +23,7 @@ impl Signals {
     }
 }
 
-/// The same signals as a file descriptor, to be polled with others.
+/// The same signals as a file descriptor, for poll(2).
 #[derive(Debug)]
 pub(crate) struct Arrived(SignalFd);
 
@@ -32,7 +32,7 @@ impl Arrived {
         Ok(Self(SignalFd::with_flags(&signals.0, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?))
     }
 
-    /// The next one, if there is one.
+    /// The next pending signal, if any.
     pub(crate) fn next(&self) -> Option<Signal> {
         let found = self.0.read_signal().ok()??;
         Signal::try_from(found.ssi_signo.cast_signed()).ok()

@@ -1,6 +1,6 @@
-//! The system calls of an instance that is set up: those that move packets, wait, speak to the CA service and answer
-//! the status socket. All others fail with EPERM: in particular whatever looks into another process, enters or makes
-//! namespaces, mounts, runs programs, or loads code into the kernel.
+//! The system calls that an instance may use once it is set up: those that move packets, wait, and talk to the CA
+//! service and to clients of the status socket. All others fail with EPERM, in particular any that inspect another
+//! process, enter or create namespaces, mount, execute programs, or load code into the kernel.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,30 +10,31 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
-/// The filter, ready to be installed.
+/// A compiled filter, ready to be installed.
 pub(crate) struct Filter([BpfProgram; 2]);
 
-/// Makes the filter.
+/// Compiles the filter.
 ///
 /// # Errors
-/// There is no list for this processor.
+/// Returns an error on an unsupported processor architecture.
 pub(crate) fn filter() -> io::Result<Filter> {
     let architecture = TargetArch::try_from(std::env::consts::ARCH).map_err(io::Error::other)?;
     programs(architecture).map(Filter).map_err(io::Error::other)
 }
 
 impl Filter {
-    /// Installs it for the calling thread and those that it will start, on top of any other filter.
+    /// Installs the filter for the calling thread and threads that it starts later, in addition to any other filter.
     ///
     /// # Errors
-    /// The kernel offers no filters.
+    /// Returns an error if the kernel does not support seccomp filters.
     pub(crate) fn install(&self) -> io::Result<()> {
         self.0.iter().try_for_each(|program| seccompiler::apply_filter(program)).map_err(io::Error::other)
     }
 }
 
-/// Of several filters the kernel obeys the strictest, and of errors the one that was installed first here: `clone3`,
-/// whose flags no filter sees, seems not to exist, so that the C library takes `clone`.
+/// Builds two programs. Of several filters the kernel applies the strictest result, and of several errors that of the
+/// program installed first here: `clone3`, whose flags no filter can inspect, fails with ENOSYS, so that the C library
+/// falls back to `clone`.
 fn programs(architecture: TargetArch) -> Result<[BpfProgram; 2], seccompiler::BackendError> {
     let filter = |rules, others, listed| -> Result<BpfProgram, seccompiler::BackendError> {
         SeccompFilter::new(rules, others, listed, architecture)?.try_into()
@@ -57,20 +58,20 @@ fn allowed() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendErro
     };
 
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED.iter().map(|number| (*number, Vec::new())).collect();
-    // Threads, and no processes.
+    // Threads, but no processes.
     let thread = libc::CLONE_THREAD as u64;
     rules.insert(libc::SYS_clone, vec![only(whole(0, SeccompCmpOp::MaskedEq(thread), thread)?)?]);
-    // Memory is never code.
+    // Memory is never executable.
     rules.insert(libc::SYS_mmap, vec![not_executable()?]);
     rules.insert(libc::SYS_mprotect, vec![not_executable()?]);
-    // Signals to this process alone, as a panic sends.
+    // Signals to this process only; a panic sends one.
     rules.insert(libc::SYS_kill, any_of(0, &[own])?);
     rules.insert(libc::SYS_tgkill, any_of(0, &[own])?);
     rules.insert(libc::SYS_prlimit64, any_of(0, &[0, own])?);
     rules.insert(libc::SYS_prctl, any_of(0, &[libc::PR_SET_NAME, libc::PR_SET_VMA, libc::PR_SET_NO_NEW_PRIVS])?);
     let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
     rules.insert(libc::SYS_socket, any_of(0, &families)?);
-    // Nothing is typed into somebody's terminal.
+    // Forbids injecting input into a terminal.
     let harmless = [libc::TIOCSTI, libc::TIOCLINUX].map(|request| half(1, SeccompCmpOp::Ne, request as i32));
     let harmless = harmless.into_iter().collect::<Result<Vec<_>, _>>()?;
     rules.insert(libc::SYS_ioctl, vec![SeccompRule::new(harmless)?]);
@@ -78,7 +79,7 @@ fn allowed() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendErro
 }
 
 const ALLOWED: &[i64] = &[
-    // Packets, and what goes to sockets and files besides.
+    // Packets, and I/O on sockets and files.
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -100,7 +101,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getsockopt,
     libc::SYS_setsockopt,
     libc::SYS_socketpair,
-    // Files: the roots of the CA service, the resolver's; the status socket at the end.
+    // Files: root certificates of the CA service, the resolver's files, and removal of the status socket on exit.
     libc::SYS_openat,
     libc::SYS_close,
     libc::SYS_lseek,
@@ -155,7 +156,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_gettid,
     libc::SYS_exit,
     libc::SYS_exit_group,
-    // What it is and where.
+    // Identity and resources of the process.
     libc::SYS_getpid,
     libc::SYS_getppid,
     libc::SYS_getuid,
@@ -169,7 +170,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_uname,
     libc::SYS_capget,
     libc::SYS_capset,
-    // As above, in forms that only the oldest table of system calls has.
+    // The same calls in forms that only the oldest system call table has.
     #[cfg(target_arch = "x86_64")]
     libc::SYS_open,
     #[cfg(target_arch = "x86_64")]
@@ -204,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    /// On a thread of its own: the filter stays for good.
+    /// Runs `work` on a separate thread, because the filter cannot be removed.
     fn filtered<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
         std::thread::spawn(|| {
             filter().unwrap().install().unwrap();

@@ -1,4 +1,4 @@
-//! Our plugin among Debian's: every version, every verb, neighbours that fail.
+//! Our plugin in one chain with Debian's: every CNI version, every verb, and other plugins that fail.
 
 use crate::world;
 
@@ -19,7 +19,7 @@ fn every_version_has_its_verbs_in_a_chain_of_five_and_results_pass_unchanged() {
         node.conf["cniVersion"] = version.into();
         node.conf["plugins"][0]["type"] = if version == "1.1.0" { "newer-bridge" } else { "bridge" }.into();
         let neighbours = json!([
-            // Debian's CHECK of a port mapping looks for rules of IPv6 in a pod that has none.
+            // For a port mapping, CHECK of Debian's plugin expects IPv6 rules even in a pod without IPv6.
             { "type": "portmap", "capabilities": { "portMappings": version < "0.4.0" } },
             { "type": "firewall" },
             { "type": "bandwidth", "ingressRate": 1_000_000_000, "ingressBurst": 1_000_000_000 },
@@ -27,7 +27,7 @@ fn every_version_has_its_verbs_in_a_chain_of_five_and_results_pass_unchanged() {
         let ours = node.conf["plugins"].as_array().expect("plugins").iter().find(|p| is_ours(p)).expect("ours").clone();
         let plugins = node.conf["plugins"].as_array_mut().expect("plugins");
         plugins.truncate(1);
-        // Debian's plugins end at 1.0.0, and its firewall begins at 0.4.0.
+        // Debian's plugins support CNI versions up to 1.0.0, and its `firewall` from 0.4.0.
         let speaks = |plugin: &&Value| version != "1.1.0" && (version >= "0.4.0" || plugin["type"] != "firewall");
         plugins.extend(neighbours.as_array().expect("a list").iter().filter(speaks).cloned());
         plugins.push(ours);
@@ -45,7 +45,7 @@ fn every_version_has_its_verbs_in_a_chain_of_five_and_results_pass_unchanged() {
             let _ = node.chain(&cluster.world, "gc", "web");
         }
         node.chain_ok(&cluster.world, "del", "web");
-        // As a kubelet: again and again, with nothing in hand.
+        // Like a kubelet: repeatedly, without a previous result.
         for _ in 0..2 {
             node.chain_ok(&cluster.world, "del", "web");
         }
@@ -78,7 +78,7 @@ fn a_failing_neighbour_behind_us_leaves_nothing_of_ours_after_its_del() {
     nothing_is_left(&cluster, &node, "its DEL failed once");
 }
 
-/// The rest of Debian's plugins, one that records, and a bridge that speaks the newest version.
+/// Adds the rest of Debian's plugins, one that records the calls, and a bridge that supports the newest version.
 fn long_chain(node: &mut Node) {
     let bin = node.dir.join("bin");
     for plugin in ["firewall", "bandwidth"] {

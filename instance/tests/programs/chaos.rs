@@ -1,10 +1,9 @@
-//! Many pods on one node, added and deleted in random order while plugin, instances and CA are killed at random: what
-//! is left afterwards, and what was seen in clear meanwhile. Then the times of one pod and the cost of many. The same
-//! under a containerd that is killed as well is in `runtime.rs`.
+//! Adds and deletes many pods on one node in random order while plugin, instances and CA are killed at random. Checks
+//! what is left over and which packets left unencrypted, and then measures the latency of one pod and the cost of many.
+//! `runtime.rs` does the same with a containerd that is killed as well.
 //!
-//! `CHAOS_PODS` (60) says how many, `CHAOS_SEED` repeats a run. `LATENCY_PODS` (30) are measured, and may take
-//! `LATENCY_SLACK` (2) times as long as the bars say: on a quiet machine half of that is enough, and this one may be
-//! shared.
+//! `CHAOS_PODS` (60) is the number of pods; `CHAOS_SEED` repeats a run. `LATENCY_PODS` (30) are measured and may take
+//! `LATENCY_SLACK` (2) times their limits: on an idle machine a factor of 1 is enough, but this one may be shared.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -33,7 +32,7 @@ fn pods_that_come_and_go_among_random_kills_leave_nothing_and_say_nothing_in_cle
     expose(&mut node);
     let capture = Capture::start(&cluster.world.namespace_of("n1"));
     let netns = |cluster: &Cluster, pod: &str| format!("/run/netns/{}", cluster.world.namespace_of(pod));
-    // Nobody is enrolled while this one is made.
+    // This pod is created while no pod is enrolled.
     cluster.world.namespace("outsider");
     node.conf["plugins"][1]["enrol"] = json!({"namespaces": []});
     let control = node.chain_ok(&cluster.world, "add", "outsider");
@@ -41,7 +40,7 @@ fn pods_that_come_and_go_among_random_kills_leave_nothing_and_say_nothing_in_cle
     let control = control["ips"][0]["address"].as_str().and_then(|net| net.split('/').next()).expect("an address");
     let leak = Talker::start("outsider", "", &netns(&cluster, "outsider"));
 
-    // Plugins are found by the names of their pods, so these are nobody else's.
+    // The plugin's processes are found by pod name, so these names must be unique.
     let mut waiting: Vec<String> = (0..pods).map(|n| format!("p{}-{n}", std::process::id())).collect();
     let mut live: Vec<Talker> = Vec::new();
     while !waiting.is_empty() || !live.is_empty() {
@@ -50,7 +49,7 @@ fn pods_that_come_and_go_among_random_kills_leave_nothing_and_say_nothing_in_cle
             cluster.world.namespace(&pod);
             if random.one_in(6) {
                 kills.plugins += usize::from(killed_in(&node, &cluster, "add", &pod, &mut random));
-                // A runtime calls DEL after an ADD that failed, and a kubelet tries again.
+                // A runtime calls DEL after a failed ADD, and a kubelet tries again.
                 node.chain_ok(&cluster.world, "del", &pod);
             }
             node.chain_ok(&cluster.world, "add", &pod);
@@ -90,7 +89,7 @@ fn pods_that_come_and_go_among_random_kills_leave_nothing_and_say_nothing_in_cle
 fn a_pod_starts_in_time_and_many_cost_little() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "1.0.0");
-    // Where the plugin keeps its records by default, too, is memory. The CA's ledger is on the disk.
+    // As with the plugin's default folder for its records, this one is in memory. The CA's ledger is on disk.
     let memory_only = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
     std::os::unix::fs::symlink(memory_only.path(), node.dir.join("state")).expect("a link to it");
     let pods: Vec<String> = (0..number("LATENCY_PODS", 30)).map(|n| format!("p{n}")).collect();
@@ -129,21 +128,21 @@ fn a_pod_starts_in_time_and_many_cost_little() {
         println!("| {what}, KiB | {:.0} | {:.0} | {bar} / - |", quantile(memory, 0.5), quantile(memory, 0.99));
     }
     println!("| CPU when idle, ms per s | {cpu:.2} | | |");
-    // On a quiet machine all keep their bars (LATENCY_SLACK=1).
+    // On an idle machine all stay within their limits (LATENCY_SLACK=1).
     assert!(quantile(&private, 0.5) <= MEMORY_KIB, "private memory: {private:?} KiB");
     assert!(late.is_empty(), "{late:?} took more than {slack} times as long as the bars allow");
 }
 
-// Of its own for one idle instance; there is no reason to take more on a busy machine.
+// Private memory of one idle instance; a busy machine is no reason for more.
 const MEMORY_KIB: f64 = 700.0;
 
-/// Runs a verb and kills the plugin in the middle of it. Whether it was there to be killed.
+/// Runs a verb and kills the plugin in the middle of it. Returns whether there was a process to kill.
 fn killed_in(node: &Node, cluster: &Cluster, verb: &str, pod: &str, random: &mut Random) -> bool {
     let patience = Duration::from_millis(random.below(60) as u64);
     among(pod, patience, end_all, || node.chain(&cluster.world, verb, pod)).killed > 0
 }
 
-/// Milliseconds of our plugin alone, from the record of the chain.
+/// Milliseconds that our plugin alone took, from the recorded calls.
 fn times(node: &Node, verb: &str) -> Vec<f64> {
     let text = std::fs::read_to_string(node.dir.join("calls.jsonl")).expect("a record of the calls");
     let calls = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
@@ -169,14 +168,14 @@ fn quantile(values: &[f64], part: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * part).round() as usize]
 }
 
-/// Sum of one kind of memory; private is what ends with the process.
+/// Sum of one kind of memory; private memory is freed when the process ends.
 fn memory_kib(pid: u64, kind: &str) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("a live process");
     let lines = text.lines().filter(|line| line.starts_with(kind));
     lines.filter_map(|line| line.split_whitespace().nth(1)?.parse::<f64>().ok()).sum()
 }
 
-/// User and system time of all, in hundredths of a second.
+/// User and system time of all processes, in hundredths of a second.
 fn cpu_ticks(pids: &[u64]) -> u64 {
     let of = |pid: &u64| -> Option<u64> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

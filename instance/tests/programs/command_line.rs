@@ -1,4 +1,5 @@
-//! The programs as a shell sees them: flags, exit codes, and which text goes where. Nothing here touches the network.
+//! The programs as seen from a shell: flags, exit codes, and which text goes to which stream. Nothing here uses the
+//! network.
 
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 

@@ -1,4 +1,5 @@
-//! The debug console by SSH: OpenSSH's client with ours, and with Go Nebula's beside it. On loopback, without devices.
+//! The SSH debug console: OpenSSH's client with our server and, for comparison, with Go Nebula's. On loopback, without
+//! devices.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use loopback::{Daemon, Network, free_tcp_port, free_udp_port, go, ours};
 use serde_json::Value;
 
-/// Keys and certificates made by OpenSSH.
+/// Keys and certificates made with OpenSSH.
 struct Keys(tempfile::TempDir);
 
 impl Keys {
@@ -37,7 +38,7 @@ impl Keys {
         std::fs::read_to_string(self.path(&format!("{name}.pub"))).unwrap().trim().to_owned()
     }
 
-    /// A certificate of `authority` for the key `name`, as `more` says.
+    /// Signs a certificate of `authority` for the key `name`, with more options.
     fn sign(&self, authority: &str, name: &str, more: &[&str]) {
         let (authority, public) = (self.path(authority), self.path(&format!("{name}.pub")));
         let (authority, public) = (authority.display().to_string(), public.display().to_string());
@@ -49,7 +50,7 @@ fn keygen(words: &[&str]) {
     assert!(Command::new("ssh-keygen").args(words).status().unwrap().success());
 }
 
-/// A lighthouse, and a client with a console and a tunnel with the lighthouse.
+/// A lighthouse, and a client that has a console and a tunnel to the lighthouse.
 struct Pair {
     _network: Network,
     _lighthouse: Daemon,
@@ -84,7 +85,7 @@ impl Pair {
         ssh(self.port, user, key, more)
     }
 
-    /// What a command prints and how it ends.
+    /// Runs a command; returns its exit code and output.
     fn run(&self, keys: &Keys, command: &str) -> (i32, String) {
         let Output { status, stdout, stderr } =
             self.ssh("admin", &keys.path("user"), &[command]).stdin(Stdio::null()).output().unwrap();
@@ -135,16 +136,16 @@ fn ssh(port: u16, user: &str, key: &Path, more: &[&str]) -> Command {
     command
 }
 
-// Both pairs would have one of the same name.
+// Otherwise both pairs would open a control socket with the same name.
 const NO_SOCKET: &str = "daemon: {control_socket: false}";
 
-/// What differs between two networks, and between two programs.
+/// Removes what differs between two networks and two programs.
 fn normal(text: &str, lighthouse_port: u16) -> String {
     let text = text.replace(&format!("127.0.0.1:{lighthouse_port}"), "LIGHTHOUSE");
     match serde_json::from_str::<Value>(&text) {
         Ok(mut document) if document.is_object() || document.is_array() => {
             mask(&mut document);
-            // Whether it is indented, and ends with a line, is kept.
+            // Keeps whether it is indented and whether it ends with a newline.
             let shape = (text.lines().count(), text.ends_with('\n'));
             format!("{shape:?} {document}")
         }
@@ -253,7 +254,7 @@ fn every_command_answers_as_gos_does() {
     let lines_with = |text: &str, start: &str| -> Vec<String> {
         text.lines().filter(|line| line.starts_with(start)).map(str::to_owned).collect()
     };
-    // Descriptions are our own; names and flags are not.
+    // Our descriptions are our own, but names and flags are the same.
     let names = |text: &str| -> Vec<String> {
         text.lines()
             .skip_while(|line| !line.starts_with("Available"))
@@ -263,7 +264,7 @@ fn every_command_answers_as_gos_does() {
     for command in ["help", "shutdown now", " "] {
         let [own, theirs] = both(command);
         let mut listed = names(&own.1);
-        // Go's help leaves it out, and its list beside a mistake does not.
+        // Go's help omits it, but its list after a mistake does not.
         listed.retain(|name| name != "logout" || command != "help");
         assert_eq!((own.0, listed), (theirs.0, names(&theirs.1)), "{command}");
         assert_eq!(own.1.lines().next(), theirs.1.lines().next());
@@ -280,7 +281,7 @@ fn every_command_answers_as_gos_does() {
         assert_eq!((own.0, first(&own.1)), (theirs.0, first(&theirs.1)), "{command}");
         assert_eq!(lines_with(&own.1, "  -"), lines_with(&theirs.1, "  -"), "{command}");
     }
-    // What goes on: a handshake that nobody answers, an end, and another beginning.
+    // Things that change: a handshake without an answer, closed tunnels, and new ones.
     for command in [
         "create-tunnel 10.42.0.9",
         "create-tunnel 10.42.0.9",
@@ -290,7 +291,7 @@ fn every_command_answers_as_gos_does() {
     ] {
         let [own, theirs] = both(command);
         if command == "reload" {
-            // Go's cuts the session.
+            // Go closes the session.
             assert_eq!((own, theirs.1.as_str()), ((0, "Reloading config\n".to_owned()), "Reloading config\n"));
         } else {
             assert_eq!(own, theirs, "{command}\n{}", pairs[1].client.log());
@@ -303,7 +304,7 @@ fn every_command_answers_as_gos_does() {
         let (_, pem) = pair.run(&keys, "print-cert -raw");
         assert!(pem.starts_with("-----BEGIN NEBULA CERTIFICATE V2-----\n") && pem.ends_with("-----\n"), "{pem}");
     }
-    // Go's ends with a nil pointer here.
+    // Go crashes with a nil pointer here.
     assert_eq!(pairs[0].run(&keys, "create-tunnel -address 127.0.0.1:9 10.42.0.8").1, "Created\n");
     let pending = pairs[0].run(&keys, "list-pending-hostmap").1;
     assert!(pending.contains("[10.42.0.8]: [127.0.0.1:9]\n"), "{pending}");
@@ -338,7 +339,7 @@ fn only_keys_and_authorities_of_the_configuration_log_in_and_a_reload_obeys_it()
     }
     assert!(pair.client.log().contains("ssh user logged in"), "{}", pair.client.log());
 
-    // The host key is the configured one, and there is nothing but the console.
+    // The host key is the configured one, and nothing but the console is offered.
     let known = keys.path("known");
     std::fs::write(&known, format!("[127.0.0.1]:{} {}\n", pair.port, keys.public("host"))).unwrap();
     let known = format!("UserKnownHostsFile={}", known.display());
@@ -367,7 +368,7 @@ fn only_keys_and_authorities_of_the_configuration_log_in_and_a_reload_obeys_it()
         assert!(!command.args(refused).stdin(Stdio::null()).output().unwrap().status.success(), "{refused:?}");
     }
 
-    // A session lives through a reload that leaves the console alone, and ends with one that takes its key away.
+    // A session survives a reload that leaves the console unchanged, and ends with one that removes its key.
     let logins = || pair.client.log().matches("ssh user logged in").count();
     let before = logins();
     let mut shell = pair.ssh("admin", &keys.path("user"), &[]);
@@ -416,9 +417,9 @@ fn a_shell_edits_its_line_completes_commands_and_ends() {
 fn who_does_not_log_in_takes_no_place_from_those_who_do_for_long() {
     let keys = Keys::new(&["host", "user", "other"]);
     let pair = Pair::start(&ours(), &keys, &one_user(&keys));
-    // Whoever came before is gone.
+    // All earlier sessions have ended.
     assert!(pair.logs_in("admin", &keys.path("user")));
-    // As many as may log in at once, and they say nothing.
+    // As many connections as may log in at once, and none of them sends anything.
     let silent: Vec<_> = (0..8).map(|_| TcpStream::connect(("127.0.0.1", pair.port)).unwrap()).collect();
     std::thread::sleep(Duration::from_millis(300));
     assert!(!pair.logs_in("admin", &keys.path("user")), "there is no place\n{}", pair.client.log());

@@ -1,4 +1,4 @@
-//! The control socket of running daemons, asked by `nebula ctl`. On loopback, without devices or privileges.
+//! The control socket of running daemons, queried by `nebula ctl`. On loopback, without devices or privileges.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,7 +24,7 @@ struct Pair {
     _lighthouse: Daemon,
     client: Daemon,
     sockets: tempfile::TempDir,
-    /// Configuration of the client beside its device and credentials.
+    /// The client's configuration, except for device and credentials.
     settings: String,
 }
 
@@ -74,14 +74,14 @@ impl Pair {
         ctl(&self.socket(of), words)
     }
 
-    /// The answer, or what it says on standard error.
+    /// The answer, or else what is printed to standard error.
     fn json(&self, of: &str, words: &[&str]) -> Result<Value, String> {
         let (code, stdout, stderr) = self.ctl(of, &[words, &["--json"]].concat());
         if stdout.is_empty() { Err(format!("{code}: {stderr}")) } else { Ok(serde_json::from_str(&stdout).unwrap()) }
     }
 }
 
-/// As `nebula ctl`, which finds `nebula-ctl` beside itself.
+/// Runs `nebula ctl`, which finds `nebula-ctl` in its own folder.
 fn ctl(socket: &Path, words: &[&str]) -> (i32, String, String) {
     let Output { status, stdout, stderr } =
         Command::new(ours()).arg("ctl").arg("--socket").arg(socket).args(words).output().unwrap();
@@ -90,7 +90,7 @@ fn ctl(socket: &Path, words: &[&str]) -> (i32, String, String) {
 
 #[test]
 fn every_command_answers_in_words_and_in_json() {
-    // Built beside nebula.
+    // It is built next to nebula.
     assert!(Path::new(env!("CARGO_BIN_EXE_nebula-ctl")).exists());
     let pair = Pair::start();
     let status = pair.json("client", &["status"]).unwrap();
@@ -109,7 +109,7 @@ fn every_command_answers_in_words_and_in_json() {
     let (code, _, stderr) = pair.ctl("client", &["tunnel", "10.42.9.9"]);
     assert_eq!((code, stderr.as_str()), (1, "nebula-ctl: there is no tunnel with 10.42.9.9\n"));
 
-    // A lighthouse knows where the client is; the client's addresses are none to tell on loopback.
+    // A lighthouse knows the client; on loopback, the client has no addresses to report.
     let query = pair.json("lighthouse", &["query", "10.42.0.7"]).unwrap();
     assert_eq!(query["peer"], "10.42.0.7");
     let unknown = pair.json("client", &["query", "10.42.9.9"]).unwrap();
@@ -188,7 +188,7 @@ fn doctor_and_why_name_the_cause_in_words_and_in_json() {
     let (code, text, _) = pair.ctl("client", &["why", "10.42.9.9"]);
     assert!(code == 1 && text.starts_with("there is no tunnel with 10.42.9.9\nERROR: "), "{text}");
 
-    // A host of another CA, and a port that nothing listens on.
+    // A host with another CA, and a port that nothing listens on.
     let (strangers, port, closed) = (Network::new(), free_udp_port(), free_udp_port());
     let _stranger =
         strangers.start(&ours(), "stranger", &["10.42.0.8/16"], &format!("listen: {{host: 127.0.0.1, port: {port}}}"));
@@ -220,7 +220,7 @@ fn hostile_clients_cost_neither_others_nor_the_daemon_its_answers() {
         stream.read(&mut text).is_ok_and(|read| String::from_utf8_lossy(&text[..read]).contains("too many clients"))
     });
     assert!(busy.count() >= 10, "few are let in at once");
-    // Those that were let in are left after two seconds, and meanwhile signals are obeyed.
+    // Clients that were accepted are dropped after two seconds, and signals are handled meanwhile.
     pair.client.reload(&pair.settings);
     pair.wait("reload", || pair.client.log().contains("Caught HUP"));
     pair.wait("answer", || pair.json("client", &["status"]).is_ok());

@@ -1,5 +1,5 @@
-//! Certificates that change in a running network: ours beside Go Nebula of three releases, all in one network with
-//! traffic that may not stop.
+//! Certificates that change in a running network, with ours and Go Nebula of three releases together, under traffic
+//! that must not stop.
 //!
 //! `o` is ours; `g16`, `g19` and `g11` are Go 1.6.1, 1.9.3 and 1.11.0.
 
@@ -18,9 +18,9 @@ use world::traffic::Flow;
 use world::{World, enter, run};
 
 const SOON: Duration = Duration::from_secs(20);
-/// A blocked peer is cut off within this.
+/// A blocked peer is cut off within this time.
 const CUT: Duration = Duration::from_secs(10);
-/// Go looks at a tunnel every 5 s, and again 5 s later if nothing came in meanwhile.
+/// Go checks a tunnel every 5 s, and once more 5 s later if nothing arrived meanwhile.
 const RENEWED: Duration = Duration::from_secs(25);
 
 const NODES: [(&str, Option<&str>); 4] =
@@ -53,7 +53,7 @@ impl Site {
     /// A new key and certificate for `name`.
     fn certify(&self, name: &str, groups: &str) {
         for suffix in ["crt", "key"] {
-            // There is none the first time.
+            // The files do not exist the first time.
             let _ = std::fs::remove_file(self.world.dir().join(format!("{name}.{suffix}")));
         }
         self.world.certify(&["sign", "-name", name, "-networks", &format!("{}/24", overlay(name)), "-groups", groups]);
@@ -87,7 +87,7 @@ firewall:
         kill(Pid::from_raw(self.world.pid(name).cast_signed()), Signal::SIGHUP).expect("the daemon lives");
     }
 
-    /// Whether `to` takes a connection that only the group `second` may make.
+    /// Whether `to` accepts a connection that only the group `second` may open.
     fn is_second(&self, from: &str, to: &str) -> bool {
         let namespace = self.world.namespace_of(from);
         let at = SocketAddr::new(overlay(to), 22);
@@ -95,7 +95,7 @@ firewall:
             enter(&namespace);
             TcpStream::connect_timeout(&at, Duration::from_millis(500))
         });
-        // Nobody listens: a refusal is an answer.
+        // Nothing listens there: a refusal counts as an answer.
         attempt.join().expect("an answer").is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
     }
 
@@ -142,7 +142,7 @@ fn a_new_certificate_takes_effect_on_sighup_and_no_packet_is_lost_but_by_go_1_6(
         let took = site.until(&format!("{peer} knows our new group"), RENEWED, || site.is_second("o", peer));
         eprintln!("{peer} knows our new group after {:.1} s", took.as_secs_f64());
     }
-    // 1.6 keeps its tunnels as they are until they end.
+    // 1.6 keeps existing tunnels unchanged until they end.
     for peer in &PEERS[1..] {
         site.certify(peer, "second");
         site.reload(peer);
@@ -159,13 +159,14 @@ fn a_new_certificate_takes_effect_on_sighup_and_no_packet_is_lost_but_by_go_1_6(
     site.world.stop("o", Signal::SIGTERM);
     let counters = site.world.log("o").lines().last().unwrap_or_default().to_owned();
     for (from, to, lost) in lost {
-        // 1.6 forgets the old tunnel before its answer has made the new one here; what comes meanwhile it answers with an error.
+        // 1.6 drops the old tunnel before its answer has created the new one here, and answers packets in between with
+        // an error.
         let by_go = if [from, to].contains(&"g16") { counter(&counters, "recv_errors_in") } else { 0 };
         assert!(lost <= by_go, "{from} -> {to}: {lost} lost\n{counters}\n{}", site.world.all_logs());
     }
 }
 
-/// A counter of those that the daemon logs when it ends; 0 is left out there.
+/// Reads one counter from the line that the daemon logs at exit, which omits zeros.
 fn counter(line: &str, name: &str) -> usize {
     let value = line.split([' ', '"']).find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     value.map_or(0, |value| value.parse().expect("a number"))
@@ -184,7 +185,7 @@ fn a_blocked_certificate_is_cut_off_within_ten_seconds_and_let_in_again() {
     let began = Instant::now();
     site.reload("o");
     for flow in &cut {
-        // The last answer, not when it was missed first.
+        // Measures until the last answer, not until the first one is missing.
         site.until(&format!("{} is cut off", flow.from), CUT + Duration::from_secs(2), || {
             flow.watch();
             thread::sleep(Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! Answers of a lighthouse's DNS server, beside those of Go Nebula 1.11.0; on loopback only.
+//! Answers of a lighthouse's DNS server, compared with those of Go Nebula 1.11.0; on loopback only.
 
 #![allow(
     clippy::unwrap_used,
@@ -59,7 +59,7 @@ impl Pair {
         }
     }
 
-    /// Flags, numbers of records, and type, class, TTL and data of the answer.
+    /// Flags, record counts, and type, class, TTL and data of the answer.
     fn meaning(&self, name: &str, kind: u16) -> (Vec<u8>, Vec<u8>) {
         let reply = ask(self.dns, name, kind).expect("an answer");
         let data = if kind == A { 14 } else { 26 };
@@ -87,10 +87,10 @@ fn ask(port: u16, name: &str, kind: u16) -> Option<Vec<u8>> {
     Some(reply)
 }
 
-/// The strings of the one TXT record, joined; and how many.
+/// The strings of the only TXT record, joined, and their number.
 fn text(reply: &[u8], question: usize) -> (String, usize) {
     assert_eq!(reply[7], 1, "one record");
-    // Name (a pointer or the name again), type, class, TTL, length.
+    // Name (a pointer, or the name repeated), type, class, TTL, length.
     let name = if reply[question] & 0xc0 == 0xc0 { 2 } else { question - 16 };
     let mut rest = &reply[question + name + 10..];
     let (mut text, mut count) = (String::new(), 0);
@@ -121,7 +121,7 @@ fn certificates_have_the_parts_that_go_tells() {
     let (own, go) = (ask(own.dns, "10.42.0.7", TXT).unwrap(), ask(go.dns, "10.42.0.7", TXT).unwrap());
     assert_eq!(own[2..8], go[2..8]);
     let (own, go) = (text(&own, question).0, text(&go, question).0);
-    // The quotes are lost in Go's way through a zone file.
+    // Go's answer passes through a zone file, which loses the quotes.
     let keys =
         |text: &str| text.split([',', '{']).filter_map(|part| Some(part.split_once(':')?.0.to_owned())).collect();
     let (own, go): (Vec<_>, Vec<_>) = (keys(&own.replace('"', "")), keys(&go.replace('"', "")));

@@ -1,4 +1,4 @@
-//! Mistakes on a real kernel, and the cause that `nebula ctl doctor` and `why` name for each. The lighthouse and the
+//! Mistakes on a real kernel, and the cause that `nebula ctl doctor` and `why` report for each. The lighthouse and the
 //! peer that refuses are Go Nebula 1.11.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
@@ -61,7 +61,7 @@ tun: {{dev: neb0, mtu: 1300}}
         Self { world }
     }
 
-    /// Exit code and answer.
+    /// Returns exit code and answer.
     fn ctl(&self, words: &[&str]) -> (i32, Value) {
         let socket = self.world.dir().join("a.sock").display().to_string();
         let program = ours().display().to_string();
@@ -73,7 +73,7 @@ tun: {{dev: neb0, mtu: 1300}}
         (output.status.code().expect("an exit code"), answer)
     }
 
-    /// The codes of what is found.
+    /// The codes of the findings.
     fn codes(&self, words: &[&str]) -> (i32, Vec<String>) {
         let (code, answer) = self.ctl(words);
         let findings = answer["findings"].as_array().expect("findings");
@@ -96,7 +96,7 @@ tun: {{dev: neb0, mtu: 1300}}
         }
     }
 
-    /// Runs a command again and again until this is dropped: the daemon puts back what it takes away.
+    /// Repeats a command until the result is dropped, because the daemon repairs what the command breaks.
     fn keep_doing(&self, command: &str) -> Repeated {
         let script = format!("while {command} 2>/dev/null || true; do sleep 0.005; done");
         let mut shell = Command::new("ip");
@@ -126,12 +126,12 @@ fn the_cause_of_each_mistake_on_a_real_kernel_is_named() {
     assert_eq!(site.codes(&["why", L]), (0, vec![]), "nothing is wrong with the lighthouse");
     assert_eq!(site.ctl(&["status"]).0, 0);
 
-    // Another CA there: it says nothing, but it is there.
+    // The peer has another CA: it does not say so, but it answers.
     site.assert_found(&["why", B], "refused_by_peer");
     let cause = "no answer to ";
     site.wait("line with the cause", |site| site.world.log("a").contains(&format!("cause=\"{cause}")));
 
-    // A packet filter, a port without a listener, no answer at all.
+    // A packet filter, a closed port, and no answer at all.
     let rule = "udp dport 4242 ip daddr 192.0.2.3 drop";
     let rules = format!("table inet doctor {{\nchain out {{\ntype filter hook output priority 0\n{rule}\n}}\n}}\n");
     let file = site.world.write("out.nft", &rules).display().to_string();
@@ -144,7 +144,7 @@ fn the_cause_of_each_mistake_on_a_real_kernel_is_named() {
     world::run("ip", &["-n", &namespace, "link", "set", "eth0", "down"]);
     site.assert_found(&["why", B], "no_answer");
 
-    // The device and the routes of the kernel.
+    // The device and the kernel's routes.
     let other = site.keep_doing("ip link set neb0 mtu 1250");
     site.assert_found(&["doctor"], "mtu_differs");
     drop(other);
@@ -171,7 +171,7 @@ fn the_cause_of_each_mistake_on_a_real_kernel_is_named() {
     drop(other);
     site.must(&["ip", "address", "replace", "10.77.0.2/24", "dev", "neb0"]);
 
-    // What the firewall of this host drops.
+    // Packets dropped by this host's firewall.
     site.world.ping("a", L, SOON);
     let to = "10.77.0.2";
     let _ = site.world.exec("l", &["timeout", "1", "bash", "-c", &format!("</dev/tcp/{to}/443")]);
@@ -180,7 +180,7 @@ fn the_cause_of_each_mistake_on_a_real_kernel_is_named() {
     let drop = &answer["facts"]["drops"][0];
     assert_eq!((&drop["nearest"]["index"], &drop["nearest"]["differs"][0]), (&1.into(), &"peer".into()), "{drop}");
 
-    // The lighthouse goes.
+    // The lighthouse is killed.
     site.world.stop("l", Signal::SIGKILL);
     let _ = site.ctl(&["close", "--quietly", L]);
     site.assert_found(&["why", L], "port_closed");

@@ -1,4 +1,5 @@
-//! A host's certificate by `nebula-enrol`: a new key with each, and nothing lost when it is killed at any step.
+//! A host's certificate from `nebula-enrol`: each gets a new key, and nothing is lost when the program is killed at any
+//! step.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -12,13 +13,13 @@ use nebula_cert::{CaPool, Identity};
 use world::cluster::{Cluster, binary};
 use world::run;
 
-/// A CA, and a host that may be killed at any system call.
+/// A CA, and a host whose program may be killed at any system call.
 struct Host {
     cluster: Cluster,
     trace: PathBuf,
 }
 
-/// The `nth` call of a name.
+/// The `nth` system call of this name.
 #[derive(Debug)]
 struct Step {
     call: String,
@@ -36,7 +37,7 @@ impl Host {
         self.cluster.world.dir().join(name)
     }
 
-    /// Runs `nebula-enrol` for a folder, under what `before` says.
+    /// Runs `nebula-enrol` for a folder, with `before` as the command that starts it.
     fn enrol(&self, folder: &Path, more: &[&str], before: &[&str]) -> Output {
         let (program, out) = (binary("nebula-enrol").display().to_string(), folder.display().to_string());
         let (url, tls) = (self.cluster.ca_url(), self.cluster.ca_file("tls.crt"));
@@ -50,7 +51,7 @@ impl Host {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// The steps of a whole run.
+    /// Records the steps of a complete run.
     fn steps(&self, folder: &Path, more: &[&str]) -> Vec<Step> {
         let trace = self.trace.display().to_string();
         let output = self.enrol(folder, more, &["strace", "-f", "-qq", "-e", STEPS, "-o", &trace]);
@@ -72,7 +73,7 @@ impl Host {
         assert!(!output.status.success(), "it was not killed at {step:?}");
     }
 
-    /// A token for a host of that number; returns the file.
+    /// Creates a token for the host with that number; returns the token's file.
     fn token(&self, number: usize) -> String {
         let (dir, name) = (self.folder("ca").display().to_string(), format!("host-{number}"));
         let network = format!("10.42.200.{}/16", number + 1);
@@ -82,8 +83,7 @@ impl Host {
     }
 }
 
-/// The pair in a folder, if its two files belong together; the certificate must be one that the bundle beside it
-/// trusts.
+/// Reads the pair in a folder, if the two files match. The certificate must be trusted by the bundle next to it.
 fn pair(folder: &Path, key: &str) -> Option<Identity> {
     let identity = Identity::read(folder.join("host.crt"), folder.join(key)).ok()?;
     let bundle = CaPool::from_pem(&std::fs::read(folder.join("ca.crt")).expect("the bundle")).expect("a bundle");
@@ -112,7 +112,7 @@ fn a_host_renews_its_certificate_with_the_certificate_as_the_proof_and_a_new_key
     assert!(host.must(&folder, &["-renew-now"]).contains("lighthouse"));
     let after = files();
     assert!(before.iter().zip(&after).all(|(before, after)| before != after));
-    // Again, with what the first one left: key and certificate belong together, and the service is known.
+    // Once more, with the files of the first run: key and certificate match, and the service is known.
     let (program, out) = (binary("nebula-enrol").display().to_string(), folder.display().to_string());
     let plain = |flag: &str| host.cluster.world.exec("control", &[&program, "-out-dir", &out, flag]);
     assert!(plain("-renew-now").status.success());
@@ -130,7 +130,7 @@ fn a_renewal_killed_at_any_step_leaves_a_pair_and_the_next_run_completes_it() {
     let copy = |name: &str| {
         let folder = host.folder(name);
         run("cp", &["-a", &whole.display().to_string(), &folder.display().to_string()]);
-        // The CA announces something new: it is written between key and certificate.
+        // Removed, so that a renewal writes it again between key and certificate.
         std::fs::remove_file(folder.join("announced.json")).expect("what was announced");
         folder
     };
@@ -173,7 +173,7 @@ fn an_enrolment_killed_at_any_step_is_completed_with_the_same_token() {
     for (at, step) in steps.iter().enumerate() {
         let (folder, token) = (host.folder(&format!("killed-{at}")), host.token(at + 1));
         host.kill_at(&folder, &["-token-file", &token], step);
-        // The certificate is the last file: where it is, all is.
+        // The certificate is written last: if it exists, so do the others.
         if !folder.join("host.crt").exists() {
             host.must(&folder, &["-token-file", &token]);
         }
@@ -183,5 +183,5 @@ fn an_enrolment_killed_at_any_step_is_completed_with_the_same_token() {
 }
 
 const FILES: [&str; 6] = ["announced.json", "ca-tls.crt", "ca.crt", "enrolment.json", "host.crt", "host.key"];
-/// Calls that change a file, or the way of the process to one.
+/// System calls that change a file, or by which the process reaches one.
 const STEPS: &str = "trace=openat,mkdir,mkdirat,write,fsync,rename,renameat,renameat2,sendto,close";

@@ -1,4 +1,4 @@
-//! Networks behind nodes, refused packets and kernel routes: our `nebula` beside real Go Nebula, with real kernels.
+//! Networks behind nodes, refused packets and kernel routes: our `nebula` with real Go Nebula, on real kernels.
 //!
 //! Hosts: `c` (client), `g` and `h` (gateways), `n` (a machine behind them without Nebula, 192.168.7.9).
 
@@ -21,7 +21,7 @@ const BEHIND: &str = "192.168.7.0/24";
 const MACHINE: &str = "192.168.7.9";
 const OPEN: &str = "[{port: any, proto: any, host: any, local_cidr: any}]";
 
-/// Nodes with their number in the overlay, and whether the network is theirs.
+/// Nodes with their number in the overlay, and whether they are gateways.
 const NODES: [(&str, u8, bool); 3] = [("c", 1, false), ("g", 2, true), ("h", 3, true)];
 
 struct Site {
@@ -30,7 +30,7 @@ struct Site {
     version: u8,
 }
 
-/// What a node's configuration says beside the usual.
+/// What a node's configuration has besides the usual.
 #[derive(Clone, Copy)]
 struct Extra<'a> {
     tun: &'a str,
@@ -61,7 +61,7 @@ impl Site {
         site
     }
 
-    /// Puts `n` behind the gateways; its answers go by `g`.
+    /// Adds `n` behind the gateways; its answers go through `g`.
     fn add_machine(&mut self) {
         let machine = self.world.namespace("n");
         self.world.attach(&machine, "lan0", &format!("{MACHINE}/24"));
@@ -73,7 +73,7 @@ impl Site {
         self.answer_by(2);
     }
 
-    /// Answers of `n` go by the gateway of this number.
+    /// Routes answers of `n` through the gateway with this number.
     fn answer_by(&self, number: u8) {
         let gateway = format!("192.168.7.{number}");
         self.must("route", "n", &["ip", "route", "replace", "10.77.0.0/24", "via", &gateway]);
@@ -105,7 +105,7 @@ tun: {{dev: neb0, mtu: 1300, {tun}}}
 firewall: {{inbound: {inbound}, outbound: {outbound}, {firewall}}}
 "
         );
-        // 1.9 does not know the word.
+        // 1.9 does not support this value.
         let text = if self.version == 1 { text.replace("local_cidr: any", "local_cidr: 0.0.0.0/0") } else { text };
         self.world.write(&format!("{host}.yml"), &text)
     }
@@ -122,7 +122,7 @@ firewall: {{inbound: {inbound}, outbound: {outbound}, {firewall}}}
         nix::sys::signal::kill(pid, Signal::SIGHUP).expect("the daemon lives");
     }
 
-    /// Waits until a command's output is as wanted.
+    /// Repeats a command until its output is as wanted.
     fn until(&self, host: &str, command: &[&str], wanted: impl Fn(&str) -> bool) {
         let end = Instant::now() + SOON;
         loop {
@@ -140,7 +140,7 @@ fn via(gateways: &str) -> String {
     format!("unsafe_routes: [{{route: {BEHIND}, via: {gateways}}}]")
 }
 
-/// A client reaches the machine behind a gateway, and the machine the client, byte for byte.
+/// A client reaches the machine behind a gateway, and the machine reaches the client, with every byte compared.
 fn reaches_the_network_behind(suite: &str) {
     let mut site = Site::new(1);
     site.add_machine();
@@ -185,7 +185,7 @@ fn flows_of_a_killed_gateway_go_on_by_the_other_one() {
     site.start("c", &ours(), Extra { tun: &route, ..PLAIN });
     site.world.ping("c", "10.77.0.2", SOON);
     site.world.ping("c", "10.77.0.3", SOON);
-    // Every ping is a flow of its own.
+    // Every ping is a separate flow.
     let answered = |site: &Site, pings: u32| (0..pings).filter(|_| site.world.pings("c", MACHINE, 1, "1") == 1).count();
     assert_eq!(answered(&site, 12), 12, "{}", site.world.all_logs());
     site.world.stop("g", Signal::SIGKILL);
@@ -194,13 +194,13 @@ fn flows_of_a_killed_gateway_go_on_by_the_other_one() {
     while answered(&site, 6) < 6 {
         assert!(Instant::now() < end, "not all flows moved to the gateway that is left\n{}", site.world.all_logs());
     }
-    // And the heavier one is used again when it is back.
+    // The gateway with the larger weight is used again when it is back.
     site.start("g", &go("nebula", "sid"), PLAIN);
     site.answer_by(2);
     site.world.ping("c", MACHINE, SOON);
 }
 
-/// Ports of the flows that each gateway gets.
+/// Source ports of the flows that each gateway receives.
 fn ports_by_gateway(site: &Site) -> [Vec<u16>; 2] {
     let target: SocketAddr = "192.168.7.77:5300".parse().expect("an endpoint");
     let (ready, listening) = std::sync::mpsc::channel();
@@ -230,7 +230,7 @@ fn ports_by_gateway(site: &Site) -> [Vec<u16>; 2] {
         enter(&client);
         for port in 20_000..20_200 {
             let socket = UdpSocket::bind(("10.77.0.1", port)).expect("a free port");
-            // The first one may be lost to a tunnel that comes up.
+            // The first one may be lost while a tunnel is set up.
             for _ in 0..3 {
                 socket.send_to(b"which way", target).expect("send");
             }
@@ -250,7 +250,7 @@ fn ours_and_go_1_11_choose_the_same_gateway_for_every_flow() {
     for client in [ours(), go("nebula", "sid")] {
         for gateway in ["g", "h"] {
             site.start(gateway, &ours(), PLAIN);
-            // Both answer for the same address, so each sees what comes to it.
+            // Both gateways have the same address, so each sees the packets routed to it.
             site.must("address", gateway, &["ip", "addr", "replace", "192.168.7.77/32", "dev", "lo"]);
         }
         site.start("c", &client, Extra { tun: &route, ..PLAIN });
@@ -264,7 +264,7 @@ fn ours_and_go_1_11_choose_the_same_gateway_for_every_flow() {
     assert!(g.len() > h.len() && !h.is_empty(), "{} and {}", g.len(), h.len());
 }
 
-/// What a connection attempt ends with, and how long that takes.
+/// The result of a connection attempt, and how long it takes.
 fn connect(site: &Site, host: &str, to: &str) -> (Option<ErrorKind>, Duration) {
     let namespace = site.world.namespace_of(host);
     let to: SocketAddr = to.parse().expect("an endpoint");
@@ -296,7 +296,7 @@ fn a_rejected_connection_fails_at_once_between_ours_and_go_1_11() {
         assert_refused(&site, "c", "10.77.0.2:80");
         assert_refused(&site, "c", "[fd77::2]:80");
     }
-    // Without reject the client waits.
+    // Without reject, the client times out.
     site.start("g", &ours(), Extra { firewall: "inbound_action: drop", ..refusing });
     site.world.ping("c", "10.77.0.2", SOON);
     assert_eq!(connect(&site, "c", "10.77.0.2:80").0, Some(ErrorKind::TimedOut));
@@ -313,7 +313,7 @@ fn what_the_own_rules_refuse_fails_at_once_with_outbound_reject() {
     site.world.ping("c", "10.77.0.2", SOON);
     assert_refused(&site, "c", "10.77.0.2:80");
     assert_refused(&site, "c", "[fd77::2]:80");
-    // UDP hears of it by ICMP.
+    // A UDP socket learns of it by ICMP.
     let namespace = site.world.namespace_of("c");
     let error = thread::spawn(move || {
         enter(&namespace);
@@ -359,7 +359,7 @@ fn routes_of_the_kernel_follow_the_configuration_and_its_reload() {
     let v6 = site.must("routes", "c", &["ip", "-6", "route", "show", "dev", "neb0"]);
     assert!(!v6.contains("fd88::/32") && v6.contains("fd77::/64"), "{v6}");
 
-    // A mistake changes nothing.
+    // An error in the configuration changes nothing.
     site.reload("c", Extra { tun: "unsafe_routes: [{route: 10.77.0.0/25, via: 10.77.0.2}]", ..PLAIN });
     site.until(
         "c",
@@ -383,14 +383,14 @@ fn a_route_that_others_put_into_the_kernel_is_followed() {
     site.world.ping("c", "10.77.0.2", SOON);
     site.must("route", "c", &["ip", "route", "add", BEHIND, "via", "10.77.0.2", "dev", "neb0"]);
     site.world.ping("c", MACHINE, SOON);
-    // A reload keeps what was learnt.
+    // A reload keeps learnt routes.
     site.reload(
         "c",
         Extra { tun: &format!("{follow}, unsafe_routes: [{{route: 172.16.0.0/12, via: 10.77.0.2}}]"), ..PLAIN },
     );
     site.until("c", &["ip", "route"], |text| text.contains("172.16.0.0/12"));
     site.world.ping("c", MACHINE, SOON);
-    // The kernel goes on sending to the device, but the node has forgotten the way.
+    // The kernel still sends packets to the device, but the node has removed the route.
     site.must("route", "c", &["ip", "route", "del", BEHIND]);
     site.must("route", "c", &["ip", "route", "add", BEHIND, "dev", "neb0"]);
     site.until("c", &["ping", "-n", "-q", "-c", "1", "-W", "1", MACHINE], |text| text.contains(" 0 received"));
@@ -402,7 +402,7 @@ fn a_route_that_is_there_as_soon_as_the_device_is_followed() {
     let mut site = Site::new(1);
     site.add_machine();
     site.start("g", &go("nebula", "sid"), PLAIN);
-    // As a routing daemon does: it may be earlier than the node begins to listen.
+    // Like a routing daemon, which may add the route before the node starts to listen.
     let add = format!("until ip route add {BEHIND} via 10.77.0.2 dev neb0 2>/dev/null; do :; done");
     site.world.start_in("routing", "c", Path::new("/bin/sh"), &["-c", &add]);
     site.start("c", &ours(), Extra { tun: "use_system_route_table: true", ..PLAIN });

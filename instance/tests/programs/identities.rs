@@ -1,5 +1,5 @@
 //! A pod's identity over its life: renewed, revoked, expired, closed, isolated. Real plugin, instance, CA and
-//! lighthouse in network namespaces; whatever passes a node's links is captured.
+//! lighthouse in network namespaces, with packets captured on all links of a node.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 #![allow(clippy::print_stdout, reason = "prints how long a revocation took")]
@@ -39,18 +39,18 @@ fn a_blocked_peer_loses_its_tunnels_about_at_once_also_after_the_ca_was_started_
     node.delete_pods(&cluster.world, &["web", "db"]);
 }
 
-/// The pod `web` loses its tunnel to this peer when that one is revoked.
+/// The pod `web` loses its tunnel to this peer when the peer is revoked.
 fn loses_tunnel(cluster: &Cluster, node: &Node, which: &str, peer: &str) {
     let has_tunnel = || peers(node, "web").iter().any(|name| name == peer);
     assert!(has_tunnel(), "{peer}");
     revoke(cluster, which);
     let revoked = Instant::now();
-    // The service answers all questions that it keeps at once; the rest is for others who use the machine.
+    // The service answers all waiting requests at once; the rest of the time allows for load on the machine.
     eventually(Duration::from_secs(3), "the tunnel to a blocked peer goes", || !has_tunnel());
     println!("the tunnel to {peer} was gone {:?} after the revocation", revoked.elapsed());
 }
 
-/// After it lost its connection, an instance asks again whom to trust after one second, then two.
+/// After losing its connection, an instance asks for the trust bundle again after one second, then after two.
 const UNTIL_IT_WAITS: Duration = Duration::from_secs(5);
 
 #[test]
@@ -84,8 +84,7 @@ fn an_instance_that_was_killed_comes_back_when_asked_for_while_its_threads_still
     node.chain_ok(&cluster.world, "del", "web");
 }
 
-/// Kills the instance of the pod `web`, asks for another one as soon as that does not run, and returns the dead one's
-/// id.
+/// Kills the instance of the pod `web`, and reconciles as soon as it no longer runs. Returns the dead one's process id.
 fn kill_and_reconcile(cluster: &Cluster, node: &Node) -> u64 {
     let pid = node.status("web")["pid"].as_u64().expect("a process id");
     kill(pid);
@@ -118,7 +117,7 @@ fn tunnels_move_over_to_renewed_certificates_without_losing_a_packet() {
     node.add_pods(&mut cluster.world, &["a", "b"]);
     cluster.world.ping("a", &node.overlay("b"), SOON);
     let before = ["a", "b"].map(|pod| fingerprint(&node, pod));
-    // Both renew when a third of the 24 s is left, and go on for as long again.
+    // Both renew when a third of the 24 s is left, and continue for as long again.
     let overlay = node.overlay("b");
     let output = cluster.world.exec("a", &["ping", "-n", "-D", "-c", "1500", "-i", "0.02", "-W", "1", &overlay]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -146,7 +145,7 @@ fn pods_and_hosts_follow_a_rollover_of_the_ca_without_losing_a_packet() {
         cluster.world.start_in(name, "a", std::path::Path::new("ping"), &arguments);
     }
     let folder = cluster.world.dir().join("lighthouse");
-    // What the host's timer does, and the daemon's reload.
+    // Does what the host's timer does, and reloads the daemon.
     let renew = |cluster: &Cluster| {
         let (enrol, out) = (binary("nebula-enrol").display().to_string(), folder.display().to_string());
         let (url, tls) = (cluster.ca_url(), cluster.ca_file("tls.crt"));
@@ -173,14 +172,14 @@ fn pods_and_hosts_follow_a_rollover_of_the_ca_without_losing_a_packet() {
     eventually(Duration::from_secs(30), "both pods have certificates of the next CA", || {
         issuers().iter().zip(&old).all(|(now, old)| now != old)
     });
-    // The host's certificates of the old CA are good for longer than this test.
+    // The host's certificates from the old CA are valid for longer than this test.
     retired.iter().for_each(|fingerprint| revoke(&cluster, fingerprint));
     eventually(Duration::from_secs(30), "no certificate of the old CA is valid", || {
         rollover_try(&cluster, &["finish"]).status.success()
     });
     renew(&cluster);
     authorities(1);
-    // One more life without the old CA.
+    // One more lifetime without the old CA.
     let last = ["a", "b"].map(|pod| fingerprint(&node, pod));
     eventually(Duration::from_secs(30), "both pods renew with the new CA alone", || {
         ["a", "b"].iter().zip(&last).all(|(pod, last)| fingerprint(&node, pod) != *last)
@@ -194,7 +193,7 @@ fn pods_and_hosts_follow_a_rollover_of_the_ca_without_losing_a_packet() {
             let part = line.split(", ").nth(at).and_then(|part| part.split(' ').next());
             part.and_then(|number| number.parse::<u32>().ok()).expect("a number")
         });
-        // The last one may be under way.
+        // The last one may still be in flight.
         assert!(sent > 300 && sent - received <= 1, "{name}: {received} of {sent}\n{}", node.instance_logs());
     }
     node.delete_pods(&cluster.world, &["a", "b"]);
@@ -262,7 +261,7 @@ fn a_tunnel_may_have_its_underlay_in_the_pod() {
     cluster.world.ping("a", &node.overlay("b"), SOON);
     let sockets =
         |host: &str| String::from_utf8(cluster.world.exec(host, &["cat", "/proc/net/udp"]).stdout).expect("text");
-    // 4242.
+    // Port 4242.
     assert!(sockets("a").contains(":1092 "), "{}", sockets("a"));
     assert!(!sockets("n1").contains(":1092 "), "{}", sockets("n1"));
     assert_eq!(node.capabilities("a"), Vec::<String>::new());
@@ -311,7 +310,7 @@ fn an_isolated_pod_is_isolated_in_ipv6_too_and_finds_its_neighbours() {
     let mut cluster = Cluster::new();
     cluster.set_policy(&[("overlay", json!(["10.42.0.0/16", "fd42::/96"]))]);
     let mut node = cluster.node("n1", "1.0.0");
-    // The lighthouse is reached in IPv6 only, so the underlay is that as well.
+    // The lighthouse is reachable over IPv6 only, so the underlay needs IPv6 as well.
     for (host, address) in [("control", "fd00:192::1/64"), ("n1", "fd00:192::2/64")] {
         let add = ["ip", "addr", "add", address, "dev", "eth0", "nodad"];
         assert!(cluster.world.exec(host, &add).status.success());
@@ -337,7 +336,7 @@ fn an_isolated_pod_is_isolated_in_ipv6_too_and_finds_its_neighbours() {
     let tunnels = node.status("web")["tunnels"].to_string();
     assert!(tunnels.contains("[fd00:192::1]:4242"), "the underlay is IPv6: {tunnels}");
     cluster.world.ping("web", "fd42::af4:104", SOON);
-    // Until the kernel knows that nobody else has it, probes would come from another address of the node.
+    // Until duplicate address detection is complete, probes would come from another address of the node.
     eventually(SOON, "the node may use its address on the bridge", || {
         let shown = cluster.world.exec("n1", &["ip", "-6", "addr", "show", "dev", "cni0", "tentative"]);
         assert!(shown.status.success());
@@ -358,7 +357,7 @@ fn an_isolated_pod_is_isolated_in_ipv6_too_and_finds_its_neighbours() {
         assert!(!connects(cluster, "web", "[fd00:192::1]:80"));
     };
     check(&cluster);
-    // Everybody forgets everybody, and finds whom he may speak to again: neighbour discovery is not in the rules' way.
+    // All neighbour caches are flushed and must be filled again: the rules do not block neighbour discovery.
     let links = [("web", "eth0", "fd00:244:1::3"), ("db", "eth0", "fd00:244:1::2"), ("n1", "cni0", "fd00:244:1::2")];
     for (host, link, _) in links {
         assert!(cluster.world.exec(host, &["ip", "-6", "neigh", "flush", "dev", link]).status.success());
@@ -450,7 +449,7 @@ fn a_pod_with_cap_net_admin_speaks_as_itself_only_and_reads_nothing_of_the_node(
         cluster.world.ping(pod, LIGHTHOUSE, SOON);
     }
     let (web, launch) = (node.overlay("web"), node.records().join("web-eth0.launch"));
-    // In its namespace it may do as it likes, such as taking another's address.
+    // Within its namespace it may do anything, such as taking another pod's address.
     assert!(
         cluster.world.exec("evil", &["ip", "addr", "add", &format!("{web}/32"), "dev", "nebula0"]).status.success()
     );
@@ -460,7 +459,8 @@ fn a_pod_with_cap_net_admin_speaks_as_itself_only_and_reads_nothing_of_the_node(
     assert!(dropped.as_u64() >= Some(3), "they end in its own instance: {dropped}");
     assert!(cluster.world.exec("evil", &["ip", "link", "set", "nebula0", "down"]).status.success());
     cluster.world.ping("control", &web, SOON);
-    // What the node has of other pods is for root in the node's file system; the capability opens none of it.
+    // Only root in the node's file system can read the node's data about other pods; the capability gives no access to
+    // it.
     let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+net_admin"];
     let capable = [&user[..], &["--ambient-caps=+net_admin", "--bounding-set=-all,+net_admin"]].concat();
     let run = |command: &[&str]| cluster.world.exec("evil", &[&capable, command].concat());
@@ -472,7 +472,7 @@ fn a_pod_with_cap_net_admin_speaks_as_itself_only_and_reads_nothing_of_the_node(
         assert!(!said.status.success() && said.stdout.is_empty(), "{} can be read", path.display());
         assert!(String::from_utf8_lossy(&said.stderr).contains("Permission denied"), "{}", path.display());
     }
-    // The CA can be reached from its address, and wants a proof.
+    // The CA can be reached from the pod's address, but demands a proof.
     let made_up = cluster.world.write("made-up.token", "nebenrol_0000000000000000000000000000000000000000000");
     let (enrol, out) = (binary("nebula-enrol").display().to_string(), cluster.world.dir().join("stolen"));
     let (url, tls) = (cluster.ca_url(), cluster.ca_file("tls.crt"));
@@ -482,7 +482,7 @@ fn a_pod_with_cap_net_admin_speaks_as_itself_only_and_reads_nothing_of_the_node(
     let text = String::from_utf8_lossy(&said.stderr).into_owned();
     assert!(!said.status.success() && text.contains("unknown_token"), "{text}");
     assert!(!out.join("host.crt").exists());
-    // Without its device it is out of the overlay, alone.
+    // Without its device, this pod alone is cut off from the overlay.
     assert!(cluster.world.exec("evil", &["ip", "link", "del", "nebula0"]).status.success());
     assert_eq!(pings(&cluster, "evil", LIGHTHOUSE, 2, "0.2"), 0);
     assert_eq!(pings(&cluster, "web", LIGHTHOUSE, 3, "0.2"), 3);
@@ -506,7 +506,7 @@ fn rollover(cluster: &Cluster, step: &[&str]) {
     assert!(output.status.success(), "{step:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Of the certificate in the folder of a host.
+/// Fingerprint of the certificate in a host's folder.
 fn host_fingerprint(folder: &std::path::Path) -> String {
     let pem = std::fs::read(folder.join("host.crt")).expect("a certificate");
     nebula_cert::Certificate::from_pem(&pem).expect("a certificate").fingerprint().to_string()
@@ -522,7 +522,7 @@ fn peers(node: &Node, pod: &str) -> Vec<String> {
     tunnels.iter().filter_map(|tunnel| tunnel["name"].as_str().map(str::to_owned)).collect()
 }
 
-/// One request on the status socket of a pod's instance.
+/// Sends one request to the status socket of a pod's instance.
 fn http(node: &Node, pod: &str, path: &str) -> String {
     let mut stream = UnixStream::connect(node.status_socket(pod)).expect("a status socket");
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: pod\r\n\r\n").as_bytes()).expect("ask");
@@ -531,7 +531,7 @@ fn http(node: &Node, pod: &str, path: &str) -> String {
     text
 }
 
-/// Whether a TCP segment gets an answer, be it a refusal.
+/// Whether a TCP connection attempt gets any answer, even a refusal.
 fn connects(cluster: &Cluster, from: &str, to: &str) -> bool {
     let (namespace, to) = (cluster.world.namespace_of(from), to.parse().expect("an address"));
     let attempt = thread::spawn(move || {
@@ -544,7 +544,7 @@ fn connects(cluster: &Cluster, from: &str, to: &str) -> bool {
     }
 }
 
-/// As [`world::World::pings`]; none also if the kernel knows no way.
+/// Like [`world::World::pings`]; 0 also if the kernel has no route.
 fn pings(cluster: &Cluster, from: &str, to: &str, count: u32, interval: &str) -> u32 {
     let unreachable = cluster.world.exec(from, &["ping", "-n", "-c", "1", "-W", "1", to]);
     if unreachable.stdout.is_empty() { 0 } else { cluster.world.pings(from, to, count, interval) }

@@ -1,4 +1,4 @@
-//! The flow with an init container: real plugin, instance, init, CA and lighthouse; kubelet and API server are fakes.
+//! The flow with an init container: real plugin, instance, init, CA and lighthouse; kubelet and API server are fake.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -42,7 +42,7 @@ fn a_pod_gets_its_certificate_with_its_own_token_through_its_init_container() {
     }
     assert_eq!(node.status("web")["certificate"]["name"], "web.shop.pod");
 
-    // Init has gone: from here on the certificate itself is the proof.
+    // The init container has ended: from here on the certificate itself is the proof.
     let first = node.status("web")["certificate"]["fingerprint"].clone();
     let until = Instant::now() + Duration::from_secs(40);
     while node.status("web")["certificate"]["fingerprint"] == first {
@@ -96,7 +96,7 @@ fn a_provisional_certificate_opens_the_overlay_until_the_pod_has_shown_its_own_t
     assert_eq!(after["overlay"], before["overlay"]);
     assert_ne!(after["certificate"]["fingerprint"], before["certificate"]["fingerprint"]);
     cluster.world.ping("web", LIGHTHOUSE, SOON);
-    // The key that the operator wanted in the pod is there, for its owner and group, and belongs to the certificate.
+    // As configured, the pod has the key, readable by owner and group only, and it matches the certificate.
     let [certificate, key] = ["host.crt", "host.key"].map(|name| node.dir.join("mount").join(name));
     let mode = std::fs::metadata(&key).expect("the key").permissions().mode();
     assert_eq!(mode & 0o777, 0o640);
@@ -112,7 +112,8 @@ fn another_program_of_the_pod_gets_no_token_no_key_and_gives_no_certificate_befo
     let (mut cluster, mut node) = cluster(&[("web", "10.244.1.2")]);
     node.conf["plugins"][1]["deliverKey"] = true.into();
     node.add_pods(&mut cluster.world, &["web"]);
-    // Another user of the pod, and root with what runtimes give; each tries for as long as the handover takes.
+    // Another user in the pod, and root with the usual capabilities of containers; each keeps trying during the
+    // hand-off.
     let users = [&["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"][..], CONTAINER_ROOT];
     let attackers: Vec<_> = users.into_iter().map(|rights| attacker(&cluster, rights)).collect();
     thread::sleep(Duration::from_secs(2));
@@ -129,7 +130,7 @@ fn another_program_of_the_pod_gets_no_token_no_key_and_gives_no_certificate_befo
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success() && said.trim() == "[]", "{said}{}", String::from_utf8_lossy(&output.stderr));
     }
-    // It may run again, as a kubelet does after a crash, and keeps the key that it has.
+    // It may run again, as a kubelet does after a crash, and keeps the existing key.
     assert!(init_container(&cluster, &node, "web", "30").status.success());
     nebula_cert::Identity::read(&certificate, &key).expect("certificate and key belong together");
     node.chain_ok(&cluster.world, "del", "web");
@@ -159,7 +160,7 @@ const CONTAINER_ROOT: &[&str] =
 
 /// Runs `init_attacker.py` in the pod `web` for some seconds.
 fn attacker(cluster: &Cluster, rights: &[&str]) -> std::process::Child {
-    // Where every user may read it.
+    // In a place where every user may read it.
     let program = cluster.world.write("init_attacker.py", include_str!("world/init_attacker.py"));
     std::process::Command::new("ip")
         .args(["netns", "exec", &cluster.world.namespace_of("web")])
@@ -171,7 +172,7 @@ fn attacker(cluster: &Cluster, rights: &[&str]) -> std::process::Child {
         .expect("python3 runs")
 }
 
-/// What a kubelet does with the first init container: runs it in the pod's network namespace with its token mounted.
+/// Runs the first init container as a kubelet does: in the pod's network namespace, with its token mounted.
 fn init_container(cluster: &Cluster, node: &Node, pod: &str, deadline: &str) -> Output {
     let token = cluster.world.write(&format!("{pod}.token"), &format!("token-of-{pod}"));
     let (init, token) = (binary("nebula-cni-init").display().to_string(), token.display().to_string());
@@ -179,12 +180,12 @@ fn init_container(cluster: &Cluster, node: &Node, pod: &str, deadline: &str) -> 
     cluster.world.exec(pod, &[&init, "-token-file", &token, "-out-dir", &out, "-deadline", deadline])
 }
 
-/// A cluster whose CA asks an API server that knows these pods, and a node with the flow `init`.
+/// A cluster whose CA queries an API server that knows these pods, and a node with the flow `init`.
 fn cluster(pods: &[(&str, &str)]) -> (Cluster, Node) {
     cluster_with(pods, |_| ())
 }
 
-/// With changes to the policy.
+/// Like [`cluster`], with changes to the policy.
 fn cluster_with(pods: &[(&str, &str)], change: impl FnOnce(&mut Value)) -> (Cluster, Node) {
     let mut cluster = Cluster::new();
     let pods = pods.iter().map(|(name, address)| ((*name).to_owned(), (*address).to_owned())).collect();
@@ -204,7 +205,7 @@ fn cluster_with(pods: &[(&str, &str)], change: impl FnOnce(&mut Value)) -> (Clus
     (cluster, node)
 }
 
-/// Confirms `token-of-NAME` for every pod NAME of namespace shop; knows the pods it was given.
+/// Confirms `token-of-NAME` for every pod NAME in namespace shop; knows only the given pods.
 fn fake_api_server(namespace: String, pods: Vec<(String, String)>) {
     let (ready, listening) = std::sync::mpsc::channel();
     thread::spawn(move || {
@@ -213,7 +214,7 @@ fn fake_api_server(namespace: String, pods: Vec<(String, String)>) {
         ready.send(()).expect("the test waits");
         for stream in listener.incoming().map_while(Result::ok) {
             let pods = pods.clone();
-            // Callers come and go; how one ends is not what is tested.
+            // How a single connection ends is not part of the test.
             thread::spawn(move || drop(serve(stream, &pods)));
         }
     });

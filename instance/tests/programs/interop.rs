@@ -1,4 +1,4 @@
-//! Our `nebula` beside real Go Nebula of three releases: as initiator, as responder, and with a lighthouse between.
+//! Our `nebula` with real Go Nebula of three releases: as initiator, as responder, and with a lighthouse in between.
 //!
 //! The Go binaries are fetched by `.ci/go-nebula` into `target/peers`. Every test carries 100 MB of TCP each way and
 //! compares every byte.
@@ -16,7 +16,7 @@ use world::{World, run};
 const BULK: usize = 100_000_000;
 const SOON: Duration = Duration::from_secs(15);
 
-/// What a test varies.
+/// The variants of a test.
 #[derive(Clone, Copy)]
 struct Case {
     suite: &'static str,
@@ -30,7 +30,7 @@ struct Net {
     world: World,
     case: Case,
     underlay: [IpAddr; 3],
-    /// Address that all listen at.
+    /// The address that all hosts listen on.
     listen: &'static str,
 }
 
@@ -52,7 +52,8 @@ impl Net {
         Self { world, case, underlay, listen: "0.0.0.0" }
     }
 
-    /// Gives everybody an IPv6 address too; `o` and `g` know each other by that alone, and the lighthouse as before.
+    /// Gives every host an IPv6 address too. `o` and `g` know only each other's IPv6 address; the lighthouse is known
+    /// as before.
     fn dual_stack(mut self) -> Self {
         for (at, name) in NAMES.iter().enumerate() {
             let address = format!("fd55::{}", at + 1);
@@ -66,7 +67,7 @@ impl Net {
         self
     }
 
-    /// Starts `host`. `known` are the hosts it finds in its own configuration; `lighthouse` says whether it asks one.
+    /// Starts `host`. `known` are the hosts in its own configuration; `lighthouse` tells whether it uses one.
     fn start(&mut self, host: &str, binary: &Path, known: &[&str], lighthouse: bool) {
         let dir = self.world.dir().display().to_string();
         let entries: Vec<String> = known
@@ -110,7 +111,7 @@ firewall:
         self.start("o", &ours(), known_to_ours, lighthouse);
     }
 
-    /// Ping both ways and 100 MB both ways; with v2 certificates also over IPv6.
+    /// Ping and 100 MB in each direction; with v2 certificates also over IPv6.
     fn exchange(&self) {
         self.world.ping("o", "10.77.0.3", SOON);
         self.world.ping("g", "10.77.0.2", SOON);
@@ -124,18 +125,18 @@ firewall:
     }
 }
 
-/// The whole exchange for one case.
+/// Runs the whole exchange for one case.
 fn interoperates(case: Case) {
     let mut net = Net::new(case);
-    // Ours knows where Go is and speaks first.
+    // Ours knows where Go is and initiates.
     net.restart_both(&["g"], &[], false);
     net.world.ping("o", "10.77.0.3", SOON);
     net.exchange();
-    // Go knows where ours is and speaks first.
+    // Go knows where ours is and initiates.
     net.restart_both(&[], &["o"], false);
     net.world.ping("g", "10.77.0.2", SOON);
     net.exchange();
-    // Neither knows the other: a Go lighthouse introduces them, whoever begins.
+    // Neither knows the other: a Go lighthouse introduces them, whichever initiates.
     let lighthouse = go("nebula", case.suite);
     net.start("l", &lighthouse, &[], false);
     net.restart_both(&["l"], &["l"], true);
@@ -176,8 +177,7 @@ interop! {
     go_1_11_with_p256_chachapoly_v2: "sid" "P256" "chachapoly" v 2;
 }
 
-/// One socket of each serves both families: ours and Go meet by IPv6, and ours and Go's lighthouse by IPv4; then Go
-/// calls.
+/// One socket per node serves both families: ours meets Go over IPv6 and Go's lighthouse over IPv4; then Go initiates.
 fn meets_on_both_families(suite: &'static str) {
     let mut net = Net::new(Case { suite, curve: "25519", cipher: "aes", version: 1 }).dual_stack();
     net.start("l", &go("nebula", suite), &[], false);
@@ -233,7 +233,7 @@ fn our_lighthouse_introduces_go_1_11_and_ours() {
     }
 }
 
-/// Either side dies without a word and comes back: the other notices by recv_error and talks again at once.
+/// Either side is killed and restarted: the other learns of it by recv_error, and traffic resumes at once.
 #[test]
 #[ignore = "needs root, network namespaces and the Go peers in target/peers"]
 fn a_killed_peer_is_reachable_again_soon_after_its_restart() {
@@ -250,7 +250,7 @@ fn a_killed_peer_is_reachable_again_soon_after_its_restart() {
     net.world.ping("g", "10.77.0.2", Duration::from_secs(6));
 }
 
-/// A rule of ours refuses what Go sends, and lets answers to our own connections in.
+/// Our firewall refuses what Go sends, and lets in answers to our own connections.
 #[test]
 #[ignore = "needs root, network namespaces and the Go peers in target/peers"]
 fn our_firewall_refuses_what_no_rule_allows() {
@@ -258,7 +258,7 @@ fn our_firewall_refuses_what_no_rule_allows() {
     let mut net = Net::new(case);
     net.restart_both(&["g"], &["o"], false);
     net.world.ping("o", "10.77.0.3", SOON);
-    // The inbound rules allow icmp and tcp from the group; udp is not among them.
+    // The inbound rules allow icmp, and tcp from the group, but no udp.
     net.world.start("o", Path::new("iperf3"), &["-s", "-1", "-p", "5301"]);
     let udp = net.world.exec(
         "g",

@@ -1,5 +1,5 @@
-//! What an isolated pod sends and receives in clear, with every frame that CAP_NET_RAW can make: nothing. Real plugin,
-//! instance, CA and lighthouse in network namespaces; listeners stand wherever a frame could arrive.
+//! What an isolated pod can send and receive unencrypted, with every frame that CAP_NET_RAW can make: nothing. Real
+//! plugin, instance, CA and lighthouse in network namespaces; listeners are placed wherever a frame could arrive.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -35,7 +35,7 @@ fn no_frame_of_a_pod_with_cap_net_raw_crosses_its_link_in_either_direction() {
         assert_eq!(town.outgoing(&pod, RAW), Vec::<String>::new(), "{mode}");
         assert_eq!(town.incoming(&pod), Vec::<String>::new(), "{mode}");
 
-        // What the pod can reach is its own; the rules are not.
+        // The pod can change rules in its own namespace only, and the isolation is not among them.
         let own_rules = [NET_ADMIN, &["nft", "flush", "ruleset"]].concat();
         assert!(town.cluster.world.exec("web", &own_rules).status.success());
         assert_eq!(town.outgoing(&pod, NET_ADMIN), Vec::<String>::new(), "{mode}, CAP_NET_ADMIN");
@@ -48,7 +48,7 @@ fn no_frame_of_a_pod_with_cap_net_raw_crosses_its_link_in_either_direction() {
         assert_eq!(town.outgoing(&pod, NET_ADMIN), Vec::<String>::new(), "{mode}, no instance");
         assert_eq!(town.incoming(&pod), Vec::<String>::new(), "{mode}, no instance");
 
-        // The node itself: what the kubelet asks is answered.
+        // The node itself: the kubelet's probes are answered.
         for address in [&pod.v4, &pod.v6] {
             assert_eq!(town.cluster.world.pings("n1", address, 2, "0.2"), 2, "the node's probes of {address}");
         }
@@ -139,11 +139,11 @@ fn names_are_resolved_by_the_servers_that_the_runtime_or_the_node_names_and_by_n
 
 const RAW: &[&str] = &["setpriv", "--bounding-set=-all,+net_raw", "--inh-caps=-all"];
 const NET_ADMIN: &[&str] = &["setpriv", "--bounding-set=-all,+net_raw,+net_admin", "--inh-caps=-all"];
-/// The control host; also where DNS is asked.
+/// Addresses of the control host, which DNS queries go to as well.
 const OUTSIDE_V4: &str = "192.0.2.1";
 const OUTSIDE_V6: &str = "fd00:192::1";
 
-/// One node with a pod that is none of ours, `stranger`, beside those that are.
+/// A node with isolated pods and `stranger`, a pod that is not enrolled.
 struct Town {
     cluster: Cluster,
     node: Node,
@@ -191,7 +191,7 @@ impl Town {
         pod(name, &self.node.chain_ok(&self.cluster.world, "add", name))
     }
 
-    /// Names of frames that arrived somewhere though they must not.
+    /// Names of frames that arrived somewhere although they must not.
     fn outgoing(&self, pod: &Pod, rights: &[&str]) -> Vec<String> {
         self.frames_from(pod, rights, OUTSIDE_V4, OUTSIDE_V6)
     }
@@ -216,7 +216,7 @@ impl Town {
         arrived
     }
 
-    /// Names of frames of the stranger that reached the pod.
+    /// Names of the stranger's frames that reached the pod.
     fn incoming(&self, pod: &Pod) -> Vec<String> {
         let listener = Listener::start(&self.cluster.world.namespace_of(&pod.name), &["own"]);
         let parameters = json!({
@@ -242,14 +242,14 @@ impl Town {
         String::from_utf8_lossy(&shown.stdout).trim().to_owned()
     }
 
-    /// What nf_tables holds on the node for single links.
+    /// The nf_tables tables on the node for single links.
     fn rules(&self) -> String {
         let listed = self.cluster.world.exec("n1", &["nft", "list", "tables", "netdev"]);
         assert!(listed.status.success());
         String::from_utf8_lossy(&listed.stdout).trim().to_owned()
     }
 
-    /// Whether a TCP segment gets an answer, be it a refusal.
+    /// Whether a TCP connection attempt gets any answer, even a refusal.
     fn connects(&self, from: &str, to: &str) -> bool {
         let (namespace, to) = (self.cluster.world.namespace_of(from), to.parse().expect("an address"));
         let attempt = std::thread::spawn(move || {
@@ -293,7 +293,7 @@ impl Listener {
             .spawn()
             .expect("python3 runs");
         let mut ready = String::new();
-        // One byte after the other: what follows belongs to `heard`.
+        // Reads byte by byte, because what follows is read by `heard`.
         let mut out = BufReader::with_capacity(1, child.stdout.as_mut().expect("its output"));
         out.read_line(&mut ready).expect("it says that it listens");
         assert_eq!(ready, "ready\n");

@@ -1,4 +1,4 @@
-//! `nebula up`: a bare host joins with one string, and its daemon keeps it in the network.
+//! `nebula up`: a bare host joins with a single token, and its daemon keeps it in the network.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -35,7 +35,7 @@ impl Network {
         Self(cluster)
     }
 
-    /// The first command.
+    /// Runs the first command, on the CA: creates a join token.
     fn token(&self, name: &str, options: &[&str]) -> String {
         let (dir, url) = (self.0.ca_file(""), self.0.ca_url());
         let create = ["token", "create", "--dir", &dir, "--name", name, "--join", "--url", &url];
@@ -46,7 +46,7 @@ impl Network {
         self.0.world.dir().join(host)
     }
 
-    /// The second one.
+    /// Runs the second command, on the host.
     fn up(&self, host: &str, token: &str) -> Output {
         let (program, folder) = (ours().display().to_string(), self.folder(host).display().to_string());
         self.0.world.exec(host, &[&program, "up", token, "--dir", &folder, "--no-start"])
@@ -57,7 +57,7 @@ impl Network {
         self.0.world.start(host, &ours(), &["-config", &config]);
     }
 
-    /// A host that joined and runs.
+    /// Adds a host that has joined and runs.
     fn joined(&mut self, host: &str, life: &str) {
         self.0.world.host(host);
         let output = self.up(host, &self.token(host, &["--life", life]));
@@ -113,7 +113,7 @@ fn a_bare_host_is_in_the_network_after_two_commands_and_follows_what_the_ca_anno
     let again = network.up("vm", &token);
     assert!(String::from_utf8_lossy(&again.stderr).contains("refusing to overwrite"), "{again:?}");
 
-    // Whom to trust and where lighthouses are, within seconds.
+    // Changes to the trust bundle and the lighthouses arrive within seconds.
     let policy = std::fs::read_to_string(network.0.ca_file("policy.jsonc")).unwrap();
     let other = format!("{LIGHTHOUSE}\":");
     let policy = policy.replace(&other, &format!("10.42.255.9\":[\"192.0.2.9:4242\"],\"{other}"));
@@ -199,7 +199,7 @@ fn a_service_with_another_key_is_told_nothing_and_a_wrong_clock_is_named() {
     };
     let behind = clock(&network.folder("behind"), -3_600).unwrap_err();
     assert!(behind.contains("minutes behind that of the CA"), "{behind}");
-    // The key of the first try has used the token.
+    // The key of the first attempt has used the token.
     clock(&network.folder("behind"), 0).unwrap();
     let folder = network.folder("behind");
     let renewed = std::thread::spawn(move || {

@@ -1,7 +1,7 @@
-//! A real kube-apiserver with etcd: `nebula-ca` with no more than the rights of its own role, the node's and the pod's
-//! proof, deletion, and the plugin's look at labels. `./test kube` runs it where a build of Kubernetes is at hand.
+//! A real kube-apiserver with etcd: `nebula-ca` with only the rights of its own role, the node's and the pod's proof,
+//! deletion, and the plugin's label queries. `./test kube` runs it where a build of Kubernetes is available.
 //!
-//! The API server is of release 1.20: a review of a token names no node, and there is no MutatingAdmissionPolicy.
+//! The API server is release 1.20: its TokenReview names no node, and it has no MutatingAdmissionPolicy.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -23,9 +23,9 @@ use world::{World, run};
 
 const AUDIENCE: &str = "nebula-ca";
 
-/// An API server in a namespace of its own, with etcd; ended on drop.
+/// An API server with etcd in a separate namespace; stopped on drop.
 struct ApiServer {
-    /// First, so that it is there until the server has ended.
+    /// The first field, because it must outlive the server.
     folder: tempfile::TempDir,
     namespace: String,
 }
@@ -44,7 +44,7 @@ impl ApiServer {
         command
     }
 
-    /// One run of kubectl as administrator; returns what it says.
+    /// Runs kubectl as administrator; returns its output.
     fn kubectl(&self, arguments: &[&str], input: Option<&Value>) -> String {
         let file = self.folder.path().join("input.json");
         std::fs::write(&file, input.unwrap_or(&Value::Null).to_string()).expect("write the input");
@@ -64,7 +64,7 @@ impl ApiServer {
         serde_json::from_str(&self.kubectl(&["create", "-o", "json"], Some(object))).expect("JSON")
     }
 
-    /// Makes a pod that is bound to the node; returns its uid.
+    /// Creates a pod bound to the node; returns its uid.
     fn pod(&self, namespace: &str, name: &str, account: &str, labels: &Value) -> String {
         let pod = self.make(&json!({
             "apiVersion": "v1", "kind": "Pod",
@@ -75,7 +75,7 @@ impl ApiServer {
         pod["metadata"]["uid"].as_str().expect("a uid").to_owned()
     }
 
-    /// What a kubelet reports once the sandbox has an address.
+    /// Reports the pod's address, as a kubelet does once the sandbox has one.
     fn report(&self, namespace: &str, name: &str, address: &str) {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
         let mut pod: Value = serde_json::from_str(&self.kubectl(&["get", "--raw", &path], None)).expect("JSON");
@@ -84,7 +84,7 @@ impl ApiServer {
         self.kubectl(&["replace", "--raw", &format!("{path}/status")], Some(&pod));
     }
 
-    /// A token of an account, bound to a pod if one is named.
+    /// Creates a token of a service account, bound to a pod if one is given.
     fn token(&self, namespace: &str, account: &str, audience: &str, pod: Option<(&str, &str)>) -> String {
         let bound = pod.map(|(name, uid)| json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}));
         let request = json!({
@@ -97,7 +97,7 @@ impl ApiServer {
         answer["status"]["token"].as_str().expect("a token").to_owned()
     }
 
-    /// Credentials of a service account, as a file.
+    /// Writes a kubeconfig with a service account's credentials.
     fn kubeconfig(&self, world: &World, namespace: &str, account: &str) -> PathBuf {
         let token = self.token(namespace, account, "https://kubernetes.default.svc", None);
         let authority = self.folder.path().join("pki/ca.crt");
@@ -117,7 +117,7 @@ impl Drop for ApiServer {
     }
 }
 
-/// The CA's account and role, as they are deployed.
+/// The CA's service account and role, as deployed.
 fn deployed_role() -> Vec<Value> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/nebula-ca.yaml");
     let text = std::fs::read_to_string(path).expect("the manifest");
@@ -127,7 +127,7 @@ fn deployed_role() -> Vec<Value> {
     documents.into_iter().filter(wanted).collect()
 }
 
-/// Asks from inside the namespace, where API server and CA listen on loopback.
+/// Sends requests from inside the namespace, where API server and CA listen on loopback.
 struct Asker {
     namespace: String,
     access: CaAccess,
@@ -145,7 +145,7 @@ impl Asker {
         asked.join().expect("the question ends")
     }
 
-    /// With that token as the node agent's.
+    /// Requests a certificate as a node agent with this token.
     fn by_node(&mut self, token: &str, pod: Pod) -> Result<Issued, Error> {
         std::fs::write(self.world.join("node.token"), token).expect("write the token");
         self.ask(Prover::Node(pod))
@@ -194,7 +194,7 @@ fn a_real_api_server_confirms_pods_and_their_nodes_and_tells_labels() {
     let agent_uid = server.pod("nebula-system", "agent", "nebula-cni", &json!({}));
     let web_uid = server.pod("shop", "web", "app", &json!({"app": "web"}));
 
-    // The CA, with its own rights and no others.
+    // The CA runs with its own rights and no others.
     let dir = world.dir().join("ca").display().to_string();
     let tool = binary("nebula-ca").display().to_string();
     run(&tool, &["init", "--dir", &dir, "--overlay", "10.42.0.0/16"]);
@@ -227,8 +227,8 @@ fn a_real_api_server_confirms_pods_and_their_nodes_and_tells_labels() {
         address: "10.244.0.5".parse().expect("an address"),
     };
 
-    // The node's proof: TokenReview of a token that is bound to the agent's pod, whose node a 1.20 tells by that pod
-    // only.
+    // The node's proof: a TokenReview of a token that is bound to the agent's pod. Release 1.20 reveals the node only
+    // through that pod.
     let agent = server.token("nebula-system", "nebula-cni", AUDIENCE, Some(("agent", &agent_uid)));
     let issued = asker.by_node(&agent, web()).expect("a certificate");
     assert_eq!(issued.identity.primary().name(), "web.shop.pod");
@@ -261,7 +261,7 @@ fn a_real_api_server_confirms_pods_and_their_nodes_and_tells_labels() {
     assert_eq!(code(asker.ask(renewal(&by_pod))), "web.shop.pod");
     assert_eq!(code(asker.ask(renewal(&provisional))), "provisional_certificate");
 
-    // What the plugin asks of the API server to decide whether a pod is its own.
+    // What the plugin queries to decide whether a pod is enrolled.
     server.make(&json!({"apiVersion": "v1", "kind": "ServiceAccount",
         "metadata": {"namespace": "nebula-system", "name": "labels"}}));
     server.make(&json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
@@ -296,7 +296,7 @@ fn a_real_api_server_confirms_pods_and_their_nodes_and_tells_labels() {
     assert!(matches!(labels("web", "another"), Answer::OtherPod { uid } if uid == web_uid));
     assert!(matches!(labels("none", ""), Answer::NoSuchPod));
 
-    // A pod that nobody gave back is missed by the CA itself.
+    // The CA itself notices a deleted pod that nobody released.
     server.kubectl(&["delete", "pod", "-n", "shop", "web", "--grace-period=0", "--force"], None);
     assert_eq!(code(asker.by_node(&agent, web())), "pod_not_found");
     assert_eq!(code(asker.ask(renewal(&by_pod))), "pod_gone");
@@ -306,6 +306,6 @@ fn a_real_api_server_confirms_pods_and_their_nodes_and_tells_labels() {
         assert!(Instant::now() < until, "they are not blocked\n{}", world.all_logs());
         std::thread::sleep(Duration::from_secs(1));
     }
-    // Its token is no token any more.
+    // Its token is not valid any more.
     assert_eq!(code(asker.by_pod(&own, "10.244.0.5")), "token_rejected");
 }

@@ -1,4 +1,4 @@
-//! Labels asked of an API server over TLS. The server is a fake: it knows one pod and one namespace, and demands a
+//! Label queries to an API server over TLS. The server is a fake that knows one pod and one namespace, and requires a
 //! token or a client certificate.
 
 #![allow(clippy::unwrap_used, reason = "in the helpers of tests too, a panic is the report")]
@@ -22,7 +22,7 @@ const POD: &str =
 const STATIC: &str = r#"{"metadata":{"uid":"u-9","annotations":{"kubernetes.io/config.mirror":"hash"}}}"#;
 const NAMESPACE: &str = r#"{"kind":"Namespace","metadata":{"name":"shop","uid":"n","labels":{"mesh":"on"}}}"#;
 
-/// A fake API server, and files with which to ask it.
+/// A fake API server, and the files needed to query it.
 struct FakeApiServer {
     dir: tempfile::TempDir,
     address: SocketAddr,

@@ -1,4 +1,4 @@
-//! Log lines of ours beside those of Go Nebula 1.11.0: the same texts with the same fields, in JSON and in text.
+//! Our log lines compared with those of Go Nebula 1.11.0: the same messages with the same fields, in JSON and in text.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use loopback::{Network, free_udp_port, go, ours};
 use serde_json::Value;
 
-/// Fields and their types by text, of a lighthouse and of a client that comes, goes, and cannot reach somebody.
+/// Fields and their types by message, from a lighthouse and from a client that starts, stops, and cannot reach a peer.
 type Lines = BTreeMap<String, BTreeSet<String>>;
 
 fn record(program: &Path, format: &str) -> String {
@@ -135,7 +135,7 @@ fn events_have_the_fields_of_go() {
     }
 }
 
-/// Packets that waited are counted, not logged.
+/// Ours counts packets that waited for a handshake, but does not log them.
 fn is_left_out(field: &str) -> bool {
     field.starts_with("sentCachedPackets")
 }

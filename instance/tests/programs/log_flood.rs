@@ -1,4 +1,4 @@
-//! How much log a stranger, and a peer with a valid certificate, can make a daemon write. On loopback, without devices.
+//! How much log a stranger, or a peer with a valid certificate, can make a daemon write. On loopback, without devices.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,7 +22,7 @@ struct Attacked {
     network: Network,
     victim: Daemon,
     at: SocketAddr,
-    /// A first handshake message of a host with a certificate of the network, as anybody on the way sees it.
+    /// A first handshake message of a host with a certificate of this network, as anybody on the path can record it.
     overheard: Vec<u8>,
 }
 
@@ -66,8 +66,8 @@ fn wait(daemon: &Daemon, text: &str) {
     }
 }
 
-/// Sends what `datagram` makes of each number, 20,000 a second, each from the next of `sources`. Returns how many bytes
-/// of log the victim wrote meanwhile, and per second.
+/// Sends the datagrams that `datagram` makes from each number, 20,000 per second, cycling through `sources`. Returns
+/// how many bytes of log the victim wrote meanwhile, and prints that per second.
 fn flood(attacked: &Attacked, sources: u8, mut datagram: impl FnMut(u32, &mut Vec<u8>)) -> usize {
     let sockets: Vec<_> = (0..sources).map(|n| UdpSocket::bind((format!("127.0.1.{n}"), 0)).unwrap()).collect();
     let before = attacked.victim.log().len();
@@ -79,14 +79,14 @@ fn flood(attacked: &Attacked, sources: u8, mut datagram: impl FnMut(u32, &mut Ve
         let due = start + Duration::from_secs(1) * n / RATE;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
     }
-    // What waits is handled.
+    // Lets the victim handle what is still queued.
     std::thread::sleep(Duration::from_millis(500));
     let written = attacked.victim.log().len() - before;
     println!("{RATE} forged/s from {sources} sources: {} bytes of log a second", written / SECONDS as usize);
     written
 }
 
-/// With another ephemeral key, and so another handshake.
+/// Inserts another ephemeral key, which makes it another handshake.
 fn forge(overheard: &[u8], n: u32, bytes: &mut Vec<u8>) {
     overheard.clone_into(bytes);
     bytes[16..20].copy_from_slice(&n.to_be_bytes());
@@ -108,7 +108,7 @@ fn refused_first_messages_write_a_few_lines_and_their_count() {
         bytes[at] ^= 1;
     });
     assert!((1..20_000).contains(&written), "{written} bytes in {SECONDS} s");
-    // Of every kind that was too many, and nothing else has to happen for it.
+    // Covers every kind of suppressed line, and appears without any further event.
     wait(&attacked.victim, "Log lines were left out because there were too many");
 }
 
@@ -133,13 +133,13 @@ fn damaged_first_messages_and_noise_write_a_few_lines() {
     let written = flood(&attacked, 1, |n, bytes| {
         forge(overheard, n, bytes);
         match n % 4 {
-            // No certificate that can be read, or none that holds.
+            // An unreadable certificate, or an invalid one.
             0 | 1 => {
                 let at = 48 + n as usize % (bytes.len() - 48);
                 bytes[at] ^= 1;
             }
             2 => bytes.truncate(16 + n as usize % (overheard.len() - 16)),
-            // A message of every type, and of tunnels that do not exist.
+            // A message of every type, for tunnels that do not exist.
             _ => bytes[0] = 0x10 | (n >> 2) as u8 & 0x0f,
         }
     });
@@ -163,7 +163,7 @@ fn a_peer_that_comes_and_goes_writes_a_few_lines() {
     assert!(written < 10_000, "{written} bytes");
 }
 
-/// A peer with a valid certificate and a program of its own.
+/// A peer with a valid certificate that runs a modified program.
 struct Mallory {
     node: Node,
     forwarder: Arc<Forwarder>,
@@ -186,7 +186,7 @@ impl Mallory {
         Self { node, forwarder, socket }
     }
 
-    /// One handshake and a close. Returns how many tunnels were closed.
+    /// Makes one handshake and closes the tunnel. Returns how many tunnels were closed.
     fn come_and_go(&mut self) -> usize {
         self.node.connect(Instant::now(), VICTIM);
         self.send();

@@ -1,4 +1,4 @@
-//! The programs on real sockets, devices, kernels and runtimes: one file per subject, one program to link.
+//! Tests of the programs with real sockets, devices, kernels and runtimes: one file per subject, one program to link.
 
 #![allow(
     clippy::unwrap_used,

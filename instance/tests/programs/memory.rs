@@ -1,4 +1,4 @@
-//! What a scan by a pod and a spray of flows by a peer make programs hold, and that they give it back.
+//! How much memory programs use during a scan by a pod or a burst of flows from a peer, and that they return it.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -12,26 +12,26 @@ use std::time::{Duration, Instant};
 use world::cluster::{Cluster, Node};
 
 const SOON: Duration = Duration::from_secs(10);
-/// Time to give everything back: handshakes are given up after five seconds and a half, flows after ten here.
+/// Time to free everything: handshakes are given up after 5.5 seconds, flows expire after ten here.
 const PATIENCE: Duration = Duration::from_secs(45);
-/// Of an instance, with all that its limits let it hold.
+/// Limit for an instance that holds everything its limits allow.
 const MOST_KIB: u64 = 16 << 10;
-/// More than before that may stay.
+/// How much more than before may remain.
 const REST_KIB: u64 = 1 << 10;
-/// The same of a daemon on a host, whose limits are sixteen times as large.
+/// The same for a daemon on a host, whose limits are sixteen times as large.
 const REST_OF_HOST_KIB: u64 = 2 << 10;
 
 const SCAN: Duration = Duration::from_millis(10);
 const SPRAY: Duration = Duration::from_millis(1);
 
-/// Memory of its own that a process holds: what is left when its program file is not counted.
+/// Private memory of a process: resident memory without the program's file.
 fn private_kib(pid: u64) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a live process");
     let line = status.lines().find(|line| line.starts_with("RssAnon:")).expect("a line about memory");
     line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("a number")
 }
 
-/// The most that a process holds while `work` runs.
+/// The peak of a process's private memory while `work` runs.
 fn peak_kib(pid: u64, work: impl FnOnce()) -> u64 {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -49,7 +49,7 @@ fn peak_kib(pid: u64, work: impl FnOnce()) -> u64 {
     })
 }
 
-/// Waits until a process holds `most` at most; how much it holds then, and when.
+/// Waits until a process holds at most `most`, or [`PATIENCE`] is over; returns how much it holds then, and the time.
 fn rest_kib(pid: u64, most: u64) -> (u64, Duration) {
     let start = Instant::now();
     loop {
@@ -61,14 +61,14 @@ fn rest_kib(pid: u64, most: u64) -> (u64, Duration) {
     }
 }
 
-/// Sends a datagram to each, as a program without privileges in this network namespace: twenty, then a pause.
+/// Sends a datagram to each target, as an unprivileged program in this network namespace: twenty, then a pause.
 fn send_to_all(namespace: &str, pause: Duration, targets: impl Iterator<Item = SocketAddr> + Send) {
     thread::scope(|scope| {
         scope.spawn(|| {
             world::enter(namespace);
             let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
             for (nth, target) in targets.enumerate() {
-                // Refusals by the kernel and by peers are no matter here.
+                // Errors from the kernel or from peers do not matter here.
                 let _ = socket.send_to(b"scan", target);
                 if nth % 20 == 19 {
                     thread::sleep(pause);
@@ -78,7 +78,7 @@ fn send_to_all(namespace: &str, pause: Duration, targets: impl Iterator<Item = S
     });
 }
 
-/// Ten thousand overlay addresses that nobody has.
+/// Ten thousand unused overlay addresses.
 fn nobody() -> impl Iterator<Item = SocketAddr> + Send {
     (0..10_000_u16).map(|n| {
         let [high, low] = n.to_be_bytes();
@@ -90,7 +90,7 @@ fn pid(node: &Node, pod: &str) -> u64 {
     node.status(pod)["pid"].as_u64().expect("a pid")
 }
 
-/// Two pods on two nodes that forget flows soon.
+/// Two pods on two nodes whose flows expire quickly.
 fn two_pods() -> (Cluster, [Node; 2]) {
     let mut cluster = Cluster::new();
     let nodes = [("n1", "a"), ("n2", "b")].map(|(node, pod)| {
@@ -146,7 +146,7 @@ fn a_spray_of_flows_by_a_peer_costs_an_instance_little_and_nothing_stays() {
 fn a_daemon_gives_back_what_a_scan_cost_it() {
     let cluster = Cluster::new();
     let pid = cluster.world.pid("lighthouse").into();
-    // What a start needs for a moment is given back after two seconds.
+    // Memory used only by the start is freed after two seconds.
     thread::sleep(Duration::from_secs(4));
     let before = private_kib(pid);
     let namespace = cluster.world.namespace_of("control");

@@ -1,4 +1,4 @@
-//! Metrics of ours beside those of Go Nebula 1.11.0. Both run without a device and on loopback only.
+//! Our metrics compared with those of Go Nebula 1.11.0. Both run without a device and on loopback only.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use loopback::{Daemon, Network, free_tcp_port, go, ours};
 
-/// Repeats until the answer, head included, has this text.
+/// Repeats the request until the response, including its head, contains this text.
 fn fetch(daemon: &Daemon, port: u16, path: &str, expected: &str) -> String {
     let until = Instant::now() + Duration::from_secs(15);
     loop {
@@ -42,7 +42,7 @@ fn with(stats: &str) -> String {
 fn get(port: u16, path: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    // Not 1.1: Go would send the text in chunks.
+    // Not 1.1: Go would use chunked encoding.
     write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
@@ -61,7 +61,7 @@ fn value(text: &str, name: &str) -> f64 {
     line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
 }
 
-/// Names with their labels.
+/// Metric names with their labels.
 fn names(text: &str) -> BTreeSet<&str> {
     text.lines().filter(|line| line.starts_with("nebula_")).filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect()
 }
@@ -90,7 +90,7 @@ fn a_client_that_sends_a_byte_now_and_then_keeps_nobody_from_the_page() {
     let mut slow = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let begun = Instant::now();
     let trickle = std::thread::spawn(move || {
-        // Within what a read may take, for ever.
+        // Each byte arrives within the read timeout, but the request never ends.
         while begun.elapsed() < Duration::from_secs(20) && slow.write_all(b"G").is_ok() {
             std::thread::sleep(Duration::from_millis(1500));
         }
@@ -140,7 +140,7 @@ fn the_dashboard_shows_every_metric_of_our_own_and_none_that_does_not_exist() {
     let network = Network::new();
     let daemon = start(&network, &ours(), &prometheus(port, "/metrics"));
     let text = fetch(&daemon, port, "/metrics", "200 OK");
-    // Those of Go have no type, and those of peers no line without a peer.
+    // Go's metrics have no type line, and the metrics of peers have no line without a peer.
     let own: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     let mut known: BTreeSet<&str> = names(&text).iter().map(|name| name.split('{').next().unwrap()).collect();
     known.extend(&own);

@@ -1,5 +1,5 @@
-//! What a simulator cannot prove: real NATs, addresses that change under a TCP stream, daemons killed without a word
-//! and lighthouses that restart. Ours beside Go Nebula of three releases.
+//! What a simulator cannot prove: real NATs, addresses that change under a TCP stream, daemons that are killed, and
+//! lighthouses that restart. Ours with Go Nebula of three releases.
 //!
 //! Hosts: `l` is the lighthouse, `a` and `b` find each other through it.
 
@@ -17,7 +17,8 @@ use world::peers::{go, ours};
 use world::{World, enter};
 
 const SOON: Duration = Duration::from_secs(20);
-/// A daemon that comes back is talked to again within this: its peer learns of it by recv_error, or it begins itself.
+/// A restarted daemon is reachable again within this time: its peer learns of the restart by recv_error, or it
+/// initiates itself.
 const AFTER_RESTART: Duration = Duration::from_secs(10);
 
 const NAMES: [&str; 3] = ["l", "a", "b"];
@@ -39,7 +40,7 @@ struct Site {
 }
 
 impl Site {
-    /// Everybody on one switch.
+    /// All hosts on one switch.
     fn flat() -> (Self, [Ipv4Addr; 2]) {
         let mut world = World::new();
         let lighthouse = world.host("l");
@@ -47,7 +48,7 @@ impl Site {
         (Self::certified(world, lighthouse), ends)
     }
 
-    /// `a` and `b` behind a router each; nothing new comes in through a router.
+    /// `a` and `b` are each behind a router that lets no new connections in.
     fn behind_nats() -> Self {
         let mut world = World::new();
         let lighthouse = world.host("l");
@@ -77,7 +78,7 @@ impl Site {
         Self { world, lighthouse }
     }
 
-    /// Starts all three; returns when both ends reach the lighthouse.
+    /// Starts all three; returns once both ends reach the lighthouse.
     fn start_all(&mut self, makers: [Maker; 3]) {
         for (name, maker) in NAMES.iter().zip(makers) {
             self.start(name, maker);
@@ -115,19 +116,19 @@ firewall:
         self.world.start(host, &binary, &["-config", &path]);
     }
 
-    /// Ends a daemon without letting it say so, and starts it again.
+    /// Kills a daemon, so that it cannot tell its peers, and starts it again.
     fn kill_and_restart(&mut self, host: &str, maker: Maker) {
         self.world.stop(host, Signal::SIGKILL);
         self.start(host, maker);
     }
 
-    /// Takes the underlay address of `host` away and gives it another; in between it has no route at all.
+    /// Changes the underlay address of `host`; in between it has no route at all.
     fn move_host(&self, host: &str, from: Ipv4Addr, to: Ipv4Addr) {
         must(&self.world, host, &["ip", "addr", "del", &format!("{from}/24"), "dev", "eth0"]);
         must(&self.world, host, &["ip", "addr", "add", &format!("{to}/24"), "dev", "eth0"]);
     }
 
-    /// An open TCP connection from `client` to `server` that answers every message.
+    /// Opens a TCP connection from `client` to `server`, which echoes every message.
     fn conversation(&self, client: &str, server: &str, at: &str) -> Conversation {
         let address: IpAddr = at.parse().expect("an address");
         let namespace = self.world.namespace_of(server);
@@ -153,14 +154,14 @@ firewall:
     }
 }
 
-/// One TCP connection with a numbered message at a time.
+/// A TCP connection that carries one numbered message at a time.
 struct Conversation {
     stream: TcpStream,
     said: u64,
 }
 
 impl Conversation {
-    /// Says `count` things and hears each of them back, in order; returns the longest wait.
+    /// Sends `count` messages and reads each of them back, in order; returns the longest wait.
     fn go_on(&mut self, count: u64) -> Duration {
         let mut longest = Duration::ZERO;
         for _ in 0..count {
@@ -177,7 +178,7 @@ impl Conversation {
     }
 }
 
-/// Both ends are behind a NAT that lets nothing new in: only a punched hole connects them.
+/// Both ends are behind a NAT that lets no new connections in: only hole punching connects them.
 fn punches(suite: &'static str, lighthouse: Maker) {
     for (a, b) in [(Ours, Go(suite)), (Ours, Ours)] {
         for (from, to) in [("a", B), ("b", A)] {
@@ -189,7 +190,7 @@ fn punches(suite: &'static str, lighthouse: Maker) {
     }
 }
 
-/// The address of either end changes in the middle of a conversation that either end began.
+/// The address of either end changes during a conversation that either end started.
 fn roams(suite: &'static str) {
     for (mover, client, server, at) in [("a", "a", "b", B), ("a", "b", "a", A), ("b", "b", "a", A), ("b", "a", "b", B)]
     {
@@ -208,7 +209,7 @@ fn roams(suite: &'static str) {
     }
 }
 
-/// Each end is killed while the other keeps its tunnel, and comes back.
+/// Each end is killed and restarted while the other keeps its tunnel.
 fn survives_kills(suite: &'static str) {
     let (mut site, _) = Site::flat();
     site.start_all([Go(suite), Ours, Go(suite)]);
@@ -217,14 +218,14 @@ fn survives_kills(suite: &'static str) {
     site.world.ping("a", B, AFTER_RESTART);
     site.kill_and_restart("a", Ours);
     site.world.ping("b", A, AFTER_RESTART);
-    // The one that came back begins.
+    // The restarted end initiates.
     site.kill_and_restart("b", Go(suite));
     site.world.ping("b", A, AFTER_RESTART);
     site.kill_and_restart("a", Ours);
     site.world.ping("a", B, AFTER_RESTART);
 }
 
-/// The lighthouse dies: the tunnel of the ends does not notice, and when it is back it introduces them anew.
+/// The lighthouse is killed: the tunnel between the ends is unaffected, and after its restart it introduces them again.
 fn lighthouse_restarts(lighthouse: Maker, suite: &'static str) {
     let (mut site, _) = Site::flat();
     site.start_all([lighthouse, Ours, Go(suite)]);
@@ -240,7 +241,7 @@ fn lighthouse_restarts(lighthouse: Maker, suite: &'static str) {
     site.world.ping("a", B, SOON);
 }
 
-/// A router that hides its LAN and lets in only answers.
+/// A router that masquerades its LAN and lets in answers only.
 const NAT: &str = "table ip nat {
   chain out { type nat hook postrouting priority srcnat; oifname \"eth0\" masquerade; }
 }

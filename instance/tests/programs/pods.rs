@@ -1,4 +1,4 @@
-//! Pods through a CNI chain of Debian's `bridge` and our plugin, with our CA and lighthouse: the whole life of a pod.
+//! The whole life of a pod: a CNI chain of Debian's `bridge` and our plugin, with our CA and lighthouse.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -77,12 +77,12 @@ fn a_renumbered_pod_is_reported_probed_and_reached_by_its_overlay_address() {
     two.chain_ok(&cluster.world, "add", "db");
     assert_eq!(pod_address(&web), "10.42.1.2", "the result names the overlay address: {web}");
     assert_eq!(web["ips"][0]["gateway"], "10.244.1.1", "all else is the primary plugin's: {web}");
-    // As the kubelet's probes: from the node, where no tunnel is.
+    // Like the kubelet's probes: from the node, which has no tunnel.
     cluster.world.ping("n1", "10.42.1.2", SOON);
     cluster.world.ping("db", "10.42.1.2", SOON);
     let routes = || String::from_utf8_lossy(&cluster.world.exec("n1", &["ip", "route"]).stdout).into_owned();
     assert!(routes().contains("10.42.1.2 via 10.244.1.2 dev cni0"), "{}", routes());
-    // The primary plugin's CHECK looks for the address of the result at its interface, so ours is called alone.
+    // CHECK of the primary plugin looks for the address of the result on its interface, so only our plugin is called.
     let whole = one.conf.clone();
     one.conf["plugins"].as_array_mut().expect("plugins").remove(0);
     one.chain_ok(&cluster.world, "check", "web");
@@ -195,7 +195,7 @@ fn when_del_returns_the_pod_is_as_before_and_add_works_again_at_once() {
         if is_killed {
             kill(instance);
         }
-        // Ours alone: the primary plugin, whose turn it is then, takes its time.
+        // Only our plugin is called: the primary plugin, which would be next, takes its time.
         let left = in_pod(&|| {
             call_again(&cluster, &node, "DEL");
             networks()
@@ -248,7 +248,8 @@ fn a_renumbered_pod_s_host_route_goes_also_when_its_record_is_lost() {
     node.conf["plugins"][1]["renumber"] = true.into();
     let routes =
         |cluster: &Cluster| String::from_utf8_lossy(&cluster.world.exec("n1", &["ip", "route"]).stdout).into_owned();
-    // What is lost, and whether an instance is left to say its address; else the cached result says it.
+    // `web` loses its records, so the cached result must provide its address; `db` loses the cached result, so its
+    // instance must.
     for (pod, address) in [("web", "10.42.1.2"), ("db", "10.42.1.3")] {
         let namespace = cluster.world.namespace(pod);
         node.chain_ok(&cluster.world, "add", pod);
@@ -263,7 +264,7 @@ fn a_renumbered_pod_s_host_route_goes_also_when_its_record_is_lost() {
         assert!(!routes(&cluster).contains(address), "{}", routes(&cluster));
         world::run("ip", &["netns", "del", &namespace]);
     }
-    // One that was given on: a late DEL of who had it leaves it alone.
+    // The address now belongs to another pod: a late DEL of its former owner does not remove it.
     node.add_pods(&mut cluster.world, &["next"]);
     let result = |pod: &str| node.dir.join(format!("cache/results/{}-{pod}-eth0", node.network));
     std::fs::copy(result("next"), result("gone")).expect("a copy of the result");
@@ -313,7 +314,7 @@ fn failed(node: &Node, cluster: &Cluster, verb: &str, pod: &str) -> Value {
     serde_json::from_str(&said).unwrap_or_else(|_| panic!("not an error object: {said}"))
 }
 
-/// Calls our plugin as its ADD was called, for the same or another verb.
+/// Calls our plugin with the same input as its ADD, for the same or another verb.
 fn call_again(cluster: &Cluster, node: &Node, verb: &str) {
     let calls = std::fs::read_to_string(node.dir.join("calls.jsonl")).expect("a record of the calls");
     let mut calls = calls.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
@@ -334,12 +335,12 @@ fn call_again(cluster: &Cluster, node: &Node, verb: &str) {
     assert!(plugin.wait().expect("it ends").success(), "{verb}\n{}", node.instance_logs());
 }
 
-/// A file of `/proc/net`, of the namespace that the calling thread is in.
+/// A file of `/proc/net` in the namespace of the calling thread.
 fn network_of_thread(file: &str) -> String {
     std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default()
 }
 
-/// Control groups that are there for this process alone; none where the machine has no cgroup2.
+/// The control groups made for this process alone; none if the machine has no cgroup2.
 fn control_groups(pid: u64) -> Vec<PathBuf> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("a live process");
     let own = text.lines().filter_map(|line| line.strip_prefix("0::/")).filter(|path| path.starts_with("nebula-cni/"));

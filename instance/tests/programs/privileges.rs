@@ -1,6 +1,5 @@
-//! What the daemon may do and still works: as systemd starts it with `User=` and one ambient capability, and with none,
-//! and as root that becomes somebody else (`daemon.user`). And what its threads may use: the processors that it is
-//! told.
+//! The privileges with which the daemon works: as systemd starts it with `User=` and one ambient capability, with none,
+//! and as root that switches to another user (`daemon.user`). Also the processors that its threads may use.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,7 +22,7 @@ use nix::unistd::Pid;
 
 const NOBODY: &str = "65534";
 
-/// A daemon in a network namespace of its own, as a user without privileges but for `capability`.
+/// A daemon in a separate network namespace, run as a user without privileges except `capability`.
 struct Unprivileged {
     child: Child,
     log: std::path::PathBuf,
@@ -52,20 +51,20 @@ impl Unprivileged {
         )
     }
 
-    /// As root, with all that root may do.
+    /// Starts it as root with all of root's privileges.
     fn start_as_root(config: &Path) -> Self {
         Self::start_by(config, &["env"])
     }
 
-    /// `launcher` becomes the program that follows.
+    /// Starts it with `launcher`, which executes the command that follows.
     fn start_by(config: &Path, launcher: &[&str]) -> Self {
         let folder = config.parent().unwrap();
-        // As a package would: the user may read what it needs, and no more than that.
+        // As a package would do it: the user may read what it needs, and nothing else.
         std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
         let log = config.with_extension("log");
         let output = std::fs::File::create(&log).unwrap();
         let child = Command::new("unshare")
-            // As udev makes the device; some containers have it for root only.
+            // With the permissions that udev gives the device; in some containers only root may open it.
             .args([
                 "--net",
                 "--mount",
@@ -100,12 +99,12 @@ impl Unprivileged {
         }
     }
 
-    /// `unshare` and what follows it become the daemon.
+    /// `unshare` and the commands after it replace themselves with the daemon, so this is its process id.
     fn status(&self, field: &str) -> String {
         field_of(&std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap(), field)
     }
 
-    /// Waits until the program has ended; its exit code.
+    /// Waits for the program to exit; returns its exit code.
     fn ended(&mut self) -> Option<i32> {
         let until = Instant::now() + Duration::from_secs(10);
         loop {
@@ -140,14 +139,14 @@ fn field_of(status: &str, field: &str) -> String {
     line.unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What the kernel says of each thread of a process.
+/// The kernel's status of each thread of a process.
 fn threads_of(process: u32) -> Vec<String> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
-    // A thread may end between the two.
+    // A thread may end between listing and reading.
     tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok()).collect()
 }
 
-/// A copy that everybody may execute: the folder of the build may be in somebody's home.
+/// Makes a copy that everybody may execute: the build folder may be in somebody's home.
 fn program(folder: &Path) -> std::path::PathBuf {
     let copy = folder.join("nebula");
     std::fs::copy(ours(), &copy).unwrap();
@@ -171,7 +170,7 @@ fn one_capability_is_enough_for_a_device_its_routes_and_marks() {
     open_key(&config);
     let daemon = Unprivileged::start(&config, ",+net_admin");
     assert!(daemon.status("Uid").starts_with(NOBODY));
-    // CAP_NET_ADMIN is the 12th.
+    // CAP_NET_ADMIN is number 12.
     assert_eq!(daemon.status("CapEff"), format!("{:016x}", 1_u64 << 12));
     assert!(daemon.inside(&["ip", "address", "show", "nebpriv"]).contains("10.42.0.7/16"));
     assert!(daemon.inside(&["ss", "-u", "-a", "-n", "-e"]).contains("fwmark:0x7"), "the socket carries the mark");
@@ -244,7 +243,7 @@ fn daemon_user_leaves_every_thread_few_capabilities_and_reloads_work() {
     open_key(&config);
     let mut daemon = Unprivileged::start_as_root(&config);
     daemon.wait("Control socket is open");
-    // The 10th, 12th and 23rd: CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_SYS_NICE.
+    // Numbers 10, 12 and 23: CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_SYS_NICE.
     let kept = format!("{:016x}", 1_u64 << 10 | 1 << 12 | 1 << 23);
     let none = format!("{:016x}", 0);
     let everywhere = || {
@@ -277,7 +276,7 @@ fn daemon_user_leaves_every_thread_few_capabilities_and_reloads_work() {
     let sockets = |text: &str| daemon.inside(&["ss", "-u", "-a", "-n", "-e"]).contains(text);
     until("DNS at a low port", &|| sockets("*:53 "));
 
-    // What a reload changes needs what was kept.
+    // A reload needs the capabilities that were kept.
     let text = std::fs::read_to_string(&config).unwrap();
     let pki = text.lines().next().unwrap();
     let route = "{route: 192.168.9.0/24, via: 10.42.0.1}";
@@ -288,7 +287,7 @@ fn daemon_user_leaves_every_thread_few_capabilities_and_reloads_work() {
     until("DNS at another low port", &|| sockets("*:54 ") && !sockets("*:53 "));
     everywhere();
 
-    // The socket is the user's, and root may use it too.
+    // The user owns the socket, and root may use it as well.
     let found = std::fs::metadata(&socket).unwrap();
     assert_eq!((found.uid(), found.gid(), found.permissions().mode() & 0o777), (nobody, nobody, 0o600));
     let mut client = UnixStream::connect(&socket).unwrap();
@@ -297,7 +296,7 @@ fn daemon_user_leaves_every_thread_few_capabilities_and_reloads_work() {
     client.read_to_string(&mut answer).unwrap();
     assert!(answer.contains("10.42.0.7/16"), "{answer}");
 
-    // A key that only root may read.
+    // A key that only root can read.
     std::fs::set_permissions(config.with_extension("key"), std::fs::Permissions::from_mode(0o600)).unwrap();
     daemon.hang_up();
     until("what cannot be read is named", &|| {
@@ -374,7 +373,7 @@ fn several_instances_share_a_host_and_each_takes_only_its_own_with_it() {
     }
     assert!(first.inside(&["ip", "route"]).contains("192.168.41.0/24 dev neb1"));
 
-    // One that wants the device of another.
+    // A daemon configured with a device that another one uses.
     let third = configure("three", "10.44.0.1", "neb1", 44);
     let log = first.inside(&[first.log.with_file_name("nebula").to_str().unwrap(), "-config", third.to_str().unwrap()]);
     assert!(log.contains("could not create tun device neb1") && log.contains("busy"), "{log}");
@@ -392,7 +391,7 @@ fn several_instances_share_a_host_and_each_takes_only_its_own_with_it() {
     assert_eq!(std::fs::read_dir(run.path()).unwrap().count(), 0, "no socket is left");
 }
 
-/// Processors that the threads of this name may use.
+/// The processors that threads of this name may use.
 fn processors(threads: &[String], name: &str) -> Vec<String> {
     let named = threads.iter().filter(|thread| field_of(thread, "Name").starts_with(name));
     named.map(|thread| field_of(thread, "Cpus_allowed_list")).collect()
@@ -404,7 +403,7 @@ fn data_threads_stay_on_the_processors_of_the_list_unless_one_is_wrong() {
     let all = field_of(&of_test, "Cpus_allowed_list");
     let first: String = all.chars().take_while(char::is_ascii_digit).collect();
     let network = Network::new();
-    // One for both routines; one that no machine has.
+    // One processor for both routines, and a list with a processor that no machine has.
     for (name, list, expected) in [("pinned", first.clone(), &first), ("free", format!("{first}, 1023"), &all)] {
         let more = |list: &str| {
             format!(
@@ -417,7 +416,7 @@ fn data_threads_stay_on_the_processors_of_the_list_unless_one_is_wrong() {
         let mut log = log.lines().map(Result::unwrap);
         let lines: Vec<String> = log.by_ref().take_while(|line| !line.contains("Nebula interface is active")).collect();
         let expected = [expected.clone(), expected.clone()];
-        // They may have to begin yet.
+        // The threads may not have started yet.
         let until = Instant::now() + Duration::from_secs(10);
         let mut threads = threads_of(child.id());
         while processors(&threads, "nebula-in-") != expected && Instant::now() < until {

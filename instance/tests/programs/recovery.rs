@@ -1,8 +1,8 @@
-//! How long two hosts do not hear each other when one is restarted, crashes, moves, loses its link or sleeps, and when
-//! its lighthouse is restarted before: ours and Go 1.11 in every role. The times are printed as a table.
+//! How long two hosts lose contact when one of them is restarted, crashes, moves, loses its link or sleeps, and when
+//! its lighthouse is restarted first: ours and Go 1.11 in every role. The times are printed as a table.
 //!
-//! `o` observes: it sends a UDP probe every 10 ms to `p`, to which things happen. `l` is the lighthouse, by which alone
-//! they know of each other.
+//! `o` observes: it sends a UDP probe every 10 ms to `p`, the host that is disturbed. They find each other only through
+//! the lighthouse `l`.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -19,9 +19,9 @@ use world::traffic::Flow;
 use world::{World, run};
 
 const SOON: Duration = Duration::from_secs(30);
-/// How much longer than its cause an outage may be.
+/// How much longer than its cause an outage may last.
 const GRACE: Duration = Duration::from_millis(300);
-/// An outage that is not over after this is reported as so long.
+/// An outage that lasts longer than this is reported with this length.
 const GIVE_UP: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(200);
 const LONG: Duration = Duration::from_secs(3);
@@ -35,20 +35,20 @@ enum Maker {
 
 use Maker::{Go, Ours};
 
-/// What happens to `p`.
+/// What is done to `p`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Cause {
-    /// It is stopped, and started again so much later.
+    /// Stopped, and started again after this time.
     Restart(Duration),
-    /// It is killed, and started again so much later.
+    /// Killed, and started again after this time.
     Crash(Duration),
-    /// Its underlay address changes.
+    /// The underlay address changes.
     Roam,
-    /// Its link is down for so long.
+    /// The link is down for this time.
     LinkFlap(Duration),
-    /// The process is stopped for so long, as by a debugger or a frozen machine.
+    /// The process is stopped for this time, as by a debugger or a frozen machine.
     Sleep(Duration),
-    /// The lighthouse is restarted, and it itself a second later.
+    /// The lighthouse is restarted, and `p` a second later.
     LighthouseFirst(Duration),
 }
 
@@ -64,15 +64,15 @@ impl Cause {
         }
     }
 
-    /// Whether ours decides how long the outage is. `makers` as in [`ROLES`].
+    /// Whether our implementation determines the length of the outage. `makers` as in [`ROLES`].
     fn is_ours([lighthouse, observer, peer]: [Maker; 3], cause: Self) -> bool {
         match cause {
-            // Who moved must say so.
+            // The host that moved must announce it.
             Self::Roam => peer == Ours,
-            // Who sends looks for the other; Go waits for the lighthouse's word.
+            // The sender looks for its peer; Go waits for the lighthouse's answer.
             Self::Restart(_) | Self::LighthouseFirst(_) => observer == Ours || (peer, lighthouse) == (Ours, Ours),
             Self::Crash(_) => observer == Ours || peer == Ours,
-            // Nothing has to be made anew.
+            // The tunnel survives, so nothing needs to be re-established.
             Self::LinkFlap(_) | Self::Sleep(_) => true,
         }
     }
@@ -82,7 +82,7 @@ struct Site {
     flow: Option<Flow>,
     world: World,
     makers: [Maker; 3],
-    /// Where `p` is.
+    /// The present underlay address of `p`.
     underlay: Ipv4Addr,
 }
 
@@ -124,9 +124,9 @@ impl Site {
         run("ip", &[&["-n", &self.world.namespace_of("p")], arguments].concat());
     }
 
-    /// Lets it happen. Returns how long `p` was away for that reason alone, and how long no probe was answered.
+    /// Applies a cause. Returns how long `p` was away for that reason alone, and how long no probe was answered.
     fn measure(&mut self, cause: Cause) -> (Duration, Duration) {
-        // Nothing of the last time is left to be done.
+        // Lets the work caused by the previous measurement finish.
         thread::sleep(Duration::from_millis(500));
         if let Cause::LighthouseFirst(down) = cause {
             self.restart("l", Signal::SIGTERM, down);
@@ -143,7 +143,8 @@ impl Site {
                 let [old_place, new_place] = [self.underlay, new].map(|address| format!("{address}/24"));
                 self.ip(&["addr", "add", &new_place, "dev", "eth0"]);
                 self.ip(&["addr", "del", &old_place, "dev", "eth0"]);
-                // A second address of a network goes with the first one.
+                // Deleting the primary address removes secondary ones of the same network too, so the new one is added
+                // again.
                 self.ip(&["addr", "replace", &new_place, "dev", "eth0"]);
                 self.underlay = new;
             }
@@ -177,7 +178,7 @@ fn overlay(name: &str) -> IpAddr {
     IpAddr::from([10, 78, 0, u8::try_from(number).expect("a small number")])
 }
 
-/// With the usual interval of the lighthouse: nothing may be left to its next report.
+/// With the default update interval of the lighthouse: recovery must not depend on the next report.
 fn configure(world: &World, name: &str, lighthouse: IpAddr) {
     let dir = world.dir().display();
     let (known, hosts) = match name {
@@ -199,7 +200,8 @@ firewall:
     world.write(&format!("{name}.yml"), &text);
 }
 
-/// Measures every cause in every cast, prints the table, and fails with the outages that ours made too long.
+/// Measures every cause in every combination of `casts`, prints the table, and fails with the outages that ours made
+/// too long.
 fn matrix(casts: &[[Maker; 3]], causes: &[Cause]) {
     let mut table = vec![format!(
         "{:<42}{:<12}{:<10}{:<8}{:>9}{:>12}{:>12}",
@@ -210,7 +212,7 @@ fn matrix(casts: &[[Maker; 3]], causes: &[Cause]) {
         let mut site = Site::new(*makers);
         for cause in causes {
             if *cause == Cause::Roam && makers[0] == Ours && makers[2] == Go {
-                // The observer has to find out that nothing comes any more: measured at full depth only.
+                // The observer has to find out that no answers arrive any more; this is measured at full depth only.
                 continue;
             }
             let (away, silence) = site.measure(*cause);

@@ -1,7 +1,7 @@
-//! Relays in every place beside real Go Nebula of three releases: ours between two Go nodes, and at either end of a Go
+//! Relays in every position with real Go Nebula of three releases: ours between two Go nodes, and at either end of a Go
 //! relay.
 //!
-//! The two ends have no route to each other, so what arrives came through the relay.
+//! The two ends have no route to each other, so everything that arrives came through the relay.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -19,7 +19,7 @@ use world::{World, run};
 const BULK: usize = 50_000_000;
 const SOON: Duration = Duration::from_secs(30);
 
-/// `l` knows where everybody is, `r` relays, `a` and `b` are the ends; each with its number in the overlay.
+/// `l` is the lighthouse, `r` the relay, `a` and `b` are the ends; each with its number in the overlay.
 const NAMES: [&str; 4] = ["l", "r", "a", "b"];
 const A: &str = "10.77.0.3";
 const B: &str = "10.77.0.4";
@@ -58,7 +58,7 @@ impl Site {
         site
     }
 
-    /// A site with everybody started and connected to the lighthouse.
+    /// A site with all nodes started and connected to the lighthouse.
     fn started(suite: &'static str, version: u8, makers: [Maker; 4]) -> Self {
         let mut site = Self::new(suite, version);
         for (name, maker) in NAMES.iter().zip(makers) {
@@ -90,7 +90,7 @@ impl Site {
         nix::sys::signal::kill(pid, Signal::SIGHUP).expect("the daemon lives");
     }
 
-    /// Waits until the relay settings of `host` were reloaded so many times.
+    /// Waits until `host` has reloaded its relay settings this many times.
     fn until_reloaded(&self, host: &str, times: usize) {
         let end = Instant::now() + SOON;
         while self.world.log(host).matches("relay settings have been reloaded").count() < times {
@@ -129,7 +129,7 @@ firewall:
         self.start(host, maker);
     }
 
-    /// Ping and bytes both ways; with v2 certificates also over IPv6.
+    /// Ping and bulk data in both directions; with v2 certificates also over IPv6.
     fn exchange(&self) {
         self.world.ping("a", B, SOON);
         self.world.ping("b", A, SOON);
@@ -142,13 +142,13 @@ firewall:
     }
 }
 
-/// Ours passes datagrams between two Go nodes.
+/// Ours relays datagrams between two Go nodes.
 fn ours_between(suite: &'static str, version: u8) {
     let site = Site::started(suite, version, [Go, Ours, Go, Go]);
     site.exchange();
 }
 
-/// Ours is the end that begins, then the one that is called.
+/// Ours is the end that initiates, then the one that responds.
 fn ours_at_each_end(suite: &'static str, version: u8) {
     let mut site = Site::started(suite, version, [Go, Go, Ours, Go]);
     site.exchange();
@@ -160,7 +160,7 @@ fn ours_at_each_end(suite: &'static str, version: u8) {
     site.exchange();
 }
 
-/// Each of the three is killed without a word and comes back.
+/// Each of the three is killed and restarted.
 fn killed_and_restarted(suite: &'static str, makers: [Maker; 4]) {
     let mut site = Site::started(suite, 1, makers);
     site.world.ping("a", B, SOON);
@@ -172,7 +172,7 @@ fn killed_and_restarted(suite: &'static str, makers: [Maker; 4]) {
     site.world.transfer("a", "b", B.parse().expect("an address"), BULK / 10);
 }
 
-/// The relay stops and serves again, and an end does without relays and uses them again, all by reloads.
+/// The relay stops and resumes relaying, and an end stops and resumes using relays, all by reloads.
 fn relay_settings_are_reloaded() {
     let mut site = Site::started("sid", 2, [Go, Ours, Ours, Go]);
     let silent = |site: &Site| assert_eq!(site.world.pings("a", B, 5, "0.2"), 0, "{}", site.world.all_logs());
@@ -186,7 +186,7 @@ fn relay_settings_are_reloaded() {
 
     site.reload("a", "relays: [\"10.77.0.2\"], use_relays: false");
     site.until_reloaded("a", 1);
-    // What is connected stays so.
+    // Existing connections remain.
     site.world.ping("a", B, SOON);
     site.restart("b", Go, Signal::SIGTERM);
     site.world.ping("b", "10.77.0.1", SOON);

@@ -1,10 +1,10 @@
-//! A live network of six Go nodes in which one node after another gets our `nebula` with the same files, and its Go
-//! again.
+//! A live network of six Go nodes in which one node after another is replaced by our `nebula` with the same files, and
+//! back.
 //!
-//! Whatever TCP connection survives that a node is restarted with its own Go, must survive the swaps too. How long each
-//! restart kept packets away is printed as a table.
+//! Every TCP connection that survives a restart of a node with its own Go must survive the swaps too. The outage caused
+//! by each restart is printed as a table.
 //!
-//! `l` is the lighthouse, `r` the relay; `a` and `b` have no route to each other and talk through it; `c` and `d` are
+//! `l` is the lighthouse, `r` the relay; `a` and `b` have no route to each other and use the relay; `c` and `d` run
 //! older releases.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
@@ -21,10 +21,10 @@ use world::traffic::Flow;
 use world::{World, run};
 
 const SOON: Duration = Duration::from_secs(30);
-/// A connection that says nothing for so long after a swap is given up.
+/// A connection that is silent for this long after a swap is given up.
 const GIVE_UP: Duration = Duration::from_secs(45);
 
-/// Name, release, and what it is.
+/// Name, release, and description.
 const NODES: [(&str, &str, &str); 6] = [
     ("l", "sid", "lighthouse, 1.11.0"),
     ("r", "sid", "relay, 1.11.0"),
@@ -50,7 +50,7 @@ struct Site {
     world: World,
 }
 
-/// What the restart of one node did to the flows.
+/// How the restart of one node affected the flows.
 struct Outcome {
     survivors: Vec<bool>,
     tcp: Duration,
@@ -90,14 +90,15 @@ impl Site {
         self.world.start(name, &program, &["-config", &config]);
     }
 
-    /// Waits until everybody has told the lighthouse where it is.
+    /// Waits until every node has reported its endpoints to the lighthouse.
     fn settle(&self) {
         for (name, ..) in &NODES[1..] {
             self.world.ping(name, &overlay("l").to_string(), SOON);
         }
     }
 
-    /// Restarts `name` as a service manager does, and waits until every flow goes on or is lost. Lost ones begin anew.
+    /// Restarts `name` as a service manager does, and waits until every flow has recovered or is lost. Lost ones are
+    /// restarted.
     fn swap(&mut self, name: &str, to: Maker) -> Outcome {
         self.flows.iter().for_each(Flow::watch);
         self.world.stop(name, Signal::SIGTERM);
@@ -159,7 +160,7 @@ firewall:
     world.write(&format!("{name}.yml"), &text);
 }
 
-/// How long each restart kept packets away.
+/// How long each restart interrupted packets.
 struct Table(Vec<String>);
 
 impl Table {
@@ -216,7 +217,7 @@ fn tcp_connections_survive_that_node_after_node_becomes_ours_and_is_restarted() 
     let mut site = Site::new();
     let mut table = Table::new();
     let mut lost = Vec::new();
-    // The ends of the relay before the relay: it is they who find another way.
+    // The ends of the relayed tunnel come before the relay, because they are the ones that find another path.
     for swap in ["Go to ours", "ours to ours"] {
         for name in ["l", "c", "d", "a", "b", "r"] {
             let outcome = site.swap(name, Ours);

@@ -1,5 +1,5 @@
-//! The pod path under real runtimes: containerd, called as a kubelet calls it and by `ctr`, and podman with its CNI
-//! networks; with a plain host running Go Nebula 1.11.
+//! Pods under real runtimes: containerd, called as a kubelet calls it and by `ctr`, and podman with its CNI networks;
+//! with a plain host that runs Go Nebula 1.11.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -21,10 +21,10 @@ use world::cluster::{Cluster, LIGHTHOUSE, Node, alive, binary, gone_within, link
 
 const SOON: Duration = Duration::from_secs(15);
 
-// How often a kubelet tries here before it is told that something else is wrong.
+// How often the fake kubelet tries before the test fails.
 const TRIES: u32 = 10;
 
-/// A private containerd on one node; ended and emptied on drop.
+/// A private containerd on one node; stopped and cleaned up on drop.
 struct Runtime {
     dir: PathBuf,
 }
@@ -62,7 +62,7 @@ impl Runtime {
         runtime
     }
 
-    /// Starts containerd, also where one ran before.
+    /// Starts containerd, also after an earlier one in the same folder.
     fn up(&self, world: &World, node: &Node, images: &str) {
         let output = Command::new(tool("cri-up.sh"))
             .arg("start")
@@ -75,7 +75,7 @@ impl Runtime {
         assert!(output.status.success(), "containerd does not start: {}", text(&output));
     }
 
-    /// Kills containerd as it is.
+    /// Kills containerd without a chance to clean up.
     fn kill(&self) -> usize {
         let pid = std::fs::read_to_string(self.dir.join("pid")).expect("a process id");
         let pid: i32 = pid.trim().parse().expect("a process id");
@@ -100,20 +100,20 @@ impl Runtime {
         }
     }
 
-    /// A pod without containers, as a kubelet asks for it the `attempt`-th time.
+    /// Creates a pod without containers, as a kubelet does on its `attempt`-th try.
     fn sandbox(&self, namespace: &str, name: &str, attempt: u32) -> Result<Value, String> {
         let (pod, attempt) = (format!("{namespace}/{name}/uid-{name}"), attempt.to_string());
         let said = self.cri(&["run-pod", &pod, "--attempt", &attempt])?;
         Ok(serde_json::from_str(&said).expect("cri.py prints JSON"))
     }
 
-    /// Containers without Kubernetes, in containerd's namespace `default`.
+    /// Runs `ctr`: containers without Kubernetes, in containerd's namespace `default`.
     fn ctr(&self, arguments: &[&str]) -> Output {
         let socket = self.dir.join("run/containerd.sock");
         Command::new("ctr").arg("-a").arg(socket).args(arguments).output().expect("ctr runs")
     }
 
-    /// `ctr run --cni`, which knows its configuration and its plugins at two fixed places only.
+    /// Runs `ctr run --cni`, which looks for its configuration and its plugins in two fixed places only.
     fn ctr_run(&self, world: &World, node: &Node, options: &[&str], id: &str) -> Child {
         let script = "mkdir -p /opt/cni/bin /etc/cni/net.d /var/lib/cni && mount --bind \"$1\" /opt/cni/bin && \
             mount --bind \"$2\" /etc/cni/net.d && mount -t tmpfs none /var/lib/cni && shift 2 && exec ctr \"$@\"";
@@ -235,7 +235,7 @@ fn a_container_of_ctr_gets_a_tunnel_in_the_default_namespace_and_leaves_nothing(
     let runtime = Runtime::start(&cluster.world, &node);
     let image = runtime.dir.join("busybox.tar").display().to_string();
     assert!(runtime.ctr(&["image", "import", &image]).status.success());
-    // In the foreground `ctr` itself ends the network, with no namespace left to name.
+    // In the foreground `ctr` itself tears down the network, without a namespace to name.
     let mut one = runtime.ctr_run(&cluster.world, &node, &[], "one");
     let status = running(&node, "default-one");
     assert_eq!(
@@ -251,7 +251,7 @@ fn a_container_of_ctr_gets_a_tunnel_in_the_default_namespace_and_leaves_nothing(
     let instance = status["pid"].as_u64().expect("a pid");
     assert!(!alive(instance) && node.leftovers().is_empty(), "{:?}", node.leftovers());
 
-    // In the background nobody does: the instance ends with the namespace, and the next reconcile forgets it.
+    // In the background nobody does: the instance ends with the namespace, and the next reconcile removes its records.
     let mut two = runtime.ctr_run(&cluster.world, &node, &["--detach"], "two");
     assert!(two.wait().expect("ctr ends").success());
     let instance = running(&node, "default-two")["pid"].as_u64().expect("a pid");
@@ -271,7 +271,7 @@ fn containers_of_podman_reach_each_other_and_leave_nothing() {
     let mut node = cluster.node("n1", "0.4.0");
     node.conf["plugins"][1]["enrol"] = json!({"defaultNamespace": "edge"});
     let podman = Podman::new(&cluster.world, &node);
-    // One with a name, and one that podman names, in a way that is none for a pod.
+    // One container with a name, and one named by podman in a way that is not valid for a pod.
     let web = podman.run(&["--name", "web"]);
     let db = podman.run(&[]);
     let (of_web, of_db) = (running(&node, &web), running(&node, &db));
@@ -282,7 +282,7 @@ fn containers_of_podman_reach_each_other_and_leave_nothing() {
         podman.ok(&["exec", "web", "/bin/ping", "-c", "5", "-W", "1", to]);
     }
     let netns: Vec<Value> = [&web, &db].map(|id| node.launch(id).expect("a launch file")["netns"].clone()).into();
-    // A container that stops and starts again has another network namespace, and one tunnel.
+    // A restarted container has another network namespace, and one tunnel.
     podman.ok(&["restart", "-t", "0", "web"]);
     assert!(!alive(of_web["pid"].as_u64().expect("a pid")));
     assert_eq!(running(&node, &web)["certificate"]["name"], "web.edge.pod");
@@ -298,7 +298,7 @@ fn containers_of_podman_reach_each_other_and_leave_nothing() {
 #[test]
 #[ignore = "needs root, containerd, nftables, the shared CRI tools and a release build"]
 fn pods_of_containerd_that_come_and_go_among_random_kills_leave_nothing_and_say_nothing_in_clear() {
-    // A sandbox takes a second: a part of the 200 in CI, all of them by CHAOS_PODS.
+    // A sandbox takes a second, so CI runs fewer than 200; CHAOS_PODS sets the number.
     let (pods, seed) = (number("CHAOS_PODS", 16), seed());
     println!("CHAOS_PODS={pods} CHAOS_SEED={seed}");
     let (random, kills, began) = (Random::new(seed), Kills::default(), Instant::now());
@@ -353,14 +353,14 @@ fn pods_of_containerd_that_come_and_go_among_random_kills_leave_nothing_and_say_
     assert!(netns.is_empty(), "namespaces are left: {netns:?}");
 }
 
-/// Wants pods and tries until it has them, whatever is killed meanwhile.
+/// Creates pods and retries until they exist, whatever is killed meanwhile.
 struct Kubelet {
     cluster: Cluster,
     node: Node,
     runtime: Runtime,
     random: Random,
     kills: Kills,
-    /// All that were ever seen.
+    /// All network namespaces ever seen.
     netns: Vec<String>,
 }
 
@@ -375,7 +375,7 @@ impl Kubelet {
                 }
                 Err(error) => said = error,
             }
-            // What containerd could not undo it keeps for the kubelet to remove.
+            // What containerd could not undo remains for the kubelet to remove.
             for failed in self.pods().iter().filter(|pod| pod["metadata"]["name"] == name) {
                 self.remove(failed["id"].as_str().expect("a pod id"), name);
             }
@@ -399,7 +399,7 @@ impl Kubelet {
         }
     }
 
-    /// One call, now and then with a kill of plugin or containerd in the middle of it.
+    /// One call, occasionally with plugin or containerd killed in the middle of it.
     fn among_kills<T: Send>(
         &mut self,
         name: &str,
@@ -425,9 +425,9 @@ impl Kubelet {
         met.said
     }
 
-    /// Starts containerd again. It knows nothing of a sandbox whose network it was making when it was killed (newer
-    /// ones do), so nobody will ever call DEL for that: this does, as a node's operator would, and takes away its
-    /// `netns`.
+    /// Starts containerd again. This version forgets a sandbox whose network it was creating when it was killed (newer
+    /// ones do not), so nobody will ever call DEL for it. This function does so, as a node's operator would, and
+    /// removes its `netns`.
     fn restart(&mut self, netns: Option<String>) {
         self.runtime.up(&self.cluster.world, &self.node, "");
         let known = self.pods();
@@ -444,7 +444,8 @@ impl Kubelet {
     }
 }
 
-/// Podman with the CNI backend on one node, with all its files in the node's folder and no image but a folder.
+/// Podman with the CNI backend on one node, with all its files in the node's folder and a plain folder as its only
+/// image.
 struct Podman {
     dir: PathBuf,
     node: String,
@@ -509,7 +510,7 @@ impl Drop for Podman {
     }
 }
 
-/// What the instance of a container says once its tunnel is there.
+/// Waits for the tunnel of a container; returns the status of its instance.
 fn running(node: &Node, container: &str) -> Value {
     let until = Instant::now() + SOON;
     loop {
@@ -525,7 +526,7 @@ fn running(node: &Node, container: &str) -> Value {
     }
 }
 
-/// The kernel takes links away a moment after their namespace.
+/// The kernel removes links shortly after their namespace.
 fn only_the_nodes_links_are_left(cluster: &Cluster) {
     let until = Instant::now() + SOON;
     loop {
@@ -542,7 +543,7 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// A host with Go Nebula 1.11 whose certificate was signed by Go's tool with our CA's files.
+/// A host with Go Nebula 1.11, whose certificate was signed by Go's tool with the files of our CA.
 fn start_go_host(cluster: &mut Cluster, overlay: &str) {
     let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/peers/sid/usr/bin");
     assert!(peers.join("nebula").exists(), "the Go peers are missing: run .ci/go-nebula first");

@@ -1,5 +1,5 @@
-//! Somebody else changes the tun device of a running daemon, as programs that manage the network of a host do: what it
-//! loses comes back, what a reload changes stays changed, and without a device the daemon ends.
+//! Other programs change the tun device of a running daemon, as network managers do: lost settings are restored,
+//! changes by a reload persist, and without a device the daemon exits.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -19,7 +19,7 @@ const TUN: &str = "mtu: 1300, routes: [{route: 10.42.5.0/24, mtu: 1400}], \
 const PUT_BACK: &str = "Somebody else changed the tun device; what it lost is put back";
 const SOON: Duration = Duration::from_secs(20);
 
-/// A namespace, and a daemon in it with the device `neb0`.
+/// A namespace with a daemon whose device is `neb0`.
 struct Host {
     world: World,
     network: Network,
@@ -60,7 +60,7 @@ impl Host {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Link, addresses and routes as the kernel lists them.
+    /// Link, addresses and routes as listed by the kernel.
     fn state(&self) -> String {
         ["-br address show dev neb0", "-o link show dev neb0", "route show dev neb0", "-6 route show dev neb0"]
             .map(|arguments| self.ip(arguments))
@@ -115,11 +115,11 @@ fn a_fight_is_not_fought_at_full_speed_and_the_mtu_is_put_back_too() {
     assert_eq!(host.metric("link_repairs_total{what=\"mtu\"}"), "1");
     let end = Instant::now() + Duration::from_secs(3);
     while Instant::now() < end {
-        // Fails while the address is not there.
+        // Fails while the address is missing.
         host.world.exec("a", &["ip", "address", "del", "10.42.0.7/16", "dev", "neb0"]);
     }
     let fought: u32 = host.metric("link_repairs_total{what=\"address\"}").parse().expect("a number");
-    // 40 + 80 + 160 … ms.
+    // Repairs are delayed by 40 + 80 + 160 … ms.
     assert!((3..=8).contains(&fought), "{fought} times in three seconds\n{}", host.world.all_logs());
 }
 
@@ -153,7 +153,7 @@ fn another_daemon_with_the_same_network_is_named_and_both_leave_each_other_alone
     host.until("the other's start", SOON, || host.world.log("b").contains("Nebula interface is active"));
     let first = format!("interface=neb0 address=10.42.0.7/16 process=\"nebula ({})\"", host.world.pid("a"));
     assert!(host.world.log("b").contains(&first), "{first}\n{}", host.world.all_logs());
-    // Its own routes to the same networks took the place of those of the first one.
+    // Its routes to the same networks replaced those of the first one.
     let elsewhere = "Somebody else led a route of the overlay to another interface; it is left alone";
     host.until("the first one says so", SOON, || host.world.log("a").contains(elsewhere));
     host.world.stop("b", Signal::SIGTERM);
@@ -163,8 +163,8 @@ fn another_daemon_with_the_same_network_is_named_and_both_leave_each_other_alone
     });
 }
 
-/// A file that matches every device, as many machines have it, and a reconfiguration of the device. The daemon sees the
-/// same /run, where networkd keeps what it knows of devices.
+/// Configures a file that matches every device, as many machines have it, and reconfigures the device. The daemon sees
+/// the same /run, where networkd keeps the state of devices.
 const NETWORKD: &str = "set -e
 mount -o remount,bind,ro /sys
 mount -t tmpfs none /run

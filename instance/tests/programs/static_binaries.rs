@@ -1,4 +1,4 @@
-//! Every binary of a release build is static and runs where there is nothing but itself.
+//! Every binary of a release build is static, and runs where no other file exists.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,7 +35,7 @@ fn file_calls_every_binary_static() {
 #[ignore = "needs a release build"]
 fn the_daemon_takes_less_than_six_and_a_half_megabytes() {
     let size = std::fs::metadata(release().join("nebula")).expect("the daemon is there").len();
-    // Checks for overflow took the last tenth of a megabyte.
+    // The last tenth of a megabyte is due to overflow checks.
     assert!(size <= 6_500_000, "{size} bytes");
 }
 
@@ -55,7 +55,7 @@ fn every_binary_runs_in_an_empty_chroot() {
     }
 }
 
-/// The console by SSH is a feature of other builds.
+/// The SSH console is a feature of other builds.
 #[test]
 #[ignore = "needs a release build"]
 fn the_daemon_says_that_it_has_no_ssh_console() {
@@ -67,7 +67,7 @@ fn the_daemon_says_that_it_has_no_ssh_console() {
     assert!(said.contains("sshd.enabled is not supported and has no effect in this build"), "{said}");
 }
 
-/// Randomness comes from the system call, not from a device file: a key can be made where there is no /dev.
+/// Randomness comes from the system call, not from a device file: a key can be generated without /dev.
 #[test]
 #[ignore = "needs root and a release build"]
 fn a_key_is_made_in_an_empty_chroot() {

@@ -1,4 +1,4 @@
-//! Instances that a real systemd keeps: the whole life of a pod, with the real plugin, instance, CA and lighthouse.
+//! Instances supervised by a real systemd: the whole life of a pod, with the real plugin, instance, CA and lighthouse.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -43,7 +43,7 @@ fn a_unit_carries_a_pod_without_capabilities_is_restarted_when_killed_and_leaves
         units.iter().zip(&before).all(|(unit, before)| !["0", before].contains(&process(unit).as_str()))
     });
     cluster.world.ping("a", LIGHTHOUSE, SOON);
-    // Its address is as before; it may not answer questions yet.
+    // Its address is unchanged; its status socket may not answer yet.
     cluster.world.ping("a", &other, SOON);
     let first = fingerprints(&node);
     eventually("certificates are renewed", || fingerprints(&node).iter().zip(&first).all(|(now, first)| now != first));

@@ -1,5 +1,6 @@
-//! What code that runs as the instance of one pod gets of another pod's instance and of the node: nothing, with either
-//! supervisor. The attacker is this program, run once more: as the user of an instance, and behind the same wall.
+//! What code that runs as the instance of one pod can access of another pod's instance and of the node: nothing, under
+//! either supervisor. The attacker is this program, started once more: as the user of an instance, and inside the same
+//! sandbox.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 #![allow(clippy::print_stdout, reason = "the attacker reports to the test that started it")]
@@ -70,14 +71,14 @@ fn attack_with_each_layer(cluster: &mut Cluster, node: &mut Node) {
         netns: node.launch("b").expect("a launch file")["netns"].as_str().expect("a path").into(),
         behind_wall_of: None,
     };
-    // Root gets all of it, so the attacks are real.
+    // Root can access everything, which proves that the attacks work.
     let of_root = attack.run_as(None);
     for expected in ["/proc/PID/mem", "process_vm_readv", "ptrace", "kill", "pidfd_getfd", "/etc/shadow", "/etc/cron.d"]
     {
         assert!(of_root.iter().any(|got| got.starts_with(expected)), "{expected} is not among {of_root:?}");
     }
     assert!(alive(pid_seen_by(node, "b")), "it survived");
-    // The user alone is a wall, for kernels that offer nothing else.
+    // The user alone is sufficient protection, for kernels that offer nothing else.
     assert_eq!(attack.run_as(Some(user)), Vec::<String>::new(), "as user {user}");
     let behind_wall = Attack { behind_wall_of: Some(a.clone()), ..attack };
     assert_eq!(behind_wall.run_as(None), Vec::<String>::new(), "behind the whole wall");
@@ -90,7 +91,7 @@ fn attack_with_each_layer(cluster: &mut Cluster, node: &mut Node) {
     node.delete_pods(&cluster.world, &["a", "b"]);
 }
 
-/// What the kernel says of a process and all of its threads.
+/// Checks the kernel's status of all threads of a process.
 fn is_confined(pid: i32, user: u32) {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("a live process").flatten();
     let threads: Vec<String> = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok()).collect();
@@ -112,7 +113,7 @@ fn is_confined(pid: i32, user: u32) {
         }
         assert_eq!((field("NoNewPrivs"), field("Seccomp")), ("1".to_owned(), "2".to_owned()), "{thread}");
     }
-    // The kernel gives the files of a process that must not be dumped to root.
+    // The files in /proc of a non-dumpable process belong to root.
     assert_eq!(fs::metadata(format!("/proc/{pid}/status")).expect("a live process").uid(), 0);
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("a live process");
     let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("the limit");
@@ -124,14 +125,14 @@ fn is_confined(pid: i32, user: u32) {
 fn an_instance_that_crashes_leaves_no_core_file() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "1.0.0");
-    // As some runtimes have it.
+    // As some runtimes set it.
     setrlimit(Resource::RLIMIT_CORE, libc::RLIM_INFINITY, libc::RLIM_INFINITY).expect("root may");
     node.add_pods(&mut cluster.world, &["web"]);
     let launch = launch_file(&node, "web");
     let room = node.status_socket("web").parent().expect("a folder").to_owned();
     for signal in [Signal::SIGSEGV, Signal::SIGABRT] {
         let pid = pid_of(&launch);
-        // The first is taken for an overflow of the stack, which would happen again.
+        // Rust's SIGSEGV handler first restores the default action and expects the fault to recur, so it is sent again.
         let until = Instant::now() + SOON;
         while alive(pid.unsigned_abs().into()) && Instant::now() < until {
             let _ = kill(Pid::from_raw(pid), signal);
@@ -165,7 +166,7 @@ fn an_instance_that_needs_too_much_memory_is_ended_and_the_pod_closed_until_it_i
     let pid = pid_of(&launch_file(&node, "web"));
     let group = memory_group(pid);
     assert_eq!(read_number(&group.limit), 32 << 20);
-    // What it does not use is taken away, so that it does not take many packets. Version 1 refuses to go below that.
+    // Takes away the unused part, so that fewer packets are needed. cgroup v1 refuses to go below the usage.
     let smaller = (1..64_u64).rev().map(|half_mib| half_mib << 19);
     let _ = smaller.take_while(|limit| fs::write(&group.limit, limit.to_string()).is_ok()).last();
     let capture = Capture::start(&cluster.world.namespace_of("n1"));
@@ -176,7 +177,7 @@ fn an_instance_that_needs_too_much_memory_is_ended_and_the_pod_closed_until_it_i
     }
     scan(&cluster.world.namespace_of("web"));
     assert_eq!(capture.overlay_packets(), 0, "packets for the overlay left in clear");
-    // CHECK says why, and has it started again.
+    // CHECK reports why, and causes a restart.
     let check = node.chain(&cluster.world, "check", "web");
     let said = String::from_utf8_lossy(&check.stdout).into_owned();
     assert!(!check.status.success() && said.contains("needed more memory"), "{said}");
@@ -210,7 +211,7 @@ fn a_unit_has_the_limit_that_is_configured() {
     }
 }
 
-/// Files of the group that limits a process.
+/// Files of the memory control group of a process.
 struct MemoryGroup {
     limit: PathBuf,
     usage: PathBuf,
@@ -235,7 +236,7 @@ fn read_number(file: &Path) -> u64 {
     fs::read_to_string(file).expect("a file of the group").trim().parse().expect("a number")
 }
 
-/// A packet to each of many addresses of the overlay that nobody has.
+/// Sends a packet to each of many unused overlay addresses.
 fn scan(namespace: &str) {
     let namespace = namespace.to_owned();
     let scan = std::thread::spawn(move || {
@@ -243,32 +244,32 @@ fn scan(namespace: &str) {
         let socket = std::net::UdpSocket::bind("0.0.0.0:0").expect("a socket");
         for n in 0..10_000_u32 {
             let [_, _, high, low] = n.to_be_bytes();
-            // Without a device there is no way.
+            // Without a device there is no route.
             let _ = socket.send_to(b"x", (std::net::Ipv4Addr::new(10, 42, 100 + high % 100, low), 9));
         }
     });
     scan.join().expect("the scan ends");
 }
 
-/// What the attacker is told.
+/// The parameters passed to the attacker.
 #[derive(Serialize, Deserialize)]
 struct Attack {
     victim: i32,
     files: Vec<PathBuf>,
     socket: PathBuf,
     netns: PathBuf,
-    /// The launch file of the instance whose wall the attacker goes behind by itself.
+    /// The launch file of the instance whose sandbox the attacker enters by itself.
     behind_wall_of: Option<PathBuf>,
 }
 
 impl Attack {
-    /// Runs the attacker as this user without capabilities, or else as root; returns what it got.
+    /// Runs the attacker as this user without capabilities, or else as root; returns what it could access.
     fn run_as(&self, user: Option<u32>) -> Vec<String> {
         let this = std::env::current_exe().expect("this program");
         let mut command = match user {
             None => Command::new(&this),
             Some(user) => {
-                // Where everybody may run it.
+                // In a place where everybody may execute it.
                 let copy = std::env::temp_dir().join(format!("attacker-{}", std::process::id()));
                 fs::copy(&this, &copy).expect("a copy of this program");
                 let mut command = Command::new("setpriv");
@@ -310,7 +311,7 @@ impl Attack {
             [("process_vm_readv", libc::SYS_process_vm_readv), ("process_vm_writev", libc::SYS_process_vm_writev)]
         {
             let pointers = [&raw const local, &raw const remote].map(|pointer| pointer as c_long);
-            // That there is nothing at that address is only seen by who may look.
+            // EFAULT: only a permitted caller learns that nothing is mapped at that address.
             let result = call(number, [victim, pointers[0], 1, pointers[1], 1, 0]);
             (result.is_ok() || result == Err(Errno::EFAULT)).then(|| got(name));
         }
@@ -326,7 +327,7 @@ impl Attack {
             call(libc::SYS_pidfd_send_signal, [process, 0, 0, 0, 0, 0])
                 .into_iter()
                 .for_each(|_| got("pidfd_send_signal"));
-            // MADV_COLD, which changes nothing that can be seen.
+            // MADV_COLD, which has no visible effect.
             let advised = call(libc::SYS_process_madvise, [process, pointers_to(&remote), 1, 20, 0, 0]);
             (advised.is_ok() || advised == Err(Errno::ENOMEM)).then(|| got("process_madvise"));
         }
@@ -354,7 +355,7 @@ impl Attack {
         println!("attacked");
     }
 
-    /// Calls that an unprivileged user may make, and an instance may not.
+    /// Calls that an unprivileged user may make, but an instance may not.
     fn try_calls(&self) {
         let got = |what: &str| println!("got: {what}");
         let refused = |number, arguments| call(number, arguments) == Err(Errno::EPERM);
@@ -389,7 +390,7 @@ impl Attack {
         (!refused(libc::SYS_mmap, [0, 4096, executable, private, -1, 0])).then(|| got("executable memory"));
         (!refused(libc::SYS_socket, [libc::AF_PACKET.into(), libc::SOCK_RAW.into(), 0, 0, 0, 0]))
             .then(|| got("AF_PACKET"));
-        // Landlock, on a kernel that has it: what everybody may read and write otherwise.
+        // Landlock, on a kernel that supports it: files that everybody else may read and write.
         for path in ["/etc/passwd", "/usr/bin", "/proc/1/cmdline", "/proc/self/mem"] {
             let inside = path == "/etc/passwd";
             let opened = File::open(path).is_ok_and(|mut file| file.read(&mut [0; 1]).is_ok());
@@ -402,7 +403,7 @@ impl Attack {
     }
 }
 
-/// The other side of [`Attack::run_as`]; without its variable there is nothing to do.
+/// The attacker's side of [`Attack::run_as`]; does nothing without its environment variable.
 #[test]
 #[ignore = "is started by the tests of this file"]
 fn attacker() {
@@ -422,7 +423,7 @@ fn pointers_to(vector: &libc::iovec) -> c_long {
 
 fn call(number: c_long, arguments: [c_long; 6]) -> Result<c_long, Errno> {
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: pointers among the arguments are those of live values, or null.
+    // SAFETY: pointers among the arguments point to live values, or are null.
     Errno::result(unsafe { libc::syscall(number, a, b, c, d, e, f) })
 }
 
@@ -430,13 +431,13 @@ fn launch_file(node: &Node, pod: &str) -> PathBuf {
     node.records().join(format!("{pod}-eth0.launch"))
 }
 
-/// Of the instance with this launch file: 0 where it says nothing.
+/// User of the instance with this launch file; 0 if it has none.
 fn user_of(launch: &Path) -> u32 {
     let spec: serde_json::Value = serde_json::from_slice(&fs::read(launch).expect("a launch file")).expect("JSON");
     spec["user"].as_u64().map_or(0, |user| u32::try_from(user).expect("a user"))
 }
 
-/// As the machine numbers it, also where systemd has numbers of its own.
+/// The process id in the machine's pid namespace, even if systemd has another one.
 fn pid_of(launch: &Path) -> i32 {
     let until = Instant::now() + SOON;
     loop {

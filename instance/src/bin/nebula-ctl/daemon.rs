@@ -1,4 +1,4 @@
-//! The daemon at the other end of its control socket.
+//! Client of the daemon's control socket.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -11,9 +11,9 @@ use serde_json::Value;
 /// Why there is no answer.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The daemon says no.
+    /// The daemon refused the request.
     Refused(String),
-    /// No daemon was asked.
+    /// No daemon could be reached.
     Unreachable(String),
 }
 
@@ -24,7 +24,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The socket that was named, or the one that is there.
+/// Returns the socket that was named, or else finds one.
 pub(crate) fn find(named: Option<&Path>) -> Result<PathBuf, Failure> {
     let by_environment = || std::env::var_os("NEBULA_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from);
     if let Some(path) = named.map(Path::to_owned).or_else(by_environment) {
@@ -52,7 +52,7 @@ pub(crate) fn find(named: Option<&Path>) -> Result<PathBuf, Failure> {
     }
 }
 
-/// One request, one answer.
+/// Sends one request and reads the answer.
 pub(crate) fn ask(path: &Path, request: &Value) -> Result<Value, Failure> {
     let unreachable = |error: io::Error| {
         let hint = match error.kind() {

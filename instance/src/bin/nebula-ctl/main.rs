@@ -1,6 +1,6 @@
-//! `nebula ctl`: asks a running daemon on its control socket, and tells it what to do.
+//! `nebula ctl`: queries and controls a running daemon through its control socket.
 //!
-//! A program of its own, so that the daemon carries no command line and no tables.
+//! A separate program, so that the daemon contains no command line parser and no table output.
 
 mod arguments;
 mod daemon;
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
 }
 
 fn say(text: &str, code: ExitCode) -> ExitCode {
-    // A closed standard output is no error.
+    // A closed standard output is not an error.
     let _ = std::io::stdout().write_all(text.as_bytes());
     code
 }

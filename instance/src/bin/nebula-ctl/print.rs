@@ -1,11 +1,11 @@
-//! Answers for people. What comes from peers, such as names, is shown without control characters.
+//! Formats answers for people. Text from peers, such as names, is shown without control characters.
 
 use serde_json::Value;
 
 use crate::arguments::Command;
 use crate::doctor::{self, Finding};
 
-/// The answer to a command, line by line.
+/// Formats the answer to a command, line by line.
 pub(crate) fn readable(command: &Command, answer: &Value, findings: &[Finding]) -> String {
     let text = match command {
         Command::Status => status(answer) + &doctor::readable(findings),
@@ -250,7 +250,7 @@ fn expiry(seconds: i64) -> String {
     if seconds < 0 { format!("EXPIRED {} ago", span(-seconds)) } else { format!("{} left", span(seconds)) }
 }
 
-/// In the two largest units.
+/// A time span in its two largest units.
 fn span(seconds: i64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match (days, hours, minutes) {

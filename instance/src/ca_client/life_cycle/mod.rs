@@ -69,7 +69,7 @@ pub enum Standing {
 }
 
 impl Standing {
-    /// What `trust` says of the own certificate.
+    /// The standing of `identity` according to `trust`.
     #[must_use]
     pub fn of(identity: &Identity, trust: &CaPool, now: UnixTime) -> Self {
         let verdicts = identity.certificates().map(|certificate| trust.verify(certificate.clone(), now));
@@ -110,7 +110,7 @@ pub enum Closing {
 pub enum Failure {
     /// The CA refused.
     Denied(Refusal),
-    /// No decision from the CA in time.
+    /// The CA did not decide in time.
     Unavailable(String),
 }
 
@@ -128,7 +128,7 @@ impl std::fmt::Display for Failure {
 pub enum Install {
     /// The path was closed: open it.
     Open,
-    /// Replace the one in use.
+    /// Replace the certificate in use.
     Swap,
 }
 

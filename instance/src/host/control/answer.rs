@@ -1,4 +1,4 @@
-//! What the node says, as JSON.
+//! Turns what the node reports into JSON answers.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -50,7 +50,7 @@ pub(super) fn whereabouts(peer: IpAddr, known: &Whereabouts) -> Value {
             json!({"lighthouse": lighthouse.to_string(), "connected": true, "alive": true, "answered": true,
                 "endpoints": texts(reported), "relays": texts(relays)})
         }
-        // Without an answer about the peer, one to a test shows that the lighthouse is there and does not know it.
+        // If a lighthouse did not answer about the peer but did answer a test, it is alive and does not know the peer.
         None => json!({"lighthouse": lighthouse.to_string(), "connected": known.connected.contains(lighthouse),
             "alive": known.heard.contains(lighthouse), "answered": false}),
     });
@@ -71,7 +71,7 @@ pub(super) fn direction(direction: Direction) -> &'static str {
     }
 }
 
-/// `policy` is the one in force.
+/// `policy` is the firewall policy in force.
 pub(super) fn trace(trace: &FlowTrace, policy: &Policy) -> Value {
     let route = match &trace.route {
         Ok(route) => json!({
@@ -111,7 +111,7 @@ pub(super) fn trace(trace: &FlowTrace, policy: &Policy) -> Value {
     })
 }
 
-/// A rule that does not allow a flow, and what it asks for instead.
+/// Describes the rule that came closest to allowing a flow, and the fields in which they differ.
 pub(super) fn nearest(policy: &Policy, way: Direction, near: &NearMiss) -> Option<Value> {
     let rules: &[Rule] = match way {
         Direction::Inbound => &policy.inbound,
@@ -128,7 +128,7 @@ pub(super) fn nearest(policy: &Policy, way: Direction, near: &NearMiss) -> Optio
     }))
 }
 
-/// In YAML's flow form.
+/// Formats a rule as a YAML flow mapping.
 pub(super) fn rule_text(rule: &Rule) -> String {
     let port = match rule.port {
         PortRange::Any => "any".to_owned(),

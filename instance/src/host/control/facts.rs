@@ -1,5 +1,5 @@
-//! What `doctor` and `why` are told: facts of the node, of the kernel and of the configuration on disk, as JSON. What
-//! follows from them is for the program that shows them.
+//! The facts behind `doctor` and `why`, as JSON: about the node, the kernel and the configuration on disk. The program
+//! that shows them draws the conclusions.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -28,7 +28,7 @@ pub(super) struct Sources<'a> {
     pub(super) now: UnixTime,
 }
 
-/// Wall clock of this node beside the monotonic one.
+/// This node's wall clock and monotonic clock, read at the same moment.
 #[derive(Clone, Copy)]
 struct Clocks {
     now: Instant,
@@ -42,7 +42,7 @@ impl Clocks {
 }
 
 impl Sources<'_> {
-    /// All that is known: of the host, and of every peer that something is wrong with.
+    /// Everything known about this host, and about every peer whose handshake is in progress or has failed.
     pub(super) fn everything(&self) -> Value {
         let Some((now, diagnosis)) = self.handle.diagnosis() else { return Value::Null };
         let clocks = Clocks { now, unix: self.now };
@@ -52,8 +52,8 @@ impl Sources<'_> {
         self.document(&diagnosis, clocks, peers)
     }
 
-    /// All that is known about one peer, which is called if there is no tunnel. Sends a datagram to each of its
-    /// endpoints.
+    /// Everything known about one peer. If there is no tunnel, starts a handshake and sends a probe datagram to each
+    /// known endpoint.
     pub(super) fn about(&self, peer: IpAddr) -> Value {
         let reachable = || self.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer));
         let networks = self.settings.pki.iter().flat_map(|pki| pki.identity.networks());
@@ -164,7 +164,7 @@ impl Sources<'_> {
         })
     }
 
-    /// Whether the kernel sends what is for the overlay to the device.
+    /// For each overlay network and unsafe route, reports whether the kernel routes it to the device.
     fn routes(&self, networks: &[IpNet]) -> Value {
         let own = networks.iter().filter(|net| net.prefix_len() < net.max_prefix_len()).map(|net| net.trunc());
         let subnets = &self.settings.tun.routes.subnets;
@@ -259,7 +259,7 @@ impl Sources<'_> {
         })
     }
 
-    /// Whether the certificate of each gateway covers the network behind it.
+    /// For each unsafe route, reports whether the certificates of its gateways cover the network.
     fn unsafe_routes(&self, tunnels: &[TunnelStatus]) -> Value {
         let told = self.settings.tun.routes.subnets.iter().take(MAX_ROUTES).map(|subnet| {
             let network = subnet.route.network;
@@ -278,7 +278,7 @@ impl Sources<'_> {
         told.collect()
     }
 
-    /// The underlay that carries live tunnels: the smallest MTU of each way.
+    /// The underlay route of each live tunnel, with its MTU and the tunnel's overhead.
     fn paths(&self, tunnels: &[TunnelStatus]) -> Value {
         let carried =
             tunnels.iter().filter(|tunnel| tunnel.primary).filter_map(|tunnel| Some((tunnel, tunnel.endpoint?)));
@@ -347,7 +347,7 @@ fn link(device: &str) -> Value {
     }
 }
 
-/// Which way the kernel sends a packet for `destination`; `device` is that of the overlay.
+/// The kernel's route for a packet to `destination`; `device` is the overlay device.
 pub(super) fn kernel_route(destination: IpAddr, device: &str, mark: u32) -> Value {
     match kernel_view::route_to(destination, mark) {
         Ok(taken) => json!({
@@ -368,17 +368,17 @@ fn system_text(code: i32) -> String {
     errno::text(&std::io::Error::from_raw_os_error(code))
 }
 
-/// An address of the network that is none of this host's.
+/// Picks an address of the network that does not belong to this host.
 fn inside(network: IpNet, own: &[IpAddr]) -> IpAddr {
     network.hosts().take(4).find(|address| !own.contains(address)).unwrap_or_else(|| network.addr())
 }
 
-// Each costs some questions to the kernel and to the control thread.
+// Each item costs several requests to the kernel and to the control thread.
 const MAX_PEERS: usize = 32;
 const MAX_ROUTES: usize = 64;
-// IP and UDP headers, the header of Nebula, and the tag.
+// IP and UDP headers, the Nebula header, and the AEAD tag.
 const OVERHEAD_V4: u32 = 20 + 8 + 16 + 16;
 const OVERHEAD_V6: u32 = 40 + 8 + 16 + 16;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-// Three seconds: most attempts of a handshake fall into it.
+// Three seconds: most handshakes succeed or fail within that time.
 const MAX_POLLS: u32 = 60;

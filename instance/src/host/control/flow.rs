@@ -8,11 +8,11 @@ use nebula_core::wire::ip::{FlowKey, protocol};
 
 use super::refusal::Refusal;
 
-/// A packet's protocol and ends, before it is known which end is this node.
+/// A packet's protocol, source and destination, before it is known which of the two is this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Flow {
     protocol: u8,
-    /// None: this node.
+    /// `None` means this node.
     source: Option<(IpAddr, u16)>,
     destination: (IpAddr, u16),
 }
@@ -35,10 +35,10 @@ impl Flow {
         Ok(Self { protocol, source, destination })
     }
 
-    /// The same from the point of view of the node with these networks, its own addresses first.
+    /// Converts the flow to the view of a node with these networks (its own addresses) and the networks `behind` it.
     ///
     /// # Errors
-    /// The node has no address of that family to send from.
+    /// Returns an error if the node has no address of the destination's family to send from.
     pub(super) fn seen_by(&self, networks: &[IpNet], behind: &[IpNet]) -> Result<(Direction, FlowKey), Refusal> {
         let is_own = |address: IpAddr| {
             networks.iter().any(|own| own.addr() == address) || behind.iter().any(|net| net.contains(&address))

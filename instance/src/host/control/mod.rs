@@ -1,7 +1,8 @@
-//! The control socket: programs of this host ask the running daemon. One JSON object in, one out, each on a line.
+//! The control socket, through which programs on this host query the running daemon. Request and answer are one JSON
+//! object each, on a line of its own.
 //!
-//! Clients may be slow or hostile: each has a thread of its own, their number is limited, and every connection has
-//! deadlines. The socket belongs to the user of the daemon, and no other user may open it (mode 0600).
+//! Clients may be slow or hostile: each gets its own thread, their number is limited, and every connection has
+//! deadlines. The daemon's user owns the socket, and no other user may open it (mode 0600).
 
 mod answer;
 mod facts;

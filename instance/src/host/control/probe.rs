@@ -1,7 +1,9 @@
-//! Asks an endpoint whether anything is there: a datagram for a tunnel that nobody has, from a socket of its own.
+//! Probes whether a Nebula node listens at an endpoint: sends a data packet for an unknown tunnel from a separate
+//! socket.
 //!
-//! Every Nebula answers it with a recv_error unless it is told not to, so an answer proves that UDP passes both ways
-//! and that a Nebula is there. A closed port shows itself by ICMP, which only a connected socket is told of.
+//! Every Nebula answers such a packet with a recv_error unless configured not to. An answer therefore proves that UDP
+//! passes in both directions and that a Nebula listens there. A closed port causes an ICMP error, which the kernel
+//! reports only on connected sockets.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -12,25 +14,25 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::linux::clock::now;
 
-/// What an endpoint did.
+/// The outcome of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
     /// A Nebula answered.
     Nebula,
-    /// Nothing came back in time: UDP is blocked, or whoever is there does not answer strangers.
+    /// Nothing came back in time: UDP is blocked, or the host does not answer strangers.
     Silence,
-    /// This machine or one on the way said no (errno).
+    /// This machine or a router on the way refused the datagram (errno).
     Refused(i32),
 }
 
-/// How the underlay sockets are set up.
+/// How to set up the probe sockets, to match the node's underlay sockets.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Underlay {
     pub(super) address: IpAddr,
     pub(super) mark: u32,
 }
 
-/// Probes every endpoint at once, and waits for all of them together.
+/// Probes all endpoints in parallel and waits until each has answered or the timeout has passed.
 pub(super) fn probe(underlay: Underlay, endpoints: &[SocketAddr]) -> Vec<(SocketAddr, Found)> {
     let opened: Vec<_> = endpoints.iter().take(MAX_PROBES).map(|to| (*to, open(underlay, *to))).collect();
     let until = now() + TIMEOUT;
@@ -82,7 +84,7 @@ fn answer(socket: &UdpSocket, until: Instant) -> io::Result<Found> {
 }
 
 const MAX_PROBES: usize = 8;
-// Longer than any path that carries a handshake in time.
+// Longer than the round trip of any path on which a handshake succeeds.
 const TIMEOUT: Duration = Duration::from_millis(1500);
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Why a request has no result, for people.
+//! Why a request failed, worded for people.
 
-/// The error of an answer.
+/// The error of a refused request.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("the request is no JSON object: {0}")]

@@ -1,4 +1,4 @@
-//! What can be asked for.
+//! The requests that the control socket accepts.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::flow::Flow;
 use super::refusal::Refusal;
 use crate::config::LogLevel;
 
-/// A request, checked.
+/// A validated request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Status,
@@ -23,8 +23,10 @@ pub(crate) enum Request {
 }
 
 impl Request {
+    /// Parses a request.
+    ///
     /// # Errors
-    /// The command is unknown, or an argument is missing or wrong.
+    /// Returns an error if the command is unknown, or an argument is missing or invalid.
     pub(super) fn read(object: &Value) -> Result<Self, Refusal> {
         let text = |name: &str| object.get(name).and_then(Value::as_str);
         let needed = |name: &'static str| text(name).ok_or(Refusal::Missing(name));

@@ -1,4 +1,4 @@
-//! Answers requests: asks the running node, and changes it.
+//! Answers requests by querying or changing the running node.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,7 @@ pub(crate) struct ControlService {
     pub(crate) facts: Facts,
 }
 
-/// What does not change while the daemon runs.
+/// Facts that do not change while the daemon runs.
 #[derive(Debug)]
 pub(crate) struct Facts {
     pub(crate) device: String,
@@ -68,7 +68,7 @@ impl ControlService {
     }
 
     fn status(&self) -> Value {
-        // Asked without the lock, which a reload may hold for long.
+        // Queried before taking the lock, which a reload may hold for a long time.
         let (tunnels, sizes) = (self.handle.tunnels(), self.handle.table_sizes());
         let has_tunnel = |address: &IpAddr| tunnels.iter().any(|tunnel| tunnel.peer.contains(address));
         let reloader = self.reloader();
@@ -182,7 +182,7 @@ impl ControlService {
         let mut told = answer::trace(&trace, &settings.firewall);
         let is_own = own.networks().iter().any(|network| network.addr() == key.local);
         if direction == Direction::Outbound && is_own && !settings.tun.disabled {
-            // What the kernel does not send to the device never gets as far as the rest of this.
+            // A packet that the kernel does not send to the device never reaches the steps traced above.
             told["kernel_route"] = facts::kernel_route(key.remote, &self.facts.device, 0);
             if told["kernel_route"]["to_overlay"] == false && trace.route.is_ok() {
                 (told["outcome"], told["reason"]) = ("not sent".into(), "kernel_route".into());
@@ -191,18 +191,18 @@ impl ControlService {
         Ok(told)
     }
 
-    /// What is wrong with this host and its peers, as facts.
+    /// Collects facts about problems of this host and its peers.
     fn doctor(&self) -> Value {
         self.told(|sources| sources.everything())
     }
 
-    /// What is known of why a peer cannot be reached, as facts.
+    /// Collects facts about why a peer cannot be reached.
     fn why(&self, peer: &str) -> Answered {
         let (address, _) = self.find(peer)?;
         Ok(self.told(|sources| sources.about(address)))
     }
 
-    /// The lock is not held meanwhile: this takes seconds.
+    /// Collecting takes seconds, so the lock is not held meanwhile.
     fn told(&self, tell: impl FnOnce(&Sources<'_>) -> Value) -> Value {
         let (settings, last, on_disk) = {
             let reloader = self.reloader();
@@ -217,7 +217,7 @@ impl ControlService {
         told
     }
 
-    /// A peer by address, or by name if there is a tunnel with it; and the tunnels.
+    /// Finds a peer by address, or by name if it has a tunnel. Returns its address and its tunnels.
     fn find(&self, peer: &str) -> Result<(IpAddr, Vec<TunnelStatus>), Refusal> {
         let mut tunnels = self.handle.tunnels();
         if let Ok(address) = peer.parse::<IpAddr>() {
@@ -232,7 +232,7 @@ impl ControlService {
     }
 }
 
-// Keeps an answer within a few MiB.
+// Keeps an answer below a few MiB.
 const MAX_PEERS: usize = 10_000;
 const QUERY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 const MAX_QUERY_POLLS: u32 = 40;

@@ -23,23 +23,23 @@ use crate::listener::deadline::DeadlineStream;
 #[derive(Debug)]
 pub(crate) struct ControlSocket {
     listener: UnixListener,
-    /// One reference for each client, and this one.
+    /// Reference-counted: one reference per client, plus this one.
     clients: Arc<()>,
 }
 
-/// The file of a control socket, which goes when this is dropped. Apart from the socket, whose thread may wait for
-/// clients when the daemon ends.
+/// The file of a control socket, removed on drop. It is separate from the socket because the socket's thread may still
+/// wait for clients when the daemon exits.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
-    /// Made for this socket.
+    /// The folder, if it was created for this socket.
     folder: Option<PathBuf>,
 }
 
 impl ControlSocket {
-    /// Opens what the configuration asks for; `name` names this instance among others on the host, and `owner` is the
-    /// user that the daemon will become. A failure is logged and stops nothing else; where the configuration does not
-    /// name the socket, only at level debug.
+    /// Opens the configured control socket. `name` identifies this instance among others on the host, and `owner` is
+    /// the user that the daemon will switch to. A failure is logged, at debug level if the configuration does not name
+    /// the socket, and stops nothing else.
     pub(crate) fn open(asked: &ControlPath, name: &str, owner: Option<&Account>) -> Option<(Self, SocketFile)> {
         let (path, folder) = match asked {
             ControlPath::Off => return None,
@@ -65,7 +65,7 @@ impl ControlSocket {
     fn bind(path: &Path, folder: Option<&Path>) -> io::Result<(Self, SocketFile)> {
         let made = folder.filter(|folder| std::fs::DirBuilder::new().mode(0o755).create(folder).is_ok());
         remove_stale(path)?;
-        // Between bind and a later chmod anybody could connect.
+        // With a chmod after the bind, any user could connect in between.
         let before = umask(Mode::from_bits_truncate(0o177));
         let listener = UnixListener::bind(path);
         umask(before);
@@ -75,11 +75,11 @@ impl ControlSocket {
         Ok((Self { listener, clients: Arc::new(()) }, file))
     }
 
-    /// Accepts the next client, if there is one, and answers it on a thread of its own.
+    /// Accepts the next client, if any, and answers it on a separate thread.
     pub(crate) fn admit(&self, service: &Arc<ControlService>) {
         let Ok((stream, _)) = self.listener.accept() else { return };
         if Arc::strong_count(&self.clients) > MAX_CLIENTS {
-            // The send buffer of a new connection has room for this.
+            // The send buffer of a fresh connection has room for this message.
             let _ = stream.set_nonblocking(true).and_then(|()| (&stream).write_all(BUSY));
             return;
         }
@@ -89,7 +89,7 @@ impl ControlSocket {
                 tracing::debug!(%error, "A client of the control socket went away");
             }
             drop(stream);
-            // The code that answered is rarely needed.
+            // Requests are rare, so the code that answered this one need not stay mapped.
             memory::release_program_pages();
             drop(place);
         };
@@ -109,7 +109,7 @@ impl AsFd for ControlSocket {
 impl SocketFile {
     fn give_to(&self, owner: &Account) -> io::Result<()> {
         owner.own(&self.path)?;
-        // Only the owner of the folder can remove the file.
+        // Removing the file requires write permission on the folder.
         self.folder.as_deref().map_or(Ok(()), |folder| owner.own(folder))
     }
 }
@@ -117,12 +117,12 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
-        // Fails, as it should, while another instance uses the folder.
+        // Fails, as intended, while the folder still holds another instance's socket.
         let _ = self.folder.as_ref().map(std::fs::remove_dir);
     }
 }
 
-/// Removes the socket of an instance that is gone, and nothing else.
+/// Removes a stale socket that no process listens on, and nothing else.
 fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -139,7 +139,8 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// `NAME.sock`, with every character replaced that could leave the folder.
+/// Returns `NAME.sock`, with every character other than letters, digits, `-` and `_` replaced, so that the file stays
+/// in the folder.
 fn file_name(name: &str) -> String {
     let harmless = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_') { c } else { '_' };
     let name: String = name.chars().map(harmless).take(MAX_NAME_CHARS).collect();
@@ -186,7 +187,7 @@ const BUSY: &[u8] = b"{\"error\":\"too many clients at once, try again\"}\n";
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_REQUEST_BYTES: usize = 4096;
-// Address space; only what is used costs memory.
+// Address space; only touched pages use memory.
 const STACK_BYTES: usize = 256 << 10;
 
 #[cfg(test)]
@@ -208,7 +209,7 @@ mod tests {
         assert!(path.exists(), "the refused one left it alone");
         drop(first);
         assert!(!path.exists());
-        // As after a kill.
+        // As after SIGKILL: the file remains.
         drop(UnixListener::bind(&path).unwrap());
         assert!(ControlSocket::bind(&path, None).is_ok());
     }

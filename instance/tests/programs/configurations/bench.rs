@@ -1,16 +1,16 @@
-//! One folder of credentials, both programs, and what is expected of them.
+//! A folder of credentials, both programs, and the results expected of them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use nebula_cert::{Certificate, Curve, PrivateKey, SigningKey, Template, Version};
 
-/// A configuration and what both programs say of it.
+/// A configuration and the expected result of both programs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,
-    /// Files beside `config.yml`; then the folder `conf` is what is loaded.
+    /// Files next to `config.yml`; if there are any, the folder `conf` is loaded.
     pub(crate) files: &'static [(&'static str, &'static str)],
     pub(crate) expected: Expected,
 }
@@ -19,22 +19,22 @@ pub(crate) struct Case {
 pub(crate) enum Expected {
     /// Both accept, and ours has no remark.
     Good,
-    /// Both accept; ours names `key` in a remark.
+    /// Both accept; a remark of ours names `key`.
     Remarked(&'static str),
-    /// Both refuse and name this.
+    /// Both refuse and name this key.
     Refused(&'static str),
     /// Both refuse, in different words.
     RefusedAs { go: &'static str, ours: &'static str },
-    /// Ours ends with another code, and names `key`.
+    /// Ours exits with another code, and names `key`.
     Deviates { row: &'static str, go: i32, ours: i32, key: &'static str },
 }
 
-/// A configuration with good credentials, that both accept in silence.
+/// A configuration with good credentials that both accept without remarks.
 pub(crate) const fn good(name: &'static str, text: &'static str) -> Case {
     Case { name, text, files: &[], expected: Expected::Good }
 }
 
-/// Accepted, with a remark of ours that holds `key`.
+/// Accepted, with a remark of ours that contains `key`.
 pub(crate) const fn remarked(name: &'static str, text: &'static str, key: &'static str) -> Case {
     Case { name, text, files: &[], expected: Expected::Remarked(key) }
 }
@@ -44,12 +44,12 @@ pub(crate) const fn refused(name: &'static str, text: &'static str, key: &'stati
     Case { name, text, files: &[], expected: Expected::Refused(key) }
 }
 
-/// Refused by both, in their own words.
+/// Refused by both, in different words.
 pub(crate) const fn refused_as(name: &'static str, text: &'static str, go: &'static str, ours: &'static str) -> Case {
     Case { name, text, files: &[], expected: Expected::RefusedAs { go, ours } }
 }
 
-/// Decided otherwise than Go, on purpose: `codes` are Go's and ours.
+/// Deliberately decided otherwise than Go: `go` and `ours` are the exit codes.
 pub(crate) const fn deviates(
     name: &'static str,
     text: &'static str,
@@ -61,20 +61,20 @@ pub(crate) const fn deviates(
 }
 
 impl Case {
-    /// The same in a folder with these files, of which `text` is none.
+    /// The same case in a folder with these files; `text` is not among them.
     pub(crate) const fn with(self, files: &'static [(&'static str, &'static str)]) -> Self {
         Self { files, ..self }
     }
 }
 
-/// What both made of a configuration.
+/// The result of both programs for one configuration.
 #[derive(Debug)]
 pub(crate) enum Verdict {
     /// The same exit code.
     Agreed,
-    /// Go ends with a panic; ours may refuse, or start.
+    /// Go panics; ours may refuse or accept.
     GoPanics,
-    /// With what both said.
+    /// With the output of both.
     Differs(String),
 }
 
@@ -90,7 +90,7 @@ impl Bench {
         Self { go, ..Self::without_go() }
     }
 
-    /// For what only ours is asked.
+    /// A bench for checks of our program alone.
     pub(crate) fn without_go() -> Self {
         let folder = tempfile::tempdir().unwrap();
         write_credentials(folder.path());
@@ -128,7 +128,7 @@ impl Bench {
         }
     }
 
-    /// Whether both accept, or both refuse, a file that names its credentials in `/etc/nebula`.
+    /// Whether both accept, or both refuse, a file that expects its credentials in `/etc/nebula`.
     fn judge(&self, text: &str) -> Verdict {
         let path = self.folder.path().join("config.yml");
         std::fs::write(&path, text.replace("/etc/nebula", &self.folder.path().display().to_string())).unwrap();
@@ -140,7 +140,7 @@ impl Bench {
         }
     }
 
-    /// As [`Self::judge`] for many named texts, on all processors.
+    /// Like [`Self::judge`] for many named texts, using all processors.
     pub(crate) fn judge_all(texts: &[(String, String)]) -> Vec<(&str, Verdict)> {
         let workers = std::thread::available_parallelism().map_or(1, usize::from);
         std::thread::scope(|scope| {
@@ -154,7 +154,7 @@ impl Bench {
         texts.iter().map(|(name, text)| (name.as_str(), self.judge(text))).collect()
     }
 
-    /// What `-test -strict` of ours says of a published example, with a certificate in the network of the examples.
+    /// Runs our `-test -strict` on a published example, with a certificate in the network of the examples.
     pub(crate) fn strict(&self, text: &str) -> Result<(), String> {
         let dir = self.folder.path();
         let path = dir.join("config.yml");
@@ -165,7 +165,7 @@ impl Bench {
         if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stdout).into_owned()) }
     }
 
-    /// `$DIR` stands for the folder of credentials; a text without `pki` gets good ones.
+    /// Writes the files of a case. `$DIR` stands for the folder of credentials; a text without `pki` gets good ones.
     fn write(&self, case: &Case) -> PathBuf {
         let dir = self.folder.path().display().to_string();
         let fill = |text: &str| text.replace("$DIR", &dir);
@@ -191,7 +191,7 @@ impl Bench {
 
 const PKI: &str = "pki: {ca: $DIR/ca.crt, cert: $DIR/host.crt, key: $DIR/host.key}\n";
 
-/// Exit code, and what was said at warning or above (Go's panics go to standard error).
+/// Exit code, and the messages at warning level or above (Go's panics go to standard error).
 fn run(program: &Path, config: &Path) -> (i32, String) {
     let Output { status, stdout, stderr } =
         Command::new(program).args(["-test", "-config"]).arg(config).output().unwrap();
@@ -207,7 +207,7 @@ fn run(program: &Path, config: &Path) -> (i32, String) {
     (status.code().unwrap_or(-1), text)
 }
 
-/// Nearly every configuration of the table has no lighthouse.
+/// Almost no configuration in the table has a lighthouse.
 const EXPECTED_REMARKS: &[&str] = &["No lighthouse.hosts configured"];
 
 fn write_credentials(folder: &Path) {
@@ -230,7 +230,7 @@ fn write_credentials(folder: &Path) {
         };
         let (v1, v2) = (sign(Version::V1, networks, LATE), sign(Version::V2, networks, LATE));
         let elsewhere = sign(Version::V1, &["10.43.0.7/16"], LATE);
-        // In the network of the published examples.
+        // In the network used by the published examples.
         write(&format!("example{suffix}.crt"), &sign(Version::V2, &["192.168.100.9/24"], LATE).to_pem());
         write(&format!("ca{suffix}.crt"), &ca.to_pem());
         write(&format!("ca{suffix}.key"), ca_key.to_pem().as_str());

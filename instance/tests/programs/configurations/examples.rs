@@ -1,9 +1,9 @@
-//! The example configuration of every release of Go Nebula from 1.5, as published and after the edits its comments
-//! advise.
+//! The example configurations of all Go Nebula releases since 1.5, as published and with the edits that their comments
+//! suggest.
 
 use super::bench::{Bench, Verdict};
 
-/// Releases whose examples differ; those between have the text of the one before.
+/// Releases whose examples differ; the releases in between have the same text as the one before.
 const PUBLISHED: &[(&str, &str)] = &[
     ("1.5.0", include_str!("../../../../tests/vectors/configs/v1.5.0.yml")),
     ("1.6.0", include_str!("../../../../tests/vectors/configs/v1.6.0.yml")),
@@ -17,7 +17,7 @@ const PUBLISHED: &[(&str, &str)] = &[
     ("1.11.0", include_str!("../../../../tests/vectors/configs/v1.11.0.yml")),
 ];
 
-/// One edit of an example, with a name that says which.
+/// One edit of an example, with a name that identifies it.
 struct Variant {
     name: String,
     text: String,
@@ -58,7 +58,7 @@ fn variants(release: &str, example: &str) -> Vec<Variant> {
     variants
 }
 
-/// The lines, each with the prefix `keep` gives, without those it drops.
+/// Adds to each line the prefix that `keep` returns, and drops the lines for which it returns none.
 fn edit(lines: &[&str], keep: impl Fn(usize, &str) -> Option<&'static str>) -> Vec<String> {
     let kept = lines.iter().enumerate();
     kept.filter_map(|(index, line)| keep(index, line).map(|prefix| format!("{prefix}{line}"))).collect()
@@ -72,7 +72,7 @@ fn is_remark(line: &str) -> bool {
     line.trim_start().starts_with('#') || line.trim().is_empty()
 }
 
-/// Keys whose value is a list in block style, each with the lines of its items.
+/// Keys whose value is a block-style list, each with the lines of its items.
 fn lists(lines: &[&str]) -> Vec<(usize, Vec<usize>)> {
     let mut found = Vec::new();
     for (number, line) in lines.iter().enumerate() {
@@ -91,7 +91,7 @@ fn lists(lines: &[&str]) -> Vec<(usize, Vec<usize>)> {
     found
 }
 
-/// Keys of the root, each with the line after its last.
+/// Top-level keys, each with the line after its last one.
 fn sections(lines: &[&str]) -> Vec<(usize, usize)> {
     let heads: Vec<usize> = (0..lines.len())
         .filter(|&at| !is_remark(lines[at]) && indent(lines[at]) == 0 && !lines[at].starts_with('-'))
@@ -100,7 +100,7 @@ fn sections(lines: &[&str]) -> Vec<(usize, usize)> {
     heads.iter().copied().zip(ends).collect()
 }
 
-/// Keys with a value that stand in a comment of their own: `#key: value`, not a sentence.
+/// Commented-out keys with a value: `#key: value`, but not a sentence.
 fn options(lines: &[&str]) -> Vec<usize> {
     let is_key =
         |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');

@@ -1,5 +1,5 @@
-//! Configurations by the thousand: every key of the reference with a value of every type of YAML, and texts with a
-//! syntax of their own wherever they may stand.
+//! Thousands of generated configurations: every key of the reference with a value of every YAML type, and texts with
+//! their own syntax in all places where they are allowed.
 
 use super::bench::{Bench, Verdict};
 
@@ -21,7 +21,7 @@ const VALUES: &[&str] = &[
     "{a: text}",
 ];
 
-/// Regular expressions of Go, and what is none.
+/// Go regular expressions, valid and invalid.
 const PATTERNS: &[&str] = &[
     r"\pL",
     r"\pN",
@@ -128,7 +128,7 @@ const PATTERNS: &[&str] = &[
     r"a\",
 ];
 
-/// Prefixes, and what is none.
+/// Prefixes, valid and invalid.
 const PREFIXES: &[&str] = &[
     "10.0.0.0/8",
     "10.0.0.0/08",
@@ -148,7 +148,7 @@ const PREFIXES: &[&str] = &[
     "2001:DB8::/32",
 ];
 
-/// Overlay addresses, and what is none.
+/// Overlay addresses, valid and invalid.
 const ADDRESSES: &[&str] = &[
     "10.42.0.9",
     "::ffff:10.42.0.9",
@@ -161,7 +161,7 @@ const ADDRESSES: &[&str] = &[
     "1.2.3.4%eth0",
 ];
 
-/// Underlay endpoints without a name, and what is none.
+/// Underlay endpoints without names, valid and invalid.
 const ENDPOINTS: &[&str] = &[
     "1.2.3.4:4242",
     "1.2.3.4:0",
@@ -177,12 +177,12 @@ const ENDPOINTS: &[&str] = &[
     "host:http",
 ];
 
-/// Ports of a rule, and what is none.
+/// Ports of a rule, valid and invalid.
 const PORTS: &[&str] = &[
     "any", "fragment", "0", "80", "080", " 80", "80-90", "80 - 90", "90-80", "65536", "-1", "1e3", "0x10", "80-", "-",
 ];
 
-/// The keys in the tables of `docs/configuration.md`, without those that Go Nebula does not have.
+/// The keys in the tables of `docs/configuration.md`, except those that Go Nebula does not have.
 fn keys() -> Vec<String> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
     let text = std::fs::read_to_string(path).unwrap();
@@ -191,7 +191,7 @@ fn keys() -> Vec<String> {
     keys.filter(|key| key.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c == '.')).collect()
 }
 
-/// `value` at `key`, with good credentials beside it.
+/// A configuration with `value` at `key`, and good credentials.
 fn configuration(key: &str, value: &str) -> String {
     let credentials = ["ca: /etc/nebula/ca.crt", "cert: /etc/nebula/host.crt", "key: /etc/nebula/host.key"];
     let own = key.strip_prefix("pki.").map(|leaf| format!("{leaf}: {value}"));
@@ -219,7 +219,7 @@ fn a_value_stands_at_its_key() {
     assert_eq!(configuration("pki.cert", "1"), "pki: {ca: /etc/nebula/ca.crt, key: /etc/nebula/host.key, cert: 1}\n");
 }
 
-/// Where each text with a syntax of its own may stand: `@` is its place, in quotes.
+/// Every text with its own syntax in every place where it is allowed; `@` marks the place, in quotes.
 fn texts() -> Vec<String> {
     let places: [(&[&str], &[&str]); 5] = [
         (PATTERNS, &["lighthouse: {local_allow_list: {interfaces: {@: true}}}"]),
@@ -267,10 +267,10 @@ fn texts() -> Vec<String> {
     found
 }
 
-/// Where an entry stands, its keys, and those of a good one.
+/// Place of an entry, its keys, and the fields of a valid one.
 type Kind = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
 
-/// Every key of a rule or a route with a value of every type, in a rule or route that is good without it.
+/// Every key of a rule or a route with a value of every type, in an otherwise valid entry.
 fn entries() -> Vec<String> {
     let kinds: [Kind; 3] = [
         ("firewall: {inbound: [@]}", RULE_KEYS, &[("port", "80"), ("proto", "tcp"), ("ca_name", "x")]),
@@ -309,7 +309,7 @@ fn go_and_ours_agree_on_values_of_every_type_and_on_texts_of_every_syntax() {
     let tried = texts.len();
     assert!(tried >= 2000, "{tried} configurations");
     assert!(failures.is_empty(), "{} of {tried} differ:\n{}", failures.len(), failures.join("\n"));
-    // The deviations in docs/migration.md: here it is an error, or the default.
+    // The panics are deviations in docs/migration.md: ours reports an error there, or uses the default.
     assert!(panics * 100 <= tried, "Go panics on {panics} of {tried}");
     eprintln!("{tried} configurations, and Go panics on {panics} of them");
 }

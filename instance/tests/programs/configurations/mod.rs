@@ -1,5 +1,6 @@
-//! The same configurations before Go Nebula 1.11.0 and before ours, with `-test`: the same exit code, the same key
-//! named. Where ours differs on purpose, `docs/migration.md` has a row with the name that stands in the table here.
+//! The same configurations checked by Go Nebula 1.11.0 and by ours with `-test`: both must return the same exit code
+//! and name the same key. For each deliberate difference `docs/migration.md` has a row, whose name is in the table
+//! here.
 
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 

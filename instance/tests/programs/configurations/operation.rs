@@ -1,8 +1,8 @@
-//! `logging`, `stats`, `sshd`, and keys that nobody knows.
+//! `logging`, `stats`, `sshd`, and unknown keys.
 
 use super::bench::{Case, deviates, good, refused, remarked};
 
-/// What ours names: without the console, its switch.
+/// What our remark names: without the console, the switch that enables it.
 const fn sshd(named: &'static str) -> &'static str {
     if cfg!(feature = "ssh") { named } else { "sshd.enabled is not supported" }
 }

@@ -1,4 +1,4 @@
-//! `tun`: Go's `-test` reads nothing of it, so what would stop the start is a remark of ours.
+//! `tun`: Go's `-test` does not check it, so our program reports as a remark what would stop a start.
 
 use super::bench::{Case, good, remarked};
 

@@ -1,9 +1,9 @@
-//! Firewall rules beside Go Nebula of three releases: the same packets pass and the same are refused, whichever of the
-//! two checks them as receiver, and whichever as sender.
+//! Firewall rules compared with Go Nebula of three releases: the same packets pass and the same are refused, whether
+//! ours or Go checks them as receiver or as sender.
 //!
 //! In each network `xg` (Go) and `xo` (ours) have the rule under test, inbound and outbound. `ag`/`ao` and `bg`/`bo`
-//! are peers of two identities, allow everything, and try everything in both directions; those of Go with Go are the
-//! measure.
+//! are peers with two identities; they allow everything and try everything in both directions. The results between Go
+//! nodes are the reference.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -26,12 +26,12 @@ use world::World;
 use world::peers::{go, ours};
 
 const SOON: Duration = Duration::from_secs(30);
-/// An answer to a packet that passes is there in milliseconds.
+/// An answer to a packet that passes arrives within milliseconds.
 const FIRST_TRY: Duration = Duration::from_millis(500);
-/// Where Go and ours differ, the machine may only have been slow.
+/// Where Go and ours differ, the machine may just have been slow.
 const SECOND_TRY: Duration = Duration::from_secs(3);
 
-/// Name, name in the certificate, number in the overlay, groups, CA, network behind it.
+/// Name, name in the certificate, last bytes of the overlay address, groups, CA, network behind it.
 type Host = (&'static str, &'static str, [u8; 2], &'static str, &'static str, &'static str);
 const HOSTS: [Host; 6] = [
     ("xg", "xg", [0, 11], "servers", "first", "192.168.11.0/24"),
@@ -140,7 +140,7 @@ firewall: {{default_local_cidr_any: false, inbound: {rules}, outbound: {rules}}}
         self.world.write(&format!("{host}.yml"), &text)
     }
 
-    /// Builds every tunnel and starts what answers.
+    /// Establishes every tunnel and starts the servers.
     fn connect(&mut self) {
         for (host, _, number, _, _, behind) in HOSTS {
             let namespace = self.world.namespace_of(host);
@@ -153,7 +153,7 @@ firewall: {{default_local_cidr_any: false, inbound: {rules}, outbound: {rules}}}
                 let address = format!("192.168.{}.9/32", number[1]);
                 world::run("ip", &["-n", &namespace, "addr", "add", &address, "dev", "lo"]);
             }
-            // Root may open echo sockets.
+            // Allows root to open ICMP echo sockets.
             self.world.exec(host, &["sysctl", "-qw", "net.ipv4.ping_group_range=0 0"]);
             self.servers.push(Servers::start(&namespace));
         }
@@ -164,7 +164,7 @@ firewall: {{default_local_cidr_any: false, inbound: {rules}, outbound: {rules}}}
         }
     }
 
-    /// Gives both nodes under test a rule, and returns when they have it.
+    /// Gives both nodes under test a rule, and returns once they have loaded it.
     fn apply(&mut self, rule: &Rule) {
         self.reloads += 1;
         let sha = self.fingerprint("first");
@@ -191,7 +191,7 @@ firewall: {{default_local_cidr_any: false, inbound: {rules}, outbound: {rules}}}
         json[0]["fingerprint"].as_str().expect("a fingerprint").to_owned()
     }
 
-    /// Everything that is tried, from every host.
+    /// All probes, from every host.
     fn probes(&self) -> Vec<Probe> {
         let mut all = Vec::new();
         for x in ["xg", "xo"] {
@@ -202,7 +202,7 @@ firewall: {{default_local_cidr_any: false, inbound: {rules}, outbound: {rules}}}
                         all.extend(Probe::between(from, to, IpAddr::V6(v6(number(to))), "v6"));
                     }
                 }
-                // 1.6 knows no own side of a rule.
+                // 1.6 does not support `local_cidr`.
                 if self.suite != "bookworm" {
                     let behind = [192, 168, number(x)[1], 9].into();
                     all.extend(Probe::between(peer, x, behind, "behind").into_iter().filter(|probe| !probe.is_udp()));
@@ -216,7 +216,7 @@ firewall: {{default_local_cidr_any: false, inbound: {rules}, outbound: {rules}}}
         probes::ask(probes, within, |host| self.world.namespace_of(host))
     }
 
-    /// Verdicts that are not Go's, as text; and counts in `seen` what each kind of probe met.
+    /// Describes the verdicts that differ from Go's, and records in `seen` which results each kind of probe had.
     fn differences(&self, rule: &Rule, seen: &mut BTreeMap<String, [bool; 2]>) -> Vec<String> {
         let mut probes = self.probes();
         let mut verdicts = self.ask(&probes, FIRST_TRY);
@@ -259,7 +259,7 @@ fn v6([a, b]: [u8; 2]) -> std::net::Ipv6Addr {
     [0xfd77, 0, 0, 0, 0, 0, u16::from(a), u16::from(b)].into()
 }
 
-/// All rules that the release knows.
+/// Tests all rules that the release supports.
 fn matrix(suite: &'static str, curve: &'static str, version: u8) -> (usize, Vec<String>) {
     let mut site = Site::new(suite, curve, version);
     let (mut different, mut seen, mut count) = (Vec::new(), BTreeMap::new(), 0);
@@ -268,7 +268,7 @@ fn matrix(suite: &'static str, curve: &'static str, version: u8) -> (usize, Vec<
         count += site.probes().len();
         different.extend(site.differences(rule, &mut seen));
     }
-    // What never passes, or always, would say nothing.
+    // A probe that always passes, or never does, tells nothing.
     let mute: Vec<_> = seen.iter().filter(|(_, both)| **both != [true, true]).collect();
     assert!(mute.is_empty(), "{suite} with {curve}: refused, passed: {mute:?}\n{}", site.world.all_logs());
     (count, different)

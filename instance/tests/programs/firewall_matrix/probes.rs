@@ -1,4 +1,4 @@
-//! What is tried between two hosts, and what answers it.
+//! Probes between two hosts, and the servers that answer them.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -11,12 +11,12 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
 use super::world::enter;
 
-/// Whether an answer came.
+/// Whether an answer arrived.
 pub(crate) type Verdict = bool;
 
 const TCP: [u16; 3] = [80, 443, 8080];
 const UDP: [u16; 3] = [53, 80, 8085];
-/// Time between two datagrams of a probe.
+/// Time between two datagrams of one probe.
 const AGAIN: Duration = Duration::from_millis(120);
 
 #[derive(Clone, Copy, PartialEq)]
@@ -26,19 +26,19 @@ enum Kind {
     Icmp,
 }
 
-/// One thing that is tried.
+/// One packet or connection to try.
 #[derive(Clone)]
 pub(crate) struct Probe {
     pub(crate) from: String,
     pub(crate) to: String,
     at: IpAddr,
-    /// Which address of the host that is.
+    /// What kind of address of the host this is.
     place: &'static str,
     kind: Kind,
 }
 
 impl Probe {
-    /// Everything that is tried between two hosts.
+    /// All probes between two hosts.
     pub(crate) fn between(from: &str, to: &str, at: IpAddr, place: &'static str) -> Vec<Self> {
         let kinds = TCP.map(Kind::Tcp).into_iter().chain(UDP.map(Kind::Udp)).chain([Kind::Icmp]);
         kinds.map(|kind| Self { from: from.to_owned(), to: to.to_owned(), at, place, kind }).collect()
@@ -48,7 +48,7 @@ impl Probe {
         matches!(self.kind, Kind::Udp(_))
     }
 
-    /// The same for every pair of makers.
+    /// Describes the probe in the same words whichever programs run on the two hosts.
     pub(crate) fn meaning(&self) -> String {
         let what = match self.kind {
             Kind::Tcp(port) => format!("tcp {port}"),
@@ -68,7 +68,7 @@ impl Probe {
                 answered(&socket, b"anybody there?", within)
             }
             Kind::Icmp => {
-                // The kernel numbers and sums the request, and hands over the replies to this socket only.
+                // The kernel fills in identifier and checksum, and passes only the replies to this socket.
                 let (family, protocol, request) = match self.at {
                     IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp, 8),
                     IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6, 128),
@@ -86,7 +86,7 @@ fn answered(socket: &UdpSocket, question: &[u8], within: Duration) -> Verdict {
     socket.set_read_timeout(Some(AGAIN)).expect("a timeout");
     let end = Instant::now() + within;
     while Instant::now() < end {
-        // The own rules may refuse it aloud.
+        // The sender's own rules may refuse it with an error.
         let _ = socket.send(question);
         match socket.recv(&mut [0; 64]) {
             Ok(_) => return true,
@@ -97,7 +97,7 @@ fn answered(socket: &UdpSocket, question: &[u8], within: Duration) -> Verdict {
     false
 }
 
-/// Tries all at once; `namespace` is that of a host.
+/// Runs all probes at once; `namespace` returns the namespace of a host.
 pub(crate) fn ask(probes: &[Probe], within: Duration, namespace: impl Fn(&str) -> String) -> Vec<Verdict> {
     let threads: Vec<_> = probes
         .iter()
@@ -112,14 +112,14 @@ pub(crate) fn ask(probes: &[Probe], within: Duration, namespace: impl Fn(&str) -
     threads.into_iter().map(|thread| thread.join().expect("a verdict")).collect()
 }
 
-/// What answers on a host; ends on drop.
+/// The servers on a host; they stop on drop.
 pub(crate) struct Servers {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Servers {
-    /// Answers on every port that is tried, at every address of the namespace.
+    /// Answers on every probed port, at every address of the namespace.
     pub(crate) fn start(namespace: &str) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
@@ -128,7 +128,7 @@ impl Servers {
                 let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).expect("a free port");
                 listener.set_nonblocking(true).expect("a listener that can be left");
                 while !stop.load(Ordering::Relaxed) {
-                    // The kernel has answered already.
+                    // The kernel has already answered.
                     while listener.accept().is_ok() {}
                     thread::sleep(Duration::from_millis(20));
                 }

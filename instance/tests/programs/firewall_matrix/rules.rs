@@ -1,10 +1,10 @@
-//! The rules that are tried. `BEHIND` stands for the network behind the node, `OWN` for its address, `FIRST` for the
+//! The rules under test. `BEHIND` stands for the network behind the node, `OWN` for its address, `FIRST` for the
 //! fingerprint of the CA that signed the first peer.
 
-/// One set of rules, inbound and outbound alike.
+/// A set of rules, used for both inbound and outbound.
 pub(crate) struct Rule {
     pub(crate) text: &'static str,
-    /// The first release that understands it.
+    /// The first release that supports it.
     since: Since,
 }
 
@@ -18,7 +18,7 @@ enum Since {
 use Since::{V1_6, V1_9, V1_11};
 
 impl Rule {
-    /// Whether the release of a Debian suite understands it.
+    /// Whether the release in a Debian suite supports it.
     pub(crate) fn known_to(&self, suite: &str) -> bool {
         let release = match suite {
             "bookworm" => V1_6,
@@ -77,18 +77,18 @@ pub(crate) const RULES: &[Rule] = &[
     new("[{port: any, proto: any, cidr: \"fd77::1:0/112\"}]"),
     new("[{port: any, proto: any, cidr: \"::/0\"}]"),
     new("[{port: any, proto: icmp, cidr: any}]"),
-    // Who signed the peer.
+    // CA of the peer.
     old("[{port: any, proto: any, host: any, ca_name: first}]"),
     old("[{port: any, proto: any, host: any, ca_name: second}]"),
     old("[{port: any, proto: any, host: any, ca_sha: FIRST}]"),
     old("[{port: any, proto: any, group: web, ca_name: second}]"),
     old("[{port: any, proto: any, host: any, ca_name: second, ca_sha: FIRST}]"),
     old("[{port: any, proto: any, group: ops, ca_name: second}]"),
-    // One of several is enough.
+    // One match is enough.
     old("[{port: any, proto: any, host: beta, group: ops}]"),
     old("[{port: any, proto: any, cidr: 10.77.2.0/24, groups: [ops, web]}]"),
     old("[{port: any, proto: any, host: alpha, cidr: 10.77.2.0/24}]"),
-    // The own side.
+    // Addresses of this side.
     since_1_9("[{port: any, proto: any, host: any, local_cidr: BEHIND}]"),
     since_1_9("[{port: any, proto: any, host: any, local_cidr: OWN/32}]"),
     since_1_9("[{port: 80, proto: tcp, group: web, local_cidr: 0.0.0.0/0}]"),

@@ -1,4 +1,4 @@
-//! Credentials and configurations of hosts, and daemons without devices on loopback: no privilege, no namespace.
+//! Credentials and configurations of hosts, and daemons without devices on loopback; needs no privileges or namespaces.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 use std::net::{TcpListener, UdpSocket};
@@ -9,12 +9,12 @@ use nebula_cert::{Certificate, Curve, PrivateKey, SigningKey, Template};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// One CA, and the files of all hosts.
+/// A CA, and the files of all hosts.
 pub struct Network {
     folder: tempfile::TempDir,
     ca: Certificate,
     ca_key: SigningKey,
-    /// Of the certificates of hosts.
+    /// Expiry of the hosts' certificates.
     not_after: i64,
 }
 
@@ -27,12 +27,12 @@ impl Network {
         Self { folder, ca, ca_key, not_after: LATE }
     }
 
-    /// One whose hosts have certificates that end then, in seconds of the Unix epoch.
+    /// A network whose hosts' certificates expire at `not_after`, in seconds since the Unix epoch.
     pub fn ending(not_after: i64) -> Self {
         Self { not_after, ..Self::new() }
     }
 
-    /// Writes credentials and `NAME.yml` of a new host; `more` is its configuration beside its credentials.
+    /// Writes credentials and `NAME.yml` of a new host; `more` is its configuration besides the credentials.
     pub fn configure(&self, name: &str, networks: &[&str], more: &str) -> PathBuf {
         let key = PrivateKey::generate(Curve::Curve25519).unwrap();
         let template = Template { not_after: self.not_after, ..template(name, key.public_key(), networks) };
@@ -50,7 +50,7 @@ impl Network {
         format!("pki: {{ca: {at}/ca.crt, cert: {at}/{name}.crt, key: {at}/{name}.key}}\n")
     }
 
-    /// Starts `program` as a new host without a device; `more` is its configuration beside that and its credentials.
+    /// Starts `program` as a new host without a device; `more` is its configuration besides device and credentials.
     pub fn start(&self, program: &Path, name: &str, networks: &[&str], more: &str) -> Daemon {
         let device = "tun: {disabled: true}\n";
         let fixed = format!("{}{device}", self.pki(name));
@@ -79,7 +79,7 @@ fn template(name: &str, public_key: Vec<u8>, networks: &[&str]) -> Template {
 
 const LATE: i64 = 5_000_000_000;
 
-/// A running program; ended on drop.
+/// A running program; stopped on drop.
 pub struct Daemon {
     child: Child,
     config: PathBuf,
@@ -92,7 +92,7 @@ impl Daemon {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// File of the configuration.
+    /// The configuration file.
     pub fn config(&self) -> &Path {
         &self.config
     }
@@ -102,7 +102,7 @@ impl Daemon {
         std::fs::write(&self.config, format!("{}{more}\n", self.fixed)).unwrap();
     }
 
-    /// Replaces the configuration and asks for a reload.
+    /// Replaces the configuration and triggers a reload.
     pub fn reload(&self, more: &str) {
         self.write(more);
         kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGHUP).unwrap();

@@ -1,4 +1,4 @@
-//! The Debian package, installed by dpkg into a copy-on-write view of this machine.
+//! The Debian package, installed by dpkg into a copy-on-write overlay of this machine.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 use super::repository;
 
-/// An overlay of the machine's root in a mount namespace of its own. `/run` is empty there, so no service manager is
-/// found.
+/// Mounts an overlay of the machine's root in a separate mount namespace. `/run` is empty there, so no service manager
+/// is found.
 const IN_AN_OVERLAY: &str = r#"
 set -euo pipefail
 export LC_ALL=C DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin
@@ -35,7 +35,7 @@ fn in_an_overlay(package: &Path, script: &str) -> Output {
         .expect("unshare runs")
 }
 
-/// Debian's package of Go Nebula 1.11.0, where `.ci/go-nebula` left it.
+/// Debian's package of Go Nebula 1.11.0, as downloaded by `.ci/go-nebula`.
 fn debians() -> PathBuf {
     let folders = ["sid-nebula", "sid"].map(|folder| repository("target/peers/apt").join(folder).join("deb"));
     let files = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
@@ -43,7 +43,7 @@ fn debians() -> PathBuf {
     packages.next().expect("the package of Go Nebula: run .ci/go-nebula with an empty target/peers")
 }
 
-/// That of hosts, and that of the CA; made once.
+/// The packages for hosts and for the CA, built once.
 fn packages() -> &'static [PathBuf; 2] {
     static MADE: OnceLock<(tempfile::TempDir, [PathBuf; 2])> = OnceLock::new();
     let make = || {
@@ -147,7 +147,7 @@ fn lintian_finds_no_error_and_two_builds_are_the_same_bytes() {
     for (package, again) in packages().iter().zip(&again) {
         assert!(bytes(package) == bytes(again), "not reproducible");
     }
-    // It takes a static-pie program for a library; and there is no mail address to give.
+    // lintian takes a static-pie program for a library, and the package has no real mail address.
     let known = "bogus-mail-host,bogus-mail-host-in-debian-changelog,shared-library-lacks-prerequisites";
     let output = Command::new("lintian")
         .args(["--fail-on", "error,warning", "--suppress-tags", known])

@@ -1,5 +1,4 @@
-//! What is handed to operators beside the programs: the Debian package, the systemd units, the schema of the
-//! configuration.
+//! What operators get besides the programs: the Debian package, the systemd units, the configuration schema.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -9,7 +8,7 @@ mod systemd;
 
 use std::path::PathBuf;
 
-/// A path of the repository.
+/// A path in the repository.
 fn repository(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }

@@ -1,11 +1,11 @@
-//! `deploy/nebula.schema.json`, asked by a validator that others wrote.
+//! `deploy/nebula.schema.json`, checked with an independent validator.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
 
 use super::repository;
 
-/// Prints the path of every mistake that the schema finds in the YAML documents on stdin, one document a line.
+/// Prints the path of every error that the schema finds in the YAML documents on stdin, one line per document.
 const VALIDATE: &str = "
 import json, sys, yaml
 from jsonschema import Draft7Validator, validators
@@ -16,7 +16,7 @@ for document in yaml.safe_load_all(sys.stdin):
     print(' '.join(sorted('.'.join(map(str, e.absolute_path)) or '.' for e in kind(schema).iter_errors(document))))
 ";
 
-/// What the validator says about each document.
+/// The validator's output for each document.
 fn mistakes(documents: &[&str]) -> Vec<String> {
     let mut child = Command::new("/usr/bin/python3")
         .args(["-c", VALIDATE])

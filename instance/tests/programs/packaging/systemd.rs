@@ -9,11 +9,11 @@ use crate::world::cluster::{binary, tool};
 use crate::world::peers::ours;
 use crate::world::{World, run};
 
-/// Where systemd sees program, configuration and credentials: its own `/run`, so that `ProtectHome` and `PrivateTmp`
-/// hide nothing that is tested here.
+/// Where systemd sees program, configuration and credentials: its own `/run`, so that `ProtectHome` and `PrivateTmp` do
+/// not hide anything needed here.
 const PLACE: &str = "/run/nebula-test";
 
-/// A systemd in namespaces; ended on drop.
+/// A systemd in separate namespaces; stopped on drop.
 struct Systemd {
     folder: tempfile::TempDir,
     root: PathBuf,
@@ -51,13 +51,13 @@ impl Systemd {
         self.must(&["systemctl", "show", "-P", property, unit])
     }
 
-    /// Puts a program of the release build where units find it.
+    /// Puts a program of the release build where units look for it.
     fn program(&self, name: &str) {
         self.write(name, &std::fs::read(binary(name)).expect("the program"));
         self.must(&["chmod", "755", &format!("{PLACE}/{name}")]);
     }
 
-    /// Makes a unit known, in a network namespace and with its log in [`Systemd::log`].
+    /// Adds a unit that runs in a network namespace and logs to [`Systemd::log`].
     fn unit(&self, name: &str, text: &str, namespace: &str) {
         let units = self.folder.path().join("units");
         std::fs::write(units.join(name), text).expect("write the unit");
@@ -85,7 +85,7 @@ fn manager() -> String {
     tool("systemd-ns.sh").display().to_string()
 }
 
-/// Configuration of `host`, which the other host pings; `inbound` are its rules.
+/// Configuration of `host`, which the other host pings; `inbound` are its firewall rules.
 fn config(folder: &Path, host: &str, inbound: &str) -> String {
     let folder = folder.display();
     format!(
@@ -120,7 +120,7 @@ fn the_unit_is_ready_when_the_device_is_there_and_reloads_and_stops() {
     let namespace = world.namespace_of("u");
     systemd.unit("nebula.service", &unit, &namespace);
 
-    // `start` returns when READY=1 was said.
+    // `start` returns once READY=1 has been sent.
     systemd.must(&["systemctl", "start", "nebula.service"]);
     run("ip", &["-n", &namespace, "link", "show", "neb0"]);
     assert_eq!(systemd.show("ActiveState"), "active");
@@ -139,7 +139,7 @@ fn the_unit_is_ready_when_the_device_is_there_and_reloads_and_stops() {
     systemd.must(&["systemctl", "reload", "nebula.service"]);
     world.ping("p", "10.77.0.1", Duration::from_secs(10));
 
-    // A mistake changes nothing and ends nothing.
+    // An invalid configuration changes nothing and stops nothing.
     systemd.write("config.yml", config(Path::new(PLACE), "u", "{port: any, proto: icpm, host: any}").as_bytes());
     systemd.must(&["systemctl", "reload", "nebula.service"]);
     let end = Instant::now() + Duration::from_secs(10);
@@ -150,7 +150,7 @@ fn the_unit_is_ready_when_the_device_is_there_and_reloads_and_stops() {
     assert_eq!(world.pings("p", "10.77.0.1", 3, "0.1"), 3);
     assert_eq!(systemd.show("MainPID"), pid);
 
-    // The confined daemon may put back what others take, and systemd makes a new device by a new start.
+    // The confined daemon may repair what others remove; for a missing device, systemd restarts it.
     run("ip", &["-n", &namespace, "address", "flush", "dev", "neb0"]);
     run("ip", &["-n", &namespace, "link", "set", "neb0", "down"]);
     world.ping("p", "10.77.0.1", Duration::from_secs(3));
@@ -168,11 +168,11 @@ fn the_unit_is_ready_when_the_device_is_there_and_reloads_and_stops() {
     systemd.must(&["systemctl", "stop", "nebula.service"]);
     assert_eq!(systemd.show("Result"), "success");
     assert!(!world.exec("u", &["ip", "link", "show", "neb0"]).status.success(), "the device is still there");
-    // With that mistake it does not start, and systemd is told.
+    // With that error it does not start, and systemd learns of it.
     assert!(!systemd.call(&["systemctl", "start", "nebula.service"]).status.success());
 }
 
-/// The state of a CA that systemd keeps for it, on the machine's own disk; removed on drop.
+/// The state directory of a CA that systemd manages, on the machine's real disk; removed on drop.
 struct StateDirectory(String);
 
 impl StateDirectory {
@@ -183,7 +183,7 @@ impl StateDirectory {
 
 impl Drop for StateDirectory {
     fn drop(&mut self) {
-        // With DynamicUser= the first is a link to the second.
+        // With DynamicUser= the first path is a symlink to the second.
         let _ = std::fs::remove_file(self.path());
         for path in [self.path(), format!("/var/lib/private/{}", self.0)] {
             let _ = std::fs::remove_dir_all(path);
@@ -202,13 +202,13 @@ fn the_unit_of_the_ca_serves_confined_and_gives_a_host_its_certificate() {
     systemd.program("nebula-ca");
     let program = format!("{PLACE}/nebula-ca");
     let dir = state.path();
-    // As root, as `deploy/README.md` says; the unit's user takes it over.
+    // Run as root, as `deploy/README.md` says; the unit's user takes over the files.
     systemd.must(&[&program, "init", "--dir", &dir, "--tls-name", &address, "--overlay", "10.42.0.0/16"]);
     let unit = std::fs::read_to_string(repository("deploy/nebula-ca.service")).expect("the unit");
     let unit = unit.replace("/usr/local/bin/nebula-ca", &program).replace("/var/lib/nebula-ca", &dir);
     let unit = unit.replace("StateDirectory=nebula-ca", &format!("StateDirectory={}", state.0));
     systemd.unit("nebula-ca.service", &unit, &world.namespace_of("ca"));
-    // Returns when it listens.
+    // Returns once the CA listens.
     let serves = || {
         systemd.must(&["systemctl", "start", "nebula-ca.service"]);
         systemd.show_of("nebula-ca.service", "MainPID")
@@ -219,7 +219,7 @@ fn the_unit_of_the_ca_serves_confined_and_gives_a_host_its_certificate() {
     assert_ne!(field("Uid:").split_whitespace().next(), Some("0"), "it runs as root");
     assert_eq!((field("CapEff:"), field("CapBnd:")), ("0000000000000000", "0000000000000000"));
     assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), ("1", "2"));
-    // What it writes is its own, and nobody else's to read.
+    // Its files belong to its user, and nobody else can read them.
     let ledger = systemd.must(&["stat", "-c", "%U:%a", &format!("{dir}/store.redb"), &format!("{dir}/ca.key")]);
     assert!(ledger.lines().all(|line| !line.starts_with("root:") && line.ends_with("00")), "{ledger}");
 
@@ -237,10 +237,10 @@ fn the_unit_of_the_ca_serves_confined_and_gives_a_host_its_certificate() {
     assert!(first.status.success(), "{}\n{}", String::from_utf8_lossy(&first.stderr), systemd.log());
     let certificate = std::fs::read(Path::new(&out).join("host.crt")).expect("the certificate");
 
-    // Stopped and started again it is another process with the same CA and ledger.
+    // After a stop and a start, another process has the same CA and ledger.
     systemd.must(&["systemctl", "stop", "nebula-ca.service"]);
     assert_eq!(systemd.show_of("nebula-ca.service", "Result"), "success");
-    // What root does to the folder meanwhile the unit's user can read: it signs with the next CA.
+    // The unit's user can read what root wrote to the folder meanwhile, and signs with the next CA.
     systemd.must(&[&program, "rollover", "prepare", "--dir", &dir]);
     systemd.must(&[&program, "rollover", "switch", "--at-once", "--dir", &dir]);
     assert_ne!(serves(), pid);
@@ -263,7 +263,7 @@ fn units_have_no_mistake_and_leave_little_exposed() {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let text = std::fs::read_to_string(repository("deploy").join(unit)).expect("the unit");
         let path = folder.path().join(unit);
-        // The program need not be installed here; any that exists will do.
+        // The program need not be installed here; any existing one will do.
         std::fs::write(&path, text.replace(&format!("/usr/local/bin/{program} "), "/bin/true "))
             .expect("write the unit");
         run("systemd-analyze", &["verify", "--man=no", &path.display().to_string()]);

@@ -1,4 +1,5 @@
-//! What a running daemon shows from outside: its memory, its threads, and the counters that ours logs at its end.
+//! What can be observed of a running daemon from outside: its memory, its threads, and the counters that ours logs at
+//! exit.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +11,7 @@ pub(super) fn resident(pid: u32) -> u64 {
     line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("a number")
 }
 
-/// Nanoseconds on a processor of each thread whose name begins so.
+/// CPU time in nanoseconds of each thread whose name starts with `prefix`.
 pub(super) fn busy(pid: u32, prefix: &str) -> BTreeMap<String, u64> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the daemon runs").flatten();
     let of_task = tasks.filter_map(|task| {
@@ -21,7 +22,7 @@ pub(super) fn busy(pid: u32, prefix: &str) -> BTreeMap<String, u64> {
     of_task.filter(|(name, _)| name.starts_with(prefix)).collect()
 }
 
-/// Counters by name, of the last line of the log that has them; those that are 0 are left out there.
+/// Counters by name, from the last log line that has them; that line omits zeros.
 pub(super) fn counters(log: &str) -> BTreeMap<String, u64> {
     let line = log.lines().rfind(|line| line.contains("counters=")).unwrap_or_else(|| panic!("no counters in\n{log}"));
     let said = line.split_once("counters=\"").and_then(|(_, rest)| rest.split_once('"')).expect("counters in quotes").0;

@@ -1,4 +1,4 @@
-//! Streams of UDP datagrams whose every byte the receiver knows.
+//! Streams of UDP datagrams whose contents the receiver can verify byte for byte.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -11,28 +11,28 @@ use nix::sys::socket::{setsockopt, sockopt};
 use super::world::enter;
 
 const BUFFER: usize = 8 << 20;
-/// Between two bursts.
+/// Pause between two bursts.
 const PAUSE: Duration = Duration::from_millis(5);
-/// What is still on its way when the sender has ended.
+/// Time for datagrams that are still in flight when the sender has ended.
 const LINGER: Duration = Duration::from_millis(500);
 const NUMBER: usize = 8;
 
-/// Datagrams from one namespace to another.
+/// Datagrams sent from one namespace to another.
 #[derive(Debug, Clone)]
 pub(super) struct Stream {
     pub what: &'static str,
     pub from: String,
     pub to: String,
     pub address: IpAddr,
-    /// Least and largest payload; all as large as the largest if `offload`.
+    /// Minimum and maximum payload; with `offload`, all have the maximum.
     pub sizes: [usize; 2],
-    /// Datagrams in a burst.
+    /// Datagrams per burst.
     pub burst: usize,
     /// Hand a burst to the kernel as one super-packet.
     pub offload: bool,
 }
 
-/// How many were sent, and how many of these came.
+/// How many datagrams were sent, and how many of them arrived.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tally {
     pub sent: u64,
@@ -40,7 +40,7 @@ pub(super) struct Tally {
 }
 
 impl Stream {
-    /// Sends for `time`. Panics if a datagram comes twice, or comes that was not sent.
+    /// Sends for `time`. Panics if a datagram arrives twice, or one arrives that was not sent.
     pub(super) fn run(&self, time: Duration) -> Tally {
         let (ready, listening) = sync_channel(1);
         let (done, ended) = sync_channel(1);
@@ -96,7 +96,7 @@ impl Stream {
                 if self.offload {
                     burst.extend_from_slice(&one);
                 } else {
-                    // The device's queue may be full: then it is lost, as on any path.
+                    // If the device's queue is full, the datagram is lost, as on any path.
                     let _ = socket.send(&one);
                 }
             }
@@ -116,7 +116,7 @@ impl Stream {
         assert!(seen.first_time(number), "{}: number {number} came twice", self.what);
     }
 
-    /// Everything about a datagram follows from its number.
+    /// Fills a payload. Its contents are derived from the datagram's number.
     fn fill(&self, number: u64, payload: &mut Vec<u8>) {
         let mut state = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut next = || {
@@ -136,7 +136,7 @@ impl Stream {
     }
 }
 
-/// Which numbers came.
+/// The numbers that have arrived.
 #[derive(Debug, Default)]
 struct Seen {
     bits: Vec<u64>,
@@ -146,7 +146,7 @@ struct Seen {
 
 impl Seen {
     fn first_time(&mut self, number: u64) -> bool {
-        // Ten minutes of the fastest stream; a number from nowhere must not become memory.
+        // Enough for ten minutes of the fastest stream; a bogus number must not allocate memory.
         assert!(number < 1 << 26, "a number that nobody sent: {number}");
         let (word, bit) = ((number / 64) as usize, 1 << (number % 64));
         if word >= self.bits.len() {

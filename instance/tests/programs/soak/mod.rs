@@ -1,8 +1,8 @@
-//! Mixed flows between two daemons for a long time, over a path that loses, repeats, reorders and rebinds: every byte
-//! of TCP is compared, UDP datagrams come unchanged and at most once, pings come back as they went, and memory stays
-//! flat.
+//! Mixed flows between two daemons for a long time, over a path that loses, duplicates, reorders and rebinds: every
+//! byte of TCP is compared, UDP datagrams arrive unchanged and at most once, pings come back unchanged, and memory use
+//! stays flat.
 //!
-//! `SOAK_SECONDS` says how long each test runs.
+//! `SOAK_SECONDS` sets the duration of each test.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -29,19 +29,18 @@ const V4: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 const V6: [&str; 2] = ["fd77::1", "fd77::2"];
 const SOON: Duration = Duration::from_secs(20);
 
-/// Bytes of one TCP connection.
+/// Bytes per TCP connection.
 const TRANSFER: usize = 8_000_000;
-/// KiB that the resident memory of ours may grow, between the first fourth of the time and the last. Flows are
-/// forgotten after 10 s, buffers grow with the largest burst so far; a byte that leaks with each packet is 2 MB a
-/// minute.
+/// KiB by which our resident memory may grow between the first quarter of the time and the last. Flows expire after 10
+/// s, and buffers grow with the largest burst so far; leaking one byte per packet would be 2 MB a minute.
 const GROWTH: u64 = 1024;
-/// Of 100 datagrams that are not cut, this many come at least: the path loses one in 500, the rest is the machine's
-/// load.
+/// Of 100 unfragmented datagrams, at least this many arrive: the path loses one in 500, and load on the machine the
+/// rest.
 const WHOLE: u64 = 90;
-/// The same for datagrams cut into up to seven fragments.
+/// The same for datagrams in up to seven fragments.
 const IN_FRAGMENTS: u64 = 75;
 
-/// What is not a packet.
+/// Counters of messages other than packets.
 const MESSAGES: [&str; 8] = [
     "hole_punches_in",
     "handshakes_in",
@@ -70,7 +69,7 @@ impl Soak {
         let (proxy, seen_at) = Proxy::start(&world.namespace_of("m"), middle, ends);
         world.certify(&["ca", "-name", "soak", "-version", "2"]);
         for (at, name) in NAMES.iter().enumerate() {
-            // Merged runs of datagrams, with holes, instead of one by one.
+            // Delivers datagrams as merged runs with holes, instead of one by one.
             must(&world, name, &["ethtool", "-K", "eth0", "gro", "on"]);
             let networks = format!("{}/24,{}/64", V4[at], V6[at]);
             world.certify(&["sign", "-name", name, "-networks", &networks]);
@@ -103,7 +102,7 @@ firewall:
         soak
     }
 
-    /// All flows at once, for the whole time.
+    /// Runs all flows at once, for the whole time.
     fn run(self) {
         let pids = NAMES.map(|name| self.world.pid(name));
         let streams = self.streams();
@@ -151,7 +150,7 @@ firewall:
         streams
     }
 
-    /// One connection after another; how many.
+    /// Makes one connection after another; returns how many.
     fn transfers(&self, from: usize, addresses: [&str; 2]) -> u32 {
         let (begun, mut done) = (Instant::now(), 0);
         while begun.elapsed() < self.time {
@@ -162,7 +161,7 @@ firewall:
         done
     }
 
-    /// Pings with a payload that `ping` compares; what it says at the end.
+    /// Sends pings whose payload `ping` verifies; returns its summary.
     fn echoes(&self, from: usize, addresses: [&str; 2], size: usize) -> String {
         let (pings, size) = ((self.time.as_secs() * 20).to_string(), size.to_string());
         let command = ["ping", "-n", "-i", "0.05", "-c", &pings, "-s", &size, "-W", "1", addresses[1 - from]];
@@ -178,7 +177,7 @@ firewall:
         format!("{size} bytes: {summary}")
     }
 
-    /// KiB of both daemons: the most within the first fourth of the time, and within the last.
+    /// KiB of both daemons: the maximum within the first quarter of the time, and within the last.
     fn watch_memory(&self, pids: [u32; 2]) -> [[u64; 2]; 2] {
         let (begun, mut most) = (Instant::now(), [[0; 2]; 2]);
         while begun.elapsed() < self.time {
@@ -195,7 +194,7 @@ firewall:
         most
     }
 
-    /// Datagrams that sockets of a namespace took, and those that found a full buffer.
+    /// The datagrams received by sockets of a namespace, and those lost to full buffers.
     fn udp_statistics(&self, name: &str) -> String {
         let output = self.world.exec(name, &["nstat", "-asz", "UdpInDatagrams", "UdpRcvbufErrors"]);
         let text = String::from_utf8_lossy(&output.stdout);
@@ -206,7 +205,7 @@ firewall:
             .join(", ")
     }
 
-    /// What the daemons say about the time; ends them.
+    /// Stops the daemons and checks their counters, memory and CPU use.
     fn check_daemons(mut self, pids: [u32; 2], memory: [[u64; 2]; 2]) {
         let mut counters = Vec::new();
         for (at, name) in NAMES.iter().enumerate() {
@@ -221,7 +220,7 @@ firewall:
                 let busy = daemon::busy(pids[at], direction);
                 let all: u64 = busy.values().sum();
                 eprintln!("{name}: {busy:?} ns");
-                // With two processors the threads of the sockets serve both directions.
+                // With two processors, the threads of the sockets serve both directions.
                 assert!(busy.len() == 2 || busy.is_empty() && direction == "nebula-out-", "{name}: {busy:?}");
                 assert!(busy.values().all(|one| one * 50 > all), "{name}: a lane had next to nothing to do: {busy:?}");
             }
@@ -243,8 +242,8 @@ firewall:
     }
 }
 
-/// Nothing is dropped but what the path repeated, what came for a tunnel that is gone, and what no rule of addresses
-/// lets out: the kernel's own multicasts.
+/// Checks that drops have three reasons only: packets that the path duplicated, packets for a closed tunnel, and the
+/// kernel's own multicasts, which the address checks do not let out.
 fn check_counters(name: &str, counters: &BTreeMap<String, u64>) {
     let at_least_once = ["packets_in", "packets_out", "coalesced", "dropped_in_replayed"];
     for counter in at_least_once {

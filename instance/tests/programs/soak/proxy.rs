@@ -1,5 +1,5 @@
-//! A path that loses, delays, repeats and reorders datagrams, and rebinds as NATs do: each end sees the other at the
-//! proxy's address, now at this port, now at that.
+//! A path that loses, delays, duplicates and reorders datagrams, and rebinds as NATs do: each end sees the other at the
+//! proxy's address, with ports that change.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,20 +16,20 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use super::world::enter;
 
-/// Ports of each side. Replies to any of them pass, whichever is in use.
+/// Ports on each side. Replies to any of them pass, whichever is in use.
 const PORTS: u16 = 16;
-/// Between two rebindings.
+/// Time between two rebindings.
 const REBIND: Duration = Duration::from_secs(3);
-/// Of 10,000 datagrams.
+/// Rates per 10,000 datagrams.
 const LOST: u64 = 20;
 const REPEATED: u64 = 100;
 const LATE: u64 = 200;
 const LATEST: Duration = Duration::from_millis(4);
-/// Datagrams that wait at the same time.
+/// Maximum number of delayed datagrams.
 const WAITING: usize = 4096;
 const BUFFER: usize = 4 << 20;
 
-/// What the path did, in both directions.
+/// Counts what the path did, in both directions.
 #[derive(Debug, Default)]
 pub(super) struct Deeds {
     pub passed: AtomicU64,
@@ -38,7 +38,7 @@ pub(super) struct Deeds {
     pub late: AtomicU64,
 }
 
-/// Runs until it is dropped.
+/// A running proxy; it stops on drop.
 pub(super) struct Proxy {
     pub deeds: Arc<Deeds>,
     stop: Arc<AtomicBool>,
@@ -46,8 +46,8 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
-    /// Joins two `ends` in a namespace of its own with the given address; each end finds the other at this address and
-    /// the first port of its side, which is returned.
+    /// Connects two `ends` through a separate namespace with the given address. Each end finds the other at this
+    /// address and at the first port of its side; both endpoints are returned.
     pub(super) fn start(namespace: &str, address: Ipv4Addr, ends: [SocketAddr; 2]) -> (Self, [SocketAddr; 2]) {
         let name = namespace.to_owned();
         let open = thread::spawn(move || {
@@ -111,7 +111,7 @@ impl Path {
         while !stop.load(Ordering::Relaxed) {
             let mut ready: Vec<_> = incoming.iter().map(|s| PollFd::new(s.as_fd(), PollFlags::POLLIN)).collect();
             let wait = if self.waiting.is_empty() { 50_u16 } else { 1 };
-            // An interrupted wait is only a short one.
+            // After an interrupt the wait is merely shorter.
             let _ = poll(&mut ready, wait);
             for (socket, ready) in incoming.iter().zip(&ready) {
                 if ready.any() == Some(true) {
@@ -123,13 +123,13 @@ impl Path {
     }
 
     fn take(&mut self, socket: &UdpSocket, buffer: &mut [u8]) {
-        // Not for ever: those that wait are due in time.
+        // Bounded, because delayed datagrams are due on time.
         for _ in 0..64 {
             match socket.recv_from(buffer) {
                 Ok((len, from)) if from == self.from => self.pass(&buffer[..len]),
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // An ICMP error about an end that is not there yet.
+                // An ICMP error about an end that has not started yet.
                 Err(_) => {}
             }
         }
@@ -167,13 +167,13 @@ impl Path {
     fn send(&self, datagram: &[u8]) {
         let turn = self.begun.elapsed().as_secs() / REBIND.as_secs();
         let socket = &self.outgoing[turn as usize % self.outgoing.len()];
-        // A full buffer loses it, as a router would.
+        // A full buffer drops it, as a router would.
         if socket.send_to(datagram, self.to).is_ok() {
             self.deeds.passed.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Xorshift: what happens is the same in every run, as far as the datagrams are.
+    /// Xorshift: every run with the same datagrams makes the same decisions.
     fn draw(&mut self) -> u64 {
         self.chance ^= self.chance << 13;
         self.chance ^= self.chance >> 7;

@@ -1,4 +1,4 @@
-//! Sees every IPv4 packet that passes the links of a namespace, on all of them.
+//! Captures every IPv4 packet on all links of a namespace.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -10,7 +10,7 @@ use std::thread;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, setsockopt, socket, sockopt};
 use nix::sys::time::TimeVal;
 
-/// Counts packets; ends with it.
+/// Counts packets until it is dropped.
 pub struct Capture {
     seen: Arc<Seen>,
     stop: Arc<AtomicBool>,
@@ -19,7 +19,7 @@ pub struct Capture {
 #[derive(Default)]
 struct Seen {
     all: AtomicUsize,
-    /// To addresses of the overlay, in clear, by their source.
+    /// Unencrypted packets to overlay addresses, by source.
     overlay: Mutex<BTreeMap<Ipv4Addr, usize>>,
 }
 
@@ -32,7 +32,7 @@ impl Capture {
         thread::spawn(move || {
             super::enter(&namespace);
             let any = SockProtocol::EthAll;
-            // Without link headers: what comes starts with the IP header.
+            // Without link headers: each packet starts with the IP header.
             let packets = socket(AddressFamily::Packet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, any)
                 .expect("a packet socket");
             setsockopt(&packets, sockopt::ReceiveTimeout, &TimeVal::new(0, 100_000)).expect("a time-out");
@@ -60,12 +60,12 @@ impl Capture {
         self.seen.all.load(Ordering::Relaxed)
     }
 
-    /// To addresses of the overlay, in clear.
+    /// The number of unencrypted packets to overlay addresses.
     pub fn overlay_packets(&self) -> usize {
         self.overlay_sources().values().sum()
     }
 
-    /// As [`Capture::overlay_packets`], by their source.
+    /// Like [`Capture::overlay_packets`], by source.
     pub fn overlay_sources(&self) -> BTreeMap<Ipv4Addr, usize> {
         self.seen.overlay.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -1,4 +1,4 @@
-//! Random kills among the pods of a node, and what must hold meanwhile and afterwards.
+//! Random kills among the pods of a node, and the conditions that must hold during and after them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use super::capture::Capture;
 use super::cluster::{Cluster, LIGHTHOUSE, Node, binary, links};
 
-/// Overlay prefix of every pod.
+/// Overlay prefix of all pods.
 pub const OVERLAY: &str = "10.42.0.0/16";
 
-/// Numbers that repeat with their seed (xorshift).
+/// Random numbers that repeat with their seed (xorshift).
 pub struct Random(u64);
 
 impl Random {
@@ -37,17 +37,17 @@ impl Random {
     }
 }
 
-/// `CHAOS_SEED`, or another one each time.
+/// `CHAOS_SEED`, or a different seed in each run.
 pub fn seed() -> u64 {
     number("CHAOS_SEED", u64::from(std::process::id()))
 }
 
-/// An environment variable, or `default`.
+/// The number in an environment variable, or `default`.
 pub fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// How often what was killed.
+/// How often each kind of process was killed.
 #[derive(Debug, Default)]
 pub struct Kills {
     pub plugins: usize,
@@ -56,9 +56,9 @@ pub struct Kills {
     pub containerds: usize,
 }
 
-/// A pod that talks to the overlay all the time, whatever becomes of its tunnel.
+/// A pod that sends to the overlay all the time, whether or not it has a tunnel.
 pub struct Talker {
-    /// Its attachment.
+    /// The id of its attachment.
     pub id: String,
     pub uid: String,
     traffic: Child,
@@ -84,24 +84,23 @@ impl Drop for Talker {
     }
 }
 
-/// Lets every pod of `node` have what may be left behind: a host route, and prefixes that must not be said in clear.
+/// Configures for every pod of `node` what could leak or be left behind: overlay prefixes, and a host route.
 pub fn expose(node: &mut Node) {
     node.conf["plugins"][1]["overlay"] = json!([OVERLAY]);
     node.conf["plugins"][1]["renumber"] = true.into();
     node.conf["plugins"][1]["timeoutSeconds"] = 8.into();
 }
 
-/// What a verb met.
+/// The result of a verb.
 pub struct Met<T> {
     pub said: T,
-    /// How many processes were killed meanwhile.
+    /// How many processes were killed during it.
     pub killed: usize,
-    /// The plugin's CNI_NETNS, where it was seen.
+    /// The plugin's CNI_NETNS, if it was seen.
     pub netns: Option<String>,
 }
 
-/// Runs `verb`, and `end` once while the plugin works for `pod`: it gets the plugin's processes and kills what it
-/// likes.
+/// Runs `verb`. While the plugin works for `pod`, calls `end` with the plugin's processes, until that has killed one.
 pub fn among<T: Send>(
     pod: &str,
     patience: Duration,
@@ -128,7 +127,7 @@ pub fn end_all(pids: &[i32]) -> usize {
     pids.iter().filter(|pid| kill(Pid::from_raw(**pid), Signal::SIGKILL).is_ok()).count()
 }
 
-/// Kills the instances with this in their arguments.
+/// Kills the instances with this text in their arguments.
 pub fn end_instances(argument: &str) -> usize {
     end_all(&processes(|dir| {
         std::fs::read(dir.join("cmdline")).is_ok_and(|line| {
@@ -143,10 +142,10 @@ pub fn restart_ca(cluster: &mut Cluster) {
     cluster.start_ca();
 }
 
-/// Of pods that live: no two have valid certificates for one address in the CA's ledger, no two use one certificate,
-/// and what each uses is its own.
+/// Checks that no two live pods have valid certificates for the same address in the CA's ledger, that no two use the
+/// same certificate, and that each uses its own.
 pub fn certificates_are_distinct(cluster: &Cluster, node: &Node, live: &[Talker]) {
-    // Asked before the ledger: an instance that is started again gets another certificate any time.
+    // Queried before the ledger: a restarted instance may get another certificate at any time.
     let used: Vec<(&Talker, Value)> = live.iter().filter_map(|pod| Some((pod, answer_of(node, &pod.id)?))).collect();
     let dir = cluster.world.dir().join("ca").display().to_string();
     let ledger = super::run(&binary("nebula-ca").display().to_string(), &["list", "--json", "--dir", &dir]);
@@ -177,14 +176,15 @@ pub fn certificates_are_distinct(cluster: &Cluster, node: &Node, live: &[Talker]
     }
 }
 
-/// What an instance says of itself; one that was just killed says nothing.
+/// The status of an instance; `None` if it was just killed.
 fn answer_of(node: &Node, pod: &str) -> Option<Value> {
     let launch = node.launch(pod)?;
     let socket = PathBuf::from(launch["status_socket"].as_str().expect("a path"));
     super::cluster::answer_at(&socket).ok()
 }
 
-/// A pod that is not enrolled was heard in clear, so others would have been: and nobody else was.
+/// Checks the capture: a pod that is not enrolled was captured unencrypted, as any other would have been, but no other
+/// was.
 pub fn only_control_was_heard(capture: &Capture, control: IpAddr) {
     let heard = capture.overlay_sources();
     let control: Vec<Ipv4Addr> = heard.keys().copied().filter(|source| IpAddr::from(*source) == control).collect();
@@ -192,7 +192,7 @@ pub fn only_control_was_heard(capture: &Capture, control: IpAddr) {
     assert_eq!(heard.len(), 1, "packets for the overlay were seen in clear, by source: {heard:?}");
 }
 
-/// After the last DEL: what `reconcile` may tidy up is tidied up, and then there is nothing.
+/// After the last DEL: runs `reconcile`, which may clean up, and checks that nothing is left.
 pub fn nothing_is_left(cluster: &Cluster, node: &Node) {
     let state = node.dir.join("state");
     let tidied = Command::new(binary("nebula-cni-plugin")).arg("reconcile").arg(&state).status();
@@ -201,7 +201,7 @@ pub fn nothing_is_left(cluster: &Cluster, node: &Node) {
     assert_eq!(end_instances(&state.display().to_string()), 0, "processes are left");
     let namespace = cluster.world.namespace_of(&node.name);
     let until = Instant::now() + Duration::from_secs(10);
-    // The kernel takes links away a moment after their namespace.
+    // The kernel removes links shortly after their namespace.
     while links(&namespace).len() > 3 && Instant::now() < until {
         thread::sleep(Duration::from_millis(50));
     }
@@ -214,7 +214,7 @@ pub fn nothing_is_left(cluster: &Cluster, node: &Node) {
     }
 }
 
-/// Container ids that the primary plugin has addresses for.
+/// Container ids for which the primary plugin has allocated addresses.
 pub fn leases(node: &Node) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(node.dir.join("ipam").join(&node.network)) else { return Vec::new() };
     let entries = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("10."));
@@ -222,7 +222,7 @@ pub fn leases(node: &Node) -> Vec<String> {
     entries.filter_map(|entry| holder(entry.path())).collect()
 }
 
-/// Plugins at work for a pod: by their environment, since they have no arguments.
+/// Plugin processes of a pod, found by their environment, since they have no arguments.
 fn plugins_of(pod: &str) -> Vec<i32> {
     processes(|dir| {
         std::fs::read_to_string(dir.join("comm")).is_ok_and(|name| name.trim() == "nebula-cni-plug")

@@ -15,7 +15,7 @@ use super::{World, run};
 /// Overlay address of the lighthouse.
 pub const LIGHTHOUSE: &str = "10.42.255.1";
 
-/// The world, with a CA and a lighthouse in it.
+/// A world with a CA and a lighthouse.
 pub struct Cluster {
     pub world: World,
     control: std::net::Ipv4Addr,
@@ -23,12 +23,12 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts `nebula-ca` and a lighthouse that enrolled with a one-time token.
+    /// Starts `nebula-ca`, and a lighthouse that enrols with a one-time token.
     pub fn new() -> Self {
         Self::below(&std::env::temp_dir())
     }
 
-    /// With its files in a folder below `place`.
+    /// Like [`Cluster::new`], with its files in a folder below `place`.
     pub fn below(place: &Path) -> Self {
         let mut world = World::below(place);
         let control = world.host("control");
@@ -62,7 +62,7 @@ impl Cluster {
         cluster
     }
 
-    /// `https://...` of the CA.
+    /// The CA's URL.
     pub fn ca_url(&self) -> String {
         format!("https://{}:8443", self.control)
     }
@@ -85,7 +85,7 @@ impl Cluster {
         }
     }
 
-    /// Restarts the CA with other values in the pods' part of its policy.
+    /// Restarts the CA with other values in the `pods` section of its policy.
     pub fn set_policy(&mut self, changes: &[(&str, Value)]) {
         self.change_policy(|policy| {
             for (key, value) in changes {
@@ -94,7 +94,7 @@ impl Cluster {
         });
     }
 
-    /// Restarts the CA with another policy.
+    /// Restarts the CA with a changed policy.
     pub fn change_policy(&mut self, change: impl FnOnce(&mut Value)) {
         let path = self.ca_file("policy.jsonc");
         let text = std::fs::read_to_string(&path).expect("the policy");
@@ -119,7 +119,7 @@ firewall:
 "
         );
         let path = self.world.write("lighthouse.yml", &config);
-        // The control host runs two daemons; the lighthouse has a name of its own in the same namespace.
+        // The control host runs two daemons, so the lighthouse is started under another name in the same namespace.
         self.world.start_in("lighthouse", "control", &binary("nebula"), &["-config", &path.display().to_string()]);
     }
 
@@ -162,14 +162,14 @@ firewall:
     }
 }
 
-/// A node and its chain.
+/// A node and its CNI chain.
 pub struct Node {
     pub name: String,
     /// CNI network name.
     pub network: String,
     pub dir: PathBuf,
     pub conf: Value,
-    /// Address of the system bus that its runtime finds.
+    /// The address of the system bus that its runtime finds.
     pub bus: Option<String>,
 }
 
@@ -179,7 +179,7 @@ impl Node {
         self.dir.join("state").join(&self.network)
     }
 
-    /// Runs the chain as a runtime does; `pod` is also the name of its namespace.
+    /// Runs the chain as a runtime does; `pod` is also the name of the namespace.
     pub fn chain(&self, world: &World, verb: &str, pod: &str) -> Output {
         let conf = self.dir.join("net.conflist");
         std::fs::write(&conf, serde_json::to_vec_pretty(&self.conf).expect("JSON")).expect("write the chain");
@@ -194,7 +194,7 @@ impl Node {
             .arg(self.dir.join("bin"))
             .arg("--cache")
             .arg(self.dir.join("cache"))
-            // Only plugins that declare the capability get it.
+            // Passed only to plugins that declare the capability.
             .args(["--cap", r#"{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}"#])
             .args([
                 "--id",
@@ -213,7 +213,7 @@ impl Node {
             .expect("cni-chain.py runs")
     }
 
-    /// As [`Node::chain`]; panics with everything that is known if it fails. Returns the result.
+    /// Like [`Node::chain`], but panics with all known details if it fails. Returns the result.
     pub fn chain_ok(&self, world: &World, verb: &str, pod: &str) -> Value {
         let output = self.chain(world, verb, pod);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -227,7 +227,7 @@ impl Node {
         serde_json::from_str(&said).unwrap_or(Value::Null)
     }
 
-    /// Makes these pods and runs ADD for each; returns the results.
+    /// Creates these pods and runs ADD for each; returns the results.
     pub fn add_pods(&self, world: &mut World, pods: &[&str]) -> Vec<Value> {
         let add = |pod: &&str| {
             world.namespace(pod);
@@ -243,12 +243,12 @@ impl Node {
         }
     }
 
-    /// What the instance of `pod` says of itself.
+    /// The status document of the instance of `pod`.
     pub fn status(&self, pod: &str) -> Value {
         status_at(&self.status_socket(pod))
     }
 
-    /// Where the instance of `pod` answers.
+    /// The status socket of the instance of `pod`.
     pub fn status_socket(&self, pod: &str) -> PathBuf {
         self.launch(pod).expect("a launch file")["status_socket"].as_str().expect("a status socket").into()
     }
@@ -259,7 +259,7 @@ impl Node {
         Some(serde_json::from_slice(&text).expect("the launch file is JSON"))
     }
 
-    /// Capabilities that any thread of the instance of `pod` has; see [`capabilities`].
+    /// Capabilities of all threads of the instance of `pod`; see [`capabilities`].
     pub fn capabilities(&self, pod: &str) -> Vec<String> {
         let tasks = format!("/proc/{}/task", self.status(pod)["pid"]);
         let tasks = std::fs::read_dir(tasks).expect("a live process").flatten();
@@ -274,7 +274,7 @@ impl Node {
         status["overlay"][0].as_str().and_then(|net| net.split('/').next()).expect("an overlay address").to_owned()
     }
 
-    /// Files of the plugin that are not locks.
+    /// The plugin's files, except locks.
     pub fn leftovers(&self) -> Vec<PathBuf> {
         let Ok(entries) = std::fs::read_dir(self.records()) else { return Vec::new() };
         entries
@@ -283,7 +283,7 @@ impl Node {
             .collect()
     }
 
-    /// What the instances of this node wrote.
+    /// The logs of all instances on this node.
     pub fn instance_logs(&self) -> String {
         let mut text = String::new();
         for entry in std::fs::read_dir(self.records()).into_iter().flatten().flatten() {
@@ -301,7 +301,7 @@ pub fn status_at(socket: &Path) -> Value {
     answer_at(socket).unwrap_or_else(|error| panic!("no status document from {}: {error}", socket.display()))
 }
 
-/// As [`status_at`], of an instance that may be killed at any moment.
+/// Like [`status_at`], for an instance that may be killed at any moment.
 pub fn answer_at(socket: &Path) -> std::io::Result<Value> {
     let mut text = String::new();
     UnixStream::connect(socket)?.read_to_string(&mut text)?;
@@ -314,7 +314,7 @@ pub fn alive(pid: u64) -> bool {
         .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or_default().trim_start().starts_with('Z'))
 }
 
-/// Lines of the capabilities of all threads of a process, from their status files, that say that there are any.
+/// The lines in the status files of a process's threads that show any capabilities.
 pub fn capabilities(status_files: &str) -> Vec<String> {
     let has_some =
         |line: &&str| line.starts_with("Cap") && line.trim_start_matches(|c| c != ':') != ":\t0000000000000000";

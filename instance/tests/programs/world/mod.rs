@@ -34,12 +34,12 @@ pub struct World {
 static WORLDS: AtomicU32 = AtomicU32::new(0);
 
 impl World {
-    /// A switch without hosts. Panics with the reason if the machine cannot make namespaces.
+    /// Creates a switch without hosts. Panics with the reason if the machine cannot create namespaces.
     pub fn new() -> Self {
         Self::below(&std::env::temp_dir())
     }
 
-    /// With its files in a folder below `place`.
+    /// Like [`World::new`], with its files in a folder below `place`.
     pub fn below(place: &Path) -> Self {
         let id = format!("nbt{}-{}", std::process::id(), WORLDS.fetch_add(1, Ordering::Relaxed));
         let dir = place.join(&id);
@@ -51,12 +51,12 @@ impl World {
         world
     }
 
-    /// Where files of this test go.
+    /// The folder for files of this test.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Full name of the namespace of `host`.
+    /// The full name of the namespace of `host`.
     pub fn namespace_of(&self, host: &str) -> String {
         format!("{}-{host}", self.id)
     }
@@ -79,7 +79,7 @@ impl World {
         address
     }
 
-    /// Joins `namespace` to the switch by a device with an address.
+    /// Connects `namespace` to the switch through a device with an address.
     pub fn attach(&mut self, namespace: &str, device: &str, address: &str) {
         let switch = self.namespace_of("s");
         self.ports += 1;
@@ -95,7 +95,7 @@ impl World {
         self.start_in(host, host, program, arguments);
     }
 
-    /// As [`World::start`], for a further daemon called `name` on `host`.
+    /// Like [`World::start`], for another daemon called `name` on `host`.
     pub fn start_in(&mut self, name: &str, host: &str, program: &Path, arguments: &[&str]) {
         let log = File::options().create(true).append(true).open(self.log_path(name)).expect("a log file");
         let child = Command::new("ip")
@@ -110,14 +110,15 @@ impl World {
         self.daemons.push((name.to_owned(), child));
     }
 
-    /// Stops the daemon of `host` with `signal` and waits for its end; kills it after 5 s.
+    /// Stops the daemon of `host` with `signal` and waits for it; kills it after 5 s.
     pub fn stop(&mut self, host: &str, signal: Signal) {
         let Some(at) = self.daemons.iter().position(|(name, _)| name == host) else { return };
         let (_, mut child) = self.daemons.remove(at);
         end(&mut child, signal);
     }
 
-    /// Waits until the daemon of `host` has ended; its exit code, or `None` after a signal or if it runs on.
+    /// Waits for the daemon of `host` to exit; returns its exit code, or `None` after a signal or if it is still
+    /// running.
     pub fn ended(&mut self, host: &str, within: Duration) -> Option<i32> {
         let (_, child) = self.daemons.iter_mut().find(|(name, _)| name == host)?;
         let until = Instant::now() + within;
@@ -130,7 +131,7 @@ impl World {
         None
     }
 
-    /// Process id of the daemon of `host` (`ip netns exec` replaces itself by the program).
+    /// Process id of the daemon of `host` (`ip netns exec` replaces itself with the program).
     pub fn pid(&self, host: &str) -> u32 {
         self.daemons.iter().find(|(name, _)| name == host).map(|(_, child)| child.id()).expect("a daemon of that host")
     }
@@ -139,7 +140,7 @@ impl World {
         self.dir.join(format!("{host}.log"))
     }
 
-    /// What the daemon of `host` wrote.
+    /// The output of the daemon of `host`.
     pub fn log(&self, host: &str) -> String {
         std::fs::read_to_string(self.log_path(host)).unwrap_or_default()
     }
@@ -160,7 +161,7 @@ impl World {
             .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"))
     }
 
-    /// Pings until one reply comes, for at most `within`. Panics with every log if none does.
+    /// Pings until one reply arrives, for at most `within`. Panics with all logs if none does.
     pub fn ping(&self, host: &str, target: &str, within: Duration) {
         let until = Instant::now() + within;
         while Instant::now() < until {
@@ -181,7 +182,7 @@ impl World {
             .unwrap_or_else(|| panic!("ping said nothing countable: {text}"))
     }
 
-    /// Sends `bytes` of a known stream over TCP between two hosts and compares every byte on arrival.
+    /// Sends `bytes` of a known stream over TCP between two hosts and compares every byte.
     pub fn transfer(&self, from: &str, to: &str, to_address: IpAddr, bytes: usize) {
         let server = self.namespace_of(to);
         let client = self.namespace_of(from);
@@ -236,7 +237,7 @@ impl World {
         assert_eq!((sent as usize, received), (bytes, bytes));
     }
 
-    /// The end of every daemon's log.
+    /// The last part of every daemon's log.
     pub fn all_logs(&self) -> String {
         let mut text = String::new();
         for entry in std::fs::read_dir(&self.dir).into_iter().flatten().flatten() {
@@ -260,7 +261,7 @@ impl Drop for World {
             end(&mut child, Signal::SIGTERM);
         }
         for namespace in &self.namespaces {
-            // A namespace that is already gone is no fault.
+            // The namespace may already be gone.
             let _ = Command::new("ip").args(["netns", "del", namespace]).stderr(Stdio::null()).status();
         }
         if thread::panicking() {
@@ -302,7 +303,7 @@ fn end(child: &mut Child, signal: Signal) {
     let _ = child.wait();
 }
 
-/// A byte stream that both ends can make: xorshift words.
+/// A byte stream that both ends can generate: xorshift words.
 struct Pattern {
     state: u64,
     word: [u8; 8],

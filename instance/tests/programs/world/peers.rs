@@ -1,11 +1,11 @@
-//! The programs that meet: our `nebula`, and Go Nebula as `.ci/go-nebula` fetched it.
+//! The programs under test: our `nebula`, and Go Nebula as downloaded by `.ci/go-nebula`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::World;
 
-/// Our daemon: from `NEBULA_BIN_DIR` (the release build) if set, else the one built for this test.
+/// Our daemon: from `NEBULA_BIN_DIR` (the release build) if set, otherwise the one built for this test.
 pub fn ours() -> PathBuf {
     let built = env!("CARGO_BIN_EXE_nebula");
     std::env::var_os("NEBULA_BIN_DIR").map_or_else(|| PathBuf::from(built), |dir| Path::new(&dir).join("nebula"))
@@ -19,7 +19,7 @@ pub fn go(program: &str, suite: &str) -> PathBuf {
 }
 
 impl World {
-    /// Runs the certificate tool of Go 1.11 in the folder of the test: one tool signs for every release.
+    /// Runs the certificate tool of Go 1.11 in the folder of the test; its certificates work with every release.
     pub fn certify(&self, arguments: &[&str]) {
         let tool = go("nebula-cert", "sid");
         let output = Command::new(tool).args(arguments).current_dir(self.dir()).output().expect("nebula-cert runs");

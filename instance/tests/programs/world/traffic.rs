@@ -1,5 +1,5 @@
-//! Traffic that goes on while a test changes the network: conversations over TCP whose every byte is compared, and
-//! probes over UDP that tell how long nothing came through.
+//! Traffic that continues while a test changes the network: TCP conversations in which every byte is compared, and UDP
+//! probes that measure outages.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -12,20 +12,20 @@ use std::time::{Duration, Instant};
 
 use super::{Pattern, World, enter};
 
-/// How often a probe is sent, and so how exact an outage is known.
+/// Interval between probes, and so the precision of outages.
 pub const PROBE_EVERY: Duration = Duration::from_millis(10);
-/// A probe that was not answered within this is lost.
+/// A probe without an answer after this time is lost.
 const LATE: Duration = Duration::from_millis(500);
 const MESSAGE: usize = 4096;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What came back since the last [`Watch::start`], and the longest time in which nothing did.
+/// The answers since the last [`Watch::start`], and the longest time without any.
 #[derive(Debug)]
 struct Watch {
     last: Instant,
     longest: Duration,
     answers: u64,
-    /// Number of the last probe, and of all that were not answered.
+    /// The number of the last probe, and those of all unanswered ones.
     sent: u64,
     unanswered: BTreeSet<u64>,
     broken: Option<String>,
@@ -67,7 +67,7 @@ fn lock(watch: &Mutex<Watch>) -> MutexGuard<'_, Watch> {
 pub struct Flow {
     pub from: String,
     pub to: String,
-    /// Both ends of the connection: without the overlay, neither hears of the other's end.
+    /// Both ends of the connection: without the overlay, neither learns that the other has closed.
     ends: [TcpStream; 2],
     stop: Arc<AtomicBool>,
     tcp: Arc<Mutex<Watch>>,
@@ -76,7 +76,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Connects `from` to `to` at the overlay address `at`, and talks from then on.
+    /// Connects `from` to `to` at the overlay address `at`, and sends from then on.
     pub fn start(world: &World, from: &str, to: &str, at: IpAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (tcp, udp) = (Arc::new(Mutex::new(Watch::new())), Arc::new(Mutex::new(Watch::new())));
@@ -110,18 +110,18 @@ impl Flow {
         Self { from: from.to_owned(), to: to.to_owned(), ends, stop, tcp, udp, threads }
     }
 
-    /// Forgets silences that are over.
+    /// Restarts the measurement: forgets earlier outages.
     pub fn watch(&self) {
         lock(&self.tcp).start();
         lock(&self.udp).start();
     }
 
-    /// How often the TCP connection and the probe were answered since [`Flow::watch`].
+    /// How many answers the TCP connection and the probe had since [`Flow::watch`].
     pub fn answers(&self) -> (u64, u64) {
         (lock(&self.tcp).answers, lock(&self.udp).answers)
     }
 
-    /// The longest time since [`Flow::watch`] without an answer, of the TCP connection and of the probe.
+    /// The longest time without an answer since [`Flow::watch`], of the TCP connection and of the probe.
     pub fn silence(&self) -> (Duration, Duration) {
         (lock(&self.tcp).silence(), lock(&self.udp).silence())
     }
@@ -133,7 +133,7 @@ impl Flow {
         lock(&self.udp).unanswered.range(..=sent).count()
     }
 
-    /// Why the TCP connection is lost.
+    /// Why the TCP connection was lost, if it was.
     pub fn broken(&self) -> Option<String> {
         lock(&self.tcp).broken.clone()
     }
@@ -143,7 +143,7 @@ impl Drop for Flow {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for end in &self.ends {
-            // A connection that is lost already cannot be shut down.
+            // A lost connection cannot be shut down.
             let _ = end.shutdown(Shutdown::Both);
         }
         for thread in self.threads.drain(..) {
@@ -196,7 +196,7 @@ fn converse(mut stream: TcpStream, watch: &Mutex<Watch>, stop: &AtomicBool) -> R
     Ok(())
 }
 
-/// Errors are those of an overlay that is away for a moment; what counts is what arrives.
+/// Ignores errors, which are those of an overlay that is away for a moment; only what arrives counts.
 fn echo_datagrams(at: IpAddr, ready: &Sender<SocketAddr>, stop: &AtomicBool) {
     let socket = UdpSocket::bind((at, 0)).expect("bind the overlay address");
     socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
@@ -225,7 +225,7 @@ fn probe(to: SocketAddr, watch: &Mutex<Watch>, stop: &AtomicBool) {
         let _ = socket.send_to(&sent.to_be_bytes(), to);
         let began = Instant::now();
         while let Ok((n, from)) = socket.recv_from(&mut buffer) {
-            // An answer of long ago says that packets pass again, as well as one to the last probe.
+            // A late answer shows that packets pass again, just like one to the last probe.
             if from == to && n == 8 && u64::from_be_bytes(buffer) <= sent {
                 let mut watch = lock(watch);
                 watch.heard();

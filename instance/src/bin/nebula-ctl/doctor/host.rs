@@ -1,4 +1,4 @@
-//! What is wrong with this host itself: certificate, clock, device, routes, lighthouses, configuration.
+//! Finds problems of this host itself: certificate, clock, device, routes, lighthouses, configuration.
 
 use serde_json::Value;
 
@@ -119,7 +119,7 @@ fn ca(ca: &Value) -> Option<Finding> {
     }
 }
 
-/// Whose clock is wrong, by what peers said in their handshakes.
+/// Finds out whose clock is wrong, from the times that peers sent in their handshakes.
 fn clock(facts: &Value) -> Vec<Finding> {
     let mut found: Vec<_> = own_clock(facts)
         .map(|cause| {
@@ -154,7 +154,8 @@ fn clock(facts: &Value) -> Vec<Finding> {
     found
 }
 
-/// The clock of this host is wrong if lighthouses, or without them most peers, agree that it is.
+/// Judges this host's clock by the median of the lighthouses' clocks or, without lighthouses, of those of at least
+/// three peers.
 fn own_clock(facts: &Value) -> Option<String> {
     let clocks = list(&facts["clocks"]);
     let (of_lighthouses, of_peers): (Vec<_>, Vec<_>) = clocks.iter().partition(|clock| clock["lighthouse"] == true);
@@ -305,6 +306,6 @@ fn path_mtu(path: &Value, host: &Value) -> Option<Finding> {
     })
 }
 
-// A first message may be some seconds old when it arrives.
+// A handshake message may be some seconds old when it arrives.
 const CLOCK_SECONDS: i64 = 30;
 const CA_SOON_SECONDS: i64 = 60 * 86_400;

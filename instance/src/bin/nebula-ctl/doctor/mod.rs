@@ -1,4 +1,4 @@
-//! What follows from the facts that the daemon tells: what is wrong, and what to do about it.
+//! Draws conclusions from the daemon's facts: what is wrong, and how to fix it.
 
 mod host;
 mod peers;
@@ -8,17 +8,17 @@ mod traffic;
 
 use serde_json::{Value, json};
 
-/// Something that is wrong.
+/// A problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {
     /// Stable name for programs.
     pub(crate) code: &'static str,
     pub(crate) severity: Severity,
-    /// The host, peer, network or file that it is about.
+    /// The host, peer, network or file affected.
     pub(crate) about: String,
     /// What is wrong.
     pub(crate) cause: String,
-    /// What to do.
+    /// How to fix it.
     pub(crate) advice: String,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Finding {
 pub(crate) enum Severity {
     /// Something does not work.
     Error,
-    /// Something will not work, or works badly.
+    /// Something will stop working, or works badly.
     Warning,
 }
 
@@ -61,7 +61,7 @@ impl Finding {
     }
 }
 
-/// All that is wrong with a host, by what its daemon answered to `doctor`; errors first.
+/// All problems of a host, from the daemon's answer to `doctor`; errors first.
 pub(crate) fn examine(facts: &Value) -> Vec<Finding> {
     let mut findings = host::findings(facts);
     findings.extend(host::configuration(facts));
@@ -76,7 +76,7 @@ pub(crate) fn examine(facts: &Value) -> Vec<Finding> {
     sorted(findings)
 }
 
-/// All that may keep one peer from being reached, by what the daemon answered to `why`; errors first.
+/// Everything that may keep one peer from being reached, from the daemon's answer to `why`; errors first.
 pub(crate) fn explain(facts: &Value) -> Vec<Finding> {
     let mut findings = host::findings(facts);
     for peer in list(&facts["peers"]) {
@@ -88,7 +88,7 @@ pub(crate) fn explain(facts: &Value) -> Vec<Finding> {
     sorted(findings)
 }
 
-/// What `status` shows to be wrong.
+/// The problems that are visible in the answer to `status`.
 pub(crate) fn of_status(status: &Value) -> Vec<Finding> {
     sorted(host::of_status(status))
 }
@@ -98,7 +98,7 @@ pub(crate) fn is_bad(findings: &[Finding]) -> bool {
     findings.iter().any(|finding| finding.severity == Severity::Error)
 }
 
-/// For programs: the findings, and the facts that they follow from.
+/// For programs: the findings, and the facts behind them.
 pub(crate) fn document(findings: &[Finding], facts: &Value) -> Value {
     json!({"findings": findings.iter().map(Finding::to_json).collect::<Value>(), "facts": facts})
 }
@@ -116,7 +116,7 @@ pub(crate) fn readable(findings: &[Finding]) -> String {
     text
 }
 
-/// The state of the one peer of an answer to `why`.
+/// The state of the peer in an answer to `why`.
 pub(crate) fn state(facts: &Value) -> String {
     let Some(peer) = list(&facts["peers"]).first() else { return String::new() };
     let address = text(&peer["peer"]);

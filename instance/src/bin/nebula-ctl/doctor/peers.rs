@@ -34,7 +34,7 @@ pub(super) fn findings(facts: &Value, peer: &Value) -> Vec<Finding> {
     found.extend(attempt(peer));
     found.extend(list(&peer["endpoints"]).iter().filter_map(|endpoint| underlay(&about, endpoint)));
     found.extend(relays(facts, peer));
-    // Whatever the way was, an answer that was understood says more than the silence of others.
+    // A kernel route elsewhere may not be the only reason; any other finding explains the silence better.
     let is_explained = found.iter().any(|finding| finding.code != "route_elsewhere");
     if !is_explained {
         found.push(silence(peer));
@@ -56,7 +56,7 @@ fn kernel_route(facts: &Value, peer: &Value) -> Option<Finding> {
     Some(Finding::error("route_elsewhere", text(&peer["peer"]), cause, advice))
 }
 
-/// What came back from where it was called.
+/// Evaluates what came back from the endpoints that were tried.
 fn attempt(peer: &Value) -> Vec<Finding> {
     let (about, attempt) = (text(&peer["peer"]), &peer["attempt"]);
     let mut found: Vec<_> =
@@ -75,7 +75,7 @@ fn attempt(peer: &Value) -> Vec<Finding> {
     found
 }
 
-/// An answer, or a call, that this host refused.
+/// An answer or a first message that this host refused.
 fn refused(about: &str, refusal: &Value) -> Finding {
     let (from, name) = (text(&refusal["from"]), text(&refusal["name"]));
     let what = format!("this host refuses what comes from {from}: {}", text(&refusal["text"]));
@@ -165,7 +165,7 @@ fn send_error(about: &str, at: &str, errno: &str) -> Finding {
     Finding::error(code, about, cause, advice)
 }
 
-/// What the way to an endpoint says.
+/// Problems of the underlay route to an endpoint.
 fn underlay(about: &str, endpoint: &Value) -> Option<Finding> {
     let at = text(&endpoint["endpoint"]);
     if endpoint["inside_overlay"] == true {
@@ -220,7 +220,7 @@ fn relays(facts: &Value, peer: &Value) -> Vec<Finding> {
     .collect()
 }
 
-/// Nothing came back, and nothing else explains why.
+/// Nothing came back, and no other finding explains why.
 fn silence(peer: &Value) -> Finding {
     let (about, known) = (text(&peer["peer"]), &peer["known"]);
     let endpoints = list(&peer["endpoints"]);
@@ -268,7 +268,7 @@ fn silence(peer: &Value) -> Finding {
     Finding::error("lighthouse_silent", about, cause, &format!("`nebula ctl why {first}` says why."))
 }
 
-/// Hosts that call this one in vain; only those that may be `peer`, if that is given.
+/// Hosts whose handshakes this one refuses; if `peer` is given, only those that may be that peer.
 pub(super) fn callers(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
     let may_be = |caller: &&Value| {
         let Some(peer) = peer else { return true };
@@ -276,7 +276,7 @@ pub(super) fn callers(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
         list(&caller["addresses"]).contains(&peer["peer"])
             || endpoints.into_iter().any(|at| at == ip(&text(&caller["from"])))
     };
-    // Anybody can send what cannot be read.
+    // Anybody can send unreadable messages, so only those with a name count.
     let named = |caller: &&Value| peer.is_some() || !caller["name"].is_null();
     let recent = |caller: &&Value| caller["seconds_ago"].as_u64().is_some_and(|ago| ago < RECENT_SECONDS);
     let callers = list(&facts["callers"]).iter().filter(recent).filter(named).filter(may_be);
@@ -288,7 +288,7 @@ pub(super) fn callers(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
                 None => format!("a caller at {}", text(&caller["from"])),
             };
             let finding = refused(&about, caller);
-            // Who it says it is, is not proven.
+            // The claimed identity is not proven.
             if peer.is_some() { finding } else { Finding { severity: Severity::Warning, ..finding } }
         })
         .collect()
@@ -351,5 +351,5 @@ fn ip(endpoint: &str) -> Option<std::net::IpAddr> {
     endpoint.parse::<std::net::SocketAddr>().ok().map(|at| at.ip())
 }
 
-// What was an hour ago may be mended.
+// An older problem may have been solved.
 const RECENT_SECONDS: u64 = 600;

@@ -1,10 +1,10 @@
-//! Each mistake as the facts that it leaves behind, and the cause that is named for it.
+//! Tests each mistake: the facts that it leaves behind, and the cause that is reported for it.
 
 use serde_json::{Value, json};
 
 use super::{Finding, Severity, document, examine, explain, is_bad, of_status, readable};
 
-/// A host that is well, with one peer that is well.
+/// A healthy host with one healthy peer.
 fn facts() -> Value {
     json!({
         "host": {
@@ -27,7 +27,7 @@ fn facts() -> Value {
     })
 }
 
-/// A peer that was called in vain at one endpoint.
+/// A peer that did not answer at its only endpoint.
 fn peer() -> Value {
     json!({
         "peer": "10.42.0.9", "in_overlay": true, "own_address": false, "gateways": [], "configured": false,
@@ -43,7 +43,7 @@ fn peer() -> Value {
     })
 }
 
-/// The facts with one place changed, by a JSON pointer.
+/// The facts with one value changed, addressed by a JSON pointer.
 fn with(mut facts: Value, pointer: &str, value: Value) -> Value {
     *facts.pointer_mut(pointer).unwrap_or_else(|| panic!("no {pointer}")) = value;
     facts
@@ -53,7 +53,7 @@ fn host(pointer: &str, value: Value) -> Value {
     with(facts(), &format!("/host{pointer}"), value)
 }
 
-/// The facts of a lost peer with one place of it changed.
+/// The facts of an unreachable peer with one of its values changed.
 fn lost(pointer: &str, value: Value) -> Value {
     with(facts(), "/peers", json!([with(peer(), pointer, value)]))
 }
@@ -69,7 +69,7 @@ fn drop(direction: &str, reason: &str, nearest: Value) -> Value {
         "nearest": nearest})
 }
 
-/// The one finding with this code; its text has all of `words`.
+/// Asserts that there is exactly one finding with this code, and that its text has all of `words`.
 fn assert_found(facts: &Value, code: &str, words: &[&str]) {
     let findings = examine(facts);
     let found: Vec<_> = findings.iter().filter(|finding| finding.code == code).collect();

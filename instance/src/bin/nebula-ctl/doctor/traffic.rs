@@ -1,10 +1,10 @@
-//! Packets that were dropped: by which rule they would have passed, and what differs.
+//! Explains dropped packets: which rule is nearest to allowing them, and what differs.
 
 use serde_json::Value;
 
 use super::{Finding, list, text, texts};
 
-/// Drops of the last minutes; only those of `peer`, if that is given.
+/// Drops in the last minutes; if `peer` is given, only those of that peer.
 pub(super) fn findings(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
     let of_peer =
         |drop: &&Value| peer.is_none_or(|peer| peer["peer"] == drop["peer"] || peer["peer"] == drop["remote"]);
@@ -50,7 +50,7 @@ fn finding(drop: &Value) -> Finding {
     }
 }
 
-/// The nearest rule, and what it asks for.
+/// Describes the nearest rule and its conditions.
 fn near(drop: &Value) -> String {
     let near = &drop["nearest"];
     if near.is_null() {
