@@ -66,7 +66,7 @@ pub struct Tried {
     pub sent: u32,
     /// Answers from there that could not be decrypted: encrypted with another cipher, or for another handshake.
     pub unopened: u32,
-    /// When the last one was.
+    /// When message 1 was last sent there.
     pub last: Instant,
     /// The error of the system if it refused to send (errno; 0: the socket cannot reach that address family).
     pub error: Option<i32>,

@@ -75,11 +75,11 @@ impl std::fmt::Debug for Pending {
 pub(crate) struct Waiting {
     /// Overlay packets, oldest first.
     packets: VecDeque<PacketOwned>,
-    /// Their bytes.
+    /// Total size of these packets in bytes.
     bytes: usize,
     /// Peers to ask this lighthouse about.
     pub(crate) queries: Vec<IpAddr>,
-    /// A test request, so that the peer sees this node.
+    /// Whether to send a test request, so that the peer sees this node.
     pub(crate) test: bool,
     /// Peers to be reached through this relay.
     pub(crate) relayed: Vec<IpAddr>,
@@ -200,7 +200,8 @@ impl PendingHandshakes {
     }
 
     /// Queues a packet until the tunnel is up. Returns how many packets were dropped: this one if there is no handshake
-    /// or the peer's queue is full; if all queues together exceed `most` bytes, the oldest of the peer that holds most.
+    /// or the peer's queue is full; if all queues together would exceed `most` bytes, the oldest ones of peers that hold
+    /// more than this one, or else this packet.
     pub(crate) fn push_packet(&mut self, peer: IpAddr, packet: PacketOwned, most: usize) -> u64 {
         let length = packet.bytes.len();
         let Some(pending) = self.by_peer.get(&peer) else { return 1 };
@@ -229,14 +230,14 @@ impl PendingHandshakes {
         push_bounded(&mut pending.waiting.queries, subject);
     }
 
-    /// Reaches `peer` through `relay` as soon as its tunnel is up.
+    /// Tries to reach `peer` through `relay` as soon as the tunnel to the relay is up.
     pub(crate) fn push_relayed(&mut self, relay: IpAddr, peer: IpAddr) {
         if let Some(pending) = self.by_peer.get_mut(&relay) {
             push_bounded(&mut pending.waiting.relayed, peer);
         }
     }
 
-    /// Serves the request of the peer with this tunnel as soon as the tunnel to its target is up.
+    /// Serves a relay request that came through `tunnel` as soon as the tunnel to its target is up.
     pub(crate) fn push_request(&mut self, tunnel: LocalIndex, request: Control) {
         if let Some(pending) = self.by_peer.get_mut(&request.to) {
             push_bounded(&mut pending.waiting.requests, (tunnel, request));

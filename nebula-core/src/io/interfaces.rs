@@ -98,7 +98,7 @@ pub(super) fn reachable_addresses(except: Option<&str>) -> Result<Vec<LocalAddre
     Ok(addresses)
 }
 
-/// Listens for changes of interfaces and their addresses (rtnetlink): without a change there is nothing to list.
+/// Listens for changes of interfaces and their addresses (rtnetlink): without one there is nothing to list.
 #[derive(Debug)]
 pub(super) struct Changes {
     socket: OwnedFd,

@@ -67,9 +67,9 @@ impl Shared {
 /// Packets lost in the I/O layer.
 #[derive(Debug, Default)]
 pub(super) struct IoCounters {
-    /// Packets for the overlay of a node without a device.
+    /// Overlay packets dropped because this node has no device.
     pub(super) no_device: IoCounter,
-    /// Packets the tun device refused: it is down, or its queue is full.
+    /// Packets dropped because the tun device refused them: it is down, or its queue is full.
     pub(super) tun_write: IoCounter,
     /// Datagrams dropped because the send buffer was full.
     pub(super) send_full: IoCounter,

@@ -61,7 +61,7 @@ impl Calculation {
     }
 }
 
-/// A mask is of another address family than the overlay range it is for.
+/// A mask has another address family than the overlay range it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("invalid mask: {mask} for cidr: {range}")]
 pub struct OtherFamily {

@@ -167,7 +167,7 @@ impl Client {
 /// Hosts report every ten seconds; the log need not repeat itself that often.
 const REFUSED_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The address of `host` to name to a peer with these networks: the first inside one of them, else its first.
+/// The address by which to name `host` to a peer with these networks: the first inside one of them, else its first.
 pub(crate) fn address_for(host: &[IpAddr], networks: &[IpNet]) -> Option<IpAddr> {
     let shared = host.iter().find(|address| networks.iter().any(|network| network.contains(*address)));
     shared.or_else(|| host.first()).copied()

@@ -16,7 +16,7 @@ pub(crate) struct Questions {
 struct Question {
     at: Instant,
     answers: BTreeMap<IpAddr, KnownEndpoints>,
-    /// The lighthouses with a tunnel, and the highest counter each had sent before.
+    /// The lighthouses with a tunnel at that time, and the highest counter received from each.
     heard: BTreeMap<IpAddr, u64>,
 }
 

@@ -1,4 +1,4 @@
-//! The relay hops of a node: which are usable, what the data path knows of them, and when they end.
+//! The relay hops of a node: which are usable, what the data path knows about them, and when they end.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -94,7 +94,7 @@ impl Hops<'_> {
         ranked.into_iter().map(|(_, hop)| hop).collect()
     }
 
-    /// Chooses anew which hop each tunnel to `peer` uses while it has no endpoint.
+    /// Reselects the hop that each tunnel to `peer` uses while it has no endpoint.
     pub(super) fn choose(&mut self, peer: IpAddr) {
         for index in self.tunnels.of_peer(peer) {
             if let Some(live) = self.tunnels.get(*index) {

@@ -65,7 +65,7 @@ pub struct PendingStatus {
 pub struct RelayStatus {
     /// First overlay address of the node at the other end of the hop.
     pub neighbour: IpAddr,
-    /// The end that is reached by way of this hop.
+    /// The end that is reached through this hop.
     pub far: IpAddr,
     /// Own index.
     pub local_index: RelayIndex,
@@ -95,7 +95,7 @@ pub struct Whereabouts {
     pub endpoints: Vec<SocketAddr>,
     /// Relays through which the peer can be reached.
     pub relays: Vec<IpAddr>,
-    /// Answers to the last question, by lighthouse.
+    /// Answers to the last query, by lighthouse.
     pub answers: BTreeMap<IpAddr, KnownEndpoints>,
     /// Lighthouses that are asked.
     pub lighthouses: Vec<IpAddr>,
@@ -152,13 +152,13 @@ pub struct TableSizes {
     pub pending: usize,
     /// Bytes of overlay packets that wait for these handshakes.
     pub waiting_bytes: usize,
-    /// Own indexes reserved for tunnels to come.
+    /// Own indexes reserved for tunnels that are being set up.
     pub reserved: usize,
     /// Peers whose endpoints are remembered.
     pub candidates: usize,
     /// Overlay addresses whose hosts reported to this lighthouse.
     pub reports: usize,
-    /// Punches that wait for their delay.
+    /// Scheduled hole punches.
     pub punches: usize,
     /// Hops through relays that this node is part of, as an end or in the middle.
     pub relay_hops: usize,
@@ -271,7 +271,7 @@ impl Node {
         heard.collect()
     }
 
-    /// What went wrong lately.
+    /// What went wrong recently.
     #[must_use]
     pub fn diagnosis(&self, now: Instant) -> Diagnosis {
         let mut diagnosis = self.journal.diagnosis();
@@ -298,7 +298,7 @@ impl Node {
         self.pending.peers()
     }
 
-    /// How much this node remembers now.
+    /// The present sizes of the tables.
     #[must_use]
     pub fn table_sizes(&self) -> TableSizes {
         TableSizes {

@@ -50,7 +50,7 @@ use crate::{
     Config, DropReason, Event, Forwarder, Lane, Origin, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict,
 };
 
-/// Ties the monotonic clock to the wall clock, for certificates and the handshake's Time field.
+/// Maps the monotonic clock to the wall clock, for certificates and the handshake's Time field.
 #[derive(Debug, Clone, Copy)]
 pub struct WallClock {
     /// Monotonic time of the reading.
@@ -327,7 +327,7 @@ impl Node {
     fn handle_roamed(&mut self, now: Instant, index: LocalIndex, from: SocketAddr) {
         let Some(tunnel) = self.tunnels.get(index).map(|live| Arc::clone(&live.tunnel)) else { return };
         if tunnel.endpoint().is_none() && self.forwarder.carrier(&tunnel).is_some() {
-            // What comes directly may have no way back: the relay is used until an answer shows that there is one.
+            // A direct datagram does not show that there is a direct path back: use the relay until an answer shows it.
             self.challenge(now, &tunnel, from);
         } else {
             self.follow(now, index, from);

@@ -74,7 +74,7 @@ impl Node {
     pub(super) fn handle_control(&mut self, now: Instant, tunnel: &Arc<Tunnel>, body: &[u8]) {
         let Ok(message) = Control::parse(body) else { return self.count(DropReason::BadMessage) };
         let served = match message.kind {
-            // Nothing is relayed twice.
+            // No relaying through another relay.
             _ if tunnel.endpoint().is_none() => false,
             ControlKind::CreateRelayRequest => self.handle_relay_request(now, tunnel, message),
             ControlKind::CreateRelayResponse => self.handle_relay_response(now, tunnel, message),

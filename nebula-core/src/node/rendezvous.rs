@@ -41,7 +41,7 @@ impl Node {
             if let Some(tunnel) = self.forwarder.tunnels().by_address(lighthouse) {
                 self.send_update(&tunnel);
             } else {
-                // The update follows when the tunnel is up.
+                // The update is sent once the tunnel is up.
                 self.start_handshake(now, lighthouse, None);
             }
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::index::LocalIndex;
 
-/// What becomes due.
+/// Kinds of deadlines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Due {
     /// Next attempt of the handshake with this peer.
@@ -15,7 +15,7 @@ pub(super) enum Due {
     Tunnel(LocalIndex),
     /// Tell the lighthouses where this node is.
     LighthouseUpdate,
-    /// The oldest scheduled hole punch.
+    /// The next scheduled hole punch.
     HolePunch,
     /// Test the caller of this half-open tunnel again, or give it up.
     HalfOpen(LocalIndex),

@@ -28,7 +28,7 @@ pub(super) struct Live {
     pub(super) since: Instant,
     /// The endpoint that the tunnel left last, and when.
     pub(super) left: Option<(SocketAddr, Instant)>,
-    /// Last check that found traffic.
+    /// When a traffic check last found traffic.
     pub(super) used: Instant,
     /// This node moved or woke up, sent the peer a test request, and has heard nothing in this tunnel since.
     pub(super) announced: bool,

@@ -106,7 +106,7 @@ impl Control {
         }
         if self.node.poll_timeout().is_some_and(|at| at <= now) {
             self.node.handle_timeout(now);
-            // Flows expire then.
+            // `handle_timeout` expires flows.
             if self.flows.has_shrunk(self.shared.forwarder.flows()) {
                 self.rare_work.note(now);
             }

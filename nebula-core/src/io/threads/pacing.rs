@@ -62,7 +62,7 @@ impl<T> Duty<T> {
     /// Ends the turn of the queue's thread.
     pub(in crate::io) fn give_back(&self, subject: MutexGuard<'_, T>) {
         drop(subject);
-        // Raised first: the thread that finds it free lowers it after the last raise.
+        // Raise first: the thread that then finds the work free lowers the wake-up after the last raise.
         self.returned.raise();
         self.free.store(true, Ordering::Release);
     }
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn round_trips_of_large_messages_are_hardly_delayed() {
         let (mut doze, start) = (Doze::default(), crate::io::clock::now());
-        // For 20 s, each answer behind a request of one super-packet.
+        // For 20 s, each answer follows a request of one super-packet.
         let dozed = dozes(&mut doze, start, 100_000, Duration::from_micros(200), Weight::of(SUPER_PACKET, 1));
         // 8 in a round, 7 rounds until the backoff is longest, then one round a second.
         assert!((8..=30 * 8).contains(&dozed), "{dozed}");

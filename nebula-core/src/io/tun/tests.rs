@@ -86,7 +86,7 @@ fn the_device_lives_as_long_as_its_queues_wherever_they_go() {
         assert_eq!(queues.len(), 2);
         let adopted = Tun::from_queues(queues).unwrap();
         assert_eq!((adopted.name(), adopted.offloads()), ("overlay7", agreed));
-        // What a kernel without UDP super-packets agrees to.
+        // The offloads that a kernel without UDP super-packets accepts.
         let ladder = [TunOffloads::Tcp, TunOffloads::None];
         let mut adopted = Tun::negotiate(adopted.into_queues(), "overlay7".into(), &ladder).unwrap();
         assert_eq!(adopted.offloads(), TunOffloads::Tcp);
