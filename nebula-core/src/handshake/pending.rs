@@ -200,8 +200,8 @@ impl PendingHandshakes {
     }
 
     /// Queues a packet until the tunnel is up. Returns how many packets were dropped: this one if there is no handshake
-    /// or the peer's queue is full; if all queues together would exceed `most` bytes, the oldest ones of peers that hold
-    /// more than this one, or else this packet.
+    /// or the peer's queue is full; if all queues together would exceed `most` bytes, the oldest ones of peers that
+    /// hold more than this one, or else this packet.
     pub(crate) fn push_packet(&mut self, peer: IpAddr, packet: PacketOwned, most: usize) -> u64 {
         let length = packet.bytes.len();
         let Some(pending) = self.by_peer.get(&peer) else { return 1 };

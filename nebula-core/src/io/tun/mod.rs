@@ -60,8 +60,8 @@ mod ioctl {
 }
 
 impl Tun {
-    /// Creates a device in the network namespace of the calling thread. Fails if the name exists.
-    /// An empty name lets the kernel choose. The device is down and has no address.
+    /// Creates a device in the network namespace of the calling thread. An empty name lets the kernel choose one. The
+    /// device is down and has no address.
     ///
     /// # Errors
     /// Returns an error if permission or tun support is missing, or if the name is taken or unusable.
