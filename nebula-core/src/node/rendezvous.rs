@@ -192,8 +192,8 @@ impl Node {
         }
     }
 
-    /// What this lighthouse reports about a host: the endpoint of its primary tunnel, then those it reported itself. An
-    /// endpoint on this machine is left out, since it is of no use to others.
+    /// What this lighthouse reports about a host: the endpoint of its primary tunnel, then those it reported itself. A
+    /// loopback or link-local tunnel endpoint is left out unless an allow list names it: it is of no use to others.
     fn known_of(&self, tunnel: Option<&Tunnel>, reported: Option<KnownEndpoints>) -> Option<KnownEndpoints> {
         let learnt = tunnel.and_then(|tunnel| {
             tunnel.endpoint().filter(|at| self.config.endpoint_rules(&tunnel.peer_addresses).tellable(*at))
