@@ -1,4 +1,4 @@
-//! Overlay addresses of pods: how one is computed, allotted, and who may hold one (address management).
+//! Address management: how the overlay address of a pod is computed or allotted, and who may hold one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,21 +10,21 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AddressMode {
-    /// Computed from the pod's primary address; needs no memory, so any number of services agree.
+    /// Computed from the pod's primary address; needs no state, so any number of services agree.
     Derive,
-    /// Allotted from the overlay prefix and remembered per pod.
+    /// Allotted from the overlay prefix and recorded per pod.
     Pool,
     /// The pod's primary address itself.
     Same,
 }
 
-/// Why a pod address has no image in an overlay prefix.
+/// Why a pod address does not map to an address of an overlay prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DeriveError {
-    /// An IPv6 pod address cannot become an IPv4 overlay address.
+    /// An IPv6 pod address does not fit into an IPv4 overlay.
     #[error("an IPv6 pod address has no image in the IPv4 overlay {0}")]
     Family(IpNet),
-    /// All host bits are zero or, in IPv4, all one.
+    /// The host bits are all zero or, in IPv4, all one.
     #[error("it would become {0}, the network or broadcast address of the overlay")]
     Reserved(IpAddr),
 }
@@ -32,7 +32,7 @@ pub enum DeriveError {
 /// The overlay address of a pod: its host bits in `overlay`; an IPv4 address in the low 32 bits of an IPv6 overlay.
 ///
 /// # Errors
-/// The address has no image that a host may use.
+/// Returns an error if the address does not map to one that a host may use.
 pub(crate) fn derive(pod: IpAddr, overlay: IpNet) -> Result<IpNet, DeriveError> {
     let image = match (overlay, pod) {
         (IpNet::V4(prefix), IpAddr::V4(pod)) => {
@@ -64,7 +64,7 @@ fn with_prefix_of(address: IpAddr, overlay: IpNet) -> IpNet {
     IpNet::new(address, overlay.prefix_len()).unwrap_or_else(|_| IpNet::from(address))
 }
 
-/// Addresses of a pool in the order they are handed out, starting after `last`, wrapping once, at most
+/// Addresses of a pool in the order in which they are allotted, starting after `last` and wrapping once; at most
 /// [`MAX_ADDRESSES_TRIED`] of them.
 pub(crate) fn candidates(overlay: IpNet, last: Option<IpAddr>) -> impl Iterator<Item = IpNet> {
     let base = bits(overlay.network());
@@ -97,10 +97,10 @@ fn bits(address: IpAddr) -> u128 {
 pub enum Subject {
     /// A host that enrolled with a token.
     Host {
-        /// Certificate name; one host keeps it over many tokens.
+        /// Certificate name; a host keeps it across tokens.
         name: String,
     },
-    /// A pod a node vouched for.
+    /// A pod that a node vouched for.
     Pod {
         /// Kubernetes namespace.
         namespace: String,
@@ -110,20 +110,20 @@ pub enum Subject {
         uid: String,
         /// Primary address.
         address: IpAddr,
-        /// The node it runs on: its name in Kubernetes, or else from where its proof came. None in records of older
-        /// releases.
+        /// The node it runs on: its name in Kubernetes, or else the address its proof came from. None in records of
+        /// older releases.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         node: Option<String>,
     },
 }
 
 impl Subject {
-    /// Whether this is a pod with the primary address of the pod `earlier`, and so with its overlay address.
+    /// Whether this is a pod with the same primary address as the pod `earlier`, and so with its overlay address.
     ///
-    /// A primary network gives an address to another pod when the first one is gone: then the overlay address goes
-    /// along, or the new pod could not start before the old certificate ends. That the first one *is* gone must be
-    /// shown besides. Two *different* pod addresses with one image mean that the overlay prefix is too small for the
-    /// pod networks; nothing helps then.
+    /// A primary network reassigns the address of a pod that is gone. The overlay address must go with it, or the new
+    /// pod could not start before the old certificate expires. That the first pod *is* gone must be shown separately.
+    /// Two *different* pod addresses that map to the same overlay address mean that the overlay prefix is too small for
+    /// the pod networks, which nothing here can solve.
     #[must_use]
     pub(crate) fn has_address_of(&self, earlier: &Self, mode: AddressMode) -> bool {
         match (earlier, self) {
@@ -135,7 +135,7 @@ impl Subject {
     }
 }
 
-/// The holder of an overlay address, and until when it holds it.
+/// The holder of an overlay address, and how long it holds it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Holder {
     /// The holder.
@@ -148,7 +148,7 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// Whether this is `subject`, whatever its address and the name of its certificate.
+    /// Whether this is `subject`, whatever its address and certificate name.
     #[must_use]
     pub(crate) fn is(&self, subject: &Subject) -> bool {
         match (&self.subject, subject) {
@@ -158,7 +158,7 @@ impl Holder {
         }
     }
 
-    /// Whether `asker` may have this holder's address at `now`, whatever became of the holder.
+    /// Whether `asker` may have this holder's address at `now`, without proof that the holder is gone.
     #[must_use]
     pub(crate) fn yields_to(&self, asker: &Subject, now: UnixTime) -> bool {
         self.until < now || self.is(asker)
@@ -174,7 +174,7 @@ impl std::fmt::Display for Subject {
     }
 }
 
-/// Addresses looked at before a pool counts as full: bounds one request's work in a huge prefix.
+/// Maximum number of addresses tried before a pool counts as full: bounds the work of one request in a huge prefix.
 const MAX_ADDRESSES_TRIED: u128 = 1 << 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! In which order proofs are checked that cost a question to the API server (rate limiting, fair queueing).
+//! Rate limiting and fair queueing of proofs whose check costs a request to the API server.
 
 use std::{
     collections::HashMap,
@@ -16,43 +16,42 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Decides which proofs wait and for which others. A proof that was good lately waits for nobody. A proof that keeps
-/// failing is refused without being asked about. The others of a source that failed too often wait for their turn
-/// behind each other, and all that are not known to be good leave room for those that are.
+/// Decides which proofs wait, and for which others. A proof that was valid recently never waits. A proof that keeps
+/// failing is refused without asking the API server. Other proofs from a source with too many failures queue behind
+/// each other, and all proofs not known to be valid leave room for those that are.
 ///
-/// A source is an address, which a node and all its pods may share: no limit of a source may stand in the way of a good
-/// proof.
+/// A source is an address, which a node and all its pods may share: no limit on a source may block a valid proof.
 pub(crate) struct Admission {
     known: Mutex<Known>,
-    /// Room for proofs under way that are not known to be good.
+    /// Limits the checks in flight of proofs not known to be valid.
     unproven: Arc<Semaphore>,
-    /// One more proof was good.
+    /// Signalled when another proof was valid.
     news: Notify,
 }
 
 struct Known {
-    /// When a proof was good last.
+    /// When each proof was last valid.
     good: HashMap<ProofId, UnixTime>,
     failing: RateLimit<ProofId>,
     failures: RateLimit<IpAddr>,
-    /// Of sources that failed too often, as long as anybody uses them.
+    /// Queues of sources with too many failures, kept while in use.
     queues: HashMap<IpAddr, Arc<Semaphore>>,
 }
 
-/// SHA-256 of the secret of a proof.
+/// SHA-256 of a proof's secret.
 type ProofId = [u8; 32];
 
-/// Where a proof stands.
+/// How a proof is queued.
 enum Place {
-    /// It was good lately, and does not wait.
+    /// It was valid recently, and does not wait.
     Proven,
-    /// With all others of which nothing is known.
+    /// Waits together with all others about which nothing is known.
     Unproven,
-    /// Behind the others of a source that failed too often.
+    /// Waits behind the others of a source that failed too often.
     Queue(Arc<Semaphore>),
 }
 
-/// Leave to have a proof checked, until dropped.
+/// Permission to have a proof checked, until dropped.
 #[derive(Default)]
 pub(crate) struct Turn {
     _of_source: Option<OwnedSemaphorePermit>,
@@ -70,7 +69,7 @@ impl Admission {
         Self { known: Mutex::new(known), unproven: Arc::new(Semaphore::new(MAX_UNPROVEN)), news: Notify::new() }
     }
 
-    /// Waits for the turn of a proof whose check costs a question to the API server.
+    /// Waits for the turn of a proof whose check costs a request to the API server.
     pub(crate) async fn turn(&self, proof: &Proof, source: IpAddr, now: UnixTime) -> Result<Turn, Refusal> {
         let Some(id) = id_of(proof) else { return Ok(Turn::default()) };
         let queue = match self.place(&id, source, now)? {
@@ -86,7 +85,7 @@ impl Admission {
             let of_all = Arc::clone(&self.unproven).acquire_owned().await.ok();
             Turn { _of_source: of_source, _of_all: of_all }
         };
-        // A node's proof is that of all its pods: when the first is through, the others need not wait.
+        // All pods of a node share its proof: once the first one was valid, the others need not wait.
         let proven = async {
             loop {
                 let news = self.news.notified();
@@ -103,7 +102,7 @@ impl Admission {
             }
         };
         let turn = tokio::time::timeout(TURN_WITHIN, turn).await.map_err(|_| Refusal::TooManyFailures)?;
-        // It may have failed as often meanwhile.
+        // The proof may have failed too often in the meantime.
         self.place(&id, source, now).map(|_| turn)
     }
 
@@ -114,7 +113,7 @@ impl Admission {
         }
         let source = rate_limit::source(source);
         if known.failing.is_reached_by(id, now) {
-            // Sent again all the same: that counts too.
+            // A retry of a refused proof counts as a failure, too.
             known.failures.is_exceeded_by(source, now);
             return Err(Refusal::TooManyFailures);
         }
@@ -128,7 +127,7 @@ impl Admission {
         Ok(Place::Queue(Arc::clone(queue)))
     }
 
-    /// Notes that a proof was good.
+    /// Notes that a proof was valid.
     pub(crate) fn was_good(&self, proof: &Proof, now: UnixTime) {
         let Some(id) = id_of(proof) else { return };
         let mut known = self.known();
@@ -144,7 +143,7 @@ impl Admission {
         }
     }
 
-    /// Notes that a proof failed; says whether its source fails too often.
+    /// Notes that a proof failed; returns whether its source fails too often.
     pub(crate) fn has_failed(&self, proof: &Proof, source: IpAddr, now: UnixTime) -> bool {
         if let Some(id) = id_of(proof) {
             let mut known = self.known();
@@ -154,7 +153,7 @@ impl Admission {
         self.note_failure(source, now)
     }
 
-    /// Notes a failure of any kind; says whether the source fails too often.
+    /// Notes a failure of any kind; returns whether the source fails too often.
     pub(crate) fn note_failure(&self, source: IpAddr, now: UnixTime) -> bool {
         self.known().failures.is_exceeded_by(rate_limit::source(source), now)
     }
@@ -172,7 +171,7 @@ impl Known {
     }
 }
 
-/// None for proofs that are checked here, which costs next to nothing.
+/// `None` for proofs that are checked locally, which costs next to nothing.
 fn id_of(proof: &Proof) -> Option<ProofId> {
     match proof {
         Proof::Node { token, .. } | Proof::Provisional { token, .. } | Proof::Pod { token, .. } => {
@@ -182,7 +181,8 @@ fn id_of(proof: &Proof) -> Option<ProofId> {
     }
 }
 
-/// A node shows its proof with every pod; the one after is another one.
+/// Seconds for which a proof counts as recently valid. A node uses the same proof for every pod until it gets a new
+/// token.
 const GOOD_FOR: i64 = 3_600;
 const MAX_GOOD: usize = 4_096;
 const MAX_FAILURES: u32 = 20;
@@ -192,7 +192,7 @@ const MAX_OF_A_FAILING_SOURCE: usize = 2;
 const MAX_QUEUES: usize = 1_024;
 /// Half of the threads that may block; see `nebula-ca serve`.
 const MAX_UNPROVEN: usize = 24;
-/// Shorter than an answer of the API server may take, and than anybody's patience.
+/// Shorter than an answer of the API server may take, and than clients are willing to wait.
 const TURN_WITHIN: Duration = Duration::from_secs(3);
 
 #[cfg(test)]

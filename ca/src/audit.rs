@@ -1,4 +1,4 @@
-//! The audit log: one JSON line per certificate issued, request refused and command obeyed; never a secret.
+//! The audit log: one JSON line per certificate issued, request refused and command carried out; never a secret.
 
 use std::{
     fs::OpenOptions,
@@ -21,7 +21,7 @@ use crate::directory::hand_over;
 #[derive(Debug, Clone)]
 pub(crate) struct AuditLog {
     path: PathBuf,
-    /// Whether the last line may be there in part.
+    /// Whether the last line may have been written only in part.
     is_torn: Arc<AtomicBool>,
 }
 
@@ -33,10 +33,10 @@ pub(crate) struct Event<'a> {
     pub(crate) event: &'static str,
     /// Address of the caller, `control` for a command on the CA's own host, or `kubernetes`.
     pub(crate) source: String,
-    /// Which proof was given: `token ID`, `node`, `pod` or `certificate`.
+    /// The proof that was given: `token ID`, `node`, `pod` or `certificate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) proof: Option<String>,
-    /// The pod or host it was about.
+    /// The pod or host concerned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) subject: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -54,7 +54,7 @@ pub(crate) struct Event<'a> {
     pub(crate) code: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) message: Option<String>,
-    /// How many refusals were not written down.
+    /// Number of refusals that were not logged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) left_out: Option<u64>,
 }
@@ -64,7 +64,7 @@ impl AuditLog {
         Self { path, is_torn: Arc::default() }
     }
 
-    /// Writes one line. A failure is logged, not passed on: the ledger has every certificate as well.
+    /// Writes one line. A failure is logged but not returned: the ledger has every certificate as well.
     pub(crate) fn write(&self, event: &Event<'_>, now: UnixTime) {
         if let Err(error) = self.append(event, now) {
             tracing::error!(path = %self.path.display(), %error, "cannot write the audit log");
@@ -78,11 +78,11 @@ impl AuditLog {
             #[serde(flatten)]
             event: &'a Event<'a>,
         }
-        // After a disk that was full: what comes now is a line of its own.
+        // After a partial write (a full disk), start a new line.
         let mut line = if self.is_torn.load(Ordering::Relaxed) { vec![b'\n'] } else { Vec::new() };
         serde_json::to_writer(&mut line, &Line { time: nebula_cert::rfc3339(now), event })?;
         line.push(b'\n');
-        // One write of one line: lines of several writers do not mix.
+        // One write per line, so that lines of several writers do not mix.
         let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?;
         hand_over(&file, &self.path)?;
         let written = file.write_all(&line);

@@ -15,14 +15,14 @@ pub(crate) struct Authority {
     bundle: String,
 }
 
-/// What shall be certified.
+/// Contents of a certificate to sign.
 #[derive(Debug, Clone)]
 pub(crate) struct Grant {
     pub(crate) name: String,
     pub(crate) networks: Vec<IpNet>,
     pub(crate) unsafe_networks: Vec<IpNet>,
     pub(crate) groups: Vec<String>,
-    /// Seconds.
+    /// Life in seconds.
     pub(crate) life: i64,
 }
 
@@ -32,19 +32,19 @@ pub enum AuthorityError {
     /// A file cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Not a CA bundle.
+    /// `ca.crt` is not a CA bundle.
     #[error("ca.crt is not a bundle of Nebula CA certificates: {0}")]
     Certificate(nebula_cert::Error),
-    /// Not a CA key.
+    /// `ca.key` is not a CA key.
     #[error("ca.key is not a Nebula CA key: {0}")]
     Key(nebula_cert::Error),
-    /// An encrypted key without a passphrase.
+    /// The key is encrypted and there is no passphrase.
     #[error("ca.key is encrypted; put its passphrase into the environment variable {PASSPHRASE}")]
     NoPassphrase,
-    /// An encrypted key with a wrong passphrase.
+    /// The key is encrypted and the passphrase is wrong.
     #[error("ca.key cannot be decrypted with the passphrase in {PASSPHRASE}: {0}")]
     WrongPassphrase(nebula_cert::Error),
-    /// A key in a token that cannot be used.
+    /// The key is in a token and cannot be used.
     #[error("ca.key is a PKCS#11 URI: {0}")]
     Token(String),
     /// Key and certificate do not belong together.
@@ -83,12 +83,12 @@ impl Authority {
         &self.bundle
     }
 
-    /// Last second of a certificate of that life signed at `now`: never beyond the CA.
+    /// Last second of a certificate with that life signed at `now`, never after the CA's own.
     pub(crate) fn end_of_life(&self, life: i64, now: UnixTime) -> UnixTime {
         now.saturating_add(life).min(self.certificate.not_after())
     }
 
-    /// Refuses when the CA certificate itself is not valid.
+    /// Returns an error if the CA certificate itself is not valid at `now`.
     pub(crate) fn check_validity(&self, now: UnixTime) -> Result<(), Refusal> {
         let ca = &self.certificate;
         if ca.is_expired(now) {
@@ -98,7 +98,7 @@ impl Authority {
         Ok(())
     }
 
-    /// Signs for a public key of the CA's curve.
+    /// Signs a certificate for a public key of the CA's curve.
     pub(crate) fn sign(&self, grant: &Grant, public_key: Vec<u8>, now: UnixTime) -> Result<Certificate, Refusal> {
         self.check_validity(now)?;
         let ca = &self.certificate;
@@ -117,7 +117,7 @@ impl Authority {
     }
 }
 
-/// A key that stays in its token.
+/// Opens a key that stays in its token.
 #[cfg(feature = "pkcs11")]
 fn open_token(uri: &str) -> Result<Box<dyn Signer + Send + Sync>, AuthorityError> {
     use nebula_cert::pkcs11::{TokenKey, Uri};
@@ -135,13 +135,13 @@ fn open_token(_uri: &str) -> Result<Box<dyn Signer + Send + Sync>, AuthorityErro
 /// Reads the bundle of trusted CAs, without the key.
 pub(crate) fn read_bundle(directory: &Directory) -> Result<(String, Vec<Certificate>), AuthorityError> {
     let bundle = directory.read(CA_CERTIFICATE)?;
-    // The pool checks that each is a CA with a good signature.
+    // The pool checks that each certificate is a CA with a valid signature.
     CaPool::from_pem(bundle.as_bytes()).map_err(AuthorityError::Certificate)?;
     let certificates = Certificate::bundle_from_pem(bundle.as_bytes()).map_err(AuthorityError::Certificate)?;
     Ok((bundle.to_string(), certificates))
 }
 
-/// Says what about a grant none of the CAs could ever sign, so that a token for it is not made in the first place.
+/// Returns what about a grant none of the CAs could ever sign, so that no token is created for it.
 pub(crate) fn check_grant(grant: &Grant, authorities: &[Certificate]) -> Result<(), String> {
     if grant.name.is_empty() || grant.name.len() > crate::policy::MAX_NAME_BYTES {
         return Err("the name must have 1 to 253 characters".to_owned());
@@ -187,5 +187,5 @@ fn check_constraints(grant: &Grant, ca: &Certificate) -> Result<(), String> {
 /// Environment variable with the passphrase of an encrypted CA key.
 pub const PASSPHRASE: &str = "NEBULA_CA_PASSPHRASE";
 
-/// Clocks of hosts differ by seconds; a certificate must be valid at a peer as soon as its owner has it.
+/// Clocks of hosts differ by seconds; a new certificate must be valid at once at every peer.
 const CLOCK_SKEW: i64 = 60;

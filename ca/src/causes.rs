@@ -1,6 +1,6 @@
-//! The text of an error with its causes.
+//! Formats an error with its causes.
 
-/// Each cause once: some errors repeat theirs in their own text.
+/// Each cause appears once: some errors repeat their cause in their own text.
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -10,10 +10,10 @@ use std::{
 };
 use tokio::{sync::Notify, time::Instant};
 
-/// All connections of callers. A newcomer always gets in: when its source or the service has no room left, the oldest
-/// connection of that source goes, or of the source with the most. Callers that have proved who they are stay, and part
-/// of the room is theirs alone: who shares an address with an attacker, as all pods of a node may, needs one new
-/// connection to be served.
+/// All connections of callers. A new connection is always admitted: if its source or the service has no room left, the
+/// oldest connection of that source is evicted, or of the source with the most. Connections of callers that have proved
+/// who they are are kept, and part of the room is reserved for them: a caller that shares its address with an attacker,
+/// as all pods of a node may, needs only one new connection to be served.
 pub(crate) struct Connections {
     table: Mutex<Table>,
     most: usize,
@@ -22,10 +22,10 @@ pub(crate) struct Connections {
 #[derive(Default)]
 struct Table {
     next: u64,
-    /// By age.
+    /// Oldest first.
     open: BTreeMap<u64, Open>,
     sources: HashMap<IpAddr, Count>,
-    /// Connections of those who proved who they are.
+    /// Number of connections per proven identity.
     identities: HashMap<String, usize>,
     unproven: usize,
 }
@@ -38,14 +38,14 @@ struct Open {
     end: Arc<Notify>,
 }
 
-/// How far a connection is.
+/// Progress of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Handshake,
     Open,
-    /// Waits for a change of the trust.
+    /// Waits for a change of the trust bundle.
     Waiting,
-    /// Its request is being decided about.
+    /// Its request is being processed.
     Working,
 }
 
@@ -57,7 +57,7 @@ struct Count {
     waiting: usize,
 }
 
-/// One connection; ends with it.
+/// One connection; dropping it ends its entry.
 pub(crate) struct Connection {
     id: u64,
     connections: Arc<Connections>,
@@ -65,13 +65,13 @@ pub(crate) struct Connection {
 }
 
 impl Connections {
-    /// Room for as many connections as there are descriptors for.
+    /// Limits the number of connections by the available descriptors.
     pub(crate) fn new(descriptors: usize) -> Self {
         let most = MAX_CONNECTIONS.min(descriptors.saturating_sub(OTHER_DESCRIPTORS)).max(FEWEST_CONNECTIONS);
         Self { table: Mutex::default(), most }
     }
 
-    /// Takes a newcomer in.
+    /// Admits a new connection, evicting others if needed.
     pub(crate) fn admit(self: &Arc<Self>, address: IpAddr, now: Instant) -> Connection {
         let source = rate_limit::source(address);
         let end = Arc::new(Notify::new());
@@ -96,7 +96,7 @@ impl Table {
         let count = self.sources.get(&source);
         let (all, handshakes) = count.map_or((0, 0), |count| (count.all, count.handshakes));
         if handshakes >= MAX_HANDSHAKES_OF_A_SOURCE {
-            // A whole node may start at once; only a silent caller is slow.
+            // A whole node may start at once, but only a silent caller is slow.
             self.end_oldest(|open| {
                 open.source == source && open.stage == Stage::Handshake && now >= open.since + HANDSHAKE_EVICTABLE_AFTER
             });
@@ -112,7 +112,7 @@ impl Table {
         }
     }
 
-    /// Ends the oldest connection of this kind, one that is being answered only if there is no other.
+    /// Evicts the oldest connection of this kind; one that is being answered only if there is no other.
     fn end_oldest(&mut self, is_meant: impl Fn(&Open) -> bool) -> bool {
         let meant = || self.open.iter().filter(|(_, open)| is_meant(open));
         let oldest = meant().find(|(_, open)| open.stage != Stage::Working).or_else(|| meant().next());
@@ -139,7 +139,7 @@ impl Table {
         Some(open)
     }
 
-    /// Counts an unproven connection, or no longer.
+    /// Adds an unproven connection to the counts, or removes it.
     fn count(&mut self, source: IpAddr, stage: Stage, is_one_more: bool) {
         let change = |number: &mut usize| *number = if is_one_more { *number + 1 } else { number.saturating_sub(1) };
         change(&mut self.unproven);
@@ -166,23 +166,24 @@ impl Table {
 }
 
 impl Connection {
-    /// Until it has to make room.
+    /// Completes when the connection is evicted.
     pub(crate) async fn ended(&self) {
         self.end.notified().await;
     }
 
-    /// The handshake is done.
+    /// Notes that the handshake is done.
     pub(crate) fn is_open(&self) {
         self.connections.table().enter(self.id, Stage::Open);
     }
 
-    /// Its request is being decided about, until the guard is dropped.
+    /// Marks the request as being processed until the guard is dropped.
     pub(crate) fn work(self: &Arc<Self>) -> Busy {
         self.connections.table().enter(self.id, Stage::Working);
         Busy(Arc::clone(self))
     }
 
-    /// Waits for news, until the guard is dropped. None if too many of its source wait already.
+    /// Marks the connection as waiting for news until the guard is dropped. `None` if too many of its source wait
+    /// already.
     pub(crate) fn wait(self: &Arc<Self>) -> Option<Busy> {
         let mut table = self.connections.table();
         let open = table.open.get(&self.id)?;
@@ -195,7 +196,7 @@ impl Connection {
         Some(Busy(Arc::clone(self)))
     }
 
-    /// The client of this connection has proved to be `identity`.
+    /// Notes that the client of this connection has proved to be `identity`.
     pub(crate) fn has_proved(&self, identity: &str) {
         let mut table = self.connections.table();
         let Some(open) = table.open.get(&self.id) else { return };
@@ -211,7 +212,7 @@ impl Connection {
         }
     }
 
-    /// Whether it has.
+    /// Whether the client has proved who it is.
     pub(crate) fn is_proven(&self) -> bool {
         self.connections.table().open.get(&self.id).is_some_and(|open| open.identity.is_some())
     }
@@ -223,7 +224,7 @@ impl Drop for Connection {
     }
 }
 
-/// While a request is under way.
+/// Guard of a request in progress.
 pub(crate) struct Busy(Arc<Connection>);
 
 impl Drop for Busy {
@@ -232,7 +233,7 @@ impl Drop for Busy {
     }
 }
 
-/// Raises the limit of descriptors as far as the system allows without asking anybody, and answers with it.
+/// Raises the soft limit of open files to the hard limit, and returns the limit in force.
 pub(crate) fn raise_descriptor_limit() -> usize {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return FEWEST_CONNECTIONS };
     let limit = match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
@@ -245,16 +246,16 @@ pub(crate) fn raise_descriptor_limit() -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
-/// Most of them follow the trust. Each takes some 30 kB.
+/// Most of them wait for changes of the trust bundle. Each takes about 30 kB.
 const MAX_CONNECTIONS: usize = 4_096;
 const FEWEST_CONNECTIONS: usize = 64;
-/// For the store, the API server, listeners, files, and connections that are about to end.
+/// Reserved for the store, the API server, listeners, files, and connections about to end.
 const OTHER_DESCRIPTORS: usize = 256;
 const MAX_HANDSHAKES_OF_A_SOURCE: usize = 64;
 const HANDSHAKE_EVICTABLE_AFTER: Duration = Duration::from_secs(1);
-/// Several nodes full of pods.
+/// Enough for several nodes full of pods.
 const MAX_WAITING_OF_A_SOURCE: usize = 512;
-/// A pod has one, and another one while it changes over.
+/// A pod has one, and a second one while it changes over.
 const MAX_OF_AN_IDENTITY: usize = 8;
 
 /// Remote address of a connection.
@@ -269,7 +270,7 @@ mod tests {
         IpAddr::from([192, 0, 2, last])
     }
 
-    /// Room for a hundred.
+    /// Room for a hundred connections.
     fn few() -> Arc<Connections> {
         Arc::new(Connections::new(OTHER_DESCRIPTORS + 100))
     }

@@ -1,4 +1,4 @@
-//! Commands of the operator, carried out on the ledger: make tokens, list, revoke.
+//! Operator commands, carried out on the ledger: create tokens, list, revoke.
 
 use ipnet::IpNet;
 use nebula_cert::{Certificate, Fingerprint, UnixTime, rfc3339};
@@ -14,39 +14,39 @@ use crate::{
     time,
 };
 
-/// What an operator may ask for.
+/// A command of an operator.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Command {
-    /// Make a one-time token; its secret never leaves the asking process.
+    /// Create a one-time token; its secret never leaves the asking process.
     CreateToken(NewToken),
     /// List tokens.
     ListTokens,
-    /// Make a token worthless that was not used yet.
+    /// Invalidate an unused token.
     RevokeToken {
         /// Its short name.
         id: String,
     },
     /// List certificates.
     ListIssued,
-    /// Reread policy, CA and TLS files.
+    /// Reload policy, CA and TLS files.
     Reload,
     /// Block certificates by fingerprint, or all valid ones of a name.
     Revoke {
         /// Fingerprint or certificate name.
         which: String,
-        /// Whether the pods that these certificates are of get no other ones.
+        /// Whether to refuse further certificates to the pods that hold these.
         #[serde(default)]
         keep_out: bool,
     },
-    /// Let a pod in again that was kept out.
+    /// Readmit a pod that was kept out.
     Readmit {
         /// UID, `namespace/name`, or name of the pod.
         pod: String,
     },
 }
 
-/// A token to be made.
+/// A token to create.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NewToken {
@@ -66,7 +66,7 @@ pub struct NewToken {
     pub life: i64,
 }
 
-/// The answer to a [`Command`].
+/// The result of a [`Command`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum CommandOutcome {
@@ -77,9 +77,9 @@ pub enum CommandOutcome {
         /// Newest last.
         tokens: Vec<ListedToken>,
     },
-    /// The token is worthless.
+    /// The token is invalid from now on.
     TokenRevoked(ListedToken),
-    /// The files were reread.
+    /// The files were reloaded.
     Reloaded,
     /// All certificates.
     Issued {
@@ -90,15 +90,15 @@ pub enum CommandOutcome {
     Revoked {
         /// Fingerprints, lower-case hex.
         fingerprints: Vec<String>,
-        /// Blocked although this service did not issue it.
+        /// Whether the certificate was blocked although this service did not issue it.
         is_foreign: bool,
-        /// Pods that get no other ones.
+        /// Pods that get no further certificates.
         #[serde(default)]
         kept_out: Vec<ListedPod>,
     },
     /// These pods get certificates again.
     Readmitted {
-        /// All that were meant.
+        /// All pods that matched.
         pods: Vec<ListedPod>,
     },
     /// The command was refused.
@@ -113,7 +113,7 @@ pub enum CommandOutcome {
 pub struct ListedToken {
     /// Short name; tells nothing about the secret.
     pub id: String,
-    /// What it is good for.
+    /// What it grants, and when it was used.
     #[serde(flatten)]
     pub token: TokenRecord,
 }
@@ -139,10 +139,10 @@ pub struct ListedPod {
     pub uid: String,
 }
 
-/// Carries out commands on a store that this process has open.
+/// Carries out commands on a store that this process has opened.
 pub(crate) struct Operator<'a> {
     pub(crate) store: &'a dyn Store,
-    /// The CAs that might sign; a token must suit one of them.
+    /// The CAs that might sign; one of them must be able to sign what a token grants.
     pub(crate) authorities: &'a [Certificate],
     pub(crate) policy: &'a Policy,
     pub(crate) audit: &'a AuditLog,
@@ -173,7 +173,7 @@ impl Operator<'_> {
         }
         let grant = Grant {
             name: token.name.clone(),
-            // The prefixes stand for any address of theirs.
+            // The prefixes stand for any of their addresses.
             networks: if allots { self.policy.hosts.pool.clone() } else { token.networks.clone() },
             unsafe_networks: token.unsafe_networks.clone(),
             groups: token.groups.clone(),
@@ -220,7 +220,7 @@ impl Operator<'_> {
         Ok(CommandOutcome::TokenCreated(ListedToken { id: hash.id(), token: record }))
     }
 
-    /// Better now than when the host stands there with its token. Checked again when the certificate is issued.
+    /// Reports an address conflict now rather than when the host enrols. Checked again when the certificate is issued.
     fn check_addresses(&self, grant: &Grant, now: UnixTime) -> Result<(), String> {
         let host = Subject::Host { name: grant.name.clone() };
         for network in &grant.networks {
@@ -234,12 +234,13 @@ impl Operator<'_> {
         Ok(())
     }
 
-    /// Two hosts with one address would push each other out of the network, or the second could not enrol at all.
+    /// Two hosts with the same address would push each other out of the network, or the second one could not enrol at
+    /// all.
     fn check_open_tokens(&self, token: &NewToken, now: UnixTime) -> Result<(), String> {
         for (hash, other) in self.store.tokens().map_err(text)? {
             let has_address = |network: &&IpNet| other.networks.iter().any(|theirs| theirs.addr() == network.addr());
             let shared = token.networks.iter().find(has_address).map(|network| network.addr().to_string());
-            // An address of the pool is not known yet, and one host needs one.
+            // Addresses from the pool are not known yet, and a host needs only one.
             let shared = shared.or_else(|| {
                 (token.networks.is_empty() && other.name == token.name).then(|| format!("the name {:?}", other.name))
             });
@@ -254,7 +255,7 @@ impl Operator<'_> {
         Ok(())
     }
 
-    /// What a host with that name has, or the next free address of each pool, which nobody else gets until `until`.
+    /// The addresses of the host with that name, or the next free address of each pool, reserved until `until`.
     fn allot(&self, name: &str, until: UnixTime, now: UnixTime) -> Result<Vec<IpNet>, String> {
         let hosts = &self.policy.hosts;
         let subject = Subject::Host { name: name.to_owned() };
@@ -333,7 +334,7 @@ impl Operator<'_> {
         if self.store.blocklist(now).map_err(text)?.len() + fingerprints.len() > MAX_BLOCKLIST_ENTRIES {
             return Err(format!("the blocklist is full ({MAX_BLOCKLIST_ENTRIES}); replace the CA certificate instead"));
         }
-        // First: a pod that hears of its revocation asks for another certificate at once.
+        // Keep out first: a pod that learns of its revocation asks for another certificate at once.
         let kept_out = if keep_out { self.keep_out(&fingerprints, now)? } else { Vec::new() };
         self.store.revoke(&fingerprints, now).map_err(text)?;
         let fingerprints: Vec<String> = fingerprints.iter().map(ToString::to_string).collect();
@@ -343,7 +344,7 @@ impl Operator<'_> {
         Ok(CommandOutcome::Revoked { fingerprints, is_foreign, kept_out })
     }
 
-    /// Keeps out the pods that these certificates are of.
+    /// Keeps out the pods that these certificates belong to.
     fn keep_out(&self, fingerprints: &[Fingerprint], now: UnixTime) -> Result<Vec<ListedPod>, String> {
         let mut pods: Vec<ListedPod> = Vec::new();
         for fingerprint in fingerprints {
@@ -394,8 +395,8 @@ fn text(error: StoreError) -> String {
     error.to_string()
 }
 
-/// UIDs are not used again; no pod gets that old.
+/// UIDs are not reused, and no pod gets that old.
 const KEEP_OUT_SECONDS: i64 = 366 * 86_400;
 const MAX_TTL_SECONDS: i64 = 30 * 86_400;
-/// Fits into [`nebula_cert::issuance::MAX_REPLY`] with room for the rest.
+/// A blocklist of this size fits into [`nebula_cert::issuance::MAX_REPLY`] with room for the rest.
 const MAX_BLOCKLIST_ENTRIES: usize = 50_000;

@@ -1,7 +1,7 @@
-//! The Unix socket on which a running service takes commands: one JSON line in, one JSON line out.
+//! The Unix socket through which a running service takes commands: one JSON line in, one JSON line out.
 //!
-//! The store file has one owner at a time. Reaching the owner through its socket keeps every step in one process, and
-//! where no service runs the asking process becomes the owner for one command.
+//! The store file has one owner at a time. Going through the owner's socket keeps all work in one process; where no
+//! service runs, the asking process opens the store itself for one command.
 
 use std::{
     fs,
@@ -30,7 +30,7 @@ use crate::{
 /// Why a command reached neither a service nor the store.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// The socket is there but the talk failed.
+    /// The socket exists but the exchange failed.
     #[error("the running nebula-ca did not answer on its control socket {}", path.display())]
     Socket {
         /// The socket.
@@ -39,7 +39,7 @@ pub enum ControlError {
         #[source]
         source: io::Error,
     },
-    /// The answer is not one.
+    /// The answer cannot be parsed.
     #[error("the running nebula-ca answered something else than expected; is it of another version?")]
     CommandOutcome(#[source] serde_json::Error),
     /// The store cannot be opened.
@@ -56,13 +56,13 @@ pub enum ControlError {
     Authority(#[from] AuthorityError),
 }
 
-/// Gives a command to the running service of a directory, or carries it out where none runs.
+/// Sends a command to the running service of a directory, or carries it out here if none is running.
 ///
 /// # Errors
-/// Neither works. A command that was refused is an [`CommandOutcome::Failed`].
+/// Returns an error if neither works. A command that was refused is a [`CommandOutcome::Failed`].
 pub fn call(directory: &Directory, command: &Command) -> Result<CommandOutcome, ControlError> {
     let path = directory.file(CONTROL_SOCKET);
-    // A service that is starting has the store already and the socket not yet; one that is stopping, the reverse.
+    // While a service starts or stops, it may hold the store without listening on its socket, or the reverse: retry.
     for _ in 0..ATTEMPTS {
         match UnixStream::connect(&path) {
             Ok(stream) => return talk(stream, command, path),
@@ -105,26 +105,26 @@ fn talk(mut stream: UnixStream, command: &Command, path: PathBuf) -> Result<Comm
     serde_json::from_str(&answer).map_err(ControlError::CommandOutcome)
 }
 
-/// The listening socket; removed when dropped.
+/// The listening socket; its file is removed when dropped.
 pub(crate) struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
 }
 
 impl ControlSocket {
-    /// Listens, for the owner of the directory only. The caller owns the store, so a socket that is there is stale.
+    /// Listens, for the owner of the directory only. The caller owns the store, so an existing socket is stale.
     pub(crate) fn bind(directory: &Directory) -> io::Result<Self> {
         let path = directory.file(CONTROL_SOCKET);
         let unready = directory.file(".control.sock.new");
         remove(&unready)?;
         let listener = UnixListener::bind(&unready)?;
-        // Under its name it never has wider rights.
+        // Restrict access before the rename, so that the final name never has wider rights.
         fs::set_permissions(&unready, fs::Permissions::from_mode(0o600))?;
         fs::rename(&unready, &path)?;
         Ok(Self { listener, path })
     }
 
-    /// Takes commands, one at a time, without end. `obey` may block.
+    /// Serves commands forever, one at a time. `obey` may block.
     pub(crate) async fn serve(&self, obey: impl Fn(Command) -> CommandOutcome + Clone + Send + 'static) {
         loop {
             match self.listener.accept().await {
@@ -135,7 +135,7 @@ impl ControlSocket {
                     }
                 }
                 Err(error) => {
-                    // Out of descriptors, most likely: trying again at once would only burn the processor.
+                    // Most likely out of descriptors: retrying at once would only burn CPU.
                     tracing::warn!(%error, "cannot accept on the control socket");
                     tokio::time::sleep(BETWEEN_ATTEMPTS).await;
                 }
@@ -176,7 +176,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// In bytes; a token with many networks and groups is far below.
+/// In bytes; a token with many networks and groups stays far below.
 const MAX_COMMAND_BYTES: u64 = 64 * 1024;
 const MAX_ANSWER_BYTES: u64 = 1 << 30;
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);

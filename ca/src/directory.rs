@@ -1,4 +1,4 @@
-//! The service's directory: what each file in it is called, and how secrets are written and read.
+//! The service's directory: the names of its files, and how secrets are written and read.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 #[derive(Debug, Clone)]
 pub struct Directory(PathBuf);
 
-/// A file of the directory cannot be read or made.
+/// A file of the directory cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {verb} {}", path.display())]
 pub struct FileError {
@@ -35,7 +35,7 @@ impl Directory {
         Self(path.into())
     }
 
-    /// Where it is.
+    /// Path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
@@ -47,16 +47,16 @@ impl Directory {
         self.0.join(name)
     }
 
-    /// Whether a file is there; a dangling link counts.
+    /// Whether a file exists; a dangling link counts.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.file(name).symlink_metadata().is_ok()
     }
 
-    /// Reads a text file; the memory is wiped afterwards, as most of these are secret.
+    /// Reads a text file; the memory is wiped afterwards, since most of these files are secret.
     ///
     /// # Errors
-    /// It is not readable, not UTF-8, or absurdly long.
+    /// Returns an error if it is not readable, not UTF-8, or absurdly long.
     pub fn read(&self, name: &str) -> Result<Zeroizing<String>, FileError> {
         let path = self.file(name);
         let failed = |source| FileError { verb: "read", path: path.clone(), source };
@@ -67,20 +67,20 @@ impl Directory {
         fs::read_to_string(&path).map(Zeroizing::new).map_err(failed)
     }
 
-    /// Makes the directory, for its owner only, unless it exists.
+    /// Creates the directory, accessible to its owner only, unless it exists.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// Returns an error if it cannot be created.
     pub fn make(&self) -> Result<(), FileError> {
         use std::os::unix::fs::DirBuilderExt;
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
         made.map_err(|source| FileError { verb: "make directory", path: self.0.clone(), source })
     }
 
-    /// Writes a file that does not exist yet and sees it through to the disk.
+    /// Writes a file that does not exist yet, and syncs it to disk.
     ///
     /// # Errors
-    /// It exists, or cannot be written.
+    /// Returns an error if it exists or cannot be written.
     pub fn write_new(&self, name: &str, text: &str, mode: u32) -> Result<(), FileError> {
         let path = self.file(name);
         let write = || {
@@ -95,19 +95,19 @@ impl Directory {
     /// Replaces a file atomically: readers see the old text or the new one.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// Returns an error if it cannot be written.
     pub fn replace(&self, name: &str, text: &str, mode: u32) -> Result<(), FileError> {
         let unready = format!(".{name}.new");
-        // Left by a process that died meanwhile.
+        // Left over from a process that died while writing.
         let _ = fs::remove_file(self.file(&unready));
         self.write_new(&unready, text, mode)?;
         self.rename(&unready, name)
     }
 
-    /// Gives a file another name, and takes that name from whatever had it.
+    /// Renames a file, replacing any file that has the new name.
     ///
     /// # Errors
-    /// It cannot be done.
+    /// Returns an error if the file cannot be renamed.
     pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), FileError> {
         let rename = || {
             fs::rename(self.file(from), self.file(to))?;
@@ -116,10 +116,10 @@ impl Directory {
         rename().map_err(|source| FileError { verb: "rename", path: self.file(from), source })
     }
 
-    /// Removes a file if it is there.
+    /// Removes a file if it exists.
     ///
     /// # Errors
-    /// It is there and stays.
+    /// Returns an error if it exists and cannot be removed.
     pub(crate) fn remove(&self, name: &str) -> Result<(), FileError> {
         match fs::remove_file(self.file(name)) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -129,9 +129,9 @@ impl Directory {
         }
     }
 
-    /// Makes the secrets in this directory private again where this process owns them: Kubernetes opens them for the
-    /// group of a volume (`fsGroup`) each time that it mounts it. Returns those that others can still read; members of
-    /// the group may where this process reads them as one itself (a Secret that Kubernetes mounted).
+    /// Makes the secrets in this directory private again where this process owns them: Kubernetes makes them readable
+    /// to the group of a volume (`fsGroup`) on each mount. Returns those that others can still read. Group members may
+    /// do so if this process reads them as a group member itself (a Secret that Kubernetes mounted).
     pub(crate) fn protect_secrets(&self) -> Vec<PathBuf> {
         let own = fs::metadata("/proc/self").map(|process| process.uid()).ok();
         let is_exposed = |path: &PathBuf| {
@@ -146,8 +146,8 @@ impl Directory {
     }
 }
 
-/// Gives a file that root made to the owner of its directory: commands are given as root, and the service may run as
-/// somebody else, who must be able to read it.
+/// Gives a file that root created to the owner of its directory: commands are run as root, but the service may run as
+/// another user, who must be able to read it.
 pub(crate) fn hand_over(file: &fs::File, path: &Path) -> io::Result<()> {
     let (made, Some(directory)) = (file.metadata()?, path.parent()) else { return Ok(()) };
     let directory = fs::metadata(directory)?;
@@ -161,9 +161,9 @@ pub(crate) fn hand_over(file: &fs::File, path: &Path) -> io::Result<()> {
 pub(crate) const CA_CERTIFICATE: &str = "ca.crt";
 /// Key of the signing CA.
 pub(crate) const CA_KEY: &str = "ca.key";
-/// Key of the CA that signs next; there during a rollover.
+/// Key of the CA that signs next; exists during a rollover.
 pub(crate) const NEXT_KEY: &str = "next.key";
-/// Key of the CA that signed before; there until a rollover is finished.
+/// Key of the CA that signed before; exists until a rollover is finished.
 pub(crate) const PREVIOUS_KEY: &str = "previous.key";
 /// TLS certificate chain of the service; clients trust it.
 pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
@@ -171,17 +171,17 @@ pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
 pub(crate) const TLS_KEY: &str = "tls.key";
 /// Secret of the node proof.
 pub(crate) const NODE_TOKEN: &str = "node.token";
-/// Key for which holders of certificates prove that they are.
+/// Key with which holders of certificates prove possession.
 pub(crate) const RENEWAL_KEY: &str = "renewal.key";
 /// The policy.
 pub(crate) const POLICY: &str = "policy.jsonc";
 /// The ledger.
 pub(crate) const STORE: &str = "store.redb";
-/// How to reach the PostgreSQL that has the ledger instead; a URL or `key=value` pairs.
+/// How to reach the PostgreSQL server that holds the ledger instead; a URL or `key=value` pairs.
 pub(crate) const DATABASE: &str = "database.url";
-/// One JSON line for every request that was answered or refused.
+/// One JSON line per request that was answered or refused.
 pub(crate) const AUDIT_LOG: &str = "audit.log";
-/// How the commands reach a running service.
+/// Socket through which commands reach a running service.
 pub(crate) const CONTROL_SOCKET: &str = "control.sock";
 
 const MAX_FILE_BYTES: u64 = 4 << 20;

@@ -1,4 +1,4 @@
-//! The HTTP API: paths, bodies and statuses; every answer to callers but the health line is JSON.
+//! The HTTP API: paths, bodies and statuses; every answer to callers except the health line is JSON.
 
 use std::{sync::Arc, time::Duration};
 
@@ -32,7 +32,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         .with_state(service)
 }
 
-/// What is shown in plain HTTP: nothing secret, and nothing that changes anything.
+/// Routes served in plain HTTP: nothing secret, and nothing that changes anything.
 pub(crate) fn status_router(service: Arc<Service>) -> Router {
     Router::new()
         .route("/", get(page))
@@ -70,7 +70,7 @@ async fn certificate(
     }
 }
 
-/// Whose a connection is that showed a good proof.
+/// The identity that owns a connection after a valid proof.
 fn identity(subject: &Subject) -> String {
     match subject {
         Subject::Host { .. } => subject.to_string(),
@@ -96,7 +96,7 @@ async fn release(
     }
 }
 
-/// The body, or what is wrong with it, which is written down.
+/// Parses the body, or records what is wrong with it.
 async fn readable<T: DeserializeOwned + Send + 'static>(
     service: &Arc<Service>,
     body: Result<Bytes, BytesRejection>,
@@ -120,7 +120,7 @@ fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, R
         StatusCode::PAYLOAD_TOO_LARGE => Refusal::BodyTooLarge,
         _ => Refusal::MalformedRequest("the body did not arrive completely".to_owned()),
     })?;
-    // Only where and of what kind the mistake is: the text of the parser's error may repeat what was sent, secrets too.
+    // Report only the place and kind of the mistake: the parser's message may repeat the input, including secrets.
     serde_json::from_slice(&body).map_err(|error| {
         let kind = match error.classify() {
             serde_json::error::Category::Data => "a field is missing, unknown or of the wrong type",
@@ -130,7 +130,7 @@ fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, R
     })
 }
 
-/// Answers at once, or with `?wait=SECONDS` as soon as the trust is another one than the caller knows.
+/// Answers at once or, with `?wait=SECONDS`, as soon as the trust bundle differs from the one the caller knows.
 async fn trust(
     State(service): State<Arc<Service>>,
     Extension(connection): Extension<Arc<Connection>>,
@@ -162,7 +162,7 @@ async fn trust(
     }
 }
 
-/// Whether a restart would help.
+/// Liveness: fails if a restart would help.
 async fn alive(State(service): State<Arc<Service>>) -> Response {
     match blocking(move || Ok(service.is_alive())).await {
         Ok(true) => "ok\n".into_response(),
@@ -170,7 +170,7 @@ async fn alive(State(service): State<Arc<Service>>) -> Response {
     }
 }
 
-/// Whether certificates are issued.
+/// Readiness: succeeds if certificates can be issued.
 async fn ready(State(service): State<Arc<Service>>) -> Response {
     match blocking(move || service.issuer().health(time::now())).await {
         Ok(()) => "ok\n".into_response(),
@@ -204,7 +204,7 @@ async fn metrics(State(service): State<Arc<Service>>) -> Response {
     }
 }
 
-/// The store waits for the disk; connections must not wait with it.
+/// Runs blocking work on another thread: the store waits for the disk, and connections must not.
 async fn blocking<T: Send + 'static>(step: impl FnOnce() -> Result<T, Refusal> + Send + 'static) -> Result<T, Refusal> {
     tokio::task::spawn_blocking(step).await.unwrap_or_else(|error| {
         tracing::error!(%error, "a request failed inside nebula-ca; please report this");

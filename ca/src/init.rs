@@ -1,4 +1,4 @@
-//! Makes the directory of a new CA service: CA, TLS identity, node token and policy.
+//! Creates the directory of a new CA service: CA, TLS identity, node token and policy.
 
 use ipnet::IpNet;
 use nebula_cert::{Certificate, Curve, SigningKey, Template, UnixTime, Version};
@@ -9,7 +9,7 @@ use crate::{
     tls,
 };
 
-/// What a new service shall be like.
+/// Options for a new service.
 #[derive(Debug, Clone)]
 pub struct NewCa {
     /// Name of the CA certificate.
@@ -28,36 +28,36 @@ pub struct NewCa {
     pub tls_names: Vec<String>,
 }
 
-/// Why no service was made.
+/// Why no service was created.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
-    /// Something is there already.
+    /// A file exists already.
     #[error(
         "{0} exists; nothing was changed. Use another directory, or move this CA away if it is not needed any more"
     )]
     Exists(String),
-    /// A file cannot be made.
+    /// A file cannot be created.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The CA certificate cannot be made.
+    /// The CA certificate cannot be created.
     #[error("cannot make the CA certificate: {0}")]
     Certificate(#[from] nebula_cert::Error),
-    /// The TLS certificate cannot be made.
+    /// The TLS certificate cannot be created.
     #[error("cannot make the TLS certificate; are the --tls-name values host names or IP addresses?")]
     Tls(#[from] rcgen::Error),
-    /// No randomness.
+    /// The system's random generator failed.
     #[error("the system has no randomness: {0}")]
     Random(getrandom::Error),
-    /// The options do not fit together.
+    /// The options contradict each other.
     #[error("the resulting policy would not be valid: {0}")]
     Policy(#[from] crate::PolicyError),
 }
 
 impl NewCa {
-    /// Makes everything, or refuses before the first file is written. Files that are there are never overwritten.
+    /// Creates everything, or fails before the first file is written. Existing files are never overwritten.
     ///
     /// # Errors
-    /// Any file of the service exists, or something cannot be made.
+    /// Returns an error if any file of the service exists, or something cannot be created.
     pub fn make(self, directory: &Directory, now: UnixTime) -> Result<Certificate, InitError> {
         for name in [CA_CERTIFICATE, CA_KEY, TLS_CERTIFICATE, TLS_KEY, NODE_TOKEN, POLICY, STORE] {
             if directory.has(name) {
@@ -89,7 +89,7 @@ impl NewCa {
         directory.write_new(TLS_CERTIFICATE, &tls_certificate, 0o644)?;
         directory.write_new(NODE_TOKEN, &format!("{}\n", *node_token), 0o600)?;
         directory.write_new(POLICY, &policy, 0o644)?;
-        // Here rather than at the first start: who copies the directory for a replica has it all.
+        // Create it here rather than at the first start, so that a copy of the directory for a replica is complete.
         RenewalKey::open(directory, self.curve)?;
         Ok(ca)
     }

@@ -1,4 +1,5 @@
-//! Where proof, policy, signature and ledger meet: one request in, one certificate or one reason out.
+//! Issues certificates: checks proof and policy, signs, and records in the ledger; one certificate or one refusal per
+//! request.
 
 use std::{
     net::IpAddr,
@@ -35,23 +36,24 @@ use crate::{
     trust::Trust,
 };
 
-/// Everything that decides about a request. Shared by all connections; methods block on the disk and on the API server.
+/// Everything that decides about a request. Shared by all connections; its methods block on the disk and the API
+/// server.
 pub(crate) struct Issuer {
     rules: ArcSwap<Rules>,
     node_token: Option<NodeToken>,
     renewal_key: RenewalKey,
     pub(crate) store: Box<dyn Store>,
-    /// Certificates per pod and per node.
+    /// Rate limits per pod and per node.
     quotas: Mutex<Quotas>,
-    /// Set from a failure of the ledger until it can be written again.
+    /// Set when the ledger fails, until it can be written again.
     store_failed: AtomicBool,
 }
 
-/// What can be replaced while running, as a whole.
+/// The settings that a reload replaces as a whole.
 pub(crate) struct Rules {
     pub(crate) authority: Authority,
     pub(crate) policy: Policy,
-    /// There if the policy wants it.
+    /// Present if the policy asks for it.
     pub(crate) cluster: Option<Arc<dyn Cluster>>,
 }
 
@@ -60,14 +62,14 @@ struct Quotas {
     nodes: RateLimit<String>,
 }
 
-/// A certificate to hand out, and what the audit log says of it.
+/// A certificate to hand out, and what the audit log records about it.
 pub(crate) struct Issued {
     pub(crate) reply: Reply,
     pub(crate) record: IssuedRecord,
     pub(crate) fingerprint: String,
-    /// The identity that lost an address by it.
+    /// Identities that lost an address to this certificate.
     pub(crate) displaced: Vec<Displaced>,
-    /// The same answer as before, for a caller that lost it.
+    /// The same answer as before, repeated for a caller that lost it.
     pub(crate) is_repeat: bool,
 }
 
@@ -75,13 +77,13 @@ pub(crate) struct Issued {
 #[derive(Clone, Copy)]
 enum Occasion<'a> {
     First,
-    /// Only one with the name and networks of the present one.
+    /// Only with the name and networks of the present certificate.
     Renewal(&'a Certificate),
-    /// For the time until the pod's own proof.
+    /// Until the pod shows its own proof.
     Provisional,
 }
 
-/// What the ledger says of a certificate besides its contents.
+/// What the ledger records about a certificate besides its contents.
 struct Recorded<'a> {
     subject: &'a Subject,
     /// The pod that the subject is, if it is one.
@@ -90,7 +92,7 @@ struct Recorded<'a> {
     provisional: bool,
 }
 
-/// Certificates that were given back.
+/// Certificates that were released.
 pub(crate) struct GivenBack {
     pub(crate) subject: String,
     pub(crate) fingerprints: Vec<Fingerprint>,
@@ -111,12 +113,12 @@ impl Issuer {
         Self { rules, node_token, renewal_key, store, quotas, store_failed: AtomicBool::new(false) }
     }
 
-    /// The rules as they are now; a request keeps to one version of them.
+    /// The rules in force; a request uses one version of them throughout.
     pub(crate) fn rules(&self) -> Arc<Rules> {
         self.rules.load_full()
     }
 
-    /// Decides by other rules from now on.
+    /// Replaces the rules for later requests.
     pub(crate) fn replace_rules(&self, rules: Rules) {
         self.rules.store(Arc::new(rules));
     }
@@ -124,7 +126,7 @@ impl Issuer {
     /// Answers one request, which came from `source`.
     pub(crate) fn issue(&self, request: &Request, source: IpAddr, now: UnixTime) -> Result<Issued, Refusal> {
         let rules = self.rules();
-        // The proof is checked first: a caller that proves nothing learns nothing about the rest.
+        // Check the proof first: a caller that proves nothing learns nothing about the rest.
         match &request.proof {
             Proof::Token { token } => self.issue_for_token(&rules, &TokenHash::of(token), &request.public_key, now),
             Proof::Node { token, pod } => {
@@ -148,7 +150,7 @@ impl Issuer {
         }
     }
 
-    /// Takes certificates back; they are blocked until they expire.
+    /// Releases certificates: they are blocked until they expire.
     pub(crate) fn release(&self, release: &Release, source: IpAddr, now: UnixTime) -> Result<GivenBack, Refusal> {
         let rules = self.rules();
         let (subject, fingerprints) = match &release.proof {
@@ -158,7 +160,7 @@ impl Issuer {
                 let trusted = trusted(&rules)?;
                 let held = self.renewal_key.check(&presented, &trusted, now)?;
                 let known = self.issued(&held.fingerprint())?.ok_or(Refusal::UnknownCertificate)?;
-                // Given back twice is given back.
+                // Releasing a certificate twice succeeds.
                 let fingerprint = known.revoked.is_none().then(|| held.fingerprint());
                 (known.subject.to_string(), fingerprint.into_iter().collect())
             }
@@ -176,11 +178,11 @@ impl Issuer {
         Ok(GivenBack { subject, fingerprints })
     }
 
-    /// Blocks the certificates of pods that do not exist any more; gives back whose these were.
+    /// Blocks the certificates of pods that no longer exist, and returns what was blocked.
     pub(crate) fn block_deleted(&self, now: UnixTime) -> Result<Vec<GivenBack>, Refusal> {
         let rules = self.rules();
         let Some(cluster) = &rules.cluster else { return Ok(Vec::new()) };
-        // The ledger first: a pod that is made meanwhile is not in it, instead of not in the list.
+        // Read the ledger first: a pod created in the meantime is then missing from it, rather than from the pod list.
         let issued = self.store.all_issued().map_err(|error| self.failed(&error))?;
         let existing = cluster.all_pods()?;
         let mut gone = Vec::new();
@@ -190,7 +192,7 @@ impl Issuer {
             if is_over || existing.contains(&(namespace.clone(), name.clone(), uid.clone())) {
                 continue;
             }
-            // Lists may lag behind; the object itself does not.
+            // Lists may be stale; the object itself is not.
             if cluster.pod(namespace, name)?.is_none_or(|pod| !pod.is(uid)) {
                 self.store.revoke(&[fingerprint], now).map_err(|error| self.failed(&error))?;
                 gone.push(GivenBack { subject: record.subject.to_string(), fingerprints: vec![fingerprint] });
@@ -199,7 +201,7 @@ impl Issuer {
         Ok(gone)
     }
 
-    /// Whom to trust at `now`.
+    /// The trust bundle at `now`.
     pub(crate) fn trust(&self, now: UnixTime) -> Result<Trust, Refusal> {
         let blocklist = self.store.blocklist(now).map_err(|error| self.failed(&error))?;
         let rules = self.rules();
@@ -207,12 +209,12 @@ impl Issuer {
         Ok(Trust::new(rules.authority.bundle(), &blocklist, self.renewal_key.public_pem(), lighthouses))
     }
 
-    /// Whether the ledger failed and is not back yet.
+    /// Whether the ledger failed and has not recovered.
     pub(crate) fn has_lost_store(&self) -> bool {
         self.store_failed.load(Ordering::Relaxed)
     }
 
-    /// Tries whether the ledger can be written again.
+    /// Checks whether the ledger can be written again.
     pub(crate) fn recovers_store(&self) -> bool {
         let outcome = self.store.check();
         match &outcome {
@@ -252,8 +254,8 @@ impl Issuer {
         if expected.matches(token) { Ok(()) } else { Err(Refusal::BadNodeToken) }
     }
 
-    /// A node may end a pod of its own, and one that does not exist any more. Answers with the node of which the pod's
-    /// certificates must be, where the ledger is the only one that knows it.
+    /// A node may release a pod of its own, and one that no longer exists. Returns the node to which the pod's
+    /// certificates must belong if only the ledger knows it.
     fn check_gone_or_vouched(
         &self,
         rules: &Rules,
@@ -277,7 +279,7 @@ impl Issuer {
         }
     }
 
-    /// The certificate that a caller proved to hold, as the ledger knows it.
+    /// The certificate that a caller proved to hold, with its record in the ledger.
     fn held(
         &self,
         rules: &Rules,
@@ -325,7 +327,7 @@ impl Issuer {
         self.sign_and_record(rules, &grant, recorded, public_key, now)
     }
 
-    /// The next certificate for the holder of the present one: same name, same addresses.
+    /// The next certificate for the holder of the present one, with the same name and addresses.
     fn renew(
         &self,
         rules: &Rules,
@@ -335,7 +337,7 @@ impl Issuer {
         source: IpAddr,
         now: UnixTime,
     ) -> Result<Issued, Refusal> {
-        // Otherwise the node's word alone would count as much as the pod's.
+        // Otherwise the node's word alone would count as much as the pod's own proof.
         if record.provisional {
             return Err(Refusal::ProvisionalCertificate);
         }
@@ -382,7 +384,7 @@ impl Issuer {
         };
         policy.check_pod(pod)?;
         policy.check_pod_address(pod.address)?;
-        // A name stays with its uid for good. The address may change: a recreated sandbox keeps the uid, not the
+        // A name stays with its UID for good. The address may change: a recreated sandbox keeps the UID but not the
         // address.
         if let Some(known) = self.store.pod(&pod.uid).map_err(|error| self.failed(&error))?
             && (known.namespace != pod.namespace || known.name != pod.name)
@@ -393,7 +395,7 @@ impl Issuer {
         if self.store.kept_out(&pod.uid).map_err(|error| self.failed(&error))?.is_some() {
             return Err(Refusal::KeptOut { pod: pod.shown(), uid: pod.uid.clone() });
         }
-        // Not before: a caller that names its own pod and the UID of another one would use up the other's limit.
+        // Not earlier: a caller that combines its own pod with the UID of another one would use up the other's limit.
         self.check_quota(pod, now)?;
         let subject = Subject::Pod {
             namespace: pod.namespace.clone(),
@@ -437,7 +439,7 @@ impl Issuer {
             AddressMode::Same => policy.same(address),
             AddressMode::Pool => {
                 let pool = Pool { prefixes: &policy.overlay, reserved: &policy.reserved };
-                // Whatever life this certificate gets: an address is free again after the longest one.
+                // An address is free again only after the longest possible life, whatever life this certificate gets.
                 let until = rules.authority.end_of_life(rules.policy.longest_pod_life(), now);
                 self.store.allot(subject, &pool, until, now).map_err(|error| match error {
                     AllotError::Exhausted(prefix) => {
@@ -449,7 +451,7 @@ impl Issuer {
         }
     }
 
-    /// One pod, or one node, cannot fill the ledger.
+    /// Keeps one pod or one node from filling the ledger.
     fn check_quota(&self, pod: &PodFacts, now: UnixTime) -> Result<(), Refusal> {
         // Counters stay usable after a panic elsewhere.
         let mut quotas = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
@@ -464,8 +466,8 @@ impl Issuer {
         }
     }
 
-    /// A certificate leaves only after the ledger has it, bound to its token: if the process dies in between, the
-    /// signature dies with it, and the token is as it was.
+    /// Hands out a certificate only after the ledger has it, bound to its token: if the process dies in between, the
+    /// signature is lost, and the token is unchanged.
     fn sign_and_record(
         &self,
         rules: &Rules,
@@ -488,7 +490,7 @@ impl Issuer {
                 Err(RecordError::AddressHeld { address, holder, is_silent }) => {
                     let conflict = Refusal::AddressConflict { address, holder: holder.to_string() };
                     let (Some(pod), Subject::Pod { uid, .. }) = (pod, &*holder) else { return Err(conflict) };
-                    // The holder may be another one each time: that many look-ups, and not one more.
+                    // The holder may be another one each time: bound the number of look-ups.
                     let may_look = gone.len() < MAX_LOOKUPS && !gone.contains(uid);
                     if !(may_look
                         && subject.has_address_of(&holder, mode)
@@ -506,7 +508,7 @@ impl Issuer {
         Ok(Issued { displaced, ..issued })
     }
 
-    /// The answer given before, if it is still worth something.
+    /// The answer given before, if it is still valid.
     fn repeat(&self, fingerprint: &str, now: UnixTime) -> Result<Option<Issued>, Refusal> {
         let Ok(fingerprint) = fingerprint.parse::<Fingerprint>() else { return Ok(None) };
         match self.issued(&fingerprint)? {
@@ -538,9 +540,9 @@ impl Issuer {
         self.store.issued(fingerprint).map_err(|error| self.failed(&error))
     }
 
-    /// Valid certificates with the UID of a pod, if the ledger has all of them for that pod, and for that node where
-    /// one is given. The caller was judged by the pod's name, and the certificates are found by the UID: both must mean
-    /// one pod.
+    /// Valid certificates with the UID of a pod, provided that the ledger has all of them for that pod and, if `node`
+    /// is given, for that node. The caller was authorized by the pod's name, but certificates are found by the UID:
+    /// both must mean the same pod.
     fn valid_of_pod(&self, pod: &PodFacts, node: Option<&str>, now: UnixTime) -> Result<Vec<Fingerprint>, Refusal> {
         let issued = self.store.all_issued().map_err(|error| self.failed(&error))?;
         let mut valid = Vec::new();
@@ -563,7 +565,7 @@ impl Issuer {
     }
 
     fn failed(&self, error: &StoreError) -> Refusal {
-        // A database elsewhere comes back by itself.
+        // A remote database comes back by itself.
         if !self.store.is_shared() {
             self.store_failed.store(true, Ordering::Relaxed);
         }
@@ -573,7 +575,7 @@ impl Issuer {
 }
 
 impl Rules {
-    /// The API server and what to believe of it, if pods are confirmed at all.
+    /// The API server and the policy for it, if pods are confirmed at all.
     fn kubernetes(&self) -> Option<(&dyn Cluster, &KubernetesPolicy)> {
         self.cluster.as_deref().zip(self.policy.kubernetes.as_ref())
     }
@@ -585,17 +587,17 @@ impl Rules {
     }
 }
 
-/// The pod that speaks for itself.
+/// The pod that proves its own identity.
 fn identified(rules: &Rules, token: &str, address: IpAddr, now: UnixTime) -> Result<PodFacts, Refusal> {
     let (cluster, settings) = rules.kubernetes().ok_or(Refusal::PodProofDisabled)?;
     proof::pod::identify(cluster, settings, token, address, now)
 }
 
-/// Whether it is shown that the pod `holder` is gone, or no longer has the address that `pod` wants.
+/// Whether the pod `holder` is shown to be gone, or no longer to have the address that `pod` wants.
 ///
-/// In Kubernetes the API server says so. What it leaves open, the holder's own node may say by vouching for the next
-/// pod at the address: it made room for it. Without Kubernetes only that node can, or the holder's certificates are
-/// blocked anyway.
+/// With Kubernetes, the API server decides. What it leaves open, the holder's own node may settle by vouching for the
+/// next pod at the address, since it reassigned that address. Without Kubernetes, only that node can, unless the
+/// holder's certificates are blocked anyway.
 fn has_left(rules: &Rules, holder: &Subject, wanted: IpAddr, is_silent: bool, pod: &PodFacts) -> Result<bool, Refusal> {
     let Subject::Pod { namespace, name, uid, address, node } = holder else { return Ok(false) };
     let Some((cluster, _)) = rules.kubernetes() else {
@@ -612,17 +614,17 @@ fn has_left(rules: &Rules, holder: &Subject, wanted: IpAddr, is_silent: bool, po
     Ok(has_moved || (is_open && is_own))
 }
 
-/// A node that is known by the address its proof comes from.
+/// Name for a node that is known only by the address its proof comes from.
 fn node_at(source: IpAddr) -> String {
     format!("at {}", source.to_canonical())
 }
 
 fn trusted(rules: &Rules) -> Result<CaPool, Refusal> {
-    // Read once already when the CA was opened.
+    // It was parsed once already, when the CA was opened.
     CaPool::from_pem(rules.authority.bundle().as_bytes()).map_err(|_| Refusal::Internal)
 }
 
-/// Holders of addresses that are looked into for one certificate.
+/// Maximum number of address holders looked up for one certificate.
 const MAX_LOOKUPS: usize = 4;
 /// A pod asks about twice a day, and after each restart of its sandbox.
 const MAX_PER_POD: u32 = 30;

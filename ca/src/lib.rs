@@ -1,16 +1,16 @@
 //! The certificate service: decides who gets which Nebula certificate, signs it, and remembers that it did.
 //!
 //! A caller proves who it is ([`nebula_cert::issuance`] has the messages): a host with a one-time enrolment token, a
-//! pod with the token of its node or with its own, whoever has a certificate with its key. Where the policy says so, a
-//! Kubernetes API server confirms tokens and pods, and nothing is issued while it does not. The [`Policy`] says who
-//! gets what. The certificate is signed, written to the ledger, and only then handed out. Private keys of hosts never
-//! come here.
+//! pod with its node's token or its own, the holder of a certificate with its key. If the policy says so, a Kubernetes
+//! API server confirms tokens and pods, and nothing is issued while it is unavailable. The [`Policy`] decides who gets
+//! what. The certificate is signed, written to the ledger, and only then handed out. Private keys of hosts never come
+//! here.
 //!
-//! Certificates that are given back or revoked, and those of deleted pods, are blocked until they expire; whoever
-//! follows the trust hears of it at once. [`Rollover`] replaces the CA itself.
+//! Certificates that are released or revoked, and those of deleted pods, are blocked until they expire; whoever follows
+//! the trust bundle learns of it at once. [`Rollover`] replaces the CA itself.
 //!
-//! [`Server`] runs one service from one [`Directory`]; [`call`] gives an operator's [`Command`] to it. Several services share one
-//! ledger in PostgreSQL.
+//! [`Server`] runs one service from one [`Directory`]; [`call`] sends it an operator's [`Command`]. Several services
+//! can share one ledger in PostgreSQL.
 
 mod address;
 mod admission;

@@ -1,4 +1,4 @@
-//! What the service counts, in the text format of Prometheus.
+//! Metrics of the service, in the text format of Prometheus.
 
 use std::{
     collections::BTreeMap,
@@ -6,11 +6,11 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// Decisions by what was asked for, the kind of proof and the outcome. All three come from fixed lists.
+/// Decisions by call, kind of proof and outcome. All three come from fixed lists.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics(Mutex<BTreeMap<(&'static str, &'static str, &'static str), u64>>);
 
-/// State at the time of asking.
+/// State at the time of the request.
 #[derive(Debug, Default)]
 pub(crate) struct Gauges {
     pub(crate) valid: usize,
@@ -27,7 +27,7 @@ impl Metrics {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry((call, proof, outcome)).or_default() += 1;
     }
 
-    /// The text.
+    /// Formats all metrics.
     pub(crate) fn text(&self, gauges: &Gauges) -> String {
         let mut text = String::new();
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! What is known of a pod when it is decided what it gets.
+//! What is known about a pod when the service decides what it gets.
 
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 
@@ -20,23 +20,23 @@ pub struct PodFacts {
     pub uid: String,
     /// Primary address.
     pub address: IpAddr,
-    /// The node it runs on: its name in Kubernetes, or else from where its proof came.
+    /// The node it runs on: its name in Kubernetes, or else the address its proof came from.
     pub(crate) node: Option<String>,
-    /// Whether it is this node that vouches for it.
+    /// Whether that node vouches for it.
     pub(crate) is_vouched_by_node: bool,
-    /// What the API server adds; none without Kubernetes.
+    /// What the API server reports; `None` without Kubernetes.
     pub(crate) confirmed: Option<Confirmed>,
 }
 
-/// What the API server says of a pod.
+/// What the API server says about a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Confirmed {
     pub(crate) service_account: String,
     pub(crate) node: String,
     pub(crate) labels: BTreeMap<String, String>,
-    /// Addresses that its node has reported; none before the first report.
+    /// Addresses that its node has reported; empty before the first report.
     pub(crate) addresses: Vec<IpAddr>,
-    /// Whether those addresses are of a sandbox that is gone.
+    /// Whether those addresses belong to a sandbox that is gone.
     pub(crate) lacks_sandbox: bool,
 }
 
@@ -55,8 +55,8 @@ impl PodFacts {
         }
     }
 
-    /// The checks that every proof by Kubernetes shares: the pod runs, in a network of its own, at an address of its
-    /// node.
+    /// The checks shared by all proofs with Kubernetes: the pod runs, has a network of its own, and has an address of
+    /// its node.
     pub(crate) fn checked(
         pod: &issuance::Pod,
         found: Pod,
@@ -72,7 +72,7 @@ impl PodFacts {
         }
         if settings.node_ranges && is_name(&found.spec.node_name) {
             let ranges = cluster.node_ranges(&found.spec.node_name)?;
-            // A node of two families has a range of each; where one is not known, addresses of it are not judged.
+            // A dual-stack node has a range per family; if one is not known, addresses of that family are not checked.
             let mut family = ranges.iter().filter(|range| range.addr().is_ipv4() == facts.address.is_ipv4()).peekable();
             if family.peek().is_some() && !family.any(|range| range.contains(&facts.address)) {
                 return Err(Refusal::OutsideNodeRanges { address: facts.address, node: found.spec.node_name });
@@ -89,9 +89,9 @@ impl PodFacts {
         Ok(Self { node: Some(confirmed.node.clone()), confirmed: Some(confirmed), ..facts })
     }
 
-    /// Refuses an address that is not the pod's. A pod that is renumbered is known by its overlay address instead. For
-    /// the next sandbox of a pod whose last one ended, its node's word is enough: the API server hears of the new
-    /// address only after the network is set up.
+    /// Refuses an address that is not the pod's. The API server may know a renumbered pod by its overlay address
+    /// instead. For the next sandbox of a pod whose last one ended, its node's word is enough: the API server learns of
+    /// the new address only after the network is set up.
     pub(crate) fn check_address(&self, overlay: &[ipnet::IpNet]) -> Result<(), Refusal> {
         let Some(confirmed) = &self.confirmed else { return Ok(()) };
         let is_own =
@@ -104,19 +104,19 @@ impl PodFacts {
         }
     }
 
-    /// `namespace/name`.
+    /// The pod as `namespace/name`.
     #[must_use]
     pub fn shown(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
 }
 
-/// Whether this may be the name of a namespace.
+/// Whether this is a valid name of a namespace.
 pub(crate) fn is_namespace(text: &str) -> bool {
     text.len() <= 63 && is_label(text)
 }
 
-/// Whether this may be the name of a pod, a node or a service account.
+/// Whether this is a valid name of a pod, a node or a service account.
 pub(crate) fn is_name(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
@@ -130,14 +130,14 @@ fn is_label(text: &str) -> bool {
         && bytes.iter().all(|byte| is_alphanumeric(byte) || *byte == b'-')
 }
 
-/// Whom to believe about pods.
+/// How to verify claims about pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubernetesPolicy {
     /// Service account of the node agent, as `namespace/name`.
     pub(crate) node_account: String,
-    /// Audience for which tokens must be made.
+    /// Audience that tokens must be issued for.
     pub(crate) audience: String,
-    /// Credentials for the API server; none takes those every pod gets.
+    /// Credentials for the API server; `None` uses those that every pod gets.
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Whether a pod's address must be in the ranges of its node, where the node has any.
     pub(crate) node_ranges: bool,

@@ -1,5 +1,4 @@
-//! How often somebody may do something: fail, from one address, or get certificates, for one pod or node (rate
-//! limiting).
+//! Rate limits: how often something may happen, such as failures of one address or certificates for one pod or node.
 
 use std::{
     collections::HashMap,
@@ -9,17 +8,17 @@ use std::{
 
 use nebula_cert::UnixTime;
 
-/// Counts per key in windows of some seconds. Bounded, so that a flood of many keys costs no memory.
+/// Counts per key in fixed windows. Bounded, so that a flood of many keys does not exhaust memory.
 ///
-/// Failed proofs are counted by source. That never stands in the way of a valid proof: pods of one node, or hosts
-/// behind one NAT, share an address, and one of them must not be able to lock out the others. Guessing 256 bits needs
-/// no limit; filling the audit log does.
+/// Failed proofs are counted by source, which never blocks a valid proof: pods of one node, or hosts behind one NAT,
+/// share an address, and one of them must not be able to lock out the others. Guessing 256 bits needs no limit, but
+/// filling the audit log does.
 #[derive(Debug)]
 pub(crate) struct RateLimit<K> {
     most: u32,
     seconds: i64,
     counts: HashMap<K, Window>,
-    /// All keys that found the table full.
+    /// All keys that did not fit into the table.
     others: Window,
 }
 
@@ -30,12 +29,12 @@ struct Window {
 }
 
 impl<K: Hash + Eq> RateLimit<K> {
-    /// At most `most` in `seconds`.
+    /// Allows at most `most` in `seconds`.
     pub(crate) fn new(most: u32, seconds: i64) -> Self {
         Self { most, seconds, counts: HashMap::new(), others: Window::default() }
     }
 
-    /// Notes one more; says whether `key` is above the limit.
+    /// Counts one more event; returns whether `key` is above the limit.
     pub(crate) fn is_exceeded_by(&mut self, key: K, now: UnixTime) -> bool {
         if self.counts.len() >= MAX_KEYS && !self.counts.contains_key(&key) {
             self.counts.retain(|_, window| window.is_open(self.seconds, now));
@@ -57,13 +56,13 @@ impl<K: Hash + Eq> RateLimit<K> {
 }
 
 impl Window {
-    /// Also false when the clock was set back behind the start.
+    /// Also false if the clock was set back to before the start.
     fn is_open(&self, seconds: i64, now: UnixTime) -> bool {
         (self.start..self.start.saturating_add(seconds)).contains(&now)
     }
 }
 
-/// Whom an address stands for: one host can have any address of its IPv6 /64.
+/// The source that an address counts for: one host can have any address of its IPv6 /64.
 pub(crate) fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),

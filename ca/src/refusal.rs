@@ -1,4 +1,4 @@
-//! Every reason the service refuses for: a stable code, an HTTP status and one line for people.
+//! Every reason for a refusal: a stable code, an HTTP status and one line of text.
 
 use std::net::IpAddr;
 
@@ -155,7 +155,7 @@ impl Refusal {
         self.code_and_status().1
     }
 
-    /// Whether the proof itself failed: what a guesser would cause.
+    /// Whether the proof itself failed, as it would for somebody who guesses.
     #[must_use]
     pub fn is_failed_proof(&self) -> bool {
         self.status() == 401

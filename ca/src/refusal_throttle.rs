@@ -1,5 +1,5 @@
-//! Limits how many refusals are written down, and counts the others: whoever reaches the service can be refused,
-//! without any proof, as often as it likes, and must not fill the disk with that.
+//! Limits how many refusals are logged, and counts the rest: anybody who reaches the service can be refused any number
+//! of times without a proof, and must not be able to fill the disk that way.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use nebula_cert::UnixTime;
 
 use crate::rate_limit::{self, RateLimit};
 
-/// One limit for each source, and one for all together, since sources can be invented (IPv6).
+/// One limit per source, and one for all sources together, since sources can be made up (IPv6).
 #[derive(Debug)]
 pub(crate) struct RefusalThrottle {
     of_source: RateLimit<IpAddr>,
@@ -24,25 +24,25 @@ impl RefusalThrottle {
         }
     }
 
-    /// Whether one more refusal of this source is written down; counts it otherwise.
+    /// Whether to log one more refusal of this source; otherwise it is counted as left out.
     pub(crate) fn admits(&mut self, source: IpAddr, now: UnixTime) -> bool {
-        // A source above its own limit takes nothing of the common one.
+        // A source above its own limit uses up nothing of the common limit.
         let is_over =
             self.of_source.is_exceeded_by(rate_limit::source(source), now) || self.of_all.is_exceeded_by((), now);
         self.left_out += u64::from(is_over);
         !is_over
     }
 
-    /// How many refusals were left out since the last call.
+    /// Number of refusals left out since the last call.
     pub(crate) fn take_left_out(&mut self) -> u64 {
         std::mem::take(&mut self.left_out)
     }
 }
 
 const WINDOW_SECONDS: i64 = 60;
-/// More than the pods of a node need that start together and are all refused.
+/// More than enough for all pods of a node that start together and are all refused.
 const MAX_LINES_OF_A_SOURCE: u32 = 60;
-/// Of about 300 bytes each: 100 MB a day.
+/// About 300 bytes each: 100 MB a day.
 const MAX_LINES: u32 = 240;
 
 #[cfg(test)]

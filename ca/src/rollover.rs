@@ -1,5 +1,4 @@
-//! Replaces the CA while everything runs: the next CA is trusted first, signs later, and the old one leaves last (key
-//! rollover).
+//! CA rollover while everything runs: the next CA is trusted first and signs later, and the old one is removed last.
 
 use nebula_cert::{CaPool, Certificate, PassphraseCost, SigningKey, Template, UnixTime};
 
@@ -12,18 +11,18 @@ use crate::{
     time,
 };
 
-/// How far a rollover is.
+/// Progress of a rollover.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rollover {
     /// The CA that signs.
     pub signing: Certificate,
     /// The CA that signs next; hosts trust it already.
     pub next: Option<Certificate>,
-    /// CAs that sign no more but are trusted.
+    /// CAs that no longer sign but are still trusted.
     pub retired: Vec<Certificate>,
 }
 
-/// Why a step was not taken; nothing was changed.
+/// Why a step was refused; nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum RolloverError {
     /// The CA cannot be used.
@@ -32,19 +31,19 @@ pub enum RolloverError {
     /// A file cannot be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The next CA cannot be made.
+    /// The next CA cannot be created.
     #[error("cannot make the next CA: {0}")]
     Certificate(#[from] nebula_cert::Error),
-    /// Not the time for this step.
+    /// This step is not due yet, or no longer.
     #[error("{0}")]
     Order(String),
 }
 
 impl Rollover {
-    /// Reads how far it is.
+    /// Reads the present state.
     ///
     /// # Errors
-    /// The CA cannot be read.
+    /// Returns an error if the CA cannot be read.
     pub fn read(directory: &Directory, passphrase: Option<&str>) -> Result<Self, RolloverError> {
         let signing = Authority::read(directory, passphrase)?.certificate().clone();
         let (_, bundle) = authority::read_bundle(directory)?;
@@ -55,10 +54,10 @@ impl Rollover {
         Ok(Self { signing, next: next.pop(), retired })
     }
 
-    /// Makes the next CA, like the present one, and adds it to the trusted ones.
+    /// Creates the next CA, like the present one, and adds it to the trusted ones.
     ///
     /// # Errors
-    /// There is a next one already, or it cannot be made.
+    /// Returns an error if there is a next one already, or it cannot be created.
     pub fn prepare(directory: &Directory, passphrase: Option<&str>, now: UnixTime) -> Result<Self, RolloverError> {
         let present = Self::read(directory, passphrase)?;
         if let Some(next) = &present.next {
@@ -94,16 +93,16 @@ impl Rollover {
             key.to_pem()
         };
         let (bundle, _) = authority::read_bundle(directory)?;
-        // The key first: a CA that is trusted but has no key is worse than a key that nobody trusts.
+        // Write the key first: a trusted CA without a key is worse than a key that nobody trusts.
         directory.replace(NEXT_KEY, &key, 0o600)?;
         directory.replace(CA_CERTIFICATE, &format!("{}\n{}", bundle.trim_end(), next.to_pem()), 0o644)?;
         Self::read(directory, passphrase)
     }
 
-    /// Lets the next CA sign. Refused while hosts may not have heard of it, unless `at_once`.
+    /// Lets the next CA sign. Refused while hosts may not know it yet, unless `at_once`.
     ///
     /// # Errors
-    /// There is no next CA, or it is too new.
+    /// Returns an error if there is no next CA, or it is too new.
     pub fn switch(
         directory: &Directory,
         passphrase: Option<&str>,
@@ -120,16 +119,17 @@ impl Rollover {
                  or say --at-once"
             )));
         }
-        // The old key stays until the end, under another name; the change of the key in use is one step.
+        // The old key is kept until the end, under another name; replacing the key in use is one atomic step.
         directory.replace(PREVIOUS_KEY, &directory.read(CA_KEY)?, 0o600)?;
         directory.rename(NEXT_KEY, CA_KEY)?;
         Self::read(directory, passphrase)
     }
 
-    /// Trusts retired CAs no more, and forgets their key. Refused while `issued` has a valid certificate of one.
+    /// Removes retired CAs from the trusted ones, and deletes their key. Refused while `issued` has a valid certificate
+    /// of one.
     ///
     /// # Errors
-    /// Such certificates are still in use, or a file cannot be written.
+    /// Returns an error if such certificates are still in use, or a file cannot be written.
     pub fn finish(
         directory: &Directory,
         passphrase: Option<&str>,
@@ -174,5 +174,5 @@ fn next_key(directory: &Directory, passphrase: Option<&str>) -> Result<SigningKe
     Ok(SigningKey::from_pem(pem.as_bytes())?)
 }
 
-/// Hosts hear of the next CA within seconds if they are there, and within their renewal if they were away.
+/// Hosts learn of the next CA within seconds if they are online, or at their next renewal if they were not.
 const SPREAD: i64 = 24 * 3_600;

@@ -1,5 +1,5 @@
-//! The service: HTTPS for callers, plain HTTP for whoever watches it, the control socket for the operator, and what it
-//! does by the clock. All IO meets here; decisions are [`crate::service`]'s.
+//! The service: HTTPS for callers, plain HTTP for monitoring, the control socket for the operator, and periodic tasks.
+//! All I/O happens here; [`crate::service`] decides.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -43,10 +43,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Reads and checks everything, then opens store and sockets. Needs a tokio runtime and a rustls provider.
+    /// Reads and checks everything, then opens the store and the sockets. Needs a tokio runtime and a rustls provider.
     ///
     /// # Errors
-    /// The first thing that is missing or wrong.
+    /// Returns an error for the first thing that is missing or wrong.
     pub async fn open(settings: ServerSettings) -> Result<Self, ServeError> {
         let directory = &settings.directory;
         for path in directory.protect_secrets() {
@@ -80,21 +80,21 @@ impl Server {
         Ok(Self { service, listener, status, control, connections })
     }
 
-    /// Where it listens.
+    /// Address on which it listens.
     ///
     /// # Errors
-    /// The system does not say.
+    /// Returns an error if the system does not report it.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Where it shows its state.
+    /// Address on which it shows its state.
     #[must_use]
     pub fn status_address(&self) -> Option<SocketAddr> {
         self.status.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
-    /// Serves until `stop`, then lets requests under way end. Each `reload` rereads policy, CA and TLS files.
+    /// Serves until `stop`, then lets requests in flight finish. Each `reload` rereads policy, CA and TLS files.
     pub async fn run(self, stop: impl Future<Output = ()>, mut reload: mpsc::Receiver<()>) {
         let Self { service, listener, status, control, connections: room } = self;
         let router = http::router(Arc::clone(&service));
@@ -107,7 +107,7 @@ impl Server {
         let reload = async {
             while reload.recv().await.is_some() {
                 let service = Arc::clone(&service);
-                // What it says is in the log.
+                // Its result is in the log.
                 let _ = tokio::task::spawn_blocking(move || service.reload()).await;
             }
             std::future::pending::<()>().await;
@@ -142,7 +142,7 @@ impl Server {
                         });
                     }
                     Err(error) => {
-                        // Out of descriptors, most likely: trying again at once would only burn the processor.
+                        // Most likely out of descriptors: retrying at once would only burn CPU.
                         tracing::warn!(%error, "cannot accept a connection");
                         tokio::time::sleep(AFTER_FAILED_ACCEPT).await;
                     }
@@ -162,19 +162,19 @@ impl Server {
 async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
     let accepted = listener.accept().await;
     if let Ok((stream, _)) = &accepted {
-        // A record that waited for the caller's acknowledgement of the one before would take 40 ms, most of a pod's
-        // start.
+        // With Nagle's algorithm, a TLS record would wait up to 40 ms for the acknowledgement of the previous one,
+        // which is most of a pod's start.
         let _ = stream.set_nodelay(true);
     }
     accepted
 }
 
-/// Shows the state of the service, on a listener for those who watch it.
+/// Serves the state of the service on the monitoring listener.
 async fn serve_status(listener: Option<TcpListener>, router: Router, stop: watch::Receiver<()>) {
     let Some(listener) = listener else { return std::future::pending().await };
     let slots = Arc::new(Semaphore::new(MAX_WATCHERS));
     loop {
-        // Above the cap, watchers wait in the kernel's backlog. The semaphore is never closed.
+        // Above the limit, monitoring clients wait in the kernel's backlog. The semaphore is never closed.
         let slot = Arc::clone(&slots).acquire_owned().await.ok();
         match accept(&listener).await {
             Ok((stream, peer)) => {
@@ -192,7 +192,7 @@ async fn serve_status(listener: Option<TcpListener>, router: Router, stop: watch
     }
 }
 
-/// One connection: every step has an end, so a silent caller holds its slot for a bounded time.
+/// One connection. Every step has a timeout, so a silent caller holds its slot only for a bounded time.
 struct Connection {
     router: Router,
     stop: watch::Receiver<()>,
@@ -228,7 +228,7 @@ impl Connection {
         }
         let inner = TowerToHyperService::new(router);
         let bounded = hyper::service::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-            // Clients that follow the trust may be waiting for a change of it.
+            // Clients that follow the trust bundle may be waiting for a change.
             let waits = request.uri().path() == TRUST_PATH && request.uri().query().is_some();
             let within = REQUEST_WITHIN + if waits { Duration::from_secs(MAX_WAIT_SECONDS) } else { Duration::ZERO };
             let answer = hyper::service::Service::call(&inner, request);
@@ -256,7 +256,8 @@ impl Connection {
     }
 }
 
-/// A client with a valid proof keeps its connection and its place in the limits: it follows the trust on it.
+/// A client with a valid proof keeps its connection and its place in the limits, since it follows the trust bundle on
+/// it.
 async fn end_of_life(place: Option<&Arc<connections::Connection>>) {
     tokio::time::sleep(CONNECTION_LIFE).await;
     if place.is_some_and(|place| place.is_proven()) {
@@ -279,13 +280,13 @@ async fn prune_for_ever(service: &Arc<Service>) {
     .await;
 }
 
-/// Entries of the blocklist end by the clock, and other services on the store add some.
+/// Blocklist entries expire over time, and other services on the same store add new ones.
 async fn refresh_for_ever(service: &Arc<Service>) {
     let every = if service.issuer().store.is_shared() { REFRESH_SHARED_EVERY } else { REFRESH_EVERY };
     for_ever(service, every, Service::refresh_trust).await;
 }
 
-/// Feeds the watchdog of the systemd unit, if it has one, as long as threads can work and no restart would help.
+/// Feeds the watchdog of the systemd unit, if there is one, while threads make progress and a restart would not help.
 async fn feed_watchdog(service: &Arc<Service>) {
     let Some(within) = sd_notify::watchdog_enabled() else { return };
     let mut ticks = tokio::time::interval(within / 3);
@@ -301,7 +302,7 @@ async fn feed_watchdog(service: &Arc<Service>) {
     }
 }
 
-/// Pods that were deleted while their node could not say so.
+/// Blocks certificates of pods that were deleted while their node could not report it.
 async fn block_for_ever(service: &Arc<Service>) {
     for_ever(service, LOOK_FOR_DELETED_EVERY, Service::block_deleted).await;
 }
@@ -318,7 +319,8 @@ async fn for_ever(service: &Arc<Service>, every: Duration, step: impl Fn(&Servic
     }
 }
 
-/// Hosts fail to enrol at a service whose certificate is not for the address they call, and only they would say so.
+/// Warns if clients would reject the TLS certificate at the listening address: hosts would fail to enrol, and only they
+/// would notice.
 fn warn_about_names(settings: &ServerSettings) {
     match TlsIdentity::read(&settings.directory) {
         Ok(identity) => {
@@ -326,7 +328,7 @@ fn warn_about_names(settings: &ServerSettings) {
                 tracing::warn!(listen = %settings.listen, "{problem}");
             }
         }
-        // It serves all the same: whoever issued it knows better.
+        // Serve anyway: whoever issued the certificate knows better.
         Err(error) => tracing::warn!(%error, "cannot tell for which names the TLS certificate is"),
     }
 }
@@ -343,7 +345,7 @@ const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 const HEADERS_WITHIN: Duration = Duration::from_secs(10);
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
 const CONNECTION_LIFE: Duration = Duration::from_secs(240);
-/// Longer than a pod's certificate is used before it is renewed, over the same connection or a new one.
+/// Longer than a pod uses its certificate before it renews it, over the same connection or a new one.
 const PROVEN_CONNECTION_LIFE: Duration = Duration::from_secs(86_400);
 const RECOVER_EVERY: Duration = Duration::from_secs(1);
 const COUNT_REFUSALS_EVERY: Duration = Duration::from_secs(60);
@@ -353,5 +355,5 @@ const PRUNE_EVERY: Duration = Duration::from_secs(3_600);
 const REFRESH_EVERY: Duration = Duration::from_secs(10);
 const REFRESH_SHARED_EVERY: Duration = Duration::from_secs(1);
 const LOOK_FOR_DELETED_EVERY: Duration = Duration::from_secs(30);
-/// Expired records stay for a while: "why could it not join last night" is asked in the morning.
+/// Expired records are kept for a while: "why could it not join last night" is asked in the morning.
 const KEEP_EXPIRED: i64 = 7 * 86_400;

@@ -1,5 +1,5 @@
 //! The service that all connections share: decides about requests, records the decisions, and wakes callers that wait
-//! for a change of the trust.
+//! for a change of the trust bundle.
 
 use std::{
     collections::VecDeque,
@@ -36,7 +36,7 @@ use crate::{
     trust::Trust,
 };
 
-/// The service behind all listeners. Methods block on the disk and on the API server unless they say otherwise.
+/// The service behind all listeners. Methods block on the disk and the API server unless documented otherwise.
 pub(crate) struct Service {
     issuer: Issuer,
     settings: ServerSettings,
@@ -45,14 +45,14 @@ pub(crate) struct Service {
     metrics: Metrics,
     admission: Admission,
     refusals: Mutex<RefusalThrottle>,
-    /// For the page; at most [`MAX_REFUSALS_SHOWN`], newest last.
+    /// Refusals to show on the page; at most [`MAX_REFUSALS_SHOWN`], newest last.
     last_refusals: Mutex<VecDeque<RefusalNote>>,
-    /// How often in a row the store could not be brought back.
+    /// Number of consecutive failed attempts to recover the store.
     lost_attempts: AtomicU32,
     trust: watch::Sender<Option<Arc<Trust>>>,
     waiting: Semaphore,
     refreshing: Mutex<()>,
-    /// One reload at a time.
+    /// Serialises reloads.
     reloading: Mutex<()>,
 }
 
@@ -79,32 +79,31 @@ impl Service {
         &self.issuer
     }
 
-    /// TLS for the next connection. Does not block.
+    /// TLS settings for the next connection. Does not block.
     pub(crate) fn tls(&self) -> Arc<TlsAcceptor> {
         self.tls.load_full()
     }
 
-    /// The trust as it is now and as it changes. Does not block.
+    /// The current trust bundle and its changes. Does not block.
     pub(crate) fn trust(&self) -> watch::Receiver<Option<Arc<Trust>>> {
         self.trust.subscribe()
     }
 
-    /// Limits how many callers wait for a change of the trust; closed when the service stops.
+    /// Limits how many callers wait for a change of the trust bundle; closed when the service stops.
     pub(crate) fn waiting(&self) -> &Semaphore {
         &self.waiting
     }
 
-    /// Wakes all callers that wait for a change of the trust.
+    /// Wakes all callers that wait for a change of the trust bundle.
     pub(crate) fn stop_waiting(&self) {
         self.waiting.close();
-        // A caller that waits looks again, and finds the semaphore closed.
+        // A waiting caller checks again, and finds the semaphore closed.
         self.trust.send_modify(|_| {});
     }
 
     /// Rebuilds the trust bundle; wakes waiters if it changed.
     pub(crate) fn refresh_trust(&self) {
-        // One at a time: the first to read is the first to publish, or an older list would take the place of a newer
-        // one.
+        // One at a time: the first to read is the first to publish, or an older list could replace a newer one.
         let _one_at_a_time = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         match self.issuer.trust(time::now()) {
             Ok(trust) => {
@@ -116,22 +115,22 @@ impl Service {
                     is_new
                 });
             }
-            // What cannot be read is not handed out from memory either: a blocked certificate would seem good.
+            // What cannot be read is not served from memory either: a blocked certificate would seem valid.
             Err(_) => drop(self.trust.send_replace(None)),
         }
     }
 
-    /// Waits until it is the turn of a proof to be checked. Does not block.
+    /// Waits for a proof's turn to be checked. Does not block.
     pub(crate) async fn turn(&self, call: &'static str, proof: &Proof, caller: Caller) -> Result<Turn, Refusal> {
         if self.issuer.rules().cluster.is_none() {
-            // Checked here, in no time.
+            // Proofs are checked locally, in no time.
             return Ok(Turn::default());
         }
         let turn = self.admission.turn(proof, caller.0, time::now()).await;
         turn.inspect_err(|refusal| self.metrics.count(call, kind(proof), refusal.code()))
     }
 
-    /// Decides about a request whose turn it is, and writes down the decision.
+    /// Decides about a request whose turn has come, and records the decision.
     pub(crate) fn answer(&self, request: &Request, caller: Caller, _turn: Turn) -> Result<Issued, Refusal> {
         let now = time::now();
         let kind = kind(&request.proof);
@@ -160,7 +159,7 @@ impl Service {
         outcome
     }
 
-    /// Takes certificates back, as [`Service::answer`] gives them.
+    /// Releases certificates that [`Service::answer`] issued.
     pub(crate) fn release(&self, release: &Release, caller: Caller, _turn: Turn) -> Result<Released, Refusal> {
         let now = time::now();
         let kind = kind(&release.proof);
@@ -180,7 +179,7 @@ impl Service {
         }
     }
 
-    /// Writes down a request that could not even be read, unless its sender makes too many of these.
+    /// Records a request that could not even be parsed, unless its sender makes too many of them.
     pub(crate) fn note_unreadable(&self, refusal: &Refusal, caller: Caller) {
         let now = time::now();
         self.metrics.count("unreadable", "none", refusal.code());
@@ -189,7 +188,7 @@ impl Service {
         }
     }
 
-    /// Rebuilds the trust bundle if there is none, and reopens a store that failed: a full disk may have room again.
+    /// Rebuilds the trust bundle if there is none, and checks a store that failed: a full disk may have space again.
     pub(crate) fn recover(&self) {
         if self.issuer.has_lost_store() {
             if !self.issuer.recovers_store() {
@@ -204,12 +203,12 @@ impl Service {
         }
     }
 
-    /// Whether a restart would not help.
+    /// Liveness: `false` once a restart might help.
     pub(crate) fn is_alive(&self) -> bool {
         self.lost_attempts.load(Ordering::Relaxed) < MAX_LOST_ATTEMPTS
     }
 
-    /// Blocks what belongs to pods that were deleted.
+    /// Blocks the certificates of deleted pods.
     pub(crate) fn block_deleted(&self) {
         let now = time::now();
         match self.issuer.block_deleted(now) {
@@ -224,7 +223,7 @@ impl Service {
         }
     }
 
-    /// Rereads policy, CA and TLS files. A mistake in any of them changes nothing.
+    /// Reloads policy, CA and TLS files. A mistake in any of them leaves everything unchanged.
     pub(crate) fn reload(&self) -> Result<(), String> {
         let _one_at_a_time = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         let present = self.issuer.rules();
@@ -256,7 +255,7 @@ impl Service {
         }
     }
 
-    /// Carries out a command of the operator.
+    /// Carries out an operator's command.
     pub(crate) fn obey(&self, command: &Command) -> CommandOutcome {
         if let Command::Reload = command {
             return match self.reload() {
@@ -274,7 +273,7 @@ impl Service {
         answer
     }
 
-    /// The page of identities.
+    /// Renders the page of identities.
     pub(crate) fn page(&self, view: &View) -> Result<Page, Refusal> {
         let issued = self.issuer.store.all_issued().map_err(|_| Refusal::Internal)?;
         let tokens = self.issuer.store.tokens().map_err(|_| Refusal::Internal)?;
@@ -288,7 +287,7 @@ impl Service {
         self.last_refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The metrics, as text.
+    /// Renders the metrics.
     pub(crate) fn metrics(&self) -> Result<String, Refusal> {
         let now = time::now();
         let issued = self.issuer.store.all_issued().map_err(|_| Refusal::Internal)?;
@@ -302,7 +301,7 @@ impl Service {
         Ok(self.metrics.text(&gauges))
     }
 
-    /// Counts a refusal and writes it down, unless its sender fails too often; then that is the answer.
+    /// Counts and records a refusal. If its sender fails too often, that becomes the refusal, and nothing is logged.
     fn refuse(
         &self,
         call: &'static str,
@@ -319,7 +318,7 @@ impl Service {
         Ok(())
     }
 
-    /// Writes down how many refusals were not.
+    /// Records how many refusals were not logged.
     pub(crate) fn note_left_out(&self) {
         let count = self.refusals().take_left_out();
         if count > 0 {
@@ -379,7 +378,7 @@ impl Service {
         let code = refusal.code();
         tracing::warn!(code, source = %caller.0, "request refused: {refusal}");
         let subject = match proof {
-            // Only shape-checked text goes into the log as a name.
+            // Only text that passed validation goes into the log as a name.
             Some(Proof::Node { pod, .. } | Proof::Provisional { pod, .. })
                 if crate::proof::node::check_pod(pod).is_ok() && !refusal.is_failed_proof() =>
             {
@@ -410,7 +409,7 @@ impl Service {
     }
 }
 
-/// Each takes some hundred bytes.
+/// Each takes a few hundred bytes.
 const MAX_REFUSALS_SHOWN: usize = 20;
 
 fn describe(proof: &Proof) -> String {
@@ -430,7 +429,7 @@ fn kind(proof: &Proof) -> &'static str {
     }
 }
 
-/// Five minutes of attempts, one a second.
+/// Five minutes of attempts, one per second.
 const MAX_LOST_ATTEMPTS: u32 = 300;
-/// The rest of the connections is for requests.
+/// The remaining connections are for requests.
 const MAX_WAITING: usize = 3_584;

@@ -1,4 +1,4 @@
-//! What a service is started with, and the files it reads then and at each reload.
+//! Start-up settings of a service, and the files it reads at the start and at each reload.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -17,16 +17,16 @@ use crate::{
     store::StoreError,
 };
 
-/// What a service is started with.
+/// Start-up settings of a service.
 #[derive(Debug)]
 pub struct ServerSettings {
-    /// Everything it knows.
+    /// Directory with all its files.
     pub directory: Directory,
-    /// Where it listens; port 0 takes a free one.
+    /// Address to listen on; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Where it shows its state in plain HTTP: page, metrics, health.
+    /// Address for its state in plain HTTP: page, metrics, health.
     pub status_listen: Option<SocketAddr>,
-    /// Opens an encrypted CA key.
+    /// Decrypts an encrypted CA key.
     pub passphrase: Option<Zeroizing<String>>,
 }
 
@@ -54,7 +54,7 @@ pub enum ServeError {
     /// The API server cannot be used.
     #[error("cannot use the Kubernetes API server: {0}")]
     Kubernetes(String),
-    /// The control socket cannot be made.
+    /// The control socket cannot be created.
     #[error("cannot listen on {CONTROL_SOCKET} in the directory (its path must be shorter than 100 bytes)")]
     Control(#[source] io::Error),
     /// The address cannot be used.
@@ -68,7 +68,7 @@ pub enum ServeError {
     },
 }
 
-/// Reads policy and CA. The connection to the API server is kept if it is to be the same.
+/// Reads policy and CA. Keeps the connection to the API server if its settings are unchanged.
 pub(crate) async fn read_rules(settings: &ServerSettings, present: Option<&Rules>) -> Result<Rules, ServeError> {
     let directory = &settings.directory;
     let passphrase = settings.passphrase.as_ref().map(|passphrase| passphrase.as_str());

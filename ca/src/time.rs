@@ -1,4 +1,4 @@
-//! Durations as people write and read them, and the only place that reads the clock.
+//! Durations in a readable form, and the only place that reads the clock.
 
 use nebula_cert::{UnixTime, rfc3339};
 
@@ -11,10 +11,10 @@ pub fn now() -> UnixTime {
         .map_or(0, |age| i64::try_from(age.as_secs()).unwrap_or(i64::MAX))
 }
 
-/// Reads a duration such as `24h`, `1h30m` or `90s` (units `d`, `h`, `m`, `s`) into seconds.
+/// Parses a duration such as `24h`, `1h30m` or `90s` (units `d`, `h`, `m`, `s`) into seconds.
 ///
 /// # Errors
-/// Anything else, zero, and more than 100 years.
+/// Returns an error for anything else, for zero, and for more than 100 years.
 pub fn parse_duration(text: &str) -> Result<i64, DurationError> {
     let refuse = || DurationError(text.chars().take(40).collect());
     let (mut total, mut rest) = (0_i64, text);
@@ -34,12 +34,12 @@ pub fn parse_duration(text: &str) -> Result<i64, DurationError> {
     if (1..=MAX_DURATION_SECONDS).contains(&total) { Ok(total) } else { Err(refuse()) }
 }
 
-/// A text that is not a duration.
+/// The text is not a duration.
 #[derive(Debug, thiserror::Error)]
 #[error("not a duration between 1s and 100 years: {0:?} (write for example 24h, 1h30m or 365d)")]
 pub struct DurationError(String);
 
-/// The two largest units of a number of seconds, as `23h59m`; `expired` when nothing is left.
+/// The two largest units of a number of seconds, such as `23h59m`; `expired` if nothing is left.
 #[must_use]
 pub fn time_left(seconds: i64) -> String {
     match seconds {

@@ -26,9 +26,9 @@ use crate::{
 pub struct TlsIdentity {
     /// Host names and IP addresses in the certificate.
     pub names: Vec<String>,
-    /// SHA-256 of the public key (SubjectPublicKeyInfo); another certificate of the same key has the same.
+    /// SHA-256 of the public key (SubjectPublicKeyInfo); certificates for the same key share it.
     pub fingerprint: [u8; 32],
-    /// Whether `nebula-ca` made the certificate, and so may make another.
+    /// Whether `nebula-ca` created the certificate, and so may replace it.
     is_own: bool,
 }
 
@@ -38,13 +38,13 @@ pub enum TlsError {
     /// A file cannot be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It is no certificate.
+    /// The file holds no certificate.
     #[error("{TLS_CERTIFICATE} holds no certificate that can be read: {0}")]
     Unreadable(String),
-    /// Somebody else issued it.
+    /// The certificate was issued by somebody else.
     #[error("{TLS_CERTIFICATE} was not made by nebula-ca: let its issuer make one with these names")]
     Foreign,
-    /// The next certificate cannot be made.
+    /// The next certificate cannot be created.
     #[error("cannot make the TLS certificate; are the names host names or IP addresses?")]
     Certificate(#[from] rcgen::Error),
 }
@@ -53,7 +53,7 @@ impl TlsIdentity {
     /// Reads the identity of a service.
     ///
     /// # Errors
-    /// There is none, or it cannot be read.
+    /// Returns an error if there is none, or it cannot be read.
     pub fn read(directory: &Directory) -> Result<Self, TlsError> {
         let unreadable = |error: &dyn std::fmt::Display| TlsError::Unreadable(error.to_string());
         let pem = directory.read(TLS_CERTIFICATE)?;
@@ -67,11 +67,13 @@ impl TlsIdentity {
         Ok(Self { names: names.iter().filter_map(shown).collect(), fingerprint, is_own })
     }
 
-    /// Makes a certificate of the same key with these names besides the present ones. Clients that trust the present
-    /// certificate trust the new one, too: name and key of the issuer are the same. Tells whether that changed anything.
+    /// Issues a certificate for the same key with these names in addition to the present ones. Clients that trust the
+    /// present certificate trust the new one, too: name and key of the issuer are the same. Returns whether anything
+    /// changed.
     ///
     /// # Errors
-    /// The present certificate is somebody else's, a name is not one, or a file fails; then nothing is changed.
+    /// Returns an error, and changes nothing, if somebody else issued the present certificate, a name is invalid, or a
+    /// file fails.
     pub fn add_names(&mut self, names: &[String], directory: &Directory, now: UnixTime) -> Result<bool, TlsError> {
         let new: Vec<_> = names.iter().filter(|name| !self.has(name)).collect();
         if new.is_empty() {
@@ -94,13 +96,14 @@ impl TlsIdentity {
         self.names.iter().any(|known| canonical(known) == wanted)
     }
 
-    /// Names by which another machine can reach the service.
+    /// Names by which other machines can reach the service.
     pub fn public_names(&self) -> impl Iterator<Item = &str> {
         let is_local = |name: &str| name == "localhost" || name.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
         self.names.iter().map(String::as_str).filter(move |name| !is_local(name))
     }
 
-    /// The name by which other machines reach the service most likely: a full host name, else an address, else any.
+    /// The name by which other machines most likely reach the service: a full host name, else an address, else any
+    /// name.
     #[must_use]
     pub fn best_name(&self) -> Option<&str> {
         let is_address = |name: &&str| name.parse::<IpAddr>().is_ok();
@@ -108,14 +111,14 @@ impl TlsIdentity {
         full.or_else(|| self.public_names().find(is_address)).or_else(|| self.public_names().next())
     }
 
-    /// What is wrong with listening at this address, for clients that check names.
+    /// What is wrong with listening at this address, for clients that verify names.
     #[must_use]
     pub fn problem_at(&self, listen: SocketAddr) -> Option<String> {
         let ip = listen.ip().to_canonical();
         let suggestion = match ip.is_unspecified() {
             true if self.public_names().next().is_some() => return None,
             true => machine_names().into_iter().next().unwrap_or_else(|| "NAME".to_owned()),
-            // A name may stand for the address; loopback is for this machine only.
+            // A host name may resolve to the address; loopback is for this machine only.
             false if self.has(&ip.to_string()) || (ip.is_loopback() && self.has("localhost")) => return None,
             false => ip.to_string(),
         };
@@ -127,7 +130,8 @@ impl TlsIdentity {
     }
 }
 
-/// A key and a self-signed certificate that clients pin as their only trusted one, both in PEM, certificate first.
+/// Creates a key and a self-signed certificate that clients pin as their only trusted one, both in PEM, certificate
+/// first.
 pub(crate) fn generate(names: Vec<String>, now: UnixTime) -> Result<(String, Zeroizing<String>), rcgen::Error> {
     let key = rcgen::KeyPair::generate()?;
     Ok((certificate(names, &key, now)?, Zeroizing::new(key.serialize_pem())))
@@ -138,14 +142,14 @@ fn certificate(names: Vec<String>, key: &rcgen::KeyPair, now: UnixTime) -> Resul
     parameters.distinguished_name = rcgen::DistinguishedName::new();
     parameters.distinguished_name.push(rcgen::DnType::CommonName, COMMON_NAME);
     let year = |years: i64| i32::try_from(time::year(now) + years).unwrap_or(9_999).clamp(1_970, 9_999);
-    // Pinned by copy, so its end protects nobody: long enough not to be the outage of some far night.
+    // Clients pin a copy, so an expiry protects nobody: make it long enough not to cause an outage.
     parameters.not_before = rcgen::date_time_ymd(year(-1), 1, 1);
     parameters.not_after = rcgen::date_time_ymd(year(20), 1, 1);
     parameters.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
     Ok(parameters.self_signed(key)?.pem())
 }
 
-/// Names for the TLS certificate when none are given: those of this machine, and the loopback addresses.
+/// Default names for the TLS certificate: those of this machine, and the loopback addresses.
 #[must_use]
 pub fn default_tls_names() -> Vec<String> {
     let mut names = machine_names();
@@ -153,7 +157,7 @@ pub fn default_tls_names() -> Vec<String> {
     names
 }
 
-/// The host name and the addresses of this machine, in the order in which they are worth a try.
+/// The host name and the addresses of this machine, most useful first.
 fn machine_names() -> Vec<String> {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();
@@ -163,7 +167,7 @@ fn machine_names() -> Vec<String> {
         let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
         v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
     });
-    // An address of the link alone means nothing to a client on another one.
+    // A link-local address means nothing to a client on another link.
     let is_of_link = |ip: &IpAddr| match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
@@ -191,7 +195,7 @@ fn canonical(name: &str) -> String {
 
 const COMMON_NAME: &str = "nebula-ca";
 const DISTINGUISHED_NAME: &str = "CN=nebula-ca";
-/// A node of a cluster has an interface for each pod.
+/// A cluster node has an interface for each pod.
 const MAX_ADDRESSES: usize = 32;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Whom to trust: CA bundle and blocklist, with a version that changes when they do (trust bundle, revocation list).
+//! The trust bundle: CAs and blocklist, with a version (ETag) that changes when they do.
 
 use nebula_cert::{
     Fingerprint,
@@ -6,15 +6,15 @@ use nebula_cert::{
 };
 use sha2::{Digest, Sha256};
 
-/// The present answer to "whom to trust".
+/// The current trust bundle.
 pub(crate) struct Trust {
     pub(crate) body: issuance::Trust,
-    /// Entity tag, quoted as HTTP wants it.
+    /// Entity tag, quoted as HTTP requires.
     pub(crate) etag: String,
 }
 
 impl Trust {
-    /// `blocklist` in a fixed order, so that equal trust has an equal tag on every replica.
+    /// `blocklist` must have a fixed order, so that equal bundles have equal tags on every replica.
     pub(crate) fn new(bundle: &str, blocklist: &[Fingerprint], renewal_key: String, lighthouses: Lighthouses) -> Self {
         let mut hash = Sha256::new();
         hash.update(bundle.as_bytes());
@@ -31,7 +31,7 @@ impl Trust {
         Self { body, etag: format!("\"{tag}\"") }
     }
 
-    /// Whether a caller that sent `If-None-Match` has this version already.
+    /// Whether a caller that sent this `If-None-Match` already has this version.
     pub(crate) fn is_known(&self, if_none_match: &str) -> bool {
         let tags = if_none_match.split(',').map(|tag| tag.trim().trim_start_matches("W/"));
         tags.into_iter().any(|tag| tag == self.etag || tag == "*")

@@ -89,7 +89,7 @@ impl Config {
     }
 }
 
-/// Queries that the parts of a node make.
+/// Lookups for the parts of a node.
 impl Config {
     pub(crate) fn is_own_address(&self, address: IpAddr) -> bool {
         self.identity.networks().iter().any(|network| network.addr() == address)
@@ -108,7 +108,7 @@ impl Config {
         self.initiating_version.filter(has).unwrap_or(first_held)
     }
 
-    /// Version of the own certificate to use with `peer`: version 1 is of no use to a peer with an IPv6 address.
+    /// Version of the own certificate to use with `peer`: a peer with an IPv6 address needs version 2.
     pub(crate) fn version_towards(&self, peer: IpAddr) -> Version {
         let has_v2 = self.identity.certificate(Version::V2).is_some();
         if peer.is_ipv6() && has_v2 { Version::V2 } else { self.default_version() }
@@ -180,7 +180,7 @@ impl Gateway {
 /// Relay settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Relay {
-    /// This node passes datagrams between others. It uses no relays itself.
+    /// This node forwards datagrams between others. It uses no relays itself.
     pub am_relay: bool,
     /// Try the relays of peers as well as their endpoints.
     pub use_relays: bool,
@@ -228,8 +228,8 @@ pub struct Handshakes {
     pub try_interval: Duration,
     /// Attempts before giving up. A peer that was restarted, and for which packets wait, is tried for half a minute.
     pub retries: u32,
-    /// Maximum number of incoming handshakes answered per second; `None` for no limit. Beyond it handshakes are
-    /// dropped, first those of the sources that send most, and their retries find room. Go Nebula has no such limit.
+    /// Maximum number of incoming handshakes answered per second; `None` for no limit. Beyond it, handshakes are
+    /// dropped, those of the busiest sources first; their retries get through later. Go Nebula has no such limit.
     pub max_new_per_second: Option<NonZeroU32>,
     /// Maximum number of this node's own handshakes in flight. Beyond it, those without a known endpoint are evicted,
     /// the oldest first.
@@ -246,7 +246,7 @@ impl Default for Handshakes {
             retries: 10,
             // This costs about half a core. A fleet that reconnects all at once is served after a few retries.
             max_new_per_second: NonZeroU32::new(4000),
-            // Less than a kilobyte each, and ten kilobytes for a peer with an endpoint.
+            // Less than a kilobyte each, or ten kilobytes once the peer has an endpoint.
             max_pending: 8192,
             // Packets may be 64 KiB super-packets, so limiting their number would not limit memory.
             max_waiting_bytes: 16 << 20,

@@ -28,7 +28,7 @@ pub enum Counter {
     DatagramsIn,
     /// Their bytes.
     DatagramBytesIn,
-    /// Datagrams of tunnels that never came: counters that were not seen before the replay window had moved past them.
+    /// Datagrams of tunnels that never arrived: counters not seen before the replay window moved past them.
     DatagramsLost,
     /// Datagrams of one byte or none, which only open a NAT mapping.
     HolePunchesIn,
@@ -50,9 +50,9 @@ pub enum Counter {
     NoTunnel,
     /// Super-packets written to the device in place of several packets.
     Coalesced,
-    /// Refused packets that were answered with a reset or an ICMP error.
+    /// Rejected packets that were answered with a reset or an ICMP error.
     Rejected,
-    /// Datagrams passed on between two peers.
+    /// Datagrams forwarded between two peers.
     RelayedDatagrams,
     /// Their bytes.
     RelayedBytes,
@@ -293,7 +293,7 @@ pub enum DropReason {
     UnknownIndex,
     /// Underlay: counter already seen.
     Replayed,
-    /// Underlay: counter below the replay window, so that nobody can tell whether it was seen.
+    /// Underlay: counter below the replay window, so it is unknown whether it was seen.
     TooOld,
     /// Underlay: authentication failed.
     BadTag,
@@ -333,7 +333,7 @@ pub enum DropReason {
     AddressNotAllowed,
     /// New handshake above the limit per second, or above the share of its source.
     HandshakeLimit,
-    /// Endpoint in a lighthouse message that nobody should be sent to: loopback, link-local, multicast, broadcast,
+    /// Endpoint in a lighthouse message to which nobody should be sent: loopback, link-local, multicast, broadcast,
     /// inside the overlay, without a port, or excluded by the allow lists.
     EndpointRefused,
 }

@@ -1,8 +1,8 @@
 //! The Nebula overlay network as a library: handshakes, lighthouse, firewall and the packet path.
 //!
 //! Two planes, as in a router. The control plane ([`Node`]) is single-owner and decides; the forwarding plane
-//! ([`Forwarder`]) moves packets on any number of threads. Both are sans-IO: time, randomness and bytes come in as
-//! arguments, and what to do comes out as values. The feature `io` adds the Linux driver (threads, tun device, UDP
+//! ([`Forwarder`]) moves packets on any number of threads. Both are sans-IO: time, randomness and bytes are passed in
+//! as arguments, and actions are returned as values. The feature `io` adds the Linux driver (threads, tun device, UDP
 //! sockets); the feature `simulator` adds a network of many nodes on one virtual clock.
 //!
 //! # With the driver
@@ -33,7 +33,7 @@
 //!
 //! Without the driver, the program moves packets and datagrams itself. [`Forwarder::outbound`] and
 //! [`Forwarder::inbound`] do the work of a data thread, each thread with a [`Lane`] of its own; what a lane cannot
-//! finish goes to the node. After every call of the node:
+//! finish is handed to the node. After every call to the node:
 //!
 //! ```
 //! use std::net::SocketAddr;

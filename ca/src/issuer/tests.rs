@@ -13,7 +13,7 @@ use crate::{
 
 const NOW: UnixTime = 1_800_000_000;
 const NODE_SECRET: &str = "nebula-node-0123456789012345678901234567890123456789";
-/// From where proofs come, and from where else.
+/// Where proofs come from, and another address.
 const NODE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const ELSEWHERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 const DERIVE: &str = r#"{"pods": {"overlay": ["10.42.0.0/16"], "reserved": ["10.42.0.1"]}}"#;
@@ -76,7 +76,7 @@ impl Fixture {
     }
 }
 
-/// The embedded store, or a part of its own in the PostgreSQL that the whole suite is run over.
+/// The embedded store, or a separate part of the PostgreSQL database that the whole suite runs against.
 fn open_store(at: &Directory) -> Box<dyn Store> {
     #[cfg(feature = "postgres")]
     if let Ok(database) = std::env::var(SUITE_DATABASE) {
@@ -202,7 +202,8 @@ fn a_refused_request_does_not_use_up_the_token() {
 fn a_token_whose_address_was_taken_meanwhile_is_refused_and_stays_unused() {
     let ca = Fixture::new(DERIVE);
     ca.token("two", "two", "10.42.0.9/16");
-    // As a replica makes it at the same moment: no second open token for an address is made here.
+    // As if a replica had created it at the same moment: this service itself creates no second open token for an
+    // address.
     let (hash, made) = ca.issuer.store.tokens().unwrap().remove(0);
     assert!(matches!(ca.token("one", "one", "10.42.0.9/16"), CommandOutcome::Failed { .. }));
     ca.issuer.store.remove_token(&hash).unwrap();
@@ -324,7 +325,7 @@ fn a_new_pod_with_a_reused_address_ends_the_certificates_of_the_pod_before_it() 
     let blocked = |now| -> BTreeSet<String> { ca.issuer.trust(now).unwrap().body.blocklist.into_iter().collect() };
     let expected: BTreeSet<String> = old.iter().map(|old| old.fingerprint().to_string()).collect();
     assert_eq!(blocked(NOW + 2), expected, "and not what it has for another address: {}", moved.fingerprint());
-    // Given back to the first: then it is the other that is gone.
+    // Given back to the first pod: now the other one is gone.
     ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW + 3).unwrap();
     assert!(blocked(NOW + 3).contains(&new.fingerprint().to_string()));
 }
@@ -337,7 +338,7 @@ fn a_node_token_used_elsewhere_takes_no_address_of_a_live_pod() {
     assert_eq!(thief(NOW), "address_conflict");
     assert!(ca.issuer.trust(NOW).unwrap().body.blocklist.is_empty());
     assert_eq!(code(ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW)), "issued");
-    // Nor is it enough that one of the two certificates was given back.
+    // Nor is it enough that one of the two certificates was revoked.
     ca.issuer.store.revoke(&[victim.fingerprint()], NOW).unwrap();
     assert_eq!(thief(NOW), "address_conflict");
     assert_eq!(thief(NOW + 86_401), "issued");
@@ -383,7 +384,7 @@ fn whoever_names_the_uid_of_another_pod_uses_up_nothing_of_it() {
 fn a_node_is_known_by_the_address_of_its_last_proof() {
     let ca = Fixture::new(DERIVE);
     ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
-    // The node got another address; its pods renew from there.
+    // The node got another address, from which its pods renew.
     ca.pod_at(ELSEWHERE, pod("u-1", "web-0", "10.244.0.5"), NOW + 1).unwrap();
     assert_eq!(code(ca.pod(pod("u-2", "web-1", "10.244.0.5"), NOW + 2)), "address_conflict");
     assert_eq!(code(ca.pod_at(ELSEWHERE, pod("u-2", "web-1", "10.244.0.5"), NOW + 2)), "issued");
@@ -445,7 +446,7 @@ fn a_pool_address_is_free_again_only_after_its_longest_certificate() {
 #[test]
 fn the_address_of_a_pod_that_is_gone_is_free_after_a_minute() {
     let ca = Fixture::new(POOL);
-    // Many short pods, one after another: far more than the pool has addresses.
+    // Many short-lived pods, one after another: far more than the pool has addresses.
     for number in 0..40 {
         let at = NOW + 20 * number;
         let facts = pod(&format!("u-{number}"), &format!("job-{number}"), "10.244.0.5");
@@ -463,7 +464,7 @@ fn an_address_rests_for_a_minute_and_stays_with_a_pod_that_holds_another_certifi
     let ca = Fixture::new(POOL);
     let pods = |number: i64| pod(&format!("u-{number}"), &format!("web-{number}"), "10.244.0.5");
     let certificates: Vec<_> = (0..5).map(|number| ca.pod(pods(number), NOW).unwrap()).collect();
-    // A pod renews, and its first certificate is revoked: it keeps its address by the second.
+    // A pod renews, and its first certificate is revoked: the second one keeps its address.
     ca.pod(pods(0), NOW + 10).unwrap();
     ca.issuer.store.revoke(&[certificates[0].fingerprint(), certificates[1].fingerprint()], NOW + 20).unwrap();
     let refused = ca.pod(pods(9), NOW + 80).unwrap_err();
@@ -483,9 +484,9 @@ fn a_pod_that_is_kept_out_gets_no_certificate_until_it_is_readmitted() {
     let CommandOutcome::Revoked { kept_out, .. } = ca.obey(&revoke(&name, true), NOW) else { panic!("not revoked") };
     assert_eq!(kept_out.iter().map(|pod| pod.uid.as_str()).collect::<Vec<_>>(), ["u-1"]);
     assert_eq!(code(ca.pod(bad.clone(), NOW + 1)), "kept_out");
-    // From another address, and long after its certificate.
+    // From another address, and long after its certificate expired.
     assert_eq!(code(ca.pod(pod("u-1", "web-0", "10.244.0.9"), NOW + 90_000)), "kept_out");
-    // What replaces it is another pod.
+    // Its replacement is another pod.
     assert_eq!(code(ca.pod(pod("u-2", "web-0", "10.244.0.6"), NOW + 1)), "issued");
     let readmit = |pod: &str| ca.obey(&Command::Readmit { pod: pod.to_owned() }, NOW);
     assert!(matches!(readmit("u-2"), CommandOutcome::Failed { .. }));

@@ -1,4 +1,4 @@
-//! One row for each name: its certificate in use, and those before it.
+//! The rows of the page: one per name, with its certificate in use and the earlier ones.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,7 +18,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// The names that have a certificate that has not expired, in order of their names.
+    /// All names with a certificate that has not expired, in alphabetical order.
     pub(super) fn all(issued: Vec<(Fingerprint, IssuedRecord)>, now: UnixTime) -> Vec<Self> {
         let mut names: BTreeMap<String, Vec<(Fingerprint, IssuedRecord)>> = BTreeMap::new();
         for (fingerprint, record) in issued {
@@ -40,24 +40,24 @@ impl Identity {
         self.current.1.revoked.is_some()
     }
 
-    /// In the last third of its life, in which it should have been renewed.
+    /// Whether it is in the last third of its life, in which it should have been renewed.
     pub(super) fn is_soon_over(&self, now: UnixTime) -> bool {
         let record = &self.current.1;
         !self.is_blocked() && record.not_after - now < (record.not_after - record.issued) / 3
     }
 
-    /// Blocked ones are last in every order.
+    /// Sorts identities; blocked ones come last in every order.
     pub(super) fn sort(identities: &mut [Self], order: Order) {
         let key = |identity: &Self| match order {
             Order::Expiry => identity.current.1.not_after,
             Order::Name => 0,
             Order::Newest => -identity.current.1.issued,
         };
-        // They are in order of their names, and those that are equal stay so.
+        // They are sorted by name already, and the sort is stable.
         identities.sort_by_key(|identity| (identity.is_blocked(), key(identity)));
     }
 
-    /// Whether the text of `view` is in a column of any of its certificates.
+    /// Whether the search text of `view` occurs in any column of any of its certificates.
     pub(super) fn is_in(&self, view: &View) -> bool {
         let wanted = view.search.to_lowercase();
         let has = |text: &str| text.to_lowercase().contains(&wanted);
@@ -81,7 +81,7 @@ impl Identity {
         };
         let time = match record.revoked {
             Some(at) => format!("<span class=\"tag\">blocked</span> {}", rfc3339(at)),
-            // The bar is an element of its own: styles of single elements are not allowed by the policy.
+            // The bar is an element of its own, since the Content-Security-Policy forbids inline styles.
             None => format!(
                 "<meter min=\"0\" max=\"{life}\" low=\"{low}\" optimum=\"{life}\" value=\"{left}\"></meter> {text}",
                 life = (record.not_after - record.issued).max(1),
@@ -100,7 +100,7 @@ impl Identity {
         html.push_str("</tr>\n");
     }
 
-    /// The certificates before, folded.
+    /// The earlier certificates, folded.
     fn earlier(&self, now: UnixTime) -> String {
         if self.history.is_empty() {
             return String::new();
@@ -132,5 +132,5 @@ fn code(fingerprint: &Fingerprint) -> String {
     format!("<code title=\"{shown}\">{}</code>", &shown[..12])
 }
 
-/// Of one name, of which pods that are made anew again and again have many.
+/// Maximum number per name: pods that are recreated again and again have many.
 const MAX_HISTORY: usize = 20;

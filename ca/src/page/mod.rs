@@ -1,6 +1,6 @@
-//! The page for operators: which identities there are and how much of their time is left, tokens that are still open,
-//! and the last refusals. Made here as a whole: no script, no asset from elsewhere, nothing to click that changes
-//! anything. Search and order are part of its address.
+//! The page for operators: identities and the time they have left, unused tokens, and the most recent refusals.
+//! Rendered here as a whole: no script, no external asset, and nothing to click that changes anything. Search and order
+//! are part of its address.
 
 mod identities;
 mod view;
@@ -21,7 +21,7 @@ use identities::Identity;
 use view::Order;
 pub(crate) use view::View;
 
-/// The page, and the policy that a browser has to apply to it.
+/// The page, and the Content-Security-Policy that a browser must apply to it.
 pub(crate) struct Page {
     pub(crate) html: String,
     pub(crate) content_security_policy: String,
@@ -43,12 +43,12 @@ pub(crate) struct RefusalNote {
     pub(crate) at: UnixTime,
     pub(crate) source: IpAddr,
     pub(crate) code: &'static str,
-    /// Who asked, if that can be said.
+    /// The caller, if known.
     pub(crate) subject: Option<String>,
     pub(crate) message: String,
 }
 
-/// Makes the page.
+/// Renders the page.
 pub(crate) fn identities(ca: &Certificate, shown: Shown, view: &View, now: UnixTime) -> Page {
     let mut identities = Identity::all(shown.issued, now);
     let blocked = identities.iter().filter(|identity| identity.is_blocked()).count();
@@ -57,7 +57,7 @@ pub(crate) fn identities(ca: &Certificate, shown: Shown, view: &View, now: UnixT
     let mut tokens = shown.tokens;
     tokens.retain(|(_, token)| token.used.is_none() && token.expires >= now);
     tokens.sort_by_key(|(_, token)| token.expires);
-    // A page that renews itself would take away what is being typed.
+    // Automatic refresh would discard what is being typed.
     let refresh = if view.search.is_empty() { "<meta http-equiv=\"refresh\" content=\"60\">" } else { "" };
     let mut html = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -104,7 +104,7 @@ pub(crate) fn identities(ca: &Certificate, shown: Shown, view: &View, now: UnixT
     Page { html, content_security_policy }
 }
 
-/// Search and order.
+/// Renders search and order.
 fn tools(html: &mut String, view: &View) {
     let order =
         Order::ALL.iter().find_map(|(order, key, _)| (*order == view.order).then_some(*key)).unwrap_or_default();
@@ -177,7 +177,7 @@ fn table(html: &mut String, headings: &[&str], rows: impl FnOnce(&mut String)) {
     html.push_str("</tbody></table>\n");
 }
 
-/// A cell that says what it is where the headings have no room. `content` is markup.
+/// A cell that carries its heading, for layouts without room for a header row. `content` is markup.
 fn cell(html: &mut String, heading: &str, content: &str) {
     let empty = if content.is_empty() { " class=\"empty\"" } else { "" };
     let _ = write!(html, "<td data-of=\"{heading}\"{empty}><div>{content}</div></td>");
@@ -187,7 +187,7 @@ fn listed<T: ToString>(items: &[T]) -> String {
     items.iter().map(|item| format!("<span>{}</span>", escaped(&item.to_string()))).collect::<Vec<_>>().join(" ")
 }
 
-/// Text that is only text in HTML, in elements and in quoted attributes.
+/// Escapes text for HTML, both in elements and in quoted attributes.
 fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -204,7 +204,7 @@ fn escaped(text: &str) -> String {
     safe
 }
 
-/// A browser shows so many rows without effort.
+/// Browsers show this many rows without effort.
 const MAX_ROWS: usize = 2_000;
 const MAX_TOKENS: usize = 200;
 
@@ -285,7 +285,7 @@ mod tests {
         identities(&ca("my <CA>"), shown, &View::of(query), NOW).html
     }
 
-    /// First cells of the rows.
+    /// The first cell of each row.
     fn names(html: &str) -> Vec<&str> {
         let cells = html.split("<td data-of=\"Name\"><div>").skip(1);
         cells.map(|rest| rest.split("</div>").next().unwrap()).collect()

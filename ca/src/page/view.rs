@@ -1,11 +1,11 @@
-//! What part of the page was asked for, and in which order: the query of its address.
+//! Search and order of the page, parsed from the query of its address.
 
 use std::fmt::Write as _;
 
 /// Search and order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct View {
-    /// Only identities with this in one of their columns, whatever the case; empty: all.
+    /// Show only identities with this text in one of their columns, ignoring case; empty: all.
     pub(super) search: String,
     pub(super) order: Order,
 }
@@ -13,12 +13,12 @@ pub(crate) struct View {
 /// Order of the identities.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Order {
-    /// The one that expires next first.
+    /// Next to expire first.
     #[default]
     Expiry,
-    /// By name.
+    /// Alphabetical by name.
     Name,
-    /// The newest certificate first.
+    /// Newest certificate first.
     Newest,
 }
 
@@ -33,7 +33,7 @@ impl Order {
 }
 
 impl View {
-    /// Of the query of an address. What it does not know is passed over.
+    /// Parses the query of an address; unknown keys are ignored.
     pub(crate) fn of(query: &str) -> Self {
         let mut view = Self::default();
         for (key, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
@@ -50,7 +50,7 @@ impl View {
         view
     }
 
-    /// Address of the same search in another order. Safe in an attribute.
+    /// Address of the same search in another order; safe in an attribute.
     pub(super) fn sorted_by(&self, order: Order) -> String {
         let mut address = format!("?sort={}", order.key());
         if !self.search.is_empty() {
@@ -68,7 +68,7 @@ impl View {
     }
 }
 
-/// A value as forms write it.
+/// Decodes a form-encoded value.
 fn decoded(value: &str) -> String {
     let mut bytes = Vec::with_capacity(value.len());
     let mut rest = value.as_bytes();

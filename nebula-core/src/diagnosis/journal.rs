@@ -1,4 +1,4 @@
-//! Takes down what went wrong. Bounded whatever happens, and empty while nothing is wrong.
+//! Records what went wrong. Bounded whatever happens, and empty while nothing is wrong.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -9,14 +9,14 @@ use super::{Attempt, Diagnosis, Double, Dropped, Refusal, RelayRefused, SendFail
 use crate::counters::{Direction, DropReason};
 use crate::wire::ip::FlowKey;
 
-/// What one node remembers of what went wrong.
+/// One node's record of what went wrong.
 #[derive(Debug, Default)]
 pub(crate) struct Journal {
-    /// Peers that messages were sent to.
+    /// Peers to which message 1 was sent.
     attempts: Recent<IpAddr, Attempt>,
-    /// Peers of which nobody knows where they are. Apart, because a scan of the overlay makes many.
+    /// Peers without any known endpoint. Separate, because a scan of the overlay makes many of them.
     nowhere: Recent<IpAddr, Attempt>,
-    /// By where they are, and who they say they are.
+    /// By underlay address and the overlay address they claim.
     callers: Recent<(IpAddr, Option<IpAddr>), Refusal>,
     sends: Recent<SocketAddr, SendFailure>,
     drops: Recent<DropKey, Dropped>,
@@ -25,7 +25,7 @@ pub(crate) struct Journal {
     clock_step: Option<(Instant, i64)>,
 }
 
-/// Packets that differ only in the port that programs choose at random are alike.
+/// Packets that differ only in a randomly chosen port count as the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct DropKey {
     direction: Direction,
@@ -37,7 +37,7 @@ struct DropKey {
 }
 
 impl Journal {
-    /// Message 1 goes to these endpoints of `peer`.
+    /// Message 1 is sent to these endpoints of `peer`.
     pub(crate) fn sent(&mut self, now: Instant, peer: IpAddr, endpoints: &[SocketAddr]) {
         if endpoints.is_empty() {
             return;
@@ -45,7 +45,7 @@ impl Journal {
         self.nowhere.remove(&peer);
         let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
         (attempt.pending, attempt.last) = (true, now);
-        // It may be mended, and something else wrong.
+        // An old problem may be solved by now, and something else be wrong.
         attempt.refusal.take_if(|refusal| now > refusal.at + STALE_AFTER);
         for endpoint in endpoints {
             if let Some(tried) = tried_at(now, attempt, *endpoint) {
@@ -54,7 +54,7 @@ impl Journal {
         }
     }
 
-    /// Something came from an endpoint of `peer` that could not be opened.
+    /// A datagram from an endpoint of `peer` could not be decrypted.
     pub(crate) fn unopened(&mut self, now: Instant, peer: IpAddr, from: SocketAddr) {
         let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
         if let Some(tried) = tried_at(now, attempt, from) {
@@ -62,11 +62,11 @@ impl Journal {
         }
     }
 
-    /// The answer of `peer`, or of who is there in its place, was refused.
+    /// The answer of `peer`, or of another host in its place, was refused.
     pub(crate) fn refused(&mut self, now: Instant, peer: IpAddr, refusal: Refusal) {
         let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
         let times = attempt.refusal.as_ref().filter(|last| last.reason == refusal.reason).map_or(0, |last| last.times);
-        // Direct answers come from where something was sent.
+        // A direct answer comes from an endpoint to which something was sent.
         tried_at(now, attempt, refusal.from);
         attempt.refusal = Some(Refusal { times: times.saturating_add(1), ..refusal });
     }
@@ -83,7 +83,7 @@ impl Journal {
         self.with_errors(attempt)
     }
 
-    /// There is a tunnel with the host that has these addresses: what was wrong before is over.
+    /// A tunnel to the host with these addresses is up: earlier problems are over.
     pub(crate) fn connected(&mut self, addresses: &[IpAddr], at: SocketAddr) {
         if self.attempts.is_empty() && self.nowhere.is_empty() && self.callers.is_empty() && self.sends.is_empty() {
             return;
@@ -111,7 +111,7 @@ impl Journal {
         *entry = SendFailure { to, errno, last: now, times: entry.times.saturating_add(1) };
     }
 
-    /// An overlay packet was dropped; `peer` is whose tunnel it used.
+    /// An overlay packet was dropped; `peer` is the peer of its tunnel.
     pub(crate) fn dropped(
         &mut self,
         now: Instant,
@@ -127,7 +127,7 @@ impl Journal {
         entry.times = entry.times.saturating_add(1);
     }
 
-    /// A tunnel with `peer` takes the place of one whose certificate was `before`.
+    /// A tunnel to `peer` replaces one whose certificate was `before`.
     pub(crate) fn replaced(
         &mut self,
         now: Instant,
@@ -139,7 +139,7 @@ impl Journal {
         let entry = self.doubles.entry(now, peer, MAX_DOUBLES, new);
         entry.last = now;
         match entry.seen.iter_mut().find(|(fingerprint, _)| *fingerprint == after.0) {
-            // A renewal never goes back to the certificate before.
+            // A renewal never goes back to the previous certificate.
             Some(seen) => (*seen, entry.turns) = (after, entry.turns.saturating_add(1)),
             None => {
                 if entry.seen.len() >= MAX_CERTIFICATES {
@@ -165,7 +165,7 @@ impl Journal {
         self.clock_step = Some((now, if after < before { -by } else { by }));
     }
 
-    /// All of it. Two certificates in one address are worth a word only if they take turns.
+    /// The whole record. Two certificates for one address are reported only if they take turns.
     pub(crate) fn diagnosis(&self) -> Diagnosis {
         let attempts = self.attempts.values().chain(self.nowhere.values()).cloned();
         Diagnosis {
@@ -193,7 +193,7 @@ fn fresh(peer: IpAddr, now: Instant) -> Attempt {
     Attempt { peer, since: now, last: now, pending: false, given_up: 0, tried: Vec::new(), refusal: None }
 }
 
-/// The record of an endpoint; `None`: the peer has too many.
+/// The record of an endpoint; `None` if the peer has too many.
 fn tried_at(now: Instant, attempt: &mut Attempt, endpoint: SocketAddr) -> Option<&mut Tried> {
     let at = attempt.tried.iter().position(|tried| tried.endpoint == endpoint);
     let at = at.or_else(|| {
@@ -204,7 +204,7 @@ fn tried_at(now: Instant, attempt: &mut Attempt, endpoint: SocketAddr) -> Option
     attempt.tried.get_mut(at)
 }
 
-/// The entries touched last. So few that a search is a walk.
+/// The most recently touched entries. So few that a linear search is enough.
 #[derive(Debug)]
 struct Recent<K, V>(Vec<(K, Instant, V)>);
 
@@ -215,7 +215,7 @@ impl<K, V> Default for Recent<K, V> {
 }
 
 impl<K: PartialEq, V> Recent<K, V> {
-    /// The entry of `key`, made if there is none; the one untouched for longest makes room.
+    /// The entry of `key`, created if needed; the least recently touched one is evicted to make room.
     fn entry(&mut self, now: Instant, key: K, most: usize, new: impl FnOnce() -> V) -> &mut V {
         let found = self.0.iter().position(|(other, _, _)| *other == key);
         let at = found.unwrap_or_else(|| {

@@ -1,4 +1,4 @@
-//! Why a handshake message was refused, as programs and people need it.
+//! Why a handshake message was refused, for programs and operators.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -8,17 +8,17 @@ use nebula_cert::{Certificate, Error};
 /// A handshake message that was understood and refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// When.
+    /// When it was refused.
     pub at: Instant,
     /// Underlay source: of the peer, or of its relay.
     pub from: SocketAddr,
     /// Why.
     pub reason: RefusalReason,
-    /// The same with every detail, for people.
+    /// The reason with every detail, for people.
     pub text: String,
-    /// Who it says it is. In a first message nothing proves that.
+    /// Who the sender says it is. In a first message nothing proves that.
     pub claimed: Option<Claimed>,
-    /// How often it happened in a row.
+    /// How often this happened in a row.
     pub times: u32,
 }
 
@@ -34,7 +34,7 @@ pub struct Claimed {
 }
 
 impl Claimed {
-    /// Only the first few addresses: this is kept for strangers.
+    /// Keeps only the first few addresses, since this is stored for strangers.
     pub(crate) fn new(certificate: &Certificate, nanos: u64) -> Self {
         let addresses = certificate.networks().iter().take(MAX_ADDRESSES).map(ipnet::IpNet::addr).collect();
         Self { name: certificate.name().to_owned(), addresses, clock: Duration::from_nanos(nanos) }
@@ -46,9 +46,9 @@ const MAX_ADDRESSES: usize = 4;
 /// Why a handshake message was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RefusalReason {
-    /// The certificate ended.
+    /// The certificate has expired.
     Expired,
-    /// The certificate begins later: one of the clocks is wrong, or it was just signed.
+    /// The certificate is not valid yet: one of the clocks is wrong, or it was just signed.
     NotYetValid,
     /// The certificate is in `pki.blocklist`.
     Blocked,
@@ -56,26 +56,26 @@ pub enum RefusalReason {
     UnknownCa,
     /// Its CA is outside its validity.
     CaExpired,
-    /// It has networks, groups or a validity that its CA may not give.
+    /// The certificate has networks, groups or a validity that its CA may not grant.
     BeyondCa,
-    /// Altered, or signed with another key than that of its CA.
+    /// The certificate was altered, or signed with a key other than its CA's.
     BadSignature,
-    /// Of the other curve.
+    /// The certificate is for the other curve.
     OtherCurve,
-    /// It has an overlay address of this node.
+    /// The certificate has an overlay address of this node.
     OwnAddress,
-    /// A valid host, but not the one that was called.
+    /// The certificate is valid, but not that of the host that was called.
     OtherHost,
-    /// `lighthouse.remote_allow_list` excludes where it is.
+    /// `lighthouse.remote_allow_list` excludes the peer's underlay address.
     AddressNotAllowed,
-    /// Not a message that this node can read: another curve or cipher suite, or no Nebula at all.
+    /// This node cannot read the message: it uses another curve or cipher suite, or is not Nebula at all.
     Unreadable,
     /// Anything else; see the text.
     Malformed,
 }
 
 impl RefusalReason {
-    /// Name in answers for programs; stable.
+    /// Stable name for machine-readable output.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

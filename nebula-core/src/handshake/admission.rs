@@ -1,20 +1,20 @@
-//! Caps how many new handshakes of others are answered per second, and shares the cap fairly between sources.
+//! Rate limit on answering new handshakes of peers, shared fairly between sources.
 
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-/// A token bucket for all sources together. While more than half of it is left, everybody is admitted. Below that each
-/// source has a share of its own, which shrinks with what is left: those that flood are refused first, and a source
-/// that was not yet answered in this second is refused last.
+/// A token bucket for all sources together. While more than half of it is left, every handshake is admitted. Below
+/// that, each source has a share, which shrinks with the tokens left: flooding sources are refused first, and a source
+/// that has had no answer in this second is refused last.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    /// `None`: everybody is admitted.
+    /// `None`: every handshake is admitted.
     rate: Option<NonZeroU32>,
-    /// Thousandths of a handshake that may be answered now.
+    /// Tokens left, in thousandths of a handshake.
     tokens: u64,
     filled: Instant,
-    /// Answers per source in this second; sources share a slot by a hash that changes every second. Only allocated
+    /// Answers per source in this second. Sources share a slot by a hash that changes every second. Allocated only
     /// under pressure.
     shares: Vec<u16>,
     second: u64,
@@ -23,14 +23,15 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// Admits `rate` new handshakes per second; `key` is random, so that nobody can choose whom he shares a slot with.
+    /// Admits `rate` new handshakes per second. `key` is random, so that nobody can choose which source to share a slot
+    /// with.
     pub(crate) fn new(rate: Option<NonZeroU32>, now: Instant, key: u64) -> Self {
         let mut admission = Self { rate, tokens: 0, filled: now, shares: Vec::new(), second: 0, epoch: now, key };
         admission.tokens = admission.capacity();
         admission
     }
 
-    /// Whether a new handshake from this underlay address is answered. If so, it counts.
+    /// Decides whether to answer a new handshake from this underlay address; an accepted one counts towards the limit.
     pub(crate) fn admit(&mut self, now: Instant, from: IpAddr) -> bool {
         if self.rate.is_none() {
             return true;
@@ -47,7 +48,7 @@ impl Admission {
         true
     }
 
-    /// Half a second's worth, so that a burst of an ordinary fleet passes, and at least two handshakes.
+    /// Half a second's worth, so that the burst of an ordinary fleet passes, but at least two handshakes.
     fn capacity(&self) -> u64 {
         let rate = self.rate.map_or(0, NonZeroU32::get);
         (u64::from(rate) * TOKENS_PER_HANDSHAKE / 2).max(2 * TOKENS_PER_HANDSHAKE)
@@ -60,7 +61,7 @@ impl Admission {
         let new = u64::try_from(since.as_micros()).unwrap_or(u64::MAX).saturating_mul(rate) / 1000;
         if new > 0 {
             self.tokens = self.tokens.saturating_add(new).min(self.capacity());
-            // Only the time that was paid for, so that no fraction is lost however often this is called.
+            // Advance only by the time that became tokens, so that no fraction is lost however often this is called.
             let paid = Duration::from_micros((new * 1000).div_ceil(rate.max(1)));
             self.filled = if since < MAX_REFILL_TIME { self.filled + paid } else { now };
         }
@@ -99,12 +100,12 @@ impl Admission {
     }
 }
 
-/// In thousandths, so that low rates refill evenly.
+/// Tokens are thousandths, so that low rates refill evenly.
 const TOKENS_PER_HANDSHAKE: u64 = 1000;
-/// Fills any bucket.
+/// Long enough to fill any bucket.
 const MAX_REFILL_TIME: Duration = Duration::from_secs(4);
 const SOURCE_SLOTS: usize = 4096;
-/// Under pressure one source gets at most one part in so many of the rate.
+/// Under pressure, one source gets at most this fraction of the rate.
 const SHARE_DIVISOR: u64 = 16;
 
 #[cfg(test)]
@@ -120,8 +121,8 @@ mod tests {
         Admission::new(NonZeroU32::new(rate), now, 0x0123_4567_89ab_cdef)
     }
 
-    /// `flooders` sources send `per_second` handshakes each; 20 others send one in each second. Returns how many of the
-    /// first and of the second kind were admitted in ten seconds.
+    /// `flooders` sources send `per_second` handshakes each, and 20 others send one per second. Returns how many of
+    /// each kind were admitted in ten seconds.
     fn flood(admission: &mut Admission, start: Instant, flooders: u32, per_second: u32) -> (u32, u32) {
         let (mut flooded, mut honest) = (0, 0);
         for millisecond in 0..10_000_u32 {
@@ -153,7 +154,7 @@ mod tests {
         let start = base();
         let (flooded, honest) = flood(&mut admission(400, start), start, 100, 1000);
         assert!(flooded + honest <= 400 * 10 + 200, "{flooded}");
-        // At 250 times the cap; those that are refused try again within a fifth of a second.
+        // At 250 times the cap; refused sources try again within a fifth of a second.
         assert!(honest >= 140, "{honest} of 200");
     }
 
@@ -166,7 +167,7 @@ mod tests {
             let now = start + Duration::from_micros(u64::from(n) * 100);
             admitted += u32::from(admission.admit(now, IpAddr::from(n.to_be_bytes())));
         }
-        // Twenty seconds, and the bucket that was full at the start.
+        // Twenty seconds' worth, plus the bucket that was full at the start.
         assert!((990..=1025).contains(&admitted), "{admitted}");
     }
 

@@ -1,5 +1,5 @@
-//! Handshakes that this node answered, until their callers are confirmed. Bounded in number and time, and so large that
-//! no flood which the admission lets in pushes a caller out before it had a second to answer.
+//! Handshakes that this node answered and whose callers are not confirmed yet. Bounded in number and time, yet large
+//! enough that no flood the admission lets in evicts a caller within its first second.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,11 +20,11 @@ pub(crate) struct Answered {
     pub(crate) local_index: ReservedIndex,
     /// Its keys, shared with the lanes that receive in it.
     pub(crate) half_open: Arc<HalfOpen>,
-    /// Whom the caller claims to be.
+    /// Whom the caller claims to be: the certificate in message 1.
     pub(crate) peer: VerifiedCertificate,
     /// The own certificate in message 2.
     pub(crate) own_certificate: Fingerprint,
-    /// Names message 1: the same message 1 gets the same message 2 again.
+    /// Digest of message 1: a repeated message 1 gets the same message 2.
     pub(crate) digest: [u8; 32],
     /// Message 2, header included.
     pub(crate) reply: Box<[u8]>,
@@ -34,8 +34,8 @@ pub(crate) struct Answered {
     sender: Sender,
 }
 
-/// Where the last copy of message 1 came from, and how many bytes went each way. Its address may be forged, so what is
-/// sent there is limited (RFC 9000, section 8.1).
+/// Where the last copy of message 1 came from, and how many bytes were received from and sent to that origin. The
+/// source address may be forged, so what is sent there is limited (RFC 9000, section 8.1).
 #[derive(Debug)]
 struct Sender {
     origin: Origin,
@@ -62,7 +62,7 @@ impl Answered {
         self.sender.origin
     }
 
-    /// Message 1 came (again), in a datagram of this length.
+    /// Records that message 1 was received (again), in a datagram of `bytes` bytes.
     pub(crate) fn hear(&mut self, origin: Origin, bytes: usize) {
         if self.sender.origin != origin {
             self.sender = Sender { origin, received: 0, sent: 0 };
@@ -70,7 +70,7 @@ impl Answered {
         self.sender.received = self.sender.received.saturating_add(bytes);
     }
 
-    /// Whether so many bytes may go to the sender. If so, they count.
+    /// Decides whether this many bytes may be sent to the sender; if so, they count towards its limit.
     pub(crate) fn may_send(&mut self, bytes: usize) -> bool {
         let sender = &mut self.sender;
         let fits = sender.sent.saturating_add(bytes) <= sender.received.saturating_mul(MAX_AMPLIFICATION);
@@ -80,7 +80,7 @@ impl Answered {
         fits
     }
 
-    /// Whether message 2 went to the sender.
+    /// Whether message 2 was sent to the present sender.
     pub(crate) fn is_answered(&self) -> bool {
         self.sender.sent > 0
     }
@@ -96,12 +96,13 @@ impl Answered {
     }
 }
 
-/// The source a slot is counted for: the owner of one address of a /64 has all of them.
+/// The source that an entry is counted for. IPv6 sources are counted per /64, since the owner of one address has them
+/// all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     V4(u32),
     V6(u64),
-    /// Everybody who calls by this hop of a relay.
+    /// Everybody who calls through this hop of a relay.
     Relay(RelayIndex),
 }
 
@@ -120,15 +121,15 @@ impl From<Origin> for Source {
 /// Place of an entry in the order of arrival.
 type Serial = u64;
 
-/// How many entries a source has, and its oldest one. The last in order is that with most, of those the one with the
-/// oldest.
+/// Number of entries of a source, and its oldest entry. The greatest rank is the source with the most entries and,
+/// among those, the one with the oldest entry.
 type Rank = (usize, Reverse<Serial>, Source);
 
-/// All of them.
+/// All half-open handshakes.
 #[derive(Debug)]
 pub(crate) struct HalfOpenTable {
     capacity: usize,
-    /// Boxed, as nodes of the tree are half empty.
+    /// Boxed, since the nodes of the tree are half empty.
     entries: BTreeMap<LocalIndex, (Serial, Source, Box<Answered>)>,
     serial: Serial,
     by_digest: BTreeMap<[u8; 32], LocalIndex>,
@@ -140,9 +141,9 @@ pub(crate) struct HalfOpenTable {
 }
 
 impl HalfOpenTable {
-    /// `rate`: how many handshakes are answered per second at most.
+    /// `rate` is the maximum number of handshakes answered per second.
     pub(crate) fn new(rate: Option<NonZeroU32>) -> Self {
-        // The admission lets in the rate, and half a second's worth at once.
+        // The admission lets in the rate, plus half a second's worth as a burst.
         let second =
             rate.map_or(MAX_CAPACITY, |rate| usize::try_from(rate.get()).unwrap_or(MAX_CAPACITY).saturating_mul(3) / 2);
         Self {
@@ -158,7 +159,7 @@ impl HalfOpenTable {
         }
     }
 
-    /// Adds an entry. Returns the one that had to go for it.
+    /// Adds an entry. Returns the entry that was evicted to make room.
     pub(crate) fn insert(&mut self, answered: Answered) -> Option<Answered> {
         let evicted = if self.entries.len() >= self.capacity { self.surplus(answered.since) } else { None };
         let evicted = evicted.and_then(|index| self.remove(index));
@@ -191,9 +192,9 @@ impl HalfOpenTable {
         Some(*answered)
     }
 
-    /// The entry to evict when the table is full: the oldest one of the source with most, unless it had less than
-    /// [`EVICTABLE_AFTER`]; an address is easily forged, and nobody shall lose the place of another by using his. Then
-    /// the oldest one of all.
+    /// The entry to evict when the table is full: the oldest of the source with the most entries, unless that is
+    /// younger than [`EVICTABLE_AFTER`]; in that case the oldest entry of all. Addresses are easily forged, and nobody
+    /// should lose an entry early because others use the same address.
     fn surplus(&self, now: Instant) -> Option<LocalIndex> {
         let (_, Reverse(serial), _) = self.ranks.last()?;
         let index = self.by_age.get(serial)?;
@@ -201,7 +202,7 @@ impl HalfOpenTable {
         if had_time { Some(*index) } else { self.by_age.first_key_value().map(|(_, index)| *index) }
     }
 
-    /// Keeps the ranks while entries of a source come or go; `change` says how many.
+    /// Keeps the ranks up to date while `change` adds or removes entries of a source; it returns the difference.
     fn change_source(&mut self, source: Source, change: impl FnOnce(&mut BTreeSet<(Source, Serial)>) -> isize) {
         let count = self.counts.remove(&source).unwrap_or_default();
         if let Some(oldest) = self.oldest_of(source) {
@@ -226,24 +227,25 @@ impl HalfOpenTable {
         self.entries.contains_key(&index)
     }
 
-    /// The entry that this message 1 made.
+    /// The entry that the message 1 with this digest opened.
     pub(crate) fn opened_by(&self, digest: &[u8; 32]) -> Option<LocalIndex> {
         self.by_digest.get(digest).copied()
     }
 
-    /// Callers that claim to be the peer with this address, one of its first, youngest first.
+    /// Callers that claim to be the peer with this address, newest first. Only the first addresses of a certificate are
+    /// indexed.
     pub(crate) fn of_peer(&self, address: IpAddr) -> impl Iterator<Item = &Answered> {
         let range = (address, 0, LocalIndex(0))..=(address, Serial::MAX, LocalIndex(u32::MAX));
         let entries = self.by_peer.range(range).rev().filter_map(|(.., index)| self.entries.get(index));
         entries.map(|(.., answered)| &**answered)
     }
 
-    /// In order of their indexes.
+    /// Iterates in order of the local indexes.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Answered> {
         self.entries.values().map(|(.., answered)| &**answered)
     }
 
-    /// Whether so many callers wait that most of them must be forged, or a whole fleet has just come back.
+    /// Whether so many callers are unconfirmed that most must be forged, or a whole fleet has just come back.
     pub(crate) fn is_crowded(&self) -> bool {
         self.entries.len() > self.capacity / 2
     }
@@ -255,15 +257,15 @@ impl HalfOpenTable {
 
 /// Bytes that may be sent to an unconfirmed caller for each byte it sent.
 const MAX_AMPLIFICATION: usize = 3;
-/// Longer than the first check of a tunnel takes at the caller, whose test confirms it.
+/// Longer than the caller takes until the first traffic check of its tunnel, whose test confirms it.
 const EXPIRES_AFTER: Duration = Duration::from_secs(10);
-/// Nobody is pushed out sooner while others are older.
+/// No younger entry is evicted while there are older ones.
 const EVICTABLE_AFTER: Duration = Duration::from_secs(1);
-/// By which an entry is found: a certificate may hold very many.
+/// Addresses by which an entry can be found: a certificate may hold very many.
 const MAX_INDEXED_ADDRESSES: usize = 8;
-/// For the smallest rates.
+/// Lower bound, for the smallest rates.
 const MIN_CAPACITY: usize = 64;
-/// Some 25 MB. A control plane answers fewer handshakes in the time that [`EVICTABLE_AFTER`] promises.
+/// About 25 MB. In [`EVICTABLE_AFTER`] a control plane answers fewer handshakes than this.
 const MAX_CAPACITY: usize = 1 << 14;
 
 #[cfg(test)]
@@ -335,7 +337,7 @@ mod tests {
             let genuine = callers.call(now, source(7));
             let index = *genuine.local_index;
             let _evicted = table.insert(genuine);
-            // What the bucket holds at once, then the rate.
+            // The burst that the bucket allows, then the rate.
             for number in 0..1500 {
                 let at = now + Duration::from_millis(u64::from(number).saturating_sub(500));
                 assert!(table.contains(index), "after {number}");

@@ -1,4 +1,4 @@
-//! One handshake: Noise IX, certificate, indexes. No clock, no socket: what it needs comes in as arguments.
+//! One handshake: Noise IX, certificate, indexes. It has no clock and no socket; everything it needs is passed in.
 
 use nebula_cert::{CaPool, Certificate, Identity, UnixTime, VerifiedCertificate, Version};
 use snow::HandshakeState;
@@ -12,11 +12,11 @@ use crate::tunnel::{Negotiated, SessionKeys};
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 use crate::wire::messages::{HandshakePayload, Malformed};
 
-/// What this node brings into a handshake.
+/// This node's input to a handshake.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Own<'a> {
     pub(crate) identity: &'a Identity,
-    /// Version used when the peer's choice does not decide.
+    /// Certificate version used where the peer's choice does not decide.
     pub(crate) default_version: Version,
     pub(crate) cipher: Cipher,
     /// Own wall clock, nanoseconds since the epoch (the Time field).
@@ -26,16 +26,16 @@ pub(crate) struct Own<'a> {
 /// Why a handshake message was refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// Nothing authenticated it. An initiator survives this: the next datagram may be the real one.
+    /// The message is not authentic. An initiator goes on waiting: the next datagram may be the real one.
     #[error("not a usable handshake message: {0}")]
     Noise(String),
-    /// Authenticated, but unacceptable: the handshake is over.
+    /// The message is authentic but unacceptable: the handshake is over.
     #[error("payload is invalid: {0}")]
     Payload(&'static str),
     /// The certificate does not verify: the handshake is over.
     #[error("verify certificate")]
     Certificate(#[source] nebula_cert::Error, Option<Box<Claimed>>),
-    /// Nobody may claim an address of this node: the handshake is over.
+    /// The peer's certificate claims an address of this node: the handshake is over.
     #[error("payload is invalid: the certificate has an address of this node")]
     OwnAddress(Box<Claimed>),
     /// This node cannot take part (no certificate of a usable version).
@@ -62,9 +62,9 @@ impl From<Malformed> for Error {
 
 /// The initiating side, between message 1 and message 2.
 pub(crate) struct Initiator {
-    /// `None` once message 2 was authentic, whatever became of it.
+    /// `None` once an authentic message 2 was read, whether or not it was accepted.
     noise: Option<Box<HandshakeState>>,
-    /// As at the start: a reload meanwhile does not change this handshake.
+    /// The identity at the start: a reload in the meantime does not affect this handshake.
     identity: Identity,
     cipher: Cipher,
     local_index: LocalIndex,
@@ -134,7 +134,7 @@ impl std::fmt::Debug for Initiator {
     }
 }
 
-/// Decides which certificates are believed.
+/// Decides which certificates are accepted.
 pub(crate) trait Verifier {
     fn verify(&self, certificate: Certificate, at: UnixTime) -> Result<VerifiedCertificate, nebula_cert::Error>;
 }
@@ -145,7 +145,7 @@ impl Verifier for CaPool {
     }
 }
 
-/// The responding side in one step: reads message 1, returns the result and message 2 (complete datagram).
+/// The responder in one step: reads message 1 and returns the result and message 2 (a complete datagram).
 pub(crate) fn respond(
     own: Own<'_>,
     local_index: LocalIndex,
@@ -195,7 +195,7 @@ pub(super) fn respond_with(
     Ok((completed, answer))
 }
 
-/// What Noise is to read: the datagram without its header, which must be exactly that of the expected message.
+/// The part of a datagram that Noise reads: all but the header, which must be exactly that of the expected message.
 fn message_body(datagram: &[u8], index: u32, counter: u64) -> Result<&[u8], Error> {
     let expected = Header { kind: MessageType::Handshake, index, counter };
     match Header::parse(datagram) {
@@ -211,7 +211,7 @@ fn read_message(noise: &mut HandshakeState, body: &[u8]) -> Result<Vec<u8>, Erro
     Ok(payload)
 }
 
-/// Writes a complete datagram with the own certificate of `version` and the own time in its payload.
+/// Writes a complete datagram whose payload holds the own certificate of `version` and the own time.
 fn write_message(
     noise: &mut HandshakeState,
     own: Own<'_>,
@@ -227,7 +227,7 @@ fn write_message(
         ..payload
     }
     .encode();
-    // Two public keys and the payload, the last two with a tag each. Message 1 has no tags, but snow wants the room.
+    // Two public keys and the payload, the last two with a tag each. Message 1 has no tags, but snow needs the room.
     let longest = HEADER_LEN + 2 * (noise::public_key_len(own.identity.curve()) + TAG_LEN) + payload.len();
     let mut datagram = vec![0; longest];
     datagram[..HEADER_LEN].copy_from_slice(&header.to_bytes());
@@ -266,7 +266,7 @@ fn verify_peer(
     if certificate.public_key() != key {
         return Err(Error::Payload("the certificate is for another key"));
     }
-    // Read again, so that a certificate that is good costs nothing.
+    // Parsed again only on failure, so that a valid certificate costs nothing extra.
     let claimed = || read().ok().map(|certificate| Box::new(Claimed::new(&certificate, payload.time)));
     let peer = trust.verify(certificate, at).map_err(|error| Error::Certificate(error, claimed()))?;
     if peer.networks().is_empty() {

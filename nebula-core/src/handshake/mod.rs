@@ -1,4 +1,4 @@
-//! Handshakes: one as a pure machine, and those under way.
+//! Noise handshakes: the state machine of one handshake, and the tables of those in progress.
 
 mod admission;
 mod half_open_table;

@@ -17,9 +17,9 @@ use crate::wire::header::TAG_LEN;
 /// Where the ephemeral key comes from.
 #[derive(Clone)]
 pub(super) enum Ephemeral {
-    /// A fresh seed: the key is the first output of the generator that a P-256 scalar or X25519 secret can be.
+    /// A fresh seed: the key is the generator's first output that is a valid P-256 scalar or X25519 secret.
     Seed(Zeroizing<[u8; 32]>),
-    /// The key itself, to repeat a recorded handshake.
+    /// The key itself, to replay a recorded handshake.
     #[cfg(test)]
     Key([u8; 32]),
 }
@@ -42,7 +42,7 @@ pub(super) fn handshake(
     if initiator { builder.build_initiator() } else { builder.build_responder() }
 }
 
-/// Bytes of a public key on the wire.
+/// Length of a public key on the wire, in bytes.
 pub(super) fn public_key_len(curve: Curve) -> usize {
     match curve {
         Curve::Curve25519 => 32,
@@ -95,7 +95,7 @@ impl Random for Seeded {
 }
 
 /// A key pair of either curve. Peers' keys are checked: a P-256 point must be uncompressed and on the curve, and an
-/// X25519 secret of all zeros (a low-order key) is an error.
+/// all-zero X25519 shared secret (from a low-order key) is an error.
 struct KeyPair {
     curve: Curve,
     secret: Zeroizing<[u8; 32]>,
@@ -118,7 +118,7 @@ impl KeyPair {
         }
     }
 
-    /// False if `secret` is no key of this curve.
+    /// Returns `false` if `secret` is not a valid key of this curve.
     fn try_set(&mut self, secret: &[u8]) -> bool {
         self.key = None;
         let Ok(key) = PrivateKey::from_private_key(self.algorithm(), secret) else { return false };
@@ -160,7 +160,7 @@ impl Dh for KeyPair {
     }
 
     fn generate(&mut self, rng: &mut dyn Random) -> Result<(), Error> {
-        // A P-256 scalar must be below the group order: all but one in 2^32 random values are.
+        // A P-256 scalar must be below the group order; all but one in 2^32 random values are.
         const TRIES: usize = 8;
         let mut secret = Zeroizing::new([0; 32]);
         for _ in 0..TRIES {
@@ -196,7 +196,7 @@ impl Dh for KeyPair {
     }
 }
 
-/// Set up for each use: a handshake seals or opens twice, and one that waits should be small.
+/// Creates the AEAD key for each use: a handshake seals or opens only twice, and a pending one should be small.
 struct HandshakeCipher {
     cipher: Cipher,
     key: Zeroizing<[u8; 32]>,
@@ -280,7 +280,7 @@ impl Drop for Resolver {
 mod recorded {
     use super::*;
 
-    /// Gives the same bytes each time it is asked.
+    /// Returns the same bytes every time.
     pub(super) struct Exactly(pub(super) [u8; 32]);
 
     impl Random for Exactly {

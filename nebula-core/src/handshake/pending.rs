@@ -1,4 +1,4 @@
-//! Handshakes this node started: attempts, and what waits for them. Bounded in number and bytes.
+//! Handshakes that this node started: their attempts, and what waits for them. Bounded in number and bytes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -12,32 +12,32 @@ use crate::output::PacketOwned;
 use crate::tunnel::ReservedIndex;
 use crate::wire::messages::Control;
 
-/// One handshake under way.
+/// One handshake in progress.
 pub(crate) struct Pending {
-    /// Message 2 names it.
+    /// Index that message 2 carries.
     pub(crate) local_index: ReservedIndex,
-    /// Of the own certificate for message 1.
+    /// Version of the own certificate for message 1.
     pub(crate) version: Version,
-    /// `None` until there is somewhere to send it: its Noise state is many times as large as everything else here, and
-    /// a scan of addresses that nobody knows must not cost it.
+    /// `None` until there is an endpoint to send it to: its Noise state is many times as large as everything else here,
+    /// and a scan of unknown addresses must not allocate it.
     pub(crate) opened: Option<Box<Opened>>,
     pub(crate) started: Instant,
     /// Attempts made.
     pub(crate) attempts: u32,
     /// Where the last attempt went.
     pub(crate) tried: Vec<SocketAddr>,
-    /// A lighthouse said where the peer is since the handshake began.
+    /// A lighthouse has answered where the peer is since the handshake began.
     pub(crate) answered: bool,
     waiting: Waiting,
 }
 
-/// Message 1, and what is needed to understand its answer.
+/// Message 1, and the state needed to process its answer.
 pub(crate) struct Opened {
     /// The own certificate in the message.
     pub(crate) own_certificate: Fingerprint,
     /// The Noise state between the messages.
     pub(crate) machine: Initiator,
-    /// The same bytes at every attempt.
+    /// The same bytes are sent at every attempt.
     pub(crate) message: Vec<u8>,
 }
 
@@ -46,8 +46,8 @@ impl Pending {
         Self { local_index, version, opened: None, started, attempts: 0, tried: Vec::new(), answered: false, waiting }
     }
 
-    /// How long to wait after the attempt that was just made: each pause is one interval longer. Where packets wait for
-    /// a peer that was lost `lost` ago and is expected back, the pause is a small part of that time.
+    /// Pause after the attempt that was just made. It grows by one interval per attempt (linear backoff). If packets
+    /// wait for a peer that was lost `lost` ago and is expected back, it is a small fraction of that time instead.
     pub(crate) fn pause(&self, try_interval: Duration, lost: Option<Duration>) -> Duration {
         match lost {
             Some(lost) if self.has_packets() => try_interval.max(lost / RETURN_PAUSES),
@@ -75,11 +75,11 @@ impl std::fmt::Debug for Pending {
 pub(crate) struct Waiting {
     /// Overlay packets, oldest first.
     packets: VecDeque<PacketOwned>,
-    /// Their bytes.
+    /// Total size of these packets in bytes.
     bytes: usize,
-    /// Peers this lighthouse shall be asked about.
+    /// Peers to ask this lighthouse about.
     pub(crate) queries: Vec<IpAddr>,
-    /// A test request, so that the peer sees this node.
+    /// Whether to send a test request, so that the peer sees this node.
     pub(crate) test: bool,
     /// Peers to be reached through this relay.
     pub(crate) relayed: Vec<IpAddr>,
@@ -120,7 +120,7 @@ pub(crate) struct PendingHandshakes {
 }
 
 impl PendingHandshakes {
-    /// Room for another peer if there may be `most`. A scan of the overlay must not exhaust memory.
+    /// Whether there is room for another peer if `most` are allowed. A scan of the overlay must not exhaust memory.
     pub(crate) fn has_room(&self, most: usize) -> bool {
         self.by_peer.len() < most
     }
@@ -129,13 +129,13 @@ impl PendingHandshakes {
         self.by_peer.len().max(self.by_index.len())
     }
 
-    /// Bytes of the packets that wait, over all peers.
+    /// Total size of the waiting packets of all peers, in bytes.
     pub(crate) fn waiting_bytes(&self) -> usize {
         self.waiting_bytes
     }
 
-    /// Whose handshake gives way to another when there is no room: the oldest of those that had their time to learn an
-    /// endpoint and learnt none. Peers that somebody knows keep their place whatever a scan does.
+    /// The peer whose handshake is displaced when there is no room: the oldest one that had time to learn an endpoint
+    /// and learnt none. Handshakes with peers whose endpoints are known are never displaced, whatever a scan does.
     pub(crate) fn displaceable(&self, now: Instant) -> Option<IpAddr> {
         let hopeless =
             self.by_peer.iter().filter(|(_, it)| it.tried.is_empty() && now >= it.started + DISPLACEABLE_AFTER);
@@ -156,22 +156,22 @@ impl PendingHandshakes {
         self.by_peer.contains_key(&peer)
     }
 
-    /// Everybody a handshake with is under way.
+    /// All peers with a handshake in progress.
     pub(crate) fn peers(&self) -> Vec<IpAddr> {
         self.by_peer.keys().copied().collect()
     }
 
-    /// Own index of each, by peer.
+    /// The own index of each handshake, by peer.
     pub(crate) fn indexes(&self) -> impl Iterator<Item = (IpAddr, LocalIndex)> {
         self.by_peer.iter().map(|(peer, pending)| (*peer, *pending.local_index))
     }
 
-    /// Whose handshake has this index.
+    /// The peer whose handshake has this index.
     pub(crate) fn peer_of(&self, index: LocalIndex) -> Option<IpAddr> {
         self.by_index.get(&index).copied()
     }
 
-    /// Ends a handshake; what waited comes out with it.
+    /// Removes a handshake and returns it with what waited for it.
     pub(crate) fn remove(&mut self, peer: IpAddr) -> Option<(Pending, Waiting)> {
         let mut pending = self.by_peer.remove(&peer)?;
         self.by_index.remove(&pending.local_index);
@@ -185,22 +185,23 @@ impl PendingHandshakes {
         self.by_peer.get(&peer).is_some_and(Pending::has_packets)
     }
 
-    /// Takes all that waits for `peer`; the handshake goes on.
+    /// Takes everything that waits for `peer`; the handshake goes on.
     pub(crate) fn take_waiting(&mut self, peer: IpAddr) -> Waiting {
         let Some(pending) = self.by_peer.get_mut(&peer) else { return Waiting::default() };
         self.waiting_bytes -= pending.waiting.bytes;
         std::mem::take(&mut pending.waiting)
     }
 
-    /// Takes the packets that wait for `peer`: it can be reached by another way.
+    /// Takes the packets that wait for `peer`, which can now be reached another way.
     pub(crate) fn take_packets(&mut self, peer: IpAddr) -> VecDeque<PacketOwned> {
         let Some(pending) = self.by_peer.get_mut(&peer) else { return VecDeque::new() };
         self.waiting_bytes -= pending.waiting.bytes;
         pending.waiting.take_packets()
     }
 
-    /// Keeps a packet until the tunnel is up. Returns how many packets were lost: this one if there is no handshake or
-    /// the peer has its share, or the oldest of the peer that holds most if the room of all, `most` bytes, is used up.
+    /// Queues a packet until the tunnel is up. Returns how many packets were dropped: this one if there is no handshake
+    /// or the peer's queue is full; if all queues together would exceed `most` bytes, the oldest ones of peers that
+    /// hold more than this one, or else this packet.
     pub(crate) fn push_packet(&mut self, peer: IpAddr, packet: PacketOwned, most: usize) -> u64 {
         let length = packet.bytes.len();
         let Some(pending) = self.by_peer.get(&peer) else { return 1 };
@@ -229,14 +230,14 @@ impl PendingHandshakes {
         push_bounded(&mut pending.waiting.queries, subject);
     }
 
-    /// Reaches `peer` through `relay` as soon as its tunnel is up.
+    /// Tries to reach `peer` through `relay` as soon as the tunnel to the relay is up.
     pub(crate) fn push_relayed(&mut self, relay: IpAddr, peer: IpAddr) {
         if let Some(pending) = self.by_peer.get_mut(&relay) {
             push_bounded(&mut pending.waiting.relayed, peer);
         }
     }
 
-    /// Serves the request of the peer with this tunnel as soon as the tunnel to its target is up.
+    /// Serves a relay request that came through `tunnel` as soon as the tunnel to its target is up.
     pub(crate) fn push_request(&mut self, tunnel: LocalIndex, request: Control) {
         if let Some(pending) = self.by_peer.get_mut(&request.to) {
             push_bounded(&mut pending.waiting.requests, (tunnel, request));
@@ -257,12 +258,12 @@ fn push_bounded<T: PartialEq>(list: &mut Vec<T>, item: T) {
     }
 }
 
-/// Lighthouses far away answer within this. Shorter than necessary at no cost, since the oldest gives way first: only a
-/// scan so fast that all places are younger than this keeps others from starting a handshake.
+/// Distant lighthouses answer within this time. It may be short, since the oldest handshake is displaced first: only a
+/// scan so fast that all entries are younger than this keeps others from starting a handshake.
 const DISPLACEABLE_AFTER: Duration = Duration::from_millis(300);
 const MAX_PACKETS_PER_PEER: usize = 100;
-/// A peer that was away for three seconds is found again two tenths of a second after its return, and one that does not
-/// return costs some sixty attempts.
+/// A peer that was away for three seconds is found again within two tenths of a second of its return, and one that does
+/// not return costs some sixty attempts.
 const RETURN_PAUSES: u32 = 16;
 const MAX_WAITING_REQUESTS: usize = 64;
 

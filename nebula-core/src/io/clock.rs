@@ -1,4 +1,4 @@
-//! The only readings of the clocks.
+//! The only place that reads the clocks.
 #![allow(clippy::disallowed_methods, reason = "the I/O layer reads the clocks for the rest of the crate")]
 
 use std::time::{Duration, Instant, SystemTime};
@@ -7,7 +7,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::WallClock;
 
-// The node follows small drift by the monotonic clock; it has to hear about steps only.
+// The node follows small drift through the monotonic clock; it only needs to hear about steps.
 const MIN_CLOCK_STEP: Duration = Duration::from_millis(500);
 
 pub(super) fn now() -> Instant {
@@ -26,7 +26,7 @@ pub(super) fn asleep() -> Duration {
     read(ClockId::CLOCK_BOOTTIME).saturating_sub(awake)
 }
 
-/// A new anchor, if the wall clock is no longer where `anchor` says it should be.
+/// A new anchor, if the wall clock has stepped away from where `anchor` says it should be.
 pub(super) fn step_since(anchor: &WallClock) -> Option<WallClock> {
     let wall = wall();
     is_step(anchor, &wall).then_some(wall)

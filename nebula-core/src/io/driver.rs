@@ -1,4 +1,4 @@
-//! The event loop around `Node` and `Forwarder`: starts the threads, speaks to them, ends them.
+//! Starts, controls and ends the threads that run a `Node` and its `Forwarder`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -28,7 +28,7 @@ use crate::tunnel::LocalIndex;
 use crate::wire::ip::FlowKey;
 use crate::{Config, Event, FlowTrace, Node, Part, RelayStatus, TableSizes, TunnelStatus, Whereabouts};
 
-// Address space; only what is used costs memory.
+// Address space only: just the pages that are used cost memory.
 const DATA_STACK: usize = 256 << 10;
 const CONTROL_STACK: usize = 1 << 20;
 
@@ -42,16 +42,16 @@ pub enum Error {
     /// A system call failed.
     #[error("{what}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// The system's answer.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
     /// There was no underlay socket to use.
     #[error("a driver needs at least one UDP socket")]
     NoSocket,
-    /// A defect in this program.
+    /// A thread panicked, which is a bug in this program.
     #[error("thread {0} ended unexpectedly; this is a bug, its message is on standard error")]
     Panicked(String),
 }
@@ -62,30 +62,30 @@ impl Error {
     }
 }
 
-/// Settings of the driver itself. By default nothing but its own threads, memory and descriptors is touched: what
-/// concerns the whole process (signals, the allocator, pages of the program) is left to the program, and so is any
-/// other scheduling of the threads than the usual one.
+/// Settings of the driver itself. The defaults affect nothing but its own threads, memory and descriptors: whatever
+/// concerns the whole process (signals, the allocator, pages of the program) is left to the program, and the threads
+/// are scheduled as usual.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Read interface addresses and advertise them to lighthouses.
     pub advertise_interfaces: bool,
     /// Under load, give each direction of a tun queue a thread of its own; otherwise one serves both.
     pub two_threads: bool,
-    /// While super-packets or few packets come, let data threads that keep up run before other programs (niceness -20).
-    /// Needs CAP_SYS_NICE; without it, or with a niceness given from outside, nothing changes. Off by default.
+    /// While super-packets or few packets arrive, run data threads that keep up ahead of other programs (niceness -20).
+    /// Needs CAP_SYS_NICE; without it, or with a niceness set from outside, this has no effect. Off by default.
     pub raise_priority: bool,
-    /// Processors of the data threads: those of the first routine run on the first one, and so on; after the last comes
-    /// the first again. Empty: wherever there is room.
+    /// Processors for the data threads: those of the first routine run on the first one, and so on, starting over after
+    /// the last. Empty: any processor.
     pub processors: Vec<usize>,
     /// Called by the control thread whenever it has become idle after work that needed much memory, so that the program
-    /// can give some back (`malloc_trim`, for example). It delays handshakes while it runs, so it must be quick.
+    /// can release some (with `malloc_trim`, for example). It must be quick, since handshakes wait while it runs.
     /// `None`: nothing is called.
     pub on_idle: Option<fn(Idle)>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        // On fewer processors a second thread takes time from the applications, and wakes more often for the same
+        // With fewer processors, a second thread takes time from the applications and wakes more often for the same
         // packets.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -100,9 +100,9 @@ impl Default for Options {
 
 /// Runs one node until it is stopped. Dropping it stops it.
 ///
-/// It does nothing to the process that was not asked for in [`Options`]: no signal is blocked, no thread of the program
-/// gets another priority, neither allocator nor memory mappings are tuned. Registering for membarrier is the one
-/// exception, which has no effect on other code (see [`register_barriers`]).
+/// It does nothing to the process beyond what [`Options`] ask for: it blocks no signal, changes no priority of the
+/// program's threads, and tunes neither the allocator nor memory mappings. The one exception is registering for
+/// membarrier, which has no effect on other code (see [`register_barriers`]).
 #[derive(Debug)]
 pub struct Driver {
     shared: Arc<Shared>,
@@ -110,7 +110,7 @@ pub struct Driver {
     events: Option<Receiver<Event>>,
 }
 
-/// Speaks to a running driver. Cheap to clone; usable from any thread.
+/// Controls a running driver. Cheap to clone; usable from any thread.
 #[derive(Debug, Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
@@ -121,7 +121,7 @@ impl Driver {
     /// this node's overlay addresses are counted and dropped.
     ///
     /// # Errors
-    /// A thread or descriptor could not be made.
+    /// Returns an error if there is no socket, or if a thread or descriptor could not be created.
     pub fn start(
         mut config: Config,
         tun: Option<Tun>,
@@ -140,15 +140,15 @@ impl Driver {
         let interfaces = advertises.then(|| InterfaceWatch::new(name, interval));
 
         let mut seed = Zeroizing::new([0; 32]);
-        // From the system itself: the generator of the cryptographic library gathers entropy of its own first, which
-        // takes longer than all the rest of a start and leaves memory behind.
+        // Read the seed from the system: the generator of the cryptographic library gathers entropy of its own first,
+        // which takes longer than the rest of the start and leaves memory behind.
         getrandom::fill(&mut *seed).map_err(|error| Error::Io {
             what: "cannot get random bytes",
             source: std::io::Error::other(error.to_string()),
         })?;
         let wall = clock::wall();
         let (node, forwarder) = Node::new(config, wall.at, wall, *seed);
-        // It is large, and each move of it would grow a stack for good.
+        // Boxed because it is large: each move of it would grow a stack for good.
         let node = Box::new(node);
         let shared = Arc::new(Shared::new(forwarder)?);
         let sockets: Vec<_> = sockets.into_iter().map(Arc::new).collect();
@@ -238,13 +238,13 @@ impl Driver {
         Ok(())
     }
 
-    /// A handle.
+    /// Returns a handle to this driver.
     #[must_use]
     pub fn handle(&self) -> Handle {
         Handle { shared: Arc::clone(&self.shared) }
     }
 
-    /// Events from now on. The channel is bounded: while nobody reads, new events are lost and counted. There is one
+    /// Events from now on. The channel is bounded: while nobody reads, new events are dropped and counted. There is one
     /// reader: a second call returns a receiver that has ended.
     #[must_use]
     pub fn events(&mut self) -> Receiver<Event> {
@@ -254,7 +254,7 @@ impl Driver {
     /// Waits until [`Handle::stop`] or a fatal error; closes every tunnel before it returns.
     ///
     /// # Errors
-    /// A device or socket failed for good.
+    /// Returns an error if a device or socket failed for good, or a thread panicked.
     pub fn run(mut self) -> Result<(), Error> {
         self.join();
         self.shared.mailbox.take_failure().map_or(Ok(()), Err)
@@ -268,7 +268,7 @@ impl Driver {
     }
 }
 
-/// Keeps the calling thread on one processor, if that is asked for and can be.
+/// Pins the calling thread to one processor, if one is configured. A failure is only logged.
 fn stay_on(processor: Option<usize>) {
     let Some(processor) = processor else { return };
     let mut only = CpuSet::new();
@@ -285,7 +285,7 @@ impl Drop for Driver {
     }
 }
 
-/// Turns the panic of a thread into an end of the driver.
+/// Ends the driver when a thread panics.
 #[derive(Debug)]
 struct PanicWatch {
     shared: Arc<Shared>,
@@ -301,15 +301,14 @@ impl Drop for PanicWatch {
 }
 
 impl Handle {
-    /// Closes all tunnels and ends the driver.
+    /// Asks the driver to close all tunnels and end.
     pub fn stop(&self) {
         self.shared.mailbox.stop();
     }
 
-    /// Has the control thread edit the node's configuration, before it looks at another packet: packets meet all of the
-    /// change or nothing of it. Returns the parts that differ now, all of them in force; `None` if the driver has
-    /// ended. See
-    /// [`crate::Node::reconfigure`].
+    /// Has the control thread edit the node's configuration before it handles another packet: a packet sees either the
+    /// whole change or nothing of it. Returns the parts that changed, all of them in force; `None` if the driver has
+    /// ended. See [`crate::Node::reconfigure`].
     pub fn reconfigure(&self, change: impl FnOnce(&mut Config) + Send + 'static) -> Option<Vec<Part>> {
         self.with_node(move |node, now| node.reconfigure(now, change))
     }
@@ -354,7 +353,7 @@ impl Handle {
         self.with_node(move |node, _| node.whereabouts(peer)).unwrap_or_default()
     }
 
-    /// See [`crate::Node::diagnosis`]; with the moment it is of. `None` if the driver has ended.
+    /// See [`crate::Node::diagnosis`]; returned with the time at which it was taken. `None` if the driver has ended.
     #[must_use]
     pub fn diagnosis(&self) -> Option<(Instant, Diagnosis)> {
         self.with_node(|node, now| (now, node.diagnosis(now)))
@@ -372,8 +371,8 @@ impl Handle {
         self.with_node(move |node, now| node.trace(now, direction, &flow))
     }
 
-    /// Has the control thread do `work` with the node, and waits for the result. `None` if the driver has ended, or
-    /// when called inside of such work: nobody could do it.
+    /// Has the control thread run `work` with the node, and waits for the result. `None` if the driver has ended, or if
+    /// called within such work, where waiting would never end.
     pub fn with_node<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Node, Instant) -> T + Send + 'static,
@@ -393,7 +392,7 @@ impl Handle {
         Some(self.shared.forwarder.tunnels().by_index(tunnel)?.peer.clone())
     }
 
-    /// Flows the firewall remembers.
+    /// Number of flows the firewall tracks.
     #[must_use]
     pub fn flows(&self) -> usize {
         self.shared.forwarder.flows()
@@ -408,9 +407,9 @@ impl Handle {
     }
 }
 
-/// Registers this process for the barriers that the tables of the data path need. To register a process that has
-/// several threads the kernel waits until all processors have passed a quiet state, which takes some ten milliseconds:
-/// call it before threads are started. Registering again costs nothing.
+/// Registers this process for the memory barriers (membarrier) that the tables of the data path need. In a process with
+/// several threads the kernel waits until all processors have passed a quiescent state, which takes some ten
+/// milliseconds: call it before threads are started. Registering again costs nothing.
 pub fn register_barriers() {
     // Creating the first table registers; there is no other way to ask for it.
     drop(papaya::HashMap::<(), ()>::new());

@@ -1,4 +1,4 @@
-//! Addresses of this host's interfaces, as far as a peer might reach them.
+//! Addresses of this host's interfaces at which a peer might reach it.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,46 +11,47 @@ use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProto
 
 use crate::lighthouse::LocalAddress;
 
-/// Lists the addresses of the interfaces at intervals and soon after a change, and says when they changed.
+/// Lists the addresses of the interfaces at intervals and soon after a change, and reports when they changed.
 #[derive(Debug)]
 pub(super) struct InterfaceWatch {
     except: Option<String>,
     interval: Duration,
     next: Option<Instant>,
-    /// When it looked last.
+    /// Time of the last look.
     looked: Option<Instant>,
-    /// Something changed since, and `next` is soon.
+    /// A change was noticed since the last look, and `next` is soon.
     noticed: bool,
     last: Vec<LocalAddress>,
-    // None: not listening, so every look is a full one.
+    // None: not listening for changes, so every look lists the addresses.
     changes: Option<Changes>,
 }
 
 impl InterfaceWatch {
-    /// Looks once per `interval` and after changes, and not at the interface `except`.
+    /// Looks once per `interval` and after changes, and skips the interface `except`.
     pub(super) fn new(except: Option<String>, interval: Duration) -> Self {
         Self { except, interval, next: None, looked: None, noticed: false, last: Vec::new(), changes: None }
     }
 
-    /// Can be read when something changed; then [`InterfaceWatch::notice`] wants to know it. `None`: there is no need to
-    /// wait for that.
+    /// Becomes readable when something changed; then call [`InterfaceWatch::notice`]. `None`: there is no need to wait
+    /// for changes.
     pub(super) fn changes(&self) -> Option<BorrowedFd<'_>> {
         self.changes.as_ref().filter(|_| !self.noticed).map(|changes| changes.socket.as_fd())
     }
 
-    /// Something changed: [`InterfaceWatch::look`] should be called when [`InterfaceWatch::due`] says.
+    /// Records a change: call [`InterfaceWatch::look`] when [`InterfaceWatch::due`] says so.
     pub(super) fn notice(&mut self, now: Instant) {
         let soon = now + SETTLE;
         self.next = Some(self.looked.map_or(soon, |looked| soon.max(looked + MIN_INTERVAL)));
         self.noticed = true;
     }
 
-    /// When to look because of a change.
+    /// When to look because of a noticed change.
     pub(super) fn due(&self) -> Option<Instant> {
         self.next.filter(|_| self.noticed)
     }
 
-    /// Lists the addresses if it is time to and something may have changed. Inside: they differ from those before.
+    /// Lists the addresses if it is time to and something may have changed. The inner value is `Some` if they differ
+    /// from the previous ones.
     #[allow(clippy::option_option, reason = "the outer one says whether they were listed")]
     pub(super) fn look(&mut self, now: Instant) -> Option<Option<Vec<LocalAddress>>> {
         if self.next.is_some_and(|next| now < next) {
@@ -62,7 +63,7 @@ impl InterfaceWatch {
         match &self.changes {
             Some(changes) if !changes.any() => return None,
             Some(_) => {}
-            // Before the look, so that no change falls between the two.
+            // Listen before the look, so that no change is missed in between.
             None => self.changes = Changes::listen().ok(),
         }
         let listed = reachable_addresses(self.except.as_deref());
@@ -78,7 +79,7 @@ impl InterfaceWatch {
     }
 }
 
-/// Addresses of interfaces that are up in the network namespace of the calling thread, but for those of interface
+/// Addresses of the interfaces that are up in the network namespace of the calling thread, except those of interface
 /// `except`.
 pub(super) fn reachable_addresses(except: Option<&str>) -> Result<Vec<LocalAddress>, Errno> {
     let mut addresses: Vec<_> = getifaddrs()?
@@ -91,20 +92,20 @@ pub(super) fn reachable_addresses(except: Option<&str>) -> Result<Vec<LocalAddre
         })
         .filter(|local| is_reachable(&local.address))
         .collect();
-    // The kernel's order varies, and a different order is no change.
+    // The kernel's order varies, and a different order is not a change.
     addresses.sort_unstable();
     addresses.dedup();
     Ok(addresses)
 }
 
-/// Listens for changes of interfaces and their addresses (rtnetlink): without a change there is nothing to list.
+/// Listens for changes of interfaces and their addresses (rtnetlink): without one there is nothing to list.
 #[derive(Debug)]
 pub(super) struct Changes {
     socket: OwnedFd,
 }
 
 impl Changes {
-    /// Of the network namespace of the calling thread, from now on.
+    /// Listens in the network namespace of the calling thread, from now on.
     pub(super) fn listen() -> Result<Self, Errno> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
@@ -113,16 +114,16 @@ impl Changes {
         Ok(Self { socket })
     }
 
-    /// Whether there were any since the last call.
+    /// Whether anything changed since the last call.
     pub(super) fn any(&self) -> bool {
         let mut changed = false;
         for _ in 0..MAX_CHANGES_PER_CALL {
-            // What changed is of no interest, so the rest of the message may be lost.
+            // Only the fact matters, so the rest of the message may be lost.
             match recv(self.socket.as_raw_fd(), &mut [0; 16], MsgFlags::empty()) {
                 Ok(_) => changed = true,
                 Err(Errno::EAGAIN) => return changed,
                 Err(Errno::EINTR) => {}
-                // There were more than the socket holds, or nothing can be known.
+                // The socket's buffer overflowed, or the state is unknown: assume a change.
                 Err(_) => return true,
             }
         }
@@ -130,11 +131,11 @@ impl Changes {
     }
 }
 
-// A new address comes with the end of the old one, and both with changes of the link.
+// Debounce: a new address comes as the old one goes, and both together with changes of the link.
 const SETTLE: Duration = Duration::from_millis(50);
-// A node of a cluster may get many interfaces a second.
+// Rate limit: a node of a cluster may get many interfaces a second.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
-// More messages than one call should clear away; the rest is left for the next call.
+// Maximum number of messages read per call; the rest is left for the next call.
 const MAX_CHANGES_PER_CALL: usize = 1024;
 
 fn is_reachable(address: &IpAddr) -> bool {

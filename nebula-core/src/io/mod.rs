@@ -1,4 +1,4 @@
-//! The only module that may read clocks or open things: threads, tun device, UDP sockets (Linux).
+//! The only module that reads clocks, starts threads, and opens tun devices and UDP sockets (Linux).
 //!
 //! Data threads run to completion on the batch they read and wait only when there is nothing to read; one control
 //! thread owns the [`crate::Node`]. [`Driver`] starts and ends them all.

@@ -1,4 +1,4 @@
-//! Waits for descriptors, and wakes threads that wait.
+//! Waits for descriptors, and wakes waiting threads.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use nix::sys::time::TimeSpec;
 
 use crate::io::Error;
 
-/// Which of two descriptors has something.
+/// Which of two descriptors is readable or has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ready {
     pub(super) first: bool,
@@ -23,7 +23,8 @@ pub(super) fn readable(first: impl AsFd, second: impl AsFd, timeout: Option<Dura
     Ok(Ready { first, second })
 }
 
-/// Waits until one of the descriptors can be read or has failed, at most `timeout` (`None`: no limit). Says which.
+/// Waits until one of the descriptors can be read or has failed, at most `timeout` (`None`: no limit). Returns which
+/// ones.
 pub(super) fn any_readable<const N: usize>(
     fds: [BorrowedFd<'_>; N],
     timeout: Option<Duration>,
@@ -42,11 +43,11 @@ pub(super) fn writable_within(fd: impl AsFd, timeout: Duration) -> bool {
     matches!(ppoll(&mut fds, Some(TimeSpec::from_duration(timeout)), None), Ok(1))
 }
 
-/// Raised by anybody, lowered by the thread that waits.
+/// A wake-up that any thread raises and the waiting thread lowers.
 #[derive(Debug)]
 pub(super) struct Wake {
     event: EventFd,
-    // A model does not see system calls; with this it tries them in every order too.
+    // Loom models do not see system calls; this makes them explore every order of these, too.
     #[cfg(all(test, loom))]
     order: crate::sync::atomic::AtomicBool,
 }
@@ -70,7 +71,7 @@ impl Wake {
 
     pub(super) fn lower(&self) {
         self.in_order();
-        // Fails when it is lowered already.
+        // Fails if it is lowered already.
         let _ = self.event.read();
     }
 

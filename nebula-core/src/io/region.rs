@@ -1,4 +1,4 @@
-//! Page-aligned buffer that costs memory only where it was touched, and gives it back on request.
+//! Page-aligned buffer that uses memory only where it was touched, and releases it on request.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -40,9 +40,9 @@ impl Region {
             .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
     }
 
-    /// Gives the memory back; the bytes read as zero afterwards.
+    /// Releases the memory; the bytes read as zero afterwards.
     pub(super) fn release(&mut self) {
-        // SAFETY: the range is this value's mapping and `&mut self` proves that nobody looks at it.
+        // SAFETY: the range is this value's mapping, and `&mut self` proves that nothing borrows it.
         let _ = unsafe { libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_DONTNEED) };
     }
 }

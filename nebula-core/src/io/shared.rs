@@ -1,4 +1,5 @@
-//! What all threads of one driver, and its handles, share. No device and no socket: those end with the threads.
+//! State shared by all threads of one driver and its handles. No device and no socket, since those end with the
+//! threads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ pub(super) struct Shared {
     pub(super) forwarder: Arc<Forwarder>,
     pub(super) mailbox: Mailbox,
     pub(super) counters: IoCounters,
-    /// Readable for good once data threads must end.
+    /// Becomes readable, and stays so, once data threads must end.
     pub(super) halt: EventFd,
     stopping: AtomicBool,
 }
@@ -36,7 +37,7 @@ impl Shared {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Ends the data threads, also those that wait.
+    /// Ends the data threads, including those that wait.
     pub(super) fn halt_data_threads(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         // Fails only when the counter is full, and then the descriptor is readable.
@@ -66,15 +67,15 @@ impl Shared {
 /// Packets lost in the I/O layer.
 #[derive(Debug, Default)]
 pub(super) struct IoCounters {
-    /// Packets for the overlay of a node without a device.
+    /// Overlay packets dropped because this node has no device.
     pub(super) no_device: IoCounter,
-    /// Packets the tun device refused: it is down, or its queue is full.
+    /// Packets dropped because the tun device refused them: it is down, or its queue is full.
     pub(super) tun_write: IoCounter,
-    /// Datagrams for which the send buffer had no room.
+    /// Datagrams dropped because the send buffer was full.
     pub(super) send_full: IoCounter,
-    /// Datagrams the system refused: no route, a filter, an address family the socket does not have.
+    /// Datagrams that the system refused: no route, a filter, an address family the socket does not have.
     pub(super) send_refused: IoCounter,
-    /// Events nobody read in time.
+    /// Events dropped because nobody read them in time.
     pub(super) events: IoCounter,
 }
 

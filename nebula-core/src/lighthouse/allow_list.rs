@@ -1,4 +1,4 @@
-//! Which underlay addresses may be used, and which local ones may be advertised.
+//! Allow lists: which underlay addresses may be used, and which local ones may be advertised.
 
 use std::net::IpAddr;
 
@@ -8,18 +8,18 @@ use regex_lite::Regex;
 
 use super::pattern::translate;
 
-/// Rules by prefix; the longest one that holds an address decides. Empty: everything is allowed.
+/// Rules by prefix; the longest prefix that contains an address decides. An empty list allows everything.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AllowList {
     rules: JointPrefixMap<IpNet, bool>,
 }
 
 impl AllowList {
-    /// Addresses of a family that no rule holds get the opposite of what its rules say; a family without rules is
-    /// allowed.
+    /// Addresses that no rule contains get the opposite of what the rules of their family say; a family without rules
+    /// is allowed.
     ///
     /// # Errors
-    /// Rules of one family say both, and none of them holds every address.
+    /// Returns an error if the rules of one family both allow and deny, and none of them covers every address.
     pub fn new(rules: impl IntoIterator<Item = (IpNet, bool)>) -> Result<Self, NoDefault> {
         let mut list = Self::default();
         let (mut v4, mut v6) = (Family::default(), Family::default());
@@ -43,14 +43,14 @@ impl AllowList {
         self.rules.get_lpm(&address.to_canonical().into()).is_none_or(|(_, allowed)| *allowed)
     }
 
-    /// Whether the rule that allows this address is about `block`, or a part of it, and nothing else.
+    /// Whether the rule that allows this address lies within `block`.
     fn names(&self, address: IpAddr, block: IpNet) -> bool {
         let rule = self.rules.get_lpm(&address.to_canonical().into());
         rule.is_some_and(|(prefix, allowed)| *allowed && block.contains(&prefix))
     }
 }
 
-/// What the rules of one address family have in common.
+/// Summary of the rules of one address family.
 #[derive(Debug, Default)]
 struct Family {
     has_default: bool,
@@ -64,7 +64,7 @@ impl Family {
         *if allowed { &mut self.allows } else { &mut self.denies } = true;
     }
 
-    /// The rule to add for all other addresses, if one is needed; `None` if it cannot be known.
+    /// The rule to add for all other addresses, if one is needed; `None` if it is ambiguous.
     fn default_rule(&self) -> Option<Option<bool>> {
         match (self.has_default, self.allows, self.denies) {
             (true, _, _) | (_, false, false) => Some(None),
@@ -74,12 +74,12 @@ impl Family {
     }
 }
 
-/// Rules of one family contradict each other and do not say what holds for all other addresses.
+/// The rules of one family contradict each other, and none says what applies to all other addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("contains both true and false rules, but no default set for {0}")]
 pub struct NoDefault(pub IpNet);
 
-/// Underlay addresses of peers: one list for all, and further ones for the peers in a range of overlay addresses.
+/// Underlay addresses at which peers may be: one list for all peers, and further ones by range of overlay addresses.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RemoteAllowList {
     everybody: AllowList,
@@ -87,7 +87,7 @@ pub struct RemoteAllowList {
 }
 
 impl RemoteAllowList {
-    /// `ranges` are overlay prefixes; for a peer in several of them the longest counts.
+    /// `ranges` are overlay prefixes; the longest one that contains a peer applies.
     #[must_use]
     pub fn new(everybody: AllowList, ranges: impl IntoIterator<Item = (IpNet, AllowList)>) -> Self {
         let mut remote = Self { everybody, ranges: JointPrefixMap::new() };
@@ -97,12 +97,12 @@ impl RemoteAllowList {
         remote
     }
 
-    /// Before it is known which peer it is.
+    /// Whether an underlay address may be used at all, before it is known which peer is there.
     pub(crate) fn allows_somebody(&self, underlay: IpAddr) -> bool {
         self.everybody.allows(underlay)
     }
 
-    /// For the peer with these overlay addresses: each must be allowed to be there.
+    /// Whether the peer with these overlay addresses may be at `underlay`: each of the addresses must be allowed there.
     pub(crate) fn allows(&self, peer: &[IpAddr], underlay: IpAddr) -> bool {
         let in_range = |address: &IpAddr| {
             let narrowest = self.ranges.get_lpm(&(*address).into());
@@ -111,7 +111,7 @@ impl RemoteAllowList {
         self.everybody.allows(underlay) && peer.iter().all(in_range)
     }
 
-    /// Whether a rule for everybody, or one for each address of the peer, allows `underlay` by naming addresses of
+    /// Whether a rule for all peers, or one for each address of the peer, allows `underlay` by naming addresses within
     /// `block`.
     pub(crate) fn names(&self, peer: &[IpAddr], underlay: IpAddr, block: IpNet) -> bool {
         let in_range = |address: &IpAddr| {
@@ -127,7 +127,7 @@ impl RemoteAllowList {
 pub struct LocalAllowList {
     /// By address.
     pub addresses: AllowList,
-    /// By the name of the interface, which is looked at first.
+    /// By the name of the interface, which is checked first.
     pub interfaces: InterfaceRules,
 }
 
@@ -137,7 +137,7 @@ impl LocalAllowList {
     }
 }
 
-/// Names of interfaces whose addresses are advertised, or of those whose are not. Empty: all are advertised.
+/// Names of interfaces whose addresses are advertised, or of those that are excluded. Empty: all are advertised.
 #[derive(Debug, Clone, Default)]
 pub struct InterfaceRules {
     patterns: Vec<Regex>,
@@ -146,10 +146,10 @@ pub struct InterfaceRules {
 
 impl InterfaceRules {
     /// Interfaces whose name matches one of the patterns, in the syntax of Go's `regexp` between `^` and `$`, get
-    /// `allowed`, all others the opposite.
+    /// `allowed`; all others get the opposite.
     ///
     /// # Errors
-    /// A pattern is no regular expression.
+    /// Returns an error if a pattern is not a regular expression.
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a str>, allowed: bool) -> Result<Self, BadPattern> {
         let compile = |pattern: &str| {
             let compiled = translate(pattern).and_then(|text| Regex::new(&text).map_err(|error| error.to_string()));
@@ -175,17 +175,17 @@ impl PartialEq for InterfaceRules {
     }
 }
 
-/// Not a regular expression.
+/// The pattern is not a regular expression.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{pattern}: {cause}")]
 pub struct BadPattern {
-    /// As it was given.
+    /// The pattern as given.
     pub pattern: String,
     /// What is wrong with it.
     pub cause: String,
 }
 
-/// A prefix of IPv4 addresses written as IPv6 ones means the IPv4 addresses.
+/// Converts a prefix of IPv4-mapped IPv6 addresses to the IPv4 prefix.
 pub(super) fn canonical(prefix: IpNet) -> IpNet {
     let unmapped = match prefix {
         IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96)),

@@ -1,4 +1,4 @@
-//! Endpoints guessed from a peer's overlay address, to try while no lighthouse has answered.
+//! Endpoints guessed from a peer's overlay address, tried while no lighthouse has answered.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,7 +7,8 @@ use prefix_trie::joint::JointPrefixMap;
 
 use super::allow_list::canonical;
 
-/// What to guess, by range of overlay addresses; the longest range that holds a peer counts. Empty: nothing is guessed.
+/// Calculations by range of overlay addresses; the longest range that contains a peer applies. Empty: nothing is
+/// guessed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CalculatedRemotes {
     ranges: JointPrefixMap<IpNet, Vec<Calculation>>,
@@ -16,17 +17,17 @@ pub struct CalculatedRemotes {
 /// One guess: the network part of `mask`, then the host part of the peer's overlay address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Calculation {
-    /// Underlay network; its length says how many bits are taken from it.
+    /// Underlay network; its prefix length is the number of bits taken from it.
     pub mask: IpNet,
     /// UDP port.
     pub port: u16,
 }
 
 impl CalculatedRemotes {
-    /// Ranges are overlay networks. Lengths of range and mask need not be equal.
+    /// Ranges are overlay networks. The prefix lengths of a range and its masks may differ.
     ///
     /// # Errors
-    /// A mask is of another address family than its range.
+    /// Returns an error if a mask is of another address family than its range.
     pub fn new(ranges: impl IntoIterator<Item = (IpNet, Vec<Calculation>)>) -> Result<Self, OtherFamily> {
         let mut calculated = Self::default();
         for (range, calculations) in ranges {
@@ -38,7 +39,7 @@ impl CalculatedRemotes {
         Ok(calculated)
     }
 
-    /// Where the peer with this overlay address may be.
+    /// Guessed endpoints of the peer with this overlay address.
     pub(crate) fn endpoints(&self, peer: IpAddr) -> Vec<SocketAddr> {
         let calculations = self.ranges.get_lpm(&peer.into()).map_or(&[][..], |(_, calculations)| calculations);
         calculations.iter().filter_map(|calculation| calculation.endpoint(peer)).collect()
@@ -60,7 +61,7 @@ impl Calculation {
     }
 }
 
-/// A mask is of another address family than the overlay range it is for.
+/// A mask has another address family than the overlay range it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("invalid mask: {mask} for cidr: {range}")]
 pub struct OtherFamily {

@@ -9,47 +9,47 @@ use ipnet::IpNet;
 use super::special::{is_nobodys, local_block};
 use super::{KnownEndpoints, RemoteAllowList};
 
-/// Endpoints of one peer by who named them. Every list is cut, so no source can make it grow.
+/// Endpoints of one peer by source. Every list is bounded, so no source can make it grow.
 #[derive(Debug, Default)]
 pub(crate) struct Candidates {
     learnt: Option<SocketAddr>,
     reported: BTreeMap<IpAddr, Vec<SocketAddr>>,
-    /// Relays by who named them: a lighthouse, or the relay itself by passing on what the peer sent.
+    /// Relays by source: a lighthouse, or the relay itself, through which the peer was heard.
     relays: BTreeMap<IpAddr, Vec<IpAddr>>,
     refused: BTreeSet<SocketAddr>,
-    /// When a peer was lost that is expected back.
+    /// When the peer was lost, if it is expected back.
     lost: Option<Instant>,
 }
 
 impl Candidates {
-    /// The peer proved to be reachable here.
+    /// The peer proved to be reachable at `endpoint`.
     pub(crate) fn learn(&mut self, endpoint: SocketAddr) {
         self.learnt = Some(endpoint);
         self.refused.clear();
     }
 
-    /// There is a tunnel to the peer.
+    /// A tunnel to the peer is up.
     pub(crate) fn reached(&mut self) {
         self.lost = None;
     }
 
-    /// The last tunnel to the peer ended in a way that lets expect it back.
+    /// The last tunnel to the peer ended in a way that makes its return likely.
     pub(crate) fn expect_back(&mut self, now: Instant) {
         self.lost = Some(now);
     }
 
-    /// How long ago the peer was lost; `None`: it is not expected back, or not any longer.
+    /// How long ago the peer was lost; `None` if it is not expected back, or no longer.
     pub(crate) fn lost_for(&self, now: Instant) -> Option<Duration> {
         let since = now.saturating_duration_since(self.lost?);
         (since < EXPECTED_FOR).then_some(since)
     }
 
-    /// Replaces what `lighthouse` said before.
+    /// Replaces the endpoints that `lighthouse` reported before.
     pub(crate) fn report(&mut self, lighthouse: IpAddr, endpoints: Vec<SocketAddr>) {
         self.reported.insert(lighthouse, endpoints);
     }
 
-    /// Replaces the relays that `source` named before. Returns whether that changed anything.
+    /// Replaces the relays that `source` named before. Returns whether they changed.
     pub(crate) fn report_relays(&mut self, source: IpAddr, relays: Vec<IpAddr>) -> bool {
         let room = self.relays.len() < MAX_RELAY_SOURCES || self.relays.contains_key(&source);
         let changed = room && self.relays.get(&source).map_or(&[][..], Vec::as_slice) != relays;
@@ -59,12 +59,12 @@ impl Candidates {
         changed
     }
 
-    /// Every relay of the peer, by number.
+    /// Every relay of the peer, in order of address.
     pub(crate) fn relays(&self) -> BTreeSet<IpAddr> {
         self.relays.values().flatten().copied().collect()
     }
 
-    /// All of it by who named it; the peer itself where it was learnt.
+    /// Everything known, by source; a learnt endpoint is listed under the peer itself.
     pub(crate) fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, KnownEndpoints> {
         let mut sources: BTreeMap<IpAddr, KnownEndpoints> = BTreeMap::new();
         for (owner, endpoints) in &self.reported {
@@ -79,7 +79,7 @@ impl Candidates {
         sources
     }
 
-    /// Somebody else answered there; not tried again before a handshake succeeds.
+    /// Another host answered at `endpoint`: it is not tried again until a handshake succeeds.
     pub(crate) fn refuse(&mut self, endpoint: SocketAddr) {
         if self.refused.len() < MAX_REFUSED {
             self.refused.insert(endpoint);
@@ -97,21 +97,21 @@ impl Candidates {
     }
 }
 
-/// What makes an endpoint usable and better than another.
+/// What makes an endpoint usable, and better than another.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules<'a> {
-    /// Networks of this node's certificate: an endpoint inside would be a tunnel in a tunnel.
+    /// Networks of this node's certificate: an endpoint inside them would be a tunnel in a tunnel.
     pub(crate) overlay: &'a [IpNet],
-    /// Underlay networks that come first.
+    /// Preferred underlay networks.
     pub(crate) preferred: &'a [IpNet],
-    /// Where peers may be.
+    /// Underlay addresses at which peers may be.
     pub(crate) allowed: &'a RemoteAllowList,
-    /// Overlay addresses of the peer it is about.
+    /// Overlay addresses of the peer in question.
     pub(crate) peer: &'a [IpAddr],
 }
 
 impl Rules<'_> {
-    /// Whether the peer may be tried, and believed to be, there.
+    /// Whether the peer may be at this endpoint.
     pub(crate) fn usable(&self, endpoint: SocketAddr) -> bool {
         self.reachable(endpoint) && self.allowed.allows(self.peer, endpoint.ip())
     }
@@ -122,21 +122,21 @@ impl Rules<'_> {
         endpoint.port() != 0 && !is_nobodys(address) && !self.overlay.iter().any(|network| network.contains(&address))
     }
 
-    /// Whether somebody else may say that the peer is there. This machine, and the link that each machine has for
-    /// itself, only if an allow list names them: whoever names such an endpoint would choose which service gets a
-    /// datagram.
+    /// Whether to believe others who say that the peer is at this endpoint. Loopback and link-local addresses are
+    /// believed only if an allow list names them: otherwise whoever reports such an endpoint could choose which local
+    /// service gets a datagram.
     pub(crate) fn believable(&self, endpoint: SocketAddr) -> bool {
         self.usable(endpoint) && self.tellable(endpoint)
     }
 
-    /// Whether an endpoint that a tunnel uses may be passed on to others.
+    /// Whether an endpoint that a tunnel uses may be reported to others.
     pub(crate) fn tellable(&self, endpoint: SocketAddr) -> bool {
         let address = endpoint.ip();
         local_block(address).is_none_or(|block| self.allowed.names(self.peer, address, block))
     }
 
-    /// Cuts a list from the wire to [`MAX_PER_FAMILY`] of each family first, then sorts out what is not believable.
-    /// IPv4 addresses written as IPv6 ones are taken for what they are.
+    /// Cuts a list from the wire to [`MAX_PER_FAMILY`] endpoints of each family, then removes those that are not
+    /// believable. IPv4-mapped addresses are converted to IPv4.
     pub(crate) fn screen(&self, endpoints: impl IntoIterator<Item = SocketAddr>) -> Screened {
         let (mut ipv4, mut ipv6) = (0, 0);
         let endpoints = endpoints.into_iter();
@@ -159,16 +159,16 @@ impl Rules<'_> {
     }
 }
 
-/// A list of endpoints from the wire.
+/// A list of endpoints from the wire, after screening.
 #[derive(Debug, Default)]
 pub(crate) struct Screened {
-    /// Where the peer may be.
+    /// Endpoints at which the peer may be.
     pub(crate) believed: Vec<SocketAddr>,
-    /// Where nobody should be sent.
+    /// Endpoints to which nobody should be sent.
     pub(crate) refused: Vec<SocketAddr>,
 }
 
-/// Preferred, then IPv6, then public IPv4, then private IPv4; then by number.
+/// Sort key: preferred, then IPv6, then public IPv4, then private IPv4; then by address and port.
 fn rank(endpoint: SocketAddr, preferred: &[IpNet]) -> (bool, bool, bool, IpAddr, u16) {
     let address = endpoint.ip();
     let private = matches!(address, IpAddr::V4(v4) if v4.is_private());
@@ -176,10 +176,10 @@ fn rank(endpoint: SocketAddr, preferred: &[IpNet]) -> (bool, bool, bool, IpAddr,
     (!is_preferred, address.is_ipv4(), private, address, endpoint.port())
 }
 
-/// Endpoints of each family believed per source.
+/// Maximum number of endpoints of each family accepted per source.
 pub(crate) const MAX_PER_FAMILY: usize = 10;
 const MAX_REFUSED: usize = 64;
-/// A restart takes less time, also that of a machine that restarts its services one by one.
+/// A restart takes less time, even on a machine that restarts its services one after another.
 const EXPECTED_FOR: Duration = Duration::from_secs(30);
 const MAX_RELAY_SOURCES: usize = 16;
 
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     impl Rules<'static> {
-        /// Everything goes.
+        /// Rules that allow everything.
         pub(crate) fn none() -> Self {
             static ALL: std::sync::LazyLock<RemoteAllowList> = std::sync::LazyLock::new(RemoteAllowList::default);
             Self { overlay: &[], preferred: &[], allowed: &ALL, peer: &[] }

@@ -1,11 +1,11 @@
-//! What one source says about where a peer is.
+//! One source's information about where a peer is.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// What one source says about where a peer is. A source is a lighthouse, the peer itself, or the configuration.
+/// One source's information about where a peer is. A source is a lighthouse, the peer itself, or the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KnownEndpoints {
-    /// Endpoints at which the peer proved to be reachable.
+    /// Endpoints at which the peer was reached.
     pub learnt: Vec<SocketAddr>,
     /// Endpoints that the source reported, in its order.
     pub reported: Vec<SocketAddr>,

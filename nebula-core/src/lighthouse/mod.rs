@@ -1,4 +1,4 @@
-//! Rendezvous: ask lighthouses where peers are, tell them where this node is, answer for others.
+//! Rendezvous: asks lighthouses where peers are, tells them where this node is, and serves as a lighthouse for others.
 
 mod allow_list;
 mod calculated;
@@ -42,17 +42,17 @@ pub(crate) struct Client {
     peers: BTreeMap<IpAddr, Candidates>,
     local_addresses: Vec<LocalAddress>,
     questions: Questions,
-    /// Endpoints refused since the log said so, and when it did.
+    /// Number of endpoints refused since the last log line about them, and when that was.
     refused: (usize, Option<Instant>),
 }
 
 impl Client {
-    /// What is known of a peer.
+    /// What is known about a peer, created if needed.
     pub(crate) fn candidates(&mut self, peer: IpAddr) -> &mut Candidates {
         self.peers.entry(peer).or_default()
     }
 
-    /// Where to try `peer`, best first; `fixed` comes from the configuration.
+    /// Endpoints at which to try `peer`, best first; `fixed` comes from the configuration.
     pub(crate) fn endpoints(&self, peer: IpAddr, fixed: &[SocketAddr], rules: &Rules<'_>) -> Vec<SocketAddr> {
         match self.peers.get(&peer) {
             Some(known) => known.ranked(fixed, rules),
@@ -60,27 +60,27 @@ impl Client {
         }
     }
 
-    /// Peers of which something is known.
+    /// Number of peers about which something is known.
     pub(crate) fn len(&self) -> usize {
         self.peers.len()
     }
 
-    /// Those peers.
+    /// Peers about which something is known.
     pub(crate) fn peers(&self) -> impl Iterator<Item = IpAddr> {
         self.peers.keys().copied()
     }
 
-    /// What is known of a peer, by who named it.
+    /// What is known about a peer, by source.
     pub(crate) fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, KnownEndpoints> {
         self.peers.get(&peer).map(|known| known.sources(peer)).unwrap_or_default()
     }
 
-    /// Drops what is known of all but some peers, and those that may be back soon.
+    /// Drops what is known about all peers but those to keep and those that may be back soon.
     pub(crate) fn retain(&mut self, now: Instant, keep: impl Fn(IpAddr) -> bool) {
         self.peers.retain(|peer, known| keep(*peer) || known.lost_for(now).is_some());
     }
 
-    /// The tunnel to `peer` ended in a way that lets expect it back, probably where it was.
+    /// The tunnel to `peer` ended in a way that makes its return likely, probably at the same place.
     pub(crate) fn expect_back(&mut self, now: Instant, peer: IpAddr) {
         if let Some(known) = self.peers.get_mut(&peer) {
             known.expect_back(now);
@@ -92,7 +92,7 @@ impl Client {
         self.peers.get(&peer).and_then(|known| known.lost_for(now))
     }
 
-    /// Relays of a peer, by number.
+    /// Relays of a peer, in order of address.
     pub(crate) fn relays(&self, peer: IpAddr) -> BTreeSet<IpAddr> {
         self.peers.get(&peer).map(Candidates::relays).unwrap_or_default()
     }
@@ -102,7 +102,7 @@ impl Client {
         &mut self.questions
     }
 
-    /// Counts endpoints that were refused. Returns how many since the last time that is worth a line in the log.
+    /// Counts refused endpoints. Returns how many there were since the last log line if another one is due.
     pub(crate) fn note_refused(&mut self, now: Instant, count: usize) -> Option<usize> {
         let (since, last) = &mut self.refused;
         *since += count;
@@ -113,7 +113,7 @@ impl Client {
         Some(std::mem::take(since))
     }
 
-    /// Answers to the last question about a peer, by lighthouse.
+    /// Answers to the last query about a peer, by lighthouse.
     pub(crate) fn answers(&self, peer: IpAddr) -> BTreeMap<IpAddr, KnownEndpoints> {
         self.questions.answers(peer)
     }
@@ -123,26 +123,26 @@ impl Client {
         self.questions.heard_since(peer, heard)
     }
 
-    /// Drops what is known of a peer that is gone.
+    /// Drops what is known about a peer that is gone.
     pub(crate) fn forget(&mut self, peer: IpAddr) {
         self.peers.remove(&peer);
     }
 
-    /// As [`Client::forget`], unless the peer may be back soon.
+    /// Like [`Client::forget`], unless the peer may be back soon.
     pub(crate) fn forget_unless_expected(&mut self, now: Instant, peer: IpAddr) {
         if self.lost_for(now, peer).is_none() {
             self.forget(peer);
         }
     }
 
-    /// Returns whether anything changed.
+    /// Sets the local addresses. Returns whether they changed.
     pub(crate) fn set_local_addresses(&mut self, addresses: Vec<LocalAddress>) -> bool {
         let changed = self.local_addresses != addresses;
         self.local_addresses = addresses;
         changed
     }
 
-    /// What to tell the lighthouses: configured endpoints, then local addresses with the listen port.
+    /// The endpoints to report to lighthouses: configured ones, then local addresses with the listen port.
     pub(crate) fn advertised(&self, settings: &Lighthouse, listen_port: u16, rules: &Rules<'_>) -> Vec<SocketAddr> {
         let configured = settings.advertise.iter().map(|at| match at.port() {
             0 => SocketAddr::new(at.ip(), listen_port),
@@ -164,10 +164,10 @@ impl Client {
     }
 }
 
-/// Hosts report every ten seconds: the log need not.
+/// Hosts report every ten seconds; the log need not repeat itself that often.
 const REFUSED_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The address of `host` to name to a peer with these networks: the first inside one of them, else its first.
+/// The address by which to name `host` to a peer with these networks: the first inside one of them, else its first.
 pub(crate) fn address_for(host: &[IpAddr], networks: &[IpNet]) -> Option<IpAddr> {
     let shared = host.iter().find(|address| networks.iter().any(|network| network.contains(*address)));
     shared.or_else(|| host.first()).copied()

@@ -1,14 +1,16 @@
-//! Interface patterns in the syntax of Go's `regexp` (RE2), for an engine that knows a little less of it.
+//! Translates interface patterns from the syntax of Go's `regexp` (RE2) to that of an engine that supports a little
+//! less.
 //!
-//! What both read alike is passed on. Rewritten are quotes (`\Q..\E`), Unicode classes, octal escapes, names of groups,
-//! braces that repeat nothing, and what is an operator inside brackets only for the engine; refused is what Go refuses.
+//! Syntax that both read alike is passed through. Rewritten are quotes (`\Q..\E`), Unicode classes, octal escapes,
+//! names of groups, braces that are not repetitions, and characters inside brackets that are operators only to the
+//! engine. Whatever Go rejects is rejected.
 
 use std::fmt::Write as _;
 
-/// Highest number in a repetition, and highest product of nested ones (Go: `regexp/syntax`, `maxSize` of a repeat).
+/// Highest count of a repetition, and highest product of nested ones (Go: `regexp/syntax`, `maxSize` of a repeat).
 const MAX_REPEAT: u32 = 1000;
 
-/// The whole pattern for the engine, or what is wrong with it.
+/// Translates a whole pattern for the engine, or says what is wrong with it.
 pub(super) fn translate(pattern: &str) -> Result<String, String> {
     // Go puts the anchors around the text, not around its alternatives: `a|b` is `^a` or `b$`.
     let anchored = format!("^{pattern}$");
@@ -25,12 +27,12 @@ pub(super) fn translate(pattern: &str) -> Result<String, String> {
     Ok(scanner.out)
 }
 
-/// What a repetition would apply to.
+/// What a repetition operator would apply to.
 #[derive(Clone, Copy)]
 enum Atom {
-    /// Something that was repeated so many times already, at the most.
+    /// An atom with the highest product of the repetitions inside it.
     Plain(u32),
-    /// With a repetition behind it, which takes no other.
+    /// An atom with a repetition operator after it, which cannot take another one.
     Repeated,
 }
 
@@ -78,7 +80,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Copies so many bytes.
+    /// Copies this many bytes unchanged.
     fn pass(&mut self, bytes: usize) -> &'a str {
         let (passed, rest) = self.rest.split_at(bytes);
         self.out.push_str(passed);
@@ -98,7 +100,7 @@ impl<'a> Scanner<'a> {
         self.atom(1);
     }
 
-    /// An operator of `length` bytes that repeats at most `most` times.
+    /// Handles an operator of `length` bytes that repeats at most `most` times.
     fn repeat(&mut self, length: usize, most: u32) -> Result<(), String> {
         let operator = &self.rest[..length];
         let before = match self.atom {
@@ -127,13 +129,13 @@ impl<'a> Scanner<'a> {
             }
             let (text, rest) = quoted.split_once("\\E").unwrap_or((quoted, ""));
             text.chars().for_each(|character| self.literal(character));
-            // The final anchor is no part of what was quoted, unless the quote never ends, as in Go.
+            // The final anchor is not part of the quoted text, unless the quote is never closed, as in Go.
             self.rest = rest;
             return Ok(());
         }
         if let Some(class) = unicode_class(after) {
             let (length, ranges) = class?;
-            // Inside brackets the ranges stand by themselves.
+            // Inside brackets, only the ranges are written.
             let _ = if self.in_class { write!(self.out, "{ranges}") } else { write!(self.out, "[{ranges}]") };
             self.rest = &after[length..];
         } else if let Some((length, character)) = octal(after) {
@@ -151,7 +153,7 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    /// `[...]`: of what stands in it only `\`, `]`, `-`, a leading `^` and `[:name:]` mean something to Go.
+    /// `[...]`: inside it, only `\`, `]`, `-`, a leading `^` and `[:name:]` have a meaning in Go.
     fn class(&mut self) -> Result<(), String> {
         self.pass(1);
         if self.rest.starts_with('^') {
@@ -199,7 +201,7 @@ impl<'a> Scanner<'a> {
         if let Some(named) = named {
             let name = named.split_once('>').filter(|(name, _)| is_name(name));
             let Some((_, rest)) = name else { return Err(format!("invalid named capture: `{}`", self.rest)) };
-            // Nothing asks for what a group has matched.
+            // The name is dropped, since nothing asks for what a group matched.
             self.out.push('(');
             self.rest = rest;
             self.enter();
@@ -229,7 +231,7 @@ fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// `{n}`, `{n,}` or `{n,m}`: its length, and the highest number. `None`: braces that mean themselves.
+/// `{n}`, `{n,}` or `{n,m}`: its length and its highest count. `None` if the braces are literal.
 fn counts(text: &str) -> Option<(usize, Result<u32, String>)> {
     let end = text.find('}')?;
     let inside = &text[1..end];
@@ -251,7 +253,7 @@ fn number(text: &str) -> Option<u32> {
     well_formed.then(|| text.parse().unwrap_or(u32::MAX))
 }
 
-/// Octal digits after the backslash: `0` and up to two more, or two or three of which the first is no zero.
+/// Octal digits after the backslash: `0` and up to two more, or two or three digits of which the first is not zero.
 fn octal(text: &str) -> Option<(usize, char)> {
     let digits = text.bytes().take(3).take_while(|b| (b'0'..=b'7').contains(b)).count();
     if digits == 0 || (digits == 1 && !text.starts_with('0')) {
@@ -292,14 +294,14 @@ fn unicode_class(text: &str) -> Option<Result<(usize, String), String>> {
     if *beyond != negative {
         ranges.push_str(r"\x{80}-\x{10ffff}");
     }
-    // Without a character it still is a class: nothing but NUL, which no interface has in its name.
+    // A class without any character must remain a class: use NUL, which no interface name contains.
     Some(Ok((length, if ranges.is_empty() { r"\x00".to_owned() } else { ranges })))
 }
 
 type Class = (&'static str, fn(u8) -> bool, bool);
 
-/// General categories and usual scripts: what they hold of ASCII, and whether of the rest. Names of interfaces are
-/// ASCII nearly always; every other character counts as a letter.
+/// General categories and common scripts: which ASCII characters each holds, and whether it holds all others. Interface
+/// names are nearly always ASCII; every other character counts as a letter.
 const CLASSES: &[Class] = &[
     ("Any", |_| true, true),
     ("L", |b| b.is_ascii_alphabetic(), true),
@@ -387,7 +389,7 @@ mod tests {
             assert!(matches(pattern, matching), "{pattern} does not match {matching}: {}", translate(pattern).unwrap());
             assert!(!matches(pattern, other), "{pattern} matches {other}: {}", translate(pattern).unwrap());
         }
-        // The anchor is what is repeated: every name has an end.
+        // The repetition applies to the anchor, and every name has an end.
         assert!(matches("*", "") && matches("*", "a"));
     }
 

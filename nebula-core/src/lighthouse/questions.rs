@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::KnownEndpoints;
 
-/// The last questions, by the host they are about.
+/// The most recent queries, by the host they are about.
 #[derive(Debug, Default)]
 pub(crate) struct Questions {
     asked: BTreeMap<IpAddr, Question>,
@@ -16,7 +16,7 @@ pub(crate) struct Questions {
 struct Question {
     at: Instant,
     answers: BTreeMap<IpAddr, KnownEndpoints>,
-    /// The lighthouses with a tunnel, and the highest counter each had sent before.
+    /// The lighthouses with a tunnel at that time, and the highest counter received from each.
     heard: BTreeMap<IpAddr, u64>,
 }
 
@@ -30,7 +30,7 @@ impl Questions {
         self.asked.insert(subject, Question { at: now, answers: BTreeMap::new(), heard });
     }
 
-    /// Takes down what a lighthouse says, if that was asked.
+    /// Stores a lighthouse's answer if there is a query for it.
     pub(crate) fn answer(&mut self, subject: IpAddr, lighthouse: IpAddr, answer: impl FnOnce() -> KnownEndpoints) {
         let question = self.asked.get_mut(&subject);
         let room = question.filter(|question| question.answers.len() < MAX_ANSWERS_PER_QUESTION);
@@ -39,7 +39,8 @@ impl Questions {
         }
     }
 
-    /// Which of these lighthouses sent something since the question; `heard` as in [`Questions::ask`], of now.
+    /// Lighthouses that have sent something since the query; `heard` holds the present counters, as in
+    /// [`Questions::ask`].
     pub(crate) fn heard_since(&self, subject: IpAddr, heard: &BTreeMap<IpAddr, u64>) -> Vec<IpAddr> {
         let Some(question) = self.asked.get(&subject) else { return Vec::new() };
         let newer =

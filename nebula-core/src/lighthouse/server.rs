@@ -1,4 +1,4 @@
-//! What hosts reported to this lighthouse, kept small: a lighthouse may know a million of them.
+//! Reports of hosts to this lighthouse, stored compactly: a lighthouse may know a million hosts.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -6,11 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::{KnownEndpoints, Wanted};
 
-/// Reported endpoints and relays per host. Learnt endpoints are not here: the tunnel to the host knows them.
+/// Reported endpoints and relays per host. Learnt endpoints are not stored here, since the tunnel to the host has them.
 #[derive(Debug, Default)]
 pub struct Server {
-    /// By overlay address. Under the further addresses of a host only its first one is kept. Iterated only to name
-    /// them all, in no order.
+    /// By overlay address. Under the further addresses of a host, only its first address is stored. Iterated only to
+    /// list all addresses, in no particular order.
     records: HashMap<Address, Record, BuildHasherDefault<AddressHasher>>,
     wanted: Wanted,
 }
@@ -27,23 +27,23 @@ impl Server {
         }
     }
 
-    /// Questions that could not be answered.
+    /// Queries that could not be answered yet.
     pub(crate) fn wanted(&mut self) -> &mut Wanted {
         &mut self.wanted
     }
 
-    /// Those addresses, in no order.
+    /// Overlay addresses whose hosts reported, in no particular order.
     pub(crate) fn subjects(&self) -> impl Iterator<Item = IpAddr> {
         self.records.keys().map(|address| address.to_ip())
     }
 
-    /// Overlay addresses whose hosts reported.
+    /// Number of overlay addresses whose hosts reported.
     #[must_use]
     pub fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// Whether nobody reported.
+    /// Whether no host has reported.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
@@ -69,14 +69,14 @@ impl Server {
                 self.records.remove(&other.into());
             }
         }
-        // A fleet that left gives its memory back, but not at every host that leaves.
+        // Shrinks the table after a whole fleet has left, but not for every host that leaves.
         if self.records.len() < self.records.capacity() / 8 {
             self.records.shrink_to(self.records.len() * 2);
         }
     }
 }
 
-/// What is kept under an overlay address. Three IPv4 endpoints, or one IPv6 endpoint, need no memory of their own.
+/// What is stored under an overlay address. Up to three IPv4 endpoints, or one IPv6 endpoint, need no allocation.
 #[derive(Debug)]
 enum Record {
     Short(u8, [u8; INLINE_LEN]),
@@ -105,7 +105,7 @@ impl From<Vec<u8>> for Record {
     }
 }
 
-/// An overlay address as two words; certificates hold no IPv4-mapped ones.
+/// An overlay address as two words; certificates hold no IPv4-mapped addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Address([u64; 2]);
 
@@ -134,7 +134,7 @@ impl std::hash::Hash for Address {
     }
 }
 
-/// Mixes a few words. Without a secret: who has an address here has it from a CA.
+/// Mixes a few words. It needs no secret, since the addresses stored here were assigned by a CA.
 #[derive(Debug, Default)]
 struct AddressHasher(u64);
 
@@ -160,7 +160,7 @@ const ENDPOINT_V4: u8 = 0;
 const ENDPOINT_V6: u8 = 1;
 const RELAY_V4: u8 = 2;
 const RELAY_V6: u8 = 3;
-/// The whole record is the host's first address.
+/// The whole record is the first address of the host.
 const ALIAS_V4: u8 = 4;
 const ALIAS_V6: u8 = 5;
 
@@ -189,7 +189,7 @@ fn push_address(packed: &mut Vec<u8>, address: IpAddr, tag_v4: u8, tag_v6: u8) {
     }
 }
 
-/// The first address of the host that this record belongs to, if it is only about a further address.
+/// The host's first address, if this record is stored under a further one.
 fn alias(record: &[u8]) -> Option<IpAddr> {
     match take_address(record)? {
         (ALIAS_V4 | ALIAS_V6, primary, _) => Some(primary),
@@ -197,7 +197,7 @@ fn alias(record: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Tag, address and the rest.
+/// Splits off a tag and its address.
 fn take_address(packed: &[u8]) -> Option<(u8, IpAddr, &[u8])> {
     let (&tag, rest) = packed.split_first()?;
     match tag {

@@ -8,11 +8,11 @@ use super::{CalculatedRemotes, LocalAllowList, RemoteAllowList};
 /// Rendezvous settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lighthouse {
-    /// This node answers for others.
+    /// This node answers the queries of others.
     pub am_lighthouse: bool,
     /// Overlay addresses of the lighthouses; each needs an entry in [`static_hosts`](crate::Config::static_hosts).
     pub hosts: Vec<IpAddr>,
-    /// Time between updates to the lighthouses; `None`: only on events.
+    /// Time between updates to the lighthouses; `None`: updates are sent only on events.
     pub interval: Option<Duration>,
     /// Extra endpoints to advertise; port 0 means [`listen_port`](crate::Config::listen_port).
     pub advertise: Vec<SocketAddr>,

@@ -1,12 +1,12 @@
-//! Underlay addresses that nobody should be sent to: no peer can be there.
+//! Underlay addresses that nobody should be sent to, since no peer can be there.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// The block of an address that means another machine to everybody who uses it: loopback and link-local, with the
-/// metadata services of clouds among them. Only an allow list that names addresses of the block lets a message send
-/// anybody there.
+/// The block of an address that means a different machine to each host that uses it: loopback or link-local, which
+/// includes the metadata services of clouds. A message may direct traffic there only if an allow list names addresses
+/// of the block.
 pub(super) fn local_block(address: IpAddr) -> Option<IpNet> {
     let block = match address {
         IpAddr::V4(v4) if v4.is_loopback() => LOOPBACK_V4,
@@ -22,8 +22,7 @@ pub(super) fn local_block(address: IpAddr) -> Option<IpNet> {
 pub(super) fn is_nobodys(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => v4.octets()[0] == 0 || v4.is_multicast() || v4.is_broadcast(),
-        // The first 96 bits are zero in the unspecified address, and in IPv4 addresses written in a way that nobody
-        // uses any more.
+        // The first 96 bits are zero in the unspecified address and in IPv4-compatible addresses, which are deprecated.
         IpAddr::V6(v6) => v6.is_multicast() || (!v6.is_loopback() && v6.segments()[..6] == [0; 6]),
     }
 }

@@ -1,4 +1,4 @@
-//! Questions that this lighthouse could not answer, for a while: whoever asked is told as soon as the host registers.
+//! Queries that this lighthouse could not answer, kept for a while: the asker is told as soon as the host registers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -8,17 +8,17 @@ use nebula_cert::Version;
 
 use crate::index::LocalIndex;
 
-/// Unanswered questions by subject and asker. Bounded: the oldest question is forgotten first.
+/// Unanswered queries by subject and asker. Bounded: the oldest query is evicted first.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted {
-    /// Subject and the tunnel of the asker; when it asked last, and the version to answer in.
+    /// By subject and the tunnel of the asker: when it last asked, and the version to answer in.
     asked: BTreeMap<(IpAddr, LocalIndex), (Instant, Version)>,
-    /// In the order in which they were asked first. Holds every key of `asked`, and some that were answered.
+    /// Keys in the order in which they were first asked. Holds every key of `asked`, and some that were answered.
     order: VecDeque<(IpAddr, LocalIndex)>,
 }
 
 impl Wanted {
-    /// Remembers that the peer of tunnel `asker` asked for `subject`.
+    /// Remembers that the peer of tunnel `asker` asked about `subject`.
     pub(crate) fn ask(&mut self, now: Instant, subject: IpAddr, asker: LocalIndex, version: Version) {
         let key = (subject, asker);
         if self.asked.insert(key, (now, version)).is_none() {
@@ -29,7 +29,7 @@ impl Wanted {
         }
     }
 
-    /// Who asked for `subject` lately, with the version to answer in. They are not told twice.
+    /// Takes those who recently asked about `subject`, with the version to answer in. They are not told twice.
     pub(crate) fn take(&mut self, now: Instant, subject: IpAddr) -> Vec<(LocalIndex, Version)> {
         if self.asked.is_empty() {
             return Vec::new();
@@ -40,7 +40,7 @@ impl Wanted {
         taken.filter(|(_, (at, _))| now < *at + REMEMBERED_FOR).map(|(asker, (_, version))| (asker, version)).collect()
     }
 
-    /// Forgets questions that nobody waits for any longer.
+    /// Removes expired queries.
     pub(crate) fn expire(&mut self, now: Instant) {
         self.asked.retain(|_, (at, _)| now < *at + REMEMBERED_FOR);
         self.order.retain(|key| self.asked.contains_key(key));
@@ -54,9 +54,9 @@ impl Wanted {
     }
 }
 
-/// A handshake asks again within this time, or has ended.
+/// A handshake in progress asks again within this time.
 const REMEMBERED_FOR: Duration = Duration::from_secs(10);
-/// About half a megabyte.
+/// Bounds the memory to about half a megabyte.
 const MAX_WANTED: usize = 4096;
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! Key confirmation: what becomes of a handshake that this node answered.
+//! Key confirmation: what happens to a handshake after this node answered it.
 //!
-//! Anybody can send a copy of a first message, or one in the name of another: only what follows shows who it was. So
-//! the tunnel is half-open at first. Lanes receive in it, and the control plane sends tests, which provoke an answer
-//! from a peer that has nothing to say. Nothing else uses it: no packet of this node, no table, no answer to anybody.
-//! The first authenticated datagram makes it a tunnel like any other.
+//! Anybody can replay a first message, or send one in another's name; only what follows shows who sent it. So the
+//! tunnel is half-open at first. Lanes receive in it, and the control plane sends test requests, which make a peer
+//! answer that has nothing to send. Nothing else uses it: it carries no packet of this node, and appears in no table
+//! and in no answer to anybody. The first authenticated datagram makes it a tunnel like any other.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::index::LocalIndex;
 use crate::tunnel::{HalfOpen, Negotiated, ReservedIndex, TEST_LEN};
 
 impl Node {
-    /// Keeps a handshake that this node answered until its caller is confirmed, and sends message 2.
+    /// Keeps an answered handshake until its caller is confirmed, and sends message 2.
     pub(super) fn await_confirmation(
         &mut self,
         now: Instant,
@@ -42,8 +42,8 @@ impl Node {
         self.answer_caller(now, index, from, received);
     }
 
-    /// Sends message 2 of a half-open tunnel to where message 1 came from, in a datagram of `received` bytes; unless
-    /// that sender would get too much. Then its next copies of message 1 pay for it.
+    /// Sends message 2 of a half-open tunnel to the sender of message 1, a datagram of `received` bytes, unless that
+    /// exceeds what this sender may get. Further copies of message 1 raise that limit.
     pub(super) fn answer_caller(&mut self, now: Instant, index: LocalIndex, from: Origin, received: usize) {
         let Some(answered) = self.half_open.get_mut(index) else { return };
         answered.hear(from, received);
@@ -59,13 +59,13 @@ impl Node {
         if addresses.iter().any(|address| self.pending.waits_for(*address)) {
             self.test_caller(index);
         }
-        // A caller mostly has something to say, and a test that overtakes the second message finds no tunnel. But if
-        // the peer has another tunnel, it may have lost it.
+        // Most callers send something on their own, and a test that overtakes message 2 finds no tunnel, so the test
+        // waits. But a peer that has another tunnel here may have lost it.
         let replaces = addresses.iter().any(|address| self.is_reachable(*address));
         self.timer.set(Due::HalfOpen(index), now + if replaces { REPLACEMENT_TEST_AFTER } else { FIRST_TEST_AFTER });
     }
 
-    /// Sends a test into a half-open tunnel, if its caller may get so much.
+    /// Sends a test request into a half-open tunnel, if the caller's limit allows it.
     fn test_caller(&mut self, index: LocalIndex) {
         let most = self.max_tests();
         let answered = self.half_open.get_mut(index).filter(|it| it.is_answered() && it.tests < most);
@@ -79,7 +79,7 @@ impl Node {
         }
     }
 
-    /// Something waits for `peer`: whoever called in its name lately is asked to show that it has the keys.
+    /// Something waits for `peer`: asks recent callers in its name to prove that they hold the keys.
     pub(super) fn test_callers(&mut self, peer: IpAddr) {
         let untested = self.half_open.of_peer(peer).take(MAX_CALLERS_TESTED).filter(|answered| answered.tests == 0);
         for index in untested.map(|answered| *answered.local_index).collect::<Vec<_>>() {
@@ -87,7 +87,7 @@ impl Node {
         }
     }
 
-    /// Tests a caller once more, or gives it up.
+    /// Tests a caller again, or gives it up once it has expired.
     pub(super) fn half_open_due(&mut self, now: Instant, index: LocalIndex) {
         let Some(answered) = self.half_open.get_mut(index) else { return };
         let (expires, tests, is_answered) = (answered.expires(), answered.tests, answered.is_answered());
@@ -101,7 +101,7 @@ impl Node {
         self.timer.set(Due::HalfOpen(index), next.min(expires));
     }
 
-    /// Tests per caller: in a flood nearly all callers are forged.
+    /// Maximum number of tests per caller. In a flood nearly all callers are forged, so each gets one.
     fn max_tests(&self) -> u32 {
         if self.half_open.is_crowded() { 1 } else { MAX_TESTS }
     }
@@ -126,13 +126,13 @@ impl Node {
         }
     }
 
-    /// The caller was heard in a tunnel that this node answered: it is a tunnel like any other from here on.
+    /// The caller of a half-open tunnel was heard: it is a tunnel like any other from here on.
     pub(super) fn handle_confirmed(&mut self, now: Instant, index: LocalIndex, from: Origin) {
         let Some(answered) = self.half_open.remove(index) else { return };
         self.timer.cancel(Due::HalfOpen(index));
         let Some(tunnel) = answered.half_open.tunnel() else { return self.forget_caller(answered) };
         tunnel.confirm();
-        // The first message may have been repeated from elsewhere by somebody who overheard it.
+        // Go by this datagram's origin: somebody who overheard message 1 may have replayed it from elsewhere.
         let origin = match from {
             Origin::Direct(at) if !self.may_try(&tunnel, at) => answered.origin(),
             _ => from,
@@ -153,8 +153,8 @@ impl Node {
     }
 }
 
-/// Verifies certificates of callers. One that is in use already, or was shown by another caller lately, is neither
-/// verified nor kept twice.
+/// Verifies certificates of callers. One that is in use already, or that another recent caller showed, is neither
+/// verified nor stored again.
 pub(super) struct KnownCallers<'a> {
     pub(super) trust: &'a CaPool,
     pub(super) tunnels: &'a Tunnels,
@@ -173,11 +173,11 @@ impl Verifier for KnownCallers<'_> {
     }
 }
 
-/// Test requests to one caller. In a flood there is only one each.
+/// Maximum number of test requests to one caller. In a flood it is one.
 const MAX_TESTS: u32 = 5;
-/// When a caller is tested first that may have lost an older tunnel to this node.
+/// Delay before the first test of a caller that may have lost an older tunnel to this node.
 const REPLACEMENT_TEST_AFTER: Duration = Duration::from_millis(10);
-/// When other callers are tested first; the pause doubles with each test.
+/// Delay before the first test of other callers; it doubles with each test.
 const FIRST_TEST_AFTER: Duration = Duration::from_millis(100);
-/// Callers in one name that are tested because something waits. All are tested a little later anyway.
+/// Maximum number of callers in one name that are tested because something waits. All are tested a little later anyway.
 const MAX_CALLERS_TESTED: usize = 4;

@@ -1,4 +1,4 @@
-//! What happens when each kind of deadline is due.
+//! Handles each kind of deadline when it is due.
 
 use std::net::IpAddr;
 use std::num::NonZeroU64;
@@ -27,7 +27,7 @@ impl Node {
         }
     }
 
-    /// Gives back what is no longer needed.
+    /// Expires flows and stale entries, and releases memory.
     pub(super) fn housekeeping(&mut self, now: Instant) {
         self.forwarder.expire_flows(now);
         self.lane.release_memory();
@@ -79,9 +79,9 @@ impl Node {
         }
     }
 
-    /// Tries preferred endpoints, and asks the lighthouses for further ones, after many datagrams. Counted at the
-    /// traffic check and not per packet: that costs the data path nothing. Whether an endpoint works shows by the
-    /// peer's answer.
+    /// Tries preferred endpoints, and asks the lighthouses for more, each after a number of datagrams. The count is
+    /// read at the traffic check rather than per packet, which costs the data path nothing. The peer's answer shows
+    /// whether an endpoint works.
     fn seek_better_path(&mut self, now: Instant, index: LocalIndex) {
         let timers = &self.config.timers;
         let Some(live) = self.tunnels.get_mut(index) else { return };
@@ -153,7 +153,7 @@ impl Node {
         }
     }
 
-    /// One byte that keeps NATs on the way open. Lighthouses hear from this node often enough.
+    /// Sends one byte that keeps NAT mappings open. Lighthouses hear from this node often enough without it.
     fn keep_mapping(&mut self, tunnel: &Tunnel) {
         let to_lighthouse = tunnel.peer_addresses.iter().any(|address| self.config.is_lighthouse(*address));
         if !self.config.punchy.punch || to_lighthouse {
@@ -184,7 +184,7 @@ impl Node {
         }
     }
 
-    /// Sends a test request, through a new tunnel if there is none.
+    /// Sends a test request, after a handshake if there is no tunnel.
     fn test(&mut self, now: Instant, peer: IpAddr) {
         if let Some(tunnel) = self.forwarder.tunnels().by_address(peer) {
             self.send(&tunnel, MessageType::TestRequest, &[]);
@@ -195,5 +195,5 @@ impl Node {
     }
 }
 
-/// No flow times out faster than this by default.
+/// By default, no flow times out faster than this.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(180);

@@ -1,4 +1,4 @@
-//! Starts handshakes, answers those of others, and puts finished ones to use.
+//! Starts handshakes, answers those of peers, and installs the finished tunnels.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::wire::header::{HEADER_LEN, Header, MessageType};
 use crate::{DropReason, Event, Origin, TunnelDownReason};
 
 impl Node {
-    /// Starts a handshake unless one is under way. `version` forces that of the own certificate.
+    /// Starts a handshake unless one is in progress. `version` overrides the version of the certificate to present.
     pub(super) fn start_handshake(&mut self, now: Instant, peer: IpAddr, version: Option<Version>) {
         self.start_handshake_with(now, peer, version, Waiting::default());
     }
@@ -50,7 +50,7 @@ impl Node {
         self.test_callers(peer);
     }
 
-    /// Ends a hopeless handshake if there is no room for another one; false if there is none.
+    /// Displaces a hopeless handshake if there is no room for another one. Returns `false` if none can be displaced.
     fn make_room(&mut self, now: Instant) -> bool {
         if self.pending.has_room(self.config.handshakes.max_pending) {
             return true;
@@ -62,7 +62,7 @@ impl Node {
         true
     }
 
-    /// The pause after the last attempt is over.
+    /// Handles the end of the pause after an attempt: retransmits message 1 or gives up.
     pub(super) fn handshake_due(&mut self, now: Instant, peer: IpAddr) {
         let retries = self.config.handshakes.retries;
         let lost = self.lighthouse.lost_for(now, peer);
@@ -80,13 +80,13 @@ impl Node {
         let (attempts, pause) = (pending.attempts, pending.pause(self.config.handshakes.try_interval, lost));
         let unanswered = returning && !pending.answered;
         self.timer.set(Due::Handshake(peer), now + pause);
-        // A peer that comes back may be elsewhere. The lighthouse knows that as soon as the peer has registered.
+        // A peer that comes back may have moved. The lighthouse knows its endpoint as soon as the peer has registered.
         if unanswered || attempts == REQUERY_AT_ATTEMPT && self.endpoints_of(peer).len() <= 1 {
             self.ask_lighthouses(now, peer);
         }
     }
 
-    /// Tries at once if the peer may be somewhere new. Counts as an attempt, but moves no timer.
+    /// Retries at once if the endpoints of the peer changed. This counts as an attempt but does not move the timer.
     pub(super) fn retry_if_endpoints_changed(&mut self, peer: IpAddr) {
         let endpoints = self.endpoints_of(peer);
         let expected = self.lighthouse.lost_for(self.now, peer).is_some();
@@ -96,7 +96,7 @@ impl Node {
         }
     }
 
-    /// Sends message 1 to every endpoint known.
+    /// Sends message 1 to every known endpoint.
     fn attempt(&mut self, peer: IpAddr) {
         let endpoints = self.endpoints_of(peer);
         let message = if endpoints.is_empty() { None } else { self.first_message(peer) };
@@ -106,7 +106,7 @@ impl Node {
         let Some(pending) = self.pending.get_mut(peer) else { return };
         pending.attempts += 1;
         let before = std::mem::replace(&mut pending.tried, endpoints);
-        // A handshake that succeeds at once leaves no trace.
+        // A handshake that succeeds at the first attempt is not recorded.
         if pending.attempts == 2 {
             self.journal.sent(self.now, peer, &before);
         }
@@ -120,7 +120,7 @@ impl Node {
         }
     }
 
-    /// Message 1 of the handshake with `peer`, made when it is needed for the first time.
+    /// Message 1 of the handshake with `peer`, created on first use.
     pub(super) fn first_message(&mut self, peer: IpAddr) -> Option<Vec<u8>> {
         let pending = self.pending.get_mut(peer)?;
         if let Some(opened) = &pending.opened {
@@ -142,8 +142,8 @@ impl Node {
         }
     }
 
-    /// `peer` called itself. A handshake of which it has heard nothing is not needed any more; what waits for another
-    /// one that is under way is sent now.
+    /// A tunnel that `peer` opened came up first. A pending handshake that has not created its message 1 is abandoned,
+    /// any other one goes on; what waits for it is sent now in both cases.
     pub(super) fn overtaken(&mut self, now: Instant, peer: IpAddr) {
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let waiting = match pending.opened.is_some() {
@@ -153,14 +153,14 @@ impl Node {
         self.flush(now, peer, waiting);
     }
 
-    /// Ends a handshake without result.
+    /// Removes a pending handshake and its timer.
     fn abandon(&mut self, peer: IpAddr) -> Option<(Pending, Waiting)> {
         let (pending, waiting) = self.pending.remove(peer)?;
         self.timer.cancel(Due::Handshake(peer));
         Some((pending, waiting))
     }
 
-    /// A handshake ended without result: what waited for it is lost.
+    /// A handshake failed: counts what waited for it as dropped.
     fn give_up(&mut self, now: Instant, peer: IpAddr, ended: &Pending, waiting: &Waiting) {
         self.lane.counters().drop_many(Direction::Outbound, DropReason::NoEndpoint, waiting.packets());
         if self.tunnels.of_peer(peer).is_empty() {
@@ -172,7 +172,7 @@ impl Node {
         self.outbox.event(Event::HandshakeTimedOut { peer, local_index, endpoints, after, attempt });
     }
 
-    /// A datagram of type 0.
+    /// Handles a datagram of type 0.
     pub(super) fn handle_handshake(&mut self, now: Instant, from: Origin, datagram: &[u8]) {
         match Header::parse(datagram) {
             Ok(Header { kind: MessageType::Handshake, counter: 1, index: 0 }) => {
@@ -199,7 +199,8 @@ impl Node {
         }
         if let Some(live) = self.tunnels.opened_by(&digest) {
             let tunnel = Arc::clone(&live.tunnel);
-            // The same message on a better path: the answer to a test, which nobody else can give, moves the tunnel.
+            // The same message 1 came by a better path. Test that path: only the peer can answer, and its answer moves
+            // the tunnel.
             if let Origin::Direct(at) = from {
                 let better = |current| self.config.is_preferred(at) && !self.config.is_preferred(current);
                 if tunnel.endpoint().is_none_or(better) && self.may_try(&tunnel, at) {
@@ -260,7 +261,7 @@ impl Node {
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let Some(opened) = &mut pending.opened else { return self.count(DropReason::BadHandshake) };
         match opened.machine.finish(datagram, &self.config.trust, at) {
-            // Anybody can send this; the answer of the peer may still come.
+            // Anybody can send such a datagram; the peer's own answer may still come.
             Err(Error::Noise(reason)) => {
                 self.count(DropReason::BadHandshake);
                 self.journal.unopened(now, peer, from.underlay());
@@ -306,7 +307,7 @@ impl Node {
         }
     }
 
-    /// Somebody else lives at `wrong`: starts over at the other endpoints, with what waits.
+    /// Another host answered at `wrong`: restarts the handshake with the other endpoints and keeps what waits for it.
     fn restart_elsewhere(&mut self, now: Instant, peer: IpAddr, wrong: Origin) {
         let Some((old, waiting)) = self.abandon(peer) else { return };
         if let Origin::Direct(wrong) = wrong {
@@ -324,7 +325,7 @@ impl Node {
         }
     }
 
-    /// Puts a tunnel to use whose peer showed that it has the keys, and makes it the primary one unless there is a
+    /// Installs a tunnel whose peer has proved that it holds the keys, and makes it the primary one unless there is a
     /// newer one.
     pub(crate) fn install(&mut self, now: Instant, established: Established) {
         let Established { tunnel, from, since, own_certificate, opened_by, took } = established;
@@ -371,7 +372,7 @@ impl Node {
         self.put_to_use(now, &tunnel, relay);
     }
 
-    /// Remembers the way a tunnel was made by, and sends what waited for it. `relay`: it came through one.
+    /// Remembers the path by which a tunnel was made, and sends what waited for it. `relay` is the relay on that path.
     fn put_to_use(&mut self, now: Instant, tunnel: &Tunnel, relay: Option<IpAddr>) {
         for &address in &tunnel.peer_addresses {
             let known = self.lighthouse.candidates(address);
@@ -414,13 +415,14 @@ impl Node {
         }
     }
 
-    /// Nobody may claim an address of this node, not even this node itself.
+    /// Whether the peer has addresses and none of them is an own one. Nobody may claim an address of this node, not
+    /// even this node itself.
     fn peer_is_acceptable(&self, done: &Negotiated) -> bool {
         !done.peer.networks().is_empty()
             && !done.peer.networks().iter().any(|network| self.config.is_own_address(network.addr()))
     }
 
-    /// Whether the allow lists let the peer, by each of its addresses, be at this endpoint.
+    /// Whether the remote allow list lets the peer, by each of its addresses, be at this endpoint.
     fn may_be_at(&self, done: &Negotiated, from: Origin) -> bool {
         let Origin::Direct(endpoint) = from else { return true };
         let addresses: Vec<_> = done.peer.networks().iter().map(ipnet::IpNet::addr).collect();
@@ -438,14 +440,14 @@ impl Node {
     }
 }
 
-/// Names a message 1; the header says nothing about the handshake.
+/// Digest that identifies a message 1. It leaves out the header, which says nothing about the handshake.
 fn digest_of(message: &[u8]) -> [u8; 32] {
     let mut digest = [0; 32];
     digest.copy_from_slice(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &message[HEADER_LEN..]).as_ref());
     digest
 }
 
-/// The attempt at which lighthouses are asked once more.
+/// The attempt at which the lighthouses are asked again.
 const REQUERY_AT_ATTEMPT: u32 = 5;
-/// Twice as many as are made in the time for which a peer is expected back: answers of lighthouses add some.
+/// Twice the number of attempts made while a peer is expected back: answers of lighthouses trigger some more.
 const MAX_ATTEMPTS_UNTIL_RETURN: u32 = 128;

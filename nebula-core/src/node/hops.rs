@@ -1,4 +1,4 @@
-//! The relay hops of a node: which are usable, what the data path knows of them, and when they end.
+//! The relay hops of a node: which are usable, what the data path knows about them, and when they end.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use crate::index::{Hop, LocalIndex, RelayIndex};
 use crate::relay::{Entries, Entry, HopKey, Kind, Role, State};
 use crate::tunnel::Tunnel;
 
-/// The entries of all hops, with what decides whether a hop can be used.
+/// The entries of all hops, and what decides whether a hop is usable.
 #[derive(Debug)]
 pub(super) struct Hops<'a> {
     pub(super) entries: &'a mut Entries,
     pub(super) tunnels: &'a Tunnels,
     pub(super) forwarder: &'a Forwarder,
-    /// This node passes datagrams on.
+    /// This node forwards datagrams as a relay.
     pub(super) am_relay: bool,
 }
 
@@ -34,7 +34,7 @@ impl Hops<'_> {
         self.forwarder.relays().publish(index, key.tunnel, role);
     }
 
-    /// Publishes a hop and those on its other side, whose datagrams may leave by it.
+    /// Publishes a hop and those on its other side, whose datagrams may leave through it.
     pub(super) fn publish_around(&mut self, index: RelayIndex) {
         for other in self.counterparts(index) {
             self.publish(other);
@@ -42,7 +42,7 @@ impl Hops<'_> {
         self.publish(index);
     }
 
-    /// A hop by the neighbour with these addresses is gone.
+    /// Removes a hop of the neighbour with these addresses from the data path.
     pub(super) fn retire(&mut self, entry: &Entry, neighbour: &[IpAddr]) {
         self.forwarder.relays().retire(entry.index);
         match entry.key.kind {
@@ -55,14 +55,14 @@ impl Hops<'_> {
         }
     }
 
-    /// The other hops of the ways that go over this one, as the relay; best first.
+    /// As the relay: the hops that continue this one on the other side, best first.
     pub(super) fn counterparts(&self, index: RelayIndex) -> Vec<RelayIndex> {
         let Some(entry) = self.entries.get(index) else { return Vec::new() };
         let Some(live) = self.tunnels.get(entry.key.tunnel) else { return Vec::new() };
         self.beyond(entry.key, &live.tunnel.peer_addresses)
     }
 
-    /// As [`Hops::counterparts`], for a hop by the neighbour with these addresses.
+    /// Like [`Hops::counterparts`], for a hop of the neighbour with these addresses.
     fn beyond(&self, key: HopKey, neighbour: &[IpAddr]) -> Vec<RelayIndex> {
         if key.kind == Kind::Terminal {
             return Vec::new();
@@ -76,7 +76,7 @@ impl Hops<'_> {
         keys.filter_map(|key| self.entries.at(key).map(|entry| entry.index)).collect()
     }
 
-    /// Usable hops to the peer of a tunnel: those of its present relay first, and by primary tunnels first.
+    /// Usable hops to the peer of a tunnel: those of its present relay first, and those over primary tunnels first.
     pub(super) fn to(&self, tunnel: &Tunnel) -> Vec<Hop> {
         let present = self.forwarder.relay_of(tunnel);
         let entries = tunnel.peer_addresses.iter().flat_map(|address| self.entries.to_far(*address));
@@ -94,7 +94,7 @@ impl Hops<'_> {
         ranked.into_iter().map(|(_, hop)| hop).collect()
     }
 
-    /// Chooses again by which hop each tunnel to `peer` is reached without an endpoint.
+    /// Reselects the hop that each tunnel to `peer` uses while it has no endpoint.
     pub(super) fn choose(&mut self, peer: IpAddr) {
         for index in self.tunnels.of_peer(peer) {
             if let Some(live) = self.tunnels.get(*index) {
@@ -103,7 +103,7 @@ impl Hops<'_> {
         }
     }
 
-    /// What the hops that are in use by older tunnels to a neighbour lead to.
+    /// Keys of the hops that older tunnels to a neighbour have in use.
     pub(super) fn keys_in_use(&self, now: Instant, neighbour: IpAddr, primary: LocalIndex) -> Vec<HopKey> {
         let older = self.tunnels.of_peer(neighbour).iter().filter(|index| **index != primary);
         let entries = older.flat_map(|index| self.entries.of_tunnel(*index));
@@ -118,11 +118,11 @@ impl Hops<'_> {
             }
     }
 
-    /// Notes which hops by the neighbour of a tunnel carried something.
+    /// Notes which hops over a tunnel carried traffic.
     pub(super) fn note_traffic(&mut self, now: Instant, tunnel: LocalIndex) {
         let used = self.entries.of_tunnel(tunnel).filter(|entry| self.forwarder.relays().take_used(entry.index));
         for index in used.map(|entry| entry.index).collect::<Vec<_>>() {
-            // One direction keeps both hops.
+            // Traffic in one direction keeps both hops in use.
             for index in self.counterparts(index).into_iter().chain([index]) {
                 if let Some(entry) = self.entries.get_mut(index) {
                     entry.touched = now;
@@ -131,7 +131,7 @@ impl Hops<'_> {
         }
     }
 
-    /// A tunnel is gone, and with it every hop by its neighbour.
+    /// A tunnel is gone: removes every hop over it.
     pub(super) fn forget_neighbour(&mut self, tunnel: &Tunnel) {
         for index in self.entries.of_tunnel(tunnel.local_index).map(|entry| entry.index).collect::<Vec<_>>() {
             if let Some(entry) = self.entries.remove(index) {
@@ -140,7 +140,7 @@ impl Hops<'_> {
         }
     }
 
-    /// The last tunnel to a peer is gone: the hops to it rest.
+    /// The last tunnel to a peer is gone: disestablishes the hops to it.
     pub(super) fn rest(&mut self, far: IpAddr) {
         let hops = self.entries.to_far(far).filter(|entry| entry.state == State::Established);
         for index in hops.map(|entry| entry.index).collect::<Vec<_>>() {
@@ -152,7 +152,7 @@ impl Hops<'_> {
     }
 }
 
-/// Hops looked at when one is chosen: any neighbour may claim to reach a peer.
+/// Maximum number of hops considered for a choice: any neighbour may claim to reach a peer.
 const MAX_HOPS: usize = 16;
-/// A relay renews a hop only if it carried something within this time; others are renewed when they are needed.
+/// A relay recreates a hop on a new tunnel only if it carried traffic within this time; others are recreated on demand.
 const IN_USE_FOR: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! What a running node knows, for operators, metrics and tests. Nothing here changes the node.
+//! Read-only views of a running node, for operators, metrics and tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ use crate::relay::{Kind, State};
 use crate::tunnel::Tunnel;
 use crate::wire::ip::FlowKey;
 
-/// A live tunnel, for people and programs that ask.
+/// A live tunnel, as reported to operators and programs.
 #[derive(Debug, Clone)]
 pub struct TunnelStatus {
     /// Peer's overlay addresses.
@@ -54,18 +54,18 @@ pub struct TunnelStatus {
 pub struct PendingStatus {
     /// The overlay address that was asked for.
     pub peer: IpAddr,
-    /// Own index of the tunnel to be.
+    /// Own index of the tunnel being set up.
     pub local_index: LocalIndex,
     /// Where the peer may be, best first.
     pub endpoints: Vec<SocketAddr>,
 }
 
-/// One hop through a relay, or of this node as a relay.
+/// One hop through a relay, or one that this node forwards as a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RelayStatus {
     /// First overlay address of the node at the other end of the hop.
     pub neighbour: IpAddr,
-    /// The end that is reached by way of this hop.
+    /// The end that is reached through this hop.
     pub far: IpAddr,
     /// Own index.
     pub local_index: RelayIndex,
@@ -73,18 +73,18 @@ pub struct RelayStatus {
     pub remote_index: Option<RemoteIndex>,
     /// This node is the relay; otherwise it is an end.
     pub forwarding: bool,
-    /// How far it is.
+    /// Progress of its setup.
     pub state: RelayState,
 }
 
-/// How far the making of a hop is.
+/// Progress of setting up a hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RelayState {
     /// This node asked its neighbour.
     Requested,
     /// In use.
     Established,
-    /// The other side is not ready, or gone.
+    /// The other side is not ready yet, or is gone.
     Waiting,
 }
 
@@ -95,70 +95,70 @@ pub struct Whereabouts {
     pub endpoints: Vec<SocketAddr>,
     /// Relays through which the peer can be reached.
     pub relays: Vec<IpAddr>,
-    /// Answers to the last question, by lighthouse.
+    /// Answers to the last query, by lighthouse.
     pub answers: BTreeMap<IpAddr, KnownEndpoints>,
     /// Lighthouses that are asked.
     pub lighthouses: Vec<IpAddr>,
-    /// Those that this node has a tunnel with.
+    /// Lighthouses that this node has a tunnel to.
     pub connected: Vec<IpAddr>,
-    /// Those that said something since the last question. One that does not know the peer does not answer it.
+    /// Lighthouses heard since the last query. One that does not know the peer does not answer the query.
     pub heard: Vec<IpAddr>,
     /// What the peer reported to this node, if this is a lighthouse.
     pub reported: Option<KnownEndpoints>,
-    /// A handshake with the peer is under way.
+    /// A handshake with the peer is in progress.
     pub pending: bool,
 }
 
-/// What would become of a packet.
+/// What would happen to a packet.
 #[derive(Debug, Clone)]
 pub struct FlowTrace {
     /// Which way the packet goes.
     pub direction: Direction,
-    /// Where packets to the remote end go. For an inbound packet that is the way of its answer.
+    /// Where packets to the remote end go; for an inbound packet, where its replies go.
     pub route: Result<Route, DropReason>,
     /// The tunnel that carries it.
     pub tunnel: Option<TunnelStatus>,
-    /// What the firewall makes of it. It looks at the peer's certificate, so without a tunnel there is nothing to say.
+    /// The firewall's explanation. It depends on the peer's certificate, so there is none without a tunnel.
     pub firewall: Option<Explanation>,
     /// The rule that the explanation names.
     pub rule: Option<Rule>,
-    /// What becomes of it.
+    /// What would happen to it.
     pub outcome: Outcome,
 }
 
-/// What becomes of a packet.
+/// What happens to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// It arrives.
     Passes,
-    /// It waits for a handshake with the peer; the firewall sees it afterwards.
+    /// It waits for a handshake with the peer; the firewall checks it afterwards.
     WaitsForTunnel,
     /// It is dropped.
     Dropped(DropReason),
 }
 
-/// Entries in the tables of a node.
+/// Number of entries in each table of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TableSizes {
     /// Live tunnels.
     pub tunnels: usize,
     /// Overlay addresses that a tunnel carries packets to.
     pub primaries: usize,
-    /// Further ways to find a tunnel: by peer, by the peer's index, by its first message.
+    /// Entries in the lookup tables of tunnels: by peer, by the peer's index, by first message.
     pub lookups: usize,
-    /// Handshakes this node answered, whose callers are not confirmed.
+    /// Handshakes that this node answered and whose callers are not confirmed yet.
     pub half_open: usize,
-    /// Handshakes this node started and that are under way.
+    /// Handshakes that this node started and that are in progress.
     pub pending: usize,
-    /// Bytes of overlay packets that wait for them.
+    /// Bytes of overlay packets that wait for these handshakes.
     pub waiting_bytes: usize,
-    /// Own indexes reserved for tunnels to come.
+    /// Own indexes reserved for tunnels that are being set up.
     pub reserved: usize,
     /// Peers whose endpoints are remembered.
     pub candidates: usize,
     /// Overlay addresses whose hosts reported to this lighthouse.
     pub reports: usize,
-    /// Punches that wait for their delay.
+    /// Scheduled hole punches.
     pub punches: usize,
     /// Hops through relays that this node is part of, as an end or in the middle.
     pub relay_hops: usize,
@@ -177,7 +177,7 @@ impl Node {
         tunnels
     }
 
-    /// Handshakes that this node answered, and whose callers have not shown yet that they have the keys.
+    /// Handshakes that this node answered and whose callers have not proved yet that they hold the keys.
     #[must_use]
     pub fn half_open(&self) -> Vec<LocalIndex> {
         self.half_open.iter().map(|answered| *answered.local_index).collect()
@@ -190,7 +190,7 @@ impl Node {
         self.pending.indexes().map(status).collect()
     }
 
-    /// Peers of which it is known where they may be, the first `limit` by address.
+    /// Peers about whose location something is known: the first `limit` in order of address.
     #[must_use]
     pub fn known_peers(&self, limit: usize) -> Vec<IpAddr> {
         let tunnels = self.tunnels.iter().flat_map(|live| live.tunnel.peer_addresses.iter().copied());
@@ -200,7 +200,7 @@ impl Node {
         known.into_iter().take(limit).collect()
     }
 
-    /// What is said of where `peer` is, by who says so: a lighthouse, the peer itself, or this node's configuration.
+    /// Where `peer` is, as reported by each source: a lighthouse, the peer itself, or this node's configuration.
     #[must_use]
     pub fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, KnownEndpoints> {
         let mut sources = self.lighthouse.sources(peer);
@@ -261,7 +261,7 @@ impl Node {
         }
     }
 
-    /// The lighthouses with a tunnel, and the highest counter that each has sent.
+    /// The lighthouses that this node has a tunnel to, with the highest counter received from each.
     pub(super) fn lighthouses_heard(&self) -> BTreeMap<IpAddr, u64> {
         let hosts = self.config.lighthouse.hosts.iter();
         let heard = hosts.filter_map(|lighthouse| {
@@ -271,7 +271,7 @@ impl Node {
         heard.collect()
     }
 
-    /// What went wrong lately.
+    /// What went wrong recently.
     #[must_use]
     pub fn diagnosis(&self, now: Instant) -> Diagnosis {
         let mut diagnosis = self.journal.diagnosis();
@@ -279,12 +279,12 @@ impl Node {
             dropped.nearest =
                 self.trace(now, dropped.direction, &dropped.flow).firewall.and_then(|firewall| firewall.nearest);
         }
-        // The clock does not count while the host sleeps, so what came before is of no use after a step.
+        // The monotonic clock stops while the host sleeps, so readings from before a clock step cannot be compared.
         let step = diagnosis.clock_step.map(|(at, _)| at);
         let comparable = |live: &&Live| live.tunnel.peer_time > 0 && step.is_none_or(|step| live.since >= step);
         let clocks = self.tunnels.iter().filter(comparable).filter_map(|live| {
             let peer = *live.tunnel.peer_addresses.first()?;
-            // What this clock, as it is set now, would have said then.
+            // The time that this clock, as it is set now, would have shown then.
             let ours = self.wall.unix_at(live.since);
             Some(PeerClock::new(peer, Duration::from_nanos(live.tunnel.peer_time), ours))
         });
@@ -292,13 +292,13 @@ impl Node {
         diagnosis
     }
 
-    /// Peers with which a handshake of this node is under way.
+    /// Peers with which a handshake that this node started is in progress.
     #[must_use]
     pub fn handshaking(&self) -> Vec<IpAddr> {
         self.pending.peers()
     }
 
-    /// How much this node remembers now.
+    /// The present sizes of the tables.
     #[must_use]
     pub fn table_sizes(&self) -> TableSizes {
         TableSizes {
@@ -318,7 +318,7 @@ impl Node {
         }
     }
 
-    /// What would become of a packet of `flow` that goes in `direction`. Nothing is sent, and nothing is remembered.
+    /// What would happen to a packet of `flow` in `direction`. Nothing is sent, and no state changes.
     #[must_use]
     pub fn trace(&self, now: Instant, direction: Direction, flow: &FlowKey) -> FlowTrace {
         let route = self.forwarder.explain_route(flow);
@@ -340,8 +340,8 @@ impl Node {
         FlowTrace { direction, route, tunnel: live.map(|live| self.status(live)), firewall, rule, outcome }
     }
 
-    /// The tunnel of the route's peer or of another of its gateways; of an inbound packet without a route that of
-    /// whoever may send it.
+    /// The tunnel to the route's peer or to another of its gateways. An inbound packet without such a tunnel gets that
+    /// of a peer whose certificate covers its source.
     fn carrier_of(&self, direction: Direction, flow: &FlowKey, route: Option<&Route>) -> Option<Arc<Tunnel>> {
         let by_route = route.and_then(|route| {
             let mut ways = std::iter::once(&route.peer).chain(&route.others);

@@ -1,4 +1,4 @@
-//! The control plane: owns every control table, wires the parts together.
+//! The control plane of one node: it owns every control table and connects the parts.
 
 mod confirmation;
 mod deadlines;
@@ -50,17 +50,17 @@ use crate::{
     Config, DropReason, Event, Forwarder, Lane, Origin, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict,
 };
 
-/// Ties the monotonic clock to the wall clock, for certificates and the handshake's Time field.
+/// Maps the monotonic clock to the wall clock, for certificates and the handshake's Time field.
 #[derive(Debug, Clone, Copy)]
 pub struct WallClock {
-    /// Moment of the reading.
+    /// Monotonic time of the reading.
     pub at: Instant,
-    /// Wall clock then, since the Unix epoch.
+    /// Wall-clock time at that moment, since the Unix epoch.
     pub unix: Duration,
 }
 
 impl WallClock {
-    /// The wall clock at `now`, since the Unix epoch.
+    /// Returns the wall-clock time at `now`, since the Unix epoch.
     #[must_use]
     pub fn unix_at(&self, now: Instant) -> Duration {
         match now.checked_duration_since(self.at) {
@@ -69,22 +69,22 @@ impl WallClock {
         }
     }
 
-    /// As [`WallClock::unix_at`], in whole seconds.
+    /// Like [`WallClock::unix_at`], in whole seconds.
     pub(crate) fn unix_seconds(&self, now: Instant) -> UnixTime {
         UnixTime::try_from(self.unix_at(now).as_secs()).unwrap_or(UnixTime::MAX)
     }
 }
 
-/// The control plane of one node. `&mut self`, no locks, no clock, no sockets.
+/// The control plane of one node. It has no locks, reads no clock and owns no sockets; callers pass the time in.
 ///
-/// After any `handle_*`, setter or [`Node::reconfigure`]: drain [`Node::poll_transmit`], [`Node::poll_packet`] and
-/// [`Node::poll_event`], then read [`Node::poll_timeout`]. Time never goes back.
+/// After any `handle_*` call, setter or [`Node::reconfigure`], drain [`Node::poll_transmit`], [`Node::poll_packet`] and
+/// [`Node::poll_event`], then read [`Node::poll_timeout`]. The times passed in must never go backwards.
 #[derive(Debug)]
 pub struct Node {
     config: Config,
     wall: WallClock,
     rng: ChaCha20Rng,
-    /// The latest time any verb was given.
+    /// The latest time that was passed to any method.
     now: Instant,
     timer: Timer,
     pending: PendingHandshakes,
@@ -102,7 +102,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node and its forwarding plane. `seed` feeds the only random generator.
+    /// Creates a node and its forwarding plane. `seed` seeds its only random generator.
     #[must_use]
     pub fn new(config: Config, now: Instant, wall: WallClock, seed: [u8; 32]) -> (Self, Arc<Forwarder>) {
         let mut rng = ChaCha20Rng::from_seed(seed);
@@ -138,7 +138,7 @@ impl Node {
         (node, forwarder)
     }
 
-    /// Something the forwarding plane could not finish.
+    /// Handles what the forwarding plane could not finish on its own.
     pub fn handle_punt(&mut self, now: Instant, punt: Punt) {
         self.now = now;
         match punt {
@@ -159,7 +159,7 @@ impl Node {
         }
     }
 
-    /// A deadline passed.
+    /// Handles every deadline that has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.now = now;
         if self.timer.next().is_some_and(|due| now.saturating_duration_since(due) > MISSED_BY) {
@@ -180,51 +180,52 @@ impl Node {
         Some(transmit)
     }
 
-    /// Next packet for the own overlay device: the answer to one that waited for a tunnel and was then refused.
+    /// Next packet for the own overlay device: the reply to a packet that waited for a tunnel and was then rejected.
     #[must_use]
     pub fn poll_packet(&mut self) -> Option<Vec<u8>> {
         self.outbox.next_packet()
     }
 
-    /// Next thing that happened.
+    /// Next event.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.outbox.next_event()
     }
 
-    /// When to call [`Node::handle_timeout`]; `None`: nothing is due.
+    /// When to call [`Node::handle_timeout`]; `None` if nothing is scheduled.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.timer.next()
     }
 
-    /// Re-anchors the wall clock (start, and after a clock step).
+    /// Re-anchors the wall clock, at the start and after a clock step.
     pub fn set_wall_clock(&mut self, wall: WallClock) {
         self.journal.clock_set(wall.at, self.wall.unix_at(wall.at), wall.unix);
         self.wall = wall;
     }
 
-    /// The system refused to send a datagram of [`Node::poll_transmit`], with this errno if it gave one.
+    /// Records that the system refused to send a datagram of [`Node::poll_transmit`], with the errno if it gave one.
     pub fn note_send_failure(&mut self, now: Instant, to: SocketAddr, errno: Option<i32>) {
         self.now = now;
         self.journal.send_failed(now, to, errno);
     }
 
-    /// Addresses of local interfaces, to advertise to lighthouses. After a change peers learn where this node is now.
+    /// Sets the addresses of local interfaces to advertise to lighthouses. After a change, peers and lighthouses are
+    /// told at once where this node is.
     pub fn set_local_addresses(&mut self, addresses: Vec<LocalAddress>) {
         if self.lighthouse.set_local_addresses(addresses) {
             self.announce(self.now);
         }
     }
 
-    /// The host woke up, or this program runs again after it was stopped: peers may have given this node up, and it may
-    /// be elsewhere.
+    /// Tells the node that the host woke up, or that this process runs again after a stop: peers may have given this
+    /// node up, and its address may have changed.
     pub fn wake(&mut self, now: Instant) {
         self.now = now;
         self.announce(now);
     }
 
-    /// Starts a handshake if there is no tunnel.
+    /// Starts a handshake unless the peer is reachable through a tunnel.
     pub fn connect(&mut self, now: Instant, peer: IpAddr) {
         self.now = now;
         if !self.is_reachable(peer) {
@@ -233,7 +234,7 @@ impl Node {
         }
     }
 
-    /// As [`Node::connect`], and looks for the peer at `endpoint`, too.
+    /// Like [`Node::connect`], but also tries `endpoint`.
     pub fn connect_at(&mut self, now: Instant, peer: IpAddr, endpoint: SocketAddr) {
         self.now = now;
         self.lighthouse.candidates(peer).learn(endpoint);
@@ -241,8 +242,8 @@ impl Node {
         self.retry_if_endpoints_changed(peer);
     }
 
-    /// Sends what is for `peer` to `endpoint` from now on, until the peer shows that it is elsewhere. `false`: there is
-    /// no tunnel, or nobody may be there.
+    /// Sends packets for `peer` to `endpoint` from now on, until the peer is heard from somewhere else. Returns `false`
+    /// if there is no tunnel or the remote allow list forbids `endpoint`.
     pub fn redirect(&mut self, now: Instant, peer: IpAddr, endpoint: SocketAddr) -> bool {
         self.now = now;
         let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return false };
@@ -256,13 +257,14 @@ impl Node {
         true
     }
 
-    /// Asks every lighthouse where `peer` is; [`Node::whereabouts`] has the answers as they come.
+    /// Asks every lighthouse where `peer` is. [`Node::whereabouts`] shows the answers as they arrive.
     pub fn inquire(&mut self, now: Instant, peer: IpAddr) {
         self.now = now;
         let heard = self.lighthouses_heard();
         self.lighthouse.questions().ask(now, peer, heard);
         self.ask_lighthouses(now, peer);
-        // A lighthouse that does not know the peer says nothing; its answer to this shows that it is there.
+        // A lighthouse that does not know the peer does not answer the query; its reply to this test shows that it is
+        // up.
         for lighthouse in self.config.lighthouse.hosts.clone() {
             if let Some(tunnel) = self.forwarder.tunnels().by_address(lighthouse) {
                 self.send(&tunnel, MessageType::TestRequest, &[]);
@@ -270,7 +272,7 @@ impl Node {
         }
     }
 
-    /// Closes every tunnel to `peer`, telling it so unless `quietly`. Returns how many there were.
+    /// Closes every tunnel to `peer`, and tells the peer unless `quietly`. Returns how many tunnels there were.
     pub fn close(&mut self, now: Instant, peer: IpAddr, quietly: bool) -> usize {
         self.now = now;
         let indexes = self.tunnels.of_peer(peer).to_vec();
@@ -284,11 +286,11 @@ impl Node {
         indexes.len()
     }
 
-    /// Closes every tunnel (sends CloseTunnel); drain transmits afterwards.
+    /// Closes every tunnel with a CloseTunnel message; drain the transmits afterwards.
     pub fn close_all(&mut self, now: Instant) {
         self.now = now;
         let mut indexes = self.tunnels.indexes();
-        // Relays last: they carry the farewells of the others.
+        // Direct tunnels last: those to relays carry the CloseTunnel messages of relayed tunnels.
         indexes.sort_by_key(|index| self.tunnels.get(*index).is_some_and(|live| live.tunnel.endpoint().is_some()));
         for index in indexes {
             self.close_tunnel(index, TunnelDownReason::ClosedHere);
@@ -321,18 +323,18 @@ impl Node {
         }
     }
 
-    /// Follows a peer whose authenticated traffic comes from elsewhere.
+    /// Follows a peer whose authenticated traffic now comes from another endpoint.
     fn handle_roamed(&mut self, now: Instant, index: LocalIndex, from: SocketAddr) {
         let Some(tunnel) = self.tunnels.get(index).map(|live| Arc::clone(&live.tunnel)) else { return };
         if tunnel.endpoint().is_none() && self.forwarder.carrier(&tunnel).is_some() {
-            // What comes directly may have no way back: the relay is used until an answer shows that there is one.
+            // A direct datagram does not show that there is a direct path back: use the relay until an answer shows it.
             self.challenge(now, &tunnel, from);
         } else {
             self.follow(now, index, from);
         }
     }
 
-    /// Moves a tunnel to where its peer is.
+    /// Moves a tunnel to the endpoint at which its peer was heard.
     fn follow(&mut self, now: Instant, index: LocalIndex, from: SocketAddr) {
         let Some(live) = self.tunnels.get_mut(index) else { return };
         let old = live.tunnel.endpoint();
@@ -350,7 +352,8 @@ impl Node {
         self.outbox.event(Event::Roamed { peer, endpoint: from });
     }
 
-    /// The peer does not know the tunnel or relay any more. Unauthenticated, so only believed from where the peer is.
+    /// Handles a recv_error: the peer no longer knows the tunnel or relay. It is unauthenticated, so it is believed
+    /// only if it comes from where the peer is.
     fn handle_recv_error(&mut self, now: Instant, from: Origin, index: RemoteIndex) {
         if !applies(self.config.accept_recv_error, from.underlay()) {
             return;
@@ -362,7 +365,7 @@ impl Node {
         for (index, announced, peer) in lost {
             self.remove_tunnel(index, TunnelDownReason::RecvError);
             if let Some(peer) = peer.filter(|_| announced) {
-                // The peer gave this node up while it was away, and may have packets for it.
+                // The peer dropped the tunnel while this node was away, and may have packets for it.
                 self.connect(now, peer);
             }
         }
@@ -375,8 +378,8 @@ impl Node {
         let index_of = LocalIndex(index);
         let in_use = self.tunnels.get(index_of).is_some() || self.half_open.contains(index_of);
         if in_use || self.pending.peer_of(index_of).is_some() {
-            // Data of the peer overtook its message 2, or waited behind it; a recv_error would end the tunnel that is
-            // about to be, or has just been made.
+            // The peer's data overtook its message 2, or was queued behind it. A recv_error would tear down the tunnel
+            // that is being set up or has just been made.
             return;
         }
         if applies(self.config.send_recv_error, from.underlay()) {
@@ -385,7 +388,7 @@ impl Node {
         }
     }
 
-    /// Tells the peer and removes the tunnel.
+    /// Sends CloseTunnel to the peer and removes the tunnel.
     fn close_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
         if let Some(live) = self.tunnels.get(index) {
             let tunnel = Arc::clone(&live.tunnel);
@@ -394,7 +397,7 @@ impl Node {
         self.remove_tunnel(index, reason);
     }
 
-    /// Removes a tunnel here; another one to the same peer takes over.
+    /// Removes a tunnel without telling the peer; another tunnel to the same peer takes over.
     fn remove_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
         let Some(live) = self.tunnels.remove(index) else { return };
         self.timer.cancel(Due::Tunnel(index));
@@ -420,7 +423,8 @@ impl Node {
         if gone && peer.iter().any(|address| self.config.is_lighthouse(*address)) {
             match reason {
                 TunnelDownReason::RecvError => self.timer.set(Due::LighthouseUpdate, self.now),
-                // It says goodbye to all its hosts at the same moment.
+                // A lighthouse that shuts down says goodbye to all its hosts at once, so they spread their new
+                // handshakes.
                 TunnelDownReason::ClosedByPeer => {
                     let spread = self.rng.next_u32() % GOODBYE_SPREAD_MS;
                     self.timer.set(Due::LighthouseUpdate, self.now + Duration::from_millis(spread.into()));
@@ -438,11 +442,12 @@ impl Node {
         });
     }
 
-    /// Whether a peer whose last tunnel ended for this reason is probably where it was, or soon will be again.
+    /// Whether a peer whose last tunnel ended for this reason is probably still where it was, or will be back soon.
     fn expects_back(&self, reason: TunnelDownReason) -> bool {
         match reason {
             TunnelDownReason::RecvError => true,
-            // It may only be restarted. Hosts call a lighthouse by themselves, and a fleet of them may leave.
+            // The peer may only be restarting. A lighthouse expects nobody back: hosts call it by themselves, and a
+            // whole fleet of them may leave.
             TunnelDownReason::ClosedByPeer => !self.config.lighthouse.am_lighthouse,
             _ => false,
         }
@@ -463,7 +468,7 @@ impl Node {
         for answer in self.lane.deliveries() {
             self.outbox.packet(self.lane.headers()[answer.header.clone()].to_vec());
         }
-        // A second punt would go round in circles.
+        // Punting the packet a second time would loop.
         self.lane.take_punts().for_each(drop);
         self.lane.clear();
     }
@@ -473,7 +478,7 @@ impl Node {
         self.config.has_lighthouses()
     }
 
-    /// What this node was started with, and what was replaced since.
+    /// The configuration in use: the initial one with every later change applied.
     #[cfg(feature = "simulator")]
     pub(crate) fn config(&self) -> &Config {
         &self.config
@@ -502,14 +507,14 @@ impl Node {
         self.hops().publish(index);
     }
 
-    /// Counts what was refused here.
+    /// Counts a drop that the control plane decided on.
     fn count(&self, reason: DropReason) {
         let direction = if reason == DropReason::PendingFull { Direction::Outbound } else { Direction::Inbound };
         self.lane.counters().drop_many(direction, reason, 1);
     }
 }
 
-/// What the forwarding plane has to know of the configuration.
+/// The part of the configuration that the forwarding plane needs.
 fn local_policy(config: &Config) -> LocalPolicy {
     let certificate = config.identity.primary();
     LocalPolicy {
@@ -534,9 +539,9 @@ fn applies(policy: RecvErrorPolicy, address: SocketAddr) -> bool {
     }
 }
 
-// Two paths of a peer that both carry traffic must not make the tunnel flap.
+// Keeps a tunnel from flapping between two paths of a peer that both carry traffic.
 const ROAM_BACK_AFTER: Duration = Duration::from_secs(2);
-/// In this time the hosts of a lighthouse that is restarted call it again.
+/// The hosts of a lighthouse that shuts down spread their new handshakes over this time.
 const GOODBYE_SPREAD_MS: u32 = 1000;
-/// A deadline that is missed by more than this shows that the program did not run for a while.
+/// A deadline missed by more than this shows that the process did not run for a while.
 const MISSED_BY: Duration = Duration::from_secs(2);

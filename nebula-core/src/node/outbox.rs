@@ -1,4 +1,4 @@
-//! What the control plane wants to say: datagrams, packets for the own device, and events, each in order.
+//! Output queues of the control plane: datagrams, packets for the own device, and events, each in order.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -20,7 +20,8 @@ impl Outbox {
         self.transmits.push_back(Transmit { to, datagram });
     }
 
-    /// Seals a message into the tunnel, to an endpoint where the peer may be. Nothing is sent without a counter.
+    /// Seals a message into the tunnel and sends it to an endpoint where the peer may be. Does nothing if the counter
+    /// is used up.
     pub(super) fn message_to(&mut self, to: SocketAddr, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
         if let Some(datagram) = seal(tunnel, kind, body) {
             tunnel.mark_sent();
@@ -49,7 +50,7 @@ impl Outbox {
     }
 }
 
-/// A complete datagram with the next counter of `tunnel`; `None` if the counter is used up.
+/// Seals a complete datagram with the next counter of `tunnel`; `None` if the counter is used up.
 pub(super) fn seal(tunnel: &Tunnel, kind: MessageType, body: &[u8]) -> Option<Vec<u8>> {
     let counter = tunnel.session.reserve(1)?;
     let header = Header { kind, index: tunnel.remote_index.0, counter }.to_bytes();
@@ -61,7 +62,7 @@ pub(super) fn seal(tunnel: &Tunnel, kind: MessageType, body: &[u8]) -> Option<Ve
     Some(datagram)
 }
 
-/// The counter of a datagram that leaves. `None` for an overlay packet, which is counted where it is sealed.
+/// The counter for an outgoing datagram. `None` for an overlay packet, which is counted where it is sealed.
 pub(super) fn counter_of(datagram: &[u8]) -> Option<Counter> {
     match datagram {
         [1] => return Some(Counter::KeepalivesOut),

@@ -1,4 +1,4 @@
-//! Which way datagrams take to a peer: directly or through a relay; and when that changes.
+//! Chooses the path of datagrams to a peer, direct or through a relay, and decides when it changes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -16,13 +16,14 @@ use crate::tunnel::{Traffic, Tunnel};
 use crate::wire::header::MessageType;
 
 impl Node {
-    /// Whether there is a tunnel to `peer` and a way to its end.
+    /// Whether there is a tunnel to `peer` with a usable path.
     pub(super) fn is_reachable(&self, peer: IpAddr) -> bool {
         let tunnel = self.forwarder.tunnels().by_address(peer);
         tunnel.is_some_and(|tunnel| self.forwarder.carrier(&tunnel).is_some())
     }
 
-    /// Seals a message into the tunnel. Nothing is sent without a way to the peer, or a counter.
+    /// Seals a message into the tunnel and sends it. Does nothing if there is no path to the peer or the counter is
+    /// used up.
     pub(super) fn send(&mut self, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
         if let Some(carrier) = self.forwarder.carrier(tunnel) {
             self.send_by(&carrier, tunnel, kind, body);
@@ -37,7 +38,7 @@ impl Node {
         }
     }
 
-    /// Sends a datagram back the way another one came.
+    /// Sends a datagram back by the path that another one came by.
     pub(super) fn answer(&mut self, origin: Origin, datagram: Vec<u8>) {
         match origin {
             Origin::Direct(to) => self.outbox.datagram(to, datagram),
@@ -51,13 +52,14 @@ impl Node {
         }
     }
 
-    /// Replies the way the request came: it may be there to try that way.
+    /// Answers a test request. If the tunnel has no endpoint or the request was relayed, the reply goes back by the
+    /// same path, since the peer may be testing that path.
     pub(super) fn answer_test(&mut self, tunnel: &Tunnel, from: Origin, body: &[u8]) {
         match from {
             Origin::Direct(_) if tunnel.endpoint().is_some() => self.send(tunnel, MessageType::TestReply, body),
             Origin::Direct(at) if !self.may_try(tunnel, at) => {}
             Origin::Direct(_) | Origin::Relayed { .. } => {
-                // A peer that asks by another relay has doubts about the present one.
+                // A peer that tests another relay doubts the present one, so switch to that relay.
                 if let Origin::Relayed { hop, .. } = from
                     && let Some(hop) = self.relays.get(hop).and_then(Entry::hop)
                 {
@@ -70,7 +72,7 @@ impl Node {
         }
     }
 
-    /// A way that works in both directions.
+    /// Handles a test reply, which shows that its path works in both directions.
     pub(super) fn handle_test_reply(&mut self, now: Instant, tunnel: &Tunnel, from: Origin) {
         let Some(live) = self.tunnels.get(tunnel.local_index) else { return };
         match from {
@@ -79,7 +81,7 @@ impl Node {
                 if let Some(hop) = self.relays.get(hop).and_then(Entry::hop) {
                     tunnel.set_hop(Some(hop));
                 }
-                // The answer from the endpoint may be a little later; if there is none, the relay takes over.
+                // The direct reply may come a little later; if there is none, the relay takes over.
                 if tunnel.endpoint().is_some() {
                     self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + DIRECT_REPLY_WITHIN);
                 }
@@ -88,7 +90,7 @@ impl Node {
         }
     }
 
-    /// Asks a silent peer for an answer, by every way there is.
+    /// Sends a test request to a silent peer by every path there is.
     pub(super) fn probe(&mut self, tunnel: &Tunnel) {
         self.send(tunnel, MessageType::TestRequest, &[]);
         let used = if tunnel.endpoint().is_some() { None } else { tunnel.hop() };
@@ -99,15 +101,15 @@ impl Node {
         }
     }
 
-    /// Shows every peer and lighthouse where this node is now. A peer that does not know the tunnel any more says so; one
-    /// that does not answer is probed at the next traffic check.
+    /// Shows every peer and lighthouse where this node is now. A peer that no longer knows the tunnel answers with a
+    /// recv_error; one that does not answer is probed at the next traffic check.
     pub(super) fn announce(&mut self, now: Instant) {
         let table = self.forwarder.tunnels();
         let primaries = self.tunnels.iter().filter(|live| table.is_primary(&live.tunnel));
         let tunnels: Vec<_> = primaries.map(|live| Arc::clone(&live.tunnel)).collect();
         for tunnel in tunnels {
             if let Some(live) = self.tunnels.get_mut(tunnel.local_index) {
-                // Nobody could answer what was asked before.
+                // Earlier probes could not be answered.
                 live.liveness = Liveness::default();
                 live.announced = true;
             }
@@ -119,10 +121,10 @@ impl Node {
         }
     }
 
-    /// Asks for an answer from an endpoint where the peer of a relayed tunnel seems to be.
+    /// Sends a test request to an endpoint at which the peer of a relayed tunnel seems to be.
     ///
-    /// Not for each datagram: the answer is a direct datagram, too, and may not be followed yet, so that two peers who
-    /// challenge each other would make more and more of them.
+    /// Rate limited: the answer is a direct datagram, too, and may not be followed yet, so two peers that challenged
+    /// each other for every datagram would send more and more of them.
     pub(super) fn challenge(&mut self, now: Instant, tunnel: &Tunnel, at: SocketAddr) {
         if tunnel.endpoint().is_some() || !self.may_try(tunnel, at) {
             return;
@@ -134,7 +136,7 @@ impl Node {
         }
     }
 
-    /// Looks for a way past the relay of a tunnel in use.
+    /// Looks for a direct path for a relayed tunnel that is in use.
     pub(super) fn seek_direct_path(&mut self, now: Instant, tunnel: &Tunnel) {
         let Some(&peer) = tunnel.peer_addresses.first().filter(|_| tunnel.endpoint().is_none()) else { return };
         for endpoint in self.endpoints_of(peer) {
@@ -143,11 +145,12 @@ impl Node {
         let wait = self.config.timers.requery_wait;
         let Some(live) = self.tunnels.get_mut(tunnel.local_index).filter(|live| now >= live.ask_after) else { return };
         live.ask_after = now + wait;
-        // The lighthouse will make the peer punch as well.
+        // The lighthouse also tells the peer to punch.
         self.ask_lighthouses(now, peer);
     }
 
-    /// No traffic in the sense of the traffic check: it would keep an idle tunnel busy.
+    /// Sends a test request that does not count as traffic in the traffic check, where it would keep an idle tunnel
+    /// alive.
     fn try_endpoint(&mut self, tunnel: &Tunnel, at: SocketAddr) {
         if let Some(request) = seal(tunnel, MessageType::TestRequest, &[]) {
             self.outbox.datagram(at, request);
@@ -158,7 +161,7 @@ impl Node {
         self.config.lighthouse.remote_allow.allows(&tunnel.peer_addresses, at.ip())
     }
 
-    /// Goes back to the relay if the peer is heard through it only.
+    /// Falls back to the relay if the peer is heard only through it.
     pub(super) fn note_relayed(&mut self, now: Instant, index: LocalIndex, traffic: Traffic) {
         let Some(live) = self.tunnels.get_mut(index).filter(|_| traffic.relayed && !traffic.direct) else { return };
         let usable = live.tunnel.hop().is_some_and(|hop| self.forwarder.carrier_by(hop).is_some());
@@ -168,7 +171,7 @@ impl Node {
         }
     }
 
-    /// Whether what came this way came from where the peer of `tunnel` is.
+    /// Whether something came by the path that this node uses to reach the peer of `tunnel`.
     pub(super) fn comes_from_peer(&self, tunnel: &Tunnel, from: Origin) -> bool {
         match from {
             Origin::Direct(from) => tunnel.endpoint() == Some(from),
@@ -180,7 +183,7 @@ impl Node {
     }
 }
 
-/// How much later than the reply through a relay the reply from the endpoint may come.
+/// How much later than the reply through a relay the direct reply may come.
 const DIRECT_REPLY_WITHIN: Duration = Duration::from_secs(1);
-/// One endpoint of a relayed peer is tried no more often than this because of what came from there.
+/// Minimum time between two challenges of the same relayed peer.
 const CHALLENGE_INTERVAL: Duration = Duration::from_secs(1);

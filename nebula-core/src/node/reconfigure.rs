@@ -1,4 +1,4 @@
-//! Changes the configuration of a running node: compares the new one with the old one and acts on what differs.
+//! Reconfigures a running node: compares the new configuration with the old one and acts on the differences.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -26,7 +26,7 @@ pub enum Part {
     RecvError,
     /// [`Config::punchy`], for punches that are not scheduled yet.
     Punchy,
-    /// [`Config::timers`], each from the next time it is looked at.
+    /// [`Config::timers`], each from its next use.
     Timers,
     /// [`Config::relay`]: reported to the lighthouses at once.
     Relay,
@@ -43,13 +43,12 @@ pub enum Part {
 }
 
 impl Config {
-    /// `wanted`, but with this configuration's value wherever only a start can change it.
+    /// `wanted`, but with this configuration's value for every setting that only a restart can change.
     #[must_use]
     pub fn reloaded(&self, wanted: Self) -> Self {
         Self {
             cipher: self.cipher,
             handshakes: self.handshakes.clone(),
-            // Whether this node is a lighthouse.
             lighthouse: Lighthouse { am_lighthouse: self.lighthouse.am_lighthouse, ..wanted.lighthouse },
             timers: Timers {
                 connection_alive_interval: self.timers.connection_alive_interval,
@@ -107,8 +106,8 @@ impl Config {
 }
 
 impl Node {
-    /// Has `change` edit the configuration, and acts on every part that differs afterwards; those are returned. What
-    /// only a start can change stays as it was, see [`Config::reloaded`].
+    /// Lets `change` edit the configuration, acts on every part that differs afterwards, and returns these parts.
+    /// Settings that only a restart can change stay as they were, see [`Config::reloaded`].
     pub fn reconfigure(&mut self, now: Instant, change: impl FnOnce(&mut Config)) -> Vec<Part> {
         self.now = now;
         let mut wanted = self.config.clone();
@@ -126,7 +125,7 @@ impl Node {
                 Part::StaticHosts => self.retry_where_endpoints_changed(&old.static_hosts),
                 Part::Relay => self.apply_relay_settings(now),
                 Part::Lighthouse => self.apply_lighthouse_settings(now),
-                // Looked up in the configuration whenever they are needed.
+                // Read from the configuration whenever they are needed.
                 Part::InitiatingVersion | Part::RecvError | Part::Punchy | Part::Timers | Part::PreferredRanges => {}
             }
         }
@@ -161,7 +160,7 @@ impl Node {
     }
 }
 
-/// A key belongs to its certificates, so they tell identities apart.
+/// The key belongs to its certificates, so their fingerprints tell identities apart.
 fn fingerprints(identity: &Identity) -> [Option<Fingerprint>; 2] {
     [Version::V1, Version::V2].map(|version| identity.certificate(version).map(Certificate::fingerprint))
 }

@@ -1,4 +1,4 @@
-//! Takes down which handshakes were refused, and what else looks wrong about who shook hands.
+//! Records refused handshakes, and peers that change their certificate and place.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
@@ -10,7 +10,7 @@ use crate::tunnel::{Negotiated, Tunnel};
 use crate::{DropReason, Event, Origin};
 
 impl Node {
-    /// The answer to a handshake of this node cannot be accepted.
+    /// Records that the answer to a handshake of this node was refused.
     pub(super) fn answer_refused(&mut self, now: Instant, peer: IpAddr, refusal: Refusal) {
         self.refused(refusal.from, refusal.text.clone());
         self.journal.refused(now, peer, refusal);
@@ -21,7 +21,7 @@ impl Node {
         self.outbox.event(Event::HandshakeRefused { from, reason });
     }
 
-    /// Takes down that the peer showed another certificate, from elsewhere, than in a tunnel that it still has.
+    /// Records that the peer showed another certificate, from another endpoint, than in a tunnel that it still has.
     pub(super) fn note_other_certificate(&mut self, now: Instant, tunnel: &Tunnel, at: SocketAddr) {
         let Some(&peer) = tunnel.peer_addresses.first() else { return };
         let Some(other) = self.tunnels.of_peer(peer).last().and_then(|index| self.tunnels.get(*index)) else { return };
@@ -32,7 +32,7 @@ impl Node {
     }
 }
 
-/// What an error says about who is refused.
+/// Turns an error into a refusal, with what the error says about the peer.
 pub(super) fn refusal(now: Instant, from: Origin, error: Error) -> Refusal {
     let text = describe(&error);
     let (reason, claimed) = match error {
@@ -53,7 +53,7 @@ pub(super) fn not_allowed(now: Instant, from: Origin, done: &Negotiated) -> Refu
     refusal_of(now, from, RefusalReason::AddressNotAllowed, text, done)
 }
 
-/// As [`refusal`], of a peer whose certificate is good.
+/// Like [`refusal`], for a peer whose certificate is valid.
 pub(super) fn refusal_of(
     now: Instant,
     from: Origin,

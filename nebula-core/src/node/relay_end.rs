@@ -1,4 +1,4 @@
-//! Relays as an end: asks for them, accepts them, chooses among them, and recreates their hops with new tunnels.
+//! This node as an end: requests relays, accepts them, chooses among them, and recreates their hops on new tunnels.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::wire::messages::{Control, ControlKind};
 use crate::{DropReason, Origin};
 
 impl Node {
-    /// Keeps a tunnel with each advertised relay: a relay may have no other way to a host behind a NAT.
+    /// Keeps a tunnel to each advertised relay, since the relay may have no other way to reach a host behind a NAT.
     pub(super) fn connect_relays(&mut self, now: Instant) {
         if self.config.relay.am_relay {
             return;
@@ -29,7 +29,7 @@ impl Node {
         }
     }
 
-    /// Sends message 1 of the handshake with `peer` through each of its relays, and makes what is missing for that.
+    /// Sends message 1 of the handshake with `peer` through each of its relays, and requests missing tunnels and hops.
     pub(super) fn try_relays(&mut self, now: Instant, peer: IpAddr) {
         let uses_relays = self.config.relay.use_relays && !self.config.relay.am_relay;
         if !uses_relays || !self.pending.contains(peer) {
@@ -49,7 +49,7 @@ impl Node {
         }
     }
 
-    /// As [`Node::try_relays`], for one relay to which there is a tunnel.
+    /// Like [`Node::try_relays`], for one relay to which there is a tunnel.
     pub(super) fn try_relay(&mut self, now: Instant, relay: &Tunnel, peer: IpAddr) {
         if relay.peer_addresses.contains(&peer) || relay.endpoint().is_none() {
             return;
@@ -62,7 +62,7 @@ impl Node {
         }
     }
 
-    /// Sends message 1 of the handshake with `peer` by a hop.
+    /// Sends message 1 of the handshake with `peer` through a hop.
     fn open_through(&mut self, hop: Hop, peer: IpAddr) {
         let Some(message) = self.first_message(peer) else { return };
         let Some(carrier) = self.forwarder.carrier_by(hop) else { return };
@@ -74,7 +74,7 @@ impl Node {
     pub(super) fn handle_control(&mut self, now: Instant, tunnel: &Arc<Tunnel>, body: &[u8]) {
         let Ok(message) = Control::parse(body) else { return self.count(DropReason::BadMessage) };
         let served = match message.kind {
-            // Nothing is relayed twice.
+            // No relaying through another relay.
             _ if tunnel.endpoint().is_none() => false,
             ControlKind::CreateRelayRequest => self.handle_relay_request(now, tunnel, message),
             ControlKind::CreateRelayResponse => self.handle_relay_response(now, tunnel, message),
@@ -85,7 +85,7 @@ impl Node {
         }
     }
 
-    /// Returns whether it may be served.
+    /// Returns whether the request is served.
     fn handle_relay_request(&mut self, now: Instant, tunnel: &Tunnel, request: Control) -> bool {
         let of_neighbour = |address: IpAddr| tunnel.peer_addresses.contains(&address);
         let (from, to) = (request.from, request.to);
@@ -105,7 +105,7 @@ impl Node {
         }
     }
 
-    /// As the end: somebody can be reached through this neighbour.
+    /// As the end: accepts that a peer can be reached through this neighbour.
     fn accept_relay(&mut self, now: Instant, tunnel: &Tunnel, request: Control) -> bool {
         let key = HopKey { tunnel: tunnel.local_index, kind: Kind::Terminal, far: request.from };
         let Some(index) = self.entry(now, key, State::Established, request.version) else { return false };
@@ -118,7 +118,7 @@ impl Node {
         true
     }
 
-    /// Returns whether it answers a request of this node.
+    /// Returns whether the response answers a request of this node.
     fn handle_relay_response(&mut self, now: Instant, tunnel: &Tunnel, response: Control) -> bool {
         let index = RelayIndex(response.initiator_index);
         let entry = self.relays.get_mut(index).filter(|entry| entry.key.tunnel == tunnel.local_index);
@@ -135,7 +135,8 @@ impl Node {
         true
     }
 
-    /// As an end: a hop to `far` can be used. What waits for it goes out at once.
+    /// As an end: publishes a hop that is now usable, and sends message 1 through it if a handshake with the far end is
+    /// pending.
     fn hop_opened(&mut self, index: RelayIndex) {
         self.hops().publish(index);
         let Some(entry) = self.relays.get(index).copied() else { return };
@@ -145,7 +146,8 @@ impl Node {
         }
     }
 
-    /// The entry for a hop; a new one starts in `state`, and so does one that was released.
+    /// Returns the entry for a hop. A new one starts in `state`; so does an old one that is neither established nor
+    /// requested.
     pub(super) fn entry(&mut self, now: Instant, key: HopKey, state: State, form: Version) -> Option<RelayIndex> {
         if let Some(index) = self.relays.at(key).map(|entry| entry.index) {
             let entry = self.relays.get_mut(index)?;
@@ -165,7 +167,7 @@ impl Node {
         Some(inserted.entry.index)
     }
 
-    /// Sends a request for a hop to its neighbour. `to` is the address by which the target was named.
+    /// Sends the neighbour of a hop a request to create it. `to` is the address by which the target was named.
     pub(super) fn ask(&mut self, now: Instant, index: RelayIndex, to: IpAddr) {
         let Some(entry) = self.relays.get_mut(index) else { return };
         entry.asked = Some(now);
@@ -188,7 +190,7 @@ impl Node {
         );
     }
 
-    /// Asks again for a hop that this node has.
+    /// Repeats the request for a hop that has an entry.
     fn ask_again(&mut self, now: Instant, index: RelayIndex) {
         let Some(entry) = self.relays.get(index) else { return };
         let to = match entry.key.kind {
@@ -230,21 +232,22 @@ impl Node {
         }
     }
 
-    /// Gives a new tunnel the hop its handshake came by, or one that is there anyway. Returns the relay in the first
-    /// case.
+    /// Gives a new tunnel the hop that its handshake came by, and returns the relay. A direct tunnel gets an existing
+    /// hop, if any, to fall back on.
     pub(super) fn set_relay_of(&mut self, tunnel: &Tunnel, from: Origin) -> Option<IpAddr> {
         let Origin::Relayed { hop, .. } = from else {
             tunnel.set_hop(self.hops().to(tunnel).first().copied());
             return None;
         };
-        // The peer sends by it, so it takes it for usable.
+        // The peer sends through this hop, so it considers it usable.
         let entry = self.relays.get_mut(hop).filter(|entry| entry.remote.is_some())?;
         entry.state = State::Established;
         tunnel.set_hop(entry.hop());
         self.forwarder.relay_of(tunnel)
     }
 
-    /// A neighbour says that it does not know a hop. It may have started again, so the request goes through its tunnel.
+    /// A neighbour reports that it does not know a hop. It may have restarted, so the hop is requested again through
+    /// its tunnel.
     pub(super) fn renew_relays(&mut self, now: Instant, from: SocketAddr, index: RemoteIndex) {
         let refused = self.relays.of_remote(index).filter(|entry| {
             let neighbour = self.forwarder.tunnels().by_index(entry.key.tunnel);
@@ -256,7 +259,7 @@ impl Node {
         }
     }
 
-    /// Recreates the hops of older tunnels to the same neighbour on its primary tunnel.
+    /// Recreates on the primary tunnel the hops of older tunnels to the same neighbour.
     pub(super) fn migrate_relays(&mut self, now: Instant, tunnel: &Tunnel) {
         let Some(&neighbour) = tunnel.peer_addresses.first() else { return };
         let Some(primary) = self.forwarder.tunnels().by_address(neighbour) else { return };
@@ -274,5 +277,5 @@ impl Node {
     }
 }
 
-/// A hop is asked for again no sooner than this.
+/// Minimum time before a hop is requested again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Relays in the middle: makes both hops for those who ask, and tells the data path where datagrams go on.
+//! This node as the relay: creates both hops for a peer that asks, and tells the data path where to forward datagrams.
 
 use std::time::Instant;
 
@@ -8,7 +8,8 @@ use crate::relay::{HopKey, Kind, State};
 use crate::wire::messages::Control;
 
 impl Node {
-    /// As the relay: makes the hop to the target, through a new tunnel if there is none.
+    /// As the relay: creates the hop to the target, after a handshake if there is no tunnel. Returns whether it serves
+    /// the request.
     pub(super) fn introduce(&mut self, now: Instant, asker: LocalIndex, request: Control) -> bool {
         let Some(live) = self.tunnels.get_mut(asker) else { return false };
         let Some(&from) = live.tunnel.peer_addresses.first() else { return false };
@@ -36,12 +37,12 @@ impl Node {
         true
     }
 
-    /// As the relay: one hop is ready. If the other one is ready too, answers the end that waits.
+    /// As the relay: one hop is ready. If the other one is ready too, sends the response that an end waits for.
     pub(super) fn join(&mut self, index: RelayIndex) {
         let mut joined = false;
         for other in self.hops().counterparts(index) {
             let Some(entry) = self.relays.get_mut(other) else { continue };
-            // Asked by this node, and not answered yet.
+            // This node requested that hop, and has no answer yet.
             if entry.state == State::Requested {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Speaks with lighthouses, and as one.
+//! Talks to lighthouses, and serves as one.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::wire::header::MessageType;
 use crate::wire::messages::{Meta, MetaKind};
 
 impl Node {
-    /// Asks every lighthouse where `subject` is; through a new tunnel where there is none.
+    /// Asks every lighthouse where `subject` is, after a handshake where there is no tunnel.
     pub(super) fn ask_lighthouses(&mut self, now: Instant, subject: IpAddr) {
         if !self.config.has_lighthouses() || self.config.is_lighthouse(subject) {
             return;
@@ -32,7 +32,7 @@ impl Node {
         }
     }
 
-    /// Tells every lighthouse where this node is, and schedules the next time.
+    /// Tells every lighthouse where this node is, and schedules the next update.
     pub(super) fn update_lighthouses(&mut self, now: Instant) {
         if !self.config.has_lighthouses() {
             return;
@@ -41,7 +41,7 @@ impl Node {
             if let Some(tunnel) = self.forwarder.tunnels().by_address(lighthouse) {
                 self.send_update(&tunnel);
             } else {
-                // The update follows when the tunnel is up.
+                // The update is sent once the tunnel is up.
                 self.start_handshake(now, lighthouse, None);
             }
         }
@@ -102,7 +102,7 @@ impl Node {
         }
     }
 
-    /// A lighthouse answered where a peer is.
+    /// Handles a lighthouse's answer about a peer.
     fn handle_reply(&mut self, now: Instant, lighthouse: &Tunnel, subject: IpAddr, reply: Meta) {
         let Some(&source) = lighthouse.peer_addresses.first() else { return };
         let answer = || KnownEndpoints {
@@ -111,7 +111,7 @@ impl Node {
             ..KnownEndpoints::default()
         };
         self.lighthouse.questions().answer(subject, source, answer);
-        // Answers nobody waits for would only take memory.
+        // Storing answers that nobody waits for would only take memory.
         if !self.pending.contains(subject) && self.tunnels.of_peer(subject).is_empty() {
             return;
         }
@@ -143,12 +143,12 @@ impl Node {
         }
     }
 
-    /// As a lighthouse: tells the asker where the subject is, and the subject that the asker will call. Nobody knows:
-    /// the asker is told when the subject registers.
+    /// As a lighthouse: tells the asker where the subject is, and the subject that the asker will call. If the subject
+    /// is unknown, the asker is told as soon as it registers.
     fn answer_query(&mut self, now: Instant, asker: &Arc<Tunnel>, version: Version, subject: IpAddr) {
         let called = self.forwarder.tunnels().by_address(subject);
         let calling = called.as_ref().and_then(|called| address_for(&asker.peer_addresses, called.peer.networks()));
-        // Both are looked up before either is used: with very many hosts each is a wait for memory, and these overlap.
+        // Look both up before using either: with very many hosts each lookup waits for memory, and these waits overlap.
         let (wanted, asking) = (self.server.report(subject), calling.and_then(|calling| self.server.report(calling)));
         let Some(known) = self.known_of(called.as_deref(), wanted) else {
             self.server.wanted().ask(now, subject, asker.local_index, version);
@@ -166,7 +166,7 @@ impl Node {
         self.send_meta(&called, &notice);
     }
 
-    /// As a lighthouse: remembers what a host says of itself.
+    /// As a lighthouse: stores what a host reports about itself.
     fn store_update(&mut self, now: Instant, tunnel: &Arc<Tunnel>, update: Meta) {
         let host = &tunnel.peer_addresses;
         if update.subject.is_some_and(|subject| !host.contains(&subject)) {
@@ -183,7 +183,7 @@ impl Node {
         }
     }
 
-    /// As a lighthouse: `subject` registered, and peers may wait for it.
+    /// As a lighthouse: `subject` registered, so the peers that wait for it are told.
     fn tell_askers(&mut self, now: Instant, subject: IpAddr) {
         for (asker, version) in self.server.wanted().take(now, subject) {
             if let Some(asker) = self.tunnels.get(asker).map(|live| Arc::clone(&live.tunnel)) {
@@ -192,8 +192,8 @@ impl Node {
         }
     }
 
-    /// What this lighthouse reports of a host: the endpoint of its primary tunnel, then those it reported itself. A tunnel
-    /// on this machine shows nothing that is of use to others.
+    /// What this lighthouse reports about a host: the endpoint of its primary tunnel, then those it reported itself. A
+    /// loopback or link-local tunnel endpoint is left out unless an allow list names it: it is of no use to others.
     fn known_of(&self, tunnel: Option<&Tunnel>, reported: Option<KnownEndpoints>) -> Option<KnownEndpoints> {
         let learnt = tunnel.and_then(|tunnel| {
             tunnel.endpoint().filter(|at| self.config.endpoint_rules(&tunnel.peer_addresses).tellable(*at))
@@ -206,7 +206,8 @@ impl Node {
         Some(known)
     }
 
-    /// Endpoints of a host as the peer of `tunnel` names them, without those that nobody should be sent to.
+    /// Filters the endpoints that the peer of `tunnel` names for a host, and counts those that nobody should be sent
+    /// to.
     fn screen(
         &mut self,
         now: Instant,
@@ -230,7 +231,7 @@ impl Node {
     }
 }
 
-/// The counters of a lighthouse message: received, sent.
+/// The counters for a kind of lighthouse message: received, sent.
 fn counters_of(kind: MetaKind) -> (Counter, Counter) {
     match kind {
         MetaKind::HostQuery => (Counter::LighthouseQueryIn, Counter::LighthouseQueryOut),

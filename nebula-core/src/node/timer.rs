@@ -1,4 +1,4 @@
-//! One queue of deadlines, keyed by what is due: setting a key again moves it.
+//! A queue of deadlines keyed by what is due; setting a key again moves its deadline.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::index::LocalIndex;
 
-/// What becomes due.
+/// Kinds of deadlines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Due {
     /// Next attempt of the handshake with this peer.
@@ -15,11 +15,11 @@ pub(super) enum Due {
     Tunnel(LocalIndex),
     /// Tell the lighthouses where this node is.
     LighthouseUpdate,
-    /// The oldest scheduled hole punch.
+    /// The next scheduled hole punch.
     HolePunch,
     /// Test the caller of this half-open tunnel again, or give it up.
     HalfOpen(LocalIndex),
-    /// Give back what idle flows and bursts took.
+    /// Expire idle flows and stale entries, and release memory that bursts took.
     Housekeeping,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Timer {
 }
 
 impl Timer {
-    /// No deadline; `epoch` is where the grid of [`Timer::set_on_grid`] begins.
+    /// Creates an empty queue; `epoch` is where the grid of [`Timer::set_on_grid`] begins.
     pub(super) fn new(epoch: Instant) -> Self {
         Self { epoch, order: BTreeSet::new(), at: BTreeMap::new() }
     }
@@ -44,7 +44,7 @@ impl Timer {
         self.order.insert((at, due));
     }
 
-    /// As [`Timer::set`], rounded up to a common grid, so that many tunnels wake the thread once.
+    /// Like [`Timer::set`], but rounded up to a common grid, so that many tunnels share one wake-up.
     pub(super) fn set_on_grid(&mut self, due: Due, at: Instant) {
         let since = at.saturating_duration_since(self.epoch);
         let over = since.as_nanos() % CHECK_GRID.as_nanos();

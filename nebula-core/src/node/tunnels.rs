@@ -1,4 +1,4 @@
-//! What the control plane knows of each live tunnel beyond what the data path needs.
+//! The control plane's state of each live tunnel, beyond what the data path needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -22,15 +22,15 @@ pub(super) struct Live {
     pub(super) own_certificate: Fingerprint,
     /// Time from start to message 2, if this node initiated.
     pub(super) took: Option<Duration>,
-    /// Names the message 1 that made it, if this node responded.
+    /// Digest of the message 1 that opened it, if this node responded.
     pub(super) opened_by: Option<[u8; 32]>,
     /// When its handshake was completed here; if this node responded, before the peer was heard.
     pub(super) since: Instant,
-    /// Where it was before it roamed, and when it left.
+    /// The endpoint that the tunnel left last, and when.
     pub(super) left: Option<(SocketAddr, Instant)>,
-    /// Last check that found traffic.
+    /// When a traffic check last found traffic.
     pub(super) used: Instant,
-    /// The peer was asked whether it still knows the tunnel, because this node moved or woke up.
+    /// This node moved or woke up, sent the peer a test request, and has heard nothing in this tunnel since.
     pub(super) announced: bool,
     /// Send counter when better endpoints were last tried.
     pub(super) promoted_at: u64,
@@ -38,14 +38,14 @@ pub(super) struct Live {
     pub(super) asked_at: u64,
     /// When they may be asked again.
     pub(super) ask_after: Instant,
-    /// When an endpoint of a relayed peer may be tried again because of what came from there.
+    /// When the relayed peer may be challenged again.
     pub(super) challenge_after: Instant,
-    /// Handshakes that this peer may have this node start for it, as a relay.
+    /// Rate limit of the handshakes that this node starts as a relay on behalf of this peer.
     pub(super) introductions: RateLimit,
 }
 
 impl Live {
-    /// Whether the peer's certificate stopped being acceptable.
+    /// Whether the peer's certificate is no longer acceptable.
     pub(super) fn is_refused(&self, config: &Config, at: UnixTime) -> bool {
         match config.trust.recheck(&self.tunnel.peer, at) {
             Ok(()) => false,
@@ -54,7 +54,7 @@ impl Live {
         }
     }
 
-    /// Whether a new handshake would use something newer: certificate, version or counters.
+    /// Whether a new handshake would use a newer certificate, a higher version or fresh counters.
     pub(super) fn is_outdated(&self, config: &Config) -> bool {
         let tunnel = &self.tunnel;
         let Some(current) = config.identity.certificate(tunnel.own_version) else { return true };
@@ -71,7 +71,7 @@ impl Live {
     }
 }
 
-/// A tunnel whose peer showed that it has the keys, on its way into the tables.
+/// A tunnel whose peer has proved that it holds the keys, about to be installed.
 #[derive(Debug)]
 pub(crate) struct Established {
     pub(crate) tunnel: Arc<Tunnel>,
@@ -140,13 +140,13 @@ impl Tunnels {
         self.live.get_mut(&index)
     }
 
-    /// Entries of the tables that lead to a tunnel.
+    /// Number of entries in the lookup tables: by peer, by remote index and by message 1.
     pub(super) fn lookups(&self) -> usize {
         let by_peer: usize = self.by_peer.values().map(Vec::len).sum();
         by_peer + self.by_remote.len() + self.by_opening.len()
     }
 
-    /// In order of their indexes.
+    /// Iterates in order of the local indexes.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Live> {
         self.live.values()
     }
@@ -160,7 +160,7 @@ impl Tunnels {
         self.by_peer.get(&address).map_or(&[], Vec::as_slice)
     }
 
-    /// The tunnel that takes over when the primary one to this peer is gone: the youngest.
+    /// The tunnel that takes over when the primary one to this peer is gone: the newest.
     pub(super) fn heir(&self, address: IpAddr) -> Option<&Arc<Tunnel>> {
         self.of_peer(address).last().and_then(|index| Some(&self.get(*index)?.tunnel))
     }
@@ -171,12 +171,12 @@ impl Tunnels {
         self.by_remote.range(range).filter_map(|(_, local)| self.live.get(local))
     }
 
-    /// The tunnel that this message 1 made.
+    /// The tunnel that the message 1 with this digest opened.
     pub(super) fn opened_by(&self, digest: &[u8; 32]) -> Option<&Live> {
         self.by_opening.get(digest).and_then(|index| self.live.get(index))
     }
 
-    /// Whether no newer tunnel carries packets to the peer: what was made later is what the peer uses.
+    /// Whether `tunnel` is newer than the primary one: the peer uses the tunnel that was made last.
     pub(super) fn is_newest(&self, tunnel: &Tunnel, table: &TunnelTable) -> bool {
         let Some(&peer) = tunnel.peer_addresses.first() else { return false };
         let Some(primary) = table.primary(peer) else { return true };
@@ -195,5 +195,5 @@ impl Tunnels {
     }
 }
 
-/// Tunnels to one peer: two that call each other make two, and each new certificate one more.
+/// Maximum number of tunnels to one peer: two nodes that call each other make two, and each new certificate one more.
 const MAX_TUNNELS_PER_PEER: usize = 5;

@@ -17,7 +17,7 @@ fn diagnosis(net: &mut SimNet, host: HostId) -> Diagnosis {
     net.control(host, |node, now| node.diagnosis(now))
 }
 
-/// What `a` remembers of the peer that it calls in vain.
+/// What `a` remembers about a peer that it calls without success.
 fn called(net: &mut SimNet, a: HostId, b: HostId) -> Attempt {
     assert!(!net.ping(a, b).is_answered_within(UNTIL_GIVEN_UP));
     let peer = net.overlay(b);
@@ -103,7 +103,7 @@ fn an_expired_peer_and_a_wrong_clock_are_told_apart() {
     let a = net.add(HostSpec::new("a").knows(b));
     net.run_for(Duration::from_secs(70));
     assert_eq!(refusal_of(&mut net, a, b), RefusalReason::Expired);
-    // By a clock that is decades behind no certificate is valid yet.
+    // By a clock that is decades behind, no certificate is valid yet.
     net.control(a, |node, now| node.set_wall_clock(WallClock { at: now, unix: Duration::from_secs(1) }));
     let early = called(&mut net, a, b).refusal.expect("refused");
     let by_clock = [RefusalReason::NotYetValid, RefusalReason::CaExpired];

@@ -5,13 +5,13 @@ use std::time::Duration;
 use nebula_core::config::RecvErrorPolicy;
 use nebula_core::simulator::{HostId, HostSpec, SimNet};
 
-/// Distance of the packets of a train.
+/// Time between the packets of a train.
 const STEP: Duration = Duration::from_millis(20);
-/// How much longer than its cause an outage may be.
+/// How much longer than its cause an outage may last.
 const GRACE: Duration = Duration::from_millis(300);
 const DOWNTIMES: [Duration; 3] = [Duration::from_millis(200), Duration::from_secs(3), Duration::from_millis(7_350)];
 
-/// A lighthouse, and two hosts that know each other only from it and have spoken.
+/// A lighthouse and two hosts that know each other only through it and have exchanged packets.
 fn site(seed: u64) -> (SimNet, HostId, [HostId; 2]) {
     let mut net = SimNet::new(seed);
     let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
@@ -21,7 +21,7 @@ fn site(seed: u64) -> (SimNet, HostId, [HostId; 2]) {
     (net, lighthouse, hosts)
 }
 
-/// Packets from one host to the other for this long.
+/// Sends packets from one host to the other for this long.
 fn train(net: &mut SimNet, (from, to): (HostId, HostId), time: Duration) {
     let end = net.elapsed() + time;
     while net.elapsed() < end {
@@ -30,7 +30,7 @@ fn train(net: &mut SimNet, (from, to): (HostId, HostId), time: Duration) {
     }
 }
 
-/// Packets until one arrives; how long that took.
+/// Sends packets until one arrives; returns how long that took.
 fn gap(net: &mut SimNet, (from, to): (HostId, HostId)) -> Duration {
     let start = net.elapsed();
     net.take_udp(to);

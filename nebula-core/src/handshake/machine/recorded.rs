@@ -32,7 +32,7 @@ struct Frame {
 }
 
 impl Recording {
-    /// All recordings whose file name ends like this; the expected number, so that none is missed.
+    /// Reads all recordings whose file name ends in `suffix`. `expected` is their number, so that none is missed.
     fn all(suffix: &str, expected: usize) -> Vec<Self> {
         let mut files: Vec<_> = std::fs::read_dir(vectors().join("pcap"))
             .unwrap()
@@ -108,7 +108,7 @@ impl Recording {
     }
 }
 
-/// Repeats the initiator's side of a handshake, and feeds it a tampered message 2 before the real one.
+/// Replays the initiator's side of a handshake, and feeds it a tampered message 2 before the real one.
 fn repeat_initiator(recording: &Recording, ephemeral: &str, first: &[u8], second: &[u8]) -> Negotiated {
     let identity = recording.identity("initiator_cert");
     let clear = HEADER_LEN + 2 * noise::public_key_len(identity.curve());
@@ -120,7 +120,7 @@ fn repeat_initiator(recording: &Recording, ephemeral: &str, first: &[u8], second
     let ephemeral = Ephemeral::Key(recording.key(ephemeral));
     let (mut initiator, datagram) = Initiator::start_with(own, version, local_index, ephemeral.clone()).unwrap();
     if payload.certificate_version == 0 {
-        // Recorded towards peers that do not know the field. Ours writes it always: take the recorded payload.
+        // Recorded with peers that do not know the Time field, which we always write: use the recorded payload.
         let mut noise = noise::handshake(&identity, recording.cipher(), ephemeral, true).unwrap();
         let mut message = vec![0; first.len() + TAG_LEN];
         let len = noise.write_message(&first[clear..], &mut message).unwrap();
@@ -300,7 +300,7 @@ fn recorded_lighthouse_and_relay_messages_are_read_and_written_byte_for_byte() {
     assert!(lighthouse >= 9 * 4 && control == 9 * 2, "{lighthouse} lighthouse, {control} control");
 }
 
-/// UDP payloads of an Ethernet capture, with whether 192.168.200.2 (the initiator) sent them.
+/// UDP payloads of an Ethernet capture, each with whether 192.168.200.2 (the initiator) sent it.
 fn capture(path: &Path) -> Vec<(bool, Vec<u8>)> {
     let bytes = std::fs::read(path).unwrap();
     assert_eq!(bytes[..4], [0xd4, 0xc3, 0xb2, 0xa1], "little-endian pcap");

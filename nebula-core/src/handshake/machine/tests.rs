@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-// In the validity of all long-lived certificates of the vectors.
+// Within the validity of all long-lived certificates of the vectors.
 const NOW: UnixTime = 1_800_000_000;
 const TIME: u64 = 1_800_000_000_000_000_007;
 const INITIATOR: LocalIndex = LocalIndex(0x1122_3344);
@@ -24,7 +24,7 @@ fn dual() -> Identity {
     Identity::read(certs("dual-25519/host-bundle.crt"), certs("dual-25519/host.key")).unwrap()
 }
 
-/// All CAs that any certificate of these tests has.
+/// All CAs that signed a certificate of these tests.
 fn trust() -> CaPool {
     let mut pem = Vec::new();
     for ca in ["v1-25519/ca.crt", "v2-25519/ca.crt", "v1-p256/ca.crt", "v2-p256/ca.crt", "dual-25519/ca-bundle.crt"] {
@@ -45,7 +45,7 @@ fn answer(identity: &Identity, first: &[u8]) -> Result<(Negotiated, Vec<u8>), Er
     respond(own(identity), RESPONDER, [2; 32], first, &trust(), NOW)
 }
 
-/// Message 1 with any payload, from the key of `identity`.
+/// Message 1 with any payload, sent with the key of `identity`.
 fn first_with(identity: &Identity, payload: &[u8]) -> Vec<u8> {
     let seed = Ephemeral::Seed(Zeroizing::new([1; 32]));
     let mut noise = noise::handshake(identity, Cipher::Aes256Gcm, seed, true).unwrap();
@@ -56,7 +56,7 @@ fn first_with(identity: &Identity, payload: &[u8]) -> Vec<u8> {
     datagram
 }
 
-/// Message 2 to `first` with any payload, from the key of `identity`.
+/// Message 2 in reply to `first` with any payload, sent with the key of `identity`.
 fn second_with(identity: &Identity, first: &[u8], payload: &[u8]) -> Vec<u8> {
     let seed = Ephemeral::Seed(Zeroizing::new([2; 32]));
     let mut noise = noise::handshake(identity, Cipher::Aes256Gcm, seed, false).unwrap();
@@ -151,7 +151,7 @@ fn message_1_must_have_counter_one_and_no_index() {
         wrong[at] = value;
         assert!(matches!(reason(answer(&b, &wrong)), Error::Noise(_)), "byte {at} = {value}");
     }
-    // The reserved bits are nobody's business.
+    // The reserved bits are ignored.
     let mut reserved = first;
     reserved[2] = 0xff;
     assert!(answer(&b, &reserved).is_ok());
@@ -304,7 +304,7 @@ fn nothing_secret_is_printed() {
     assert!(format!("{completed:?}").contains("SessionKeys(redacted)"));
 }
 
-/// Identities and messages made once: making them is slower than the parsing under test.
+/// Identities and messages, prepared once because creating them is slower than the parsing under test.
 struct Prepared {
     a: Identity,
     b: Identity,
@@ -320,7 +320,7 @@ static PREPARED: LazyLock<Prepared> = LazyLock::new(|| {
     Prepared { a, b, trust: trust(), first, second }
 });
 
-/// A valid datagram with a few bytes changed, cut or appended, or any bytes at all behind its header.
+/// A valid datagram with a few bytes changed, cut off or appended, or arbitrary bytes after its header.
 fn damaged(datagram: &'static [u8]) -> impl Strategy<Value = Vec<u8>> {
     let changes = proptest::collection::vec((HEADER_LEN..datagram.len(), any::<u8>()), 1..4);
     prop_oneof![

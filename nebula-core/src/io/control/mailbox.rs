@@ -1,4 +1,4 @@
-//! The mailbox of the control thread: punts, commands, a request to stop, a failure.
+//! The mailbox of the control thread: punts, commands, a stop request and a failure.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,7 +16,7 @@ const MAX_PUNTS: usize = 1024;
 const MAX_PUNT_BYTES: usize = 4 << 20;
 const MAX_COMMANDS: usize = if cfg!(all(test, loom)) { 1 } else { 64 };
 
-/// Something a [`crate::io::Handle`] wants done with the node.
+/// Work that a [`crate::io::Handle`] wants done with the node.
 pub(in crate::io) struct Work(Box<WithNode>);
 
 type WithNode = dyn FnOnce(&mut Node, Instant) + Send;
@@ -37,11 +37,11 @@ impl std::fmt::Debug for Work {
     }
 }
 
-/// Bounded: punts beyond the limit are dropped, and commands beyond it wait.
+/// Bounded: punts beyond the limit are dropped, and senders of commands wait for room.
 #[derive(Debug)]
 pub(in crate::io) struct Mailbox {
     content: Mutex<Content>,
-    // Commands were taken, or nobody reads any more.
+    // Signalled when commands were taken, or nobody reads any more.
     room: Condvar,
     wake: Wake,
     // Unset until the control thread runs.
@@ -76,7 +76,7 @@ impl Mailbox {
         })
     }
 
-    /// Leaves a punt. `false`: there are too many.
+    /// Adds a punt. Returns `false` if there are too many.
     #[must_use]
     pub(in crate::io) fn punt(&self, punt: Punt) -> bool {
         let mut content = self.content();
@@ -86,24 +86,24 @@ impl Mailbox {
         }
         content.punt_bytes = bytes;
         content.punts.push_back(punt);
-        // The first one wakes the reader, which takes all.
+        // The first one wakes the reader, which takes everything.
         if content.punts.len() == 1 {
             self.wake.raise();
         }
         true
     }
 
-    /// The calling thread is the one that takes.
+    /// Makes the calling thread the reader.
     pub(in crate::io) fn read_here(&self) {
         let _ = self.reader.set(thread::current().id());
     }
 
-    /// Whether the calling thread is the one that takes: it would wait for itself forever.
+    /// Whether the calling thread is the reader, which would wait for itself forever.
     pub(in crate::io) fn is_read_here(&self) -> bool {
         self.reader.get() == Some(&thread::current().id())
     }
 
-    /// Leaves a command, waiting for room; lost if the control thread has ended.
+    /// Adds a command, waiting for room. It is dropped if the control thread has ended.
     pub(in crate::io) fn command(&self, command: Work) {
         let mut content = self.content();
         while content.commands.len() >= MAX_COMMANDS && !content.closed && !self.is_read_here() {
@@ -121,7 +121,7 @@ impl Mailbox {
         self.wake.raise();
     }
 
-    /// Asks the control thread to end because of `error`; the first error counts.
+    /// Asks the control thread to end because of `error`; only the first error is kept.
     pub(in crate::io) fn fail(&self, error: Error) {
         let mut content = self.content();
         content.stop = true;

@@ -1,4 +1,4 @@
-//! Nothing that was left in the mailbox is forgotten, and the reader is awake as long as something is in it.
+//! Loom models: nothing in the mailbox is forgotten, and the reader is awake as long as something is in it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The control thread, which owns the [`Node`]: takes punts, commands and deadlines, sends datagrams and events.
+//! The control thread, which owns the [`Node`]: handles punts, commands and deadlines, sends datagrams and events.
 
 pub(super) mod mailbox;
 
@@ -30,7 +30,7 @@ pub(super) struct Control {
     pub(super) wall: WallClock,
     pub(super) events: SyncSender<Event>,
     pub(super) interfaces: Option<InterfaceWatch>,
-    // How long the host had slept when that was last read.
+    // How long the host had slept in total at the last reading.
     pub(super) asleep: Duration,
     pub(super) rare_work: RareWork,
     pub(super) flows: TablePeak,
@@ -73,12 +73,12 @@ impl Control {
         Ok(())
     }
 
-    /// Handles what came and what is due. `true`: time to stop.
+    /// Handles what has arrived and what is due. Returns `true` when it is time to stop.
     fn turn(&mut self) -> bool {
         if let Some(wall) = clock::step_since(&self.wall) {
             self.wall = wall;
             self.node.set_wall_clock(wall);
-            // While the host sleeps only the monotonic clock stands still: the node has missed nothing by it.
+            // The monotonic clock stands still while the host sleeps, so the node cannot notice that by itself.
             let before = std::mem::replace(&mut self.asleep, clock::asleep());
             if self.asleep > before + MIN_SLEEP {
                 self.node.wake(clock::now());
@@ -106,7 +106,7 @@ impl Control {
         }
         if self.node.poll_timeout().is_some_and(|at| at <= now) {
             self.node.handle_timeout(now);
-            // Flows expire then.
+            // `handle_timeout` expires flows.
             if self.flows.has_shrunk(self.shared.forwarder.flows()) {
                 self.rare_work.note(now);
             }
@@ -141,7 +141,7 @@ impl Control {
         }
     }
 
-    /// Passes events on. That wakes a thread, which costs a tenth of a handshake.
+    /// Passes events on. This wakes a thread, which costs a tenth of a handshake.
     fn report(&mut self) {
         while let Some(event) = self.node.poll_event() {
             // Tunnels came or went, so there was a handshake.
@@ -164,26 +164,26 @@ impl Drop for EndOfControl {
     }
 }
 
-// Shorter ones need no care, and the clocks are not read at the same moment.
+// Shorter sleeps need no action, and the two clocks are not read at the same moment.
 const MIN_SLEEP: Duration = Duration::from_secs(1);
-// A handshake is work for several turns.
+// A handshake takes several turns.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
-// Mapping the pages of a handshake again costs less than a tenth of the handshake.
+// Faulting in the pages of a handshake again costs less than a tenth of the handshake.
 const MIN_IDLE_INTERVAL: Duration = Duration::from_secs(10);
 
 // About a hundred kilobytes of flows.
 const MIN_PEAK_ENTRIES: usize = 1000;
 
-/// After which work the control thread became idle.
+/// The work after which the control thread became idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
-    /// Handshakes, or the expiry of many flows. Reported a second after they began, and every ten seconds at most.
+    /// Handshakes, or the expiry of many flows. Reported a second after they began, and at most every ten seconds.
     ControlWorkOver,
     /// The interfaces of the host were listed; the list is long on some hosts.
     InterfacesListed,
 }
 
-/// Rate limit of [`Idle::ControlWorkOver`]: says when the control thread counts as idle after rare work like a
+/// Rate limit of [`Idle::ControlWorkOver`]: decides when the control thread counts as idle after rare work such as a
 /// handshake.
 #[derive(Debug, Default)]
 pub(super) struct RareWork {
@@ -192,18 +192,18 @@ pub(super) struct RareWork {
 }
 
 impl RareWork {
-    /// Notes a handshake or the like.
+    /// Notes rare work such as a handshake.
     pub(super) fn note(&mut self, now: Instant) {
         self.happened.get_or_insert(now);
     }
 
-    /// When [`RareWork::is_over`] should be asked; `None`: there was none.
+    /// When to call [`RareWork::is_over`]; `None` if there was no rare work.
     pub(super) fn due(&self) -> Option<Instant> {
         let quiet = self.happened? + IDLE_AFTER;
         Some(self.released.map_or(quiet, |at| quiet.max(at + MIN_IDLE_INTERVAL)))
     }
 
-    /// `true` once, [`IDLE_AFTER`] after the rare work began, and not twice within [`MIN_IDLE_INTERVAL`].
+    /// Returns `true` once, [`IDLE_AFTER`] after the rare work began, and not twice within [`MIN_IDLE_INTERVAL`].
     pub(super) fn is_over(&mut self, now: Instant) -> bool {
         let due = self.due().is_some_and(|due| now >= due);
         if due {
@@ -213,14 +213,14 @@ impl RareWork {
     }
 }
 
-/// Notices when a table has shrunk to less than half of its peak: the memory it held is worth giving back.
+/// Notices when a table has shrunk to less than half of its peak, so that the memory it held is worth releasing.
 #[derive(Debug, Default)]
 pub(super) struct TablePeak {
     peak: usize,
 }
 
 impl TablePeak {
-    /// Whether `entries` are less than half of the peak since this was last so.
+    /// Whether `entries` is less than half of the peak since this last returned `true`.
     pub(super) fn has_shrunk(&mut self, entries: usize) -> bool {
         self.peak = self.peak.max(entries);
         let shrunk = self.peak >= MIN_PEAK_ENTRIES && entries < self.peak / 2;

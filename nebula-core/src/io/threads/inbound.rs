@@ -17,7 +17,7 @@ use crate::io::udp::send::Sender;
 use crate::io::{Error, clock};
 use crate::{Lane, Verdict};
 
-// Pings of one receive that are answered without a device.
+// Maximum number of pings per receive that are answered without a device.
 const MAX_REPLIES: usize = 64;
 
 /// Everything the thread that serves the socket needs.
@@ -30,7 +30,7 @@ pub(in crate::io) struct Inbound {
     deliverer: Deliverer,
     lane: Lane,
     receiver: Receiver,
-    // Relayed datagrams go back to the underlay from here.
+    // Sends relayed datagrams back to the underlay.
     sender: Sender,
     warmth: Warmth,
 }
@@ -50,7 +50,7 @@ impl Inbound {
         Ok(Self { shared, queue, socket, deliverer, lane, receiver, sender, warmth })
     }
 
-    /// To be called once, by the thread that will serve it.
+    /// Must be called once, by the thread that will serve it.
     pub(in crate::io) fn begin(&mut self) {
         self.lane.set_max_segments(self.sender.segments(&self.socket));
         self.announce_offloads();
@@ -61,7 +61,7 @@ impl Inbound {
         self.lane.set_coalesce(offloads != TunOffloads::None, offloads == TunOffloads::TcpAndUdp);
     }
 
-    /// Moves what one receive brings. `true`: the socket is dry.
+    /// Processes what one receive returns. Returns `true` if the socket is dry.
     pub(in crate::io) fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
         if self.lane.early_due().is_some() {
             self.serve_early()?;
@@ -80,7 +80,7 @@ impl Inbound {
         Ok(false)
     }
 
-    /// Moves what waited for a tunnel that is there by now.
+    /// Processes early datagrams whose tunnel is there by now.
     fn serve_early(&mut self) -> Result<(), Error> {
         let now = clock::now();
         while let Some(memory) = self.shared.forwarder.inbound_early(&mut self.lane, now) {
@@ -89,7 +89,7 @@ impl Inbound {
         Ok(())
     }
 
-    /// Empties the lane. `memory` is what its pieces point into; `None`: the receive buffer.
+    /// Empties the lane. `memory` holds the bytes of its pieces; `None`: the receive buffer does.
     fn pass_on(&mut self, now: Instant, memory: Option<&[u8]>) -> Result<(), Error> {
         match self.queue.clone() {
             Some(queue) => self.deliver(&queue, memory)?,
@@ -101,7 +101,7 @@ impl Inbound {
         Ok(())
     }
 
-    /// There is no device, but pings are answered as if there were one.
+    /// Answers pings as the kernel would if there were a device.
     fn answer_pings(&mut self, now: Instant, memory: Option<&[u8]>) {
         let memory = memory.unwrap_or_else(|| self.receiver.memory());
         let packet = |delivery: &Delivery| {
@@ -134,7 +134,7 @@ impl Inbound {
         [self.warmth.timeout(now), early].into_iter().flatten().min()
     }
 
-    /// Gives memory back that a burst touched, some time after it.
+    /// Releases memory that a burst touched, some time after it.
     pub(in crate::io) fn cool(&mut self, now: Instant) {
         if self.warmth.cooled(now) {
             self.receiver.release();
@@ -149,11 +149,11 @@ impl AsFd for Inbound {
     }
 }
 
-/// A queue, for the packets of one lane.
+/// A queue as the device for the packets of one lane.
 struct Overlay<'a> {
     queue: &'a Queue,
     lane: &'a Lane,
-    /// What the pieces of the lane point into.
+    /// Holds the bytes of the lane's pieces.
     memory: &'a [u8],
 }
 
@@ -173,7 +173,7 @@ impl Device for Overlay<'_> {
     }
 }
 
-/// Writes one packet of a lane; `memory` is what its pieces point into.
+/// Writes one packet of a lane; `memory` holds the bytes of its pieces.
 pub(in crate::io) fn write(queue: &Queue, lane: &Lane, memory: &[u8], delivery: &Delivery) -> Result<(), Errno> {
     let head = lane.headers().get(delivery.header.clone()).ok_or(Errno::EFAULT)?;
     let pieces = lane.pieces().get(delivery.pieces.clone()).ok_or(Errno::EFAULT)?;
@@ -200,16 +200,16 @@ impl Deliverer {
         Self { offloads }
     }
 
-    /// What the device takes, as far as is known.
+    /// Offloads that the device accepts, as far as is known.
     pub(in crate::io) fn offloads(&self) -> TunOffloads {
         self.offloads
     }
 
-    /// Writes each packet to `device`. What it refuses is lost and counted in `lost`, but a super-packet is tried again
-    /// as single packets. `true`: the device takes fewer kinds of super-packets than before.
+    /// Writes each packet to `device`. A refused packet is dropped and counted in `lost`, but a super-packet is first
+    /// retried as single packets. Returns `true` if the device accepts fewer kinds of super-packets than before.
     ///
     /// # Errors
-    /// The device is gone.
+    /// Returns an error if the device is gone.
     pub(in crate::io) fn deliver(
         &mut self,
         deliveries: &[Delivery],
@@ -231,7 +231,7 @@ impl Deliverer {
                 (Err(_), _) => lost.add(1),
             }
         }
-        // Some kernels refuse some super-packets; what comes from now on is not joined.
+        // Some kernels refuse some super-packets; packets that arrive from now on are not joined to such ones.
         let Some(segment) = refused else { return Ok(false) };
         self.offloads = match segment.kind {
             SegmentKind::Udp if self.offloads == TunOffloads::TcpAndUdp => TunOffloads::Tcp,
@@ -276,7 +276,7 @@ mod tests {
     const TCP: Option<SegmentKind> = Some(SegmentKind::Tcp);
     const UDP: Option<SegmentKind> = Some(SegmentKind::Udp);
 
-    /// Delivers one packet of each kind; what is lost, and whether a step down was taken.
+    /// Delivers one packet of each kind; returns what was lost, and whether fewer offloads remain.
     fn deliver(deliverer: &mut Deliverer, device: &mut FakeDevice) -> Result<(u64, bool), Error> {
         let packet = |kind: Option<SegmentKind>| Delivery {
             header: 0..40,

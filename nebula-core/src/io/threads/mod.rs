@@ -1,4 +1,4 @@
-//! The data threads: one for each socket, and one for each tun queue in times of load.
+//! The data threads: one for each socket and, under load, one for each tun queue.
 //!
 //! They share one loop, [`serve`]: move what is there; when nothing is left, sleep for a moment or wait for
 //! descriptors.
@@ -22,24 +22,24 @@ use crate::io::threads::pacing::{Doze, Duty, Load};
 use crate::io::threads::priority::Priority;
 use crate::io::{Error, clock};
 
-/// What a thread does until somebody else is to do it.
+/// What a thread does until another thread takes over.
 trait Service {
-    /// Moves what is there. `true`: nothing is left.
+    /// Moves what is there. Returns `true` if nothing is left.
     fn turn(&mut self, load: &mut Load) -> Result<bool, Error>;
 
     /// Whether this service ends now, between two turns.
     fn is_over(&self, load: &Load) -> bool;
 
-    /// Whether it ends because nothing has come for long enough. Asked only when nothing is left.
+    /// Whether it ends because nothing has arrived for long enough. Called only when nothing is left.
     fn is_calm(&self, now: Instant, load: &Load) -> bool;
 
-    /// How long to wait at most; `None`: no limit.
+    /// Maximum time to wait; `None`: no limit.
     fn timeout(&self, now: Instant, load: &Load) -> Option<Duration>;
 
     /// Waits until there is something to do.
     fn wait(&self, timeout: Option<Duration>) -> Result<(), Errno>;
 
-    /// Gives memory back that a burst touched, some time after it.
+    /// Releases memory that a burst touched, some time after it.
     fn cool(&mut self);
 }
 
@@ -89,7 +89,7 @@ pub(super) struct SocketThread {
     inbound: Inbound,
     // None: another thread serves the other direction at all times.
     duty: Option<Arc<Duty<Outbound>>>,
-    // There is another thread for times of load.
+    // Another thread takes over under load.
     relieved: bool,
     pace: Pace,
 }
@@ -99,12 +99,12 @@ impl SocketThread {
         Self { shared, inbound, duty: None, relieved: false, pace: Pace::new(raise_priority) }
     }
 
-    /// Gives it the other direction; while there is load only if it is not `relieved` by another thread.
+    /// Makes this thread serve the other direction, too; under load only if it is not `relieved` by another thread.
     pub(super) fn serve_also(&mut self, duty: Arc<Duty<Outbound>>, relieved: bool) {
         (self.duty, self.relieved) = (Some(duty), relieved);
     }
 
-    /// Runs until the driver stops, or socket or device fail.
+    /// Runs until the driver stops, or the socket or device fails.
     pub(super) fn run(mut self) -> Result<(), Error> {
         self.inbound.begin();
         let (shared, duty) = (&*self.shared, self.duty.as_deref());
@@ -122,12 +122,12 @@ impl SocketThread {
     }
 }
 
-/// The thread of a tun queue, for times of load; it sleeps while the thread of the socket does its work.
+/// The thread of a tun queue, which works under load and sleeps while the socket's thread does its work.
 #[derive(Debug)]
 pub(super) struct QueueThread {
     shared: Arc<Shared>,
     duty: Arc<Duty<Outbound>>,
-    // The thread of a socket serves the queue when there is little traffic.
+    // The socket's thread serves the queue when there is little traffic.
     relieved: bool,
     pace: Pace,
 }
@@ -156,7 +156,7 @@ impl QueueThread {
     }
 }
 
-/// Both directions, until there is load and another thread to share it.
+/// Serves both directions, until there is load and another thread to share it.
 struct BothDirections<'a> {
     shared: &'a Shared,
     inbound: &'a mut Inbound,
@@ -167,7 +167,7 @@ struct BothDirections<'a> {
 impl Service for BothDirections<'_> {
     fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
         let nothing_received = self.inbound.turn(load)?;
-        // What was delivered may have been answered already.
+        // Applications may have answered already what was just delivered.
         let nothing_to_send = self.outbound.turn(load)?;
         Ok(nothing_received && nothing_to_send)
     }
@@ -195,7 +195,7 @@ impl Service for BothDirections<'_> {
     }
 }
 
-/// The socket, until the queue is to be served too.
+/// Serves the socket, until the queue needs to be served too.
 struct SocketOnly<'a> {
     shared: &'a Shared,
     inbound: &'a mut Inbound,
@@ -232,7 +232,7 @@ impl Service for SocketOnly<'_> {
     }
 }
 
-/// The queue, until the load is over where the thread of the socket can take it back.
+/// Serves the queue, until the load is over if the socket's thread can take it back.
 struct QueueOnly<'a> {
     shared: &'a Shared,
     outbound: &'a mut Outbound,

@@ -14,7 +14,7 @@ use crate::io::udp::send::Sender;
 use crate::io::{Error, clock};
 use crate::{DropReason, Lane, Verdict};
 
-// A super-packet is sent at once, so that its transmission overlaps with the next read; small packets gather.
+// A super-packet is sent at once, so that its transmission overlaps with the next read; small packets are batched.
 const FLUSH_BYTES: usize = 32 << 10;
 // Smaller than joined packets, and than those of a link with jumbo frames.
 const SMALL_PACKET_BYTES: usize = 2 << 10;
@@ -40,7 +40,7 @@ impl Outbound {
         Ok(Self { shared, queue, socket, lane, buffer, sender, warmth })
     }
 
-    /// Moves what is there, up to a flush. `true`: the device is dry.
+    /// Moves what is there, up to a flush. Returns `true` if the device is dry.
     pub(in crate::io) fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
         let now = clock::now();
         let (mut dry, mut small) = (false, 0);
@@ -48,7 +48,7 @@ impl Outbound {
             let read = self.queue.read(&mut self.buffer);
             match read.map_err(|source| Error::Io { what: "cannot read from the tun device", source })? {
                 Read::Packet(packet, offload) => {
-                    // Bulk traffic is not to wait here as well as at its receiver.
+                    // Bulk traffic should not wait here in addition to the wait at its receiver.
                     small += usize::from(packet.len() < SMALL_PACKET_BYTES);
                     match self.shared.forwarder.outbound(&mut self.lane, now, packet, offload) {
                         Verdict::Transmit | Verdict::Punt | Verdict::Drop(_) => {}
@@ -67,7 +67,7 @@ impl Outbound {
         Ok(dry)
     }
 
-    /// Answers to refused packets.
+    /// Delivers the replies to rejected packets.
     fn deliver(&self) {
         for delivery in self.lane.deliveries() {
             if write(&self.queue, &self.lane, &[], delivery).is_err() {
@@ -76,12 +76,12 @@ impl Outbound {
         }
     }
 
-    /// How long to wait before [`Outbound::cool`]; `None`: there is nothing to give back.
+    /// How long to wait before [`Outbound::cool`]; `None` if there is nothing to release.
     pub(in crate::io) fn timeout(&self, now: Instant) -> Option<Duration> {
         self.warmth.timeout(now)
     }
 
-    /// Gives memory back that a burst touched, some time after it.
+    /// Releases memory that a burst touched, some time after it.
     pub(in crate::io) fn cool(&mut self, now: Instant) {
         if self.warmth.cooled(now) {
             self.buffer.release();

@@ -1,9 +1,9 @@
-//! When the data threads sleep, share their work and give memory back, by the traffic they see.
+//! Decides when the data threads sleep, share their work and release memory, based on the traffic they see.
 //!
-//! [`Duty`] and [`Load`] decide which of two threads serves a tun queue: with little traffic the thread of the socket serves
+//! [`Duty`] and [`Load`] decide which of two threads serves a tun queue: with little traffic the socket's thread serves
 //! both directions, which saves a wake-up per round trip; under load a second thread takes the queue over. [`Doze`] is
 //! interrupt moderation: a thread under load sleeps for a moment instead of being woken for each packet. [`Warmth`]
-//! decides when the memory that a burst touched goes back to the system.
+//! decides when the memory that a burst touched is released.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ use crate::io::poll::Wake;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// Work that two threads do in turn: the thread of a socket, and that of a tun queue.
+/// Work that two threads do in turn: the socket's thread and the tun queue's thread.
 #[derive(Debug)]
 pub(in crate::io) struct Duty<T> {
     subject: Mutex<T>,
-    /// It is the turn of the socket's thread, which has not begun.
+    /// It is the turn of the socket's thread, which has not started yet.
     free: AtomicBool,
     /// Wakes the queue's thread.
     pub(in crate::io) needed: Wake,
@@ -37,7 +37,7 @@ impl<T> Duty<T> {
         self.free.load(Ordering::Acquire)
     }
 
-    /// For the socket's thread; `None`: it is the turn of the other.
+    /// Starts the turn of the socket's thread; `None` if it is the other thread's turn.
     pub(in crate::io) fn take(&self) -> Option<MutexGuard<'_, T>> {
         if !self.is_free() {
             return None;
@@ -53,7 +53,7 @@ impl<T> Duty<T> {
         self.needed.raise();
     }
 
-    /// For the queue's thread, once it was woken.
+    /// Starts the turn of the queue's thread, once it was woken.
     pub(in crate::io) fn take_over(&self) -> MutexGuard<'_, T> {
         self.needed.lower();
         self.lock()
@@ -62,7 +62,7 @@ impl<T> Duty<T> {
     /// Ends the turn of the queue's thread.
     pub(in crate::io) fn give_back(&self, subject: MutexGuard<'_, T>) {
         drop(subject);
-        // Raised first: the thread that finds it free lowers it after the last raise.
+        // Raise first: the thread that then finds the work free lowers the wake-up after the last raise.
         self.returned.raise();
         self.free.store(true, Ordering::Release);
     }
@@ -74,7 +74,7 @@ impl<T> Duty<T> {
 
 // More than ten packets, or a joined one.
 const HEAVY_TURN_BYTES: usize = 16 << 10;
-// A burst of small packets; round trips do not make so many turns without a pause.
+// A burst of small packets; round trips do not take so many turns without a pause.
 const BUSY_TURNS: u32 = 64;
 // Longer than the pauses within a transfer.
 const CALM_AFTER: Duration = Duration::from_secs(1);
@@ -89,12 +89,12 @@ pub(in crate::io) struct Load {
 }
 
 impl Load {
-    /// As if a heavy turn had just ended.
+    /// A load whose last heavy turn has just ended.
     pub(in crate::io) fn heavy(now: Instant) -> Self {
         Self { heavy_at: Some(now), ..Self::default() }
     }
 
-    /// Notes a turn that moved `bytes`, whose dozes go by `weight`.
+    /// Notes a turn that moved `bytes`, which count as `weight` for dozing.
     pub(in crate::io) fn note(&mut self, now: Instant, bytes: usize, weight: Weight) {
         if bytes == 0 {
             return;
@@ -108,12 +108,12 @@ impl Load {
         }
     }
 
-    /// Bytes that were noted since the last call, and when the first were; `None`: there was nothing.
+    /// Bytes noted since the last call, and when the first were noted; `None` if there were none.
     pub(in crate::io) fn take_noted(&mut self) -> Option<(Instant, usize)> {
         self.noted.take()
     }
 
-    /// What was noted since the last call.
+    /// Weight noted since the last call.
     pub(in crate::io) fn take_weight(&mut self) -> Weight {
         std::mem::take(&mut self.weight)
     }
@@ -123,12 +123,12 @@ impl Load {
         self.turns = 0;
     }
 
-    /// Whether there was a heavy turn since this began.
+    /// Whether there has been a heavy turn.
     pub(in crate::io) fn is_heavy(&self) -> bool {
         self.heavy_at.is_some()
     }
 
-    /// Time until the load counts as over if no more comes; zero: it is over.
+    /// Time until the load counts as over if no more arrives; zero if it is over.
     pub(in crate::io) fn remaining(&self, now: Instant) -> Duration {
         self.heavy_at.map_or(Duration::ZERO, |at| (at + CALM_AFTER).saturating_duration_since(now))
     }
@@ -140,9 +140,9 @@ const DOZE_TIME: Duration = Duration::from_micros(100);
 const WORTHWHILE_DOZE_WEIGHT: usize = 72 << 10;
 // Bytes that a small packet counts for: a wake-up costs as much as moving them.
 const PACKET_WEIGHT: usize = 4 << 10;
-// Less is no load.
+// Less than this is not load.
 const MIN_DOZE_WEIGHT: usize = 16 << 10;
-// Enough dozes for an average.
+// Enough dozes to average over.
 const DOZES_PER_ROUND: u32 = 8;
 // Backoff after a round of dozes that gathered too little; doubled each time.
 const MIN_DOZE_BACKOFF: Duration = Duration::from_millis(10);
@@ -153,7 +153,7 @@ const MAX_DOZE_BACKOFF: Duration = Duration::from_secs(1);
 pub(in crate::io) struct Weight(usize);
 
 impl Weight {
-    /// Of so many bytes that came in so many `packets`, a joined one counting as one.
+    /// Weight of `bytes` that arrived in this many `packets`; a joined packet counts as one.
     pub(in crate::io) fn of(bytes: usize, packets: usize) -> Self {
         Self(bytes.max(packets.saturating_mul(PACKET_WEIGHT)))
     }
@@ -163,15 +163,15 @@ impl Weight {
     }
 }
 
-/// Interrupt moderation: decides when to sleep for a moment, by how much earlier sleeps gathered.
+/// Interrupt moderation: decides whether to sleep for a moment, based on how much earlier sleeps gathered.
 ///
 /// A thread that waits for a socket or a device is woken for each packet, which costs it a context switch, and the
 /// program at the other end up to a tenth of its time. A sleep delays what arrives meanwhile, so sleeps are tried only
-/// behind several packets or a joined one, and go on only while each gathers many.
+/// after several packets or a joined one, and continue only while each gathers many.
 #[derive(Debug)]
 pub(in crate::io) struct Doze {
     dozed: bool,
-    /// Dozes of this round.
+    /// Dozes in this round.
     dozes: u32,
     gathered: usize,
     not_before: Option<Instant>,
@@ -185,8 +185,8 @@ impl Default for Doze {
 }
 
 impl Doze {
-    /// To be called when nothing is left to move, with what was moved since the last call. Sleeps for a moment if that
-    /// is expected to gather more. `true`: it slept, so look again.
+    /// Call this when nothing is left to move, with the weight of what was moved since the last call. Sleeps for a
+    /// moment if that is expected to gather more. Returns `true` if it slept and the caller should look again.
     pub(in crate::io) fn pause(&mut self, now: Instant, weight: Weight) -> bool {
         let dozes = self.follow(now, weight);
         if dozes {
@@ -220,12 +220,12 @@ impl Doze {
     }
 }
 
-// Less touches a handful of pages, which are not worth a wake-up.
+// A smaller turn touches a handful of pages, which are not worth a wake-up.
 const BURST_BYTES: usize = 16 << 10;
 // Long enough that a pause within a transfer does not cost the page faults of a new start.
 const RELEASE_AFTER: Duration = Duration::from_secs(10);
 
-/// Remembers the last burst.
+/// Tracks the last burst, to release its memory later.
 #[derive(Debug, Default)]
 pub(in crate::io) struct Warmth {
     last_burst: Option<Instant>,
@@ -239,12 +239,12 @@ impl Warmth {
         }
     }
 
-    /// How long to wait before asking [`Warmth::cooled`]; `None`: there is nothing to give back.
+    /// How long to wait before calling [`Warmth::cooled`]; `None` if there is nothing to release.
     pub(in crate::io) fn timeout(&self, now: Instant) -> Option<Duration> {
         self.last_burst.map(|at| (at + RELEASE_AFTER).saturating_duration_since(now))
     }
 
-    /// `true` once when the last burst is long enough ago.
+    /// Returns `true` once when the last burst is long enough ago.
     pub(in crate::io) fn cooled(&mut self, now: Instant) -> bool {
         self.last_burst.take_if(|at| now >= *at + RELEASE_AFTER).is_some()
     }
@@ -322,7 +322,7 @@ mod tests {
 
     const SUPER_PACKET: usize = 64 << 10;
 
-    /// Pauses once every `every`, each time behind `weight`; how often it dozed.
+    /// Pauses once per `every`, each time after `weight`; returns how often it dozed.
     fn dozes(doze: &mut Doze, from: Instant, pauses: u32, every: Duration, weight: Weight) -> usize {
         (0..pauses).filter(|&at| doze.follow(from + every * at, weight)).count()
     }
@@ -339,9 +339,9 @@ mod tests {
     #[test]
     fn round_trips_of_large_messages_are_hardly_delayed() {
         let (mut doze, start) = (Doze::default(), crate::io::clock::now());
-        // For 20 s, each answer behind a request of one super-packet.
+        // For 20 s, each answer follows a request of one super-packet.
         let dozed = dozes(&mut doze, start, 100_000, Duration::from_micros(200), Weight::of(SUPER_PACKET, 1));
-        // 8 of a round, 7 rounds until the rest is longest, then one a second.
+        // 8 in a round, 7 rounds until the backoff is longest, then one round a second.
         assert!((8..=30 * 8).contains(&dozed), "{dozed}");
     }
 

@@ -1,4 +1,5 @@
-//! One thread at a time serves the queue, none serves it twice in a row, and neither sleeps while it is its turn.
+//! Loom models: one thread at a time serves the queue, none serves it twice in a row, and neither sleeps during its
+//! turn.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

@@ -13,36 +13,37 @@ use std::time::{Duration, Instant};
 use crate::io::threads::pacing::Load;
 
 const RAISED_NICENESS: libc::c_int = -20;
-// Enough pauses for an average.
+// Enough pauses to average over.
 const PAUSES_PER_ROUND: u32 = 32;
 // With fewer pauses than these in this time, nothing would gather.
 const SPARSE_FOR: Duration = Duration::from_millis(10);
-// More than a dozen packets per wake-up: they come joined.
+// More than a dozen packets per wake-up means that they come joined.
 const JOINED_BYTES: usize = 16 << 10;
-// A thread that works for this long without a wait does not keep up.
+// A thread that works this long without waiting is not keeping up.
 const OVERLOAD_AFTER: Duration = Duration::from_millis(20);
-// Backoff after it did not help.
+// Backoff after a raised priority did not help.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The priority of one thread, by what it moves between its pauses.
+/// The priority of one thread, based on what it moves between its pauses.
 #[derive(Debug)]
 pub(in crate::io) struct Priority {
     may_change: bool,
     raised: bool,
-    /// Since `counted_since`.
+    /// Number of pauses since `counted_since`.
     pauses: u32,
     bytes: usize,
     counted_since: Option<Instant>,
     waited: Duration,
-    /// `None`: it works.
+    /// `None` while it works.
     waits_since: Option<Instant>,
-    /// When this turn of work began; `None`: it waits.
+    /// When this stretch of work began; `None` while it waits.
     busy_since: Option<Instant>,
     not_before: Option<Instant>,
 }
 
 impl Priority {
-    /// Of the thread that will use it. `may_raise`: as the operator wishes; a niceness given from outside stays.
+    /// Call this on the thread that will use it. `may_raise` is the operator's choice; a niceness set from outside is
+    /// kept.
     pub(in crate::io) fn new(may_raise: bool) -> Self {
         Self {
             may_change: may_raise,
@@ -57,7 +58,7 @@ impl Priority {
         }
     }
 
-    /// Notes what was moved since the last time.
+    /// Notes what was moved since the last call.
     pub(in crate::io) fn follow(&mut self, load: &mut Load) {
         if let Some((now, bytes)) = load.take_noted() {
             self.note(now, bytes);
@@ -94,7 +95,7 @@ impl Priority {
         }
     }
 
-    /// Whether it waited most of a while, for few packets.
+    /// Whether the thread spent most of a period waiting, for few packets.
     fn is_sparse(&self, now: Instant) -> bool {
         self.counted_since.is_none_or(|since| {
             let elapsed = now.saturating_duration_since(since);
@@ -111,7 +112,7 @@ impl Priority {
         if self.may_change && (raised == self.raised || apply(raised).is_ok()) {
             self.raised = raised;
         } else {
-            // Without CAP_SYS_NICE, or niced from outside: it stays so.
+            // Without CAP_SYS_NICE, or if niced from outside, leave it as it is for good.
             self.may_change = false;
         }
     }
@@ -120,7 +121,7 @@ impl Priority {
 /// Sets the niceness of the calling thread.
 fn apply(raised: bool) -> io::Result<()> {
     let (from, to) = if raised { (0, RAISED_NICENESS) } else { (RAISED_NICENESS, 0) };
-    // SAFETY: both calls take and give numbers only; zero names the calling thread.
+    // SAFETY: both calls take and return numbers only; zero names the calling thread.
     let done = unsafe {
         libc::getpriority(libc::PRIO_PROCESS, 0) == from && libc::setpriority(libc::PRIO_PROCESS, 0, to) == 0
     };
@@ -132,7 +133,7 @@ fn apply(raised: bool) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A thread that moves `bytes` between pauses of its own, one `every` so long.
+    /// A thread that moves `bytes` between its pauses, which come once per `every`.
     fn traffic(priority: &mut Priority, from: Instant, turns: u32, every: Duration, bytes: usize) -> Instant {
         for at in 0..turns {
             let now = from + every * at;
@@ -158,7 +159,7 @@ mod tests {
     }
 
     fn niceness() -> libc::c_int {
-        // SAFETY: takes and gives numbers.
+        // SAFETY: takes and returns numbers.
         unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }
     }
 
@@ -167,7 +168,7 @@ mod tests {
         std::thread::spawn(test).join().unwrap();
     }
 
-    /// What a raised thread has, where the system allows it and this program was not niced itself.
+    /// The niceness of a raised thread, if the system allows it and this program was not niced itself.
     fn best() -> libc::c_int {
         std::thread::spawn(|| if apply(true).is_ok() { RAISED_NICENESS } else { niceness() }).join().unwrap()
     }
@@ -215,13 +216,13 @@ mod tests {
         alone(move || {
             let mut priority = Priority::new(true);
             let at = flood(&mut priority, crate::io::clock::now());
-            // Until long after the rest that the flood brought.
+            // Until long after the backoff that the flood caused.
             for turn in 0..100 {
                 let begin = at + SPARSE_FOR * 2 * turn;
                 for step in 0..15 {
                     priority.note(begin + Duration::from_millis(1) * step, 100);
                 }
-                // For a quarter of the time.
+                // It waits for a quarter of the time.
                 priority.pause(begin + Duration::from_millis(15));
             }
             assert!(!priority.raised && niceness() == usual);
@@ -237,7 +238,7 @@ mod tests {
             assert!(!priority.raised && niceness() == usual, "switched off");
         });
         alone(|| {
-            // SAFETY: takes and gives numbers.
+            // SAFETY: takes and returns numbers.
             assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) }, 0);
             let mut priority = Priority::new(true);
             bulk(&mut priority, crate::io::clock::now());

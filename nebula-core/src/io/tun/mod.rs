@@ -25,7 +25,7 @@ pub struct Tun {
     offloads: TunOffloads,
 }
 
-/// What a tun device and its kernel agreed to.
+/// Offloads that a tun device and its kernel agreed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TunOffloads {
     /// Super-packets of TCP and UDP.
@@ -60,11 +60,11 @@ mod ioctl {
 }
 
 impl Tun {
-    /// Creates a device in the network namespace of the calling thread. Fails if the name exists.
-    /// An empty name lets the kernel choose. The device is down and has no address.
+    /// Creates a device in the network namespace of the calling thread. An empty name lets the kernel choose one. The
+    /// device is down and has no address.
     ///
     /// # Errors
-    /// No permission, name taken, or no tun support.
+    /// Returns an error if permission or tun support is missing, or if the name is taken or unusable.
     pub fn create(name: &str, queues: usize, offloads: bool) -> io::Result<Self> {
         if name.len() >= libc::IFNAMSIZ {
             let text = format!("interface name {name:?} is longer than {} characters", libc::IFNAMSIZ - 1);
@@ -84,7 +84,7 @@ impl Tun {
     /// Adopts queues opened elsewhere (with IFF_VNET_HDR), and negotiates offloads again.
     ///
     /// # Errors
-    /// Not a tun descriptor, or queues of different devices.
+    /// Returns an error if a descriptor is not a tun queue, or if the queues belong to different devices.
     pub fn from_queues(queues: Vec<OwnedFd>) -> io::Result<Self> {
         let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
         let mut name = None;
@@ -108,11 +108,11 @@ impl Tun {
         Self::negotiate(queues, name, &TunOffloads::LADDER)
     }
 
-    /// A stand-in for a device, to measure and test without the kernel's: each packet of `socket` (`SOCK_SEQPACKET`) is
-    /// one read or write of a queue, virtio-net header first. All offloads are on.
+    /// A stand-in for a device, for measurements and tests without the kernel's: each packet of `socket`
+    /// (`SOCK_SEQPACKET`) is one read or write of a queue, virtio-net header first. All offloads are on.
     ///
     /// # Errors
-    /// From the system.
+    /// Returns the system's error.
     #[cfg(feature = "simulator")]
     pub fn from_socket(socket: OwnedFd) -> io::Result<Self> {
         let flags = OFlag::from_bits_retain(fcntl(&socket, FcntlArg::F_GETFL)?);
@@ -121,8 +121,9 @@ impl Tun {
         Ok(Self { name: "socket".to_owned(), queues, offloads: TunOffloads::TcpAndUdp })
     }
 
-    /// Length of super-packet at which a device of this MTU works best: sealed, it fills exactly one send, where a
-    /// longer one would leave a rest that costs as much as a full one. `None`: the MTU is too large for super-packets.
+    /// Length of super-packet at which a device of this MTU works best: sealed, it fills exactly one send, while a
+    /// longer one would leave a remainder that costs as much as a full one. `None`: the MTU is too large for
+    /// super-packets.
     #[must_use]
     pub fn best_super_packet(mtu: u32) -> Option<u32> {
         let segments = MAX_RUN / mtu.saturating_add(SEALING);
@@ -135,7 +136,7 @@ impl Tun {
         &self.name
     }
 
-    /// What the kernel agreed to.
+    /// Offloads that the kernel agreed to.
     #[must_use]
     pub fn offloads(&self) -> TunOffloads {
         self.offloads
@@ -144,7 +145,7 @@ impl Tun {
     /// Turns all offloads off, as `create` does on request.
     ///
     /// # Errors
-    /// From the system.
+    /// Returns the system's error.
     pub fn disable_offloads(&mut self) -> io::Result<()> {
         for queue in &self.queues {
             // SAFETY: as in `negotiate`.
@@ -154,16 +155,16 @@ impl Tun {
         Ok(())
     }
 
-    /// One more reference to the device, which stays until this is closed, too.
+    /// Duplicates a descriptor of the device, which exists until this is closed, too.
     ///
     /// # Errors
-    /// From the system.
+    /// Returns the system's error.
     pub fn hold(&self) -> io::Result<OwnedFd> {
         let queue = self.queues.first().ok_or(io::ErrorKind::NotFound)?;
         queue.fd.try_clone()
     }
 
-    /// The descriptors, to hand them to another process.
+    /// The descriptors, to pass them to another process.
     #[must_use]
     pub fn into_queues(self) -> Vec<OwnedFd> {
         self.queues.into_iter().map(|queue| queue.fd).collect()
@@ -252,32 +253,32 @@ impl AsFd for Queue {
     }
 }
 
-/// What one read brought.
+/// Result of one read.
 #[derive(Debug)]
 pub(super) enum Read<'a> {
     /// An overlay packet.
     Packet(&'a mut [u8], Offload),
-    /// A packet whose header contradicts it.
+    /// A packet that contradicts its virtio-net header.
     Contradictory,
-    /// Nothing to read now.
+    /// Nothing to read at the moment.
     Dry,
 }
 
-/// Room for one packet and its virtio-net header.
+/// Buffer for one packet and its virtio-net header.
 #[derive(Debug)]
 pub(super) struct ReadBuffer(Region);
 
 impl ReadBuffer {
     // The packet begins on a cache line.
     const PACKET: usize = 64;
-    // The largest super-packet of a tun device is 64 KiB and an IPv6 header.
+    // The largest super-packet of a tun device has 64 KiB plus an IPv6 header.
     const LEN: usize = 68 << 10;
 
     pub(super) fn new() -> io::Result<Self> {
         Region::new(Self::LEN).map(Self)
     }
 
-    /// Gives memory back that a burst touched.
+    /// Releases memory that a burst touched.
     pub(super) fn release(&mut self) {
         self.0.release();
     }
@@ -299,8 +300,8 @@ impl Queue {
         })
     }
 
-    /// Writes one (super-)packet made of `head` and ranges of `payload`. `header_len` is the length of IP and transport
-    /// header together.
+    /// Writes one (super-)packet made of `head` and ranges of `payload`. `header_len` is the length of the IP and
+    /// transport headers together.
     pub(super) fn write(
         &self,
         offload: &Offload,
@@ -326,13 +327,13 @@ impl Queue {
     }
 }
 
-// What one UDP send takes, as in `Lane`.
+// Maximum length of one UDP send, as in `Lane`.
 const MAX_RUN: u32 = 65_000;
 // Nebula's header and the tag.
 const SEALING: u32 = 32;
-// IPv4 and TCP with timestamps: what is in every packet and only once in a super-packet.
+// IPv4 and TCP headers with timestamps, which a super-packet has only once.
 const HEADERS: u32 = 52;
-// Linux keeps this much of the limit free for headers of all layers.
+// Linux reserves this much of the limit for headers of all layers.
 const RESERVED: u32 = 400;
 
 /// More pieces than a super-packet can have: it holds at most 64 KiB and joined segments are not small.

@@ -48,7 +48,7 @@ fn a_device_made_in_one_namespace_is_used_from_another() {
     loop {
         readable(queue, queue, Some(Duration::from_secs(5))).unwrap();
         match queue.read(&mut buffer).unwrap() {
-            // The kernel's own multicast reports.
+            // Multicast reports of the kernel itself.
             Read::Packet(packet, _) if packet[0] >> 4 == 6 => {}
             Read::Packet(packet, offload) => {
                 assert_eq!(&packet[16..20], &[10, 77, 0, 2]);
@@ -86,7 +86,7 @@ fn the_device_lives_as_long_as_its_queues_wherever_they_go() {
         assert_eq!(queues.len(), 2);
         let adopted = Tun::from_queues(queues).unwrap();
         assert_eq!((adopted.name(), adopted.offloads()), ("overlay7", agreed));
-        // What a kernel without UDP super-packets agrees to.
+        // The offloads that a kernel without UDP super-packets accepts.
         let ladder = [TunOffloads::Tcp, TunOffloads::None];
         let mut adopted = Tun::negotiate(adopted.into_queues(), "overlay7".into(), &ladder).unwrap();
         assert_eq!(adopted.offloads(), TunOffloads::Tcp);
@@ -121,18 +121,18 @@ fn a_removed_device_is_an_error_and_not_a_dry_queue() {
     });
 }
 
-/// Copies packets between two devices, as a tunnel without cipher would. Returns how many were super-packets.
+/// Copies packets between two devices, as a tunnel without a cipher would. Returns how many were super-packets.
 fn bridge(a: &Queue, b: &Queue, stop: &AtomicBool) -> usize {
     let mut supers = 0;
     let mut buffer = ReadBuffer::new().unwrap();
-    // Also ends when the test failed before it could say so.
+    // Ends even if the test fails before it can set `stop`.
     let end = crate::io::clock::now() + Duration::from_secs(30);
     while !stop.load(Ordering::Relaxed) && crate::io::clock::now() < end {
         readable(a, b, Some(Duration::from_millis(20))).unwrap();
         for (from, to) in [(a, b), (b, a)] {
             while let Read::Packet(packet, offload) = from.read(&mut buffer).unwrap() {
                 supers += usize::from(offload.segment.is_some());
-                // Cut where a coalescer would: the headers apart, the payload in pieces.
+                // Cut as by a coalescer: the headers apart, the payload in pieces.
                 let head =
                     if packet[0] >> 4 == 4 && packet[9] == 6 { 20 + usize::from(packet[32] >> 4) * 4 } else { 0 };
                 let pieces: Vec<_> =

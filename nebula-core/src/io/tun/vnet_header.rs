@@ -2,7 +2,7 @@
 
 use crate::forward::{Offload, Segment, SegmentKind};
 
-/// Length of the header in its oldest form, which every kernel speaks.
+/// Length of the header in its oldest form, which every kernel supports.
 pub(in crate::io) const LEN: usize = 10;
 
 const FLAG_NEEDS_CHECKSUM: u8 = 1;
@@ -16,8 +16,8 @@ const TCP_CHECKSUM_OFFSET: u16 = 16;
 const UDP_CHECKSUM_OFFSET: u16 = 6;
 const TCP_FLAG_CWR: u8 = 0x80;
 
-/// Reads what the kernel says about `packet`. `None`: the header contradicts the packet or means something that was not
-/// negotiated. The header length in it is ignored: it cannot be trusted on forwarded packets.
+/// Parses the header that the kernel put before `packet`. `None`: it contradicts the packet or uses something that was
+/// not negotiated. The header length in it is ignored: it cannot be trusted on forwarded packets.
 pub(in crate::io) fn parse(header: &[u8; LEN], packet: &[u8]) -> Option<Offload> {
     let [flags, gso, _, _, size_0, size_1, start_0, start_1, offset_0, offset_1] = *header;
     let size = u16::from_ne_bytes([size_0, size_1]);
@@ -45,7 +45,8 @@ pub(in crate::io) fn parse(header: &[u8; LEN], packet: &[u8]) -> Option<Offload>
         .then_some(Offload { segment: Some(Segment { kind, size }), checksum })
 }
 
-/// The header for a packet with these first bytes (IP and transport header). `None`: the offload contradicts them.
+/// Builds the header for a packet that begins with `head` (IP and transport header). `None`: the offload contradicts
+/// it.
 pub(in crate::io) fn build(offload: &Offload, header_len: u16, head: &[u8]) -> Option<[u8; LEN]> {
     let mut header = [0; LEN];
     if let Some((start, offset)) = offload.checksum {

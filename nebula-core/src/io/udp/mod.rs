@@ -1,4 +1,4 @@
-//! UDP sockets: options, offload probing, address forms, and what may change while they are used.
+//! UDP sockets: options, offload probing, address forms, and settings that may change while they are in use.
 
 pub(super) mod receive;
 pub(super) mod send;
@@ -34,7 +34,7 @@ impl Default for SocketOptions {
 pub struct UdpSocket {
     inner: std::net::UdpSocket,
     family: Family,
-    // Cleared for good when the egress device turns out not to do it.
+    // Cleared for good when the egress device turns out not to support it.
     gso: AtomicBool,
     gro: bool,
 }
@@ -46,17 +46,17 @@ enum Family {
 }
 
 impl UdpSocket {
-    /// Binds one socket (or `count` sharing the port). `::` takes both address families.
+    /// Binds one socket (or `count` sharing the port). `::` serves both address families.
     ///
     /// # Errors
-    /// Address in use, no permission.
+    /// Returns an error if the address is in use or permission is missing.
     pub fn bind(address: SocketAddr, count: usize, options: &SocketOptions) -> io::Result<Vec<Self>> {
         let mut sockets = Vec::new();
         let mut address = address;
         for _ in 0..count.max(1) {
             let socket = Self::bind_one(address, count > 1, options)
                 .map_err(|source| io::Error::new(source.kind(), format!("cannot listen on UDP {address}: {source}")))?;
-            // The first one may have chosen the port for all.
+            // The kernel may have chosen the port; all sockets share it.
             address.set_port(socket.local_addr()?.port());
             sockets.push(socket);
         }
@@ -80,7 +80,7 @@ impl UdpSocket {
         if options.write_buffer > 0 && setsockopt(&fd, sockopt::SndBufForce, &options.write_buffer).is_err() {
             setsockopt(&fd, sockopt::SndBuf, &options.write_buffer)?;
         }
-        // Kernels before 4.18 and 5.0 do not know these.
+        // Kernels before 4.18 (GSO) and 5.0 (GRO) do not know these.
         let gso = options.offloads && getsockopt(&fd, sockopt::UdpGsoSegment).is_ok();
         let gro = options.offloads && setsockopt(&fd, sockopt::UdpGroSegment, &true).is_ok();
         bind(fd.as_raw_fd(), &SockaddrStorage::from(address))?;
@@ -90,7 +90,7 @@ impl UdpSocket {
     /// Adopts a bound socket opened elsewhere, and probes its offloads.
     ///
     /// # Errors
-    /// Not a bound UDP socket.
+    /// Returns an error if `fd` is not a bound UDP socket.
     pub fn from_fd(fd: OwnedFd, options: &SocketOptions) -> io::Result<Self> {
         let inner = std::net::UdpSocket::from(fd);
         inner.set_nonblocking(true)?;
@@ -103,12 +103,12 @@ impl UdpSocket {
     /// Bound address.
     ///
     /// # Errors
-    /// From the system.
+    /// Returns the system's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.inner.local_addr()
     }
 
-    /// Whether runs of datagrams leave as one super-datagram, as far as is known now.
+    /// Whether runs of datagrams are sent as one super-datagram, as far as is known.
     #[must_use]
     pub fn sends_runs(&self) -> bool {
         self.gso.load(Ordering::Relaxed)
@@ -124,13 +124,13 @@ impl UdpSocket {
         self.gso.store(false, Ordering::Relaxed);
     }
 
-    /// Sends one datagram; what the system refuses is lost, as on a wire.
+    /// Sends one datagram; if the system refuses it, it is lost, as on a wire.
     pub(super) fn send_one(&self, datagram: &[u8], to: SocketAddr) -> io::Result<()> {
         let to = self.wire_address(to).ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))?;
         self.inner.send_to(datagram, to).map(|_| ())
     }
 
-    /// `address` as this socket must be given it; `None`: it cannot reach that family.
+    /// `address` in the form that this socket needs; `None` if it cannot reach that family.
     pub(super) fn wire_address(&self, address: SocketAddr) -> Option<SocketAddr> {
         match (self.family, address) {
             (Family::V4, SocketAddr::V4(_)) | (Family::V6, SocketAddr::V6(_)) => Some(address),
@@ -150,7 +150,7 @@ impl AsFd for UdpSocket {
     }
 }
 
-/// `address` as the rest of the program knows it: IPv4-mapped addresses are IPv4.
+/// The address in the form that the rest of the program uses: IPv4-mapped addresses become IPv4.
 pub(super) fn unmapped(ip: Ipv6Addr, port: u16, scope_id: u32) -> SocketAddr {
     match ip.to_ipv4_mapped() {
         Some(v4) => SocketAddr::new(v4.into(), port),
@@ -158,32 +158,32 @@ pub(super) fn unmapped(ip: Ipv6Addr, port: u16, scope_id: u32) -> SocketAddr {
     }
 }
 
-/// A second hold on an underlay socket, for its options. The packet path does not notice it.
+/// A second descriptor of an underlay socket, for its options. Using it does not disturb the packet path.
 #[derive(Debug)]
 pub struct SocketControl {
     fd: OwnedFd,
 }
 
-/// Memory of a socket in bytes, and datagrams lost for want of it, as the kernel counts (`SO_MEMINFO`).
+/// Memory of a socket in bytes, and datagrams dropped for lack of it, as the kernel counts them (`SO_MEMINFO`).
 pub type SocketMemory = [(&'static str, u32); MEMORY_FIELDS.len()];
 
-// In the kernel's order; `sk_meminfo` in its headers.
+// In the order of `sk_meminfo` in the kernel's headers.
 const MEMORY_FIELDS: [&str; 9] =
     ["rmem_alloc", "rcvbuf", "wmem_alloc", "sndbuf", "fwd_alloc", "wmem_queued", "optmem", "backlog", "drops"];
 
 impl SocketControl {
-    /// Of a bound socket.
+    /// Duplicates the descriptor of a bound socket.
     ///
     /// # Errors
-    /// No file descriptor is left.
+    /// Returns an error if no file descriptor is left.
     pub fn of(socket: &UdpSocket) -> io::Result<Self> {
         Ok(Self { fd: socket.as_fd().try_clone_to_owned()? })
     }
 
-    /// A further hold.
+    /// Duplicates the descriptor again.
     ///
     /// # Errors
-    /// No file descriptor is left.
+    /// Returns an error if no file descriptor is left.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self { fd: self.fd.try_clone()? })
     }
@@ -191,7 +191,7 @@ impl SocketControl {
     /// Sets the receive buffer in bytes, past the system's limit where that is allowed.
     ///
     /// # Errors
-    /// From the system.
+    /// Returns the system's error.
     pub fn set_read_buffer(&self, bytes: usize) -> io::Result<()> {
         setsockopt(&self.fd, sockopt::RcvBufForce, &bytes)
             .or_else(|_| setsockopt(&self.fd, sockopt::RcvBuf, &bytes))?;
@@ -201,22 +201,22 @@ impl SocketControl {
     /// Sets the send buffer in bytes, past the system's limit where that is allowed.
     ///
     /// # Errors
-    /// From the system.
+    /// Returns the system's error.
     pub fn set_write_buffer(&self, bytes: usize) -> io::Result<()> {
         setsockopt(&self.fd, sockopt::SndBufForce, &bytes)
             .or_else(|_| setsockopt(&self.fd, sockopt::SndBuf, &bytes))?;
         Ok(())
     }
 
-    /// Sets the mark of all that is sent, by which routing may choose; 0: none.
+    /// Sets the mark of everything sent, which routing rules may match; 0: none.
     ///
     /// # Errors
-    /// It needs CAP_NET_ADMIN.
+    /// Returns an error without CAP_NET_ADMIN.
     pub fn set_mark(&self, mark: u32) -> io::Result<()> {
         Ok(setsockopt(&self.fd, sockopt::Mark, &mark)?)
     }
 
-    /// Memory and losses; `None` on a kernel before 4.12.
+    /// Memory use and drops; `None` on a kernel before 4.12.
     #[allow(unsafe_code, reason = "nix does not know this option")]
     #[must_use]
     pub fn memory(&self) -> Option<SocketMemory> {
@@ -236,7 +236,7 @@ impl SocketControl {
     }
 }
 
-// Missing in libc's constants for this target.
+// Missing in libc for this target.
 const SO_MEMINFO: libc::c_int = 55;
 
 #[cfg(test)]

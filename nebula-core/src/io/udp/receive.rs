@@ -14,10 +14,12 @@ use crate::io::udp::{UdpSocket, unmapped};
 // The largest UDP payload, joined or not, fits.
 const SLOT_BYTES: usize = 64 << 10;
 const MAX_SLOTS: usize = 4;
-// Datagrams joined to more than this fill a turn: the following ones wait in the socket until these are delivered.
+// Datagrams joined to more than this on average fill a turn: the next receive takes only one, and the others wait in
+// the socket.
 const JOINED_BYTES: usize = 16 << 10;
 
-/// One thread's receive slots. Uses one while traffic is thin, so that one stays warm, and more under load.
+/// One thread's receive slots. Uses one slot while traffic is light, so that its memory stays cached, and more under
+/// load.
 #[derive(Debug)]
 pub(in crate::io) struct Receiver {
     memory: Region,
@@ -36,7 +38,7 @@ impl Receiver {
         Ok(Self { memory: Region::new(SLOT_BYTES * MAX_SLOTS)?, received, slots: 1 })
     }
 
-    /// The receive buffer and what the last [`Receiver::receive`] put there.
+    /// The receive buffer and the datagrams that the last [`Receiver::receive`] put there.
     pub(in crate::io) fn parts(&mut self) -> (&mut [u8], &[Received]) {
         (&mut self.memory, &self.received)
     }
@@ -46,12 +48,12 @@ impl Receiver {
         &self.memory
     }
 
-    /// Gives memory back that a burst touched.
+    /// Releases memory that a burst touched.
     pub(in crate::io) fn release(&mut self) {
         self.memory.release();
     }
 
-    /// Takes what waits in the socket. `false`: nothing does.
+    /// Receives what waits in the socket. Returns `false` if nothing does.
     pub(in crate::io) fn receive(&mut self, socket: &UdpSocket) -> io::Result<bool> {
         self.received.clear();
         // SAFETY: all of these are plain data for which all zeroes is a value.
@@ -64,7 +66,7 @@ impl Receiver {
         for (index, slot) in self.memory.chunks_exact_mut(SLOT_BYTES).enumerate() {
             slices[index] = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: SLOT_BYTES };
             let header = &mut messages[index].msg_hdr;
-            // sockaddr_in6 is the longer of the two kinds of address a UDP socket gives.
+            // sockaddr_in6 is the longer of the two address types that a UDP socket returns.
             header.msg_name = (&raw mut names[index]).cast();
             header.msg_namelen = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
             header.msg_iov = &raw mut slices[index];
@@ -109,7 +111,7 @@ impl Receiver {
     }
 }
 
-/// Errors that say something about one peer or one moment, not about the socket.
+/// Errors that concern one peer or one moment, not the socket.
 fn is_passing(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -144,7 +146,7 @@ fn source(name: &libc::sockaddr_in6) -> Option<SocketAddr> {
     }
 }
 
-/// Length of the datagrams that were joined into this one.
+/// Length of each datagram that was joined into this one.
 fn segment_size(header: &libc::msghdr) -> Option<usize> {
     // SAFETY: the kernel left the control buffer and its length consistent; the macros stay inside it.
     let mut message = unsafe { libc::CMSG_FIRSTHDR(header) };

@@ -1,7 +1,7 @@
 //! Sends sealed runs: many per system call, each as one super-datagram where the path allows it (GSO).
 //!
-//! Fallbacks, in order: super-datagrams; this run singly (path MTU); the socket singly (device without checksum
-//! offload).
+//! Fallbacks, in order: super-datagrams; single datagrams for this run (path MTU); single datagrams for the socket
+//! (device without checksum offload).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -31,14 +31,14 @@ pub(in crate::io) struct Lost {
     pub(in crate::io) refused: u64,
 }
 
-/// One thread's scratch for sending.
+/// One thread's scratch space for sending.
 #[derive(Debug)]
 pub(in crate::io) struct Sender {
     messages: Vec<Message>,
     max_segments: usize,
 }
 
-/// Part of a run that leaves with one message.
+/// Part of a run that is sent as one message.
 #[derive(Debug, Clone)]
 struct Message {
     to: SocketAddr,
@@ -72,17 +72,17 @@ impl Sender {
         Self { messages: Vec::new(), max_segments }
     }
 
-    /// Most datagrams in one run that this socket sends as one.
+    /// Maximum number of datagrams of a run that this socket sends as one message.
     pub(in crate::io) fn segments(&self, socket: &UdpSocket) -> usize {
         if socket.sends_runs() { self.max_segments } else { 1 }
     }
 
-    /// Sends all `runs`, whose bytes are in `arena`. Datagrams that cannot leave are lost, as on a wire, and counted.
+    /// Sends all `runs`, whose bytes are in `arena`. Datagrams that cannot be sent are lost, as on a wire, and counted.
     pub(in crate::io) fn send(&mut self, socket: &UdpSocket, arena: &[u8], runs: &[Run]) -> Lost {
         self.send_by(socket, arena, runs, |messages| send_batch(socket, arena, messages))
     }
 
-    /// `send` sends messages from the first on and returns how many left, or why not even the first one did.
+    /// `send` sends messages from the first on and returns how many were sent, or why the first was not.
     fn send_by(
         &mut self,
         socket: &UdpSocket,
@@ -121,7 +121,7 @@ impl Sender {
             let failed = self.messages[at].clone();
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                // The device cannot do checksums for super-datagrams: none of this socket's will leave.
+                // The device cannot compute checksums for super-datagrams, so none of this socket's can be sent.
                 Some(libc::EIO) if failed.is_run() => {
                     socket.stop_sending_runs();
                     let rest = self.messages.split_off(at);
@@ -129,7 +129,7 @@ impl Sender {
                         cut(&mut self.messages, message.to, message.range, message.segment_size, 1);
                     }
                 }
-                // Larger than the path allows. Sent singly, the kernel can fragment them.
+                // Larger than the path MTU. If they are sent singly, the kernel can fragment them.
                 Some(libc::EMSGSIZE | libc::EINVAL) if failed.is_run() => {
                     let rest = self.messages.split_off(at + 1);
                     self.messages.truncate(at);
@@ -145,8 +145,8 @@ impl Sender {
                     lost.full += failed.datagrams();
                     at += 1;
                 }
-                // No route, a filter's verdict, an answer to an earlier datagram: the business of this destination
-                // alone.
+                // No route, a filter's verdict, an ICMP error for an earlier datagram: this concerns only this
+                // destination.
                 _ => {
                     lost.refused += failed.datagrams();
                     at += 1;
@@ -167,7 +167,7 @@ fn cut(messages: &mut Vec<Message>, to: SocketAddr, range: Range<usize>, segment
     }
 }
 
-/// One sendmmsg. Returns how many messages left (at least one), or why the first did not.
+/// One sendmmsg. Returns how many messages were sent (at least one), or why the first was not.
 fn send_batch(socket: &UdpSocket, arena: &[u8], messages: &[Message]) -> io::Result<usize> {
     // SAFETY: all of these are plain data for which all zeroes is a value.
     let (mut names, mut slices, mut headers): (
@@ -236,8 +236,8 @@ fn write_name(name: &mut libc::sockaddr_in6, to: SocketAddr) -> libc::socklen_t 
     }
 }
 
-/// Datagrams that one super-datagram may hold: the kernel's limit was doubled in 6.9, and cannot be asked for. One less
-/// than the limit, because a run's last datagram may be followed by a shorter one.
+/// Maximum number of datagrams in a super-datagram: the kernel's limit was doubled in 6.9, and cannot be queried. One
+/// less than the limit, because a run's last datagram may be followed by a shorter one.
 fn max_segments() -> usize {
     // SAFETY: utsname is plain byte arrays; the kernel fills them with terminated strings.
     let release = unsafe {

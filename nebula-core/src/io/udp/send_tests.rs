@@ -1,4 +1,4 @@
-//! How runs are cut, and what becomes of them when the kernel refuses.
+//! How runs are cut, and what happens to them when the kernel refuses.
 
 use super::*;
 
@@ -21,11 +21,11 @@ fn a_run_is_cut_into_messages_that_keep_datagrams_whole() {
     assert_eq!(messages.iter().map(Message::datagrams).sum::<u64>(), 11);
 }
 
-/// Stands for the kernel and the devices below it.
+/// Stands in for the kernel and the devices below it.
 #[derive(Default)]
 struct FakeKernel {
-    /// Answers to messages of several datagrams and to single ones; the first that fits is given and used up unless it
-    /// is for good.
+    /// Errors for messages of several datagrams and for single ones. The first that matches is returned, and used up
+    /// unless it is permanent.
     refusals: Vec<Refusal>,
     sent: Vec<(usize, usize)>,
 }

@@ -12,7 +12,7 @@ fn bind_local(address: &str, offloads: bool) -> UdpSocket {
     UdpSocket::bind(address.parse().unwrap(), 1, &options).unwrap().pop().unwrap()
 }
 
-/// Receives until `count` datagrams arrived; gives each with its source.
+/// Receives until `count` datagrams have arrived; returns each with its source.
 fn receive_all(socket: &UdpSocket, receiver: &mut Receiver, count: usize) -> (Vec<(SocketAddr, Vec<u8>)>, usize) {
     let (mut datagrams, mut slots) = (Vec::new(), 0);
     while datagrams.len() < count {
@@ -30,7 +30,7 @@ fn receive_all(socket: &UdpSocket, receiver: &mut Receiver, count: usize) -> (Ve
     (datagrams, slots)
 }
 
-/// Bytes whose datagrams all differ.
+/// Bytes that make every datagram different.
 fn arena(len: usize) -> Vec<u8> {
     (0..len).map(|index| (index ^ (index >> 8)) as u8).collect()
 }
@@ -155,7 +155,7 @@ fn buffers_change_on_a_bound_socket_and_the_kernel_tells_of_them() {
     control.set_read_buffer(65_536).unwrap();
     control.set_write_buffer(131_072).unwrap();
     let memory = control.memory().unwrap();
-    // The kernel doubles what is asked for, to have room for its own notes.
+    // The kernel doubles the requested size, to have room for its bookkeeping.
     assert_eq!((memory[1], memory[3]), (("rcvbuf", 131_072), ("sndbuf", 262_144)));
     assert_eq!(memory[8], ("drops", 0));
 }
