@@ -33,10 +33,10 @@ fn file_calls_every_binary_static() {
 
 #[test]
 #[ignore = "needs a release build"]
-fn the_daemon_takes_less_than_six_and_a_half_megabytes() {
+fn the_daemon_takes_less_than_seven_and_a_quarter_megabytes() {
     let size = std::fs::metadata(release().join("nebula")).expect("the daemon is there").len();
-    // The last tenth of a megabyte is due to overflow checks.
-    assert!(size <= 6_500_000, "{size} bytes");
+    // The goal is 6.5 MB. The HTTPS client that renews the certificate takes 0.95 MB, until it moves to nebula-enrol.
+    assert!(size <= 7_250_000, "{size} bytes");
 }
 
 #[test]
