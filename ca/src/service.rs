@@ -236,7 +236,7 @@ impl Service {
                 self.issuer.replace_rules(rules);
                 self.tls.store(Arc::new(tls));
                 self.refresh_trust();
-                tracing::info!("policy, CA and TLS files were read anew");
+                tracing::info!("policy, CA and TLS files were reloaded");
                 self.audit.write(&Event { event: "reloaded", source: "control".to_owned(), ..Event::default() }, now);
                 Ok(())
             }

@@ -233,7 +233,7 @@ mod tests {
         let algorithms = rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms.all;
         let parsed = ParsedCertificate::try_from(&new).unwrap();
         rustls::client::verify_server_cert_signed_by_trust_anchor(&parsed, &roots, &[], now, algorithms)
-            .expect("who has a copy of the first certificate trusts the second");
+            .expect("a client that trusts the first certificate trusts the second");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::{
 pub struct Policy {
     /// Policy for pods; `None`: proofs of pods are refused.
     pub pods: Option<PodPolicy>,
-    /// The API server that confirms pods; `None`: everyone who has the shared node token is trusted.
+    /// The API server that confirms pods; `None` trusts every holder of the shared node token.
     pub kubernetes: Option<KubernetesPolicy>,
     /// What hosts get.
     pub hosts: HostPolicy,

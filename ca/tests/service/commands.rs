@@ -195,7 +195,7 @@ fn a_name_that_is_added_is_served_at_once_and_copies_of_the_old_certificate_stay
     assert_eq!(service.caller.post("/v1/certificate", body).unwrap().0, 400);
     assert!(ca.failure("tls add-name", &["not a name é"]).contains("host names or IP addresses"));
     let log = service.stop();
-    assert!(log.contains("policy, CA and TLS files were read anew"), "{log}");
+    assert!(log.contains("policy, CA and TLS files were reloaded"), "{log}");
 }
 
 #[test]

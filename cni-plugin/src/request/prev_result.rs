@@ -30,7 +30,7 @@ impl PrevResult {
     }
 
     /// The result for the runtime: the same bytes, with `cniVersion` inserted if there is none. A `cniVersion` that is
-    /// empty or not a string is replaced, which encodes the whole result anew.
+    /// empty or not a string is replaced, and the whole result is encoded again.
     #[must_use]
     pub fn as_output(&self, version: &str) -> String {
         let raw = self.raw.get();

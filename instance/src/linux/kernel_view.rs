@@ -6,6 +6,8 @@ use std::net::IpAddr;
 use nebula_cni_plugin::netlink::{self, attribute, octets};
 use nix::libc;
 
+use crate::linux::rtnetlink::LinkState;
+
 /// The route that a packet to a destination takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Taken {
@@ -23,7 +25,7 @@ pub(crate) struct Taken {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) up: bool,
-    pub(crate) mtu: Option<u32>,
+    pub(crate) mtu: u32,
     pub(crate) addresses: Vec<IpAddr>,
 }
 
@@ -52,7 +54,7 @@ pub(crate) fn route_to(destination: IpAddr, mark: u32) -> io::Result<Taken> {
     let metrics = attribute(attributes, libc::RTA_METRICS).unwrap_or_default();
     let device = device_name(index);
     let of_route = number(metrics, RTAX_MTU).filter(|mtu| *mtu > 0);
-    let mtu = of_route.or_else(|| link(device.as_deref()?).ok()?.mtu);
+    let mtu = of_route.or_else(|| Some(link(device.as_deref()?).ok()?.mtu));
     Ok(Taken { device, index, local: kind == libc::RTN_LOCAL, mtu })
 }
 
@@ -62,15 +64,8 @@ pub(crate) fn route_to(destination: IpAddr, mark: u32) -> io::Result<Taken> {
 /// Returns an error if there is no such link, or the kernel does not answer.
 pub(crate) fn link(device: &str) -> io::Result<Link> {
     let index = nix::net::if_::if_nametoindex(device)?;
-    // struct ifinfomsg.
-    let mut body = vec![0; IFINFOMSG];
-    body[4..8].copy_from_slice(&index.to_ne_bytes());
-    let answers = netlink::ask_route(libc::RTM_GETLINK, 0, &body)?;
-    let answer = answers.first().filter(|answer| answer.len() >= IFINFOMSG);
-    let answer = answer.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
-    let flags = u32::from_ne_bytes([answer[8], answer[9], answer[10], answer[11]]);
-    let mtu = number(&answer[IFINFOMSG..], libc::IFLA_MTU);
-    Ok(Link { up: flags & libc::IFF_UP as u32 != 0, mtu, addresses: addresses(index)? })
+    let state = LinkState::read(index)?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+    Ok(Link { up: state.is_up, mtu: state.mtu, addresses: addresses(index)? })
 }
 
 fn addresses(index: u32) -> io::Result<Vec<IpAddr>> {
@@ -92,9 +87,8 @@ fn device_name(index: u32) -> Option<String> {
     nix::net::if_::if_indextoname(index).ok()?.into_string().ok()
 }
 
-// Lengths of struct rtmsg, ifinfomsg and ifaddrmsg.
+// Lengths of struct rtmsg and ifaddrmsg.
 const RTMSG: usize = 12;
-const IFINFOMSG: usize = 16;
 const IFADDRMSG: usize = 8;
 // linux/rtnetlink.h: a route metric.
 const RTAX_MTU: u16 = 2;
@@ -106,10 +100,10 @@ mod tests {
     #[test]
     fn the_loopback_is_up_and_has_its_address_and_packets_to_it_stay_here() {
         let lo = link("lo").unwrap();
-        assert!(lo.up && lo.mtu.is_some_and(|mtu| mtu >= 1500), "{lo:?}");
+        assert!(lo.up && lo.mtu >= 1500, "{lo:?}");
         assert!(lo.addresses.contains(&[127, 0, 0, 1].into()), "{lo:?}");
         let taken = route_to([127, 0, 0, 1].into(), 0).unwrap();
-        assert_eq!((taken.device.as_deref(), taken.local, taken.mtu), (Some("lo"), true, lo.mtu));
+        assert_eq!((taken.device.as_deref(), taken.local, taken.mtu), (Some("lo"), true, Some(lo.mtu)));
         assert!(link("no-such-link").is_err());
     }
 }

@@ -220,7 +220,9 @@ fn kernel_route(route: &Value, host: &Value) -> Option<Finding> {
     }
     let (network, device) = (text(&route["network"]), text(&host["device"]));
     let about = format!("the network {network}");
-    let advice = format!("`ip route add {network} dev {device}`, or restart nebula. `ip route get` shows who has it.");
+    let advice = format!(
+        "`ip route add {network} dev {device}`, or restart nebula. `ip route get` shows which interface has it."
+    );
     Some(match route["device"].as_str() {
         Some(other) => {
             let cause = format!("the kernel sends it by {other} and not into the overlay ({device})");

@@ -103,7 +103,7 @@ fn refused(about: &str, refusal: &Value) -> Finding {
              (`nebula ctl cert` lists them)."
                 .to_owned(),
         ),
-        "ca_expired" => ("peer_ca_expired", format!("Replace that CA, and sign the certificate anew.{clock}")),
+        "ca_expired" => ("peer_ca_expired", format!("Replace that CA, and sign a new certificate.{clock}")),
         "beyond_ca" => (
             "certificate_beyond_ca",
             format!("Sign {name} with networks, groups and validity that the CA itself has."),
