@@ -178,7 +178,7 @@ fn pseudo_header(packet: &[u8], spec: &Spec) -> Vec<u8> {
     pseudo
 }
 
-fn naive_sum(parts: &[&[u8]]) -> u16 {
+pub(super) fn naive_sum(parts: &[&[u8]]) -> u16 {
     let bytes = parts.concat();
     let mut sum = 0_u64;
     for word in bytes.chunks(2) {
@@ -356,4 +356,22 @@ impl Side {
     pub(super) fn peer_address(&self) -> IpAddr {
         self.tunnel.peer_addresses[0]
     }
+}
+
+/// The outcome of a handshake with `peer`, with keys of no value.
+pub(crate) fn negotiated(local_index: LocalIndex, peer: VerifiedCertificate, initiator: bool) -> Negotiated {
+    Negotiated {
+        local_index,
+        remote_index: RemoteIndex(9),
+        peer,
+        keys: SessionKeys { cipher: Cipher::Aes256Gcm, send: [1; 32], receive: [2; 32] },
+        initiator,
+        own_version: Version::V2,
+        peer_time: 0,
+    }
+}
+
+/// An established tunnel to `peer`.
+pub(crate) fn tunnel(local_index: LocalIndex, peer: VerifiedCertificate) -> Arc<Tunnel> {
+    Arc::new(Tunnel::new(negotiated(local_index, peer, true), None))
 }

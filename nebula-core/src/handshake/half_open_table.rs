@@ -275,10 +275,6 @@ mod tests {
 
     use super::*;
     use crate::forward::testing;
-    use crate::index::RemoteIndex;
-    use crate::tunnel::Negotiated;
-    use crate::tunnel::SessionKeys;
-    use crate::tunnel::cipher::Cipher;
 
     #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
     fn base() -> Instant {
@@ -302,15 +298,7 @@ mod tests {
         fn call(&mut self, since: Instant, from: SocketAddr) -> Answered {
             let local_index = LocalIndex(self.next);
             self.next += 1;
-            let done = Negotiated {
-                local_index,
-                remote_index: RemoteIndex(9),
-                peer: self.peer.clone(),
-                keys: SessionKeys { cipher: Cipher::Aes256Gcm, send: [1; 32], receive: [2; 32] },
-                initiator: false,
-                own_version: nebula_cert::Version::V2,
-                peer_time: 0,
-            };
+            let done = testing::negotiated(local_index, self.peer.clone(), false);
             let mut digest = [0; 32];
             digest[..4].copy_from_slice(&local_index.0.to_be_bytes());
             let half_open = Arc::new(HalfOpen::new(done, Some(from)));

@@ -7,11 +7,11 @@ use std::time::Instant;
 use ipnet::IpNet;
 use loom::thread;
 
-use super::{check, tunnel};
+use super::check;
 use crate::DropReason;
 use crate::counters::Direction;
 use crate::firewall::{Conntrack, Filter, Firewall, FlowCache, Policy, Rule};
-use crate::forward::testing;
+use crate::forward::testing::{self, tunnel};
 use crate::index::LocalIndex;
 use crate::tunnel::Tunnel;
 use crate::wire::ip::FlowKey;

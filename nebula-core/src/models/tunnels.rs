@@ -7,8 +7,8 @@ use std::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::thread;
 
-use super::{check, tunnel};
-use crate::forward::testing;
+use super::check;
+use crate::forward::testing::{self, tunnel};
 use crate::tunnel::{Session, SessionKeys, TunnelHint, TunnelTable, cipher::Cipher};
 
 const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 1, 0, 2));

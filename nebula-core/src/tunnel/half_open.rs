@@ -87,20 +87,11 @@ pub(crate) const TEST_LEN: usize = HEADER_LEN + TAG_LEN;
 mod tests {
     use super::*;
     use crate::forward::testing;
-    use crate::index::{LocalIndex, RemoteIndex};
-    use crate::tunnel::SessionKeys;
+    use crate::index::LocalIndex;
     use crate::tunnel::cipher::Cipher;
 
     fn half_open() -> HalfOpen {
-        let done = Negotiated {
-            local_index: LocalIndex(1),
-            remote_index: RemoteIndex(9),
-            peer: testing::verified(&["10.1.0.2/16"]),
-            keys: SessionKeys { cipher: Cipher::Aes256Gcm, send: [1; 32], receive: [2; 32] },
-            initiator: false,
-            own_version: nebula_cert::Version::V2,
-            peer_time: 0,
-        };
+        let done = testing::negotiated(LocalIndex(1), testing::verified(&["10.1.0.2/16"]), false);
         HalfOpen::new(done, None)
     }
 

@@ -215,28 +215,9 @@ fn locate(slot: u32) -> Option<(usize, usize)> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use nebula_cert::VerifiedCertificate;
-
     use super::super::vacancies::SLOT_BITS;
     use super::*;
-    use crate::forward::testing;
-    use crate::index::RemoteIndex;
-    use crate::tunnel::Negotiated;
-    use crate::tunnel::SessionKeys;
-    use crate::tunnel::cipher::Cipher;
-
-    fn tunnel(local_index: LocalIndex, peer: VerifiedCertificate) -> Arc<Tunnel> {
-        let done = Negotiated {
-            local_index,
-            remote_index: RemoteIndex(9),
-            peer,
-            keys: SessionKeys { cipher: Cipher::Aes256Gcm, send: [1; 32], receive: [2; 32] },
-            initiator: true,
-            own_version: nebula_cert::Version::V2,
-            peer_time: 0,
-        };
-        Arc::new(Tunnel::new(done, None))
-    }
+    use crate::forward::testing::{self, tunnel};
 
     fn add(table: &TunnelTable, networks: &[&str]) -> LocalIndex {
         let index = table.reserve(3).unwrap().keep();
