@@ -1,0 +1,80 @@
+#!/bin/bash
+# A real two-node cluster for tests: kube-up.sh and cri-up.sh twice, on one machine.
+#
+#   kube-nodes.sh start DIR       prints nothing; DIR/control/admin.kubeconfig is the administrator's
+#   kube-nodes.sh run DIR WORDS   runs a command in the network of the first node, with that kubeconfig
+#   kube-nodes.sh node DIR N WORDS  runs a command as on node N (1 or 2): its network and its files
+#   kube-nodes.sh stop DIR
+#
+# Environment: KUBE_BIN, PREFIX (of the names of network namespaces; default kn), IMAGES (archives of mkimage.py; the one
+# named localhost/pause:1 is needed).
+#
+# Each node has a network namespace, a containerd, a kubelet and files of its own where a node agent writes: /etc/cni, /opt/cni,
+# /var/lib/cni, /run/nebula-cni and /run/netns are private to it. The pods' network is the bridge plugin, 10.244.N.0/24 with
+# routes between the nodes. There is no kube-proxy: `service` below does its job for a ClusterIP of one endpoint.
+#
+#   kube-nodes.sh service DIR ADDRESS:PORT ENDPOINT:PORT   on both nodes, for their pods and for themselves
+set -eu
+verb=${1:?}; dir=$(mkdir -p "${2:?}" && cd "$2" && pwd); here=$(cd "$(dirname "$0")" && pwd); shift 2
+prefix=${PREFIX:-kn}
+in_network() { nsenter --net="/run/netns/$prefix$1" "${@:2}"; }
+case $verb in
+start)
+  for n in 1 2; do
+    ip netns add "$prefix$n"
+    in_network $n ip link set lo up
+    node=$dir/node$n
+    mkdir -p "$node/cri" "$node/etc-cni/net.d" "$node/opt-cni/bin" "$node/var-lib-cni" "$node/nebula-cni" "$node/netns"
+    cp -L /usr/lib/cni/{bridge,host-local,loopback,portmap} "$node/opt-cni/bin/"
+    cat > "$node/etc-cni/net.d/10-bridge.conflist" <<C
+{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+  {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.$n.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+  {"type": "portmap", "capabilities": {"portMappings": true}}]}
+C
+    # The folders that a node agent writes to are the node's own, for containerd and for what it starts.
+    cat > "$node/containerd" <<C
+#!/bin/bash
+exec unshare --mount --propagation slave bash -c '
+  mount --bind "$node/etc-cni" /etc/cni && mount --bind "$node/opt-cni" /opt/cni && mount --bind "$node/var-lib-cni" /var/lib/cni &&
+  mount --bind "$node/nebula-cni" /run/nebula-cni && mount --bind "$node/cri" /run/containerd &&
+  mount -t tmpfs -o mode=755 netns /run/netns && mount --make-shared /run/netns && exec $(command -v containerd) "\$@"' containerd "\$@"
+C
+    chmod 755 "$node/containerd"
+    mkdir -p /etc/cni /opt/cni /var/lib/cni /run/nebula-cni /run/containerd /run/netns
+    ln -sf "$(command -v ctr)" "$node/ctr"
+    CONTAINERD=$node/containerd CNI_BIN=/opt/cni/bin CNI_CONF=/etc/cni/net.d NODE_NS=$prefix$n IMAGES="${IMAGES-}" \
+      "$here/cri-up.sh" start "$node/cri" >/dev/null
+    ln -sf run/containerd.sock "$node/cri/containerd.sock"
+  done
+  NODE_NS=${prefix}1 CRI_SOCKET=$dir/node1/cri/run/containerd.sock "$here/kube-up.sh" start "$dir/control" node
+  NODE_NS=${prefix}2 CRI_SOCKET=$dir/node2/cri/run/containerd.sock NODE_NAME=node2 NODE_IP=192.0.2.11 \
+    "$here/kube-up.sh" join "$dir/second" "$dir/control"
+  in_network 1 ip route add 10.244.2.0/24 via 192.0.2.11
+  in_network 2 ip route add 10.244.1.0/24 via 192.0.2.10
+  for n in 1 2; do
+    in_network $n sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.route_localnet=1
+    # What kube-proxy and the host's network do in every cluster.
+    in_network $n ip route add default via 192.0.2.1 2>/dev/null || true
+  done
+  "$0" service "$dir" 10.96.0.1:443 192.0.2.10:16443 ;;
+service)
+  for n in 1 2; do
+    for chain in PREROUTING OUTPUT; do
+      in_network $n iptables -w -t nat -A $chain -d "${1%:*}" -p tcp --dport "${1##*:}" -j DNAT --to-destination "$2"
+    done
+    in_network $n iptables -w -t nat -A POSTROUTING -d "${2%:*}" -p tcp --dport "${2##*:}" -j MASQUERADE
+  done ;;
+run) KUBECONFIG=$dir/control/admin.kubeconfig exec nsenter --net="/run/netns/${prefix}1" "$@" ;;
+node)
+  n=$1; shift
+  exec nsenter -t "$(cat "$dir/node$n/cri/pid")" --mount --net="/run/netns/$prefix$n" "$@" ;;
+stop)
+  "$here/kube-up.sh" stop "$dir/second" || true
+  "$here/kube-up.sh" stop "$dir/control" || true
+  for n in 1 2; do
+    [ -e "$dir/node$n/cri/pid" ] && { "$here/cri-up.sh" stop "$dir/node$n/cri" || true; }
+    ip netns del "$prefix$n" 2>/dev/null || true
+  done ;;
+*) sed -n '2,18s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+esac
