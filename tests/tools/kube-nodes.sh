@@ -9,8 +9,8 @@
 # Environment: KUBE_BIN, PREFIX (of the names of network namespaces; default kn), IMAGES (archives of mkimage.py; the one
 # named localhost/pause:1 is needed).
 #
-# Each node has a network namespace, a containerd, a kubelet and files of its own where a node agent writes: /etc/cni, /opt/cni,
-# /var/lib/cni, /run/nebula-cni and /run/netns are private to it. The pods' network is the bridge plugin, 10.244.N.0/24 with
+# Each node has a network namespace, a containerd, a kubelet, processes of its own (containerd is process 1) and files of its
+# own where a node agent writes: /etc/cni, /opt/cni, /var/lib/cni, /run/nebula-cni and /run/netns. The pods' network is the bridge plugin, 10.244.N.0/24 with
 # routes between the nodes. There is no kube-proxy: `service` below does its job for a ClusterIP of one endpoint.
 #
 #   kube-nodes.sh service DIR ADDRESS:PORT ENDPOINT:PORT   on both nodes, for their pods and for themselves
@@ -35,7 +35,7 @@ C
     # The folders that a node agent writes to are the node's own, for containerd and for what it starts.
     cat > "$node/containerd" <<C
 #!/bin/bash
-exec unshare --mount --propagation slave bash -c '
+exec unshare --mount --propagation slave --pid --fork --kill-child --mount-proc bash -c '
   mount --bind "$node/etc-cni" /etc/cni && mount --bind "$node/opt-cni" /opt/cni && mount --bind "$node/var-lib-cni" /var/lib/cni &&
   mount --bind "$node/nebula-cni" /run/nebula-cni && mount --bind "$node/cri" /run/containerd &&
   mount -t tmpfs -o mode=755 netns /run/netns && mount --make-shared /run/netns && exec $(command -v containerd) "\$@"' containerd "\$@"
@@ -68,7 +68,7 @@ service)
 run) KUBECONFIG=$dir/control/admin.kubeconfig exec nsenter --net="/run/netns/${prefix}1" "$@" ;;
 node)
   n=$1; shift
-  exec nsenter -t "$(cat "$dir/node$n/cri/pid")" --mount --net="/run/netns/$prefix$n" "$@" ;;
+  exec nsenter -t "$(pgrep -P "$(cat "$dir/node$n/cri/pid")")" --mount --pid --net "$@" ;;
 stop)
   "$here/kube-up.sh" stop "$dir/second" || true
   "$here/kube-up.sh" stop "$dir/control" || true
