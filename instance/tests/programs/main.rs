@@ -31,6 +31,7 @@ mod interop;
 mod isolation;
 mod join;
 mod kube_apiserver;
+mod kube_cluster;
 mod kube_labels;
 mod log_fields;
 mod log_flood;
