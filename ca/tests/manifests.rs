@@ -331,6 +331,7 @@ fn the_agent_may_evict_label_and_taint_only_where_the_values_ask_for_it() {
         assert_eq!(may(path, "pods", "patch"), label, "{path}");
         assert_eq!(may(path, "pods/eviction", "create"), evict, "{path}");
         assert_eq!(may(path, "nodes", "patch"), taint, "{path}");
+        assert!(!may(path, "nodes", "delete") && !may(path, "nodes", "update"), "{path}");
         assert!(may(path, "pods", "list") && !may(path, "pods", "delete"), "{path}");
     }
 }

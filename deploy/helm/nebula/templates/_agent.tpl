@@ -30,6 +30,10 @@ env:
     valueFrom:
       fieldRef:
         fieldPath: spec.nodeName
+  - name: POD_NAMESPACE
+    valueFrom:
+      fieldRef:
+        fieldPath: metadata.namespace
 # It installs programs that the runtime runs as root, makes devices in the namespaces of pods and starts instances outside
 # of its own control group: fewer capabilities would be fewer in name only, and SELinux and AppArmor would stand in the way.
 securityContext:
