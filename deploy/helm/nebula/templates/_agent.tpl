@@ -9,7 +9,7 @@ priorityClassName: {{ . }}
 hostNetwork: true
 # The API server and the CA are reached by address; the node's resolver works before the cluster's.
 dnsPolicy: Default
-# Instances are processes of the node: it looks for them, and enters the node's mount namespace by way of process 1.
+# It starts instances in the namespaces of the node's first process, so that they are processes of the node.
 hostPID: true
 enableServiceLinks: false
 # Nodes of every kind, also those that are not ready because they have no network yet.
@@ -46,17 +46,15 @@ volumeMounts:
   {{- if .proof }}
   {{- include "nebula.proofMounts" . | nindent 2 }}
   {{- end }}
-  # CNI folders, wherever the distribution has them.
+  # CNI folders, wherever the distribution has them; namespaces of pods, which are mounts; sockets; state of the plugin; what
+  # runtimes remember for DEL.
   - name: root
     mountPath: /host
     mountPropagation: HostToContainer
-  # Namespaces of pods, which are mounts; sockets of the runtime and of systemd; state of the plugin.
+  # The same sockets under the names that are used on the node.
   - name: run
     mountPath: /run
     mountPropagation: HostToContainer
-  # Results that runtimes keep for DEL.
-  - name: cni
-    mountPath: /var/lib/cni
 {{- end }}
 
 {{- define "nebula.agentVolumes" -}}
@@ -72,8 +70,4 @@ volumeMounts:
 - name: run
   hostPath:
     path: /run
-- name: cni
-  hostPath:
-    path: /var/lib/cni
-    type: DirectoryOrCreate
 {{- end }}

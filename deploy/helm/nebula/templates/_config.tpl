@@ -81,9 +81,11 @@ that address if it is one. */ -}}
 {{- $entry := dict
   "overlay" .Values.network.overlay
   "supervisor" .Values.agent.supervisor
-  "enrol" (include "nebula.enrol" . | fromJson)
   "capabilities" (dict "io.kubernetes.cri.pod-annotations" true "dns" true)
   "nebula" $nebula }}
+{{- /* Selectors in agent.entry stand alone: together with an empty list of namespaces they would select nothing. */ -}}
+{{- $enrol := include "nebula.enrol" . | fromJson }}
+{{- if not (hasKey .Values.agent.entry "enrol") }}{{ $_ := set $entry "enrol" $enrol }}{{ end }}
 {{- mergeOverwrite $entry (deepCopy .Values.agent.entry) | toJson }}
 {{- end }}
 

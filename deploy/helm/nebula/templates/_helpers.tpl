@@ -54,9 +54,9 @@ waits until the CA has written them, instead of for a minute with an empty folde
 
 {{- define "nebula.proofMounts" -}}
 - name: token
-  mountPath: /var/run/secrets/nebula
+  mountPath: /var/run/secrets/nebula-ca
   readOnly: true
 - name: trust
-  mountPath: /etc/nebula/trust
+  mountPath: /var/run/nebula-trust
   readOnly: true
 {{- end }}
