@@ -1,14 +1,24 @@
-"""As render.go, by Helm itself: its own Go packages, as a library for Python. Fails where `helm lint --strict` does."""
+"""As render.go, by Helm itself: its own Go packages, as a library for Python. Fails where `helm lint --strict` does, which holds
+the values against the schema."""
 
+import os
 import pathlib
 import sys
 
 import helm_python
+
+
+def wanted(file):
+    prefix = os.environ.get("TEMPLATES", "")
+    return not file.startswith(prefix[1:]) if prefix.startswith("!") else file.startswith(prefix)
+
 
 chart, release, namespace, *more = sys.argv[1:]
 values = helm_python.values_from_yaml("\n".join(pathlib.Path(file).read_text() for file in more))
 if errors := helm_python.lint(chart, values, strict=True, namespace=namespace)["errors"]:
     sys.exit(f"helm lint: {errors}")
 with helm_python.Chart.load(chart) as loaded:
-    for _, text in sorted(loaded.render(values, name=release, namespace=namespace).items()):
-        print("---", text.strip("\n"), sep="\n")
+    for path, text in sorted(loaded.render(values, name=release, namespace=namespace).items()):
+        file = path.split("/templates/", 1)[1]
+        if file.endswith(".yaml") and text.strip() and wanted(file):
+            print("---", text.strip("\n"), sep="\n")

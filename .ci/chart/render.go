@@ -1,9 +1,11 @@
 // Renders a chart with Go's templates and Sprig's functions, which are what Helm's are made of. It is not Helm: there are
-// no dependencies, hooks, capabilities or lookups, and a chart that needs them fails here.
+// no dependencies and capabilities, a chart that needs them fails here; hooks are rendered like everything else, and lookup
+// finds nothing, as without a cluster.
 package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,8 +22,15 @@ func main() {
 	for _, more := range os.Args[4:] {
 		merge(values, load(more))
 	}
-	files, err := filepath.Glob(filepath.Join(chart, "templates", "*"))
-	must(err)
+	folder := filepath.Join(chart, "templates")
+	var files []string
+	must(filepath.Walk(folder, func(path string, info os.FileInfo, err error) error {
+		if err == nil && !info.IsDir() {
+			path, err = filepath.Rel(folder, path)
+			files = append(files, path)
+		}
+		return err
+	}))
 	all := template.New("chart").Option("missingkey=error")
 	functions := sprig.TxtFuncMap()
 	functions["toYaml"] = func(value interface{}) string {
@@ -36,11 +45,22 @@ func main() {
 		err := all.ExecuteTemplate(&text, name, data)
 		return text.String(), err
 	}
+	functions["fromJson"] = func(text string) (value map[string]interface{}, err error) {
+		err = json.Unmarshal([]byte(text), &value)
+		return value, err
+	}
+	functions["fromJsonArray"] = func(text string) (value []interface{}, err error) {
+		err = json.Unmarshal([]byte(text), &value)
+		return value, err
+	}
+	functions["lookup"] = func(version, kind, namespace, name string) map[string]interface{} {
+		return map[string]interface{}{}
+	}
 	all.Funcs(functions)
 	for _, file := range files {
-		text, err := os.ReadFile(file)
+		text, err := os.ReadFile(filepath.Join(folder, file))
 		must(err)
-		_, err = all.New(filepath.Base(file)).Parse(string(text))
+		_, err = all.New(file).Parse(string(text))
 		must(err)
 	}
 	data := map[string]interface{}{
@@ -49,13 +69,28 @@ func main() {
 		"Release": map[string]interface{}{"Name": release, "Namespace": namespace, "Service": "Helm"},
 	}
 	for _, file := range files {
-		if filepath.Ext(file) != ".yaml" {
+		if strings.HasPrefix(filepath.Base(file), "_") {
 			continue
 		}
 		var text bytes.Buffer
-		must(all.ExecuteTemplate(&text, filepath.Base(file), data))
-		fmt.Printf("---\n%s\n", strings.Trim(text.String(), "\n"))
+		must(all.ExecuteTemplate(&text, file, data))
+		manifest := strings.Trim(text.String(), "\n")
+		switch {
+		// Its text is for the eye; that it can be made is enough.
+		case file == "NOTES.txt":
+		case strings.TrimSpace(manifest) != "" && wanted(file):
+			fmt.Printf("---\n%s\n", manifest)
+		}
 	}
+}
+
+// Whether a template is asked for: TEMPLATES is how its path begins, or with a ! how it does not.
+func wanted(file string) bool {
+	prefix := os.Getenv("TEMPLATES")
+	if strings.HasPrefix(prefix, "!") {
+		return !strings.HasPrefix(file, prefix[1:])
+	}
+	return strings.HasPrefix(file, prefix)
 }
 
 func load(path string) map[string]interface{} {

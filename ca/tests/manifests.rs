@@ -5,11 +5,14 @@
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::admissionregistration::v1alpha1::{MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding};
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, PersistentVolumeClaim, Pod, Service, ServiceAccount};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Namespace, PersistentVolumeClaim, Pod, ResourceQuota, Service, ServiceAccount,
+};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -63,13 +66,19 @@ fn check(document: &Value) -> Vec<String> {
         ("v1", "ServiceAccount") => mistakes::<ServiceAccount>(document),
         ("v1", "ConfigMap") => mistakes::<ConfigMap>(document),
         ("v1", "PersistentVolumeClaim") => mistakes::<PersistentVolumeClaim>(document),
+        ("v1", "ResourceQuota") => mistakes::<ResourceQuota>(document),
         ("apps/v1", "Deployment") => mistakes::<Deployment>(document),
+        ("apps/v1", "DaemonSet") => mistakes::<DaemonSet>(document),
+        ("apps/v1", "StatefulSet") => mistakes::<StatefulSet>(document),
+        ("batch/v1", "Job") => mistakes::<Job>(document),
         ("policy/v1", "PodDisruptionBudget") => mistakes::<PodDisruptionBudget>(document),
         ("networking.k8s.io/v1", "NetworkPolicy") => mistakes::<NetworkPolicy>(document),
         ("rbac.authorization.k8s.io/v1", "ClusterRole") => mistakes::<ClusterRole>(document),
         ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => mistakes::<ClusterRoleBinding>(document),
-        // The available types are those of 1.33, whose fields are the same.
-        ("admissionregistration.k8s.io/v1beta1", kind) => {
+        ("rbac.authorization.k8s.io/v1", "Role") => mistakes::<Role>(document),
+        ("rbac.authorization.k8s.io/v1", "RoleBinding") => mistakes::<RoleBinding>(document),
+        // The available types are those of 1.33, whose fields are the same as those of 1.36.
+        ("admissionregistration.k8s.io/v1", kind) => {
             let mut older = document.clone();
             older["apiVersion"] = json!("admissionregistration.k8s.io/v1alpha1");
             match kind {
@@ -82,39 +91,108 @@ fn check(document: &Value) -> Vec<String> {
     }
 }
 
+/// Everything that the chart made, and what was written by hand.
+const ALL: [&str; 8] = [NEBULA, REPLICAS, UNINSTALL, EVERY_OPTION, OUTSIDE, NAMESPACE, INJECTION, POD];
+const NEBULA: &str = "kubernetes/nebula.yaml";
+const REPLICAS: &str = "kubernetes/nebula-replicas.yaml";
+const UNINSTALL: &str = "kubernetes/uninstall.yaml";
+const NAMESPACE: &str = "kubernetes/namespace.yaml";
+const INJECTION: &str = "kubernetes/injection.yaml";
+const POD: &str = "kubernetes/pod.yaml";
+/// Rendered from `.ci/chart/values.yaml`.
+const EVERY_OPTION: &str = "../.ci/chart/other.yaml";
+/// Rendered from `.ci/chart/outside-values.yaml`: CA and lighthouses are not part of the installation.
+const OUTSIDE: &str = "../.ci/chart/outside.yaml";
+
+/// The object of this kind and name.
+fn object(path: &str, kind: &str, name: &str) -> Option<Value> {
+    documents(path).into_iter().find(|document| document["kind"] == kind && document["metadata"]["name"] == name)
+}
+
+/// The specification of the pods that an object makes.
+fn pod_of(path: &str, kind: &str, name: &str) -> Value {
+    object(path, kind, name).expect("the manifest has it")["spec"]["template"]["spec"].clone()
+}
+
+/// A JSON text in a ConfigMap.
+fn text_of(path: &str, name: &str, key: &str) -> String {
+    let map = object(path, "ConfigMap", name).expect("the manifest has it");
+    map["data"][key].as_str().expect("the key is there").to_owned()
+}
+
+fn containers(pod: &Value) -> Vec<Value> {
+    let of = |key: &str| pod[key].as_array().cloned().unwrap_or_default();
+    of("initContainers").into_iter().chain(of("containers")).collect()
+}
+
+/// The rules of every role in the manifests, with the role's name.
+fn rules() -> Vec<(String, Value)> {
+    let mut rules = Vec::new();
+    for document in ALL.iter().flat_map(|path| documents(path)) {
+        if document["kind"] == "ClusterRole" || document["kind"] == "Role" {
+            let name = document["metadata"]["name"].as_str().expect("a name");
+            rules.extend(
+                document["rules"].as_array().expect("rules").iter().map(|rule| (name.to_owned(), rule.clone())),
+            );
+        }
+    }
+    rules
+}
+
+fn has(list: &Value, text: &str) -> bool {
+    list.as_array().is_some_and(|list| list.iter().any(|item| item == text))
+}
+
 #[test]
 fn every_field_of_every_manifest_is_known_to_the_api() {
     let mut count = 0;
-    let files = ["namespace", "nebula-ca", "nebula-ca-replicas", "injection", "pod"];
-    for path in files.map(|name| format!("kubernetes/{name}.yaml")).iter().map(String::as_str).chain([OTHER_VALUES]) {
+    for path in ALL {
         for document in documents(path) {
             let wrong = check(&document);
             assert!(wrong.is_empty(), "{path}, {} {}: {wrong:?}", document["kind"], document["metadata"]["name"]);
             count += 1;
         }
     }
-    assert!(count >= 28, "{count} documents");
+    assert!(count >= 90, "{count} documents");
 }
-
-/// The manifests that the chart renders from `.ci/chart/values.yaml`.
-const OTHER_VALUES: &str = "../.ci/chart/other.yaml";
 
 #[test]
 fn values_of_the_chart_reach_its_objects_and_what_is_switched_off_is_not_made() {
-    let documents = documents(OTHER_VALUES);
-    let of_kind = |kind: &str| documents.iter().find(|document| document["kind"] == kind);
-    assert!(of_kind("NetworkPolicy").is_none() && of_kind("PersistentVolumeClaim").is_none());
-    let deployment = of_kind("Deployment").expect("a deployment");
+    assert!(object(EVERY_OPTION, "PersistentVolumeClaim", "nebula-ca").is_none());
+    let deployment = object(EVERY_OPTION, "Deployment", "nebula-ca").expect("a deployment");
     assert_eq!(deployment["metadata"]["namespace"], "other");
     let pod = &deployment["spec"]["template"]["spec"];
     assert_eq!(pod["nodeSelector"], json!({"disktype": "ssd"}));
     assert_eq!(pod["tolerations"], json!([{"key": "dedicated", "operator": "Exists"}]));
     let volumes = pod["volumes"].as_array().expect("volumes");
     assert!(volumes.iter().any(|volume| volume["persistentVolumeClaim"]["claimName"] == "present"));
-    let arguments = pod["initContainers"][0]["args"].as_array().expect("arguments");
-    for name in ["nebula-ca.other.svc", "ca.example", "192.0.2.1"] {
-        assert!(arguments.iter().any(|argument| *argument == format!("--tls-name={name}")), "{name}");
+    for container in containers(pod) {
+        for name in ["nebula-ca.other.svc", "ca.example", "192.0.2.1"] {
+            assert!(has(&container["args"], &format!("--tls-name={name}")), "{name} in {}", container["name"]);
+        }
     }
+    for kind in ["Deployment", "StatefulSet", "DaemonSet", "Role", "NetworkPolicy"] {
+        let made = documents(OUTSIDE).into_iter().filter(|document| document["kind"] == kind);
+        let names: Vec<_> = made.map(|document| document["metadata"]["name"].clone()).collect();
+        assert!(
+            !names.contains(&json!("nebula-ca")) && !names.contains(&json!("nebula-lighthouse")),
+            "{kind}: {names:?}"
+        );
+    }
+}
+
+#[test]
+fn images_come_from_the_mirror_that_the_values_name() {
+    let mut count = 0;
+    for document in documents(EVERY_OPTION) {
+        for container in containers(&document["spec"]["template"]["spec"]) {
+            let image = container["image"].as_str().expect("an image");
+            let is_ours = image.starts_with("registry.example/nebula/nebula") && image.ends_with(":7");
+            assert!(is_ours || image.starts_with("registry.k8s.io/"), "{image}");
+            count += usize::from(is_ours);
+        }
+    }
+    assert_eq!(count, 6, "init and service of the CA, two of a lighthouse, agent, uninstallation");
 }
 
 #[test]
@@ -125,25 +203,164 @@ fn a_misspelt_field_is_noticed() {
 }
 
 #[test]
-fn the_policy_in_the_manifest_is_one_that_the_service_takes() {
-    let policy = documents("kubernetes/nebula-ca.yaml")
-        .into_iter()
-        .find_map(|document| Some(document["data"]["policy.jsonc"].as_str()?.to_owned()))
-        .expect("a policy");
-    nebula_ca::Policy::parse(&policy).expect("the policy is valid");
+fn every_policy_that_the_chart_makes_is_one_that_the_service_takes() {
+    for path in [NEBULA, REPLICAS, EVERY_OPTION] {
+        let policy = text_of(path, "nebula-ca", "policy.jsonc");
+        nebula_ca::Policy::parse(&policy).unwrap_or_else(|error| panic!("{path}: {error}"));
+    }
+}
+
+#[test]
+fn the_accounts_of_the_policy_are_those_that_agents_and_lighthouses_run_as() {
+    for (path, namespace) in [(NEBULA, "nebula-system"), (EVERY_OPTION, "other")] {
+        let policy: Value = serde_json::from_str(&text_of(path, "nebula-ca", "policy.jsonc")).expect("JSON");
+        let accounts = [
+            (&policy["kubernetes"]["node_account"], "DaemonSet", "nebula-cni-agent"),
+            (&policy["lighthouses"]["account"], "StatefulSet", "nebula-lighthouse"),
+        ];
+        for (account, kind, name) in accounts {
+            let pod = pod_of(path, kind, name);
+            let runs_as = pod["serviceAccountName"].as_str().expect("an account");
+            assert_eq!(account, &json!(format!("{namespace}/{runs_as}")), "{path}");
+            assert!(object(path, "ServiceAccount", runs_as).is_some(), "{path}: {runs_as}");
+            let volumes = pod["volumes"].as_array().expect("volumes").clone();
+            let token =
+                volumes.iter().find_map(|volume| volume["projected"]["sources"][0]["serviceAccountToken"].as_object());
+            assert_eq!(token.expect("a token of its own")["audience"], policy["kubernetes"]["audience"], "{path}");
+        }
+        assert_eq!(policy["kubernetes"]["trust_config_map"], format!("{namespace}/nebula-trust"));
+    }
+}
+
+#[test]
+fn an_upgrade_leaves_alone_what_the_ca_wrote_into_the_trust() {
+    for path in [NEBULA, REPLICAS, EVERY_OPTION] {
+        let trust = object(path, "ConfigMap", "nebula-trust").expect("the ConfigMap");
+        assert!(trust["data"].is_null(), "{path}: {trust}");
+    }
+    assert!(text_of(OUTSIDE, "nebula-trust", "tls.crt").starts_with("-----BEGIN"), "a CA outside cannot write it");
+    assert!(text_of(OUTSIDE, "nebula-trust", "ca.crt").starts_with("-----BEGIN"));
+}
+
+#[test]
+fn the_agent_is_told_where_the_ca_is_and_whom_to_enrol_and_never_the_namespace_of_the_ca() {
+    let agent =
+        |path| -> Value { serde_json::from_str(&text_of(path, "nebula-cni-agent", "agent.json")).expect("JSON") };
+    let [nebula, every, outside] = [NEBULA, EVERY_OPTION, OUTSIDE].map(agent);
+    assert_eq!(nebula["ca"], json!({"service": "nebula-system/nebula-ca", "port": 8443}));
+    assert_eq!(outside["ca"], json!({"url": "https://203.0.113.9:8443", "serverName": "ca.example"}));
+    assert_eq!(nebula["entry"]["enrol"], json!({"namespaces": []}), "nothing is enrolled before somebody says so");
+    assert_eq!(every["entry"]["enrol"], json!({"namespaces": ["shop", "pay"]}));
+    assert_eq!(outside["entry"]["enrol"], json!({"exceptNamespaces": ["kube-system", "other", "monitoring"]}));
+    assert_eq!(every["entry"]["nebula"]["relay"]["relays"], json!(["10.8.255.7", "10.8.255.8", "10.8.255.9"]));
+    assert_eq!(nebula["entry"]["nebula"]["relay"]["relays"], json!(["10.77.255.1", "10.77.255.2"]));
+    assert_eq!(outside["entry"]["nebula"]["lighthouse"]["hosts"], json!(["10.77.254.1"]));
+    for agent in [nebula, every, outside] {
+        for key in ["type", "ca", "stateDir", "name", "cniVersion"] {
+            assert!(agent["entry"][key].is_null(), "{key} is the agent's to set");
+        }
+    }
+}
+
+#[test]
+fn the_agent_runs_on_every_node_and_its_chain_is_never_called_for_it() {
+    for (path, name) in [(NEBULA, "nebula-cni-agent"), (UNINSTALL, "nebula-cni-uninstall")] {
+        let pod = pod_of(path, "DaemonSet", name);
+        assert_eq!(pod["hostNetwork"], true);
+        assert_eq!(pod["tolerations"], json!([{"operator": "Exists"}]));
+        assert_eq!(pod["priorityClassName"], "system-node-critical");
+    }
+    let text = pod_of(UNINSTALL, "DaemonSet", "nebula-cni-uninstall").to_string();
+    assert!(!text.contains("nebula-trust") && !text.contains("serviceAccountToken"), "it works without a CA");
+}
+
+#[test]
+fn only_the_agent_is_privileged_and_all_others_have_no_capability_and_no_root() {
+    for path in ALL {
+        for document in documents(path) {
+            let name = document["metadata"]["name"].as_str().expect("a name");
+            let pod = &document["spec"]["template"]["spec"];
+            let may = ["nebula-cni-agent", "nebula-cni-uninstall"].contains(&name);
+            for container in containers(pod) {
+                let context = &container["securityContext"];
+                assert_eq!(context["readOnlyRootFilesystem"], true, "{path}, {name}: {container}");
+                if may && context["privileged"] == true {
+                    continue;
+                }
+                assert!(
+                    context["privileged"].is_null() && context["allowPrivilegeEscalation"] == false,
+                    "{path}, {name}"
+                );
+                assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}), "{path}, {name}");
+                assert!(
+                    pod["securityContext"]["runAsNonRoot"] == true || context["runAsNonRoot"] == true,
+                    "{path}, {name}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn no_role_mints_tokens_reads_secrets_or_has_a_wildcard() {
+    let rules = rules();
+    assert!(rules.len() >= 20, "{}", rules.len());
+    for (role, rule) in rules {
+        for key in ["apiGroups", "resources", "verbs"] {
+            assert!(!has(&rule[key], "*"), "{role}: {rule}");
+        }
+        for resource in ["secrets", "serviceaccounts/token", "pods/exec", "nodes/proxy", "roles", "clusterroles"] {
+            assert!(!has(&rule["resources"], resource), "{role}: {rule}");
+        }
+        for verb in ["escalate", "bind", "impersonate", "deletecollection"] {
+            assert!(!has(&rule["verbs"], verb), "{role}: {rule}");
+        }
+    }
+}
+
+#[test]
+fn the_agent_may_evict_label_and_taint_only_where_the_values_ask_for_it() {
+    let may = |path: &str, resource: &str, verb: &str| {
+        let role = object(path, "ClusterRole", "nebula-cni-agent").expect("a role");
+        let rules = role["rules"].as_array().expect("rules").clone();
+        rules.iter().any(|rule| has(&rule["resources"], resource) && has(&rule["verbs"], verb))
+    };
+    for (path, label, evict, taint) in
+        [(NEBULA, false, false, false), (EVERY_OPTION, true, false, true), (OUTSIDE, false, true, false)]
+    {
+        assert_eq!(may(path, "pods", "patch"), label, "{path}");
+        assert_eq!(may(path, "pods/eviction", "create"), evict, "{path}");
+        assert_eq!(may(path, "nodes", "patch"), taint, "{path}");
+        assert!(!may(path, "nodes", "delete") && !may(path, "nodes", "update"), "{path}");
+        assert!(may(path, "pods", "list") && !may(path, "pods", "delete"), "{path}");
+    }
+}
+
+#[test]
+fn lighthouses_have_no_right_at_the_api_server_and_a_node_each() {
+    let pod = pod_of(NEBULA, "StatefulSet", "nebula-lighthouse");
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    let bound = documents(NEBULA).into_iter().any(|document| has_subject(&document, "nebula-lighthouse"));
+    assert!(!bound, "no binding names the account");
+    let apart = &pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0];
+    assert_eq!(apart["topologyKey"], "kubernetes.io/hostname");
+    assert_eq!(pod["hostNetwork"], true);
+}
+
+fn has_subject(document: &Value, account: &str) -> bool {
+    document["subjects"].as_array().is_some_and(|list| list.iter().any(|subject| subject["name"] == account))
 }
 
 #[test]
 fn replicas_are_spread_survive_the_end_of_a_node_and_have_their_keys_in_a_secret() {
-    let documents = documents("kubernetes/nebula-ca-replicas.yaml");
-    let of_kind = |kind: &str| documents.iter().find(|document| document["kind"] == kind);
-    let deployment = of_kind("Deployment").expect("a deployment");
+    let deployment = object(REPLICAS, "Deployment", "nebula-ca").expect("a deployment");
     assert_eq!(deployment["spec"]["replicas"], 2);
     assert_eq!(deployment["spec"]["strategy"]["type"], "RollingUpdate");
     let pod = &deployment["spec"]["template"]["spec"];
     assert_eq!(pod["topologySpreadConstraints"][0]["topologyKey"], "kubernetes.io/hostname");
-    assert!(of_kind("PersistentVolumeClaim").is_none() && pod["initContainers"].is_null());
-    assert_eq!(of_kind("PodDisruptionBudget").expect("a budget")["spec"]["maxUnavailable"], 1);
+    assert!(object(REPLICAS, "PersistentVolumeClaim", "nebula-ca").is_none() && pod["initContainers"].is_null());
+    let budget = object(REPLICAS, "PodDisruptionBudget", "nebula-ca").expect("a budget");
+    assert_eq!(budget["spec"]["maxUnavailable"], 1);
     let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts");
     let secret: Vec<&str> =
         mounts.iter().filter(|mount| mount["name"] == "secret").filter_map(|mount| mount["subPath"].as_str()).collect();
@@ -152,10 +369,7 @@ fn replicas_are_spread_survive_the_end_of_a_node_and_have_their_keys_in_a_secret
 
 #[test]
 fn the_service_may_do_what_it_needs_and_nothing_else() {
-    let role = documents("kubernetes/nebula-ca.yaml")
-        .into_iter()
-        .find(|document| document["kind"] == "ClusterRole")
-        .expect("a role");
+    let role = object(NEBULA, "ClusterRole", "nebula-ca").expect("a role");
     assert_eq!(
         role["rules"],
         json!([
@@ -164,17 +378,20 @@ fn the_service_may_do_what_it_needs_and_nothing_else() {
             {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
         ])
     );
+    let role = object(NEBULA, "Role", "nebula-ca").expect("a role");
+    assert_eq!(
+        role["rules"],
+        json!([{"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["nebula-trust"],
+            "verbs": ["get", "patch", "create"]}])
+    );
 }
 
 #[test]
 fn the_init_container_makes_a_ca_and_leaves_one_alone_that_is_there() {
-    let deployment = documents("kubernetes/nebula-ca.yaml")
-        .into_iter()
-        .find(|document| document["kind"] == "Deployment")
-        .expect("a deployment");
+    let pod = pod_of(NEBULA, "Deployment", "nebula-ca");
     let folder = tempfile::tempdir().expect("a temporary directory");
     let directory = folder.path().join("ca");
-    let arguments: Vec<String> = deployment["spec"]["template"]["spec"]["initContainers"][0]["args"]
+    let arguments: Vec<String> = pod["initContainers"][0]["args"]
         .as_array()
         .expect("arguments")
         .iter()

@@ -106,10 +106,10 @@ fn replicas_run_as_the_chart_runs_them() {
     let server = PostgresServer::start_with_tls(&authority.sign("127.0.0.1"));
     let made = Ca::init();
     fs::write(made.file("database.crt"), &authority.certificate).unwrap();
-    let values = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/helm/nebula-ca/values.yaml");
+    let values = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/helm/nebula/values.yaml");
     let values: Value = serde_saphyr::from_str(&fs::read_to_string(values).unwrap()).unwrap();
     let mut files: Vec<&str> =
-        values["database"]["files"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+        values["ca"]["database"]["files"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
     files.extend(["policy.jsonc", "database.crt"]);
     let replicas = [0, 1].map(|_| {
         let pod = Ca::empty();

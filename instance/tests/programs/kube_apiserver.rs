@@ -119,7 +119,7 @@ impl Drop for ApiServer {
 
 /// The CA's service account and role, as deployed.
 fn deployed_role() -> Vec<Value> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/nebula-ca.yaml");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/nebula.yaml");
     let text = std::fs::read_to_string(path).expect("the manifest");
     let documents: Vec<Value> = serde_saphyr::from_multiple(&text).expect("YAML");
     let kinds = ["ServiceAccount", "ClusterRole", "ClusterRoleBinding"];

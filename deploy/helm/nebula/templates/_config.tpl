@@ -1,0 +1,147 @@
+{{- /* Contents of policy.jsonc. */ -}}
+{{- define "nebula.policy" -}}
+{{- $namespace := .Release.Namespace }}
+{{- $policy := deepCopy .Values.ca.policy }}
+{{- $reserved := .Values.network.reserved }}
+{{- if .Values.lighthouse.enabled }}
+  {{- $reserved = append $reserved .Values.lighthouse.network | uniq }}
+  {{- $lighthouses := dict "account" (printf "%s/nebula-lighthouse" $namespace) "network" .Values.lighthouse.network "port" (int .Values.lighthouse.port) }}
+  {{- $policy = mergeOverwrite (dict "lighthouses" $lighthouses) $policy }}
+{{- end }}
+{{- with .Values.network.lighthouses }}
+  {{- $policy = mergeOverwrite (dict "hosts" (dict "lighthouses" .)) $policy }}
+{{- end }}
+{{- $pods := dict "overlay" .Values.network.overlay "reserved" $reserved }}
+{{- $kubernetes := dict "node_account" (printf "%s/nebula-cni-agent" $namespace) "audience" "nebula-ca" "trust_config_map" (printf "%s/nebula-trust" $namespace) }}
+{{- mergeOverwrite (dict "kubernetes" $kubernetes "pods" $pods) $policy | toPrettyJson }}
+{{- end }}
+
+{{- /* How nodes reach the CA: a URL, or its Service, whose address the agent looks up. */ -}}
+{{- define "nebula.caOfNodes" -}}
+{{- if .Values.ca.enabled }}
+{{- dict "service" (printf "%s/nebula-ca" .Release.Namespace) "port" (int .Values.ca.service.port) | toJson }}
+{{- else }}
+{{- $ca := dict "url" .Values.ca.external.url }}
+{{- with .Values.ca.external.serverName }}{{ $_ := set $ca "serverName" . }}{{ end }}
+{{- $ca | toJson }}
+{{- end }}
+{{- end }}
+
+{{- /* How pods reach it. */ -}}
+{{- define "nebula.caUrl" -}}
+{{- if .Values.ca.enabled -}}
+https://nebula-ca.{{ .Release.Namespace }}.svc:{{ .Values.ca.service.port }}
+{{- else -}}
+{{ .Values.ca.external.url }}
+{{- end }}
+{{- end }}
+
+{{- /* Overlay addresses of the lighthouses, as a JSON list: the CA counts them from the first address of the network, or from
+that address if it is one. */ -}}
+{{- define "nebula.lighthouseAddresses" -}}
+{{- $octets := regexFind "^[0-9.]+" .Values.lighthouse.network | splitList "." }}
+{{- $first := index $octets 3 | int }}
+{{- if contains "/" .Values.lighthouse.network }}{{ $first = add1 $first }}{{ end }}
+{{- $addresses := list }}
+{{- range until (int .Values.lighthouse.replicas) }}
+  {{- $addresses = append $addresses (printf "%s.%d" (slice $octets 0 3 | join ".") (add $first .)) }}
+{{- end }}
+{{- $addresses | toJson }}
+{{- end }}
+
+{{- /* Which pods are enrolled. */ -}}
+{{- define "nebula.enrol" -}}
+{{- if and .Values.enrol.namespaces .Values.enrol.exceptNamespaces }}
+  {{- fail "give enrol.namespaces or enrol.exceptNamespaces, not both" }}
+{{- end }}
+{{- range list "kube-system" .Release.Namespace }}
+  {{- if has . $.Values.enrol.namespaces }}
+    {{- fail (printf "enrol.namespaces names %s: the cluster's DNS and the CA must start before any pod can be enrolled" .) }}
+  {{- end }}
+{{- end }}
+{{- if .Values.enrol.exceptNamespaces }}
+{{- dict "exceptNamespaces" (concat (list "kube-system" .Release.Namespace) .Values.enrol.exceptNamespaces | uniq) | toJson }}
+{{- else }}
+{{- dict "namespaces" .Values.enrol.namespaces | toJson }}
+{{- end }}
+{{- end }}
+
+{{- /* The chain entry but for `type`, `ca` and `stateDir`, which the agent adds. */ -}}
+{{- define "nebula.entry" -}}
+{{- $nebula := dict "punchy" (dict "punch" true) "tun" (dict "mtu" (int .Values.network.mtu)) "firewall" .Values.network.firewall }}
+{{- if and .Values.lighthouse.enabled .Values.lighthouse.relay }}
+  {{- $_ := set $nebula "relay" (dict "relays" (include "nebula.lighthouseAddresses" . | fromJsonArray)) }}
+{{- end }}
+{{- if not .Values.ca.enabled }}
+  {{- with .Values.network.lighthouses }}
+    {{- $_ := set $nebula "static_host_map" . }}
+    {{- $_ := set $nebula "lighthouse" (dict "hosts" (keys . | sortAlpha)) }}
+  {{- end }}
+{{- end }}
+{{- $entry := dict
+  "overlay" .Values.network.overlay
+  "supervisor" .Values.agent.supervisor
+  "capabilities" (dict "io.kubernetes.cri.pod-annotations" true "dns" true)
+  "nebula" $nebula }}
+{{- /* Selectors in agent.entry stand alone: together with an empty list of namespaces they would select nothing. */ -}}
+{{- $enrol := include "nebula.enrol" . | fromJson }}
+{{- if not (hasKey .Values.agent.entry "enrol") }}{{ $_ := set $entry "enrol" $enrol }}{{ end }}
+{{- mergeOverwrite $entry (deepCopy .Values.agent.entry) | toJson }}
+{{- end }}
+
+{{- /* Contents of agent.json. */ -}}
+{{- define "nebula.agent" -}}
+{{- $agent := dict
+  "strategy" .Values.agent.strategy
+  "hostRoot" "/host"
+  "ca" (include "nebula.caOfNodes" . | fromJson)
+  "entry" (include "nebula.entry" . | fromJson)
+  "unprotected" .Values.agent.unprotected
+  "taint" .Values.agent.taint
+  "listen" .Values.agent.listen }}
+{{- range $key := list "network" "confDirs" "binDirs" "runtimeEndpoint" }}
+  {{- with index $.Values.agent $key }}{{ $_ := set $agent $key . }}{{ end }}
+{{- end }}
+{{- $agent | toPrettyJson }}
+{{- end }}
+
+{{- /* Names in the CA's TLS certificate, as arguments of nebula-ca. */ -}}
+{{- define "nebula.tlsNames" -}}
+{{- $service := printf "nebula-ca.%s.svc" .Release.Namespace }}
+{{- range concat (list $service (printf "%s.cluster.local" $service)) .Values.ca.tlsNames }}
+- --tls-name={{ . }}
+{{- end }}
+{{- end }}
+
+{{- /* Contents of a lighthouse's config.yml. */ -}}
+{{- define "nebula.lighthouseConfig" -}}
+pki:
+  # Written by nebula-enrol; the daemon renews it.
+  enrolment: /run/nebula/enrolment.json
+lighthouse:
+  am_lighthouse: true
+relay:
+  am_relay: {{ .Values.lighthouse.relay }}
+  use_relays: false
+listen:
+  # Both families.
+  host: "::"
+  port: {{ .Values.lighthouse.port }}
+tun:
+  # It carries packets of others and has none of its own: no device, no capability.
+  disabled: true
+stats:
+  type: prometheus
+  listen: {{ .Values.lighthouse.statusListen }}
+  path: /metrics
+  namespace: nebula
+  interval: 10s
+firewall:
+  outbound: []
+  inbound: []
+{{- end }}
+
+{{- /* Port of IP:PORT or [IP]:PORT. */ -}}
+{{- define "nebula.portOf" -}}
+{{ regexFind "[0-9]+$" . }}
+{{- end }}
