@@ -1,5 +1,5 @@
-//! Gets a host's certificate from the CA service with a one-time token, and renews it: for hosts that run Go's daemon
-//! or renew from a timer. `nebula` does both by itself.
+//! Gets a host's certificate from the CA service with a one-time token, and renews it. `nebula` runs it for `nebula up`
+//! and for `pki.enrolment`; hosts with Go's daemon run it from a timer.
 
 use std::io::Write;
 use std::path::Path;
@@ -7,11 +7,15 @@ use std::process::ExitCode;
 
 use nebula_cert::{Curve, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
-use nebula_instance::enrol::{self, Files};
+use nebula_instance::enrol::{self, Files, follow, up};
 use nebula_instance::go::flags::{self, Flag};
-use nebula_instance::linux::clock;
+use nebula_instance::linux::{clock, memory};
 
 fn main() -> ExitCode {
+    memory::share_one_heap();
+    if std::env::args_os().nth(1).is_some_and(|word| word == "up") {
+        return up::main(std::env::args_os().skip(2).map(|word| word.to_string_lossy().into_owned()).collect());
+    }
     let flags = match flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,
         Err(flags::Error::Help) => {
@@ -28,6 +32,9 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let files = Files::new(Path::new(flags.value("out-dir").unwrap_or(".")));
+    if flags.is_set("follow") {
+        return follow::run(files);
+    }
     let now = clock::unix_now();
     if flags.is_set("due") {
         return due(&files, now);
@@ -128,6 +135,11 @@ const FLAGS: &[Flag] = &[
     },
     Flag { name: "renew-now", takes_value: false, help: "Renew it whatever is left" },
     Flag { name: "due", takes_value: false, help: "Only tell whether -renew would renew it: exit code 0, or 1 if not" },
+    Flag {
+        name: "follow",
+        takes_value: false,
+        help: "For nebula itself, which runs this beside its tunnels (pki.enrolment): renew, and follow what the CA announces",
+    },
     Flag { name: "curve", takes_value: true, help: "25519 or P256, as the CA (default 25519)" },
     Flag { name: "version", takes_value: false, help: "Print version" },
 ];

@@ -1,22 +1,22 @@
 //! Drop-in replacement for Go Nebula's daemon: `nebula -config FILE`.
 
 use std::io::Write;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-use nebula_instance::enrol::up;
 use nebula_instance::go::flags::{self, Flag, Parsed};
 use nebula_instance::host::daemon::{Error, Loaded};
-use nebula_instance::linux::memory;
+use nebula_instance::linux::{companion, memory};
 
 fn main() -> ExitCode {
     memory::share_one_heap();
-    if std::env::args_os().nth(1).is_some_and(|word| word == "ctl") {
-        return control();
+    let first = std::env::args_os().nth(1);
+    if first.as_ref().is_some_and(|word| word == "ctl") {
+        return become_companion("nebula-ctl", 2, ExitCode::from(NO_DAEMON));
     }
-    if std::env::args_os().nth(1).is_some_and(|word| word == "up") {
-        return up::main(std::env::args_os().skip(2).map(|word| word.to_string_lossy().into_owned()).collect());
+    // It needs HTTPS, which the daemon has not.
+    if first.is_some_and(|word| word == "up") {
+        return become_companion("nebula-enrol", 1, ExitCode::FAILURE);
     }
     let flags = match flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,
@@ -73,16 +73,19 @@ fn run(path: &Path, flags: &Parsed) -> Result<(), Error> {
     if flags.is_set("test") { loaded.test(flags.is_set("strict")) } else { loaded.serve() }
 }
 
-/// Executes `nebula-ctl`, preferring the one in this program's folder. Returns only if that fails.
-fn control() -> ExitCode {
-    let beside = std::env::current_exe().ok().map(|program| program.with_file_name(CTL)).filter(|path| path.exists());
-    let program = beside.unwrap_or_else(|| CTL.into());
-    let error = Command::new(&program).args(std::env::args_os().skip(2)).exec();
-    eprintln!("nebula: cannot run {} ({error}); it belongs beside nebula, or into PATH", program.display());
-    ExitCode::from(3)
+/// Executes another program with the arguments from `from` on. Returns only if that fails.
+fn become_companion(name: &str, from: usize, failed: ExitCode) -> ExitCode {
+    match companion::execute(name, std::env::args_os().skip(from)) {
+        Ok(never) => match never {},
+        Err(error) => {
+            eprintln!("nebula: {error}");
+            failed
+        }
+    }
 }
 
-const CTL: &str = "nebula-ctl";
+/// As `nebula-ctl` says that no daemon answers.
+const NO_DAEMON: u8 = 3;
 
 /// `config.yaml` or `config.yml` in the folder of the program.
 fn default_config() -> Result<PathBuf, String> {

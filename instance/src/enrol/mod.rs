@@ -3,7 +3,9 @@
 //! The key is on disk before the request is sent, so an interrupted enrolment can be run again: the token remains valid
 //! for the key it was first used with. The CA's URL and TLS certificate are saved for renewals.
 
+pub mod event;
 mod files;
+pub mod follow;
 pub mod up;
 
 use std::fs::File;

@@ -5,6 +5,7 @@ mod control;
 pub mod daemon;
 mod dns;
 mod file_watch;
+mod follower;
 mod housekeeping;
 mod link_repair;
 mod reload;

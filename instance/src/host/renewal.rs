@@ -1,33 +1,25 @@
-//! Renews the certificate of an enrolled host, and follows the CA's trust bundle and announced lighthouses
-//! (`pki.enrolment`). Every change is written next to the certificate and applied by a reload.
+//! Keeps an enrolled host enrolled (`pki.enrolment`): runs `nebula-enrol -follow` as a child, logs what it says, and
+//! reloads when it has written new credentials, trust or lighthouses. The daemon itself knows no HTTPS.
 
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nebula_cert::issuance::MAX_WAIT_SECONDS;
-use nebula_cert::{Identity, UnixTime};
+use nebula_cert::Identity;
 
-use crate::ca_client::life_cycle::{Closing, Failure, LifeCycle, Moment, Now, Standing, Start, Step};
-use crate::ca_client::trust_watch::TrustWatch;
-use crate::ca_client::{self, CaClient, Refusal, TrustAnswer};
-use crate::enrol::{self, Files};
+use crate::enrol::Files;
+use crate::enrol::event::Event;
+use crate::host::follower::{Follower, Heard, PROGRAM};
 use crate::host::reload::Reloader;
-use crate::linux::clock::{now, since_epoch, unix_now};
-use crate::linux::netns::NamespaceExecutor;
+use crate::linux::clock::{now, unix_now};
 
-/// The renewal thread. Without it the node keeps running until its certificate expires.
+/// The thread that attends to the child. Without it the node keeps running until its certificate expires.
 pub(crate) struct Renewal {
-    files: Files,
-    client: CaClient,
+    folder: PathBuf,
     reloader: Arc<Mutex<Reloader>>,
-    life: LifeCycle,
-    trust: TrustWatch,
-    /// ETag of the trust bundle in force.
-    etag: Option<String>,
-    /// When to retry a failed reload, as uptime.
-    apply_at: Option<Duration>,
-    born: Instant,
+    /// When to retry a failed reload.
+    apply_at: Option<Instant>,
+    allowance: Allowance,
 }
 
 impl Renewal {
@@ -35,162 +27,185 @@ impl Renewal {
     /// logged.
     ///
     /// # Errors
-    /// Returns an error if no thread can be started. Unusable files are only logged.
+    /// Returns an error if no thread can be started. A child that cannot be started is only logged.
     pub(crate) fn start(folder: &Path, own: &Identity, reloader: Arc<Mutex<Reloader>>) -> std::io::Result<()> {
-        let files = Files::new(folder);
-        let access = match files.remembered() {
-            Ok(access) => access,
-            Err(error) => {
-                tracing::error!(%error, "pki.enrolment cannot be used: the certificate of this host is not renewed");
-                return Ok(());
-            }
-        };
         let is_own = |found: Identity| found.primary().fingerprint() == own.primary().fingerprint();
-        if !files.identity().is_ok_and(is_own) {
+        if !Files::new(folder).identity().is_ok_and(is_own) {
             tracing::warn!(folder = %folder.display(), "pki.cert and pki.key are other files than those beside \
                 pki.enrolment: what is renewed there is not used; remove pki.ca, pki.cert and pki.key");
         }
-        if let Err(error) = files.check_writable() {
-            tracing::error!(%error, "This host cannot write its next certificate: it needs that folder (daemon.user, or \
-                ReadWritePaths= in the unit)");
-        }
-        tracing::info!(url = access.url, folder = %folder.display(), "The certificate of this host is renewed by itself");
-        let born = now();
-        let first = Now { uptime: Duration::ZERO, wall: since_epoch() };
-        let [one, two] = [(), ()].map(|()| random());
-        let mut life = LifeCycle::new(Start::Whenever, first, one);
-        let _ = life.issued(first, moment(own.primary().not_after()));
-        let mut trust = TrustWatch::new(two);
-        trust.begin(first.uptime);
-        let client = CaClient::new(access, NamespaceExecutor::Here);
-        let renewal = Self { files, client, reloader, life, trust, etag: None, apply_at: None, born };
+        let allowance = Allowance { left: EVENTS_AT_ONCE, since: now() };
+        let renewal = Self { folder: folder.to_owned(), reloader, apply_at: None, allowance };
+        // The child lives as long as the thread that starts it.
         std::thread::Builder::new().name("enrolment".to_owned()).spawn(|| renewal.run()).map(drop)
     }
 
     fn run(mut self) {
+        let mut failures = 0;
         loop {
-            while let Some(step) = self.life.poll(self.now()) {
-                match step {
-                    Step::Ask { within } => self.renew(within),
-                    Step::Close(Closing::Expired) => tracing::error!(
-                        "The certificate of this host has expired, and peers refuse it: it could not be renewed in time"
-                    ),
-                    Step::Close(Closing::Revoked) => {
-                        tracing::error!("The certificate of this host was revoked: peers refuse it");
-                    }
-                    // Occurs only while waiting for the first certificate.
-                    Step::GiveUp(_) => {}
+            let begun = now();
+            let ended = match Follower::start(&self.folder) {
+                Ok(child) => Some(self.attend(child)),
+                Err(error) => {
+                    tracing::error!(%error, "The certificate of this host is not renewed");
+                    None
                 }
+            };
+            if now().saturating_duration_since(begun) >= STEADY {
+                failures = 0;
             }
-            let uptime = self.now().uptime;
-            if self.trust.is_due(uptime) {
-                self.ask_whom_to_trust();
+            let again = now() + pause(failures);
+            failures += 1;
+            while now() < again {
+                self.retry_apply();
+                std::thread::sleep(self.until_apply().min(again.saturating_duration_since(now())));
             }
-            if self.apply_at.is_some_and(|at| uptime >= at) {
-                self.apply();
-            }
-            let now = self.now();
-            let others = [self.trust.deadline(), self.apply_at].map(|at| Some(at?.saturating_sub(now.uptime)));
-            let wait = others.into_iter().chain([self.life.idle(now)]).flatten().fold(LONGEST_SLEEP, Duration::min);
-            std::thread::sleep(wait.max(SHORTEST_SLEEP));
-        }
-    }
-
-    fn renew(&mut self, within: Duration) {
-        match enrol::renew_by(&self.client, &self.files, within, unix_now()) {
-            Ok(issued) => {
-                let certificate = issued.identity.primary();
-                tracing::info!(cert = certificate.name(), notAfter = certificate.not_after(),
-                    fingerprint = %certificate.fingerprint(), "The certificate of this host was renewed");
-                let _ = self.life.issued(self.now(), moment(certificate.not_after()));
-                self.apply();
-            }
-            Err(error) => {
-                tracing::error!(%error, "The certificate of this host could not be renewed; it is tried again");
-                let failure = match error {
-                    enrol::Error::Ca(ca_client::Error::Denied { code, message }) => {
-                        Failure::Denied(Refusal { code: Some(code), message })
-                    }
-                    error => Failure::Unavailable(error.to_string()),
-                };
-                self.life.failed(self.now(), failure);
+            // Not earlier: when a service manager ends both, this daemon has ended by now.
+            if let Some(ended) = ended {
+                tracing::warn!(reason = ended, "{PROGRAM} ended; it is started again");
             }
         }
     }
 
-    /// Asks the CA for changes of trust. The service may hold the request (long poll), but not beyond the next renewal.
-    fn ask_whom_to_trust(&mut self) {
-        let asked = self.now();
-        let most = Duration::from_secs(MAX_WAIT_SECONDS);
-        let wait = self.life.idle(asked).map_or(most, |idle| idle.min(most));
-        let answer = self.client.trust(self.etag.as_deref(), wait, TRUST_TIMEOUT);
-        let now = self.now();
-        let news = match answer {
-            Ok(TrustAnswer { news, retry_after }) => {
-                self.trust.answered(asked.uptime, now.uptime, news.is_some(), retry_after);
-                news
-            }
-            Err(error) => {
-                tracing::warn!(%error, "The CA does not say whom to trust; what was trusted stays");
-                self.trust.failed(now.uptime);
-                return;
-            }
-        };
-        let Some(news) = news else { return };
-        let own = self.reloader().settings().pki.as_ref().map(|pki| pki.identity.clone());
-        let networks = own.as_ref().map(|own| own.networks().to_vec()).unwrap_or_default();
-        let standing = own.map_or(Standing::Good, |own| Standing::of(&own, &news.trust, unix_now()));
-        let answer = news.answer;
-        let written = self
-            .files
-            .lock()
-            .and_then(|_alone| self.files.write_trust(&answer.ca, answer.blocklist, answer.lighthouses, &networks));
-        match written {
-            Ok(differs) => {
-                self.etag = Some(news.etag);
-                if differs {
-                    tracing::info!(authorities = news.trust.certificates().count(), ?standing, "Trust changed");
-                    self.apply();
+    /// Does what the child says until it ends; returns how it ended.
+    fn attend(&mut self, mut child: Follower) -> String {
+        loop {
+            self.retry_apply();
+            match child.hear(self.until_apply()) {
+                Heard::Event(event) => {
+                    report(&event, &self.folder);
+                    if event.is_new_state() {
+                        self.apply();
+                    }
                 }
+                Heard::Unknown(error) => {
+                    tracing::warn!(error, "{PROGRAM} said something unknown: is it of another version than nebula?");
+                }
+                Heard::Nothing => continue,
+                Heard::Ended(how) => return how,
             }
-            // The ETag is kept unchanged, so the bundle is requested again.
-            Err(error) => tracing::error!(%error, "Whom the CA trusts cannot be written"),
+            // A child that talks without end costs little: it has to wait until its lines are read.
+            std::thread::sleep(self.allowance.take(now()));
         }
-        self.life.judged(now, standing);
     }
 
     /// Reloads the configuration. If somebody is editing it, the reload may fail for a while and is retried.
     fn apply(&mut self) {
         let outcome = self.reloader().reload(unix_now());
-        self.apply_at = outcome.is_err().then(|| self.now().uptime + APPLY_AGAIN_AFTER);
+        self.apply_at = outcome.is_err().then(|| now() + APPLY_AGAIN_AFTER);
         if outcome.is_err() {
             tracing::error!("What the CA gave is not in use yet: put the configuration right");
         }
     }
 
-    fn reloader(&self) -> std::sync::MutexGuard<'_, Reloader> {
+    fn retry_apply(&mut self) {
+        if self.apply_at.is_some_and(|at| now() >= at) {
+            self.apply();
+        }
+    }
+
+    fn until_apply(&self) -> Duration {
+        self.apply_at.map_or(FOREVER, |at| at.saturating_duration_since(now()))
+    }
+
+    fn reloader(&self) -> MutexGuard<'_, Reloader> {
         self.reloader.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn now(&self) -> Now {
-        Now { uptime: now().saturating_duration_since(self.born), wall: since_epoch() }
+fn report(event: &Event, folder: &Path) {
+    match event {
+        Event::Following { url } => {
+            let folder = folder.display();
+            tracing::info!(url, %folder, "The certificate of this host is renewed by itself");
+        }
+        Event::Unusable { error } => {
+            tracing::error!(error, "pki.enrolment cannot be used: the certificate of this host is not renewed");
+        }
+        Event::NotWritable { error } => tracing::error!(
+            error,
+            "This host cannot write its next certificate: it needs that folder (daemon.user, or ReadWritePaths= in the \
+             unit)"
+        ),
+        Event::Renewed { cert, not_after, fingerprint } => {
+            tracing::info!(cert, notAfter = not_after, fingerprint, "The certificate of this host was renewed");
+        }
+        Event::NotRenewed { error } => {
+            tracing::error!(error, "The certificate of this host could not be renewed; it is tried again");
+        }
+        Event::TrustChanged { authorities, standing } => tracing::info!(authorities, ?standing, "Trust changed"),
+        Event::TrustUnknown { error } => {
+            tracing::warn!(error, "The CA does not say whom to trust; what was trusted stays");
+        }
+        Event::TrustNotWritten { error } => tracing::error!(error, "Whom the CA trusts cannot be written"),
+        Event::Expired => tracing::error!(
+            "The certificate of this host has expired, and peers refuse it: it could not be renewed in time"
+        ),
+        Event::Revoked => tracing::error!("The certificate of this host was revoked: peers refuse it"),
     }
 }
 
-fn moment(seconds: UnixTime) -> Moment {
-    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+/// How long to wait before a child is started again, after this many that did not last.
+fn pause(failures: u32) -> Duration {
+    FIRST_PAUSE.saturating_mul(1 << failures.min(16)).min(LONGEST_PAUSE)
 }
 
-/// A random seed, to spread the renewals of hosts that started together.
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // Without randomness, renewals merely coincide.
-    let _ = getrandom::fill(&mut bytes);
-    u64::from_ne_bytes(bytes)
+/// Limits how many events are handled: some at once, then one per [`REFILL`].
+#[derive(Debug)]
+struct Allowance {
+    left: u32,
+    /// Up to this moment the allowance has been refilled.
+    since: Instant,
 }
 
-const TRUST_TIMEOUT: Duration = Duration::from_secs(10);
+impl Allowance {
+    /// Uses the allowance for one event; returns how long to wait before the next one.
+    fn take(&mut self, now: Instant) -> Duration {
+        let gained = now.saturating_duration_since(self.since).as_millis() / REFILL.as_millis();
+        let gained = u32::try_from(gained).unwrap_or(u32::MAX);
+        if gained > 0 {
+            (self.left, self.since) = (self.left.saturating_add(gained).min(EVENTS_AT_ONCE), now);
+        }
+        self.left = self.left.saturating_sub(1);
+        if self.left == 0 { REFILL } else { Duration::ZERO }
+    }
+}
+
 const APPLY_AGAIN_AFTER: Duration = Duration::from_secs(30);
-/// A changed wall clock is noticed within this time.
-const LONGEST_SLEEP: Duration = Duration::from_secs(30);
-const SHORTEST_SLEEP: Duration = Duration::from_millis(20);
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// A child that ran for this long starts anew with the first pause.
+const STEADY: Duration = Duration::from_secs(60);
+const FOREVER: Duration = Duration::from_secs(86_400);
+const EVENTS_AT_ONCE: u32 = 32;
+const REFILL: Duration = Duration::from_millis(250);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_that_does_not_last_is_started_less_and_less_often() {
+        let pauses: Vec<_> = (0..8).map(|failures| pause(failures).as_secs()).collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
+    }
+
+    #[test]
+    fn a_child_that_talks_without_end_is_heard_four_times_a_second() {
+        let begun = now();
+        let mut allowance = Allowance { left: EVENTS_AT_ONCE, since: begun };
+        let mut at = begun;
+        let mut heard = 0;
+        while at < begun + Duration::from_secs(60) {
+            at += allowance.take(at);
+            heard += 1;
+        }
+        assert!((240..=240 + 2 * EVENTS_AT_ONCE).contains(&heard), "{heard} in a minute");
+        // One that says something now and then never waits.
+        for second in 61..200 {
+            let wait = allowance.take(begun + Duration::from_secs(second));
+            assert!(second < 63 || wait == Duration::ZERO, "{second}");
+        }
+    }
+}

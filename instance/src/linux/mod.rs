@@ -1,7 +1,8 @@
-//! Interfaces to the kernel and the service manager: namespaces, privileges, signals, netlink.
+//! Interfaces to the kernel, the service manager and other programs: namespaces, privileges, signals, netlink.
 
 pub(crate) mod capabilities;
 pub mod clock;
+pub mod companion;
 pub mod confinement;
 pub(crate) mod errno;
 pub(crate) mod kernel_view;

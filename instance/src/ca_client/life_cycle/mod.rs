@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use nebula_cert::{CaPool, Identity, UnixTime};
+use serde::{Deserialize, Serialize};
 
 use crate::ca_client::Refusal;
 use crate::ca_client::backoff::Jitter;
@@ -58,7 +59,8 @@ struct Held {
 }
 
 /// What the trusted CAs and the blocklist say about the pod's own certificate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Standing {
     /// Peers accept it.
     Good,
