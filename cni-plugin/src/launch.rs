@@ -44,6 +44,9 @@ pub struct LaunchSpec {
     /// interface.
     #[serde(default, skip_serializing_if = "is_default")]
     pub renumber: bool,
+    /// Address of the node on its way to the pod. With `renumber`, the pod's answers to it come from the overlay address.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub node_address: Option<IpAddr>,
     /// Overlay prefixes that are routed to the device before there is a certificate, so that traffic for them never
     /// leaves in the clear.
     pub overlay: Vec<IpNet>,

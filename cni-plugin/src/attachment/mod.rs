@@ -4,4 +4,5 @@ pub mod lock;
 pub mod queue;
 pub mod record;
 pub mod released;
+pub mod restarts;
 pub mod room;

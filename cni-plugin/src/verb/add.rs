@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::attachment::lock::Lock;
 use crate::attachment::queue::Turn;
 use crate::attachment::record::{self, Files, Found, Record, State};
+use crate::attachment::restarts::Restarts;
 use crate::attachment::{released, room};
 use crate::clock::Deadline;
 use crate::enrolment::Knowledge;
@@ -20,6 +21,7 @@ use crate::reply::{Error, code};
 use crate::request::prev_result::PrevResult;
 use crate::request::{Attach, Key, NetworkConfig};
 use crate::settings::Settings;
+use crate::settings::isolation::source_towards;
 use crate::supervisor::kind::Kind;
 use crate::supervisor::{Launch, StartFailure, Systemd};
 use crate::verb::del::detach;
@@ -163,11 +165,12 @@ impl<'a> Attachment<'a> {
         let Ok(Found::Record(record)) = Record::load(&self.files.record()) else { return None };
         let (supervisor, process, host_route) = (record.supervisor, record.process, record.host_route);
         let (user, memory_limit, guard) = (record.user, record.memory_limit, record.guard.clone());
+        let restarts = record.restarts;
         let is_guarded = |guard: &Guard| host.guards.is_in_force(guard).unwrap_or(false);
         if guard.is_some() != self.isolated.is_some() || guard.as_ref().is_some_and(|guard| !is_guarded(guard)) {
             return None;
         }
-        let made = Record { user, memory_limit, guard, ..self.record(supervisor) };
+        let made = Record { user, memory_limit, guard, restarts, ..self.record(supervisor) };
         let expected = Record { state: State::Running, process, host_route, ..made };
         let is_there = *record == expected
             && host_route.is_some() == renumber
@@ -302,6 +305,7 @@ impl<'a> Attachment<'a> {
             user: None,
             memory_limit: None,
             guard: self.isolated.as_ref().map(|(_, guard)| guard.clone()),
+            restarts: Restarts::default(),
             status_socket: self.files.status_socket(),
         }
     }
@@ -317,6 +321,7 @@ impl<'a> Attachment<'a> {
             underlay: settings.underlay,
             isolate: self.isolated.as_ref().map(|(allowed, _)| allowed.clone()),
             renumber: settings.renumber,
+            node_address: settings.renumber.then(|| source_towards(self.pod_address)).flatten(),
             overlay: settings.overlay.clone(),
             budget_seconds: settings.timeout.as_secs().saturating_sub(UNDO_SECONDS).max(1),
             port_range: settings.port_range,

@@ -83,11 +83,18 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
     if record.state == State::Intent || is_well(&record, &files, depth, host) {
         return Ok(());
     }
+    let supervisor = host.supervisor(record.supervisor);
+    let now = host.clock.unix_seconds();
+    if !supervisor.restarts_by_itself() {
+        if !record.restarts.is_due(now) {
+            return Ok(());
+        }
+        record.restarts = record.restarts.another(now);
+    }
     // The threads of a killed instance keep its device open for some milliseconds.
     if let Some(dead) = record.process {
         dead.stop(host.clock).map_err(named)?;
     }
-    let supervisor = host.supervisor(record.supervisor);
     let (instance, netns) = (record.instance.clone(), record.target.netns.clone());
     let description = format!("Nebula tunnel of pod {}/{}", record.target.pod.namespace, record.target.pod.name);
     let launch = Launch {

@@ -16,13 +16,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nebula_cert::issuance::{
-    self, CERTIFICATE_PATH, Lighthouses, MAX_REPLY, MAX_WAIT_SECONDS, Pod, Proof, Reply, Request, TRUST_PATH,
+    self, CERTIFICATE_PATH, MAX_REPLY, MAX_WAIT_SECONDS, Pod, Proof, Reply, Request, TRUST_PATH,
 };
 use nebula_cert::{CaPool, Curve, Identity, PrivateKey, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
 use zeroize::{Zeroize, Zeroizing};
 
+pub(crate) use self::answers::accept;
 pub use self::error::Error;
 use self::files::HeldFile;
 use crate::linux::netns::NamespaceExecutor;
@@ -80,8 +81,8 @@ pub struct Issued {
     pub trust: CaPool,
     /// Public key for [`Prover::Holder`]; `None` if the service does not accept that proof.
     pub renewal_key: Option<String>,
-    /// Lighthouses of the network.
-    pub lighthouses: Lighthouses,
+    /// The answer as received.
+    pub reply: Reply,
 }
 
 /// The answer to a request for the trust bundle.
@@ -205,7 +206,7 @@ impl CaClient {
         })?;
         self.keep(agent);
         let reply = answers::read(status, &answer).map_err(|error| error.at(&url))?;
-        let issued = answers::accept(&reply, key, now)
+        let issued = accept(&reply, key, now)
             .map_err(|cause| Error::Unavailable(format!("unusable answer from {url}: {cause}")))?;
         Ok((issued, reply))
     }

@@ -2,6 +2,7 @@
 //! certificate.
 
 use std::io::{self, IoSlice};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
@@ -11,11 +12,13 @@ use std::time::Duration;
 use ipnet::IpNet;
 use nebula_cert::{CaPool, Identity};
 use nebula_cni_plugin::launch::LaunchSpec;
+use nebula_cni_plugin::link::host_route::answer_from;
 use nebula_core::firewall::Policy;
 use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
 use crate::config::{Settings, StaticHosts};
+use crate::linux::errno;
 use crate::linux::memory;
 use crate::linux::netns::{Namespace, NamespaceExecutor};
 use crate::linux::rtnetlink::Kernel;
@@ -29,6 +32,8 @@ use crate::pod::error::Error;
 pub(crate) struct DataPath {
     place: Place,
     port: u16,
+    /// The node's address, to which a renumbered pod answers from its overlay address.
+    node_address: Option<IpAddr>,
     state: State,
     /// `None` once it has been removed.
     device: Option<PodDevice>,
@@ -73,7 +78,8 @@ impl DataPath {
         let link = OverlayLink { routes, ..OverlayLink::new(&place.device, &settings.tun, Vec::new()) };
         link.configure(&place.pod).map_err(link_failed)?;
         let (sockets, port) = underlay;
-        Ok(Self { place, port, state: State::Unopened { tun, sockets }, device: Some(device) })
+        let node_address = spec.node_address.filter(|_| spec.renumber);
+        Ok(Self { place, port, node_address, state: State::Unopened { tun, sockets }, device: Some(device) })
     }
 
     /// The networks of the certificate that the path was opened with.
@@ -106,9 +112,14 @@ impl DataPath {
         let networks = identity.networks().to_vec();
         let hand = self.place.hand.take().ok_or_else(|| Error::Broken("it was opened before".into()))?;
         let link = OverlayLink::new(&self.place.device, &settings.tun, networks.clone());
+        let node = self.node_address;
         let configured = hand.run("overlay-link", {
             let networks = networks.clone();
-            move || link::guard_here(&networks).and_then(|()| link.configure_here())
+            move || {
+                link::guard_here(&networks).and_then(|()| link.configure_here())?;
+                answer_the_node(node, &networks);
+                Ok(())
+            }
         });
         configured.map_err(|error| link_failed(error.into()))?.map_err(link_failed)?;
         // From here on no thread has any capability.
@@ -220,6 +231,15 @@ impl Place {
             Ok((tun, device))
         });
         created.map_err(|error| Error::set_up(what(), error))?.map_err(|error| Error::set_up_io(what(), error))
+    }
+}
+
+fn answer_the_node(node: Option<IpAddr>, networks: &[IpNet]) {
+    let own = networks.iter().map(IpNet::addr).find(|own| node.is_some_and(|node| node.is_ipv4() == own.is_ipv4()));
+    if let (Some(node), Some(own)) = (node, own)
+        && let Err(error) = answer_from(node, own)
+    {
+        tracing::warn!(%node, error = errno::text(&error), "UDP answers to the node will come from the pod's other address");
     }
 }
 

@@ -5,6 +5,7 @@ mod enrolment;
 pub mod error;
 mod events;
 mod isolation;
+mod kept;
 pub mod kube_labels;
 pub mod launch_file;
 mod lighthouses;

@@ -31,6 +31,7 @@ use crate::pod::enrolment::{Enrolment, Outcome};
 use crate::pod::error::Error;
 use crate::pod::events::{Event, EventQueue, EventSender};
 use crate::pod::isolation;
+use crate::pod::kept::Kept;
 use crate::pod::launch_file::Launch;
 use crate::pod::lighthouses::Configured;
 use crate::pod::status::{Shared, Status};
@@ -138,6 +139,7 @@ fn start(
         status,
         reports,
         client,
+        kept: Kept::open(),
     };
     Ok((Box::new(pod), events))
 }
@@ -160,6 +162,8 @@ struct PodTunnel {
     /// ETag of the latest trust.
     etag: Option<String>,
     path: DataPath,
+    /// Where the next instance of this pod finds the certificate.
+    kept: Option<Kept>,
 }
 
 /// Reads both clocks.
@@ -182,6 +186,11 @@ impl PodTunnel {
         let mut release_memory_at = None;
         // A namespace loses its links before it disappears, so a change of links makes the checks more frequent.
         let mut fast_checks_until = Duration::ZERO;
+        let now = unix_seconds(self.clock.now().wall);
+        if let Some(issued) = self.kept.as_mut().and_then(|kept| kept.take(now)) {
+            tracing::info!("Going on with the certificate of the instance before this one");
+            self.install(issued, false)?;
+        }
         loop {
             let now = self.clock.now();
             while let Some(step) = self.life.poll(now) {
@@ -271,7 +280,14 @@ impl PodTunnel {
                 if self.path.networks().is_none() {
                     notify::status("waiting for the pod's init container");
                 }
-                self.update(|status| status.last_error = Some(cause));
+                let is_overdue = now.uptime > INIT_OVERDUE_AFTER && self.path.networks().is_none();
+                self.update(|status| {
+                    if is_overdue && !status.init_is_overdue {
+                        tracing::warn!("{INIT_OVERDUE}");
+                    }
+                    status.init_is_overdue = is_overdue;
+                    status.last_error = Some(if is_overdue { INIT_OVERDUE.to_owned() } else { cause });
+                });
                 self.life.not_yet(now);
                 return Ok(());
             }
@@ -307,10 +323,10 @@ impl PodTunnel {
     }
 
     fn install(&mut self, issued: Issued, provisional: bool) -> Result<(), Error> {
-        let Issued { identity, trust, renewal_key, lighthouses } = issued;
+        let Issued { identity, trust, renewal_key, reply } = issued;
         let bundle = trust.certificates().map(Certificate::to_pem).collect();
         let is_first = self.path.networks().is_none();
-        self.follow(lighthouses, identity.networks());
+        self.follow(reply.lighthouses.clone(), identity.networks());
         if is_first {
             let reports = self.reports.clone();
             let ended = move |result| reports.send(Event::DriverEnded(result));
@@ -335,6 +351,9 @@ impl PodTunnel {
             self.enrolment.waits_for_init();
             notify::status("running with a provisional certificate, waiting for the pod's init container");
             return Ok(());
+        }
+        if let Some(kept) = &mut self.kept {
+            kept.put(&identity, reply);
         }
         self.enrolment.holds(identity, renewal_key, bundle);
         if is_first && self.is_awaited {
@@ -372,6 +391,9 @@ impl PodTunnel {
             identity.map_or(Standing::Good, |identity| Standing::of(&identity, &news.trust, unix_seconds(now.wall)));
         tracing::info!(authorities = news.trust.certificates().count(), ?standing, etag = news.etag, "Trust changed");
         self.etag = Some(news.etag);
+        if let Some(kept) = &mut self.kept {
+            kept.put_trust(&news.answer);
+        }
         if let Some(networks) = self.path.networks().map(<[_]>::to_vec) {
             self.follow(news.answer.lighthouses, &networks);
         }
@@ -472,5 +494,10 @@ const FAST_CHECKS_FOR: Duration = Duration::from_secs(5);
 const NETNS_GONE_FOR: Duration = Duration::from_secs(1);
 const STOP_TIMEOUT: Duration = Duration::from_millis(250);
 const TRUST_TIMEOUT: Duration = Duration::from_secs(10);
+// Init itself gives up after five minutes, by default.
+const INIT_OVERDUE_AFTER: Duration = Duration::from_secs(360);
+const INIT_OVERDUE: &str = "no init container has shown the pod's token, so the pod is closed: see whether the pod has \
+                            nebula-cni-init as its first init container and how that ended; a pod whose init container has \
+                            ended must be made anew";
 // By then the next request to the CA is in flight, and little of the memory that the last answer took is needed again.
 const RELEASE_MEMORY_AFTER: Duration = Duration::from_secs(1);

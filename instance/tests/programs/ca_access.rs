@@ -154,7 +154,7 @@ fn a_pod_follows_the_lighthouses_that_the_ca_announces_and_keeps_its_tunnels() {
     }
     println!("the lighthouse was found at its new place after {:.1?}", began.elapsed());
     assert_eq!(nodes[0].status("web")["pid"], before["pid"], "without a restart");
-    assert_eq!(tunnel(&db)["local_index"], to_db["local_index"], "the tunnel to the other pod is the same");
+    assert_eq!(tunnel(&db)["handshake_ms"], to_db["handshake_ms"], "the tunnel to the other pod is the same");
     cluster.world.ping("web", &nodes[1].overlay("late"), Duration::from_secs(30));
     nodes[0].delete_pods(&cluster.world, &["web"]);
     nodes[1].delete_pods(&cluster.world, &["db", "late"]);
