@@ -60,6 +60,8 @@ fn two_pods_on_one_node_talk_over_the_overlay() {
     node.add_pods(&mut cluster.world, &["a", "b"]);
     cluster.world.ping("a", &node.overlay("b"), SOON);
     cluster.world.ping("b", &node.overlay("a"), SOON);
+    let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", pid(&node.status("a"))));
+    assert_eq!(score.expect("a live process").trim(), "-997");
     node.delete_pods(&cluster.world, &["a", "b"]);
     assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }

@@ -187,7 +187,8 @@ impl Node {
 
     /// Runs the chain as a runtime does; `pod` is also the name of the namespace.
     pub fn chain(&self, world: &World, verb: &str, pod: &str) -> Output {
-        let conf = self.dir.join("net.conflist");
+        // One for each pod, so that nobody reads what another thread is writing.
+        let conf = self.dir.join(format!("{pod}.conflist"));
         std::fs::write(&conf, serde_json::to_vec_pretty(&self.conf).expect("JSON")).expect("write the chain");
         let netns = format!("/run/netns/{}", world.namespace_of(pod));
         Command::new("nsenter")
