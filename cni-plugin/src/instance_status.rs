@@ -19,6 +19,9 @@ pub(crate) struct Status {
     #[serde(default)]
     pub(crate) overlay: Vec<String>,
     pub(crate) certificate: Option<Certificate>,
+    /// The pod's init container should have shown its token long ago.
+    #[serde(default)]
+    pub(crate) init_overdue: bool,
 }
 
 #[derive(Debug, Deserialize)]

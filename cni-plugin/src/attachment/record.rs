@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::attachment::restarts::Restarts;
 use crate::hash::fnv1a;
 use crate::launch::Target;
 use crate::link::guard::{self, Guard};
@@ -48,8 +49,15 @@ pub struct Record {
     /// Rules on the node's end of the pod's link, if the pod is isolated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<Guard>,
+    /// How often the instance was started again by us.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub restarts: Restarts,
     /// Socket on which the instance reports its status.
     pub status_socket: PathBuf,
+}
+
+fn is_default(restarts: &Restarts) -> bool {
+    *restarts == Restarts::default()
 }
 
 /// How far an attachment got. An attachment that is gone has no file.
@@ -371,6 +379,7 @@ mod tests {
             user: Some(2_130_706_433),
             memory_limit: Some(32 << 20),
             guard: None,
+            restarts: Restarts::default(),
             status_socket: "/x".into(),
         }
     }

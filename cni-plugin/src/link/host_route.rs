@@ -81,6 +81,32 @@ impl Routes for SystemRoutes {
     }
 }
 
+/// Lets packets to the node's address `node` leave from `source`, along the path that they take now, in the network
+/// namespace of the calling thread: a pod that was asked at its overlay address must answer from there, also where a
+/// program lets the kernel choose (UDP).
+///
+/// # Errors
+/// Returns the kernel's error.
+pub fn answer_from(node: IpAddr, source: IpAddr) -> io::Result<()> {
+    let way = way_to(node, 0)?;
+    let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+    netlink::ask_route(libc::RTM_NEWROUTE, flags, &answer_body(node, source, &way)).map(drop)
+}
+
+fn answer_body(node: IpAddr, source: IpAddr, way: &Way) -> Vec<u8> {
+    let mut body = header(node, if way.gateway.is_some() { ONLINK } else { 0 });
+    if way.gateway.is_none() && node.is_ipv4() {
+        body[SCOPE] = libc::RT_SCOPE_LINK;
+    }
+    push_attribute(&mut body, libc::RTA_DST, &octets(node));
+    if let Some(gateway) = way.gateway {
+        push_attribute(&mut body, libc::RTA_GATEWAY, &octets(gateway));
+    }
+    push_attribute(&mut body, libc::RTA_OIF, &way.interface.to_ne_bytes());
+    push_attribute(&mut body, libc::RTA_PREFSRC, &octets(source));
+    body
+}
+
 /// The kernel's route to an address.
 struct Way {
     interface: u32,
@@ -139,6 +165,8 @@ fn bits(address: IpAddr) -> u8 {
 }
 
 const RTMSG: usize = 12;
+// rtm_scope.
+const SCOPE: usize = 6;
 // RTNH_F_ONLINK of linux/rtnetlink.h: treats the next hop as reachable on the interface regardless of other routes.
 const ONLINK: u32 = 4;
 // Marks our routes in `ip route`; no routing daemon uses this protocol number.
@@ -168,6 +196,17 @@ mod tests {
         assert_eq!(netlink::attribute(&bytes[12..], libc::RTA_GATEWAY), Some(&[10, 4, 0, 7][..]));
         let way = read_way(&bytes, route.destination).unwrap();
         assert_eq!((way.interface, way.gateway, way.is_ours), (3, Some(route.next_hop), true));
+    }
+
+    #[test]
+    fn the_route_of_answers_names_their_source_and_the_gateway_if_there_is_one() {
+        let [node, source, gateway] = ["10.4.0.1", "10.42.0.7", "169.254.1.1"].map(|text| text.parse().unwrap());
+        let near = answer_body(node, source, &Way { interface: 3, gateway: None, is_ours: false });
+        assert_eq!((near[SCOPE], near[8]), (libc::RT_SCOPE_LINK, 0));
+        assert_eq!(netlink::attribute(&near[12..], libc::RTA_PREFSRC), Some(&[10, 42, 0, 7][..]));
+        let far = answer_body(node, source, &Way { interface: 3, gateway: Some(gateway), is_ours: false });
+        assert_eq!((far[SCOPE], far[8]), (libc::RT_SCOPE_UNIVERSE, 4));
+        assert_eq!(netlink::attribute(&far[12..], libc::RTA_GATEWAY), Some(&[169, 254, 1, 1][..]));
     }
 
     #[test]

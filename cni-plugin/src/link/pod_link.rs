@@ -119,6 +119,8 @@ impl Links for SystemLinks {
                     let _ = std::fs::write(switch, "0");
                 }
             }
+            // The rules on the link let through questions for neighbours from the pod's address on it, no other.
+            let _ = std::fs::write(format!("/proc/sys/net/ipv4/conf/{ifname}/arp_announce"), "2");
             Ok(())
         };
         let _ = in_namespace(&netns.file, switch_off);

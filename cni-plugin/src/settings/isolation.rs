@@ -75,7 +75,7 @@ fn servers_of_node(files: &[&Path]) -> Vec<IpAddr> {
 }
 
 // Connecting a datagram socket looks up a route and sends nothing.
-fn source_towards(pod: IpAddr) -> Option<IpAddr> {
+pub(crate) fn source_towards(pod: IpAddr) -> Option<IpAddr> {
     let any = if pod.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind(SocketAddr::new(any, 0)).ok()?;
     socket.connect(SocketAddr::new(pod, 9)).ok()?;

@@ -201,7 +201,7 @@ const JOBS: &str = "type='signal',interface='org.freedesktop.systemd1.Manager',m
 
 // An instance exits successfully only once its pod's namespace is gone; after any other exit systemd restarts it, with
 // no limit on the number of restarts.
-const SERVICE: [(&str, Value<'static>); 8] = [
+const SERVICE: [(&str, Value<'static>); 11] = [
     ("Type", Value::Text("notify")),
     ("NotifyAccess", Value::Text("main")),
     ("Restart", Value::Text("on-failure")),
@@ -210,6 +210,11 @@ const SERVICE: [(&str, Value<'static>); 8] = [
     ("TimeoutStopUSec", Value::U64(2_000_000)),
     ("LimitCORE", Value::U64(0)),
     ("OOMPolicy", Value::Text("stop")),
+    ("OOMScoreAdjust", Value::I32(super::OOM_SCORE_ADJUST)),
+    // For the certificate of an instance that is started again, in memory.
+    ("FileDescriptorStoreMax", Value::U32(1)),
+    // Made by systemd where the operator has none; limits in it are those of all instances together.
+    ("Slice", Value::Text("nebula-cni.slice")),
 ];
 
 // These are the privileges of setup, which creates the device and its routes in the pod's namespace. After that the

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::attachment::lock::Lock;
+use crate::attachment::queue::Turn;
 use crate::attachment::record::{self, Files, Found, Record, State};
-use crate::attachment::room;
+use crate::attachment::restarts::Restarts;
+use crate::attachment::{released, room};
 use crate::clock::Deadline;
 use crate::enrolment::Knowledge;
 use crate::host::Host;
@@ -19,6 +21,7 @@ use crate::reply::{Error, code};
 use crate::request::prev_result::PrevResult;
 use crate::request::{Attach, Key, NetworkConfig};
 use crate::settings::Settings;
+use crate::settings::isolation::source_towards;
 use crate::supervisor::kind::Kind;
 use crate::supervisor::{Launch, StartFailure, Systemd};
 use crate::verb::del::detach;
@@ -35,6 +38,9 @@ pub fn run(request: &Attach, host: &Host<'_>) -> Result<String, Error> {
     let Some(pod) = enrolled(request, &settings, host, deadline)? else { return Ok(output) };
     let attachment = Attachment::check(request, &settings, &prev_result, pod, host)?;
 
+    // Kept until ADD returns. The time limit is for the work, not for the time in the queue.
+    let _turn = Turn::wait(&settings.state_dir, width(), host.clock, Deadline::after(host.clock, QUEUE_TIMEOUT))?;
+    let deadline = Deadline::after(host.clock, settings.timeout);
     let lock = Lock::acquire(&attachment.files, host.clock, deadline)?;
     let output = |record: &Record| match record.host_route {
         Some(route) => prev_result.renumbered(&request.key.ifname, route.destination, &request.config.version),
@@ -159,11 +165,12 @@ impl<'a> Attachment<'a> {
         let Ok(Found::Record(record)) = Record::load(&self.files.record()) else { return None };
         let (supervisor, process, host_route) = (record.supervisor, record.process, record.host_route);
         let (user, memory_limit, guard) = (record.user, record.memory_limit, record.guard.clone());
+        let restarts = record.restarts;
         let is_guarded = |guard: &Guard| host.guards.is_in_force(guard).unwrap_or(false);
         if guard.is_some() != self.isolated.is_some() || guard.as_ref().is_some_and(|guard| !is_guarded(guard)) {
             return None;
         }
-        let made = Record { user, memory_limit, guard, ..self.record(supervisor) };
+        let made = Record { user, memory_limit, guard, restarts, ..self.record(supervisor) };
         let expected = Record { state: State::Running, process, host_route, ..made };
         let is_there = *record == expected
             && host_route.is_some() == renumber
@@ -183,6 +190,7 @@ impl<'a> Attachment<'a> {
             _ => detach(&self.files, host)?,
         }
         self.fence(settings, host)?;
+        released::forget(&settings.state_dir, &self.request.key.network, &self.pod.uid);
 
         let supervisor = match settings.supervisor {
             Some(configured) => configured,
@@ -297,6 +305,7 @@ impl<'a> Attachment<'a> {
             user: None,
             memory_limit: None,
             guard: self.isolated.as_ref().map(|(_, guard)| guard.clone()),
+            restarts: Restarts::default(),
             status_socket: self.files.status_socket(),
         }
     }
@@ -312,6 +321,7 @@ impl<'a> Attachment<'a> {
             underlay: settings.underlay,
             isolate: self.isolated.as_ref().map(|(allowed, _)| allowed.clone()),
             renumber: settings.renumber,
+            node_address: settings.renumber.then(|| source_towards(self.pod_address)).flatten(),
             overlay: settings.overlay.clone(),
             budget_seconds: settings.timeout.as_secs().saturating_sub(UNDO_SECONDS).max(1),
             port_range: settings.port_range,
@@ -359,6 +369,10 @@ fn explain(failure: &StartFailure, settings: &Settings) -> Error {
                 Some(StartError::Refused { .. }) => {
                     Error::new(code::IDENTITY_DENIED, "the CA service refused a certificate")
                 }
+                Some(StartError::Misconfigured { .. }) => {
+                    let msg = format!("the CA service at {} cannot be used as configured", settings.ca.url);
+                    Error::new(code::CA_UNUSABLE, msg)
+                }
                 Some(StartError::Unavailable { .. }) => {
                     let msg = format!("the CA service at {} gives no certificate now", settings.ca.url);
                     Error::new(code::IDENTITY_UNAVAILABLE, msg)
@@ -369,6 +383,17 @@ fn explain(failure: &StartFailure, settings: &Settings) -> Error {
         }
     }
 }
+
+/// How many pods of a node are started at the same time.
+fn width() -> u64 {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    // A start waits for the CA at times.
+    u64::try_from(processors).unwrap_or(u64::MAX).saturating_add(1)
+}
+
+// The kubelet gives up after four minutes. With the longest time limits for labels and for the work, a minute each, this
+// leaves it some.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(100);
 
 // The DEL of an older sandbox may be in progress; it takes a few seconds at most.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);

@@ -68,6 +68,12 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
         return Err(Error::new(code::CERTIFICATE_EXPIRED, "the certificate has expired")
             .details("see why it was not renewed: the instance's log and the CA service"));
     }
+    if status.init_overdue {
+        return Err(Error::new(code::INIT_OVERDUE, "no init container has shown the pod's token, so the pod is closed")
+            .details(
+                "see whether the pod has nebula-cni-init as its first init container and how that ended; then make the pod anew",
+            ));
+    }
     if record.host_route.is_some_and(|route| !host.routes.is_used(&route)) {
         return Err(Error::new(code::HOST_ROUTE, "the node's route to the pod's overlay address is gone")
             .details("the kubelet's probes of this pod fail until the pod is made anew"));

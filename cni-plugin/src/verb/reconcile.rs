@@ -3,10 +3,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use crate::attachment::lock::Lock;
 use crate::attachment::record::{self, Files, Found, Record, State};
+use crate::attachment::released;
 use crate::clock::Deadline;
 use crate::host::Host;
 use crate::link::guard::Guard;
@@ -47,6 +48,8 @@ pub fn network(state_dir: &Path, network: &str, depth: Depth, host: &Host<'_>) -
     let done =
         joined(paths.iter().map(|path| attachment(state_dir, path, depth, host).map_err(|problem| vec![problem])));
     if depth == Depth::Thorough {
+        let now = UNIX_EPOCH + Duration::from_secs(host.clock.unix_seconds().try_into().unwrap_or_default());
+        released::sweep(state_dir, network, now);
         record::sweep(state_dir, network);
         // What could not be removed is retried by the next run.
         let _ = host.guards.sweep();
@@ -80,11 +83,18 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
     if record.state == State::Intent || is_well(&record, &files, depth, host) {
         return Ok(());
     }
+    let supervisor = host.supervisor(record.supervisor);
+    let now = host.clock.unix_seconds();
+    if !supervisor.restarts_by_itself() {
+        if !record.restarts.is_due(now) {
+            return Ok(());
+        }
+        record.restarts = record.restarts.another(now);
+    }
     // The threads of a killed instance keep its device open for some milliseconds.
     if let Some(dead) = record.process {
         dead.stop(host.clock).map_err(named)?;
     }
-    let supervisor = host.supervisor(record.supervisor);
     let (instance, netns) = (record.instance.clone(), record.target.netns.clone());
     let description = format!("Nebula tunnel of pod {}/{}", record.target.pod.namespace, record.target.pod.name);
     let launch = Launch {

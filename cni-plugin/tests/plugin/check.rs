@@ -108,6 +108,15 @@ fn check_passes_right_after_add_and_names_each_thing_that_is_broken() {
     assert_eq!(code(&node), 7);
 }
 
+#[test]
+fn a_pod_whose_init_container_never_asked_is_not_well() {
+    let node = Node::with_nebula(json!({"fakeOverlay": ["10.42.0.7/16"], "fakeInitOverdue": true}));
+    node.call("ADD").expect_ok();
+    let error = check(&node, &Pretended { link: RefCell::new(link(true)) }).unwrap_err();
+    assert!(error.code == 117 && error.details.contains("nebula-cni-init"), "{error:?}");
+    node.call("DEL").expect_ok();
+}
+
 /// A named network namespace, removed on drop.
 struct NamedNetns(String);
 

@@ -48,7 +48,7 @@ fn run(launch: &Path) {
     }
     let overlay = spec.nebula.get("fakeOverlay").cloned().unwrap_or_else(|| json!([]));
     let status = json!({"pid": process::id(), "uid": spec.target.pod.uid, "state": "running", "overlay": overlay,
-        "certificate": {"not_after": 4_000_000_000_i64}});
+        "init_overdue": spec.nebula.get("fakeInitOverdue").is_some(), "certificate": {"not_after": 4_000_000_000_i64}});
     // Left behind by an instance that was killed.
     let _ = fs::remove_file(&spec.status_socket);
     let listener = UnixListener::bind(&spec.status_socket).unwrap();

@@ -133,6 +133,7 @@ impl Follower {
                     Error::Ca(ca_client::Error::Denied { code, message }) => {
                         Failure::Denied(Refusal { code: Some(code), message })
                     }
+                    Error::Ca(ca_client::Error::Misconfigured(cause)) => Failure::Misconfigured(cause),
                     error => Failure::Unavailable(error.to_string()),
                 };
                 self.life.failed(self.now(), failure);

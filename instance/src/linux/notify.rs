@@ -1,12 +1,14 @@
 //! Reports readiness and status to the service manager (sd_notify).
 
 use std::env;
-use std::io;
+use std::io::{self, IoSlice};
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::OnceLock;
 
 use nebula_cni_plugin::launch::StartError;
+use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 use sd_notify::NotifyState;
 
 /// Connects to the service manager's socket now, because its path may be unreachable later.
@@ -31,6 +33,18 @@ pub fn ready() {
     if let Err(error) = send(NotifyState::Ready) {
         tracing::error!(%error, "Failed to notify systemd");
     }
+}
+
+/// Hands a file to the service manager, which holds it while the unit lives and gives it to the next process.
+///
+/// # Errors
+/// Returns an error if there is no service manager, or it cannot be reached.
+pub fn store(file: &impl AsRawFd, name: &str) -> io::Result<()> {
+    let socket = CONNECTED.get().ok_or(io::ErrorKind::NotConnected)?;
+    let (text, files) = (format!("FDSTORE=1\nFDNAME={name}"), [file.as_raw_fd()]);
+    let (parts, message) = ([IoSlice::new(text.as_bytes())], [ControlMessage::ScmRights(&files)]);
+    sendmsg::<UnixAddr>(socket.as_raw_fd(), &parts, &message, MsgFlags::empty(), None)?;
+    Ok(())
 }
 
 /// Reports the current status in one line.

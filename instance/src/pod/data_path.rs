@@ -2,6 +2,7 @@
 //! certificate.
 
 use std::io::{self, IoSlice};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
@@ -11,11 +12,13 @@ use std::time::Duration;
 use ipnet::IpNet;
 use nebula_cert::{CaPool, Identity};
 use nebula_cni_plugin::launch::LaunchSpec;
+use nebula_cni_plugin::link::host_route::answer_from;
 use nebula_core::firewall::Policy;
 use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
-use crate::config::Settings;
+use crate::config::{Settings, StaticHosts};
+use crate::linux::errno;
 use crate::linux::memory;
 use crate::linux::netns::{Namespace, NamespaceExecutor};
 use crate::linux::rtnetlink::Kernel;
@@ -29,6 +32,8 @@ use crate::pod::error::Error;
 pub(crate) struct DataPath {
     place: Place,
     port: u16,
+    /// The node's address, to which a renumbered pod answers from its overlay address.
+    node_address: Option<IpAddr>,
     state: State,
     /// `None` once it has been removed.
     device: Option<PodDevice>,
@@ -73,7 +78,8 @@ impl DataPath {
         let link = OverlayLink { routes, ..OverlayLink::new(&place.device, &settings.tun, Vec::new()) };
         link.configure(&place.pod).map_err(link_failed)?;
         let (sockets, port) = underlay;
-        Ok(Self { place, port, state: State::Unopened { tun, sockets }, device: Some(device) })
+        let node_address = spec.node_address.filter(|_| spec.renumber);
+        Ok(Self { place, port, node_address, state: State::Unopened { tun, sockets }, device: Some(device) })
     }
 
     /// The networks of the certificate that the path was opened with.
@@ -106,9 +112,14 @@ impl DataPath {
         let networks = identity.networks().to_vec();
         let hand = self.place.hand.take().ok_or_else(|| Error::Broken("it was opened before".into()))?;
         let link = OverlayLink::new(&self.place.device, &settings.tun, networks.clone());
+        let node = self.node_address;
         let configured = hand.run("overlay-link", {
             let networks = networks.clone();
-            move || link::guard_here(&networks).and_then(|()| link.configure_here())
+            move || {
+                link::guard_here(&networks).and_then(|()| link.configure_here())?;
+                answer_the_node(node, &networks);
+                Ok(())
+            }
         });
         configured.map_err(|error| link_failed(error.into()))?.map_err(link_failed)?;
         // From here on no thread has any capability.
@@ -132,13 +143,7 @@ impl DataPath {
             events::log(&received, &Handshakes::default());
             ended(driver.run());
         })?;
-        let hosts = settings.static_hosts.clone();
-        let names = hosts.has_names().then(|| {
-            let handle = handle.clone();
-            NameWatch::start(hosts, move |endpoints| {
-                handle.reconfigure(move |config| config.static_hosts = endpoints);
-            })
-        });
+        let names = settings.static_hosts.has_names().then(|| watch_names(&settings.static_hosts, &handle));
         let names = names.transpose().map_err(thread_failed)?;
         self.state = State::Running { handle, networks, names };
         Ok(())
@@ -158,6 +163,26 @@ impl DataPath {
     pub(crate) fn set_trust(&self, trust: CaPool) {
         if let Some(handle) = self.handle() {
             handle.reconfigure(move |config| config.trust = trust);
+        }
+    }
+
+    /// Switches to the lighthouses and static hosts in `settings`. Tunnels stay as they are.
+    pub(crate) fn set_lighthouses(&mut self, settings: &Settings) {
+        let State::Running { handle, names, .. } = &mut self.state else { return };
+        let (hosts, lighthouses) = (&settings.static_hosts, settings.lighthouses.clone());
+        let endpoints =
+            names.as_ref().map_or_else(|| hosts.endpoints(&Default::default()), |names| names.endpoints(hosts));
+        handle.reconfigure(move |config| {
+            config.static_hosts = endpoints;
+            config.lighthouse.hosts = lighthouses;
+        });
+        match names {
+            Some(names) => names.replace(hosts.clone()),
+            None if hosts.has_names() => match watch_names(hosts, handle) {
+                Ok(watch) => *names = Some(watch),
+                Err(error) => tracing::error!(%error, "Names of lighthouses cannot be looked up"),
+            },
+            None => {}
         }
     }
 
@@ -207,6 +232,22 @@ impl Place {
         });
         created.map_err(|error| Error::set_up(what(), error))?.map_err(|error| Error::set_up_io(what(), error))
     }
+}
+
+fn answer_the_node(node: Option<IpAddr>, networks: &[IpNet]) {
+    let own = networks.iter().map(IpNet::addr).find(|own| node.is_some_and(|node| node.is_ipv4() == own.is_ipv4()));
+    if let (Some(node), Some(own)) = (node, own)
+        && let Err(error) = answer_from(node, own)
+    {
+        tracing::warn!(%node, error = errno::text(&error), "UDP answers to the node will come from the pod's other address");
+    }
+}
+
+fn watch_names(hosts: &StaticHosts, handle: &Handle) -> io::Result<NameWatch> {
+    let handle = handle.clone();
+    NameWatch::start(hosts.clone(), move |endpoints| {
+        handle.reconfigure(move |config| config.static_hosts = endpoints);
+    })
 }
 
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {

@@ -37,6 +37,8 @@ pub struct Status {
     pub handle: Option<Handle>,
     /// Why there is no certificate, or no newer one.
     pub last_error: Option<String>,
+    /// Whether the pod's init container should have shown its token long ago.
+    pub init_is_overdue: bool,
     /// Certificates received.
     pub issued: u64,
     /// Failed requests for a certificate.
@@ -62,6 +64,7 @@ impl Status {
             closed: None,
             handle: None,
             last_error: None,
+            init_is_overdue: false,
             issued: 0,
             failed: 0,
             trust_confirmed: None,
@@ -77,6 +80,7 @@ impl Status {
     pub(crate) fn certificate_installed(&mut self, identity: Identity, provisional: bool, handle: Option<Handle>) {
         self.issued += 1;
         self.provisional = provisional;
+        self.init_is_overdue = false;
         self.failed_in_a_row_is_over();
         self.identity = Some(identity);
         self.handle = handle;
@@ -261,6 +265,7 @@ fn fixed_part(status: &Status) -> Value {
         "state": state,
         "closed": status.closed,
         "last_error": status.last_error,
+        "init_overdue": status.init_is_overdue,
         "port": status.port,
     })
 }

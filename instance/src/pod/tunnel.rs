@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nebula_cert::issuance::MAX_WAIT_SECONDS;
+use ipnet::IpNet;
+use nebula_cert::issuance::{Lighthouses, MAX_WAIT_SECONDS};
 use nebula_cert::{Certificate, UnixTime};
 use nebula_cni_plugin::launch::{Flow, LaunchSpec, Mode, Underlay};
 use rustix::thread::CapabilitySet;
@@ -30,7 +31,9 @@ use crate::pod::enrolment::{Enrolment, Outcome};
 use crate::pod::error::Error;
 use crate::pod::events::{Event, EventQueue, EventSender};
 use crate::pod::isolation;
+use crate::pod::kept::Kept;
 use crate::pod::launch_file::Launch;
+use crate::pod::lighthouses::Configured;
 use crate::pod::status::{Shared, Status};
 use crate::pod::status_socket::StatusSocket;
 use crate::pod::underlay;
@@ -108,7 +111,7 @@ fn start(
     };
     let mut client = CaClient::new(spec.ca.clone(), place_of_sockets.clone());
     let shows_token = spec.flow == Flow::Node || spec.provisional;
-    client.hold_files(shows_token).map_err(|error| Error::Unavailable(error.to_string()))?;
+    client.hold_files(shows_token).map_err(|error| Error::Misconfigured(error.to_string()))?;
     let hand = Some(in_pod_with(CapabilitySet::NET_ADMIN)?);
     let place = Place { device: spec.target.device.clone(), pod: namespace.clone(), hand, underlay: place_of_sockets };
     let port = sockets.1;
@@ -130,17 +133,22 @@ fn start(
         is_awaited,
         clock,
         path,
+        configured: Configured::of(&settings),
         settings,
         presence,
         status,
         reports,
         client,
+        kept: Kept::open(),
     };
     Ok((Box::new(pod), events))
 }
 
 struct PodTunnel {
+    /// With the lighthouses that the CA announced last.
     settings: Settings,
+    /// The lighthouses of the chain's entry.
+    configured: Configured,
     presence: Presence,
     clock: Clock,
     status: Shared,
@@ -154,6 +162,8 @@ struct PodTunnel {
     /// ETag of the latest trust.
     etag: Option<String>,
     path: DataPath,
+    /// Where the next instance of this pod finds the certificate.
+    kept: Option<Kept>,
 }
 
 /// Reads both clocks.
@@ -176,6 +186,11 @@ impl PodTunnel {
         let mut release_memory_at = None;
         // A namespace loses its links before it disappears, so a change of links makes the checks more frequent.
         let mut fast_checks_until = Duration::ZERO;
+        let now = unix_seconds(self.clock.now().wall);
+        if let Some(issued) = self.kept.as_mut().and_then(|kept| kept.take(now)) {
+            tracing::info!("Going on with the certificate of the instance before this one");
+            self.install(issued, false)?;
+        }
         loop {
             let now = self.clock.now();
             while let Some(step) = self.life.poll(now) {
@@ -183,6 +198,7 @@ impl PodTunnel {
                     Step::Ask { within } => self.ask(within)?,
                     Step::Close(closing) => self.close(closing),
                     Step::GiveUp(Failure::Denied(refusal)) => return Err(Error::Denied(refusal)),
+                    Step::GiveUp(Failure::Misconfigured(cause)) => return Err(Error::Misconfigured(cause)),
                     Step::GiveUp(Failure::Unavailable(cause)) => return Err(Error::Unavailable(cause)),
                 }
             }
@@ -264,17 +280,27 @@ impl PodTunnel {
                 if self.path.networks().is_none() {
                     notify::status("waiting for the pod's init container");
                 }
-                self.update(|status| status.last_error = Some(cause));
+                let is_overdue = now.uptime > INIT_OVERDUE_AFTER && self.path.networks().is_none();
+                self.update(|status| {
+                    if is_overdue && !status.init_is_overdue {
+                        tracing::warn!("{INIT_OVERDUE}");
+                    }
+                    status.init_is_overdue = is_overdue;
+                    status.last_error = Some(if is_overdue { INIT_OVERDUE.to_owned() } else { cause });
+                });
                 self.life.not_yet(now);
                 return Ok(());
             }
             Outcome::Refused(refusal) => Failure::Denied(refusal),
+            Outcome::Misconfigured(cause) => Failure::Misconfigured(cause),
             Outcome::Failed(cause) => Failure::Unavailable(cause),
         };
         let (denied, cause) = (matches!(failure, Failure::Denied(_)), failure.to_string());
         self.update(|status| status.certificate_failed(&cause, denied));
-        if denied && self.client.has_stale_token() {
-            let message = format!("{cause}; the node's token was replaced, and only a new start can read it");
+        // With a certificate in force nothing is lost by waiting: it proves the next renewal, which needs no token.
+        let is_final = !matches!(failure, Failure::Unavailable(_));
+        if is_final && !self.life.is_open() && self.client.has_stale_files() {
+            let message = format!("{cause}; a file of the key \"ca\" was replaced, and only a new start can read it");
             return Err(Error::Denied(Refusal { code: None, message }));
         }
         if self.path.networks().is_none() {
@@ -297,9 +323,10 @@ impl PodTunnel {
     }
 
     fn install(&mut self, issued: Issued, provisional: bool) -> Result<(), Error> {
-        let Issued { identity, trust, renewal_key } = issued;
+        let Issued { identity, trust, renewal_key, reply } = issued;
         let bundle = trust.certificates().map(Certificate::to_pem).collect();
         let is_first = self.path.networks().is_none();
+        self.follow(reply.lighthouses.clone(), identity.networks());
         if is_first {
             let reports = self.reports.clone();
             let ended = move |result| reports.send(Event::DriverEnded(result));
@@ -324,6 +351,9 @@ impl PodTunnel {
             self.enrolment.waits_for_init();
             notify::status("running with a provisional certificate, waiting for the pod's init container");
             return Ok(());
+        }
+        if let Some(kept) = &mut self.kept {
+            kept.put(&identity, reply);
         }
         self.enrolment.holds(identity, renewal_key, bundle);
         if is_first && self.is_awaited {
@@ -361,6 +391,12 @@ impl PodTunnel {
             identity.map_or(Standing::Good, |identity| Standing::of(&identity, &news.trust, unix_seconds(now.wall)));
         tracing::info!(authorities = news.trust.certificates().count(), ?standing, etag = news.etag, "Trust changed");
         self.etag = Some(news.etag);
+        if let Some(kept) = &mut self.kept {
+            kept.put_trust(&news.answer);
+        }
+        if let Some(networks) = self.path.networks().map(<[_]>::to_vec) {
+            self.follow(news.answer.lighthouses, &networks);
+        }
         if let Some(key) = news.renewal_key {
             self.enrolment.renew_with(key);
         }
@@ -369,6 +405,14 @@ impl PodTunnel {
             self.path.set_trust(news.trust);
         }
         self.life.judged(now, standing);
+    }
+
+    /// Switches to the lighthouses that the CA announced, beside those of the chain's entry.
+    fn follow(&mut self, announced: Lighthouses, own: &[IpNet]) {
+        if self.configured.add(announced, own, &mut self.settings) {
+            tracing::info!(lighthouses = ?self.settings.lighthouses, "The CA announced lighthouses");
+            self.path.set_lighthouses(&self.settings);
+        }
     }
 
     fn close(&mut self, closing: Closing) {
@@ -450,5 +494,10 @@ const FAST_CHECKS_FOR: Duration = Duration::from_secs(5);
 const NETNS_GONE_FOR: Duration = Duration::from_secs(1);
 const STOP_TIMEOUT: Duration = Duration::from_millis(250);
 const TRUST_TIMEOUT: Duration = Duration::from_secs(10);
+// Init itself gives up after five minutes, by default.
+const INIT_OVERDUE_AFTER: Duration = Duration::from_secs(360);
+const INIT_OVERDUE: &str = "no init container has shown the pod's token, so the pod is closed: see whether the pod has \
+                            nebula-cni-init as its first init container and how that ended; a pod whose init container has \
+                            ended must be made anew";
 // By then the next request to the CA is in flight, and little of the memory that the last answer took is needed again.
 const RELEASE_MEMORY_AFTER: Duration = Duration::from_secs(1);

@@ -133,6 +133,48 @@ fn a_pod_starts_in_time_and_many_cost_little() {
     assert!(late.is_empty(), "{late:?} took more than {slack} times as long as the bars allow");
 }
 
+/// `STORM_PODS` (120) at once: with twenty seconds for each, a node with two processors would not start all of them.
+#[test]
+#[ignore = "needs root, network namespaces and a release build; prints figures"]
+fn all_pods_of_a_node_that_starts_at_once_come_up() {
+    let mut cluster = Cluster::new();
+    let mut node = cluster.node("n1", "1.0.0");
+    let memory_only = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    std::os::unix::fs::symlink(memory_only.path(), node.dir.join("state")).expect("a link to it");
+    let pods: Vec<String> = (0..number("STORM_PODS", 120)).map(|n| format!("p{n}")).collect();
+    for pod in &pods {
+        cluster.world.namespace(pod);
+    }
+    let all_at_once = |node: &Node, verb: &str| {
+        let (began, world) = (Instant::now(), &cluster.world);
+        thread::scope(|scope| {
+            for pod in &pods {
+                scope.spawn(move || node.chain_ok(world, verb, pod));
+            }
+        });
+        began.elapsed()
+    };
+    let ours = node.conf["plugins"][1].clone();
+    node.conf["plugins"].as_array_mut().expect("plugins").truncate(1);
+    let without = all_at_once(&node, "add");
+    all_at_once(&node, "del");
+    node.conf["plugins"].as_array_mut().expect("plugins").push(ours);
+    let with = all_at_once(&node, "add");
+    println!("{} pods at once: {without:.1?} without us, {with:.1?} with us", pods.len());
+    let waited = times(&node, "ADD");
+    println!(
+        "ADD of our plugin, with its time in the queue: p50 {:.0} ms, longest {:.0} ms",
+        quantile(&waited, 0.5),
+        quantile(&waited, 1.0)
+    );
+    assert!(with < Duration::from_secs(180), "a kubelet gives up after four minutes");
+    let last = node.overlay(&pods[pods.len() - 1]);
+    cluster.world.ping(&pods[0], &last, Duration::from_secs(10));
+    let removed = all_at_once(&node, "del");
+    println!("DEL of all: {removed:.1?}");
+    nothing_is_left(&cluster, &node);
+}
+
 // Private memory of one idle instance; a busy machine is no reason for more.
 const MEMORY_KIB: f64 = 700.0;
 

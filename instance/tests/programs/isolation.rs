@@ -93,6 +93,84 @@ fn rules_of_a_link_are_missed_by_check_made_again_by_reconcile_and_gone_after_de
     assert_eq!(town.rules(), "", "after the link went");
 }
 
+/// As kube-proxy does it: translated on the node, and masqueraded as the node's own address, which may send probes.
+#[test]
+#[ignore = "needs root, network namespaces, nftables and a release build"]
+fn a_node_port_does_not_lead_to_an_isolated_pod_and_a_probe_does() {
+    let mut town = Town::new();
+    let pod = town.isolated("web");
+    let rules = |to: &str| {
+        format!(
+            "table ip node-port {{
+               chain pre {{ type nat hook prerouting priority -100; tcp dport 30080 dnat to {to}:80; udp dport 30080 dnat to {to}:80; }}
+               chain post {{ type nat hook postrouting priority 100; ip daddr {to} masquerade; }}
+             }}"
+        )
+    };
+    let world = &town.cluster.world;
+    assert!(world.exec("n1", &["sysctl", "-qw", "net.ipv4.ip_forward=1"]).status.success());
+    // The node's address is known to the outside as the way to its pods.
+    let node = "192.0.2.2";
+    for (to, name, expected) in [(&town.stranger.v4, "stranger", ["tcp", "udp"].as_slice()), (&pod.v4, "web", &[])] {
+        let file = world.write("node-port.nft", &rules(to)).display().to_string();
+        assert!(world.exec("n1", &["nft", "-f", &file]).status.success());
+        let _servers = Servers::start(&world.namespace_of(name));
+        assert_eq!(asked(world, "control", node, 30080), expected, "a node port to {name}");
+        assert_eq!(asked(world, "n1", to, 80), ["tcp", "udp"], "a probe of {name}");
+        assert!(world.exec("n1", &["nft", "delete", "table", "ip", "node-port"]).status.success());
+    }
+    town.node.chain_ok(&town.cluster.world, "del", "web");
+}
+
+/// Servers on port 80 (TCP and UDP) that answer whoever asks.
+struct Servers(Child);
+
+impl Servers {
+    fn start(namespace: &str) -> Self {
+        let script = "import socket, threading
+tcp = socket.socket(); tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); tcp.bind(('', 80)); tcp.listen()
+udp = socket.socket(type=socket.SOCK_DGRAM); udp.bind(('', 80))
+print('ready', flush=True)
+def accept():
+    while True:
+        client, _ = tcp.accept(); client.sendall(b'here'); client.close()
+threading.Thread(target=accept, daemon=True).start()
+while True:
+    _, who = udp.recvfrom(99); udp.sendto(b'here', who)
+";
+        let mut child = Command::new("ip")
+            .args(["netns", "exec", namespace, "python3", "-c", script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 runs");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("a pipe")).read_line(&mut line).expect("it is ready");
+        Self(child)
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The protocols in which `address` answers `host`.
+fn asked(world: &world::World, host: &str, address: &str, port: u16) -> Vec<String> {
+    let script = "import socket, sys
+for name, kind in (('tcp', socket.SOCK_STREAM), ('udp', socket.SOCK_DGRAM)):
+    s = socket.socket(type=kind); s.settimeout(2)
+    try:
+        s.connect((sys.argv[1], int(sys.argv[2])))
+        if name == 'udp': s.send(b'?')
+        if s.recv(99) == b'here': print(name)
+    except OSError: pass
+";
+    let output = world.exec(host, &["python3", "-c", script, address, &port.to_string()]);
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+}
+
 #[test]
 #[ignore = "needs root, network namespaces, nftables and a release build"]
 fn a_pod_whose_link_cannot_be_guarded_is_refused_with_the_reason_and_nothing_stays() {

@@ -60,6 +60,8 @@ fn two_pods_on_one_node_talk_over_the_overlay() {
     node.add_pods(&mut cluster.world, &["a", "b"]);
     cluster.world.ping("a", &node.overlay("b"), SOON);
     cluster.world.ping("b", &node.overlay("a"), SOON);
+    let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", pid(&node.status("a"))));
+    assert_eq!(score.expect("a live process").trim(), "-997");
     node.delete_pods(&cluster.world, &["a", "b"]);
     assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }
@@ -82,6 +84,13 @@ fn a_renumbered_pod_is_reported_probed_and_reached_by_its_overlay_address() {
     cluster.world.ping("db", "10.42.1.2", SOON);
     let routes = || String::from_utf8_lossy(&cluster.world.exec("n1", &["ip", "route"]).stdout).into_owned();
     assert!(routes().contains("10.42.1.2 via 10.244.1.2 dev cni0"), "{}", routes());
+    udp_answers_come_from(&cluster, "web", "n1", "10.42.1.2");
+    // Also after a restart, with which the device and what names its address go.
+    kill(pid(&one.status("web")));
+    let (plugin, state) = (binary("nebula-cni-plugin").display().to_string(), one.dir.join("state"));
+    assert!(cluster.world.exec("n1", &[&plugin, "reconcile", &state.display().to_string()]).status.success());
+    cluster.world.ping("n1", "10.42.1.2", SOON);
+    udp_answers_come_from(&cluster, "web", "n1", "10.42.1.2");
     // CHECK of the primary plugin looks for the address of the result on its interface, so only our plugin is called.
     let whole = one.conf.clone();
     one.conf["plugins"].as_array_mut().expect("plugins").remove(0);
@@ -346,6 +355,29 @@ fn control_groups(pid: u64) -> Vec<PathBuf> {
     let own = text.lines().filter_map(|line| line.strip_prefix("0::/")).filter(|path| path.starts_with("nebula-cni/"));
     let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);
     own.flat_map(|path| roots.map(|root| root.join(path))).filter(|group| group.exists()).collect()
+}
+
+/// A server in `pod` that leaves its address to the kernel answers a client on `node` from the address that was asked.
+fn udp_answers_come_from(cluster: &Cluster, pod: &str, node: &str, address: &str) {
+    let socket_in = |host: &str| {
+        let namespace = cluster.world.namespace_of(host);
+        let open = move || {
+            world::enter(&namespace);
+            std::net::UdpSocket::bind("0.0.0.0:0").expect("a socket")
+        };
+        thread::spawn(open).join().expect("no panic")
+    };
+    let (server, client) = (socket_in(pod), socket_in(node));
+    let port = server.local_addr().expect("an address").port();
+    for socket in [&server, &client] {
+        socket.set_read_timeout(Some(Duration::from_secs(5))).expect("a timeout");
+    }
+    client.send_to(b"question", (address, port)).expect("a route");
+    let mut bytes = [0; 16];
+    let (_, from) = server.recv_from(&mut bytes).expect("the question arrives");
+    server.send_to(b"answer", from).expect("a route");
+    let (_, answerer) = client.recv_from(&mut bytes).expect("the answer arrives");
+    assert_eq!(answerer.to_string(), format!("{address}:{port}"));
 }
 
 fn pod_address(result: &Value) -> String {

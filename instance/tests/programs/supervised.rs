@@ -62,6 +62,42 @@ fn a_unit_carries_a_pod_without_capabilities_is_restarted_when_killed_and_leaves
 
 #[test]
 #[ignore = "needs root, network namespaces, systemd, D-Bus and a release build"]
+fn an_instance_that_dies_again_and_again_goes_on_with_its_certificate_and_the_last_trust_without_the_ca() {
+    let mut cluster = Cluster::below(Path::new(PLACE));
+    let mut node = cluster.node("n1", "1.0.0");
+    let systemd = Systemd::start_in(&Path::new("/run/netns").join(cluster.world.namespace_of("n1")));
+    node.conf["plugins"][1]["supervisor"] = "systemd".into();
+    node.bus = Some(systemd.bus());
+    node.add_pods(&mut cluster.world, &["a"]);
+    let unit = systemd.units().split(' ').next().expect("a unit").to_owned();
+    assert_eq!(systemd.show(&unit, "Slice"), "nebula-cni.slice");
+    let score = format!("cat /proc/{}/oom_score_adj", systemd.show(&unit, "MainPID"));
+    assert_eq!(systemd.sh(&score), "-997");
+    let fingerprint = |node: &Node| node.status("a")["certificate"]["fingerprint"].clone();
+    let first = fingerprint(&node);
+    cluster.world.stop("control", nix::sys::signal::Signal::SIGTERM);
+    for _ in 0..3 {
+        let before = systemd.show(&unit, "MainPID");
+        systemd.sh(&format!("systemctl kill --signal=KILL {unit}"));
+        eventually("systemd starts it again", || !["0", &before].contains(&systemd.show(&unit, "MainPID").as_str()));
+        // It is ready without the CA.
+        eventually("it is ready", || systemd.show(&unit, "ActiveState") == "active");
+        cluster.world.ping("a", LIGHTHOUSE, SOON);
+        assert_eq!(fingerprint(&node), first);
+    }
+    // A new unit of the same pod begins anew.
+    cluster.start_ca();
+    node.chain_ok(&cluster.world, "del", "a");
+    node.chain_ok(&cluster.world, "add", "a");
+    assert_ne!(fingerprint(&node), first);
+    let files = format!("ls -l /proc/{}/fd", systemd.show(&unit, "MainPID"));
+    assert_eq!(systemd.sh(&files).matches("memfd:identity").count(), 1);
+    node.chain_ok(&cluster.world, "del", "a");
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
+}
+
+#[test]
+#[ignore = "needs root, network namespaces, systemd, D-Bus and a release build"]
 fn a_unit_whose_pod_is_gone_ends_and_is_not_started_again() {
     let mut cluster = Cluster::below(Path::new(PLACE));
     let mut node = cluster.node("n1", "1.0.0");

@@ -1,0 +1,208 @@
+//! The certificate and key of a pod in the hands of systemd, so that an instance that starts again goes on with them:
+//! without asking the CA, and in flow "init" without an init container, which has long ended. They are in memory only,
+//! in a file without a name that systemd's descriptor store holds while the unit lives, and never on a disk.
+
+use std::env;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use nebula_cert::issuance::{Reply, Trust};
+use nebula_cert::{Identity, PrivateKey, UnixTime};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+use zeroize::{Zeroize, Zeroizing};
+
+use crate::ca_client::{Issued, accept};
+use crate::linux::notify;
+
+/// The file, and what is in it.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    file: File,
+    latest: Option<Contents>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Contents {
+    /// PEM of the private key.
+    key: String,
+    /// The CA's answer, with the trust that it announced last.
+    reply: Reply,
+}
+
+impl Kept {
+    /// Opens the file of the instance before this one, or makes one. `None` if there is no service manager that would
+    /// hold it, or it refuses to.
+    pub(crate) fn open() -> Option<Self> {
+        // Other supervisors of instances give them no environment.
+        env::var_os("INVOCATION_ID")?;
+        let file = match handed_over() {
+            Some(file) => Ok(file),
+            None => create(),
+        };
+        file.inspect_err(|error| tracing::debug!(%error, "The certificate is not kept over a restart"))
+            .ok()
+            .map(|file| Self { file, latest: None })
+    }
+
+    /// What the instance before this one had, if it is still valid.
+    pub(crate) fn take(&mut self, now: UnixTime) -> Option<Issued> {
+        let contents = self.read()?;
+        let key = PrivateKey::from_pem(contents.key.as_bytes()).ok()?;
+        let issued = accept(&contents.reply, key, now).inspect_err(|error| {
+            tracing::info!(%error, "The certificate of the instance before this one is of no use any more");
+        });
+        self.latest = Some(contents);
+        issued.ok()
+    }
+
+    /// Keeps a certificate.
+    pub(crate) fn put(&mut self, identity: &Identity, reply: Reply) {
+        self.latest = Some(Contents { key: identity.private_key().to_pem().to_string(), reply });
+        self.write();
+    }
+
+    /// Keeps the trust beside the certificate, so that nobody who is blocked is accepted after a restart.
+    pub(crate) fn put_trust(&mut self, trust: &Trust) {
+        let Some(Contents { reply, .. }) = &mut self.latest else { return };
+        (reply.ca, reply.blocklist) = (trust.ca.clone(), trust.blocklist.clone());
+        reply.lighthouses = trust.lighthouses.clone();
+        reply.renewal_key = trust.renewal_key.clone().or_else(|| reply.renewal_key.take());
+        self.write();
+    }
+
+    fn read(&mut self) -> Option<Contents> {
+        self.file.seek(SeekFrom::Start(0)).ok()?;
+        let length = usize::try_from(self.file.metadata().ok()?.len()).ok()?.min(MAX_CONTENTS);
+        // A little more, so that the library need not grow it, which would leave a copy behind.
+        let mut bytes = Zeroizing::new(Vec::with_capacity(length + 64));
+        (&self.file).take(MAX_CONTENTS as u64).read_to_end(&mut bytes).ok()?;
+        let (hash, rest) = bytes.split_at_checked(HASH_BYTES)?;
+        let (length, rest) = rest.split_at_checked(LENGTH_BYTES)?;
+        let length = usize::try_from(u64::from_le_bytes(length.try_into().ok()?)).ok()?;
+        let text = rest.get(..length)?;
+        // An instance that was killed while it wrote leaves anything.
+        (digest(&SHA256, text).as_ref() == hash).then(|| serde_json::from_slice(text).ok())?
+    }
+
+    fn write(&mut self) {
+        let Some(contents) = &self.latest else { return };
+        // What does not fit takes the place of what is there, too: an older blocklist must not come back.
+        let bytes = encode(contents);
+        let written = self.file.seek(SeekFrom::Start(0)).and_then(|_| match &bytes {
+            Ok(bytes) => self.file.write_all(bytes),
+            Err(_) => self.file.write_all(&[0; HASH_BYTES + LENGTH_BYTES]),
+        });
+        let written = written.and(bytes.map(drop));
+        if let Err(error) = written {
+            tracing::debug!(%error, "The certificate is not kept over a restart");
+        }
+    }
+}
+
+fn encode(contents: &Contents) -> io::Result<Zeroizing<Vec<u8>>> {
+    // Reserved at once, because growing would leave copies of the key behind. Escapes may take twice the space.
+    let Reply { certificate, ca, blocklist, lighthouses, .. } = &contents.reply;
+    let lists = blocklist.iter().chain(lighthouses.values().flatten()).map(|item| item.len() + 64).sum::<usize>();
+    let size = 2 * (contents.key.len() + certificate.len() + ca.len()) + lists + (4 << 10);
+    if size > MAX_CONTENTS {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let mut text = Zeroizing::new(Vec::with_capacity(size));
+    serde_json::to_writer(&mut *text, contents)?;
+    let mut bytes = Zeroizing::new(Vec::with_capacity(HASH_BYTES + LENGTH_BYTES + text.len()));
+    bytes.extend_from_slice(digest(&SHA256, &text).as_ref());
+    bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&text);
+    Ok(bytes)
+}
+
+impl Drop for Contents {
+    fn drop(&mut self) {
+        self.key.zeroize();
+    }
+}
+
+impl std::fmt::Debug for Contents {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Contents(redacted)")
+    }
+}
+
+/// The file that systemd hands to an instance that it starts again (sd_listen_fds).
+fn handed_over() -> Option<File> {
+    let number = |name: &str| env::var(name).ok()?.parse::<u32>().ok();
+    if number("LISTEN_PID")? != std::process::id()
+        || number("LISTEN_FDS")? == 0
+        || env::var("LISTEN_FDNAMES").ok()? != NAME
+    {
+        return None;
+    }
+    OpenOptions::new().read(true).write(true).open("/proc/self/fd/3").ok()
+}
+
+fn create() -> io::Result<File> {
+    let file = File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC)?);
+    notify::store(&file, NAME)?;
+    Ok(file)
+}
+
+const NAME: &str = "identity";
+const HASH_BYTES: usize = 32;
+const LENGTH_BYTES: usize = 8;
+// A blocklist of some thousand entries. With a longer one nothing is kept.
+const MAX_CONTENTS: usize = 512 << 10;
+
+#[cfg(test)]
+mod tests {
+    use nebula_cert::{Curve, SigningKey, Template};
+
+    use super::*;
+
+    fn identity_and_reply() -> (Identity, Reply) {
+        let signer = SigningKey::generate(Curve::Curve25519).unwrap();
+        let ca = Template { public_key: signer.public_key(), ..Template::new("ca", 1_000..=9_000) };
+        let ca = ca.self_sign(&signer).unwrap();
+        let key = PrivateKey::generate(Curve::Curve25519).unwrap();
+        let networks = vec!["10.42.0.7/16".parse().unwrap()];
+        let template = Template { networks, public_key: key.public_key(), ..Template::new("web", 2_000..=8_000) };
+        let certificate = template.sign(&ca, &signer).unwrap();
+        let reply = Reply {
+            certificate: certificate.to_pem(),
+            ca: ca.to_pem(),
+            blocklist: Vec::new(),
+            renewal_key: None,
+            lighthouses: Default::default(),
+        };
+        (Identity::new(vec![certificate], key).unwrap(), reply)
+    }
+
+    fn kept(file: &File) -> Kept {
+        Kept { file: file.try_clone().unwrap(), latest: None }
+    }
+
+    #[test]
+    fn the_next_instance_finds_what_was_put_last_and_nothing_that_is_torn_or_over() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(kept(&file).take(0).is_none(), "an empty file");
+        let (identity, reply) = identity_and_reply();
+        let now = identity.primary().not_before() + 1;
+        kept(&file).put(&identity, reply.clone());
+        let issued = kept(&file).take(now).unwrap();
+        assert_eq!(issued.identity.primary().fingerprint(), identity.primary().fingerprint());
+        assert!(kept(&file).take(identity.primary().not_after() + 1).is_none(), "it has expired");
+
+        // Blocked meanwhile.
+        let mut first = kept(&file);
+        first.take(now).unwrap();
+        let blocklist = vec![identity.primary().fingerprint().to_string()];
+        first.put_trust(&Trust { ca: reply.ca, blocklist, renewal_key: None, lighthouses: Default::default() });
+        assert!(kept(&file).take(now).is_none());
+
+        let mut torn = file.try_clone().unwrap();
+        torn.seek(SeekFrom::Start(60)).unwrap();
+        torn.write_all(b"torn").unwrap();
+        assert!(kept(&file).take(now).is_none());
+    }
+}
