@@ -12,6 +12,7 @@ mod loopback;
 mod service_manager;
 mod world;
 
+mod agent;
 mod chains;
 mod chaos;
 mod command_line;
