@@ -13,6 +13,7 @@ mod service_manager;
 mod world;
 
 mod ca_access;
+mod agent;
 mod chains;
 mod chaos;
 mod command_line;

@@ -25,12 +25,12 @@ const SOON: Duration = Duration::from_secs(15);
 const TRIES: u32 = 10;
 
 /// A private containerd on one node; stopped and cleaned up on drop.
-struct Runtime {
-    dir: PathBuf,
+pub(crate) struct Runtime {
+    pub(crate) dir: PathBuf,
 }
 
 impl Runtime {
-    fn start(world: &World, node: &Node) -> Self {
+    pub(crate) fn start(world: &World, node: &Node) -> Self {
         let dir = node.dir.join("cri");
         std::fs::create_dir_all(dir.join("net.d")).expect("a folder for the configuration");
         std::fs::write(dir.join("net.d/10-nebula.conflist"), node.conf.to_string()).expect("write the chain");
@@ -63,7 +63,7 @@ impl Runtime {
     }
 
     /// Starts containerd, also after an earlier one in the same folder.
-    fn up(&self, world: &World, node: &Node, images: &str) {
+    pub(crate) fn up(&self, world: &World, node: &Node, images: &str) {
         let output = Command::new(tool("cri-up.sh"))
             .arg("start")
             .arg(&self.dir)
@@ -76,7 +76,7 @@ impl Runtime {
     }
 
     /// Kills containerd without a chance to clean up.
-    fn kill(&self) -> usize {
+    pub(crate) fn kill(&self) -> usize {
         let pid = std::fs::read_to_string(self.dir.join("pid")).expect("a process id");
         let pid: i32 = pid.trim().parse().expect("a process id");
         let killed = end_all(&[pid]);
@@ -84,7 +84,7 @@ impl Runtime {
         killed
     }
 
-    fn cri(&self, arguments: &[&str]) -> Result<String, String> {
+    pub(crate) fn cri(&self, arguments: &[&str]) -> Result<String, String> {
         let output = Command::new("/usr/bin/python3")
             .arg(tool("cri.py"))
             .arg("-s")
@@ -133,7 +133,7 @@ impl Runtime {
     }
 
     /// Starts a pod with one busybox container; returns (pod id, container id, pod addresses).
-    fn pod(&self, name: &str) -> (String, String, Value) {
+    pub(crate) fn pod(&self, name: &str) -> (String, String, Value) {
         let pod = self.sandbox("shop", name, 0).unwrap_or_else(|error| panic!("{error}"));
         let id = pod["id"].as_str().expect("a pod id").to_owned();
         let container = self
