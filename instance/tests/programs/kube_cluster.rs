@@ -57,13 +57,9 @@ impl Nodes {
 
     fn image(&self, name: &str, words: &[&str]) -> PathBuf {
         let file = self.folder.path().join(name.replace(['/', ':'], "-") + ".tar");
-        let made = Command::new("/usr/bin/python3")
-            .arg(tool("mkimage.py"))
-            .arg("-o")
-            .arg(&file)
-            .args(["-n", name])
-            .args(words);
-        let made = { made }.output().expect("mkimage.py runs");
+        let mut made = Command::new("/usr/bin/python3");
+        made.arg(tool("mkimage.py")).arg("-o").arg(&file).args(["-n", name]).args(words);
+        let made = made.output().expect("mkimage.py runs");
         assert!(made.status.success(), "{name}: {}", text(&made));
         file
     }
