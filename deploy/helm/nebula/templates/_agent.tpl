@@ -51,9 +51,12 @@ volumeMounts:
   - name: root
     mountPath: /host
     mountPropagation: HostToContainer
-  # The same sockets under the names that are used on the node.
+  # Sockets, and namespaces of pods, under the names that runtimes and the plugin's records have for them.
   - name: run
     mountPath: /run
+    mountPropagation: HostToContainer
+  - name: netns
+    mountPath: /var/run/netns
     mountPropagation: HostToContainer
 {{- end }}
 
@@ -70,4 +73,8 @@ volumeMounts:
 - name: run
   hostPath:
     path: /run
+- name: netns
+  hostPath:
+    path: /run/netns
+    type: DirectoryOrCreate
 {{- end }}
