@@ -42,6 +42,7 @@ mod pods;
 mod privileges;
 mod recovery;
 mod relays;
+mod renewal;
 mod rolling_swap;
 mod runtime;
 mod self_healing;
