@@ -37,10 +37,15 @@ pub enum Error {
 /// Addresses by name.
 type Answers = BTreeMap<String, Vec<IpAddr>>;
 
+/// The hosts to switch to. They replace others that were not taken yet, so that nobody waits for a slow lookup.
+type Next = Mutex<Option<StaticHosts>>;
+
 /// A thread that resolves names. It ends when this is dropped.
 #[derive(Debug)]
 pub struct NameWatch {
-    replace: SyncSender<StaticHosts>,
+    next: Arc<Next>,
+    /// Wakes the thread to take [`NameWatch::next`].
+    wake: SyncSender<()>,
     latest: Arc<Mutex<(NameFamily, Answers)>>,
 }
 
@@ -50,12 +55,13 @@ impl NameWatch {
     /// # Errors
     /// Returns an error if no thread can be started.
     pub fn start(hosts: StaticHosts, changed: impl FnMut(Endpoints) + Send + 'static) -> std::io::Result<Self> {
-        let (replace, commands) = sync_channel(4);
+        let (wake, woken) = sync_channel(1);
+        let next = Arc::<Next>::default();
         let latest = Arc::<Mutex<(NameFamily, Answers)>>::default();
-        let shared = Arc::clone(&latest);
-        let run = move || watch(hosts, &commands, &shared, look_up, changed);
+        let (awaited, shared) = (Arc::clone(&next), Arc::clone(&latest));
+        let run = move || watch(hosts, (&woken, &awaited), &shared, look_up, changed);
         std::thread::Builder::new().name("names".to_owned()).spawn(run)?;
-        Ok(Self { replace, latest })
+        Ok(Self { next, wake, latest })
     }
 
     /// Endpoints of `hosts`, as far as names have been resolved already.
@@ -67,14 +73,15 @@ impl NameWatch {
     /// Switches to other hosts at once. Their endpoints are passed to `changed` again, because an answer for the
     /// previous hosts may have been in flight.
     pub fn replace(&self, hosts: StaticHosts) {
-        // With a full queue this waits until the thread has taken one of the pending replacements.
-        let _ = self.replace.send(hosts);
+        *self.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(hosts);
+        // If it is full, the thread is going to look anyway.
+        let _ = self.wake.try_send(());
     }
 }
 
 fn watch(
     mut hosts: StaticHosts,
-    commands: &Receiver<StaticHosts>,
+    (woken, next): (&Receiver<()>, &Next),
     latest: &Mutex<(NameFamily, Answers)>,
     mut look_up: impl FnMut(&str, NameFamily, Duration) -> Result<Vec<IpAddr>, Error>,
     mut changed: impl FnMut(Endpoints),
@@ -100,14 +107,14 @@ fn watch(
             changed(endpoints);
         }
         let wait = if hosts.has_names() { hosts.cadence } else { FOREVER };
-        match commands.recv_timeout(wait) {
-            Ok(new) => {
-                known = known_endpoints(&new, latest);
-                changed(known.clone());
-                hosts = new;
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
+        if let Err(RecvTimeoutError::Disconnected) = woken.recv_timeout(wait) {
+            return;
+        }
+        let replaced = next.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(new) = replaced {
+            known = known_endpoints(&new, latest);
+            changed(known.clone());
+            hosts = new;
         }
     }
 }
@@ -239,15 +246,16 @@ mod tests {
     fn an_answer_about_old_hosts_never_outlives_their_replacement() {
         let old = hosts("static_host_map: {10.42.0.1: ['old.example:1']}");
         let new = hosts("static_host_map: {10.42.0.1: ['192.0.2.2:2']}");
-        let (replace, commands) = sync_channel(1);
-        let mut replace = Some(replace);
+        let (wake, woken) = sync_channel(1);
+        let (mut wake, next) = (Some(wake), Next::default());
         let look_up = |_: &str, _, _| {
             // The reload happens while the answer is in flight; then the sender is dropped, and the watch ends.
-            replace.take().expect("only the old hosts have a name").send(new.clone()).unwrap();
+            *next.lock().unwrap() = Some(new.clone());
+            wake.take().expect("only the old hosts have a name").send(()).unwrap();
             Ok(vec!["192.0.2.1".parse().unwrap()])
         };
         let mut seen = Vec::new();
-        watch(old, &commands, &Mutex::default(), look_up, |endpoints| seen.push(endpoints));
+        watch(old, (&woken, &next), &Mutex::default(), look_up, |endpoints| seen.push(endpoints));
         assert_eq!(seen, [endpoints(&["192.0.2.1:1"]), endpoints(&["192.0.2.2:2"])]);
     }
 
@@ -255,17 +263,35 @@ mod tests {
     fn a_replacement_keeps_the_answers_for_names_that_stay() {
         let old = hosts("static_host_map: {10.42.0.1: ['lighthouse.example:1']}");
         let new = hosts("static_host_map: {10.42.0.1: ['lighthouse.example:2', '192.0.2.2:2']}");
-        let (replace, commands) = sync_channel(1);
-        let mut replace = Some(replace);
-        let look_up = |_: &str, _, _| match replace.take() {
-            Some(replace) => replace
-                .send(new.clone())
-                .map(|()| vec!["192.0.2.1".parse().unwrap()])
-                .map_err(|_| Error::Timeout(Duration::ZERO)),
-            None => Ok(vec!["192.0.2.1".parse().unwrap()]),
+        let (wake, woken) = sync_channel(1);
+        let (mut wake, next) = (Some(wake), Next::default());
+        let look_up = |_: &str, _, _| {
+            if let Some(wake) = wake.take() {
+                *next.lock().unwrap() = Some(new.clone());
+                wake.send(()).unwrap();
+            }
+            Ok(vec!["192.0.2.1".parse().unwrap()])
         };
         let mut seen = Vec::new();
-        watch(old, &commands, &Mutex::default(), look_up, |endpoints| seen.push(endpoints));
+        watch(old, (&woken, &next), &Mutex::default(), look_up, |endpoints| seen.push(endpoints));
         assert_eq!(seen, [endpoints(&["192.0.2.1:1"]), endpoints(&["192.0.2.1:2", "192.0.2.2:2"])]);
+    }
+
+    #[test]
+    fn many_reloads_during_a_slow_lookup_wait_for_nothing_and_the_last_one_counts() {
+        let of = |port: u32| hosts(&format!("static_host_map: {{10.42.0.1: ['192.0.2.2:{port}']}}"));
+        let (wake, woken) = sync_channel(1);
+        let watched = NameWatch { next: Arc::default(), wake, latest: Arc::default() };
+        let next = Arc::clone(&watched.next);
+        let mut watched = Some(watched);
+        let look_up = |_: &str, _, _| {
+            let watched = watched.take().expect("only the first hosts have a name");
+            (1..=20).for_each(|port| watched.replace(of(port)));
+            Ok(vec!["192.0.2.1".parse().unwrap()])
+        };
+        let mut seen = Vec::new();
+        let first = hosts("static_host_map: {10.42.0.1: ['slow.example:1']}");
+        watch(first, (&woken, &next), &Mutex::default(), look_up, |endpoints| seen.push(endpoints));
+        assert_eq!(seen, [endpoints(&["192.0.2.1:1"]), endpoints(&["192.0.2.2:20"])]);
     }
 }

@@ -17,22 +17,32 @@ pub(crate) struct FileWatch {
 
 /// State of a file at one moment; `None` if it did not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Stamp {
+pub(crate) struct Stamp {
     path: PathBuf,
     state: Option<[i64; 5]>,
+}
+
+/// The present state of `files`. Take it before reading them: a change while they are read then counts as one.
+pub(crate) fn stamps(files: &[PathBuf]) -> Vec<Stamp> {
+    files.iter().map(|file| Stamp::of(file)).collect()
 }
 
 impl FileWatch {
     /// Takes the present state of the files as the one that was read.
     pub(crate) fn forget_changes(&mut self, files: &[PathBuf]) {
-        self.seen = files.iter().map(|file| Stamp::of(file)).collect();
+        self.seen = stamps(files);
         self.read.clone_from(&self.seen);
+    }
+
+    /// Records that the files were read, for whatever reason, after these stamps had been taken.
+    pub(crate) fn were_read(&mut self, stamps: Vec<Stamp>) {
+        self.read = stamps;
     }
 
     /// Whether the files changed since they were last read and were the same at the previous poll, so that no writer is
     /// still busy. Reports each change once.
     pub(crate) fn has_settled_change(&mut self, files: &[PathBuf]) -> bool {
-        let now: Vec<_> = files.iter().map(|file| Stamp::of(file)).collect();
+        let now = stamps(files);
         let settled = now == self.seen;
         self.seen = now;
         let changed = settled && self.seen != self.read;
@@ -79,6 +89,25 @@ mod tests {
         assert!(watch.has_settled_change(&files));
         assert!(!watch.has_settled_change(&files));
         std::fs::remove_file(&files[1]).unwrap();
+        assert!(!watch.has_settled_change(&files));
+        assert!(watch.has_settled_change(&files));
+    }
+
+    #[test]
+    fn a_change_that_was_read_meanwhile_is_not_told_and_a_later_one_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = [folder.path().join("config.yml")];
+        std::fs::write(&files[0], "1").unwrap();
+        let mut watch = FileWatch::default();
+        watch.forget_changes(&files);
+        std::fs::write(&files[0], "22").unwrap();
+        watch.were_read(stamps(&files));
+        assert!(!watch.has_settled_change(&files));
+        assert!(!watch.has_settled_change(&files), "it was read");
+        // Changed while it was read: the stamps are older.
+        let before = stamps(&files);
+        std::fs::write(&files[0], "333").unwrap();
+        watch.were_read(before);
         assert!(!watch.has_settled_change(&files));
         assert!(watch.has_settled_change(&files));
     }

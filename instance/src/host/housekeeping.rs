@@ -74,6 +74,11 @@ impl Housekeeping {
             }
             if check_due.is_some_and(|due| now() >= due) {
                 last_check = now();
+                // A reload by signal, `nebula ctl` or renewal has read what is there already.
+                let stamps = self.reloader().take_stamps();
+                if let Some(stamps) = stamps {
+                    files.were_read(stamps);
+                }
                 if files.has_settled_change(&self.reloader().files()) {
                     tracing::info!("Files of the configuration changed, reloading config");
                     let _ = self.reloader().reload(unix_now());

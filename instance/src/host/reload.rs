@@ -14,6 +14,7 @@ use crate::config::{self, Listen, Settings, TunSettings, Value};
 use crate::go::firewall_hash;
 use crate::host::account;
 use crate::host::dns::{self, Served};
+use crate::host::file_watch::{self, Stamp};
 use crate::host::report::Report;
 use crate::host::subnets::Subnets;
 use crate::linux::errno;
@@ -39,6 +40,8 @@ pub(crate) struct Reloader {
     /// Certificate and key files.
     credentials: Vec<PathBuf>,
     last: Option<LastReload>,
+    /// State of the files before the last reload, for who watches them.
+    stamps: Option<Vec<Stamp>>,
 }
 
 /// Result of the last reload.
@@ -79,6 +82,7 @@ impl Reloader {
             console: None,
             credentials,
             last: None,
+            stamps: None,
         };
         reloader.watch_names();
         reloader.serve_dns();
@@ -118,6 +122,11 @@ impl Reloader {
         files
     }
 
+    /// The state of the files before they were read last, if that is news since the last call.
+    pub(crate) fn take_stamps(&mut self) -> Option<Vec<Stamp>> {
+        self.stamps.take()
+    }
+
     #[must_use]
     pub(crate) fn last(&self) -> Option<&LastReload> {
         self.last.as_ref()
@@ -128,6 +137,7 @@ impl Reloader {
     /// # Errors
     /// Returns the errors found, which have already been logged.
     pub(crate) fn reload(&mut self, now: UnixTime) -> Result<(), String> {
+        self.stamps = Some(file_watch::stamps(&self.files()));
         let outcome = self.read_again(now);
         self.last = Some(LastReload { at: now, error: outcome.as_ref().err().cloned() });
         if outcome.is_err() {

@@ -108,12 +108,18 @@ const MAX_THREADS: usize = 16;
 const STACK_BYTES: usize = 512 << 10;
 const MAX_HEAD_BYTES: usize = 8192;
 
-/// Go Nebula's metrics are all gauges, as Go exports them, and have no type line here; our own state their type.
+/// Go Nebula's metrics are all gauges, as Go exports them; ours that only grow are counters.
 fn text(reading: &Reading, names: &Names) -> String {
     let prefix = &names.prefix;
     let mut out = String::new();
+    let mut typed = String::new();
     let mut gauge = |name: &str, label: &str, value: f64| {
-        let _ = writeln!(out, "{prefix}{}{label} {value}", clean(name));
+        let name = clean(name);
+        if typed != name {
+            let _ = writeln!(out, "# TYPE {prefix}{name} gauge");
+        }
+        let _ = writeln!(out, "{prefix}{name}{label} {value}");
+        typed = name;
     };
     let version = env!("CARGO_PKG_VERSION");
     gauge("info", &format!("{{boringcrypto=\"false\",goversion=\"\",version=\"{version}\"}}"), 1.0);
@@ -273,7 +279,9 @@ mod tests {
         };
         let text = text(&reading, &Names::new("n", "s"));
         for line in [
+            "# TYPE n_s_hostmap_main_hosts gauge",
             "n_s_hostmap_main_hosts 2",
+            "# TYPE n_s_handshakes gauge",
             "n_s_handshakes{type=\"perc999\"} 0",
             "# TYPE n_s_packets_in_total counter",
             "n_s_packets_in_total 7",
@@ -284,5 +292,10 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} not in\n{text}");
         }
+        let mut types: Vec<_> = text.lines().filter(|line| line.starts_with("# TYPE ")).collect();
+        let count = types.len();
+        types.sort_unstable();
+        types.dedup();
+        assert_eq!(types.len(), count, "one type line for each name\n{text}");
     }
 }

@@ -262,4 +262,9 @@ fn changed_files_are_obeyed_without_a_signal_and_bad_ones_refused() {
     let (code, text, _) = pair.ctl("client", &["trace", "tcp", "10.42.0.1:81"]);
     assert!(code == 0, "{text}");
     assert_eq!(pair.client.log().matches("Files of the configuration changed").count(), 2, "{}", pair.client.log());
+    // What a signal has applied already is not read again.
+    pair.client.reload(&settings.replace("port: 80", "port: 82"));
+    pair.wait("reload", || pair.client.log().matches("New firewall has been installed").count() > 1);
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(pair.client.log().matches("Files of the configuration changed").count(), 2, "{}", pair.client.log());
 }

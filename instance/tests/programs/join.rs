@@ -2,9 +2,10 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
+use crate::renewal::renewer_of;
 use crate::world;
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -14,15 +15,15 @@ use nebula_instance::enrol::{self, Files};
 use nebula_instance::linux::clock::unix_now;
 use nix::sys::signal::Signal;
 use serde_json::json;
-use world::cluster::{Cluster, LIGHTHOUSE, binary};
+use world::cluster::{Cluster, LIGHTHOUSE, binary, capabilities};
 use world::peers::ours;
 use world::run;
 
 /// A network whose CA has a pool of addresses and announces its lighthouse.
-struct Network(Cluster);
+pub(crate) struct Network(pub(crate) Cluster);
 
 impl Network {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut cluster = Cluster::new();
         let endpoint = cluster.ca_url().trim_start_matches("https://").replace("8443", "4242");
         cluster.change_policy(|policy| {
@@ -36,7 +37,7 @@ impl Network {
     }
 
     /// Runs the first command, on the CA: creates a join token.
-    fn token(&self, name: &str, options: &[&str]) -> String {
+    pub(crate) fn token(&self, name: &str, options: &[&str]) -> String {
         let (dir, url) = (self.0.ca_file(""), self.0.ca_url());
         let create = ["token", "create", "--dir", &dir, "--name", name, "--join", "--url", &url];
         run(&binary("nebula-ca").display().to_string(), &[&create, options].concat()).trim().to_owned()
@@ -75,7 +76,7 @@ impl Network {
         std::fs::read_to_string(self.folder(host).join("announced.json")).unwrap()
     }
 
-    fn wait(&self, what: &str, within: Duration, is_so: impl Fn(&Self) -> bool) {
+    pub(crate) fn wait(&self, what: &str, within: Duration, is_so: impl Fn(&Self) -> bool) {
         let end = Instant::now() + within;
         while !is_so(self) {
             assert!(Instant::now() < end, "{what}\n{}", self.0.world.all_logs());
@@ -146,6 +147,54 @@ fn a_daemon_renews_for_ten_lifetimes_without_a_timer() {
     assert!(seen.len() > 10, "{} certificates\n{}", seen.len(), network.0.world.all_logs());
     network.0.world.ping("vm", LIGHTHOUSE, Duration::from_secs(5));
     assert!(!network.0.world.log("vm").contains("has expired, and peers refuse it"), "{}", network.0.world.log("vm"));
+}
+
+/// As with `daemon.user`: the folder belongs to the user that daemon and child are.
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_daemon_that_is_another_user_renews_by_a_child_without_privileges_or_files_of_the_daemon() {
+    const USER: u32 = 65534;
+    let mut network = Network::new();
+    network.0.world.host("vm");
+    let output = network.up("vm", &network.token("vm", &["--life", "3s"]));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let folder = network.folder("vm");
+    let config = folder.join("config.yml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, format!("{text}daemon: {{user: '{USER}:{USER}', control_socket: false}}\n")).unwrap();
+    // The build folder may be in somebody's home.
+    let programs = network.folder("programs");
+    std::fs::create_dir(&programs).unwrap();
+    for name in ["nebula", "nebula-enrol"] {
+        std::fs::copy(binary(name), programs.join(name)).unwrap();
+    }
+    for folder in [network.0.world.dir(), &programs] {
+        std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let entries = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.chain([folder.clone()]).for_each(|path| chown(path, Some(USER), Some(USER)).unwrap());
+    let first = network.fingerprint("vm");
+    network.0.world.start("vm", &programs.join("nebula"), &["-config", &config.display().to_string()]);
+    network.wait("a renewal", Duration::from_secs(10), |net| {
+        ![first.clone(), String::new()].contains(&net.fingerprint("vm"))
+    });
+    network.0.world.ping("vm", LIGHTHOUSE, Duration::from_secs(5));
+    let child = renewer_of(network.0.world.pid("vm")).expect("the child");
+    let status = std::fs::read_to_string(format!("/proc/{child}/status")).unwrap();
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+    assert!(field("Uid:").starts_with(&USER.to_string()), "{status}");
+    assert_eq!((field("NoNewPrivs:"), capabilities(&status)), ("1", Vec::<String>::new()), "{status}");
+    let files = std::fs::read_dir(format!("/proc/{child}/fd")).unwrap();
+    let files: Vec<_> = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok()).collect();
+    // Its own are pipes, and a socket if it is just talking to the CA; others may come from whoever started the daemon.
+    let count = |kind: &str| files.iter().filter(|file| file.display().to_string().contains(kind)).count();
+    assert_eq!((count("tun"), count("anon_inode")), (0, 0), "{files:?}");
+    assert!(count("socket:") <= 1, "{files:?}");
+    for name in ["host.key", "host.crt", "ca.crt"] {
+        let metadata = std::fs::metadata(folder.join(name)).unwrap();
+        let mode = if name == "host.key" { 0o600 } else { 0o644 };
+        assert_eq!((metadata.uid(), metadata.permissions().mode() & 0o777), (USER, mode), "{name}");
+    }
 }
 
 #[test]

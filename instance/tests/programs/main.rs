@@ -45,6 +45,7 @@ mod pods;
 mod privileges;
 mod recovery;
 mod relays;
+mod renewal;
 mod rolling_swap;
 mod runtime;
 mod self_healing;

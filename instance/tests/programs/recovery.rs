@@ -8,12 +8,13 @@
 
 use crate::world;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use world::mesh::Mesh;
 use world::peers::{go, ours};
 use world::traffic::Flow;
 use world::{World, run};
@@ -26,6 +27,8 @@ const GIVE_UP: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(200);
 const LONG: Duration = Duration::from_secs(3);
 const ROLES: [&str; 3] = ["l", "o", "p"];
+/// With the default update interval of the lighthouse: recovery must not depend on the next report.
+const MESH: Mesh<'_> = Mesh { members: &ROLES, network: [10, 78], interval: 10 };
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Maker {
@@ -92,18 +95,18 @@ impl Site {
         let underlay = ROLES.map(|name| world.host(name));
         world.certify(&["ca", "-name", "recovery", "-version", "1"]);
         for name in ROLES {
-            world.certify(&["sign", "-name", name, "-networks", &format!("{}/24", overlay(name))]);
-            configure(&world, name, underlay[0].into());
+            world.certify(&["sign", "-name", name, "-networks", &format!("{}/24", MESH.overlay(name))]);
+            MESH.configure(&world, name, underlay[0].into(), "");
         }
         let mut site = Self { flow: None, world, makers, underlay: underlay[2] };
         for name in ROLES {
             site.start(name);
         }
         for name in ["o", "p"] {
-            site.world.ping(name, &overlay("l").to_string(), SOON);
+            site.world.ping(name, &MESH.overlay("l").to_string(), SOON);
         }
-        site.world.ping("o", &overlay("p").to_string(), SOON);
-        site.flow = Some(Flow::start(&site.world, "o", "p", overlay("p")));
+        site.world.ping("o", &MESH.overlay("p").to_string(), SOON);
+        site.flow = Some(Flow::start(&site.world, "o", "p", MESH.overlay("p")));
         site
     }
 
@@ -171,33 +174,6 @@ impl Site {
     fn flow(&self) -> &Flow {
         self.flow.as_ref().expect("traffic")
     }
-}
-
-fn overlay(name: &str) -> IpAddr {
-    let number = ROLES.iter().position(|role| *role == name).expect("a role") + 1;
-    IpAddr::from([10, 78, 0, u8::try_from(number).expect("a small number")])
-}
-
-/// With the default update interval of the lighthouse: recovery must not depend on the next report.
-fn configure(world: &World, name: &str, lighthouse: IpAddr) {
-    let dir = world.dir().display();
-    let (known, hosts) = match name {
-        "l" => (String::new(), String::new()),
-        _ => (format!("\"{}\": [\"{lighthouse}:4242\"]", overlay("l")), overlay("l").to_string()),
-    };
-    let text = format!(
-        "pki: {{ca: {dir}/ca.crt, cert: {dir}/{name}.crt, key: {dir}/{name}.key}}
-static_host_map: {{{known}}}
-lighthouse: {{am_lighthouse: {}, interval: 10, hosts: [{hosts}]}}
-listen: {{host: 0.0.0.0, port: 4242}}
-tun: {{dev: neb0, mtu: 1300}}
-firewall:
-  outbound: [{{port: any, proto: any, host: any}}]
-  inbound: [{{port: any, proto: any, host: any}}]
-",
-        name == "l",
-    );
-    world.write(&format!("{name}.yml"), &text);
 }
 
 /// Measures every cause in every combination of `casts`, prints the table, and fails with the outages that ours made

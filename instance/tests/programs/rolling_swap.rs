@@ -16,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use world::mesh::Mesh;
 use world::peers::{go, ours};
 use world::traffic::Flow;
 use world::{World, run};
@@ -33,6 +34,7 @@ const NODES: [(&str, &str, &str); 6] = [
     ("c", "trixie", "1.9.3"),
     ("d", "bookworm", "1.6.1"),
 ];
+const MESH: Mesh<'_> = Mesh { members: &["l", "r", "a", "b", "c", "d"], network: [10, 77], interval: 2 };
 
 const FLOWS: [(&str, &str); 8] =
     [("a", "b"), ("c", "d"), ("a", "c"), ("d", "b"), ("c", "l"), ("d", "r"), ("r", "a"), ("l", "b")];
@@ -66,7 +68,7 @@ impl Site {
         }
         world.certify(&["ca", "-name", "swap", "-version", "1"]);
         for (name, ..) in NODES {
-            world.certify(&["sign", "-name", name, "-networks", &format!("{}/24", overlay(name))]);
+            world.certify(&["sign", "-name", name, "-networks", &format!("{}/24", MESH.overlay(name))]);
             configure(&world, name, underlay[0]);
         }
         let mut site = Self { world, flows: Vec::new() };
@@ -79,8 +81,8 @@ impl Site {
     }
 
     fn flow(&self, from: &str, to: &str) -> Flow {
-        self.world.ping(from, &overlay(to).to_string(), SOON);
-        Flow::start(&self.world, from, to, overlay(to))
+        self.world.ping(from, &MESH.overlay(to).to_string(), SOON);
+        Flow::start(&self.world, from, to, MESH.overlay(to))
     }
 
     fn start(&mut self, name: &str, maker: Maker) {
@@ -93,7 +95,7 @@ impl Site {
     /// Waits until every node has reported its endpoints to the lighthouse.
     fn settle(&self) {
         for (name, ..) in &NODES[1..] {
-            self.world.ping(name, &overlay("l").to_string(), SOON);
+            self.world.ping(name, &MESH.overlay("l").to_string(), SOON);
         }
     }
 
@@ -103,7 +105,7 @@ impl Site {
         self.flows.iter().for_each(Flow::watch);
         self.world.stop(name, Signal::SIGTERM);
         self.start(name, to);
-        self.world.ping(name, &overlay(if name == "l" { "c" } else { "l" }).to_string(), SOON);
+        self.world.ping(name, &MESH.overlay(if name == "l" { "c" } else { "l" }).to_string(), SOON);
         let before: Vec<_> = self.flows.iter().map(Flow::answers).collect();
         let goes_on = |(flow, (tcp, udp)): (&Flow, &(u64, u64))| {
             let now = flow.answers();
@@ -127,37 +129,13 @@ impl Site {
     }
 }
 
-fn overlay(name: &str) -> IpAddr {
-    let number = NODES.iter().position(|(node, ..)| *node == name).expect("a known node") + 1;
-    IpAddr::from([10, 77, 0, u8::try_from(number).expect("a small number")])
-}
-
 fn configure(world: &World, name: &str, lighthouse: IpAddr) {
-    let dir = world.dir().display();
-    let (known, hosts) = match name {
-        "l" => (String::new(), String::new()),
-        _ => (format!("\"{}\": [\"{lighthouse}:4242\"]", overlay("l")), overlay("l").to_string()),
-    };
     let relay = match name {
         "r" => "am_relay: true".to_owned(),
-        "a" | "b" => format!("relays: [{}]", overlay("r")),
+        "a" | "b" => format!("relays: [{}]", MESH.overlay("r")),
         _ => String::new(),
     };
-    let text = format!(
-        "pki: {{ca: {dir}/ca.crt, cert: {dir}/{name}.crt, key: {dir}/{name}.key}}
-static_host_map: {{{known}}}
-lighthouse: {{am_lighthouse: {}, interval: 2, hosts: [{hosts}]}}
-relay: {{{relay}}}
-listen: {{host: 0.0.0.0, port: 4242}}
-punchy: {{punch: true}}
-tun: {{dev: neb0, mtu: 1300}}
-firewall:
-  outbound: [{{port: any, proto: any, host: any}}]
-  inbound: [{{port: any, proto: any, host: any}}]
-",
-        name == "l",
-    );
-    world.write(&format!("{name}.yml"), &text);
+    MESH.configure(world, name, lighthouse, &format!("relay: {{{relay}}}\npunchy: {{punch: true}}\n"));
 }
 
 /// How long each restart interrupted packets.

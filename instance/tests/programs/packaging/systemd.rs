@@ -5,7 +5,8 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use super::repository;
-use crate::world::cluster::{binary, tool};
+use crate::join::Network;
+use crate::world::cluster::{LIGHTHOUSE, binary, tool};
 use crate::world::peers::ours;
 use crate::world::{World, run};
 
@@ -170,6 +171,57 @@ fn the_unit_is_ready_when_the_device_is_there_and_reloads_and_stops() {
     assert!(!world.exec("u", &["ip", "link", "show", "neb0"]).status.success(), "the device is still there");
     // With that error it does not start, and systemd learns of it.
     assert!(!systemd.call(&["systemctl", "start", "nebula.service"]).status.success());
+}
+
+#[test]
+#[ignore = "needs root, systemd, network namespaces and a release build"]
+fn nebula_up_starts_the_unit_whose_confined_child_renews_and_ends_with_it() {
+    let mut network = Network::new();
+    network.0.world.host("vm");
+    let namespace = network.0.world.namespace_of("vm");
+    let systemd = Systemd::new();
+    // An /etc of its own: `nebula up` and `systemctl enable` write there.
+    systemd.must(&["mkdir", "-p", "/run/etc/upper", "/run/etc/work"]);
+    let layers = "lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work";
+    systemd.must(&["mount", "-t", "overlay", "overlay", "-o", layers, "/etc"]);
+    for name in ["nebula", "nebula-enrol"] {
+        systemd.program(name);
+    }
+    let unit = std::fs::read_to_string(repository("deploy/nebula.service")).expect("the unit");
+    systemd.unit("nebula.service", &unit.replace("/usr/local/bin/nebula", &format!("{PLACE}/nebula")), &namespace);
+
+    let token = network.token("vm", &["--life", "6s"]);
+    let program = format!("{PLACE}/nebula");
+    let up = systemd.call(&["nsenter", &format!("--net=/run/netns/{namespace}"), &program, "up", &token]);
+    let said = String::from_utf8_lossy(&up.stdout).into_owned();
+    assert!(up.status.success(), "{said}{}\n{}", String::from_utf8_lossy(&up.stderr), systemd.log());
+    assert!(said.contains("started nebula.service"), "{said}");
+    assert_eq!(systemd.show("ActiveState"), "active");
+    systemd.must(&["test", "-L", "/etc/systemd/system/multi-user.target.wants/nebula.service"]);
+    network.0.world.ping("vm", LIGHTHOUSE, Duration::from_secs(5));
+
+    let pid = systemd.show("MainPID");
+    let children = format!("for child in $(cat /proc/{pid}/task/*/children); do cat /proc/$child/status; done");
+    let child = systemd.must(&["sh", "-c", &children]);
+    let field = |name: &str| child.lines().find_map(|line| line.strip_prefix(name)).expect("a field").trim();
+    assert_eq!(field("Name:"), "nebula-enrol");
+    assert_eq!((field("CapEff:"), field("CapPrm:")), ("0000000000000000", "0000000000000000"));
+    assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), ("1", "2"));
+
+    // It lives for several lifetimes of its certificate.
+    let certificate = || std::fs::read(systemd.root.join("etc/nebula/host.crt")).unwrap_or_default();
+    let first = certificate();
+    network.wait("three renewals", Duration::from_secs(40), |_| {
+        systemd.log().matches("The certificate of this host was renewed").count() >= 3
+    });
+    assert!(![first, Vec::new()].contains(&certificate()), "the file is another one");
+    network.0.world.ping("vm", LIGHTHOUSE, Duration::from_secs(5));
+    let key = systemd.must(&["stat", "-c", "%U:%a", "/etc/nebula/host.key"]);
+    assert_eq!((key.as_str(), systemd.show("MainPID")), ("root:600", pid), "{}", systemd.log());
+
+    systemd.must(&["systemctl", "stop", "nebula.service"]);
+    assert_eq!(systemd.show("Result"), "success");
+    assert!(!systemd.log().contains("ended; it is started again"), "{}", systemd.log());
 }
 
 /// The state directory of a CA that systemd manages, on the machine's real disk; removed on drop.

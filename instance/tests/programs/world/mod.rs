@@ -5,6 +5,7 @@
 pub mod capture;
 pub mod chaos;
 pub mod cluster;
+pub mod mesh;
 pub mod peers;
 pub mod traffic;
 
