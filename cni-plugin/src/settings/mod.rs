@@ -391,6 +391,11 @@ pub(crate) mod tests {
         assert_eq!(settings.nebula, json!({}));
         assert_eq!((settings.users, settings.memory_limit), (Users::DEFAULT, Some(32 << 20)));
         let mut entry = good();
+        assert_eq!(settings.ca.server_name, None);
+        for name in ["nebula-ca.nebula-system.svc", "10.96.0.7", "fd00::7"] {
+            entry["ca"]["serverName"] = name.into();
+            assert_eq!(Settings::read(&config(&entry)).unwrap().ca.server_name.as_deref(), Some(name));
+        }
         entry["memoryLimitMiB"] = json!(0);
         assert_eq!(Settings::read(&config(&entry)).unwrap().memory_limit, None);
     }
@@ -486,6 +491,9 @@ pub(crate) mod tests {
             ("ca", json!({"url": "http://ca", "tlsCaFile": "/a", "tokenFile": "/b"})),
             ("ca", json!({"url": "https://ca", "tlsCaFile": "a", "tokenFile": "/b"})),
             ("ca", json!({"url": "https://ca", "tlsCaFile": "/a", "tokenFile": "/b", "token": "x"})),
+            ("ca", json!({"url": "https://ca", "tlsCaFile": "/a", "tokenFile": "/b", "serverName": 7})),
+            ("ca", json!({"url": "https://ca", "tlsCaFile": "/a", "tokenFile": "/b", "serverName": "a/b"})),
+            ("ca", json!({"url": "https://ca", "tlsCaFile": "/a", "tokenFile": "/b", "serverName": ""})),
             ("nebula", json!([])),
             ("nebula", json!({"pki": {}})),
             ("nebula", json!({"tun": {"dev": "x"}})),

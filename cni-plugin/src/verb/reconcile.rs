@@ -35,7 +35,9 @@ pub fn all(state_dir: &Path, host: &Host<'_>) -> Result<(), Vec<String>> {
         Err(e) => return Err(vec![format!("cannot list {}: {e}", state_dir.display())]),
         Ok(entries) => entries,
     };
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).filter(|name| is_name(name));
+    let names = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| is_name(name) && name != AGENT);
     joined(names.map(|name| network(state_dir, &name, Depth::Thorough, host)))
 }
 
@@ -141,5 +143,7 @@ fn joined(results: impl Iterator<Item = Result<(), Vec<String>>>) -> Result<(), 
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
+/// The node agent's directory, beside those of the networks.
+const AGENT: &str = "agent";
 // The longest time limit that ADD allows, because nobody waits for a restart.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(60);

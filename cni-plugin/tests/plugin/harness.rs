@@ -170,7 +170,9 @@ impl Node {
                 if path.ends_with("released") || path.ends_with(".starts") {
                     continue;
                 }
-                left.push(path.display().to_string());
+                if !path.join("released").exists() {
+                    left.push(path.display().to_string());
+                }
                 if path.is_dir() {
                     dirs.push(path);
                 }

@@ -111,7 +111,9 @@ fn a_node_port_does_not_lead_to_an_isolated_pod_and_a_probe_does() {
     assert!(world.exec("n1", &["sysctl", "-qw", "net.ipv4.ip_forward=1"]).status.success());
     // The node's address is known to the outside as the way to its pods.
     let node = "192.0.2.2";
-    for (to, name, expected) in [(&town.stranger.v4, "stranger", ["tcp", "udp"].as_slice()), (&pod.v4, "web", &[])] {
+    for (to, name, expected) in
+        [(&town.stranger.v4, "stranger", ["tcp", "udp"].as_slice()), (&pod.v4, "web", [].as_slice())]
+    {
         let file = world.write("node-port.nft", &rules(to)).display().to_string();
         assert!(world.exec("n1", &["nft", "-f", &file]).status.success());
         let _servers = Servers::start(&world.namespace_of(name));
