@@ -2,4 +2,5 @@
 
 pub mod lock;
 pub mod record;
+pub mod restarts;
 pub mod room;

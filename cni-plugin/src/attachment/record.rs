@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::attachment::restarts::Restarts;
 use crate::hash::fnv1a;
 use crate::launch::Target;
 use crate::link::guard::{self, Guard};
@@ -45,6 +46,9 @@ pub struct Record {
     /// Memory limit of the instance, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
+    /// Restarts of the instance in a row; absent if it never had to be restarted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restarts: Option<Restarts>,
     /// Rules on the node's end of the pod's link, if the pod is isolated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<Guard>,
@@ -370,6 +374,8 @@ mod tests {
             }),
             user: Some(2_130_706_433),
             memory_limit: Some(32 << 20),
+            restarts: None,
+            restarts: None,
             guard: None,
             status_socket: "/x".into(),
         }

@@ -199,14 +199,16 @@ const PROPERTIES: Object =
     Object { destination: DESTINATION, path: PATH, interface: "org.freedesktop.DBus.Properties" };
 const JOBS: &str = "type='signal',interface='org.freedesktop.systemd1.Manager',member='JobRemoved'";
 
-// An instance exits successfully only once its pod's namespace is gone; after any other exit systemd restarts it, with
-// no limit on the number of restarts.
-const SERVICE: [(&str, Value<'static>); 8] = [
+// An instance exits successfully only once its pod's namespace is gone; after any other exit systemd restarts it. When it
+// keeps dying, systemd gives up and `verb::reconcile` goes on, ever more slowly: systemd itself cannot slow down before
+// version 254.
+const SERVICE: [(&str, Value<'static>); 9] = [
     ("Type", Value::Text("notify")),
     ("NotifyAccess", Value::Text("main")),
     ("Restart", Value::Text("on-failure")),
     ("RestartUSec", Value::U64(500_000)),
-    ("StartLimitIntervalUSec", Value::U64(0)),
+    ("StartLimitIntervalUSec", Value::U64(30_000_000)),
+    ("StartLimitBurst", Value::U32(5)),
     ("TimeoutStopUSec", Value::U64(2_000_000)),
     ("LimitCORE", Value::U64(0)),
     ("OOMPolicy", Value::Text("stop")),

@@ -29,21 +29,32 @@ use crate::verb::del::detach;
 /// Everything has been undone when an error is returned; if that failed too, the record stays for DEL.
 pub fn run(request: &Attach, host: &Host<'_>) -> Result<String, Error> {
     let settings = Settings::read(&request.config)?;
-    let deadline = Deadline::after(host.clock, settings.timeout);
     let prev_result = required_prev_result(&request.config)?;
-    let output = prev_result.as_output(&request.config.version);
-    let Some(pod) = enrolled(request, &settings, host, deadline)? else { return Ok(output) };
-    let attachment = Attachment::check(request, &settings, &prev_result, pod, host)?;
+    let output = |record: Option<&Record>| match record.and_then(|record| record.host_route) {
+        Some(route) => prev_result.renumbered(&request.key.ifname, route.destination, &request.config.version),
+        None => Ok(prev_result.as_output(&request.config.version)),
+    };
+    give_tunnel(request, &settings, &prev_result, host, output)
+}
+
+/// Attaches the pod if it is enrolled, and returns what `output` makes of the record; of `None` if it is not enrolled.
+/// If `output` fails, the attachment is undone.
+pub(crate) fn give_tunnel<T>(
+    request: &Attach,
+    settings: &Settings,
+    prev_result: &PrevResult,
+    host: &Host<'_>,
+    output: impl Fn(Option<&Record>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let deadline = Deadline::after(host.clock, settings.timeout);
+    let Some(pod) = enrolled(request, settings, host, deadline)? else { return output(None) };
+    let attachment = Attachment::check(request, settings, prev_result, pod, host)?;
 
     let lock = Lock::acquire(&attachment.files, host.clock, deadline)?;
-    let output = |record: &Record| match record.host_route {
-        Some(route) => prev_result.renumbered(&request.key.ifname, route.destination, &request.config.version),
-        None => Ok(output),
-    };
     if let Some(record) = attachment.in_place(settings.renumber, host) {
-        return output(&record);
+        return output(Some(&record));
     }
-    let attached = attachment.attach(&settings, host, deadline).and_then(|record| output(&record));
+    let attached = attachment.attach(settings, host, deadline).and_then(|record| output(Some(&record)));
     match attached.map_err(|e| named(e, &attachment.pod)) {
         Ok(output) => Ok(output),
         Err(error) => Err(match detach(&attachment.files, host) {
@@ -159,11 +170,12 @@ impl<'a> Attachment<'a> {
         let Ok(Found::Record(record)) = Record::load(&self.files.record()) else { return None };
         let (supervisor, process, host_route) = (record.supervisor, record.process, record.host_route);
         let (user, memory_limit, guard) = (record.user, record.memory_limit, record.guard.clone());
+        let restarts = record.restarts;
         let is_guarded = |guard: &Guard| host.guards.is_in_force(guard).unwrap_or(false);
         if guard.is_some() != self.isolated.is_some() || guard.as_ref().is_some_and(|guard| !is_guarded(guard)) {
             return None;
         }
-        let made = Record { user, memory_limit, guard, ..self.record(supervisor) };
+        let made = Record { user, memory_limit, guard, restarts, ..self.record(supervisor) };
         let expected = Record { state: State::Running, process, host_route, ..made };
         let is_there = *record == expected
             && host_route.is_some() == renumber
@@ -296,6 +308,7 @@ impl<'a> Attachment<'a> {
             host_route: None,
             user: None,
             memory_limit: None,
+            restarts: None,
             guard: self.isolated.as_ref().map(|(_, guard)| guard.clone()),
             status_socket: self.files.status_socket(),
         }

@@ -1,7 +1,8 @@
-//! Housekeeping outside the CNI verbs: restarts instances that died, and removes attachments whose pod is gone. It runs
-//! after verbs other than DEL and VERSION, and from a timer.
+//! Housekeeping outside the CNI verbs: restarts instances that died, with backoff, and removes attachments whose pod is
+//! gone. It runs after verbs other than DEL and VERSION, from a timer, and for the node agent.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -80,6 +81,10 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
     if record.state == State::Intent || is_well(&record, &files, depth, host) {
         return Ok(());
     }
+    let (restarts, now) = (record.restarts.unwrap_or_default(), host.clock.unix_seconds());
+    if !restarts.is_due(now) {
+        return Ok(());
+    }
     // The threads of a killed instance keep its device open for some milliseconds.
     if let Some(dead) = record.process {
         dead.stop(host.clock).map_err(named)?;
@@ -97,6 +102,7 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
     };
     let mut started = |process| {
         record.process = process;
+        record.restarts = Some(restarts.and_one(now));
         record.save(&files)
     };
     supervisor.restart(&launch, host.clock, &mut started).map_err(|failure| format!("{description}: {failure}"))
@@ -111,7 +117,11 @@ fn is_well(record: &Record, files: &Files, depth: Depth, host: &Host<'_>) -> boo
     if record.guard.as_ref().is_some_and(|guard| !is_guarded(guard, host)) {
         return false;
     }
-    if supervisor.restarts_by_itself() && depth == Depth::Quick {
+    // The supervisor also gives up on an instance that keeps dying; then nobody listens.
+    if supervisor.restarts_by_itself()
+        && depth == Depth::Quick
+        && UnixStream::connect(&record.status_socket).is_ok()
+    {
         return true;
     }
     supervisor.is_alive(files, record.process, host.clock)

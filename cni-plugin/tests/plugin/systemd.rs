@@ -61,7 +61,8 @@ fn a_unit_is_confined_to_what_its_set_up_needs() {
         ("DevicePolicy", "closed"),
         ("Environment", ""),
         ("Restart", "on-failure"),
-        ("StartLimitIntervalUSec", "0"),
+        ("StartLimitIntervalUSec", "30s"),
+        ("StartLimitBurst", "5"),
     ] {
         assert_eq!(systemd.show(&unit, property), expected, "{property}");
     }
