@@ -134,4 +134,4 @@ fn read_status(status: String) -> (Option<StartError>, String) {
 }
 
 /// The instance's command line option for its launch contract.
-const LAUNCH_OPTION: &str = "--launch";
+pub const LAUNCH_OPTION: &str = "--launch";
