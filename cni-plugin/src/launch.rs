@@ -163,6 +163,9 @@ pub struct CaAccess {
     pub tls_ca_file: PathBuf,
     /// File with the node's token, which proves the node's identity.
     pub token_file: PathBuf,
+    /// Name that the TLS certificate of the service must be for. `None`: the host of `url`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub server_name: Option<String>,
 }
 
 /// Why an instance ended before it was ready, sent as one line of JSON in the STATUS of sd_notify; a successful start
@@ -178,6 +181,11 @@ pub enum StartError {
         code: Option<String>,
         /// Explanation of the refusal.
         message: String,
+    },
+    /// A file, the URL or the TLS certificate of the CA service is wrong, so that another attempt would fail as well.
+    Misconfigured {
+        /// What is wrong, and what to do about it.
+        cause: String,
     },
     /// The CA service could not be reached in time.
     Unavailable {
@@ -201,6 +209,7 @@ impl StartError {
         let cut = |text: &String| text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_TEXT).collect();
         let cut = match self {
             Self::Refused { code, message } => Self::Refused { code: code.as_ref().map(cut), message: cut(message) },
+            Self::Misconfigured { cause } => Self::Misconfigured { cause: cut(cause) },
             Self::Unavailable { cause } => Self::Unavailable { cause: cut(cause) },
             Self::Failed { what, cause } => Self::Failed { what: cut(what), cause: cut(cause) },
         };
@@ -219,7 +228,7 @@ impl fmt::Display for StartError {
         match self {
             Self::Refused { code: Some(code), message } => write!(f, "{message} ({code})"),
             Self::Refused { code: None, message } => f.write_str(message),
-            Self::Unavailable { cause } => f.write_str(cause),
+            Self::Misconfigured { cause } | Self::Unavailable { cause } => f.write_str(cause),
             Self::Failed { what, cause } => write!(f, "{what}: {cause}"),
         }
     }
@@ -276,6 +285,7 @@ mod tests {
         for error in [
             StartError::Refused { code: Some("wrong_node".into()), message: "pod is on another node".into() },
             StartError::Refused { code: None, message: "no token".into() },
+            StartError::Misconfigured { cause: "no such file".into() },
             StartError::Unavailable { cause: "connection refused".into() },
             StartError::Failed { what: "tun".into(), cause: "permission denied".into() },
         ] {

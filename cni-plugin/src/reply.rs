@@ -59,6 +59,8 @@ pub mod code {
     pub const DEVICE: u32 = 111;
     /// The labels of the pod or its namespace could not be read from the API server.
     pub const LABELS_UNAVAILABLE: u32 = 114;
+    /// The CA service cannot be used as configured: a file, the URL, or the service's TLS certificate is wrong.
+    pub const CA_UNUSABLE: u32 = 116;
     /// The pod cannot be isolated, or is no longer isolated.
     pub const ISOLATION: u32 = 115;
     /// The node's route to a renumbered pod is missing.

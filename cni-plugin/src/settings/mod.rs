@@ -3,6 +3,7 @@
 
 pub mod isolation;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -270,7 +271,7 @@ impl Keys<'_> {
     }
 
     fn ca(&self) -> Result<CaAccess, Error> {
-        const EXPECTED: &str = "an object with exactly \"url\", \"tlsCaFile\" and \"tokenFile\"";
+        const EXPECTED: &str = "an object with \"url\", \"tlsCaFile\" and \"tokenFile\", and if needed \"serverName\"";
         let Some(value) = self.config.value("ca")? else {
             return Err(Error::new(
                 code::CONFIG,
@@ -278,7 +279,7 @@ impl Keys<'_> {
             ));
         };
         let object = value.as_object().ok_or_else(|| refused("ca", &value, EXPECTED))?;
-        refuse_other_keys("ca", object, &["url", "tlsCaFile", "tokenFile"])?;
+        refuse_other_keys("ca", object, &["url", "tlsCaFile", "tokenFile", "serverName"])?;
         let text = |key: &str| match object.get(key) {
             Some(Value::String(text)) => Ok(text.as_str()),
             Some(other) => Err(refused(&format!("ca.{key}"), other, "a string")),
@@ -288,10 +289,15 @@ impl Keys<'_> {
         if url.strip_prefix("https://").is_none_or(|rest| rest.is_empty() || rest.contains(char::is_whitespace)) {
             return Err(refused("ca.url", &Value::from(url), "https://HOST:PORT"));
         }
+        let server_name = object.get("serverName").map(|_| text("serverName")).transpose()?;
+        if let Some(name) = server_name.filter(|name| !is_server_name(name)) {
+            return Err(refused("ca.serverName", &Value::from(name), "a DNS name or an IP address"));
+        }
         Ok(CaAccess {
             url: url.to_owned(),
             tls_ca_file: absolute("ca.tlsCaFile", text("tlsCaFile")?)?,
             token_file: absolute("ca.tokenFile", text("tokenFile")?)?,
+            server_name: server_name.map(str::to_owned),
         })
     }
 
@@ -316,6 +322,11 @@ impl Keys<'_> {
         }
         Ok(value)
     }
+}
+
+fn is_server_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    name.parse::<IpAddr>().is_ok() || (1..=253).contains(&name.len()) && name.bytes().all(allowed)
 }
 
 fn absolute(key: &str, text: &str) -> Result<PathBuf, Error> {
@@ -388,7 +399,9 @@ pub(crate) mod tests {
     fn the_example_of_a_chain_is_accepted_and_has_the_keys_of_this_table() {
         let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/10-nebula.conflist");
         let chain: Value = serde_json::from_str(&std::fs::read_to_string(text).unwrap()).unwrap();
-        let entry = &chain["plugins"][1];
+        let older = std::fs::read_to_string(text.replace("10-nebula", "10-nebula-1.0")).unwrap();
+        assert_eq!(older.replace("\"1.0.0\"", "\"1.1.0\""), std::fs::read_to_string(text).unwrap());
+        let entry = chain["plugins"].as_array().unwrap().last().unwrap();
         let settings = Settings::read(&config(entry)).unwrap();
         assert_eq!((settings.flow, settings.mode), (Flow::Node, Mode::Strict));
         for key in [

@@ -232,6 +232,7 @@ impl Body {
 pub(super) enum Value<'a> {
     Text(&'a str),
     Bool(bool),
+    I32(i32),
     U32(u32),
     U64(u64),
     Texts(&'a [&'a str]),
@@ -251,6 +252,7 @@ impl Value<'_> {
         match self {
             Self::Text(_) => "s",
             Self::Bool(_) => "b",
+            Self::I32(_) => "i",
             Self::U32(_) => "u",
             Self::U64(_) => "t",
             Self::Texts(_) => "as",
@@ -268,6 +270,7 @@ impl Value<'_> {
         match self {
             Self::Text(text) => put_text(bytes, text),
             Self::Bool(value) => put_u32(bytes, u32::from(*value)),
+            Self::I32(value) => put_u32(bytes, value.cast_unsigned()),
             Self::U32(value) => put_u32(bytes, *value),
             Self::U64(value) => {
                 pad(bytes, 8);

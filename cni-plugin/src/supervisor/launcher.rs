@@ -40,6 +40,10 @@ pub fn run(arguments: &[OsString]) -> Result<(), String> {
     }
     setsid().map_err(|e| format!("cannot leave the session of the runtime: {}", e.desc()))?;
     umask(Mode::from_bits_truncate(0o077));
+    // Else it is the runtime's, which is ended last of all.
+    if let Err(e) = fs::write("/proc/self/oom_score_adj", super::OOM_SCORE_ADJUST.to_string()) {
+        eprintln!("keeps the runtime's place in the order in which the kernel ends processes: {e}");
+    }
     limit_log().map_err(|e| format!("cannot limit the log: {}", e.desc()))?;
     for group in groups.as_bytes().split(|byte| *byte == b':').filter(|group| !group.is_empty()) {
         let group = Path::new(OsStr::from_bytes(group));

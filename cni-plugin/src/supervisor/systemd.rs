@@ -202,7 +202,7 @@ const JOBS: &str = "type='signal',interface='org.freedesktop.systemd1.Manager',m
 // An instance exits successfully only once its pod's namespace is gone; after any other exit systemd restarts it. When it
 // keeps dying, systemd gives up and `verb::reconcile` goes on, ever more slowly: systemd itself cannot slow down before
 // version 254.
-const SERVICE: [(&str, Value<'static>); 9] = [
+const SERVICE: [(&str, Value<'static>); 11] = [
     ("Type", Value::Text("notify")),
     ("NotifyAccess", Value::Text("main")),
     ("Restart", Value::Text("on-failure")),
@@ -212,6 +212,9 @@ const SERVICE: [(&str, Value<'static>); 9] = [
     ("TimeoutStopUSec", Value::U64(2_000_000)),
     ("LimitCORE", Value::U64(0)),
     ("OOMPolicy", Value::Text("stop")),
+    ("OOMScoreAdjust", Value::I32(super::OOM_SCORE_ADJUST)),
+    // Made by systemd where the operator has none; limits in it are those of all instances together.
+    ("Slice", Value::Text("nebula-cni.slice")),
 ];
 
 // These are the privileges of setup, which creates the device and its routes in the pod's namespace. After that the

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::attachment::lock::Lock;
+use crate::attachment::queue::Turn;
 use crate::attachment::record::{self, Files, Found, Record, State};
-use crate::attachment::room;
+use crate::attachment::{released, room};
 use crate::clock::Deadline;
 use crate::enrolment::Knowledge;
 use crate::host::Host;
@@ -50,6 +51,9 @@ pub(crate) fn give_tunnel<T>(
     let Some(pod) = enrolled(request, settings, host, deadline)? else { return output(None) };
     let attachment = Attachment::check(request, settings, prev_result, pod, host)?;
 
+    // Kept until ADD returns. The time limit is for the work, not for the time in the queue.
+    let _turn = Turn::wait(&settings.state_dir, width(), host.clock, Deadline::after(host.clock, QUEUE_TIMEOUT))?;
+    let deadline = Deadline::after(host.clock, settings.timeout);
     let lock = Lock::acquire(&attachment.files, host.clock, deadline)?;
     if let Some(record) = attachment.in_place(settings.renumber, host) {
         return output(Some(&record));
@@ -195,6 +199,7 @@ impl<'a> Attachment<'a> {
             _ => detach(&self.files, host)?,
         }
         self.fence(settings, host)?;
+        released::forget(&settings.state_dir, &self.request.key.network, &self.pod.uid);
 
         let supervisor = match settings.supervisor {
             Some(configured) => configured,
@@ -372,6 +377,10 @@ fn explain(failure: &StartFailure, settings: &Settings) -> Error {
                 Some(StartError::Refused { .. }) => {
                     Error::new(code::IDENTITY_DENIED, "the CA service refused a certificate")
                 }
+                Some(StartError::Misconfigured { .. }) => {
+                    let msg = format!("the CA service at {} cannot be used as configured", settings.ca.url);
+                    Error::new(code::CA_UNUSABLE, msg)
+                }
                 Some(StartError::Unavailable { .. }) => {
                     let msg = format!("the CA service at {} gives no certificate now", settings.ca.url);
                     Error::new(code::IDENTITY_UNAVAILABLE, msg)
@@ -382,6 +391,17 @@ fn explain(failure: &StartFailure, settings: &Settings) -> Error {
         }
     }
 }
+
+/// How many pods of a node are started at the same time.
+fn width() -> u64 {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    // A start waits for the CA at times.
+    u64::try_from(processors).unwrap_or(u64::MAX).saturating_add(1)
+}
+
+// The kubelet gives up after four minutes. With the longest time limits for labels and for the work, a minute each, this
+// leaves it some.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(100);
 
 // The DEL of an older sandbox may be in progress; it takes a few seconds at most.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);

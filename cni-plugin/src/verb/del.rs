@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::attachment::lock::Lock;
 use crate::attachment::record::{self, Files, Found, Record};
+use crate::attachment::released;
 use crate::clock::Deadline;
 use crate::host::Host;
 use crate::instance_status::Status;
@@ -49,13 +50,16 @@ pub fn detach(files: &Files, host: &Host<'_>) -> Result<(), Error> {
 /// Like [`detach`]. `reported` returns the pod's addresses as ADD reported them; it is used only if there is no record.
 fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>) -> Result<(), Error> {
     let mut routes = Vec::new();
+    let mut removed = None;
     let (kinds, known) = match Record::load(&files.record()) {
         // Container ids and interface names may contain '-', so two attachments can share a file name.
         Ok(Found::Record(record)) if record.key() != *files.key() => return Ok(()),
         // Processes are recorded before they run the instance, so a record without one means that there is none.
         Ok(Found::Record(record)) => {
             routes.extend(record.host_route);
-            (vec![record.supervisor], Known::Recorded(record.process))
+            let known = (vec![record.supervisor], Known::Recorded(record.process));
+            removed = Some(record);
+            known
         }
         Ok(Found::Nothing | Found::Garbage(_)) | Err(_) => {
             routes = lost_routes(files, host, reported());
@@ -79,9 +83,16 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>) -> R
     outcomes.push(host.guards.remove(&files.guard_tables()).map_err(failed));
     outcomes.into_iter().collect::<Result<(), Error>>()?;
     kinds.iter().for_each(|kind| host.supervisor(*kind).clean_up(files, host.clock));
-    files
-        .remove()
-        .map_err(|problems| Error::new(code::IO, format!("{name}: state is left behind")).details(problems.join("; ")))
+    files.remove().map_err(|problems| {
+        Error::new(code::IO, format!("{name}: state is left behind")).details(problems.join("; "))
+    })?;
+    if let Some(record) = removed
+        && let Err(error) = released::note(&files.state_dir(), &record)
+    {
+        // The CA finds out by itself, later.
+        eprintln!("nebula-cni-plugin: {name}: cannot note that its certificate is to be released: {error}");
+    }
+    Ok(())
 }
 
 /// Finds the routes that this plugin added for a pod whose record is lost: to the addresses in `addresses` and to those
@@ -196,5 +207,6 @@ mod tests {
         routes.is_broken.set(false);
         detach(&files, &host).unwrap();
         assert!(!files.record().exists());
+        assert!(released::dir(dir.path(), "net").join("c.json").exists());
     }
 }

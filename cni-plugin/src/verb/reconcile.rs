@@ -4,10 +4,11 @@
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use crate::attachment::lock::Lock;
 use crate::attachment::record::{self, Files, Found, Record, State};
+use crate::attachment::released;
 use crate::clock::Deadline;
 use crate::host::Host;
 use crate::link::guard::Guard;
@@ -48,6 +49,8 @@ pub fn network(state_dir: &Path, network: &str, depth: Depth, host: &Host<'_>) -
     let done =
         joined(paths.iter().map(|path| attachment(state_dir, path, depth, host).map_err(|problem| vec![problem])));
     if depth == Depth::Thorough {
+        let now = UNIX_EPOCH + Duration::from_secs(host.clock.unix_seconds().try_into().unwrap_or_default());
+        released::sweep(state_dir, network, now);
         record::sweep(state_dir, network);
         // What could not be removed is retried by the next run.
         let _ = host.guards.sweep();

@@ -42,9 +42,12 @@ fn main() -> ExitCode {
         }
     };
     let access = match (flags.value("ca-url"), flags.value("tls-ca")) {
-        (Some(url), Some(tls_ca)) => {
-            Some(CaAccess { url: url.to_owned(), tls_ca_file: tls_ca.into(), token_file: token.into() })
-        }
+        (Some(url), Some(tls_ca)) => Some(CaAccess {
+            url: url.to_owned(),
+            tls_ca_file: tls_ca.into(),
+            token_file: token.into(),
+            server_name: None,
+        }),
         // Renewal uses the saved service.
         (None, None) if renew => None,
         _ => {

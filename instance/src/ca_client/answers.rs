@@ -49,7 +49,8 @@ pub(crate) fn accept(reply: &Reply, key: PrivateKey, now: UnixTime) -> Result<Is
         let refused = |source| Unusable::Unverified { source, not_before, not_after, now };
         trust.verify(certificate, now).map_err(refused)?;
     }
-    Ok(Issued { identity, trust, renewal_key: reply.renewal_key.clone() })
+    let lighthouses = reply.lighthouses.clone();
+    Ok(Issued { identity, trust, renewal_key: reply.renewal_key.clone(), lighthouses })
 }
 
 /// Estimates how far the clocks differ at least, given that the certificate was made a moment ago.

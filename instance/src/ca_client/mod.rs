@@ -2,27 +2,29 @@
 
 pub(crate) mod answers;
 pub(crate) mod backoff;
+mod error;
+mod files;
 pub mod life_cycle;
 pub mod pinned;
+mod service;
 mod tls;
 pub mod trust_watch;
 
-use std::fs::File;
-use std::io::{ErrorKind, Read};
 use std::net::IpAddr;
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nebula_cert::issuance::{
-    self, CERTIFICATE_PATH, MAX_REPLY, MAX_WAIT_SECONDS, Pod, Proof, Reply, Request, TRUST_PATH,
+    self, CERTIFICATE_PATH, Lighthouses, MAX_REPLY, MAX_WAIT_SECONDS, Pod, Proof, Reply, Request, TRUST_PATH,
 };
 use nebula_cert::{CaPool, Curve, Identity, PrivateKey, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
 use zeroize::{Zeroize, Zeroizing};
 
+pub use self::error::Error;
+use self::files::HeldFile;
 use crate::linux::netns::NamespaceExecutor;
 
 /// Sends requests to one CA service from one network namespace.
@@ -38,8 +40,8 @@ pub struct CaClient {
 /// Files opened while that was permitted, for later, when their paths cannot be opened any more.
 #[derive(Debug, Clone, Default)]
 struct Held {
-    token: Option<Arc<File>>,
-    roots: Option<Arc<File>>,
+    token: Option<HeldFile>,
+    roots: Option<HeldFile>,
 }
 
 /// The proof of identity that a request carries.
@@ -78,6 +80,8 @@ pub struct Issued {
     pub trust: CaPool,
     /// Public key for [`Prover::Holder`]; `None` if the service does not accept that proof.
     pub renewal_key: Option<String>,
+    /// Lighthouses of the network.
+    pub lighthouses: Lighthouses,
 }
 
 /// The answer to a request for the trust bundle.
@@ -120,23 +124,6 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// Why a request failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// The CA refused the request; retrying soon is pointless.
-    #[error("{message} ({code})")]
-    Denied {
-        /// Stable reason.
-        code: String,
-        /// Which check failed.
-        message: String,
-    },
-    /// The CA could not be reached, or could not answer.
-    #[error("{0}")]
-    Unavailable(String),
-}
-
 impl CaClient {
     /// Creates a client that connects from `place`; nothing is read or sent yet.
     #[must_use]
@@ -150,18 +137,18 @@ impl CaClient {
     /// # Errors
     /// Returns an error if a file cannot be opened.
     pub fn hold_files(&mut self, with_token: bool) -> Result<(), Error> {
-        let open =
-            |what, path: &Path| File::open(path).map(Arc::new).map_err(|error| self.unreadable(what, path, &error));
+        let open = |what, path: &Path| HeldFile::open(path).map_err(|error| unreadable(what, path, &error));
         let token = with_token.then(|| open("token_file", &self.access.token_file)).transpose()?;
         let roots = Some(open("tls_ca_file", &self.access.tls_ca_file)?);
         self.held = Held { token, roots };
         Ok(())
     }
 
-    /// Whether the token file was replaced by one that this program may not read any more.
+    /// Whether a file was replaced by one that this program may not read any more.
     #[must_use]
-    pub fn has_stale_token(&self) -> bool {
-        self.held.token.as_ref().is_some_and(|file| file.metadata().is_ok_and(|file| file.nlink() == 0))
+    pub fn has_stale_files(&self) -> bool {
+        let is_stale = |held: &Option<HeldFile>, path: &Path| held.as_ref().is_some_and(|held| held.is_stale(path));
+        is_stale(&self.held.token, &self.access.token_file) || is_stale(&self.held.roots, &self.access.tls_ca_file)
     }
 
     /// Makes a new key in memory and requests a certificate for it, trying `provers` in order until one is not refused.
@@ -204,14 +191,16 @@ impl CaClient {
         now: UnixTime,
     ) -> Result<(Issued, Reply), Error> {
         let body = self.body(&key, prover, now)?;
-        let (url, agent) = (self.url(CERTIFICATE_PATH), self.agent()?);
+        let (url, agent) = (service::url(&self.access, CERTIFICATE_PATH), self.agent()?);
         let (status, answer) = self.there({
-            let (url, agent) = (url.clone(), agent.clone());
+            let (url, agent, access) = (url.clone(), agent.clone(), self.access.clone());
             move || {
-                let request = agent.post(&url).config().timeout_global(Some(timeout)).build();
+                let request_url = service::request_url(&access, CERTIFICATE_PATH);
+                let request = agent.post(&request_url).config().timeout_global(Some(timeout)).build();
                 let sent = request.header("content-type", "application/json").send(&body[..]);
-                let mut response = sent.map_err(|error| cannot_ask(&url, &error))?;
-                Ok((response.status().as_u16(), read_body(&url, &mut response)?))
+                let no_answer = |error: ureq::Error| Error::no_answer(&url, &error, &access);
+                let mut response = sent.map_err(no_answer)?;
+                Ok((response.status().as_u16(), read_body(&mut response).map_err(no_answer)?))
             }
         })?;
         self.keep(agent);
@@ -228,25 +217,29 @@ impl CaClient {
     /// Returns an error if there is no usable answer.
     pub fn trust(&self, etag: Option<&str>, wait: Duration, timeout: Duration) -> Result<TrustAnswer, Error> {
         let wait = if etag.is_some() { wait.as_secs().min(MAX_WAIT_SECONDS) } else { 0 };
-        let url = match wait {
-            0 => self.url(TRUST_PATH),
-            seconds => format!("{}?wait={seconds}", self.url(TRUST_PATH)),
+        let path = match wait {
+            0 => TRUST_PATH.to_owned(),
+            seconds => format!("{TRUST_PATH}?wait={seconds}"),
         };
+        let url = service::url(&self.access, &path);
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
         let agent = kept.map_or_else(|| self.agent(), Ok)?;
         let (status, headers, answer) = self.there({
-            let (url, agent, etag) = (url.clone(), agent.clone(), etag.map(str::to_owned));
+            let (url, agent, access) = (url.clone(), agent.clone(), self.access.clone());
+            let etag = etag.map(str::to_owned);
             move || {
                 let within = timeout + Duration::from_secs(wait);
-                let request = agent.get(&url).config().timeout_global(Some(within)).build();
+                let request_url = service::request_url(&access, &path);
+                let request = agent.get(&request_url).config().timeout_global(Some(within)).build();
                 let request = etag.into_iter().fold(request, |request, etag| request.header("if-none-match", etag));
-                let mut response = request.call().map_err(|error| cannot_ask(&url, &error))?;
+                let no_answer = |error: ureq::Error| Error::no_answer(&url, &error, &access);
+                let mut response = request.call().map_err(no_answer)?;
                 let header = |name: &str| {
                     let value = response.headers().get(name).and_then(|value| value.to_str().ok());
                     value.filter(|value| value.len() <= MAX_HEADER_BYTES).map(str::to_owned)
                 };
                 let headers = (header("etag"), header("retry-after"));
-                Ok((response.status().as_u16(), headers, read_body(&url, &mut response)?))
+                Ok((response.status().as_u16(), headers, read_body(&mut response).map_err(no_answer)?))
             }
         })?;
         let retry_after = headers.1.and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
@@ -303,34 +296,37 @@ impl CaClient {
     /// Read again for each request, because node tokens are rotated.
     fn token(&self) -> Result<String, Error> {
         let path = &self.access.token_file;
-        let token = read_bounded(path, self.held.token.as_deref())
-            .map_err(|error| self.unreadable("token_file", path, &error))?;
+        let token =
+            files::read(path, self.held.token.as_ref()).map_err(|error| unreadable("token_file", path, &error))?;
         match token.trim() {
-            "" => Err(Error::Unavailable(format!("the token file {} is empty", path.display()))),
+            "" => Err(Error::Misconfigured(format!(
+                "the token file {} is empty: it must hold the node's token (`node.token` of the CA)",
+                path.display()
+            ))),
             token => Ok(token.to_owned()),
         }
-    }
-
-    fn url(&self, path: &str) -> String {
-        format!("{}{path}", self.access.url.trim_end_matches('/'))
     }
 
     /// Builds an agent that trusts only the given roots and follows no redirects and no proxies, which could leak the
     /// token.
     fn agent(&self) -> Result<ureq::Agent, Error> {
         let path = &self.access.tls_ca_file;
-        let pem = read_bounded(path, self.held.roots.as_deref())
-            .map_err(|error| self.unreadable("tls_ca_file", path, &error))?;
+        let pem =
+            files::read(path, self.held.roots.as_ref()).map_err(|error| unreadable("tls_ca_file", path, &error))?;
+        let useless = |why: &str| {
+            let path = path.display();
+            Error::Misconfigured(format!("ca.tls_ca_file {path}: {why}; copy tls.crt of the CA there"))
+        };
         let mut roots = Vec::new();
         for item in ureq::tls::parse_pem(pem.as_bytes()) {
             match item {
                 Ok(PemItem::Certificate(certificate)) => roots.push(certificate),
                 Ok(_) => {}
-                Err(error) => return Err(Error::Unavailable(format!("{}: not PEM: {error}", path.display()))),
+                Err(error) => return Err(useless(&format!("it is no PEM: {error}"))),
             }
         }
         if roots.is_empty() {
-            return Err(Error::Unavailable(format!("{}: no certificate in it", path.display())));
+            return Err(useless("it holds no certificate"));
         }
         let tls = TlsConfig::builder()
             .provider(TlsProvider::Rustls)
@@ -349,27 +345,15 @@ impl CaClient {
             .max_idle_connections(1)
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .build();
-        Ok(ureq::Agent::new_with_config(config))
-    }
-
-    fn unreadable(&self, what: &str, path: &Path, error: &std::io::Error) -> Error {
-        Error::Unavailable(format!("cannot read ca.{what} {}: {error}", path.display()))
+        Ok(service::agent(&self.access, config))
     }
 }
 
-impl Error {
-    /// Whether the CA itself refused.
-    #[must_use]
-    pub fn is_denied(&self) -> bool {
-        matches!(self, Self::Denied { .. })
-    }
-
-    fn at(self, url: &str) -> Self {
-        match self {
-            Self::Unavailable(cause) => Self::Unavailable(format!("{url} {cause}")),
-            denied => denied,
-        }
-    }
+fn unreadable(what: &str, path: &Path, error: &std::io::Error) -> Error {
+    Error::Misconfigured(format!(
+        "cannot read ca.{what} {}: {error}; put the file there, or correct its path in the chain's entry",
+        path.display()
+    ))
 }
 
 impl std::fmt::Debug for Prover {
@@ -385,59 +369,11 @@ impl std::fmt::Debug for Prover {
     }
 }
 
-fn read_body(url: &str, response: &mut ureq::http::Response<ureq::Body>) -> Result<Vec<u8>, Error> {
-    let body = response.body_mut().with_config().limit(MAX_REPLY as u64).read_to_vec();
-    body.map_err(|error| cannot_ask(url, &error))
-}
-
-fn cannot_ask(url: &str, error: &ureq::Error) -> Error {
-    Error::Unavailable(format!("cannot ask {url}: {}", explain(error)))
-}
-
-fn explain(error: &ureq::Error) -> String {
-    match error {
-        ureq::Error::Timeout(_) => format!("{error}; is the service running and reachable from this node?"),
-        ureq::Error::Rustls(_) => format!("{error}; does ca.tls_ca_file belong to this service?"),
-        _ => error.to_string(),
-    }
-}
-
-/// Reads the file at `path`, or the held one if opening is not permitted.
-fn read_bounded(path: &Path, held: Option<&File>) -> std::io::Result<Zeroizing<String>> {
-    match (File::open(path), held) {
-        (Err(error), Some(held)) if error.kind() == ErrorKind::PermissionDenied => read_from_start(held),
-        (opened, _) => read_from_start(&opened?),
-    }
-}
-
-fn read_from_start(file: &File) -> std::io::Result<Zeroizing<String>> {
-    // Files that are not regular report length 0.
-    let length = usize::try_from(file.metadata()?.len()).unwrap_or(MAX_FILE_BYTES);
-    let most = if length == 0 { MAX_FILE_BYTES } else { length.min(MAX_FILE_BYTES) };
-    // Reserves everything at once, because growing would leave copies of a secret behind, plus a little more, so that
-    // the library reads directly into this buffer. All of it is overwritten at the end, so reserving much more would
-    // cost memory.
-    let mut text = Zeroizing::new(String::with_capacity(most + 64));
-    FromStart { file, at: 0 }.take(most as u64).read_to_string(&mut text)?;
-    Ok(text)
-}
-
-/// Reads a file from its start without using its offset, which others share.
-struct FromStart<'a> {
-    file: &'a File,
-    at: u64,
-}
-
-impl Read for FromStart<'_> {
-    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
-        let read = self.file.read_at(bytes, self.at)?;
-        self.at += read as u64;
-        Ok(read)
-    }
+fn read_body(response: &mut ureq::http::Response<ureq::Body>) -> Result<Vec<u8>, ureq::Error> {
+    response.body_mut().with_config().limit(MAX_REPLY as u64).read_to_vec()
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-const MAX_FILE_BYTES: usize = 256 << 10;
 const MAX_HEADER_BYTES: usize = 256;
 // The buffers live as long as the connection; the library's default is 128 KiB each. Longer bodies are read in pieces,
 // but the head of an answer must fit. A request with a body takes space of that size from the input buffer for itself.
@@ -454,12 +390,13 @@ mod tests {
             url: "https://127.0.0.1:1/".to_owned(),
             tls_ca_file: "/nonexistent/roots.pem".into(),
             token_file: "/nonexistent/node.token".into(),
+            server_name: None,
         };
-        let client = CaClient::new(access, NamespaceExecutor::Here);
-        assert_eq!(client.url(CERTIFICATE_PATH), "https://127.0.0.1:1/v1/certificate");
+        let mut client = CaClient::new(access, NamespaceExecutor::Here);
         let error = client.token().unwrap_err();
         assert!(error.to_string().contains("/nonexistent/node.token"), "{error}");
         let error = client.agent().unwrap_err();
         assert!(error.to_string().contains("/nonexistent/roots.pem"), "{error}");
+        assert!(matches!(client.hold_files(true), Err(Error::Misconfigured(_))));
     }
 }

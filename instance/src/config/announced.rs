@@ -1,9 +1,10 @@
 //! What a CA service announces to a host that enrolled with it: part of the configuration (`pki.enrolment`).
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use ipnet::IpNet;
 use nebula_cert::issuance::Lighthouses;
 use serde::{Deserialize, Serialize};
 
@@ -106,6 +107,29 @@ fn append(section: &mut BTreeMap<String, Value>, key: &str, items: Vec<String>) 
     }
 }
 
+/// Keeps the lighthouses that a configuration may name: a single invalid one would make the whole configuration
+/// unusable. `own` are the networks of this host's or pod's certificate.
+pub(crate) fn usable(lighthouses: Lighthouses, own: &[IpNet]) -> Lighthouses {
+    let is_endpoint = |endpoint: &String| {
+        let name = |(host, port): (&str, &str)| {
+            let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+            (1..=253).contains(&host.len()) && host.bytes().all(is_plain) && port.parse::<u16>().is_ok_and(|n| n > 0)
+        };
+        endpoint.parse::<SocketAddr>().is_ok_and(|endpoint| endpoint.port() > 0)
+            || endpoint.rsplit_once(':').is_some_and(name)
+    };
+    let of = |(address, mut endpoints): (IpAddr, Vec<String>)| {
+        endpoints.retain(is_endpoint);
+        endpoints.truncate(MAX_ENDPOINTS);
+        let is_ours = own.iter().any(|network| network.contains(&address));
+        (is_ours && !endpoints.is_empty()).then_some((address, endpoints))
+    };
+    lighthouses.into_iter().filter_map(of).take(MAX_LIGHTHOUSES).collect()
+}
+
+const MAX_LIGHTHOUSES: usize = 64;
+const MAX_ENDPOINTS: usize = 64;
+
 /// Name of the file, beside the host's certificate.
 pub const ANNOUNCED: &str = "announced.json";
 
@@ -157,6 +181,23 @@ lighthouse: {hosts: [10.42.0.2, 10.42.0.1]}",
         let lighthouse = loaded(BOTH, "pki: {enrolment: FOLDER/x}\nlighthouse: {am_lighthouse: true}").unwrap();
         assert!(!lighthouse.contains("10.42.0.1") && lighthouse.contains("aa"), "{lighthouse}");
         same(BOTH, "pki: {ca: x}", "pki: {ca: x}");
+    }
+
+    #[test]
+    fn a_lighthouse_elsewhere_or_without_an_endpoint_is_left_out() {
+        let lighthouses = |list: &[(&str, &[&str])]| -> Lighthouses {
+            let of = |(address, endpoints): &(&str, &[&str])| {
+                (address.parse().unwrap(), endpoints.iter().map(ToString::to_string).collect())
+            };
+            list.iter().map(of).collect()
+        };
+        let given = lighthouses(&[
+            ("10.42.0.1", &["192.0.2.1:4242", "no port", "192.0.2.1:0", "lighthouse.example:1", "[2001:db8::1]:9"]),
+            ("10.42.0.2", &["bad: value"]),
+            ("10.99.0.1", &["192.0.2.1:4242"]),
+        ]);
+        let kept = lighthouses(&[("10.42.0.1", &["192.0.2.1:4242", "lighthouse.example:1", "[2001:db8::1]:9"])]);
+        assert_eq!(usable(given, &["10.42.7.7/16".parse().unwrap()]), kept);
     }
 
     #[test]

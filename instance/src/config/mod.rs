@@ -30,6 +30,7 @@ pub(crate) mod yaml;
 
 use std::path::{Path, PathBuf};
 
+pub(crate) use announced::usable as usable_lighthouses;
 pub use announced::{ANNOUNCED, Announced, enrolment_folder};
 pub use discovery::Dns;
 pub use findings::{Invalid, Refusals, Refused, Remark};

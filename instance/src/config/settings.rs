@@ -112,6 +112,8 @@ impl Settings {
     /// As [`Settings::read`].
     pub fn read_for_pod(tree: &Value) -> Result<Self, Refusals> {
         let mut settings = Self::read_without_pki(tree)?;
+        // The CA announces lighthouses to pods.
+        settings.remarks.retain(|remark| remark.key != "lighthouse.hosts" || settings.am_lighthouse);
         for (key, limit, of_a_pod) in [
             (MAX_PENDING, &mut settings.handshakes.max_pending, POD_MAX_PENDING),
             (MAX_WAITING, &mut settings.handshakes.max_waiting_bytes, POD_MAX_WAITING_BYTES),

@@ -2,7 +2,6 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Write};
-use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -13,7 +12,7 @@ use nebula_cni_plugin::launch::CaAccess;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
-use crate::config::{ANNOUNCED, Announced};
+use crate::config::{ANNOUNCED, Announced, usable_lighthouses};
 
 /// The folder with all files of one enrolment. Only the key in it is secret.
 #[derive(Debug, Clone)]
@@ -87,7 +86,7 @@ impl Files {
         if enrolment.version != VERSION {
             return Err(broken(format!("it is of version {}, this program knows {VERSION}", enrolment.version)));
         }
-        Ok(CaAccess { url: enrolment.url, tls_ca_file: self.tls(), token_file: PathBuf::new() })
+        Ok(CaAccess { url: enrolment.url, tls_ca_file: self.tls(), token_file: PathBuf::new(), server_name: None })
     }
 
     /// Saves the URL of the CA service and the TLS certificate that authenticates it.
@@ -105,7 +104,7 @@ impl Files {
 
     /// The service named in a join token, for use once its key has been verified.
     pub(super) fn access(&self, join: &JoinToken) -> CaAccess {
-        CaAccess { url: join.url().to_owned(), tls_ca_file: self.tls(), token_file: PathBuf::new() }
+        CaAccess { url: join.url().to_owned(), tls_ca_file: self.tls(), token_file: PathBuf::new(), server_name: None }
     }
 
     /// Locks the folder until the result is dropped, so that no other program renews at the same time.
@@ -149,7 +148,7 @@ impl Files {
         lighthouses: Lighthouses,
         own: &[IpNet],
     ) -> Result<bool, Error> {
-        let announced = Announced { blocklist, lighthouses: usable(lighthouses, own) };
+        let announced = Announced { blocklist, lighthouses: usable_lighthouses(lighthouses, own) };
         let announced = format!("{}\n", serde_json::to_string(&announced).unwrap_or_default());
         let mut differs = false;
         for (path, text) in [(self.ca(), bundle), (self.0.join(ANNOUNCED), announced.as_str())] {
@@ -205,51 +204,14 @@ pub(super) fn failed(verb: &'static str, path: &Path) -> impl FnOnce(std::io::Er
     move |source| Error::File { verb, path, source }
 }
 
-/// Keeps the lighthouses that a configuration may name: a single invalid one would make the whole configuration
-/// unusable.
-fn usable(lighthouses: Lighthouses, own: &[IpNet]) -> Lighthouses {
-    let is_endpoint = |endpoint: &String| {
-        let name = |(host, port): (&str, &str)| {
-            let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
-            (1..=253).contains(&host.len()) && host.bytes().all(is_plain) && port.parse::<u16>().is_ok_and(|n| n > 0)
-        };
-        endpoint.parse::<SocketAddr>().is_ok_and(|endpoint| endpoint.port() > 0)
-            || endpoint.rsplit_once(':').is_some_and(name)
-    };
-    let of = |(address, mut endpoints): (std::net::IpAddr, Vec<String>)| {
-        endpoints.retain(is_endpoint);
-        let is_ours = own.iter().any(|network| network.contains(&address));
-        (is_ours && !endpoints.is_empty()).then_some((address, endpoints))
-    };
-    lighthouses.into_iter().filter_map(of).take(MAX_LIGHTHOUSES).collect()
-}
-
 const ENROLMENT: &str = "enrolment.json";
 const TLS: &str = "ca-tls.crt";
 const VERSION: u32 = 1;
 const MAX_FILE_BYTES: u64 = 256 << 10;
-const MAX_LIGHTHOUSES: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_lighthouse_elsewhere_or_without_an_endpoint_is_not_announced_to_the_configuration() {
-        let lighthouses = |list: &[(&str, &[&str])]| -> Lighthouses {
-            let of = |(address, endpoints): &(&str, &[&str])| {
-                (address.parse().unwrap(), endpoints.iter().map(ToString::to_string).collect())
-            };
-            list.iter().map(of).collect()
-        };
-        let given = lighthouses(&[
-            ("10.42.0.1", &["192.0.2.1:4242", "no port", "192.0.2.1:0", "lighthouse.example:1", "[2001:db8::1]:9"]),
-            ("10.42.0.2", &["bad: value"]),
-            ("10.99.0.1", &["192.0.2.1:4242"]),
-        ]);
-        let kept = lighthouses(&[("10.42.0.1", &["192.0.2.1:4242", "lighthouse.example:1", "[2001:db8::1]:9"])]);
-        assert_eq!(usable(given, &["10.42.7.7/16".parse().unwrap()]), kept);
-    }
 
     #[test]
     fn what_is_remembered_is_no_secret_and_of_one_version() {
@@ -258,7 +220,9 @@ mod tests {
         let tls = folder.path().join("given.crt");
         std::fs::write(&tls, "a certificate").unwrap();
         let url = "https://ca.example:8443".to_owned();
-        files.remember(&CaAccess { url: url.clone(), tls_ca_file: tls, token_file: "/secret".into() }).unwrap();
+        files
+            .remember(&CaAccess { url: url.clone(), tls_ca_file: tls, token_file: "/secret".into(), server_name: None })
+            .unwrap();
         let text = std::fs::read_to_string(files.enrolment()).unwrap();
         assert_eq!(text, "{\"version\":1,\"url\":\"https://ca.example:8443\"}\n");
         let known = files.remembered().unwrap();

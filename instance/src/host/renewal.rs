@@ -111,6 +111,7 @@ impl Renewal {
                     enrol::Error::Ca(ca_client::Error::Denied { code, message }) => {
                         Failure::Denied(Refusal { code: Some(code), message })
                     }
+                    enrol::Error::Ca(ca_client::Error::Misconfigured(cause)) => Failure::Misconfigured(cause),
                     error => Failure::Unavailable(error.to_string()),
                 };
                 self.life.failed(self.now(), failure);

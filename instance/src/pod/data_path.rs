@@ -15,7 +15,7 @@ use nebula_core::firewall::Policy;
 use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
-use crate::config::Settings;
+use crate::config::{Settings, StaticHosts};
 use crate::linux::memory;
 use crate::linux::netns::{Namespace, NamespaceExecutor};
 use crate::linux::rtnetlink::Kernel;
@@ -132,13 +132,7 @@ impl DataPath {
             events::log(&received, &Handshakes::default());
             ended(driver.run());
         })?;
-        let hosts = settings.static_hosts.clone();
-        let names = hosts.has_names().then(|| {
-            let handle = handle.clone();
-            NameWatch::start(hosts, move |endpoints| {
-                handle.reconfigure(move |config| config.static_hosts = endpoints);
-            })
-        });
+        let names = settings.static_hosts.has_names().then(|| watch_names(&settings.static_hosts, &handle));
         let names = names.transpose().map_err(thread_failed)?;
         self.state = State::Running { handle, networks, names };
         Ok(())
@@ -158,6 +152,26 @@ impl DataPath {
     pub(crate) fn set_trust(&self, trust: CaPool) {
         if let Some(handle) = self.handle() {
             handle.reconfigure(move |config| config.trust = trust);
+        }
+    }
+
+    /// Switches to the lighthouses and static hosts in `settings`. Tunnels stay as they are.
+    pub(crate) fn set_lighthouses(&mut self, settings: &Settings) {
+        let State::Running { handle, names, .. } = &mut self.state else { return };
+        let (hosts, lighthouses) = (&settings.static_hosts, settings.lighthouses.clone());
+        let endpoints =
+            names.as_ref().map_or_else(|| hosts.endpoints(&Default::default()), |names| names.endpoints(hosts));
+        handle.reconfigure(move |config| {
+            config.static_hosts = endpoints;
+            config.lighthouse.hosts = lighthouses;
+        });
+        match names {
+            Some(names) => names.replace(hosts.clone()),
+            None if hosts.has_names() => match watch_names(hosts, handle) {
+                Ok(watch) => *names = Some(watch),
+                Err(error) => tracing::error!(%error, "Names of lighthouses cannot be looked up"),
+            },
+            None => {}
         }
     }
 
@@ -207,6 +221,13 @@ impl Place {
         });
         created.map_err(|error| Error::set_up(what(), error))?.map_err(|error| Error::set_up_io(what(), error))
     }
+}
+
+fn watch_names(hosts: &StaticHosts, handle: &Handle) -> io::Result<NameWatch> {
+    let handle = handle.clone();
+    NameWatch::start(hosts.clone(), move |endpoints| {
+        handle.reconfigure(move |config| config.static_hosts = endpoints);
+    })
 }
 
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {

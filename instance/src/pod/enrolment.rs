@@ -36,6 +36,8 @@ pub(crate) enum Outcome {
     NotYet(String),
     /// The CA refused.
     Refused(Refusal),
+    /// The CA service cannot be used as configured.
+    Misconfigured(String),
     /// The CA did not decide, or could not be reached.
     Failed(String),
 }
@@ -113,6 +115,7 @@ impl Enrolment {
                     ca_client::Error::Denied { code, message } => {
                         Outcome::Refused(Refusal { code: Some(code), message })
                     }
+                    ca_client::Error::Misconfigured(cause) => Outcome::Misconfigured(cause),
                     ca_client::Error::Unavailable(cause) => Outcome::Failed(cause),
                 }
             }

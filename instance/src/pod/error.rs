@@ -33,6 +33,9 @@ pub enum Error {
     /// The CA refused a certificate.
     #[error("ca-denied: {0}")]
     Denied(Refusal),
+    /// The CA service cannot be used as configured.
+    #[error("ca-unusable: {0}")]
+    Misconfigured(String),
     /// No answer from the CA in time.
     #[error("ca-unavailable: {0}")]
     Unavailable(String),
@@ -65,6 +68,7 @@ impl Error {
             Self::Denied(Refusal { code, message }) => {
                 StartError::Refused { code: code.clone(), message: message.clone() }
             }
+            Self::Misconfigured(cause) => StartError::Misconfigured { cause: cause.clone() },
             Self::Unavailable(cause) => StartError::Unavailable { cause: cause.clone() },
             Self::Launch { file, source } => {
                 StartError::Failed { what: format!("launch file {file}"), cause: with_causes(&**source) }

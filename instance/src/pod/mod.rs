@@ -7,6 +7,7 @@ mod events;
 mod isolation;
 pub mod kube_labels;
 pub mod launch_file;
+mod lighthouses;
 pub mod status;
 pub mod status_socket;
 pub mod tunnel;

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nebula_cert::issuance::MAX_WAIT_SECONDS;
+use ipnet::IpNet;
+use nebula_cert::issuance::{Lighthouses, MAX_WAIT_SECONDS};
 use nebula_cert::{Certificate, UnixTime};
 use nebula_cni_plugin::launch::{Flow, LaunchSpec, Mode, Underlay};
 use rustix::thread::CapabilitySet;
@@ -31,6 +32,7 @@ use crate::pod::error::Error;
 use crate::pod::events::{Event, EventQueue, EventSender};
 use crate::pod::isolation;
 use crate::pod::launch_file::Launch;
+use crate::pod::lighthouses::Configured;
 use crate::pod::status::{Shared, Status};
 use crate::pod::status_socket::StatusSocket;
 use crate::pod::underlay;
@@ -108,7 +110,7 @@ fn start(
     };
     let mut client = CaClient::new(spec.ca.clone(), place_of_sockets.clone());
     let shows_token = spec.flow == Flow::Node || spec.provisional;
-    client.hold_files(shows_token).map_err(|error| Error::Unavailable(error.to_string()))?;
+    client.hold_files(shows_token).map_err(|error| Error::Misconfigured(error.to_string()))?;
     let hand = Some(in_pod_with(CapabilitySet::NET_ADMIN)?);
     let place = Place { device: spec.target.device.clone(), pod: namespace.clone(), hand, underlay: place_of_sockets };
     let port = sockets.1;
@@ -130,6 +132,7 @@ fn start(
         is_awaited,
         clock,
         path,
+        configured: Configured::of(&settings),
         settings,
         presence,
         status,
@@ -140,7 +143,10 @@ fn start(
 }
 
 struct PodTunnel {
+    /// With the lighthouses that the CA announced last.
     settings: Settings,
+    /// The lighthouses of the chain's entry.
+    configured: Configured,
     presence: Presence,
     clock: Clock,
     status: Shared,
@@ -183,6 +189,7 @@ impl PodTunnel {
                     Step::Ask { within } => self.ask(within)?,
                     Step::Close(closing) => self.close(closing),
                     Step::GiveUp(Failure::Denied(refusal)) => return Err(Error::Denied(refusal)),
+                    Step::GiveUp(Failure::Misconfigured(cause)) => return Err(Error::Misconfigured(cause)),
                     Step::GiveUp(Failure::Unavailable(cause)) => return Err(Error::Unavailable(cause)),
                 }
             }
@@ -269,12 +276,15 @@ impl PodTunnel {
                 return Ok(());
             }
             Outcome::Refused(refusal) => Failure::Denied(refusal),
+            Outcome::Misconfigured(cause) => Failure::Misconfigured(cause),
             Outcome::Failed(cause) => Failure::Unavailable(cause),
         };
         let (denied, cause) = (matches!(failure, Failure::Denied(_)), failure.to_string());
         self.update(|status| status.certificate_failed(&cause, denied));
-        if denied && self.client.has_stale_token() {
-            let message = format!("{cause}; the node's token was replaced, and only a new start can read it");
+        // With a certificate in force nothing is lost by waiting: it proves the next renewal, which needs no token.
+        let is_final = !matches!(failure, Failure::Unavailable(_));
+        if is_final && !self.life.is_open() && self.client.has_stale_files() {
+            let message = format!("{cause}; a file of the key \"ca\" was replaced, and only a new start can read it");
             return Err(Error::Denied(Refusal { code: None, message }));
         }
         if self.path.networks().is_none() {
@@ -297,9 +307,10 @@ impl PodTunnel {
     }
 
     fn install(&mut self, issued: Issued, provisional: bool) -> Result<(), Error> {
-        let Issued { identity, trust, renewal_key } = issued;
+        let Issued { identity, trust, renewal_key, lighthouses } = issued;
         let bundle = trust.certificates().map(Certificate::to_pem).collect();
         let is_first = self.path.networks().is_none();
+        self.follow(lighthouses, identity.networks());
         if is_first {
             let reports = self.reports.clone();
             let ended = move |result| reports.send(Event::DriverEnded(result));
@@ -361,6 +372,9 @@ impl PodTunnel {
             identity.map_or(Standing::Good, |identity| Standing::of(&identity, &news.trust, unix_seconds(now.wall)));
         tracing::info!(authorities = news.trust.certificates().count(), ?standing, etag = news.etag, "Trust changed");
         self.etag = Some(news.etag);
+        if let Some(networks) = self.path.networks().map(<[_]>::to_vec) {
+            self.follow(news.answer.lighthouses, &networks);
+        }
         if let Some(key) = news.renewal_key {
             self.enrolment.renew_with(key);
         }
@@ -369,6 +383,14 @@ impl PodTunnel {
             self.path.set_trust(news.trust);
         }
         self.life.judged(now, standing);
+    }
+
+    /// Switches to the lighthouses that the CA announced, beside those of the chain's entry.
+    fn follow(&mut self, announced: Lighthouses, own: &[IpNet]) {
+        if self.configured.add(announced, own, &mut self.settings) {
+            tracing::info!(lighthouses = ?self.settings.lighthouses, "The CA announced lighthouses");
+            self.path.set_lighthouses(&self.settings);
+        }
     }
 
     fn close(&mut self, closing: Closing) {

@@ -3,10 +3,10 @@
 use crate::world;
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use world::cluster::{Cluster, Node, links, tool};
+use world::cluster::{Cluster, LIGHTHOUSE, Node, gone_within, links, tool};
 
 #[test]
 #[ignore = "needs root, network namespaces, Debian's plugins and a release build"]
@@ -51,6 +51,73 @@ fn every_version_has_its_verbs_in_a_chain_of_five_and_results_pass_unchanged() {
         }
         nothing_is_left(&cluster, &node, version);
     }
+}
+
+#[test]
+#[ignore = "needs root, network namespaces, Debian's plugins and a release build"]
+fn the_examples_of_a_chain_run() {
+    let mut cluster = Cluster::new();
+    let control = cluster.ca_url().trim_start_matches("https://").replace("8443", "4242");
+    cluster.change_policy(|policy| policy["hosts"] = json!({"lighthouses": {LIGHTHOUSE: [control]}}));
+    let mut node = cluster.node("n1", "1.0.0");
+    std::os::unix::fs::symlink("/usr/lib/cni/bandwidth", node.dir.join("bin/bandwidth")).expect("a link");
+    let (bridge, ours) = (node.conf["plugins"][0].clone(), node.conf["plugins"][1].clone());
+    cluster.world.namespace("web");
+    for (file, version) in [("10-nebula-1.0.conflist", "1.0.0"), ("10-nebula.conflist", "1.1.0")] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(file);
+        let text = std::fs::read_to_string(path).expect("the example");
+        let mut chain: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(chain["cniVersion"], version);
+        // What depends on the node.
+        chain["name"] = node.network.clone().into();
+        chain["plugins"][0]["ipam"] = bridge["ipam"].clone();
+        let plugins = chain["plugins"].as_array_mut().expect("plugins");
+        for key in ["ca", "stateDir", "supervisor", "instance"] {
+            plugins.last_mut().expect("ours")[key] = ours[key].clone();
+        }
+        if version == "1.1.0" {
+            plugins.iter_mut().filter(|plugin| !is_ours(plugin)).for_each(|plugin| newer(&node, plugin));
+        }
+        node.conf = chain;
+        node.chain_ok(&cluster.world, "add", "web");
+        cluster.world.ping("web", LIGHTHOUSE, std::time::Duration::from_secs(10));
+        if version == "1.1.0" {
+            an_instance_that_was_killed_is_back_after_status(&cluster, &node);
+        }
+        node.chain_ok(&cluster.world, "del", "web");
+        nothing_is_left(&cluster, &node, version);
+    }
+}
+
+/// What a runtime that polls STATUS, as containerd from 2.0 does, gives to pods with the direct supervisor.
+fn an_instance_that_was_killed_is_back_after_status(cluster: &Cluster, node: &Node) {
+    let killed = node.status("web")["pid"].as_u64().expect("a process");
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(killed).expect("a process id"));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("it runs");
+    assert!(gone_within(killed, std::time::Duration::from_secs(2)));
+    node.chain_ok(&cluster.world, "status", "web");
+    cluster.world.ping("web", LIGHTHOUSE, std::time::Duration::from_secs(10));
+    assert_ne!(node.status("web")["pid"], killed);
+    let _ = node.chain(&cluster.world, "gc", "web");
+    cluster.world.ping("web", LIGHTHOUSE, std::time::Duration::from_secs(10));
+}
+
+/// Lets a plugin of Debian's, which support CNI versions up to 1.0.0, take part in a chain of 1.1.0.
+fn newer(node: &Node, plugin: &mut Value) {
+    let name = plugin["type"].as_str().expect("a name").to_owned();
+    let script = format!(
+        r#"#!/bin/sh
+case $CNI_COMMAND in
+  GC | STATUS) exit 0 ;;
+  VERSION) echo '{{"cniVersion":"1.1.0","supportedVersions":["1.1.0"]}}'; exit 0 ;;
+esac
+sed 's/"1\.1\.0"/"1.0.0"/g' | /usr/lib/cni/{name} | sed 's/"1\.0\.0"/"1.1.0"/g'
+"#
+    );
+    let path = node.dir.join("bin").join(format!("newer-{name}"));
+    std::fs::write(&path, script).expect("a script");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("executable");
+    plugin["type"] = format!("newer-{name}").into();
 }
 
 #[test]

@@ -217,6 +217,7 @@ fn a_real_api_server_confirms_pods_and_their_nodes_and_tells_labels() {
             url: "https://127.0.0.1:8443".to_owned(),
             tls_ca_file: world.dir().join("ca/tls.crt"),
             token_file: world.dir().join("node.token"),
+            server_name: None,
         },
         world: world.dir().to_owned(),
     };

@@ -110,6 +110,8 @@ pub enum Closing {
 pub enum Failure {
     /// The CA refused.
     Denied(Refusal),
+    /// A file, the URL or the TLS certificate of the CA service is wrong.
+    Misconfigured(String),
     /// The CA did not decide in time.
     Unavailable(String),
 }
@@ -118,7 +120,7 @@ impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Denied(refusal) => refusal.fmt(f),
-            Self::Unavailable(cause) => f.write_str(cause),
+            Self::Misconfigured(cause) | Self::Unavailable(cause) => f.write_str(cause),
         }
     }
 }
@@ -227,7 +229,7 @@ impl LifeCycle {
     /// Records that a request failed.
     pub fn failed(&mut self, now: Now, failure: Failure) {
         let denied = matches!(failure, Failure::Denied(_));
-        if denied && self.end_of_budget().is_some() {
+        if !matches!(failure, Failure::Unavailable(_)) && self.end_of_budget().is_some() {
             self.decided = Some(Step::GiveUp(failure));
             return;
         }

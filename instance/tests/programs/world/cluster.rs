@@ -58,7 +58,7 @@ impl Cluster {
             ],
         );
         assert!(enrolled.status.success(), "{}", String::from_utf8_lossy(&enrolled.stderr));
-        cluster.start_lighthouse();
+        cluster.start_lighthouse(4242);
         cluster
     }
 
@@ -106,12 +106,18 @@ impl Cluster {
         self.start_ca();
     }
 
-    fn start_lighthouse(&mut self) {
+    /// Restarts the lighthouse on another port.
+    pub fn move_lighthouse(&mut self, port: u16) {
+        self.world.stop("lighthouse", Signal::SIGTERM);
+        self.start_lighthouse(port);
+    }
+
+    fn start_lighthouse(&mut self, port: u16) {
         let pki = self.world.dir().join("lighthouse").display().to_string();
         let config = format!(
             "pki: {{ca: {pki}/ca.crt, cert: {pki}/host.crt, key: {pki}/host.key}}
 lighthouse: {{am_lighthouse: true}}
-listen: {{host: 0.0.0.0, port: 4242}}
+listen: {{host: 0.0.0.0, port: {port}}}
 tun: {{dev: neb0}}
 firewall:
   outbound: [{{port: any, proto: any, host: any}}]
@@ -280,6 +286,8 @@ impl Node {
         entries
             .map(|entry| entry.expect("a directory entry").path())
             .filter(|path| path.extension().is_none_or(|extension| extension != "lock"))
+            // For the node agent.
+            .filter(|path| !path.ends_with("released"))
             .collect()
     }
 
