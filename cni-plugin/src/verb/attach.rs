@@ -32,7 +32,8 @@ pub fn run(request: &Attach, host: &Host<'_>) -> Result<Outcome, Error> {
         Error::new(code::NETNS, format!("cannot look into the network namespace {}: {e}", request.netns.display()))
     })?;
     if !link.is_some_and(|link| link.addresses.iter().any(|(found, _)| *found == address)) {
-        let msg = format!("the runtime reports {address} as the pod's address, but {ifname} in the pod does not have it");
+        let msg =
+            format!("the runtime reports {address} as the pod's address, but {ifname} in the pod does not have it");
         return Err(Error::new(code::ADDRESS, msg).details("the pod cannot be attached in place; delete it"));
     }
     give_tunnel(request, &settings, &prev_result, host, |record| {

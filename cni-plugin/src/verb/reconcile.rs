@@ -121,10 +121,7 @@ fn is_well(record: &Record, files: &Files, depth: Depth, host: &Host<'_>) -> boo
         return false;
     }
     // The supervisor also gives up on an instance that keeps dying; then nobody listens.
-    if supervisor.restarts_by_itself()
-        && depth == Depth::Quick
-        && UnixStream::connect(&record.status_socket).is_ok()
-    {
+    if supervisor.restarts_by_itself() && depth == Depth::Quick && UnixStream::connect(&record.status_socket).is_ok() {
         return true;
     }
     supervisor.is_alive(files, record.process, host.clock)

@@ -25,12 +25,12 @@ const SOON: Duration = Duration::from_secs(15);
 const TRIES: u32 = 10;
 
 /// A private containerd on one node; stopped and cleaned up on drop.
-struct Runtime {
-    dir: PathBuf,
+pub(crate) struct Runtime {
+    pub(crate) dir: PathBuf,
 }
 
 impl Runtime {
-    fn start(world: &World, node: &Node) -> Self {
+    pub(crate) fn start(world: &World, node: &Node) -> Self {
         let dir = node.dir.join("cri");
         std::fs::create_dir_all(dir.join("net.d")).expect("a folder for the configuration");
         std::fs::write(dir.join("net.d/10-nebula.conflist"), node.conf.to_string()).expect("write the chain");
@@ -84,7 +84,7 @@ impl Runtime {
         killed
     }
 
-    fn cri(&self, arguments: &[&str]) -> Result<String, String> {
+    pub(crate) fn cri(&self, arguments: &[&str]) -> Result<String, String> {
         let output = Command::new("/usr/bin/python3")
             .arg(tool("cri.py"))
             .arg("-s")
@@ -101,7 +101,7 @@ impl Runtime {
     }
 
     /// Creates a pod without containers, as a kubelet does on its `attempt`-th try.
-    fn sandbox(&self, namespace: &str, name: &str, attempt: u32) -> Result<Value, String> {
+    pub(crate) fn sandbox(&self, namespace: &str, name: &str, attempt: u32) -> Result<Value, String> {
         let (pod, attempt) = (format!("{namespace}/{name}/uid-{name}"), attempt.to_string());
         let said = self.cri(&["run-pod", &pod, "--attempt", &attempt])?;
         Ok(serde_json::from_str(&said).expect("cri.py prints JSON"))
@@ -133,7 +133,7 @@ impl Runtime {
     }
 
     /// Starts a pod with one busybox container; returns (pod id, container id, pod addresses).
-    fn pod(&self, name: &str) -> (String, String, Value) {
+    pub(crate) fn pod(&self, name: &str) -> (String, String, Value) {
         let pod = self.sandbox("shop", name, 0).unwrap_or_else(|error| panic!("{error}"));
         let id = pod["id"].as_str().expect("a pod id").to_owned();
         let container = self
