@@ -11,12 +11,9 @@ use nebula_cni_plugin::attachment::record::{self, Found, Record};
 use nebula_cni_plugin::attachment::released::{self, Released};
 use nebula_cni_plugin::clock::{Clock, SystemClock};
 use nebula_cni_plugin::launch::CaAccess;
-use ureq::http::Uri;
-use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
-use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 use zeroize::{Zeroize, Zeroizing};
 
+use crate::ca::{CaError, Target};
 use crate::host_root::HostRoot;
 use crate::metrics::Metrics;
 use crate::reconcile::backoff::Backoff;
@@ -52,6 +49,9 @@ pub enum ReleaseError {
         /// Why.
         source: io::Error,
     },
+    /// The TLS roots of the CA are unusable.
+    #[error(transparent)]
+    Roots(#[from] CaError),
     /// The CA cannot be reached, or cannot answer now.
     #[error("cannot ask the CA at {url}: {cause}")]
     Unavailable {
@@ -155,8 +155,10 @@ pub fn release(host: &HostRoot, ca: &CaAccess, pod: Released) -> Result<(), Rele
     }
     let unavailable = |cause: String| ReleaseError::Unavailable { url: ca.url.clone(), cause };
     let body = body.map_err(|error| unavailable(error.to_string()))?;
-    let agent = agent(host, ca)?;
-    let sent = agent.post(&url(ca)).header("content-type", "application/json").send(&body[..]);
+    let target = Target { url: ca.url.clone(), server_name: ca.server_name.clone() };
+    let agent = target.agent(&host.resolve(&ca.tls_ca_file))?;
+    let url = format!("{}{RELEASE_PATH}", target.named_url().trim_end_matches('/'));
+    let sent = agent.post(&url).header("content-type", "application/json").send(&body[..]);
     let mut response = sent.map_err(|error| unavailable(error.to_string()))?;
     let status = response.status().as_u16();
     let answer = response.body_mut().with_config().limit(MAX_REPLY as u64).read_to_vec();
@@ -177,67 +179,6 @@ pub fn release(host: &HostRoot, ca: &CaAccess, pod: Released) -> Result<(), Rele
 /// token is replaced, the policy is corrected.
 fn is_final(status: u16, code: &str) -> bool {
     (400..500).contains(&status) && ![401, 408, 425, 429].contains(&status) && !OF_AGENT.contains(&code)
-}
-
-/// An agent that trusts only the CA's own TLS roots and follows no redirects and no proxies, which could leak the token.
-fn agent(host: &HostRoot, ca: &CaAccess) -> Result<ureq::Agent, ReleaseError> {
-    let path = host.resolve(&ca.tls_ca_file);
-    let pem = read_text(&path)?;
-    let unusable = |cause: String| ReleaseError::File { path: path.clone(), source: io::Error::other(cause) };
-    let mut roots = Vec::new();
-    for item in ureq::tls::parse_pem(pem.as_bytes()) {
-        if let PemItem::Certificate(certificate) = item.map_err(|error| unusable(error.to_string()))? {
-            roots.push(certificate);
-        }
-    }
-    if roots.is_empty() {
-        return Err(unusable("no certificate in it".to_owned()));
-    }
-    let tls = TlsConfig::builder()
-        .provider(TlsProvider::Rustls)
-        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
-        .root_certs(RootCerts::Specific(Arc::new(roots)))
-        .build();
-    let config = ureq::Agent::config_builder()
-        .tls_config(tls)
-        .https_only(true)
-        .http_status_as_error(false)
-        .max_redirects(0)
-        .proxy(None)
-        .user_agent(concat!("nebula-cni-agent/", env!("CARGO_PKG_VERSION")))
-        .timeout_global(Some(TIMEOUT))
-        .build();
-    Ok(match ca.server_name.as_ref().and_then(|_| ca.url.parse().ok()) {
-        Some(place) => ureq::Agent::with_parts(config, DefaultConnector::default(), Fixed(place)),
-        None => ureq::Agent::new_with_config(config),
-    })
-}
-
-/// The URL of the call, with the name that the certificate must be for.
-fn url(ca: &CaAccess) -> String {
-    let known = format!("{}{RELEASE_PATH}", ca.url.trim_end_matches('/'));
-    match (&ca.server_name, known.parse::<Uri>()) {
-        (Some(name), Ok(uri)) => {
-            let port = uri.port_u16().map(|port| format!(":{port}")).unwrap_or_default();
-            format!("https://{name}{port}{}", uri.path())
-        }
-        _ => known,
-    }
-}
-
-/// Resolves every name to the addresses of one host.
-#[derive(Debug)]
-struct Fixed(Uri);
-
-impl Resolver for Fixed {
-    fn resolve(
-        &self,
-        _: &Uri,
-        config: &ureq::config::Config,
-        timeout: NextTimeout,
-    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
-        DefaultResolver::default().resolve(&self.0, config, timeout)
-    }
 }
 
 fn notes(dir: &Path) -> Vec<PathBuf> {
@@ -293,6 +234,5 @@ const OF_AGENT: [&str; 7] = [
 ];
 const INTERVAL: Duration = Duration::from_secs(3);
 const BUDGET: Duration = Duration::from_secs(20);
-const TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_NOTES: usize = 4096;
 const MAX_FILE: usize = 256 << 10;

@@ -1,48 +1,184 @@
-//! The node agent's program.
+//! `nebula-cni-agent`: reads the command line, calls the library, prints.
 
-use std::process::ExitCode;
+use std::error::Error;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 
-use clap::{Parser, Subcommand};
-use nebula_agent::on_host;
+use clap::{Args, Parser, Subcommand};
+use nebula_agent::config::{CONFIG_FILE, Config};
+use nebula_agent::credentials::Volumes;
+use nebula_agent::places::Places;
+use nebula_agent::readiness::{Readiness, verdict};
 use nebula_agent::reconcile::command::Keep;
+use nebula_agent::run::{self, Options};
+use nebula_agent::runtime::Client;
+use nebula_agent::runtime::loaded::Directories;
+use nebula_agent::uninstall::{self, Attached, Left};
+use nebula_agent::{on_host, process, status};
 
-/// Prepares a Kubernetes node for the Nebula CNI plugin, and keeps its pods protected
-#[derive(Debug, Parser)]
+/// Prepares a Kubernetes node for Nebula, and keeps its pods protected.
+#[derive(Parser)]
 #[command(name = "nebula-cni-agent", version)]
-struct Arguments {
+struct Cli {
     #[command(subcommand)]
-    command: Command,
+    verb: Verb,
 }
 
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Keep the pods of this node protected, with a chain that is installed already
+#[derive(Subcommand)]
+enum Verb {
+    Run(Run),
+    Status(Status),
+    Uninstall(Uninstall),
+    /// Only keep the pods of this node protected, with a chain that somebody else installed
     Keep(Keep),
+    /// Changes the root directory and becomes another program
+    #[command(name = process::IN_ROOT, hide = true)]
+    InRoot {
+        root: PathBuf,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        program: Vec<OsString>,
+    },
+}
+
+/// Works until it is ended; ending it removes nothing from the node
+#[derive(Args)]
+struct Run {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Name of this node in Kubernetes; default: the environment variable NODE_NAME
+    #[arg(long)]
+    node: Option<String>,
+    /// The agent's own token, as Kubernetes projects it
+    #[arg(long, default_value = Volumes::TOKEN)]
+    token_file: PathBuf,
+    /// TLS roots of the CA service, from the ConfigMap nebula-trust
+    #[arg(long, default_value = Volumes::TLS_CA)]
+    trust_file: PathBuf,
+    /// Directory with the programs to install; default: the one of this program
+    #[arg(long)]
+    programs: Option<PathBuf>,
+}
+
+/// Shows what the agent of this node knows; exits with 1 unless the node is ready
+#[derive(Args)]
+struct Status {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Removes Nebula from this node: chain, then tunnels, then programs. Can be repeated.
+#[derive(Args)]
+struct Uninstall {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Remove the tunnels of running pods instead of waiting for the pods to end
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Args)]
+struct ConfigFile {
+    /// Configuration of the agent
+    #[arg(long = "config", default_value = CONFIG_FILE)]
+    path: PathBuf,
 }
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_some_and(|verb| verb == on_host::VERB) {
         // Before any thread is started: one of several cannot change its mount namespace.
-        return fail(&on_host::run(&arguments.collect::<Vec<_>>()));
+        eprintln!("nebula-cni-agent: {}", on_host::run(&arguments.collect::<Vec<_>>()));
+        return ExitCode::FAILURE;
     }
-    let Command::Keep(keep) = Arguments::parse().command;
-    let filter = tracing_subscriber::EnvFilter::try_from_env("NEBULA_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    // Several libraries bring TLS with them; all are to use this one.
-    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return fail(&format!("cannot start: {error}")),
+    let done = match Cli::parse().verb {
+        Verb::Run(options) => run(options),
+        Verb::Status(options) => status(&options),
+        Verb::Uninstall(options) => uninstall(&options),
+        Verb::Keep(options) => keep(options),
+        Verb::InRoot { root, program } => in_root(&root, &program),
     };
-    match runtime.block_on(keep.run()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(&error.to_string()),
-    }
+    done.unwrap_or_else(|error| {
+        eprintln!("nebula-cni-agent: {error}");
+        ExitCode::FAILURE
+    })
 }
 
-fn fail(why: &str) -> ExitCode {
-    eprintln!("nebula-cni-agent: {why}");
-    ExitCode::FAILURE
+fn run(options: Run) -> Result<ExitCode, Box<dyn Error>> {
+    prepare();
+    let config = Config::read(&options.config.path)?;
+    let programs = match options.programs {
+        Some(directory) => directory,
+        None => std::env::current_exe()?.parent().map(Path::to_owned).ok_or("this program has no directory")?,
+    };
+    let volumes = Volumes { token: options.token_file, tls_ca: options.trust_file };
+    let options = Options { volumes, programs, node: options.node.or_else(|| std::env::var("NODE_NAME").ok()) };
+    let readiness = Readiness::default();
+    runtime()?.block_on(run::run(config, options, readiness))?;
+    tracing::info!("ended; everything on the node stays as it is");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn keep(options: Keep) -> Result<ExitCode, Box<dyn Error>> {
+    prepare();
+    runtime()?.block_on(options.run())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Logging, and the TLS library for its several users in this process.
+fn prepare() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).init();
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+}
+
+fn status(options: &Status) -> Result<ExitCode, Box<dyn Error>> {
+    let config = Config::read(&options.config.path)?;
+    let standings = status::ask(config.listen)?;
+    let text = match options.json {
+        true => serde_json::to_string_pretty(&standings)? + "\n",
+        false => status::table(&standings),
+    };
+    io::stdout().write_all(text.as_bytes())?;
+    Ok(if verdict(&standings).is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn uninstall(options: &Uninstall) -> Result<ExitCode, Box<dyn Error>> {
+    let config = Config::read(&options.config.path)?;
+    let named = runtime()?.block_on(async {
+        let client = Client::find(config.runtime_endpoint.as_deref(), &config.host_root)?;
+        client.status().await
+    });
+    let named = match named {
+        Ok(status) => Directories::read(&status),
+        Err(error) if Places::are_configured(&config) => {
+            eprintln!("nebula-cni-agent: {error}; goes on with the configured directories");
+            Directories::default()
+        }
+        // Another directory than the one that was installed into would be left as it is.
+        Err(error) => return Err(error.into()),
+    };
+    let places = Places::choose(&config, &named);
+    let attached = if options.force { Attached::Detach } else { Attached::Wait };
+    let left = uninstall::run(&places, &config.host_root, attached, &mut |line| eprintln!("nebula-cni-agent: {line}"))?;
+    if let Left::Plugin { .. } = left {
+        eprintln!("nebula-cni-agent: run this again once these pods are gone");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn in_root(root: &Path, program: &[OsString]) -> Result<ExitCode, Box<dyn Error>> {
+    use std::os::unix::process::CommandExt;
+    let (program, arguments) = program.split_first().ok_or("no program")?;
+    nix::unistd::chroot(root)?;
+    nix::unistd::chdir("/")?;
+    Err(Command::new(program).args(arguments).exec().into())
+}
+
+fn runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
 }

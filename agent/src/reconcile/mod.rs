@@ -14,3 +14,4 @@ pub mod prev_result;
 pub mod program;
 pub mod repair;
 pub mod seen;
+pub mod start;

@@ -12,6 +12,7 @@ mod loopback;
 mod service_manager;
 mod world;
 
+mod agent;
 mod agent_repair;
 mod ca_access;
 mod chains;

@@ -63,7 +63,7 @@ impl Runtime {
     }
 
     /// Starts containerd, also after an earlier one in the same folder.
-    fn up(&self, world: &World, node: &Node, images: &str) {
+    pub(crate) fn up(&self, world: &World, node: &Node, images: &str) {
         let output = Command::new(tool("cri-up.sh"))
             .arg("start")
             .arg(&self.dir)
@@ -76,7 +76,7 @@ impl Runtime {
     }
 
     /// Kills containerd without a chance to clean up.
-    fn kill(&self) -> usize {
+    pub(crate) fn kill(&self) -> usize {
         let pid = std::fs::read_to_string(self.dir.join("pid")).expect("a process id");
         let pid: i32 = pid.trim().parse().expect("a process id");
         let killed = end_all(&[pid]);

@@ -1,0 +1,317 @@
+//! The CA service as the node reaches it: its address, which becomes part of the chain entry, and whether it answers.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Service;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use ureq::config::Config as HttpConfig;
+use ureq::http::Uri;
+use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
+use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
+
+use crate::config::{Ca, Config, TLS_CA_FILE};
+use crate::durable;
+use crate::readiness::{Part, Readiness, Standing};
+
+/// How nodes reach the CA.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// `https://host:port`; the host of a Service is its ClusterIP, since nodes do not resolve names of Services.
+    pub url: String,
+    /// The name in its TLS certificate, if not the URL's host.
+    pub server_name: Option<String>,
+}
+
+/// Why the CA cannot be asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CaError {
+    /// The Service cannot be read.
+    #[error("cannot read Service {namespace}/{name}: {source}")]
+    Service {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Why.
+        source: Box<kube::Error>,
+    },
+    /// The Service has no address that nodes could use.
+    #[error("Service {namespace}/{name} has no ClusterIP")]
+    Headless {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// The TLS roots cannot be used.
+    #[error("cannot use the TLS roots {path}: {source}")]
+    Roots {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It does not answer.
+    #[error("cannot reach the CA at {url}: {source}")]
+    Unreachable {
+        /// Where.
+        url: String,
+        /// Why.
+        source: Box<ureq::Error>,
+    },
+    /// It answers that it cannot issue certificates.
+    #[error("the CA at {url} is not ready: {answer}")]
+    NotReady {
+        /// Where.
+        url: String,
+        /// What it said.
+        answer: String,
+    },
+}
+
+impl Target {
+    /// The address of a Service.
+    ///
+    /// # Errors
+    /// Returns an error if it has no ClusterIP.
+    pub fn of_service(service: &Service, namespace: &str, name: &str, port: u16) -> Result<Self, CaError> {
+        let address = service.spec.as_ref().and_then(|spec| spec.cluster_ip.as_deref());
+        let address: IpAddr = address
+            .and_then(|address| address.parse().ok())
+            .ok_or_else(|| CaError::Headless { namespace: namespace.to_owned(), name: name.to_owned() })?;
+        let url = format!("https://{}", SocketAddr::new(address, port));
+        Ok(Self { url, server_name: Some(format!("{name}.{namespace}.svc")) })
+    }
+
+    /// Asks whether it can issue certificates; trusts only the TLS roots in `roots`. Blocks.
+    ///
+    /// # Errors
+    /// Returns why not.
+    pub fn probe(&self, roots: &Path) -> Result<(), CaError> {
+        let agent = self.agent(roots)?;
+        let unreachable = |source| CaError::Unreachable { url: self.url.clone(), source: Box::new(source) };
+        let mut answer = agent.get(format!("{}/readyz", self.named_url())).call().map_err(unreachable)?;
+        if answer.status().is_success() {
+            return Ok(());
+        }
+        let body = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().unwrap_or_default();
+        let first = body.lines().next().unwrap_or_default().chars().filter(|c| !c.is_control()).take(200);
+        let answer = format!("{} {}", answer.status().as_u16(), first.collect::<String>());
+        Err(CaError::NotReady { url: self.url.clone(), answer })
+    }
+
+    /// The URL with the name that the certificate is checked against as its host.
+    pub(crate) fn named_url(&self) -> String {
+        let Some(name) = &self.server_name else { return self.url.clone() };
+        let port = self.url.parse::<Uri>().ok().and_then(|url| url.port_u16()).unwrap_or(443);
+        format!("https://{name}:{port}")
+    }
+
+    /// An HTTPS client that trusts only the TLS roots in `path`, and follows no redirects and no proxies, which could leak
+    /// a token.
+    pub(crate) fn agent(&self, path: &Path) -> Result<ureq::Agent, CaError> {
+        let unusable = |source| CaError::Roots { path: path.to_owned(), source };
+        let pem = durable::read_bounded(path, MAX_ROOTS).map_err(unusable)?;
+        let mut roots = Vec::new();
+        for item in ureq::tls::parse_pem(&pem) {
+            match item {
+                Ok(PemItem::Certificate(certificate)) => roots.push(certificate),
+                Ok(_) => {}
+                Err(error) => return Err(unusable(io::Error::new(io::ErrorKind::InvalidData, error.to_string()))),
+            }
+        }
+        if roots.is_empty() {
+            return Err(unusable(io::Error::new(io::ErrorKind::InvalidData, "no certificate in it")));
+        }
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let tls = TlsConfig::builder()
+            .provider(TlsProvider::Rustls)
+            .unversioned_rustls_crypto_provider(provider)
+            .root_certs(RootCerts::Specific(Arc::new(roots)))
+            .build();
+        let config = ureq::Agent::config_builder()
+            .tls_config(tls)
+            .https_only(true)
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .proxy(None)
+            .user_agent(concat!("nebula-cni-agent/", env!("CARGO_PKG_VERSION")))
+            .timeout_global(Some(PROBE_TIMEOUT))
+            .build();
+        let resolver = At(self.server_name.is_some().then(|| self.url.clone()));
+        Ok(ureq::Agent::with_parts(config, DefaultConnector::new(), resolver))
+    }
+}
+
+/// Resolves every name to the host of one URL, else like the system.
+#[derive(Debug)]
+struct At(Option<String>);
+
+impl Resolver for At {
+    fn resolve(
+        &self,
+        uri: &Uri,
+        config: &HttpConfig,
+        timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
+        let fixed = self.0.as_ref().and_then(|url| url.parse::<Uri>().ok());
+        DefaultResolver::default().resolve(fixed.as_ref().unwrap_or(uri), config, timeout)
+    }
+}
+
+/// Learns the CA's address: at once if it is configured, else from the Service, again and again in case it is replaced.
+pub async fn follow(config: Config, readiness: Readiness, target: watch::Sender<Option<Target>>) {
+    let publish = |found: Target| {
+        target.send_if_modified(|known| {
+            let is_new = known.as_ref() != Some(&found);
+            *known = Some(found);
+            is_new
+        });
+    };
+    let (namespace, name, port) = match config.ca {
+        Ca::Url { url, server_name } => return publish(Target { url, server_name }),
+        Ca::Service { namespace, name, port } => (namespace, name, port),
+    };
+    loop {
+        let pause = match of_service(&namespace, &name, port).await {
+            Ok(found) => {
+                publish(found);
+                LOOK_AGAIN
+            }
+            Err(error) => {
+                if target.borrow().is_none() {
+                    let standing = Standing::bad(error.to_string()).advice(match error {
+                        CaError::Headless { .. } => "give the Service a ClusterIP: nodes reach the CA through it",
+                        _ => "is the CA installed, and may the agent's account read its Service?",
+                    });
+                    readiness.set(Part::Ca, standing);
+                }
+                RETRY
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+async fn of_service(namespace: &str, name: &str, port: u16) -> Result<Target, CaError> {
+    let failed =
+        |source| CaError::Service { namespace: namespace.to_owned(), name: name.to_owned(), source: Box::new(source) };
+    let client = kube::Client::try_default().await.map_err(failed)?;
+    let service = kube::Api::<Service>::namespaced(client, namespace).get(name).await.map_err(failed)?;
+    Target::of_service(&service, namespace, name, port)
+}
+
+/// Asks the CA from time to time. One that has answered within the last minutes counts as there: instances renew long
+/// before they must, and a short absence must not empty the node.
+pub async fn watch_health(config: Config, readiness: Readiness, mut target: watch::Receiver<Option<Target>>) {
+    let roots = config.host_root.resolve(Path::new(TLS_CA_FILE));
+    let mut answered: Option<Instant> = None;
+    loop {
+        let Some(now) = target.borrow_and_update().clone() else {
+            if target.changed().await.is_err() {
+                return;
+            }
+            continue;
+        };
+        let (asked, path, url) = (now.clone(), roots.clone(), now.url);
+        let probed = tokio::task::spawn_blocking(move || asked.probe(&path)).await;
+        let pause = match probed {
+            Ok(Ok(())) => {
+                answered = Some(Instant::now());
+                readiness.set(Part::Ca, Standing::good(format!("{url} answers")));
+                ASK_EVERY
+            }
+            Ok(Err(error)) => {
+                if answered.is_none_or(|at| at.elapsed() > STILL_GOOD) {
+                    readiness.set(Part::Ca, Standing::bad(explain(&error)).advice(advice(&error)));
+                } else {
+                    tracing::warn!(%error, "the CA does not answer");
+                }
+                RETRY
+            }
+            Err(_) => RETRY,
+        };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            changed = target.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+fn explain(error: &CaError) -> String {
+    let mut text = error.to_string();
+    if let CaError::Unreachable { source, .. } = error
+        && let ureq::Error::Timeout(_) = **source
+    {
+        text.push_str(" (no answer)");
+    }
+    text
+}
+
+fn advice(error: &CaError) -> &'static str {
+    match error {
+        CaError::Unreachable { source, .. } if matches!(**source, ureq::Error::Rustls(_) | ureq::Error::Tls(_)) => {
+            "its certificate must be for the name that is asked for, and tls.crt of the ConfigMap nebula-trust its root"
+        }
+        CaError::Unreachable { .. } => {
+            "is nebula-ca running, and does a network policy or firewall keep nodes from it?"
+        }
+        CaError::Roots { .. } => "the CA writes the ConfigMap nebula-trust when it starts",
+        CaError::NotReady { .. } => "look at the log of nebula-ca",
+        CaError::Service { .. } | CaError::Headless { .. } => "is the CA installed?",
+    }
+}
+
+const ASK_EVERY: Duration = Duration::from_secs(30);
+const RETRY: Duration = Duration::from_secs(3);
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
+const STILL_GOOD: Duration = Duration::from_secs(5 * 60);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_ANSWER: u64 = 4 << 10;
+const MAX_ROOTS: u64 = 256 << 10;
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ServiceSpec;
+
+    use super::*;
+
+    fn service(address: &str) -> Service {
+        let spec = ServiceSpec { cluster_ip: Some(address.to_owned()), ..ServiceSpec::default() };
+        Service { spec: Some(spec), ..Service::default() }
+    }
+
+    #[test]
+    fn a_service_is_reached_by_its_address_and_checked_by_its_name() {
+        let target = Target::of_service(&service("10.96.0.7"), "nebula-system", "nebula-ca", 8443).unwrap();
+        assert_eq!(target.url, "https://10.96.0.7:8443");
+        assert_eq!(target.named_url(), "https://nebula-ca.nebula-system.svc:8443");
+        assert_eq!(Target::of_service(&service("fd00::7"), "a", "b", 1).unwrap().url, "https://[fd00::7]:1");
+        for headless in ["None", ""] {
+            assert!(Target::of_service(&service(headless), "a", "b", 1).is_err());
+        }
+    }
+
+    #[test]
+    fn without_usable_roots_nothing_is_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = dir.path().join("tls.crt");
+        let target = Target { url: "https://127.0.0.1:1".into(), server_name: None };
+        for text in [None, Some(""), Some("-----BEGIN CERTIFICATE-----\n")] {
+            if let Some(text) = text {
+                std::fs::write(&roots, text).unwrap();
+            }
+            assert!(matches!(target.probe(&roots), Err(CaError::Roots { .. })), "{text:?}");
+        }
+        std::fs::write(&roots, "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n").unwrap();
+        let error = target.probe(&roots).unwrap_err();
+        assert!(error.to_string().contains("https://127.0.0.1:1"), "{error}");
+    }
+}

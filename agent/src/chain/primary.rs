@@ -1,0 +1,297 @@
+//! The primary's network configuration: which file of a directory it is, and what in it makes it one.
+
+use nebula_cni_plugin::request::is_name;
+use serde_json::{Map, Value, json};
+
+use crate::config::PLUGIN;
+
+/// A valid network configuration list of somebody else.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Primary {
+    /// Name of its file.
+    pub file: String,
+    /// Name of the network.
+    pub network: String,
+    /// The list, with a single configuration wrapped into one, and without any entry of ours.
+    pub list: Map<String, Value>,
+}
+
+/// The result of looking through a directory.
+#[derive(Debug, Default)]
+pub struct Choice {
+    /// The first valid one.
+    pub primary: Option<Primary>,
+    /// Files that a runtime would try to load but that are not valid, and why.
+    pub refused: Vec<(String, String)>,
+}
+
+/// Picks the primary among the files of a directory: the first valid one in byte order, as runtimes do. Hidden files and
+/// ours are none. If `network` is set, only a list of that name is.
+#[must_use]
+pub fn choose<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>, network: Option<&str>) -> Choice {
+    let mut files: Vec<_> = files.into_iter().filter(|(name, _)| is_loadable(name) && !is_own(name)).collect();
+    files.sort_by_key(|(name, _)| name.as_bytes());
+    let mut choice = Choice::default();
+    for (name, bytes) in files.into_iter().filter(|(name, _)| !name.starts_with('.')) {
+        match Primary::parse(name, bytes) {
+            Ok(primary) if network.is_none_or(|wanted| wanted == primary.network) => {
+                if choice.primary.is_none() {
+                    choice.primary = Some(primary);
+                }
+            }
+            Ok(_) => {}
+            Err(why) => choice.refused.push((name.to_owned(), why)),
+        }
+    }
+    choice
+}
+
+/// Whether runtimes take a file of this name for a network configuration. They do not exempt hidden ones.
+#[must_use]
+pub fn is_loadable(name: &str) -> bool {
+    [".conf", ".conflist", ".json"].iter().any(|extension| name.ends_with(extension))
+}
+
+/// Whether a file is the agent's chain file.
+#[must_use]
+pub fn is_own(name: &str) -> bool {
+    own_file_network(name).is_some()
+}
+
+/// The network of a chain file of ours.
+#[must_use]
+pub fn own_file_network(name: &str) -> Option<&str> {
+    OWN_PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix))?.strip_suffix(".conflist")
+}
+
+/// The name of the chain file for a network: one that sorts before all `others` of the directory, if there is one.
+#[must_use]
+pub fn own_name<'a>(network: &str, others: impl Iterator<Item = &'a str> + Clone) -> String {
+    let named = |prefix: &str| format!("{prefix}{network}.conflist");
+    let is_first = |name: &String| others.clone().all(|other| name.as_bytes() < other.as_bytes());
+    OWN_PREFIXES.iter().map(|prefix| named(prefix)).find(is_first).unwrap_or_else(|| named(OWN_PREFIXES[0]))
+}
+
+impl Primary {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// Returns why it is no valid network configuration.
+    pub fn parse(file: &str, bytes: &[u8]) -> Result<Self, String> {
+        let value: Value = serde_json::from_slice(bytes).map_err(|error| format!("not valid JSON: {error}"))?;
+        let Value::Object(object) = value else { return Err("not a JSON object".to_owned()) };
+        let network = match object.get("name") {
+            Some(Value::String(name)) if is_name(name) => name.clone(),
+            Some(_) => return Err("\"name\" is not the name of a network".to_owned()),
+            None => return Err("\"name\" is missing".to_owned()),
+        };
+        match object.get("cniVersion") {
+            None | Some(Value::String(_)) => {}
+            Some(_) => return Err("\"cniVersion\" is not a string".to_owned()),
+        }
+        let mut list = if file.ends_with(".conflist") { object } else { wrapped(object) };
+        let plugins = match list.get_mut("plugins") {
+            Some(Value::Array(plugins)) => plugins,
+            _ => return Err("\"plugins\" is not a list".to_owned()),
+        };
+        for plugin in plugins.iter() {
+            match plugin.get("type") {
+                Some(Value::String(kind)) if !kind.is_empty() && !kind.contains('/') => {}
+                _ => return Err("a plugin without \"type\"".to_owned()),
+            }
+        }
+        plugins.retain(|plugin| plugin["type"] != PLUGIN);
+        if plugins.is_empty() {
+            return Err(format!("no plugin in it but {PLUGIN}"));
+        }
+        Ok(Self { file: file.to_owned(), network, list })
+    }
+
+    /// Types of its plugins.
+    pub fn plugins(&self) -> impl Iterator<Item = &str> {
+        self.list["plugins"].as_array().into_iter().flatten().filter_map(|plugin| plugin["type"].as_str())
+    }
+
+    /// The same list with our entry last. All else is kept: unknown keys, the name (the primary's state is named after
+    /// it), and the version. A runtime does not tell which versions its CNI library knows, and a newer version than the
+    /// primary's would be passed to plugins that may not know it.
+    #[must_use]
+    pub fn with_entry(&self, entry: &Map<String, Value>) -> Vec<u8> {
+        let mut list = self.list.clone();
+        if let Some(Value::Array(plugins)) = list.get_mut("plugins") {
+            plugins.push(Value::Object(entry.clone()));
+        }
+        let mut bytes = serde_json::to_vec_pretty(&list).unwrap_or_default();
+        bytes.push(b'\n');
+        bytes
+    }
+}
+
+/// A single configuration as a list of one, as runtimes themselves wrap it.
+fn wrapped(conf: Map<String, Value>) -> Map<String, Value> {
+    let shared = ["cniVersion", "name"].into_iter().filter_map(|key| Some((key.to_owned(), conf.get(key)?.clone())));
+    let mut list: Map<String, Value> = shared.collect();
+    list.insert("plugins".to_owned(), json!([conf]));
+    list
+}
+
+// The second sorts before files such as 00-multus.conf.
+const OWN_PREFIXES: [&str; 2] = ["00-nebula-", "0-nebula-"];
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn entry() -> Map<String, Value> {
+        json!({"type": PLUGIN, "mode": "strict"}).as_object().unwrap().clone()
+    }
+
+    fn parsed(bytes: &[u8]) -> Value {
+        serde_json::from_slice(bytes).unwrap()
+    }
+
+    #[test]
+    fn our_entry_comes_last_and_all_else_is_kept() {
+        let list = json!({"cniVersion": "0.3.1", "name": "cbr0", "disableCheck": true, "x-vendor": {"a": [1, null]},
+            "plugins": [{"type": "flannel", "delegate": {"hairpinMode": true}},
+                {"type": PLUGIN, "mode": "lazy"}, {"type": "portmap", "capabilities": {"portMappings": true}}]});
+        let primary = Primary::parse("10-flannel.conflist", list.to_string().as_bytes()).unwrap();
+        let derived = parsed(&primary.with_entry(&entry()));
+        let mut expected = list;
+        expected["plugins"].as_array_mut().unwrap().remove(1);
+        expected["plugins"].as_array_mut().unwrap().push(json!({"type": PLUGIN, "mode": "strict"}));
+        assert_eq!(derived, expected);
+        let keys: Vec<_> = derived.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["cniVersion", "name", "disableCheck", "x-vendor", "plugins"], "the order is the primary's");
+    }
+
+    #[test]
+    fn a_single_configuration_is_wrapped() {
+        for (file, version) in [("10-kuberouter.conf", Some("0.4.0")), ("x.json", None)] {
+            let mut conf = json!({"name": "mynet", "type": "bridge", "ipam": {"type": "host-local"}});
+            if let Some(version) = version {
+                conf["cniVersion"] = version.into();
+            }
+            let derived = parsed(&Primary::parse(file, conf.to_string().as_bytes()).unwrap().with_entry(&entry()));
+            assert_eq!(derived["name"], "mynet");
+            assert_eq!(derived.get("cniVersion").and_then(Value::as_str), version);
+            assert_eq!(derived["plugins"][0], conf);
+            assert_eq!(derived["plugins"][1]["type"], PLUGIN);
+        }
+    }
+
+    #[test]
+    fn the_first_valid_file_wins_and_ours_and_hidden_ones_are_none() {
+        let list = |name: &str| json!({"name": name, "plugins": [{"type": "bridge"}]}).to_string().into_bytes();
+        let only_ours = json!({"name": "old", "plugins": [{"type": PLUGIN}]}).to_string().into_bytes();
+        let files = [
+            ("20-b.conflist", list("b")),
+            ("10-a.conflist", list("a")),
+            ("05-broken.conf", b"{".to_vec()),
+            ("04-ours.conflist", only_ours),
+            ("03-readme.txt", list("txt")),
+            (".02-hidden.conflist", list("hidden")),
+            ("00-nebula-a.conflist", list("own")),
+            ("0-nebula-a.conflist", list("own")),
+            ("01-c.conflist.cilium_bak", list("bak")),
+        ];
+        let all = || files.iter().map(|(name, bytes)| (*name, bytes.as_slice()));
+        let choice = choose(all(), None);
+        assert_eq!(choice.primary.unwrap().file, "10-a.conflist");
+        let refused: Vec<_> = choice.refused.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(refused, ["04-ours.conflist", "05-broken.conf"]);
+        assert_eq!(choose(all(), Some("b")).primary.unwrap().network, "b");
+        assert_eq!(choose(all(), Some("z")).primary, None);
+    }
+
+    #[test]
+    fn our_file_sorts_before_the_others_where_that_is_possible() {
+        let name = |others: &[&str]| own_name("cbr0", others.iter().copied());
+        assert_eq!(name(&["10-flannel.conflist"]), "00-nebula-cbr0.conflist");
+        assert_eq!(name(&["00-multus.conf", "10-x.conf"]), "0-nebula-cbr0.conflist");
+        assert_eq!(name(&[".hidden.conf"]), "00-nebula-cbr0.conflist");
+        assert!(is_own(&name(&[])) && is_own(&name(&["00-multus.conf"])) && !is_own("10-nebula.conflist"));
+    }
+
+    #[test]
+    fn what_a_runtime_could_not_use_is_refused_with_the_reason() {
+        for (file, text) in [
+            ("a.conflist", "{"),
+            ("a.conflist", "[]"),
+            ("a.conflist", r#"{"plugins": [{"type": "x"}]}"#),
+            ("a.conflist", r#"{"name": "../x", "plugins": [{"type": "x"}]}"#),
+            ("a.conflist", r#"{"name": "x"}"#),
+            ("a.conflist", r#"{"name": "x", "plugins": []}"#),
+            ("a.conflist", r#"{"name": "x", "plugins": [{}]}"#),
+            ("a.conflist", r#"{"name": "x", "plugins": [7]}"#),
+            ("a.conflist", r#"{"name": "x", "plugins": [{"type": "a/b"}]}"#),
+            ("a.conflist", r#"{"name": "x", "cniVersion": 1, "plugins": [{"type": "a"}]}"#),
+            ("a.conf", r#"{"name": "x", "plugins": [{"type": "a"}]}"#),
+        ] {
+            assert!(Primary::parse(file, text.as_bytes()).is_err(), "{file}: {text}");
+        }
+    }
+
+    fn json_value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            ".{0,12}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(3, 24, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::btree_map(".{0,8}", inner, 0..4)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    fn plugin() -> impl Strategy<Value = Value> {
+        let kind = prop_oneof![3 => "[a-z-]{1,12}".prop_map(Value::from), 1 => Just(Value::from(PLUGIN))];
+        (prop::collection::btree_map("[a-zA-Z.-]{1,10}", json_value(), 0..4), kind).prop_map(|(keys, kind)| {
+            let mut plugin: Map<String, Value> = keys.into_iter().collect();
+            plugin.insert("type".to_owned(), kind);
+            Value::Object(plugin)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn every_list_keeps_all_but_our_entry(
+            others in prop::collection::btree_map("[a-zA-Z.-]{1,10}", json_value(), 0..5),
+            plugins in prop::collection::vec(plugin(), 1..6),
+            version in prop::option::of("[0-9.]{1,6}"),
+        ) {
+            let mut list: Map<String, Value> = others.into_iter().collect();
+            list.insert("name".to_owned(), "net".into());
+            list.remove("cniVersion");
+            list.extend(version.map(|version| ("cniVersion".to_owned(), version.into())));
+            list.insert("plugins".to_owned(), plugins.clone().into());
+            let kept: Vec<Value> = plugins.into_iter().filter(|plugin| plugin["type"] != PLUGIN).collect();
+            let text = serde_json::to_vec(&list).unwrap();
+            let primary = Primary::parse("x.conflist", &text);
+            prop_assert_eq!(primary.is_ok(), !kept.is_empty());
+            if let Ok(primary) = primary {
+                let bytes = primary.with_entry(&entry());
+                let mut expected = list;
+                let all: Vec<Value> = kept.into_iter().chain([Value::Object(entry())]).collect();
+                expected.insert("plugins".to_owned(), all.into());
+                prop_assert_eq!(parsed(&bytes), Value::Object(expected));
+                // Deriving again from what was derived changes nothing.
+                let again = Primary::parse("x.conflist", &bytes).unwrap();
+                prop_assert_eq!(again.with_entry(&entry()), bytes);
+            }
+        }
+
+        #[test]
+        fn no_bytes_are_a_panic(file in "[a-z.]{0,12}", bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = choose([(file.as_str(), bytes.as_slice())], None);
+            let _ = Primary::parse(&file, &bytes);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The agent at work: programs, then credentials and the CA's address, then the self-test, then the chain.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::ca::{self, Target};
+use crate::chain::Keeper;
+use crate::config::Config;
+use crate::credentials::{self, Volumes};
+use crate::listener::{self, MoreMetrics};
+use crate::metrics::Metrics;
+use crate::places::{self, Places};
+use crate::programs::{self, Programs};
+use crate::readiness::{Part, Readiness, Standing};
+use crate::reconcile;
+use crate::self_test;
+use crate::uninstall;
+use crate::watch::DirectoryWatch;
+
+/// What the agent needs besides its configuration.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where its volumes are mounted.
+    pub volumes: Volumes,
+    /// Directory with the programs to install.
+    pub programs: PathBuf,
+    /// Name of the node in Kubernetes; `None` without Kubernetes.
+    pub node: Option<String>,
+}
+
+/// Why the agent cannot work.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The listener's address is taken.
+    #[error(
+        "cannot listen on {address}: {source}; does another agent run on this node? \"listen\" in agent.json changes it"
+    )]
+    Listen {
+        /// Which address.
+        address: std::net::SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The system refuses something basic.
+    #[error("cannot watch directories or signals: {0}; fs.inotify.max_user_instances may be exhausted")]
+    System(#[from] io::Error),
+}
+
+/// Works until SIGTERM, and then leaves everything as it is: pods keep their tunnels, and the chain stays closed for those
+/// that start meanwhile.
+///
+/// # Errors
+/// Returns an error if it cannot start.
+pub async fn run(config: Config, options: Options, readiness: Readiness) -> Result<(), RunError> {
+    let address = config.listen;
+    let listener = listener::bind(address).await.map_err(|source| RunError::Listen { address, source })?;
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (places_tx, places) = watch::channel(None);
+    let (target_tx, target) = watch::channel(None);
+    let (entry_tx, entry) = watch::channel(None);
+    let keeper = Keeper::new(config.clone(), readiness.clone());
+    let metrics = Arc::new(Metrics::new(config.pod_metrics));
+    let shown = Arc::clone(&metrics);
+    let more: MoreMetrics = Arc::new(move || shown.text());
+    let work = async {
+        tokio::join!(
+            listener::serve(listener, readiness.clone(), more),
+            places::follow(config.clone(), places_tx),
+            ca::follow(config.clone(), readiness.clone(), target_tx),
+            ca::watch_health(config.clone(), readiness.clone(), target.clone()),
+            keep_programs(config.clone(), options.programs, readiness.clone(), places.clone(), DirectoryWatch::new()?),
+            keep_credentials(config.clone(), options.volumes, readiness.clone(), DirectoryWatch::new()?),
+            test_then_publish(config.clone(), readiness.clone(), places.clone(), target, entry_tx),
+            keeper.run(entry.clone(), places.clone(), DirectoryWatch::new()?),
+            reconcile::start::keep(config.clone(), options.node, readiness.clone(), metrics, entry, places),
+        );
+        Ok(())
+    };
+    tokio::select! {
+        ended = work => ended,
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    }
+}
+
+/// Keeps the programs installed, from the moment at which the directories are known.
+async fn keep_programs(
+    config: Config,
+    source: PathBuf,
+    readiness: Readiness,
+    mut places: watch::Receiver<Option<Places>>,
+    mut watch: DirectoryWatch,
+) {
+    let mut programs = Programs::new(source);
+    loop {
+        let known = places.borrow_and_update().clone();
+        let Some(known) = known else {
+            readiness.set(Part::Programs, Standing::bad("asks the runtime for its directories"));
+            if places.changed().await.is_err() {
+                return;
+            }
+            continue;
+        };
+        let directories: Vec<PathBuf> = known.bin.iter().map(|dir| config.host_root.resolve(dir)).collect();
+        if !uninstall::is_under_way(&config.host_root) {
+            let (mut taken, wanted) = (programs, directories.clone());
+            let installed = tokio::task::spawn_blocking(move || {
+                let outcome = taken.install(&wanted);
+                (taken, outcome)
+            });
+            let Ok((back, outcome)) = installed.await else { return };
+            programs = back;
+            if let Ok(count @ 1..) = outcome {
+                tracing::info!(count, "installed programs");
+            }
+            readiness.set(Part::Programs, programs::standing(&outcome, &directories, &config.host_root));
+        }
+        tokio::select! {
+            () = watch.changed(&directories, POLL) => {}
+            changed = places.changed() => if changed.is_err() { watch.changed(&directories, POLL).await },
+        }
+    }
+}
+
+async fn keep_credentials(config: Config, volumes: Volumes, readiness: Readiness, mut watch: DirectoryWatch) {
+    let mut watched = volumes.directories();
+    watched.push(config.host_root.resolve(Path::new(crate::config::AGENT_DIR)));
+    loop {
+        if !uninstall::is_under_way(&config.host_root) {
+            let (volumes, host) = (volumes.clone(), config.host_root.clone());
+            let refreshed = tokio::task::spawn_blocking(move || {
+                let outcome = credentials::refresh(&volumes, &host);
+                credentials::standing(&outcome, &volumes)
+            });
+            if let Ok(standing) = refreshed.await {
+                readiness.set(Part::Credentials, standing);
+            }
+        }
+        let pause = if readiness.is_good(Part::Credentials) { POLL } else { RETRY };
+        watch.changed(&watched, pause).await;
+    }
+}
+
+/// Publishes our chain entry once programs and credentials are in place and the self-test has passed with it. A chain that
+/// an earlier agent wrote stays meanwhile.
+async fn test_then_publish(
+    config: Config,
+    readiness: Readiness,
+    mut places: watch::Receiver<Option<Places>>,
+    mut target: watch::Receiver<Option<Target>>,
+    entry: watch::Sender<Option<Map<String, Value>>>,
+) {
+    let mut changes = readiness.watch();
+    let mut tested: Option<(Map<String, Value>, PathBuf)> = None;
+    let mut failed_at: Option<Instant> = None;
+    loop {
+        if uninstall::is_under_way(&config.host_root) {
+            entry.send_replace(None);
+            tested = None;
+            let gone = Standing::bad("an uninstallation is under way on this node").advice(uninstall::CANCEL);
+            for part in [Part::Chain, Part::Runtime, Part::SelfTest] {
+                readiness.set(part, gone.clone());
+            }
+            tokio::time::sleep(RETRY).await;
+            continue;
+        }
+        let bin_dir = places.borrow_and_update().as_ref().and_then(|places| places.bin.first().cloned());
+        let known = target.borrow_and_update().clone();
+        changes.mark_unchanged();
+        let is_prepared = readiness.is_good(Part::Programs) && readiness.is_good(Part::Credentials);
+        if let (Some(bin_dir), Some(known), true) = (bin_dir, known, is_prepared) {
+            let now = config.chain_entry(&known.url, known.server_name.as_deref());
+            let is_due = tested.as_ref() != Some(&(now.clone(), bin_dir.clone()))
+                && failed_at.is_none_or(|at| at.elapsed() > TEST_AGAIN);
+            if is_due {
+                let (dir, with, host) = (bin_dir.clone(), now.clone(), config.host_root.clone());
+                let outcome = tokio::task::spawn_blocking(move || self_test::run(&dir, &with, &host)).await;
+                match outcome {
+                    Ok(Ok(())) => {
+                        failed_at = None;
+                        tested = Some((now.clone(), bin_dir));
+                        let passed = "the installed plugin made, checked and removed a tunnel";
+                        readiness.set(Part::SelfTest, Standing::good(passed));
+                        entry.send_replace(Some(now));
+                    }
+                    Ok(Err(error)) => {
+                        failed_at = Some(Instant::now());
+                        let advice = "pods would fail in the same way; see docs/agent.md, \"Self-test\"";
+                        readiness.set(Part::SelfTest, Standing::bad(error.to_string()).advice(advice));
+                    }
+                    Err(_) => return,
+                }
+            }
+        } else if !readiness.is_good(Part::SelfTest) {
+            let waits = "waits for the programs, the credentials and the address of the CA";
+            readiness.set(Part::SelfTest, Standing::bad(waits));
+        }
+        tokio::select! {
+            _ = changes.changed() => {}
+            Ok(()) = places.changed() => {}
+            Ok(()) = target.changed() => {}
+            () = tokio::time::sleep(RETRY) => {}
+        }
+    }
+}
+
+const POLL: Duration = Duration::from_secs(30);
+const RETRY: Duration = Duration::from_secs(2);
+const TEST_AGAIN: Duration = Duration::from_secs(15);

@@ -1,0 +1,94 @@
+//! `nebula-cni-agent status`: what the running agent knows, as a table with what to do.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use crate::readiness::{Standings, verdict};
+
+/// Why there is no status.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StatusError {
+    /// No agent answers.
+    #[error(
+        "no agent answers at http://{address}: {source}; is it running, and is \"listen\" the same in its agent.json?"
+    )]
+    NoAnswer {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: Box<ureq::Error>,
+    },
+    /// Something else answers.
+    #[error("what answers at http://{address} is no nebula-cni-agent")]
+    Foreign {
+        /// Where.
+        address: SocketAddr,
+    },
+}
+
+/// Asks the agent that listens at `address`. Blocks.
+///
+/// # Errors
+/// Returns an error if no agent answers there.
+pub fn ask(mut address: SocketAddr) -> Result<Standings, StatusError> {
+    if address.ip().is_unspecified() {
+        let own = if address.is_ipv4() { IpAddr::from(Ipv4Addr::LOCALHOST) } else { Ipv6Addr::LOCALHOST.into() };
+        address.set_ip(own);
+    }
+    let agent = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).proxy(None).max_redirects(0).build();
+    let mut answer = ureq::Agent::new_with_config(agent)
+        .get(format!("http://{address}/status"))
+        .call()
+        .map_err(|source| StatusError::NoAnswer { address, source: Box::new(source) })?;
+    let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string();
+    text.ok().and_then(|text| serde_json::from_str(&text).ok()).ok_or(StatusError::Foreign { address })
+}
+
+/// A table of all parts, and the verdict.
+#[must_use]
+pub fn table(standings: &Standings) -> String {
+    let mut text = String::new();
+    for (part, standing) in standings {
+        let mark = match (standing.ok, part.is_required()) {
+            (true, _) => "ok",
+            (false, true) => "NOT OK",
+            (false, false) => "missing",
+        };
+        let _ = writeln!(text, "{:<12} {mark:<8} {}", part.name(), standing.reason);
+        if !standing.advice.is_empty() {
+            let _ = writeln!(text, "{:<21} -> {}", "", standing.advice);
+        }
+    }
+    let ready = if verdict(standings).is_ok() { "ready" } else { "not ready" };
+    let _ = writeln!(text, "\nThis node is {ready}.");
+    text
+}
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_ANSWER: u64 = 256 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::readiness::{Part, Readiness, Standing};
+
+    #[test]
+    fn the_table_says_what_is_wrong_and_what_to_do() {
+        let readiness = Readiness::default();
+        readiness.set(Part::Programs, Standing::good("are in /opt/cni/bin"));
+        readiness.set(Part::Chain, Standing::bad("no primary").advice("install one"));
+        let text = table(&readiness.now());
+        assert!(text.contains("programs     ok       are in /opt/cni/bin\n"), "{text}");
+        assert!(text.contains("chain        NOT OK   no primary\n                      -> install one\n"), "{text}");
+        assert!(text.contains("kubernetes   missing"), "{text}");
+        assert!(text.ends_with("This node is not ready.\n"), "{text}");
+    }
+
+    #[test]
+    fn no_agent_is_an_error_that_says_where() {
+        let error = ask("0.0.0.0:1".parse().unwrap()).unwrap_err().to_string();
+        assert!(error.contains("http://127.0.0.1:1"), "{error}");
+    }
+}

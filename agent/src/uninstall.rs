@@ -1,0 +1,339 @@
+//! Uninstallation: explicit, in an order in which no pod gets stuck, and repeatable after any interruption.
+//!
+//! A pod whose attachment names our plugin can be removed only while the plugin answers DEL. So the chain goes first, then
+//! the attachments, the instance's program and last the plugin, which stays as long as a runtime's cache names it.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use nebula_cni_plugin::attachment::lock::Lock;
+use nebula_cni_plugin::attachment::record::{self, Files, Found, Record};
+use nebula_cni_plugin::clock::{Clock, Deadline, SystemClock};
+use nebula_cni_plugin::enrolment::labels::Program;
+use nebula_cni_plugin::host::Host;
+use nebula_cni_plugin::link::guard::SystemGuards;
+use nebula_cni_plugin::link::host_route::SystemRoutes;
+use nebula_cni_plugin::link::pod_link::SystemLinks;
+use nebula_cni_plugin::netns::SystemNamespaces;
+use nebula_cni_plugin::request::is_name;
+use nebula_cni_plugin::supervisor::{Direct, Systemd};
+use nebula_cni_plugin::verb::del::detach;
+use nebula_cni_plugin::verb::reconcile;
+
+use crate::chain::folder;
+use crate::config::{AGENT_DIR, INSTANCE, PLUGIN, STATE_DIR};
+use crate::durable;
+use crate::host_root::HostRoot;
+use crate::places::Places;
+use crate::self_test;
+
+/// What is done with pods that still have a tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attached {
+    /// Waits until they are gone.
+    Wait,
+    /// Removes their tunnels at once; the pods go on without.
+    Detach,
+}
+
+/// What is still on the node afterwards, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing.
+    Nothing,
+    /// The plugin, which a runtime's cache names for this many attachments; run the uninstallation again once these pods
+    /// are gone.
+    Plugin {
+        /// How many.
+        cached: usize,
+    },
+}
+
+/// Why the uninstallation stopped. It can be run again.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UninstallError {
+    /// The file system refuses.
+    #[error("cannot {what} {path}: {source}")]
+    Files {
+        /// What was attempted.
+        what: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A pod cannot be detached.
+    #[error("cannot remove the tunnel of {pod}: {source}")]
+    Detach {
+        /// Which pod.
+        pod: String,
+        /// Why.
+        source: Box<nebula_cni_plugin::reply::Error>,
+    },
+}
+
+/// Whether an uninstallation has begun. A running agent then no longer puts anything back.
+#[must_use]
+pub fn is_under_way(host: &HostRoot) -> bool {
+    host.resolve(Path::new(MARKER)).exists()
+}
+
+/// Uninstalls. `tell` is called with lines about the progress. Blocks.
+///
+/// # Errors
+/// Returns the first failure.
+pub fn run(
+    places: &Places,
+    host: &HostRoot,
+    attached: Attached,
+    tell: &mut dyn FnMut(&str),
+) -> Result<Left, UninstallError> {
+    begin(host)?;
+    let mut chains = 0;
+    for dir in &places.conf {
+        let path = host.resolve(dir);
+        chains += folder::clear(&path).map_err(|source| UninstallError::Files {
+            what: "remove the chain in",
+            path,
+            source,
+        })?;
+    }
+    tell(&format!("removed {chains} chain file(s); new pods start without Nebula"));
+    // A running agent may have been about to write one.
+    SystemClock.sleep(AGENT_NOTICES);
+    for dir in &places.conf {
+        let path = host.resolve(dir);
+        folder::clear(&path).map_err(|source| UninstallError::Files { what: "remove the chain in", path, source })?;
+    }
+    self_test::clean(host);
+    empty_node(host, attached, tell)?;
+    for dir in &places.bin {
+        remove(&host.resolve(&dir.join(INSTANCE)))?;
+    }
+    let cached = cached(host);
+    if cached > 0 {
+        tell(&format!("{cached} pod(s) of the runtime's cache still name {PLUGIN}: it stays to answer their DEL"));
+        return Ok(Left::Plugin { cached });
+    }
+    for dir in &places.bin {
+        let dir = host.resolve(dir);
+        remove(&dir.join(PLUGIN))?;
+        durable::remove_stale(&dir, |name| [PLUGIN, INSTANCE].contains(&name));
+    }
+    // The marker goes with it, as the last trace.
+    let state = host.resolve(Path::new(STATE_DIR));
+    match fs::remove_dir_all(&state) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            return Err(UninstallError::Files { what: "remove", path: state, source });
+        }
+        _ => {}
+    }
+    tell("everything is removed");
+    Ok(Left::Nothing)
+}
+
+fn begin(host: &HostRoot) -> Result<(), UninstallError> {
+    let path = host.resolve(Path::new(MARKER));
+    let made = (|| {
+        if let Some(dir) = path.parent() {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        }
+        durable::replace(&path, 0o600, &mut io::empty(), |_| Ok(()))
+    })();
+    made.map_err(|source| UninstallError::Files { what: "write", path, source })
+}
+
+/// Returns once no attachment is left.
+fn empty_node(host: &HostRoot, attached: Attached, tell: &mut dyn FnMut(&str)) -> Result<(), UninstallError> {
+    let state = host.resolve(Path::new(STATE_DIR));
+    let direct = Direct::new();
+    let this_host = Host {
+        clock: &SystemClock,
+        namespaces: &SystemNamespaces,
+        direct: &direct,
+        systemd: &Systemd,
+        routes: &SystemRoutes,
+        links: &SystemLinks,
+        guards: &SystemGuards,
+        labels: &Program,
+        plugin_dir: None,
+    };
+    let mut told = usize::MAX;
+    loop {
+        // Pods of containerd get no DEL from us any more, because it works with the present list: what is left of them
+        // is found by their missing namespaces.
+        if let Err(problems) = reconcile::all(&state, &this_host) {
+            problems.iter().for_each(|problem| tell(problem));
+        }
+        let paths = records(&state)?;
+        if attached == Attached::Detach {
+            for path in &paths {
+                detach_one(&state, path, &this_host)?;
+            }
+        }
+        let left = records(&state)?.len();
+        if left == 0 {
+            return Ok(());
+        }
+        if left != told {
+            tell(&format!("waits for {left} pod(s) with a tunnel to end; --force removes their tunnels instead"));
+            told = left;
+        }
+        SystemClock.sleep(LOOK_EVERY);
+    }
+}
+
+fn detach_one(state: &Path, path: &Path, host: &Host<'_>) -> Result<(), UninstallError> {
+    let Ok(Found::Record(record)) = Record::load(path) else {
+        // A damaged record names no pod, and its instance ends with the pod's namespace.
+        return remove(path);
+    };
+    let pod = format!("{}/{}", record.target.pod.namespace, record.target.pod.name);
+    let failed = |source| UninstallError::Detach { pod: pod.clone(), source: Box::new(source) };
+    let files = Files::new(state, &record.key());
+    let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_TIMEOUT)).map_err(failed)?;
+    detach(&files, host).map_err(failed)?;
+    lock.remove();
+    Ok(())
+}
+
+/// The record files of all networks.
+fn records(state: &Path) -> Result<Vec<PathBuf>, UninstallError> {
+    let failed = |source| UninstallError::Files { what: "list the records in", path: state.to_owned(), source };
+    let entries = match fs::read_dir(state) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed)?,
+    };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let networks = names.filter(|name| is_name(name) && Path::new(AGENT_DIR).file_name() != Some(name.as_ref()));
+    let mut paths = Vec::new();
+    for network in networks {
+        paths.extend(record::list(state, &network).map_err(failed)?);
+    }
+    Ok(paths)
+}
+
+/// How many attachments in the caches of runtimes name our plugin. CRI-O removes a pod with the configuration that it
+/// cached when it made the pod.
+fn cached(host: &HostRoot) -> usize {
+    let entries =
+        CACHES.iter().flat_map(|dir| fs::read_dir(host.resolve(Path::new(dir))).into_iter().flatten().flatten());
+    let names_us = |entry: &fs::DirEntry| {
+        durable::read_bounded(&entry.path(), MAX_CACHED).is_ok_and(|bytes| mentions_plugin(&bytes))
+    };
+    entries.filter(names_us).count()
+}
+
+fn mentions_plugin(cached: &[u8]) -> bool {
+    let Ok(value) = serde_json::from_slice::<serde_json::Value>(cached) else { return false };
+    let Some(config) = value["config"].as_str() else { return false };
+    // Go encodes bytes in JSON like this.
+    let bytes = BASE64_STANDARD.decode(config).unwrap_or_default();
+    bytes.windows(PLUGIN.len()).any(|window| window == PLUGIN.as_bytes())
+}
+
+fn remove(path: &Path) -> Result<(), UninstallError> {
+    durable::remove(path).map_err(|source| UninstallError::Files { what: "remove", path: path.to_owned(), source })
+}
+
+/// How to change one's mind.
+pub const CANCEL: &str = "to keep Nebula on this node, remove /run/nebula-cni/agent/uninstalling";
+const MARKER: &str = "/run/nebula-cni/agent/uninstalling";
+const CACHES: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/cache/results"];
+const MAX_CACHED: u64 = 1 << 20;
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+const AGENT_NOTICES: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Node {
+        dir: tempfile::TempDir,
+        host: HostRoot,
+        places: Places,
+    }
+
+    fn node() -> Node {
+        let dir = tempfile::tempdir().unwrap();
+        for path in ["etc/cni/net.d", "opt/cni/bin", "run/nebula-cni/agent", "var/lib/cni/results"] {
+            fs::create_dir_all(dir.path().join(path)).unwrap();
+        }
+        for (path, text) in [
+            ("etc/cni/net.d/00-nebula-a.conflist", "{}"),
+            ("etc/cni/net.d/10-a.conflist", "{}"),
+            ("opt/cni/bin/nebula-cni-plugin", "x"),
+            ("opt/cni/bin/nebula-cni-instance", "x"),
+            ("opt/cni/bin/bridge", "x"),
+            ("run/nebula-cni/agent/token", "secret"),
+        ] {
+            fs::write(dir.path().join(path), text).unwrap();
+        }
+        let host = HostRoot::new(Some(dir.path().canonicalize().unwrap()));
+        let places = Places { conf: vec!["/etc/cni/net.d".into()], bin: vec!["/opt/cni/bin".into()] };
+        Node { dir, host, places }
+    }
+
+    impl Node {
+        fn files(&self) -> Vec<String> {
+            let mut found = Vec::new();
+            let mut left = vec![self.dir.path().to_owned()];
+            while let Some(dir) = left.pop() {
+                for entry in fs::read_dir(dir).unwrap().flatten() {
+                    let path = entry.path();
+                    if path.is_dir() {
+                        left.push(path);
+                    } else {
+                        found.push(path.strip_prefix(self.dir.path()).unwrap().display().to_string());
+                    }
+                }
+            }
+            found.sort();
+            found
+        }
+
+        fn uninstall(&self) -> Left {
+            run(&self.places, &self.host, Attached::Wait, &mut |_| {}).unwrap()
+        }
+    }
+
+    #[test]
+    fn nothing_of_ours_is_left_and_all_of_others() {
+        let node = node();
+        assert_eq!(node.uninstall(), Left::Nothing);
+        assert_eq!(node.files(), ["etc/cni/net.d/10-a.conflist", "opt/cni/bin/bridge"]);
+        assert!(!node.dir.path().join("run/nebula-cni").exists());
+        assert_eq!(node.uninstall(), Left::Nothing, "it may be repeated");
+    }
+
+    #[test]
+    fn the_plugin_stays_as_long_as_a_cache_names_it() {
+        let node = node();
+        let cached = node.dir.path().join("var/lib/cni/results/a-c1-eth0");
+        // {"type":"nebula-cni-plugin"}
+        fs::write(&cached, r#"{"kind":"cniCacheV1","config":"eyJ0eXBlIjoibmVidWxhLWNuaS1wbHVnaW4ifQ=="}"#).unwrap();
+        fs::write(cached.with_file_name("b"), r#"{"kind":"cniCacheV1","config":"eyJ0eXBlIjoiYnJpZGdlIn0="}"#).unwrap();
+        assert_eq!(node.uninstall(), Left::Plugin { cached: 1 });
+        let files = node.files();
+        assert!(files.contains(&"opt/cni/bin/nebula-cni-plugin".to_owned()), "{files:?}");
+        assert!(is_under_way(&node.host), "the agent must not put the rest back");
+        assert!(!files.iter().any(|file| file.contains("instance") || file.contains("00-nebula")), "{files:?}");
+        fs::remove_file(&cached).unwrap();
+        assert_eq!(node.uninstall(), Left::Nothing);
+        assert!(!node.dir.path().join("opt/cni/bin/nebula-cni-plugin").exists());
+    }
+
+    #[test]
+    fn a_damaged_cache_names_nobody() {
+        for hostile in ["", "7", "{\"config\": 7}", "{\"config\": \"%\"}", "[]"] {
+            assert!(!mentions_plugin(hostile.as_bytes()));
+        }
+    }
+}

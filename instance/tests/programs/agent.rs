@@ -1,0 +1,367 @@
+//! The node agent beside a real containerd: it prepares a node from nothing, keeps it prepared whatever is done to it,
+//! survives being killed at any moment, and leaves nothing when it is uninstalled.
+
+#![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
+
+use crate::runtime::Runtime;
+use crate::world;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use world::chaos::{Random, number, seed};
+use world::cluster::{Cluster, LIGHTHOUSE, Node, alive, binary};
+
+const SOON: Duration = Duration::from_secs(30);
+const STATE: &str = "/run/nebula-cni";
+const PROGRAMS: [&str; 2] = ["nebula-cni-instance", "nebula-cni-plugin"];
+
+/// A node with a containerd, the primary plugin's configuration, and an agent that may run.
+struct Prepared {
+    cluster: Cluster,
+    node: Node,
+    runtime: Runtime,
+    config: PathBuf,
+}
+
+impl Prepared {
+    fn new() -> Self {
+        assert!(!Path::new(STATE).exists(), "{STATE} exists: is Nebula in use here, or a test still running?");
+        let mut cluster = Cluster::new();
+        let mut node = cluster.node("n1", "1.0.0");
+        let plugins = node.conf["plugins"].as_array_mut().expect("plugins");
+        let mut entry = plugins.remove(1);
+        for key in ["type", "stateDir", "ca", "instance"] {
+            entry.as_object_mut().expect("an entry").remove(key);
+        }
+        for program in PROGRAMS {
+            fs::remove_file(node.dir.join("bin").join(program)).expect("a link");
+        }
+        // Where the node's helpers look for records.
+        std::os::unix::fs::symlink(STATE, node.dir.join("state")).expect("a link");
+        let runtime = Runtime::start(&cluster.world, &node);
+        let config = json!({
+            "ca": {"url": cluster.ca_url()},
+            "runtimeEndpoint": format!("unix://{}", runtime.dir.join("run/containerd.sock").display()),
+            "entry": entry,
+        });
+        let config = cluster.world.write("agent.json", &config.to_string());
+        Self { cluster, node, runtime, config }
+    }
+
+    fn start(&mut self) {
+        let (config, token, trust) =
+            (self.config(), self.cluster.ca_file("node.token"), self.cluster.ca_file("tls.crt"));
+        let arguments = ["run", "--config", &config, "--token-file", &token, "--trust-file", &trust];
+        self.cluster.world.start_in("agent", "n1", &binary("nebula-cni-agent"), &arguments);
+    }
+
+    fn stop(&mut self, signal: Signal) {
+        self.cluster.world.stop("agent", signal);
+    }
+
+    fn config(&self) -> String {
+        self.config.display().to_string()
+    }
+
+    /// The agent's answer, and whether the node is ready.
+    fn status(&self) -> (Value, bool) {
+        let agent = binary("nebula-cni-agent").display().to_string();
+        let said = self.cluster.world.exec("n1", &[&agent, "status", "--json", "--config", &self.config()]);
+        (serde_json::from_slice(&said.stdout).unwrap_or_default(), said.status.success())
+    }
+
+    /// Waits until the node is ready and `is_so`.
+    fn wait(&self, what: &str, is_so: impl Fn() -> bool) {
+        self.wait_for(what, || is_so() && self.status().1);
+    }
+
+    fn wait_for(&self, what: &str, is_so: impl Fn() -> bool) -> Duration {
+        let began = Instant::now();
+        while !is_so() {
+            assert!(began.elapsed() < SOON, "{what}: {:#}\n{}", self.status().0, self.cluster.world.all_logs());
+            thread::sleep(Duration::from_millis(20));
+        }
+        began.elapsed()
+    }
+
+    fn primary(&self) -> PathBuf {
+        self.runtime.dir.join("net.d/10-nebula.conflist")
+    }
+
+    fn own_file(&self) -> PathBuf {
+        self.runtime.dir.join(format!("net.d/00-nebula-{}.conflist", self.node.network))
+    }
+
+    fn program(&self, name: &str) -> PathBuf {
+        self.node.dir.join("bin").join(name)
+    }
+
+    fn is_installed(&self, name: &str) -> bool {
+        fs::read(self.program(name)).is_ok_and(|bytes| bytes == fs::read(binary(name)).expect("a program"))
+    }
+
+    /// Types of the plugins in our file.
+    fn chain(&self) -> Vec<String> {
+        let list: Value =
+            fs::read(self.own_file()).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+        let kinds = list["plugins"].as_array().into_iter().flatten().filter_map(|plugin| plugin["type"].as_str());
+        kinds.map(str::to_owned).collect()
+    }
+
+    fn uninstall(&self, more: &[&str]) -> std::process::Child {
+        Command::new("ip")
+            .args(["netns", "exec", &self.cluster.world.namespace_of("n1")])
+            .arg(binary("nebula-cni-agent"))
+            .args(["uninstall", "--config", &self.config()])
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the uninstallation starts")
+    }
+
+    fn nothing_of_ours_is_left(&self) {
+        let all = ["net.d", "bin"].map(|dir| {
+            let dir = if dir == "bin" { self.node.dir.join(dir) } else { self.runtime.dir.join(dir) };
+            fs::read_dir(dir)
+                .expect("a directory")
+                .map(|entry| entry.expect("an entry").file_name().into_string().expect("a name"))
+                .collect::<Vec<_>>()
+        });
+        let ours: Vec<_> =
+            all.concat().into_iter().filter(|name| name.contains("nebula") && name != "10-nebula.conflist").collect();
+        assert_eq!(ours, Vec::<String>::new());
+        assert!(!Path::new(STATE).exists(), "{STATE} is left");
+    }
+
+    /// Only one chain file, both programs, and no temporary file or mount of a killed agent.
+    fn nothing_is_left_of_killed_agents(&self) {
+        let names = |dir: &Path| {
+            let mut names: Vec<_> = fs::read_dir(dir)
+                .expect("a directory")
+                .map(|e| e.expect("an entry").file_name().into_string().expect("a name"))
+                .collect();
+            names.retain(|name| name.contains("nebula") || name.contains(".tmp-"));
+            names.sort();
+            names
+        };
+        let own = self.own_file().file_name().expect("a name").display().to_string();
+        assert_eq!(names(&self.runtime.dir.join("net.d")), [own, "10-nebula.conflist".to_owned()]);
+        assert_eq!(names(&self.node.dir.join("bin")), PROGRAMS);
+        let agent: Vec<_> = fs::read_dir(format!("{STATE}/agent"))
+            .expect("a directory")
+            .map(|e| e.expect("an entry").file_name())
+            .collect();
+        assert_eq!(agent.len(), 2, "token and TLS roots: {agent:?}");
+        let mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
+        assert!(!mounts.contains("self-test"), "{mounts}");
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        self.stop(Signal::SIGTERM);
+        if Path::new(STATE).exists() {
+            let _ = self.uninstall(&["--force"]).wait_with_output();
+            let _ = fs::remove_dir_all(STATE);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root, containerd, the shared CRI tools and a build of the programs"]
+fn a_node_is_made_ready_from_nothing_kept_so_and_uninstalled() {
+    let mut p = Prepared::new();
+    // The primary comes later.
+    let primary = fs::read(p.primary()).expect("the primary");
+    fs::remove_file(p.primary()).expect("remove the primary");
+    p.start();
+    p.wait_for("programs come before the chain", || p.status().0["self-test"]["ok"] == true);
+    assert!(PROGRAMS.iter().all(|name| p.is_installed(name)));
+    p.wait_for("it waits for a primary", || {
+        p.status().0["chain"]["reason"].as_str().is_some_and(|reason| reason.contains("no primary"))
+    });
+    assert!(!p.status().1 && p.chain().is_empty());
+    fs::write(p.primary(), &primary).expect("write the primary");
+    p.wait("the primary came later", || p.chain() == ["bridge", "nebula-cni-plugin"]);
+    let kubernetes = p.status().0["kubernetes"].clone();
+    assert!(kubernetes["ok"] == false && kubernetes["reason"].as_str().is_some_and(|text| text.contains("Kubernetes")));
+
+    // A pod gets a tunnel through it.
+    let (web, main, _) = p.runtime.pod("web");
+    let instance = p.node.status(&web)["pid"].as_u64().expect("a pid");
+    let ping = ["exec", &main, "--", "/bin/ping", "-c", "1", "-W", "1", LIGHTHOUSE];
+    assert!((0..15).any(|_| p.runtime.cri(&ping).is_ok()), "no reply from the lighthouse: {}", p.node.instance_logs());
+
+    // Programs that are deleted or damaged are back within a second.
+    for name in PROGRAMS {
+        for harm in ["delete", "damage", "forbid"] {
+            let path = p.program(name);
+            match harm {
+                "delete" => fs::remove_file(&path).expect("delete it"),
+                "forbid" => world::run("chmod", &["600", &path.display().to_string()]).clear(),
+                // The running instance's file cannot be written, only replaced.
+                _ => {
+                    fs::write(p.node.dir.join("x"), "damaged").expect("write");
+                    fs::rename(p.node.dir.join("x"), &path).expect("replace it");
+                }
+            }
+            let is_back = || {
+                p.is_installed(name) && !world::run("find", &[&path.display().to_string(), "-perm", "755"]).is_empty()
+            };
+            let took = p.wait_for("the program is back", is_back);
+            println!("{name} after {harm}: {took:?}");
+            assert!(took < Duration::from_secs(1), "{name} after {harm}: {took:?}");
+        }
+    }
+    // The primary rewrites its file, in place as some do.
+    let mut changed: Value = serde_json::from_slice(&primary).expect("JSON");
+    changed["plugins"][0]["mtu"] = 1400.into();
+    fs::write(p.primary(), changed.to_string()).expect("rewrite the primary");
+    p.wait("derived again", || fs::read_to_string(p.own_file()).is_ok_and(|text| text.contains("1400")));
+    // Our file is deleted.
+    fs::remove_file(p.own_file()).expect("remove our file");
+    p.wait("our file is back", || p.chain().len() == 2);
+    // A broken file of somebody else, which would come first without ours.
+    let broken = p.runtime.dir.join("net.d/05-broken.conf");
+    fs::write(&broken, "{\"name\": \"bro").expect("write it");
+    thread::sleep(Duration::from_millis(500));
+    p.wait("a broken file does no harm", || p.chain().len() == 2);
+    fs::remove_file(&broken).expect("remove it");
+    // The primary goes: our chain stays.
+    fs::remove_file(p.primary()).expect("remove the primary");
+    p.wait_for("no primary", || p.status().0["chain"]["ok"] == false);
+    assert_eq!(p.chain().len(), 2, "closed, not open");
+    fs::write(p.primary(), &primary).expect("write the primary");
+    p.wait("the primary is back", || true);
+
+    // An agent that ends removes nothing.
+    p.stop(Signal::SIGTERM);
+    assert!(p.chain().len() == 2 && PROGRAMS.iter().all(|name| p.is_installed(name)) && alive(instance));
+    p.start();
+    p.wait("started again", || true);
+
+    // Uninstallation waits for the pod, and the agent that still runs puts nothing back.
+    let mut uninstallation = p.uninstall(&[]);
+    p.wait_for("the chain is removed", || p.chain().is_empty());
+    thread::sleep(Duration::from_secs(2));
+    assert!(uninstallation.try_wait().expect("its state").is_none(), "it waits for the pod");
+    assert!(alive(instance) && p.chain().is_empty());
+    for verb in ["stop-pod", "remove-pod"] {
+        p.runtime.cri(&[verb, &web]).unwrap_or_else(|error| panic!("{error}"));
+    }
+    let ended = uninstallation.wait_with_output().expect("it ends");
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert!(!alive(instance));
+    p.stop(Signal::SIGTERM);
+    p.nothing_of_ours_is_left();
+    // The primary's network goes on without us.
+    let (bare, _, _) = p.runtime.pod("bare");
+    for verb in ["stop-pod", "remove-pod"] {
+        p.runtime.cri(&[verb, &bare]).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+#[test]
+#[ignore = "needs root, containerd, the shared CRI tools and a build of the programs"]
+fn an_agent_that_is_killed_at_any_moment_among_changes_leaves_nothing_wrong() {
+    let (kills, seed) = (number("AGENT_KILLS", 12), seed());
+    println!("AGENT_KILLS={kills} CHAOS_SEED={seed}");
+    let mut random = Random::new(seed);
+    let mut p = Prepared::new();
+    let primary: Value = serde_json::from_slice(&fs::read(p.primary()).expect("the primary")).expect("JSON");
+    let mut mtu = 1300;
+    for _ in 0..kills {
+        p.start();
+        thread::sleep(Duration::from_millis(random.below(1500) as u64));
+        match random.below(6) {
+            0 => drop(fs::remove_file(p.program(PROGRAMS[random.below(2)]))),
+            1 => drop(fs::remove_file(p.own_file())),
+            2 => {
+                p.runtime.kill();
+                p.runtime.up(&p.cluster.world, &p.node, "");
+            }
+            3 => drop(fs::remove_file(p.primary())),
+            _ => {
+                mtu += 1;
+                let mut changed = primary.clone();
+                changed["plugins"][0]["mtu"] = mtu.into();
+                fs::write(p.primary(), changed.to_string()).expect("rewrite the primary");
+            }
+        }
+        thread::sleep(Duration::from_millis(random.below(300) as u64));
+        p.stop(Signal::SIGKILL);
+        let chain = p.chain();
+        assert!(chain.is_empty() || chain == ["bridge", "nebula-cni-plugin"], "half a chain: {chain:?}");
+    }
+    fs::write(p.primary(), primary.to_string()).expect("write the primary");
+    p.start();
+    p.wait("ready after all kills", || p.chain().len() == 2 && PROGRAMS.iter().all(|name| p.is_installed(name)));
+    p.nothing_is_left_of_killed_agents();
+    // The uninstallation may be killed as well.
+    for _ in 0..5 {
+        let mut uninstallation = p.uninstall(&["--force"]);
+        thread::sleep(Duration::from_millis(random.below(1500) as u64));
+        let _ = uninstallation.kill();
+        let _ = uninstallation.wait();
+    }
+    let ended = p.uninstall(&["--force"]).wait_with_output().expect("it ends");
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    p.stop(Signal::SIGTERM);
+    p.nothing_of_ours_is_left();
+}
+
+#[test]
+#[ignore = "needs root, containerd, the shared CRI tools and a build of the programs"]
+fn a_fight_over_the_chain_file_is_stopped_and_named() {
+    let mut p = Prepared::new();
+    p.start();
+    p.wait("ready", || true);
+    let until = Instant::now() + SOON;
+    while !p.status().0["chain"]["reason"].as_str().is_some_and(|reason| reason.contains("again and again")) {
+        assert!(Instant::now() < until, "{:#}", p.status().0);
+        // As cilium does when it is exclusive.
+        let _ = fs::rename(p.own_file(), p.own_file().with_extension("conflist.cilium_bak"));
+        thread::sleep(Duration::from_millis(100));
+    }
+    let (status, is_ready) = p.status();
+    assert!(
+        !is_ready && status["chain"]["advice"].as_str().is_some_and(|text| text.contains("cni.exclusive")),
+        "{status:#}"
+    );
+    assert!(!p.own_file().exists(), "it is left alone for a while");
+    fs::remove_file(p.own_file().with_extension("conflist.cilium_bak")).expect("remove the copy");
+}
+
+#[test]
+#[ignore = "needs root, containerd, the shared CRI tools and a build of the programs"]
+fn without_the_ca_or_with_a_foreign_one_the_node_is_not_ready() {
+    let mut p = Prepared::new();
+    p.cluster.world.stop("control", Signal::SIGTERM);
+    p.start();
+    p.wait_for("all but the CA", || {
+        let status = p.status().0;
+        status["runtime"]["ok"] == true
+            && status["ca"]["reason"].as_str().is_some_and(|reason| reason.contains("cannot reach"))
+    });
+    assert!(!p.status().1);
+    p.cluster.start_ca();
+    p.wait("the CA is back", || true);
+    p.stop(Signal::SIGTERM);
+    // Another service at the same address, with a certificate of its own.
+    let other = p.cluster.world.dir().join("other");
+    let init = ["init", "--dir", &other.display().to_string(), "--tls-name", "192.0.2.1", "--overlay", "10.43.0.0/16"];
+    world::run(&binary("nebula-ca").display().to_string(), &init);
+    fs::copy(other.join("tls.crt"), p.cluster.ca_file("tls.crt")).expect("trust another root");
+    p.start();
+    p.wait_for("the CA is not trusted", || {
+        p.status().0["ca"]["advice"].as_str().is_some_and(|advice| advice.contains("certificate"))
+    });
+}
