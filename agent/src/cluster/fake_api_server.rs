@@ -105,7 +105,9 @@ async fn answer(State(server): State<FakeApiServer>, method: Method, uri: Uri, b
                         .filter(|(path, _)| path.rsplit_once(&folder).is_some_and(|(_, name)| !name.contains('/')))
                         .map(|(_, object)| object)
                         .collect();
-                    good(json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items}))
+                    good(
+                        json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items}),
+                    )
                 }
                 _ => failed(404),
             },
@@ -210,8 +212,11 @@ async fn only_pods_that_come_back_are_evicted_with_their_grace_period_and_few_in
             server.pod(&format!("p{number}"), owner.clone());
         }
         server.pod("bare", json!({}));
-        server.pod("static", json!({"annotations": {"kubernetes.io/config.mirror": "x"}, "ownerReferences": [
-            {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n", "controller": true}]}));
+        server.pod(
+            "static",
+            json!({"annotations": {"kubernetes.io/config.mirror": "x"}, "ownerReferences": [
+            {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n", "controller": true}]}),
+        );
         let (errands, metrics, _) = clerk(&server).await;
         for name in ["bare", "static", "unknown", "p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8"] {
             errands.evict(&pod(name));
@@ -226,7 +231,10 @@ async fn only_pods_that_come_back_are_evicted_with_their_grace_period_and_few_in
             server.asked("/eviction").into_iter().filter(|(.., body)| body["apiVersion"] == version).collect();
         assert_eq!(asked.len(), 6);
         for (number, (method, path, body)) in asked.iter().enumerate() {
-            assert_eq!((method.as_str(), path.as_str()), ("POST", &*format!("/api/v1/namespaces/shop/pods/p{number}/eviction")));
+            assert_eq!(
+                (method.as_str(), path.as_str()),
+                ("POST", &*format!("/api/v1/namespaces/shop/pods/p{number}/eviction"))
+            );
             assert_eq!(body["deleteOptions"], json!({"preconditions": {"uid": format!("uid-p{number}")}}));
         }
     }
@@ -267,7 +275,8 @@ async fn the_label_of_unprotected_pods_is_set_and_removed() {
     errands.label(&pod("known"), false);
     until("both patches", || server.asked("/pods/known").len() == 2).await;
     let asked = server.asked("/pods/known");
-    let expected = |value: Value| json!({"metadata": {"uid": "uid-known", "labels": {"nebula-cni/unprotected": value}}});
+    let expected =
+        |value: Value| json!({"metadata": {"uid": "uid-known", "labels": {"nebula-cni/unprotected": value}}});
     assert_eq!([&asked[0].2, &asked[1].2], [&expected(json!("true")), &expected(Value::Null)]);
 }
 
@@ -284,7 +293,8 @@ async fn the_taint_goes_alone_comes_back_alone_and_goes_for_good() {
     let (ours, other) = (json!({"key": KEY, "effect": "NoSchedule"}), json!({"key": "x", "effect": "NoExecute"}));
     server.put(N1, node("n1", json!([ours, other])));
     server.put("/api/v1/nodes/n2", node("n2", json!([ours])));
-    server.put("/apis/coordination.k8s.io/v1/namespaces/sys/leases/l1", json!({"metadata": {"name": "l1"}, "spec": {}}));
+    server
+        .put("/apis/coordination.k8s.io/v1/namespaces/sys/leases/l1", json!({"metadata": {"name": "l1"}, "spec": {}}));
     let taints = |path: &str| server.get(path).unwrap()["spec"]["taints"].clone();
     assert!(taint_keeper::remove(&client, "n1").await.unwrap());
     assert_eq!(taints(N1), json!([other]));
@@ -323,7 +333,8 @@ async fn a_ready_agent_frees_its_node_and_only_one_leads() {
     assert!(server.get(&format!("{leases}/nebula-cni-agent-node-n1")).is_some());
     assert!(server.get(&format!("{leases}/nebula-cni-agent-node-n2")).is_none(), "it is not ready");
     assert_eq!(server.get("/api/v1/nodes/n2").unwrap()["spec"]["taints"][0]["key"], KEY);
-    let leads = server.asked("/leases").into_iter().filter(|(method, path, _)| method == "POST" && path.ends_with("/leases"));
+    let leads =
+        server.asked("/leases").into_iter().filter(|(method, path, _)| method == "POST" && path.ends_with("/leases"));
     assert!(leads.count() >= 1);
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
 }

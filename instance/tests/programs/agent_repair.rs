@@ -3,6 +3,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -154,7 +155,10 @@ impl Drop for Agent {
 fn pods_that_ran_before_the_agent_get_a_tunnel_without_a_restart_and_leave_nothing() {
     let mut site = Site::new();
     let pods = ["web", "db"].map(|name| site.runtime.pod(name));
-    let running = |site: &Site| site.runtime.cri(&["containers"]).unwrap();
+    let running = |site: &Site| {
+        let listed = site.runtime.cri(&["containers"]).unwrap();
+        listed.lines().map(str::to_owned).collect::<BTreeSet<String>>()
+    };
     let before = running(&site);
     assert_eq!(site.node.leftovers(), Vec::<PathBuf>::new(), "they run without us");
     site.install();
