@@ -36,6 +36,8 @@ pub struct Config {
     pub unprotected: Unprotected,
     /// Whether nodes carry a taint until their agent is ready.
     pub taint: bool,
+    /// Whether the metrics have series for each pod.
+    pub pod_metrics: bool,
     /// Address of the listener for metrics and health.
     pub listen: SocketAddr,
 }
@@ -163,7 +165,8 @@ impl Config {
                     ("report", Unprotected::Report),
                 ],
             )?,
-            taint: keys.taint()?,
+            taint: keys.boolean("taint", false)?,
+            pod_metrics: keys.boolean("podMetrics", true)?,
             listen: keys.listen()?,
         };
         config.check_entry()?;
@@ -298,9 +301,9 @@ impl<'a> Keys<'a> {
         }
     }
 
-    fn taint(&self) -> Result<bool, ConfigError> {
-        let Some(value) = self.0.get("taint") else { return Ok(false) };
-        value.as_bool().ok_or_else(|| refused("taint", value, "true or false"))
+    fn boolean(&self, key: &str, default: bool) -> Result<bool, ConfigError> {
+        let Some(value) = self.0.get(key) else { return Ok(default) };
+        value.as_bool().ok_or_else(|| refused(key, value, "true or false"))
     }
 
     fn listen(&self) -> Result<SocketAddr, ConfigError> {
@@ -367,7 +370,7 @@ pub const TOKEN_FILE: &str = "/run/nebula-cni/agent/token";
 /// Copy of the TLS roots of the CA, for instances.
 pub const TLS_CA_FILE: &str = "/run/nebula-cni/agent/tls.crt";
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "network",
     "strategy",
     "confDirs",
@@ -378,6 +381,7 @@ const KEYS: [&str; 11] = [
     "entry",
     "unprotected",
     "taint",
+    "podMetrics",
     "listen",
 ];
 const DEFAULT_LISTEN: &str = "127.0.0.1:9476";

@@ -3,15 +3,20 @@
 
 pub mod ca;
 pub mod chain;
+pub mod cluster;
 pub mod config;
 pub mod credentials;
 pub mod durable;
 pub mod host_root;
 pub mod listener;
+pub mod metrics;
+pub mod on_host;
 pub mod places;
 pub mod process;
 pub mod programs;
 pub mod readiness;
+pub mod reconcile;
+pub mod released;
 pub mod run;
 pub mod runtime;
 pub mod self_test;

@@ -15,9 +15,11 @@ use crate::chain::Keeper;
 use crate::config::Config;
 use crate::credentials::{self, Volumes};
 use crate::listener::{self, MoreMetrics};
+use crate::metrics::Metrics;
 use crate::places::{self, Places};
 use crate::programs::{self, Programs};
 use crate::readiness::{Part, Readiness, Standing};
+use crate::reconcile;
 use crate::self_test;
 use crate::uninstall;
 use crate::watch::DirectoryWatch;
@@ -53,11 +55,11 @@ pub enum RunError {
 }
 
 /// Works until SIGTERM, and then leaves everything as it is: pods keep their tunnels, and the chain stays closed for those
-/// that start meanwhile. `more` returns further metrics; `reconciled` tells readiness about the reconciliation.
+/// that start meanwhile.
 ///
 /// # Errors
 /// Returns an error if it cannot start.
-pub async fn run(config: Config, options: Options, readiness: Readiness, more: MoreMetrics) -> Result<(), RunError> {
+pub async fn run(config: Config, options: Options, readiness: Readiness) -> Result<(), RunError> {
     let address = config.listen;
     let listener = listener::bind(address).await.map_err(|source| RunError::Listen { address, source })?;
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -65,6 +67,9 @@ pub async fn run(config: Config, options: Options, readiness: Readiness, more: M
     let (target_tx, target) = watch::channel(None);
     let (entry_tx, entry) = watch::channel(None);
     let keeper = Keeper::new(config.clone(), readiness.clone());
+    let metrics = Arc::new(Metrics::new(config.pod_metrics));
+    let shown = Arc::clone(&metrics);
+    let more: MoreMetrics = Arc::new(move || shown.text());
     let work = async {
         tokio::join!(
             listener::serve(listener, readiness.clone(), more),
@@ -74,7 +79,8 @@ pub async fn run(config: Config, options: Options, readiness: Readiness, more: M
             keep_programs(config.clone(), options.programs, readiness.clone(), places.clone(), DirectoryWatch::new()?),
             keep_credentials(config.clone(), options.volumes, readiness.clone(), DirectoryWatch::new()?),
             test_then_publish(config.clone(), readiness.clone(), places.clone(), target, entry_tx),
-            keeper.run(entry, places, DirectoryWatch::new()?),
+            keeper.run(entry.clone(), places.clone(), DirectoryWatch::new()?),
+            reconcile::start::keep(config.clone(), options.node, readiness.clone(), metrics, entry, places),
         );
         Ok(())
     };
@@ -204,12 +210,6 @@ async fn test_then_publish(
             () = tokio::time::sleep(RETRY) => {}
         }
     }
-}
-
-/// No further metrics, for an agent without reconciliation.
-#[must_use]
-pub fn no_metrics() -> MoreMetrics {
-    Arc::new(String::new)
 }
 
 const POLL: Duration = Duration::from_secs(30);

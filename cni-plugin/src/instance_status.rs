@@ -1,5 +1,6 @@
-//! The status an instance reports on its socket, as far as the plugin needs it.
+//! The status an instance reports on its socket, as far as the plugin and the node agent need it.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
@@ -7,31 +8,53 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
-/// The part of the status document that ADD and CHECK need.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Status {
-    pub(crate) pid: Option<i32>,
-    pub(crate) uid: Option<String>,
+/// A part of the status document.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Status {
+    /// Process id of the instance.
+    pub pid: Option<i32>,
+    /// UID of its pod.
+    pub uid: Option<String>,
+    /// `running`, `provisional`, `waiting` or `closed`.
     #[serde(default)]
-    pub(crate) state: String,
+    pub state: String,
     /// The pod's overlay addresses with their prefix lengths.
     #[serde(default)]
-    pub(crate) overlay: Vec<String>,
-    pub(crate) certificate: Option<Certificate>,
+    pub overlay: Vec<String>,
+    /// The certificate in use.
+    pub certificate: Option<Certificate>,
+    /// Why the path is closed although there was a certificate.
+    #[serde(default)]
+    pub closed: Option<String>,
+    /// Why there is no certificate, or no newer one.
+    #[serde(default)]
+    pub last_error: Option<String>,
+    /// One entry for each tunnel, up to a limit.
+    #[serde(default)]
+    pub tunnels: Vec<IgnoredAny>,
+    /// Counters by name; those of drops are named `dropped_DIRECTION_REASON`.
+    #[serde(default)]
+    pub counters: BTreeMap<String, u64>,
     /// The pod's init container should have shown its token long ago.
     #[serde(default)]
-    pub(crate) init_overdue: bool,
+    pub init_overdue: bool,
 }
 
-#[derive(Debug, Deserialize)]
-pub(crate) struct Certificate {
-    pub(crate) not_after: i64,
+/// A part of what the status document says about the certificate.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Certificate {
+    /// When it expires, in seconds since 1970.
+    pub not_after: i64,
 }
 
 impl Status {
     /// Reads the status of the instance behind a socket.
-    pub(crate) fn ask(socket: &Path) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// Returns the system's error; `InvalidData` if the answer is not a status document.
+    pub fn ask(socket: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(ANSWER_WITHIN))?;
         let mut bytes = Vec::new();

@@ -9,7 +9,7 @@ pub mod enrolment;
 pub mod fuzzing;
 mod hash;
 pub mod host;
-mod instance_status;
+pub mod instance_status;
 pub mod launch;
 pub mod link;
 pub mod netlink;

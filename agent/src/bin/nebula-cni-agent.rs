@@ -10,12 +10,13 @@ use clap::{Args, Parser, Subcommand};
 use nebula_agent::config::{CONFIG_FILE, Config};
 use nebula_agent::credentials::Volumes;
 use nebula_agent::places::Places;
-use nebula_agent::readiness::{Part, Readiness, Standing, verdict};
+use nebula_agent::readiness::{Readiness, verdict};
+use nebula_agent::reconcile::command::Keep;
 use nebula_agent::run::{self, Options};
 use nebula_agent::runtime::Client;
 use nebula_agent::runtime::loaded::Directories;
 use nebula_agent::uninstall::{self, Attached, Left};
-use nebula_agent::{process, status};
+use nebula_agent::{on_host, process, status};
 
 /// Prepares a Kubernetes node for Nebula, and keeps its pods protected.
 #[derive(Parser)]
@@ -30,6 +31,8 @@ enum Verb {
     Run(Run),
     Status(Status),
     Uninstall(Uninstall),
+    /// Only keep the pods of this node protected, with a chain that somebody else installed
+    Keep(Keep),
     /// Changes the root directory and becomes another program
     #[command(name = process::IN_ROOT, hide = true)]
     InRoot {
@@ -86,10 +89,17 @@ struct ConfigFile {
 }
 
 fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_some_and(|verb| verb == on_host::VERB) {
+        // Before any thread is started: one of several cannot change its mount namespace.
+        eprintln!("nebula-cni-agent: {}", on_host::run(&arguments.collect::<Vec<_>>()));
+        return ExitCode::FAILURE;
+    }
     let done = match Cli::parse().verb {
         Verb::Run(options) => run(options),
         Verb::Status(options) => status(&options),
         Verb::Uninstall(options) => uninstall(&options),
+        Verb::Keep(options) => keep(options),
         Verb::InRoot { root, program } => in_root(&root, &program),
     };
     done.unwrap_or_else(|error| {
@@ -99,10 +109,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: Run) -> Result<ExitCode, Box<dyn Error>> {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).init();
-    // There are several users of TLS in this process, and all take this one.
-    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    prepare();
     let config = Config::read(&options.config.path)?;
     let programs = match options.programs {
         Some(directory) => directory,
@@ -111,12 +118,22 @@ fn run(options: Run) -> Result<ExitCode, Box<dyn Error>> {
     let volumes = Volumes { token: options.token_file, tls_ca: options.trust_file };
     let options = Options { volumes, programs, node: options.node.or_else(|| std::env::var("NODE_NAME").ok()) };
     let readiness = Readiness::default();
-    // Until reconciliation and the Kubernetes API are part of this program.
-    readiness.set(Part::Reconciled, Standing::good("nothing to reconcile"));
-    readiness.set(Part::Kubernetes, Standing::bad("no Kubernetes API: nothing is reported there"));
-    runtime()?.block_on(run::run(config, options, readiness, run::no_metrics()))?;
+    runtime()?.block_on(run::run(config, options, readiness))?;
     tracing::info!("ended; everything on the node stays as it is");
     Ok(ExitCode::SUCCESS)
+}
+
+fn keep(options: Keep) -> Result<ExitCode, Box<dyn Error>> {
+    prepare();
+    runtime()?.block_on(options.run())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Logging, and the TLS library for its several users in this process.
+fn prepare() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).init();
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 }
 
 fn status(options: &Status) -> Result<ExitCode, Box<dyn Error>> {

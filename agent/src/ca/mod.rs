@@ -108,13 +108,15 @@ impl Target {
     }
 
     /// The URL with the name that the certificate is checked against as its host.
-    fn named_url(&self) -> String {
+    pub(crate) fn named_url(&self) -> String {
         let Some(name) = &self.server_name else { return self.url.clone() };
         let port = self.url.parse::<Uri>().ok().and_then(|url| url.port_u16()).unwrap_or(443);
         format!("https://{name}:{port}")
     }
 
-    fn agent(&self, path: &Path) -> Result<ureq::Agent, CaError> {
+    /// An HTTPS client that trusts only the TLS roots in `path`, and follows no redirects and no proxies, which could leak
+    /// a token.
+    pub(crate) fn agent(&self, path: &Path) -> Result<ureq::Agent, CaError> {
         let unusable = |source| CaError::Roots { path: path.to_owned(), source };
         let pem = durable::read_bounded(path, MAX_ROOTS).map_err(unusable)?;
         let mut roots = Vec::new();

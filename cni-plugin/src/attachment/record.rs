@@ -46,18 +46,14 @@ pub struct Record {
     /// Memory limit of the instance, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
+    /// Restarts of the instance in a row; absent if it never had to be restarted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restarts: Option<Restarts>,
     /// Rules on the node's end of the pod's link, if the pod is isolated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<Guard>,
-    /// How often the instance was started again by us.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub restarts: Restarts,
     /// Socket on which the instance reports its status.
     pub status_socket: PathBuf,
-}
-
-fn is_default(restarts: &Restarts) -> bool {
-    *restarts == Restarts::default()
 }
 
 /// How far an attachment got. An attachment that is gone has no file.
@@ -378,8 +374,9 @@ mod tests {
             }),
             user: Some(2_130_706_433),
             memory_limit: Some(32 << 20),
+            restarts: None,
+            restarts: None,
             guard: None,
-            restarts: Restarts::default(),
             status_socket: "/x".into(),
         }
     }

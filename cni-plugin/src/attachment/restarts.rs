@@ -1,65 +1,101 @@
-//! How often the instance of an attachment was started again, so that one that keeps dying does not use up the
-//! certificates that the CA gives its pod.
+//! Backoff for the restarts of one instance. It is kept in the record, so that the plugin, its timer and the node agent
+//! share it.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Restarts in a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// The restarts of an instance in a row, each soon after the one before.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restarts {
-    /// How many.
+    /// How many there were.
     pub count: u32,
-    /// Wall clock time of the last one, in seconds.
+    /// When the last one was, in seconds since 1970.
     pub last: i64,
 }
 
 impl Restarts {
-    /// Whether the next one is due. The first few are at once, and then each waits twice as long as the one before.
+    /// Whether a dead instance may be restarted at `now` (seconds since 1970).
     #[must_use]
     pub fn is_due(self, now: i64) -> bool {
-        // A clock that was set back must not delay it.
+        // After the clock was set back, `last` says nothing.
         now < self.last || now - self.last >= self.wait()
     }
 
-    /// Counts one more.
+    /// These restarts and one more at `now`. If the instance had lived for a while, the count begins anew.
     #[must_use]
-    pub fn another(self, now: i64) -> Self {
-        let lived = now.saturating_sub(self.last);
-        let count = if self.count > 0 && lived > FORGOTTEN_AFTER { 1 } else { self.count.saturating_add(1) };
-        Self { count, last: now }
+    pub fn and_one(self, now: i64) -> Self {
+        let was_calm = now < self.last || now - self.last >= self.wait() + CALM_SECONDS;
+        Self { count: if was_calm { 1 } else { self.count.saturating_add(1) }, last: now }
+    }
+
+    /// The delay after the last restart before the next one.
+    #[must_use]
+    pub fn delay(self) -> Duration {
+        Duration::from_secs(self.wait().unsigned_abs())
+    }
+
+    /// Whether the instance keeps dying soon after its start.
+    #[must_use]
+    pub fn is_crash_loop(self) -> bool {
+        self.count > FREE
     }
 
     fn wait(self) -> i64 {
-        match self.count.checked_sub(AT_ONCE) {
+        match self.count.checked_sub(FREE) {
             None => 0,
-            Some(more) => FIRST_WAIT.saturating_mul(1 << more.min(16)).min(LONGEST_WAIT),
+            Some(step) => (1 << step.min(30)).min(MAX_SECONDS),
         }
     }
 }
 
-const AT_ONCE: u32 = 5;
-const FIRST_WAIT: i64 = 10;
-// A fraction of a kubelet's own longest wait, because the pod is closed meanwhile.
-const LONGEST_WAIT: i64 = 120;
-const FORGOTTEN_AFTER: i64 = 600;
+/// So many restarts are made at once: a process that was killed twice does not loop.
+const FREE: u32 = 3;
+const MAX_SECONDS: i64 = 300;
+// Longer than the interval at which the node agent looks for dead instances, which would otherwise seem to have lived
+// all that time.
+const CALM_SECONDS: i64 = 60;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_crash_loop_is_slowed_down_and_forgotten_once_the_instance_lives() {
-        let (mut restarts, mut now, mut times) = (Restarts::default(), 1_000_000, Vec::new());
-        for _ in 0..3600 {
+    /// When an instance that always dies at once is restarted, if somebody looks every `interval` seconds.
+    fn times(interval: i64, until: i64) -> Vec<i64> {
+        let mut restarts = Restarts { count: 0, last: 1000 };
+        let mut times = Vec::new();
+        for now in (1000..1000 + until).step_by(usize::try_from(interval).unwrap()) {
             if restarts.is_due(now) {
-                restarts = restarts.another(now);
-                times.push(now - 1_000_000);
+                restarts = restarts.and_one(now);
+                times.push(now - 1000);
             }
-            now += 1;
         }
-        assert_eq!(times[..8], [0, 1, 2, 3, 4, 14, 34, 74]);
-        assert!(times.len() < 40, "{} in an hour", times.len());
-        assert!(restarts.is_due(restarts.last - 5), "the clock was set back");
-        let later = restarts.another(now + 2 * FORGOTTEN_AFTER);
-        assert_eq!(later.count, 1);
+        times
+    }
+
+    #[test]
+    fn a_crash_loop_slows_down_to_one_start_in_five_minutes() {
+        let times = times(1, 3600);
+        assert_eq!(times[..8], [0, 1, 2, 3, 5, 9, 17, 33]);
+        assert_eq!(times.last_chunk().map(|[a, b]| b - a), Some(300));
+        assert!(times.len() < 25, "{times:?}");
+    }
+
+    #[test]
+    fn who_looks_only_every_half_minute_slows_down_too() {
+        let times = times(30, 7200);
+        assert_eq!(times.last_chunk().map(|[a, b]| b - a), Some(300), "{times:?}");
+    }
+
+    #[test]
+    fn an_instance_that_lived_is_restarted_at_once_and_so_is_one_whose_clock_was_set_back() {
+        let looping = Restarts { count: 9, last: 1000 };
+        assert!(looping.is_crash_loop() && !looping.is_due(1063) && looping.is_due(1064));
+        assert_eq!(looping.delay(), Duration::from_secs(64));
+        assert_eq!(looping.and_one(1064).count, 10);
+        assert_eq!(looping.and_one(1124), Restarts { count: 1, last: 1124 });
+        assert!(looping.is_due(999));
+        assert_eq!(looping.and_one(999).count, 1);
+        assert!(!Restarts { count: u32::MAX, last: 0 }.is_due(299));
     }
 }

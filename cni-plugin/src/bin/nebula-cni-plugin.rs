@@ -18,6 +18,7 @@ use nebula_cni_plugin::reply::{self, Error, code};
 use nebula_cni_plugin::request::{self, Env, Request};
 use nebula_cni_plugin::settings::{STATE_DIR, Settings};
 use nebula_cni_plugin::supervisor::{Direct, Systemd, heir, launcher};
+use nebula_cni_plugin::verb::attach::{self, Outcome};
 use nebula_cni_plugin::verb::reconcile::{self, Depth};
 use nebula_cni_plugin::verb::{self, add};
 
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
                 heir::run();
                 ExitCode::SUCCESS
             }
+            Some("attach") => attach(),
             Some("reconcile") => reconcile(rest.first().map_or_else(|| Path::new(STATE_DIR), Path::new)),
             _ => about(),
         };
@@ -67,6 +69,26 @@ fn this_host(direct: &Direct) -> Host<'_> {
         guards: &SystemGuards,
         labels: &Program,
         plugin_dir: env::current_exe().ok().and_then(|exe| exe.parent().map(Into::into)),
+    }
+}
+
+/// Attaches a running pod, whose request is given as for ADD. Prints whether it has a tunnel now.
+fn attach() -> ExitCode {
+    let env: Env = env::vars_os().collect();
+    let (version, request) = request::read(&env, io::stdin().lock());
+    let direct = Direct::new();
+    let attached = match request {
+        Ok(Some(Request::Add(request))) => attach::run(&request, &this_host(&direct)),
+        Ok(_) => Err(Error::new(code::ENVIRONMENT, "attach needs CNI_COMMAND ADD")),
+        Err(error) => Err(error),
+    };
+    match attached {
+        Ok(outcome) => match print(&format!(r#"{{"attached":{}}}"#, outcome == Outcome::Attached)) {
+            Ok(()) => ExitCode::SUCCESS,
+            // The pod keeps its tunnel: it has been running all along, and whoever asked will look again.
+            Err(_) => ExitCode::FAILURE,
+        },
+        Err(error) => refuse(&error, &version),
     }
 }
 
@@ -137,6 +159,7 @@ fn launch(arguments: &[OsString]) -> ExitCode {
 fn about() -> ExitCode {
     eprintln!("nebula-cni-plugin {}: a CNI plugin, called by container runtimes.", env!("CARGO_PKG_VERSION"));
     eprintln!("\"nebula-cni-plugin reconcile [STATE_DIR]\" starts instances that died and forgets pods that are gone.");
+    eprintln!("\"nebula-cni-plugin attach\" gives a running pod what ADD would have given it, and is asked like ADD.");
     eprintln!("Put it into a network configuration list behind the plugin that gives pods their address.");
     eprintln!("CNI versions: {}", reply::SUPPORTED.join(", "));
     ExitCode::SUCCESS

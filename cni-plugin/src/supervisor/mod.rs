@@ -138,4 +138,4 @@ fn read_status(status: String) -> (Option<StartError>, String) {
 const OOM_SCORE_ADJUST: i32 = -997;
 
 /// The instance's command line option for its launch contract.
-const LAUNCH_OPTION: &str = "--launch";
+pub const LAUNCH_OPTION: &str = "--launch";

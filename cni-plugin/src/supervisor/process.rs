@@ -1,8 +1,9 @@
 //! Processes, identified so that a later one with the same process id is not mistaken for them.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -77,6 +78,20 @@ pub fn with_arguments(option: &str, value: &Path) -> Vec<Process> {
         arguments.windows(2).any(|pair| pair[0] == option.as_bytes() && pair[1] == value.as_os_str().as_bytes())
     };
     pids.filter(is_ours).filter_map(Process::with_pid).filter(|process| process.is_alive()).collect()
+}
+
+/// The values that running processes have behind `option` among their arguments.
+#[must_use]
+pub fn arguments_behind(option: &str) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    let value = |pid: i32| {
+        let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let mut arguments = arguments.split(|byte| *byte == 0);
+        arguments.find(|argument| *argument == option.as_bytes())?;
+        Some(PathBuf::from(OsStr::from_bytes(arguments.next()?)))
+    };
+    pids.filter_map(value).collect()
 }
 
 /// The fields of /proc/PID/stat that are used here.

@@ -8,7 +8,6 @@ use std::time::Duration;
 use crate::attachment::lock::Lock;
 use crate::attachment::queue::Turn;
 use crate::attachment::record::{self, Files, Found, Record, State};
-use crate::attachment::restarts::Restarts;
 use crate::attachment::{released, room};
 use crate::clock::Deadline;
 use crate::enrolment::Knowledge;
@@ -32,24 +31,35 @@ use crate::verb::del::detach;
 /// Everything has been undone when an error is returned; if that failed too, the record stays for DEL.
 pub fn run(request: &Attach, host: &Host<'_>) -> Result<String, Error> {
     let settings = Settings::read(&request.config)?;
-    let deadline = Deadline::after(host.clock, settings.timeout);
     let prev_result = required_prev_result(&request.config)?;
-    let output = prev_result.as_output(&request.config.version);
-    let Some(pod) = enrolled(request, &settings, host, deadline)? else { return Ok(output) };
-    let attachment = Attachment::check(request, &settings, &prev_result, pod, host)?;
+    let output = |record: Option<&Record>| match record.and_then(|record| record.host_route) {
+        Some(route) => prev_result.renumbered(&request.key.ifname, route.destination, &request.config.version),
+        None => Ok(prev_result.as_output(&request.config.version)),
+    };
+    give_tunnel(request, &settings, &prev_result, host, output)
+}
+
+/// Attaches the pod if it is enrolled, and returns what `output` makes of the record; of `None` if it is not enrolled.
+/// If `output` fails, the attachment is undone.
+pub(crate) fn give_tunnel<T>(
+    request: &Attach,
+    settings: &Settings,
+    prev_result: &PrevResult,
+    host: &Host<'_>,
+    output: impl Fn(Option<&Record>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let deadline = Deadline::after(host.clock, settings.timeout);
+    let Some(pod) = enrolled(request, settings, host, deadline)? else { return output(None) };
+    let attachment = Attachment::check(request, settings, prev_result, pod, host)?;
 
     // Kept until ADD returns. The time limit is for the work, not for the time in the queue.
     let _turn = Turn::wait(&settings.state_dir, width(), host.clock, Deadline::after(host.clock, QUEUE_TIMEOUT))?;
     let deadline = Deadline::after(host.clock, settings.timeout);
     let lock = Lock::acquire(&attachment.files, host.clock, deadline)?;
-    let output = |record: &Record| match record.host_route {
-        Some(route) => prev_result.renumbered(&request.key.ifname, route.destination, &request.config.version),
-        None => Ok(output),
-    };
     if let Some(record) = attachment.in_place(settings.renumber, host) {
-        return output(&record);
+        return output(Some(&record));
     }
-    let attached = attachment.attach(&settings, host, deadline).and_then(|record| output(&record));
+    let attached = attachment.attach(settings, host, deadline).and_then(|record| output(Some(&record)));
     match attached.map_err(|e| named(e, &attachment.pod)) {
         Ok(output) => Ok(output),
         Err(error) => Err(match detach(&attachment.files, host) {
@@ -304,8 +314,8 @@ impl<'a> Attachment<'a> {
             host_route: None,
             user: None,
             memory_limit: None,
+            restarts: None,
             guard: self.isolated.as_ref().map(|(_, guard)| guard.clone()),
-            restarts: Restarts::default(),
             status_socket: self.files.status_socket(),
         }
     }

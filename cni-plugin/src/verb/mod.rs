@@ -1,6 +1,7 @@
 //! The verbs: each turns a request into the text for stdout.
 
 pub mod add;
+pub mod attach;
 pub mod check;
 pub mod del;
 pub mod gc;

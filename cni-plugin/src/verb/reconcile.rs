@@ -1,7 +1,8 @@
-//! Housekeeping outside the CNI verbs: restarts instances that died, and removes attachments whose pod is gone. It runs
-//! after verbs other than DEL and VERSION, and from a timer.
+//! Housekeeping outside the CNI verbs: restarts instances that died, with backoff, and removes attachments whose pod is
+//! gone. It runs after verbs other than DEL and VERSION, from a timer, and for the node agent.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -86,12 +87,9 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
         return Ok(());
     }
     let supervisor = host.supervisor(record.supervisor);
-    let now = host.clock.unix_seconds();
-    if !supervisor.restarts_by_itself() {
-        if !record.restarts.is_due(now) {
-            return Ok(());
-        }
-        record.restarts = record.restarts.another(now);
+    let (restarts, now) = (record.restarts.unwrap_or_default(), host.clock.unix_seconds());
+    if !supervisor.restarts_by_itself() && !restarts.is_due(now) {
+        return Ok(());
     }
     // The threads of a killed instance keep its device open for some milliseconds.
     if let Some(dead) = record.process {
@@ -109,6 +107,7 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
     };
     let mut started = |process| {
         record.process = process;
+        record.restarts = Some(restarts.and_one(now));
         record.save(&files)
     };
     supervisor.restart(&launch, host.clock, &mut started).map_err(|failure| format!("{description}: {failure}"))
@@ -123,7 +122,8 @@ fn is_well(record: &Record, files: &Files, depth: Depth, host: &Host<'_>) -> boo
     if record.guard.as_ref().is_some_and(|guard| !is_guarded(guard, host)) {
         return false;
     }
-    if supervisor.restarts_by_itself() && depth == Depth::Quick {
+    // systemd restarts what ends, unless it was stopped or its unit is gone; then nobody listens.
+    if supervisor.restarts_by_itself() && depth == Depth::Quick && UnixStream::connect(&record.status_socket).is_ok() {
         return true;
     }
     supervisor.is_alive(files, record.process, host.clock)

@@ -12,8 +12,9 @@ mod loopback;
 mod service_manager;
 mod world;
 
-mod ca_access;
 mod agent;
+mod agent_repair;
+mod ca_access;
 mod chains;
 mod chaos;
 mod command_line;

@@ -101,7 +101,7 @@ impl Runtime {
     }
 
     /// Creates a pod without containers, as a kubelet does on its `attempt`-th try.
-    fn sandbox(&self, namespace: &str, name: &str, attempt: u32) -> Result<Value, String> {
+    pub(crate) fn sandbox(&self, namespace: &str, name: &str, attempt: u32) -> Result<Value, String> {
         let (pod, attempt) = (format!("{namespace}/{name}/uid-{name}"), attempt.to_string());
         let said = self.cri(&["run-pod", &pod, "--attempt", &attempt])?;
         Ok(serde_json::from_str(&said).expect("cri.py prints JSON"))

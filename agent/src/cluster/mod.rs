@@ -1,0 +1,15 @@
+//! What the agent does at the API server: follows the pods of its node, reports events, evicts or labels unprotected
+//! pods, and removes the taint. All of it is optional: without an API server the pods are protected just the same.
+
+pub mod api;
+pub mod clerk;
+pub mod errands;
+pub mod evict;
+#[cfg(test)]
+mod fake_api_server;
+pub mod heartbeat;
+pub mod notice;
+pub mod pods;
+pub mod taint;
+pub mod taint_keeper;
+pub mod throttle;

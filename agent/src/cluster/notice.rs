@@ -1,0 +1,178 @@
+//! What people are told, as an Event on the pod or the node it concerns: what is wrong, and what to do about it.
+
+use nebula_cni_plugin::instance_status::Status;
+use nebula_cni_plugin::launch::Pod;
+
+use crate::config::Unprotected;
+use crate::readiness::{Part, Standing};
+
+/// One thing to tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    /// The pod; `None` for the node.
+    pub pod: Option<Pod>,
+    /// Whether somebody should do something.
+    pub is_warning: bool,
+    /// A short word in PascalCase, for filters.
+    pub reason: &'static str,
+    /// What the agent does or did.
+    pub action: &'static str,
+    /// The text for people.
+    pub note: String,
+}
+
+impl Notice {
+    /// A pod runs without a tunnel.
+    #[must_use]
+    pub fn unprotected(pod: &Pod, why: &str, policy: Unprotected) -> Self {
+        let next = match policy {
+            Unprotected::Attach => "The agent attaches it now, without a restart.",
+            Unprotected::Evict => "The agent evicts it, so that its controller makes it anew.",
+            Unprotected::Label => "The agent labels it nebula-cni/unprotected=true; delete the pod to protect it.",
+            Unprotected::Report => "Delete the pod, or set \"unprotected\" to \"attach\" in the agent's configuration.",
+        };
+        warning(
+            pod,
+            "NebulaUnprotected",
+            "Reconcile",
+            format!("The pod is enrolled and runs without a tunnel: {why}. {next}"),
+        )
+    }
+
+    /// A pod got a tunnel in place.
+    #[must_use]
+    pub fn attached(pod: &Pod) -> Self {
+        let note = "The running pod got its tunnel in place, without a restart.".to_owned();
+        Self { is_warning: false, ..warning(pod, "NebulaAttached", "Attach", note) }
+    }
+
+    /// A repair failed.
+    #[must_use]
+    pub fn repair_failed(pod: &Pod, why: &str) -> Self {
+        let refused = ["(code 102)", "refused a certificate"].iter().any(|word| why.contains(word));
+        let (reason, advice) = if refused {
+            ("NebulaIdentityRefused", "See the policy of the CA and its audit log.")
+        } else {
+            ("NebulaRepairFailed", "The agent tries again, ever more slowly; deleting the pod makes its tunnel anew.")
+        };
+        warning(pod, reason, "Repair", format!("The pod's tunnel cannot be repaired: {why}. {advice}"))
+    }
+
+    /// The rules do not decide whether a pod is enrolled.
+    #[must_use]
+    pub fn undecided(pod: &Pod, why: &str) -> Self {
+        warning(
+            pod,
+            "NebulaUndecided",
+            "Reconcile",
+            format!("It is not known whether the pod must have a tunnel: {why}"),
+        )
+    }
+
+    /// A pod waits for its certificate.
+    #[must_use]
+    pub fn no_certificate(pod: &Pod, why: &str) -> Self {
+        let note = format!("The pod waits for its certificate, and its tunnel is closed meanwhile: {why}");
+        warning(pod, "NebulaNoCertificate", "Enrol", note)
+    }
+
+    /// The tunnel of a pod was closed.
+    #[must_use]
+    pub fn closed(pod: &Pod, why: &str) -> Self {
+        let advice = "If the pod is to go on, delete it: its successor gets a certificate of its own.";
+        warning(pod, "NebulaTunnelClosed", "Enrol", format!("The pod's tunnel is closed: {why}. {advice}"))
+    }
+
+    /// The instance of a pod keeps dying.
+    #[must_use]
+    pub fn crash_looping(pod: &Pod, restarts: u32, delay: u64) -> Self {
+        let note = format!(
+            "The instance of the pod's tunnel keeps dying ({restarts} restarts in a row). It is started again every {delay} s \
+             until it lives. See its log on the node (with systemd the journal of its unit nebula-pod-*, else the .log \
+             beside its record in /run/nebula-cni)."
+        );
+        warning(pod, "NebulaInstanceCrashLooping", "Restart", note)
+    }
+
+    /// The certificate of a pod is not renewed although it expires soon; `None` if all is well.
+    #[must_use]
+    pub fn certificate_expiring(pod: &Pod, status: &Status, now: i64) -> Option<Self> {
+        let left = status.certificate.as_ref()?.not_after.saturating_sub(now);
+        // A renewal is due long before; only one that failed is worth telling.
+        let why = status.last_error.as_ref().filter(|_| left < EXPIRES_SOON)?;
+        let note = format!(
+            "The pod's certificate expires in {} minutes and is not renewed: {why}. Without it the tunnel closes. See \
+             whether the CA answers and admits the pod.",
+            (left / 60).max(0)
+        );
+        Some(warning(pod, "NebulaCertificateExpiring", "Renew", note))
+    }
+
+    /// A pod is evicted, or cannot be.
+    #[must_use]
+    pub fn evicted(pod: &Pod, outcome: &Result<(), String>) -> Self {
+        match outcome {
+            Ok(()) => {
+                let note = "The pod is enrolled and runs without a tunnel: it was evicted, so that its controller makes it anew.";
+                warning(pod, "NebulaEvicted", "Evict", note.to_owned())
+            }
+            Err(why) => {
+                let note = format!("The pod is enrolled and runs without a tunnel, and is not evicted: {why}");
+                warning(pod, "NebulaNotEvicted", "Evict", note)
+            }
+        }
+    }
+
+    /// A part of the agent's work on the node went wrong.
+    #[must_use]
+    pub fn of_part(part: Part, standing: &Standing) -> Self {
+        let reason = match part {
+            Part::Programs => "NebulaProgramsMissing",
+            Part::Credentials => "NebulaCredentialsMissing",
+            Part::SelfTest => "NebulaSelfTestFailed",
+            Part::Chain => "NebulaChainOverwritten",
+            Part::Runtime => "NebulaChainNotLoaded",
+            Part::Ca => "NebulaCaUnreachable",
+            Part::Reconciled => "NebulaNotReconciled",
+            Part::Kubernetes => "NebulaApiServerUnreachable",
+        };
+        let advice = if standing.advice.is_empty() { String::new() } else { format!(". {}", standing.advice) };
+        let note = format!("New pods of this node may not start, or not be protected: {}{advice}", standing.reason);
+        Self { pod: None, is_warning: true, reason, action: "Prepare", note }
+    }
+}
+
+fn warning(pod: &Pod, reason: &'static str, action: &'static str, note: String) -> Notice {
+    Notice { pod: Some(pod.clone()), is_warning: true, reason, action, note }
+}
+
+/// In seconds. Certificates of pods usually live for a day and are renewed after half of that.
+const EXPIRES_SOON: i64 = 3600;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod() -> Pod {
+        Pod { namespace: "shop".into(), name: "web-0".into(), uid: "u1".into() }
+    }
+
+    #[test]
+    fn only_a_certificate_that_cannot_be_renewed_is_told_of() {
+        let status = |text: &str| serde_json::from_str::<Status>(text).unwrap();
+        let failing = status(r#"{"certificate":{"not_after":10000},"last_error":"connection refused"}"#);
+        assert_eq!(Notice::certificate_expiring(&pod(), &failing, 10_000 - EXPIRES_SOON), None);
+        let told = Notice::certificate_expiring(&pod(), &failing, 10_000 - 1800).unwrap();
+        assert!(told.note.contains("30 minutes") && told.note.contains("connection refused"), "{told:?}");
+        let well = status(r#"{"certificate":{"not_after":10000},"last_error":null}"#);
+        assert_eq!(Notice::certificate_expiring(&pod(), &well, 9_000), None);
+        assert_eq!(Notice::certificate_expiring(&pod(), &status("{}"), 9_000), None);
+    }
+
+    #[test]
+    fn a_refused_identity_is_told_apart_from_other_failures() {
+        let refused = "the CA service refused a certificate: pod shop/web-0 is on another node";
+        assert_eq!(Notice::repair_failed(&pod(), refused).reason, "NebulaIdentityRefused");
+        assert_eq!(Notice::repair_failed(&pod(), "no tun").reason, "NebulaRepairFailed");
+    }
+}

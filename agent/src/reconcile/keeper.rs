@@ -1,0 +1,274 @@
+//! The loop: looks, plans, repairs and tells, every two seconds quickly and every half minute thoroughly.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use nebula_cni_plugin::clock::{Clock, SystemClock};
+use nebula_cni_plugin::launch::Pod;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::backoff::Backoff;
+use super::entry::Entry;
+use super::observe::{Depth, Observer, records_changed};
+use super::plan::{Action, Plan, Protection, Reason, Repair, Stand, plan};
+use super::program::Plugin;
+use super::repair::{Outcome, RepairError, Tools};
+use crate::cluster::errands::Errands;
+use crate::cluster::notice::Notice;
+use crate::config::Unprotected;
+use crate::metrics::Metrics;
+use crate::readiness::{Part, Readiness, Standing};
+use crate::runtime::Client;
+
+/// Keeps the pods of one node protected.
+#[derive(Debug)]
+pub struct Keeper {
+    /// The installed plugin.
+    pub plugin: Plugin,
+    /// The runtime.
+    pub runtime: Client,
+    /// Our entry in the chain that the runtime has loaded; `None` while there is none.
+    pub entry: watch::Receiver<Option<Arc<Entry>>>,
+    /// What to do with enrolled pods that run without a tunnel.
+    pub policy: Unprotected,
+    /// The way to the API server.
+    pub errands: Errands,
+    /// The node's metrics.
+    pub metrics: Arc<Metrics>,
+    /// The board on which the first reconciliation is noted.
+    pub readiness: Readiness,
+}
+
+/// What the loop remembers from one look to the next.
+#[derive(Debug)]
+struct Memory {
+    observer: Observer,
+    backoff: Backoff,
+    /// Containers that a repair is working on.
+    busy: HashSet<String>,
+    repairs: JoinSet<(Vec<Repair>, Result<Outcome, RepairError>)>,
+    /// Containers that were found to stay without a tunnel, whatever is tried.
+    labelled: HashSet<String>,
+    thorough_at: Instant,
+    records: Option<SystemTime>,
+}
+
+impl Keeper {
+    /// Works until the task is cancelled.
+    pub async fn run(mut self) {
+        let mut memory = Memory {
+            observer: Observer::new(self.runtime.clone(), self.plugin.host.clone()),
+            backoff: Backoff::default(),
+            busy: HashSet::new(),
+            repairs: JoinSet::new(),
+            labelled: HashSet::new(),
+            thorough_at: SystemClock.now(),
+            records: None,
+        };
+        let mut tick = tokio::time::interval(QUICK_INTERVAL);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let entry = self.entry.borrow_and_update().clone();
+            let Some(entry) = entry else {
+                self.readiness.set(Part::Reconciled, Standing::bad("no chain of ours is loaded yet"));
+                if self.entry.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            };
+            self.look(&entry, &mut memory).await;
+            self.wait(&entry, &mut memory, &mut tick).await;
+        }
+    }
+
+    /// Looks once, and begins the repairs.
+    async fn look(&self, entry: &Arc<Entry>, memory: &mut Memory) {
+        let began = SystemClock.now();
+        let depth = if began >= memory.thorough_at { Depth::Thorough } else { Depth::Quick };
+        memory.records = records_changed(&self.plugin.host, entry);
+        let seen = match memory.observer.look(entry, self.errands.labels(), depth).await {
+            Ok(seen) => seen,
+            Err(error) => {
+                self.metrics.look_failed();
+                self.readiness.set(Part::Reconciled, Standing::bad(error.to_string()));
+                return;
+            }
+        };
+        let plan = plan(&seen);
+        if depth == Depth::Thorough {
+            memory.thorough_at = began + THOROUGH_INTERVAL;
+        }
+        let there: HashSet<&str> = seen.sandboxes.iter().map(|sandbox| sandbox.id.as_str()).collect();
+        memory.backoff.retain(|container| there.contains(container));
+        memory.labelled.retain(|container| there.contains(container.as_str()));
+        self.metrics.looked(&plan.pods, memory.observer.answers(), SystemClock.now().saturating_duration_since(began));
+        self.tell(&plan, memory);
+        self.begin(entry, &plan, memory);
+        self.readiness.set(Part::Reconciled, Standing::good("sandboxes and records are compared"));
+    }
+
+    /// Waits for the next look: a tick, the end of a repair, a changed record or pod, another chain.
+    async fn wait(&mut self, entry: &Entry, memory: &mut Memory, tick: &mut tokio::time::Interval) {
+        let mut records = tokio::time::interval(RECORDS_INTERVAL);
+        records.tick().await;
+        loop {
+            tokio::select! {
+                _ = tick.tick() => return,
+                _ = self.entry.changed() => return,
+                () = self.errands.pods_changed() => {
+                    // A change often comes with several others.
+                    tokio::time::sleep(SETTLE).await;
+                    return;
+                }
+                _ = records.tick() => {
+                    if records_changed(&self.plugin.host, entry) != memory.records {
+                        return;
+                    }
+                }
+                Some(ended) = memory.repairs.join_next() => {
+                    if let Ok((repairs, outcome)) = ended {
+                        self.ended(&repairs, &outcome, memory);
+                    }
+                    // There may be more to repair than fits at once.
+                    if memory.repairs.len() <= PARALLEL / 2 {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Begins the repairs that are due and not in progress.
+    fn begin(&self, entry: &Arc<Entry>, plan: &Plan, memory: &mut Memory) {
+        let now = SystemClock.now();
+        let tools = Tools { plugin: self.plugin.clone(), entry: Arc::clone(entry), runtime: self.runtime.clone() };
+        let mut dead = Vec::new();
+        for repair in &plan.repairs {
+            let container = repair.action.container();
+            if memory.busy.contains(container) || !memory.backoff.is_due(container, now) {
+                continue;
+            }
+            match repair.action {
+                // One call of the plugin restarts all that are dead.
+                Action::Mend { .. } => {
+                    dead.push(repair.clone());
+                    continue;
+                }
+                Action::Attach { .. } if self.policy != Unprotected::Attach => {
+                    self.leave_to_operator(repair, memory, now);
+                    continue;
+                }
+                _ => {}
+            }
+            if memory.repairs.len() >= PARALLEL {
+                // The end of a repair is followed by another look.
+                break;
+            }
+            tracing::info!(pod = %name(&repair.pod), action = repair.action.name(), reason = %repair.reason, "repair");
+            memory.busy.insert(container.to_owned());
+            let (tools, repair, network) = (tools.clone(), repair.clone(), memory.observer.network(container));
+            memory.repairs.spawn(async move {
+                let outcome = tools.carry_out(&repair, network).await;
+                (vec![repair], outcome)
+            });
+        }
+        if !dead.is_empty() {
+            memory.busy.extend(dead.iter().map(|repair| repair.action.container().to_owned()));
+            memory.repairs.spawn(async move {
+                let outcome = tools.mend().await.map(|()| Outcome::Done);
+                (dead, outcome)
+            });
+        }
+    }
+
+    /// Does with an unprotected pod what the operator chose instead of an attachment.
+    fn leave_to_operator(&self, repair: &Repair, memory: &mut Memory, now: Instant) {
+        match self.policy {
+            Unprotected::Evict => {
+                self.errands.evict(&repair.pod);
+                // An eviction takes time, and may be refused for a while by a disruption budget.
+                memory.backoff.failed(repair.action.container(), now);
+            }
+            Unprotected::Label => self.label(repair, memory),
+            Unprotected::Attach | Unprotected::Report => {}
+        }
+    }
+
+    fn label(&self, repair: &Repair, memory: &mut Memory) {
+        if memory.labelled.insert(repair.action.container().to_owned()) {
+            self.errands.label(&repair.pod, true);
+        }
+    }
+
+    fn ended(&self, repairs: &[Repair], outcome: &Result<Outcome, RepairError>, memory: &mut Memory) {
+        // What was done changed the records, so the instances are to be asked.
+        for repair in repairs {
+            let container = repair.action.container();
+            memory.busy.remove(container);
+            self.metrics.repaired(repair.action.name(), outcome.is_ok());
+            match outcome {
+                Ok(outcome) => {
+                    memory.backoff.succeeded(container);
+                    if *outcome == Outcome::Done
+                        && matches!(repair.action, Action::Attach { .. } | Action::Reattach { .. })
+                    {
+                        tracing::info!(pod = %name(&repair.pod), "attached in place");
+                        self.errands.tell(Notice::attached(&repair.pod));
+                        if memory.labelled.remove(container) {
+                            self.errands.label(&repair.pod, false);
+                        }
+                    }
+                }
+                Err(error) => {
+                    let count = memory.backoff.failed(container, SystemClock.now());
+                    tracing::warn!(pod = %name(&repair.pod), action = repair.action.name(), %error, count, "repair failed");
+                    if !repair.pod.name.is_empty() {
+                        self.errands.tell(Notice::repair_failed(&repair.pod, &error.to_string()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reports how the pods stand. Repetitions are left out on the way.
+    fn tell(&self, plan: &Plan, memory: &Memory) {
+        let reasons: BTreeMap<&str, Reason> =
+            plan.repairs.iter().map(|repair| (repair.action.container(), repair.reason)).collect();
+        let now = SystemClock.unix_seconds();
+        for Stand { sandbox, pod, protection } in &plan.pods {
+            let notice = match protection {
+                Protection::NotEnrolled => None,
+                Protection::Undecided(why) => Some(Notice::undecided(pod, why)),
+                Protection::Protected => memory
+                    .observer
+                    .answers()
+                    .get(sandbox)
+                    .and_then(|status| Notice::certificate_expiring(pod, status, now)),
+                Protection::Waiting(why) if why.is_empty() => None,
+                Protection::Waiting(why) => Some(Notice::no_certificate(pod, why)),
+                Protection::Closed(why) => Some(Notice::closed(pod, why)),
+                Protection::Unprotected(reason) => {
+                    let reason = reasons.get(sandbox.as_str()).copied().unwrap_or(*reason);
+                    Some(Notice::unprotected(pod, &reason.to_string(), self.policy))
+                }
+                Protection::CrashLooping { restarts, delay } => Some(Notice::crash_looping(pod, *restarts, *delay)),
+            };
+            if let Some(notice) = notice {
+                self.errands.tell(notice);
+            }
+        }
+    }
+}
+
+fn name(pod: &Pod) -> String {
+    format!("{}/{}", pod.namespace, pod.name)
+}
+
+const QUICK_INTERVAL: Duration = Duration::from_secs(2);
+const THOROUGH_INTERVAL: Duration = Duration::from_secs(30);
+const RECORDS_INTERVAL: Duration = Duration::from_millis(500);
+const SETTLE: Duration = Duration::from_millis(100);
+/// Repairs at a time. Each starts a process and asks the CA.
+const PARALLEL: usize = 8;
