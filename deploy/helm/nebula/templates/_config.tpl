@@ -4,7 +4,12 @@
 {{- $policy := deepCopy .Values.ca.policy }}
 {{- $reserved := .Values.network.reserved }}
 {{- if .Values.lighthouse.enabled }}
-  {{- $reserved = append $reserved .Values.lighthouse.network | uniq }}
+  {{- /* A network as a whole, so that more replicas need no change; of a first address those that are in use. */ -}}
+  {{- if contains "/" .Values.lighthouse.network }}
+    {{- $reserved = append $reserved .Values.lighthouse.network | uniq }}
+  {{- else }}
+    {{- $reserved = concat $reserved (include "nebula.lighthouseAddresses" . | fromJsonArray) | uniq }}
+  {{- end }}
   {{- $lighthouses := dict "account" (printf "%s/nebula-lighthouse" $namespace) "network" .Values.lighthouse.network "port" (int .Values.lighthouse.port) }}
   {{- $policy = mergeOverwrite (dict "lighthouses" $lighthouses) $policy }}
 {{- end }}
