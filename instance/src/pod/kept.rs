@@ -94,7 +94,7 @@ impl Kept {
             Ok(bytes) => self.file.write_all(bytes),
             Err(_) => self.file.write_all(&[0; HASH_BYTES + LENGTH_BYTES]),
         });
-        let written = written.and(bytes.map(drop));
+        let written = written.and_then(|()| bytes.map(drop));
         if let Err(error) = written {
             tracing::debug!(%error, "The certificate is not kept over a restart");
         }
