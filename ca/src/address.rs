@@ -53,13 +53,14 @@ pub(crate) fn derive(pod: IpAddr, overlay: IpNet) -> Result<IpNet, DeriveError> 
 }
 
 /// Whether a host may have `address` in `overlay`.
-fn is_usable(address: IpAddr, overlay: IpNet) -> bool {
+pub(crate) fn is_usable(address: IpAddr, overlay: IpNet) -> bool {
     let host_bits = overlay.max_prefix_len() - overlay.prefix_len();
     // Prefixes of one or two addresses have neither a network nor a broadcast address (RFC 3021, RFC 6164).
     host_bits < 2 || (address != overlay.network() && (overlay.addr().is_ipv6() || address != overlay.broadcast()))
 }
 
-fn with_prefix_of(address: IpAddr, overlay: IpNet) -> IpNet {
+/// `address`, with the length of the prefix `overlay`.
+pub(crate) fn with_prefix_of(address: IpAddr, overlay: IpNet) -> IpNet {
     // The length came from a prefix of the same family, so it fits.
     IpNet::new(address, overlay.prefix_len()).unwrap_or_else(|_| IpNet::from(address))
 }
@@ -82,6 +83,14 @@ pub(crate) fn candidates(overlay: IpNet, last: Option<IpAddr>) -> impl Iterator<
         };
         is_usable(address, overlay).then(|| with_prefix_of(address, overlay))
     })
+}
+
+/// The address `steps` after `first`, if there is one.
+pub(crate) fn after(first: IpAddr, steps: u32) -> Option<IpAddr> {
+    match first {
+        IpAddr::V4(first) => first.to_bits().checked_add(steps).map(|bits| Ipv4Addr::from_bits(bits).into()),
+        IpAddr::V6(first) => first.to_bits().checked_add(steps.into()).map(|bits| Ipv6Addr::from_bits(bits).into()),
+    }
 }
 
 fn bits(address: IpAddr) -> u128 {
@@ -115,6 +124,15 @@ pub enum Subject {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         node: Option<String>,
     },
+    /// A pod of the lighthouses' StatefulSet.
+    Lighthouse {
+        /// Kubernetes namespace.
+        namespace: String,
+        /// Pod name.
+        name: String,
+        /// Pod UID.
+        uid: String,
+    },
 }
 
 impl Subject {
@@ -133,6 +151,18 @@ impl Subject {
             _ => false,
         }
     }
+
+    /// Whether this is the lighthouse that replaces the lighthouse `earlier`: of the same name, with another UID. A
+    /// name has one pod at a time, so the API server has confirmed that the earlier one is gone when it confirms this.
+    fn replaces(&self, earlier: &Self) -> bool {
+        match (earlier, self) {
+            (
+                Self::Lighthouse { namespace: earlier_namespace, name: earlier_name, uid: earlier },
+                Self::Lighthouse { namespace, name, uid },
+            ) => (earlier_namespace, earlier_name) == (namespace, name) && earlier != uid,
+            _ => false,
+        }
+    }
 }
 
 /// The holder of an overlay address, and how long it holds it.
@@ -145,6 +175,18 @@ pub(crate) struct Holder {
     /// Its certificates for the address, by fingerprint, with the last second of each.
     #[serde(default)]
     pub(crate) certificates: Vec<(String, UnixTime)>,
+    /// The name of a pod for which the address is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) kept: Option<Kept>,
+}
+
+/// Keeps an address for whatever pod has a name, also while there is none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    /// The pod's `namespace/name`.
+    pub(crate) name: String,
+    /// Last second.
+    pub(crate) until: UnixTime,
 }
 
 impl Holder {
@@ -153,7 +195,8 @@ impl Holder {
     pub(crate) fn is(&self, subject: &Subject) -> bool {
         match (&self.subject, subject) {
             (Subject::Host { name: held }, Subject::Host { name }) => held == name,
-            (Subject::Pod { uid: held, .. }, Subject::Pod { uid, .. }) => held == uid,
+            (Subject::Pod { uid: held, .. }, Subject::Pod { uid, .. })
+            | (Subject::Lighthouse { uid: held, .. }, Subject::Lighthouse { uid, .. }) => held == uid,
             _ => false,
         }
     }
@@ -161,7 +204,13 @@ impl Holder {
     /// Whether `asker` may have this holder's address at `now`, without proof that the holder is gone.
     #[must_use]
     pub(crate) fn yields_to(&self, asker: &Subject, now: UnixTime) -> bool {
-        self.until < now || self.is(asker)
+        let is_kept = self.kept.as_ref().is_some_and(|kept| kept.until >= now);
+        (self.until < now && !is_kept) || self.is(asker) || asker.replaces(&self.subject)
+    }
+
+    /// Whether the address is kept for the pod of that name, so that it goes from one pod of the name to the next.
+    pub(crate) fn is_kept_for(&self, name: Option<&str>) -> bool {
+        name.is_some() && self.kept.as_ref().map(|kept| kept.name.as_str()) == name
     }
 }
 
@@ -170,6 +219,7 @@ impl std::fmt::Display for Subject {
         match self {
             Self::Host { name } => write!(f, "host {name}"),
             Self::Pod { namespace, name, .. } => write!(f, "pod {namespace}/{name}"),
+            Self::Lighthouse { namespace, name, .. } => write!(f, "lighthouse {namespace}/{name}"),
         }
     }
 }
@@ -242,7 +292,7 @@ mod tests {
 
     #[test]
     fn a_reused_pod_address_goes_to_the_newer_pod_only_when_derived() {
-        let old = Holder { subject: pod("one", "10.244.0.5"), until: 1_000, certificates: Vec::new() };
+        let old = Holder { subject: pod("one", "10.244.0.5"), until: 1_000, certificates: Vec::new(), kept: None };
         let new = pod("two", "10.244.0.5");
         assert!(new.has_address_of(&old.subject, AddressMode::Derive));
         assert!(!new.has_address_of(&old.subject, AddressMode::Pool));
@@ -252,7 +302,7 @@ mod tests {
 
     #[test]
     fn two_pod_addresses_with_one_image_are_a_conflict() {
-        let held = Holder { subject: pod("one", "10.244.0.5"), until: 1_000, certificates: Vec::new() };
+        let held = Holder { subject: pod("one", "10.244.0.5"), until: 1_000, certificates: Vec::new(), kept: None };
         assert!(!held.yields_to(&pod("two", "10.245.0.5"), 10));
         assert!(!pod("two", "10.245.0.5").has_address_of(&held.subject, AddressMode::Derive));
         assert!(held.yields_to(&pod("one", "10.245.0.5"), 10));
@@ -261,7 +311,7 @@ mod tests {
     #[test]
     fn hosts_and_pods_never_take_each_others_address() {
         let host = Subject::Host { name: "lighthouse".into() };
-        let held = Holder { subject: host.clone(), until: 1_000, certificates: Vec::new() };
+        let held = Holder { subject: host.clone(), until: 1_000, certificates: Vec::new(), kept: None };
         assert!(held.yields_to(&host, 10));
         for other in [Subject::Host { name: "other".into() }, pod("one", "10.244.0.5")] {
             assert!(!held.yields_to(&other, 10) && !other.has_address_of(&host, AddressMode::Derive));

@@ -174,9 +174,10 @@ impl Known {
 /// `None` for proofs that are checked locally, which costs next to nothing.
 fn id_of(proof: &Proof) -> Option<ProofId> {
     match proof {
-        Proof::Node { token, .. } | Proof::Provisional { token, .. } | Proof::Pod { token, .. } => {
-            Some(Sha256::digest(token.trim()).into())
-        }
+        Proof::Node { token, .. }
+        | Proof::Provisional { token, .. }
+        | Proof::Pod { token, .. }
+        | Proof::Lighthouse { token, .. } => Some(Sha256::digest(token.trim()).into()),
         Proof::Token { .. } | Proof::Certificate { .. } => None,
     }
 }

@@ -1,9 +1,10 @@
-//! The audit log: one JSON line per certificate issued, request refused and command carried out; never a secret.
+//! The audit log: one JSON line per certificate issued, request refused and command carried out; never a secret. A log
+//! that is full becomes `audit.log.1`, the one before it `audit.log.2`, and the oldest is removed.
 
 use std::{
-    fs::OpenOptions,
+    fs::{self, File, OpenOptions},
     io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::PathBuf,
     sync::{
         Arc,
@@ -17,10 +18,12 @@ use serde::Serialize;
 
 use crate::directory::hand_over;
 
-/// Appends to the log. The file is opened for each line, so it may be rotated at any time.
+/// Appends to the log. The file is opened for each line, so others may rotate it as well.
 #[derive(Debug, Clone)]
 pub(crate) struct AuditLog {
     path: PathBuf,
+    /// Size in bytes at which it is rotated.
+    most: u64,
     /// Whether the last line may have been written only in part.
     is_torn: Arc<AtomicBool>,
 }
@@ -29,7 +32,7 @@ pub(crate) struct AuditLog {
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Event<'a> {
     /// `issued`, `repeated`, `refused`, `released`, `pod_deleted`, `address_reused`, `token_created`, `token_revoked`,
-    /// `revoked`, `kept_out`, `readmitted`, `reloaded`, `reload_refused` or `refusals_left_out`.
+    /// `revoked`, `kept_out`, `readmitted`, `address_released`, `reloaded`, `reload_refused` or `refusals_left_out`.
     pub(crate) event: &'static str,
     /// Address of the caller, `control` for a command on the CA's own host, or `kubernetes`.
     pub(crate) source: String,
@@ -61,7 +64,7 @@ pub(crate) struct Event<'a> {
 
 impl AuditLog {
     pub(crate) fn new(path: PathBuf) -> Self {
-        Self { path, is_torn: Arc::default() }
+        Self { path, most: MAX_BYTES, is_torn: Arc::default() }
     }
 
     /// Writes one line. A failure is logged but not returned: the ledger has every certificate as well.
@@ -83,10 +86,76 @@ impl AuditLog {
         serde_json::to_writer(&mut line, &Line { time: nebula_cert::rfc3339(now), event })?;
         line.push(b'\n');
         // One write per line, so that lines of several writers do not mix.
-        let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?;
-        hand_over(&file, &self.path)?;
+        let mut file = self.open()?;
         let written = file.write_all(&line);
         self.is_torn.store(written.is_err(), Ordering::Relaxed);
         written
+    }
+
+    /// The log to append to, rotated if it is full.
+    fn open(&self) -> io::Result<File> {
+        let open = || {
+            let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?;
+            hand_over(&file, &self.path)?;
+            io::Result::Ok(file)
+        };
+        let file = open()?;
+        if file.metadata()?.len() < self.most {
+            return Ok(file);
+        }
+        // Writers take turns, and whoever comes second finds another file under the name.
+        file.lock()?;
+        let (held, named) = (file.metadata()?, fs::metadata(&self.path));
+        if named.is_ok_and(|named| (named.dev(), named.ino()) == (held.dev(), held.ino()))
+            && let Err(error) = self.rotate()
+        {
+            // Better a log that is too long than a line that is lost.
+            tracing::warn!(path = %self.path.display(), %error, "cannot rotate the audit log");
+            return Ok(file);
+        }
+        open()
+    }
+
+    fn rotate(&self) -> io::Result<()> {
+        let numbered = |number: u32| {
+            let mut path = self.path.clone().into_os_string();
+            path.push(format!(".{number}"));
+            PathBuf::from(path)
+        };
+        for number in (1..KEPT).rev() {
+            match fs::rename(numbered(number), numbered(number + 1)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        fs::rename(&self.path, numbered(1))
+    }
+}
+
+/// About a hundred thousand lines.
+const MAX_BYTES: u64 = 32 << 20;
+/// Full logs that are kept. With the limits on refusals, an attack fills them in about two days.
+const KEPT: u32 = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_log_is_rotated_and_the_oldest_goes_but_no_line_is_lost_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let log = AuditLog { most: 4_000, ..AuditLog::new(path.clone()) };
+        let write =
+            |from: i64| (from..from + 100).for_each(|at| log.write(&Event { event: "issued", ..Event::default() }, at));
+        std::thread::scope(|scope| [0, 1_000, 2_000, 3_000].map(|from| scope.spawn(move || write(from))).map(drop));
+        let files: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let text: String = files.iter().map(|file| fs::read_to_string(file).unwrap()).collect();
+        assert_eq!(text.lines().count(), 400, "{files:?}");
+        assert!(text.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()));
+        assert!((4..=1 + KEPT as usize).contains(&files.len()), "{files:?}");
+        assert!(files.iter().all(|file| fs::metadata(file).unwrap().len() < 4_500));
+        (0..10).for_each(|from| write(10_000 + 100 * from));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1 + KEPT as usize);
     }
 }

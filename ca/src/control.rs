@@ -10,7 +10,7 @@ use crate::{
     authority::{Grant, check_grant},
     policy::Policy,
     proof::token::TokenHash,
-    store::{AllotError, IssuedRecord, KeptOut, Pool, Store, StoreError, TokenRecord},
+    store::{AllotError, Allottee, IssuedRecord, KeptAddresses, KeptOut, Pool, Store, StoreError, TokenRecord},
     time,
 };
 
@@ -43,6 +43,13 @@ pub enum Command {
     Readmit {
         /// UID, `namespace/name`, or name of the pod.
         pod: String,
+    },
+    /// List the addresses that are kept for names of pods.
+    ListAddresses,
+    /// Keep the addresses of a name no longer.
+    ReleaseAddress {
+        /// `namespace/name` of the pod.
+        name: String,
     },
 }
 
@@ -101,6 +108,13 @@ pub enum CommandOutcome {
         /// All pods that matched.
         pods: Vec<ListedPod>,
     },
+    /// Addresses that are kept.
+    Addresses {
+        /// By name.
+        addresses: Vec<ListedAddress>,
+    },
+    /// These addresses are kept no longer.
+    AddressReleased(ListedAddress),
     /// The command was refused.
     Failed {
         /// Why, and what to do.
@@ -139,6 +153,18 @@ pub struct ListedPod {
     pub uid: String,
 }
 
+/// The addresses that are kept for the name of a pod, as listed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedAddress {
+    /// The pod's `namespace/name`.
+    pub name: String,
+    /// The addresses.
+    #[serde(flatten)]
+    pub kept: KeptAddresses,
+    /// Whether a pod has them now: its last certificate is valid and not blocked.
+    pub in_use: bool,
+}
+
 /// Carries out commands on a store that this process has opened.
 pub(crate) struct Operator<'a> {
     pub(crate) store: &'a dyn Store,
@@ -159,6 +185,8 @@ impl Operator<'_> {
             Command::Reload => Err("no service runs on this directory; it reads its files when it starts".to_owned()),
             Command::Revoke { which, keep_out } => self.revoke(which, *keep_out, now),
             Command::Readmit { pod } => self.readmit(pod, now),
+            Command::ListAddresses => self.list_addresses(now),
+            Command::ReleaseAddress { name } => self.release_address(name, now),
         };
         answer.unwrap_or_else(|message| CommandOutcome::Failed { message })
     }
@@ -179,6 +207,13 @@ impl Operator<'_> {
             groups: token.groups.clone(),
             life: token.life,
         };
+        // A command that is repeated because its answer was lost gets that answer.
+        if let Some(made) = self.store.token(&hash).map_err(text)?
+            && made.used.is_none()
+            && made.name == token.name
+        {
+            return Ok(CommandOutcome::TokenCreated(ListedToken { id: hash.id(), token: made }));
+        }
         check_grant(&grant, self.authorities)?;
         self.check_addresses(&grant, now)?;
         self.check_open_tokens(token, now)?;
@@ -270,7 +305,8 @@ impl Operator<'_> {
         let open = tokens.iter().map(|(_, token)| token).filter(|token| token.used.is_none() && token.expires >= now);
         reserved.extend(open.flat_map(|token| &token.networks).map(|network| IpNet::from(network.addr())));
         let pool = Pool { prefixes: &hosts.pool, reserved: &reserved };
-        let allotted = self.store.allot(&subject, &pool, until, now).map_err(|error| match error {
+        let host = Allottee { subject: &subject, kept_name: None };
+        let allotted = self.store.allot(&host, &pool, until, now).map_err(|error| match error {
             AllotError::Exhausted(prefix) => format!(
                 "no address is free in {prefix} (hosts.pool in policy.jsonc): make it larger, or wait until a \
                  certificate or a token for one of them has expired (nebula-ca certificate list, nebula-ca token list)"
@@ -384,6 +420,32 @@ impl Operator<'_> {
             );
         }
         Ok(CommandOutcome::Readmitted { pods })
+    }
+
+    fn list_addresses(&self, now: UnixTime) -> Result<CommandOutcome, String> {
+        let mut kept = self.store.kept_addresses().map_err(text)?;
+        kept.retain(|(_, kept)| kept.until >= now);
+        let listed = |(name, kept)| self.listed_address(name, kept, now);
+        Ok(CommandOutcome::Addresses { addresses: kept.into_iter().map(listed).collect::<Result<_, _>>()? })
+    }
+
+    fn listed_address(&self, name: String, kept: KeptAddresses, now: UnixTime) -> Result<ListedAddress, String> {
+        let newest = self.store.pod(&kept.uid).map_err(text)?.and_then(|pod| pod.newest?.parse::<Fingerprint>().ok());
+        let newest = newest.map(|newest| self.store.issued(&newest)).transpose().map_err(text)?.flatten();
+        let in_use = newest.is_some_and(|newest| newest.revoked.is_none() && newest.not_after >= now);
+        Ok(ListedAddress { name, kept, in_use })
+    }
+
+    fn release_address(&self, name: &str, now: UnixTime) -> Result<CommandOutcome, String> {
+        let Some(kept) = self.store.release_kept(name).map_err(text)? else {
+            return Err(format!(
+                "no address is kept for {name:?}; write it as NAMESPACE/NAME, see `nebula-ca address list`"
+            ));
+        };
+        let networks = kept.networks.clone();
+        let event = Event { event: "address_released", name: Some(name), networks: &networks, ..Event::default() };
+        self.write_audit(event, now);
+        Ok(CommandOutcome::AddressReleased(self.listed_address(name.to_owned(), kept, now)?))
     }
 
     fn write_audit(&self, event: Event<'_>, now: UnixTime) {

@@ -15,6 +15,7 @@ use std::{
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt},
     net::UnixListener,
+    sync::watch,
 };
 
 use crate::{
@@ -62,10 +63,14 @@ pub enum ControlError {
 /// Returns an error if neither works. A command that was refused is a [`CommandOutcome::Failed`].
 pub fn call(directory: &Directory, command: &Command) -> Result<CommandOutcome, ControlError> {
     let path = directory.file(CONTROL_SOCKET);
-    // While a service starts or stops, it may hold the store without listening on its socket, or the reverse: retry.
+    // While a service starts or stops, it may hold the store without listening on its socket, or the reverse, or drop
+    // a connection that it has not accepted yet: retry.
     for _ in 0..ATTEMPTS {
         match UnixStream::connect(&path) {
-            Ok(stream) => return talk(stream, command, path),
+            Ok(stream) => match talk(stream, command, path.clone()) {
+                Err(ControlError::Socket { source, .. }) if was_dropped(&source) => thread::sleep(BETWEEN_ATTEMPTS),
+                outcome => return outcome,
+            },
             Err(error) if is_nobody_there(&error) => {}
             Err(source) => return Err(ControlError::Socket { path, source }),
         }
@@ -79,6 +84,13 @@ pub fn call(directory: &Directory, command: &Command) -> Result<CommandOutcome, 
 
 fn is_nobody_there(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+/// Whether the service closed the connection before it read the command. It answers each command that it has read,
+/// also while it stops.
+fn was_dropped(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | NotConnected | UnexpectedEof)
 }
 
 fn obey_alone(directory: &Directory, command: &Command) -> Result<CommandOutcome, ControlError> {
@@ -98,8 +110,10 @@ fn talk(mut stream: UnixStream, command: &Command, path: PathBuf) -> Result<Comm
         stream.write_all(&json)?;
         stream.write_all(b"\n")?;
         let mut answer = String::new();
-        BufReader::new(stream.take(MAX_ANSWER_BYTES)).read_line(&mut answer)?;
-        Ok(answer)
+        match BufReader::new(stream.take(MAX_ANSWER_BYTES)).read_line(&mut answer)? {
+            0 => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+            _ => Ok(answer),
+        }
     };
     let answer: String = exchange().map_err(|source| ControlError::Socket { path, source })?;
     serde_json::from_str(&answer).map_err(ControlError::CommandOutcome)
@@ -124,10 +138,19 @@ impl ControlSocket {
         Ok(Self { listener, path })
     }
 
-    /// Serves commands forever, one at a time. `obey` may block.
-    pub(crate) async fn serve(&self, obey: impl Fn(Command) -> CommandOutcome + Clone + Send + 'static) {
+    /// Serves commands until the sender of `stop` is gone, one at a time; a command that was accepted before is
+    /// answered. `obey` may block.
+    pub(crate) async fn serve(
+        self,
+        obey: impl Fn(Command) -> CommandOutcome + Clone + Send + 'static,
+        mut stop: watch::Receiver<()>,
+    ) {
         loop {
-            match self.listener.accept().await {
+            let accepted = tokio::select! {
+                _ = stop.changed() => return,
+                accepted = self.listener.accept() => accepted,
+            };
+            match accepted {
                 Ok((stream, _)) => {
                     let answered = tokio::time::timeout(ANSWER_WITHIN, answer(stream, obey.clone())).await;
                     if let Ok(Err(error)) = answered {
@@ -181,4 +204,5 @@ const MAX_COMMAND_BYTES: u64 = 64 * 1024;
 const MAX_ANSWER_BYTES: u64 = 1 << 30;
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(50);
-const ATTEMPTS: u32 = 100;
+/// 15 seconds: a service that stops holds its store until the requests in flight are answered.
+const ATTEMPTS: u32 = 300;

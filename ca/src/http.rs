@@ -46,7 +46,11 @@ pub(crate) fn status_router(service: Arc<Service>) -> Router {
 /// The response for a refusal.
 pub(crate) fn refuse(refusal: &Refusal) -> Response {
     let status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    (status, Json(issuance::Refusal::from(refusal))).into_response()
+    let mut response = (status, Json(issuance::Refusal::from(refusal))).into_response();
+    if let Some(seconds) = refusal.retry_after() {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    response
 }
 
 async fn certificate(
@@ -74,7 +78,7 @@ async fn certificate(
 fn identity(subject: &Subject) -> String {
     match subject {
         Subject::Host { .. } => subject.to_string(),
-        Subject::Pod { uid, .. } => format!("{subject} {uid}"),
+        Subject::Pod { uid, .. } | Subject::Lighthouse { uid, .. } => format!("{subject} {uid}"),
     }
 }
 

@@ -1,10 +1,13 @@
 //! Issues certificates: checks proof and policy, signs, and records in the ledger; one certificate or one refusal per
 //! request.
 
+mod lighthouse;
+
 use std::{
     net::IpAddr,
+    num::NonZeroU16,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -18,21 +21,21 @@ use nebula_cert::{
 use sha2::{Digest, Sha256};
 
 use crate::{
-    address::{AddressMode, Subject},
+    address::{AddressMode, Kept, Subject},
     authority::{Authority, Grant},
     cluster::Cluster,
     pod::KubernetesPolicy,
     pod::PodFacts,
-    policy::{PodPolicy, Policy},
+    policy::{LighthousePolicy, PodPolicy, Policy},
     proof::{
         self,
         certificate::{Presented, RenewalKey},
         node::{self, NodeToken},
         token::TokenHash,
     },
-    rate_limit::RateLimit,
-    refusal::Refusal,
-    store::{AllotError, Displaced, Issue, IssuedRecord, Pool, RecordError, Store, StoreError},
+    quota::Quotas,
+    refusal::{Refusal, kept_note},
+    store::{AllotError, Allottee, Displaced, Issue, IssuedRecord, Pool, RecordError, Store, StoreError},
     trust::Trust,
 };
 
@@ -55,11 +58,6 @@ pub(crate) struct Rules {
     pub(crate) policy: Policy,
     /// Present if the policy asks for it.
     pub(crate) cluster: Option<Arc<dyn Cluster>>,
-}
-
-struct Quotas {
-    pods: RateLimit<String>,
-    nodes: RateLimit<String>,
 }
 
 /// A certificate to hand out, and what the audit log records about it.
@@ -90,6 +88,8 @@ struct Recorded<'a> {
     pod: Option<&'a PodFacts>,
     token: Option<(&'a TokenHash, &'a str)>,
     provisional: bool,
+    /// The name for which its address is kept, and for how many seconds after the certificate.
+    kept: Option<(String, i64)>,
 }
 
 /// Certificates that were released.
@@ -105,10 +105,7 @@ impl Issuer {
         renewal_key: RenewalKey,
         store: Box<dyn Store>,
     ) -> Self {
-        let quotas = Mutex::new(Quotas {
-            pods: RateLimit::new(MAX_PER_POD, POD_WINDOW),
-            nodes: RateLimit::new(MAX_PER_NODE, NODE_WINDOW),
-        });
+        let quotas = Mutex::new(Quotas::new());
         let rules = ArcSwap::from_pointee(rules);
         Self { rules, node_token, renewal_key, store, quotas, store_failed: AtomicBool::new(false) }
     }
@@ -140,6 +137,9 @@ impl Issuer {
             Proof::Pod { token, address } => {
                 let facts = identified(&rules, token, *address, now)?;
                 self.issue_for_pod(&rules, &facts, Occasion::First, &request.public_key, now)
+            }
+            Proof::Lighthouse { token, port } => {
+                self.issue_for_lighthouse(&rules, token, port.map(NonZeroU16::get), request, now)
             }
             Proof::Certificate { certificate, time, tag } => {
                 let public_key = Some(request.public_key.as_str());
@@ -173,6 +173,8 @@ impl Issuer {
                 let facts = identified(&rules, token, *address, now)?;
                 (format!("pod {}", facts.shown()), self.valid_of_pod(&facts, None, now)?)
             }
+            // Its certificate is proof enough.
+            Proof::Lighthouse { .. } => return Err(Refusal::NotReleasable),
         };
         self.store.revoke(&fingerprints, now).map_err(|error| self.failed(&error))?;
         Ok(GivenBack { subject, fingerprints })
@@ -187,7 +189,11 @@ impl Issuer {
         let existing = cluster.all_pods()?;
         let mut gone = Vec::new();
         for (fingerprint, record) in issued {
-            let Subject::Pod { namespace, name, uid, .. } = &record.subject else { continue };
+            let (Subject::Pod { namespace, name, uid, .. } | Subject::Lighthouse { namespace, name, uid }) =
+                &record.subject
+            else {
+                continue;
+            };
             let is_over = record.revoked.is_some() || record.not_after < now;
             if is_over || existing.contains(&(namespace.clone(), name.clone(), uid.clone())) {
                 continue;
@@ -205,7 +211,7 @@ impl Issuer {
     pub(crate) fn trust(&self, now: UnixTime) -> Result<Trust, Refusal> {
         let blocklist = self.store.blocklist(now).map_err(|error| self.failed(&error))?;
         let rules = self.rules();
-        let lighthouses = rules.policy.hosts.lighthouses.clone();
+        let lighthouses = self.lighthouses(&rules)?;
         Ok(Trust::new(rules.authority.bundle(), &blocklist, self.renewal_key.public_pem(), lighthouses))
     }
 
@@ -254,8 +260,9 @@ impl Issuer {
         if expected.matches(token) { Ok(()) } else { Err(Refusal::BadNodeToken) }
     }
 
-    /// A node may release a pod of its own, and one that no longer exists. Returns the node to which the pod's
-    /// certificates must belong if only the ledger knows it.
+    /// A node may release a pod of its own: one that the API server shows there, or one that no longer exists and that
+    /// the ledger has for the node. Returns the node to which the pod's certificates must belong if only the ledger
+    /// knows it.
     fn check_gone_or_vouched(
         &self,
         rules: &Rules,
@@ -272,10 +279,11 @@ impl Issuer {
         let node = node::agent(cluster, settings, token, now)?;
         node::check_pod(pod)?;
         match cluster.pod(&pod.namespace, &pod.name)? {
-            Some(found) if found.is(&pod.uid) && found.spec.node_name != node => {
+            Some(found) if found.is(&pod.uid) && found.spec.node_name == node => Ok(None),
+            Some(found) if found.is(&pod.uid) => {
                 Err(Refusal::PodOnOtherNode { pod: format!("{}/{}", pod.namespace, pod.name), node })
             }
-            _ => Ok(None),
+            _ => Ok(Some(node)),
         }
     }
 
@@ -323,7 +331,8 @@ impl Issuer {
             life: token.life.min(rules.policy.hosts.longest_life),
         };
         let subject = Subject::Host { name: token.name };
-        let recorded = Recorded { subject: &subject, pod: None, token: Some((hash, &key)), provisional: false };
+        let recorded =
+            Recorded { subject: &subject, pod: None, token: Some((hash, &key)), provisional: false, kept: None };
         self.sign_and_record(rules, &grant, recorded, public_key, now)
     }
 
@@ -342,6 +351,7 @@ impl Issuer {
             return Err(Refusal::ProvisionalCertificate);
         }
         match record.subject {
+            Subject::Lighthouse { .. } => self.renew_lighthouse(rules, present, &record, public_key, now),
             Subject::Host { .. } => {
                 let public_key = rules.read_public_key(public_key)?;
                 let grant = Grant {
@@ -351,7 +361,8 @@ impl Issuer {
                     groups: record.groups,
                     life: (record.not_after - record.issued).clamp(1, rules.policy.hosts.longest_life),
                 };
-                let recorded = Recorded { subject: &record.subject, pod: None, token: None, provisional: false };
+                let recorded =
+                    Recorded { subject: &record.subject, pod: None, token: None, provisional: false, kept: None };
                 self.sign_and_record(rules, &grant, recorded, public_key, now)
             }
             Subject::Pod { namespace, name, uid, address, .. } => {
@@ -376,7 +387,7 @@ impl Issuer {
         public_key: &str,
         now: UnixTime,
     ) -> Result<Issued, Refusal> {
-        let policy = rules.policy.pods.as_ref().ok_or(Refusal::NodeProofDisabled)?;
+        let policy = rules.policy.pods.as_ref().ok_or(Refusal::PodsDisabled)?;
         let public_key = rules.read_public_key(public_key)?;
         let provisional = match occasion {
             Occasion::Provisional => Some(policy.provisional.as_ref().ok_or(Refusal::ProvisionalDisabled)?),
@@ -395,8 +406,6 @@ impl Issuer {
         if self.store.kept_out(&pod.uid).map_err(|error| self.failed(&error))?.is_some() {
             return Err(Refusal::KeptOut { pod: pod.shown(), uid: pod.uid.clone() });
         }
-        // Not earlier: a caller that combines its own pod with the UID of another one would use up the other's limit.
-        self.check_quota(pod, now)?;
         let subject = Subject::Pod {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
@@ -405,7 +414,15 @@ impl Issuer {
             node: pod.node.clone(),
         };
         let (name, life) = (policy.name(pod)?, policy.life(pod));
-        let networks = self.networks(rules, policy, &subject, pod.address, now)?;
+        let kept = policy.stable.and_then(|seconds| Some((pod.kept_name()?, seconds)));
+        // Not earlier: a caller that combines its own pod with the UID of another one would use up the other's limit. A
+        // repeated answer costs the ledger nothing.
+        let may_repeat = self.newest(&pod.uid)?.is_some_and(|(_, record)| is_for_key(&record, &public_key));
+        if !may_repeat {
+            self.check_quota(pod, now)?;
+        }
+        let allottee = Allottee { subject: &subject, kept_name: kept.as_ref().map(|(name, _)| name.as_str()) };
+        let networks = self.networks(rules, policy, &allottee, pod.address, now)?;
         pod.check_address(&networks)?;
         if let Occasion::Renewal(present) = occasion
             && (present.name() != name || present.networks() != networks)
@@ -422,7 +439,16 @@ impl Issuer {
                 Grant { name, networks, unsafe_networks: Vec::new(), groups, life }
             }
         };
-        let recorded = Recorded { subject: &subject, pod: Some(pod), token: None, provisional: provisional.is_some() };
+        if may_repeat {
+            if let Some((fingerprint, record)) =
+                self.issued_for(&pod.uid, &public_key, &grant, provisional.is_some(), now)?
+            {
+                return self.answer(record, fingerprint, true, now);
+            }
+            self.check_quota(pod, now)?;
+        }
+        let provisional = provisional.is_some();
+        let recorded = Recorded { subject: &subject, pod: Some(pod), token: None, provisional, kept };
         self.sign_and_record(rules, &grant, recorded, public_key, now)
     }
 
@@ -430,7 +456,7 @@ impl Issuer {
         &self,
         rules: &Rules,
         policy: &PodPolicy,
-        subject: &Subject,
+        pod: &Allottee<'_>,
         address: IpAddr,
         now: UnixTime,
     ) -> Result<Vec<ipnet::IpNet>, Refusal> {
@@ -441,9 +467,16 @@ impl Issuer {
                 let pool = Pool { prefixes: &policy.overlay, reserved: &policy.reserved };
                 // An address is free again only after the longest possible life, whatever life this certificate gets.
                 let until = rules.authority.end_of_life(rules.policy.longest_pod_life(), now);
-                self.store.allot(subject, &pool, until, now).map_err(|error| match error {
+                self.store.allot(pod, &pool, until, now).map_err(|error| match error {
                     AllotError::Exhausted(prefix) => {
-                        Refusal::PoolExhausted { prefix, size: pool.candidates(prefix, None).count() }
+                        let kept = self.store.kept_addresses().unwrap_or_default().into_iter();
+                        let is_here = |network: &ipnet::IpNet| prefix.contains(&network.addr());
+                        let kept = kept.filter(|(_, kept)| kept.until >= now && kept.networks.iter().any(is_here));
+                        Refusal::PoolExhausted {
+                            prefix,
+                            size: pool.candidates(prefix, None).count(),
+                            note: kept_note(kept.count()),
+                        }
                     }
                     AllotError::Store(error) => self.failed(&error),
                 })
@@ -453,21 +486,48 @@ impl Issuer {
 
     /// Keeps one pod or one node from filling the ledger.
     fn check_quota(&self, pod: &PodFacts, now: UnixTime) -> Result<(), Refusal> {
-        // Counters stay usable after a panic elsewhere.
-        let mut quotas = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
-        if quotas.pods.is_exceeded_by(pod.uid.clone(), now) {
-            return Err(Refusal::TooManyCertificates(format!("pod {}", pod.shown())));
-        }
-        match &pod.confirmed {
-            Some(confirmed) if quotas.nodes.is_exceeded_by(confirmed.node.clone(), now) => {
-                Err(Refusal::TooManyCertificates(format!("node {}", confirmed.node)))
-            }
-            _ => Ok(()),
-        }
+        let node = pod.confirmed.as_ref().map(|confirmed| confirmed.node.as_str());
+        self.quotas().take(&pod.uid, &pod.shown(), node, now)
     }
 
-    /// Hands out a certificate only after the ledger has it, bound to its token: if the process dies in between, the
-    /// signature is lost, and the token is unchanged.
+    fn quotas(&self) -> MutexGuard<'_, Quotas> {
+        // Counters stay usable after a panic elsewhere.
+        self.quotas.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The newest certificate of the pod with this UID, and its record.
+    fn newest(&self, uid: &str) -> Result<Option<(Fingerprint, IssuedRecord)>, Refusal> {
+        let pod = self.store.pod(uid).map_err(|error| self.failed(&error))?;
+        let Some(fingerprint) = pod.and_then(|pod| pod.newest?.parse::<Fingerprint>().ok()) else { return Ok(None) };
+        Ok(self.issued(&fingerprint)?.map(|record| (fingerprint, record)))
+    }
+
+    /// The newest certificate of the pod, if it is what would be issued for the same key now and has half of its life
+    /// left: a caller that lost the answer gets it again.
+    fn issued_for(
+        &self,
+        uid: &str,
+        public_key: &[u8],
+        grant: &Grant,
+        provisional: bool,
+        now: UnixTime,
+    ) -> Result<Option<(Fingerprint, IssuedRecord)>, Refusal> {
+        let is_same = |record: &IssuedRecord| {
+            let left = record.not_after - now;
+            let is_fresh = left > 0 && left <= grant.life && 2 * left >= record.not_after - record.issued;
+            is_fresh
+                && record.revoked.is_none()
+                && record.provisional == provisional
+                && record.name == grant.name
+                && record.networks == grant.networks
+                && record.groups == grant.groups
+                && is_for_key(record, public_key)
+                && Certificate::from_pem(record.pem.as_bytes())
+                    .is_ok_and(|certificate| certificate.unsafe_networks() == grant.unsafe_networks)
+        };
+        Ok(self.newest(uid)?.filter(|(_, record)| is_same(record)))
+    }
+
     fn sign_and_record(
         &self,
         rules: &Rules,
@@ -476,12 +536,29 @@ impl Issuer {
         public_key: Vec<u8>,
         now: UnixTime,
     ) -> Result<Issued, Refusal> {
+        let (record, fingerprint, displaced) = self.record(rules, grant, recorded, public_key, now)?;
+        let issued = self.answer(record, fingerprint, false, now)?;
+        Ok(Issued { displaced, ..issued })
+    }
+
+    /// Signs a certificate, which is handed out only after the ledger has it, bound to its token: if the process dies in
+    /// between, the signature is lost, and the token is unchanged.
+    fn record(
+        &self,
+        rules: &Rules,
+        grant: &Grant,
+        recorded: Recorded<'_>,
+        public_key: Vec<u8>,
+        now: UnixTime,
+    ) -> Result<(IssuedRecord, Fingerprint, Vec<Displaced>), Refusal> {
         let certificate = rules.authority.sign(grant, public_key, now)?;
         let mode = rules.policy.pods.as_ref().map_or(AddressMode::Derive, |pods| pods.address);
-        let Recorded { subject, pod, token, provisional } = recorded;
+        let Recorded { subject, pod, token, provisional, kept } = recorded;
+        let kept = kept.map(|(name, seconds)| Kept { name, until: certificate.not_after().saturating_add(seconds) });
         let mut gone = Vec::new();
         let displaced = loop {
-            let issue = Issue { certificate: &certificate, subject, token, mode, gone: &gone, provisional };
+            let kept = kept.as_ref();
+            let issue = Issue { certificate: &certificate, subject, token, mode, gone: &gone, provisional, kept };
             match self.store.record(&issue, now) {
                 Ok(displaced) => break displaced,
                 Err(RecordError::TokenUsed) => return Err(Refusal::TokenUsed),
@@ -504,8 +581,7 @@ impl Issuer {
         };
         let fingerprint = certificate.fingerprint();
         let record = self.issued(&fingerprint)?.ok_or(Refusal::Internal)?;
-        let issued = self.answer(record, fingerprint, false, now)?;
-        Ok(Issued { displaced, ..issued })
+        Ok((record, fingerprint, displaced))
     }
 
     /// The answer given before, if it is still valid.
@@ -580,11 +656,25 @@ impl Rules {
         self.cluster.as_deref().zip(self.policy.kubernetes.as_ref())
     }
 
+    /// Namespace and name of the ConfigMap for the trust, if the policy names one.
+    pub(crate) fn trust_config_map(&self) -> Option<(&str, &str)> {
+        let (namespace, name) = self.policy.kubernetes.as_ref()?.trust_config_map.as_ref()?;
+        Some((namespace, name))
+    }
+
+    fn lighthouses(&self) -> Result<&LighthousePolicy, Refusal> {
+        self.policy.lighthouses.as_ref().ok_or(Refusal::LighthousesDisabled)
+    }
+
     fn read_public_key(&self, pem: &str) -> Result<Vec<u8>, Refusal> {
         let (asked, public_key) = public_key_from_pem(pem.as_bytes()).map_err(Refusal::BadPublicKey)?;
         let ca = self.authority.certificate().curve();
         if asked == ca { Ok(public_key) } else { Err(Refusal::WrongCurve { asked, ca }) }
     }
+}
+
+fn is_for_key(record: &IssuedRecord, public_key: &[u8]) -> bool {
+    Certificate::from_pem(record.pem.as_bytes()).is_ok_and(|certificate| certificate.public_key() == public_key)
 }
 
 /// The pod that proves its own identity.
@@ -626,12 +716,6 @@ fn trusted(rules: &Rules) -> Result<CaPool, Refusal> {
 
 /// Maximum number of address holders looked up for one certificate.
 const MAX_LOOKUPS: usize = 4;
-/// A pod asks about twice a day, and after each restart of its sandbox.
-const MAX_PER_POD: u32 = 30;
-const POD_WINDOW: i64 = 600;
-/// A node starts at most a few hundred pods at once.
-const MAX_PER_NODE: u32 = 1_200;
-const NODE_WINDOW: i64 = 60;
 
 #[cfg(test)]
 mod tests;

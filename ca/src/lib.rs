@@ -16,7 +16,6 @@ mod address;
 mod admission;
 mod audit;
 mod authority;
-mod causes;
 #[cfg_attr(not(feature = "kubernetes"), allow(dead_code, reason = "asked by nobody without the feature"))]
 mod cluster;
 mod connections;
@@ -40,6 +39,7 @@ mod policy;
 )]
 mod postgres_server;
 mod proof;
+mod quota;
 mod rate_limit;
 mod refusal;
 mod refusal_throttle;
@@ -51,10 +51,11 @@ mod store;
 mod time;
 mod tls;
 mod trust;
+mod trust_config_map;
 
 pub use address::{AddressMode, Subject};
 pub use authority::{AuthorityError, PASSPHRASE};
-pub use control::{Command, CommandOutcome, ListedCertificate, ListedPod, ListedToken, NewToken};
+pub use control::{Command, CommandOutcome, ListedAddress, ListedCertificate, ListedPod, ListedToken, NewToken};
 pub use control_socket::{ControlError, call};
 pub use directory::{Directory, FileError};
 pub use init::{InitError, NewCa};
@@ -66,6 +67,6 @@ pub use refusal::Refusal;
 pub use rollover::{Rollover, RolloverError};
 pub use server::Server;
 pub use settings::{ServeError, ServerSettings};
-pub use store::{IssuedRecord, StoreError, TokenRecord, TokenUse};
+pub use store::{IssuedRecord, KeptAddresses, StoreError, TokenRecord, TokenUse};
 pub use time::{now, parse_duration, time_left};
 pub use tls::{TlsError, TlsIdentity, default_tls_names};

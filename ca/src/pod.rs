@@ -38,6 +38,8 @@ pub(crate) struct Confirmed {
     pub(crate) addresses: Vec<IpAddr>,
     /// Whether those addresses belong to a sandbox that is gone.
     pub(crate) lacks_sandbox: bool,
+    /// Whether it has its name from a StatefulSet, whose next pod of that name it will be.
+    pub(crate) is_of_stateful_set: bool,
 }
 
 impl PodFacts {
@@ -79,12 +81,14 @@ impl PodFacts {
             }
         }
         let (addresses, lacks_sandbox) = (found.addresses(), found.lacks_sandbox());
+        let is_of_stateful_set = found.metadata.ordinal().is_some();
         let confirmed = Confirmed {
             service_account: found.spec.service_account_name,
             node: found.spec.node_name,
             labels: found.metadata.labels,
             addresses,
             lacks_sandbox,
+            is_of_stateful_set,
         };
         Ok(Self { node: Some(confirmed.node.clone()), confirmed: Some(confirmed), ..facts })
     }
@@ -102,6 +106,11 @@ impl PodFacts {
         } else {
             Err(Refusal::AddressMismatch { address: self.address, pod: self.shown() })
         }
+    }
+
+    /// The name for which its address is kept, if it has one.
+    pub(crate) fn kept_name(&self) -> Option<String> {
+        self.confirmed.as_ref().is_some_and(|confirmed| confirmed.is_of_stateful_set).then(|| self.shown())
     }
 
     /// The pod as `namespace/name`.
@@ -141,6 +150,8 @@ pub struct KubernetesPolicy {
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Whether a pod's address must be in the ranges of its node, where the node has any.
     pub(crate) node_ranges: bool,
+    /// Namespace and name of the ConfigMap that tells a cluster whom to trust.
+    pub(crate) trust_config_map: Option<(String, String)>,
 }
 
 impl KubernetesPolicy {

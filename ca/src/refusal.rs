@@ -37,8 +37,10 @@ pub enum Refusal {
 
     #[error("the node token is not the one of this CA; copy node.token from the CA's directory to the node again")]
     BadNodeToken,
-    #[error("this CA accepts no node proof: policy.jsonc has no \"pods\" section")]
+    #[error("this CA accepts no node proof: its directory has no node.token, or it was started before that was there")]
     NodeProofDisabled,
+    #[error("this CA gives no certificates to pods: policy.jsonc has no \"pods\" section")]
+    PodsDisabled,
     #[error("this CA accepts no pod proof: policy.jsonc has no \"kubernetes\" section")]
     PodProofDisabled,
     #[error("this CA gives no provisional certificates: \"pods\" in policy.jsonc has no \"provisional\" section")]
@@ -55,6 +57,16 @@ pub enum Refusal {
     NotAServiceAccount(String),
     #[error("only the service account {expected} may vouch for pods, not {account}")]
     WrongAccount { account: String, expected: String },
+    #[error("only the service account {expected} may be a lighthouse, not {account}")]
+    NotLighthouseAccount { account: String, expected: String },
+    #[error("this CA enrols no lighthouses by their pods: policy.jsonc has no \"lighthouses\" section")]
+    LighthousesDisabled,
+    #[error("pod {0} does not use the network of its node, so that others could not reach it; set hostNetwork")]
+    NotHostNetwork(String),
+    #[error("pod {0} belongs to no StatefulSet, from which a lighthouse has its number and so its address")]
+    NotInStatefulSet(String),
+    #[error("there is no address for lighthouse number {0}; enlarge lighthouses.network in the policy, or run fewer")]
+    NoLighthouseAddress(u32),
     #[error("the service-account token is bound to no pod; use a projected one")]
     TokenNotBound,
     #[error("the pod {0} that the node agent's token is bound to does not exist any more")]
@@ -109,8 +121,8 @@ pub enum Refusal {
     RenewalDiffers,
     #[error("an enrolment token gives nothing back; prove it by certificate, or use `nebula-ca certificate revoke`")]
     NotReleasable,
-    #[error("too many certificates for {0}; wait some minutes, and find out what asks so often")]
-    TooManyCertificates(String),
+    #[error("too many certificates for {of}; the next one in {wait} seconds. Find out what asks so often")]
+    TooManyCertificates { of: String, wait: i64 },
 
     #[error("the pod's {field} is not valid: {problem}")]
     InvalidPod { field: &'static str, problem: &'static str },
@@ -128,9 +140,9 @@ pub enum Refusal {
     AddressConflict { address: IpAddr, holder: String },
     #[error(
         "no address is free in the pool {prefix} of {size} addresses; enlarge pods.overlay in the policy, or delete \
-         pods: an address is free again a minute after its pod is gone"
+         pods: an address is free again a minute after its pod is gone{note}"
     )]
-    PoolExhausted { prefix: IpNet, size: usize },
+    PoolExhausted { prefix: IpNet, size: usize, note: String },
 
     #[error("the CA's own constraints forbid this certificate: {0}")]
     CaConstraint(nebula_cert::Error),
@@ -155,6 +167,15 @@ impl Refusal {
         self.code_and_status().1
     }
 
+    /// After how many seconds asking again may help, where that is known.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<i64> {
+        match self {
+            Self::TooManyCertificates { wait, .. } => Some(*wait),
+            _ => None,
+        }
+    }
+
     /// Whether the proof itself failed, as it would for somebody who guesses.
     #[must_use]
     pub fn is_failed_proof(&self) -> bool {
@@ -176,6 +197,7 @@ impl Refusal {
             Self::CertificateRevoked => ("certificate_revoked", 403),
             Self::BadNodeToken => ("bad_node_token", 401),
             Self::NodeProofDisabled => ("node_proof_disabled", 403),
+            Self::PodsDisabled => ("pods_disabled", 403),
             Self::PodProofDisabled => ("pod_proof_disabled", 403),
             Self::ProvisionalDisabled => ("provisional_disabled", 403),
             Self::ProvisionalCertificate => ("provisional_certificate", 403),
@@ -184,6 +206,11 @@ impl Refusal {
             Self::ServiceTokenExpired => ("service_token_expired", 401),
             Self::NotAServiceAccount(_) => ("not_a_service_account", 403),
             Self::WrongAccount { .. } => ("wrong_account", 403),
+            Self::NotLighthouseAccount { .. } => ("wrong_account", 403),
+            Self::LighthousesDisabled => ("lighthouses_disabled", 403),
+            Self::NotHostNetwork(_) => ("not_host_network", 403),
+            Self::NotInStatefulSet(_) => ("not_in_stateful_set", 403),
+            Self::NoLighthouseAddress(_) => ("no_lighthouse_address", 403),
             Self::TokenNotBound => ("token_not_bound", 403),
             Self::AgentGone(_) => ("agent_gone", 403),
             Self::PodNotFound(_) => ("pod_not_found", 403),
@@ -208,7 +235,7 @@ impl Refusal {
             Self::UnknownCertificate => ("unknown_certificate", 403),
             Self::RenewalDiffers => ("renewal_differs", 403),
             Self::NotReleasable => ("not_releasable", 403),
-            Self::TooManyCertificates(_) => ("too_many_certificates", 429),
+            Self::TooManyCertificates { .. } => ("too_many_certificates", 429),
             Self::InvalidPod { .. } => ("invalid_pod", 400),
             Self::PodUidConflict { .. } => ("pod_uid_conflict", 409),
             Self::NameTooLong(_) => ("name_too_long", 403),
@@ -222,6 +249,17 @@ impl Refusal {
             Self::TooManyFailures => ("too_many_failures", 429),
             Self::Internal => ("internal", 500),
         }
+    }
+}
+
+/// What to do about addresses that are kept for names, for [`Refusal::PoolExhausted`].
+pub(crate) fn kept_note(kept: usize) -> String {
+    match kept {
+        0 => String::new(),
+        kept => format!(
+            ". {kept} are kept for the names of StatefulSet pods: `nebula-ca address list` shows them, and `nebula-ca \
+             address release NAMESPACE/NAME` frees those of a name"
+        ),
     }
 }
 

@@ -8,7 +8,10 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use nebula_cert::issuance::{MAX_WAIT_SECONDS, TRUST_PATH};
+use nebula_cert::{
+    issuance::{MAX_WAIT_SECONDS, TRUST_PATH},
+    with_causes,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -53,6 +56,7 @@ impl Server {
             tracing::warn!(path = %path.display(), "others than the owner can read this secret; chmod 600 it");
         }
         let rules = read_rules(&settings, None).await?;
+        add_names(&settings);
         let tls = read_tls(directory)?;
         warn_about_names(&settings);
         let node_token = read_node_token(directory, &rules.policy)?;
@@ -118,12 +122,15 @@ impl Server {
                 prune_for_ever(&service),
                 refresh_for_ever(&service),
                 block_for_ever(&service),
+                for_ever(&service, FOLLOW_LIGHTHOUSES_EVERY, Service::follow_lighthouses),
+                for_ever(&service, PUBLISH_TRUST_EVERY, Service::publish_trust),
                 for_ever(&service, RECOVER_EVERY, Service::recover),
                 for_ever(&service, COUNT_REFUSALS_EVERY, Service::note_left_out),
                 feed_watchdog(&service),
             )
         };
-        let mut background = Box::pin(async { tokio::join!(control.serve(obey), reload, status, regular) });
+        let control = tokio::spawn(control.serve(obey, stopped.clone()));
+        let mut background = Box::pin(async { tokio::join!(reload, status, regular) });
         let mut stop = std::pin::pin!(stop);
         loop {
             tokio::select! {
@@ -136,7 +143,7 @@ impl Server {
                         let (tls, place) = (service.tls(), Arc::new(room.admit(peer.ip(), Instant::now())));
                         connections.spawn(async move {
                             tokio::select! {
-                                () = connection.serve_tls(&tls, stream, peer, &place) => {}
+                                () = connection.serve_tls(&tls.acceptor, stream, peer, &place) => {}
                                 () = place.ended() => tracing::debug!(%peer, "connection ended to make room"),
                             }
                         });
@@ -150,10 +157,13 @@ impl Server {
             }
         }
         drop(background);
-        drop((listener, control));
+        drop(listener);
         tracing::info!(connections = connections.len(), "stopping");
         service.stop_waiting();
         drop(stopping);
+        if let Err(error) = control.await {
+            tracing::error!(%error, "the control socket failed inside nebula-ca; please report this");
+        }
         while connections.join_next().await.is_some() {}
         service.note_left_out();
     }
@@ -319,6 +329,24 @@ async fn for_ever(service: &Arc<Service>, every: Duration, step: impl Fn(&Servic
     }
 }
 
+/// Adds the names that the TLS certificate must have. Serves without them if it cannot: callers that use other names go on.
+fn add_names(settings: &ServerSettings) {
+    let added = TlsIdentity::read(&settings.directory)
+        .and_then(|mut identity| identity.add_names(&settings.tls_names, &settings.directory, time::now()));
+    match added {
+        Ok(true) => tracing::info!(names = settings.tls_names.join(", "), "the TLS certificate has more names now"),
+        Ok(false) => {}
+        Err(error) => {
+            let error = with_causes(&error);
+            tracing::warn!(
+                error,
+                names = settings.tls_names.join(", "),
+                "the TLS certificate lacks names of --tls-name, and callers that use them refuse this service"
+            );
+        }
+    }
+}
+
 /// Warns if clients would reject the TLS certificate at the listening address: hosts would fail to enrol, and only they
 /// would notice.
 fn warn_about_names(settings: &ServerSettings) {
@@ -354,6 +382,8 @@ const MAX_HEADER_BYTES: usize = 16 * 1024;
 const PRUNE_EVERY: Duration = Duration::from_secs(3_600);
 const REFRESH_EVERY: Duration = Duration::from_secs(10);
 const REFRESH_SHARED_EVERY: Duration = Duration::from_secs(1);
+const FOLLOW_LIGHTHOUSES_EVERY: Duration = Duration::from_secs(10);
+const PUBLISH_TRUST_EVERY: Duration = Duration::from_secs(30);
 const LOOK_FOR_DELETED_EVERY: Duration = Duration::from_secs(30);
 /// Expired records are kept for a while: "why could it not join last night" is asked in the morning.
 const KEEP_EXPIRED: i64 = 7 * 86_400;

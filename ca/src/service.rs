@@ -13,14 +13,14 @@ use arc_swap::ArcSwap;
 use nebula_cert::{
     UnixTime,
     issuance::{Proof, Release, Released, Request},
+    with_causes,
 };
 use tokio::sync::{Semaphore, watch};
-use tokio_rustls::TlsAcceptor;
 
 use crate::{
+    address::Subject,
     admission::{Admission, Turn},
     audit::{AuditLog, Event},
-    causes::with_causes,
     connections::Caller,
     control::{Command, CommandOutcome, Operator},
     directory::AUDIT_LOG,
@@ -30,17 +30,18 @@ use crate::{
     proof::token::TokenHash,
     refusal::Refusal,
     refusal_throttle::RefusalThrottle,
-    settings::{ServerSettings, read_rules, read_tls},
+    settings::{ServerSettings, Tls, read_rules, read_tls},
     store::Displaced,
     time,
     trust::Trust,
+    trust_config_map::{self, TrustConfigMap},
 };
 
 /// The service behind all listeners. Methods block on the disk and the API server unless documented otherwise.
 pub(crate) struct Service {
     issuer: Issuer,
     settings: ServerSettings,
-    tls: ArcSwap<TlsAcceptor>,
+    tls: ArcSwap<Tls>,
     audit: AuditLog,
     metrics: Metrics,
     admission: Admission,
@@ -52,12 +53,14 @@ pub(crate) struct Service {
     trust: watch::Sender<Option<Arc<Trust>>>,
     waiting: Semaphore,
     refreshing: Mutex<()>,
+    /// What was wrong with the last attempt to publish the trust in a ConfigMap.
+    unpublished: Mutex<Option<String>>,
     /// Serialises reloads.
     reloading: Mutex<()>,
 }
 
 impl Service {
-    pub(crate) fn new(issuer: Issuer, settings: ServerSettings, tls: TlsAcceptor) -> Self {
+    pub(crate) fn new(issuer: Issuer, settings: ServerSettings, tls: Tls) -> Self {
         Self {
             issuer,
             audit: AuditLog::new(settings.directory.file(AUDIT_LOG)),
@@ -71,6 +74,7 @@ impl Service {
             trust: watch::Sender::new(None),
             waiting: Semaphore::new(MAX_WAITING),
             refreshing: Mutex::default(),
+            unpublished: Mutex::default(),
             reloading: Mutex::default(),
         }
     }
@@ -80,7 +84,7 @@ impl Service {
     }
 
     /// TLS settings for the next connection. Does not block.
-    pub(crate) fn tls(&self) -> Arc<TlsAcceptor> {
+    pub(crate) fn tls(&self) -> Arc<Tls> {
         self.tls.load_full()
     }
 
@@ -151,6 +155,8 @@ impl Service {
                             now,
                         );
                     }
+                }
+                if !issued.displaced.is_empty() || matches!(issued.record.subject, Subject::Lighthouse { .. }) {
                     self.refresh_trust();
                 }
             }
@@ -223,6 +229,46 @@ impl Service {
         }
     }
 
+    /// Looks where the lighthouses are.
+    pub(crate) fn follow_lighthouses(&self) {
+        match self.issuer.follow_lighthouses(time::now()) {
+            Ok(false) => {}
+            Ok(true) => self.refresh_trust(),
+            Err(refusal) => tracing::warn!(%refusal, "cannot tell where the lighthouses are"),
+        }
+    }
+
+    /// Writes the trust into the ConfigMap that the policy names, if it says something else.
+    pub(crate) fn publish_trust(&self) {
+        let rules = self.issuer.rules();
+        let Some((cluster, (namespace, name))) = rules.cluster.as_deref().zip(rules.trust_config_map()) else { return };
+        let tls = self.tls.load();
+        let trust = TrustConfigMap { tls: &tls.certificates, ca: rules.authority.bundle() };
+        let outcome = trust.publish(cluster, namespace, name);
+        let mut unpublished = self.unpublished.lock().unwrap_or_else(PoisonError::into_inner);
+        match outcome {
+            Ok(has_changed) => {
+                if has_changed || unpublished.is_some() {
+                    tracing::info!(namespace, name, "the ConfigMap says whom to trust");
+                }
+                *unpublished = None;
+            }
+            Err(error) => {
+                // Once, as long as it stays the same.
+                let text = format!("{error}; {}", trust_config_map::advice(&error, namespace, name));
+                if unpublished.as_ref() != Some(&text) {
+                    tracing::error!(
+                        namespace,
+                        name,
+                        error = text,
+                        "cannot write the ConfigMap that says whom to trust"
+                    );
+                }
+                *unpublished = Some(text);
+            }
+        }
+    }
+
     /// Reloads policy, CA and TLS files. A mistake in any of them leaves everything unchanged.
     pub(crate) fn reload(&self) -> Result<(), String> {
         let _one_at_a_time = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
@@ -236,6 +282,7 @@ impl Service {
                 self.issuer.replace_rules(rules);
                 self.tls.store(Arc::new(tls));
                 self.refresh_trust();
+                self.publish_trust();
                 tracing::info!("policy, CA and TLS files were reloaded");
                 self.audit.write(&Event { event: "reloaded", source: "control".to_owned(), ..Event::default() }, now);
                 Ok(())
@@ -278,7 +325,8 @@ impl Service {
         let issued = self.issuer.store.all_issued().map_err(|_| Refusal::Internal)?;
         let tokens = self.issuer.store.tokens().map_err(|_| Refusal::Internal)?;
         let refusals = self.last_refusals().iter().cloned().collect();
-        let shown = Shown { issued, tokens, refusals };
+        let lighthouses = self.issuer.store.lighthouses().map_err(|_| Refusal::Internal)?;
+        let shown = Shown { issued, tokens, lighthouses, refusals };
         Ok(page::identities(self.issuer.rules().authority.certificate(), shown, view, time::now()))
     }
 
@@ -297,6 +345,7 @@ impl Service {
             ca_expires: self.issuer.rules().authority.certificate().not_after(),
             waiting: MAX_WAITING.saturating_sub(self.waiting.available_permits()),
             ready: self.issuer.health(now).is_ok(),
+            lighthouses: self.trust.borrow().as_ref().map_or(0, |trust| trust.body.lighthouses.len()),
         };
         Ok(self.metrics.text(&gauges))
     }
@@ -425,6 +474,7 @@ fn kind(proof: &Proof) -> &'static str {
         Proof::Node { .. } => "node",
         Proof::Provisional { .. } => "provisional",
         Proof::Pod { .. } => "pod",
+        Proof::Lighthouse { .. } => "lighthouse",
         Proof::Certificate { .. } => "certificate",
     }
 }

@@ -15,6 +15,7 @@ use crate::{
     policy::{Policy, PolicyError},
     proof::node::NodeToken,
     store::StoreError,
+    trust_config_map::certificates_in,
 };
 
 /// Start-up settings of a service.
@@ -26,8 +27,17 @@ pub struct ServerSettings {
     pub listen: SocketAddr,
     /// Address for its state in plain HTTP: page, metrics, health.
     pub status_listen: Option<SocketAddr>,
+    /// Names that the TLS certificate must have; those that are missing are added at the start.
+    pub tls_names: Vec<String>,
     /// Decrypts an encrypted CA key.
     pub passphrase: Option<Zeroizing<String>>,
+}
+
+/// How the service shows itself to callers.
+pub(crate) struct Tls {
+    pub(crate) acceptor: TlsAcceptor,
+    /// PEM of the certificates that it shows.
+    pub(crate) certificates: String,
 }
 
 /// Why the service did not start.
@@ -110,9 +120,10 @@ pub(crate) fn read_node_token(directory: &Directory, policy: &Policy) -> Result<
     NodeToken::new(&directory.read(NODE_TOKEN)?).map(Some).map_err(|error| ServeError::NodeToken(error.to_string()))
 }
 
-pub(crate) fn read_tls(directory: &Directory) -> Result<TlsAcceptor, ServeError> {
+pub(crate) fn read_tls(directory: &Directory) -> Result<Tls, ServeError> {
     let tls = |error: String| ServeError::Tls(error);
     let (chain, key) = (directory.read(TLS_CERTIFICATE)?, directory.read(TLS_KEY)?);
+    let certificates = certificates_in(&chain);
     let chain = CertificateDer::pem_slice_iter(chain.as_bytes())
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| tls(format!("bad certificate PEM: {error}")))?;
@@ -122,5 +133,5 @@ pub(crate) fn read_tls(directory: &Directory) -> Result<TlsAcceptor, ServeError>
         .with_single_cert(chain, key)
         .map_err(|error| tls(error.to_string()))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(config)))
+    Ok(Tls { acceptor: TlsAcceptor::from(Arc::new(config)), certificates })
 }

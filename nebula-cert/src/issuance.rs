@@ -17,6 +17,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 
 use serde::{Deserialize, Serialize};
 
@@ -80,6 +81,15 @@ pub enum Proof {
         token: String,
         /// Primary address of the pod.
         address: IpAddr,
+    },
+    /// A pod of the lighthouses' StatefulSet proves its own identity with its service-account token. Name and overlay
+    /// address follow from its ordinal, and its underlay addresses are those that the API server shows for it.
+    Lighthouse {
+        /// The pod's token.
+        token: String,
+        /// UDP port of its Nebula; `None`: the one in the service's policy.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        port: Option<NonZeroU16>,
     },
     /// The holder of a certificate renews or releases it; the tag proves possession of the private key.
     Certificate {
@@ -162,8 +172,8 @@ pub struct Reply {
 /// Overlay addresses of lighthouses, with the underlay endpoints (`HOST:PORT`) of each.
 pub type Lighthouses = BTreeMap<IpAddr, Vec<String>>;
 
-/// Body of [`RELEASE_PATH`]. A [`Proof::Certificate`] revokes that certificate, a [`Proof::Node`] or [`Proof::Pod`] all
-/// certificates of the pod. They are blocked until they expire.
+/// Body of [`RELEASE_PATH`]. A [`Proof::Certificate`] revokes that certificate, the proofs of pods
+/// all certificates of the pod. They are blocked until they expire.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Release {
@@ -209,6 +219,7 @@ impl std::fmt::Debug for Proof {
             Self::Node { pod, .. } => write!(f, "Node(redacted, {pod:?})"),
             Self::Provisional { pod, .. } => write!(f, "Provisional(redacted, {pod:?})"),
             Self::Pod { address, .. } => write!(f, "Pod(redacted, {address})"),
+            Self::Lighthouse { port, .. } => write!(f, "Lighthouse(redacted, {port:?})"),
             Self::Certificate { time, .. } => write!(f, "Certificate(redacted, {time})"),
         }
     }

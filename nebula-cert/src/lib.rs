@@ -60,6 +60,7 @@
 #![deny(missing_docs)]
 
 mod ca_pool;
+mod causes;
 mod certificate;
 mod encrypted_key;
 mod error;
@@ -86,6 +87,7 @@ mod v1;
 mod v2;
 
 pub use ca_pool::{CaPool, VerifiedCertificate};
+pub use causes::with_causes;
 pub use certificate::{Certificate, Curve, Fingerprint, MAX_CERTIFICATE_SIZE, UnixTime, Version};
 pub use encrypted_key::PassphraseCost;
 pub use error::Error;

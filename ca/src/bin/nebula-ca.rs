@@ -11,9 +11,9 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use nebula_ca::{
-    Command, CommandOutcome, Directory, ENROLMENT_PREFIX, ListedCertificate, ListedPod, ListedToken, NewCa, NewToken,
-    PASSPHRASE, Rollover, Server, ServerSettings, TlsIdentity, TokenHash, call, default_tls_names, generate, now,
-    parse_duration, time_left,
+    Command, CommandOutcome, Directory, ENROLMENT_PREFIX, ListedAddress, ListedCertificate, ListedPod, ListedToken,
+    NewCa, NewToken, PASSPHRASE, Rollover, Server, ServerSettings, TlsIdentity, TokenHash, call, default_tls_names,
+    generate, now, parse_duration, time_left,
 };
 use nebula_cert::{Curve, JoinToken, Version};
 use tracing_subscriber::EnvFilter;
@@ -45,6 +45,9 @@ enum Verb {
     /// Issued certificates
     #[command(subcommand)]
     Certificate(CertificateVerb),
+    /// Overlay addresses that are kept for the names of StatefulSet pods (pods.stable in policy.jsonc)
+    #[command(subcommand)]
+    Address(AddressVerb),
     /// Replace the CA while everything runs: prepare, wait until all have heard of it, switch, wait, finish
     #[command(subcommand)]
     Rollover(RolloverVerb),
@@ -67,6 +70,25 @@ enum CertificateVerb {
     Show(Show),
     Revoke(Revoke),
     Readmit(Readmit),
+}
+
+#[derive(Subcommand)]
+enum AddressVerb {
+    /// List names, their addresses, and whether a pod has them now
+    List(Listing),
+    Release(ReleaseAddress),
+}
+
+/// Keep the addresses of a name no longer
+///
+/// A pod that has them now keeps them until its last certificate is given back, blocked or expired.
+#[derive(Args)]
+struct ReleaseAddress {
+    #[command(flatten)]
+    listing: Listing,
+    /// The pod
+    #[arg(value_name = "NAMESPACE/NAME")]
+    name: String,
 }
 
 #[derive(Subcommand)]
@@ -186,6 +208,10 @@ struct Serve {
     /// plain HTTP: keep it to those who may see names and addresses [default: none]
     #[arg(long, value_name = "ADDRESS")]
     status_listen: Option<SocketAddr>,
+    /// Host name or IP address that the TLS certificate must have; repeat for more. Those that are missing are added at
+    /// the start, to a certificate of the same key
+    #[arg(long = "tls-name", value_name = "NAME")]
+    tls_names: Vec<String>,
 }
 
 #[derive(Subcommand)]
@@ -326,6 +352,8 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Certificate(CertificateVerb::Show(show)) => show.run(),
         Verb::Certificate(CertificateVerb::Revoke(revoke)) | Verb::Revoke(revoke) => revoke.run(),
         Verb::Certificate(CertificateVerb::Readmit(readmit)) => readmit.run(),
+        Verb::Address(AddressVerb::List(listing)) => list_addresses(&listing),
+        Verb::Address(AddressVerb::Release(release)) => release.run(),
         Verb::Rollover(verb) => verb.run(),
         Verb::Tls(verb) => verb.run(),
         Verb::Reload(reload) => reload.run(),
@@ -383,7 +411,7 @@ impl Serve {
         let passphrase = std::env::var(PASSPHRASE).ok().map(Zeroizing::new);
         let (directory, listen, status_listen) = (self.dir.open(), self.listen, self.status_listen);
         let path = directory.path().display().to_string();
-        let settings = ServerSettings { directory, listen, status_listen, passphrase };
+        let settings = ServerSettings { directory, listen, status_listen, tls_names: self.tls_names, passphrase };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             // They wait for one disk, or for the API server.
@@ -504,6 +532,18 @@ impl Readmit {
 
 fn shown(pod: &ListedPod) -> String {
     format!("pod {}/{} (uid {})", pod.namespace, pod.name, pod.uid)
+}
+
+impl ReleaseAddress {
+    fn run(self) -> anyhow::Result<()> {
+        let command = Command::ReleaseAddress { name: self.name };
+        let CommandOutcome::AddressReleased(released) = ask(&self.listing.dir, &command)? else { bail!(UNEXPECTED) };
+        if self.listing.json {
+            return print(&format!("{}\n", serde_json::to_string_pretty(&released)?));
+        }
+        let note = if released.in_use { " once the pod that has it is gone" } else { "" };
+        print(&format!("{} of {} is free{note}\n", join(&released.kept.networks), released.name))
+    }
 }
 
 impl RevokeToken {
@@ -655,6 +695,23 @@ fn list_issued(listing: &Listing) -> anyhow::Result<()> {
         [issued.name.clone(), join(&issued.networks), join(&issued.groups), left, listed.fingerprint.clone()]
     };
     print(&table(["NAME", "NETWORKS", "GROUPS", "LEFT", "FINGERPRINT"], certificates.iter().map(row)))
+}
+
+fn list_addresses(listing: &Listing) -> anyhow::Result<()> {
+    let CommandOutcome::Addresses { addresses } = ask(&listing.dir, &Command::ListAddresses)? else {
+        bail!(UNEXPECTED)
+    };
+    if listing.json {
+        return print(&format!("{}\n", serde_json::to_string_pretty(&addresses)?));
+    }
+    let at = now();
+    let row = |listed: &ListedAddress| {
+        let kept = &listed.kept;
+        let state = if listed.in_use { "in use" } else { "waits for a pod" };
+        let left = time_left(kept.until + 1 - at);
+        [listed.name.clone(), join(&kept.networks), state.to_owned(), format!("{left} more at least")]
+    };
+    print(&table(["POD", "NETWORKS", "STATE", "KEPT"], addresses.iter().map(row)))
 }
 
 fn ask(dir: &Dir, command: &Command) -> anyhow::Result<CommandOutcome> {

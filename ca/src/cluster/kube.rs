@@ -9,11 +9,11 @@ use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
+use nebula_cert::with_causes;
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::runtime::Handle;
 
-use super::{Cluster, ClusterError, Metadata, Pod, PodId, Review};
-use crate::causes::with_causes;
+use super::{Cluster, ClusterError, ConfigData, Metadata, Pod, PodId, Review};
 
 /// A client of one API server. Its methods block, so call them only on threads that may.
 pub(crate) struct ApiServer {
@@ -147,6 +147,31 @@ impl Cluster for ApiServer {
         }
         Err(ClusterError::TooLong(what))
     }
+
+    fn config_map(&self, namespace: &str, name: &str) -> Result<Option<ConfigData>, ClusterError> {
+        #[derive(Deserialize)]
+        struct ConfigMap {
+            #[serde(default)]
+            data: ConfigData,
+        }
+        let path = format!("/api/v1/namespaces/{namespace}/configmaps/{name}");
+        let found: Option<ConfigMap> = self.ask("GET configmap", Ask::get(path))?;
+        Ok(found.map(|found| found.data))
+    }
+
+    fn apply_config_map(&self, namespace: &str, name: &str, data: &ConfigData) -> Result<(), ClusterError> {
+        let body = serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": name, "namespace": namespace},
+            "data": data,
+        });
+        let what = "PATCH configmap";
+        let path = format!("/api/v1/namespaces/{namespace}/configmaps/{name}?fieldManager=nebula-ca&force=true");
+        let applied: Option<serde_json::Value> = self.ask(what, Ask::apply(path, body.to_string()))?;
+        let missing = || ClusterError::Status { status: 404, what, message: "no such namespace".to_owned() };
+        applied.map(drop).ok_or_else(missing)
+    }
 }
 
 /// One request.
@@ -154,16 +179,23 @@ struct Ask {
     method: Method,
     path: String,
     accept: &'static str,
+    content: &'static str,
     body: String,
 }
 
 impl Ask {
     fn get(path: String) -> Self {
-        Self { method: Method::GET, path, accept: "application/json", body: String::new() }
+        Self { method: Method::GET, path, accept: JSON, content: JSON, body: String::new() }
     }
 
     fn post(path: &str, body: String) -> Self {
-        Self { method: Method::POST, path: path.to_owned(), accept: "application/json", body }
+        Self { method: Method::POST, path: path.to_owned(), accept: JSON, content: JSON, body }
+    }
+
+    /// A server-side apply.
+    fn apply(path: String, body: String) -> Self {
+        // JSON is YAML.
+        Self { method: Method::PATCH, path, accept: JSON, content: "application/apply-patch+yaml", body }
     }
 
     /// A list of metadata only, without specs and statuses: a tenth of the size.
@@ -179,7 +211,7 @@ impl Ask {
             .method(self.method)
             .uri(self.path)
             .header(header::ACCEPT, self.accept)
-            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::CONTENT_TYPE, self.content)
             .body(kube::client::Body::from(self.body.into_bytes()))
             .map_err(|error| ClusterError::Unreachable(error.to_string()))
     }
@@ -209,6 +241,7 @@ fn url_encoded(text: &str) -> String {
         .collect()
 }
 
+const JSON: &str = "application/json";
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// Shorter than our callers' timeout, which leaves room for two answers.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);

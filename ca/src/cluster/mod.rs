@@ -26,7 +26,14 @@ pub(crate) trait Cluster: Send + Sync {
     fn node_ranges(&self, name: &str) -> Result<Vec<IpNet>, ClusterError>;
     /// All existing pods; static pods are listed under both of their UIDs.
     fn all_pods(&self) -> Result<HashSet<PodId>, ClusterError>;
+    /// The data of a ConfigMap; `None` if there is no such object.
+    fn config_map(&self, namespace: &str, name: &str) -> Result<Option<ConfigData>, ClusterError>;
+    /// Sets these keys of a ConfigMap, which is made if it is missing; other keys stay.
+    fn apply_config_map(&self, namespace: &str, name: &str, data: &ConfigData) -> Result<(), ClusterError>;
 }
+
+/// Texts of a ConfigMap by key.
+pub(crate) type ConfigData = BTreeMap<String, String>;
 
 /// Namespace, name and UID of a pod.
 pub(crate) type PodId = (String, String, String);
@@ -131,10 +138,12 @@ pub(crate) struct Metadata {
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 struct Owner {
+    api_version: String,
     kind: String,
     name: String,
+    controller: bool,
 }
 
 /// Where a pod runs, and under which service account.
@@ -155,6 +164,8 @@ pub(crate) struct PodStatus {
     pod_ip: String,
     #[serde(rename = "podIPs")]
     pod_ips: Vec<PodIp>,
+    #[serde(rename = "hostIP")]
+    host_ip: String,
     conditions: Vec<Condition>,
 }
 
@@ -201,9 +212,33 @@ impl Pod {
         let all = self.status.pod_ips.iter().map(|entry| &entry.ip).chain([&self.status.pod_ip]);
         all.filter_map(|ip| ip.parse::<std::net::IpAddr>().ok()).map(|ip| ip.to_canonical()).collect()
     }
+
+    /// The addresses of its node, for a pod that uses the node's network: each once, none that other machines cannot
+    /// reach. Empty before the node's first report.
+    pub(crate) fn node_addresses(&self) -> Vec<std::net::IpAddr> {
+        let mut addresses = Vec::new();
+        let host = self.status.host_ip.parse::<std::net::IpAddr>().ok().map(|ip| ip.to_canonical());
+        for address in self.addresses().into_iter().chain(host) {
+            let is_elsewhere = !address.is_loopback() && !address.is_unspecified() && !address.is_multicast();
+            if self.spec.host_network && is_elsewhere && !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        addresses
+    }
 }
 
 impl Metadata {
+    /// The ordinal of this pod in the StatefulSet that controls it.
+    pub(crate) fn ordinal(&self) -> Option<u32> {
+        let is_set =
+            |owner: &&Owner| owner.controller && owner.kind == "StatefulSet" && owner.api_version.starts_with("apps/");
+        let owner = self.owner_references.iter().find(is_set)?;
+        let digits = self.name.strip_prefix(&owner.name)?.strip_prefix('-')?;
+        // Only the way in which the controller writes it.
+        digits.parse::<u32>().ok().filter(|ordinal| ordinal.to_string() == digits)
+    }
+
     /// The UID of the static pod that this object mirrors. A mirror pod is owned by its node: the annotation alone,
     /// which anybody who may create pods can write, is not enough.
     fn static_uid(&self, node: Option<&str>) -> Option<&str> {
@@ -235,6 +270,34 @@ mod tests {
         assert!(!pod(&mirror.replace("\"kind\": \"Node\"", "\"kind\": \"ReplicaSet\"")).is("hash"));
         assert!(!pod(&mirror.replace("\"nodeName\": \"n1\"", "\"nodeName\": \"n2\"")).is("hash"));
         assert!(!pod(&mirror.replace("hash", "")).is(""));
+    }
+
+    #[test]
+    fn the_ordinal_is_that_of_the_stateful_set_that_controls_the_pod() {
+        let pod = |name: &str, owner: &str| {
+            let json = format!(r#"{{"metadata": {{"name": "{name}", "ownerReferences": [{owner}]}}}}"#);
+            pod(&json).metadata.ordinal()
+        };
+        let set = r#"{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db", "controller": true}"#;
+        assert_eq!(pod("db-0", set), Some(0));
+        assert_eq!(pod("db-12", set), Some(12));
+        for name in ["db", "db-", "db-01", "db-+1", "db-1x", "other-1", "db-4294967296", "db-0-1"] {
+            assert_eq!(pod(name, set), None, "{name}");
+        }
+        for (from, to) in [("true", "false"), ("StatefulSet", "ReplicaSet"), ("apps/v1", "v1"), ("apps/", "x.apps/")] {
+            assert_eq!(pod("db-0", &set.replace(from, to)), None, "{to}");
+        }
+        assert_eq!(pod("db-0", ""), None);
+    }
+
+    #[test]
+    fn only_a_pod_in_its_nodes_network_has_the_addresses_of_the_node() {
+        let json = r#"{"spec": {"hostNetwork": true}, "status": {"hostIP": "192.0.2.7", "podIP": "192.0.2.7",
+            "podIPs": [{"ip": "192.0.2.7"}, {"ip": "2001:db8::7"}, {"ip": "127.0.0.1"}, {"ip": "x"}]}}"#;
+        let shown = |json: &str| pod(json).node_addresses().iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(shown(json), ["192.0.2.7", "2001:db8::7"]);
+        assert!(shown(&json.replace("true", "false")).is_empty());
+        assert!(shown(r#"{"spec": {"hostNetwork": true}}"#).is_empty());
     }
 
     #[test]

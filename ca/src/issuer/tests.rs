@@ -1,3 +1,5 @@
+mod in_cluster;
+
 use std::collections::BTreeSet;
 
 use nebula_cert::{CaPool, Certificate, Curve, PassphraseCost, PrivateKey, SigningKey, Template, Version, rfc3339};
@@ -32,6 +34,14 @@ impl Fixture {
     }
 
     fn with_ca(policy: &str, change: impl FnOnce(Template) -> Template) -> Self {
+        Self::confirmed_by(None, policy, change)
+    }
+
+    fn confirmed_by(
+        cluster: Option<Arc<dyn Cluster>>,
+        policy: &str,
+        change: impl FnOnce(Template) -> Template,
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let at = Directory::new(directory.path());
         let key = SigningKey::generate(Curve::Curve25519).unwrap();
@@ -44,7 +54,7 @@ impl Fixture {
         let token = NodeToken::new(NODE_SECRET).unwrap();
         let authority = Authority::read(&at, None).unwrap();
         let renewal_key = RenewalKey::open(&at, ca.curve()).unwrap();
-        let rules = Rules { authority, policy, cluster: None };
+        let rules = Rules { authority, policy, cluster };
         let issuer = Issuer::new(rules, Some(token), renewal_key, store);
         Self { issuer, audit: AuditLog::new(at.file("audit.log")), directory }
     }
@@ -292,6 +302,41 @@ fn the_same_pod_asking_again_keeps_its_identity() {
 }
 
 #[test]
+fn the_same_key_gets_the_same_certificate_until_half_of_its_life_is_over() {
+    let ca = Fixture::new(DERIVE);
+    let (own, other) = (key(), key());
+    let ask = |key: &PrivateKey, address: &str, now| {
+        let proof = Proof::Node { token: NODE_SECRET.to_owned(), pod: pod("u-1", "web-0", address) };
+        ca.issuer.issue(&Request { public_key: key.public_pem(), proof }, NODE, now).unwrap()
+    };
+    let first = ask(&own, "10.244.0.5", NOW);
+    // Far above the limit, and nothing is added to the ledger.
+    for _ in 0..100 {
+        let again = ask(&own, "10.244.0.5", NOW + 1);
+        assert!(again.is_repeat && again.fingerprint == first.fingerprint);
+    }
+    assert_eq!(ca.issuer.store.all_issued().unwrap().len(), 1);
+    assert_ne!(ask(&own, "10.244.0.6", NOW + 2).fingerprint, first.fingerprint, "another address");
+    let back = ask(&own, "10.244.0.5", NOW + 3);
+    assert_ne!(ask(&own, "10.244.0.5", NOW + 3 + 43_201).fingerprint, back.fingerprint, "half of its life is over");
+    ask(&other, "10.244.0.5", NOW + 50_000);
+    let blocked = ask(&own, "10.244.0.5", NOW + 50_001);
+    ca.issuer.store.revoke(&[blocked.fingerprint.parse().unwrap()], NOW + 50_002).unwrap();
+    assert_ne!(ask(&own, "10.244.0.5", NOW + 50_003).fingerprint, blocked.fingerprint, "it was revoked");
+}
+
+#[test]
+fn a_crash_loop_is_told_when_to_ask_again_and_gets_its_certificate_then() {
+    let ca = Fixture::new(DERIVE);
+    let ask = |now| ca.pod(pod("u-1", "web-0", "10.244.0.5"), now);
+    assert_eq!((0..100).filter(|_| ask(NOW).is_ok()).count(), 30);
+    let refused = ask(NOW).unwrap_err();
+    assert_eq!((refused.code(), refused.retry_after()), ("too_many_certificates", Some(20)));
+    assert!(ask(NOW + 20).is_ok() && ask(NOW + 20).is_err());
+    assert!(ca.pod(pod("u-2", "web-1", "10.244.0.6"), NOW).is_ok(), "other pods are not concerned");
+}
+
+#[test]
 fn a_sandbox_made_anew_has_the_same_name_and_the_new_address() {
     let ca = Fixture::new(DERIVE);
     ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
@@ -416,7 +461,7 @@ fn the_node_proof_needs_its_token_and_a_pods_policy() {
     let ca = Fixture::new(DERIVE);
     assert_eq!(with(&ca, "wrong"), "bad_node_token");
     assert_eq!(with(&ca, NODE_SECRET), "issued");
-    assert_eq!(with(&Fixture::new("{}"), NODE_SECRET), "node_proof_disabled");
+    assert_eq!(with(&Fixture::new("{}"), NODE_SECRET), "pods_disabled");
     // A caller without a token does not learn what the pod description lacks.
     let proof = Proof::Node { token: "wrong".into(), pod: pod("", "", "0.0.0.0") };
     assert_eq!(code(ca.issuer.issue(&Request { public_key: "x".into(), proof }, NODE, NOW)), "bad_node_token");

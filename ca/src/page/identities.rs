@@ -123,7 +123,7 @@ impl Identity {
 fn whose(record: &IssuedRecord) -> String {
     match &record.subject {
         Subject::Host { .. } => "host".to_owned(),
-        Subject::Pod { namespace, name, .. } => format!("pod {namespace}/{name}"),
+        pod => pod.to_string(),
     }
 }
 

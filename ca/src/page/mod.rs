@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     proof::token::TokenHash,
-    store::{IssuedRecord, TokenRecord},
+    store::{IssuedRecord, LighthouseRecord, TokenRecord},
     time::time_left,
 };
 use identities::Identity;
@@ -33,6 +33,8 @@ pub(crate) struct Shown {
     pub(crate) issued: Vec<(Fingerprint, IssuedRecord)>,
     /// Used and expired ones included.
     pub(crate) tokens: Vec<(TokenHash, TokenRecord)>,
+    /// Those of the StatefulSet.
+    pub(crate) lighthouses: Vec<LighthouseRecord>,
     /// Newest last.
     pub(crate) refusals: Vec<RefusalNote>,
 }
@@ -94,6 +96,7 @@ pub(crate) fn identities(ca: &Certificate, shown: Shown, view: &View, now: UnixT
         let _ = writeln!(html, "<p class=\"note\">{rest} more: search for some, or `nebula-ca certificate list`.</p>");
     }
     tokens_of(&mut html, &tokens, now);
+    lighthouses_of(&mut html, &shown.lighthouses);
     refusals_of(&mut html, &shown.refusals);
     let renews = if refresh.is_empty() { "" } else { " This page renews itself every minute." };
     let _ = writeln!(html, "<footer>As of {}.{renews}</footer></body></html>", rfc3339(now));
@@ -145,6 +148,24 @@ fn tokens_of(html: &mut String, tokens: &[(TokenHash, TokenRecord)], now: UnixTi
     if let Some(rest) = tokens.len().checked_sub(MAX_TOKENS).filter(|rest| *rest > 0) {
         let _ = writeln!(html, "<p class=\"note\">{rest} more; `nebula-ca token list` shows all.</p>");
     }
+}
+
+fn lighthouses_of(html: &mut String, lighthouses: &[LighthouseRecord]) {
+    if lighthouses.is_empty() {
+        return;
+    }
+    html.push_str("<h2>Lighthouses of the cluster</h2>\n");
+    table(html, &["Address", "Pod", "Node", "Endpoints", "Gone since"], |html| {
+        for lighthouse in lighthouses {
+            html.push_str("<tr>");
+            cell(html, "Address", &listed(&[lighthouse.address]));
+            cell(html, "Pod", &escaped(&format!("{}/{}", lighthouse.namespace, lighthouse.name)));
+            cell(html, "Node", &escaped(&lighthouse.node));
+            cell(html, "Endpoints", &listed(&lighthouse.endpoints));
+            cell(html, "Gone since", &lighthouse.gone.map(rfc3339).unwrap_or_default());
+            html.push_str("</tr>\n");
+        }
+    });
 }
 
 fn refusals_of(html: &mut String, refusals: &[RefusalNote]) {

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use super::{HostPolicy, PodPolicy, Policy, PolicyError, Provisional, Rule, Template, template::is_label_key};
+use super::{
+    HostPolicy, PodPolicy, Policy, PolicyError, Provisional, Rule, Template, lighthouse::LighthousesFile,
+    template::is_label_key,
+};
 use crate::{
     address::{self, AddressMode},
     pod::{KubernetesPolicy, is_name, is_namespace},
@@ -18,6 +21,7 @@ use nebula_cert::issuance::Lighthouses;
 pub(super) struct PolicyFile {
     pods: Option<PodsFile>,
     kubernetes: Option<KubernetesFile>,
+    lighthouses: Option<LighthousesFile>,
     #[serde(default)]
     hosts: HostsFile,
 }
@@ -36,11 +40,21 @@ struct PodsFile {
     pod_networks: Vec<String>,
     #[serde(default)]
     reserved: Vec<String>,
+    stable: Option<Vec<StableKind>>,
+    #[serde(default = "default_stable_for")]
+    stable_for: String,
     #[serde(default = "default_life")]
     life: String,
     provisional: Option<ProvisionalFile>,
     #[serde(default)]
     rules: Vec<RuleFile>,
+}
+
+/// Whose pods keep their addresses.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum StableKind {
+    StatefulSets,
 }
 
 #[derive(Deserialize)]
@@ -79,6 +93,7 @@ struct KubernetesFile {
     kubeconfig: Option<PathBuf>,
     #[serde(default = "default_node_ranges")]
     node_ranges: bool,
+    trust_config_map: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -124,6 +139,10 @@ fn default_address() -> AddressMode {
     AddressMode::Derive
 }
 
+fn default_stable_for() -> String {
+    "30d".to_owned()
+}
+
 fn default_life() -> String {
     "24h".to_owned()
 }
@@ -151,8 +170,14 @@ impl PolicyFile {
         let kubernetes = self.kubernetes.map(|file| file.check(&mut findings));
         let pods = self.pods.map(|file| file.check(kubernetes.is_some(), &mut findings));
         let hosts = self.hosts.check(&mut findings);
+        let lighthouses = self.lighthouses.map(|file| file.check(kubernetes.is_some(), &mut findings));
+        let mut policy = Policy { pods, kubernetes, lighthouses: None, hosts };
+        if let Some(mut lighthouses) = lighthouses {
+            lighthouses.settle(&policy, &mut findings);
+            policy.lighthouses = Some(lighthouses);
+        }
         match findings.0.is_empty() {
-            true => Ok(Policy { pods, kubernetes, hosts }),
+            true => Ok(policy),
             false => Err(PolicyError::Findings(findings.0)),
         }
     }
@@ -215,6 +240,14 @@ impl PodsFile {
         if name.has_label() {
             findings.add("pods.name", "a label cannot be part of a name: whoever makes the pod writes it");
         }
+        let is_stable =
+            self.stable.is_some_and(|kinds| kinds.iter().any(|kind| matches!(kind, StableKind::StatefulSets)));
+        if is_stable && (self.address != AddressMode::Pool || !with_kubernetes) {
+            findings.add(
+                "pods.stable",
+                "only with \"address\": \"pool\" and a \"kubernetes\" section, which says what a pod belongs to",
+            );
+        }
         let pods = PodPolicy {
             name,
             groups: findings.templates("pods.groups", &self.groups, with_kubernetes),
@@ -222,6 +255,7 @@ impl PodsFile {
             overlay: findings.networks("pods.overlay", &self.overlay),
             pod_networks: findings.networks("pods.pod_networks", &self.pod_networks),
             reserved: findings.networks("pods.reserved", &self.reserved),
+            stable: Some(findings.life("pods.stable_for", &self.stable_for)).filter(|_| is_stable),
             life: findings.life("pods.life", &self.life),
             provisional: self.provisional.map(|file| file.check(with_kubernetes, findings)),
             rules: (0..)
@@ -294,7 +328,15 @@ impl KubernetesFile {
         if self.audience.is_empty() || self.audience.len() > 253 || self.audience.chars().any(char::is_control) {
             findings.add("kubernetes.audience", "it must be 1 to 253 characters without control characters");
         }
+        let trust_config_map = self.trust_config_map.and_then(|name| match name.split_once('/') {
+            Some((space, name)) if is_namespace(space) && is_name(name) => Some((space.to_owned(), name.to_owned())),
+            _ => {
+                findings.add("kubernetes.trust_config_map", "write it as namespace/name");
+                None
+            }
+        });
         KubernetesPolicy {
+            trust_config_map,
             node_account: self.node_account,
             audience: self.audience,
             kubeconfig: self.kubeconfig,
@@ -343,7 +385,7 @@ impl Findings {
         networks
     }
 
-    fn life(&mut self, key: &str, text: &str) -> i64 {
+    pub(super) fn life(&mut self, key: &str, text: &str) -> i64 {
         time::parse_duration(text).unwrap_or_else(|error| {
             self.add(key, error);
             0

@@ -2,6 +2,7 @@
 //! (certificate policy).
 
 mod file;
+mod lighthouse;
 mod template;
 
 use std::{collections::BTreeMap, net::IpAddr};
@@ -9,6 +10,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use ipnet::IpNet;
 use nebula_cert::{Certificate, Version, issuance::Lighthouses};
 
+pub(crate) use self::lighthouse::LighthousePolicy;
 use self::{file::PolicyFile, template::Template};
 use crate::{
     address::{self, AddressMode},
@@ -23,6 +25,8 @@ pub struct Policy {
     pub pods: Option<PodPolicy>,
     /// The API server that confirms pods; `None` trusts every holder of the shared node token.
     pub kubernetes: Option<KubernetesPolicy>,
+    /// What the lighthouses of a StatefulSet get; `None`: their proofs are refused.
+    pub(crate) lighthouses: Option<LighthousePolicy>,
     /// What hosts get.
     pub hosts: HostPolicy,
 }
@@ -54,6 +58,9 @@ pub struct PodPolicy {
     pod_networks: Vec<IpNet>,
     /// Overlay networks and addresses that no pod gets.
     pub reserved: Vec<IpNet>,
+    /// For how many seconds addresses are kept for the names of StatefulSet pods after their last certificate; `None`:
+    /// an address goes with its pod.
+    pub(crate) stable: Option<i64>,
     /// Lifetime of a certificate in seconds.
     pub life: i64,
     /// What a pod gets until it can prove its identity itself; `None`: no certificate.
@@ -115,14 +122,25 @@ impl Policy {
     /// # Errors
     /// Returns all constraints of the CA that pod certificates would violate.
     pub fn check_against(&self, ca: &Certificate) -> Result<(), PolicyError> {
-        let Some(pods) = &self.pods else { return Ok(()) };
         let mut findings = Vec::new();
-        if ca.version() == Version::V1 && !matches!(pods.overlay[..], [IpNet::V4(_)]) {
-            findings.push("a version 1 CA needs exactly one IPv4 prefix in pods.overlay".to_owned());
-        }
         let is_outside = |allowed: &[IpNet], network: &IpNet| {
             !allowed.is_empty() && !allowed.iter().any(|allowed| allowed.trunc().contains(network))
         };
+        let is_foreign = |group: &str| !ca.groups().is_empty() && !ca.groups().iter().any(|allowed| allowed == group);
+        if let Some(lighthouses) = &self.lighthouses {
+            if let Some(first) = lighthouses.network(0).filter(|first| is_outside(ca.networks(), first)) {
+                findings.push(format!("the lighthouses' {first} is in none of the CA's networks"));
+            }
+            for group in lighthouses.groups.iter().filter(|group| is_foreign(group)) {
+                findings.push(format!("{group:?} is not one of the CA's groups"));
+            }
+        }
+        let Some(pods) = &self.pods else {
+            return if findings.is_empty() { Ok(()) } else { Err(PolicyError::Ca(findings)) };
+        };
+        if ca.version() == Version::V1 && !matches!(pods.overlay[..], [IpNet::V4(_)]) {
+            findings.push("a version 1 CA needs exactly one IPv4 prefix in pods.overlay".to_owned());
+        }
         for overlay in pods.overlay.iter().filter(|overlay| is_outside(ca.networks(), overlay)) {
             findings.push(format!("{overlay} is in none of the CA's networks"));
         }
@@ -137,8 +155,7 @@ impl Policy {
         let provisional = pods.provisional.iter().flat_map(|provisional| &provisional.groups);
         for group in pods.groups.iter().chain(pods.rules.iter().flat_map(|rule| &rule.groups)).chain(provisional) {
             if let Some(fixed) = group.literal()
-                && !ca.groups().is_empty()
-                && !ca.groups().iter().any(|allowed| *allowed == fixed)
+                && is_foreign(fixed)
             {
                 findings.push(format!("{fixed:?} is not one of the CA's groups"));
             }

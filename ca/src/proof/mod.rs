@@ -1,6 +1,7 @@
 //! How a caller proves its identity: one module per proof (attestation).
 
 pub(crate) mod certificate;
+pub(crate) mod lighthouse;
 pub(crate) mod node;
 pub(crate) mod pod;
 pub(crate) mod token;

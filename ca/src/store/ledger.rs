@@ -7,11 +7,11 @@ use nebula_cert::{Fingerprint, UnixTime};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    address::{AddressMode, Holder, Subject},
+    address::{AddressMode, Holder, Kept, Subject},
     proof::token::TokenHash,
     store::{
-        AllotError, Displaced, Issue, IssuedRecord, KeptOut, PodRecord, Pool, RecordError, Store, StoreError,
-        TokenRecord, TokenUse,
+        AllotError, Allottee, Displaced, Issue, IssuedRecord, KeptAddresses, KeptOut, LighthouseRecord, PodRecord,
+        Pool, RecordError, Store, StoreError, TokenRecord, TokenUse,
     },
 };
 
@@ -118,13 +118,25 @@ impl<D: Database> Store for Ledger<D> {
         self.get(ADDRESSES, &address_key(address))
     }
 
-    fn allot(&self, pod: &Subject, pool: &Pool<'_>, until: UnixTime, now: UnixTime) -> Result<Vec<IpNet>, AllotError> {
+    fn allot(
+        &self,
+        pod: &Allottee<'_>,
+        pool: &Pool<'_>,
+        until: UnixTime,
+        now: UnixTime,
+    ) -> Result<Vec<IpNet>, AllotError> {
         self.0.write(|rows| {
-            let held = match pod {
-                Subject::Pod { uid, .. } => get_in::<PodRecord>(rows, PODS, uid.as_bytes())?,
-                Subject::Host { .. } => None,
-            };
-            let held = held.map(|record| record.networks).unwrap_or_default();
+            let mut held = Vec::new();
+            if let Some(name) = pod.kept_name
+                && let Some(kept) = get_in::<KeptAddresses>(rows, KEPT, name.as_bytes())?
+            {
+                held.extend(kept.networks);
+            }
+            if let Subject::Pod { uid, .. } = pod.subject
+                && let Some(record) = get_in::<PodRecord>(rows, PODS, uid.as_bytes())?
+            {
+                held.extend(record.networks);
+            }
             pool.prefixes.iter().map(|prefix| allot_one(rows, pod, *prefix, pool, &held, until, now)).collect()
         })
     }
@@ -148,19 +160,26 @@ impl<D: Database> Store for Ledger<D> {
                 gone: issue.gone,
                 until: certificate.not_after(),
                 new: Some(fingerprint),
+                kept: issue.kept,
             };
             let mut displaced = Vec::new();
             for network in certificate.networks() {
                 displaced.extend(hold(rows, network.addr(), &claim, now)?);
             }
-            if let Subject::Pod { namespace, name, uid, .. } = issue.subject {
+            if let Subject::Pod { namespace, name, uid, .. } | Subject::Lighthouse { namespace, name, uid } =
+                issue.subject
+            {
                 let record = PodRecord {
                     namespace: namespace.clone(),
                     name: name.clone(),
                     networks: certificate.networks().to_vec(),
                     until: certificate.not_after(),
+                    newest: Some(fingerprint.to_string()),
                 };
                 put(rows, PODS, uid.as_bytes(), &record)?;
+                if let Some(kept) = issue.kept {
+                    keep(rows, kept, record.networks, uid)?;
+                }
             }
             let record = IssuedRecord {
                 name: certificate.name().to_owned(),
@@ -215,13 +234,58 @@ impl<D: Database> Store for Ledger<D> {
         self.0.write(|rows| rows.remove(KEPT_OUT, uid.as_bytes()))
     }
 
+    fn kept_addresses(&self) -> Result<Vec<(String, KeptAddresses)>, StoreError> {
+        let read = |(key, row): Row| Ok((String::from_utf8_lossy(&key).into_owned(), parse(KEPT, &key, &row)?));
+        self.0.all(KEPT)?.into_iter().map(read).collect()
+    }
+
+    fn release_kept(&self, name: &str) -> Result<Option<KeptAddresses>, StoreError> {
+        self.0.write(|rows| {
+            let kept = get_in::<KeptAddresses>(rows, KEPT, name.as_bytes())?;
+            if let Some(kept) = &kept {
+                keep_no_longer(rows, &kept.networks, name)?;
+                rows.remove(KEPT, name.as_bytes())?;
+            }
+            Ok(kept)
+        })
+    }
+
+    fn lighthouses(&self) -> Result<Vec<LighthouseRecord>, StoreError> {
+        let read = |(key, row): Row| parse(LIGHTHOUSES, &key, &row);
+        let mut all: Vec<LighthouseRecord> =
+            self.0.all(LIGHTHOUSES)?.into_iter().map(read).collect::<Result<_, _>>()?;
+        all.sort_by_key(|lighthouse| lighthouse.address);
+        Ok(all)
+    }
+
+    fn put_lighthouse(&self, lighthouse: &LighthouseRecord) -> Result<(), StoreError> {
+        self.0.write(|rows| put(rows, LIGHTHOUSES, &address_key(lighthouse.address), lighthouse))
+    }
+
+    fn change_lighthouse(&self, known: &LighthouseRecord, next: Option<&LighthouseRecord>) -> Result<bool, StoreError> {
+        self.0.write(|rows| {
+            let key = address_key(known.address);
+            if get_in::<LighthouseRecord>(rows, LIGHTHOUSES, &key)?.as_ref() != Some(known) {
+                return Ok(false);
+            }
+            match next {
+                Some(next) => put(rows, LIGHTHOUSES, &key, next)?,
+                None => rows.remove(LIGHTHOUSES, &key)?,
+            }
+            Ok(true)
+        })
+    }
+
     fn prune(&self, before: UnixTime) -> Result<(), StoreError> {
         self.0.write(|rows| {
             prune::<KeptOut>(rows, KEPT_OUT, |pod| pod.until < before)?;
             prune::<TokenRecord>(rows, TOKENS, |token| token.expires < before)?;
             prune::<IssuedRecord>(rows, ISSUED, |issued| issued.not_after < before)?;
             prune::<PodRecord>(rows, PODS, |pod| pod.until < before)?;
-            prune::<Holder>(rows, ADDRESSES, |holder| holder.until < before)?;
+            prune::<Holder>(rows, ADDRESSES, |holder| {
+                holder.until < before && holder.kept.as_ref().is_none_or(|kept| kept.until < before)
+            })?;
+            prune::<KeptAddresses>(rows, KEPT, |kept| kept.until < before)?;
             prune::<UnixTime>(rows, REVOKED, |until| *until < before)
         })
     }
@@ -230,14 +294,20 @@ impl<D: Database> Store for Ledger<D> {
 /// The address that the pod already has in `prefix`, or the next free one.
 fn allot_one(
     rows: &mut dyn Rows,
-    pod: &Subject,
+    pod: &Allottee<'_>,
     prefix: IpNet,
     pool: &Pool<'_>,
     held: &[IpNet],
     until: UnixTime,
     now: UnixTime,
 ) -> Result<IpNet, AllotError> {
+    let Allottee { subject: pod, kept_name } = *pod;
     for network in held.iter().filter(|network| network.trunc() == prefix.trunc() && !pool.is_reserved(network)) {
+        let holder = get_in::<Holder>(rows, ADDRESSES, &address_key(network.addr()))?;
+        // The pod before it loses the address only when the certificate is recorded.
+        if holder.is_some_and(|holder| holder.is_kept_for(kept_name) && !holder.is(pod)) {
+            return Ok(*network);
+        }
         if is_held_now(rows, network, pod, until, now)? {
             return Ok(*network);
         }
@@ -271,8 +341,8 @@ fn is_held_now(
     until: UnixTime,
     now: UnixTime,
 ) -> Result<bool, StoreError> {
-    match hold(rows, network.addr(), &Claim { subject: pod, mode: AddressMode::Pool, gone: &[], until, new: None }, now)
-    {
+    let claim = Claim { subject: pod, mode: AddressMode::Pool, gone: &[], until, new: None, kept: None };
+    match hold(rows, network.addr(), &claim, now) {
         Ok(_) => Ok(true),
         Err(RecordError::Store(error)) => Err(error),
         Err(_) => Ok(false),
@@ -288,6 +358,8 @@ struct Claim<'a> {
     until: UnixTime,
     /// The certificate with the address, if it is already signed.
     new: Option<Fingerprint>,
+    /// The name for which the address is kept from now on.
+    kept: Option<&'a Kept>,
 }
 
 /// Makes the claimant the holder of `address`, if the current holder yields or has left it. That holder's certificates
@@ -298,13 +370,15 @@ fn hold(
     claim: &Claim<'_>,
     now: UnixTime,
 ) -> Result<Option<Displaced>, RecordError> {
-    let Claim { subject, mode, until, new, .. } = *claim;
+    let Claim { subject, mode, until, new, kept, .. } = *claim;
     let key = address_key(address);
     let mut certificates: Vec<_> = new.iter().map(|fingerprint| (fingerprint.to_string(), until)).collect();
-    let (mut until, mut displaced) = (until, None);
+    let (mut until, mut displaced, mut kept) = (until, None, kept.cloned());
     if let Some(holder) = get_in::<Holder>(rows, ADDRESSES, &key)? {
         let has_left = subject.has_address_of(&holder.subject, mode) && is_one_of(&holder.subject, claim.gone);
-        if !holder.yields_to(subject, now) && !has_left {
+        // A name has one pod at a time: the API server has confirmed this one, so the one before it is gone.
+        let is_kept = holder.is_kept_for(kept.as_ref().map(|kept| kept.name.as_str()));
+        if !holder.yields_to(subject, now) && !has_left && !is_kept {
             let is_silent = is_silent(rows, &holder, now)?;
             return Err(RecordError::AddressHeld { address, holder: Box::new(holder.subject), is_silent });
         }
@@ -314,6 +388,7 @@ fn hold(
         let valid = holder.certificates.into_iter().filter(|(_, until)| *until >= now);
         if is_same {
             certificates.extend(valid);
+            kept = kept.or(holder.kept);
         } else {
             let ended: Vec<Fingerprint> = valid.filter_map(|(fingerprint, _)| fingerprint.parse().ok()).collect();
             for fingerprint in &ended {
@@ -322,7 +397,7 @@ fn hold(
             displaced = Some(Displaced { subject: holder.subject, certificates: ended });
         }
     }
-    put(rows, ADDRESSES, &key, &Holder { subject: subject.clone(), until, certificates })?;
+    put(rows, ADDRESSES, &key, &Holder { subject: subject.clone(), until, certificates, kept })?;
     Ok(displaced)
 }
 
@@ -358,6 +433,29 @@ fn shorten_hold(rows: &mut dyn Rows, fingerprint: &Fingerprint, now: UnixTime) -
         let Some(mut holder) = get_in::<Holder>(rows, ADDRESSES, &key)? else { continue };
         if holder.is(&issued.subject) && is_silent(rows, &holder, now)? {
             holder.until = holder.until.min(now + COOL_DOWN);
+            put(rows, ADDRESSES, &key, &holder)?;
+        }
+    }
+    Ok(())
+}
+
+/// Notes which addresses are kept for a name; those before are no longer.
+fn keep(rows: &mut dyn Rows, kept: &Kept, networks: Vec<IpNet>, uid: &str) -> Result<(), StoreError> {
+    if let Some(mut before) = get_in::<KeptAddresses>(rows, KEPT, kept.name.as_bytes())? {
+        before.networks.retain(|network| !networks.contains(network));
+        keep_no_longer(rows, &before.networks, &kept.name)?;
+    }
+    let addresses = KeptAddresses { networks, uid: uid.to_owned(), until: kept.until };
+    put(rows, KEPT, kept.name.as_bytes(), &addresses)
+}
+
+/// Ends the reservation of addresses for a name.
+fn keep_no_longer(rows: &mut dyn Rows, networks: &[IpNet], name: &str) -> Result<(), StoreError> {
+    for network in networks {
+        let key = address_key(network.addr());
+        let Some(mut holder) = get_in::<Holder>(rows, ADDRESSES, &key)? else { continue };
+        if holder.is_kept_for(Some(name)) {
+            holder.kept = None;
             put(rows, ADDRESSES, &key, &holder)?;
         }
     }
@@ -402,7 +500,7 @@ fn damaged(table: Table, key: &[u8], error: serde_json::Error) -> StoreError {
 pub(crate) struct Table(pub(crate) &'static str);
 
 /// All tables.
-pub(crate) const TABLES: [Table; 7] = [META, TOKENS, ISSUED, PODS, ADDRESSES, REVOKED, KEPT_OUT];
+pub(crate) const TABLES: [Table; 9] = [META, TOKENS, ISSUED, PODS, ADDRESSES, REVOKED, KEPT_OUT, KEPT, LIGHTHOUSES];
 
 const META: Table = Table("meta");
 /// Keyed by token hash.
@@ -417,6 +515,11 @@ const ADDRESSES: Table = Table("addresses");
 const REVOKED: Table = Table("revoked");
 /// By pod UID.
 const KEPT_OUT: Table = Table("kept_out");
+
+/// Addresses that are kept, by `namespace/name` of a pod.
+const KEPT: Table = Table("kept");
+/// Keyed by the bytes of the overlay address.
+const LIGHTHOUSES: Table = Table("lighthouses");
 
 const FORMAT: u64 = 1;
 /// Seconds for which the address of a blocked certificate stays unused: peers must have heard of the block before another

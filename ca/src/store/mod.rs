@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::postgres::PostgresStore;
 pub(crate) use self::redb::RedbStore;
 use crate::{
-    address::{self, AddressMode, Holder, Subject},
+    address::{self, AddressMode, Holder, Kept, Subject},
     directory::{DATABASE, Directory, STORE},
     proof::token::TokenHash,
 };
@@ -66,8 +66,15 @@ pub(crate) trait Store: Send + Sync {
     fn pod(&self, uid: &str) -> Result<Option<PodRecord>, StoreError>;
     /// The current or last holder of an overlay address.
     fn holder(&self, address: IpAddr) -> Result<Option<Holder>, StoreError>;
-    /// Allots the pod one address from each pool until `until`, or extends the addresses that it has.
-    fn allot(&self, pod: &Subject, pool: &Pool<'_>, until: UnixTime, now: UnixTime) -> Result<Vec<IpNet>, AllotError>;
+    /// Allots the pod one address from each pool until `until`, or extends the addresses that it has. Addresses that
+    /// are kept for its name come first.
+    fn allot(
+        &self,
+        pod: &Allottee<'_>,
+        pool: &Pool<'_>,
+        until: UnixTime,
+        now: UnixTime,
+    ) -> Result<Vec<IpNet>, AllotError>;
     /// Records an issued certificate, which may be handed out only after this returned `Ok`. Returns the holders that
     /// lost an address to it.
     fn record(&self, issue: &Issue<'_>, now: UnixTime) -> Result<Vec<Displaced>, RecordError>;
@@ -87,6 +94,16 @@ pub(crate) trait Store: Send + Sync {
     fn all_kept_out(&self) -> Result<Vec<(String, KeptOut)>, StoreError>;
     /// Ends [`Store::keep_out`].
     fn readmit(&self, uid: &str) -> Result<(), StoreError>;
+    /// Addresses that are kept for names of pods, by `namespace/name`.
+    fn kept_addresses(&self) -> Result<Vec<(String, KeptAddresses)>, StoreError>;
+    /// Keeps them no longer. A pod that has them now has them until its last certificate expires or is blocked.
+    fn release_kept(&self, name: &str) -> Result<Option<KeptAddresses>, StoreError>;
+    /// The lighthouses of the StatefulSet, in the order of their overlay addresses.
+    fn lighthouses(&self) -> Result<Vec<LighthouseRecord>, StoreError>;
+    /// Inserts a lighthouse, or replaces the one with its overlay address.
+    fn put_lighthouse(&self, lighthouse: &LighthouseRecord) -> Result<(), StoreError>;
+    /// Replaces a lighthouse, or removes it (`None`), unless it is another one by now; returns whether it did.
+    fn change_lighthouse(&self, known: &LighthouseRecord, next: Option<&LighthouseRecord>) -> Result<bool, StoreError>;
     /// Removes records that expired before `before`.
     fn prune(&self, before: UnixTime) -> Result<(), StoreError>;
 }
@@ -131,6 +148,37 @@ pub(crate) struct PodRecord {
     pub(crate) networks: Vec<IpNet>,
     /// Last second of the pod's newest certificate.
     pub(crate) until: UnixTime,
+    /// Fingerprint of that certificate; none in records of older releases.
+    #[serde(default)]
+    pub(crate) newest: Option<String>,
+}
+
+/// The addresses that are kept for the name of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptAddresses {
+    /// Overlay addresses.
+    pub networks: Vec<IpNet>,
+    /// UID of the last pod that had them.
+    pub uid: String,
+    /// Until when they are kept, unless a pod of the name asks again before.
+    pub until: UnixTime,
+}
+
+/// A lighthouse of the StatefulSet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LighthouseRecord {
+    /// Overlay address.
+    pub(crate) address: IpAddr,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    pub(crate) node: String,
+    /// UDP port of its Nebula.
+    pub(crate) port: u16,
+    /// Where it is reached: addresses of its node, with the port.
+    pub(crate) endpoints: Vec<String>,
+    /// Since when its pod is gone, if it is.
+    pub(crate) gone: Option<UnixTime>,
 }
 
 /// A pod that an operator keeps out of the network.
@@ -167,6 +215,13 @@ pub struct IssuedRecord {
     pub provisional: bool,
 }
 
+/// Who gets addresses from a pool.
+pub(crate) struct Allottee<'a> {
+    pub(crate) subject: &'a Subject,
+    /// The `namespace/name` for which addresses may be kept.
+    pub(crate) kept_name: Option<&'a str>,
+}
+
 /// Overlay prefixes to allot from.
 pub(crate) struct Pool<'a> {
     pub(crate) prefixes: &'a [IpNet],
@@ -196,6 +251,8 @@ pub(crate) struct Issue<'a> {
     pub(crate) gone: &'a [String],
     /// As [`IssuedRecord::provisional`].
     pub(crate) provisional: bool,
+    /// The name for which the addresses are kept, and until when.
+    pub(crate) kept: Option<&'a Kept>,
 }
 
 /// A holder that lost its address to another one, and its certificates for that address, which are now blocked.

@@ -102,6 +102,24 @@ impl FakeCluster {
         self.state().reviews.insert((token.to_owned(), AUDIENCE.to_owned()), (status, response));
     }
 
+    /// Adds a token that is reviewed like the agent's, with changes to the values of `extra`.
+    pub(crate) fn add_token(&self, token: &str, extra: &[(&str, &str)]) {
+        let mut response = self.recorded("review: good, pod on a node")["response"].clone();
+        for (name, value) in extra {
+            response["status"]["user"]["extra"][format!("authentication.kubernetes.io/{name}")] = json!([value]);
+        }
+        self.state().reviews.insert((token.to_owned(), AUDIENCE.to_owned()), (201, response));
+    }
+
+    /// The data of the ConfigMap `shop/nebula-trust`.
+    pub(crate) fn config_map(&self) -> Option<Value> {
+        self.state().objects.get(CONFIG_MAP).map(|object| object["data"].clone())
+    }
+
+    pub(crate) fn set_config_map(&self, data: &Value) {
+        self.state().objects.insert(CONFIG_MAP.to_owned(), json!({"data": data}));
+    }
+
     /// Adds a pod with that name and UID, otherwise like the recorded one, on `test-node`.
     pub(crate) fn add_pod(&self, name: &str, uid: &str, change: impl FnOnce(&mut Value)) {
         let mut pod = self.recorded("get pod as node")["response"].clone();
@@ -228,7 +246,7 @@ fn serve(stream: StreamOwned<ServerConnection, TcpStream>, state: &Mutex<State>)
 }
 
 fn answer(state: &Mutex<State>, method: &str, path: &str, body: &[u8]) -> (u16, String) {
-    let state = state.lock().unwrap();
+    let mut state = state.lock().unwrap();
     if method == "POST" && path == "/apis/authentication.k8s.io/v1/tokenreviews" {
         let review: Value = serde_json::from_slice(body).unwrap();
         let key = (
@@ -244,6 +262,15 @@ fn answer(state: &Mutex<State>, method: &str, path: &str, body: &[u8]) -> (u16, 
             state.objects.iter().filter(|(path, _)| path.contains("/pods/")).map(|(_, pod)| pod).collect();
         return (200, json!({"metadata": {"resourceVersion": "1"}, "items": pods}).to_string());
     }
+    if method == "PATCH" {
+        assert_eq!(path, format!("{CONFIG_MAP}?fieldManager=nebula-ca&force=true"));
+        let applied: Value = serde_json::from_slice(body).unwrap();
+        let object = state.objects.entry(CONFIG_MAP.to_owned()).or_insert_with(|| json!({"data": {}}));
+        for (key, value) in applied["data"].as_object().unwrap() {
+            object["data"][key] = value.clone();
+        }
+        return (200, object.to_string());
+    }
     match state.objects.get(path) {
         Some(object) => (200, object.to_string()),
         None => (404, json!({"kind": "Status", "status": "Failure", "code": 404}).to_string()),
@@ -253,6 +280,8 @@ fn answer(state: &Mutex<State>, method: &str, path: &str, body: &[u8]) -> (u16, 
 fn pod_path(name: &str) -> String {
     format!("/api/v1/namespaces/shop/pods/{name}")
 }
+
+const CONFIG_MAP: &str = "/api/v1/namespaces/shop/configmaps/nebula-trust";
 
 /// Audience of the recorded tokens.
 pub(crate) const AUDIENCE: &str = "aud.example";

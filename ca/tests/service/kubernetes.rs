@@ -334,6 +334,65 @@ fn a_node_gives_back_its_own_pods_and_gone_ones_but_not_those_of_others() {
     assert_eq!(service.caller.release(proof()).unwrap().len(), 0, "given back twice is given back");
 }
 
+#[test]
+fn of_pods_that_are_deleted_a_node_gives_back_those_that_the_ledger_has_for_it() {
+    let confirmed = Confirmed::with(RELEASES[0], &json!({}), &json!({"overlay": ["10.42.0.0/30"], "address": "pool"}));
+    let (cluster, service) = (&confirmed.cluster, confirmed.ca.serve());
+    cluster.add_token("other agent", &[("node-name", "other")]);
+    confirmed.ask(&service, web()).unwrap();
+    let blocked = || service.caller.get("/v1/trust", "").2;
+    let release = |token: &str, pod: Pod| service.caller.release(Proof::Node { token: token.to_owned(), pod });
+    let own = cluster.agent_token();
+    for change in [true, false] {
+        // The API server shows another pod of that name, or none.
+        if change {
+            cluster.add_pod("web-1", "u-9", |_| {})
+        } else {
+            cluster.delete_pod("web-1")
+        }
+        assert_eq!(release("other agent", web()), Err((403, "pod_on_other_node".to_owned())));
+        assert!(
+            !blocked()
+                .contains(&confirmed.ca.json("certificate list", &[])[0]["fingerprint"].as_str().unwrap().to_owned())
+        );
+    }
+    assert_eq!(release("other agent", Pod { uid: "u-5".into(), ..web() }).unwrap(), [""; 0], "there is nothing");
+    let released = release(&own, web()).unwrap();
+    assert_eq!(released.len(), 1);
+    assert!(blocked().contains(&released[0]));
+    assert_eq!(release(&own, web()).unwrap(), [""; 0], "given back twice is given back");
+    // The pool has two addresses: the one that is free at once, and the other after its cool-down.
+    cluster.add_pod("web-2", "u-2", |_| {});
+    assert!(confirmed.ask(&service, web_2()).is_ok());
+}
+
+#[test]
+fn the_trust_is_written_into_the_config_map_and_put_right_again() {
+    let cluster = FakeCluster::start(RELEASES[0]);
+    let (ca, map) = (Ca::init(), json!({"trust_config_map": "shop/nebula-trust"}));
+    let confirmed = Confirmed { cluster, ca };
+    confirmed.set_policy(&map, &json!({}));
+    confirmed.cluster.be(Mood::Forbidding);
+    let service = confirmed.ca.serve_with_options(&["--tls-name", "nebula-ca.shop.svc"]);
+    let names = confirmed.ca.json("tls show", &[])["names"].to_string();
+    assert!(names.contains("nebula-ca.shop.svc"), "{names}");
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(confirmed.cluster.config_map(), None);
+    confirmed.cluster.be(Mood::Well);
+    let expected = json!({"tls.crt": confirmed.ca.text("tls.crt"), "ca.crt": confirmed.ca.text("ca.crt")});
+    confirmed.ca.output("reload", &[]);
+    assert_eq!(confirmed.cluster.config_map(), Some(expected.clone()));
+    // Somebody edits it, and adds a key of their own.
+    confirmed.cluster.set_config_map(&json!({"tls.crt": "x", "ca.crt": confirmed.ca.text("ca.crt"), "note": "mine"}));
+    confirmed.ca.output("tls add-name", &["ca.example"]);
+    let found = confirmed.cluster.config_map().unwrap();
+    assert_eq!((&found["tls.crt"], &found["note"]), (&confirmed.ca.text("tls.crt").into(), &"mine".into()));
+    assert_ne!(found["tls.crt"], expected["tls.crt"]);
+    let log = service.stop();
+    assert!(log.contains("the verbs get, patch and create"), "{log}");
+    assert!(!found.to_string().contains("PRIVATE KEY"));
+}
+
 /// Sets up web-1, running on node `other` at 10.244.0.5, and web-2 on our node, which has reported no address yet.
 fn beside_a_pod_of_another_node(release: &str) -> (Confirmed, Service, String) {
     let confirmed = Confirmed::new(release);

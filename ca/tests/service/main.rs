@@ -14,6 +14,8 @@ mod hardware_key;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod lifecycle;
+#[cfg(feature = "kubernetes")]
+mod lighthouses;
 mod node_proof;
 mod page;
 #[cfg(feature = "postgres")]

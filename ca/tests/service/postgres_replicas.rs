@@ -202,6 +202,38 @@ fn what_one_service_does_the_other_knows() {
 }
 
 #[test]
+#[cfg(feature = "kubernetes")]
+#[ignore = "needs the Debian package postgresql"]
+fn a_lighthouse_that_enrols_at_one_replica_is_announced_by_the_other() {
+    use crate::{fake_cluster::FakeCluster, lighthouses};
+    let cluster = FakeCluster::start("1.36.2");
+    lighthouses::add(&cluster, "lh-0", "l-1", "192.0.2.7");
+    let server = PostgresServer::start();
+    let [one, two] = replicas(&server, &lighthouses::policy(&cluster).to_string());
+    let (first, second) = (one.serve(), two.serve());
+    let (_, tag, _) = second.caller.get("/v1/trust", "");
+    let follower = {
+        let caller = second.caller.clone();
+        thread::spawn(move || (caller.get("/v1/trust?wait=30", &tag), Instant::now()))
+    };
+    thread::sleep(Duration::from_millis(300));
+    let enrolled = Instant::now();
+    lighthouses::enrol(&first.caller, "l-1", None).unwrap();
+    let ((status, _, body), heard) = follower.join().unwrap();
+    assert!(status == 200 && body.contains("192.0.2.7:4242"), "{body}");
+    assert!(heard.duration_since(enrolled) < Duration::from_secs(4));
+    assert_eq!(first.caller.get("/v1/trust", "").1, second.caller.get("/v1/trust", "").1, "one ETag");
+    // It moves, and enrols at the other one.
+    lighthouses::add(&cluster, "lh-0", "l-2", "192.0.2.8");
+    lighthouses::enrol(&second.caller, "l-2", None).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(4);
+    while !lighthouses::announced(&first.caller).to_string().contains("192.0.2.8:4242") {
+        assert!(Instant::now() < deadline);
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
 #[ignore = "needs the Debian package postgresql"]
 fn a_database_that_goes_away_stops_issuing_until_it_is_back() {
     let server = PostgresServer::start();

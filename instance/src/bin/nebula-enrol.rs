@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use nebula_cert::{Curve, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
@@ -60,7 +61,19 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    let port = match flags.value("listen-port").map(str::parse) {
+        None => None,
+        Some(Ok(port)) => Some(port),
+        Some(Err(_)) => {
+            eprintln!("nebula-enrol: -listen-port must be 1 to 65535");
+            return ExitCode::from(2);
+        }
+    };
     let done = match access {
+        Some(access) if flags.is_set("kubernetes") && !renew => {
+            let on_retry = |error: &enrol::Error| eprintln!("nebula-enrol: {error}; trying again");
+            enrol::kubernetes::enrol(&access, &files, port, KUBERNETES_WITHIN, on_retry).map(Some)
+        }
         Some(access) if !renew => enrol::enrol(&access, &files, curve, now).map(Some),
         access => enrol::renew(access, &files, flags.is_set("renew-now"), now),
     };
@@ -85,6 +98,9 @@ fn main() -> ExitCode {
         }
     }
 }
+
+/// Longer than the CA's own pod takes to start on another node; Kubernetes runs an init container again.
+const KUBERNETES_WITHIN: Duration = Duration::from_secs(300);
 
 /// For a systemd ExecCondition=: success means that a renewal is due.
 fn due(files: &Files, now: UnixTime) -> ExitCode {
@@ -119,7 +135,21 @@ const FLAGS: &[Flag] = &[
         takes_value: true,
         help: "PEM file with the TLS certificate of the CA service (its tls.crt)",
     },
-    Flag { name: "token-file", takes_value: true, help: "File with the one-time token" },
+    Flag {
+        name: "token-file",
+        takes_value: true,
+        help: "File with the one-time token, or with -kubernetes the pod's service-account token",
+    },
+    Flag {
+        name: "kubernetes",
+        takes_value: false,
+        help: "This is a lighthouse pod of a StatefulSet: its token is the proof, here and for each renewal",
+    },
+    Flag {
+        name: "listen-port",
+        takes_value: true,
+        help: "With -kubernetes: UDP port of the lighthouse (default: as in the CA's policy)",
+    },
     Flag { name: "out-dir", takes_value: true, help: "Folder for the files (default: the current one)" },
     Flag {
         name: "renew",

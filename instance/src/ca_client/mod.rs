@@ -10,6 +10,7 @@ pub mod trust_watch;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -55,6 +56,11 @@ pub enum Prover {
         token: Zeroizing<String>,
         /// Its primary address.
         address: IpAddr,
+    },
+    /// The lighthouse pod whose service-account token is in the token file.
+    Lighthouse {
+        /// UDP port of its Nebula; `None`: the one in the service's policy.
+        port: Option<NonZeroU16>,
     },
     /// The host that the one-time token in the token file is for.
     Host,
@@ -280,6 +286,7 @@ impl CaClient {
             Prover::Node(pod) => Proof::Node { token: self.token()?, pod: pod.clone() },
             Prover::Provisional(pod) => Proof::Provisional { token: self.token()?, pod: pod.clone() },
             Prover::Pod { token, address } => Proof::Pod { token: token.trim().to_owned(), address: *address },
+            Prover::Lighthouse { port } => Proof::Lighthouse { token: self.token()?, port: *port },
             Prover::Host => Proof::Token { token: self.token()? },
             Prover::Invited(token) => Proof::Token { token: token.to_string() },
             Prover::Holder { identity, renewal_key } => {
@@ -294,6 +301,7 @@ impl CaClient {
             Proof::Node { token, .. }
             | Proof::Provisional { token, .. }
             | Proof::Token { token }
+            | Proof::Lighthouse { token, .. }
             | Proof::Pod { token, .. } => token.zeroize(),
             Proof::Certificate { .. } => {}
         }
@@ -378,6 +386,7 @@ impl std::fmt::Debug for Prover {
             Self::Node(pod) => write!(f, "Node({pod:?})"),
             Self::Provisional(pod) => write!(f, "Provisional({pod:?})"),
             Self::Pod { address, .. } => write!(f, "Pod(redacted, {address})"),
+            Self::Lighthouse { port } => write!(f, "Lighthouse({port:?})"),
             Self::Host => f.write_str("Host"),
             Self::Invited(_) => f.write_str("Invited(redacted)"),
             Self::Holder { .. } => f.write_str("Holder(redacted)"),

@@ -13,6 +13,7 @@ use nebula_cni_plugin::launch::CaAccess;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
+use super::kubernetes::Workload;
 use crate::config::{ANNOUNCED, Announced};
 
 /// The folder with all files of one enrolment. Only the key in it is secret.
@@ -25,6 +26,9 @@ struct Enrolment {
     version: u32,
     /// URL of the CA service, whose TLS certificate is in [`TLS`].
     url: String,
+    /// Present if a pod enrolled here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kubernetes: Option<Workload>,
 }
 
 impl Files {
@@ -78,6 +82,22 @@ impl Files {
     /// # Errors
     /// Returns an error if there is no such file, or another version wrote it.
     pub fn remembered(&self) -> Result<CaAccess, Error> {
+        let Enrolment { url, kubernetes, .. } = self.read_enrolment()?;
+        Ok(match kubernetes {
+            Some(Workload { token_file, tls_ca_file, .. }) => CaAccess { url, tls_ca_file, token_file },
+            None => CaAccess { url, tls_ca_file: self.tls(), token_file: PathBuf::new() },
+        })
+    }
+
+    /// How the pod that enrolled here proves its identity; `None` for a host.
+    ///
+    /// # Errors
+    /// Returns an error if `enrolment.json` was written by another version.
+    pub fn workload(&self) -> Result<Option<Workload>, Error> {
+        if self.enrolment().exists() { self.read_enrolment().map(|enrolment| enrolment.kubernetes) } else { Ok(None) }
+    }
+
+    fn read_enrolment(&self) -> Result<Enrolment, Error> {
         let path = self.enrolment();
         let mut text = String::new();
         let file = File::open(&path).map_err(failed("read", &path))?;
@@ -87,7 +107,12 @@ impl Files {
         if enrolment.version != VERSION {
             return Err(broken(format!("it is of version {}, this program knows {VERSION}", enrolment.version)));
         }
-        Ok(CaAccess { url: enrolment.url, tls_ca_file: self.tls(), token_file: PathBuf::new() })
+        Ok(enrolment)
+    }
+
+    /// Saves the URL of the CA service and how this pod proves its identity.
+    pub(super) fn remember_workload(&self, url: &str, workload: &Workload) -> Result<(), Error> {
+        self.write_enrolment(&Enrolment { version: VERSION, url: url.to_owned(), kubernetes: Some(workload.clone()) })
     }
 
     /// Saves the URL of the CA service and the TLS certificate that authenticates it.
@@ -98,8 +123,11 @@ impl Files {
             file.take(MAX_FILE_BYTES).read_to_end(&mut pem).map_err(failed("read", &access.tls_ca_file))?;
             self.write_changed(&self.tls(), &pem)?;
         }
-        let enrolment = Enrolment { version: VERSION, url: access.url.clone() };
-        let text = serde_json::to_string(&enrolment).unwrap_or_default();
+        self.write_enrolment(&Enrolment { version: VERSION, url: access.url.clone(), kubernetes: None })
+    }
+
+    fn write_enrolment(&self, enrolment: &Enrolment) -> Result<(), Error> {
+        let text = serde_json::to_string(enrolment).unwrap_or_default();
         self.write_changed(&self.enrolment(), format!("{text}\n").as_bytes()).map(drop)
     }
 
@@ -249,6 +277,18 @@ mod tests {
         ]);
         let kept = lighthouses(&[("10.42.0.1", &["192.0.2.1:4242", "lighthouse.example:1", "[2001:db8::1]:9"])]);
         assert_eq!(usable(given, &["10.42.7.7/16".parse().unwrap()]), kept);
+    }
+
+    #[test]
+    fn a_pod_is_remembered_by_its_mounted_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Files::new(folder.path());
+        assert_eq!(files.workload().unwrap(), None, "nobody enrolled here");
+        let workload = Workload { token_file: "/t/token".into(), tls_ca_file: "/t/tls.crt".into(), port: None };
+        files.remember_workload("https://ca:8443", &workload).unwrap();
+        let known = files.remembered().unwrap();
+        assert_eq!((known.token_file, known.tls_ca_file), (workload.token_file.clone(), workload.tls_ca_file.clone()));
+        assert_eq!(files.workload().unwrap(), Some(workload));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! for the key it was first used with. The CA's URL and TLS certificate are saved for renewals.
 
 mod files;
+pub mod kubernetes;
 pub mod up;
 
 use std::fs::File;
@@ -125,6 +126,18 @@ fn first(
     if files.certificate().exists() {
         return Err(Error::Exists(files.certificate()));
     }
+    issue(access, files, prover, curves, now, || files.remember(access))
+}
+
+/// Requests a certificate for the key in the folder, or a new one. `remember` notes the service for renewals.
+fn issue(
+    access: &CaAccess,
+    files: &Files,
+    prover: &Prover,
+    curves: &[Curve],
+    now: UnixTime,
+    remember: impl FnOnce() -> Result<(), Error>,
+) -> Result<Enrolled, Error> {
     let client = CaClient::new(access.clone(), NamespaceExecutor::Here);
     let mut outcome = Err(Error::NoRenewal);
     for curve in curves {
@@ -144,7 +157,7 @@ fn first(
         }
     }
     let (issued, reply) = outcome?;
-    files.remember(access)?;
+    remember()?;
     write_trust(files, &issued, &reply)?;
     files.write(&files.certificate(), reply.certificate.as_bytes(), 0o644)?;
     Ok(Enrolled::new(&issued, files.folder()))
@@ -164,7 +177,9 @@ pub fn renew(access: Option<CaAccess>, files: &Files, always: bool, now: UnixTim
     let access = access.map_or_else(|| files.remembered(), Ok)?;
     let client = CaClient::new(access.clone(), NamespaceExecutor::Here);
     let issued = renew_by(&client, files, REQUEST_TIMEOUT, now)?;
-    files.remember(&access)?;
+    if files.workload()?.is_none() {
+        files.remember(&access)?;
+    }
     Ok(Some(Enrolled::new(&issued, files.folder())))
 }
 
@@ -180,7 +195,8 @@ pub fn is_due(files: &Files, now: UnixTime) -> Result<bool, Error> {
     Ok(left <= life / 3)
 }
 
-/// Replaces key, certificate and trust; the present certificate is the proof of identity for the new key.
+/// Replaces key, certificate and trust. The proof of identity for the new key is the present certificate, or the token of
+/// a pod that enrolled with one.
 ///
 /// # Errors
 /// Returns an error if there is no certificate, a file cannot be read or written, or the CA refuses; the present files
@@ -190,13 +206,18 @@ pub fn renew_by(client: &CaClient, files: &Files, within: Duration, now: UnixTim
     let _alone = files.lock()?;
     files.complete()?;
     let identity = files.identity()?;
-    let answer = client.trust(None, Duration::ZERO, within)?;
-    let renewal_key = answer.news.and_then(|news| news.renewal_key).ok_or(Error::NoRenewal)?;
     let made = PrivateKey::generate(identity.curve());
     let key = made.map_err(|cause| Error::Key { path: files.next_key(), cause })?;
     let pem = key.to_pem();
     let networks = identity.networks().to_vec();
-    let prover = Prover::Holder { identity: Box::new(identity), renewal_key };
+    let prover = match files.workload()? {
+        Some(workload) => workload.prover(),
+        None => {
+            let answer = client.trust(None, Duration::ZERO, within)?;
+            let renewal_key = answer.news.and_then(|news| news.renewal_key).ok_or(Error::NoRenewal)?;
+            Prover::Holder { identity: Box::new(identity), renewal_key }
+        }
+    };
     let (issued, reply) = client.request_for(key, &prover, within, now)?;
     if issued.identity.networks() != networks {
         return Err(Error::OtherNetworks);

@@ -1,0 +1,238 @@
+//! What needs an API server and a clock that can be moved: addresses that go with names, and lighthouses.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::cluster::{self, ClusterError, ConfigData, PodId, Review};
+
+/// An API server in memory. A token is `ACCOUNT NODE` or `ACCOUNT POD UID`, all of the namespace `shop`.
+#[derive(Default)]
+struct Memory {
+    pods: Mutex<HashMap<String, Value>>,
+    fails: AtomicBool,
+}
+
+impl Memory {
+    fn check(&self) -> Result<(), ClusterError> {
+        if self.fails.load(Ordering::Relaxed) { Err(ClusterError::Timeout) } else { Ok(()) }
+    }
+
+    /// A pod of node `n1`; `owner` is the StatefulSet it belongs to.
+    fn add(&self, name: &str, uid: &str, owner: Option<&str>) {
+        let owner =
+            owner.map(|name| json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name, "controller": true}));
+        let pod = json!({
+            "metadata": {"namespace": "shop", "name": name, "uid": uid, "ownerReferences": Vec::from_iter(owner)},
+            "spec": {"nodeName": "n1", "serviceAccountName": "app"},
+        });
+        self.pods.lock().unwrap().insert(name.to_owned(), pod);
+    }
+
+    fn change(&self, name: &str, change: impl FnOnce(&mut Value)) {
+        change(self.pods.lock().unwrap().get_mut(name).unwrap());
+    }
+
+    fn remove(&self, name: &str) {
+        self.pods.lock().unwrap().remove(name).unwrap();
+    }
+}
+
+impl Cluster for Memory {
+    fn review(&self, token: &str, audience: &str) -> Result<Review, ClusterError> {
+        self.check()?;
+        let words: Vec<&str> = token.split(' ').collect();
+        let extra = match words[..] {
+            [_, node] => json!({"authentication.kubernetes.io/node-name": [node]}),
+            [_, pod, uid] => {
+                json!({"authentication.kubernetes.io/pod-name": [pod], "authentication.kubernetes.io/pod-uid": [uid]})
+            }
+            _ => json!({}),
+        };
+        let user = json!({"username": format!("system:serviceaccount:shop:{}", words[0]), "extra": extra});
+        let review = json!({"authenticated": true, "user": user, "audiences": [audience]});
+        Ok(serde_json::from_value(review).unwrap())
+    }
+
+    fn pod(&self, _namespace: &str, name: &str) -> Result<Option<cluster::Pod>, ClusterError> {
+        self.check()?;
+        let pod = self.pods.lock().unwrap().get(name).cloned();
+        Ok(pod.map(|pod| serde_json::from_value(pod).unwrap()))
+    }
+
+    fn node_ranges(&self, _name: &str) -> Result<Vec<ipnet::IpNet>, ClusterError> {
+        Ok(Vec::new())
+    }
+
+    fn all_pods(&self) -> Result<HashSet<PodId>, ClusterError> {
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let id = |pod: &Value| ("shop".to_owned(), text(&pod["metadata"]["name"]), text(&pod["metadata"]["uid"]));
+        Ok(self.pods.lock().unwrap().values().map(id).collect())
+    }
+
+    fn config_map(&self, _namespace: &str, _name: &str) -> Result<Option<ConfigData>, ClusterError> {
+        Ok(None)
+    }
+
+    fn apply_config_map(&self, _namespace: &str, _name: &str, _data: &ConfigData) -> Result<(), ClusterError> {
+        Ok(())
+    }
+}
+
+const STABLE: &str = r#"{"kubernetes": {"node_account": "shop/agent"}, "pods": {"overlay": ["10.42.0.0/29"],
+    "reserved": ["10.42.0.1"], "address": "pool", "life": "1h", "stable": ["statefulsets"], "stable_for": "10d"}}"#;
+const LIGHTHOUSES: &str = r#"{"kubernetes": {"node_account": "shop/agent"},
+    "lighthouses": {"account": "shop/app", "network": "10.42.255.0/24"}}"#;
+
+struct Confirmed {
+    cluster: Arc<Memory>,
+    ca: Fixture,
+}
+
+impl Confirmed {
+    fn new(policy: &str) -> Self {
+        let cluster = Arc::new(Memory::default());
+        let ca = Fixture::confirmed_by(Some(Arc::clone(&cluster) as Arc<dyn Cluster>), policy, |ca| ca);
+        Self { cluster, ca }
+    }
+
+    fn issue(&self, proof: Proof, now: UnixTime) -> Result<Certificate, Refusal> {
+        let issued = self.ca.issuer.issue(&Request { public_key: key().public_pem(), proof }, NODE, now)?;
+        Ok(Certificate::from_pem(issued.reply.certificate.as_bytes()).unwrap())
+    }
+
+    /// Adds a pod of the StatefulSet `db`, and asks for it.
+    fn stateful(&self, name: &str, uid: &str, now: UnixTime) -> Result<Certificate, Refusal> {
+        self.cluster.add(name, uid, Some("db"));
+        self.ask(name, uid, now)
+    }
+
+    fn ask(&self, name: &str, uid: &str, now: UnixTime) -> Result<Certificate, Refusal> {
+        self.issue(Proof::Node { token: "agent n1".into(), pod: pod(uid, name, "10.244.0.5") }, now)
+    }
+
+    fn blocked(&self, certificate: &Certificate, now: UnixTime) -> bool {
+        self.ca.issuer.trust(now).unwrap().body.blocklist.contains(&certificate.fingerprint().to_string())
+    }
+
+    fn announced(&self, now: UnixTime) -> Vec<String> {
+        self.ca.issuer.trust(now).unwrap().body.lighthouses.into_values().flatten().collect()
+    }
+}
+
+#[test]
+fn the_next_pod_of_a_name_has_its_address_and_what_the_one_before_had_is_blocked() {
+    let it = Confirmed::new(STABLE);
+    let first = it.stateful("db-0", "u-1", NOW).unwrap();
+    let other = it.stateful("db-1", "u-2", NOW).unwrap();
+    assert_ne!(first.networks(), other.networks());
+    let next = it.stateful("db-0", "u-3", NOW + 10).unwrap();
+    assert_eq!(next.networks(), first.networks());
+    assert!(it.blocked(&first, NOW + 10) && !it.blocked(&next, NOW + 10) && !it.blocked(&other, NOW + 10));
+    // Its node was cut off, and now it comes back: its name belongs to another pod.
+    assert_eq!(code(it.ask("db-0", "u-1", NOW + 11)), "pod_uid_mismatch");
+    assert!(!it.blocked(&next, NOW + 11));
+    // Given back, and days later made anew.
+    let proof = Proof::Node { token: "agent n1".into(), pod: pod("u-3", "db-0", "10.244.0.5") };
+    it.ca.issuer.release(&Release { proof }, NODE, NOW + 20).unwrap();
+    let late = it.stateful("db-0", "u-4", NOW + 9 * 86_400).unwrap();
+    assert_eq!(late.networks(), first.networks());
+    // A StatefulSet of the same name that was made anew is the same name, too.
+    assert_eq!(it.ask("db-0", "u-4", NOW + 9 * 86_400 + 1).unwrap().networks(), first.networks());
+}
+
+#[test]
+fn a_pod_that_only_has_the_name_does_not_get_its_address() {
+    let it = Confirmed::new(STABLE);
+    let first = it.stateful("db-0", "u-1", NOW).unwrap();
+    it.cluster.add("db-0", "u-2", None);
+    let impostor = it.ask("db-0", "u-2", NOW + 10).unwrap();
+    assert_ne!(impostor.networks(), first.networks());
+    // Of a StatefulSet with another name, it is not that set's pod.
+    it.cluster.add("db-0", "u-3", Some("web"));
+    assert_ne!(it.ask("db-0", "u-3", NOW + 20).unwrap().networks(), first.networks());
+    assert_eq!(it.stateful("db-0", "u-4", NOW + 30).unwrap().networks(), first.networks());
+}
+
+#[test]
+fn a_pool_that_names_have_used_up_says_how_to_free_an_address() {
+    let it = Confirmed::new(STABLE);
+    for number in 0..5 {
+        it.stateful(&format!("db-{number}"), &format!("u-{number}"), NOW).unwrap();
+    }
+    it.cluster.add("web", "w-1", None);
+    // All certificates have expired; the names keep their addresses.
+    let later = NOW + 86_400;
+    let refused = it.ask("web", "w-1", later).unwrap_err();
+    assert_eq!(refused.code(), "pool_exhausted");
+    assert!(refused.to_string().contains("5 are kept") && refused.to_string().contains("address release"), "{refused}");
+    let CommandOutcome::Addresses { addresses } = it.ca.obey(&Command::ListAddresses, later) else { panic!("no list") };
+    assert_eq!(
+        addresses.iter().map(|listed| listed.name.as_str()).collect::<Vec<_>>()[..2],
+        ["shop/db-0", "shop/db-1"]
+    );
+    assert!(addresses.iter().all(|listed| !listed.in_use && listed.kept.until == NOW + 3_600 + 10 * 86_400));
+    let release = |name: &str| it.ca.obey(&Command::ReleaseAddress { name: name.into() }, later);
+    assert!(matches!(release("shop/none"), CommandOutcome::Failed { .. }));
+    assert!(matches!(release("shop/db-3"), CommandOutcome::AddressReleased(_)));
+    assert_eq!(network(&it.ask("web", "w-1", later).unwrap()), "10.42.0.5/29");
+    // Whose name it was gets what is free, which is nothing.
+    assert_eq!(code(it.stateful("db-3", "u-9", later + 1)), "pool_exhausted");
+    // Nobody asks for the others.
+    it.ca.issuer.store.prune(NOW + 11 * 86_400).unwrap();
+    assert_eq!(it.ca.issuer.store.kept_addresses().unwrap(), []);
+    assert!(it.stateful("db-7", "u-7", NOW + 11 * 86_400).is_ok());
+}
+
+#[test]
+fn an_address_that_is_released_while_a_pod_has_it_stays_with_that_pod() {
+    let it = Confirmed::new(STABLE);
+    let first = it.stateful("db-0", "u-1", NOW).unwrap();
+    let outcome = it.ca.obey(&Command::ReleaseAddress { name: "shop/db-0".into() }, NOW);
+    assert!(matches!(outcome, CommandOutcome::AddressReleased(released) if released.in_use));
+    for number in 1..5 {
+        assert_ne!(
+            it.stateful(&format!("db-{number}"), &format!("u-{number}0"), NOW).unwrap().networks(),
+            first.networks()
+        );
+    }
+    assert_eq!(it.ask("db-0", "u-1", NOW + 1).unwrap().networks(), first.networks());
+}
+
+#[test]
+fn a_lighthouse_that_is_gone_for_long_is_announced_no_more() {
+    let it = Confirmed::new(LIGHTHOUSES);
+    let proof = |uid: &str| Proof::Lighthouse { token: format!("app lh-0 {uid}"), port: None };
+    let add = |uid: &str, address: &str| {
+        it.cluster.add("lh-0", uid, Some("lh"));
+        it.cluster.change("lh-0", |pod| {
+            pod["spec"]["hostNetwork"] = true.into();
+            pod["status"] = json!({"hostIP": address});
+        });
+    };
+    add("l-1", "192.0.2.7");
+    let first = it.issue(proof("l-1"), NOW).unwrap();
+    assert_eq!(network(&first), "10.42.255.1/24");
+    let follow = |now| it.ca.issuer.follow_lighthouses(now).unwrap();
+    assert!(!follow(NOW + 1));
+    it.cluster.change("lh-0", |pod| pod["status"]["hostIP"] = "192.0.2.8".into());
+    assert!(follow(NOW + 2));
+    assert_eq!(it.announced(NOW + 2), ["192.0.2.8:4242"]);
+    it.cluster.remove("lh-0");
+    assert!(follow(NOW + 10) && !follow(NOW + 610));
+    assert_eq!(it.announced(NOW + 610), ["192.0.2.8:4242"]);
+    // What it had is blocked meanwhile: nobody can say that its key is gone.
+    assert_eq!(it.ca.issuer.block_deleted(NOW + 11).unwrap().len(), 1);
+    assert!(it.blocked(&first, NOW + 11));
+    assert!(follow(NOW + 611));
+    assert!(it.announced(NOW + 611).is_empty());
+    // Its ordinal has its address for good.
+    add("l-2", "192.0.2.9");
+    assert_eq!(network(&it.issue(proof("l-2"), NOW + 700).unwrap()), network(&first));
+    assert_eq!(it.announced(NOW + 700), ["192.0.2.9:4242"]);
+    // While the API server says nothing, nothing changes.
+    it.cluster.fails.store(true, Ordering::Relaxed);
+    assert!(it.ca.issuer.follow_lighthouses(NOW + 9_000).is_err());
+    assert_eq!(it.announced(NOW + 9_000), ["192.0.2.9:4242"]);
+}

@@ -1,0 +1,78 @@
+//! The lighthouse proof: a pod of the lighthouses' StatefulSet proves its identity with its own service-account token. The
+//! API server confirms it, and says where the pod is.
+
+use std::net::IpAddr;
+
+use nebula_cert::UnixTime;
+
+use crate::{
+    cluster::Cluster,
+    pod::{KubernetesPolicy, is_name, is_namespace},
+    policy::LighthousePolicy,
+    proof::review,
+    refusal::Refusal,
+};
+
+/// A lighthouse as the API server shows it.
+#[derive(Debug, Clone)]
+pub(crate) struct LighthousePod {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    pub(crate) ordinal: u32,
+    pub(crate) node: String,
+    /// Underlay addresses: those of its node. At least one.
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+/// Checks a lighthouse's proof: its token is bound to it, for this service, and of the lighthouses' account.
+pub(crate) fn identify(
+    cluster: &dyn Cluster,
+    settings: &KubernetesPolicy,
+    policy: &LighthousePolicy,
+    token: &str,
+    now: UnixTime,
+) -> Result<LighthousePod, Refusal> {
+    let user = review(cluster, &settings.audience, token, now)?;
+    let (namespace, account) = user.service_account().ok_or_else(|| Refusal::NotAServiceAccount(user.shown()))?;
+    if policy.account.split_once('/') != Some((namespace, account)) {
+        return Err(Refusal::NotLighthouseAccount { account: user.shown(), expected: policy.account.clone() });
+    }
+    let (name, uid) = user.bound_pod().ok_or(Refusal::TokenNotBound)?;
+    confirm(cluster, policy, namespace, name, uid)
+}
+
+/// What the API server shows for the lighthouse with this name and UID, if it still is one.
+pub(crate) fn confirm(
+    cluster: &dyn Cluster,
+    policy: &LighthousePolicy,
+    namespace: &str,
+    name: &str,
+    uid: &str,
+) -> Result<LighthousePod, Refusal> {
+    if !is_namespace(namespace) || !is_name(name) {
+        return Err(Refusal::TokenNotBound);
+    }
+    let shown = format!("{namespace}/{name}");
+    let found = cluster.pod(namespace, name)?.ok_or_else(|| Refusal::PodNotFound(shown.clone()))?;
+    if found.metadata.uid != uid {
+        return Err(Refusal::PodUidMismatch { pod: shown, uid: uid.to_owned() });
+    }
+    let account = format!("{namespace}/{}", found.spec.service_account_name);
+    if account != policy.account {
+        return Err(Refusal::ServiceAccountMismatch { pod: shown, account: policy.account.clone() });
+    }
+    if found.is_over() {
+        return Err(Refusal::PodOver(shown));
+    }
+    if !found.spec.host_network {
+        return Err(Refusal::NotHostNetwork(shown));
+    }
+    let ordinal = found.metadata.ordinal().ok_or_else(|| Refusal::NotInStatefulSet(shown.clone()))?;
+    let addresses = found.node_addresses();
+    if addresses.is_empty() {
+        return Err(Refusal::AddressUnknown(shown));
+    }
+    let (namespace, name, uid) = (namespace.to_owned(), name.to_owned(), uid.to_owned());
+    Ok(LighthousePod { namespace, name, uid, ordinal, node: found.spec.node_name, addresses })
+}
