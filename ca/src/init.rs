@@ -114,7 +114,18 @@ const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. R
   //   get nodes.
   //   "kubeconfig": "/etc/nebula-ca/kubeconfig",
   //   Whether a pod's address must be in the pod ranges of its node, where the node has any.
-  //   "node_ranges": true
+  //   "node_ranges": true,
+  //   ConfigMap (namespace/name) into which the CA writes tls.crt and ca.crt, for all who must know whom to trust. Needed
+  //   rights, in its namespace: get, patch and create configmaps of that name.
+  //   "trust_config_map": "nebula-system/nebula-trust"
+  // },
+
+  // Pods of a StatefulSet that are lighthouses, by their own tokens (needs "kubernetes"). Pod number N gets address N of
+  // the network, counted from its first, which must be in pods.reserved; or give the first address alone. They are
+  // announced beside hosts.lighthouses, at the addresses of their nodes.
+  // "lighthouses": {
+  //   "account": "nebula-system/nebula-lighthouse", "network": "10.42.255.0/24",
+  //   "name": "lighthouse-{ordinal}", "groups": ["lighthouse"], "life": "24h", "port": 4242
   // },
 
   // What a pod gets that somebody vouched for. Without this section no pod gets anything.
@@ -131,6 +142,10 @@ const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. R
     //   "pool"    the next free address of each overlay prefix; free again when the longest certificate has expired.
     //   "same"    the pod's own address, which must be in an overlay prefix.
     "address": "derive",
+
+    // With "pool" and a "kubernetes" section: pods of StatefulSets have the address of the pod that had their name
+    // before, for so long after that one's last certificate.
+    // "stable": ["statefulsets"], "stable_for": "30d",
 
     // One address from each of these prefixes. They are the overlay networks of the certificates.
     "overlay": [OVERLAY],

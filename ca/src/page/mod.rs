@@ -324,13 +324,24 @@ mod tests {
             message: evil.into(),
         };
         let earlier = record(evil, NOW - 50, NOW + 50);
+        let lighthouse = LighthouseRecord {
+            address: [10, 42, 255, 1].into(),
+            namespace: "shop".into(),
+            name: "lh-0".into(),
+            uid: "l-1".into(),
+            node: evil.into(),
+            port: 4242,
+            endpoints: vec!["192.0.2.7:4242".into()],
+            gone: None,
+        };
         let shown = Shown {
             issued: numbered(vec![record(evil, NOW, NOW + 100), earlier]),
             tokens: vec![token(evil, NOW + 9)],
+            lighthouses: vec![lighthouse],
             refusals: vec![refusal],
         };
         let html = identities(&ca("my <CA>"), shown, &View::default(), NOW).html;
-        assert_eq!(html.matches(safe).count(), 4, "identity, token, who and why: {html}");
+        assert_eq!(html.matches(safe).count(), 5, "identity, token, node, who and why: {html}");
         assert!(html.contains("&lt;b&gt;x") && html.contains("&lt;i&gt;y") && html.contains("my &lt;CA&gt;"));
         let query = "q=%22%3E%3Cscript%3E&sort=name";
         let searched = page(vec![record("a\"><script>", NOW, NOW + 100)], query);

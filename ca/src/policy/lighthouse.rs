@@ -84,7 +84,7 @@ impl LighthousesFile {
                 let range = range.trunc();
                 // Small ranges have no network address.
                 let first = if address::is_usable(range.addr(), range) { 0 } else { 1 };
-                (Some(range), address::after(range.addr(), first).unwrap_or(range.addr()))
+                (Some(range), address::after(range.addr(), first).unwrap_or_else(|| range.addr()))
             }
             (_, Ok(first)) => (None, first),
             _ => {
@@ -144,7 +144,7 @@ impl LighthousePolicy {
         }
         // A first address is followed by those that are kept free after it.
         let reserved = policy.pods.iter().flat_map(|pods| &pods.reserved).find(|reserved| reserved.contains(&first));
-        self.range = self.range.or(reserved.copied());
+        self.range = self.range.or_else(|| reserved.copied());
         let wanted = self.range.unwrap_or_else(|| first.into());
         let is_kept_free = |pools: &[IpNet], reserved: &[IpNet]| {
             !pools.iter().any(|pool| pool.contains(&wanted) || wanted.contains(pool))
@@ -184,7 +184,8 @@ mod tests {
     }
 
     fn networks(policy: &LighthousePolicy, ordinals: &[u32]) -> Vec<String> {
-        let shown = |ordinal: &u32| policy.network(*ordinal).map_or("-".to_owned(), |network| network.to_string());
+        let shown =
+            |ordinal: &u32| policy.network(*ordinal).map_or_else(|| "-".to_owned(), |network| network.to_string());
         ordinals.iter().map(shown).collect()
     }
 
