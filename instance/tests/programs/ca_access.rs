@@ -177,7 +177,8 @@ fn del_leaves_a_note_for_the_agent_that_the_next_add_of_the_pod_takes_back() {
     assert_eq!(released, json!({"name": "web", "namespace": "shop", "uid": "uid-web", "address": "10.244.1.2"}));
     // With the node's token this is what the CA asks for.
     cluster.start_ca();
-    let proof = json!({"proof": {"node": {"token": std::fs::read_to_string(cluster.ca_file("node.token")).expect("a token").trim(), "pod": released}}});
+    let token = std::fs::read_to_string(cluster.ca_file("node.token")).expect("a token");
+    let proof = json!({"proof": {"type": "node", "token": token.trim(), "pod": released}});
     let url = format!("{}/v1/release", cluster.ca_url());
     let body = proof.to_string();
     let answer = cluster.world.exec(

@@ -61,7 +61,7 @@ fn two_pods_on_one_node_talk_over_the_overlay() {
     cluster.world.ping("a", &node.overlay("b"), SOON);
     cluster.world.ping("b", &node.overlay("a"), SOON);
     let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", pid(&node.status("a"))));
-    assert_eq!(score.expect("a live process").trim(), "-997");
+    assert_eq!(score.expect("a live process").trim(), world::oom_score(-997));
     node.delete_pods(&cluster.world, &["a", "b"]);
     assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }

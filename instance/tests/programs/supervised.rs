@@ -72,7 +72,8 @@ fn an_instance_that_dies_again_and_again_goes_on_with_its_certificate_and_the_la
     let unit = systemd.units().split(' ').next().expect("a unit").to_owned();
     assert_eq!(systemd.show(&unit, "Slice"), "nebula-cni.slice");
     let score = format!("cat /proc/{}/oom_score_adj", systemd.show(&unit, "MainPID"));
-    assert_eq!(systemd.sh(&score), "-997");
+    assert_eq!(systemd.show(&unit, "OOMScoreAdjust"), "-997");
+    assert_eq!(systemd.sh(&score), world::oom_score(-997));
     let fingerprint = |node: &Node| node.status("a")["certificate"]["fingerprint"].clone();
     let first = fingerprint(&node);
     cluster.world.stop("control", nix::sys::signal::Signal::SIGTERM);
