@@ -10,8 +10,8 @@ use clap::{Args, Parser, Subcommand};
 use nebula_agent::config::{CONFIG_FILE, Config};
 use nebula_agent::credentials::Volumes;
 use nebula_agent::places::Places;
-use nebula_agent::readiness::{Part, Readiness, Standing, verdict};
-use nebula_agent::run::{self, Options};
+use nebula_agent::readiness::{Part, Standing, verdict};
+use nebula_agent::run::{self, Node, Options};
 use nebula_agent::runtime::Client;
 use nebula_agent::runtime::loaded::Directories;
 use nebula_agent::uninstall::{self, Attached, Left};
@@ -110,11 +110,11 @@ fn run(options: Run) -> Result<ExitCode, Box<dyn Error>> {
     };
     let volumes = Volumes { token: options.token_file, tls_ca: options.trust_file };
     let options = Options { volumes, programs, node: options.node.or_else(|| std::env::var("NODE_NAME").ok()) };
-    let readiness = Readiness::default();
+    let node = Node::new(config);
     // Until reconciliation and the Kubernetes API are part of this program.
-    readiness.set(Part::Reconciled, Standing::good("nothing to reconcile"));
-    readiness.set(Part::Kubernetes, Standing::bad("no Kubernetes API: nothing is reported there"));
-    runtime()?.block_on(run::run(config, options, readiness, run::no_metrics()))?;
+    node.readiness.set(Part::Reconciled, Standing::good("nothing to reconcile"));
+    node.readiness.set(Part::Kubernetes, Standing::bad("no Kubernetes API: nothing is reported there"));
+    runtime()?.block_on(run::run(node, options, run::no_metrics()))?;
     tracing::info!("ended; everything on the node stays as it is");
     Ok(ExitCode::SUCCESS)
 }
