@@ -9,6 +9,7 @@ use std::process::{Command, ExitCode};
 use clap::{Args, Parser, Subcommand};
 use nebula_agent::config::{CONFIG_FILE, Config};
 use nebula_agent::credentials::Volumes;
+use nebula_agent::host_root::HostRoot;
 use nebula_agent::places::Places;
 use nebula_agent::readiness::{Part, Standing, verdict};
 use nebula_agent::run::{self, Node, Options};
@@ -131,7 +132,12 @@ fn status(options: &Status) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn uninstall(options: &Uninstall) -> Result<ExitCode, Box<dyn Error>> {
-    let config = Config::read(&options.config.path)?;
+    let mut config = Config::read(&options.config.path)?;
+    if let Some(root) = config.host_root.path() {
+        // Records name network namespaces and processes as the node does.
+        process::enter_root(root)?;
+        config.host_root = HostRoot::default();
+    }
     let named = runtime()?.block_on(async {
         let client = Client::find(config.runtime_endpoint.as_deref(), &config.host_root)?;
         client.status().await
@@ -157,8 +163,7 @@ fn uninstall(options: &Uninstall) -> Result<ExitCode, Box<dyn Error>> {
 fn in_root(root: &Path, program: &[OsString]) -> Result<ExitCode, Box<dyn Error>> {
     use std::os::unix::process::CommandExt;
     let (program, arguments) = program.split_first().ok_or("no program")?;
-    nix::unistd::chroot(root)?;
-    nix::unistd::chdir("/")?;
+    process::enter_root(root)?;
     Err(Command::new(program).args(arguments).exec().into())
 }
 
