@@ -63,8 +63,11 @@ pub enum CredentialError {
 /// Returns the first failure, after both files were tried.
 pub fn refresh(volumes: &Volumes, host: &HostRoot) -> Result<(), CredentialError> {
     make_directories(host)?;
-    let token = copy("the agent's token", &volumes.token, &host.resolve(Path::new(TOKEN_FILE)), 0o600, is_token);
-    let roots = copy("the TLS roots of the CA", &volumes.tls_ca, &host.resolve(Path::new(TLS_CA_FILE)), 0o644, is_pem);
+    // Only the directory is resolved: a link in place of a copy is replaced, not followed.
+    let dir = host.resolve(Path::new(AGENT_DIR));
+    let target = |path: &str| dir.join(Path::new(path).file_name().unwrap_or_default());
+    let token = copy("the agent's token", &volumes.token, &target(TOKEN_FILE), 0o600, is_token);
+    let roots = copy("the TLS roots of the CA", &volumes.tls_ca, &target(TLS_CA_FILE), 0o644, is_pem);
     token.and(roots)
 }
 

@@ -42,9 +42,9 @@ impl Places {
 
 /// Asks the runtime until it answers, and again from time to time. A runtime that stays away for a while leaves the usual
 /// directories.
-pub async fn follow(config: Config, places: watch::Sender<Option<Places>>) {
+pub async fn follow(config: &Config, places: watch::Sender<Option<Places>>) {
     let publish = |named: &Directories| {
-        let chosen = Some(Places::choose(&config, named));
+        let chosen = Some(Places::choose(config, named));
         places.send_if_modified(|known| {
             let is_new = *known != chosen;
             if is_new {
@@ -53,7 +53,7 @@ pub async fn follow(config: Config, places: watch::Sender<Option<Places>>) {
             is_new
         });
     };
-    if Places::are_configured(&config) {
+    if Places::are_configured(config) {
         publish(&Directories::default());
         return;
     }

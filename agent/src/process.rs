@@ -91,6 +91,21 @@ pub fn of_node(root: Option<&Path>, program: &Path) -> io::Result<Command> {
     Ok(command)
 }
 
+/// Makes the node's root directory that of this process.
+///
+/// # Errors
+/// Returns the system's error, or an error if process ids here are not those of the node: then the plugin would look for
+/// an instance under one number and signal another process.
+pub fn enter_root(root: &Path) -> io::Result<()> {
+    nix::unistd::chroot(root)?;
+    nix::unistd::chdir("/")?;
+    let own = std::fs::read_link("/proc/self")?;
+    if own.as_os_str() == std::process::id().to_string().as_str() {
+        return Ok(());
+    }
+    Err(io::Error::other("the agent has process ids of its own: its pod needs hostPID: true"))
+}
+
 /// Hidden verb of the agent's program: changes its root directory and becomes another program.
 pub const IN_ROOT: &str = "in-root";
 const POLL: Duration = Duration::from_millis(5);

@@ -171,11 +171,9 @@ mod tests {
     #[test]
     fn a_node_is_ready_once_every_required_part_is_good_and_no_longer() {
         let readiness = Readiness::default();
-        for part in Part::ALL {
+        for part in Part::ALL.into_iter().filter(|part| part.is_required()) {
             assert!(verdict(&readiness.now()).is_err(), "before {part:?}");
-            if part.is_required() {
-                readiness.set(part, Standing::good("yes"));
-            }
+            readiness.set(part, Standing::good("yes"));
         }
         assert_eq!(verdict(&readiness.now()), Ok(()), "the Kubernetes API is not required");
         readiness.set(Part::Ca, Standing::bad("no answer for 5 min").advice("look at its log"));

@@ -21,7 +21,7 @@ use crate::programs::{self, Programs};
 use crate::readiness::{Part, Readiness, Standing};
 use crate::reconcile;
 use crate::self_test;
-use crate::uninstall;
+use crate::uninstall::{self, Retirement};
 use crate::watch::DirectoryWatch;
 
 /// What the agent needs besides its configuration.
@@ -33,6 +33,26 @@ pub struct Options {
     pub programs: PathBuf,
     /// Name of the node in Kubernetes; `None` without Kubernetes.
     pub node: Option<String>,
+}
+
+/// What all parts of the agent share; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// The operator's configuration.
+    pub config: Arc<Config>,
+    /// How the node stands.
+    pub readiness: Readiness,
+    /// Whether the agent may still put things back.
+    pub retirement: Retirement,
+}
+
+impl Node {
+    /// A node about which nothing is known yet.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        let retirement = Retirement::new(config.host_root.clone());
+        Self { config: Arc::new(config), readiness: Readiness::default(), retirement }
+    }
 }
 
 /// Why the agent cannot work.
@@ -59,28 +79,27 @@ pub enum RunError {
 ///
 /// # Errors
 /// Returns an error if it cannot start.
-pub async fn run(config: Config, options: Options, readiness: Readiness) -> Result<(), RunError> {
-    let address = config.listen;
+pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
+    let address = node.config.listen;
     let listener = listener::bind(address).await.map_err(|source| RunError::Listen { address, source })?;
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (places_tx, places) = watch::channel(None);
     let (target_tx, target) = watch::channel(None);
     let (entry_tx, entry) = watch::channel(None);
-    let keeper = Keeper::new(config.clone(), readiness.clone());
-    let metrics = Arc::new(Metrics::new(config.pod_metrics));
+    let metrics = Arc::new(Metrics::new(node.config.pod_metrics));
     let shown = Arc::clone(&metrics);
     let more: MoreMetrics = Arc::new(move || shown.text());
     let work = async {
         tokio::join!(
-            listener::serve(listener, readiness.clone(), more),
-            places::follow(config.clone(), places_tx),
-            ca::follow(config.clone(), readiness.clone(), target_tx),
-            ca::watch_health(config.clone(), readiness.clone(), target.clone()),
-            keep_programs(config.clone(), options.programs, readiness.clone(), places.clone(), DirectoryWatch::new()?),
-            keep_credentials(config.clone(), options.volumes, readiness.clone(), DirectoryWatch::new()?),
-            test_then_publish(config.clone(), readiness.clone(), places.clone(), target, entry_tx),
-            keeper.run(entry.clone(), places.clone(), DirectoryWatch::new()?),
-            reconcile::start::keep(config.clone(), options.node, readiness.clone(), metrics, entry, places),
+            listener::serve(listener, node.readiness.clone(), more),
+            places::follow(&node.config, places_tx),
+            ca::follow(&node, target_tx),
+            ca::watch_health(&node, target.clone()),
+            keep_programs(&node, options.programs, places.clone(), DirectoryWatch::new()?),
+            keep_credentials(&node, options.volumes, DirectoryWatch::new()?),
+            test_then_publish(&node, places.clone(), target, entry_tx),
+            Keeper::new(&node).run(entry.clone(), places.clone(), DirectoryWatch::new()?),
+            reconcile::start::keep(&node, options.node, metrics, entry, places),
         );
         Ok(())
     };
@@ -93,12 +112,12 @@ pub async fn run(config: Config, options: Options, readiness: Readiness) -> Resu
 
 /// Keeps the programs installed, from the moment at which the directories are known.
 async fn keep_programs(
-    config: Config,
+    node: &Node,
     source: PathBuf,
-    readiness: Readiness,
     mut places: watch::Receiver<Option<Places>>,
     mut watch: DirectoryWatch,
 ) {
+    let Node { config, readiness, retirement } = node;
     let mut programs = Programs::new(source);
     loop {
         let known = places.borrow_and_update().clone();
@@ -110,7 +129,7 @@ async fn keep_programs(
             continue;
         };
         let directories: Vec<PathBuf> = known.bin.iter().map(|dir| config.host_root.resolve(dir)).collect();
-        if !uninstall::is_under_way(&config.host_root) {
+        if !retirement.has_begun() {
             let (mut taken, wanted) = (programs, directories.clone());
             let installed = tokio::task::spawn_blocking(move || {
                 let outcome = taken.install(&wanted);
@@ -130,11 +149,12 @@ async fn keep_programs(
     }
 }
 
-async fn keep_credentials(config: Config, volumes: Volumes, readiness: Readiness, mut watch: DirectoryWatch) {
+async fn keep_credentials(node: &Node, volumes: Volumes, mut watch: DirectoryWatch) {
+    let Node { config, readiness, retirement } = node;
     let mut watched = volumes.directories();
     watched.push(config.host_root.resolve(Path::new(crate::config::AGENT_DIR)));
     loop {
-        if !uninstall::is_under_way(&config.host_root) {
+        if !retirement.has_begun() {
             let (volumes, host) = (volumes.clone(), config.host_root.clone());
             let refreshed = tokio::task::spawn_blocking(move || {
                 let outcome = credentials::refresh(&volumes, &host);
@@ -152,17 +172,17 @@ async fn keep_credentials(config: Config, volumes: Volumes, readiness: Readiness
 /// Publishes our chain entry once programs and credentials are in place and the self-test has passed with it. A chain that
 /// an earlier agent wrote stays meanwhile.
 async fn test_then_publish(
-    config: Config,
-    readiness: Readiness,
+    node: &Node,
     mut places: watch::Receiver<Option<Places>>,
     mut target: watch::Receiver<Option<Target>>,
     entry: watch::Sender<Option<Map<String, Value>>>,
 ) {
+    let Node { config, readiness, retirement } = node;
     let mut changes = readiness.watch();
     let mut tested: Option<(Map<String, Value>, PathBuf)> = None;
     let mut failed_at: Option<Instant> = None;
     loop {
-        if uninstall::is_under_way(&config.host_root) {
+        if retirement.has_begun() {
             entry.send_replace(None);
             tested = None;
             let gone = Standing::bad("an uninstallation is under way on this node").advice(uninstall::CANCEL);

@@ -237,7 +237,9 @@ mod tests {
         ] {
             let config = json!({"ca": {"url": "https://ca"}, "entry": entry});
             let config = Config::parse(&config.to_string()).unwrap();
-            let test = configuration(&config.chain_entry("https://ca", None));
+            let mut test = configuration(&config.chain_entry("https://ca", None));
+            // Older versions have no STATUS.
+            test.insert("cniVersion".to_owned(), json!("1.1.0"));
             let env: Env = [("CNI_COMMAND".into(), "STATUS".into())].into();
             let stdin = serde_json::to_vec(&test).unwrap();
             let Ok(Some(Request::Status(config))) = request::read(&env, stdin.as_slice()).1 else { panic!("{test:?}") };

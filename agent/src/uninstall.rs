@@ -7,6 +7,8 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base64::Engine;
@@ -26,7 +28,7 @@ use nebula_cni_plugin::verb::del::detach;
 use nebula_cni_plugin::verb::reconcile;
 
 use crate::chain::folder;
-use crate::config::{AGENT_DIR, INSTANCE, PLUGIN, STATE_DIR};
+use crate::config::{AGENT_DIR, INSTANCE, PLUGIN, STATE_DIR, TOKEN_FILE};
 use crate::durable;
 use crate::host_root::HostRoot;
 use crate::places::Places;
@@ -78,10 +80,33 @@ pub enum UninstallError {
     },
 }
 
-/// Whether an uninstallation has begun. A running agent then no longer puts anything back.
-#[must_use]
-pub fn is_under_way(host: &HostRoot) -> bool {
-    host.resolve(Path::new(MARKER)).exists()
+/// Tells a running agent whether it may still put things back; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Retirement {
+    host: HostRoot,
+    has_begun: Arc<AtomicBool>,
+}
+
+impl Retirement {
+    /// For the node at `host`.
+    #[must_use]
+    pub fn new(host: HostRoot) -> Self {
+        Self { host, has_begun: Arc::default() }
+    }
+
+    /// Whether an uninstallation has begun. It stays so once it is complete, as long as this agent runs: its pod is
+    /// deleted only afterwards.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        let exists = |path: &str| self.host.resolve(Path::new(path)).exists();
+        if exists(MARKER) {
+            self.has_begun.store(true, Ordering::Relaxed);
+        } else if exists(TOKEN_FILE) {
+            // The operator removed the marker. An uninstallation removes the token first.
+            self.has_begun.store(false, Ordering::Relaxed);
+        }
+        self.has_begun.load(Ordering::Relaxed)
+    }
 }
 
 /// Uninstalls. `tell` is called with lines about the progress. Blocks.
@@ -126,16 +151,31 @@ pub fn run(
         remove(&dir.join(PLUGIN))?;
         durable::remove_stale(&dir, |name| [PLUGIN, INSTANCE].contains(&name));
     }
-    // The marker goes with it, as the last trace.
-    let state = host.resolve(Path::new(STATE_DIR));
-    match fs::remove_dir_all(&state) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            return Err(UninstallError::Files { what: "remove", path: state, source });
-        }
-        _ => {}
-    }
+    remove_state(host)?;
     tell("everything is removed");
     Ok(Left::Nothing)
+}
+
+/// Removes the state directory; the marker goes last, because until then a running agent looks for it.
+fn remove_state(host: &HostRoot) -> Result<(), UninstallError> {
+    let (state, marker) = (host.resolve(Path::new(STATE_DIR)), host.resolve(Path::new(MARKER)));
+    let agent = host.resolve(Path::new(AGENT_DIR));
+    let failed = |path: &Path, source| UninstallError::Files { what: "remove", path: path.to_owned(), source };
+    for (dir, kept) in [(&agent, &marker), (&state, &agent)] {
+        for entry in fs::read_dir(dir).map_err(|source| failed(dir, source))?.flatten() {
+            let path = entry.path();
+            let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            if path != *kept {
+                let removed = if is_dir { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+                removed.map_err(|source| failed(&path, source))?;
+            }
+        }
+    }
+    remove(&marker)?;
+    for dir in [agent, state] {
+        fs::remove_dir(&dir).map_err(|source| failed(&dir, source))?;
+    }
+    Ok(())
 }
 
 fn begin(host: &HostRoot) -> Result<(), UninstallError> {
@@ -323,11 +363,27 @@ mod tests {
         assert_eq!(node.uninstall(), Left::Plugin { cached: 1 });
         let files = node.files();
         assert!(files.contains(&"opt/cni/bin/nebula-cni-plugin".to_owned()), "{files:?}");
-        assert!(is_under_way(&node.host), "the agent must not put the rest back");
+        assert!(Retirement::new(node.host.clone()).has_begun(), "the agent must not put the rest back");
         assert!(!files.iter().any(|file| file.contains("instance") || file.contains("00-nebula")), "{files:?}");
         fs::remove_file(&cached).unwrap();
         assert_eq!(node.uninstall(), Left::Nothing);
         assert!(!node.dir.path().join("opt/cni/bin/nebula-cni-plugin").exists());
+    }
+
+    #[test]
+    fn a_running_agent_stays_retired_unless_the_operator_cancels() {
+        let node = node();
+        let retirement = Retirement::new(node.host.clone());
+        assert!(!retirement.has_begun());
+        begin(&node.host).unwrap();
+        assert!(retirement.has_begun());
+        fs::remove_file(node.host.resolve(Path::new(MARKER))).unwrap();
+        assert!(!retirement.has_begun(), "cancelled");
+        begin(&node.host).unwrap();
+        assert!(retirement.has_begun());
+        node.uninstall();
+        assert!(retirement.has_begun(), "complete");
+        assert!(!Retirement::new(node.host.clone()).has_begun(), "a new installation");
     }
 
     #[test]

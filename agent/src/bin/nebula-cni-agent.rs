@@ -9,10 +9,11 @@ use std::process::{Command, ExitCode};
 use clap::{Args, Parser, Subcommand};
 use nebula_agent::config::{CONFIG_FILE, Config};
 use nebula_agent::credentials::Volumes;
+use nebula_agent::host_root::HostRoot;
 use nebula_agent::places::Places;
-use nebula_agent::readiness::{Readiness, verdict};
+use nebula_agent::readiness::verdict;
 use nebula_agent::reconcile::command::Keep;
-use nebula_agent::run::{self, Options};
+use nebula_agent::run::{self, Node, Options};
 use nebula_agent::runtime::Client;
 use nebula_agent::runtime::loaded::Directories;
 use nebula_agent::uninstall::{self, Attached, Left};
@@ -117,8 +118,7 @@ fn run(options: Run) -> Result<ExitCode, Box<dyn Error>> {
     };
     let volumes = Volumes { token: options.token_file, tls_ca: options.trust_file };
     let options = Options { volumes, programs, node: options.node.or_else(|| std::env::var("NODE_NAME").ok()) };
-    let readiness = Readiness::default();
-    runtime()?.block_on(run::run(config, options, readiness))?;
+    runtime()?.block_on(run::run(Node::new(config), options))?;
     tracing::info!("ended; everything on the node stays as it is");
     Ok(ExitCode::SUCCESS)
 }
@@ -148,7 +148,12 @@ fn status(options: &Status) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn uninstall(options: &Uninstall) -> Result<ExitCode, Box<dyn Error>> {
-    let config = Config::read(&options.config.path)?;
+    let mut config = Config::read(&options.config.path)?;
+    if let Some(root) = config.host_root.path() {
+        // Records name network namespaces and processes as the node does.
+        process::enter_root(root)?;
+        config.host_root = HostRoot::default();
+    }
     let named = runtime()?.block_on(async {
         let client = Client::find(config.runtime_endpoint.as_deref(), &config.host_root)?;
         client.status().await
@@ -174,8 +179,7 @@ fn uninstall(options: &Uninstall) -> Result<ExitCode, Box<dyn Error>> {
 fn in_root(root: &Path, program: &[OsString]) -> Result<ExitCode, Box<dyn Error>> {
     use std::os::unix::process::CommandExt;
     let (program, arguments) = program.split_first().ok_or("no program")?;
-    nix::unistd::chroot(root)?;
-    nix::unistd::chdir("/")?;
+    process::enter_root(root)?;
     Err(Command::new(program).args(arguments).exec().into())
 }
 

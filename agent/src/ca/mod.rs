@@ -15,9 +15,10 @@ use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
-use crate::config::{Ca, Config, TLS_CA_FILE};
+use crate::config::{Ca, TLS_CA_FILE};
 use crate::durable;
-use crate::readiness::{Part, Readiness, Standing};
+use crate::readiness::{Part, Standing};
+use crate::run::Node;
 
 /// How nodes reach the CA.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,7 +168,7 @@ impl Resolver for At {
 }
 
 /// Learns the CA's address: at once if it is configured, else from the Service, again and again in case it is replaced.
-pub async fn follow(config: Config, readiness: Readiness, target: watch::Sender<Option<Target>>) {
+pub async fn follow(node: &Node, target: watch::Sender<Option<Target>>) {
     let publish = |found: Target| {
         target.send_if_modified(|known| {
             let is_new = known.as_ref() != Some(&found);
@@ -175,7 +176,7 @@ pub async fn follow(config: Config, readiness: Readiness, target: watch::Sender<
             is_new
         });
     };
-    let (namespace, name, port) = match config.ca {
+    let (namespace, name, port) = match node.config.ca.clone() {
         Ca::Url { url, server_name } => return publish(Target { url, server_name }),
         Ca::Service { namespace, name, port } => (namespace, name, port),
     };
@@ -191,7 +192,7 @@ pub async fn follow(config: Config, readiness: Readiness, target: watch::Sender<
                         CaError::Headless { .. } => "give the Service a ClusterIP: nodes reach the CA through it",
                         _ => "is the CA installed, and may the agent's account read its Service?",
                     });
-                    readiness.set(Part::Ca, standing);
+                    node.readiness.set(Part::Ca, standing);
                 }
                 RETRY
             }
@@ -210,8 +211,9 @@ async fn of_service(namespace: &str, name: &str, port: u16) -> Result<Target, Ca
 
 /// Asks the CA from time to time. One that has answered within the last minutes counts as there: instances renew long
 /// before they must, and a short absence must not empty the node.
-pub async fn watch_health(config: Config, readiness: Readiness, mut target: watch::Receiver<Option<Target>>) {
-    let roots = config.host_root.resolve(Path::new(TLS_CA_FILE));
+pub async fn watch_health(node: &Node, mut target: watch::Receiver<Option<Target>>) {
+    let readiness = &node.readiness;
+    let roots = node.config.host_root.resolve(Path::new(TLS_CA_FILE));
     let mut answered: Option<Instant> = None;
     loop {
         let Some(now) = target.borrow_and_update().clone() else {
@@ -220,6 +222,11 @@ pub async fn watch_health(config: Config, readiness: Readiness, mut target: watc
             }
             continue;
         };
+        if answered.is_none() && !readiness.is_good(Part::Credentials) {
+            readiness.set(Part::Ca, Standing::bad("waits for the TLS roots"));
+            tokio::time::sleep(SOON).await;
+            continue;
+        }
         let (asked, path, url) = (now.clone(), roots.clone(), now.url);
         let probed = tokio::task::spawn_blocking(move || asked.probe(&path)).await;
         let pause = match probed {
@@ -240,7 +247,8 @@ pub async fn watch_health(config: Config, readiness: Readiness, mut target: watc
         };
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            changed = target.changed() => if changed.is_err() { return },
+            // A configured address never changes: its sender is gone.
+            Ok(()) = target.changed() => {}
         }
     }
 }
@@ -271,6 +279,7 @@ fn advice(error: &CaError) -> &'static str {
 
 const ASK_EVERY: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(3);
+const SOON: Duration = Duration::from_millis(200);
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 const STILL_GOOD: Duration = Duration::from_secs(5 * 60);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);

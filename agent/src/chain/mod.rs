@@ -5,15 +5,17 @@ pub mod primary;
 pub mod rewrites;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::config::{Config, PLUGIN, Strategy};
+use crate::config::{PLUGIN, Strategy};
 use crate::places::Places;
-use crate::readiness::{Part, Readiness, Standing};
+use crate::readiness::{Part, Standing};
+use crate::run::Node;
 use crate::runtime::loaded::Loaded;
 use crate::runtime::{Client, RuntimeError, Status};
 use crate::watch::DirectoryWatch;
@@ -21,8 +23,7 @@ use folder::{Folder, InPlace, Outcome, Wish};
 
 /// Keeps the chain files of a node.
 pub struct Keeper {
-    config: Config,
-    readiness: Readiness,
+    node: Node,
     strategy: Strategy,
     folders: Vec<Folder>,
     /// Since when the runtime has not loaded what is on disk.
@@ -33,9 +34,9 @@ pub struct Keeper {
 impl Keeper {
     /// Touches nothing yet.
     #[must_use]
-    pub fn new(config: Config, readiness: Readiness) -> Self {
-        let strategy = config.strategy;
-        Self { config, readiness, strategy, folders: Vec::new(), unloaded: None, nudged: None }
+    pub fn new(node: &Node) -> Self {
+        let (node, strategy) = (node.clone(), node.config.strategy);
+        Self { node, strategy, folders: Vec::new(), unloaded: None, nudged: None }
     }
 
     /// Keeps the chain for ever. `entry` is our entry; `places` are the node's directories.
@@ -48,14 +49,17 @@ impl Keeper {
         loop {
             let (now_entry, now_places) = (entry.borrow_and_update().clone(), places.borrow_and_update().clone());
             let mut pause = POLL;
-            if let (Some(entry), Some(places)) = (now_entry, now_places) {
+            if self.node.retirement.has_begun() {
+                // What became of the chain is told there.
+                self.folders.clear();
+            } else if let (Some(entry), Some(places)) = (now_entry, now_places) {
                 pause = self.pass(&entry, &places.conf).await;
-            } else if !self.readiness.is_good(Part::Chain) {
+            } else if !self.node.readiness.is_good(Part::Chain) {
                 let waits = "waits for the programs, the credentials, the self-test and the address of the CA";
-                self.readiness.set(Part::Chain, Standing::bad(waits));
+                self.node.readiness.set(Part::Chain, Standing::bad(waits));
             }
             let watched: Vec<PathBuf> =
-                self.folders.iter().flat_map(|folder| folder.watched(&self.config.host_root)).collect();
+                self.folders.iter().flat_map(|folder| folder.watched(&self.node.config.host_root)).collect();
             tokio::select! {
                 () = watch.changed(&watched, pause) => {}
                 Ok(()) = entry.changed() => {}
@@ -73,10 +77,10 @@ impl Keeper {
             }
         }
         let outcomes = self.keep_folders(entry).await;
-        self.readiness.set(Part::Chain, chain_standing(&outcomes));
+        self.node.readiness.set(Part::Chain, chain_standing(&outcomes));
         let placed: Vec<&(PathBuf, InPlace)> = outcomes.in_place.iter().collect();
         let Some((dir, placed)) = placed.first() else {
-            self.readiness.set(Part::Runtime, Standing::bad("waits for the chain"));
+            self.node.readiness.set(Part::Runtime, Standing::bad("waits for the chain"));
             return SOON;
         };
         let asked = self.ask_runtime().await;
@@ -86,12 +90,12 @@ impl Keeper {
         let since = *self.unloaded.get_or_insert(now);
         if is_good {
             self.unloaded = None;
-            self.readiness.set(Part::Runtime, loaded);
+            self.node.readiness.set(Part::Runtime, loaded);
             return POLL;
         }
         // A runtime needs a moment to load, which is not worth a warning.
         if now >= since + GRACE || placed.is_new {
-            self.readiness.set(Part::Runtime, loaded);
+            self.node.readiness.set(Part::Runtime, loaded);
         }
         if now >= since + LOADED_WITHIN && asked.is_ok() {
             if self.strategy == Strategy::DropIn {
@@ -100,7 +104,7 @@ impl Keeper {
                 self.unloaded = None;
             } else if self.nudged.is_none_or(|nudged| now >= nudged + NUDGE_EVERY) {
                 // It may have missed the event.
-                let path = self.config.host_root.resolve(dir);
+                let path = self.node.config.host_root.resolve(dir);
                 if let Err(error) = blocking(move || folder::reload(&path)).await {
                     tracing::warn!(%error, "cannot make the runtime reload its configuration");
                 }
@@ -112,7 +116,7 @@ impl Keeper {
 
     async fn keep_folders(&mut self, entry: &Map<String, Value>) -> Outcomes {
         let mut folders = std::mem::take(&mut self.folders);
-        let (entry, config, strategy) = (entry.clone(), self.config.clone(), self.strategy);
+        let (entry, config, strategy) = (entry.clone(), Arc::clone(&self.node.config), self.strategy);
         let kept = blocking(move || {
             let network = config.network.as_deref();
             let wish = Wish { entry: &entry, network, strategy, host: &config.host_root };
@@ -137,7 +141,7 @@ impl Keeper {
     }
 
     async fn ask_runtime(&self) -> Result<Status, RuntimeError> {
-        Client::find(self.config.runtime_endpoint.as_deref(), &self.config.host_root)?.status().await
+        Client::find(self.node.config.runtime_endpoint.as_deref(), &self.node.config.host_root)?.status().await
     }
 }
 

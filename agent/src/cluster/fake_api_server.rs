@@ -89,7 +89,8 @@ async fn answer(State(server): State<FakeApiServer>, method: Method, uri: Uri, b
     }
     let failed = |status: u16| {
         let status = StatusCode::from_u16(status).unwrap();
-        let body = json!({"kind": "Status", "status": "Failure", "code": status.as_u16(), "message": "", "reason": ""});
+        let body = json!({"kind": "Status", "status": "Failure", "code": status.as_u16(), "message": "",
+            "reason": if status == StatusCode::NOT_FOUND { "NotFound" } else { "" }});
         (status, body.to_string())
     };
     let good = |value: Value| (StatusCode::OK, value.to_string());

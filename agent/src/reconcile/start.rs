@@ -20,20 +20,20 @@ use crate::metrics::Metrics;
 use crate::places::Places;
 use crate::readiness::{Part, Readiness, Standing};
 use crate::released::{self, Releaser};
+use crate::run::Node;
 use crate::runtime::Client;
 use crate::runtime::loaded::Loaded;
-use crate::uninstall;
 
 /// Keeps the node's pods protected for ever. `published` is the entry that the agent puts into the chain.
 pub async fn keep(
-    config: Config,
+    shared: &Node,
     node: Option<String>,
-    readiness: Readiness,
     metrics: Arc<Metrics>,
     published: watch::Receiver<Option<Map<String, Value>>>,
     mut places: watch::Receiver<Option<Places>>,
 ) {
-    let errands = reach_api_server(&config, node.as_deref(), &metrics, &readiness).await;
+    let Node { config, readiness, .. } = shared;
+    let errands = reach_api_server(config, node.as_deref(), &metrics, readiness).await;
     let Ok(path) = places.wait_for(Option::is_some).await.map(|places| plugin_path(places.as_ref())) else { return };
     let runtime = loop {
         match Client::find(config.runtime_endpoint.as_deref(), &config.host_root) {
@@ -54,7 +54,7 @@ pub async fn keep(
         metrics,
         readiness: readiness.clone(),
     };
-    tokio::join!(follow(config, readiness, runtime, published, loaded), released::run(releaser, entry), keeper.run());
+    tokio::join!(follow(shared, runtime, published, loaded), released::run(releaser, entry), keeper.run());
 }
 
 fn plugin_path(places: Option<&Places>) -> PathBuf {
@@ -64,21 +64,20 @@ fn plugin_path(places: Option<&Places>) -> PathBuf {
 /// Follows the chain that the runtime has loaded. An earlier agent may have written it, long before this one is done with
 /// its preparations.
 async fn follow(
-    config: Config,
-    readiness: Readiness,
+    node: &Node,
     runtime: Client,
     mut published: watch::Receiver<Option<Map<String, Value>>>,
     loaded: watch::Sender<Option<Arc<Entry>>>,
 ) {
-    let mut changes = readiness.watch();
+    let mut changes = node.readiness.watch();
     let mut known = Value::Null;
     loop {
-        let list = if uninstall::is_under_way(&config.host_root) {
+        let list = if node.retirement.has_begun() {
             Value::Null
         } else {
             // A runtime that is away for a moment has loaded what it had loaded.
             match runtime.status().await {
-                Ok(status) => of_runtime(Loaded::read(&status), published.borrow_and_update().as_ref(), &config),
+                Ok(status) => of_runtime(Loaded::read(&status), published.borrow_and_update().as_ref(), &node.config),
                 Err(_) => known.clone(),
             }
         };

@@ -375,7 +375,6 @@ mod tests {
             user: Some(2_130_706_433),
             memory_limit: Some(32 << 20),
             restarts: None,
-            restarts: None,
             guard: None,
             status_socket: "/x".into(),
         }

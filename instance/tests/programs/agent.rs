@@ -162,6 +162,9 @@ impl Prepared {
         assert_eq!(agent.len(), 2, "token and TLS roots: {agent:?}");
         let mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
         assert!(!mounts.contains("self-test"), "{mounts}");
+        let is_running =
+            || Command::new("pgrep").args(["-f", "agent/self-test"]).output().expect("pgrep runs").status.success();
+        self.wait_for("instances of interrupted self-tests end", || !is_running());
     }
 }
 
