@@ -265,7 +265,7 @@ fn explain(error: &CaError) -> String {
 
 fn advice(error: &CaError) -> &'static str {
     match error {
-        CaError::Unreachable { source, .. } if matches!(**source, ureq::Error::Rustls(_) | ureq::Error::Tls(_)) => {
+        CaError::Unreachable { source, .. } if is_about_tls(source) => {
             "its certificate must be for the name that is asked for, and tls.crt of the ConfigMap nebula-trust its root"
         }
         CaError::Unreachable { .. } => {
@@ -274,6 +274,15 @@ fn advice(error: &CaError) -> &'static str {
         CaError::Roots { .. } => "the CA writes the ConfigMap nebula-trust when it starts",
         CaError::NotReady { .. } => "look at the log of nebula-ca",
         CaError::Service { .. } | CaError::Headless { .. } => "is the CA installed?",
+    }
+}
+
+/// An invalid certificate arrives as an error of the stream.
+fn is_about_tls(error: &ureq::Error) -> bool {
+    match error {
+        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => true,
+        ureq::Error::Io(error) => error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()),
+        _ => false,
     }
 }
 

@@ -90,9 +90,8 @@ impl Primary {
             Some(_) => return Err("\"cniVersion\" is not a string".to_owned()),
         }
         let mut list = if file.ends_with(".conflist") { object } else { wrapped(object) };
-        let plugins = match list.get_mut("plugins") {
-            Some(Value::Array(plugins)) => plugins,
-            _ => return Err("\"plugins\" is not a list".to_owned()),
+        let Some(Value::Array(plugins)) = list.get_mut("plugins") else {
+            return Err("\"plugins\" is not a list".to_owned());
         };
         for plugin in plugins.iter() {
             match plugin.get("type") {

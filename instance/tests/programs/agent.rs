@@ -209,7 +209,7 @@ fn a_node_is_made_ready_from_nothing_kept_so_and_uninstalled() {
             let path = p.program(name);
             match harm {
                 "delete" => fs::remove_file(&path).expect("delete it"),
-                "forbid" => world::run("chmod", &["600", &path.display().to_string()]).clear(),
+                "forbid" => drop(world::run("chmod", &["600", &path.display().to_string()])),
                 // The running instance's file cannot be written, only replaced.
                 _ => {
                     fs::write(p.node.dir.join("x"), "damaged").expect("write");
