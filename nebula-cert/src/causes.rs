@@ -32,7 +32,7 @@ mod tests {
     }
 
     fn named(texts: &[&'static str]) -> String {
-        let stack = |source, text: &&'static str| Some(Box::new(Layer { text: *text, source }));
+        let stack = |source, text: &&'static str| Some(Box::new(Layer { text, source }));
         with_causes(&*texts.iter().rev().fold(None, stack).unwrap())
     }
 
