@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use nebula_cni_plugin::attachment::released;
 use nebula_cni_plugin::netns::{Namespaces, SystemNamespaces};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
@@ -66,9 +67,12 @@ pub fn run(bin_dir: &Path, entry: &Map<String, Value>, host: &HostRoot) -> Resul
     if test.has_device().map_err(SelfTestError::Namespace)? {
         return Err(SelfTestError::Wrong(format!("DEL left the device {} behind", test.device)));
     }
-    let left = fs::read_dir(scratch.dir.join("state").join(NETWORK)).into_iter().flatten().flatten();
-    let left: Vec<_> =
-        left.map(|entry| entry.file_name()).filter(|name| !name.as_encoded_bytes().ends_with(b".lock")).collect();
+    let state = scratch.dir.join("state");
+    let notes = released::dir(&state, NETWORK);
+    // Locks stay, and DEL leaves a note of what the CA may take back.
+    let left = fs::read_dir(state.join(NETWORK)).into_iter().flatten().flatten();
+    let left = left.filter(|entry| entry.path() != notes).map(|entry| entry.file_name());
+    let left: Vec<_> = left.filter(|name| !name.as_encoded_bytes().ends_with(b".lock")).collect();
     if left.is_empty() { Ok(()) } else { Err(SelfTestError::Wrong(format!("DEL left {left:?} behind"))) }
 }
 

@@ -107,7 +107,7 @@ const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. R
   // The API server that confirms pods. Without this section, a holder of the file node.token can describe any pod.
   // "kubernetes": {
   //   Service account of the node agent; only its tokens, bound to a pod on the node, vouch for pods there.
-  //   "node_account": "nebula-system/nebula-cni",
+  //   "node_account": "nebula-system/nebula-cni-agent",
   //   Audience for which tokens must be made.
   //   "audience": "nebula-ca",
   //   Credentials for the API server. Default: those every pod gets. Needed rights: create tokenreviews, get and list pods,

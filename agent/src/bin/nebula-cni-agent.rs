@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use clap::{Args, Parser, Subcommand};
+use nebula_agent::cluster::taint::KEY as TAINT;
+use nebula_agent::cluster::{api, taint_keeper};
 use nebula_agent::config::{CONFIG_FILE, Config};
 use nebula_agent::credentials::Volumes;
 use nebula_agent::host_root::HostRoot;
@@ -149,6 +151,10 @@ fn status(options: &Status) -> Result<ExitCode, Box<dyn Error>> {
 
 fn uninstall(options: &Uninstall) -> Result<ExitCode, Box<dyn Error>> {
     let mut config = Config::read(&options.config.path)?;
+    if config.taint {
+        // Before the node's root is entered, which has no credentials for the API server.
+        runtime()?.block_on(remove_taint());
+    }
     if let Some(root) = config.host_root.path() {
         // Records name network namespaces and processes as the node does.
         process::enter_root(root)?;
@@ -174,6 +180,21 @@ fn uninstall(options: &Uninstall) -> Result<ExitCode, Box<dyn Error>> {
         eprintln!("nebula-cni-agent: run this again once these pods are gone");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Removes the agent's taint from all nodes. If that fails the node is cleaned all the same.
+async fn remove_taint() {
+    let outcome = match api::open(None).await {
+        Ok(client) => taint_keeper::remove_for_good(&client, client.default_namespace()).await,
+        Err(error) => Err(error),
+    };
+    match outcome {
+        Ok(0) => {}
+        Ok(count) => eprintln!("nebula-cni-agent: removed the taint {TAINT} from {count} nodes"),
+        Err(error) => eprintln!(
+            "nebula-cni-agent: cannot remove the taint {TAINT}: {error}; kubectl taint nodes --all {TAINT}- removes it"
+        ),
+    }
 }
 
 fn in_root(root: &Path, program: &[OsString]) -> Result<ExitCode, Box<dyn Error>> {

@@ -83,7 +83,9 @@ impl Files {
     pub fn remembered(&self) -> Result<CaAccess, Error> {
         let Enrolment { url, kubernetes, .. } = self.read_enrolment()?;
         Ok(match kubernetes {
-            Some(Workload { token_file, tls_ca_file, .. }) => CaAccess { url, tls_ca_file, token_file, server_name: None },
+            Some(Workload { token_file, tls_ca_file, .. }) => {
+                CaAccess { url, tls_ca_file, token_file, server_name: None }
+            }
             None => CaAccess { url, tls_ca_file: self.tls(), token_file: PathBuf::new(), server_name: None },
         })
     }
