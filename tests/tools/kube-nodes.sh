@@ -17,6 +17,7 @@
 set -eu
 verb=${1:?}; dir=$(mkdir -p "${2:?}" && cd "$2" && pwd); here=$(cd "$(dirname "$0")" && pwd); shift 2
 prefix=${PREFIX:-kn}
+first_process() { pgrep -P "$(cat "$dir/node$1/cri/pid")"; }
 in_network() { nsenter --net="/run/netns/$prefix$1" "${@:2}"; }
 case $verb in
 start)
@@ -35,10 +36,10 @@ C
     # The folders that a node agent writes to are the node's own, for containerd and for what it starts.
     cat > "$node/containerd" <<C
 #!/bin/bash
-exec unshare --mount --propagation slave --pid --fork --kill-child --mount-proc bash -c '
-  mount --bind "$node/etc-cni" /etc/cni && mount --bind "$node/opt-cni" /opt/cni && mount --bind "$node/var-lib-cni" /var/lib/cni &&
+exec unshare --mount --pid --fork --kill-child --mount-proc bash -c '
+  mount --make-rshared / && mount --bind "$node/etc-cni" /etc/cni && mount --bind "$node/opt-cni" /opt/cni && mount --bind "$node/var-lib-cni" /var/lib/cni &&
   mount --bind "$node/nebula-cni" /run/nebula-cni && mount --bind "$node/cri" /run/containerd &&
-  mount -t tmpfs -o mode=755 netns /run/netns && mount --make-shared /run/netns && exec $(command -v containerd) "\$@"' containerd "\$@"
+  mount -t tmpfs -o mode=755 netns /run/netns && exec $(command -v containerd) "\$@"' containerd "\$@"
 C
     chmod 755 "$node/containerd"
     mkdir -p /etc/cni /opt/cni /var/lib/cni /run/nebula-cni /run/containerd /run/netns
@@ -46,9 +47,14 @@ C
     CONTAINERD=$node/containerd CNI_BIN=/opt/cni/bin CNI_CONF=/etc/cni/net.d NODE_NS=$prefix$n IMAGES="${IMAGES-}" \
       "$here/cri-up.sh" start "$node/cri" >/dev/null
     ln -sf run/containerd.sock "$node/cri/containerd.sock"
+    # The kubelet mounts volumes, so it sees the same files as containerd.
+    mkdir -p "$node/kube"
+    ln -sf "$KUBE_BIN"/kube-* "$node/kube/"
+    printf '#!/bin/bash\nexec nsenter -t %s --mount %s "$@"\n' "$(first_process $n)" "$KUBE_BIN/kubelet" > "$node/kube/kubelet"
+    chmod 755 "$node/kube/kubelet"
   done
-  NODE_NS=${prefix}1 CRI_SOCKET=$dir/node1/cri/run/containerd.sock "$here/kube-up.sh" start "$dir/control" node
-  NODE_NS=${prefix}2 CRI_SOCKET=$dir/node2/cri/run/containerd.sock NODE_NAME=node2 NODE_IP=192.0.2.11 \
+  KUBE_BIN=$dir/node1/kube NODE_NS=${prefix}1 CRI_SOCKET=$dir/node1/cri/run/containerd.sock "$here/kube-up.sh" start "$dir/control" node
+  KUBE_BIN=$dir/node2/kube NODE_NS=${prefix}2 CRI_SOCKET=$dir/node2/cri/run/containerd.sock NODE_NAME=node2 NODE_IP=192.0.2.11 \
     "$here/kube-up.sh" join "$dir/second" "$dir/control"
   in_network 1 ip route add 10.244.2.0/24 via 192.0.2.11
   in_network 2 ip route add 10.244.1.0/24 via 192.0.2.10
@@ -68,13 +74,14 @@ service)
 run) KUBECONFIG=$dir/control/admin.kubeconfig exec nsenter --net="/run/netns/${prefix}1" "$@" ;;
 node)
   n=$1; shift
-  exec nsenter -t "$(pgrep -P "$(cat "$dir/node$n/cri/pid")")" --mount --pid --net "$@" ;;
+  exec nsenter -t "$(first_process "$n")" --mount --pid --net "$@" ;;
 stop)
   "$here/kube-up.sh" stop "$dir/second" || true
   "$here/kube-up.sh" stop "$dir/control" || true
   for n in 1 2; do
     [ -e "$dir/node$n/cri/pid" ] && { "$here/cri-up.sh" stop "$dir/node$n/cri" || true; }
     ip netns del "$prefix$n" 2>/dev/null || true
-  done ;;
+  done
+  rmdir /run/nebula-cni 2>/dev/null || true ;;
 *) sed -n '2,18s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

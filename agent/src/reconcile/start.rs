@@ -134,7 +134,9 @@ async fn reach_api_server(
         readiness.set(Part::Kubernetes, standing);
         Errands::none()
     };
-    let Some(node) = node else { return absent("the name of the node is not known (--node or NODE_NAME)".to_owned()) };
+    let Some(node) = node else {
+        return absent("no Kubernetes API: the name of the node is not known (--node or NODE_NAME)".to_owned());
+    };
     let client = match api::open(None).await {
         Ok(client) => client,
         Err(error) => return absent(error.to_string()),

@@ -98,8 +98,6 @@ fn an_instance_that_was_killed_is_back_after_status(cluster: &Cluster, node: &No
     node.chain_ok(&cluster.world, "status", "web");
     cluster.world.ping("web", LIGHTHOUSE, std::time::Duration::from_secs(10));
     assert_ne!(node.status("web")["pid"], killed);
-    let _ = node.chain(&cluster.world, "gc", "web");
-    cluster.world.ping("web", LIGHTHOUSE, std::time::Duration::from_secs(10));
 }
 
 /// Lets a plugin of Debian's, which support CNI versions up to 1.0.0, take part in a chain of 1.1.0.

@@ -86,7 +86,9 @@ fn a_renumbered_pod_is_reported_probed_and_reached_by_its_overlay_address() {
     assert!(routes().contains("10.42.1.2 via 10.244.1.2 dev cni0"), "{}", routes());
     udp_answers_come_from(&cluster, "web", "n1", "10.42.1.2");
     // Also after a restart, with which the device and what names its address go.
-    kill(pid(&one.status("web")));
+    let killed = pid(&one.status("web"));
+    kill(killed);
+    assert!(gone_within(killed, SOON));
     let (plugin, state) = (binary("nebula-cni-plugin").display().to_string(), one.dir.join("state"));
     assert!(cluster.world.exec("n1", &[&plugin, "reconcile", &state.display().to_string()]).status.success());
     cluster.world.ping("n1", "10.42.1.2", SOON);
