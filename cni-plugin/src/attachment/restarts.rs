@@ -93,7 +93,7 @@ mod tests {
         assert!(looping.is_crash_loop() && !looping.is_due(1015) && looping.is_due(1016));
         assert_eq!(looping.delay(), Duration::from_secs(16));
         assert_eq!(looping.and_one(1016).count, 10);
-        assert_eq!(looping.and_one(1076), Restarts { count: 1, last: 1124 });
+        assert_eq!(looping.and_one(1076), Restarts { count: 1, last: 1076 });
         assert!(looping.is_due(999));
         assert_eq!(looping.and_one(999).count, 1);
         assert!(!Restarts { count: u32::MAX, last: 0 }.is_due(299));
