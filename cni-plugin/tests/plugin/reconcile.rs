@@ -1,7 +1,6 @@
 //! Dead instances and leftovers of pods that are gone are repaired by the next plugin call, or by `reconcile`.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 use nebula_cni_plugin::clock::SystemClock;
@@ -87,9 +86,11 @@ fn the_log_of_an_instance_stays_bounded() {
 
 #[test]
 fn without_a_state_directory_there_is_nothing_to_do() {
-    let done = Command::new(PLUGIN).args(["reconcile", "/nonexistent/state"]).output().unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let state = place.path().join("missing/state");
+    let done = Command::new(PLUGIN).arg("reconcile").arg(&state).output().unwrap();
     assert!(done.status.success());
-    assert!(!Path::new("/nonexistent").exists() && fs::read("/nonexistent/state").is_err());
+    assert!(!place.path().join("missing").exists() && fs::read(&state).is_err());
 }
 
 struct Killed(std::process::Child);
