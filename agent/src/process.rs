@@ -14,9 +14,9 @@ use nebula_cni_plugin::clock::{Clock, Deadline, SystemClock};
 pub struct Ended {
     /// Its exit status.
     pub status: ExitStatus,
-    /// Standard output, cut at [`MAX_OUTPUT`].
+    /// Standard output, cut at 256 KiB.
     pub stdout: String,
-    /// Standard error, cut at [`MAX_OUTPUT`].
+    /// Standard error, cut at 256 KiB.
     pub stderr: String,
 }
 
