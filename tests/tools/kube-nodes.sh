@@ -50,7 +50,10 @@ C
     # The kubelet mounts volumes, so it sees the same files as containerd.
     mkdir -p "$node/kube"
     ln -sf "$KUBE_BIN"/kube-* "$node/kube/"
-    printf '#!/bin/bash\nexec nsenter -t %s --mount %s "$@"\n' "$(first_process $n)" "$KUBE_BIN/kubelet" > "$node/kube/kubelet"
+    cat > "$node/kube/kubelet" <<C
+#!/bin/bash
+exec nsenter -t $(first_process $n) --mount --pid bash -c 'cd "\$1" && shift && exec "\$@"' kubelet "\$PWD" "$KUBE_BIN/kubelet" "\$@"
+C
     chmod 755 "$node/kube/kubelet"
   done
   KUBE_BIN=$dir/node1/kube NODE_NS=${prefix}1 CRI_SOCKET=$dir/node1/cri/run/containerd.sock "$here/kube-up.sh" start "$dir/control" node
