@@ -10,8 +10,8 @@
 # named localhost/pause:1 is needed).
 #
 # Each node has a network namespace, a containerd, a kubelet, processes of its own (containerd is process 1) and files of its
-# own where a node agent writes: /etc/cni, /opt/cni, /var/lib/cni, /run/nebula-cni and /run/netns. The pods' network is the bridge plugin, 10.244.N.0/24 with
-# routes between the nodes. There is no kube-proxy: `service` below does its job for a ClusterIP of one endpoint.
+# own where a node agent writes: /etc/cni, /opt/cni, /var/lib/cni and /run. The pods' network is the bridge plugin,
+# 10.244.N.0/24 with routes between the nodes. There is no kube-proxy: `service` below does its job for a ClusterIP of one endpoint.
 #
 #   kube-nodes.sh service DIR ADDRESS:PORT ENDPOINT:PORT   on both nodes, for their pods and for themselves
 set -eu
@@ -25,7 +25,7 @@ start)
     ip netns add "$prefix$n"
     in_network $n ip link set lo up
     node=$dir/node$n
-    mkdir -p "$node/cri" "$node/etc-cni/net.d" "$node/opt-cni/bin" "$node/var-lib-cni" "$node/nebula-cni" "$node/netns"
+    mkdir -p "$node/cri" "$node/etc-cni/net.d" "$node/opt-cni/bin" "$node/var-lib-cni"
     cp -L /usr/lib/cni/{bridge,host-local,loopback,portmap} "$node/opt-cni/bin/"
     cat > "$node/etc-cni/net.d/10-bridge.conflist" <<C
 {"cniVersion": "1.0.0", "name": "pods", "plugins": [
@@ -38,11 +38,10 @@ C
 #!/bin/bash
 exec unshare --mount --pid --fork --kill-child --mount-proc bash -c '
   mount --make-rshared / && mount --bind "$node/etc-cni" /etc/cni && mount --bind "$node/opt-cni" /opt/cni && mount --bind "$node/var-lib-cni" /var/lib/cni &&
-  mount --bind "$node/nebula-cni" /run/nebula-cni && mount --bind "$node/cri" /run/containerd &&
-  mount -t tmpfs -o mode=755 netns /run/netns && exec $(command -v containerd) "\$@"' containerd "\$@"
+  mount -t tmpfs -o mode=755 run /run && mkdir /run/netns /run/containerd && mount --bind "$node/cri" /run/containerd && exec $(command -v containerd) "\$@"' containerd "\$@"
 C
     chmod 755 "$node/containerd"
-    mkdir -p /etc/cni /opt/cni /var/lib/cni /run/nebula-cni /run/containerd /run/netns
+    mkdir -p /etc/cni /opt/cni /var/lib/cni
     ln -sf "$(command -v ctr)" "$node/ctr"
     CONTAINERD=$node/containerd CNI_BIN=/opt/cni/bin CNI_CONF=/etc/cni/net.d NODE_NS=$prefix$n IMAGES="${IMAGES-}" \
       "$here/cri-up.sh" start "$node/cri" >/dev/null
@@ -84,7 +83,6 @@ stop)
   for n in 1 2; do
     [ -e "$dir/node$n/cri/pid" ] && { "$here/cri-up.sh" stop "$dir/node$n/cri" || true; }
     ip netns del "$prefix$n" 2>/dev/null || true
-  done
-  rmdir /run/nebula-cni 2>/dev/null || true ;;
+  done ;;
 *) sed -n '2,18s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
