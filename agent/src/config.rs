@@ -1,6 +1,6 @@
 //! The agent's configuration (`agent.json`), checked as a whole before anything on the node is changed.
 
-use std::io::{self, Read};
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -8,6 +8,7 @@ use nebula_cni_plugin::request::{self, Env, Request, is_name};
 use nebula_cni_plugin::settings::Settings;
 use serde_json::{Map, Value, json};
 
+use crate::durable;
 use crate::host_root::HostRoot;
 
 /// Where `agent.json` lies in the agent's container.
@@ -73,7 +74,7 @@ pub enum Ca {
 }
 
 /// What to do with enrolled pods that run without a tunnel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Unprotected {
     /// Give them a tunnel without a restart.
     Attach,
@@ -130,12 +131,8 @@ impl Config {
     /// Returns the first thing that is wrong.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let unreadable = |source| ConfigError::Unreadable { path: path.to_owned(), source };
-        let mut text = String::new();
-        let file = std::fs::File::open(path).map_err(unreadable)?;
-        file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
-        if text.len() as u64 > MAX_BYTES {
-            return Err(unreadable(io::Error::new(io::ErrorKind::FileTooLarge, "larger than 1 MiB")));
-        }
+        let bytes = durable::read_bounded(path, MAX_BYTES).map_err(unreadable)?;
+        let text = String::from_utf8(bytes).map_err(|error| unreadable(io::Error::other(error)))?;
         Self::parse(&text)
     }
 

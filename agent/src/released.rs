@@ -14,6 +14,7 @@ use nebula_cni_plugin::launch::CaAccess;
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::ca::{CaError, Target};
+use crate::durable;
 use crate::host_root::HostRoot;
 use crate::metrics::Metrics;
 use crate::reconcile::backoff::Backoff;
@@ -146,7 +147,7 @@ pub async fn run(mut releaser: Releaser, entry: tokio::sync::watch::Receiver<Opt
 /// See [`ReleaseError`].
 pub fn release(host: &HostRoot, ca: &CaAccess, pod: Released) -> Result<(), ReleaseError> {
     let Released { name, namespace, uid, address } = pod;
-    let token = read_text(&host.resolve(&ca.token_file))?;
+    let token = read_token(&host.resolve(&ca.token_file))?;
     let mut release =
         Release { proof: Proof::Node { token: token.trim().to_owned(), pod: Pod { namespace, name, uid, address } } };
     let body = serde_json::to_vec(&release).map(Zeroizing::new);
@@ -157,7 +158,7 @@ pub fn release(host: &HostRoot, ca: &CaAccess, pod: Released) -> Result<(), Rele
     let body = body.map_err(|error| unavailable(error.to_string()))?;
     let target = Target { url: ca.url.clone(), server_name: ca.server_name.clone() };
     let agent = target.agent(&host.resolve(&ca.tls_ca_file))?;
-    let url = format!("{}{RELEASE_PATH}", target.named_url().trim_end_matches('/'));
+    let url = target.request_url(RELEASE_PATH);
     let sent = agent.post(&url).header("content-type", "application/json").send(&body[..]);
     let mut response = sent.map_err(|error| unavailable(error.to_string()))?;
     let status = response.status().as_u16();
@@ -199,7 +200,7 @@ fn attached_pods(state_dir: &Path, network: &str) -> Vec<String> {
 }
 
 fn read(note: &Path) -> Option<Released> {
-    serde_json::from_str(&read_text(note).ok()?).ok()
+    serde_json::from_slice(&durable::read_bounded(note, MAX_NOTE).ok()?).ok()
 }
 
 fn remove(note: &Path) {
@@ -210,11 +211,12 @@ fn remove(note: &Path) {
     }
 }
 
-fn read_text(path: &Path) -> Result<Zeroizing<String>, ReleaseError> {
+/// Reads the token into memory that is reserved at once: growing would leave copies of it behind.
+fn read_token(path: &Path) -> Result<Zeroizing<String>, ReleaseError> {
     let failed = |source| ReleaseError::File { path: path.to_owned(), source };
-    let mut text = Zeroizing::new(String::with_capacity(MAX_FILE));
+    let mut text = Zeroizing::new(String::with_capacity(MAX_TOKEN));
     let file = File::open(path).map_err(failed)?;
-    file.take(MAX_FILE as u64).read_to_string(&mut text).map_err(failed)?;
+    file.take(MAX_TOKEN as u64).read_to_string(&mut text).map_err(failed)?;
     Ok(text)
 }
 
@@ -235,4 +237,5 @@ const OF_AGENT: [&str; 7] = [
 const INTERVAL: Duration = Duration::from_secs(3);
 const BUDGET: Duration = Duration::from_secs(20);
 const MAX_NOTES: usize = 4096;
-const MAX_FILE: usize = 256 << 10;
+const MAX_TOKEN: usize = 256 << 10;
+const MAX_NOTE: u64 = 64 << 10;

@@ -51,7 +51,7 @@ pub enum Refusal {
     TokenRejected(String),
     #[error("the service-account token is not for the audience {0:?}; request or mount one with it")]
     WrongAudience(String),
-    #[error("the service-account token has expired; read it anew from its file, which kubelet renews")]
+    #[error("the service-account token has expired; read it again from its file, which kubelet renews")]
     ServiceTokenExpired,
     #[error("{0:?} is no service account")]
     NotAServiceAccount(String),
@@ -73,7 +73,7 @@ pub enum Refusal {
     AgentGone(String),
     #[error("pod {0} does not exist")]
     PodNotFound(String),
-    #[error("pod {pod} does not have the uid {uid}; was it made anew?")]
+    #[error("pod {pod} does not have the uid {uid}; was it recreated?")]
     PodUidMismatch { pod: String, uid: String },
     #[error("pod {0} is not bound to a node yet")]
     PodNotScheduled(String),
@@ -110,7 +110,7 @@ pub enum Refusal {
     #[error("the certificate of the proof is not valid here: {0}")]
     CertificateNotValid(nebula_cert::Error),
     #[error(
-        "the tag does not show that the caller holds the certificate's key; take the renewal_key anew from the trust"
+        "the tag does not show that the caller holds the certificate's key; take the current renewal_key from the trust"
     )]
     NotTheHolder,
     #[error("the clocks differ: the proof was made at {theirs}, it is {ours} here")]

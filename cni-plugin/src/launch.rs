@@ -171,6 +171,20 @@ pub struct CaAccess {
     pub server_name: Option<String>,
 }
 
+/// The URL of a request for `path` at the CA service `url`. With `server_name` that is its host: the TLS certificate is
+/// checked against it, and the request goes to the host of `url` all the same. A malformed `url` is returned as it is,
+/// because the HTTP client says what is wrong with it.
+#[must_use]
+pub fn request_url(url: &str, server_name: Option<&str>, path: &str) -> String {
+    let known = format!("{}{path}", url.trim_end_matches('/'));
+    let (Some(name), Some(rest)) = (server_name, known.strip_prefix("https://")) else { return known };
+    let (authority, rest) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    // The colons inside the brackets of an IPv6 address do not separate a port.
+    let port = authority.rfind(':').map(|at| &authority[at..]).filter(|port| !port.contains(']')).unwrap_or_default();
+    let name = if name.contains(':') { format!("[{name}]") } else { name.to_owned() };
+    format!("https://{name}{port}{rest}")
+}
+
 /// Why an instance ended before it was ready, sent as one line of JSON in the STATUS of sd_notify; a successful start
 /// is reported by READY instead. The other side may be of another release, so a line that does not parse is treated as
 /// plain text.

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Service;
+use axum::http::Method;
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use ureq::config::Config as HttpConfig;
@@ -15,6 +16,9 @@ use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
+use nebula_cni_plugin::launch::request_url;
+
+use crate::cluster::api::{self, ApiError};
 use crate::config::{Ca, TLS_CA_FILE};
 use crate::durable;
 use crate::readiness::{Part, Standing};
@@ -41,7 +45,7 @@ pub enum CaError {
         /// Its name.
         name: String,
         /// Why.
-        source: Box<kube::Error>,
+        source: ApiError,
     },
     /// The Service has no address that nodes could use.
     #[error("Service {namespace}/{name} has no ClusterIP")]
@@ -78,13 +82,13 @@ pub enum CaError {
 }
 
 impl Target {
-    /// The address of a Service.
+    /// The address of a Service, given as the API server's JSON.
     ///
     /// # Errors
     /// Returns an error if it has no ClusterIP.
-    pub fn of_service(service: &Service, namespace: &str, name: &str, port: u16) -> Result<Self, CaError> {
-        let address = service.spec.as_ref().and_then(|spec| spec.cluster_ip.as_deref());
-        let address: IpAddr = address
+    pub fn of_service(service: &Value, namespace: &str, name: &str, port: u16) -> Result<Self, CaError> {
+        let address: IpAddr = service["spec"]["clusterIP"]
+            .as_str()
             .and_then(|address| address.parse().ok())
             .ok_or_else(|| CaError::Headless { namespace: namespace.to_owned(), name: name.to_owned() })?;
         let url = format!("https://{}", SocketAddr::new(address, port));
@@ -98,7 +102,7 @@ impl Target {
     pub fn probe(&self, roots: &Path) -> Result<(), CaError> {
         let agent = self.agent(roots)?;
         let unreachable = |source| CaError::Unreachable { url: self.url.clone(), source: Box::new(source) };
-        let mut answer = agent.get(format!("{}/readyz", self.named_url())).call().map_err(unreachable)?;
+        let mut answer = agent.get(self.request_url("/readyz")).call().map_err(unreachable)?;
         if answer.status().is_success() {
             return Ok(());
         }
@@ -108,11 +112,9 @@ impl Target {
         Err(CaError::NotReady { url: self.url.clone(), answer })
     }
 
-    /// The URL with the name that the certificate is checked against as its host.
-    pub(crate) fn named_url(&self) -> String {
-        let Some(name) = &self.server_name else { return self.url.clone() };
-        let port = self.url.parse::<Uri>().ok().and_then(|url| url.port_u16()).unwrap_or(443);
-        format!("https://{name}:{port}")
+    /// The URL of a request for `path`.
+    pub(crate) fn request_url(&self, path: &str) -> String {
+        request_url(&self.url, self.server_name.as_deref(), path)
     }
 
     /// An HTTPS client that trusts only the TLS roots in `path`, and follows no redirects and no proxies, which could leak
@@ -202,10 +204,10 @@ pub async fn follow(node: &Node, target: watch::Sender<Option<Target>>) {
 }
 
 async fn of_service(namespace: &str, name: &str, port: u16) -> Result<Target, CaError> {
-    let failed =
-        |source| CaError::Service { namespace: namespace.to_owned(), name: name.to_owned(), source: Box::new(source) };
-    let client = kube::Client::try_default().await.map_err(failed)?;
-    let service = kube::Api::<Service>::namespaced(client, namespace).get(name).await.map_err(failed)?;
+    let failed = |source| CaError::Service { namespace: namespace.to_owned(), name: name.to_owned(), source };
+    let client = api::open(None).await.map_err(failed)?;
+    let path = format!("/api/v1/namespaces/{namespace}/services/{name}");
+    let service = api::ask(&client, Method::GET, &path, None).await.map_err(failed)?;
     Target::of_service(&service, namespace, name, port)
 }
 
@@ -297,20 +299,17 @@ const MAX_ROOTS: u64 = 256 << 10;
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::ServiceSpec;
-
     use super::*;
 
-    fn service(address: &str) -> Service {
-        let spec = ServiceSpec { cluster_ip: Some(address.to_owned()), ..ServiceSpec::default() };
-        Service { spec: Some(spec), ..Service::default() }
+    fn service(address: &str) -> Value {
+        serde_json::json!({"spec": {"clusterIP": address}})
     }
 
     #[test]
     fn a_service_is_reached_by_its_address_and_checked_by_its_name() {
         let target = Target::of_service(&service("10.96.0.7"), "nebula-system", "nebula-ca", 8443).unwrap();
         assert_eq!(target.url, "https://10.96.0.7:8443");
-        assert_eq!(target.named_url(), "https://nebula-ca.nebula-system.svc:8443");
+        assert_eq!(target.request_url(""), "https://nebula-ca.nebula-system.svc:8443");
         assert_eq!(Target::of_service(&service("fd00::7"), "a", "b", 1).unwrap().url, "https://[fd00::7]:1");
         for headless in ["None", ""] {
             assert!(Target::of_service(&service(headless), "a", "b", 1).is_err());

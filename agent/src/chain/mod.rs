@@ -50,7 +50,7 @@ impl Keeper {
             let (now_entry, now_places) = (entry.borrow_and_update().clone(), places.borrow_and_update().clone());
             let mut pause = POLL;
             if self.node.retirement.has_begun() {
-                // What became of the chain is told there.
+                // The uninstallation removes the chain files and reports on them.
                 self.folders.clear();
             } else if let (Some(entry), Some(places)) = (now_entry, now_places) {
                 pause = self.pass(&entry, &places.conf).await;

@@ -10,8 +10,8 @@ pub enum Spared {
     /// The API server knows no such pod on this node.
     #[error("the API server knows no such pod on this node")]
     Unknown,
-    /// Nobody would make it anew.
-    #[error("it has no controller that would make it anew; delete it by hand")]
+    /// No controller would recreate it.
+    #[error("it has no controller that would recreate it; delete it by hand")]
     Bare,
     /// The kubelet runs it from a file, so an eviction would only remove its picture in the API.
     #[error("it is a static pod; restart it by moving its manifest out of the kubelet's folder and back")]

@@ -15,11 +15,11 @@ use nebula_cni_plugin::enrolment::labels::{Answer, Question};
 use nebula_cni_plugin::launch::Pod;
 use serde_json::{Value, json};
 
-use super::clerk;
-use super::errands::Errands;
 use super::notice::Notice;
+use super::queue::ApiQueue;
 use super::taint::KEY;
 use super::taint_keeper::{self, GRACE, TaintKeeper};
+use super::worker;
 use crate::metrics::Metrics;
 use crate::readiness::{Part, Readiness, Standing};
 
@@ -165,7 +165,7 @@ async fn until(what: &str, done: impl Fn() -> bool) {
     panic!("not in time: {what}");
 }
 
-fn knows(errands: &Errands, name: &str) -> Answer {
+fn knows(api_queue: &ApiQueue, name: &str) -> Answer {
     let question = Question {
         kubeconfig: "/".into(),
         namespace: "shop".into(),
@@ -175,19 +175,19 @@ fn knows(errands: &Errands, name: &str) -> Answer {
         of_namespace: true,
         within_ms: 1,
     };
-    errands.labels().ask(std::path::Path::new(""), &question, &SystemClock)
+    api_queue.labels().ask(std::path::Path::new(""), &question, &SystemClock)
 }
 
-/// A clerk that has heard of all pods of the server.
-async fn clerk(server: &FakeApiServer) -> (Errands, Arc<Metrics>, Readiness) {
+/// A worker that has heard of all pods of the server.
+async fn worker(server: &FakeApiServer) -> (ApiQueue, Arc<Metrics>, Readiness) {
     server.put("/api/v1/namespaces/shop", json!({"metadata": {"name": "shop", "labels": {"mesh": "on"}}}));
     server.pod("known", json!({"labels": {"app": "web"}}));
     let client = server.clone().start().await;
     let (metrics, readiness) = (Arc::new(Metrics::new(true)), Readiness::default());
-    let errands = clerk::start(&client, "n1", &metrics, &readiness);
-    assert!(matches!(knows(&errands, "known"), Answer::Undecided(_)), "nothing is concluded from silence");
-    until("the lists", || matches!(knows(&errands, "known"), Answer::Labels(_))).await;
-    (errands, metrics, readiness)
+    let api_queue = worker::start(&client, "n1", &metrics, &readiness);
+    assert!(matches!(knows(&api_queue, "known"), Answer::Undecided(_)), "nothing is concluded from silence");
+    until("the lists", || matches!(knows(&api_queue, "known"), Answer::Labels(_))).await;
+    (api_queue, metrics, readiness)
 }
 
 #[tokio::test]
@@ -195,12 +195,12 @@ async fn labels_come_from_the_pods_and_namespaces_that_are_followed() {
     let server = FakeApiServer::default();
     server.pod("static", json!({"uid": "uid-api", "annotations": {"kubernetes.io/config.mirror": "uid-static"}}));
     server.pod("other", json!({"uid": "uid-new"}));
-    let (errands, ..) = clerk(&server).await;
-    let Answer::Labels(labels) = knows(&errands, "known") else { panic!() };
+    let (api_queue, ..) = worker(&server).await;
+    let Answer::Labels(labels) = knows(&api_queue, "known") else { panic!() };
     assert_eq!((labels.pod["app"].as_str(), labels.namespace["mesh"].as_str()), ("web", "on"));
-    assert_eq!(knows(&errands, "missing"), Answer::NoSuchPod);
-    assert!(matches!(knows(&errands, "static"), Answer::Labels(_)), "a static pod has another uid on its node");
-    assert_eq!(knows(&errands, "other"), Answer::OtherPod { uid: "uid-new".into() });
+    assert_eq!(knows(&api_queue, "missing"), Answer::NoSuchPod);
+    assert!(matches!(knows(&api_queue, "static"), Answer::Labels(_)), "a static pod has another uid on its node");
+    assert_eq!(knows(&api_queue, "other"), Answer::OtherPod { uid: "uid-new".into() });
 }
 
 #[tokio::test]
@@ -218,9 +218,9 @@ async fn only_pods_that_come_back_are_evicted_with_their_grace_period_and_few_in
             json!({"annotations": {"kubernetes.io/config.mirror": "x"}, "ownerReferences": [
             {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n", "controller": true}]}),
         );
-        let (errands, metrics, _) = clerk(&server).await;
+        let (api_queue, metrics, _) = worker(&server).await;
         for name in ["bare", "static", "unknown", "p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8"] {
-            errands.evict(&pod(name));
+            api_queue.evict(&pod(name));
         }
         until("all are judged", || {
             let text = metrics.text();
@@ -244,11 +244,11 @@ async fn only_pods_that_come_back_are_evicted_with_their_grace_period_and_few_in
 #[tokio::test]
 async fn events_say_what_to_do_and_are_not_repeated() {
     let server = FakeApiServer::default();
-    let (errands, metrics, readiness) = clerk(&server).await;
+    let (api_queue, metrics, readiness) = worker(&server).await;
     for _ in 0..5 {
-        errands.tell(Notice::crash_looping(&pod("known"), 7, 16));
+        api_queue.report(Notice::crash_looping(&pod("known"), 7, 16));
     }
-    errands.tell(Notice::attached(&pod("known")));
+    api_queue.report(Notice::attached(&pod("known")));
     let chain = Part::Chain;
     readiness.set(chain, Standing::good("there"));
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -271,9 +271,9 @@ async fn events_say_what_to_do_and_are_not_repeated() {
 #[tokio::test]
 async fn the_label_of_unprotected_pods_is_set_and_removed() {
     let server = FakeApiServer::default();
-    let (errands, ..) = clerk(&server).await;
-    errands.label(&pod("known"), true);
-    errands.label(&pod("known"), false);
+    let (api_queue, ..) = worker(&server).await;
+    api_queue.label(&pod("known"), true);
+    api_queue.label(&pod("known"), false);
     until("both patches", || server.asked("/pods/known").len() == 2).await;
     let asked = server.asked("/pods/known");
     let expected =

@@ -2,14 +2,14 @@
 //! pods, and removes the taint. All of it is optional: without an API server the pods are protected just the same.
 
 pub mod api;
-pub mod clerk;
-pub mod errands;
 pub mod evict;
 #[cfg(test)]
 mod fake_api_server;
 pub mod heartbeat;
 pub mod notice;
 pub mod pods;
+pub mod queue;
 pub mod taint;
 pub mod taint_keeper;
 pub mod throttle;
+pub mod worker;

@@ -27,7 +27,7 @@ impl Notice {
     pub fn unprotected(pod: &Pod, why: &str, policy: Unprotected) -> Self {
         let next = match policy {
             Unprotected::Attach => "The agent attaches it now, without a restart.",
-            Unprotected::Evict => "The agent evicts it, so that its controller makes it anew.",
+            Unprotected::Evict => "The agent evicts it, so that its controller recreates it.",
             Unprotected::Label => "The agent labels it nebula-cni/unprotected=true; delete the pod to protect it.",
             Unprotected::Report => "Delete the pod, or set \"unprotected\" to \"attach\" in the agent's configuration.",
         };
@@ -49,11 +49,13 @@ impl Notice {
     /// A repair failed.
     #[must_use]
     pub fn repair_failed(pod: &Pod, why: &str) -> Self {
-        let refused = ["(code 102)", "refused a certificate"].iter().any(|word| why.contains(word));
-        let (reason, advice) = if refused {
+        let (reason, advice) = if why.contains("refused a certificate") {
             ("NebulaIdentityRefused", "See the policy of the CA and its audit log.")
         } else {
-            ("NebulaRepairFailed", "The agent tries again, ever more slowly; deleting the pod makes its tunnel anew.")
+            (
+                "NebulaRepairFailed",
+                "The agent tries again, with growing pauses; if you delete the pod, its controller recreates it with a tunnel.",
+            )
         };
         warning(pod, reason, "Repair", format!("The pod's tunnel cannot be repaired: {why}. {advice}"))
     }
@@ -113,7 +115,7 @@ impl Notice {
     pub fn evicted(pod: &Pod, outcome: &Result<(), String>) -> Self {
         match outcome {
             Ok(()) => {
-                let note = "The pod is enrolled and runs without a tunnel: it was evicted, so that its controller makes it anew.";
+                let note = "The pod is enrolled and runs without a tunnel: it was evicted, so that its controller recreates it.";
                 warning(pod, "NebulaEvicted", "Evict", note.to_owned())
             }
             Err(why) => {

@@ -24,7 +24,7 @@ pub struct PodInfo {
     pub node_uid: Option<String>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// Whether a controller makes it anew.
+    /// Whether a controller would recreate it.
     pub has_controller: bool,
     /// Whether it is the picture of a static pod.
     pub is_mirror: bool,

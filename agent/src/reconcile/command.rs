@@ -4,21 +4,17 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use axum::Router;
-use axum::extract::State;
-use axum::http::header;
-use axum::response::IntoResponse;
-use axum::routing::get;
 use serde_json::Value;
 use tokio::sync::watch;
 
 use super::entry::{Entry, EntryError};
 use super::keeper::Keeper;
 use super::program::Plugin;
-use crate::cluster::errands::Errands;
-use crate::cluster::{api, clerk};
+use crate::cluster::queue::ApiQueue;
+use crate::cluster::{api, worker};
 use crate::config::Unprotected;
 use crate::host_root::HostRoot;
+use crate::listener::{self, MoreMetrics};
 use crate::metrics::Metrics;
 use crate::readiness::Readiness;
 use crate::released::{self, Releaser};
@@ -37,8 +33,8 @@ pub struct Keep {
     #[arg(long, value_name = "FILE", default_value = "/opt/cni/bin/nebula-cni-plugin")]
     plugin: PathBuf,
     /// What to do with enrolled pods that run without a tunnel
-    #[arg(long, value_name = "POLICY", default_value = "attach", value_parser = ["attach", "evict", "label", "report"])]
-    unprotected: String,
+    #[arg(long, value_name = "POLICY", value_enum, default_value = "attach")]
+    unprotected: Unprotected,
     /// Address for /metrics [default: none]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
@@ -101,33 +97,23 @@ impl Keep {
         let (_chain, entry) = watch::channel(Some(Arc::new(Entry::of_list(&list)?)));
         let (host, readiness) = (HostRoot::default(), Readiness::default());
         let metrics = Arc::new(Metrics::new(!self.no_pod_metrics));
-        let errands = match &self.kubeconfig {
-            Some(file) => clerk::start(&api::open(Some(file)).await?, &self.node, &metrics, &readiness),
+        let api_queue = match &self.kubeconfig {
+            Some(file) => worker::start(&api::open(Some(file)).await?, &self.node, &metrics, &readiness),
             None => {
                 tracing::info!("no kubeconfig: nothing is reported to an API server");
-                Errands::none()
+                ApiQueue::none()
             }
         };
         if let Some(address) = self.listen {
-            let listener = tokio::net::TcpListener::bind(address).await;
-            let listener = listener.map_err(|source| KeepError::Listen(address, source))?;
-            let pages = Router::new().route("/metrics", get(page)).with_state(Arc::clone(&metrics));
-            tokio::spawn(async move { axum::serve(listener, pages).await });
+            let listener = listener::bind(address).await.map_err(|source| KeepError::Listen(address, source))?;
+            let shown = Arc::clone(&metrics);
+            let more: MoreMetrics = Arc::new(move || shown.text());
+            tokio::spawn(listener::serve(listener, readiness.clone(), more));
         }
         tokio::spawn(released::run(Releaser::new(host.clone(), Arc::clone(&metrics)), entry.clone()));
-        let policy = match self.unprotected.as_str() {
-            "evict" => Unprotected::Evict,
-            "label" => Unprotected::Label,
-            "report" => Unprotected::Report,
-            _ => Unprotected::Attach,
-        };
         let runtime = Client::find(self.runtime.as_deref(), &host)?;
         let plugin = Plugin { path: self.plugin, host };
-        Keeper { plugin, runtime, entry, policy, errands, metrics, readiness }.run().await;
+        Keeper { plugin, runtime, entry, policy: self.unprotected, api_queue, metrics, readiness }.run().await;
         Ok(())
     }
-}
-
-async fn page(State(metrics): State<Arc<Metrics>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics.text())
 }

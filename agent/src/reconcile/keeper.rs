@@ -15,8 +15,8 @@ use super::observe::{Depth, Observer, records_changed};
 use super::plan::{Action, Plan, Protection, Reason, Repair, Stand, plan};
 use super::program::Plugin;
 use super::repair::{Outcome, RepairError, Tools};
-use crate::cluster::errands::Errands;
 use crate::cluster::notice::Notice;
+use crate::cluster::queue::ApiQueue;
 use crate::config::Unprotected;
 use crate::metrics::Metrics;
 use crate::readiness::{Part, Readiness, Standing};
@@ -34,7 +34,7 @@ pub struct Keeper {
     /// What to do with enrolled pods that run without a tunnel.
     pub policy: Unprotected,
     /// The way to the API server.
-    pub errands: Errands,
+    pub api_queue: ApiQueue,
     /// The node's metrics.
     pub metrics: Arc<Metrics>,
     /// The board on which the first reconciliation is noted.
@@ -88,7 +88,7 @@ impl Keeper {
         let began = SystemClock.now();
         let depth = if began >= memory.thorough_at { Depth::Thorough } else { Depth::Quick };
         memory.records = records_changed(&self.plugin.host, entry);
-        let seen = match memory.observer.look(entry, self.errands.labels(), depth).await {
+        let seen = match memory.observer.look(entry, self.api_queue.labels(), depth).await {
             Ok(seen) => seen,
             Err(error) => {
                 self.metrics.look_failed();
@@ -117,7 +117,7 @@ impl Keeper {
             tokio::select! {
                 _ = tick.tick() => return,
                 _ = self.entry.changed() => return,
-                () = self.errands.pods_changed() => {
+                () = self.api_queue.pods_changed() => {
                     // A change often comes with several others.
                     tokio::time::sleep(SETTLE).await;
                     return;
@@ -187,7 +187,7 @@ impl Keeper {
     fn leave_to_operator(&self, repair: &Repair, memory: &mut Memory, now: Instant) {
         match self.policy {
             Unprotected::Evict => {
-                self.errands.evict(&repair.pod);
+                self.api_queue.evict(&repair.pod);
                 // An eviction takes time, and may be refused for a while by a disruption budget.
                 memory.backoff.failed(repair.action.container(), now);
             }
@@ -198,7 +198,7 @@ impl Keeper {
 
     fn label(&self, repair: &Repair, memory: &mut Memory) {
         if memory.labelled.insert(repair.action.container().to_owned()) {
-            self.errands.label(&repair.pod, true);
+            self.api_queue.label(&repair.pod, true);
         }
     }
 
@@ -215,9 +215,9 @@ impl Keeper {
                         && matches!(repair.action, Action::Attach { .. } | Action::Reattach { .. })
                     {
                         tracing::info!(pod = %name(&repair.pod), "attached in place");
-                        self.errands.tell(Notice::attached(&repair.pod));
+                        self.api_queue.report(Notice::attached(&repair.pod));
                         if memory.labelled.remove(container) {
-                            self.errands.label(&repair.pod, false);
+                            self.api_queue.label(&repair.pod, false);
                         }
                     }
                 }
@@ -225,7 +225,7 @@ impl Keeper {
                     let count = memory.backoff.failed(container, SystemClock.now());
                     tracing::warn!(pod = %name(&repair.pod), action = repair.action.name(), %error, count, "repair failed");
                     if !repair.pod.name.is_empty() {
-                        self.errands.tell(Notice::repair_failed(&repair.pod, &error.to_string()));
+                        self.api_queue.report(Notice::repair_failed(&repair.pod, &error.to_string()));
                     }
                 }
             }
@@ -256,7 +256,7 @@ impl Keeper {
                 Protection::CrashLooping { restarts, delay } => Some(Notice::crash_looping(pod, *restarts, *delay)),
             };
             if let Some(notice) = notice {
-                self.errands.tell(notice);
+                self.api_queue.report(notice);
             }
         }
     }

@@ -12,7 +12,7 @@ use nebula_cni_plugin::instance_status::Status;
 use nebula_cni_plugin::launch::Pod;
 use nebula_cni_plugin::netns::{Namespaces, Netns, SystemNamespaces};
 use nebula_cni_plugin::request::{Key, is_ifname, is_name};
-use nebula_cni_plugin::supervisor::{LAUNCH_OPTION, kind::Kind, process};
+use nebula_cni_plugin::supervisor::{LAUNCH_OPTION, process};
 use serde_json::Value;
 
 use super::entry::{Entry, PodFacts};
@@ -227,8 +227,6 @@ fn attachment(host: &HostRoot, path: &Path, answers: &HashMap<String, Status>, d
         .and_then(|netns| SystemNamespaces.link(netns, &record.target.device).ok())
         .map(|link| link.is_some());
     let restarts = record.restarts.unwrap_or_default();
-    // systemd gives up only after several restarts of its own.
-    let is_looping = restarts.is_crash_loop() || (record.supervisor == Kind::Systemd && restarts.count > 0);
     Some(Attachment {
         key: record.key(),
         is_complete: record.state == State::Running,
@@ -240,7 +238,9 @@ fn attachment(host: &HostRoot, path: &Path, answers: &HashMap<String, Status>, d
         },
         silent_for: Duration::ZERO,
         has_device,
-        crash_loop: is_looping.then(|| CrashLoop { restarts: restarts.count, delay: restarts.delay().as_secs() }),
+        crash_loop: restarts
+            .is_crash_loop()
+            .then(|| CrashLoop { restarts: restarts.count, delay: restarts.delay().as_secs() }),
         pod: record.target.pod,
     })
 }

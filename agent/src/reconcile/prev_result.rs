@@ -1,14 +1,13 @@
 //! The CNI result that the runtime keeps for a running pod: from libcni's cache, which has it as the plugins gave it, or
 //! from containerd's status of the sandbox, which has a summary.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use nebula_cni_plugin::request::is_name;
 use serde_json::{Map, Value, json};
 
 use super::entry::IFNAME;
+use crate::durable;
 use crate::host_root::HostRoot;
 
 /// Finds the result of a sandbox. `details` is what the runtime tells about it.
@@ -22,9 +21,7 @@ fn cached(host: &HostRoot, network: &str, container_id: &str) -> Option<Value> {
         return None;
     }
     let path = host.resolve(&Path::new(CACHE).join(format!("{network}-{container_id}-{IFNAME}")));
-    let mut bytes = Vec::new();
-    File::open(path).ok()?.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
-    let cached: Value = serde_json::from_slice(&bytes).ok()?;
+    let cached: Value = serde_json::from_slice(&durable::read_bounded(&path, MAX_BYTES).ok()?).ok()?;
     // Container ids may contain '-', so another attachment could have the same file name.
     let is_ours = cached["containerId"] == container_id && cached["networkName"] == network;
     (is_ours && cached["result"].is_object()).then(|| cached["result"].clone())

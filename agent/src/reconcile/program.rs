@@ -39,17 +39,6 @@ pub enum ProgramError {
     Failed(String),
 }
 
-impl ProgramError {
-    /// The plugin's own error code.
-    #[must_use]
-    pub fn code(&self) -> Option<u32> {
-        match self {
-            Self::Refused { code, .. } => Some(*code),
-            _ => None,
-        }
-    }
-}
-
 impl Plugin {
     /// Runs the program with these arguments and, for a CNI verb, with this call; returns what it printed. Blocks.
     ///
@@ -112,7 +101,8 @@ mod tests {
         assert_eq!(said, "{}attach ADD");
         let refuse = r#"echo '{"code":102,"msg":"refused","details":"ask"}'; exit 1"#;
         let error = shell().run(&["-c", refuse], None, LONG).unwrap_err();
-        assert_eq!((error.code(), error.to_string().as_str()), (Some(102), "refused: ask"));
+        assert!(matches!(&error, ProgramError::Refused { code: 102, .. }), "{error:?}");
+        assert_eq!(error.to_string(), "refused: ask");
         let error = shell().run(&["-c", "echo boom >&2; exit 3"], None, LONG).unwrap_err().to_string();
         assert!(error.contains("boom") && error.contains('3'), "{error}");
         let missing = Plugin { path: "/nonexistent/plugin".into(), host: HostRoot::default() };

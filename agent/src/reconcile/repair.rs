@@ -40,7 +40,7 @@ pub enum Outcome {
 #[non_exhaustive]
 pub enum RepairError {
     /// The runtime keeps no result for the pod, so its address is unknown.
-    #[error("the runtime keeps no CNI result for it, so it can only be made anew: delete it")]
+    #[error("the runtime keeps no CNI result for it, so it must be recreated: delete it")]
     NoResult,
     /// The plugin failed or refused.
     #[error(transparent)]

@@ -12,9 +12,9 @@ use tokio::sync::watch;
 use super::entry::Entry;
 use super::keeper::Keeper;
 use super::program::Plugin;
-use crate::cluster::errands::Errands;
+use crate::cluster::queue::ApiQueue;
 use crate::cluster::taint_keeper::{GRACE, TaintKeeper};
-use crate::cluster::{api, clerk};
+use crate::cluster::{api, worker};
 use crate::config::{Config, PLUGIN};
 use crate::metrics::Metrics;
 use crate::places::Places;
@@ -33,7 +33,7 @@ pub async fn keep(
     mut places: watch::Receiver<Option<Places>>,
 ) {
     let Node { config, readiness, .. } = shared;
-    let errands = reach_api_server(config, node.as_deref(), &metrics, readiness).await;
+    let api_queue = reach_api_server(config, node.as_deref(), &metrics, readiness).await;
     let Ok(path) = places.wait_for(Option::is_some).await.map(|places| plugin_path(places.as_ref())) else { return };
     let runtime = loop {
         match Client::find(config.runtime_endpoint.as_deref(), &config.host_root) {
@@ -50,7 +50,7 @@ pub async fn keep(
         runtime: runtime.clone(),
         entry: entry.clone(),
         policy: config.unprotected,
-        errands,
+        api_queue,
         metrics,
         readiness: readiness.clone(),
     };
@@ -128,11 +128,11 @@ async fn reach_api_server(
     node: Option<&str>,
     metrics: &Arc<Metrics>,
     readiness: &Readiness,
-) -> Errands {
+) -> ApiQueue {
     let absent = |why: String| {
         let standing = Standing::bad(why).advice("pods are protected, but nothing is reported, evicted or labelled");
         readiness.set(Part::Kubernetes, standing);
-        Errands::none()
+        ApiQueue::none()
     };
     let Some(node) = node else {
         return absent("no Kubernetes API: the name of the node is not known (--node or NODE_NAME)".to_owned());
@@ -152,7 +152,7 @@ async fn reach_api_server(
         tokio::spawn(keeper.run());
     }
     tokio::spawn(watch_health(client.clone(), readiness.clone()));
-    clerk::start(&client, node, metrics, readiness)
+    worker::start(&client, node, metrics, readiness)
 }
 
 async fn watch_health(client: ApiClient, readiness: Readiness) {

@@ -122,7 +122,7 @@ impl Issuer {
                 }
             };
             if next.as_ref() != Some(&known) {
-                // It may have enrolled anew at this moment, which counts more.
+                // It may have enrolled again at this moment, which counts more.
                 let changed = self.store.change_lighthouse(&known, next.as_ref());
                 has_changed |= changed.map_err(|error| self.failed(&error))?;
             }
@@ -160,6 +160,6 @@ fn endpoints(pod: &LighthousePod, port: u16) -> Vec<String> {
 
 /// A node has one address of each family.
 const MAX_ENDPOINTS: usize = 8;
-/// Seconds. A pod that is made anew, on another node if need be, is there again within minutes; until then peers try
+/// Seconds. A pod that is recreated, on another node if need be, is there again within minutes; until then peers try
 /// where it was.
 const GONE_FOR: i64 = 600;

@@ -337,7 +337,7 @@ fn a_crash_loop_is_told_when_to_ask_again_and_gets_its_certificate_then() {
 }
 
 #[test]
-fn a_sandbox_made_anew_has_the_same_name_and_the_new_address() {
+fn a_recreated_sandbox_has_the_same_name_and_the_new_address() {
     let ca = Fixture::new(DERIVE);
     ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
     let moved = ca.pod(pod("u-1", "web-0", "10.244.0.6"), NOW).unwrap();

@@ -102,7 +102,7 @@ fn draw(dir: &Path) -> io::Result<(u64, Turn)> {
     next.lock()?;
     let mut text = String::new();
     (&next).take(MAX_DIGITS).read_to_string(&mut text)?;
-    // A file that was torn or tampered with is begun anew; at worst a few more callers work at the same time.
+    // After a file that was torn or tampered with, counting starts over; at worst a few more callers work at the same time.
     let number: u64 = text.trim().parse().unwrap_or(0);
     if number.is_multiple_of(SWEEP_EVERY) {
         sweep(dir);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_long_is_told_to_try_again_and_leaves_its_place() {
+    fn a_caller_that_waits_too_long_gets_try_again_and_leaves_the_queue() {
         let dir = tempfile::tempdir().unwrap();
         let first = wait(dir.path(), 1, LONG).unwrap();
         assert_eq!(wait(dir.path(), 1, Duration::from_millis(30)).unwrap_err().code, code::TRY_AGAIN);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_is_no_number_is_begun_anew() {
+    fn a_counter_that_is_no_number_starts_over() {
         let dir = tempfile::tempdir().unwrap();
         drop(wait(dir.path(), 2, LONG).unwrap());
         for garbage in ["x", "-1", "99999999999999999999999999", ""] {

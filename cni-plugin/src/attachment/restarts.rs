@@ -22,7 +22,7 @@ impl Restarts {
         now < self.last || now - self.last >= self.wait()
     }
 
-    /// These restarts and one more at `now`. If the instance had lived for a while, the count begins anew.
+    /// These restarts and one more at `now`. If the instance had lived for a while, the count starts over.
     #[must_use]
     pub fn and_one(self, now: i64) -> Self {
         let was_calm = now < self.last || now - self.last >= self.wait() + CALM_SECONDS;

@@ -179,7 +179,7 @@ impl Selectors {
             Answer::OtherPod { uid } => cannot(
                 code::OTHER_POD,
                 &format!("the API server has uid {uid:?} for it"),
-                "it was deleted and made anew",
+                "it was deleted and recreated",
             ),
             Answer::Undecided(why) => cannot(
                 code::LABELS_UNAVAILABLE,

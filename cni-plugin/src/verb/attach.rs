@@ -21,7 +21,7 @@ pub enum Outcome {
 /// pod. The pod keeps its address in Kubernetes, also with the key `renumber`: it cannot change any more.
 ///
 /// # Errors
-/// As ADD. Code 110 if the address in the result is not on the pod's interface; such a pod must be made anew.
+/// As ADD. Code 110 if the address in the result is not on the pod's interface; such a pod must be recreated.
 pub fn run(request: &Attach, host: &Host<'_>) -> Result<Outcome, Error> {
     let settings = Settings { renumber: false, ..Settings::read(&request.config)? };
     let prev_result = required_prev_result(&request.config)?;

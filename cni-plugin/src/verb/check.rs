@@ -71,12 +71,12 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
     if status.init_overdue {
         return Err(Error::new(code::INIT_OVERDUE, "no init container has shown the pod's token, so the pod is closed")
             .details(
-                "see whether the pod has nebula-cni-init as its first init container and how that ended; then make the pod anew",
+                "see whether the pod has nebula-cni-init as its first init container and how that ended; then recreate the pod",
             ));
     }
     if record.host_route.is_some_and(|route| !host.routes.is_used(&route)) {
         return Err(Error::new(code::HOST_ROUTE, "the node's route to the pod's overlay address is gone")
-            .details("the kubelet's probes of this pod fail until the pod is made anew"));
+            .details("the kubelet's probes of this pod fail until the pod is recreated"));
     }
     if let Some(guard) = &record.guard {
         check_guard(guard, host)?;

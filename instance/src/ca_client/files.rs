@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_was_replaced_is_read_anew_through_its_folder() {
+    fn a_file_that_was_replaced_is_read_again_through_its_folder() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         std::fs::write(&path, "first").unwrap();

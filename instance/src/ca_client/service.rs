@@ -1,6 +1,6 @@
 //! The address of the CA service: where requests go, and the name that its TLS certificate must be for.
 
-use nebula_cni_plugin::launch::CaAccess;
+use nebula_cni_plugin::launch::{self, CaAccess};
 use ureq::config::Config;
 use ureq::http::Uri;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
@@ -13,17 +13,7 @@ pub(super) fn url(access: &CaAccess, path: &str) -> String {
 
 /// The URL of `path` for a request: with the name that the certificate must be for.
 pub(super) fn request_url(access: &CaAccess, path: &str) -> String {
-    let known = url(access, path);
-    match (&access.server_name, known.parse::<Uri>()) {
-        (Some(name), Ok(uri)) => {
-            let name = if name.contains(':') { format!("[{name}]") } else { name.clone() };
-            let port = uri.port_u16().map(|port| format!(":{port}")).unwrap_or_default();
-            let rest = uri.path_and_query().map_or(path, |rest| rest.as_str());
-            format!("https://{name}{port}{rest}")
-        }
-        // The library says what is wrong with a URL.
-        _ => known,
-    }
+    launch::request_url(&access.url, access.server_name.as_deref(), path)
 }
 
 /// An agent whose requests go to the host of `access`, whatever name they are for.

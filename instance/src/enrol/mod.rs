@@ -56,7 +56,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The host already has a certificate.
-    #[error("refusing to overwrite {}: remove it to enrol this host anew", .0.display())]
+    #[error("refusing to overwrite {}: remove it to enrol this host again", .0.display())]
     Exists(PathBuf),
     /// The key file left by an earlier run is invalid.
     #[error("{}: {cause}; remove it and enrol again", path.display())]
@@ -78,7 +78,7 @@ pub enum Error {
     #[error("nothing to renew: {0}")]
     Nothing(nebula_cert::Error),
     /// The service does not accept a certificate as proof.
-    #[error("the CA service renews no certificates: enrol this host anew with another token")]
+    #[error("the CA service renews no certificates: enrol this host again with another token")]
     NoRenewal,
     /// The new certificate has other addresses, by which peers know this host.
     #[error("the CA service gave a certificate with other addresses; the present one stays")]

@@ -174,7 +174,7 @@ impl Allowance {
 const APPLY_AGAIN_AFTER: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// A child that ran for this long starts anew with the first pause.
+/// A child that ran for this long starts over with the first pause.
 const STEADY: Duration = Duration::from_secs(60);
 const FOREVER: Duration = Duration::from_secs(86_400);
 const EVENTS_AT_ONCE: u32 = 32;

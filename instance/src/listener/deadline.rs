@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::linux::clock::now;
 
-/// A stream whose reads and writes share one deadline; a socket's own timeout starts anew with every call.
+/// A stream whose reads and writes share one deadline; a socket's own timeout restarts with every call.
 #[derive(Debug)]
 pub(crate) struct DeadlineStream<'a, S> {
     stream: &'a S,

@@ -209,7 +209,7 @@ impl OverlayLink {
         for address in &self.addresses {
             found.extend(offer(Loss::Address(*address), kernel.ensure_address(index, *address)));
         }
-        // With an address the kernel makes its route anew, and knows nothing of a special MTU; with the MTU of the device
+        // With an address the kernel recreates its route, and knows nothing of a special MTU; with the MTU of the device
         // it changes that of routes of IPv6.
         let is_renewed = |route: &&LinkRoute| {
             let is_new =

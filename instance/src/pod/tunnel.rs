@@ -498,6 +498,6 @@ const TRUST_TIMEOUT: Duration = Duration::from_secs(10);
 const INIT_OVERDUE_AFTER: Duration = Duration::from_secs(360);
 const INIT_OVERDUE: &str = "no init container has shown the pod's token, so the pod is closed: see whether the pod has \
                             nebula-cni-init as its first init container and how that ended; a pod whose init container has \
-                            ended must be made anew";
+                            ended must be recreated";
 // By then the next request to the CA is in flight, and little of the memory that the last answer took is needed again.
 const RELEASE_MEMORY_AFTER: Duration = Duration::from_secs(1);

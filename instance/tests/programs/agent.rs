@@ -21,6 +21,14 @@ const SOON: Duration = Duration::from_secs(30);
 const STATE: &str = "/run/nebula-cni";
 const PROGRAMS: [&str; 2] = ["nebula-cni-instance", "nebula-cni-plugin"];
 
+/// Checks that no network of this machine uses `state_dir`, and removes the queue of starts that an earlier one left.
+fn assert_unused(state_dir: &Path) {
+    let entries = fs::read_dir(state_dir).into_iter().flatten().flatten();
+    let used: Vec<_> = entries.map(|entry| entry.file_name()).filter(|name| name != ".starts").collect();
+    assert!(used.is_empty(), "{}: {used:?}: is Nebula in use here, or a test still running?", state_dir.display());
+    let _ = fs::remove_dir_all(state_dir);
+}
+
 /// A node with a containerd, the primary plugin's configuration, and an agent that may run.
 struct Prepared {
     cluster: Cluster,
@@ -31,7 +39,7 @@ struct Prepared {
 
 impl Prepared {
     fn new() -> Self {
-        assert!(!Path::new(STATE).exists(), "{STATE} exists: is Nebula in use here, or a test still running?");
+        assert_unused(Path::new(STATE));
         let mut cluster = Cluster::new();
         let mut node = cluster.node("n1", "1.0.0");
         let plugins = node.conf["plugins"].as_array_mut().expect("plugins");

@@ -86,7 +86,7 @@ fn an_instance_that_dies_again_and_again_goes_on_with_its_certificate_and_the_la
         cluster.world.ping("a", LIGHTHOUSE, SOON);
         assert_eq!(fingerprint(&node), first);
     }
-    // A new unit of the same pod begins anew.
+    // A new unit of the same pod starts over.
     cluster.start_ca();
     node.chain_ok(&cluster.world, "del", "a");
     node.chain_ok(&cluster.world, "add", "a");

@@ -65,12 +65,12 @@ impl Firewall<'_> {
         if cache.contains(hash, &passed, now) {
             return Ok(());
         }
-        self.check_anew(cache, hash, now, passed, Peer::new(tunnel, route(flow)))
+        self.check_again(cache, hash, now, passed, Peer::new(tunnel, route(flow)))
     }
 
     /// Like [`Self::check`], for a flow that is not cached. Not inlined, so that cached flows do not pay for it.
     #[inline(never)]
-    fn check_anew(
+    fn check_again(
         &self,
         cache: &mut FlowCache,
         hash: u64,

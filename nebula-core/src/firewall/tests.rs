@@ -156,7 +156,7 @@ fn new_rules_are_asked_about_old_flows_in_the_direction_in_which_they_began() {
 }
 
 #[test]
-fn other_rights_have_a_flow_judged_anew_and_another_name_does_not_know_it() {
+fn other_rights_have_a_flow_judged_again_and_another_name_does_not_know_it() {
     let own_ca = Rule { ca_sha: Some(Fingerprint([1; 32])), groups: vec!["web".to_owned()], ..Rule::default() };
     let policy = Policy { outbound: vec![own_ca], ..Policy::default() };
     let flow = flow("10.1.0.1", 40000, "10.1.0.2", 443, 6);

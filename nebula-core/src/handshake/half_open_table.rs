@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_sends_gets_three_times_as_much_at_most_and_another_address_starts_anew() {
+    fn whoever_sends_gets_three_times_as_much_at_most_and_another_address_starts_over() {
         let mut answered = Callers::new().call(base(), source(1));
         answered.hear(source(1).into(), 100);
         assert!(!answered.may_send(301) && !answered.is_answered());

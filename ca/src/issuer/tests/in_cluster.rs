@@ -133,12 +133,12 @@ fn the_next_pod_of_a_name_has_its_address_and_what_the_one_before_had_is_blocked
     // Its node was cut off, and now it comes back: its name belongs to another pod.
     assert_eq!(code(it.ask("db-0", "u-1", NOW + 11)), "pod_uid_mismatch");
     assert!(!it.blocked(&next, NOW + 11));
-    // Given back, and days later made anew.
+    // Given back, and days later recreated.
     let proof = Proof::Node { token: "agent n1".into(), pod: pod("u-3", "db-0", "10.244.0.5") };
     it.ca.issuer.release(&Release { proof }, NODE, NOW + 20).unwrap();
     let late = it.stateful("db-0", "u-4", NOW + 9 * 86_400).unwrap();
     assert_eq!(late.networks(), first.networks());
-    // A StatefulSet of the same name that was made anew is the same name, too.
+    // A StatefulSet of the same name that was recreated is the same name, too.
     assert_eq!(it.ask("db-0", "u-4", NOW + 9 * 86_400 + 1).unwrap().networks(), first.networks());
 }
 

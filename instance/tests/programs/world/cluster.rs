@@ -224,12 +224,13 @@ impl Node {
     pub fn chain_ok(&self, world: &World, verb: &str, pod: &str) -> Value {
         let output = self.chain(world, verb, pod);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        // The reason comes last, where a reader of a long log looks first.
         assert!(
             output.status.success(),
-            "{verb} of {pod}: {said}{}\n{}\n{}",
-            String::from_utf8_lossy(&output.stderr),
+            "{}\n{}\n{verb} of {pod}: {said}{}",
             self.instance_logs(),
-            world.all_logs()
+            world.all_logs(),
+            String::from_utf8_lossy(&output.stderr)
         );
         serde_json::from_str(&said).unwrap_or(Value::Null)
     }

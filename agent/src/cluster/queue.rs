@@ -14,9 +14,9 @@ use super::notice::Notice;
 
 /// One thing to do at the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Errand {
+pub enum ApiTask {
     /// Report this.
-    Tell(Notice),
+    Report(Notice),
     /// Evict this pod, if that is allowed.
     Evict(Pod),
     /// Set or remove the label of unprotected pods.
@@ -28,42 +28,42 @@ pub enum Errand {
     },
 }
 
-/// Hands out errands; cheap to clone.
+/// Queues tasks for the API server; cheap to clone.
 #[derive(Clone)]
-pub struct Errands {
-    queue: Option<mpsc::Sender<Errand>>,
+pub struct ApiQueue {
+    queue: Option<mpsc::Sender<ApiTask>>,
     labels: Arc<dyn LabelSource + Send + Sync>,
     changed: Arc<Notify>,
 }
 
-impl Errands {
-    /// Without an API server: nothing is told to anybody, and labels are unknown.
+impl ApiQueue {
+    /// Without an API server: nothing is reported, and labels are unknown.
     #[must_use]
     pub fn none() -> Self {
         Self { queue: None, labels: Arc::new(NoLabels), changed: Arc::default() }
     }
 
-    /// With somebody who runs the errands that come out of the other end. `labels` knows the pods of the node, and
+    /// Also returns the end from which a worker takes the tasks. `labels` knows the pods of the node, and
     /// `changed` is notified when one of them changes.
     #[must_use]
-    pub fn new(labels: Arc<dyn LabelSource + Send + Sync>, changed: Arc<Notify>) -> (Self, mpsc::Receiver<Errand>) {
-        let (queue, errands) = mpsc::channel(MAX_WAITING);
-        (Self { queue: Some(queue), labels, changed }, errands)
+    pub fn new(labels: Arc<dyn LabelSource + Send + Sync>, changed: Arc<Notify>) -> (Self, mpsc::Receiver<ApiTask>) {
+        let (queue, tasks) = mpsc::channel(MAX_WAITING);
+        (Self { queue: Some(queue), labels, changed }, tasks)
     }
 
     /// Reports something. Repetitions are left out later.
-    pub fn tell(&self, notice: Notice) {
-        self.hand_out(Errand::Tell(notice));
+    pub fn report(&self, notice: Notice) {
+        self.enqueue(ApiTask::Report(notice));
     }
 
     /// Asks for an eviction.
     pub fn evict(&self, pod: &Pod) {
-        self.hand_out(Errand::Evict(pod.clone()));
+        self.enqueue(ApiTask::Evict(pod.clone()));
     }
 
     /// Sets or removes the label of unprotected pods.
     pub fn label(&self, pod: &Pod, is_unprotected: bool) {
-        self.hand_out(Errand::Label { pod: pod.clone(), is_unprotected });
+        self.enqueue(ApiTask::Label { pod: pod.clone(), is_unprotected });
     }
 
     /// Labels of the node's pods and of namespaces.
@@ -77,18 +77,18 @@ impl Errands {
         self.changed.notified().await;
     }
 
-    fn hand_out(&self, errand: Errand) {
+    fn enqueue(&self, task: ApiTask) {
         let Some(queue) = &self.queue else { return };
-        // What does not fit is told again after the next look, if it is still so.
-        if queue.try_send(errand).is_err() {
+        // A notice that does not fit is reported after a later look, if it still holds.
+        if queue.try_send(task).is_err() {
             tracing::debug!("the API server is slow: a report is left out");
         }
     }
 }
 
-impl fmt::Debug for Errands {
+impl fmt::Debug for ApiQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Errands").field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("ApiQueue").field("queue", &self.queue).finish_non_exhaustive()
     }
 }
 

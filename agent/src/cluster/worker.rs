@@ -1,4 +1,4 @@
-//! Runs the errands: reports events, evicts and labels pods, and tells of the node's own state.
+//! Takes tasks from the queue and performs them: creates Events, evicts and labels pods, and reports the node's own state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
 use super::api::{ApiError, JSON, MERGE_PATCH, ask, is_name};
-use super::errands::{Errand, Errands};
 use super::evict::{Spared, may_evict};
 use super::notice::Notice;
 use super::pods::Known;
+use super::queue::{ApiQueue, ApiTask};
 use super::throttle::{Quota, Throttle};
 use crate::metrics::Metrics;
 use crate::readiness::{Part, Readiness, Standing, Standings};
 
 /// Speaks with the API server for the agent of one node.
-pub struct Clerk {
+pub struct Worker {
     client: Client,
     node: String,
     known: Arc<Known>,
@@ -31,12 +31,12 @@ pub struct Clerk {
     metrics: Arc<Metrics>,
 }
 
-/// Starts to follow the pods of `node` and to run errands, in tasks of the present runtime.
+/// Starts to follow the pods of `node` and to work on the queue, in tasks of the current Tokio runtime.
 #[must_use]
-pub fn start(client: &Client, node: &str, metrics: &Arc<Metrics>, readiness: &Readiness) -> Errands {
+pub fn start(client: &Client, node: &str, metrics: &Arc<Metrics>, readiness: &Readiness) -> ApiQueue {
     let known = Arc::new(Known::default());
-    let (errands, queue) = Errands::new(Arc::clone(&known) as Arc<_>, Arc::clone(&known.changed));
-    let clerk = Clerk {
+    let (api_queue, tasks) = ApiQueue::new(Arc::clone(&known) as Arc<_>, Arc::clone(&known.changed));
+    let worker = Worker {
         client: client.clone(),
         node: node.to_owned(),
         known: Arc::clone(&known),
@@ -44,41 +44,41 @@ pub fn start(client: &Client, node: &str, metrics: &Arc<Metrics>, readiness: &Re
         evictions: Quota::new(EVICTIONS_IN_A_MINUTE, Duration::from_secs(60)),
         metrics: Arc::clone(metrics),
     };
-    tokio::spawn(clerk.run(queue));
-    tokio::spawn(tell_of_parts(errands.clone(), readiness.watch()));
+    tokio::spawn(worker.run(tasks));
+    tokio::spawn(report_parts(api_queue.clone(), readiness.watch()));
     let (pods, follower, node) = (client.clone(), Arc::clone(&known), node.to_owned());
     tokio::spawn(async move { follower.follow_pods(pods, &node).await });
     let namespaces = client.clone();
     tokio::spawn(async move { known.follow_namespaces(namespaces).await });
-    errands
+    api_queue
 }
 
-/// Tells of parts that were good and are not any more.
-async fn tell_of_parts(errands: Errands, mut standings: watch::Receiver<Standings>) {
+/// Reports parts that were ready and no longer are.
+async fn report_parts(api_queue: ApiQueue, mut standings: watch::Receiver<Standings>) {
     let mut before: Standings = standings.borrow_and_update().clone();
     while standings.changed().await.is_ok() {
         let now = standings.borrow_and_update().clone();
         let was_good = |part: &Part| before.get(part).is_some_and(|standing: &Standing| standing.ok);
         for (part, standing) in now.iter().filter(|(part, standing)| !standing.ok && was_good(part)) {
-            errands.tell(Notice::of_part(*part, standing));
+            api_queue.report(Notice::of_part(*part, standing));
         }
         before = now;
     }
 }
 
-impl Clerk {
-    async fn run(mut self, mut errands: mpsc::Receiver<Errand>) {
+impl Worker {
+    async fn run(mut self, mut tasks: mpsc::Receiver<ApiTask>) {
         let reporter = Reporter { controller: "nebula-cni-agent".into(), instance: Some(self.node.clone()) };
         let recorder = Recorder::new(self.client.clone(), reporter);
-        while let Some(errand) = errands.recv().await {
-            match errand {
-                Errand::Tell(notice) => self.tell(&recorder, &notice).await,
-                Errand::Evict(pod) => {
+        while let Some(task) = tasks.recv().await {
+            match task {
+                ApiTask::Report(notice) => self.report(&recorder, &notice).await,
+                ApiTask::Evict(pod) => {
                     let outcome = self.evict(&pod).await;
                     self.metrics.repaired("evict", outcome.is_ok());
-                    self.tell(&recorder, &Notice::evicted(&pod, &outcome)).await;
+                    self.report(&recorder, &Notice::evicted(&pod, &outcome)).await;
                 }
-                Errand::Label { pod, is_unprotected } => {
+                ApiTask::Label { pod, is_unprotected } => {
                     let outcome = self.label(&pod, is_unprotected).await;
                     self.metrics.repaired("label", outcome.is_ok());
                     if let Err(error) = outcome {
@@ -89,7 +89,7 @@ impl Clerk {
         }
     }
 
-    async fn tell(&mut self, recorder: &Recorder, notice: &Notice) {
+    async fn report(&mut self, recorder: &Recorder, notice: &Notice) {
         if !self.throttle.admits(&object(notice.pod.as_ref()), notice.reason, SystemClock.now()) {
             return;
         }
