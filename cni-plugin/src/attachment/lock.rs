@@ -27,7 +27,10 @@ impl Lock {
         let path = files.lock();
         let failed = |e: io::Error| Error::new(code::IO, format!("cannot lock {}: {e}", path.display()));
         loop {
-            let Some(file) = open(files).map_err(failed)? else { continue };
+            let file = match open(files) {
+                Err(e) if has_vanished(&e, files) && !deadline.is_over(clock) => continue,
+                other => other.map_err(failed)?,
+            };
             match file.try_lock() {
                 // The previous holder removed the file after we opened it, so nobody else will ever see this lock. Open
                 // it again.
@@ -50,13 +53,18 @@ impl Lock {
     }
 }
 
-// Returns `None` if the directory vanished between the two calls: another process removed the network's last
-// attachment.
-fn open(files: &Files) -> io::Result<Option<File>> {
+fn open(files: &Files) -> io::Result<File> {
     files.create_dir()?;
-    match OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(files.lock()) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        other => other.map(Some),
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(files.lock())
+}
+
+/// Whether the directory vanished meanwhile, because another process removed the network's last attachment. If it does
+/// so while it is created, that fails because it exists.
+fn has_vanished(error: &io::Error, files: &Files) -> bool {
+    match error.kind() {
+        io::ErrorKind::NotFound => true,
+        io::ErrorKind::AlreadyExists => !files.dir().is_file(),
+        _ => false,
     }
 }
 
@@ -95,6 +103,17 @@ mod tests {
     }
 
     #[test]
+    fn a_file_in_place_of_the_directory_is_an_error_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        fs::write(files.dir(), "").unwrap();
+        let began = SystemClock.now();
+        let deadline = Deadline::after(&SystemClock, Duration::from_secs(30));
+        assert_eq!(Lock::acquire(&files, &SystemClock, deadline).unwrap_err().code, code::IO);
+        assert!(SystemClock.now() - began < Duration::from_secs(10));
+    }
+
+    #[test]
     fn removal_never_lets_two_hold_it_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
@@ -102,7 +121,7 @@ mod tests {
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    for _ in 0..50 {
+                    for _ in 0..200 {
                         let deadline = Deadline::after(&SystemClock, Duration::from_secs(30));
                         let lock = Lock::acquire(&files, &SystemClock, deadline).unwrap();
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
