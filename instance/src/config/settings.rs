@@ -85,7 +85,8 @@ impl Settings {
     pub fn read(tree: &Value, now: UnixTime) -> Result<Self, Refusals> {
         let section = Section::new(tree);
         let pki = Pki::read(&section, now).map(Some);
-        Self::read_with(tree, section, pki)
+        let settings = Self::read_parts(tree, &section, pki).map(|settings| settings.with_console(&section));
+        Self::finish(settings, section)
     }
 
     /// Reads everything except `pki`, which must not be set: the credentials come from elsewhere.
@@ -94,6 +95,11 @@ impl Settings {
     /// As [`Settings::read`].
     pub fn read_without_pki(tree: &Value) -> Result<Self, Refusals> {
         let section = Section::new(tree);
+        let settings = Self::read_without_credentials(tree, &section).map(|settings| settings.with_console(&section));
+        Self::finish(settings, section)
+    }
+
+    fn read_without_credentials(tree: &Value, section: &Section<'_>) -> Option<Self> {
         let pki = match tree.at("pki") {
             None => Ok(None),
             Some(_) => {
@@ -102,16 +108,19 @@ impl Settings {
             }
         };
         let pki = section.keep("pki", pki);
-        Self::read_with(tree, section, pki)
+        Self::read_parts(tree, section, pki)
     }
 
     /// As [`Settings::read_without_pki`], for the tunnel of one pod. A node has many of them, so limits are lower
-    /// unless the configuration sets them.
+    /// unless the configuration sets them, and there is no SSH console.
     ///
     /// # Errors
     /// As [`Settings::read`].
     pub fn read_for_pod(tree: &Value) -> Result<Self, Refusals> {
-        let mut settings = Self::read_without_pki(tree)?;
+        let section = Section::new(tree);
+        let settings = Self::read_without_credentials(tree, &section);
+        keys::check_without_console(&section, "in a pod, whose instance has no SSH console");
+        let mut settings = Self::finish(settings, section)?;
         // The CA announces lighthouses to pods.
         settings.remarks.retain(|remark| remark.key != "lighthouse.hosts" || settings.am_lighthouse);
         for (key, limit, of_a_pod) in [
@@ -130,20 +139,20 @@ impl Settings {
     }
 
     /// Reads all parts, so that an error in one does not hide errors in the next.
-    fn read_with(tree: &Value, section: Section<'_>, pki: Option<Option<Pki>>) -> Result<Self, Refusals> {
-        keys::check(&section, tree);
+    fn read_parts(tree: &Value, section: &Section<'_>, pki: Option<Option<Pki>>) -> Option<Self> {
+        keys::check(section, tree);
         let own = pki.as_ref().and_then(Option::as_ref).map(|pki| &pki.identity);
         let networks = own.map_or(&[][..], Identity::networks);
-        let initiating_version = section.keep("pki.initiating_version", pki::initiating_version(&section, own));
-        let cipher = section.keep("cipher", cipher(&section));
-        let firewall = section.keep("firewall", firewall::read(&section));
-        let discovery = Discovery::read(&section, networks);
-        let handshakes = section.keep("handshakes.try_interval", handshakes(&section));
-        let stats = section.keep("stats", Stats::read(&section));
-        let logging = section.keep("logging", Logging::read(&section));
-        let operation = section.keep("daemon", Operation::read(&section));
-        let listen = section.keep_at_start("listen", Listen::read(&section));
-        let tun = section.keep_at_start("tun", TunSettings::read(&section, networks));
+        let initiating_version = section.keep("pki.initiating_version", pki::initiating_version(section, own));
+        let cipher = section.keep("cipher", cipher(section));
+        let firewall = section.keep("firewall", firewall::read(section));
+        let discovery = Discovery::read(section, networks);
+        let handshakes = section.keep("handshakes.try_interval", handshakes(section));
+        let stats = section.keep("stats", Stats::read(section));
+        let logging = section.keep("logging", Logging::read(section));
+        let operation = section.keep("daemon", Operation::read(section));
+        let listen = section.keep_at_start("listen", Listen::read(section));
+        let tun = section.keep_at_start("tun", TunSettings::read(section, networks));
         let parts =
             (pki, initiating_version, cipher, firewall, discovery, handshakes, stats, logging, operation, listen, tun);
         let (
@@ -160,9 +169,9 @@ impl Settings {
             Some(tun),
         ) = parts
         else {
-            return Err(section.into_refusals());
+            return None;
         };
-        let settings = Self {
+        Some(Self {
             pki,
             cipher,
             initiating_version,
@@ -176,23 +185,42 @@ impl Settings {
             remote_allow: discovery.remote_allow,
             local_allow: discovery.local_allow,
             dns: discovery.dns,
-            relay: relay(&section),
+            relay: relay(section),
             firewall,
-            punchy: punchy(&section),
+            punchy: punchy(section),
             handshakes,
-            timers: timers(&section),
-            preferred_ranges: preferred_ranges(&section),
+            timers: timers(section),
+            preferred_ranges: preferred_ranges(section),
             listen,
-            routines: routines(&section),
+            routines: routines(section),
             tun,
             stats,
             logging,
             #[cfg(feature = "ssh")]
-            sshd: super::Sshd::read(&section),
+            sshd: None,
             operation,
             remarks: Vec::new(),
-        };
-        Ok(Self { remarks: section.into_remarks(), ..settings })
+        })
+    }
+
+    // Only host daemons have the console, so only they link the parsers of its keys.
+    #[cfg(feature = "ssh")]
+    fn with_console(self, section: &Section<'_>) -> Self {
+        Self { sshd: super::Sshd::read(section), ..self }
+    }
+
+    #[cfg(not(feature = "ssh"))]
+    fn with_console(self, section: &Section<'_>) -> Self {
+        let why = "in this build, which has no SSH console (feature ssh); nebula ctl answers the same questions";
+        keys::check_without_console(section, why);
+        self
+    }
+
+    fn finish(settings: Option<Self>, section: Section<'_>) -> Result<Self, Refusals> {
+        match settings {
+            None => Err(section.into_refusals()),
+            Some(settings) => Ok(Self { remarks: section.into_remarks(), ..settings }),
+        }
     }
 
     /// The core's configuration, from credentials and what was found out at start-up.

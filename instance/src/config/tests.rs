@@ -506,6 +506,13 @@ fn the_tunnel_of_a_pod_holds_less_than_a_host_unless_it_is_told_otherwise() {
 }
 
 #[test]
+fn the_tunnel_of_a_pod_has_no_console_and_says_so() {
+    let of_pod = Settings::read_for_pod(&tree("sshd: {enabled: true, listen: 127.0.0.1:2222, host_key: 7}")).unwrap();
+    let remarks: Vec<String> = of_pod.remarks.iter().map(ToString::to_string).collect();
+    assert!(remarks.iter().any(|remark| remark.contains("in a pod, whose instance has no SSH console")), "{remarks:?}");
+}
+
+#[test]
 fn the_number_of_flows_can_be_limited() {
     let flows = |text: &str| settings(text).firewall.max_flows;
     let default = flows("{}");

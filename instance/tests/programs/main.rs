@@ -54,3 +54,4 @@ mod soak;
 mod static_binaries;
 mod supervised;
 mod walls;
+mod without_console;

@@ -19,22 +19,24 @@ pub(super) fn check(section: &Section<'_>, tree: &Value) {
         match key.effect {
             Effect::OnReload | Effect::OnStart => {}
             Effect::Ignored(_) => check_kind(section, key, value),
-            // The settings of the console are read and checked as a whole.
-            Effect::Console if cfg!(feature = "ssh") => {}
-            Effect::Console => {
-                check_kind(section, key, value);
-                // Keys of a feature that this build lacks have no effect anyway; only the switch is reported.
-                if key.path == "sshd.enabled" && value.boolean() == Some(true) {
-                    section.warn(key.path, NO_CONSOLE);
-                }
-            }
+            // Read and checked as a whole, or by `check_without_console`.
+            Effect::Console => {}
         }
     }
     check_unknown(section, tree, String::new());
 }
 
-const NO_CONSOLE: &str = "sshd.enabled is not supported and has no effect in this build, which has no SSH console (feature ssh); nebula \
-                          ctl answers the same questions";
+/// Adds remarks on the keys of the SSH console for a program that has none.
+pub(super) fn check_without_console(section: &Section<'_>, why: &str) {
+    for key in KEYS.iter().filter(|key| matches!(key.effect, Effect::Console)) {
+        let Some(value) = section.get(key.path) else { continue };
+        check_kind(section, key, value);
+        // The others have no effect anyway; only the switch is reported.
+        if key.path == "sshd.enabled" && value.boolean() == Some(true) {
+            section.warn(key.path, format!("sshd.enabled is not supported and has no effect {why}"));
+        }
+    }
+}
 
 /// Checks the type of a key that is not read; other keys are checked where they are read.
 fn check_kind(section: &Section<'_>, key: &Key, value: &Value) {

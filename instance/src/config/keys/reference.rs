@@ -53,7 +53,7 @@ fn reference() -> String {
             Effect::OnReload => ("reload", String::new()),
             Effect::OnStart => ("start", String::new()),
             Effect::Ignored(why) => ("-", format!(" (no effect: {why})")),
-            Effect::Console => ("reload", " (builds with the feature `ssh`)".to_owned()),
+            Effect::Console => ("reload", " (host daemon only)".to_owned()),
         };
         let Key { path, default, about, .. } = key;
         text += &format!("| `{path}` | {} | {default} | {effect} | {about}{note} |\n", kind(key.kind));
