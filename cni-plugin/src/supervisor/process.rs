@@ -121,8 +121,9 @@ fn parse_stat(line: &str) -> Option<Stat> {
 }
 
 const SIGTERM_TIMEOUT: Duration = Duration::from_secs(2);
-// A killed process cannot refuse, but the kernel may be busy: it removes the tun devices of a node one after another.
-const SIGKILL_TIMEOUT: Duration = Duration::from_secs(20);
+// A killed process cannot refuse, but it ends only when its tun device is gone, and the kernel removes those of a node one
+// after another: a hundred at once take tens of seconds on a busy node. Kubelets wait for two minutes.
+const SIGKILL_TIMEOUT: Duration = Duration::from_secs(60);
 // Short, because a runtime is waiting and one check takes only some twenty microseconds.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
