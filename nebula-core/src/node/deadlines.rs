@@ -30,7 +30,7 @@ impl Node {
     /// Expires flows and stale entries, and releases memory.
     pub(super) fn housekeeping(&mut self, now: Instant) {
         self.forwarder.expire_flows(now);
-        self.lane.release_memory();
+        self.outbox.release_memory();
         self.server.wanted().expire(now);
         // The endpoints of a peer that is expected back outlive its tunnel, but not forever.
         self.lighthouse.retain(now, |peer| !self.tunnels.of_peer(peer).is_empty() || self.pending.contains(peer));
@@ -187,7 +187,7 @@ impl Node {
     /// Sends a test request, after a handshake if there is no tunnel.
     fn test(&mut self, now: Instant, peer: IpAddr) {
         if let Some(tunnel) = self.forwarder.tunnels().by_address(peer) {
-            self.send(&tunnel, MessageType::TestRequest, &[]);
+            self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
         } else {
             self.start_handshake(now, peer, None);
             self.pending.push_test(peer);

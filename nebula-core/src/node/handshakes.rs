@@ -37,7 +37,7 @@ impl Node {
             return;
         }
         if !self.make_room(now) {
-            self.count(DropReason::PendingFull);
+            self.outbox.counters().drop_one(Direction::Outbound, DropReason::PendingFull);
             return;
         }
         let Some(local_index) = self.reserve_index() else { return };
@@ -162,7 +162,7 @@ impl Node {
 
     /// A handshake failed: counts what waited for it as dropped.
     fn give_up(&mut self, now: Instant, peer: IpAddr, ended: &Pending, waiting: &Waiting) {
-        self.lane.counters().drop_many(Direction::Outbound, DropReason::NoEndpoint, waiting.packets());
+        self.outbox.counters().drop_many(Direction::Outbound, DropReason::NoEndpoint, waiting.packets());
         if self.tunnels.of_peer(peer).is_empty() {
             self.lighthouse.forget_unless_expected(now, peer);
         }
@@ -181,7 +181,7 @@ impl Node {
             Ok(Header { kind: MessageType::Handshake, counter: 2.., index }) if index != 0 => {
                 self.handle_second_message(now, from, LocalIndex(index), datagram);
             }
-            _ => self.count(DropReason::BadHandshake),
+            _ => self.outbox.count_drop(DropReason::BadHandshake),
         }
     }
 
@@ -189,7 +189,7 @@ impl Node {
         if let Origin::Direct(at) = from
             && !self.config.lighthouse.remote_allow.allows_somebody(at.ip())
         {
-            self.count(DropReason::AddressNotAllowed);
+            self.outbox.count_drop(DropReason::AddressNotAllowed);
             return;
         }
         let digest = digest_of(datagram);
@@ -210,7 +210,7 @@ impl Node {
             return;
         }
         if !self.admission.admit(now, from.underlay().ip()) {
-            self.count(DropReason::HandshakeLimit);
+            self.outbox.count_drop(DropReason::HandshakeLimit);
             return;
         }
         let Some(local_index) = self.reserve_index() else { return };
@@ -231,7 +231,7 @@ impl Node {
             }
         };
         if !self.may_be_at(&done, from) {
-            self.count(DropReason::AddressNotAllowed);
+            self.outbox.count_drop(DropReason::AddressNotAllowed);
             self.journal.caller_refused(now, not_allowed(now, from, &done));
             return;
         }
@@ -240,7 +240,7 @@ impl Node {
             && !primary.initiator
             && primary.peer_time >= done.peer_time
         {
-            self.send(&primary, MessageType::TestRequest, &[]);
+            self.outbox.message(&primary, MessageType::TestRequest, &[]);
             return;
         }
         self.await_confirmation(now, (local_index, done), digest, reply, from, datagram.len());
@@ -248,22 +248,22 @@ impl Node {
 
     fn handle_second_message(&mut self, now: Instant, from: Origin, index: LocalIndex, datagram: &[u8]) {
         let Some(peer) = self.pending.peer_of(index) else {
-            self.count(DropReason::BadHandshake);
+            self.outbox.count_drop(DropReason::BadHandshake);
             return;
         };
         if let Origin::Direct(at) = from
             && !self.config.lighthouse.remote_allow.allows(&[peer], at.ip())
         {
-            self.count(DropReason::AddressNotAllowed);
+            self.outbox.count_drop(DropReason::AddressNotAllowed);
             return;
         }
         let at = self.wall.unix_seconds(now);
         let Some(pending) = self.pending.get_mut(peer) else { return };
-        let Some(opened) = &mut pending.opened else { return self.count(DropReason::BadHandshake) };
+        let Some(opened) = &mut pending.opened else { return self.outbox.count_drop(DropReason::BadHandshake) };
         match opened.machine.finish(datagram, &self.config.trust, at) {
             // Anybody can send such a datagram; the peer's own answer may still come.
             Err(Error::Noise(reason)) => {
-                self.count(DropReason::BadHandshake);
+                self.outbox.count_drop(DropReason::BadHandshake);
                 self.journal.unopened(now, peer, from.underlay());
                 if tracing::event_enabled!(tracing::Level::DEBUG) {
                     self.outbox.event(Event::HandshakeIgnored { from: from.underlay(), peer, reason });
@@ -287,7 +287,7 @@ impl Node {
                 self.restart_elsewhere(now, peer, from);
             }
             Ok(done) if !self.may_be_at(&done, from) => {
-                self.count(DropReason::AddressNotAllowed);
+                self.outbox.count_drop(DropReason::AddressNotAllowed);
                 self.journal.refused(now, peer, not_allowed(now, from, &done));
                 self.restart_elsewhere(now, peer, from);
             }
@@ -384,7 +384,7 @@ impl Node {
                 known.report_relays(relay, vec![relay]);
             }
             for packet in self.pending.take_packets(address) {
-                self.forward(now, packet);
+                self.outbox.overlay_packet(now, packet);
             }
         }
         if tunnel.initiator {
@@ -402,7 +402,7 @@ impl Node {
             self.send_query(&tunnel, subject);
         }
         if waiting.test {
-            self.send(&tunnel, MessageType::TestRequest, &[]);
+            self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
         }
         for peer in std::mem::take(&mut waiting.relayed) {
             self.try_relay(now, &tunnel, peer);
@@ -411,7 +411,7 @@ impl Node {
             self.introduce(now, from, request);
         }
         for packet in waiting.take_packets() {
-            self.forward(now, packet);
+            self.outbox.overlay_packet(now, packet);
         }
     }
 

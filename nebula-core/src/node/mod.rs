@@ -36,7 +36,7 @@ pub(crate) use self::tunnels::Established;
 use self::timer::{Due, Timer};
 use self::tunnels::Tunnels;
 use crate::config::RecvErrorPolicy;
-use crate::counters::{Counter, Direction};
+use crate::counters::Direction;
 use crate::diagnosis::Journal;
 use crate::forward::LocalPolicy;
 use crate::handshake::{Admission, HalfOpenTable, PendingHandshakes};
@@ -46,9 +46,7 @@ use crate::lighthouse::{self, LocalAddress};
 use crate::relay;
 use crate::tunnel::ReservedIndex;
 use crate::wire::header::{Header, MessageType};
-use crate::{
-    Config, DropReason, Event, Forwarder, Lane, Origin, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict,
-};
+use crate::{Config, DropReason, Event, Forwarder, Origin, PacketOwned, Punt, Transmit, TunnelDownReason};
 
 /// Maps the monotonic clock to the wall clock, for certificates and the handshake's Time field.
 #[derive(Debug, Clone, Copy)]
@@ -98,7 +96,6 @@ pub struct Node {
     journal: Journal,
     outbox: Outbox,
     forwarder: Arc<Forwarder>,
-    lane: Lane,
 }
 
 impl Node {
@@ -110,7 +107,6 @@ impl Node {
         let admission = Admission::new(config.handshakes.max_new_per_second, now, rng.next_u64());
         let half_open = HalfOpenTable::new(config.handshakes.max_new_per_second);
         let forwarder = Arc::new(Forwarder::new(local_policy(&config), now, key));
-        let lane = forwarder.lane();
         let mut timer = Timer::new(now);
         if !config.lighthouse.am_lighthouse && !config.lighthouse.hosts.is_empty() {
             timer.set(Due::LighthouseUpdate, now);
@@ -130,9 +126,8 @@ impl Node {
             punches: HolePunch::default(),
             relays: relay::Entries::default(),
             journal: Journal::default(),
-            outbox: Outbox::default(),
+            outbox: Outbox::new(Arc::clone(&forwarder)),
             forwarder: Arc::clone(&forwarder),
-            lane,
         };
         node.housekeeping(now);
         (node, forwarder)
@@ -173,11 +168,7 @@ impl Node {
     /// Next datagram to send.
     #[must_use]
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        let transmit = self.outbox.next_transmit()?;
-        if let Some(counter) = outbox::counter_of(&transmit.datagram) {
-            self.lane.counters().add(counter, 1);
-        }
-        Some(transmit)
+        self.outbox.next_transmit()
     }
 
     /// Next packet for the own overlay device: the reply to a packet that waited for a tunnel and was then rejected.
@@ -267,7 +258,7 @@ impl Node {
         // up.
         for lighthouse in self.config.lighthouse.hosts.clone() {
             if let Some(tunnel) = self.forwarder.tunnels().by_address(lighthouse) {
-                self.send(&tunnel, MessageType::TestRequest, &[]);
+                self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
             }
         }
     }
@@ -300,13 +291,13 @@ impl Node {
     fn handle_no_tunnel(&mut self, now: Instant, peer: IpAddr, packet: PacketOwned) {
         if self.is_reachable(peer) {
             // The tunnel came up while the punt was on its way.
-            self.forward(now, packet);
+            self.outbox.overlay_packet(now, packet);
             return;
         }
         self.start_handshake(now, peer, None);
         self.try_relays(now, peer);
         let lost = self.pending.push_packet(peer, packet, self.config.handshakes.max_waiting_bytes);
-        self.lane.counters().drop_many(Direction::Outbound, DropReason::PendingFull, lost);
+        self.outbox.counters().drop_many(Direction::Outbound, DropReason::PendingFull, lost);
     }
 
     fn handle_message(&mut self, now: Instant, index: LocalIndex, from: Origin, kind: MessageType, body: &[u8]) {
@@ -318,7 +309,7 @@ impl Node {
             MessageType::CloseTunnel => self.remove_tunnel(index, TunnelDownReason::ClosedByPeer),
             MessageType::Control => self.handle_control(now, &tunnel, body),
             MessageType::Handshake | MessageType::Data | MessageType::Relay | MessageType::RecvError => {
-                self.count(DropReason::BadMessage)
+                self.outbox.count_drop(DropReason::BadMessage)
             }
         }
     }
@@ -392,7 +383,7 @@ impl Node {
     fn close_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
         if let Some(live) = self.tunnels.get(index) {
             let tunnel = Arc::clone(&live.tunnel);
-            self.send(&tunnel, MessageType::CloseTunnel, &[]);
+            self.outbox.message(&tunnel, MessageType::CloseTunnel, &[]);
         }
         self.remove_tunnel(index, reason);
     }
@@ -453,26 +444,6 @@ impl Node {
         }
     }
 
-    /// Sends an overlay packet through the forwarding plane, as a data lane would.
-    fn forward(&mut self, now: Instant, mut packet: PacketOwned) {
-        self.lane.clear();
-        let verdict = self.forwarder.outbound(&mut self.lane, now, &mut packet.bytes, packet.offload);
-        if verdict == Verdict::Transmit {
-            self.lane.counters().add(Counter::WaitingOut, 1);
-            for run in self.lane.runs() {
-                for datagram in self.lane.arena()[run.range.clone()].chunks(run.segment_size.max(1)) {
-                    self.outbox.datagram(run.to, datagram.to_vec());
-                }
-            }
-        }
-        for answer in self.lane.deliveries() {
-            self.outbox.packet(self.lane.headers()[answer.header.clone()].to_vec());
-        }
-        // Punting the packet a second time would loop.
-        self.lane.take_punts().for_each(drop);
-        self.lane.clear();
-    }
-
     /// Whether there is a lighthouse to ask.
     fn has_lighthouses(&self) -> bool {
         self.config.has_lighthouses()
@@ -505,12 +476,6 @@ impl Node {
 
     fn publish_hop(&mut self, index: RelayIndex) {
         self.hops().publish(index);
-    }
-
-    /// Counts a drop that the control plane decided on.
-    fn count(&self, reason: DropReason) {
-        let direction = if reason == DropReason::PendingFull { Direction::Outbound } else { Direction::Inbound };
-        self.lane.counters().drop_many(direction, reason, 1);
     }
 }
 

@@ -8,7 +8,6 @@ use super::Node;
 use super::outbox::seal;
 use super::timer::Due;
 use crate::Origin;
-use crate::forward::Carrier;
 use crate::index::LocalIndex;
 use crate::relay::Entry;
 use crate::tunnel::liveness::Liveness;
@@ -22,22 +21,6 @@ impl Node {
         tunnel.is_some_and(|tunnel| self.forwarder.carrier(&tunnel).is_some())
     }
 
-    /// Seals a message into the tunnel and sends it. Does nothing if there is no path to the peer or the counter is
-    /// used up.
-    pub(super) fn send(&mut self, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
-        if let Some(carrier) = self.forwarder.carrier(tunnel) {
-            self.send_by(&carrier, tunnel, kind, body);
-        }
-    }
-
-    fn send_by(&mut self, carrier: &Carrier, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
-        let Some(datagram) = seal(tunnel, kind, body) else { return };
-        if let Ok(datagram) = carrier.wrap(datagram) {
-            tunnel.mark_sent();
-            self.outbox.datagram(carrier.to, datagram);
-        }
-    }
-
     /// Sends a datagram back by the path that another one came by.
     pub(super) fn answer(&mut self, origin: Origin, datagram: Vec<u8>) {
         match origin {
@@ -45,8 +28,8 @@ impl Node {
             Origin::Relayed { hop, .. } => {
                 let hop = self.relays.get(hop).and_then(Entry::reply_hop);
                 let carrier = hop.and_then(|hop| self.forwarder.carrier_by(hop));
-                if let Some((carrier, Ok(frame))) = carrier.map(|carrier| (carrier.to, carrier.wrap(datagram))) {
-                    self.outbox.datagram(carrier, frame);
+                if let Some(carrier) = carrier {
+                    self.outbox.datagram_by(&carrier, datagram);
                 }
             }
         }
@@ -56,7 +39,9 @@ impl Node {
     /// same path, since the peer may be testing that path.
     pub(super) fn answer_test(&mut self, tunnel: &Tunnel, from: Origin, body: &[u8]) {
         match from {
-            Origin::Direct(_) if tunnel.endpoint().is_some() => self.send(tunnel, MessageType::TestReply, body),
+            Origin::Direct(_) if tunnel.endpoint().is_some() => {
+                self.outbox.message(tunnel, MessageType::TestReply, body)
+            }
             Origin::Direct(at) if !self.may_try(tunnel, at) => {}
             Origin::Direct(_) | Origin::Relayed { .. } => {
                 // A peer that tests another relay doubts the present one, so switch to that relay.
@@ -92,11 +77,11 @@ impl Node {
 
     /// Sends a test request to a silent peer by every path there is.
     pub(super) fn probe(&mut self, tunnel: &Tunnel) {
-        self.send(tunnel, MessageType::TestRequest, &[]);
+        self.outbox.message(tunnel, MessageType::TestRequest, &[]);
         let used = if tunnel.endpoint().is_some() { None } else { tunnel.hop() };
         for hop in self.hops().to(tunnel) {
             if let Some(carrier) = self.forwarder.carrier_by(hop).filter(|_| Some(hop) != used) {
-                self.send_by(&carrier, tunnel, MessageType::TestRequest, &[]);
+                self.outbox.message_by(&carrier, tunnel, MessageType::TestRequest, &[]);
             }
         }
     }
@@ -114,7 +99,7 @@ impl Node {
                 live.announced = true;
             }
             self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + self.config.timers.connection_alive_interval);
-            self.send(&tunnel, MessageType::TestRequest, &[]);
+            self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
         }
         if self.has_lighthouses() {
             self.timer.set(Due::LighthouseUpdate, now);

@@ -17,7 +17,7 @@ impl Node {
     }
 
     pub(super) fn refused(&mut self, from: SocketAddr, reason: String) {
-        self.count(DropReason::BadHandshake);
+        self.outbox.count_drop(DropReason::BadHandshake);
         self.outbox.event(Event::HandshakeRefused { from, reason });
     }
 

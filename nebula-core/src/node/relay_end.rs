@@ -66,13 +66,11 @@ impl Node {
     fn open_through(&mut self, hop: Hop, peer: IpAddr) {
         let Some(message) = self.first_message(peer) else { return };
         let Some(carrier) = self.forwarder.carrier_by(hop) else { return };
-        if let Ok(frame) = carrier.wrap(message) {
-            self.outbox.datagram(carrier.to, frame);
-        }
+        self.outbox.datagram_by(&carrier, message);
     }
 
     pub(super) fn handle_control(&mut self, now: Instant, tunnel: &Arc<Tunnel>, body: &[u8]) {
-        let Ok(message) = Control::parse(body) else { return self.count(DropReason::BadMessage) };
+        let Ok(message) = Control::parse(body) else { return self.outbox.count_drop(DropReason::BadMessage) };
         let served = match message.kind {
             // No relaying through another relay.
             _ if tunnel.endpoint().is_none() => false,
@@ -81,7 +79,7 @@ impl Node {
             ControlKind::Other(_) => true,
         };
         if !served {
-            self.count(DropReason::Relay);
+            self.outbox.count_drop(DropReason::Relay);
         }
     }
 
@@ -226,7 +224,7 @@ impl Node {
             Ok(body) => {
                 tracing::debug!(peer = tunnel.peer.name(), kind = ?message.kind, relayFrom = %message.from,
                     relayTo = %message.to, "relay control message");
-                self.send(&tunnel, MessageType::Control, &body);
+                self.outbox.message(&tunnel, MessageType::Control, &body);
             }
             Err(error) => tracing::debug!(peer = tunnel.peer.name(), %error, "cannot ask for a relay"),
         }

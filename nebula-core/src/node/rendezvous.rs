@@ -73,8 +73,8 @@ impl Node {
     fn send_meta(&mut self, tunnel: &Tunnel, message: &Meta) {
         match message.encode() {
             Ok(body) => {
-                self.lane.counters().add(counters_of(message.kind).1, 1);
-                self.send(tunnel, MessageType::Lighthouse, &body);
+                self.outbox.counters().add(counters_of(message.kind).1, 1);
+                self.outbox.message(tunnel, MessageType::Lighthouse, &body);
             }
             Err(error) => tracing::warn!(peer = tunnel.peer.name(), %error, "cannot send a lighthouse message"),
         }
@@ -82,10 +82,10 @@ impl Node {
 
     pub(super) fn handle_lighthouse_message(&mut self, now: Instant, tunnel: &Arc<Tunnel>, body: &[u8]) {
         let Ok(message) = Meta::parse(body) else {
-            self.count(DropReason::BadMessage);
+            self.outbox.count_drop(DropReason::BadMessage);
             return;
         };
-        self.lane.counters().add(counters_of(message.kind).0, 1);
+        self.outbox.counters().add(counters_of(message.kind).0, 1);
         let serves = self.config.lighthouse.am_lighthouse;
         let from_lighthouse = tunnel.peer_addresses.iter().any(|address| self.config.is_lighthouse(*address));
         match (message.kind, message.subject) {
@@ -98,7 +98,7 @@ impl Node {
                 self.schedule_punches(now, tunnel, asker, message.endpoints);
             }
             (MetaKind::HostUpdateNotificationAck | MetaKind::Other(_), _) => {}
-            _ => self.count(DropReason::BadMessage),
+            _ => self.outbox.count_drop(DropReason::BadMessage),
         }
     }
 
@@ -170,7 +170,7 @@ impl Node {
     fn store_update(&mut self, now: Instant, tunnel: &Arc<Tunnel>, update: Meta) {
         let host = &tunnel.peer_addresses;
         if update.subject.is_some_and(|subject| !host.contains(&subject)) {
-            self.count(DropReason::BadMessage);
+            self.outbox.count_drop(DropReason::BadMessage);
             return;
         }
         let endpoints = self.screen(now, tunnel, host, update.endpoints);
@@ -217,7 +217,7 @@ impl Node {
     ) -> Vec<SocketAddr> {
         let Screened { believed, refused } = self.config.endpoint_rules(host).screen(endpoints);
         let Some(example) = refused.first() else { return believed };
-        self.lane.counters().drop_many(Direction::Inbound, DropReason::EndpointRefused, refused.len() as u64);
+        self.outbox.counters().drop_many(Direction::Inbound, DropReason::EndpointRefused, refused.len() as u64);
         if let Some(since) = self.lighthouse.note_refused(now, refused.len()) {
             let by = tunnel.peer.name();
             tracing::info!(peer = by, ?host, endpoint = %example, refused = since, "refused endpoints in a lighthouse message");
