@@ -52,7 +52,7 @@ impl Node {
         }
         let (reply, untested) = (answered.reply.to_vec(), answered.tests == 0);
         let addresses: Vec<_> = answered.addresses().collect();
-        self.answer(from, reply);
+        self.outbox.answer(&self.hops, from, reply);
         if !untested {
             return;
         }
@@ -61,7 +61,7 @@ impl Node {
         }
         // Most callers send something on their own, and a test that overtakes message 2 finds no tunnel, so the test
         // waits. But a peer that has another tunnel here may have lost it.
-        let replaces = addresses.iter().any(|address| self.is_reachable(*address));
+        let replaces = addresses.iter().any(|address| self.forwarder.is_reachable(*address));
         self.timer.set(Due::HalfOpen(index), now + if replaces { REPLACEMENT_TEST_AFTER } else { FIRST_TEST_AFTER });
     }
 
@@ -74,7 +74,7 @@ impl Node {
         if answered.may_send(TEST_LEN) {
             let origin = answered.origin();
             if let Some(request) = answered.half_open.test_request() {
-                self.answer(origin, request);
+                self.outbox.answer(&self.hops, origin, request);
             }
         }
     }

@@ -48,7 +48,7 @@ impl Node {
         }
         live.announced &= !received;
         self.note_relayed(now, index, traffic);
-        self.hops().note_traffic(now, index);
+        self.hops.note_traffic(now, index, &self.tunnels);
         let Some(live) = self.tunnels.get(index) else { return };
         let facts = self.facts(now, live, received, sent);
         let Some(live) = self.tunnels.get_mut(index) else { return };
@@ -70,7 +70,7 @@ impl Node {
         match decision {
             Decision::Alive { next: Next::Rehandshake, .. } => self.rehandshake(now, index),
             Decision::Alive { next: Next::BecomePrimary, .. } => self.forwarder.tunnels().set_primary(&tunnel),
-            Decision::Alive { .. } if !facts.primary => self.migrate_relays(now, &tunnel),
+            Decision::Alive { .. } if !facts.primary => self.relaying(now).migrate(&tunnel),
             _ => {}
         }
         if facts.primary && sent {

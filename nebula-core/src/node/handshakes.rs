@@ -282,7 +282,7 @@ impl Node {
                 self.answer_refused(now, peer, refusal_of(now, from, RefusalReason::OtherHost, text, &done));
                 let stranger = Tunnel::new(done, None);
                 if let Some(close) = seal(&stranger, MessageType::CloseTunnel, &[]) {
-                    self.answer(from, close);
+                    self.outbox.answer(&self.hops, from, close);
                 }
                 self.restart_elsewhere(now, peer, from);
             }
@@ -329,7 +329,7 @@ impl Node {
     /// newer one.
     pub(crate) fn install(&mut self, now: Instant, established: Established) {
         let Established { tunnel, from, since, own_certificate, opened_by, took } = established;
-        let relay = self.set_relay_of(&tunnel, from);
+        let relay = self.hops.assign(&tunnel, from);
         self.journal.connected(&tunnel.peer_addresses, from.underlay());
         self.note_other_certificate(now, &tunnel, from.underlay());
         self.forwarder.tunnels().publish(Arc::clone(&tunnel));
@@ -388,7 +388,7 @@ impl Node {
             }
         }
         if tunnel.initiator {
-            self.migrate_relays(now, tunnel);
+            self.relaying(now).migrate(tunnel);
         }
         if tunnel.peer_addresses.iter().any(|address| self.config.is_lighthouse(*address)) {
             self.send_update(tunnel);

@@ -242,7 +242,7 @@ impl Node {
                 },
             })
         };
-        self.relays.iter().filter_map(status).collect()
+        self.hops.entries.iter().filter_map(status).collect()
     }
 
     /// What is known about where `peer` is.

@@ -9,8 +9,7 @@ mod outbox;
 mod paths;
 mod reconfigure;
 mod refusals;
-mod relay_end;
-mod relay_middle;
+mod relaying;
 mod rendezvous;
 mod timer;
 mod tunnels;
@@ -41,9 +40,8 @@ use crate::diagnosis::Journal;
 use crate::forward::LocalPolicy;
 use crate::handshake::{Admission, HalfOpenTable, PendingHandshakes};
 use crate::hole_punch::HolePunch;
-use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
+use crate::index::{LocalIndex, RemoteIndex};
 use crate::lighthouse::{self, LocalAddress};
-use crate::relay;
 use crate::tunnel::ReservedIndex;
 use crate::wire::header::{Header, MessageType};
 use crate::{Config, DropReason, Event, Forwarder, Origin, PacketOwned, Punt, Transmit, TunnelDownReason};
@@ -92,7 +90,7 @@ pub struct Node {
     lighthouse: lighthouse::Client,
     server: lighthouse::Server,
     punches: HolePunch,
-    relays: relay::Entries,
+    hops: Hops,
     journal: Journal,
     outbox: Outbox,
     forwarder: Arc<Forwarder>,
@@ -111,6 +109,7 @@ impl Node {
         if !config.lighthouse.am_lighthouse && !config.lighthouse.hosts.is_empty() {
             timer.set(Due::LighthouseUpdate, now);
         }
+        let am_relay = config.relay.am_relay;
         let mut node = Self {
             config,
             wall,
@@ -124,7 +123,7 @@ impl Node {
             lighthouse: lighthouse::Client::default(),
             server: lighthouse::Server::default(),
             punches: HolePunch::default(),
-            relays: relay::Entries::default(),
+            hops: Hops::new(Arc::clone(&forwarder), am_relay),
             journal: Journal::default(),
             outbox: Outbox::new(Arc::clone(&forwarder)),
             forwarder: Arc::clone(&forwarder),
@@ -219,7 +218,7 @@ impl Node {
     /// Starts a handshake unless the peer is reachable through a tunnel.
     pub fn connect(&mut self, now: Instant, peer: IpAddr) {
         self.now = now;
-        if !self.is_reachable(peer) {
+        if !self.forwarder.is_reachable(peer) {
             self.start_handshake(now, peer, None);
             self.try_relays(now, peer);
         }
@@ -289,7 +288,7 @@ impl Node {
     }
 
     fn handle_no_tunnel(&mut self, now: Instant, peer: IpAddr, packet: PacketOwned) {
-        if self.is_reachable(peer) {
+        if self.forwarder.is_reachable(peer) {
             // The tunnel came up while the punt was on its way.
             self.outbox.overlay_packet(now, packet);
             return;
@@ -349,7 +348,7 @@ impl Node {
         if !applies(self.config.accept_recv_error, from.underlay()) {
             return;
         }
-        let lost = self.tunnels.of_remote(index).filter(|live| self.comes_from_peer(&live.tunnel, from));
+        let lost = self.tunnels.of_remote(index).filter(|live| self.hops.is_path_to(&live.tunnel, from));
         let lost =
             lost.map(|live| (live.tunnel.local_index, live.announced, live.tunnel.peer_addresses.first().copied()));
         let lost: Vec<_> = lost.collect();
@@ -361,7 +360,7 @@ impl Node {
             }
         }
         if let Origin::Direct(from) = from {
-            self.renew_relays(now, from, index);
+            self.relaying(now).renew(from, index);
         }
     }
 
@@ -375,7 +374,7 @@ impl Node {
         }
         if applies(self.config.send_recv_error, from.underlay()) {
             let header = Header { kind: MessageType::RecvError, index, counter: 0 };
-            self.answer(from, header.to_bytes().to_vec());
+            self.outbox.answer(&self.hops, from, header.to_bytes().to_vec());
         }
     }
 
@@ -405,10 +404,10 @@ impl Node {
                 }
             }
         }
-        self.hops().forget_neighbour(&live.tunnel);
+        self.hops.forget_neighbour(&live.tunnel, &self.tunnels);
         let gone = peer.iter().all(|address| self.tunnels.of_peer(*address).is_empty());
         if gone {
-            peer.iter().for_each(|address| self.hops().rest(*address));
+            peer.iter().for_each(|address| self.hops.disestablish(*address, &self.tunnels));
             self.server.forget(&peer);
         }
         if gone && peer.iter().any(|address| self.config.is_lighthouse(*address)) {
@@ -463,19 +462,6 @@ impl Node {
         let mut bytes = [0; N];
         self.rng.fill_bytes(&mut bytes);
         bytes
-    }
-
-    fn hops(&mut self) -> Hops<'_> {
-        Hops {
-            entries: &mut self.relays,
-            tunnels: &self.tunnels,
-            forwarder: &self.forwarder,
-            am_relay: self.config.relay.am_relay,
-        }
-    }
-
-    fn publish_hop(&mut self, index: RelayIndex) {
-        self.hops().publish(index);
     }
 }
 

@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::hops::Hops;
 use crate::counters::{Counter, Counters, Direction};
 use crate::forward::Carrier;
 use crate::tunnel::Tunnel;
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
-use crate::{DropReason, Event, Forwarder, Lane, PacketOwned, Transmit, Verdict};
+use crate::{DropReason, Event, Forwarder, Lane, Origin, PacketOwned, Transmit, Verdict};
 
 /// Output queues of the control plane, and the lane that seals and counts what goes into them.
 #[derive(Debug)]
@@ -36,6 +37,13 @@ impl Outbox {
         let Ok(datagram) = carrier.wrap(datagram) else { return false };
         self.datagram(carrier.to, datagram);
         true
+    }
+
+    /// Sends a datagram back by the path that another one came by.
+    pub(super) fn answer(&mut self, hops: &Hops, from: Origin, datagram: Vec<u8>) {
+        if let Some(carrier) = hops.path_back(from) {
+            self.datagram_by(&carrier, datagram);
+        }
     }
 
     /// Seals a message into the tunnel and sends it. Does nothing if there is no path to the peer or the counter is

@@ -1,6 +1,6 @@
 //! Chooses the path of datagrams to a peer, direct or through a relay, and decides when it changes.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,26 +15,6 @@ use crate::tunnel::{Traffic, Tunnel};
 use crate::wire::header::MessageType;
 
 impl Node {
-    /// Whether there is a tunnel to `peer` with a usable path.
-    pub(super) fn is_reachable(&self, peer: IpAddr) -> bool {
-        let tunnel = self.forwarder.tunnels().by_address(peer);
-        tunnel.is_some_and(|tunnel| self.forwarder.carrier(&tunnel).is_some())
-    }
-
-    /// Sends a datagram back by the path that another one came by.
-    pub(super) fn answer(&mut self, origin: Origin, datagram: Vec<u8>) {
-        match origin {
-            Origin::Direct(to) => self.outbox.datagram(to, datagram),
-            Origin::Relayed { hop, .. } => {
-                let hop = self.relays.get(hop).and_then(Entry::reply_hop);
-                let carrier = hop.and_then(|hop| self.forwarder.carrier_by(hop));
-                if let Some(carrier) = carrier {
-                    self.outbox.datagram_by(&carrier, datagram);
-                }
-            }
-        }
-    }
-
     /// Answers a test request. If the tunnel has no endpoint or the request was relayed, the reply goes back by the
     /// same path, since the peer may be testing that path.
     pub(super) fn answer_test(&mut self, tunnel: &Tunnel, from: Origin, body: &[u8]) {
@@ -46,12 +26,12 @@ impl Node {
             Origin::Direct(_) | Origin::Relayed { .. } => {
                 // A peer that tests another relay doubts the present one, so switch to that relay.
                 if let Origin::Relayed { hop, .. } = from
-                    && let Some(hop) = self.relays.get(hop).and_then(Entry::hop)
+                    && let Some(hop) = self.hops.entries.get(hop).and_then(Entry::hop)
                 {
                     tunnel.set_hop(Some(hop));
                 }
                 if let Some(reply) = seal(tunnel, MessageType::TestReply, body) {
-                    self.answer(from, reply);
+                    self.outbox.answer(&self.hops, from, reply);
                 }
             }
         }
@@ -63,7 +43,7 @@ impl Node {
         match from {
             Origin::Direct(at) if tunnel.endpoint().is_none() => self.follow(now, tunnel.local_index, at),
             Origin::Relayed { hop, .. } if live.liveness.is_awaiting() => {
-                if let Some(hop) = self.relays.get(hop).and_then(Entry::hop) {
+                if let Some(hop) = self.hops.entries.get(hop).and_then(Entry::hop) {
                     tunnel.set_hop(Some(hop));
                 }
                 // The direct reply may come a little later; if there is none, the relay takes over.
@@ -79,7 +59,7 @@ impl Node {
     pub(super) fn probe(&mut self, tunnel: &Tunnel) {
         self.outbox.message(tunnel, MessageType::TestRequest, &[]);
         let used = if tunnel.endpoint().is_some() { None } else { tunnel.hop() };
-        for hop in self.hops().to(tunnel) {
+        for hop in self.hops.usable_to(tunnel) {
             if let Some(carrier) = self.forwarder.carrier_by(hop).filter(|_| Some(hop) != used) {
                 self.outbox.message_by(&carrier, tunnel, MessageType::TestRequest, &[]);
             }
@@ -153,17 +133,6 @@ impl Node {
         if usable && let Some(silent) = live.tunnel.endpoint() {
             live.left = Some((silent, now));
             live.tunnel.set_endpoint(None);
-        }
-    }
-
-    /// Whether something came by the path that this node uses to reach the peer of `tunnel`.
-    pub(super) fn comes_from_peer(&self, tunnel: &Tunnel, from: Origin) -> bool {
-        match from {
-            Origin::Direct(from) => tunnel.endpoint() == Some(from),
-            Origin::Relayed { hop, .. } => {
-                let hop = self.relays.get(hop).and_then(Entry::reply_hop);
-                tunnel.endpoint().is_none() && hop.is_some() && tunnel.hop() == hop
-            }
         }
     }
 }

@@ -140,9 +140,7 @@ impl Node {
     }
 
     fn apply_relay_settings(&mut self, now: Instant) {
-        for index in self.relays.iter().map(|entry| entry.index).collect::<Vec<_>>() {
-            self.publish_hop(index);
-        }
+        self.hops.set_am_relay(self.config.relay.am_relay, &self.tunnels);
         if self.has_lighthouses() {
             self.timer.set(Due::LighthouseUpdate, now);
         }

@@ -33,8 +33,8 @@ pub(crate) struct Entry {
     pub(crate) remote: Option<RemoteIndex>,
     /// Version of the address fields in messages to the neighbour.
     pub(crate) form: Version,
-    /// Whether the neighbour waits for a response.
-    pub(crate) owed: bool,
+    /// The neighbour waits for a response.
+    pub(crate) owes_response: bool,
     /// Time of the last request to the neighbour.
     pub(crate) asked: Option<Instant>,
     /// Time of the last change, or of the last traffic that the control plane saw.
@@ -85,7 +85,7 @@ impl Entries {
             None
         };
         let evicted = evicted.and_then(|index| self.remove(index));
-        let entry = Entry { index, key, state, remote: None, form, owed: false, asked: None, touched: now };
+        let entry = Entry { index, key, state, remote: None, form, owes_response: false, asked: None, touched: now };
         self.by_index.insert(index, entry);
         self.by_key.insert(key, index);
         self.by_far.insert((key.far, index));
