@@ -20,7 +20,7 @@ impl Node {
         match due {
             Due::Handshake(peer) => self.handshake_due(now, peer),
             Due::Tunnel(index) => self.check_tunnel(now, index),
-            Due::HalfOpen(index) => self.half_open_due(now, index),
+            Due::HalfOpen(index) => self.callers(now).due(index),
             Due::LighthouseUpdate => self.update_lighthouses(now),
             Due::HolePunch => self.punch_due(now),
             Due::Housekeeping => self.housekeeping(now),
@@ -145,7 +145,8 @@ impl Node {
 
     /// Closes every tunnel whose peer is no longer trusted.
     pub(super) fn close_refused(&mut self, now: Instant) {
-        self.forget_refused_callers(now);
+        let at = self.wall.unix_seconds(now);
+        self.callers(now).give_up_refused(at);
         let refused = self.tunnels.iter().filter(|live| live.is_refused(&self.config, self.wall.unix_seconds(now)));
         let refused: Vec<_> = refused.map(|live| live.tunnel.local_index).collect();
         for index in refused {

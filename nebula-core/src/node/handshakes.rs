@@ -47,7 +47,7 @@ impl Node {
         if !self.endpoints_of(peer).is_empty() {
             self.attempt(peer);
         }
-        self.test_callers(peer);
+        self.callers(now).test_all_named(peer);
     }
 
     /// Displaces a hopeless handshake if there is no room for another one. Returns `false` if none can be displaced.
@@ -194,7 +194,7 @@ impl Node {
         }
         let digest = digest_of(datagram);
         if let Some(index) = self.half_open.opened_by(&digest) {
-            self.answer_caller(now, index, from, datagram.len());
+            self.callers(now).answer(index, from, datagram.len());
             return;
         }
         if let Some(live) = self.tunnels.opened_by(&digest) {
@@ -243,7 +243,7 @@ impl Node {
             self.outbox.message(&primary, MessageType::TestRequest, &[]);
             return;
         }
-        self.await_confirmation(now, (local_index, done), digest, reply, from, datagram.len());
+        self.callers(now).insert((local_index, done), digest, reply, from, datagram.len());
     }
 
     fn handle_second_message(&mut self, now: Instant, from: Origin, index: LocalIndex, datagram: &[u8]) {
