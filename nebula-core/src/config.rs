@@ -10,13 +10,13 @@ use std::time::Duration;
 use ipnet::IpNet;
 use nebula_cert::{CaPool, Fingerprint, Identity, Version};
 
-use crate::firewall;
 use crate::lighthouse::Rules;
 pub use crate::lighthouse::{
     AllowList, BadPattern, CalculatedRemotes, Calculation, InterfaceRules, Lighthouse, LocalAllowList, NoDefault,
     OtherFamily, RemoteAllowList,
 };
 pub use crate::tunnel::cipher::Cipher;
+use crate::{firewall, lighthouse};
 
 /// Configuration of one node.
 #[derive(Debug, Clone)]
@@ -124,6 +124,16 @@ impl Config {
     pub(crate) fn fixed_endpoints_of(&self, peer: IpAddr) -> Cow<'_, [SocketAddr]> {
         let fixed = self.static_hosts.get(&peer).map(|fixed| Cow::Borrowed(fixed.as_slice()));
         fixed.unwrap_or_else(|| self.lighthouse.calculated_remotes.endpoints(peer).into())
+    }
+
+    /// Where `peer` may be, best first.
+    pub(crate) fn endpoints_of(&self, peer: IpAddr, known: &lighthouse::Client) -> Vec<SocketAddr> {
+        known.endpoints(peer, &self.fixed_endpoints_of(peer), &self.endpoint_rules(&[peer]))
+    }
+
+    /// Whether the remote allow list lets a peer, by each of its overlay addresses, be at this endpoint.
+    pub(crate) fn may_be_at(&self, peer: &[IpAddr], endpoint: SocketAddr) -> bool {
+        self.lighthouse.remote_allow.allows(peer, endpoint.ip())
     }
 
     /// The rules for endpoints of the peer with these overlay addresses.

@@ -27,7 +27,7 @@ impl Node {
         let Some((answered, tunnel)) = self.callers(now).confirm(index) else { return };
         // Go by this datagram's origin: somebody who overheard message 1 may have replayed it from elsewhere.
         let origin = match from {
-            Origin::Direct(at) if !self.may_try(&tunnel, at) => answered.origin(),
+            Origin::Direct(at) if !self.config.may_be_at(&tunnel.peer_addresses, at) => answered.origin(),
             _ => from,
         };
         tunnel.set_endpoint(origin.endpoint());

@@ -16,8 +16,6 @@ use crate::counters::Direction;
 use crate::diagnosis::RefusalReason;
 use crate::handshake::{Error, Initiator, Opened, Own, Pending, Waiting, respond};
 use crate::index::LocalIndex;
-use crate::relay::RateLimit;
-use crate::tunnel::liveness::Liveness;
 use crate::tunnel::{Negotiated, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType};
 use crate::{DropReason, Event, Origin, TunnelDownReason};
@@ -44,7 +42,7 @@ impl Node {
         self.pending.insert(peer, Pending::new(local_index, version, now, waiting));
         self.timer.set(Due::Handshake(peer), now + self.config.handshakes.try_interval);
         self.ask_lighthouses(now, peer);
-        if !self.endpoints_of(peer).is_empty() {
+        if !self.config.endpoints_of(peer, &self.lighthouse).is_empty() {
             self.attempt(peer);
         }
         self.callers(now).test_all_named(peer);
@@ -81,14 +79,14 @@ impl Node {
         let unanswered = returning && !pending.answered;
         self.timer.set(Due::Handshake(peer), now + pause);
         // A peer that comes back may have moved. The lighthouse knows its endpoint as soon as the peer has registered.
-        if unanswered || attempts == REQUERY_AT_ATTEMPT && self.endpoints_of(peer).len() <= 1 {
+        if unanswered || attempts == REQUERY_AT_ATTEMPT && self.config.endpoints_of(peer, &self.lighthouse).len() <= 1 {
             self.ask_lighthouses(now, peer);
         }
     }
 
     /// Retries at once if the endpoints of the peer changed. This counts as an attempt but does not move the timer.
     pub(super) fn retry_if_endpoints_changed(&mut self, peer: IpAddr) {
-        let endpoints = self.endpoints_of(peer);
+        let endpoints = self.config.endpoints_of(peer, &self.lighthouse);
         let expected = self.lighthouse.lost_for(self.now, peer).is_some();
         let most = self.config.handshakes.retries.max(if expected { MAX_ATTEMPTS_UNTIL_RETURN } else { 0 });
         if self.pending.get_mut(peer).is_some_and(|it| it.attempts < most && it.tried != endpoints) {
@@ -98,7 +96,7 @@ impl Node {
 
     /// Sends message 1 to every known endpoint.
     fn attempt(&mut self, peer: IpAddr) {
-        let endpoints = self.endpoints_of(peer);
+        let endpoints = self.config.endpoints_of(peer, &self.lighthouse);
         let message = if endpoints.is_empty() { None } else { self.first_message(peer) };
         for message in message.iter() {
             endpoints.iter().for_each(|endpoint| self.outbox.datagram(*endpoint, message.clone()));
@@ -203,7 +201,7 @@ impl Node {
             // the tunnel.
             if let Origin::Direct(at) = from {
                 let better = |current| self.config.is_preferred(at) && !self.config.is_preferred(current);
-                if tunnel.endpoint().is_none_or(better) && self.may_try(&tunnel, at) {
+                if tunnel.endpoint().is_none_or(better) && self.config.may_be_at(&tunnel.peer_addresses, at) {
                     self.outbox.message_to(at, &tunnel, MessageType::TestRequest, &[]);
                 }
             }
@@ -252,7 +250,7 @@ impl Node {
             return;
         };
         if let Origin::Direct(at) = from
-            && !self.config.lighthouse.remote_allow.allows(&[peer], at.ip())
+            && !self.config.may_be_at(&[peer], at)
         {
             self.outbox.count_drop(DropReason::AddressNotAllowed);
             return;
@@ -328,7 +326,7 @@ impl Node {
     /// Installs a tunnel whose peer has proved that it holds the keys, and makes it the primary one unless there is a
     /// newer one.
     pub(crate) fn install(&mut self, now: Instant, established: Established) {
-        let Established { tunnel, from, since, own_certificate, opened_by, took } = established;
+        let (tunnel, from) = (Arc::clone(&established.tunnel), established.from);
         let relay = self.hops.assign(&tunnel, from);
         self.journal.connected(&tunnel.peer_addresses, from.underlay());
         self.note_other_certificate(now, &tunnel, from.underlay());
@@ -343,24 +341,9 @@ impl Node {
             remote_index: tunnel.remote_index,
             certificate: (&tunnel.peer).into(),
             initiator: tunnel.initiator,
-            took: took.unwrap_or_default(),
+            took: established.took.unwrap_or_default(),
         });
-        self.tunnels.insert(Live {
-            tunnel: Arc::clone(&tunnel),
-            liveness: Liveness::default(),
-            own_certificate,
-            took,
-            opened_by,
-            since,
-            left: None,
-            used: now,
-            announced: false,
-            promoted_at: 0,
-            asked_at: 0,
-            ask_after: now,
-            challenge_after: now,
-            introductions: RateLimit::default(),
-        });
+        self.tunnels.insert(Live::new(now, established));
         if self.tunnels.is_newest(&tunnel, self.forwarder.tunnels()) {
             self.forwarder.tunnels().set_primary(&tunnel);
         }
@@ -426,7 +409,7 @@ impl Node {
     fn may_be_at(&self, done: &Negotiated, from: Origin) -> bool {
         let Origin::Direct(endpoint) = from else { return true };
         let addresses: Vec<_> = done.peer.networks().iter().map(ipnet::IpNet::addr).collect();
-        self.config.lighthouse.remote_allow.allows(&addresses, endpoint.ip())
+        self.config.may_be_at(&addresses, endpoint)
     }
 
     fn own(&self, now: Instant) -> Own<'_> {

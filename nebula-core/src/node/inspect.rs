@@ -186,7 +186,11 @@ impl Node {
     /// Handshakes this node started, by peer.
     #[must_use]
     pub fn pending_handshakes(&self) -> Vec<PendingStatus> {
-        let status = |(peer, local_index)| PendingStatus { peer, local_index, endpoints: self.endpoints_of(peer) };
+        let status = |(peer, local_index)| PendingStatus {
+            peer,
+            local_index,
+            endpoints: self.config.endpoints_of(peer, &self.lighthouse),
+        };
         self.pending.indexes().map(status).collect()
     }
 
@@ -252,7 +256,7 @@ impl Node {
         Whereabouts {
             heard: self.lighthouse.heard_since(peer, &heard),
             connected: heard.into_keys().collect(),
-            endpoints: self.endpoints_of(peer),
+            endpoints: self.config.endpoints_of(peer, &self.lighthouse),
             relays: self.lighthouse.relays(peer).into_iter().collect(),
             answers: self.lighthouse.answers(peer),
             lighthouses: if self.config.has_lighthouses() { self.config.lighthouse.hosts.clone() } else { Vec::new() },

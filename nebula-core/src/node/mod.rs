@@ -144,7 +144,7 @@ impl Node {
             Punt::Message { tunnel, from, kind, plaintext } => {
                 self.handle_message(now, tunnel, from, kind, &plaintext);
             }
-            Punt::Roamed { tunnel, from } => self.handle_roamed(now, tunnel, from),
+            Punt::Roamed { tunnel, from } => self.paths(now).handle_roamed(tunnel, from),
             Punt::Confirmed { tunnel, from } => self.handle_confirmed(now, tunnel, from),
             Punt::Dropped { direction, flow, reason, tunnel } => {
                 let peer = tunnel.and_then(|index| self.tunnels.get(index)?.tunnel.peer_addresses.first().copied());
@@ -157,7 +157,7 @@ impl Node {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.now = now;
         if self.timer.next().is_some_and(|due| now.saturating_duration_since(due) > MISSED_BY) {
-            self.announce(now);
+            self.paths(now).announce();
         }
         while let Some(due) = self.timer.pop(now) {
             self.handle_due(now, due);
@@ -204,7 +204,7 @@ impl Node {
     /// told at once where this node is.
     pub fn set_local_addresses(&mut self, addresses: Vec<LocalAddress>) {
         if self.lighthouse.set_local_addresses(addresses) {
-            self.announce(self.now);
+            self.paths(self.now).announce();
         }
     }
 
@@ -212,7 +212,7 @@ impl Node {
     /// node up, and its address may have changed.
     pub fn wake(&mut self, now: Instant) {
         self.now = now;
-        self.announce(now);
+        self.paths(now).announce();
     }
 
     /// Starts a handshake unless the peer is reachable through a tunnel.
@@ -237,7 +237,7 @@ impl Node {
     pub fn redirect(&mut self, now: Instant, peer: IpAddr, endpoint: SocketAddr) -> bool {
         self.now = now;
         let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return false };
-        if !self.may_try(&tunnel, endpoint) {
+        if !self.config.may_be_at(&tunnel.peer_addresses, endpoint) {
             return false;
         }
         tunnel.set_endpoint(Some(endpoint));
@@ -303,43 +303,14 @@ impl Node {
         let Some(tunnel) = self.forwarder.tunnels().by_index(index) else { return };
         match kind {
             MessageType::Lighthouse => self.handle_lighthouse_message(now, &tunnel, body),
-            MessageType::TestRequest => self.answer_test(&tunnel, from, body),
-            MessageType::TestReply => self.handle_test_reply(now, &tunnel, from),
+            MessageType::TestRequest => self.paths(now).answer_test(&tunnel, from, body),
+            MessageType::TestReply => self.paths(now).handle_test_reply(&tunnel, from),
             MessageType::CloseTunnel => self.remove_tunnel(index, TunnelDownReason::ClosedByPeer),
             MessageType::Control => self.handle_control(now, &tunnel, body),
             MessageType::Handshake | MessageType::Data | MessageType::Relay | MessageType::RecvError => {
                 self.outbox.count_drop(DropReason::BadMessage)
             }
         }
-    }
-
-    /// Follows a peer whose authenticated traffic now comes from another endpoint.
-    fn handle_roamed(&mut self, now: Instant, index: LocalIndex, from: SocketAddr) {
-        let Some(tunnel) = self.tunnels.get(index).map(|live| Arc::clone(&live.tunnel)) else { return };
-        if tunnel.endpoint().is_none() && self.forwarder.carrier(&tunnel).is_some() {
-            // A direct datagram does not show that there is a direct path back: use the relay until an answer shows it.
-            self.challenge(now, &tunnel, from);
-        } else {
-            self.follow(now, index, from);
-        }
-    }
-
-    /// Moves a tunnel to the endpoint at which its peer was heard.
-    fn follow(&mut self, now: Instant, index: LocalIndex, from: SocketAddr) {
-        let Some(live) = self.tunnels.get_mut(index) else { return };
-        let old = live.tunnel.endpoint();
-        let flaps_back = live.left.is_some_and(|(place, at)| place == from && now < at + ROAM_BACK_AFTER);
-        let allowed = self.config.lighthouse.remote_allow.allows(&live.tunnel.peer_addresses, from.ip());
-        if old == Some(from) || flaps_back || !allowed {
-            return;
-        }
-        live.left = old.map(|place| (place, now));
-        live.tunnel.set_endpoint(Some(from));
-        let peer = live.tunnel.peer_addresses.clone();
-        for &address in &peer {
-            self.lighthouse.candidates(address).learn(from);
-        }
-        self.outbox.event(Event::Roamed { peer, endpoint: from });
     }
 
     /// Handles a recv_error: the peer no longer knows the tunnel or relay. It is unauthenticated, so it is believed
@@ -443,11 +414,6 @@ impl Node {
         }
     }
 
-    /// Whether there is a lighthouse to ask.
-    fn has_lighthouses(&self) -> bool {
-        self.config.has_lighthouses()
-    }
-
     /// The configuration in use: the initial one with every later change applied.
     #[cfg(feature = "simulator")]
     pub(crate) fn config(&self) -> &Config {
@@ -490,8 +456,6 @@ fn applies(policy: RecvErrorPolicy, address: SocketAddr) -> bool {
     }
 }
 
-// Keeps a tunnel from flapping between two paths of a peer that both carry traffic.
-const ROAM_BACK_AFTER: Duration = Duration::from_secs(2);
 /// The hosts of a lighthouse that shuts down spread their new handshakes over this time.
 const GOODBYE_SPREAD_MS: u32 = 1000;
 /// A deadline missed by more than this shows that the process did not run for a while.

@@ -141,13 +141,13 @@ impl Node {
 
     fn apply_relay_settings(&mut self, now: Instant) {
         self.hops.set_am_relay(self.config.relay.am_relay, &self.tunnels);
-        if self.has_lighthouses() {
+        if self.config.has_lighthouses() {
             self.timer.set(Due::LighthouseUpdate, now);
         }
     }
 
     fn apply_lighthouse_settings(&mut self, now: Instant) {
-        if self.has_lighthouses() {
+        if self.config.has_lighthouses() {
             self.timer.set(Due::LighthouseUpdate, now);
         } else {
             self.timer.cancel(Due::LighthouseUpdate);

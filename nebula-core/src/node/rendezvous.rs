@@ -224,11 +224,6 @@ impl Node {
         }
         believed
     }
-
-    /// Where `peer` may be, best first.
-    pub(super) fn endpoints_of(&self, peer: IpAddr) -> Vec<SocketAddr> {
-        self.lighthouse.endpoints(peer, &self.config.fixed_endpoints_of(peer), &self.config.endpoint_rules(&[peer]))
-    }
 }
 
 /// The counters for a kind of lighthouse message: received, sent.
