@@ -1,16 +1,13 @@
 //! Handles each kind of deadline when it is due.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Node;
 use super::timer::Due;
 use crate::TunnelDownReason;
-use crate::hole_punch::{Action, PUNCH};
 use crate::index::LocalIndex;
 use crate::tunnel::liveness::{Decision, Next};
-use crate::wire::header::MessageType;
 
 impl Node {
     pub(super) fn handle_due(&mut self, now: Instant, due: Due) {
@@ -85,32 +82,6 @@ impl Node {
         let refused: Vec<_> = refused.map(|live| live.tunnel.local_index).collect();
         for index in refused {
             self.close_tunnel(index, TunnelDownReason::CertificateInvalid);
-        }
-    }
-
-    fn punch_due(&mut self, now: Instant) {
-        while let Some(action) = self.punches.pop(now) {
-            match action {
-                Action::Punch(endpoints) => {
-                    for endpoint in endpoints {
-                        self.outbox.datagram(endpoint, PUNCH.to_vec());
-                    }
-                }
-                Action::Respond(peer) => self.test(now, peer),
-            }
-        }
-        if let Some(next) = self.punches.next() {
-            self.timer.set(Due::HolePunch, next);
-        }
-    }
-
-    /// Sends a test request, after a handshake if there is no tunnel.
-    fn test(&mut self, now: Instant, peer: IpAddr) {
-        if let Some(tunnel) = self.forwarder.tunnels().by_address(peer) {
-            self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
-        } else {
-            self.start_handshake(now, peer, None);
-            self.pending.push_test(peer);
         }
     }
 }

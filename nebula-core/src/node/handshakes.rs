@@ -374,7 +374,7 @@ impl Node {
             self.relaying(now).migrate(tunnel);
         }
         if tunnel.peer_addresses.iter().any(|address| self.config.is_lighthouse(*address)) {
-            self.send_update(tunnel);
+            self.rendezvous(now).send_update(tunnel);
         }
     }
 
@@ -382,7 +382,7 @@ impl Node {
     fn flush(&mut self, now: Instant, peer: IpAddr, mut waiting: Waiting) {
         let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return };
         for subject in std::mem::take(&mut waiting.queries) {
-            self.send_query(&tunnel, subject);
+            self.rendezvous(now).send_query(&tunnel, subject);
         }
         if waiting.test {
             self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
