@@ -305,3 +305,17 @@ pub enum RecvErrorPolicy {
     /// Private underlay addresses only.
     Private,
 }
+
+impl RecvErrorPolicy {
+    /// Whether recv_errors are exchanged with this underlay address.
+    pub(crate) fn covers(self, address: IpAddr) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Never => false,
+            Self::Private => match address {
+                IpAddr::V4(v4) => v4.is_private(),
+                IpAddr::V6(v6) => v6.is_unique_local(),
+            },
+        }
+    }
+}

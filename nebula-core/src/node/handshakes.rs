@@ -1,6 +1,6 @@
 //! Starts handshakes, answers those of peers, and installs the finished tunnels.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,16 +9,15 @@ use nebula_cert::Version;
 use super::Node;
 use super::confirmation::KnownCallers;
 use super::outbox::seal;
-use super::refusals::{not_allowed, own_address, refusal, refusal_of};
 use super::timer::Due;
-use super::tunnels::{Established, Live};
+use super::tunnels::Established;
 use crate::counters::Direction;
-use crate::diagnosis::RefusalReason;
+use crate::diagnosis::{Claimed, Refusal, RefusalReason};
 use crate::handshake::{Error, Initiator, Opened, Own, Pending, Waiting, respond};
 use crate::index::LocalIndex;
 use crate::tunnel::{Negotiated, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType};
-use crate::{DropReason, Event, Origin, TunnelDownReason};
+use crate::{DropReason, Event, Origin};
 
 impl Node {
     /// Starts a handshake unless one is in progress. `version` overrides the version of the certificate to present.
@@ -323,79 +322,15 @@ impl Node {
         }
     }
 
-    /// Installs a tunnel whose peer has proved that it holds the keys, and makes it the primary one unless there is a
-    /// newer one.
-    pub(crate) fn install(&mut self, now: Instant, established: Established) {
-        let (tunnel, from) = (Arc::clone(&established.tunnel), established.from);
-        let relay = self.hops.assign(&tunnel, from);
-        self.journal.connected(&tunnel.peer_addresses, from.underlay());
-        self.note_other_certificate(now, &tunnel, from.underlay());
-        self.forwarder.tunnels().publish(Arc::clone(&tunnel));
-        self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + self.config.timers.connection_alive_interval);
-        self.outbox.event(Event::TunnelUp {
-            peer: tunnel.peer_addresses.clone(),
-            name: tunnel.peer.name().to_owned(),
-            endpoint: from.underlay(),
-            relay,
-            local_index: tunnel.local_index,
-            remote_index: tunnel.remote_index,
-            certificate: (&tunnel.peer).into(),
-            initiator: tunnel.initiator,
-            took: established.took.unwrap_or_default(),
-        });
-        self.tunnels.insert(Live::new(now, established));
-        if self.tunnels.is_newest(&tunnel, self.forwarder.tunnels()) {
-            self.forwarder.tunnels().set_primary(&tunnel);
-        }
-        for &address in &tunnel.peer_addresses {
-            while let Some(surplus) = self.tunnels.surplus(address, self.forwarder.tunnels()) {
-                self.remove_tunnel(surplus, TunnelDownReason::Superseded);
-            }
-        }
-        self.put_to_use(now, &tunnel, relay);
+    /// Records that the answer to a handshake of this node was refused.
+    fn answer_refused(&mut self, now: Instant, peer: IpAddr, refusal: Refusal) {
+        self.refused(refusal.from, refusal.text.clone());
+        self.journal.refused(now, peer, refusal);
     }
 
-    /// Remembers the path by which a tunnel was made, and sends what waited for it. `relay` is the relay on that path.
-    fn put_to_use(&mut self, now: Instant, tunnel: &Tunnel, relay: Option<IpAddr>) {
-        for &address in &tunnel.peer_addresses {
-            let known = self.lighthouse.candidates(address);
-            known.reached();
-            if let Some(endpoint) = tunnel.endpoint() {
-                known.learn(endpoint);
-            }
-            if let Some(relay) = relay {
-                known.report_relays(relay, vec![relay]);
-            }
-            for packet in self.pending.take_packets(address) {
-                self.outbox.overlay_packet(now, packet);
-            }
-        }
-        if tunnel.initiator {
-            self.relaying(now).migrate(tunnel);
-        }
-        if tunnel.peer_addresses.iter().any(|address| self.config.is_lighthouse(*address)) {
-            self.rendezvous(now).send_update(tunnel);
-        }
-    }
-
-    /// Sends what waited for the tunnel to `peer`.
-    fn flush(&mut self, now: Instant, peer: IpAddr, mut waiting: Waiting) {
-        let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return };
-        for subject in std::mem::take(&mut waiting.queries) {
-            self.rendezvous(now).send_query(&tunnel, subject);
-        }
-        if waiting.test {
-            self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
-        }
-        for peer in std::mem::take(&mut waiting.relayed) {
-            self.try_relay(now, &tunnel, peer);
-        }
-        for (from, request) in std::mem::take(&mut waiting.requests) {
-            self.introduce(now, from, request);
-        }
-        for packet in waiting.take_packets() {
-            self.outbox.overlay_packet(now, packet);
-        }
+    fn refused(&mut self, from: SocketAddr, reason: String) {
+        self.outbox.count_drop(DropReason::BadHandshake);
+        self.outbox.event(Event::HandshakeRefused { from, reason });
     }
 
     /// Whether the peer has addresses and none of them is an own one. Nobody may claim an address of this node, not
@@ -423,6 +358,27 @@ impl Node {
     }
 }
 
+/// The refusal of a message that was refused with this error.
+fn refusal(now: Instant, from: Origin, error: Error) -> Refusal {
+    let (reason, text, claimed) = error.into_refusal();
+    Refusal { at: now, from: from.underlay(), reason, text, claimed, times: 1 }
+}
+
+fn own_address(now: Instant, from: Origin, done: &Negotiated) -> Refusal {
+    refusal_of(now, from, RefusalReason::OwnAddress, OWN_ADDRESS.to_owned(), done)
+}
+
+fn not_allowed(now: Instant, from: Origin, done: &Negotiated) -> Refusal {
+    let text = format!("{} may not be at {}", done.peer.name(), from.underlay().ip());
+    refusal_of(now, from, RefusalReason::AddressNotAllowed, text, done)
+}
+
+/// A refusal of a peer whose certificate is valid.
+fn refusal_of(now: Instant, from: Origin, reason: RefusalReason, text: String, done: &Negotiated) -> Refusal {
+    let claimed = Some(Claimed::new(&done.peer, done.peer_time));
+    Refusal { at: now, from: from.underlay(), reason, text, claimed, times: 1 }
+}
+
 /// Digest that identifies a message 1. It leaves out the header, which says nothing about the handshake.
 fn digest_of(message: &[u8]) -> [u8; 32] {
     let mut digest = [0; 32];
@@ -434,3 +390,4 @@ fn digest_of(message: &[u8]) -> [u8; 32] {
 const REQUERY_AT_ATTEMPT: u32 = 5;
 /// Twice the number of attempts made while a peer is expected back: answers of lighthouses trigger some more.
 const MAX_ATTEMPTS_UNTIL_RETURN: u32 = 128;
+const OWN_ADDRESS: &str = "the peer's certificate claims an address of this node, or none";

@@ -1,14 +1,13 @@
 //! The control plane of one node: it owns every control table and connects the parts.
 
 mod confirmation;
-mod deadlines;
 mod handshakes;
 mod hops;
 mod inspect;
+mod life_cycle;
 mod outbox;
 mod paths;
 mod reconfigure;
-mod refusals;
 mod relaying;
 mod rendezvous;
 mod timer;
@@ -34,16 +33,15 @@ pub(crate) use self::tunnels::Established;
 
 use self::timer::{Due, Timer};
 use self::tunnels::Tunnels;
-use crate::config::RecvErrorPolicy;
 use crate::counters::Direction;
 use crate::diagnosis::Journal;
 use crate::forward::LocalPolicy;
 use crate::handshake::{Admission, HalfOpenTable, PendingHandshakes};
 use crate::hole_punch::HolePunch;
-use crate::index::{LocalIndex, RemoteIndex};
+use crate::index::LocalIndex;
 use crate::lighthouse::{self, LocalAddress};
 use crate::tunnel::ReservedIndex;
-use crate::wire::header::{Header, MessageType};
+use crate::wire::header::MessageType;
 use crate::{Config, DropReason, Event, Forwarder, Origin, PacketOwned, Punt, Transmit, TunnelDownReason};
 
 /// Maps the monotonic clock to the wall clock, for certificates and the handshake's Time field.
@@ -104,7 +102,7 @@ impl Node {
         let key = [rng.next_u64(), rng.next_u64()];
         let admission = Admission::new(config.handshakes.max_new_per_second, now, rng.next_u64());
         let half_open = HalfOpenTable::new(config.handshakes.max_new_per_second);
-        let forwarder = Arc::new(Forwarder::new(local_policy(&config), now, key));
+        let forwarder = Arc::new(Forwarder::new(LocalPolicy::from(&config), now, key));
         let mut timer = Timer::new(now);
         if !config.lighthouse.am_lighthouse && !config.lighthouse.hosts.is_empty() {
             timer.set(Due::LighthouseUpdate, now);
@@ -313,105 +311,25 @@ impl Node {
         }
     }
 
-    /// Handles a recv_error: the peer no longer knows the tunnel or relay. It is unauthenticated, so it is believed
-    /// only if it comes from where the peer is.
-    fn handle_recv_error(&mut self, now: Instant, from: Origin, index: RemoteIndex) {
-        if !applies(self.config.accept_recv_error, from.underlay()) {
-            return;
-        }
-        let lost = self.tunnels.of_remote(index).filter(|live| self.hops.is_path_to(&live.tunnel, from));
-        let lost =
-            lost.map(|live| (live.tunnel.local_index, live.announced, live.tunnel.peer_addresses.first().copied()));
-        let lost: Vec<_> = lost.collect();
-        for (index, announced, peer) in lost {
-            self.remove_tunnel(index, TunnelDownReason::RecvError);
-            if let Some(peer) = peer.filter(|_| announced) {
-                // The peer dropped the tunnel while this node was away, and may have packets for it.
-                self.connect(now, peer);
-            }
-        }
-        if let Origin::Direct(from) = from {
-            self.relaying(now).renew(from, index);
+    fn handle_due(&mut self, now: Instant, due: Due) {
+        match due {
+            Due::Handshake(peer) => self.handshake_due(now, peer),
+            Due::Tunnel(index) => self.check_tunnel(now, index),
+            Due::HalfOpen(index) => self.callers(now).due(index),
+            Due::LighthouseUpdate => self.update_lighthouses(now),
+            Due::HolePunch => self.punch_due(now),
+            Due::Housekeeping => self.housekeeping(now),
         }
     }
 
-    fn answer_unknown_index(&mut self, from: Origin, index: u32) {
-        let index_of = LocalIndex(index);
-        let in_use = self.tunnels.get(index_of).is_some() || self.half_open.contains(index_of);
-        if in_use || self.pending.peer_of(index_of).is_some() {
-            // The peer's data overtook its message 2, or was queued behind it. A recv_error would tear down the tunnel
-            // that is being set up or has just been made.
-            return;
-        }
-        if applies(self.config.send_recv_error, from.underlay()) {
-            let header = Header { kind: MessageType::RecvError, index, counter: 0 };
-            self.outbox.answer(&self.hops, from, header.to_bytes().to_vec());
-        }
-    }
-
-    /// Sends CloseTunnel to the peer and removes the tunnel.
-    fn close_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
-        if let Some(live) = self.tunnels.get(index) {
-            let tunnel = Arc::clone(&live.tunnel);
-            self.outbox.message(&tunnel, MessageType::CloseTunnel, &[]);
-        }
-        self.remove_tunnel(index, reason);
-    }
-
-    /// Removes a tunnel without telling the peer; another tunnel to the same peer takes over.
-    fn remove_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
-        let Some(live) = self.tunnels.remove(index) else { return };
-        self.timer.cancel(Due::Tunnel(index));
-        self.forwarder.tunnels().retire(index);
-        let peer = live.tunnel.peer_addresses.clone();
-        for &address in &peer {
-            if self.forwarder.tunnels().by_address(address).is_none() {
-                if let Some(heir) = self.tunnels.heir(address) {
-                    self.forwarder.tunnels().set_primary(heir);
-                } else if self.expects_back(reason) {
-                    self.lighthouse.expect_back(self.now, address);
-                } else if !self.pending.contains(address) {
-                    self.lighthouse.forget(address);
-                }
-            }
-        }
-        self.hops.forget_neighbour(&live.tunnel, &self.tunnels);
-        let gone = peer.iter().all(|address| self.tunnels.of_peer(*address).is_empty());
-        if gone {
-            peer.iter().for_each(|address| self.hops.disestablish(*address, &self.tunnels));
-            self.server.forget(&peer);
-        }
-        if gone && peer.iter().any(|address| self.config.is_lighthouse(*address)) {
-            match reason {
-                TunnelDownReason::RecvError => self.timer.set(Due::LighthouseUpdate, self.now),
-                // A lighthouse that shuts down says goodbye to all its hosts at once, so they spread their new
-                // handshakes.
-                TunnelDownReason::ClosedByPeer => {
-                    let spread = self.rng.next_u32() % GOODBYE_SPREAD_MS;
-                    self.timer.set(Due::LighthouseUpdate, self.now + Duration::from_millis(spread.into()));
-                }
-                _ => {}
-            }
-        }
-        self.outbox.event(Event::TunnelDown {
-            peer,
-            name: live.tunnel.peer.name().to_owned(),
-            endpoint: live.tunnel.endpoint(),
-            local_index: index,
-            remote_index: live.tunnel.remote_index,
-            reason,
-        });
-    }
-
-    /// Whether a peer whose last tunnel ended for this reason is probably still where it was, or will be back soon.
-    fn expects_back(&self, reason: TunnelDownReason) -> bool {
-        match reason {
-            TunnelDownReason::RecvError => true,
-            // The peer may only be restarting. A lighthouse expects nobody back: hosts call it by themselves, and a
-            // whole fleet of them may leave.
-            TunnelDownReason::ClosedByPeer => !self.config.lighthouse.am_lighthouse,
-            _ => false,
-        }
+    /// Expires flows and stale entries, and releases memory.
+    fn housekeeping(&mut self, now: Instant) {
+        self.forwarder.expire_flows(now);
+        self.outbox.release_memory();
+        self.server.wanted().expire(now);
+        // The endpoints of a peer that is expected back outlive its tunnel, but not forever.
+        self.lighthouse.retain(now, |peer| !self.tunnels.of_peer(peer).is_empty() || self.pending.contains(peer));
+        self.timer.set_on_grid(Due::Housekeeping, now + HOUSEKEEPING_INTERVAL);
     }
 
     /// The configuration in use: the initial one with every later change applied.
@@ -431,32 +349,7 @@ impl Node {
     }
 }
 
-/// The part of the configuration that the forwarding plane needs.
-fn local_policy(config: &Config) -> LocalPolicy {
-    let certificate = config.identity.primary();
-    LocalPolicy {
-        networks: certificate.networks().to_vec(),
-        unsafe_networks: certificate.unsafe_networks().to_vec(),
-        subnets: config.subnets.clone(),
-        drop_local_broadcast: config.drop_local_broadcast,
-        drop_multicast: config.drop_multicast,
-        firewall: config.firewall.clone(),
-    }
-}
-
-/// Whether the policy covers this underlay address.
-fn applies(policy: RecvErrorPolicy, address: SocketAddr) -> bool {
-    match policy {
-        RecvErrorPolicy::Always => true,
-        RecvErrorPolicy::Never => false,
-        RecvErrorPolicy::Private => match address.ip() {
-            IpAddr::V4(v4) => v4.is_private(),
-            IpAddr::V6(v6) => v6.is_unique_local(),
-        },
-    }
-}
-
-/// The hosts of a lighthouse that shuts down spread their new handshakes over this time.
-const GOODBYE_SPREAD_MS: u32 = 1000;
 /// A deadline missed by more than this shows that the process did not run for a while.
 const MISSED_BY: Duration = Duration::from_secs(2);
+/// By default, no flow times out faster than this.
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(180);

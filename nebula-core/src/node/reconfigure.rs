@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use nebula_cert::{Certificate, Fingerprint, Identity, Version};
 
+use super::Node;
 use super::timer::Due;
-use super::{Node, local_policy};
 use crate::Config;
 use crate::config::{Lighthouse, Timers};
 
@@ -118,7 +118,7 @@ impl Node {
         for part in &parts {
             match part {
                 Part::Trust | Part::DisconnectInvalid => self.close_refused(now),
-                Part::Identity | Part::Firewall => self.forwarder.set_policy(local_policy(&self.config)),
+                Part::Identity | Part::Firewall => self.forwarder.set_policy((&self.config).into()),
                 Part::Subnets => {
                     self.forwarder.set_subnets(self.config.identity.primary().networks(), &self.config.subnets);
                 }
