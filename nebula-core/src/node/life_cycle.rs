@@ -192,6 +192,31 @@ impl Node {
         }
     }
 
+    /// Closes every tunnel to `peer`, and tells the peer unless `quietly`. Returns how many tunnels there were.
+    pub fn close(&mut self, now: Instant, peer: IpAddr, quietly: bool) -> usize {
+        self.now = now;
+        let indexes = self.tunnels.of_peer(peer).to_vec();
+        for index in &indexes {
+            if quietly {
+                self.remove_tunnel(*index, TunnelDownReason::ClosedHere);
+            } else {
+                self.close_tunnel(*index, TunnelDownReason::ClosedHere);
+            }
+        }
+        indexes.len()
+    }
+
+    /// Closes every tunnel with a CloseTunnel message; drain the transmits afterwards.
+    pub fn close_all(&mut self, now: Instant) {
+        self.now = now;
+        let mut indexes = self.tunnels.indexes();
+        // Direct tunnels last: those to relays carry the CloseTunnel messages of relayed tunnels.
+        indexes.sort_by_key(|index| self.tunnels.get(*index).is_some_and(|live| live.tunnel.endpoint().is_some()));
+        for index in indexes {
+            self.close_tunnel(index, TunnelDownReason::ClosedHere);
+        }
+    }
+
     /// Sends CloseTunnel to the peer and removes the tunnel.
     pub(super) fn close_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
         if let Some(live) = self.tunnels.get(index) {

@@ -1,4 +1,12 @@
 //! The control plane of one node: it owns every control table and connects the parts.
+//!
+//! - Tables with their rules, which know nothing of each other's owner: `timer`, `tunnels`, `hops`, `outbox`.
+//! - What needs several tables borrows them from [`Node`] for one call: `confirmation` (`Callers`), `paths` (`Paths`),
+//!   `relaying` (`Relaying`), `rendezvous` (`Rendezvous`). These send messages, but start no handshake and end no tunnel.
+//! - What starts handshakes or ends tunnels is a method of [`Node`]: `handshakes`, `life_cycle`, and the first block of
+//!   the files above. These call each other in circles, as the protocol does: a handshake asks the lighthouses for an
+//!   endpoint, and asking them may take a handshake.
+//! - `inspect` has the read-only views.
 
 mod confirmation;
 mod handshakes;
@@ -7,12 +15,12 @@ mod inspect;
 mod life_cycle;
 mod outbox;
 mod paths;
-mod reconfigure;
 mod relaying;
 mod rendezvous;
 mod timer;
 mod tunnels;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,17 +29,14 @@ use nebula_cert::UnixTime;
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
+use self::hops::Hops;
 pub use self::inspect::{
     FlowTrace, Outcome, PendingStatus, RelayState, RelayStatus, TableSizes, TunnelStatus, Whereabouts,
 };
-pub use self::reconfigure::Part;
-
-use self::hops::Hops;
 use self::outbox::Outbox;
+use self::timer::{Due, Timer};
 #[cfg(feature = "simulator")]
 pub(crate) use self::tunnels::Established;
-
-use self::timer::{Due, Timer};
 use self::tunnels::Tunnels;
 use crate::counters::Direction;
 use crate::diagnosis::Journal;
@@ -42,7 +47,7 @@ use crate::index::LocalIndex;
 use crate::lighthouse::{self, LocalAddress};
 use crate::tunnel::ReservedIndex;
 use crate::wire::header::MessageType;
-use crate::{Config, DropReason, Event, Forwarder, Origin, PacketOwned, Punt, Transmit, TunnelDownReason};
+use crate::{Config, DropReason, Event, Forwarder, Origin, PacketOwned, Part, Punt, Transmit, TunnelDownReason};
 
 /// Maps the monotonic clock to the wall clock, for certificates and the handshake's Time field.
 #[derive(Debug, Clone, Copy)]
@@ -230,58 +235,54 @@ impl Node {
         self.retry_if_endpoints_changed(peer);
     }
 
-    /// Sends packets for `peer` to `endpoint` from now on, until the peer is heard from somewhere else. Returns `false`
-    /// if there is no tunnel or the remote allow list forbids `endpoint`.
-    pub fn redirect(&mut self, now: Instant, peer: IpAddr, endpoint: SocketAddr) -> bool {
+    /// Lets `change` edit the configuration, acts on every part that differs afterwards, and returns these parts.
+    /// Settings that only a restart can change stay as they were, see [`Config::reloaded`].
+    pub fn reconfigure(&mut self, now: Instant, change: impl FnOnce(&mut Config)) -> Vec<Part> {
         self.now = now;
-        let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return false };
-        if !self.config.may_be_at(&tunnel.peer_addresses, endpoint) {
-            return false;
-        }
-        tunnel.set_endpoint(Some(endpoint));
-        for &address in &tunnel.peer_addresses {
-            self.lighthouse.candidates(address).learn(endpoint);
-        }
-        true
-    }
-
-    /// Asks every lighthouse where `peer` is. [`Node::whereabouts`] shows the answers as they arrive.
-    pub fn inquire(&mut self, now: Instant, peer: IpAddr) {
-        self.now = now;
-        let heard = self.lighthouses_heard();
-        self.lighthouse.questions().ask(now, peer, heard);
-        self.ask_lighthouses(now, peer);
-        // A lighthouse that does not know the peer does not answer the query; its reply to this test shows that it is
-        // up.
-        for lighthouse in self.config.lighthouse.hosts.clone() {
-            if let Some(tunnel) = self.forwarder.tunnels().by_address(lighthouse) {
-                self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
+        let mut wanted = self.config.clone();
+        change(&mut wanted);
+        let new = self.config.reloaded(wanted);
+        let parts = self.config.differing_parts(&new);
+        let old = std::mem::replace(&mut self.config, new);
+        for part in &parts {
+            match part {
+                Part::Trust | Part::DisconnectInvalid => self.close_refused(now),
+                Part::Identity | Part::Firewall => self.forwarder.set_policy((&self.config).into()),
+                Part::Subnets => {
+                    self.forwarder.set_subnets(self.config.identity.primary().networks(), &self.config.subnets);
+                }
+                Part::StaticHosts => self.retry_where_endpoints_changed(&old.static_hosts),
+                Part::Relay => self.apply_relay_settings(now),
+                Part::Lighthouse => self.apply_lighthouse_settings(now),
+                // Read from the configuration whenever they are needed.
+                Part::InitiatingVersion | Part::RecvError | Part::Punchy | Part::Timers | Part::PreferredRanges => {}
             }
         }
+        parts
     }
 
-    /// Closes every tunnel to `peer`, and tells the peer unless `quietly`. Returns how many tunnels there were.
-    pub fn close(&mut self, now: Instant, peer: IpAddr, quietly: bool) -> usize {
-        self.now = now;
-        let indexes = self.tunnels.of_peer(peer).to_vec();
-        for index in &indexes {
-            if quietly {
-                self.remove_tunnel(*index, TunnelDownReason::ClosedHere);
-            } else {
-                self.close_tunnel(*index, TunnelDownReason::ClosedHere);
-            }
+    fn retry_where_endpoints_changed(&mut self, old: &BTreeMap<IpAddr, Vec<SocketAddr>>) {
+        let changed = self.config.static_hosts.iter().filter(|(peer, endpoints)| old.get(peer) != Some(endpoints));
+        for peer in changed.map(|(peer, _)| *peer).collect::<Vec<_>>() {
+            self.retry_if_endpoints_changed(peer);
         }
-        indexes.len()
     }
 
-    /// Closes every tunnel with a CloseTunnel message; drain the transmits afterwards.
-    pub fn close_all(&mut self, now: Instant) {
-        self.now = now;
-        let mut indexes = self.tunnels.indexes();
-        // Direct tunnels last: those to relays carry the CloseTunnel messages of relayed tunnels.
-        indexes.sort_by_key(|index| self.tunnels.get(*index).is_some_and(|live| live.tunnel.endpoint().is_some()));
-        for index in indexes {
-            self.close_tunnel(index, TunnelDownReason::ClosedHere);
+    fn apply_relay_settings(&mut self, now: Instant) {
+        self.hops.set_am_relay(self.config.relay.am_relay, &self.tunnels);
+        if self.config.has_lighthouses() {
+            self.timer.set(Due::LighthouseUpdate, now);
+        }
+    }
+
+    fn apply_lighthouse_settings(&mut self, now: Instant) {
+        if self.config.has_lighthouses() {
+            self.timer.set(Due::LighthouseUpdate, now);
+        } else {
+            self.timer.cancel(Due::LighthouseUpdate);
+        }
+        for peer in self.pending.peers() {
+            self.retry_if_endpoints_changed(peer);
         }
     }
 

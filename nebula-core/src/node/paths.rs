@@ -1,6 +1,6 @@
 //! The path of datagrams to a peer, direct or through a relay, and when it changes.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,21 @@ impl Node {
             outbox: &mut self.outbox,
             forwarder: &self.forwarder,
         }
+    }
+
+    /// Sends packets for `peer` to `endpoint` from now on, until the peer is heard from somewhere else. Returns `false`
+    /// if there is no tunnel or the remote allow list forbids `endpoint`.
+    pub fn redirect(&mut self, now: Instant, peer: IpAddr, endpoint: SocketAddr) -> bool {
+        self.now = now;
+        let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return false };
+        if !self.config.may_be_at(&tunnel.peer_addresses, endpoint) {
+            return false;
+        }
+        tunnel.set_endpoint(Some(endpoint));
+        for &address in &tunnel.peer_addresses {
+            self.lighthouse.candidates(address).learn(endpoint);
+        }
+        true
     }
 
     /// Looks for a better path for a tunnel that is in use.

@@ -20,6 +20,21 @@ use crate::{Config, DropReason, Forwarder};
 
 /// What needs a handshake, or leads to one.
 impl Node {
+    /// Asks every lighthouse where `peer` is. [`Node::whereabouts`] shows the answers as they arrive.
+    pub fn inquire(&mut self, now: Instant, peer: IpAddr) {
+        self.now = now;
+        let heard = self.lighthouses_heard();
+        self.lighthouse.questions().ask(now, peer, heard);
+        self.ask_lighthouses(now, peer);
+        // A lighthouse that does not know the peer does not answer the query; its reply to this test shows that it is
+        // up.
+        for lighthouse in self.config.lighthouse.hosts.clone() {
+            if let Some(tunnel) = self.forwarder.tunnels().by_address(lighthouse) {
+                self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
+            }
+        }
+    }
+
     /// Asks every lighthouse where `subject` is, after a handshake where there is no tunnel.
     pub(super) fn ask_lighthouses(&mut self, now: Instant, subject: IpAddr) {
         if !self.config.has_lighthouses() || self.config.is_lighthouse(subject) {
