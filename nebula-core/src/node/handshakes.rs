@@ -1,6 +1,6 @@
 //! Starts handshakes, answers those of peers, and installs the finished tunnels.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::handshake::{Error, Initiator, Opened, Own, Pending, Waiting, respond}
 use crate::index::LocalIndex;
 use crate::tunnel::{Negotiated, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType};
-use crate::{DropReason, Event, Origin};
+use crate::{Config, DropReason, Event, Origin};
 
 impl Node {
     /// Starts a handshake unless one is in progress. `version` overrides the version of the certificate to present.
@@ -53,7 +53,7 @@ impl Node {
             return true;
         }
         let Some(peer) = self.pending.displaceable(now) else { return false };
-        if let Some((displaced, waiting)) = self.abandon(peer) {
+        if let Some((displaced, waiting)) = self.take_pending(peer) {
             self.give_up(now, peer, &displaced, &waiting);
         }
         true
@@ -66,7 +66,7 @@ impl Node {
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let returning = lost.is_some() && pending.has_packets();
         if pending.attempts >= retries && !returning {
-            if let Some((ended, waiting)) = self.abandon(peer) {
+            if let Some((ended, waiting)) = self.take_pending(peer) {
                 self.give_up(now, peer, &ended, &waiting);
             }
             return;
@@ -145,13 +145,13 @@ impl Node {
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let waiting = match pending.opened.is_some() {
             true => self.pending.take_waiting(peer),
-            false => self.abandon(peer).map(|(_, waiting)| waiting).unwrap_or_default(),
+            false => self.take_pending(peer).map(|(_, waiting)| waiting).unwrap_or_default(),
         };
         self.flush(now, peer, waiting);
     }
 
-    /// Removes a pending handshake and its timer.
-    fn abandon(&mut self, peer: IpAddr) -> Option<(Pending, Waiting)> {
+    /// Takes a pending handshake that is over, and cancels its timer.
+    fn take_pending(&mut self, peer: IpAddr) -> Option<(Pending, Waiting)> {
         let (pending, waiting) = self.pending.remove(peer)?;
         self.timer.cancel(Due::Handshake(peer));
         Some((pending, waiting))
@@ -216,21 +216,11 @@ impl Node {
         let known = KnownCallers { trust: &self.config.trust, tunnels: &self.tunnels, half_open: &self.half_open };
         let answer = respond(self.own(now), *local_index, seed, datagram, &known, at);
         let (done, reply) = match answer {
-            Ok((done, reply)) if self.peer_is_acceptable(&done) => (done, reply),
-            outcome => {
-                let refusal = match outcome {
-                    Ok((done, _)) => own_address(now, from, &done),
-                    Err(error) => refusal(now, from, error),
-                };
-                self.refused(from.underlay(), refusal.text.clone());
-                self.journal.caller_refused(now, refusal);
-                return;
-            }
+            Ok(answer) => answer,
+            Err(error) => return self.refuse(None, refusal(now, from, error)),
         };
-        if !self.may_be_at(&done, from) {
-            self.outbox.count_drop(DropReason::AddressNotAllowed);
-            self.journal.caller_refused(now, not_allowed(now, from, &done));
-            return;
+        if let Some(reason) = objection(&self.config, &done, None, from) {
+            return self.refuse(None, refusal_of(now, from, reason, &done, None));
         }
         let peer = done.peer.networks()[0].addr();
         if let Some(primary) = self.forwarder.tunnels().by_address(peer)
@@ -267,46 +257,38 @@ impl Node {
                 }
             }
             Err(error) => {
-                self.answer_refused(now, peer, refusal(now, from, error));
+                self.refuse(Some(peer), refusal(now, from, error));
                 self.restart_elsewhere(now, peer, from);
             }
-            Ok(done) if !self.peer_is_acceptable(&done) => {
-                self.answer_refused(now, peer, own_address(now, from, &done));
-                self.restart_elsewhere(now, peer, from);
-            }
-            Ok(done) if done.peer.networks().iter().all(|network| network.addr() != peer) => {
-                let text = format!("{} answered for {peer}", done.peer.name());
-                self.answer_refused(now, peer, refusal_of(now, from, RefusalReason::OtherHost, text, &done));
-                let stranger = Tunnel::new(done, None);
-                if let Some(close) = seal(&stranger, MessageType::CloseTunnel, &[]) {
-                    self.outbox.answer(&self.hops, from, close);
+            Ok(done) => match objection(&self.config, &done, Some(peer), from) {
+                None => self.complete(now, peer, done, from),
+                Some(reason) => {
+                    self.refuse(Some(peer), refusal_of(now, from, reason, &done, Some(peer)));
+                    if reason == RefusalReason::OtherHost
+                        && let Some(close) = seal(&Tunnel::new(done, None), MessageType::CloseTunnel, &[])
+                    {
+                        self.outbox.answer(&self.hops, from, close);
+                    }
+                    self.restart_elsewhere(now, peer, from);
                 }
-                self.restart_elsewhere(now, peer, from);
-            }
-            Ok(done) if !self.may_be_at(&done, from) => {
-                self.outbox.count_drop(DropReason::AddressNotAllowed);
-                self.journal.refused(now, peer, not_allowed(now, from, &done));
-                self.restart_elsewhere(now, peer, from);
-            }
-            Ok(done) => {
-                let Some((pending, waiting)) = self.pending.remove(peer) else { return };
-                self.timer.cancel(Due::Handshake(peer));
-                let took = now.saturating_duration_since(pending.started);
-                let own_certificate = pending.opened.map(|opened| opened.own_certificate);
-                let own_certificate = own_certificate.unwrap_or_else(|| self.config.fingerprint(done.own_version));
-                let tunnel = Arc::new(Tunnel::new(done, from.endpoint()));
-                self.install(
-                    now,
-                    Established { tunnel, from, since: now, own_certificate, opened_by: None, took: Some(took) },
-                );
-                self.flush(now, peer, waiting);
-            }
+            },
         }
+    }
+
+    /// The handshake with `peer` succeeded: installs the tunnel, and sends what waited for it.
+    fn complete(&mut self, now: Instant, peer: IpAddr, done: Negotiated, from: Origin) {
+        let Some((pending, waiting)) = self.take_pending(peer) else { return };
+        let took = Some(now.saturating_duration_since(pending.started));
+        let own_certificate = pending.opened.map(|opened| opened.own_certificate);
+        let own_certificate = own_certificate.unwrap_or_else(|| self.config.fingerprint(done.own_version));
+        let tunnel = Arc::new(Tunnel::new(done, from.endpoint()));
+        self.install(now, Established { tunnel, from, since: now, own_certificate, opened_by: None, took });
+        self.flush(now, peer, waiting);
     }
 
     /// Another host answered at `wrong`: restarts the handshake with the other endpoints and keeps what waits for it.
     fn restart_elsewhere(&mut self, now: Instant, peer: IpAddr, wrong: Origin) {
-        let Some((old, waiting)) = self.abandon(peer) else { return };
+        let Some((old, waiting)) = self.take_pending(peer) else { return };
         if let Origin::Direct(wrong) = wrong {
             self.lighthouse.candidates(peer).refuse(wrong);
         }
@@ -322,29 +304,18 @@ impl Node {
         }
     }
 
-    /// Records that the answer to a handshake of this node was refused.
-    fn answer_refused(&mut self, now: Instant, peer: IpAddr, refusal: Refusal) {
-        self.refused(refusal.from, refusal.text.clone());
-        self.journal.refused(now, peer, refusal);
-    }
-
-    fn refused(&mut self, from: SocketAddr, reason: String) {
-        self.outbox.count_drop(DropReason::BadHandshake);
-        self.outbox.event(Event::HandshakeRefused { from, reason });
-    }
-
-    /// Whether the peer has addresses and none of them is an own one. Nobody may claim an address of this node, not
-    /// even this node itself.
-    fn peer_is_acceptable(&self, done: &Negotiated) -> bool {
-        !done.peer.networks().is_empty()
-            && !done.peer.networks().iter().any(|network| self.config.is_own_address(network.addr()))
-    }
-
-    /// Whether the remote allow list lets the peer, by each of its addresses, be at this endpoint.
-    fn may_be_at(&self, done: &Negotiated, from: Origin) -> bool {
-        let Origin::Direct(endpoint) = from else { return true };
-        let addresses: Vec<_> = done.peer.networks().iter().map(ipnet::IpNet::addr).collect();
-        self.config.may_be_at(&addresses, endpoint)
+    /// Counts and records a refused handshake message: the answer of this peer, or that of a caller.
+    fn refuse(&mut self, answer_of: Option<IpAddr>, refusal: Refusal) {
+        if refusal.reason == RefusalReason::AddressNotAllowed {
+            self.outbox.count_drop(DropReason::AddressNotAllowed);
+        } else {
+            self.outbox.count_drop(DropReason::BadHandshake);
+            self.outbox.event(Event::HandshakeRefused { from: refusal.from, reason: refusal.text.clone() });
+        }
+        match answer_of {
+            Some(peer) => self.journal.refused(refusal.at, peer, refusal),
+            None => self.journal.caller_refused(refusal.at, refusal),
+        }
     }
 
     fn own(&self, now: Instant) -> Own<'_> {
@@ -358,24 +329,35 @@ impl Node {
     }
 }
 
-/// The refusal of a message that was refused with this error.
-fn refusal(now: Instant, from: Origin, error: Error) -> Refusal {
-    let (reason, text, claimed) = error.into_refusal();
+/// What this node objects to in a valid handshake, if anything. `called` is the peer that was called.
+fn objection(config: &Config, done: &Negotiated, called: Option<IpAddr>, from: Origin) -> Option<RefusalReason> {
+    let addresses: Vec<_> = done.peer.networks().iter().map(ipnet::IpNet::addr).collect();
+    // Nobody may claim an address of this node, not even this node itself.
+    if addresses.is_empty() || addresses.iter().any(|address| config.is_own_address(*address)) {
+        return Some(RefusalReason::OwnAddress);
+    }
+    if called.is_some_and(|called| !addresses.contains(&called)) {
+        return Some(RefusalReason::OtherHost);
+    }
+    let may_be_there = from.endpoint().is_none_or(|endpoint| config.may_be_at(&addresses, endpoint));
+    (!may_be_there).then_some(RefusalReason::AddressNotAllowed)
+}
+
+/// The refusal of a valid handshake for this reason.
+fn refusal_of(now: Instant, from: Origin, reason: RefusalReason, done: &Negotiated, called: Option<IpAddr>) -> Refusal {
+    let name = done.peer.name();
+    let text = match (reason, called) {
+        (RefusalReason::OtherHost, Some(called)) => format!("{name} answered for {called}"),
+        (RefusalReason::AddressNotAllowed, _) => format!("{name} may not be at {}", from.underlay().ip()),
+        _ => "the peer's certificate claims an address of this node, or none".to_owned(),
+    };
+    let claimed = Some(Claimed::new(&done.peer, done.peer_time));
     Refusal { at: now, from: from.underlay(), reason, text, claimed, times: 1 }
 }
 
-fn own_address(now: Instant, from: Origin, done: &Negotiated) -> Refusal {
-    refusal_of(now, from, RefusalReason::OwnAddress, OWN_ADDRESS.to_owned(), done)
-}
-
-fn not_allowed(now: Instant, from: Origin, done: &Negotiated) -> Refusal {
-    let text = format!("{} may not be at {}", done.peer.name(), from.underlay().ip());
-    refusal_of(now, from, RefusalReason::AddressNotAllowed, text, done)
-}
-
-/// A refusal of a peer whose certificate is valid.
-fn refusal_of(now: Instant, from: Origin, reason: RefusalReason, text: String, done: &Negotiated) -> Refusal {
-    let claimed = Some(Claimed::new(&done.peer, done.peer_time));
+/// The refusal of a message that is not a valid handshake.
+fn refusal(now: Instant, from: Origin, error: Error) -> Refusal {
+    let (reason, text, claimed) = error.into_refusal();
     Refusal { at: now, from: from.underlay(), reason, text, claimed, times: 1 }
 }
 
@@ -390,4 +372,3 @@ fn digest_of(message: &[u8]) -> [u8; 32] {
 const REQUERY_AT_ATTEMPT: u32 = 5;
 /// Twice the number of attempts made while a peer is expected back: answers of lighthouses trigger some more.
 const MAX_ATTEMPTS_UNTIL_RETURN: u32 = 128;
-const OWN_ADDRESS: &str = "the peer's certificate claims an address of this node, or none";
