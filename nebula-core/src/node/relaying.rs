@@ -339,8 +339,7 @@ impl Relaying<'_> {
         }
     }
 
-    /// A neighbour reports that it does not know a hop. It may have restarted, so the hop is requested again through
-    /// its tunnel.
+    /// A neighbour reports that it does not know a hop. It may have restarted, so the hop is requested again.
     pub(super) fn renew(&mut self, from: SocketAddr, index: RemoteIndex) {
         let refused = self.hops.entries.of_remote(index).filter(|entry| {
             let neighbour = self.forwarder.tunnels().by_index(entry.key.tunnel);
@@ -371,3 +370,7 @@ impl Relaying<'_> {
 
 /// Minimum time before a hop is requested again.
 const REPEAT_REQUEST_AFTER: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;

@@ -314,3 +314,84 @@ const MAX_TUNNELS_PER_PEER: usize = 5;
 const ROAM_BACK_AFTER: Duration = Duration::from_secs(2);
 /// Minimum time between two challenges of the same relayed peer.
 const CHALLENGE_INTERVAL: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::forward::testing;
+
+    #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
+    fn base() -> Instant {
+        Instant::now()
+    }
+
+    fn live(index: u32, since: Instant) -> Live {
+        let tunnel = testing::tunnel(LocalIndex(index), testing::verified(&["10.1.0.2/16"]));
+        let from = Origin::Direct(endpoint(1));
+        let own_certificate = tunnel.peer.fingerprint();
+        Live::new(since, Established { tunnel, from, since, own_certificate, opened_by: None, took: None })
+    }
+
+    fn endpoint(host: u8) -> SocketAddr {
+        SocketAddr::from(([192, 0, 2, host], 4242))
+    }
+
+    #[test]
+    fn a_tunnel_follows_its_peer_but_not_back_to_the_endpoint_it_has_just_left() {
+        let now = base();
+        let mut live = live(1, now);
+        assert!(live.move_to(now, endpoint(1)) && live.move_to(now, endpoint(2)));
+        assert!(!live.move_to(now, endpoint(2)), "it is there already");
+        assert!(!live.move_to(now + ROAM_BACK_AFTER / 2, endpoint(1)));
+        assert!(live.move_to(now + ROAM_BACK_AFTER / 2, endpoint(3)), "a third endpoint is no flapping");
+        assert!(live.move_to(now + ROAM_BACK_AFTER, endpoint(1)));
+        assert_eq!(live.tunnel.endpoint(), Some(endpoint(1)));
+    }
+
+    #[test]
+    fn better_endpoints_are_sought_by_the_number_of_datagrams_and_lighthouses_asked_now_and_then() {
+        let now = base();
+        let mut live = live(1, now);
+        let timers =
+            Timers { try_promote: NonZeroU64::new(10), requery_every: NonZeroU64::new(20), ..Timers::default() };
+        let mut search = |datagrams: u64, at| {
+            live.tunnel.session.reserve(datagrams).unwrap();
+            let due = live.search_due(at, &timers);
+            (due.promote, due.ask)
+        };
+        assert_eq!(search(3, now), (false, false));
+        assert_eq!(search(10, now), (true, false));
+        assert_eq!(search(2, now), (false, false));
+        assert_eq!(search(10, now), (true, true));
+        assert_eq!(search(20, now), (true, false), "it is too early to ask again");
+        assert_eq!(search(0, now + timers.requery_wait), (false, true));
+    }
+
+    #[test]
+    fn a_relayed_peer_is_challenged_once_per_interval() {
+        let now = base();
+        let mut live = live(1, now);
+        let times = (0..30).map(|n| now + CHALLENGE_INTERVAL * n / 10);
+        assert_eq!(times.filter(|at| live.may_challenge(*at)).count(), 3);
+    }
+
+    #[test]
+    fn the_newest_tunnel_is_the_heir_and_the_oldest_spare_one_is_surplus() {
+        let now = base();
+        let (mut tunnels, table) = (Tunnels::default(), TunnelTable::new(1));
+        let peer: IpAddr = "10.1.0.2".parse().unwrap();
+        // Installed out of order: what counts is when the handshake was completed.
+        for (index, second) in [(1, 3), (2, 1), (3, 2), (4, 5), (5, 4), (6, 6)] {
+            assert_eq!(tunnels.surplus(peer, &table), None);
+            tunnels.insert(live(index, now + Duration::from_secs(second)));
+        }
+        assert_eq!(tunnels.of_peer(peer), [2, 3, 1, 5, 4, 6].map(LocalIndex));
+        assert_eq!(tunnels.heir(peer).unwrap().local_index, LocalIndex(6));
+        assert_eq!(tunnels.surplus(peer, &table), Some(LocalIndex(2)));
+        let oldest = Arc::clone(&tunnels.get(LocalIndex(2)).unwrap().tunnel);
+        table.publish(Arc::clone(&oldest));
+        table.set_primary(&oldest);
+        assert_eq!(tunnels.surplus(peer, &table), Some(LocalIndex(3)), "the primary one stays");
+    }
+}
