@@ -122,9 +122,8 @@ impl Rules<'_> {
         endpoint.port() != 0 && !is_nobodys(address) && !self.overlay.iter().any(|network| network.contains(&address))
     }
 
-    /// Whether to believe others who say that the peer is at this endpoint. Loopback and link-local addresses are
-    /// believed only if an allow list names them: otherwise whoever reports such an endpoint could choose which local
-    /// service gets a datagram.
+    /// Whether to believe a report that the peer is at this endpoint. Loopback and link-local addresses are believed
+    /// only if an allow list names them: otherwise the reporter could choose which local service gets a datagram.
     pub(crate) fn believable(&self, endpoint: SocketAddr) -> bool {
         self.usable(endpoint) && self.tellable(endpoint)
     }

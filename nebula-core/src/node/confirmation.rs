@@ -1,9 +1,9 @@
 //! Key confirmation: what happens to a handshake after this node answered it.
 //!
-//! Anybody can replay a first message, or send one in another's name; only what follows shows who sent it. So the
-//! tunnel is half-open at first. Lanes receive in it, and the control plane sends test requests, which make a peer
-//! answer that has nothing to send. Nothing else uses it: it carries no packet of this node, and appears in no table
-//! and in no answer to anybody. The first authenticated datagram makes it a tunnel like any other.
+//! Anybody can replay a first message or forge its sender; only a datagram sealed with the new keys proves who sent it.
+//! Until one arrives, the tunnel is half-open. Lanes receive in it, and the control plane sends test requests, which a
+//! peer answers even if it has nothing else to send. A half-open tunnel carries no packets of this node and is hidden
+//! from all other tables and messages. The first authenticated datagram turns it into a normal tunnel.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::tunnel::{HalfOpen, Negotiated, ReservedIndex, Tunnel};
 use crate::{Config, Forwarder, Origin};
 
 impl Node {
-    /// The caller of a half-open tunnel was heard: it is a tunnel like any other from here on.
+    /// The caller of a half-open tunnel was heard: installs the tunnel.
     pub(super) fn handle_confirmed(&mut self, now: Instant, index: LocalIndex, from: Origin) {
         let Some((answered, tunnel)) = self.callers(now).confirm(index) else { return };
         // Go by this datagram's origin: somebody who overheard message 1 may have replayed it from elsewhere.
@@ -110,8 +110,8 @@ impl Callers<'_> {
         if addresses.iter().any(|address| self.pending.waits_for(*address)) {
             self.test(index);
         }
-        // Most callers send something on their own, and a test that overtakes message 2 finds no tunnel, so the test
-        // waits. But a peer that has another tunnel here may have lost it.
+        // Most callers send something on their own, and a test that overtakes message 2 finds no tunnel, so the first
+        // test is delayed. The delay is short for a peer that has another tunnel here, since it may have lost it.
         let replaces = addresses.iter().any(|address| self.forwarder.is_reachable(*address));
         let wait = if replaces { REPLACEMENT_TEST_AFTER } else { FIRST_TEST_AFTER };
         self.timer.set(Due::HalfOpen(index), self.now + wait);
@@ -183,8 +183,8 @@ impl Callers<'_> {
     }
 }
 
-/// Verifies certificates of callers. One that is in use already, or that another recent caller showed, is neither
-/// verified nor stored again.
+/// Verifies certificates of callers. A certificate of a live tunnel or of another recent caller is neither verified nor
+/// stored again.
 pub(super) struct KnownCallers<'a> {
     pub(super) trust: &'a CaPool,
     pub(super) tunnels: &'a Tunnels,

@@ -47,7 +47,8 @@ impl Node {
         self.callers(now).test_all_named(peer);
     }
 
-    /// Displaces a hopeless handshake if there is no room for another one. Returns `false` if none can be displaced.
+    /// Gives up a handshake that has found no endpoint if there is no room for another one. Returns `false` if there is
+    /// none to give up.
     fn make_room(&mut self, now: Instant) -> bool {
         if self.pending.has_room(self.config.handshakes.max_pending) {
             return true;
@@ -59,7 +60,7 @@ impl Node {
         true
     }
 
-    /// Handles the end of the pause after an attempt: retransmits message 1 or gives up.
+    /// The backoff after an attempt is over: retransmits message 1 or gives up.
     pub(super) fn handshake_due(&mut self, now: Instant, peer: IpAddr) {
         let retries = self.config.handshakes.retries;
         let lost = self.lighthouse.lost_for(now, peer);
@@ -139,8 +140,8 @@ impl Node {
         }
     }
 
-    /// A tunnel that `peer` opened came up first. A pending handshake that has not created its message 1 is abandoned,
-    /// any other one goes on; what waits for it is sent now in both cases.
+    /// A tunnel that `peer` opened came up first. A pending handshake goes on if it has created its message 1, and is
+    /// dropped otherwise; in both cases, what waits for it is sent now.
     pub(super) fn overtaken(&mut self, now: Instant, peer: IpAddr) {
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let waiting = match pending.opened.is_some() {

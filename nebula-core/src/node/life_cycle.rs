@@ -252,7 +252,7 @@ impl Node {
         if gone && peer.iter().any(|address| self.config.is_lighthouse(*address)) {
             match reason {
                 TunnelDownReason::RecvError => self.timer.set(Due::LighthouseUpdate, self.now),
-                // A lighthouse that shuts down says goodbye to all its hosts at once, so they spread their new
+                // A lighthouse that shuts down closes the tunnels of all its hosts at once, so they spread their new
                 // handshakes.
                 TunnelDownReason::ClosedByPeer => {
                     let spread = self.rng.next_u32() % GOODBYE_SPREAD_MS;
@@ -271,7 +271,7 @@ impl Node {
         });
     }
 
-    /// Whether a peer whose last tunnel ended for this reason is probably still where it was, or will be back soon.
+    /// Whether a peer whose last tunnel ended for this reason is probably reachable at the same endpoint, now or soon.
     fn expects_back(&self, reason: TunnelDownReason) -> bool {
         match reason {
             TunnelDownReason::RecvError => true,

@@ -107,7 +107,7 @@ impl Paths<'_> {
             }
             Origin::Direct(at) if !self.config.may_be_at(&tunnel.peer_addresses, at) => {}
             Origin::Direct(_) | Origin::Relayed { .. } => {
-                // A peer that tests another relay doubts the present one, so switch to that relay.
+                // A peer tests another relay when the present one seems dead, so switch to that relay.
                 if let Origin::Relayed { hop, .. } = from
                     && let Some(hop) = self.hops.entries.get(hop).and_then(Entry::hop)
                 {
@@ -172,8 +172,8 @@ impl Paths<'_> {
 
     /// Sends a test request to an endpoint at which the peer of a relayed tunnel seems to be.
     ///
-    /// Rate limited: the answer is a direct datagram, too, and may not be followed yet, so two peers that challenged
-    /// each other for every datagram would send more and more of them.
+    /// Rate limited, because the answer is a direct datagram, too: two peers that challenged each other for every
+    /// datagram would send more and more of them.
     fn challenge(&mut self, tunnel: &Tunnel, at: SocketAddr) {
         if tunnel.endpoint().is_some() || !self.config.may_be_at(&tunnel.peer_addresses, at) {
             return;

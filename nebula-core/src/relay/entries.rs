@@ -47,7 +47,7 @@ impl Entry {
         self.reply_hop().filter(|_| self.state == State::Established)
     }
 
-    /// The hop for replies to what came through it: its sender knows it.
+    /// The hop for replies to what came through it. Its sender has it ready, even if this node does not.
     pub(crate) fn reply_hop(&self) -> Option<Hop> {
         self.remote.map(|index| Hop { tunnel: self.key.tunnel, index })
     }
