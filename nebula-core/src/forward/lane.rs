@@ -123,8 +123,7 @@ impl Lane {
         &self.pieces
     }
 
-    /// Whether [`Lane::sample`] may take another packet: in a flood of drops, this comparison is all that
-    /// most of them cost.
+    /// Whether [`Lane::sample`] may take another packet. In a flood of drops, most of them cost only this comparison.
     #[inline]
     pub(super) fn may_sample(&self, now: Instant) -> bool {
         self.sample_after.is_none_or(|after| now >= after)

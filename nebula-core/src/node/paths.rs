@@ -114,7 +114,7 @@ impl Paths<'_> {
                     tunnel.set_hop(Some(hop));
                 }
                 if let Some(reply) = seal(tunnel, MessageType::TestReply, body) {
-                    self.outbox.answer(&self.hops, from, reply);
+                    self.outbox.answer(self.hops, from, reply);
                 }
             }
         }
