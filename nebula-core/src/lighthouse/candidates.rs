@@ -6,8 +6,19 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
+use super::RemoteAllowList;
 use super::special::{is_nobodys, local_block};
-use super::{KnownEndpoints, RemoteAllowList};
+
+/// One source's information about where a peer is. A source is a lighthouse, the peer itself, or the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct KnownEndpoints {
+    /// Endpoints at which the peer was reached.
+    pub learnt: Vec<SocketAddr>,
+    /// Endpoints that the source reported, in its order.
+    pub reported: Vec<SocketAddr>,
+    /// Overlay addresses of the relays through which the peer can be reached.
+    pub relays: Vec<IpAddr>,
+}
 
 /// Endpoints of one peer by source. Every list is bounded, so no source can make it grow.
 #[derive(Debug, Default)]
