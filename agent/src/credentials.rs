@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use crate::ca;
 use crate::config::{AGENT_DIR, STATE_DIR, TLS_CA_FILE, TOKEN_FILE};
 use crate::durable;
 use crate::host_root::HostRoot;
@@ -134,16 +135,7 @@ fn is_token(bytes: &[u8]) -> Result<(), &'static str> {
 }
 
 fn is_pem(bytes: &[u8]) -> Result<(), &'static str> {
-    let mut has_certificate = false;
-    for item in ureq::tls::parse_pem(bytes) {
-        match item {
-            Ok(ureq::tls::PemItem::Certificate(_)) => has_certificate = true,
-            Ok(ureq::tls::PemItem::PrivateKey(_)) => return Err("there is a private key in it"),
-            Ok(_) => {}
-            Err(_) => return Err("it is not PEM"),
-        }
-    }
-    if has_certificate { Ok(()) } else { Err("there is no certificate in it") }
+    ca::roots(bytes).map(drop)
 }
 
 const MAX_BYTES: u64 = 256 << 10;

@@ -8,15 +8,15 @@ use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use nebula_cert::{CaPool, Fingerprint, Identity, Version};
+use nebula_cert::{CaPool, Certificate, Fingerprint, Identity, Version};
 
-use crate::firewall;
 use crate::lighthouse::Rules;
 pub use crate::lighthouse::{
     AllowList, BadPattern, CalculatedRemotes, Calculation, InterfaceRules, Lighthouse, LocalAllowList, NoDefault,
     OtherFamily, RemoteAllowList,
 };
 pub use crate::tunnel::cipher::Cipher;
+use crate::{firewall, lighthouse};
 
 /// Configuration of one node.
 #[derive(Debug, Clone)]
@@ -126,6 +126,16 @@ impl Config {
         fixed.unwrap_or_else(|| self.lighthouse.calculated_remotes.endpoints(peer).into())
     }
 
+    /// Where `peer` may be, best first.
+    pub(crate) fn endpoints_of(&self, peer: IpAddr, known: &lighthouse::Client) -> Vec<SocketAddr> {
+        known.endpoints(peer, &self.fixed_endpoints_of(peer), &self.endpoint_rules(&[peer]))
+    }
+
+    /// Whether the remote allow list lets a peer, by each of its overlay addresses, be at this endpoint.
+    pub(crate) fn may_be_at(&self, peer: &[IpAddr], endpoint: SocketAddr) -> bool {
+        self.lighthouse.remote_allow.allows(peer, endpoint.ip())
+    }
+
     /// The rules for endpoints of the peer with these overlay addresses.
     pub(crate) fn endpoint_rules<'a>(&'a self, peer: &'a [IpAddr]) -> Rules<'a> {
         Rules {
@@ -149,6 +159,106 @@ impl Config {
     pub(crate) fn has_lighthouses(&self) -> bool {
         !self.lighthouse.am_lighthouse && !self.lighthouse.hosts.is_empty()
     }
+}
+
+/// Changes while a node runs.
+impl Config {
+    /// `wanted`, but with this configuration's value for every setting that only a restart can change.
+    #[must_use]
+    pub fn reloaded(&self, wanted: Self) -> Self {
+        Self {
+            cipher: self.cipher,
+            handshakes: self.handshakes.clone(),
+            lighthouse: Lighthouse { am_lighthouse: self.lighthouse.am_lighthouse, ..wanted.lighthouse },
+            timers: Timers {
+                connection_alive_interval: self.timers.connection_alive_interval,
+                pending_deletion_interval: self.timers.pending_deletion_interval,
+                ..wanted.timers
+            },
+            listen_port: self.listen_port,
+            drop_local_broadcast: self.drop_local_broadcast,
+            drop_multicast: self.drop_multicast,
+            ..wanted
+        }
+    }
+
+    /// The parts in which `other` differs from this configuration.
+    pub(crate) fn differing_parts(&self, other: &Self) -> Vec<Part> {
+        // Every field is named, so that a new one is not forgotten here.
+        let Self {
+            identity,
+            trust,
+            cipher: _,
+            initiating_version,
+            disconnect_invalid,
+            static_hosts,
+            lighthouse,
+            subnets,
+            relay,
+            firewall,
+            punchy,
+            handshakes: _,
+            timers,
+            preferred_ranges,
+            send_recv_error,
+            accept_recv_error,
+            listen_port: _,
+            drop_local_broadcast: _,
+            drop_multicast: _,
+        } = other;
+        let parts = [
+            (Part::Trust, self.trust != *trust),
+            (Part::Identity, fingerprints(&self.identity) != fingerprints(identity)),
+            (Part::InitiatingVersion, self.initiating_version != *initiating_version),
+            (Part::Firewall, self.firewall != *firewall),
+            (Part::RecvError, (self.send_recv_error, self.accept_recv_error) != (*send_recv_error, *accept_recv_error)),
+            (Part::Punchy, self.punchy != *punchy),
+            (Part::Timers, self.timers != *timers),
+            (Part::Relay, self.relay != *relay),
+            (Part::PreferredRanges, self.preferred_ranges != *preferred_ranges),
+            (Part::DisconnectInvalid, self.disconnect_invalid != *disconnect_invalid),
+            (Part::Subnets, self.subnets != *subnets),
+            (Part::StaticHosts, self.static_hosts != *static_hosts),
+            (Part::Lighthouse, self.lighthouse != *lighthouse),
+        ];
+        parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
+    }
+}
+
+/// A part of [`Config`] that can change while a node runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// [`Config::trust`]: live tunnels are checked again.
+    Trust,
+    /// [`Config::identity`]: used for new handshakes at once; live tunnels re-handshake.
+    Identity,
+    /// [`Config::initiating_version`], for the next handshakes.
+    InitiatingVersion,
+    /// [`Config::firewall`]: known flows are checked again.
+    Firewall,
+    /// [`Config::send_recv_error`] and [`Config::accept_recv_error`].
+    RecvError,
+    /// [`Config::punchy`], for punches that are not scheduled yet.
+    Punchy,
+    /// [`Config::timers`], each from its next use.
+    Timers,
+    /// [`Config::relay`]: reported to the lighthouses at once.
+    Relay,
+    /// [`Config::preferred_ranges`], for the next choice of an endpoint.
+    PreferredRanges,
+    /// [`Config::disconnect_invalid`]: live tunnels are checked.
+    DisconnectInvalid,
+    /// [`Config::subnets`], for the next packets.
+    Subnets,
+    /// [`Config::static_hosts`]: handshakes that wait for an endpoint are retried.
+    StaticHosts,
+    /// [`Config::lighthouse`]: this node reports to the lighthouses at once.
+    Lighthouse,
+}
+
+/// The key belongs to its certificates, so their fingerprints tell identities apart.
+fn fingerprints(identity: &Identity) -> [Option<Fingerprint>; 2] {
+    [Version::V1, Version::V2].map(|version| identity.certificate(version).map(Certificate::fingerprint))
 }
 
 /// A network that is reached through other nodes, whose certificates must contain it.
@@ -294,4 +404,18 @@ pub enum RecvErrorPolicy {
     Never,
     /// Private underlay addresses only.
     Private,
+}
+
+impl RecvErrorPolicy {
+    /// Whether recv_errors are exchanged with this underlay address.
+    pub(crate) fn covers(self, address: IpAddr) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Never => false,
+            Self::Private => match address {
+                IpAddr::V4(v4) => v4.is_private(),
+                IpAddr::V6(v6) => v6.is_unique_local(),
+            },
+        }
+    }
 }

@@ -90,11 +90,10 @@ mod sync;
 pub mod tunnel;
 pub mod wire;
 
-pub use config::Config;
+pub use config::{Config, Part};
 pub use counters::DropReason;
 pub use forward::{Forwarder, Lane};
 pub use node::{
-    FlowTrace, Node, Outcome, Part, PendingStatus, RelayState, RelayStatus, TableSizes, TunnelStatus, WallClock,
-    Whereabouts,
+    FlowTrace, Node, Outcome, PendingStatus, RelayState, RelayStatus, TableSizes, TunnelStatus, WallClock, Whereabouts,
 };
 pub use output::{Event, Origin, PacketOwned, PeerCertificate, Punt, Transmit, TunnelDownReason, Verdict};

@@ -207,23 +207,23 @@ pub enum Event {
         endpoints: Vec<SocketAddr>,
         /// Time since the first attempt.
         after: Duration,
-        /// What is known of why, this handshake and those before it.
+        /// What is known about the cause, from this handshake and those before it.
         attempt: Box<Attempt>,
     },
-    /// An attempt of a handshake: its first message was sent. Repeats are told only while debug lines are written.
+    /// An attempt of a handshake: its first message was sent. Repeats are reported only while debug logging is on.
     HandshakeSent {
         /// Intended peer.
         peer: IpAddr,
         /// Own index.
         local_index: LocalIndex,
-        /// Where to; empty: nobody has said yet where the peer is.
+        /// Where to; empty while no endpoint of the peer is known.
         endpoints: Vec<SocketAddr>,
         /// Which attempt of this handshake, from 1.
         attempt: u32,
         /// Whether the attempt before it went to the same endpoints.
         is_repeat: bool,
     },
-    /// A handshake message was ignored, because anybody could have sent it. Only while debug lines are written.
+    /// A handshake message was ignored, because anybody could have sent it. Reported only while debug logging is on.
     HandshakeIgnored {
         /// Underlay source.
         from: SocketAddr,

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use ureq::config::Config as HttpConfig;
 use ureq::http::Uri;
-use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, TlsProvider};
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
@@ -122,17 +122,7 @@ impl Target {
     pub(crate) fn agent(&self, path: &Path) -> Result<ureq::Agent, CaError> {
         let unusable = |source| CaError::Roots { path: path.to_owned(), source };
         let pem = durable::read_bounded(path, MAX_ROOTS).map_err(unusable)?;
-        let mut roots = Vec::new();
-        for item in ureq::tls::parse_pem(&pem) {
-            match item {
-                Ok(PemItem::Certificate(certificate)) => roots.push(certificate),
-                Ok(_) => {}
-                Err(error) => return Err(unusable(io::Error::new(io::ErrorKind::InvalidData, error.to_string()))),
-            }
-        }
-        if roots.is_empty() {
-            return Err(unusable(io::Error::new(io::ErrorKind::InvalidData, "no certificate in it")));
-        }
+        let roots = roots(&pem).map_err(|reason| unusable(io::Error::new(io::ErrorKind::InvalidData, reason)))?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let tls = TlsConfig::builder()
             .provider(TlsProvider::Rustls)
@@ -151,6 +141,20 @@ impl Target {
         let resolver = At(self.server_name.is_some().then(|| self.url.clone()));
         Ok(ureq::Agent::with_parts(config, DefaultConnector::new(), resolver))
     }
+}
+
+/// The TLS roots in PEM text, or why they cannot be used.
+pub(crate) fn roots(pem: &[u8]) -> Result<Vec<Certificate<'static>>, &'static str> {
+    let mut roots = Vec::new();
+    for item in ureq::tls::parse_pem(pem) {
+        match item {
+            Ok(PemItem::Certificate(certificate)) => roots.push(certificate),
+            Ok(PemItem::PrivateKey(_)) => return Err("there is a private key in it"),
+            Ok(_) => {}
+            Err(_) => return Err("it is not PEM"),
+        }
+    }
+    if roots.is_empty() { Err("there is no certificate in it") } else { Ok(roots) }
 }
 
 /// Resolves every name to the host of one URL, else like the system.

@@ -23,3 +23,8 @@ impl Jitter {
         wait * 3 / 4 + self.below(wait / 2)
     }
 }
+
+/// A seed for [`Jitter`]. Without randomness, the process ID still spreads the load a little.
+pub(crate) fn seed() -> u64 {
+    getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()))
+}

@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use nebula_cert::Identity;
 use nebula_cert::issuance::MAX_WAIT_SECONDS;
-use nebula_cert::{Identity, UnixTime};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal};
@@ -16,9 +16,9 @@ use rustix::thread::CapabilitySet;
 
 use super::event::{Event, text};
 use super::{Error, Files};
-use crate::ca_client::life_cycle::{Closing, Failure, LifeCycle, Moment, Now, Standing, Start, Step};
+use crate::ca_client::life_cycle::{Closing, Failure, LifeCycle, Moment, Now, Standing, Start, Step, moment};
 use crate::ca_client::trust_watch::TrustWatch;
-use crate::ca_client::{self, CaClient, Refusal, TrustAnswer};
+use crate::ca_client::{self, CaClient, Refusal, TrustAnswer, backoff};
 use crate::linux::clock::{now, since_epoch, unix_now};
 use crate::linux::netns::NamespaceExecutor;
 use crate::linux::{capabilities, confinement, memory};
@@ -79,10 +79,9 @@ impl Follower {
         }
         let born = now();
         let first = Now { uptime: Duration::ZERO, wall: since_epoch() };
-        let [one, two] = [(), ()].map(|()| random());
-        let mut life = LifeCycle::new(Start::Whenever, first, one);
+        let mut life = LifeCycle::new(Start::Whenever, first, backoff::seed());
         let _ = life.issued(first, expiry(&own));
-        let mut trust = TrustWatch::new(two);
+        let mut trust = TrustWatch::new(backoff::seed());
         trust.begin(first.uptime);
         let client = CaClient::new(access, NamespaceExecutor::Here);
         Ok(Self { files, client, life, trust, etag: None, born })
@@ -212,16 +211,7 @@ fn sleep(wait: Duration) -> Result<(), DaemonGone> {
 }
 
 fn expiry(identity: &Identity) -> Moment {
-    let seconds: UnixTime = identity.primary().not_after();
-    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
-}
-
-/// A random seed, to spread the renewals of hosts that started together.
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // Without randomness, renewals merely coincide.
-    let _ = getrandom::fill(&mut bytes);
-    u64::from_ne_bytes(bytes)
+    moment(identity.primary().not_after())
 }
 
 const TRUST_TIMEOUT: Duration = Duration::from_secs(10);

@@ -10,9 +10,9 @@ use nebula_cert::{Certificate, UnixTime};
 use nebula_cni_plugin::launch::{Flow, LaunchSpec, Mode, Underlay};
 use rustix::thread::CapabilitySet;
 
-use crate::ca_client::life_cycle::{Closing, Failure, Install, LifeCycle, Moment, Now, Standing, Start, Step};
+use crate::ca_client::life_cycle::{Closing, Failure, Install, LifeCycle, Moment, Now, Standing, Start, Step, moment};
 use crate::ca_client::trust_watch::TrustWatch;
-use crate::ca_client::{self, CaClient, Issued, Refusal, TrustAnswer};
+use crate::ca_client::{self, CaClient, Issued, Refusal, TrustAnswer, backoff};
 use crate::config::{Settings, Value};
 use crate::handoff;
 use crate::handoff::server::HandoffServer;
@@ -126,8 +126,8 @@ fn start(
     let start = if is_awaited { Start::Within(Duration::from_secs(spec.budget_seconds)) } else { Start::Whenever };
     let clock = Clock::start();
     let pod = PodTunnel {
-        life: LifeCycle::new(start, clock.now(), random()),
-        trust: TrustWatch::new(random()),
+        life: LifeCycle::new(start, clock.now(), backoff::seed()),
+        trust: TrustWatch::new(backoff::seed()),
         etag: None,
         enrolment: Enrolment::new(&spec, client.clone(), init),
         is_awaited,
@@ -474,17 +474,8 @@ fn set_up(what: &str) -> impl FnOnce(std::io::Error) -> Error {
     move |error| Error::set_up_io(what, error)
 }
 
-fn moment(time: UnixTime) -> Moment {
-    Moment::from_secs(u64::try_from(time).unwrap_or(0))
-}
-
 fn unix_seconds(moment: Moment) -> UnixTime {
     UnixTime::try_from(moment.as_secs()).unwrap_or(UnixTime::MAX)
-}
-
-/// A seed that only spreads load; falls back to the process ID.
-fn random() -> u64 {
-    getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()))
 }
 
 const NETNS_CHECK_INTERVAL: Duration = Duration::from_secs(2);

@@ -96,7 +96,7 @@ impl Journal {
         self.sends.remove(&at);
     }
 
-    /// The first message of a stranger was refused.
+    /// The first message of a caller was refused.
     pub(crate) fn caller_refused(&mut self, now: Instant, refusal: Refusal) {
         let claimed = refusal.claimed.as_ref().and_then(|claimed| claimed.addresses.first().copied());
         let key = (refusal.from.ip(), claimed);

@@ -34,7 +34,7 @@ pub struct Claimed {
 }
 
 impl Claimed {
-    /// Keeps only the first few addresses, since this is stored for strangers.
+    /// Keeps only the first few addresses, since anybody can cause this to be stored.
     pub(crate) fn new(certificate: &Certificate, nanos: u64) -> Self {
         let addresses = certificate.networks().iter().take(MAX_ADDRESSES).map(ipnet::IpNet::addr).collect();
         Self { name: certificate.name().to_owned(), addresses, clock: Duration::from_nanos(nanos) }

@@ -79,7 +79,7 @@ impl Firewall<'_> {
         peer: Peer<'_>,
     ) -> Result<(), DropReason> {
         self.decide(hash, now, passed.direction, &passed.flow, peer)?;
-        // With a short timeout, the shared table must hear of the flow more often.
+        // With a short timeout, the flow must be refreshed in the shared table more often.
         let cache_for = MAX_CACHED_MS.min(self.filter.timeouts().of(&passed.flow) / 4);
         cache.insert(hash, passed, now, now + cache_for);
         Ok(())

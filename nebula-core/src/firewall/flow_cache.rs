@@ -44,7 +44,8 @@ impl FlowCache {
         if displaced.is_some_and(|entry| now < entry.until && entry.passed.flow != passed.flow) {
             self.displaced += 1;
         }
-        // Otherwise, two busy flows in one place would ask the shared table with every packet.
+        // Grow if flows evict each other often: two busy flows that share a place would otherwise look up the shared
+        // table for every packet.
         if self.entries.is_empty() || self.displaced > self.entries.len() && self.entries.len() < MAX_ENTRIES {
             self.entries = vec![None; (self.entries.len() * 2).max(MIN_ENTRIES)];
             self.displaced = 0;

@@ -45,12 +45,12 @@ impl Difference {
         }
     }
 
-    /// The rule without everything else that it asks for. The filter itself then decides about the rest.
+    /// The rule reduced to this condition; the filter then tells whether the flow meets it.
     fn alone(self, rule: &Rule) -> Rule {
         let open = Rule { local_cidr: Some(Cidr::Any), ..Rule::any() };
         match self {
             Self::Protocol => Rule { protocol: rule.protocol, ..open },
-            // It has no ports: for every other protocol it is about something else entirely.
+            // ICMP has no ports, so the protocol stands in for them.
             Self::Port if rule.protocol == Protocol::Icmp => Rule { protocol: rule.protocol, ..open },
             Self::Port => Rule { port: rule.port, ..open },
             Self::Peer => Rule { host: rule.host.clone(), groups: rule.groups.clone(), cidr: rule.cidr, ..open },
@@ -81,7 +81,7 @@ pub(super) fn nearest(
 
 const ALL: [Difference; 5] =
     [Difference::Protocol, Difference::Port, Difference::Peer, Difference::Ca, Difference::Local];
-// Each takes some microseconds, and whoever asks holds up the control plane.
+// Each takes some microseconds, during which the control plane does nothing else.
 const MAX_RULES: usize = 2000;
 
 #[cfg(test)]

@@ -17,6 +17,11 @@ pub(crate) struct Carrier {
 }
 
 impl Carrier {
+    /// The direct path to an endpoint.
+    pub(crate) fn direct(to: SocketAddr) -> Self {
+        Self { to, relay: None }
+    }
+
     /// Reserves counters for the relay frames of `n` datagrams; `None` if the path is direct and needs no frames.
     pub(crate) fn frames(&self, n: u64) -> Result<Option<Frames<'_>>, DropReason> {
         let Some((lookup, index)) = &self.relay else { return Ok(None) };
@@ -62,9 +67,14 @@ impl Forwarder {
     /// is neither.
     pub(crate) fn carrier(&self, tunnel: &Tunnel) -> Option<Carrier> {
         match tunnel.endpoint() {
-            Some(to) => Some(Carrier { to, relay: None }),
+            Some(to) => Some(Carrier::direct(to)),
             None => self.carrier_by(tunnel.hop()?),
         }
+    }
+
+    /// Whether there is a tunnel to `peer` with a usable path.
+    pub(crate) fn is_reachable(&self, peer: IpAddr) -> bool {
+        self.tunnels.by_address(peer).is_some_and(|tunnel| self.carrier(&tunnel).is_some())
     }
 
     /// The first overlay address of the relay through which the peer of `tunnel` is reached.

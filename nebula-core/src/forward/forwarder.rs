@@ -9,6 +9,7 @@ use ipnet::IpNet;
 
 use super::Lane;
 use super::route::Routes;
+use crate::Config;
 use crate::config::SubnetRoute;
 use crate::counters::Counters;
 use crate::firewall::{self, Conntrack, Filter};
@@ -30,6 +31,20 @@ pub(crate) struct LocalPolicy {
     pub(crate) drop_multicast: bool,
     /// Rules and timeouts.
     pub(crate) firewall: firewall::Policy,
+}
+
+impl From<&Config> for LocalPolicy {
+    fn from(config: &Config) -> Self {
+        let certificate = config.identity.primary();
+        Self {
+            networks: certificate.networks().to_vec(),
+            unsafe_networks: certificate.unsafe_networks().to_vec(),
+            subnets: config.subnets.clone(),
+            drop_local_broadcast: config.drop_local_broadcast,
+            drop_multicast: config.drop_multicast,
+            firewall: config.firewall.clone(),
+        }
+    }
 }
 
 /// A [`LocalPolicy`] compiled for lanes; replaced as a whole.

@@ -46,7 +46,7 @@ pub struct Lane {
     pub(super) last_tunnel: TunnelHint,
     /// Throttles connect requests to the control plane: one per peer and second instead of one per packet.
     pub(super) connects: Throttle<IpAddr, 1000, 32>,
-    /// Dropped packets that the control plane was told of: each kind once a second, and few kinds.
+    /// Throttles the reports of dropped packets to the control plane: each kind once a second, and few kinds.
     samples: Throttle<(DropReason, IpAddr, u8, u16), 1000, 8>,
     /// When the next one may be.
     sample_after: Option<Instant>,
@@ -123,13 +123,14 @@ impl Lane {
         &self.pieces
     }
 
-    /// Whether [`Lane::sample`] may take another packet: in a flood of drops nearly every one costs this comparison.
+    /// Whether [`Lane::sample`] may take another packet. In a flood of drops, most of them cost only this comparison.
     #[inline]
     pub(super) fn may_sample(&self, now: Instant) -> bool {
         self.sample_after.is_none_or(|after| now >= after)
     }
 
-    /// Tells the control plane of a dropped overlay packet, if it is of interest there and was not told just now.
+    /// Reports a dropped overlay packet to the control plane, if the reason matters there and no packet of this kind was
+    /// reported in the last second.
     #[cold]
     #[inline(never)]
     pub(super) fn sample(

@@ -112,7 +112,7 @@ pub(super) fn route<'a>(snapshot: &'a Snapshot, flow: &FlowKey) -> Result<NextHo
 }
 
 /// Finds another gateway that has a tunnel, in the order of the configuration. Requests connections to the chosen
-/// gateway and to those tried in vain, so that flows return to their own gateway.
+/// gateway and to those found without a tunnel, so that flows return to their own gateway.
 #[cold]
 fn find_other(tunnels: &TunnelTable, lane: &mut Lane, now: Instant, hop: &NextHop<'_>) -> Lookup {
     for other in hop.others() {

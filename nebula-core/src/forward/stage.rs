@@ -26,7 +26,7 @@ pub(super) struct Stage<'a> {
 impl Stage<'_> {
     /// Asks the control plane to tell the peer that this node does not know its index.
     pub(super) fn unknown(&mut self, from: Origin, index: u32) {
-        // A few answers tell the peers as much as one for each datagram.
+        // A few answers are enough; one for each datagram would only amplify a flood.
         if self.batch.unknown < MAX_UNAUTHENTICATED {
             self.batch.unknown += 1;
             self.lane.punt(Punt::UnknownIndex { from, index });

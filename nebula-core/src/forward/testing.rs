@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ipnet::IpNet;
-use nebula_cert::{CaPool, Curve, PrivateKey, SigningKey, Template, VerifiedCertificate, Version};
+use nebula_cert::{CaPool, Curve, Identity, PrivateKey, SigningKey, Template, VerifiedCertificate, Version};
 
 use super::{Forwarder, Lane, LocalPolicy, Offload, Received, Run, Segment, SegmentKind};
-use crate::Verdict;
 use crate::firewall::{Policy, Rule};
 use crate::index::{LocalIndex, RemoteIndex};
 use crate::tunnel::Negotiated;
 use crate::tunnel::cipher::Cipher;
 use crate::tunnel::{SessionKeys, Tunnel};
+use crate::{Config, Verdict};
 
 pub(super) const TCP_ACK: u8 = 0x10;
 
@@ -374,4 +374,13 @@ pub(crate) fn negotiated(local_index: LocalIndex, peer: VerifiedCertificate, ini
 /// An established tunnel to `peer`.
 pub(crate) fn tunnel(local_index: LocalIndex, peer: VerifiedCertificate) -> Arc<Tunnel> {
     Arc::new(Tunnel::new(negotiated(local_index, peer, true), None))
+}
+
+/// A configuration for a node with these networks.
+pub(crate) fn config(networks: &[&str]) -> Config {
+    let (key, own) =
+        (SigningKey::generate(Curve::Curve25519).unwrap(), PrivateKey::generate(Curve::Curve25519).unwrap());
+    let ca = Template { public_key: key.public_key(), ..Template::new("ca", 0..=10_000) }.self_sign(&key).unwrap();
+    let host = Template { networks: nets(networks), public_key: own.public_key(), ..Template::new("own", 0..=10_000) };
+    Config::new(Identity::new(vec![host.sign(&ca, &key).unwrap()], own).unwrap(), CaPool::new())
 }

@@ -12,7 +12,7 @@ use nebula_cert::{Fingerprint, VerifiedCertificate};
 
 use crate::Origin;
 use crate::index::{LocalIndex, RelayIndex};
-use crate::tunnel::{HalfOpen, ReservedIndex};
+use crate::tunnel::{HalfOpen, ReservedIndex, TEST_LEN};
 
 /// A handshake that this node answered.
 #[derive(Debug)]
@@ -62,8 +62,22 @@ impl Answered {
         self.sender.origin
     }
 
-    /// Records that message 1 was received (again), in a datagram of `bytes` bytes.
-    pub(crate) fn hear(&mut self, origin: Origin, bytes: usize) {
+    /// Message 1 was received (again), in a datagram of `bytes` bytes. Returns message 2, if the sender may get it.
+    pub(crate) fn answer(&mut self, origin: Origin, bytes: usize) -> Option<Vec<u8>> {
+        self.hear(origin, bytes);
+        self.may_send(self.reply.len()).then(|| self.reply.to_vec())
+    }
+
+    /// A test request to the sender, if there were fewer than `most` and the sender may get another one.
+    pub(crate) fn test(&mut self, most: u32) -> Option<Vec<u8>> {
+        if !self.is_answered() || self.tests >= most {
+            return None;
+        }
+        self.tests += 1;
+        if self.may_send(TEST_LEN) { self.half_open.test_request() } else { None }
+    }
+
+    fn hear(&mut self, origin: Origin, bytes: usize) {
         if self.sender.origin != origin {
             self.sender = Sender { origin, received: 0, sent: 0 };
         }
@@ -71,7 +85,7 @@ impl Answered {
     }
 
     /// Decides whether this many bytes may be sent to the sender; if so, they count towards its limit.
-    pub(crate) fn may_send(&mut self, bytes: usize) -> bool {
+    fn may_send(&mut self, bytes: usize) -> bool {
         let sender = &mut self.sender;
         let fits = sender.sent.saturating_add(bytes) <= sender.received.saturating_mul(MAX_AMPLIFICATION);
         if fits {
@@ -377,5 +391,15 @@ mod tests {
         answered.hear(source(1).into(), 1000);
         answered.hear(source(2).into(), 10);
         assert!(!answered.may_send(31) && answered.may_send(30));
+    }
+
+    #[test]
+    fn a_caller_is_tested_only_after_message_2_and_at_most_as_often_as_asked() {
+        let mut answered = Callers::new().call(base(), source(1));
+        assert_eq!(answered.test(2), None, "there is no message 2 yet");
+        assert_eq!(answered.answer(source(1).into(), 1), None, "message 2 is 100 bytes");
+        assert_eq!(answered.answer(source(1).into(), 99).unwrap().len(), 100);
+        let tests = std::iter::from_fn(|| answered.test(2)).collect::<Vec<_>>();
+        assert!(tests.len() == 2 && tests[0] != tests[1], "each has a counter of its own");
     }
 }

@@ -5,7 +5,7 @@ use snow::HandshakeState;
 use zeroize::Zeroizing;
 
 use super::noise::{self, Ephemeral};
-use crate::diagnosis::Claimed;
+use crate::diagnosis::{Claimed, RefusalReason};
 use crate::index::{LocalIndex, RemoteIndex};
 use crate::tunnel::cipher::Cipher;
 use crate::tunnel::{Negotiated, SessionKeys};
@@ -41,6 +41,25 @@ pub(crate) enum Error {
     /// This node cannot take part (no certificate of a usable version).
     #[error("no own certificate of a usable version")]
     NoCertificate,
+}
+
+impl Error {
+    /// What a refusal of the message says: the reason, the text with all causes, and who the sender says it is.
+    pub(crate) fn into_refusal(self) -> (RefusalReason, String, Option<Claimed>) {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(&self);
+        while let Some(inner) = cause {
+            text = format!("{text}: {inner}");
+            cause = inner.source();
+        }
+        let (reason, claimed) = match self {
+            Self::Certificate(source, claimed) => (RefusalReason::from(&source), claimed),
+            Self::OwnAddress(claimed) => (RefusalReason::OwnAddress, Some(claimed)),
+            Self::Noise(_) => (RefusalReason::Unreadable, None),
+            Self::Payload(_) | Self::NoCertificate => (RefusalReason::Malformed, None),
+        };
+        (reason, text, claimed.map(|claimed| *claimed))
+    }
 }
 
 impl From<snow::Error> for Error {

@@ -258,8 +258,8 @@ fn push_bounded<T: PartialEq>(list: &mut Vec<T>, item: T) {
     }
 }
 
-/// Distant lighthouses answer within this time. It may be short, since the oldest handshake is displaced first: only a
-/// scan so fast that all entries are younger than this keeps others from starting a handshake.
+/// Distant lighthouses answer within this time. A short time is enough because the oldest handshake is displaced
+/// first: only a scan so fast that every entry is younger than this can keep others from starting a handshake.
 const DISPLACEABLE_AFTER: Duration = Duration::from_millis(300);
 const MAX_PACKETS_PER_PEER: usize = 100;
 /// A peer that was away for three seconds is found again within two tenths of a second of its return, and one that does

@@ -6,8 +6,19 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
+use super::RemoteAllowList;
 use super::special::{is_nobodys, local_block};
-use super::{KnownEndpoints, RemoteAllowList};
+
+/// One source's information about where a peer is. A source is a lighthouse, the peer itself, or the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct KnownEndpoints {
+    /// Endpoints at which the peer was reached.
+    pub learnt: Vec<SocketAddr>,
+    /// Endpoints that the source reported, in its order.
+    pub reported: Vec<SocketAddr>,
+    /// Overlay addresses of the relays through which the peer can be reached.
+    pub relays: Vec<IpAddr>,
+}
 
 /// Endpoints of one peer by source. Every list is bounded, so no source can make it grow.
 #[derive(Debug, Default)]
@@ -122,9 +133,8 @@ impl Rules<'_> {
         endpoint.port() != 0 && !is_nobodys(address) && !self.overlay.iter().any(|network| network.contains(&address))
     }
 
-    /// Whether to believe others who say that the peer is at this endpoint. Loopback and link-local addresses are
-    /// believed only if an allow list names them: otherwise whoever reports such an endpoint could choose which local
-    /// service gets a datagram.
+    /// Whether to believe a report that the peer is at this endpoint. Loopback and link-local addresses are believed
+    /// only if an allow list names them: otherwise the reporter could choose which local service gets a datagram.
     pub(crate) fn believable(&self, endpoint: SocketAddr) -> bool {
         self.usable(endpoint) && self.tellable(endpoint)
     }

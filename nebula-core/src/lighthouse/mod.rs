@@ -3,7 +3,6 @@
 mod allow_list;
 mod calculated;
 mod candidates;
-mod known_endpoints;
 mod pattern;
 mod questions;
 mod server;
@@ -19,8 +18,8 @@ use ipnet::IpNet;
 
 pub use allow_list::{AllowList, BadPattern, InterfaceRules, LocalAllowList, NoDefault, RemoteAllowList};
 pub use calculated::{CalculatedRemotes, Calculation, OtherFamily};
+pub use candidates::KnownEndpoints;
 pub(crate) use candidates::{Candidates, Rules, Screened};
-pub use known_endpoints::KnownEndpoints;
 pub use server::Server;
 pub use settings::Lighthouse;
 pub(crate) use wanted::Wanted;

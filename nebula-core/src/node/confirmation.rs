@@ -1,9 +1,9 @@
 //! Key confirmation: what happens to a handshake after this node answered it.
 //!
-//! Anybody can replay a first message, or send one in another's name; only what follows shows who sent it. So the
-//! tunnel is half-open at first. Lanes receive in it, and the control plane sends test requests, which make a peer
-//! answer that has nothing to send. Nothing else uses it: it carries no packet of this node, and appears in no table
-//! and in no answer to anybody. The first authenticated datagram makes it a tunnel like any other.
+//! Anybody can replay a first message or forge its sender; only a datagram sealed with the new keys proves who sent it.
+//! Until one arrives, the tunnel is half-open. Lanes receive in it, and the control plane sends test requests, which a
+//! peer answers even if it has nothing else to send. A half-open tunnel carries no packets of this node and is hidden
+//! from all other tables and messages. The first authenticated datagram turns it into a normal tunnel.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,129 +12,22 @@ use std::time::{Duration, Instant};
 use nebula_cert::{CaPool, Certificate, UnixTime, VerifiedCertificate};
 
 use super::Node;
-use super::timer::Due;
+use super::hops::Hops;
+use super::outbox::Outbox;
+use super::timer::{Due, Timer};
 use super::tunnels::{Established, Tunnels};
-use crate::Origin;
-use crate::handshake::{Answered, HalfOpenTable, Verifier};
+use crate::handshake::{Answered, HalfOpenTable, PendingHandshakes, Verifier};
 use crate::index::LocalIndex;
-use crate::tunnel::{HalfOpen, Negotiated, ReservedIndex, TEST_LEN};
+use crate::tunnel::{HalfOpen, Negotiated, ReservedIndex, Tunnel};
+use crate::{Config, Forwarder, Origin};
 
 impl Node {
-    /// Keeps an answered handshake until its caller is confirmed, and sends message 2.
-    pub(super) fn await_confirmation(
-        &mut self,
-        now: Instant,
-        (reserved, done): (ReservedIndex, Negotiated),
-        digest: [u8; 32],
-        reply: Vec<u8>,
-        from: Origin,
-        received: usize,
-    ) {
-        let own_certificate = self.config.fingerprint(done.own_version);
-        let (index, peer) = (done.local_index, done.peer.clone());
-        let half_open = Arc::new(HalfOpen::new(done, from.endpoint()));
-        self.forwarder.tunnels().await_caller(index, Arc::clone(&half_open));
-        let answered = Answered::new((reserved, half_open), peer, own_certificate, digest, reply, (now, from));
-        self.timer.set(Due::HalfOpen(index), answered.expires());
-        if let Some(evicted) = self.half_open.insert(answered) {
-            self.forget_caller(evicted);
-        }
-        self.answer_caller(now, index, from, received);
-    }
-
-    /// Sends message 2 of a half-open tunnel to the sender of message 1, a datagram of `received` bytes, unless that
-    /// exceeds what this sender may get. Further copies of message 1 raise that limit.
-    pub(super) fn answer_caller(&mut self, now: Instant, index: LocalIndex, from: Origin, received: usize) {
-        let Some(answered) = self.half_open.get_mut(index) else { return };
-        answered.hear(from, received);
-        if !answered.may_send(answered.reply.len()) {
-            return;
-        }
-        let (reply, untested) = (answered.reply.to_vec(), answered.tests == 0);
-        let addresses: Vec<_> = answered.addresses().collect();
-        self.answer(from, reply);
-        if !untested {
-            return;
-        }
-        if addresses.iter().any(|address| self.pending.waits_for(*address)) {
-            self.test_caller(index);
-        }
-        // Most callers send something on their own, and a test that overtakes message 2 finds no tunnel, so the test
-        // waits. But a peer that has another tunnel here may have lost it.
-        let replaces = addresses.iter().any(|address| self.is_reachable(*address));
-        self.timer.set(Due::HalfOpen(index), now + if replaces { REPLACEMENT_TEST_AFTER } else { FIRST_TEST_AFTER });
-    }
-
-    /// Sends a test request into a half-open tunnel, if the caller's limit allows it.
-    fn test_caller(&mut self, index: LocalIndex) {
-        let most = self.max_tests();
-        let answered = self.half_open.get_mut(index).filter(|it| it.is_answered() && it.tests < most);
-        let Some(answered) = answered else { return };
-        answered.tests += 1;
-        if answered.may_send(TEST_LEN) {
-            let origin = answered.origin();
-            if let Some(request) = answered.half_open.test_request() {
-                self.answer(origin, request);
-            }
-        }
-    }
-
-    /// Something waits for `peer`: asks recent callers in its name to prove that they hold the keys.
-    pub(super) fn test_callers(&mut self, peer: IpAddr) {
-        let untested = self.half_open.of_peer(peer).take(MAX_CALLERS_TESTED).filter(|answered| answered.tests == 0);
-        for index in untested.map(|answered| *answered.local_index).collect::<Vec<_>>() {
-            self.test_caller(index);
-        }
-    }
-
-    /// Tests a caller again, or gives it up once it has expired.
-    pub(super) fn half_open_due(&mut self, now: Instant, index: LocalIndex) {
-        let Some(answered) = self.half_open.get_mut(index) else { return };
-        let (expires, tests, is_answered) = (answered.expires(), answered.tests, answered.is_answered());
-        if now >= expires {
-            self.give_caller_up(index);
-            return;
-        }
-        self.test_caller(index);
-        let next =
-            if is_answered && tests < self.max_tests() { now + FIRST_TEST_AFTER * (1 << tests) } else { expires };
-        self.timer.set(Due::HalfOpen(index), next.min(expires));
-    }
-
-    /// Maximum number of tests per caller. In a flood nearly all callers are forged, so each gets one.
-    fn max_tests(&self) -> u32 {
-        if self.half_open.is_crowded() { 1 } else { MAX_TESTS }
-    }
-
-    fn give_caller_up(&mut self, index: LocalIndex) {
-        if let Some(answered) = self.half_open.remove(index) {
-            self.forget_caller(answered);
-        }
-    }
-
-    fn forget_caller(&mut self, answered: Answered) {
-        self.timer.cancel(Due::HalfOpen(*answered.local_index));
-        answered.half_open.discard();
-    }
-
-    /// Gives up every caller whose certificate is no longer accepted.
-    pub(super) fn forget_refused_callers(&mut self, now: Instant) {
-        let at = self.wall.unix_seconds(now);
-        let refused = self.half_open.iter().filter(|answered| self.config.trust.recheck(&answered.peer, at).is_err());
-        for index in refused.map(|answered| *answered.local_index).collect::<Vec<_>>() {
-            self.give_caller_up(index);
-        }
-    }
-
-    /// The caller of a half-open tunnel was heard: it is a tunnel like any other from here on.
+    /// The caller of a half-open tunnel was heard: installs the tunnel.
     pub(super) fn handle_confirmed(&mut self, now: Instant, index: LocalIndex, from: Origin) {
-        let Some(answered) = self.half_open.remove(index) else { return };
-        self.timer.cancel(Due::HalfOpen(index));
-        let Some(tunnel) = answered.half_open.tunnel() else { return self.forget_caller(answered) };
-        tunnel.confirm();
+        let Some((answered, tunnel)) = self.callers(now).confirm(index) else { return };
         // Go by this datagram's origin: somebody who overheard message 1 may have replayed it from elsewhere.
         let origin = match from {
-            Origin::Direct(at) if !self.may_try(&tunnel, at) => answered.origin(),
+            Origin::Direct(at) if !self.config.may_be_at(&tunnel.peer_addresses, at) => answered.origin(),
             _ => from,
         };
         tunnel.set_endpoint(origin.endpoint());
@@ -151,10 +44,147 @@ impl Node {
             self.overtaken(now, address);
         }
     }
+
+    pub(super) fn callers(&mut self, now: Instant) -> Callers<'_> {
+        Callers {
+            now,
+            config: &self.config,
+            table: &mut self.half_open,
+            timer: &mut self.timer,
+            pending: &self.pending,
+            hops: &self.hops,
+            outbox: &mut self.outbox,
+            forwarder: &self.forwarder,
+        }
+    }
 }
 
-/// Verifies certificates of callers. One that is in use already, or that another recent caller showed, is neither
-/// verified nor stored again.
+/// The callers that are not confirmed yet: answers and tests them, and gives them up. Borrows what it needs of the node
+/// for one call.
+#[derive(Debug)]
+pub(super) struct Callers<'a> {
+    now: Instant,
+    config: &'a Config,
+    table: &'a mut HalfOpenTable,
+    timer: &'a mut Timer,
+    pending: &'a PendingHandshakes,
+    hops: &'a Hops,
+    outbox: &'a mut Outbox,
+    forwarder: &'a Forwarder,
+}
+
+impl Callers<'_> {
+    /// Keeps an answered handshake until its caller is confirmed, and sends message 2. Message 1, a datagram of
+    /// `received` bytes, has this digest.
+    pub(super) fn insert(
+        &mut self,
+        (reserved, done): (ReservedIndex, Negotiated),
+        digest: [u8; 32],
+        reply: Vec<u8>,
+        from: Origin,
+        received: usize,
+    ) {
+        let own_certificate = self.config.fingerprint(done.own_version);
+        let (index, peer) = (done.local_index, done.peer.clone());
+        let half_open = Arc::new(HalfOpen::new(done, from.endpoint()));
+        self.forwarder.tunnels().await_caller(index, Arc::clone(&half_open));
+        let answered = Answered::new((reserved, half_open), peer, own_certificate, digest, reply, (self.now, from));
+        self.timer.set(Due::HalfOpen(index), answered.expires());
+        if let Some(evicted) = self.table.insert(answered) {
+            self.discard(&evicted);
+        }
+        self.answer(index, from, received);
+    }
+
+    /// Sends message 2 of a half-open tunnel to the sender of message 1, a datagram of `received` bytes, unless that
+    /// exceeds what this sender may get. Further copies of message 1 raise that limit.
+    pub(super) fn answer(&mut self, index: LocalIndex, from: Origin, received: usize) {
+        let Some(answered) = self.table.get_mut(index) else { return };
+        let Some(reply) = answered.answer(from, received) else { return };
+        let is_tested = answered.tests > 0;
+        let addresses: Vec<_> = answered.addresses().collect();
+        self.outbox.answer(self.hops, from, reply);
+        if is_tested {
+            return;
+        }
+        if addresses.iter().any(|address| self.pending.waits_for(*address)) {
+            self.test(index);
+        }
+        // Most callers send something on their own, and a test that overtakes message 2 finds no tunnel, so the first
+        // test is delayed. The delay is short for a peer that has another tunnel here, since it may have lost it.
+        let replaces = addresses.iter().any(|address| self.forwarder.is_reachable(*address));
+        let wait = if replaces { REPLACEMENT_TEST_AFTER } else { FIRST_TEST_AFTER };
+        self.timer.set(Due::HalfOpen(index), self.now + wait);
+    }
+
+    /// Sends a test request into a half-open tunnel, if the caller's limit allows it.
+    fn test(&mut self, index: LocalIndex) {
+        let most = self.max_tests();
+        let Some(answered) = self.table.get_mut(index) else { return };
+        if let Some(request) = answered.test(most) {
+            let origin = answered.origin();
+            self.outbox.answer(self.hops, origin, request);
+        }
+    }
+
+    /// Something waits for `peer`: asks recent callers in its name to prove that they hold the keys.
+    pub(super) fn test_all_named(&mut self, peer: IpAddr) {
+        let untested = self.table.of_peer(peer).take(MAX_CALLERS_TESTED).filter(|answered| answered.tests == 0);
+        for index in untested.map(|answered| *answered.local_index).collect::<Vec<_>>() {
+            self.test(index);
+        }
+    }
+
+    /// Tests a caller again, or gives it up once it has expired.
+    pub(super) fn due(&mut self, index: LocalIndex) {
+        let Some(answered) = self.table.get_mut(index) else { return };
+        let (expires, tests, is_answered) = (answered.expires(), answered.tests, answered.is_answered());
+        if self.now >= expires {
+            self.give_up(index);
+            return;
+        }
+        self.test(index);
+        let again = is_answered && tests < self.max_tests();
+        let next = if again { self.now + FIRST_TEST_AFTER * (1 << tests) } else { expires };
+        self.timer.set(Due::HalfOpen(index), next.min(expires));
+    }
+
+    /// Maximum number of tests per caller. In a flood nearly all callers are forged, so each gets one.
+    fn max_tests(&self) -> u32 {
+        if self.table.is_crowded() { 1 } else { MAX_TESTS }
+    }
+
+    fn give_up(&mut self, index: LocalIndex) {
+        if let Some(answered) = self.table.remove(index) {
+            self.discard(&answered);
+        }
+    }
+
+    fn discard(&mut self, answered: &Answered) {
+        self.timer.cancel(Due::HalfOpen(*answered.local_index));
+        answered.half_open.discard();
+    }
+
+    /// Gives up every caller whose certificate is no longer accepted at `at`.
+    pub(super) fn give_up_refused(&mut self, at: UnixTime) {
+        let refused = self.table.iter().filter(|answered| self.config.trust.recheck(&answered.peer, at).is_err());
+        for index in refused.map(|answered| *answered.local_index).collect::<Vec<_>>() {
+            self.give_up(index);
+        }
+    }
+
+    /// Takes a caller that was heard, and its tunnel.
+    fn confirm(&mut self, index: LocalIndex) -> Option<(Answered, Arc<Tunnel>)> {
+        let answered = self.table.remove(index)?;
+        self.timer.cancel(Due::HalfOpen(index));
+        let tunnel = answered.half_open.tunnel()?;
+        tunnel.confirm();
+        Some((answered, tunnel))
+    }
+}
+
+/// Verifies certificates of callers. A certificate of a live tunnel or of another recent caller is neither verified nor
+/// stored again.
 pub(super) struct KnownCallers<'a> {
     pub(super) trust: &'a CaPool,
     pub(super) tunnels: &'a Tunnels,

@@ -9,18 +9,15 @@ use nebula_cert::Version;
 use super::Node;
 use super::confirmation::KnownCallers;
 use super::outbox::seal;
-use super::refusals::{not_allowed, own_address, refusal, refusal_of};
 use super::timer::Due;
-use super::tunnels::{Established, Live};
+use super::tunnels::Established;
 use crate::counters::Direction;
-use crate::diagnosis::RefusalReason;
+use crate::diagnosis::{Claimed, Refusal, RefusalReason};
 use crate::handshake::{Error, Initiator, Opened, Own, Pending, Waiting, respond};
 use crate::index::LocalIndex;
-use crate::relay::RateLimit;
-use crate::tunnel::liveness::Liveness;
 use crate::tunnel::{Negotiated, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType};
-use crate::{DropReason, Event, Origin, TunnelDownReason};
+use crate::{Config, DropReason, Event, Origin};
 
 impl Node {
     /// Starts a handshake unless one is in progress. `version` overrides the version of the certificate to present.
@@ -37,39 +34,40 @@ impl Node {
             return;
         }
         if !self.make_room(now) {
-            self.count(DropReason::PendingFull);
+            self.outbox.counters().drop_one(Direction::Outbound, DropReason::PendingFull);
             return;
         }
         let Some(local_index) = self.reserve_index() else { return };
         self.pending.insert(peer, Pending::new(local_index, version, now, waiting));
         self.timer.set(Due::Handshake(peer), now + self.config.handshakes.try_interval);
         self.ask_lighthouses(now, peer);
-        if !self.endpoints_of(peer).is_empty() {
+        if !self.config.endpoints_of(peer, &self.lighthouse).is_empty() {
             self.attempt(peer);
         }
-        self.test_callers(peer);
+        self.callers(now).test_all_named(peer);
     }
 
-    /// Displaces a hopeless handshake if there is no room for another one. Returns `false` if none can be displaced.
+    /// Gives up a handshake that has found no endpoint if there is no room for another one. Returns `false` if there is
+    /// none to give up.
     fn make_room(&mut self, now: Instant) -> bool {
         if self.pending.has_room(self.config.handshakes.max_pending) {
             return true;
         }
         let Some(peer) = self.pending.displaceable(now) else { return false };
-        if let Some((displaced, waiting)) = self.abandon(peer) {
+        if let Some((displaced, waiting)) = self.take_pending(peer) {
             self.give_up(now, peer, &displaced, &waiting);
         }
         true
     }
 
-    /// Handles the end of the pause after an attempt: retransmits message 1 or gives up.
+    /// The backoff after an attempt is over: retransmits message 1 or gives up.
     pub(super) fn handshake_due(&mut self, now: Instant, peer: IpAddr) {
         let retries = self.config.handshakes.retries;
         let lost = self.lighthouse.lost_for(now, peer);
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let returning = lost.is_some() && pending.has_packets();
         if pending.attempts >= retries && !returning {
-            if let Some((ended, waiting)) = self.abandon(peer) {
+            if let Some((ended, waiting)) = self.take_pending(peer) {
                 self.give_up(now, peer, &ended, &waiting);
             }
             return;
@@ -81,14 +79,14 @@ impl Node {
         let unanswered = returning && !pending.answered;
         self.timer.set(Due::Handshake(peer), now + pause);
         // A peer that comes back may have moved. The lighthouse knows its endpoint as soon as the peer has registered.
-        if unanswered || attempts == REQUERY_AT_ATTEMPT && self.endpoints_of(peer).len() <= 1 {
+        if unanswered || attempts == REQUERY_AT_ATTEMPT && self.config.endpoints_of(peer, &self.lighthouse).len() <= 1 {
             self.ask_lighthouses(now, peer);
         }
     }
 
     /// Retries at once if the endpoints of the peer changed. This counts as an attempt but does not move the timer.
     pub(super) fn retry_if_endpoints_changed(&mut self, peer: IpAddr) {
-        let endpoints = self.endpoints_of(peer);
+        let endpoints = self.config.endpoints_of(peer, &self.lighthouse);
         let expected = self.lighthouse.lost_for(self.now, peer).is_some();
         let most = self.config.handshakes.retries.max(if expected { MAX_ATTEMPTS_UNTIL_RETURN } else { 0 });
         if self.pending.get_mut(peer).is_some_and(|it| it.attempts < most && it.tried != endpoints) {
@@ -98,7 +96,7 @@ impl Node {
 
     /// Sends message 1 to every known endpoint.
     fn attempt(&mut self, peer: IpAddr) {
-        let endpoints = self.endpoints_of(peer);
+        let endpoints = self.config.endpoints_of(peer, &self.lighthouse);
         let message = if endpoints.is_empty() { None } else { self.first_message(peer) };
         for message in message.iter() {
             endpoints.iter().for_each(|endpoint| self.outbox.datagram(*endpoint, message.clone()));
@@ -142,19 +140,19 @@ impl Node {
         }
     }
 
-    /// A tunnel that `peer` opened came up first. A pending handshake that has not created its message 1 is abandoned,
-    /// any other one goes on; what waits for it is sent now in both cases.
+    /// A tunnel that `peer` opened came up first. A pending handshake goes on if it has created its message 1, and is
+    /// dropped otherwise; in both cases, what waits for it is sent now.
     pub(super) fn overtaken(&mut self, now: Instant, peer: IpAddr) {
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let waiting = match pending.opened.is_some() {
             true => self.pending.take_waiting(peer),
-            false => self.abandon(peer).map(|(_, waiting)| waiting).unwrap_or_default(),
+            false => self.take_pending(peer).map(|(_, waiting)| waiting).unwrap_or_default(),
         };
         self.flush(now, peer, waiting);
     }
 
-    /// Removes a pending handshake and its timer.
-    fn abandon(&mut self, peer: IpAddr) -> Option<(Pending, Waiting)> {
+    /// Takes a pending handshake that is over, and cancels its timer.
+    fn take_pending(&mut self, peer: IpAddr) -> Option<(Pending, Waiting)> {
         let (pending, waiting) = self.pending.remove(peer)?;
         self.timer.cancel(Due::Handshake(peer));
         Some((pending, waiting))
@@ -162,7 +160,7 @@ impl Node {
 
     /// A handshake failed: counts what waited for it as dropped.
     fn give_up(&mut self, now: Instant, peer: IpAddr, ended: &Pending, waiting: &Waiting) {
-        self.lane.counters().drop_many(Direction::Outbound, DropReason::NoEndpoint, waiting.packets());
+        self.outbox.counters().drop_many(Direction::Outbound, DropReason::NoEndpoint, waiting.packets());
         if self.tunnels.of_peer(peer).is_empty() {
             self.lighthouse.forget_unless_expected(now, peer);
         }
@@ -181,7 +179,7 @@ impl Node {
             Ok(Header { kind: MessageType::Handshake, counter: 2.., index }) if index != 0 => {
                 self.handle_second_message(now, from, LocalIndex(index), datagram);
             }
-            _ => self.count(DropReason::BadHandshake),
+            _ => self.outbox.count_drop(DropReason::BadHandshake),
         }
     }
 
@@ -189,12 +187,12 @@ impl Node {
         if let Origin::Direct(at) = from
             && !self.config.lighthouse.remote_allow.allows_somebody(at.ip())
         {
-            self.count(DropReason::AddressNotAllowed);
+            self.outbox.count_drop(DropReason::AddressNotAllowed);
             return;
         }
         let digest = digest_of(datagram);
         if let Some(index) = self.half_open.opened_by(&digest) {
-            self.answer_caller(now, index, from, datagram.len());
+            self.callers(now).answer(index, from, datagram.len());
             return;
         }
         if let Some(live) = self.tunnels.opened_by(&digest) {
@@ -203,14 +201,14 @@ impl Node {
             // the tunnel.
             if let Origin::Direct(at) = from {
                 let better = |current| self.config.is_preferred(at) && !self.config.is_preferred(current);
-                if tunnel.endpoint().is_none_or(better) && self.may_try(&tunnel, at) {
+                if tunnel.endpoint().is_none_or(better) && self.config.may_be_at(&tunnel.peer_addresses, at) {
                     self.outbox.message_to(at, &tunnel, MessageType::TestRequest, &[]);
                 }
             }
             return;
         }
         if !self.admission.admit(now, from.underlay().ip()) {
-            self.count(DropReason::HandshakeLimit);
+            self.outbox.count_drop(DropReason::HandshakeLimit);
             return;
         }
         let Some(local_index) = self.reserve_index() else { return };
@@ -219,97 +217,79 @@ impl Node {
         let known = KnownCallers { trust: &self.config.trust, tunnels: &self.tunnels, half_open: &self.half_open };
         let answer = respond(self.own(now), *local_index, seed, datagram, &known, at);
         let (done, reply) = match answer {
-            Ok((done, reply)) if self.peer_is_acceptable(&done) => (done, reply),
-            outcome => {
-                let refusal = match outcome {
-                    Ok((done, _)) => own_address(now, from, &done),
-                    Err(error) => refusal(now, from, error),
-                };
-                self.refused(from.underlay(), refusal.text.clone());
-                self.journal.caller_refused(now, refusal);
-                return;
-            }
+            Ok(answer) => answer,
+            Err(error) => return self.refuse(None, refusal(now, from, error)),
         };
-        if !self.may_be_at(&done, from) {
-            self.count(DropReason::AddressNotAllowed);
-            self.journal.caller_refused(now, not_allowed(now, from, &done));
-            return;
+        if let Some(reason) = objection(&self.config, &done, None, from) {
+            return self.refuse(None, refusal_of(now, from, reason, &done, None));
         }
         let peer = done.peer.networks()[0].addr();
         if let Some(primary) = self.forwarder.tunnels().by_address(peer)
             && !primary.initiator
             && primary.peer_time >= done.peer_time
         {
-            self.send(&primary, MessageType::TestRequest, &[]);
+            self.outbox.message(&primary, MessageType::TestRequest, &[]);
             return;
         }
-        self.await_confirmation(now, (local_index, done), digest, reply, from, datagram.len());
+        self.callers(now).insert((local_index, done), digest, reply, from, datagram.len());
     }
 
     fn handle_second_message(&mut self, now: Instant, from: Origin, index: LocalIndex, datagram: &[u8]) {
         let Some(peer) = self.pending.peer_of(index) else {
-            self.count(DropReason::BadHandshake);
+            self.outbox.count_drop(DropReason::BadHandshake);
             return;
         };
         if let Origin::Direct(at) = from
-            && !self.config.lighthouse.remote_allow.allows(&[peer], at.ip())
+            && !self.config.may_be_at(&[peer], at)
         {
-            self.count(DropReason::AddressNotAllowed);
+            self.outbox.count_drop(DropReason::AddressNotAllowed);
             return;
         }
         let at = self.wall.unix_seconds(now);
         let Some(pending) = self.pending.get_mut(peer) else { return };
-        let Some(opened) = &mut pending.opened else { return self.count(DropReason::BadHandshake) };
+        let Some(opened) = &mut pending.opened else { return self.outbox.count_drop(DropReason::BadHandshake) };
         match opened.machine.finish(datagram, &self.config.trust, at) {
             // Anybody can send such a datagram; the peer's own answer may still come.
             Err(Error::Noise(reason)) => {
-                self.count(DropReason::BadHandshake);
+                self.outbox.count_drop(DropReason::BadHandshake);
                 self.journal.unopened(now, peer, from.underlay());
                 if tracing::event_enabled!(tracing::Level::DEBUG) {
                     self.outbox.event(Event::HandshakeIgnored { from: from.underlay(), peer, reason });
                 }
             }
             Err(error) => {
-                self.answer_refused(now, peer, refusal(now, from, error));
+                self.refuse(Some(peer), refusal(now, from, error));
                 self.restart_elsewhere(now, peer, from);
             }
-            Ok(done) if !self.peer_is_acceptable(&done) => {
-                self.answer_refused(now, peer, own_address(now, from, &done));
-                self.restart_elsewhere(now, peer, from);
-            }
-            Ok(done) if done.peer.networks().iter().all(|network| network.addr() != peer) => {
-                let text = format!("{} answered for {peer}", done.peer.name());
-                self.answer_refused(now, peer, refusal_of(now, from, RefusalReason::OtherHost, text, &done));
-                let stranger = Tunnel::new(done, None);
-                if let Some(close) = seal(&stranger, MessageType::CloseTunnel, &[]) {
-                    self.answer(from, close);
+            Ok(done) => match objection(&self.config, &done, Some(peer), from) {
+                None => self.complete(now, peer, done, from),
+                Some(reason) => {
+                    self.refuse(Some(peer), refusal_of(now, from, reason, &done, Some(peer)));
+                    if reason == RefusalReason::OtherHost
+                        && let Some(close) = seal(&Tunnel::new(done, None), MessageType::CloseTunnel, &[])
+                    {
+                        self.outbox.answer(&self.hops, from, close);
+                    }
+                    self.restart_elsewhere(now, peer, from);
                 }
-                self.restart_elsewhere(now, peer, from);
-            }
-            Ok(done) if !self.may_be_at(&done, from) => {
-                self.count(DropReason::AddressNotAllowed);
-                self.journal.refused(now, peer, not_allowed(now, from, &done));
-                self.restart_elsewhere(now, peer, from);
-            }
-            Ok(done) => {
-                let Some((pending, waiting)) = self.pending.remove(peer) else { return };
-                self.timer.cancel(Due::Handshake(peer));
-                let took = now.saturating_duration_since(pending.started);
-                let own_certificate = pending.opened.map(|opened| opened.own_certificate);
-                let own_certificate = own_certificate.unwrap_or_else(|| self.config.fingerprint(done.own_version));
-                let tunnel = Arc::new(Tunnel::new(done, from.endpoint()));
-                self.install(
-                    now,
-                    Established { tunnel, from, since: now, own_certificate, opened_by: None, took: Some(took) },
-                );
-                self.flush(now, peer, waiting);
-            }
+            },
         }
+    }
+
+    /// The handshake with `peer` succeeded: installs the tunnel, and sends what waited for it.
+    fn complete(&mut self, now: Instant, peer: IpAddr, done: Negotiated, from: Origin) {
+        let Some((pending, waiting)) = self.take_pending(peer) else { return };
+        let took = Some(now.saturating_duration_since(pending.started));
+        let own_certificate = pending.opened.map(|opened| opened.own_certificate);
+        let own_certificate = own_certificate.unwrap_or_else(|| self.config.fingerprint(done.own_version));
+        let tunnel = Arc::new(Tunnel::new(done, from.endpoint()));
+        self.install(now, Established { tunnel, from, since: now, own_certificate, opened_by: None, took });
+        self.flush(now, peer, waiting);
     }
 
     /// Another host answered at `wrong`: restarts the handshake with the other endpoints and keeps what waits for it.
     fn restart_elsewhere(&mut self, now: Instant, peer: IpAddr, wrong: Origin) {
-        let Some((old, waiting)) = self.abandon(peer) else { return };
+        let Some((old, waiting)) = self.take_pending(peer) else { return };
         if let Origin::Direct(wrong) = wrong {
             self.lighthouse.candidates(peer).refuse(wrong);
         }
@@ -325,108 +305,18 @@ impl Node {
         }
     }
 
-    /// Installs a tunnel whose peer has proved that it holds the keys, and makes it the primary one unless there is a
-    /// newer one.
-    pub(crate) fn install(&mut self, now: Instant, established: Established) {
-        let Established { tunnel, from, since, own_certificate, opened_by, took } = established;
-        let relay = self.set_relay_of(&tunnel, from);
-        self.journal.connected(&tunnel.peer_addresses, from.underlay());
-        self.note_other_certificate(now, &tunnel, from.underlay());
-        self.forwarder.tunnels().publish(Arc::clone(&tunnel));
-        self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + self.config.timers.connection_alive_interval);
-        self.outbox.event(Event::TunnelUp {
-            peer: tunnel.peer_addresses.clone(),
-            name: tunnel.peer.name().to_owned(),
-            endpoint: from.underlay(),
-            relay,
-            local_index: tunnel.local_index,
-            remote_index: tunnel.remote_index,
-            certificate: (&tunnel.peer).into(),
-            initiator: tunnel.initiator,
-            took: took.unwrap_or_default(),
-        });
-        self.tunnels.insert(Live {
-            tunnel: Arc::clone(&tunnel),
-            liveness: Liveness::default(),
-            own_certificate,
-            took,
-            opened_by,
-            since,
-            left: None,
-            used: now,
-            announced: false,
-            promoted_at: 0,
-            asked_at: 0,
-            ask_after: now,
-            challenge_after: now,
-            introductions: RateLimit::default(),
-        });
-        if self.tunnels.is_newest(&tunnel, self.forwarder.tunnels()) {
-            self.forwarder.tunnels().set_primary(&tunnel);
+    /// Counts and records a refused handshake message: the answer of this peer, or that of a caller.
+    fn refuse(&mut self, answer_of: Option<IpAddr>, refusal: Refusal) {
+        if refusal.reason == RefusalReason::AddressNotAllowed {
+            self.outbox.count_drop(DropReason::AddressNotAllowed);
+        } else {
+            self.outbox.count_drop(DropReason::BadHandshake);
+            self.outbox.event(Event::HandshakeRefused { from: refusal.from, reason: refusal.text.clone() });
         }
-        for &address in &tunnel.peer_addresses {
-            while let Some(surplus) = self.tunnels.surplus(address, self.forwarder.tunnels()) {
-                self.remove_tunnel(surplus, TunnelDownReason::Superseded);
-            }
+        match answer_of {
+            Some(peer) => self.journal.refused(refusal.at, peer, refusal),
+            None => self.journal.caller_refused(refusal.at, refusal),
         }
-        self.put_to_use(now, &tunnel, relay);
-    }
-
-    /// Remembers the path by which a tunnel was made, and sends what waited for it. `relay` is the relay on that path.
-    fn put_to_use(&mut self, now: Instant, tunnel: &Tunnel, relay: Option<IpAddr>) {
-        for &address in &tunnel.peer_addresses {
-            let known = self.lighthouse.candidates(address);
-            known.reached();
-            if let Some(endpoint) = tunnel.endpoint() {
-                known.learn(endpoint);
-            }
-            if let Some(relay) = relay {
-                known.report_relays(relay, vec![relay]);
-            }
-            for packet in self.pending.take_packets(address) {
-                self.forward(now, packet);
-            }
-        }
-        if tunnel.initiator {
-            self.migrate_relays(now, tunnel);
-        }
-        if tunnel.peer_addresses.iter().any(|address| self.config.is_lighthouse(*address)) {
-            self.send_update(tunnel);
-        }
-    }
-
-    /// Sends what waited for the tunnel to `peer`.
-    fn flush(&mut self, now: Instant, peer: IpAddr, mut waiting: Waiting) {
-        let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return };
-        for subject in std::mem::take(&mut waiting.queries) {
-            self.send_query(&tunnel, subject);
-        }
-        if waiting.test {
-            self.send(&tunnel, MessageType::TestRequest, &[]);
-        }
-        for peer in std::mem::take(&mut waiting.relayed) {
-            self.try_relay(now, &tunnel, peer);
-        }
-        for (from, request) in std::mem::take(&mut waiting.requests) {
-            self.introduce(now, from, request);
-        }
-        for packet in waiting.take_packets() {
-            self.forward(now, packet);
-        }
-    }
-
-    /// Whether the peer has addresses and none of them is an own one. Nobody may claim an address of this node, not
-    /// even this node itself.
-    fn peer_is_acceptable(&self, done: &Negotiated) -> bool {
-        !done.peer.networks().is_empty()
-            && !done.peer.networks().iter().any(|network| self.config.is_own_address(network.addr()))
-    }
-
-    /// Whether the remote allow list lets the peer, by each of its addresses, be at this endpoint.
-    fn may_be_at(&self, done: &Negotiated, from: Origin) -> bool {
-        let Origin::Direct(endpoint) = from else { return true };
-        let addresses: Vec<_> = done.peer.networks().iter().map(ipnet::IpNet::addr).collect();
-        self.config.lighthouse.remote_allow.allows(&addresses, endpoint.ip())
     }
 
     fn own(&self, now: Instant) -> Own<'_> {
@@ -438,6 +328,38 @@ impl Node {
             time,
         }
     }
+}
+
+/// What this node objects to in a valid handshake, if anything. `called` is the peer that was called.
+fn objection(config: &Config, done: &Negotiated, called: Option<IpAddr>, from: Origin) -> Option<RefusalReason> {
+    let addresses: Vec<_> = done.peer.networks().iter().map(ipnet::IpNet::addr).collect();
+    // Nobody may claim an address of this node, not even this node itself.
+    if addresses.is_empty() || addresses.iter().any(|address| config.is_own_address(*address)) {
+        return Some(RefusalReason::OwnAddress);
+    }
+    if called.is_some_and(|called| !addresses.contains(&called)) {
+        return Some(RefusalReason::OtherHost);
+    }
+    let may_be_there = from.endpoint().is_none_or(|endpoint| config.may_be_at(&addresses, endpoint));
+    (!may_be_there).then_some(RefusalReason::AddressNotAllowed)
+}
+
+/// The refusal of a valid handshake for this reason.
+fn refusal_of(now: Instant, from: Origin, reason: RefusalReason, done: &Negotiated, called: Option<IpAddr>) -> Refusal {
+    let name = done.peer.name();
+    let text = match (reason, called) {
+        (RefusalReason::OtherHost, Some(called)) => format!("{name} answered for {called}"),
+        (RefusalReason::AddressNotAllowed, _) => format!("{name} may not be at {}", from.underlay().ip()),
+        _ => "the peer's certificate claims an address of this node, or none".to_owned(),
+    };
+    let claimed = Some(Claimed::new(&done.peer, done.peer_time));
+    Refusal { at: now, from: from.underlay(), reason, text, claimed, times: 1 }
+}
+
+/// The refusal of a message that is not a valid handshake.
+fn refusal(now: Instant, from: Origin, error: Error) -> Refusal {
+    let (reason, text, claimed) = error.into_refusal();
+    Refusal { at: now, from: from.underlay(), reason, text, claimed, times: 1 }
 }
 
 /// Digest that identifies a message 1. It leaves out the header, which says nothing about the handshake.

@@ -9,16 +9,16 @@ use nebula_cert::Version;
 
 use super::Node;
 use super::tunnels::Live;
-use crate::DropReason;
 use crate::counters::Direction;
 use crate::diagnosis::{Diagnosis, PeerClock};
 use crate::firewall::{Explanation, Rule};
 use crate::forward::Route;
 use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
 use crate::lighthouse::KnownEndpoints;
-use crate::relay::{Kind, State};
+use crate::relay::{Entry, Kind, State};
 use crate::tunnel::Tunnel;
 use crate::wire::ip::FlowKey;
+use crate::{DropReason, Forwarder};
 
 /// A live tunnel, as reported to operators and programs.
 #[derive(Debug, Clone)]
@@ -168,11 +168,50 @@ pub struct TableSizes {
     pub flows: usize,
 }
 
+impl TunnelStatus {
+    fn new(live: &Live, forwarder: &Forwarder) -> Self {
+        let tunnel = &live.tunnel;
+        Self {
+            peer: tunnel.peer_addresses.clone(),
+            name: tunnel.peer.name().to_owned(),
+            endpoint: tunnel.endpoint(),
+            relay: forwarder.relay_of(tunnel),
+            local_index: tunnel.local_index,
+            remote_index: tunnel.remote_index,
+            message_counter: tunnel.session.next_counter(),
+            received_counter: tunnel.session.replay.highest(),
+            version: tunnel.peer.version(),
+            initiator: tunnel.initiator,
+            primary: forwarder.tunnels().is_primary(tunnel),
+            handshake: live.took,
+        }
+    }
+}
+
+impl RelayStatus {
+    /// `None` if the tunnel to the neighbour is gone.
+    fn new(entry: &Entry, forwarder: &Forwarder) -> Option<Self> {
+        let neighbour = forwarder.tunnels().by_index(entry.key.tunnel)?;
+        Some(Self {
+            neighbour: *neighbour.peer_addresses.first()?,
+            far: entry.key.far,
+            local_index: entry.index,
+            remote_index: entry.remote,
+            forwarding: entry.key.kind == Kind::Forwarding,
+            state: match entry.state {
+                State::Requested => RelayState::Requested,
+                State::Established => RelayState::Established,
+                State::PeerRequested | State::Disestablished => RelayState::Waiting,
+            },
+        })
+    }
+}
+
 impl Node {
     /// Live tunnels, ordered by peer address.
     #[must_use]
     pub fn tunnels(&self) -> Vec<TunnelStatus> {
-        let mut tunnels: Vec<_> = self.tunnels.iter().map(|live| self.status(live)).collect();
+        let mut tunnels: Vec<_> = self.tunnels.iter().map(|live| TunnelStatus::new(live, &self.forwarder)).collect();
         tunnels.sort_by(|a, b| (&a.peer, a.local_index).cmp(&(&b.peer, b.local_index)));
         tunnels
     }
@@ -186,7 +225,11 @@ impl Node {
     /// Handshakes this node started, by peer.
     #[must_use]
     pub fn pending_handshakes(&self) -> Vec<PendingStatus> {
-        let status = |(peer, local_index)| PendingStatus { peer, local_index, endpoints: self.endpoints_of(peer) };
+        let status = |(peer, local_index)| PendingStatus {
+            peer,
+            local_index,
+            endpoints: self.config.endpoints_of(peer, &self.lighthouse),
+        };
         self.pending.indexes().map(status).collect()
     }
 
@@ -227,22 +270,7 @@ impl Node {
     /// Every hop this node is part of, by own index.
     #[must_use]
     pub fn relays(&self) -> Vec<RelayStatus> {
-        let status = |entry: &crate::relay::Entry| {
-            let neighbour = self.forwarder.tunnels().by_index(entry.key.tunnel)?;
-            Some(RelayStatus {
-                neighbour: *neighbour.peer_addresses.first()?,
-                far: entry.key.far,
-                local_index: entry.index,
-                remote_index: entry.remote,
-                forwarding: entry.key.kind == Kind::Forwarding,
-                state: match entry.state {
-                    State::Requested => RelayState::Requested,
-                    State::Established => RelayState::Established,
-                    State::PeerRequested | State::Disestablished => RelayState::Waiting,
-                },
-            })
-        };
-        self.relays.iter().filter_map(status).collect()
+        self.hops.entries.iter().filter_map(|entry| RelayStatus::new(entry, &self.forwarder)).collect()
     }
 
     /// What is known about where `peer` is.
@@ -252,7 +280,7 @@ impl Node {
         Whereabouts {
             heard: self.lighthouse.heard_since(peer, &heard),
             connected: heard.into_keys().collect(),
-            endpoints: self.endpoints_of(peer),
+            endpoints: self.config.endpoints_of(peer, &self.lighthouse),
             relays: self.lighthouse.relays(peer).into_iter().collect(),
             answers: self.lighthouse.answers(peer),
             lighthouses: if self.config.has_lighthouses() { self.config.lighthouse.hosts.clone() } else { Vec::new() },
@@ -337,38 +365,27 @@ impl Node {
         };
         let rule = firewall.as_ref().and_then(|firewall| rules.get(firewall.rule?)).cloned();
         let live = tunnel.and_then(|tunnel| self.tunnels.get(tunnel.local_index));
-        FlowTrace { direction, route, tunnel: live.map(|live| self.status(live)), firewall, rule, outcome }
+        FlowTrace {
+            direction,
+            route,
+            tunnel: live.map(|live| TunnelStatus::new(live, &self.forwarder)),
+            firewall,
+            rule,
+            outcome,
+        }
     }
 
     /// The tunnel to the route's peer or to another of its gateways. An inbound packet without such a tunnel gets that
     /// of a peer whose certificate covers its source.
     fn carrier_of(&self, direction: Direction, flow: &FlowKey, route: Option<&Route>) -> Option<Arc<Tunnel>> {
         let by_route = route.and_then(|route| {
-            let mut ways = std::iter::once(&route.peer).chain(&route.others);
-            ways.find_map(|peer| self.forwarder.tunnels().by_address(*peer))
+            let mut gateways = std::iter::once(&route.peer).chain(&route.others);
+            gateways.find_map(|peer| self.forwarder.tunnels().by_address(*peer))
         });
         by_route.or_else(|| {
             let senders = self.tunnels.iter().map(|live| &live.tunnel).filter(|tunnel| may_send(tunnel, flow.remote));
             senders.filter(|_| direction == Direction::Inbound).min_by_key(|tunnel| tunnel.local_index).map(Arc::clone)
         })
-    }
-
-    fn status(&self, live: &Live) -> TunnelStatus {
-        let tunnel = &live.tunnel;
-        TunnelStatus {
-            peer: tunnel.peer_addresses.clone(),
-            name: tunnel.peer.name().to_owned(),
-            endpoint: tunnel.endpoint(),
-            relay: self.forwarder.relay_of(tunnel),
-            local_index: tunnel.local_index,
-            remote_index: tunnel.remote_index,
-            message_counter: tunnel.session.next_counter(),
-            received_counter: tunnel.session.replay.highest(),
-            version: tunnel.peer.version(),
-            initiator: tunnel.initiator,
-            primary: self.forwarder.tunnels().is_primary(tunnel),
-            handshake: live.took,
-        }
     }
 }
 

@@ -1,20 +1,26 @@
 //! The control plane of one node: it owns every control table and connects the parts.
+//!
+//! - Tables with their rules, which know nothing of each other's owner: `timer`, `tunnels`, `hops`, `outbox`.
+//! - What needs several tables borrows them from [`Node`] for one call: `confirmation` (`Callers`), `paths` (`Paths`),
+//!   `relaying` (`Relaying`), `rendezvous` (`Rendezvous`). These send messages, but start no handshake and end no tunnel.
+//! - What starts handshakes or ends tunnels is a method of [`Node`]: `handshakes`, `life_cycle`, and the first block of
+//!   the files above. These call each other in circles, as the protocol does: a handshake asks the lighthouses for an
+//!   endpoint, and asking them may take a handshake.
+//! - `inspect` has the read-only views.
 
 mod confirmation;
-mod deadlines;
 mod handshakes;
 mod hops;
 mod inspect;
+mod life_cycle;
 mod outbox;
 mod paths;
-mod reconfigure;
-mod refusals;
-mod relay_end;
-mod relay_middle;
+mod relaying;
 mod rendezvous;
 mod timer;
 mod tunnels;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,32 +29,25 @@ use nebula_cert::UnixTime;
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
+use self::hops::Hops;
 pub use self::inspect::{
     FlowTrace, Outcome, PendingStatus, RelayState, RelayStatus, TableSizes, TunnelStatus, Whereabouts,
 };
-pub use self::reconfigure::Part;
-
-use self::hops::Hops;
 use self::outbox::Outbox;
+use self::timer::{Due, Timer};
 #[cfg(feature = "simulator")]
 pub(crate) use self::tunnels::Established;
-
-use self::timer::{Due, Timer};
 use self::tunnels::Tunnels;
-use crate::config::RecvErrorPolicy;
-use crate::counters::{Counter, Direction};
+use crate::counters::Direction;
 use crate::diagnosis::Journal;
 use crate::forward::LocalPolicy;
 use crate::handshake::{Admission, HalfOpenTable, PendingHandshakes};
 use crate::hole_punch::HolePunch;
-use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
+use crate::index::LocalIndex;
 use crate::lighthouse::{self, LocalAddress};
-use crate::relay;
 use crate::tunnel::ReservedIndex;
-use crate::wire::header::{Header, MessageType};
-use crate::{
-    Config, DropReason, Event, Forwarder, Lane, Origin, PacketOwned, Punt, Transmit, TunnelDownReason, Verdict,
-};
+use crate::wire::header::MessageType;
+use crate::{Config, DropReason, Event, Forwarder, Origin, PacketOwned, Part, Punt, Transmit, TunnelDownReason};
 
 /// Maps the monotonic clock to the wall clock, for certificates and the handshake's Time field.
 #[derive(Debug, Clone, Copy)]
@@ -94,11 +93,10 @@ pub struct Node {
     lighthouse: lighthouse::Client,
     server: lighthouse::Server,
     punches: HolePunch,
-    relays: relay::Entries,
+    hops: Hops,
     journal: Journal,
     outbox: Outbox,
     forwarder: Arc<Forwarder>,
-    lane: Lane,
 }
 
 impl Node {
@@ -109,12 +107,12 @@ impl Node {
         let key = [rng.next_u64(), rng.next_u64()];
         let admission = Admission::new(config.handshakes.max_new_per_second, now, rng.next_u64());
         let half_open = HalfOpenTable::new(config.handshakes.max_new_per_second);
-        let forwarder = Arc::new(Forwarder::new(local_policy(&config), now, key));
-        let lane = forwarder.lane();
+        let forwarder = Arc::new(Forwarder::new(LocalPolicy::from(&config), now, key));
         let mut timer = Timer::new(now);
         if !config.lighthouse.am_lighthouse && !config.lighthouse.hosts.is_empty() {
             timer.set(Due::LighthouseUpdate, now);
         }
+        let am_relay = config.relay.am_relay;
         let mut node = Self {
             config,
             wall,
@@ -128,11 +126,10 @@ impl Node {
             lighthouse: lighthouse::Client::default(),
             server: lighthouse::Server::default(),
             punches: HolePunch::default(),
-            relays: relay::Entries::default(),
+            hops: Hops::new(Arc::clone(&forwarder), am_relay),
             journal: Journal::default(),
-            outbox: Outbox::default(),
+            outbox: Outbox::new(Arc::clone(&forwarder)),
             forwarder: Arc::clone(&forwarder),
-            lane,
         };
         node.housekeeping(now);
         (node, forwarder)
@@ -150,7 +147,7 @@ impl Node {
             Punt::Message { tunnel, from, kind, plaintext } => {
                 self.handle_message(now, tunnel, from, kind, &plaintext);
             }
-            Punt::Roamed { tunnel, from } => self.handle_roamed(now, tunnel, from),
+            Punt::Roamed { tunnel, from } => self.paths(now).handle_roamed(tunnel, from),
             Punt::Confirmed { tunnel, from } => self.handle_confirmed(now, tunnel, from),
             Punt::Dropped { direction, flow, reason, tunnel } => {
                 let peer = tunnel.and_then(|index| self.tunnels.get(index)?.tunnel.peer_addresses.first().copied());
@@ -163,7 +160,7 @@ impl Node {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.now = now;
         if self.timer.next().is_some_and(|due| now.saturating_duration_since(due) > MISSED_BY) {
-            self.announce(now);
+            self.paths(now).announce();
         }
         while let Some(due) = self.timer.pop(now) {
             self.handle_due(now, due);
@@ -173,11 +170,7 @@ impl Node {
     /// Next datagram to send.
     #[must_use]
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        let transmit = self.outbox.next_transmit()?;
-        if let Some(counter) = outbox::counter_of(&transmit.datagram) {
-            self.lane.counters().add(counter, 1);
-        }
-        Some(transmit)
+        self.outbox.next_transmit()
     }
 
     /// Next packet for the own overlay device: the reply to a packet that waited for a tunnel and was then rejected.
@@ -214,7 +207,7 @@ impl Node {
     /// told at once where this node is.
     pub fn set_local_addresses(&mut self, addresses: Vec<LocalAddress>) {
         if self.lighthouse.set_local_addresses(addresses) {
-            self.announce(self.now);
+            self.paths(self.now).announce();
         }
     }
 
@@ -222,13 +215,13 @@ impl Node {
     /// node up, and its address may have changed.
     pub fn wake(&mut self, now: Instant) {
         self.now = now;
-        self.announce(now);
+        self.paths(now).announce();
     }
 
     /// Starts a handshake unless the peer is reachable through a tunnel.
     pub fn connect(&mut self, now: Instant, peer: IpAddr) {
         self.now = now;
-        if !self.is_reachable(peer) {
+        if !self.forwarder.is_reachable(peer) {
             self.start_handshake(now, peer, None);
             self.try_relays(now, peer);
         }
@@ -242,240 +235,102 @@ impl Node {
         self.retry_if_endpoints_changed(peer);
     }
 
-    /// Sends packets for `peer` to `endpoint` from now on, until the peer is heard from somewhere else. Returns `false`
-    /// if there is no tunnel or the remote allow list forbids `endpoint`.
-    pub fn redirect(&mut self, now: Instant, peer: IpAddr, endpoint: SocketAddr) -> bool {
+    /// Lets `change` edit the configuration, acts on every part that differs afterwards, and returns these parts.
+    /// Settings that only a restart can change stay as they were, see [`Config::reloaded`].
+    pub fn reconfigure(&mut self, now: Instant, change: impl FnOnce(&mut Config)) -> Vec<Part> {
         self.now = now;
-        let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return false };
-        if !self.may_try(&tunnel, endpoint) {
-            return false;
-        }
-        tunnel.set_endpoint(Some(endpoint));
-        for &address in &tunnel.peer_addresses {
-            self.lighthouse.candidates(address).learn(endpoint);
-        }
-        true
-    }
-
-    /// Asks every lighthouse where `peer` is. [`Node::whereabouts`] shows the answers as they arrive.
-    pub fn inquire(&mut self, now: Instant, peer: IpAddr) {
-        self.now = now;
-        let heard = self.lighthouses_heard();
-        self.lighthouse.questions().ask(now, peer, heard);
-        self.ask_lighthouses(now, peer);
-        // A lighthouse that does not know the peer does not answer the query; its reply to this test shows that it is
-        // up.
-        for lighthouse in self.config.lighthouse.hosts.clone() {
-            if let Some(tunnel) = self.forwarder.tunnels().by_address(lighthouse) {
-                self.send(&tunnel, MessageType::TestRequest, &[]);
+        let mut wanted = self.config.clone();
+        change(&mut wanted);
+        let new = self.config.reloaded(wanted);
+        let parts = self.config.differing_parts(&new);
+        let old = std::mem::replace(&mut self.config, new);
+        for part in &parts {
+            match part {
+                Part::Trust | Part::DisconnectInvalid => self.close_refused(now),
+                Part::Identity | Part::Firewall => self.forwarder.set_policy((&self.config).into()),
+                Part::Subnets => {
+                    self.forwarder.set_subnets(self.config.identity.primary().networks(), &self.config.subnets);
+                }
+                Part::StaticHosts => self.retry_where_endpoints_changed(&old.static_hosts),
+                Part::Relay => self.apply_relay_settings(now),
+                Part::Lighthouse => self.apply_lighthouse_settings(now),
+                // Read from the configuration whenever they are needed.
+                Part::InitiatingVersion | Part::RecvError | Part::Punchy | Part::Timers | Part::PreferredRanges => {}
             }
         }
+        parts
     }
 
-    /// Closes every tunnel to `peer`, and tells the peer unless `quietly`. Returns how many tunnels there were.
-    pub fn close(&mut self, now: Instant, peer: IpAddr, quietly: bool) -> usize {
-        self.now = now;
-        let indexes = self.tunnels.of_peer(peer).to_vec();
-        for index in &indexes {
-            if quietly {
-                self.remove_tunnel(*index, TunnelDownReason::ClosedHere);
-            } else {
-                self.close_tunnel(*index, TunnelDownReason::ClosedHere);
-            }
+    fn retry_where_endpoints_changed(&mut self, old: &BTreeMap<IpAddr, Vec<SocketAddr>>) {
+        let changed = self.config.static_hosts.iter().filter(|(peer, endpoints)| old.get(peer) != Some(endpoints));
+        for peer in changed.map(|(peer, _)| *peer).collect::<Vec<_>>() {
+            self.retry_if_endpoints_changed(peer);
         }
-        indexes.len()
     }
 
-    /// Closes every tunnel with a CloseTunnel message; drain the transmits afterwards.
-    pub fn close_all(&mut self, now: Instant) {
-        self.now = now;
-        let mut indexes = self.tunnels.indexes();
-        // Direct tunnels last: those to relays carry the CloseTunnel messages of relayed tunnels.
-        indexes.sort_by_key(|index| self.tunnels.get(*index).is_some_and(|live| live.tunnel.endpoint().is_some()));
-        for index in indexes {
-            self.close_tunnel(index, TunnelDownReason::ClosedHere);
+    fn apply_relay_settings(&mut self, now: Instant) {
+        self.hops.set_am_relay(self.config.relay.am_relay, &self.tunnels);
+        if self.config.has_lighthouses() {
+            self.timer.set(Due::LighthouseUpdate, now);
+        }
+    }
+
+    fn apply_lighthouse_settings(&mut self, now: Instant) {
+        if self.config.has_lighthouses() {
+            self.timer.set(Due::LighthouseUpdate, now);
+        } else {
+            self.timer.cancel(Due::LighthouseUpdate);
+        }
+        for peer in self.pending.peers() {
+            self.retry_if_endpoints_changed(peer);
         }
     }
 
     fn handle_no_tunnel(&mut self, now: Instant, peer: IpAddr, packet: PacketOwned) {
-        if self.is_reachable(peer) {
+        if self.forwarder.is_reachable(peer) {
             // The tunnel came up while the punt was on its way.
-            self.forward(now, packet);
+            self.outbox.overlay_packet(now, packet);
             return;
         }
         self.start_handshake(now, peer, None);
         self.try_relays(now, peer);
         let lost = self.pending.push_packet(peer, packet, self.config.handshakes.max_waiting_bytes);
-        self.lane.counters().drop_many(Direction::Outbound, DropReason::PendingFull, lost);
+        self.outbox.counters().drop_many(Direction::Outbound, DropReason::PendingFull, lost);
     }
 
     fn handle_message(&mut self, now: Instant, index: LocalIndex, from: Origin, kind: MessageType, body: &[u8]) {
         let Some(tunnel) = self.forwarder.tunnels().by_index(index) else { return };
         match kind {
             MessageType::Lighthouse => self.handle_lighthouse_message(now, &tunnel, body),
-            MessageType::TestRequest => self.answer_test(&tunnel, from, body),
-            MessageType::TestReply => self.handle_test_reply(now, &tunnel, from),
+            MessageType::TestRequest => self.paths(now).answer_test(&tunnel, from, body),
+            MessageType::TestReply => self.paths(now).handle_test_reply(&tunnel, from),
             MessageType::CloseTunnel => self.remove_tunnel(index, TunnelDownReason::ClosedByPeer),
             MessageType::Control => self.handle_control(now, &tunnel, body),
             MessageType::Handshake | MessageType::Data | MessageType::Relay | MessageType::RecvError => {
-                self.count(DropReason::BadMessage)
+                self.outbox.count_drop(DropReason::BadMessage)
             }
         }
     }
 
-    /// Follows a peer whose authenticated traffic now comes from another endpoint.
-    fn handle_roamed(&mut self, now: Instant, index: LocalIndex, from: SocketAddr) {
-        let Some(tunnel) = self.tunnels.get(index).map(|live| Arc::clone(&live.tunnel)) else { return };
-        if tunnel.endpoint().is_none() && self.forwarder.carrier(&tunnel).is_some() {
-            // A direct datagram does not show that there is a direct path back: use the relay until an answer shows it.
-            self.challenge(now, &tunnel, from);
-        } else {
-            self.follow(now, index, from);
+    fn handle_due(&mut self, now: Instant, due: Due) {
+        match due {
+            Due::Handshake(peer) => self.handshake_due(now, peer),
+            Due::Tunnel(index) => self.check_tunnel(now, index),
+            Due::HalfOpen(index) => self.callers(now).due(index),
+            Due::LighthouseUpdate => self.update_lighthouses(now),
+            Due::HolePunch => self.punch_due(now),
+            Due::Housekeeping => self.housekeeping(now),
         }
     }
 
-    /// Moves a tunnel to the endpoint at which its peer was heard.
-    fn follow(&mut self, now: Instant, index: LocalIndex, from: SocketAddr) {
-        let Some(live) = self.tunnels.get_mut(index) else { return };
-        let old = live.tunnel.endpoint();
-        let flaps_back = live.left.is_some_and(|(place, at)| place == from && now < at + ROAM_BACK_AFTER);
-        let allowed = self.config.lighthouse.remote_allow.allows(&live.tunnel.peer_addresses, from.ip());
-        if old == Some(from) || flaps_back || !allowed {
-            return;
-        }
-        live.left = old.map(|place| (place, now));
-        live.tunnel.set_endpoint(Some(from));
-        let peer = live.tunnel.peer_addresses.clone();
-        for &address in &peer {
-            self.lighthouse.candidates(address).learn(from);
-        }
-        self.outbox.event(Event::Roamed { peer, endpoint: from });
-    }
-
-    /// Handles a recv_error: the peer no longer knows the tunnel or relay. It is unauthenticated, so it is believed
-    /// only if it comes from where the peer is.
-    fn handle_recv_error(&mut self, now: Instant, from: Origin, index: RemoteIndex) {
-        if !applies(self.config.accept_recv_error, from.underlay()) {
-            return;
-        }
-        let lost = self.tunnels.of_remote(index).filter(|live| self.comes_from_peer(&live.tunnel, from));
-        let lost =
-            lost.map(|live| (live.tunnel.local_index, live.announced, live.tunnel.peer_addresses.first().copied()));
-        let lost: Vec<_> = lost.collect();
-        for (index, announced, peer) in lost {
-            self.remove_tunnel(index, TunnelDownReason::RecvError);
-            if let Some(peer) = peer.filter(|_| announced) {
-                // The peer dropped the tunnel while this node was away, and may have packets for it.
-                self.connect(now, peer);
-            }
-        }
-        if let Origin::Direct(from) = from {
-            self.renew_relays(now, from, index);
-        }
-    }
-
-    fn answer_unknown_index(&mut self, from: Origin, index: u32) {
-        let index_of = LocalIndex(index);
-        let in_use = self.tunnels.get(index_of).is_some() || self.half_open.contains(index_of);
-        if in_use || self.pending.peer_of(index_of).is_some() {
-            // The peer's data overtook its message 2, or was queued behind it. A recv_error would tear down the tunnel
-            // that is being set up or has just been made.
-            return;
-        }
-        if applies(self.config.send_recv_error, from.underlay()) {
-            let header = Header { kind: MessageType::RecvError, index, counter: 0 };
-            self.answer(from, header.to_bytes().to_vec());
-        }
-    }
-
-    /// Sends CloseTunnel to the peer and removes the tunnel.
-    fn close_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
-        if let Some(live) = self.tunnels.get(index) {
-            let tunnel = Arc::clone(&live.tunnel);
-            self.send(&tunnel, MessageType::CloseTunnel, &[]);
-        }
-        self.remove_tunnel(index, reason);
-    }
-
-    /// Removes a tunnel without telling the peer; another tunnel to the same peer takes over.
-    fn remove_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
-        let Some(live) = self.tunnels.remove(index) else { return };
-        self.timer.cancel(Due::Tunnel(index));
-        self.forwarder.tunnels().retire(index);
-        let peer = live.tunnel.peer_addresses.clone();
-        for &address in &peer {
-            if self.forwarder.tunnels().by_address(address).is_none() {
-                if let Some(heir) = self.tunnels.heir(address) {
-                    self.forwarder.tunnels().set_primary(heir);
-                } else if self.expects_back(reason) {
-                    self.lighthouse.expect_back(self.now, address);
-                } else if !self.pending.contains(address) {
-                    self.lighthouse.forget(address);
-                }
-            }
-        }
-        self.hops().forget_neighbour(&live.tunnel);
-        let gone = peer.iter().all(|address| self.tunnels.of_peer(*address).is_empty());
-        if gone {
-            peer.iter().for_each(|address| self.hops().rest(*address));
-            self.server.forget(&peer);
-        }
-        if gone && peer.iter().any(|address| self.config.is_lighthouse(*address)) {
-            match reason {
-                TunnelDownReason::RecvError => self.timer.set(Due::LighthouseUpdate, self.now),
-                // A lighthouse that shuts down says goodbye to all its hosts at once, so they spread their new
-                // handshakes.
-                TunnelDownReason::ClosedByPeer => {
-                    let spread = self.rng.next_u32() % GOODBYE_SPREAD_MS;
-                    self.timer.set(Due::LighthouseUpdate, self.now + Duration::from_millis(spread.into()));
-                }
-                _ => {}
-            }
-        }
-        self.outbox.event(Event::TunnelDown {
-            peer,
-            name: live.tunnel.peer.name().to_owned(),
-            endpoint: live.tunnel.endpoint(),
-            local_index: index,
-            remote_index: live.tunnel.remote_index,
-            reason,
-        });
-    }
-
-    /// Whether a peer whose last tunnel ended for this reason is probably still where it was, or will be back soon.
-    fn expects_back(&self, reason: TunnelDownReason) -> bool {
-        match reason {
-            TunnelDownReason::RecvError => true,
-            // The peer may only be restarting. A lighthouse expects nobody back: hosts call it by themselves, and a
-            // whole fleet of them may leave.
-            TunnelDownReason::ClosedByPeer => !self.config.lighthouse.am_lighthouse,
-            _ => false,
-        }
-    }
-
-    /// Sends an overlay packet through the forwarding plane, as a data lane would.
-    fn forward(&mut self, now: Instant, mut packet: PacketOwned) {
-        self.lane.clear();
-        let verdict = self.forwarder.outbound(&mut self.lane, now, &mut packet.bytes, packet.offload);
-        if verdict == Verdict::Transmit {
-            self.lane.counters().add(Counter::WaitingOut, 1);
-            for run in self.lane.runs() {
-                for datagram in self.lane.arena()[run.range.clone()].chunks(run.segment_size.max(1)) {
-                    self.outbox.datagram(run.to, datagram.to_vec());
-                }
-            }
-        }
-        for answer in self.lane.deliveries() {
-            self.outbox.packet(self.lane.headers()[answer.header.clone()].to_vec());
-        }
-        // Punting the packet a second time would loop.
-        self.lane.take_punts().for_each(drop);
-        self.lane.clear();
-    }
-
-    /// Whether there is a lighthouse to ask.
-    fn has_lighthouses(&self) -> bool {
-        self.config.has_lighthouses()
+    /// Expires flows and stale entries, and releases memory.
+    fn housekeeping(&mut self, now: Instant) {
+        self.forwarder.expire_flows(now);
+        self.outbox.release_memory();
+        self.server.wanted().expire(now);
+        // The endpoints of a peer that is expected back outlive its tunnel, but not forever.
+        self.lighthouse.retain(now, |peer| !self.tunnels.of_peer(peer).is_empty() || self.pending.contains(peer));
+        self.timer.set_on_grid(Due::Housekeeping, now + HOUSEKEEPING_INTERVAL);
     }
 
     /// The configuration in use: the initial one with every later change applied.
@@ -493,55 +348,9 @@ impl Node {
         self.rng.fill_bytes(&mut bytes);
         bytes
     }
-
-    fn hops(&mut self) -> Hops<'_> {
-        Hops {
-            entries: &mut self.relays,
-            tunnels: &self.tunnels,
-            forwarder: &self.forwarder,
-            am_relay: self.config.relay.am_relay,
-        }
-    }
-
-    fn publish_hop(&mut self, index: RelayIndex) {
-        self.hops().publish(index);
-    }
-
-    /// Counts a drop that the control plane decided on.
-    fn count(&self, reason: DropReason) {
-        let direction = if reason == DropReason::PendingFull { Direction::Outbound } else { Direction::Inbound };
-        self.lane.counters().drop_many(direction, reason, 1);
-    }
 }
 
-/// The part of the configuration that the forwarding plane needs.
-fn local_policy(config: &Config) -> LocalPolicy {
-    let certificate = config.identity.primary();
-    LocalPolicy {
-        networks: certificate.networks().to_vec(),
-        unsafe_networks: certificate.unsafe_networks().to_vec(),
-        subnets: config.subnets.clone(),
-        drop_local_broadcast: config.drop_local_broadcast,
-        drop_multicast: config.drop_multicast,
-        firewall: config.firewall.clone(),
-    }
-}
-
-/// Whether the policy covers this underlay address.
-fn applies(policy: RecvErrorPolicy, address: SocketAddr) -> bool {
-    match policy {
-        RecvErrorPolicy::Always => true,
-        RecvErrorPolicy::Never => false,
-        RecvErrorPolicy::Private => match address.ip() {
-            IpAddr::V4(v4) => v4.is_private(),
-            IpAddr::V6(v6) => v6.is_unique_local(),
-        },
-    }
-}
-
-// Keeps a tunnel from flapping between two paths of a peer that both carry traffic.
-const ROAM_BACK_AFTER: Duration = Duration::from_secs(2);
-/// The hosts of a lighthouse that shuts down spread their new handshakes over this time.
-const GOODBYE_SPREAD_MS: u32 = 1000;
 /// A deadline missed by more than this shows that the process did not run for a while.
 const MISSED_BY: Duration = Duration::from_secs(2);
+/// By default, no flow times out faster than this.
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(180);

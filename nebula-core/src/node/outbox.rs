@@ -1,27 +1,68 @@
-//! Output queues of the control plane: datagrams, packets for the own device, and events, each in order.
+//! What the control plane sends: datagrams, packets for the own device, and events, each in order.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
 
-use crate::counters::Counter;
+use super::hops::Hops;
+use crate::counters::{Counter, Counters, Direction};
+use crate::forward::Carrier;
 use crate::tunnel::Tunnel;
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
-use crate::{Event, Transmit};
+use crate::{DropReason, Event, Forwarder, Lane, Origin, PacketOwned, Transmit, Verdict};
 
-#[derive(Debug, Default)]
+/// Output queues of the control plane, and the lane that seals and counts what goes into them.
+#[derive(Debug)]
 pub(super) struct Outbox {
+    forwarder: Arc<Forwarder>,
+    lane: Lane,
     transmits: VecDeque<Transmit>,
     packets: VecDeque<Vec<u8>>,
     events: VecDeque<Event>,
 }
 
 impl Outbox {
+    pub(super) fn new(forwarder: Arc<Forwarder>) -> Self {
+        let lane = forwarder.lane();
+        Self { forwarder, lane, transmits: VecDeque::new(), packets: VecDeque::new(), events: VecDeque::new() }
+    }
+
     pub(super) fn datagram(&mut self, to: SocketAddr, datagram: Vec<u8>) {
         self.transmits.push_back(Transmit { to, datagram });
     }
 
-    /// Seals a message into the tunnel and sends it to an endpoint where the peer may be. Does nothing if the counter
-    /// is used up.
+    /// Sends a datagram by `carrier`, in a relay frame if the path is relayed. Returns whether it is on its way.
+    pub(super) fn datagram_by(&mut self, carrier: &Carrier, datagram: Vec<u8>) -> bool {
+        let Ok(datagram) = carrier.wrap(datagram) else { return false };
+        self.datagram(carrier.to, datagram);
+        true
+    }
+
+    /// Sends a datagram back by the path that another one came by.
+    pub(super) fn answer(&mut self, hops: &Hops, from: Origin, datagram: Vec<u8>) {
+        if let Some(carrier) = hops.path_back(from) {
+            self.datagram_by(&carrier, datagram);
+        }
+    }
+
+    /// Seals a message into the tunnel and sends it. Does nothing if there is no path to the peer or the counter is
+    /// used up.
+    pub(super) fn message(&mut self, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
+        if let Some(carrier) = self.forwarder.carrier(tunnel) {
+            self.message_by(&carrier, tunnel, kind, body);
+        }
+    }
+
+    /// Like [`Outbox::message`], by a path other than the tunnel's own.
+    pub(super) fn message_by(&mut self, carrier: &Carrier, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
+        let Some(datagram) = seal(tunnel, kind, body) else { return };
+        if self.datagram_by(carrier, datagram) {
+            tunnel.mark_sent();
+        }
+    }
+
+    /// Like [`Outbox::message`], to an endpoint where the peer may be.
     pub(super) fn message_to(&mut self, to: SocketAddr, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
         if let Some(datagram) = seal(tunnel, kind, body) {
             tunnel.mark_sent();
@@ -29,16 +70,37 @@ impl Outbox {
         }
     }
 
-    pub(super) fn packet(&mut self, packet: Vec<u8>) {
-        self.packets.push_back(packet);
+    /// Sends an overlay packet through the forwarding plane, as a data lane would.
+    pub(super) fn overlay_packet(&mut self, now: Instant, mut packet: PacketOwned) {
+        self.lane.clear();
+        let verdict = self.forwarder.outbound(&mut self.lane, now, &mut packet.bytes, packet.offload);
+        if verdict == Verdict::Transmit {
+            self.lane.counters().add(Counter::WaitingOut, 1);
+            for run in self.lane.runs() {
+                for datagram in self.lane.arena()[run.range.clone()].chunks(run.segment_size.max(1)) {
+                    self.transmits.push_back(Transmit { to: run.to, datagram: datagram.to_vec() });
+                }
+            }
+        }
+        for answer in self.lane.deliveries() {
+            self.packets.push_back(self.lane.headers()[answer.header.clone()].to_vec());
+        }
+        // Punting the packet a second time would loop.
+        self.lane.take_punts().for_each(drop);
+        self.lane.clear();
     }
 
     pub(super) fn event(&mut self, event: Event) {
         self.events.push_back(event);
     }
 
+    /// Takes the next datagram, and counts it as sent.
     pub(super) fn next_transmit(&mut self) -> Option<Transmit> {
-        self.transmits.pop_front()
+        let transmit = self.transmits.pop_front()?;
+        if let Some(counter) = counter_of(&transmit.datagram) {
+            self.counters().add(counter, 1);
+        }
+        Some(transmit)
     }
 
     pub(super) fn next_packet(&mut self) -> Option<Vec<u8>> {
@@ -47,6 +109,21 @@ impl Outbox {
 
     pub(super) fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// The control plane's counters.
+    pub(super) fn counters(&self) -> &Counters {
+        self.lane.counters()
+    }
+
+    /// Counts a received datagram or message that the control plane dropped.
+    pub(super) fn count_drop(&self, reason: DropReason) {
+        self.counters().drop_one(Direction::Inbound, reason);
+    }
+
+    /// Releases memory that a burst took.
+    pub(super) fn release_memory(&mut self) {
+        self.lane.release_memory();
     }
 }
 
@@ -63,7 +140,7 @@ pub(super) fn seal(tunnel: &Tunnel, kind: MessageType, body: &[u8]) -> Option<Ve
 }
 
 /// The counter for an outgoing datagram. `None` for an overlay packet, which is counted where it is sealed.
-pub(super) fn counter_of(datagram: &[u8]) -> Option<Counter> {
+fn counter_of(datagram: &[u8]) -> Option<Counter> {
     match datagram {
         [1] => return Some(Counter::KeepalivesOut),
         [_] => return Some(Counter::HolePunchesOut),

@@ -1,89 +1,137 @@
-//! Chooses the path of datagrams to a peer, direct or through a relay, and decides when it changes.
+//! The path of datagrams to a peer, direct or through a relay, and when it changes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Node;
-use super::outbox::seal;
-use super::timer::Due;
-use crate::Origin;
-use crate::forward::Carrier;
+use super::hops::Hops;
+use super::outbox::{Outbox, seal};
+use super::timer::{Due, Timer};
+use super::tunnels::Tunnels;
+use crate::hole_punch::KEEPALIVE;
 use crate::index::LocalIndex;
 use crate::relay::Entry;
 use crate::tunnel::liveness::Liveness;
 use crate::tunnel::{Traffic, Tunnel};
 use crate::wire::header::MessageType;
+use crate::{Config, Event, Forwarder, Origin, lighthouse};
 
 impl Node {
-    /// Whether there is a tunnel to `peer` with a usable path.
-    pub(super) fn is_reachable(&self, peer: IpAddr) -> bool {
-        let tunnel = self.forwarder.tunnels().by_address(peer);
-        tunnel.is_some_and(|tunnel| self.forwarder.carrier(&tunnel).is_some())
-    }
-
-    /// Seals a message into the tunnel and sends it. Does nothing if there is no path to the peer or the counter is
-    /// used up.
-    pub(super) fn send(&mut self, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
-        if let Some(carrier) = self.forwarder.carrier(tunnel) {
-            self.send_by(&carrier, tunnel, kind, body);
+    pub(super) fn paths(&mut self, now: Instant) -> Paths<'_> {
+        Paths {
+            now,
+            config: &self.config,
+            tunnels: &mut self.tunnels,
+            hops: &self.hops,
+            lighthouse: &mut self.lighthouse,
+            timer: &mut self.timer,
+            outbox: &mut self.outbox,
+            forwarder: &self.forwarder,
         }
     }
 
-    fn send_by(&mut self, carrier: &Carrier, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
-        let Some(datagram) = seal(tunnel, kind, body) else { return };
-        if let Ok(datagram) = carrier.wrap(datagram) {
-            tunnel.mark_sent();
-            self.outbox.datagram(carrier.to, datagram);
+    /// Sends packets for `peer` to `endpoint` from now on, until the peer is heard from somewhere else. Returns `false`
+    /// if there is no tunnel or the remote allow list forbids `endpoint`.
+    pub fn redirect(&mut self, now: Instant, peer: IpAddr, endpoint: SocketAddr) -> bool {
+        self.now = now;
+        let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return false };
+        if !self.config.may_be_at(&tunnel.peer_addresses, endpoint) {
+            return false;
+        }
+        tunnel.set_endpoint(Some(endpoint));
+        for &address in &tunnel.peer_addresses {
+            self.lighthouse.candidates(address).learn(endpoint);
+        }
+        true
+    }
+
+    /// Looks for a better path for a tunnel that is in use.
+    pub(super) fn seek_path(&mut self, now: Instant, tunnel: &Tunnel) {
+        let Some(&peer) = tunnel.peer_addresses.first() else { return };
+        if self.paths(now).try_better_endpoints(tunnel) {
+            self.ask_lighthouses(now, peer);
+        }
+        if tunnel.endpoint().is_none() && self.paths(now).try_direct(tunnel) {
+            // The lighthouse also tells the peer to punch.
+            self.ask_lighthouses(now, peer);
+        }
+    }
+}
+
+/// Tests paths and moves tunnels between them. Borrows what it needs of the node for one call, and starts no
+/// handshakes.
+#[derive(Debug)]
+pub(super) struct Paths<'a> {
+    now: Instant,
+    config: &'a Config,
+    tunnels: &'a mut Tunnels,
+    hops: &'a Hops,
+    lighthouse: &'a mut lighthouse::Client,
+    timer: &'a mut Timer,
+    outbox: &'a mut Outbox,
+    forwarder: &'a Forwarder,
+}
+
+impl Paths<'_> {
+    /// The peer's authenticated traffic comes from another endpoint.
+    pub(super) fn handle_roamed(&mut self, index: LocalIndex, from: SocketAddr) {
+        let Some(tunnel) = self.tunnels.get(index).map(|live| Arc::clone(&live.tunnel)) else { return };
+        if tunnel.endpoint().is_none() && self.forwarder.carrier(&tunnel).is_some() {
+            // A direct datagram does not show that there is a direct path back: use the relay until an answer shows it.
+            self.challenge(&tunnel, from);
+        } else {
+            self.follow(index, from);
         }
     }
 
-    /// Sends a datagram back by the path that another one came by.
-    pub(super) fn answer(&mut self, origin: Origin, datagram: Vec<u8>) {
-        match origin {
-            Origin::Direct(to) => self.outbox.datagram(to, datagram),
-            Origin::Relayed { hop, .. } => {
-                let hop = self.relays.get(hop).and_then(Entry::reply_hop);
-                let carrier = hop.and_then(|hop| self.forwarder.carrier_by(hop));
-                if let Some((carrier, Ok(frame))) = carrier.map(|carrier| (carrier.to, carrier.wrap(datagram))) {
-                    self.outbox.datagram(carrier, frame);
-                }
-            }
+    /// Moves a tunnel to the endpoint at which its peer was heard.
+    fn follow(&mut self, index: LocalIndex, from: SocketAddr) {
+        let Some(live) = self.tunnels.get_mut(index) else { return };
+        if !self.config.may_be_at(&live.tunnel.peer_addresses, from) || !live.move_to(self.now, from) {
+            return;
         }
+        let peer = live.tunnel.peer_addresses.clone();
+        for &address in &peer {
+            self.lighthouse.candidates(address).learn(from);
+        }
+        self.outbox.event(Event::Roamed { peer, endpoint: from });
     }
 
     /// Answers a test request. If the tunnel has no endpoint or the request was relayed, the reply goes back by the
     /// same path, since the peer may be testing that path.
     pub(super) fn answer_test(&mut self, tunnel: &Tunnel, from: Origin, body: &[u8]) {
         match from {
-            Origin::Direct(_) if tunnel.endpoint().is_some() => self.send(tunnel, MessageType::TestReply, body),
-            Origin::Direct(at) if !self.may_try(tunnel, at) => {}
+            Origin::Direct(_) if tunnel.endpoint().is_some() => {
+                self.outbox.message(tunnel, MessageType::TestReply, body)
+            }
+            Origin::Direct(at) if !self.config.may_be_at(&tunnel.peer_addresses, at) => {}
             Origin::Direct(_) | Origin::Relayed { .. } => {
-                // A peer that tests another relay doubts the present one, so switch to that relay.
+                // A peer tests another relay when the present one seems dead, so switch to that relay.
                 if let Origin::Relayed { hop, .. } = from
-                    && let Some(hop) = self.relays.get(hop).and_then(Entry::hop)
+                    && let Some(hop) = self.hops.entries.get(hop).and_then(Entry::hop)
                 {
                     tunnel.set_hop(Some(hop));
                 }
                 if let Some(reply) = seal(tunnel, MessageType::TestReply, body) {
-                    self.answer(from, reply);
+                    self.outbox.answer(self.hops, from, reply);
                 }
             }
         }
     }
 
     /// Handles a test reply, which shows that its path works in both directions.
-    pub(super) fn handle_test_reply(&mut self, now: Instant, tunnel: &Tunnel, from: Origin) {
+    pub(super) fn handle_test_reply(&mut self, tunnel: &Tunnel, from: Origin) {
         let Some(live) = self.tunnels.get(tunnel.local_index) else { return };
         match from {
-            Origin::Direct(at) if tunnel.endpoint().is_none() => self.follow(now, tunnel.local_index, at),
+            Origin::Direct(at) if tunnel.endpoint().is_none() => self.follow(tunnel.local_index, at),
             Origin::Relayed { hop, .. } if live.liveness.is_awaiting() => {
-                if let Some(hop) = self.relays.get(hop).and_then(Entry::hop) {
+                if let Some(hop) = self.hops.entries.get(hop).and_then(Entry::hop) {
                     tunnel.set_hop(Some(hop));
                 }
                 // The direct reply may come a little later; if there is none, the relay takes over.
                 if tunnel.endpoint().is_some() {
-                    self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + DIRECT_REPLY_WITHIN);
+                    self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), self.now + DIRECT_REPLY_WITHIN);
                 }
             }
             Origin::Direct(_) | Origin::Relayed { .. } => {}
@@ -92,18 +140,18 @@ impl Node {
 
     /// Sends a test request to a silent peer by every path there is.
     pub(super) fn probe(&mut self, tunnel: &Tunnel) {
-        self.send(tunnel, MessageType::TestRequest, &[]);
+        self.outbox.message(tunnel, MessageType::TestRequest, &[]);
         let used = if tunnel.endpoint().is_some() { None } else { tunnel.hop() };
-        for hop in self.hops().to(tunnel) {
+        for hop in self.hops.usable_to(tunnel) {
             if let Some(carrier) = self.forwarder.carrier_by(hop).filter(|_| Some(hop) != used) {
-                self.send_by(&carrier, tunnel, MessageType::TestRequest, &[]);
+                self.outbox.message_by(&carrier, tunnel, MessageType::TestRequest, &[]);
             }
         }
     }
 
     /// Shows every peer and lighthouse where this node is now. A peer that no longer knows the tunnel answers with a
     /// recv_error; one that does not answer is probed at the next traffic check.
-    pub(super) fn announce(&mut self, now: Instant) {
+    pub(super) fn announce(&mut self) {
         let table = self.forwarder.tunnels();
         let primaries = self.tunnels.iter().filter(|live| table.is_primary(&live.tunnel));
         let tunnels: Vec<_> = primaries.map(|live| Arc::clone(&live.tunnel)).collect();
@@ -113,40 +161,61 @@ impl Node {
                 live.liveness = Liveness::default();
                 live.announced = true;
             }
-            self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), now + self.config.timers.connection_alive_interval);
-            self.send(&tunnel, MessageType::TestRequest, &[]);
+            self.timer
+                .set_on_grid(Due::Tunnel(tunnel.local_index), self.now + self.config.timers.connection_alive_interval);
+            self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
         }
-        if self.has_lighthouses() {
-            self.timer.set(Due::LighthouseUpdate, now);
+        if self.config.has_lighthouses() {
+            self.timer.set(Due::LighthouseUpdate, self.now);
         }
     }
 
     /// Sends a test request to an endpoint at which the peer of a relayed tunnel seems to be.
     ///
-    /// Rate limited: the answer is a direct datagram, too, and may not be followed yet, so two peers that challenged
-    /// each other for every datagram would send more and more of them.
-    pub(super) fn challenge(&mut self, now: Instant, tunnel: &Tunnel, at: SocketAddr) {
-        if tunnel.endpoint().is_some() || !self.may_try(tunnel, at) {
+    /// Rate limited, because the answer is a direct datagram, too: two peers that challenged each other for every
+    /// datagram would send more and more of them.
+    fn challenge(&mut self, tunnel: &Tunnel, at: SocketAddr) {
+        if tunnel.endpoint().is_some() || !self.config.may_be_at(&tunnel.peer_addresses, at) {
             return;
         }
-        let Some(live) = self.tunnels.get_mut(tunnel.local_index) else { return };
-        if live.challenge_after <= now {
-            live.challenge_after = now + CHALLENGE_INTERVAL;
+        if self.tunnels.get_mut(tunnel.local_index).is_some_and(|live| live.may_challenge(self.now)) {
             self.try_endpoint(tunnel, at);
         }
     }
 
-    /// Looks for a direct path for a relayed tunnel that is in use.
-    pub(super) fn seek_direct_path(&mut self, now: Instant, tunnel: &Tunnel) {
-        let Some(&peer) = tunnel.peer_addresses.first().filter(|_| tunnel.endpoint().is_none()) else { return };
-        for endpoint in self.endpoints_of(peer) {
+    /// Tries preferred endpoints of a tunnel after a number of datagrams. Returns whether to ask the lighthouses for
+    /// more, which is due after another number. The counts are read at the traffic check rather than per packet, which
+    /// costs the data path nothing. The peer's answer shows whether an endpoint works.
+    fn try_better_endpoints(&mut self, tunnel: &Tunnel) -> bool {
+        let Some(live) = self.tunnels.get_mut(tunnel.local_index) else { return false };
+        let due = live.search_due(self.now, &self.config.timers);
+        if due.promote && !self.config.lighthouse.am_lighthouse {
+            self.promote(tunnel);
+        }
+        due.ask
+    }
+
+    fn promote(&mut self, tunnel: &Tunnel) {
+        let Some(&peer) = tunnel.peer_addresses.first() else { return };
+        let known = || self.config.endpoints_of(peer, self.lighthouse);
+        let better = match tunnel.endpoint() {
+            Some(current) if self.config.is_preferred(current) => return,
+            Some(_) => known().into_iter().filter(|at| self.config.is_preferred(*at)).collect(),
+            None => known(),
+        };
+        for endpoint in better {
+            self.outbox.message_to(endpoint, tunnel, MessageType::TestRequest, &[]);
+        }
+    }
+
+    /// Tries every endpoint of the peer of a relayed tunnel. Returns whether to ask the lighthouses for more.
+    fn try_direct(&mut self, tunnel: &Tunnel) -> bool {
+        let Some(&peer) = tunnel.peer_addresses.first() else { return false };
+        for endpoint in self.config.endpoints_of(peer, self.lighthouse) {
             self.try_endpoint(tunnel, endpoint);
         }
         let wait = self.config.timers.requery_wait;
-        let Some(live) = self.tunnels.get_mut(tunnel.local_index).filter(|live| now >= live.ask_after) else { return };
-        live.ask_after = now + wait;
-        // The lighthouse also tells the peer to punch.
-        self.ask_lighthouses(now, peer);
+        self.tunnels.get_mut(tunnel.local_index).is_some_and(|live| live.may_ask(self.now, wait))
     }
 
     /// Sends a test request that does not count as traffic in the traffic check, where it would keep an idle tunnel
@@ -157,33 +226,31 @@ impl Node {
         }
     }
 
-    pub(super) fn may_try(&self, tunnel: &Tunnel, at: SocketAddr) -> bool {
-        self.config.lighthouse.remote_allow.allows(&tunnel.peer_addresses, at.ip())
-    }
-
-    /// Falls back to the relay if the peer is heard only through it.
-    pub(super) fn note_relayed(&mut self, now: Instant, index: LocalIndex, traffic: Traffic) {
-        let Some(live) = self.tunnels.get_mut(index).filter(|_| traffic.relayed && !traffic.direct) else { return };
-        let usable = live.tunnel.hop().is_some_and(|hop| self.forwarder.carrier_by(hop).is_some());
-        if usable && let Some(silent) = live.tunnel.endpoint() {
-            live.left = Some((silent, now));
-            live.tunnel.set_endpoint(None);
+    /// Sends one byte that keeps NAT mappings open. Lighthouses hear from this node often enough without it.
+    pub(super) fn keep_mapping(&mut self, tunnel: &Tunnel) {
+        let to_lighthouse = tunnel.peer_addresses.iter().any(|address| self.config.is_lighthouse(*address));
+        if !self.config.punchy.punch || to_lighthouse {
+            return;
+        }
+        let endpoints = match tunnel.peer_addresses.first() {
+            Some(&peer) if self.config.punchy.target_all_remotes => self.config.endpoints_of(peer, self.lighthouse),
+            _ => tunnel.endpoint().into_iter().collect(),
+        };
+        for endpoint in endpoints {
+            self.outbox.datagram(endpoint, KEEPALIVE.to_vec());
         }
     }
 
-    /// Whether something came by the path that this node uses to reach the peer of `tunnel`.
-    pub(super) fn comes_from_peer(&self, tunnel: &Tunnel, from: Origin) -> bool {
-        match from {
-            Origin::Direct(from) => tunnel.endpoint() == Some(from),
-            Origin::Relayed { hop, .. } => {
-                let hop = self.relays.get(hop).and_then(Entry::reply_hop);
-                tunnel.endpoint().is_none() && hop.is_some() && tunnel.hop() == hop
-            }
+    /// Falls back to the relay if the peer is heard only through it.
+    pub(super) fn note_relayed(&mut self, index: LocalIndex, traffic: Traffic) {
+        let Some(live) = self.tunnels.get_mut(index).filter(|_| traffic.relayed && !traffic.direct) else { return };
+        let usable = live.tunnel.hop().is_some_and(|hop| self.forwarder.carrier_by(hop).is_some());
+        if usable && let Some(silent) = live.tunnel.endpoint() {
+            live.left = Some((silent, self.now));
+            live.tunnel.set_endpoint(None);
         }
     }
 }
 
 /// How much later than the reply through a relay the direct reply may come.
 const DIRECT_REPLY_WITHIN: Duration = Duration::from_secs(1);
-/// Minimum time between two challenges of the same relayed peer.
-const CHALLENGE_INTERVAL: Duration = Duration::from_secs(1);

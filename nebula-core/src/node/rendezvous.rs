@@ -7,16 +7,34 @@ use std::time::Instant;
 use nebula_cert::Version;
 
 use super::Node;
-use super::timer::Due;
-use crate::DropReason;
+use super::outbox::Outbox;
+use super::timer::{Due, Timer};
+use super::tunnels::Tunnels;
 use crate::counters::{Counter, Direction};
-use crate::hole_punch::Action;
-use crate::lighthouse::{KnownEndpoints, Screened, address_for};
+use crate::hole_punch::{Action, HolePunch, PUNCH};
+use crate::lighthouse::{self, KnownEndpoints, Screened, address_for};
 use crate::tunnel::Tunnel;
 use crate::wire::header::MessageType;
 use crate::wire::messages::{Meta, MetaKind};
+use crate::{Config, DropReason, Forwarder};
 
+/// What needs a handshake, or leads to one.
 impl Node {
+    /// Asks every lighthouse where `peer` is. [`Node::whereabouts`] shows the answers as they arrive.
+    pub fn inquire(&mut self, now: Instant, peer: IpAddr) {
+        self.now = now;
+        let heard = self.lighthouses_heard();
+        self.lighthouse.questions().ask(now, peer, heard);
+        self.ask_lighthouses(now, peer);
+        // A lighthouse that does not know the peer does not answer the query; its reply to this test shows that it is
+        // up.
+        for lighthouse in self.config.lighthouse.hosts.clone() {
+            if let Some(tunnel) = self.forwarder.tunnels().by_address(lighthouse) {
+                self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
+            }
+        }
+    }
+
     /// Asks every lighthouse where `subject` is, after a handshake where there is no tunnel.
     pub(super) fn ask_lighthouses(&mut self, now: Instant, subject: IpAddr) {
         if !self.config.has_lighthouses() || self.config.is_lighthouse(subject) {
@@ -24,7 +42,7 @@ impl Node {
         }
         for lighthouse in self.config.lighthouse.hosts.clone() {
             if let Some(tunnel) = self.forwarder.tunnels().by_address(lighthouse) {
-                self.send_query(&tunnel, subject);
+                self.rendezvous(now).send_query(&tunnel, subject);
             } else {
                 self.start_handshake(now, lighthouse, None);
                 self.pending.push_query(lighthouse, subject);
@@ -39,7 +57,7 @@ impl Node {
         }
         for lighthouse in self.config.lighthouse.hosts.clone() {
             if let Some(tunnel) = self.forwarder.tunnels().by_address(lighthouse) {
-                self.send_update(&tunnel);
+                self.rendezvous(now).send_update(&tunnel);
             } else {
                 // The update is sent once the tunnel is up.
                 self.start_handshake(now, lighthouse, None);
@@ -51,54 +69,27 @@ impl Node {
         }
     }
 
-    pub(super) fn send_query(&mut self, lighthouse: &Tunnel, subject: IpAddr) {
-        self.send_meta(lighthouse, &Meta::new(MetaKind::HostQuery, lighthouse.own_version, Some(subject)));
-    }
-
-    /// Tells a lighthouse where this node is.
-    pub(super) fn send_update(&mut self, lighthouse: &Tunnel) {
-        let version = lighthouse.own_version;
-        let own = self.config.identity.certificate(version).and_then(|certificate| certificate.networks().first());
-        let subject = own.map(ipnet::IpNet::addr).filter(|_| version == Version::V1);
-        let mut update = Meta::new(MetaKind::HostUpdateNotification, version, subject);
-        let settings = &self.config.lighthouse;
-        if !self.config.relay.am_relay {
-            update.relays.clone_from(&self.config.relay.relays);
-        }
-        update.endpoints =
-            self.lighthouse.advertised(settings, self.config.listen_port, &self.config.endpoint_rules(&[]));
-        self.send_meta(lighthouse, &update);
-    }
-
-    fn send_meta(&mut self, tunnel: &Tunnel, message: &Meta) {
-        match message.encode() {
-            Ok(body) => {
-                self.lane.counters().add(counters_of(message.kind).1, 1);
-                self.send(tunnel, MessageType::Lighthouse, &body);
-            }
-            Err(error) => tracing::warn!(peer = tunnel.peer.name(), %error, "cannot send a lighthouse message"),
-        }
-    }
-
     pub(super) fn handle_lighthouse_message(&mut self, now: Instant, tunnel: &Arc<Tunnel>, body: &[u8]) {
         let Ok(message) = Meta::parse(body) else {
-            self.count(DropReason::BadMessage);
+            self.outbox.count_drop(DropReason::BadMessage);
             return;
         };
-        self.lane.counters().add(counters_of(message.kind).0, 1);
+        self.outbox.counters().add(counters_of(message.kind).0, 1);
         let serves = self.config.lighthouse.am_lighthouse;
         let from_lighthouse = tunnel.peer_addresses.iter().any(|address| self.config.is_lighthouse(*address));
         match (message.kind, message.subject) {
-            (MetaKind::HostQuery, Some(subject)) if serves => self.answer_query(now, tunnel, message.version, subject),
-            (MetaKind::HostUpdateNotification, _) if serves => self.store_update(now, tunnel, message),
+            (MetaKind::HostQuery, Some(subject)) if serves => {
+                self.rendezvous(now).answer_query(tunnel, message.version, subject);
+            }
+            (MetaKind::HostUpdateNotification, _) if serves => self.rendezvous(now).store_update(tunnel, message),
             (MetaKind::HostQueryReply, Some(subject)) if from_lighthouse => {
                 self.handle_reply(now, tunnel, subject, message);
             }
             (MetaKind::HostPunchNotification, Some(asker)) if from_lighthouse => {
-                self.schedule_punches(now, tunnel, asker, message.endpoints);
+                self.rendezvous(now).schedule_punches(tunnel, asker, message.endpoints);
             }
             (MetaKind::HostUpdateNotificationAck | MetaKind::Other(_), _) => {}
-            _ => self.count(DropReason::BadMessage),
+            _ => self.outbox.count_drop(DropReason::BadMessage),
         }
     }
 
@@ -118,7 +109,7 @@ impl Node {
         if let Some(pending) = self.pending.get_mut(subject) {
             pending.answered = true;
         }
-        let endpoints = self.screen(now, lighthouse, &[subject], reply.endpoints);
+        let endpoints = self.rendezvous(now).screen(lighthouse, &[subject], reply.endpoints);
         let known = self.lighthouse.candidates(subject);
         known.report(source, endpoints);
         let new_relays = known.report_relays(source, reply.relays);
@@ -128,15 +119,100 @@ impl Node {
         }
     }
 
+    pub(super) fn punch_due(&mut self, now: Instant) {
+        while let Some(action) = self.punches.pop(now) {
+            match action {
+                Action::Punch(endpoints) => {
+                    for endpoint in endpoints {
+                        self.outbox.datagram(endpoint, PUNCH.to_vec());
+                    }
+                }
+                Action::Respond(peer) => self.test(now, peer),
+            }
+        }
+        if let Some(next) = self.punches.next() {
+            self.timer.set(Due::HolePunch, next);
+        }
+    }
+
+    /// Sends a test request, after a handshake if there is no tunnel.
+    fn test(&mut self, now: Instant, peer: IpAddr) {
+        if let Some(tunnel) = self.forwarder.tunnels().by_address(peer) {
+            self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
+        } else {
+            self.start_handshake(now, peer, None);
+            self.pending.push_test(peer);
+        }
+    }
+
+    pub(super) fn rendezvous(&mut self, now: Instant) -> Rendezvous<'_> {
+        Rendezvous {
+            now,
+            config: &self.config,
+            tunnels: &self.tunnels,
+            client: &mut self.lighthouse,
+            server: &mut self.server,
+            punches: &mut self.punches,
+            timer: &mut self.timer,
+            outbox: &mut self.outbox,
+            forwarder: &self.forwarder,
+        }
+    }
+}
+
+/// Talks to lighthouses, serves as one, and schedules the punches that they ask for. Borrows what it needs of the node
+/// for one call, and starts no handshakes.
+#[derive(Debug)]
+pub(super) struct Rendezvous<'a> {
+    now: Instant,
+    config: &'a Config,
+    tunnels: &'a Tunnels,
+    client: &'a mut lighthouse::Client,
+    server: &'a mut lighthouse::Server,
+    punches: &'a mut HolePunch,
+    timer: &'a mut Timer,
+    outbox: &'a mut Outbox,
+    forwarder: &'a Forwarder,
+}
+
+impl Rendezvous<'_> {
+    pub(super) fn send_query(&mut self, lighthouse: &Tunnel, subject: IpAddr) {
+        self.send_meta(lighthouse, &Meta::new(MetaKind::HostQuery, lighthouse.own_version, Some(subject)));
+    }
+
+    /// Tells a lighthouse where this node is.
+    pub(super) fn send_update(&mut self, lighthouse: &Tunnel) {
+        let version = lighthouse.own_version;
+        let own = self.config.identity.certificate(version).and_then(|certificate| certificate.networks().first());
+        let subject = own.map(ipnet::IpNet::addr).filter(|_| version == Version::V1);
+        let mut update = Meta::new(MetaKind::HostUpdateNotification, version, subject);
+        let settings = &self.config.lighthouse;
+        if !self.config.relay.am_relay {
+            update.relays.clone_from(&self.config.relay.relays);
+        }
+        update.endpoints = self.client.advertised(settings, self.config.listen_port, &self.config.endpoint_rules(&[]));
+        self.send_meta(lighthouse, &update);
+    }
+
+    fn send_meta(&mut self, tunnel: &Tunnel, message: &Meta) {
+        match message.encode() {
+            Ok(body) => {
+                self.outbox.counters().add(counters_of(message.kind).1, 1);
+                self.outbox.message(tunnel, MessageType::Lighthouse, &body);
+            }
+            Err(error) => tracing::warn!(peer = tunnel.peer.name(), %error, "cannot send a lighthouse message"),
+        }
+    }
+
     /// A lighthouse announced that `asker` is about to call from these endpoints.
-    fn schedule_punches(&mut self, now: Instant, lighthouse: &Tunnel, asker: IpAddr, endpoints: Vec<SocketAddr>) {
-        let endpoints = self.screen(now, lighthouse, &[asker], endpoints);
+    fn schedule_punches(&mut self, lighthouse: &Tunnel, asker: IpAddr, endpoints: Vec<SocketAddr>) {
+        let endpoints = self.screen(lighthouse, &[asker], endpoints);
         let punchy = &self.config.punchy;
         if !endpoints.is_empty() {
-            self.punches.schedule(now + punchy.delay, Action::Punch(endpoints));
+            self.punches.schedule(self.now + punchy.delay, Action::Punch(endpoints));
         }
         if punchy.respond {
-            self.punches.schedule(now + punchy.respond_delay, Action::Respond(asker));
+            self.punches.schedule(self.now + punchy.respond_delay, Action::Respond(asker));
         }
         if let Some(next) = self.punches.next() {
             self.timer.set(Due::HolePunch, next);
@@ -145,13 +221,13 @@ impl Node {
 
     /// As a lighthouse: tells the asker where the subject is, and the subject that the asker will call. If the subject
     /// is unknown, the asker is told as soon as it registers.
-    fn answer_query(&mut self, now: Instant, asker: &Arc<Tunnel>, version: Version, subject: IpAddr) {
+    fn answer_query(&mut self, asker: &Arc<Tunnel>, version: Version, subject: IpAddr) {
         let called = self.forwarder.tunnels().by_address(subject);
         let calling = called.as_ref().and_then(|called| address_for(&asker.peer_addresses, called.peer.networks()));
         // Look both up before using either: with very many hosts each lookup waits for memory, and these waits overlap.
         let (wanted, asking) = (self.server.report(subject), calling.and_then(|calling| self.server.report(calling)));
         let Some(known) = self.known_of(called.as_deref(), wanted) else {
-            self.server.wanted().ask(now, subject, asker.local_index, version);
+            self.server.wanted().ask(self.now, subject, asker.local_index, version);
             return;
         };
         let mut reply = Meta::new(MetaKind::HostQueryReply, version, Some(subject));
@@ -167,27 +243,27 @@ impl Node {
     }
 
     /// As a lighthouse: stores what a host reports about itself.
-    fn store_update(&mut self, now: Instant, tunnel: &Arc<Tunnel>, update: Meta) {
+    fn store_update(&mut self, tunnel: &Arc<Tunnel>, update: Meta) {
         let host = &tunnel.peer_addresses;
         if update.subject.is_some_and(|subject| !host.contains(&subject)) {
-            self.count(DropReason::BadMessage);
+            self.outbox.count_drop(DropReason::BadMessage);
             return;
         }
-        let endpoints = self.screen(now, tunnel, host, update.endpoints);
+        let endpoints = self.screen(tunnel, host, update.endpoints);
         let report = KnownEndpoints { reported: endpoints, relays: update.relays, ..KnownEndpoints::default() };
         self.server.store(host, &report);
         let subject = host.first().copied().filter(|_| update.version == Version::V1);
         self.send_meta(tunnel, &Meta::new(MetaKind::HostUpdateNotificationAck, update.version, subject));
         for &address in host {
-            self.tell_askers(now, address);
+            self.tell_askers(address);
         }
     }
 
     /// As a lighthouse: `subject` registered, so the peers that wait for it are told.
-    fn tell_askers(&mut self, now: Instant, subject: IpAddr) {
-        for (asker, version) in self.server.wanted().take(now, subject) {
+    fn tell_askers(&mut self, subject: IpAddr) {
+        for (asker, version) in self.server.wanted().take(self.now, subject) {
             if let Some(asker) = self.tunnels.get(asker).map(|live| Arc::clone(&live.tunnel)) {
-                self.answer_query(now, &asker, version, subject);
+                self.answer_query(&asker, version, subject);
             }
         }
     }
@@ -208,26 +284,15 @@ impl Node {
 
     /// Filters the endpoints that the peer of `tunnel` names for a host, and counts those that nobody should be sent
     /// to.
-    fn screen(
-        &mut self,
-        now: Instant,
-        tunnel: &Tunnel,
-        host: &[IpAddr],
-        endpoints: Vec<SocketAddr>,
-    ) -> Vec<SocketAddr> {
+    fn screen(&mut self, tunnel: &Tunnel, host: &[IpAddr], endpoints: Vec<SocketAddr>) -> Vec<SocketAddr> {
         let Screened { believed, refused } = self.config.endpoint_rules(host).screen(endpoints);
         let Some(example) = refused.first() else { return believed };
-        self.lane.counters().drop_many(Direction::Inbound, DropReason::EndpointRefused, refused.len() as u64);
-        if let Some(since) = self.lighthouse.note_refused(now, refused.len()) {
+        self.outbox.counters().drop_many(Direction::Inbound, DropReason::EndpointRefused, refused.len() as u64);
+        if let Some(since) = self.client.note_refused(self.now, refused.len()) {
             let by = tunnel.peer.name();
             tracing::info!(peer = by, ?host, endpoint = %example, refused = since, "refused endpoints in a lighthouse message");
         }
         believed
-    }
-
-    /// Where `peer` may be, best first.
-    pub(super) fn endpoints_of(&self, peer: IpAddr) -> Vec<SocketAddr> {
-        self.lighthouse.endpoints(peer, &self.config.fixed_endpoints_of(peer), &self.config.endpoint_rules(&[peer]))
     }
 }
 

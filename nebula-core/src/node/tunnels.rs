@@ -2,15 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nebula_cert::{Fingerprint, UnixTime, Version};
 
+use crate::config::Timers;
 use crate::index::{LocalIndex, RemoteIndex};
 use crate::relay::RateLimit;
-use crate::tunnel::liveness::Liveness;
-use crate::tunnel::{Tunnel, TunnelTable};
+use crate::tunnel::liveness::{Decision, Facts, Liveness};
+use crate::tunnel::{Traffic, Tunnel, TunnelTable};
 use crate::{Config, Origin};
 
 /// A live tunnel with its control state.
@@ -45,6 +47,108 @@ pub(super) struct Live {
 }
 
 impl Live {
+    pub(super) fn new(now: Instant, established: Established) -> Self {
+        let Established { tunnel, from: _, since, own_certificate, opened_by, took } = established;
+        Self {
+            tunnel,
+            liveness: Liveness::default(),
+            own_certificate,
+            took,
+            opened_by,
+            since,
+            left: None,
+            used: now,
+            announced: false,
+            promoted_at: 0,
+            asked_at: 0,
+            ask_after: now,
+            challenge_after: now,
+            introductions: RateLimit::default(),
+        }
+    }
+
+    /// Takes the traffic since the last check.
+    pub(super) fn take_traffic(&mut self, now: Instant) -> Traffic {
+        let traffic = self.tunnel.take_traffic();
+        if traffic.received() || traffic.sent {
+            self.used = now;
+        }
+        self.announced &= !traffic.received();
+        traffic
+    }
+
+    /// What the traffic check at this time, monotonic and on the wall clock, does about the tunnel.
+    pub(super) fn decide(
+        &mut self,
+        config: &Config,
+        (now, at): (Instant, UnixTime),
+        traffic: Traffic,
+        primary: bool,
+    ) -> Decision {
+        let tunnel = &self.tunnel;
+        let own = config.identity.networks().first().map(ipnet::IpNet::addr);
+        let certificate = config.identity.certificate(tunnel.own_version);
+        let certificate_in_use = certificate.is_none_or(|current| current.fingerprint() == self.own_certificate);
+        let facts = Facts {
+            received: traffic.received(),
+            sent: traffic.sent,
+            primary,
+            certificate_refused: self.is_refused(config, at),
+            inactive: config.timers.inactivity_timeout.is_some_and(|limit| now >= self.used + limit),
+            exhausted: tunnel.session.is_exhausted(),
+            outdated: self.is_outdated(config),
+            may_become_primary: own <= tunnel.peer_addresses.first().copied()
+                && !tunnel.session.is_worn()
+                && certificate_in_use,
+        };
+        self.liveness.decide(facts)
+    }
+
+    /// Moves the tunnel to an endpoint, unless it has just left that one. Returns whether it moved.
+    pub(super) fn move_to(&mut self, now: Instant, endpoint: SocketAddr) -> bool {
+        let old = self.tunnel.endpoint();
+        let flaps_back = self.left.is_some_and(|(place, at)| place == endpoint && now < at + ROAM_BACK_AFTER);
+        if old == Some(endpoint) || flaps_back {
+            return false;
+        }
+        self.left = old.map(|place| (place, now));
+        self.tunnel.set_endpoint(Some(endpoint));
+        true
+    }
+
+    /// Which searches for a better path are due after the datagrams sent so far. Those count as done.
+    pub(super) fn search_due(&mut self, now: Instant, timers: &Timers) -> SearchDue {
+        let counter = self.tunnel.session.next_counter();
+        let due = |since: u64, every: Option<NonZeroU64>| every.is_some_and(|every| counter - since >= every.get());
+        let promote = due(self.promoted_at, timers.try_promote);
+        if promote {
+            self.promoted_at = counter;
+        }
+        let ask = due(self.asked_at, timers.requery_every) && self.may_ask(now, timers.requery_wait);
+        if ask {
+            self.asked_at = counter;
+        }
+        SearchDue { promote, ask }
+    }
+
+    /// Whether the lighthouses may be asked about the peer. If so, they may be asked again after `wait`.
+    pub(super) fn may_ask(&mut self, now: Instant, wait: Duration) -> bool {
+        let may = now >= self.ask_after;
+        if may {
+            self.ask_after = now + wait;
+        }
+        may
+    }
+
+    /// Whether the relayed peer may be challenged. If so, it may be challenged again after a while.
+    pub(super) fn may_challenge(&mut self, now: Instant) -> bool {
+        let may = now >= self.challenge_after;
+        if may {
+            self.challenge_after = now + CHALLENGE_INTERVAL;
+        }
+        may
+    }
+
     /// Whether the peer's certificate is no longer acceptable.
     pub(super) fn is_refused(&self, config: &Config, at: UnixTime) -> bool {
         match config.trust.recheck(&self.tunnel.peer, at) {
@@ -69,6 +173,15 @@ impl Live {
         let theirs = self.tunnel.peer.version();
         (theirs > self.tunnel.own_version && config.identity.certificate(theirs).is_some()).then_some(theirs)
     }
+}
+
+/// Searches for a better path of a tunnel that are due.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SearchDue {
+    /// Try better endpoints.
+    pub(super) promote: bool,
+    /// Ask the lighthouses.
+    pub(super) ask: bool,
 }
 
 /// A tunnel whose peer has proved that it holds the keys, about to be installed.
@@ -197,3 +310,88 @@ impl Tunnels {
 
 /// Maximum number of tunnels to one peer: two nodes that call each other make two, and each new certificate one more.
 const MAX_TUNNELS_PER_PEER: usize = 5;
+/// Keeps a tunnel from flapping between two paths of a peer that both carry traffic.
+const ROAM_BACK_AFTER: Duration = Duration::from_secs(2);
+/// Minimum time between two challenges of the same relayed peer.
+const CHALLENGE_INTERVAL: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::forward::testing;
+
+    #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
+    fn base() -> Instant {
+        Instant::now()
+    }
+
+    fn live(index: u32, since: Instant) -> Live {
+        let tunnel = testing::tunnel(LocalIndex(index), testing::verified(&["10.1.0.2/16"]));
+        let from = Origin::Direct(endpoint(1));
+        let own_certificate = tunnel.peer.fingerprint();
+        Live::new(since, Established { tunnel, from, since, own_certificate, opened_by: None, took: None })
+    }
+
+    fn endpoint(host: u8) -> SocketAddr {
+        SocketAddr::from(([192, 0, 2, host], 4242))
+    }
+
+    #[test]
+    fn a_tunnel_follows_its_peer_but_not_back_to_the_endpoint_it_has_just_left() {
+        let now = base();
+        let mut live = live(1, now);
+        assert!(live.move_to(now, endpoint(1)) && live.move_to(now, endpoint(2)));
+        assert!(!live.move_to(now, endpoint(2)), "it is there already");
+        assert!(!live.move_to(now + ROAM_BACK_AFTER / 2, endpoint(1)));
+        assert!(live.move_to(now + ROAM_BACK_AFTER / 2, endpoint(3)), "a third endpoint is no flapping");
+        assert!(live.move_to(now + ROAM_BACK_AFTER, endpoint(1)));
+        assert_eq!(live.tunnel.endpoint(), Some(endpoint(1)));
+    }
+
+    #[test]
+    fn better_endpoints_are_sought_by_the_number_of_datagrams_and_lighthouses_asked_now_and_then() {
+        let now = base();
+        let mut live = live(1, now);
+        let timers =
+            Timers { try_promote: NonZeroU64::new(10), requery_every: NonZeroU64::new(20), ..Timers::default() };
+        let mut search = |datagrams: u64, at| {
+            live.tunnel.session.reserve(datagrams).unwrap();
+            let due = live.search_due(at, &timers);
+            (due.promote, due.ask)
+        };
+        assert_eq!(search(3, now), (false, false));
+        assert_eq!(search(10, now), (true, false));
+        assert_eq!(search(2, now), (false, false));
+        assert_eq!(search(10, now), (true, true));
+        assert_eq!(search(20, now), (true, false), "it is too early to ask again");
+        assert_eq!(search(0, now + timers.requery_wait), (false, true));
+    }
+
+    #[test]
+    fn a_relayed_peer_is_challenged_once_per_interval() {
+        let now = base();
+        let mut live = live(1, now);
+        let times = (0..30).map(|n| now + CHALLENGE_INTERVAL * n / 10);
+        assert_eq!(times.filter(|at| live.may_challenge(*at)).count(), 3);
+    }
+
+    #[test]
+    fn the_newest_tunnel_is_the_heir_and_the_oldest_spare_one_is_surplus() {
+        let now = base();
+        let (mut tunnels, table) = (Tunnels::default(), TunnelTable::new(1));
+        let peer: IpAddr = "10.1.0.2".parse().unwrap();
+        // Installed out of order: what counts is when the handshake was completed.
+        for (index, second) in [(1, 3), (2, 1), (3, 2), (4, 5), (5, 4), (6, 6)] {
+            assert_eq!(tunnels.surplus(peer, &table), None);
+            tunnels.insert(live(index, now + Duration::from_secs(second)));
+        }
+        assert_eq!(tunnels.of_peer(peer), [2, 3, 1, 5, 4, 6].map(LocalIndex));
+        assert_eq!(tunnels.heir(peer).unwrap().local_index, LocalIndex(6));
+        assert_eq!(tunnels.surplus(peer, &table), Some(LocalIndex(2)));
+        let oldest = Arc::clone(&tunnels.get(LocalIndex(2)).unwrap().tunnel);
+        table.publish(Arc::clone(&oldest));
+        table.set_primary(&oldest);
+        assert_eq!(tunnels.surplus(peer, &table), Some(LocalIndex(3)), "the primary one stays");
+    }
+}

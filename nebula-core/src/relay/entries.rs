@@ -33,8 +33,8 @@ pub(crate) struct Entry {
     pub(crate) remote: Option<RemoteIndex>,
     /// Version of the address fields in messages to the neighbour.
     pub(crate) form: Version,
-    /// Whether the neighbour waits for a response.
-    pub(crate) owed: bool,
+    /// The neighbour waits for a response.
+    pub(crate) owes_response: bool,
     /// Time of the last request to the neighbour.
     pub(crate) asked: Option<Instant>,
     /// Time of the last change, or of the last traffic that the control plane saw.
@@ -47,7 +47,7 @@ impl Entry {
         self.reply_hop().filter(|_| self.state == State::Established)
     }
 
-    /// The hop for replies to what came through it: its sender knows it.
+    /// The hop for replies to what came through it. Its sender has it ready, even if this node does not.
     pub(crate) fn reply_hop(&self) -> Option<Hop> {
         self.remote.map(|index| Hop { tunnel: self.key.tunnel, index })
     }
@@ -85,7 +85,7 @@ impl Entries {
             None
         };
         let evicted = evicted.and_then(|index| self.remove(index));
-        let entry = Entry { index, key, state, remote: None, form, owed: false, asked: None, touched: now };
+        let entry = Entry { index, key, state, remote: None, form, owes_response: false, asked: None, touched: now };
         self.by_index.insert(index, entry);
         self.by_key.insert(key, index);
         self.by_far.insert((key.far, index));

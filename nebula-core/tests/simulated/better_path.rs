@@ -53,7 +53,7 @@ fn a_tunnel_that_carries_little_stays_where_it_is() {
 }
 
 #[test]
-fn ranges_that_a_reload_prefers_hold_for_live_tunnels() {
+fn preferred_ranges_of_a_reload_apply_to_live_tunnels() {
     let (mut net, [a, b]) = with_preferred(5, |config| config.preferred_ranges.clear());
     net.move_to(b, "192.0.2.1:4242");
     send_many(&mut net, a, b, 1000);
@@ -103,7 +103,7 @@ fn lighthouses_are_asked_again_after_many_packets_but_not_too_often() {
 }
 
 #[test]
-fn an_inactive_tunnel_is_closed_on_both_sides_when_that_is_asked_for() {
+fn an_inactive_tunnel_is_closed_on_both_sides_if_configured() {
     let mut net = SimNet::new(5);
     let drops = |config: &mut Config| config.timers.inactivity_timeout = Some(Duration::from_secs(60));
     let b = net.add(HostSpec::new("b"));

@@ -42,7 +42,7 @@ fn a_wrong_guess_does_no_harm_once_a_lighthouse_answers() {
 }
 
 #[test]
-fn a_host_with_a_configured_endpoint_is_not_guessed_at() {
+fn no_endpoint_is_guessed_for_a_host_with_a_configured_one() {
     let mut net = SimNet::new(3);
     let b = net.add(HostSpec::new("b").underlay("192.0.2.9:999"));
     let a = net.add(HostSpec::new("a").knows(b).config(guesses));
@@ -82,7 +82,7 @@ fn ipv6_overlay_addresses_give_ipv6_endpoints() {
 }
 
 #[test]
-fn calculations_that_a_reload_brings_are_tried_by_handshakes_under_way() {
+fn handshakes_in_progress_try_endpoints_calculated_after_a_reload() {
     let mut net = SimNet::new(6);
     let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name)));
     let _verdict = net.send_udp(a, b, (1, 2), b"waits");

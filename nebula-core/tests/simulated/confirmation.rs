@@ -68,7 +68,7 @@ fn a_copied_first_message_takes_no_traffic_from_a_live_peer() {
 }
 
 #[test]
-fn forged_first_messages_do_not_crowd_a_live_tunnel_out() {
+fn forged_first_messages_do_not_evict_a_live_tunnel() {
     let (mut net, a, b) = with_a_newer_first_message(2);
     let before = primary(&net, b, a);
     for number in 1..100 {
@@ -93,7 +93,7 @@ fn a_copied_first_message_sends_a_few_small_datagrams_to_its_sender() {
 }
 
 #[test]
-fn a_forged_time_keeps_the_peer_itself_out_for_no_moment() {
+fn a_forged_time_does_not_keep_the_peer_itself_out() {
     let mut net = SimNet::new(4);
     let [a, b] = net.nodes(["a", "b"]);
     // Somebody sends a first message in the name of `a` with a time a year ahead, while nobody has a tunnel.

@@ -81,7 +81,7 @@ fn an_idle_connected_node_wakes_less_than_twice_a_second() {
 }
 
 #[test]
-fn keepalive_punches_go_to_every_known_endpoint_of_the_peer_if_that_is_asked_for() {
+fn keepalive_punches_go_to_every_known_endpoint_of_the_peer_if_configured() {
     for everywhere in [false, true] {
         let mut net = SimNet::new(7);
         let b = net.add(HostSpec::new("b"));
@@ -125,7 +125,7 @@ fn a_dead_peer_is_probed_within_five_seconds_and_given_up_ten_later() {
 }
 
 #[test]
-fn the_times_of_dead_peer_detection_are_those_configured() {
+fn dead_peer_detection_uses_the_configured_times() {
     let mut net = SimNet::new(2);
     let b = net.add(HostSpec::new("b"));
     let a = net.add(HostSpec::new("a").knows(b).config(|config| {

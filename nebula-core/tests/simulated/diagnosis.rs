@@ -36,7 +36,7 @@ fn caller_at(net: &mut SimNet, b: HostId) -> (RefusalReason, Option<String>) {
 }
 
 #[test]
-fn what_works_leaves_nothing_behind() {
+fn a_working_network_leaves_an_empty_record() {
     let mut net = SimNet::new(1);
     let [a, b] = net.nodes(["a", "b"]);
     net.ping(a, b).until_delivered();
@@ -160,7 +160,7 @@ fn a_second_host_with_the_own_address_is_noticed() {
 }
 
 #[test]
-fn two_hosts_that_take_turns_in_one_address_are_noticed_by_others() {
+fn two_hosts_that_take_turns_with_one_address_are_noticed() {
     let mut net = SimNet::new(10);
     let a = net.add(HostSpec::new("a").am_lighthouse());
     let [b, c] = ["b", "c"].map(|name| net.add(HostSpec::new(name).networks(&["10.42.0.77/16"]).knows(a)));
@@ -194,7 +194,7 @@ fn a_lighthouse_that_does_not_know_a_host_is_still_heard() {
 }
 
 #[test]
-fn a_host_that_is_asked_to_relay_and_does_not_remembers_who_asked() {
+fn a_host_that_refuses_to_relay_remembers_who_asked() {
     let mut net = SimNet::new(12);
     let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
     let relay = net.add(HostSpec::new("relay").lighthouse(lighthouse));
@@ -212,7 +212,7 @@ fn a_host_that_is_asked_to_relay_and_does_not_remembers_who_asked() {
 }
 
 #[test]
-fn a_dropped_packet_is_told_with_the_rule_that_is_nearest_to_it() {
+fn a_dropped_packet_is_reported_with_the_nearest_rule() {
     let mut net = SimNet::new(13);
     let rule = |port: u16, group: &str| Rule {
         protocol: Protocol::Udp,
@@ -237,7 +237,7 @@ fn a_dropped_packet_is_told_with_the_rule_that_is_nearest_to_it() {
 }
 
 #[test]
-fn packets_for_a_network_that_the_gateway_does_not_have_are_told() {
+fn packets_for_a_network_that_the_gateway_does_not_have_are_reported() {
     let mut net = SimNet::new(14);
     let gateway = net.add(HostSpec::new("gateway"));
     let at_gateway = net.overlay(gateway);
@@ -256,7 +256,7 @@ fn packets_for_a_network_that_the_gateway_does_not_have_are_told() {
 }
 
 #[test]
-fn a_caller_of_another_curve_is_one_that_cannot_be_read() {
+fn a_caller_with_another_curve_is_recorded_as_unreadable() {
     let mut net = SimNet::new(15);
     let b = net.add(HostSpec::new("b"));
     let mut other = SimNet::with_curve(16, Curve::P256);
@@ -279,7 +279,7 @@ fn a_caller_of_another_curve_is_one_that_cannot_be_read() {
 }
 
 #[test]
-fn what_the_system_refuses_to_send_is_told_with_the_endpoint() {
+fn a_datagram_that_the_system_refuses_to_send_is_reported_with_its_endpoint() {
     let mut net = SimNet::new(17);
     let [a, b] = net.nodes(["a", "b"]);
     net.cut(a, b);

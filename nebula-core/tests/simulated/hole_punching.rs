@@ -29,7 +29,7 @@ fn a_host_behind_a_symmetric_nat_that_does_not_respond_is_not_reached() {
 }
 
 #[test]
-fn the_delays_of_punches_and_of_the_response_are_those_configured() {
+fn punches_and_responses_use_the_configured_delays() {
     let (mut net, inside, outside) = symmetric(true, Duration::from_millis(300), Duration::from_millis(700));
     let asked = net.elapsed();
     net.ping(outside, inside).until_delivered();
@@ -44,7 +44,7 @@ fn the_delays_of_punches_and_of_the_response_are_those_configured() {
 }
 
 #[test]
-fn a_host_that_is_asked_for_by_a_peer_it_has_a_tunnel_with_responds_with_a_test() {
+fn a_host_responds_with_a_test_to_a_peer_that_it_has_a_tunnel_with() {
     let (mut net, inside, outside) = symmetric(true, SECOND, SECOND);
     net.ping(inside, outside).until_delivered();
     let peer = net.overlay(inside);
@@ -76,7 +76,7 @@ fn keepalive_punches_go_to_every_idle_peer_but_not_to_lighthouses() {
 }
 
 #[test]
-fn a_punch_is_answered_by_nobody() {
+fn a_punch_is_not_answered() {
     let mut net = SimNet::new(4);
     let [a, b] = net.nodes(["a", "b"]);
     net.ping(a, b).until_delivered();

@@ -85,7 +85,7 @@ fn an_error_about_an_unknown_flow_is_dropped_where_it_is_sent_and_where_it_arriv
 }
 
 #[test]
-fn a_peer_has_no_say_in_the_flows_of_another() {
+fn a_peer_cannot_send_errors_about_the_flows_of_another() {
     let (mut net, [a, b, c]) = pair(3);
     let (from, to) = addresses(false);
     let query = packets::udp(from, to, (5000, 53), b"query");
@@ -95,7 +95,7 @@ fn a_peer_has_no_say_in_the_flows_of_another() {
 }
 
 #[test]
-fn an_error_keeps_no_flow_alive_and_opens_none() {
+fn an_error_neither_keeps_a_flow_alive_nor_opens_one() {
     let (mut net, [a, b, c]) = pair(4);
     let (from, to) = addresses(false);
     let query = packets::udp(from, to, (5000, 53), b"query");

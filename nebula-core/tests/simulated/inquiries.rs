@@ -25,7 +25,7 @@ fn trace(net: &mut SimNet, host: HostId, direction: Direction, flow: FlowKey) ->
 }
 
 #[test]
-fn a_trace_says_what_then_becomes_of_a_packet_and_by_which_rule() {
+fn a_trace_predicts_what_happens_to_a_packet_and_by_which_rule() {
     let mut net = SimNet::new(1);
     let b = net.add(HostSpec::new("b").config(|config| {
         config.firewall.inbound = vec![udp(53), udp(54), udp(53)];
@@ -96,7 +96,7 @@ fn a_trace_follows_subnet_routes_and_names_what_has_no_route() {
 }
 
 #[test]
-fn closing_a_peer_tells_it_unless_it_shall_not_know() {
+fn closing_a_tunnel_notifies_the_peer_unless_done_quietly() {
     let mut net = SimNet::new(3);
     let [a, b] = net.nodes(["a", "b"]);
     let at_b = net.overlay(b);

@@ -165,7 +165,7 @@ fn waiting() -> (SimNet, [HostId; 4]) {
 }
 
 #[test]
-fn only_a_lighthouse_is_believed_where_a_peer_is() {
+fn only_a_lighthouse_is_believed_about_endpoints() {
     let (mut net, [lighthouse, peer, other, host]) = waiting();
     let reply = message(REPLY, net.overlay(peer), net.underlay(peer));
     tell(&mut net, host, other, reply.clone());
@@ -213,7 +213,7 @@ fn an_endpoint_inside_the_overlay_is_not_tried() {
 }
 
 #[test]
-fn what_a_host_was_told_is_given_back_when_everybody_is_gone() {
+fn memory_for_endpoints_is_freed_when_everybody_is_gone() {
     let mut net = SimNet::new(16);
     let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
     let hosts = ["a", "b", "c"].map(|name| net.add(HostSpec::new(name).lighthouse(lighthouse)));
@@ -228,7 +228,7 @@ fn what_a_host_was_told_is_given_back_when_everybody_is_gone() {
 }
 
 #[test]
-fn clients_follow_a_lighthouse_that_moved_once_its_name_says_so() {
+fn clients_follow_a_moved_lighthouse_once_its_name_resolves_to_it() {
     let mut net = SimNet::new(12);
     let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
     let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name).lighthouse(lighthouse)));

@@ -49,7 +49,7 @@ fn datagrams_above_the_mtu_are_lost_and_do_no_harm() {
 }
 
 #[test]
-fn a_black_hole_for_big_datagrams_ends_no_tunnel() {
+fn a_black_hole_for_big_datagrams_does_not_end_a_tunnel() {
     let mut net = SimNet::new(5);
     let [a, b] = net.nodes(["a", "b"]);
     net.ping(a, b).until_delivered();
@@ -65,7 +65,7 @@ fn a_black_hole_for_big_datagrams_ends_no_tunnel() {
 }
 
 #[test]
-fn every_datagram_of_a_handshake_twice_makes_one_tunnel() {
+fn a_handshake_whose_datagrams_arrive_twice_makes_one_tunnel() {
     for seed in 0..10 {
         let mut net = SimNet::new(seed);
         let [a, b] = net.nodes(["a", "b"]);

@@ -26,7 +26,7 @@ fn can_connect(a: NatBehaviour, b: NatBehaviour) -> bool {
 }
 
 #[test]
-fn a_pair_of_nats_is_punched_unless_one_hides_the_port_that_the_other_looks_at() {
+fn a_pair_of_nats_is_punched_unless_one_changes_the_port_that_the_other_filters_by() {
     let kinds = KINDS.into_iter().flat_map(|mapping| KINDS.map(|filtering| (mapping, filtering)));
     let kinds: Vec<_> =
         kinds.map(|(mapping, filtering)| NatBehaviour { mapping, filtering, ..NatBehaviour::home() }).collect();
@@ -118,7 +118,7 @@ fn a_tunnel_follows_its_peer_to_a_new_mapping() {
 }
 
 #[test]
-fn an_expired_mapping_costs_one_way_until_the_inside_speaks() {
+fn after_a_mapping_expired_the_inside_must_send_first() {
     let (mut net, _, inside, server) = with_server(false);
     net.run_for(Duration::from_secs(120));
     assert!(!net.ping(server, inside).is_answered_within(Duration::from_secs(1)));

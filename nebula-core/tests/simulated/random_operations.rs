@@ -65,7 +65,7 @@ fn number_from(variable: &str) -> Option<u64> {
 }
 
 #[test]
-fn whatever_is_done_the_network_keeps_its_promises() {
+fn the_invariants_hold_whatever_operations_are_applied() {
     let seeds = match number_from("RANDOM_OPERATIONS_SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..number_from("RANDOM_OPERATIONS_SEEDS").unwrap_or(SEEDS),

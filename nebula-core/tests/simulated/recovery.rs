@@ -80,7 +80,7 @@ fn a_peer_that_is_restarted_elsewhere_is_found_again_at_once() {
 }
 
 #[test]
-fn who_asked_for_a_host_is_told_when_it_registers() {
+fn a_host_that_asked_for_another_is_told_when_that_registers() {
     let mut net = SimNet::new(4);
     let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
     let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name).lighthouse(lighthouse)));
@@ -190,7 +190,7 @@ fn a_peer_is_found_after_its_lighthouse_and_then_itself_were_restarted() {
 }
 
 #[test]
-fn hosts_call_a_lighthouse_that_said_goodbye_before_their_next_update() {
+fn hosts_reconnect_to_a_closed_lighthouse_before_their_next_update() {
     let (mut net, lighthouse, [a, b]) = site(12);
     net.stop(lighthouse);
     net.run_for(Duration::from_millis(200));

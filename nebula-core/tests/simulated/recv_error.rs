@@ -54,7 +54,7 @@ fn handshakes_recv_errors_and_unknown_types_are_not_answered() {
 }
 
 #[test]
-fn recv_errors_go_only_to_whom_the_configuration_says() {
+fn recv_errors_go_only_to_configured_addresses() {
     let private: SocketAddr = "10.9.8.7:666".parse().unwrap();
     let policies =
         [(RecvErrorPolicy::Always, [1, 1]), (RecvErrorPolicy::Private, [0, 1]), (RecvErrorPolicy::Never, [0, 0])];

@@ -105,7 +105,7 @@ fn other_refused_packets_are_answered_as_administratively_prohibited() {
 }
 
 #[test]
-fn what_must_never_be_answered_is_dropped_in_silence() {
+fn packets_that_must_not_be_answered_are_dropped_silently() {
     let (mut net, a, b) = refusing(3);
     let (from, to) = addresses(false);
     let (from6, to6) = addresses(true);
@@ -127,7 +127,7 @@ fn what_must_never_be_answered_is_dropped_in_silence() {
 }
 
 #[test]
-fn by_default_nobody_is_told() {
+fn by_default_refused_packets_are_not_answered() {
     let (mut net, a, b) = refusing(4);
     net.control(b, |node, now| {
         node.reconfigure(now, |config| config.firewall = nebula_core::firewall::Policy::default())
@@ -138,7 +138,7 @@ fn by_default_nobody_is_told() {
 }
 
 #[test]
-fn what_the_own_rules_refuse_is_answered_into_the_own_device() {
+fn packets_refused_by_the_own_rules_are_answered_on_the_own_device() {
     let mut net = SimNet::new(5);
     let b = net.add(HostSpec::new("b"));
     let a = net.add(HostSpec::new("a").knows(b).config(|config| {
@@ -193,7 +193,7 @@ fn two_nodes_that_reject_each_other_fall_silent() {
 }
 
 #[test]
-fn what_waited_for_a_tunnel_and_is_then_refused_is_answered_and_counted() {
+fn a_packet_that_waited_for_a_tunnel_and_is_then_refused_is_answered_and_counted() {
     for (action, expected) in [(Action::Drop, 0), (Action::Reject, 2)] {
         let mut net = SimNet::new(8);
         let b = net.add(HostSpec::new("b"));

@@ -192,7 +192,7 @@ fn a_relay_that_restarted_is_used_again() {
 }
 
 #[test]
-fn a_relay_that_says_farewell_is_used_again_after_its_start() {
+fn a_relay_that_stopped_is_used_again_after_its_start() {
     let Relayed { mut net, a, b, relay, .. } = relayed(11);
     net.ping(a, b).until_delivered();
     net.control(relay, |node, now| node.close_all(now));
@@ -260,7 +260,7 @@ fn both_ends_renew_their_tunnel_through_the_relay_without_a_lost_packet() {
 }
 
 #[test]
-fn a_new_tunnel_with_the_relay_takes_the_hops_of_the_old_one_over() {
+fn a_new_tunnel_with_the_relay_takes_over_the_hops_of_the_old_one() {
     for (seed, renews) in [(17, "relay"), (18, "a"), (19, "b")] {
         let Relayed { mut net, a, b, relay, .. } = relayed(seed);
         net.ping(a, b).until_delivered();

@@ -37,7 +37,7 @@ fn hops(net: &SimNet, host: HostId) -> usize {
 }
 
 #[test]
-fn a_peer_asks_only_for_itself_and_only_for_others() {
+fn a_relay_request_must_name_the_peer_itself_and_another_host() {
     let (mut net, [relay, peer, victim]) = relay_with_peers(1);
     let [r, p, v] = [relay, peer, victim].map(|host| net.overlay(host));
     let stranger = "10.42.9.9".parse().unwrap();
@@ -54,7 +54,7 @@ fn a_peer_asks_only_for_itself_and_only_for_others() {
 }
 
 #[test]
-fn an_answer_to_nothing_changes_nothing() {
+fn an_unrequested_relay_response_changes_nothing() {
     let (mut net, [relay, peer, victim]) = relay_with_peers(2);
     let [p, v] = [peer, victim].map(|host| net.overlay(host));
     let answer = |index| Control {

@@ -72,7 +72,7 @@ fn a_node_learns_while_it_runs_to_close_tunnels_that_are_not_used() {
 }
 
 #[test]
-fn a_new_allow_list_holds_for_the_next_handshake() {
+fn a_new_allow_list_applies_to_the_next_handshake() {
     let mut net = SimNet::new(4);
     let [a, b] = net.nodes(["a", "b"]);
     let refuse = AllowList::new([("198.51.100.0/24".parse().unwrap(), false)]).unwrap();
@@ -113,7 +113,7 @@ fn keepalive_punches_start_when_they_are_switched_on() {
 }
 
 #[test]
-fn advertised_endpoints_of_a_reload_are_told_at_once() {
+fn advertised_endpoints_of_a_reload_are_reported_at_once() {
     let mut net = SimNet::new(7);
     let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
     let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name).lighthouse(lighthouse)));
@@ -172,7 +172,7 @@ fn two_peers_that_reload_everything_at_the_same_instant_never_lose_the_tunnel() 
 }
 
 #[test]
-fn a_new_initiating_version_holds_for_the_next_handshake() {
+fn a_new_initiating_version_applies_to_the_next_handshake() {
     let mut net = SimNet::new(77);
     let both = [Version::V1, Version::V2];
     let b = net.add(HostSpec::new("b").versions(&both));

@@ -19,7 +19,7 @@ fn one_recv_error_is_enough_to_start_over() {
 }
 
 #[test]
-fn without_recv_errors_the_dead_tunnel_is_found_out_in_time() {
+fn without_recv_errors_dead_peer_detection_ends_the_tunnel() {
     let mut net = SimNet::new(2);
     let silent = |spec: HostSpec| spec.config(|config| config.send_recv_error = RecvErrorPolicy::Never);
     let b = net.add(silent(HostSpec::new("b")));

@@ -61,7 +61,7 @@ fn the_answers_of_all_are_tried_together() {
 }
 
 #[test]
-fn one_that_is_dead_delays_nothing() {
+fn a_dead_lighthouse_delays_nothing() {
     let mut net = SimNet::new(4);
     let [dead, alive] = lighthouses(&mut net);
     let [a, b] = ["a", "b"].map(|name| net.add(client(name, &[dead, alive])));
@@ -74,7 +74,7 @@ fn one_that_is_dead_delays_nothing() {
 }
 
 #[test]
-fn one_that_dies_is_not_missed_and_one_that_returns_is_told_again() {
+fn a_lighthouse_that_dies_is_not_missed_and_is_updated_when_it_returns() {
     let mut net = SimNet::new(5);
     let [mortal, other] = lighthouses(&mut net);
     let [a, b] = ["a", "b"].map(|name| net.add(client(name, &[mortal, other])));

@@ -81,7 +81,7 @@ fn network_with(
 }
 
 #[test]
-fn a_lighthouse_passes_none_of_them_on() {
+fn a_lighthouse_does_not_pass_special_endpoints_on() {
     let (mut net, [lighthouse, host, member]) = network(1);
     let subject = net.overlay(member);
     for batch in batches() {
@@ -96,7 +96,7 @@ fn a_lighthouse_passes_none_of_them_on() {
 }
 
 #[test]
-fn an_asker_tries_none_of_them_whatever_a_lighthouse_says() {
+fn special_endpoints_are_not_tried_even_if_a_lighthouse_reports_them() {
     for (seed, batch) in (10..).zip(batches()) {
         let (mut net, [lighthouse, host, member]) = network(seed);
         let subject = net.overlay(member);
@@ -113,7 +113,7 @@ fn an_asker_tries_none_of_them_whatever_a_lighthouse_says() {
 }
 
 #[test]
-fn nobody_punches_towards_them() {
+fn nobody_punches_towards_special_endpoints() {
     for (seed, batch) in (20..).zip(batches()) {
         let (mut net, [lighthouse, host, member]) = network(seed);
         let asker = net.overlay(member);
@@ -131,7 +131,7 @@ fn allows(prefixes: &'static [&'static str]) -> impl FnOnce(&mut Config) {
 }
 
 #[test]
-fn the_allow_list_is_the_exception_where_it_names_them_itself() {
+fn an_allow_list_can_permit_special_endpoints_by_naming_them() {
     for (seed, list, expected) in
         [(30, &["0.0.0.0/0"][..], false), (31, &["0.0.0.0/0", "127.0.0.0/8", "169.254.0.0/16"], true)]
     {

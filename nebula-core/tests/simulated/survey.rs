@@ -35,7 +35,7 @@ fn every_source_of_a_peers_endpoints_is_named() {
 }
 
 #[test]
-fn what_a_lighthouse_answered_out_of_curiosity_is_a_source_too() {
+fn the_answer_to_an_operator_query_is_a_source_too() {
     let mut net = SimNet::new(2);
     let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
     let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name).lighthouse(lighthouse)));
@@ -49,7 +49,7 @@ fn what_a_lighthouse_answered_out_of_curiosity_is_a_source_too() {
 }
 
 #[test]
-fn a_handshake_with_a_peer_nobody_knows_goes_where_it_is_sent() {
+fn a_handshake_with_an_unknown_peer_goes_to_the_given_endpoint() {
     let mut net = SimNet::new(3);
     let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name)));
     let (at_b, b_is) = (net.overlay(b), net.underlay(b));
@@ -64,7 +64,7 @@ fn a_handshake_with_a_peer_nobody_knows_goes_where_it_is_sent() {
 }
 
 #[test]
-fn a_tunnel_goes_where_it_is_told_until_the_peer_is_heard_elsewhere() {
+fn a_redirected_tunnel_stays_until_the_peer_is_heard_elsewhere() {
     let mut net = SimNet::new(4);
     let nowhere = SocketAddr::from(([203, 0, 113, 250], 4242));
     let refused = SocketAddr::from(([192, 0, 2, 77], 4242));

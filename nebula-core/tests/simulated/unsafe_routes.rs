@@ -192,7 +192,7 @@ fn a_dead_gateway_is_asked_for_once_a_second_and_not_with_every_packet() {
 }
 
 #[test]
-fn new_routes_hold_for_the_next_packet_and_old_ones_no_longer() {
+fn new_routes_apply_to_the_next_packet_and_old_ones_no_longer() {
     let mut net = SimNet::new(9);
     let g = [net.add(gateway("g1")), net.add(gateway("g2"))];
     let c = net.add(client(&[("10.42.0.1", 1)], &g));

@@ -12,6 +12,11 @@ use crate::ca_client::backoff::Jitter;
 /// Time since the Unix epoch, because certificates are valid by the wall clock.
 pub type Moment = Duration;
 
+/// The moment of this Unix time; times before the epoch count as the epoch.
+pub(crate) fn moment(time: UnixTime) -> Moment {
+    Moment::from_secs(u64::try_from(time).unwrap_or(0))
+}
+
 /// One reading of both clocks. `uptime` is monotonic and measures timeouts; `wall` measures the validity of
 /// certificates and may jump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
