@@ -44,7 +44,7 @@ pub async fn keep(
     };
     let (loaded, entry) = watch::channel(None);
     let plugin = Plugin { path, host: config.host_root.clone() };
-    let releaser = Releaser::new(config.host_root.clone(), Arc::clone(&metrics));
+    let releaser = Releaser::new(config.host_root.clone(), Arc::clone(&metrics), shared.retirement.clone());
     let keeper = Keeper {
         plugin,
         runtime: runtime.clone(),

@@ -199,6 +199,7 @@ mod tests {
         let key = Key { network: "net".into(), container_id: "c".into(), ifname: "eth0".into() };
         let files = Files::new(dir.path(), &key);
         files.create_dir().unwrap();
+        released::expect(dir.path(), "net", std::time::UNIX_EPOCH).unwrap();
         let text = r#"{"version": 1, "state": "running", "network": "net", "container_id": "c", "ifname": "eth0",
             "netns": "/run/netns/x", "netns_id": [4, 9], "pod": {"namespace": "a", "name": "b", "uid": "c"},
             "pod_address": "10.0.0.1", "device": "nebula0", "supervisor": "direct", "instance": "/i", "process": null,
