@@ -139,8 +139,8 @@ impl Retirement {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 before.filter(|why| !self.is_cancelled(*why)).map(|_| Why::Before)
             }
-            // Without an answer nothing is put back.
-            Err(_) => Some(Why::UnderWay),
+            // Without an answer nothing is put back, and nothing learnt.
+            Err(_) => return true,
         };
         if let (None, Some(Why::Interrupted(_))) = (state.why, before) {
             state.found = None;

@@ -52,7 +52,7 @@ impl First {
 
     /// Sends `signal` once the output has `text`, and returns how it ended, and after what time.
     fn ended_by(mut self, signal: Signal, text: &str) -> (ExitStatus, Duration) {
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(60);
         while self.pid().is_none() || !self.log().contains(text) {
             assert!(Instant::now() < until, "no {text:?} in {:?}", self.log());
             thread::sleep(Duration::from_millis(10));
