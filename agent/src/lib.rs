@@ -17,6 +17,7 @@ pub mod programs;
 pub mod readiness;
 pub mod reconcile;
 pub mod released;
+pub mod retirement;
 pub mod run;
 pub mod runtime;
 pub mod self_test;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use nebula_cert::issuance::{MAX_REPLY, Pod, Proof, RELEASE_PATH, Refusal, Release};
 use nebula_cni_plugin::attachment::record::{self, Found, Record};
@@ -19,6 +19,7 @@ use crate::host_root::HostRoot;
 use crate::metrics::Metrics;
 use crate::reconcile::backoff::Backoff;
 use crate::reconcile::entry::Entry;
+use crate::retirement::Retirement;
 
 /// Gives back what the notes of one node name.
 #[derive(Debug)]
@@ -27,6 +28,8 @@ pub struct Releaser {
     pub host: HostRoot,
     /// The node's metrics.
     pub metrics: Arc<Metrics>,
+    /// Whether nothing may be put back on the node.
+    pub retirement: Retirement,
     backoff: Backoff,
 }
 
@@ -66,14 +69,22 @@ pub enum ReleaseError {
 impl Releaser {
     /// Has not tried anything yet.
     #[must_use]
-    pub fn new(host: HostRoot, metrics: Arc<Metrics>) -> Self {
-        Self { host, metrics, backoff: Backoff::default() }
+    pub fn new(host: HostRoot, metrics: Arc<Metrics>, retirement: Retirement) -> Self {
+        Self { host, metrics, retirement, backoff: Backoff::default() }
     }
 
     /// Works on all notes that are due, for at most about `budget`. Blocks.
     pub fn work(&mut self, entry: &Entry, budget: Duration) {
+        // An uninstallation that has begun removes the directory a second later.
+        if self.retirement.has_begun() {
+            return;
+        }
         let began = SystemClock.now();
         let state_dir = self.host.resolve(&entry.state_dir);
+        let wall = UNIX_EPOCH + Duration::from_secs(SystemClock.unix_seconds().try_into().unwrap_or_default());
+        if let Err(error) = released::expect(&state_dir, &entry.network, wall) {
+            tracing::warn!(%error, "cannot make the directory for notes: certificates of pods stay valid until they expire");
+        }
         let notes = notes(&released::dir(&state_dir, &entry.network));
         self.backoff.retain(|name| notes.iter().any(|note| name_of(note) == name));
         let mut attached: Option<Vec<String>> = None;

@@ -20,8 +20,8 @@ use crate::places::{self, Places};
 use crate::programs::{self, Programs};
 use crate::readiness::{Part, Readiness, Standing};
 use crate::reconcile;
+use crate::retirement::Retirement;
 use crate::self_test;
-use crate::uninstall::{self, Retirement};
 use crate::watch::DirectoryWatch;
 
 /// What the agent needs besides its configuration.
@@ -185,7 +185,7 @@ async fn test_then_publish(
         if retirement.has_begun() {
             entry.send_replace(None);
             tested = None;
-            let gone = Standing::bad("an uninstallation is under way on this node").advice(uninstall::CANCEL);
+            let gone = retirement.standing();
             for part in [Part::Chain, Part::Runtime, Part::SelfTest] {
                 readiness.set(part, gone.clone());
             }

@@ -5,10 +5,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base64::Engine;
@@ -28,10 +25,11 @@ use nebula_cni_plugin::verb::del::detach;
 use nebula_cni_plugin::verb::reconcile;
 
 use crate::chain::folder;
-use crate::config::{AGENT_DIR, INSTANCE, PLUGIN, STATE_DIR, TOKEN_FILE};
+use crate::config::{AGENT_DIR, INSTANCE, PLUGIN, STATE_DIR};
 use crate::durable;
 use crate::host_root::HostRoot;
 use crate::places::Places;
+use crate::retirement::{self, Marker};
 use crate::self_test;
 
 /// What is done with pods that still have a tunnel.
@@ -80,35 +78,6 @@ pub enum UninstallError {
     },
 }
 
-/// Tells a running agent whether it may still put things back; cheap to clone.
-#[derive(Debug, Clone)]
-pub struct Retirement {
-    host: HostRoot,
-    has_begun: Arc<AtomicBool>,
-}
-
-impl Retirement {
-    /// For the node at `host`.
-    #[must_use]
-    pub fn new(host: HostRoot) -> Self {
-        Self { host, has_begun: Arc::default() }
-    }
-
-    /// Whether an uninstallation has begun. It stays so once it is complete, as long as this agent runs: its pod is
-    /// deleted only afterwards.
-    #[must_use]
-    pub fn has_begun(&self) -> bool {
-        let exists = |path: &str| self.host.resolve(Path::new(path)).exists();
-        if exists(MARKER) {
-            self.has_begun.store(true, Ordering::Relaxed);
-        } else if exists(TOKEN_FILE) {
-            // The operator removed the marker. An uninstallation removes the token first.
-            self.has_begun.store(false, Ordering::Relaxed);
-        }
-        self.has_begun.load(Ordering::Relaxed)
-    }
-}
-
 /// Uninstalls. `tell` is called with lines about the progress. Blocks.
 ///
 /// # Errors
@@ -119,7 +88,8 @@ pub fn run(
     attached: Attached,
     tell: &mut dyn FnMut(&str),
 ) -> Result<Left, UninstallError> {
-    begin(host)?;
+    let path = retirement::path(host);
+    let marker = Marker::set(host).map_err(|source| UninstallError::Files { what: "write", path, source })?;
     let mut chains = 0;
     for dir in &places.conf {
         let path = host.resolve(dir);
@@ -137,7 +107,7 @@ pub fn run(
         folder::clear(&path).map_err(|source| UninstallError::Files { what: "remove the chain in", path, source })?;
     }
     self_test::clean(host);
-    empty_node(host, attached, tell)?;
+    empty_node(host, attached, &marker, tell)?;
     for dir in &places.bin {
         remove(&host.resolve(&dir.join(INSTANCE)))?;
     }
@@ -158,7 +128,7 @@ pub fn run(
 
 /// Removes the state directory; the marker goes last, because until then a running agent looks for it.
 fn remove_state(host: &HostRoot) -> Result<(), UninstallError> {
-    let (state, marker) = (host.resolve(Path::new(STATE_DIR)), host.resolve(Path::new(MARKER)));
+    let (state, marker) = (host.resolve(Path::new(STATE_DIR)), retirement::path(host));
     let agent = host.resolve(Path::new(AGENT_DIR));
     let failed = |path: &Path, source| UninstallError::Files { what: "remove", path: path.to_owned(), source };
     for (dir, kept) in [(&agent, &marker), (&state, &agent)] {
@@ -178,19 +148,13 @@ fn remove_state(host: &HostRoot) -> Result<(), UninstallError> {
     Ok(())
 }
 
-fn begin(host: &HostRoot) -> Result<(), UninstallError> {
-    let path = host.resolve(Path::new(MARKER));
-    let made = (|| {
-        if let Some(dir) = path.parent() {
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-        }
-        durable::replace(&path, 0o600, &mut io::empty(), |_| Ok(()))
-    })();
-    made.map_err(|source| UninstallError::Files { what: "write", path, source })
-}
-
 /// Returns once no attachment is left.
-fn empty_node(host: &HostRoot, attached: Attached, tell: &mut dyn FnMut(&str)) -> Result<(), UninstallError> {
+fn empty_node(
+    host: &HostRoot,
+    attached: Attached,
+    marker: &Marker,
+    tell: &mut dyn FnMut(&str),
+) -> Result<(), UninstallError> {
     let state = host.resolve(Path::new(STATE_DIR));
     let direct = Direct::new();
     let this_host = Host {
@@ -206,6 +170,7 @@ fn empty_node(host: &HostRoot, attached: Attached, tell: &mut dyn FnMut(&str)) -
     };
     let mut told = usize::MAX;
     loop {
+        marker.refresh();
         // Pods of containerd get no DEL from us any more, because it works with the present list: what is left of them
         // is found by their missing namespaces.
         if let Err(problems) = reconcile::all(&state, &this_host) {
@@ -282,9 +247,6 @@ fn remove(path: &Path) -> Result<(), UninstallError> {
     durable::remove(path).map_err(|source| UninstallError::Files { what: "remove", path: path.to_owned(), source })
 }
 
-/// How to change one's mind.
-pub const CANCEL: &str = "to keep Nebula on this node, remove /run/nebula-cni/agent/uninstalling";
-const MARKER: &str = "/run/nebula-cni/agent/uninstalling";
 const CACHES: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/cache/results"];
 const MAX_CACHED: u64 = 1 << 20;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -294,6 +256,7 @@ const AGENT_NOTICES: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::retirement::Retirement;
 
     struct Node {
         dir: tempfile::TempDir,
@@ -375,11 +338,11 @@ mod tests {
         let node = node();
         let retirement = Retirement::new(node.host.clone());
         assert!(!retirement.has_begun());
-        begin(&node.host).unwrap();
+        drop(Marker::set(&node.host).unwrap());
         assert!(retirement.has_begun());
-        fs::remove_file(node.host.resolve(Path::new(MARKER))).unwrap();
+        fs::remove_file(retirement::path(&node.host)).unwrap();
         assert!(!retirement.has_begun(), "cancelled");
-        begin(&node.host).unwrap();
+        drop(Marker::set(&node.host).unwrap());
         assert!(retirement.has_begun());
         node.uninstall();
         assert!(retirement.has_begun(), "complete");

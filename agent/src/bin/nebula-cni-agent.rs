@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use nebula_agent::cluster::taint::KEY as TAINT;
@@ -120,7 +121,11 @@ fn run(options: Run) -> Result<ExitCode, Box<dyn Error>> {
     };
     let volumes = Volumes { token: options.token_file, tls_ca: options.trust_file };
     let options = Options { volumes, programs, node: options.node.or_else(|| std::env::var("NODE_NAME").ok()) };
-    runtime()?.block_on(run::run(Node::new(config), options))?;
+    let runtime = runtime()?;
+    let ended = runtime.block_on(run::run(Node::new(config), options));
+    // The plugin may be at work for minutes. What it leaves unfinished is finished by the next agent.
+    runtime.shutdown_timeout(LAST_WORK);
+    ended?;
     tracing::info!("ended; everything on the node stays as it is");
     Ok(ExitCode::SUCCESS)
 }
@@ -207,3 +212,6 @@ fn in_root(root: &Path, program: &[OsString]) -> Result<ExitCode, Box<dyn Error>
 fn runtime() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
+
+/// How long a program that the agent runs may go on after SIGTERM.
+const LAST_WORK: Duration = Duration::from_secs(5);

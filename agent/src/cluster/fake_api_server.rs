@@ -339,3 +339,27 @@ async fn a_ready_agent_frees_its_node_and_only_one_leads() {
     assert!(leads.count() >= 1);
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
 }
+
+#[tokio::test]
+async fn a_taint_that_was_turned_off_goes_from_all_nodes_and_without_a_leader_nothing_is_touched() {
+    let server = FakeApiServer::default();
+    let client = server.clone().start().await;
+    let (ours, other) = (json!({"key": KEY, "effect": "NoSchedule"}), json!({"key": "x", "effect": "NoExecute"}));
+    server.put(N1, node("n1", json!([ours, other])));
+    assert_eq!(taint_keeper::turn_off(&client, "sys").await.unwrap(), 0);
+    assert_eq!(server.asked(""), [], "nobody turned it on: the taint is somebody else's");
+    server.put("/api/v1/nodes/n2", node("n2", json!([ours])));
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/sys/leases";
+    for name in ["nebula-cni-agent-leader", "nebula-cni-agent-node-n2"] {
+        server.put(&format!("{leases}/{name}"), json!({"metadata": {"name": name}, "spec": {}}));
+    }
+    assert_eq!(taint_keeper::turn_off(&client, "sys").await.unwrap(), 2);
+    let taints = |path: &str| server.get(path).unwrap()["spec"]["taints"].clone();
+    assert_eq!((taints(N1), taints("/api/v1/nodes/n2")), (json!([other]), Value::Null));
+    let deleted: Vec<_> = server.asked("/leases").into_iter().map(|(_, path, _)| path).collect();
+    assert!(deleted.last().unwrap().ends_with("-leader"), "an interrupted attempt is repeated: {deleted:?}");
+    assert!(server.get(&format!("{leases}/nebula-cni-agent-node-n2")).is_none());
+    let changes = server.asked("").len();
+    assert_eq!(taint_keeper::turn_off(&client, "sys").await.unwrap(), 0);
+    assert_eq!(server.asked("").len(), changes);
+}

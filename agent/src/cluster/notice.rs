@@ -5,6 +5,7 @@ use nebula_cni_plugin::launch::Pod;
 
 use crate::config::Unprotected;
 use crate::readiness::{Part, Standing};
+use crate::reconcile::plan::Stranded;
 
 /// One thing to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +84,30 @@ impl Notice {
     pub fn closed(pod: &Pod, why: &str) -> Self {
         let advice = "If the pod is to go on, delete it: its successor gets a certificate of its own.";
         warning(pod, "NebulaTunnelClosed", "Enrol", format!("The pod's tunnel is closed: {why}. {advice}"))
+    }
+
+    /// A pod cannot get its certificate again.
+    #[must_use]
+    pub fn stranded(pod: &Pod, why: Stranded) -> Self {
+        let advice = match why {
+            Stranded::NoInit => {
+                "The pod's tunnel stays closed. See whether the pod has nebula-cni-init as its first init container and how \
+                 that ended, and delete the pod: its controller recreates it."
+            }
+            Stranded::CertificateLost => {
+                "The pod's tunnel stays closed. Delete the pod: its controller recreates it, with an init container."
+            }
+            Stranded::GroupsLost => {
+                "Peers whose rules ask for the groups refuse it. Delete the pod: its controller recreates it, with an init \
+                 container. If its init container still runs, this passes."
+            }
+        };
+        warning(
+            pod,
+            "NebulaCertificateLost",
+            "Enrol",
+            format!("The pod has lost its certificate, or never got it: {why}. {advice}"),
+        )
     }
 
     /// The instance of a pod keeps dying.
@@ -169,6 +194,19 @@ mod tests {
         let well = status(r#"{"certificate":{"not_after":10000},"last_error":null}"#);
         assert_eq!(Notice::certificate_expiring(&pod(), &well, 9_000), None);
         assert_eq!(Notice::certificate_expiring(&pod(), &status("{}"), 9_000), None);
+    }
+
+    #[test]
+    fn a_stranded_pod_is_told_of_with_what_ends_it() {
+        for (why, word) in [
+            (Stranded::NoInit, "first init container"),
+            (Stranded::CertificateLost, "was restarted"),
+            (Stranded::GroupsLost, "groups"),
+        ] {
+            let told = Notice::stranded(&pod(), why);
+            assert!(told.is_warning && told.reason == "NebulaCertificateLost", "{told:?}");
+            assert!(told.note.contains(word) && told.note.to_lowercase().contains("delete the pod"), "{told:?}");
+        }
     }
 
     #[test]

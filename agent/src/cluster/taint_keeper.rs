@@ -168,13 +168,10 @@ pub async fn remove_for_good(client: &Client, namespace: &str) -> Result<usize, 
     let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
     let list = ListParams::default().labels(&format!("{}={}", COMPONENT.0, COMPONENT.1));
     let found = leases.list(&list).await.map_err(|source| failed("list the agents' Leases", source))?;
-    let names = found.items.iter().map(ResourceExt::name_any).chain([LEADER.to_owned()]);
     let mut outcome = Ok(());
-    for name in names {
-        match leases.delete(&name, &kube::api::DeleteParams::default()).await {
-            Ok(_) => {}
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
-            Err(source) => outcome = Err(failed("delete the agents' Leases", source)),
+    for name in found.items.iter().map(ResourceExt::name_any) {
+        if let Err(error) = delete(&leases, &name).await {
+            outcome = Err(error);
         }
     }
     let nodes = ask(client, Method::GET, "/api/v1/nodes", None).await?;
@@ -186,7 +183,58 @@ pub async fn remove_for_good(client: &Client, namespace: &str) -> Result<usize, 
             Err(error) => outcome = Err(error),
         }
     }
-    outcome.map(|()| count)
+    outcome?;
+    // Last, because it tells that there may be something to remove.
+    delete(&leases, LEADER).await.map(|()| count)
+}
+
+async fn delete(leases: &Api<Lease>, name: &str) -> Result<(), ApiError> {
+    match leases.delete(name, &kube::api::DeleteParams::default()).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(source) => Err(failed("delete the agents' Leases", source)),
+    }
+}
+
+/// With `taint` off: takes back what agents set while it was on, as [`remove_for_good`] does, and returns from how many
+/// nodes. The leader's Lease tells that there is something to take back; it is gone once that is done. Until all agents
+/// have the new configuration, one with the old may lead again, and the next agent with the new takes that back too.
+///
+/// # Errors
+/// As [`remove_for_good`].
+pub async fn turn_off(client: &Client, namespace: &str) -> Result<usize, ApiError> {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+    match leases.get_opt(LEADER).await {
+        Ok(Some(_)) => remove_for_good(client, namespace).await,
+        Ok(None) => Ok(0),
+        // The agent has the rights only if `taint` is on, or was on at the last upgrade.
+        Err(kube::Error::Api(status)) if status.code == 403 => Ok(0),
+        Err(source) => Err(failed("read the leader's Lease", source)),
+    }
+}
+
+/// Calls [`turn_off`] until it succeeds.
+pub async fn turn_off_for_good(client: Client) {
+    let mut tick = tokio::time::interval(INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut tried = 0u32;
+    loop {
+        tick.tick().await;
+        match turn_off(&client, client.default_namespace()).await {
+            Ok(0) => return,
+            Ok(nodes) => {
+                tracing::info!(nodes, "\"taint\" is off: removed {} from nodes", taint::KEY);
+                return;
+            }
+            Err(error) => {
+                tried += 1;
+                if tried.is_power_of_two() {
+                    let advice = format!("kubectl taint nodes --all {}-", taint::KEY);
+                    tracing::warn!(%error, advice, "\"taint\" is off, but the taint of earlier agents cannot be removed");
+                }
+            }
+        }
+    }
 }
 
 async fn change(client: &Client, node: &str, patch: fn(&Value) -> Option<Value>) -> Result<bool, ApiError> {

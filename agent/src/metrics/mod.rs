@@ -192,7 +192,7 @@ mod tests {
     use nebula_cni_plugin::launch::Pod;
 
     use super::*;
-    use crate::reconcile::plan::Reason;
+    use crate::reconcile::plan::{Reason, Stranded};
 
     fn stand(name: &str, protection: Protection) -> Stand {
         let pod = Pod { namespace: "shop".into(), name: name.into(), uid: name.into() };
@@ -209,6 +209,7 @@ mod tests {
             stand("old", Protection::Unprotected(Reason::NoRecord)),
             stand("loop", Protection::CrashLooping { restarts: 5, delay: 4 }),
             stand("a\"}\nb", Protection::NotEnrolled),
+            stand("lost", Protection::Stranded(Stranded::CertificateLost)),
         ];
         metrics.looked(&pods, &answers, Duration::from_millis(20));
         metrics.repaired("attach", true);
@@ -226,6 +227,7 @@ mod tests {
             "nebula_cni_unprotected_pods 2",
             "nebula_cni_pods{state=\"protected\"} 1",
             "nebula_cni_pods{state=\"crash_looping\"} 1",
+            "nebula_cni_pods{state=\"stranded\"} 1",
             "nebula_cni_repairs_total{kind=\"attach\",result=\"done\"} 2",
             "nebula_cni_repairs_total{kind=\"attach\",result=\"failed\"} 1",
             "nebula_cni_releases_total{result=\"done\"} 1",

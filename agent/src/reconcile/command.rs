@@ -18,6 +18,7 @@ use crate::listener::{self, MoreMetrics};
 use crate::metrics::Metrics;
 use crate::readiness::Readiness;
 use crate::released::{self, Releaser};
+use crate::retirement::Retirement;
 use crate::runtime::Client;
 
 /// Options of the command.
@@ -110,7 +111,8 @@ impl Keep {
             let more: MoreMetrics = Arc::new(move || shown.text());
             tokio::spawn(listener::serve(listener, readiness.clone(), more));
         }
-        tokio::spawn(released::run(Releaser::new(host.clone(), Arc::clone(&metrics)), entry.clone()));
+        let releaser = Releaser::new(host.clone(), Arc::clone(&metrics), Retirement::new(host.clone()));
+        tokio::spawn(released::run(releaser, entry.clone()));
         let runtime = Client::find(self.runtime.as_deref(), &host)?;
         let plugin = Plugin { path: self.plugin, host };
         Keeper { plugin, runtime, entry, policy: self.unprotected, api_queue, metrics, readiness }.run().await;

@@ -106,7 +106,7 @@ impl Keeper {
         self.metrics.looked(&plan.pods, memory.observer.answers(), SystemClock.now().saturating_duration_since(began));
         self.tell(&plan, memory);
         self.begin(entry, &plan, memory);
-        self.readiness.set(Part::Reconciled, Standing::good("sandboxes and records are compared"));
+        self.readiness.set(Part::Reconciled, standing(&plan));
     }
 
     /// Waits for the next look: a tick, the end of a repair, a changed record or pod, another chain.
@@ -249,6 +249,7 @@ impl Keeper {
                 Protection::Waiting(why) if why.is_empty() => None,
                 Protection::Waiting(why) => Some(Notice::no_certificate(pod, why)),
                 Protection::Closed(why) => Some(Notice::closed(pod, why)),
+                Protection::Stranded(why) => Some(Notice::stranded(pod, *why)),
                 Protection::Unprotected(reason) => {
                     let reason = reasons.get(sandbox.as_str()).copied().unwrap_or(*reason);
                     Some(Notice::unprotected(pod, &reason.to_string(), self.policy))
@@ -262,6 +263,24 @@ impl Keeper {
     }
 }
 
+/// The node is ready all the same: these pods do no harm, and others are not like them.
+fn standing(plan: &Plan) -> Standing {
+    let text = "sandboxes and records are compared";
+    let stranded = |stand: &Stand| match stand.protection {
+        Protection::Stranded(why) => Some(format!("{} ({why})", name(&stand.pod))),
+        _ => None,
+    };
+    let mut pods: Vec<String> = plan.pods.iter().filter_map(stranded).collect();
+    if pods.is_empty() {
+        return Standing::good(text);
+    }
+    let count = pods.len();
+    pods.truncate(SHOWN);
+    let more = if count > SHOWN { ", and others" } else { "" };
+    Standing::good(format!("{text}; {count} pod(s) need to be recreated: {}{more}", pods.join(", ")))
+        .advice("delete these pods: no init container will show their tokens again")
+}
+
 fn name(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace, pod.name)
 }
@@ -272,3 +291,33 @@ const RECORDS_INTERVAL: Duration = Duration::from_millis(500);
 const SETTLE: Duration = Duration::from_millis(100);
 /// Repairs at a time. Each starts a process and asks the CA.
 const PARALLEL: usize = 8;
+/// Pods that are named where all are counted.
+const SHOWN: usize = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::Stranded;
+    use super::*;
+
+    fn stand(name: &str, protection: Protection) -> Stand {
+        Stand {
+            sandbox: name.into(),
+            pod: Pod { namespace: "shop".into(), name: name.into(), uid: name.into() },
+            protection,
+        }
+    }
+
+    #[test]
+    fn the_status_names_stranded_pods_and_stays_good() {
+        let well = Plan { pods: vec![stand("web", Protection::Protected)], repairs: Vec::new() };
+        assert_eq!(standing(&well), Standing::good("sandboxes and records are compared"));
+        let mut plan = well;
+        plan.pods.extend((0..12).map(|n| stand(&format!("db-{n}"), Protection::Stranded(Stranded::CertificateLost))));
+        let told = standing(&plan);
+        assert!(
+            told.ok && told.reason.contains("12 pod(s)") && told.reason.contains("shop/db-9 (its instance"),
+            "{told:?}"
+        );
+        assert!(!told.reason.contains("db-10") && told.advice.contains("delete"), "{told:?}");
+    }
+}

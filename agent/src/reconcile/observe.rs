@@ -238,6 +238,7 @@ fn attachment(host: &HostRoot, path: &Path, answers: &HashMap<String, Status>, d
         },
         silent_for: Duration::ZERO,
         has_device,
+        restarts: restarts.count,
         crash_loop: restarts
             .is_crash_loop()
             .then(|| CrashLoop { restarts: restarts.count, delay: restarts.delay().as_secs() }),

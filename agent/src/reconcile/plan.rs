@@ -43,6 +43,9 @@ pub enum Protection {
     Waiting(String),
     /// Its tunnel was closed, for example since its certificate was revoked. Nothing leaves in clear.
     Closed(String),
+    /// Its tunnel stays closed, or without its groups, until the pod is recreated: only an init container could show the
+    /// pod's token, and none will. Nothing leaves in clear.
+    Stranded(Stranded),
     /// It is enrolled and runs without a tunnel.
     Unprotected(Reason),
     /// Like [`Protection::Unprotected`], since its instance keeps dying.
@@ -54,10 +57,35 @@ pub enum Protection {
     },
 }
 
+/// How a pod of flow `init` came to be without its certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stranded {
+    /// No init container has shown the pod's token in time.
+    NoInit,
+    /// The instance was restarted, and its certificate ended with it.
+    CertificateLost,
+    /// The instance was restarted, and what it has now is a provisional certificate, which has no groups.
+    GroupsLost,
+}
+
+impl fmt::Display for Stranded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoInit => "no init container has shown the pod's token",
+            Self::CertificateLost => {
+                "its instance was restarted, and the certificate that the init container got ended with it"
+            }
+            Self::GroupsLost => {
+                "its instance was restarted and has a provisional certificate, without the groups of the one before"
+            }
+        })
+    }
+}
+
 impl Protection {
     /// All names of states, for metrics.
-    pub const NAMES: [&str; 7] =
-        ["not_enrolled", "undecided", "protected", "waiting", "closed", "unprotected", "crash_looping"];
+    pub const NAMES: [&str; 8] =
+        ["not_enrolled", "undecided", "protected", "waiting", "closed", "unprotected", "crash_looping", "stranded"];
 
     /// The state's name in metrics.
     #[must_use]
@@ -70,6 +98,7 @@ impl Protection {
             Self::Closed(_) => 4,
             Self::Unprotected(_) => 5,
             Self::CrashLooping { .. } => 6,
+            Self::Stranded(_) => 7,
         }]
     }
 
@@ -257,7 +286,11 @@ fn judge(sandbox: &Sandbox, record: Option<&Attachment>) -> (Protection, Option<
         return reattach(Reason::NoDevice);
     }
     let why = || status.last_error.clone().unwrap_or_default();
+    let has_restarted = record.restarts > 0;
     let protection = match status.state.as_str() {
+        "waiting" if status.init_overdue && has_restarted => Protection::Stranded(Stranded::CertificateLost),
+        "waiting" if status.init_overdue => Protection::Stranded(Stranded::NoInit),
+        "provisional" if has_restarted => Protection::Stranded(Stranded::GroupsLost),
         "waiting" => Protection::Waiting(why()),
         "closed" => Protection::Closed(status.closed.clone().unwrap_or_else(why)),
         _ => Protection::Protected,
@@ -310,6 +343,7 @@ mod tests {
             instance: status(&format!(r#"{{"uid":"uid-{id}","state":"running"}}"#)),
             silent_for: Duration::ZERO,
             has_device: Some(true),
+            restarts: 0,
             crash_loop: None,
         }
     }
@@ -371,6 +405,23 @@ mod tests {
         ] {
             assert_eq!(judged(sandbox("a"), Some(record.clone())), (state, repair), "{record:?}");
         }
+    }
+
+    #[test]
+    fn a_pod_that_no_init_container_will_help_is_stranded_and_not_repaired() {
+        let judged = |state: &str, is_overdue: bool, restarts: u32| {
+            let text = format!(r#"{{"uid":"uid-a","state":"{state}","init_overdue":{is_overdue}}}"#);
+            let record = Attachment { instance: status(&text), restarts, ..record("a") };
+            let plan = plan_of(vec![sandbox("a")], vec![record]);
+            assert!(plan.repairs.is_empty(), "another start would not help");
+            plan.pods[0].protection.clone()
+        };
+        assert_eq!(judged("waiting", false, 1), Protection::Waiting(String::new()), "its init container may still run");
+        assert_eq!(judged("waiting", true, 1), Protection::Stranded(Stranded::CertificateLost));
+        assert_eq!(judged("waiting", true, 0), Protection::Stranded(Stranded::NoInit));
+        assert_eq!(judged("provisional", false, 1), Protection::Stranded(Stranded::GroupsLost));
+        assert_eq!(judged("running", false, 1), Protection::Protected);
+        assert!(!Protection::Stranded(Stranded::NoInit).is_unprotected(), "nothing leaves in clear");
     }
 
     #[test]

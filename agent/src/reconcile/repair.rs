@@ -57,11 +57,10 @@ impl Tools {
     /// Nothing has changed, except that a half-made attachment may wait for the next try.
     pub async fn carry_out(&self, repair: &Repair, network: Option<Arc<Network>>) -> Result<Outcome, RepairError> {
         match &repair.action {
-            Action::Attach { sandbox } => self.attach(repair, sandbox, network).await,
-            Action::Reattach { key } => {
-                self.detach(key).await?;
-                self.attach(repair, &key.container_id, network).await
-            }
+            Action::Attach { sandbox } => self.attach(repair, sandbox, network, &["attach"]).await,
+            Action::Reattach { key } if network.is_none() => self.detach(key).await.map(|()| Outcome::PodEnded),
+            // The plugin replaces the attachment itself: with a DEL before, an isolated pod would be open meanwhile.
+            Action::Reattach { key } => self.attach(repair, &key.container_id, network, &["attach", "--afresh"]).await,
             Action::Detach { key } => self.detach(key).await.map(|()| Outcome::Done),
             Action::Mend { .. } => self.mend().await.map(|()| Outcome::Done),
         }
@@ -81,6 +80,7 @@ impl Tools {
         repair: &Repair,
         sandbox: &str,
         network: Option<Arc<Network>>,
+        arguments: &'static [&'static str],
     ) -> Result<Outcome, RepairError> {
         let Some(network) = network else { return Ok(Outcome::PodEnded) };
         let Some(netns) = network.netns.as_ref().and_then(|path| path.to_str()) else { return Ok(Outcome::PodEnded) };
@@ -94,7 +94,7 @@ impl Tools {
             annotations: &network.annotations,
         };
         let call = self.entry.attach(&facts, netns, &result);
-        let said = self.run(move |plugin| plugin.run(&["attach"], Some(&call), TIMEOUT)).await?;
+        let said = self.run(move |plugin| plugin.run(arguments, Some(&call), TIMEOUT)).await?;
         let said: Value = serde_json::from_str(&said).unwrap_or_default();
         if said["attached"] != true {
             return Ok(Outcome::NotEnrolled);

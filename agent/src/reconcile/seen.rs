@@ -69,6 +69,8 @@ pub struct Attachment {
     pub silent_for: Duration,
     /// Whether the pod has its device; `None` if that was not looked at.
     pub has_device: Option<bool>,
+    /// Restarts of the instance in a row; only those that the plugin made.
+    pub restarts: u32,
     /// Whether the instance keeps dying soon after its start, and how long until its next start.
     pub crash_loop: Option<CrashLoop>,
 }

@@ -13,7 +13,7 @@ use super::entry::Entry;
 use super::keeper::Keeper;
 use super::program::Plugin;
 use crate::cluster::queue::ApiQueue;
-use crate::cluster::taint_keeper::{GRACE, TaintKeeper};
+use crate::cluster::taint_keeper::{self, GRACE, TaintKeeper};
 use crate::cluster::{api, worker};
 use crate::config::{Config, PLUGIN};
 use crate::metrics::Metrics;
@@ -44,7 +44,7 @@ pub async fn keep(
     };
     let (loaded, entry) = watch::channel(None);
     let plugin = Plugin { path, host: config.host_root.clone() };
-    let releaser = Releaser::new(config.host_root.clone(), Arc::clone(&metrics));
+    let releaser = Releaser::new(config.host_root.clone(), Arc::clone(&metrics), shared.retirement.clone());
     let keeper = Keeper {
         plugin,
         runtime: runtime.clone(),
@@ -150,6 +150,8 @@ async fn reach_api_server(
             grace: GRACE,
         };
         tokio::spawn(keeper.run());
+    } else {
+        tokio::spawn(taint_keeper::turn_off_for_good(client.clone()));
     }
     tokio::spawn(watch_health(client.clone(), readiness.clone()));
     worker::start(&client, node, metrics, readiness)

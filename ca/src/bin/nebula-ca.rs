@@ -5,6 +5,7 @@ use std::{
     net::{Ipv6Addr, SocketAddr},
     path::PathBuf,
     process::ExitCode,
+    time::Duration,
 };
 
 use anyhow::{Context, bail};
@@ -418,12 +419,17 @@ impl Serve {
             .max_blocking_threads(48)
             .build()
             .context("cannot start")?;
-        runtime.block_on(async {
+        let served = runtime.block_on(async {
             use tokio::signal::unix::{SignalKind, signal};
             let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
             let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch for SIGINT")?;
             let mut hangup = signal(SignalKind::hangup()).context("cannot watch for SIGHUP")?;
-            let server = Server::open(settings).await?;
+            let server = tokio::select! {
+                opened = Server::open(settings) => opened?,
+                // A database or a disk that does not answer must not keep it from ending.
+                _ = terminate.recv() => return Ok(()),
+                _ = interrupt.recv() => return Ok(()),
+            };
             let status = server.status_address().map(|address| format!("http://{address}/"));
             tracing::info!(address = %server.address()?, dir = path, status, "listening");
             if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
@@ -442,7 +448,10 @@ impl Serve {
             };
             server.run(stop, reloads).await;
             anyhow::Ok(())
-        })
+        });
+        // What is left waits for the API server or a database, and nobody waits for it any more.
+        runtime.shutdown_timeout(LAST_WORK);
+        served
     }
 }
 
@@ -754,4 +763,6 @@ fn print(text: &str) -> anyhow::Result<()> {
     io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")
 }
 
+/// How long the last requests to the API server and the database may take once nothing is served any more.
+const LAST_WORK: Duration = Duration::from_secs(5);
 const UNEXPECTED: &str = "the running nebula-ca gave the answer to another question; is it of another version?";

@@ -1,5 +1,6 @@
 //! Pods whose certificates are to be released: DEL writes a file for each, and the node agent tells the CA and deletes
-//! it. The plugin itself never waits for the CA. Without an agent the CA learns from the API server that a pod is gone.
+//! it. The plugin itself never waits for the CA. The directory is the agent's: where there is none, no files are written, as
+//! nobody would read them, and the CA learns from the API server that a pod is gone.
 
 use std::fs;
 use std::io;
@@ -32,8 +33,18 @@ pub fn dir(state_dir: &Path, network: &str) -> PathBuf {
     state_dir.join(network).join("released")
 }
 
-/// Notes that the pod of `record`, which was removed, needs its certificates no more. Does nothing if it never had one,
-/// if another sandbox of the same pod is still attached, or if there are too many files already.
+/// Asks for notes, for the next hour: the agent calls this as long as it runs.
+///
+/// # Errors
+/// Returns the file system's error.
+pub fn expect(state_dir: &Path, network: &str, now: SystemTime) -> io::Result<()> {
+    let dir = dir(state_dir, network);
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
+    fs::File::open(&dir)?.set_modified(now)
+}
+
+/// Notes that the pod of `record`, which was removed, needs its certificates no more. Does nothing if nobody expects notes,
+/// if the pod never had a certificate, if another sandbox of it is still attached, or if there are too many files already.
 ///
 /// # Errors
 /// Returns the file system's error.
@@ -43,9 +54,12 @@ pub fn note(state_dir: &Path, record: &Record) -> io::Result<()> {
     if record.state != State::Running || is_attached(state_dir, network, &pod.uid) {
         return Ok(());
     }
-    let dir = dir(state_dir, network);
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
-    if fs::read_dir(&dir)?.count() >= MAX_FILES {
+    let count = match fs::read_dir(dir(state_dir, network)) {
+        Ok(files) => files.count(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if count >= MAX_FILES {
         return Ok(());
     }
     let released = Released {
@@ -64,16 +78,22 @@ pub fn forget(state_dir: &Path, network: &str, uid: &str) {
     }
 }
 
-/// Removes files that nobody has read for longer than a certificate is valid.
+/// Removes files that nobody has read for longer than a certificate is valid, and the directory of an agent that is gone.
 pub fn sweep(state_dir: &Path, network: &str, now: SystemTime) {
     let dir = dir(state_dir, network);
+    let is_older = |file: io::Result<fs::Metadata>, than: Duration| {
+        let changed = file.and_then(|file| file.modified());
+        changed.is_ok_and(|at| now.duration_since(at).is_ok_and(|age| age > than))
+    };
+    let is_unread = is_older(fs::metadata(&dir), EXPECTED_FOR);
     for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
-        let written = entry.metadata().and_then(|file| file.modified());
-        if written.is_ok_and(|at| now.duration_since(at).is_ok_and(|age| age > KEPT_FOR)) {
+        if is_older(entry.metadata(), KEPT_FOR) {
             let _ = fs::remove_file(entry.path());
         }
     }
-    let _ = fs::remove_dir(dir);
+    if is_unread {
+        let _ = fs::remove_dir(dir);
+    }
 }
 
 /// `None` for a UID that the CA would refuse, and that may be no file name.
@@ -91,6 +111,8 @@ fn is_attached(state_dir: &Path, network: &str, uid: &str) -> bool {
 const MAX_FILES: usize = 1024;
 /// A day is how long the CA's certificates are valid by default.
 const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
+/// Longer than an agent is away for an upgrade.
+const EXPECTED_FOR: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]
 mod tests {
@@ -112,9 +134,34 @@ mod tests {
         entries.map(|entry| entry.file_name().into_string().unwrap()).collect()
     }
 
+    /// A state directory whose agent lives.
+    fn attended() -> tempfile::TempDir {
+        let state = tempfile::tempdir().unwrap();
+        expect(state.path(), "net", SystemTime::UNIX_EPOCH).unwrap();
+        state
+    }
+
+    #[test]
+    fn without_an_agent_nothing_is_noted() {
+        let state = tempfile::tempdir().unwrap();
+        note(state.path(), &record("c", "u")).unwrap();
+        assert!(!dir(state.path(), "net").exists());
+        for at in [1_000_000, 2_000_000] {
+            expect(state.path(), "net", SystemTime::UNIX_EPOCH + Duration::from_secs(at)).unwrap();
+        }
+        // The agent lives, and so does its directory, with and without notes.
+        let soon = SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_060);
+        sweep(state.path(), "net", soon);
+        assert!(dir(state.path(), "net").exists());
+        // It was removed from this node without an uninstallation.
+        sweep(state.path(), "net", soon + EXPECTED_FOR);
+        note(state.path(), &record("c", "u")).unwrap();
+        assert!(!dir(state.path(), "net").exists());
+    }
+
     #[test]
     fn a_pod_that_had_a_certificate_is_noted_as_the_ca_asks_for_it() {
-        let state = tempfile::tempdir().unwrap();
+        let state = attended();
         note(state.path(), &record("c", "u-1")).unwrap();
         let text = fs::read_to_string(dir(state.path(), "net").join("u-1.json")).unwrap();
         assert_eq!(text, r#"{"name":"b","namespace":"a","uid":"u-1","address":"10.0.0.1"}"#);
@@ -125,7 +172,7 @@ mod tests {
 
     #[test]
     fn nothing_is_noted_without_a_certificate_or_a_uid_or_while_another_sandbox_of_the_pod_is_attached() {
-        let state = tempfile::tempdir().unwrap();
+        let state = attended();
         note(state.path(), &Record { state: State::Intent, ..record("c", "u") }).unwrap();
         for uid in ["", "../u", "a/b", &"u".repeat(65)] {
             note(state.path(), &record("c", uid)).unwrap();
@@ -140,7 +187,7 @@ mod tests {
 
     #[test]
     fn files_that_nobody_reads_stay_few_and_go_after_a_day() {
-        let state = tempfile::tempdir().unwrap();
+        let state = attended();
         for n in 0..MAX_FILES + 5 {
             note(state.path(), &record("c", &format!("u{n}"))).unwrap();
         }
@@ -149,7 +196,8 @@ mod tests {
         let written = fs::metadata(dir.join("u0.json")).unwrap().modified().unwrap();
         sweep(state.path(), "net", written);
         assert_eq!(names(&dir).len(), MAX_FILES);
-        sweep(state.path(), "net", written + KEPT_FOR + Duration::from_secs(3600));
-        assert!(!dir.exists());
+        let later = written + KEPT_FOR + Duration::from_secs(3600);
+        sweep(state.path(), "net", later);
+        assert!(names(&dir).is_empty());
     }
 }

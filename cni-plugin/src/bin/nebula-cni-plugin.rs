@@ -32,7 +32,7 @@ fn main() -> ExitCode {
                 heir::run();
                 ExitCode::SUCCESS
             }
-            Some("attach") => attach(),
+            Some("attach") => attach(rest.first().is_some_and(|word| word == "--afresh")),
             Some("reconcile") => reconcile(rest.first().map_or_else(|| Path::new(STATE_DIR), Path::new)),
             _ => about(),
         };
@@ -73,12 +73,12 @@ fn this_host(direct: &Direct) -> Host<'_> {
 }
 
 /// Attaches a running pod, whose request is given as for ADD. Prints whether it has a tunnel now.
-fn attach() -> ExitCode {
+fn attach(afresh: bool) -> ExitCode {
     let env: Env = env::vars_os().collect();
     let (version, request) = request::read(&env, io::stdin().lock());
     let direct = Direct::new();
     let attached = match request {
-        Ok(Some(Request::Add(request))) => attach::run(&request, &this_host(&direct)),
+        Ok(Some(Request::Add(request))) => attach::run(&request, afresh, &this_host(&direct)),
         Ok(_) => Err(Error::new(code::ENVIRONMENT, "attach needs CNI_COMMAND ADD")),
         Err(error) => Err(error),
     };
@@ -159,7 +159,8 @@ fn launch(arguments: &[OsString]) -> ExitCode {
 fn about() -> ExitCode {
     eprintln!("nebula-cni-plugin {}: a CNI plugin, called by container runtimes.", env!("CARGO_PKG_VERSION"));
     eprintln!("\"nebula-cni-plugin reconcile [STATE_DIR]\" starts instances that died and forgets pods that are gone.");
-    eprintln!("\"nebula-cni-plugin attach\" gives a running pod what ADD would have given it, and is asked like ADD.");
+    eprintln!("\"nebula-cni-plugin attach\" gives a running pod what ADD would have given it, and is asked like ADD;");
+    eprintln!("with --afresh also one whose attachment looks complete.");
     eprintln!("Put it into a network configuration list behind the plugin that gives pods their address.");
     eprintln!("CNI versions: {}", reply::SUPPORTED.join(", "));
     ExitCode::SUCCESS

@@ -23,7 +23,7 @@ use crate::settings::Settings;
 use crate::settings::isolation::source_towards;
 use crate::supervisor::kind::Kind;
 use crate::supervisor::{Launch, StartFailure, Systemd};
-use crate::verb::del::detach;
+use crate::verb::del::{detach, detach_closed};
 
 /// Attaches the pod and returns the result for stdout. Printing it is the commit point.
 ///
@@ -36,7 +36,20 @@ pub fn run(request: &Attach, host: &Host<'_>) -> Result<String, Error> {
         Some(route) => prev_result.renumbered(&request.key.ifname, route.destination, &request.config.version),
         None => Ok(prev_result.as_output(&request.config.version)),
     };
-    give_tunnel(request, &settings, &prev_result, host, output)
+    give_tunnel(request, &settings, &prev_result, host, Mode::NewPod, output)
+}
+
+/// In what state the pod is that gets a tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// None of its processes runs yet; if it gets no tunnel, the runtime removes it.
+    NewPod,
+    /// It runs, and goes on whatever becomes of the attachment: with the key `isolate`, its link is closed before anything
+    /// else and stays closed if the attachment fails.
+    RunningPod {
+        /// Whether an attachment that looks complete is made anew.
+        afresh: bool,
+    },
 }
 
 /// Attaches the pod if it is enrolled, and returns what `output` makes of the record; of `None` if it is not enrolled.
@@ -46,6 +59,7 @@ pub(crate) fn give_tunnel<T>(
     settings: &Settings,
     prev_result: &PrevResult,
     host: &Host<'_>,
+    mode: Mode,
     output: impl Fn(Option<&Record>) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let deadline = Deadline::after(host.clock, settings.timeout);
@@ -56,17 +70,20 @@ pub(crate) fn give_tunnel<T>(
     let _turn = Turn::wait(&settings.state_dir, width(), host.clock, Deadline::after(host.clock, QUEUE_TIMEOUT))?;
     let deadline = Deadline::after(host.clock, settings.timeout);
     let lock = Lock::acquire(&attachment.files, host.clock, deadline)?;
-    if let Some(record) = attachment.in_place(settings.renumber, host) {
+    if mode != (Mode::RunningPod { afresh: true })
+        && let Some(record) = attachment.in_place(settings.renumber, host)
+    {
         return output(Some(&record));
     }
-    let attached = attachment.attach(settings, host, deadline).and_then(|record| output(Some(&record)));
+    let attached = attachment.attach(settings, host, deadline, mode).and_then(|record| output(Some(&record)));
     match attached.map_err(|e| named(e, &attachment.pod)) {
         Ok(output) => Ok(output),
-        Err(error) => Err(match detach(&attachment.files, host) {
-            Ok(()) => {
+        Err(error) => Err(match attachment.undo(host, mode) {
+            Ok(Undone::Completely) => {
                 lock.remove();
                 error
             }
+            Ok(Undone::ButClosed) => error,
             Err(undo) => {
                 let details = [error.details.as_str(), &format!("and undoing it failed: {undo}")].join("; ");
                 error.details(details.trim_start_matches("; "))
@@ -106,6 +123,14 @@ pub(crate) fn required_prev_result(config: &NetworkConfig) -> Result<PrevResult,
         Error::new(code::CONFIG, "prevResult is missing: nebula-cni-plugin must be chained after an interface plugin")
             .details("put it behind the plugin that gives pods their address, in the \"plugins\" of a .conflist")
     })
+}
+
+/// What is left of a failed attachment.
+enum Undone {
+    /// Nothing.
+    Completely,
+    /// The rules of the pod's link, and a record that names them.
+    ButClosed,
 }
 
 /// One attachment whose request has been checked; from here on the system may be changed.
@@ -189,7 +214,11 @@ impl<'a> Attachment<'a> {
         is_there.then_some(expected)
     }
 
-    fn attach(&self, settings: &Settings, host: &Host<'_>, deadline: Deadline) -> Result<Record, Error> {
+    fn attach(&self, settings: &Settings, host: &Host<'_>, deadline: Deadline, mode: Mode) -> Result<Record, Error> {
+        let stays_closed = self.stays_closed(mode);
+        if let Some(guard) = stays_closed {
+            self.close_link(guard, host)?;
+        }
         match Record::load(&self.files.record()).map_err(|e| self.io("read the record", &e))? {
             Found::Record(other) if other.key() != self.request.key => {
                 let msg =
@@ -197,6 +226,7 @@ impl<'a> Attachment<'a> {
                 return Err(Error::new(code::CONFIG, msg));
             }
             // Also if there is no record, because an instance may have outlived it.
+            _ if stays_closed.is_some() => detach_closed(&self.files, host)?,
             _ => detach(&self.files, host)?,
         }
         self.fence(settings, host)?;
@@ -237,6 +267,24 @@ impl<'a> Attachment<'a> {
         record.state = State::Running;
         record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
         Ok(record)
+    }
+
+    /// The rules that a failed attachment leaves in force.
+    fn stays_closed(&self, mode: Mode) -> Option<&Guard> {
+        self.isolated.as_ref().filter(|_| mode != Mode::NewPod).map(|(_, guard)| guard)
+    }
+
+    /// Undoes a failed attachment.
+    fn undo(&self, host: &Host<'_>, mode: Mode) -> Result<Undone, Error> {
+        let is_closed = |guard: &&Guard| host.guards.is_in_force(guard).unwrap_or(false);
+        if self.stays_closed(mode).filter(is_closed).is_none() {
+            return detach(&self.files, host).map(|()| Undone::Completely);
+        }
+        detach_closed(&self.files, host)?;
+        // Names the rules for the reconciliation, and tells that the attachment is not complete.
+        let record = self.record(Kind::Direct);
+        record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
+        Ok(Undone::ButClosed)
     }
 
     /// Installs the isolation rules before any of the pod's processes run.
@@ -406,7 +454,7 @@ fn width() -> u64 {
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(100);
 
 // The DEL of an older sandbox may be in progress; it takes a few seconds at most.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 // Part of ADD's time limit that is reserved for undoing a failed start and reporting the reason.
 const UNDO_SECONDS: u64 = 2;

@@ -1,12 +1,21 @@
 //! Attachment in place: gives a pod that is already running what ADD would have given it. The node agent asks for this
 //! for pods that were started before the installation, or whose attachment was lost. A later DEL of the runtime removes
 //! the attachment like any other.
+//!
+//! The pod runs and goes on running if this fails. With the key `isolate` its link is therefore closed first, and stays
+//! closed after a failure: the operator wants no clear traffic of enrolled pods, and with a CA that is away for an hour
+//! each of the agent's attempts would open the pod again. DEL opens the link, as does the next attempt that finds the pod
+//! no longer enrolled.
 
+use crate::attachment::lock::Lock;
+use crate::attachment::record::{Files, Found, Record, State};
+use crate::clock::Deadline;
 use crate::host::Host;
 use crate::reply::{Error, code};
 use crate::request::Attach;
 use crate::settings::Settings;
-use crate::verb::add::{give_tunnel, open_netns, required_prev_result};
+use crate::verb::add::{LOCK_TIMEOUT, Mode, give_tunnel, open_netns, required_prev_result};
+use crate::verb::del::detach;
 
 /// What became of the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,11 +27,12 @@ pub enum Outcome {
 }
 
 /// Attaches a running pod. The request is that of an ADD; its `prevResult` is the result that the runtime keeps for the
-/// pod. The pod keeps its address in Kubernetes, also with the key `renumber`: it cannot change any more.
+/// pod. The pod keeps its address in Kubernetes, also with the key `renumber`: it cannot change any more. `afresh` is for
+/// an attachment that looks complete here and does not work.
 ///
 /// # Errors
 /// As ADD. Code 110 if the address in the result is not on the pod's interface; such a pod must be recreated.
-pub fn run(request: &Attach, host: &Host<'_>) -> Result<Outcome, Error> {
+pub fn run(request: &Attach, afresh: bool, host: &Host<'_>) -> Result<Outcome, Error> {
     let settings = Settings { renumber: false, ..Settings::read(&request.config)? };
     let prev_result = required_prev_result(&request.config)?;
     let ifname = &request.key.ifname;
@@ -36,7 +46,278 @@ pub fn run(request: &Attach, host: &Host<'_>) -> Result<Outcome, Error> {
             format!("the runtime reports {address} as the pod's address, but {ifname} in the pod does not have it");
         return Err(Error::new(code::ADDRESS, msg).details("the pod cannot be attached in place; delete it"));
     }
-    give_tunnel(request, &settings, &prev_result, host, |record| {
+    let outcome = give_tunnel(request, &settings, &prev_result, host, Mode::RunningPod { afresh }, |record| {
         Ok(if record.is_some() { Outcome::Attached } else { Outcome::NotEnrolled })
-    })
+    })?;
+    if outcome == Outcome::NotEnrolled {
+        forget(&Files::new(&settings.state_dir, &request.key), afresh, host)?;
+    }
+    Ok(outcome)
+}
+
+/// Removes what an attempt left of a pod that has ceased to be enrolled; a complete attachment only with `always`.
+fn forget(files: &Files, always: bool, host: &Host<'_>) -> Result<(), Error> {
+    let is_left = || match Record::load(&files.record()) {
+        Ok(Found::Record(record)) => record.key() == *files.key() && (always || record.state == State::Intent),
+        _ => false,
+    };
+    if !is_left() {
+        return Ok(());
+    }
+    let lock = Lock::acquire(files, host.clock, Deadline::after(host.clock, LOCK_TIMEOUT))?;
+    if is_left() {
+        detach(files, host)?;
+    }
+    lock.remove();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::fs::File;
+    use std::io;
+    use std::net::IpAddr;
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::clock::{Clock, SystemClock};
+    use crate::enrolment::labels::Program;
+    use crate::link::guard::{Guard, Guards};
+    use crate::link::host_route::SystemRoutes;
+    use crate::link::pod_link::{Links, PodLink};
+    use crate::netns::{Link, Namespaces, Netns, NetnsId};
+    use crate::request::{Env, Request, read};
+    use crate::supervisor::process::Process;
+    use crate::supervisor::{Known, Launch, StartFailure, Supervisor};
+    use crate::verb::reconcile::{Depth, network};
+
+    /// A node with one pod, whose link has rules or not, and whose instances start or not.
+    #[derive(Default)]
+    struct Node {
+        has_rules: Cell<bool>,
+        works: Cell<bool>,
+        runs: Cell<bool>,
+        /// What happened, in order.
+        log: RefCell<Vec<&'static str>>,
+    }
+
+    impl Node {
+        fn note(&self, what: &'static str) {
+            let closed = if self.has_rules.get() { what } else { "open" };
+            self.log.borrow_mut().push(if what.starts_with("rules") { what } else { closed });
+        }
+    }
+
+    impl Namespaces for Node {
+        fn open(&self, _: &Path) -> io::Result<Netns> {
+            Ok(Netns { file: File::open("/proc/self/ns/net")?, id: (4, 7) })
+        }
+
+        fn own(&self) -> io::Result<NetnsId> {
+            Ok((4, 1))
+        }
+
+        fn link(&self, _: &Netns, _: &str) -> io::Result<Option<Link>> {
+            Ok(Some(Link { up: true, addresses: vec![(IpAddr::from([10, 244, 1, 2]), 24)] }))
+        }
+    }
+
+    impl Links for Node {
+        fn of_pod(&self, _: &Netns, _: &str, pod: IpAddr) -> Result<PodLink, String> {
+            Ok(PodLink {
+                name: "veth1".into(),
+                index: 9,
+                mac: [2; 6],
+                addresses: vec![pod.into()],
+                is_shared: false,
+                node_mac: None,
+                node_addresses: vec![],
+            })
+        }
+
+        fn is_there(&self, _: &str, _: u32) -> Result<bool, String> {
+            Ok(true)
+        }
+
+        fn harden(&self, _: &Netns, _: &str) {}
+    }
+
+    impl Guards for Node {
+        fn install(&self, _: &Guard) -> io::Result<()> {
+            self.has_rules.set(true);
+            self.note("rules installed");
+            Ok(())
+        }
+
+        fn is_in_force(&self, _: &Guard) -> io::Result<bool> {
+            Ok(self.has_rules.get())
+        }
+
+        fn remove(&self, _: &str) -> io::Result<()> {
+            self.has_rules.set(false);
+            self.note("rules removed");
+            Ok(())
+        }
+
+        fn sweep(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Supervisor for Node {
+        fn start(
+            &self,
+            _: &Launch<'_>,
+            _: &dyn Clock,
+            _: Deadline,
+            started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
+        ) -> Result<(), StartFailure> {
+            self.note("start");
+            started(None).map_err(StartFailure::Record)?;
+            self.runs.set(self.works.get());
+            match self.works.get() {
+                true => Ok(()),
+                false => Err(StartFailure::Deadline { said: "no CA".into() }),
+            }
+        }
+
+        fn restart(
+            &self,
+            launch: &Launch<'_>,
+            clock: &dyn Clock,
+            started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
+        ) -> Result<(), StartFailure> {
+            self.start(launch, clock, Deadline::after(clock, launch.budget), started)
+        }
+
+        fn is_alive(&self, _: &Files, _: Option<Process>, _: &dyn Clock) -> bool {
+            self.runs.get()
+        }
+
+        fn stop(&self, _: &Files, _: Known, _: &dyn Clock) -> Result<(), String> {
+            if self.runs.replace(false) {
+                self.note("stop");
+            }
+            Ok(())
+        }
+
+        fn clean_up(&self, _: &Files, _: &dyn Clock) {}
+
+        fn restarts_by_itself(&self) -> bool {
+            false
+        }
+
+        fn why_ended(&self, _: &Files, _: &dyn Clock) -> Option<String> {
+            None
+        }
+    }
+
+    fn request(state: &Path, entry: &Value) -> Attach {
+        let mut config = json!({"cniVersion": "1.0.0", "name": "net", "type": "nebula-cni-plugin", "supervisor": "direct",
+            "instance": "/bin/sh", "stateDir": state, "enrol": {"namespaces": ["shop"]},
+            "ca": {"url": "https://ca:8443", "tlsCaFile": "/x", "tokenFile": "/y"},
+            "prevResult": {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/run/netns/x"}],
+                "ips": [{"address": "10.244.1.2/24", "interface": 0}]}});
+        for (key, value) in entry.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        let env = [
+            ("CNI_COMMAND", "ADD"),
+            ("CNI_CONTAINERID", "c1"),
+            ("CNI_NETNS", "/run/netns/x"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/opt/cni/bin"),
+            ("CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web;K8S_POD_UID=u-1"),
+        ];
+        let env: Env = env.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+        match read(&env, config.to_string().as_bytes()).1 {
+            Ok(Some(Request::Add(request))) => request,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn host(node: &Node) -> Host<'_> {
+        Host {
+            clock: &SystemClock,
+            namespaces: node,
+            direct: node,
+            systemd: node,
+            routes: &SystemRoutes,
+            links: node,
+            guards: node,
+            labels: &Program,
+            plugin_dir: None,
+        }
+    }
+
+    fn record(state: &Path) -> Option<Record> {
+        let key = crate::request::Key { network: "net".into(), container_id: "c1".into(), ifname: "eth0".into() };
+        match Record::load(&Files::new(state, &key).record()).unwrap() {
+            Found::Record(record) => Some(*record),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn an_isolated_pod_is_closed_first_and_stays_closed_until_it_has_a_tunnel() {
+        let (state, node) = (tempfile::tempdir().unwrap(), Node::default());
+        let request = request(state.path(), &json!({"isolate": true}));
+        for _ in 0..2 {
+            let error = run(&request, false, &host(&node)).unwrap_err();
+            assert!(error.to_string().contains("no CA"), "{error}");
+            assert!(node.has_rules.get(), "{:?}", node.log);
+            let left = record(state.path()).unwrap();
+            assert!(left.state == State::Intent && left.guard.is_some() && left.process.is_none());
+        }
+        // Somebody removes all rules of the node.
+        node.has_rules.set(false);
+        network(state.path(), "net", Depth::Quick, &host(&node)).unwrap();
+        assert!(node.has_rules.get());
+        node.works.set(true);
+        assert_eq!(run(&request, false, &host(&node)).unwrap(), Outcome::Attached);
+        assert!(record(state.path()).unwrap().state == State::Running && node.has_rules.get());
+        let opened = ["open", "rules removed"];
+        assert!(node.log.borrow().iter().all(|what| !opened.contains(what)), "{:?}", node.log);
+    }
+
+    #[test]
+    fn an_attachment_that_is_replaced_leaves_no_gap_even_if_that_fails() {
+        let (state, node) = (tempfile::tempdir().unwrap(), Node::default());
+        let request = request(state.path(), &json!({"isolate": true}));
+        node.works.set(true);
+        run(&request, false, &host(&node)).unwrap();
+        let starts = |node: &Node| node.log.borrow().iter().filter(|what| **what == "start").count();
+        run(&request, false, &host(&node)).unwrap();
+        assert_eq!(starts(&node), 1, "it is in place");
+        run(&request, true, &host(&node)).unwrap();
+        assert_eq!(starts(&node), 2);
+        node.works.set(false);
+        run(&request, true, &host(&node)).unwrap_err();
+        assert!(node.has_rules.get() && !node.runs.get());
+        assert!(
+            !node.log.borrow().contains(&"rules removed") && !node.log.borrow().contains(&"open"),
+            "{:?}",
+            node.log
+        );
+    }
+
+    #[test]
+    fn a_pod_that_is_no_longer_enrolled_is_opened_again() {
+        let (state, node) = (tempfile::tempdir().unwrap(), Node::default());
+        run(&request(state.path(), &json!({"isolate": true})), false, &host(&node)).unwrap_err();
+        let other = json!({"isolate": true, "enrol": {"namespaces": ["pay"]}});
+        assert_eq!(run(&request(state.path(), &other), false, &host(&node)).unwrap(), Outcome::NotEnrolled);
+        assert!(!node.has_rules.get() && record(state.path()).is_none());
+    }
+
+    #[test]
+    fn without_isolation_nothing_of_a_failed_attachment_is_left() {
+        let (state, node) = (tempfile::tempdir().unwrap(), Node::default());
+        run(&request(state.path(), &json!({})), false, &host(&node)).unwrap_err();
+        assert!(!node.has_rules.get() && record(state.path()).is_none());
+        assert!(!state.path().join("net").exists());
+    }
 }

@@ -30,10 +30,10 @@ pub fn run(request: &Detach, host: &Host<'_>) -> Result<(), Error> {
         _ => Vec::new(),
     };
     if !files.dir().exists() {
-        return undo(&files, host, &reported);
+        return undo(&files, host, &reported, Rules::Removed);
     }
     let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_TIMEOUT))?;
-    undo(&files, host, &reported)?;
+    undo(&files, host, &reported, Rules::Removed)?;
     lock.remove();
     Ok(())
 }
@@ -44,11 +44,26 @@ pub fn run(request: &Detach, host: &Host<'_>) -> Result<(), Error> {
 /// # Errors
 /// The same as [`run`].
 pub fn detach(files: &Files, host: &Host<'_>) -> Result<(), Error> {
-    undo(files, host, &Vec::new)
+    undo(files, host, &Vec::new, Rules::Removed)
+}
+
+/// Like [`detach`], but the rules of the pod's link stay, so that the pod reaches nobody in clear meanwhile.
+///
+/// # Errors
+/// The same as [`run`].
+pub(crate) fn detach_closed(files: &Files, host: &Host<'_>) -> Result<(), Error> {
+    undo(files, host, &Vec::new, Rules::Kept)
+}
+
+/// What becomes of the rules of the pod's link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rules {
+    Removed,
+    Kept,
 }
 
 /// Like [`detach`]. `reported` returns the pod's addresses as ADD reported them; it is used only if there is no record.
-fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>) -> Result<(), Error> {
+fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>, rules: Rules) -> Result<(), Error> {
     let mut routes = Vec::new();
     let mut removed = None;
     let (kinds, known) = match Record::load(&files.record()) {
@@ -80,7 +95,9 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>) -> R
         outcomes.push(host.routes.remove(route).map_err(failed));
     }
     let failed = |e| Error::new(code::IO, format!("{name}: cannot remove the rules of the pod's link: {e}"));
-    outcomes.push(host.guards.remove(&files.guard_tables()).map_err(failed));
+    if rules == Rules::Removed {
+        outcomes.push(host.guards.remove(&files.guard_tables()).map_err(failed));
+    }
     outcomes.into_iter().collect::<Result<(), Error>>()?;
     kinds.iter().for_each(|kind| host.supervisor(*kind).clean_up(files, host.clock));
     files.remove().map_err(|problems| {
@@ -182,6 +199,7 @@ mod tests {
         let key = Key { network: "net".into(), container_id: "c".into(), ifname: "eth0".into() };
         let files = Files::new(dir.path(), &key);
         files.create_dir().unwrap();
+        released::expect(dir.path(), "net", std::time::UNIX_EPOCH).unwrap();
         let text = r#"{"version": 1, "state": "running", "network": "net", "container_id": "c", "ifname": "eth0",
             "netns": "/run/netns/x", "netns_id": [4, 9], "pod": {"namespace": "a", "name": "b", "uid": "c"},
             "pod_address": "10.0.0.1", "device": "nebula0", "supervisor": "direct", "instance": "/i", "process": null,

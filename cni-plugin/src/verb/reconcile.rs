@@ -114,12 +114,13 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
 
 fn is_well(record: &Record, files: &Files, depth: Depth, host: &Host<'_>) -> bool {
     let supervisor = host.supervisor(record.supervisor);
-    if record.state == State::Intent {
-        // Partly set up: either its ADD is still running, or a DEL will follow as long as the pod exists.
-        return has_namespace(record, host);
-    }
     if record.guard.as_ref().is_some_and(|guard| !is_guarded(guard, host)) {
         return false;
+    }
+    if record.state == State::Intent {
+        // Partly set up: either its ADD is still running, or a DEL will follow as long as the pod exists. A running pod
+        // that could not be attached stays closed.
+        return has_namespace(record, host);
     }
     if supervisor.restarts_by_itself() && depth == Depth::Quick {
         return true;

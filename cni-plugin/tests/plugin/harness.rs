@@ -166,13 +166,11 @@ impl Node {
         while let Some(dir) = dirs.pop() {
             for entry in fs::read_dir(dir).into_iter().flatten() {
                 let path = entry.unwrap().path();
-                // Stay for the node agent, and for the next ADD.
-                if path.ends_with("released") || path.ends_with(".starts") {
+                // Stays for the next ADD.
+                if path.ends_with(".starts") {
                     continue;
                 }
-                if !path.join("released").exists() {
-                    left.push(path.display().to_string());
-                }
+                left.push(path.display().to_string());
                 if path.is_dir() {
                     dirs.push(path);
                 }

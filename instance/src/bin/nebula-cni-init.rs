@@ -7,8 +7,14 @@ use std::time::Duration;
 
 use nebula_instance::go::flags::{self, Flag};
 use nebula_instance::init;
+use nebula_instance::linux::signals;
 
 fn main() -> ExitCode {
+    // It waits for the pod's certificate, and the pod may be deleted meanwhile.
+    if let Err(error) = signals::end_even_first_process() {
+        eprintln!("nebula-cni-init: cannot handle signals: {error}");
+        return ExitCode::FAILURE;
+    }
     let flags = match flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,
         Err(flags::Error::Help) => {

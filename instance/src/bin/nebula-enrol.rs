@@ -10,10 +10,15 @@ use nebula_cert::{Curve, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
 use nebula_instance::enrol::{self, Files, follow, up};
 use nebula_instance::go::flags::{self, Flag};
-use nebula_instance::linux::{clock, memory};
+use nebula_instance::linux::{clock, memory, signals};
 
 fn main() -> ExitCode {
     memory::share_one_heap();
+    // It may wait for minutes in an init container, whose pod somebody deletes meanwhile.
+    if let Err(error) = signals::end_even_first_process() {
+        eprintln!("nebula-enrol: cannot handle signals: {error}");
+        return ExitCode::FAILURE;
+    }
     if std::env::args_os().nth(1).is_some_and(|word| word == "up") {
         return up::main(std::env::args_os().skip(2).map(|word| word.to_string_lossy().into_owned()).collect());
     }

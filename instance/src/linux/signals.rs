@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::thread;
 
 use nix::sys::signal::SigSet;
 pub use nix::sys::signal::Signal;
@@ -44,6 +45,28 @@ impl AsFd for Arrived {
         self.0.as_fd()
     }
 }
+
+/// Lets SIGTERM and SIGINT end this process where it is the first of a container, as they end any other: the kernel
+/// spares the first process of a pid namespace every signal that it does not handle. Call it before starting any thread.
+///
+/// # Errors
+/// Returns an error if the system refuses to block signals or to start a thread.
+pub fn end_even_first_process() -> io::Result<()> {
+    if std::process::id() != 1 {
+        return Ok(());
+    }
+    let set: SigSet = [Signal::SIGTERM, Signal::SIGINT].into_iter().collect();
+    set.thread_block()?;
+    thread::Builder::new().name("signals".to_owned()).stack_size(STACK).spawn(move || {
+        let Ok(signal) = set.wait() else { return };
+        // As a shell reports a process that the signal ended; raised here, it would be ignored like the first one.
+        std::process::exit(128 + signal as i32);
+    })?;
+    Ok(())
+}
+
+/// Enough for a thread that only waits.
+const STACK: usize = 64 << 10;
 
 /// How Go names a signal in its log.
 #[must_use]

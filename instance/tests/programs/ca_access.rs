@@ -167,6 +167,8 @@ fn del_leaves_a_note_for_the_agent_that_the_next_add_of_the_pod_takes_back() {
     let node = cluster.node("n1", "1.0.0");
     let note = node.records().join("released/uid-web.json");
     node.add_pods(&mut cluster.world, &["web"]);
+    // By this directory the agent says that it reads notes.
+    std::fs::create_dir(note.parent().expect("a directory")).expect("a directory");
     assert!(!note.exists());
     // DEL does not need the CA.
     cluster.world.stop("control", Signal::SIGTERM);

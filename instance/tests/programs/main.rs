@@ -27,6 +27,7 @@ mod dns;
 mod doctor;
 mod enrolment;
 mod firewall_matrix;
+mod first_process;
 mod gateways;
 mod identities;
 mod init_container;

@@ -288,7 +288,7 @@ impl Node {
         entries
             .map(|entry| entry.expect("a directory entry").path())
             .filter(|path| path.extension().is_none_or(|extension| extension != "lock"))
-            // For the node agent.
+            // An agent's.
             .filter(|path| !path.ends_with("released"))
             .collect()
     }
