@@ -31,9 +31,10 @@ fn assert_unused(state_dir: &Path) {
 
 /// A node with a containerd, the primary plugin's configuration, and an agent that may run.
 pub(crate) struct Prepared {
+    // Ended before the folder goes in which it keeps its process id.
+    pub(crate) runtime: Runtime,
     pub(crate) cluster: Cluster,
     pub(crate) node: Node,
-    pub(crate) runtime: Runtime,
     config: PathBuf,
 }
 
@@ -67,7 +68,7 @@ impl Prepared {
             "entry": entry,
         });
         let config = cluster.world.write("agent.json", &config.to_string());
-        Self { cluster, node, runtime, config }
+        Self { runtime, cluster, node, config }
     }
 
     pub(crate) fn start(&mut self) {
