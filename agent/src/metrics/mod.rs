@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nebula_cni_plugin::clock::{Clock, SystemClock};
@@ -25,7 +25,7 @@ struct State {
     looks: u64,
     failed_looks: u64,
     look: Duration,
-    pods: Vec<(Stand, Option<Status>)>,
+    pods: Vec<(Stand, Option<Arc<Status>>)>,
     repairs: BTreeMap<(&'static str, &'static str), u64>,
     events: BTreeMap<&'static str, u64>,
     releases: BTreeMap<&'static str, u64>,
@@ -39,7 +39,7 @@ impl Metrics {
     }
 
     /// Takes what a look at the node found.
-    pub fn looked(&self, pods: &[Stand], answers: &HashMap<String, Status>, took: Duration) {
+    pub fn looked(&self, pods: &[Stand], answers: &HashMap<String, Arc<Status>>, took: Duration) {
         let pods = pods.iter().map(|stand| (stand.clone(), answers.get(&stand.sandbox).cloned())).collect();
         let mut state = self.state();
         (state.pods, state.look, state.looks) = (pods, took, state.looks + 1);
@@ -121,7 +121,7 @@ impl Metrics {
     }
 }
 
-fn of_pods(out: &mut String, pods: &[(Stand, Option<Status>)]) {
+fn of_pods(out: &mut String, pods: &[(Stand, Option<Arc<Status>>)]) {
     let now = SystemClock.unix_seconds();
     let labels =
         |stand: &Stand| format!("namespace=\"{}\",pod=\"{}\"", escaped(&stand.pod.namespace), escaped(&stand.pod.name));
@@ -137,7 +137,7 @@ fn of_pods(out: &mut String, pods: &[(Stand, Option<Status>)]) {
         }
     }
     let answered: Vec<(String, &Status)> =
-        pods.iter().filter_map(|(stand, status)| Some((labels(stand), status.as_ref()?))).collect();
+        pods.iter().filter_map(|(stand, status)| Some((labels(stand), status.as_deref()?))).collect();
     head(out, "nebula_cni_pod_tunnels", "gauge", "Live tunnels of the pod.");
     for (labels, status) in &answered {
         let _ = writeln!(out, "nebula_cni_pod_tunnels{{{labels}}} {}", status.tunnels.len());
@@ -203,7 +203,7 @@ mod tests {
         let metrics = Metrics::new(by_pod);
         let status = r#"{"state":"running","tunnels":[{},{}],"certificate":{"not_after":9999999999},
             "counters":{"bytes_in":7,"bytes_out":8,"dropped_inbound_no_rule":3,"dropped_outbound_no_rule":0}}"#;
-        let answers = [("web".to_owned(), serde_json::from_str(status).unwrap())].into();
+        let answers = [("web".to_owned(), Arc::new(serde_json::from_str(status).unwrap()))].into();
         let pods = [
             stand("web", Protection::Protected),
             stand("old", Protection::Unprotected(Reason::NoRecord)),

@@ -1,6 +1,7 @@
 //! Looks at the node: asks the runtime for its sandboxes, reads the plugin's records, and asks instances how they are.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -37,7 +38,7 @@ pub struct Observer {
     /// What the runtime told about each sandbox.
     networks: HashMap<String, Arc<Network>>,
     /// The last answer of each instance, by container.
-    answers: HashMap<String, Status>,
+    answers: HashMap<String, Arc<Status>>,
     /// Since when an instance has not answered, by container.
     silent: HashMap<String, Instant>,
 }
@@ -49,8 +50,8 @@ pub struct Network {
     pub is_of_host: bool,
     /// Path of its network namespace, as the node names it.
     pub netns: Option<PathBuf>,
-    /// All that the runtime tells.
-    pub details: Value,
+    /// The runtime's summary of what the plugins set up.
+    pub cni_result: Value,
     /// The pod's annotations.
     pub annotations: HashMap<String, String>,
 }
@@ -70,7 +71,7 @@ impl Observer {
 
     /// The last answers of the instances, by container.
     #[must_use]
-    pub fn answers(&self) -> &HashMap<String, Status> {
+    pub fn answers(&self) -> &HashMap<String, Arc<Status>> {
         &self.answers
     }
 
@@ -94,7 +95,7 @@ impl Observer {
                 let network = Network {
                     is_of_host: status.has_host_network,
                     netns: status.netns,
-                    details: status.details,
+                    cni_result: status.cni_result,
                     annotations: status.sandbox.annotations,
                 };
                 self.networks.insert(sandbox.id.clone(), Arc::new(network));
@@ -120,7 +121,7 @@ impl Observer {
             record.silent_for = now.saturating_duration_since(since);
         }
         let answer = |record: &Attachment| match &record.instance {
-            Instance::Answers(status) => Some((record.key.container_id.clone(), (**status).clone())),
+            Instance::Answers(status) => Some((record.key.container_id.clone(), Arc::clone(status))),
             Instance::Silent(_) => None,
         };
         self.answers = seen.records.iter().filter_map(answer).collect();
@@ -133,7 +134,7 @@ fn look_at(
     entry: &Entry,
     listed: Vec<runtime::Sandbox>,
     networks: &HashMap<String, Arc<Network>>,
-    answers: &HashMap<String, Status>,
+    answers: &HashMap<String, Arc<Status>>,
     labels: &dyn LabelSource,
     depth: Depth,
 ) -> Seen {
@@ -141,21 +142,32 @@ fn look_at(
     // Before the records: an ADD or DEL in between must not make an orphan of its instance.
     let orphans = if depth == Depth::Thorough { running(&state_dir, entry) } else { Vec::new() };
     let paths = record::list(&state_dir, &entry.network).unwrap_or_default();
-    let mut records = Vec::new();
+    let (mut records, mut silent) = (Vec::new(), Vec::new());
+    for record in paths.iter().filter_map(|path| load(path)) {
+        let known = answers.get(&record.target.container_id).filter(|status| depth == Depth::Quick && is_there(status));
+        match known {
+            Some(status) => records.push(attachment(host, *record, Ok(Arc::clone(status)), depth)),
+            None => silent.push(record),
+        }
+    }
     std::thread::scope(|scope| {
         // A few at a time: an instance that hangs takes two seconds.
-        for some in paths.chunks(PARALLEL) {
-            let looks: Vec<_> =
-                some.iter().map(|path| scope.spawn(|| attachment(host, path, answers, depth))).collect();
-            records.extend(looks.into_iter().filter_map(|look| look.join().ok().flatten()));
+        while !silent.is_empty() {
+            let ask = |record: Box<Record>| {
+                scope.spawn(move || {
+                    let answer = ask(&host.resolve(&record.status_socket));
+                    attachment(host, *record, answer, depth)
+                })
+            };
+            let asked: Vec<_> = silent.drain(..PARALLEL.min(silent.len())).map(ask).collect();
+            records.extend(asked.into_iter().filter_map(|asked| asked.join().ok()));
         }
     });
+    let recorded: HashSet<&str> = records.iter().map(|record| record.key.container_id.as_str()).collect();
+    let sandbox = |listed| sandbox(host, entry, listed, networks, labels, &recorded);
+    let sandboxes = listed.iter().filter_map(sandbox).collect();
     let orphans = orphans.into_iter().filter(|key| records.iter().all(|record: &Attachment| record.key != *key));
-    Seen {
-        orphans: orphans.collect(),
-        sandboxes: listed.iter().filter_map(|listed| sandbox(host, entry, listed, networks, labels)).collect(),
-        records,
-    }
+    Seen { orphans: orphans.collect(), sandboxes, records }
 }
 
 /// The instances that run, by the launch contracts they were started with.
@@ -181,6 +193,7 @@ fn sandbox(
     listed: &runtime::Sandbox,
     networks: &HashMap<String, Arc<Network>>,
     labels: &dyn LabelSource,
+    recorded: &HashSet<&str>,
 ) -> Option<Sandbox> {
     let network = networks.get(&listed.id);
     // Without details nothing is known about it yet.
@@ -188,7 +201,7 @@ fn sandbox(
         return None;
     }
     let netns = network.and_then(|network| network.netns.clone());
-    let enrolment = if listed.is_ready {
+    let enrolment = if listed.is_ready && !recorded.contains(listed.id.as_str()) {
         let facts = PodFacts {
             container_id: &listed.id,
             namespace: &listed.namespace,
@@ -211,15 +224,16 @@ fn sandbox(
     })
 }
 
-fn attachment(host: &HostRoot, path: &Path, answers: &HashMap<String, Status>, depth: Depth) -> Option<Attachment> {
-    // A damaged record names no pod: its sandbox counts as one without a record.
-    let Ok(Found::Record(record)) = Record::load(path) else { return None };
+/// A damaged record names no pod: its sandbox counts as one without a record.
+fn load(path: &Path) -> Option<Box<Record>> {
+    match Record::load(path) {
+        Ok(Found::Record(record)) => Some(record),
+        _ => None,
+    }
+}
+
+fn attachment(host: &HostRoot, record: Record, instance: io::Result<Arc<Status>>, depth: Depth) -> Attachment {
     let netns = open(host, &record.target.netns).filter(|netns| netns.id == record.target.netns_id);
-    let known = answers.get(&record.target.container_id).filter(|status| depth == Depth::Quick && is_there(status));
-    let instance = match known {
-        Some(status) => Ok(status.clone()),
-        None => Status::ask(&host.resolve(&record.status_socket)),
-    };
     let look_for_device = depth == Depth::Thorough && record.state == State::Running && instance.is_ok();
     let has_device = netns
         .as_ref()
@@ -227,13 +241,13 @@ fn attachment(host: &HostRoot, path: &Path, answers: &HashMap<String, Status>, d
         .and_then(|netns| SystemNamespaces.link(netns, &record.target.device).ok())
         .map(|link| link.is_some());
     let restarts = record.restarts.unwrap_or_default();
-    Some(Attachment {
+    Attachment {
         key: record.key(),
         is_complete: record.state == State::Running,
         netns_id: record.target.netns_id,
         has_netns: netns.is_some(),
         instance: match instance {
-            Ok(status) => Instance::Answers(Box::new(status)),
+            Ok(status) => Instance::Answers(status),
             Err(error) => Instance::Silent(error.to_string()),
         },
         silent_for: Duration::ZERO,
@@ -243,7 +257,14 @@ fn attachment(host: &HostRoot, path: &Path, answers: &HashMap<String, Status>, d
             .is_crash_loop()
             .then(|| CrashLoop { restarts: restarts.count, delay: restarts.delay().as_secs() }),
         pod: record.target.pod,
-    })
+    }
+}
+
+fn ask(socket: &Path) -> io::Result<Arc<Status>> {
+    let mut status = Status::ask(socket)?;
+    // Most never count anything, and answers are kept.
+    status.counters.retain(|_, count| *count > 0);
+    Ok(Arc::new(status))
 }
 
 /// Whether the process that gave this answer is still there.

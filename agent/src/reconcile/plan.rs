@@ -330,7 +330,7 @@ mod tests {
     }
 
     fn status(text: &str) -> Instance {
-        Instance::Answers(Box::new(serde_json::from_str::<Status>(text).unwrap()))
+        Instance::Answers(std::sync::Arc::new(serde_json::from_str::<Status>(text).unwrap()))
     }
 
     fn record(id: &str) -> Attachment {

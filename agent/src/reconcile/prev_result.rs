@@ -10,10 +10,10 @@ use super::entry::IFNAME;
 use crate::durable;
 use crate::host_root::HostRoot;
 
-/// Finds the result of a sandbox. `details` is what the runtime tells about it.
+/// Finds the result of a sandbox. `summary` is what containerd's status of it tells.
 #[must_use]
-pub fn find(host: &HostRoot, network: &str, container_id: &str, details: &Value) -> Option<Value> {
-    cached(host, network, container_id).or_else(|| of_containerd(&details["cniResult"]))
+pub fn find(host: &HostRoot, network: &str, container_id: &str, summary: &Value) -> Option<Value> {
+    cached(host, network, container_id).or_else(|| of_containerd(summary))
 }
 
 fn cached(host: &HostRoot, network: &str, container_id: &str) -> Option<Value> {
@@ -69,12 +69,12 @@ mod tests {
     use super::*;
 
     fn summary() -> Value {
-        json!({"cniResult": {"Interfaces": {
+        json!({"Interfaces": {
             "cni0": {"IPConfigs": null, "Mac": "02:00:00:00:00:01", "Sandbox": ""},
             "eth0": {"IPConfigs": [{"IP": "10.244.1.2", "Gateway": "10.244.1.1"}, {"IP": "fd00::2", "Gateway": ""}],
                 "Mac": "02:00:00:00:00:02", "Sandbox": "/var/run/netns/cni-1"},
             "lo": {"IPConfigs": [{"IP": "127.0.0.1", "Gateway": ""}], "Mac": "", "Sandbox": "/var/run/netns/cni-1"}},
-            "DNS": [{}, {"nameservers": ["10.0.0.53"]}], "Routes": [{"dst": "0.0.0.0/0", "gw": "10.244.1.1"}]}})
+            "DNS": [{}, {"nameservers": ["10.0.0.53"]}], "Routes": [{"dst": "0.0.0.0/0", "gw": "10.244.1.1"}]})
     }
 
     #[test]
@@ -104,14 +104,14 @@ mod tests {
     }
 
     #[test]
-    fn hostile_details_are_no_result_and_no_panic() {
-        for details in [
+    fn hostile_summaries_are_no_result_and_no_panic() {
+        for summary in [
             json!(null),
-            json!({"cniResult": 7}),
-            json!({"cniResult": {"Interfaces": {"eth0": 7}}}),
-            json!({"cniResult": {"Interfaces": {"eth0": {"IPConfigs": [{"IP": 7}]}}}}),
+            json!(7),
+            json!({"Interfaces": {"eth0": 7}}),
+            json!({"Interfaces": {"eth0": {"IPConfigs": [{"IP": 7}]}}}),
         ] {
-            assert_eq!(find(&HostRoot::default(), "n", "c", &details), None, "{details}");
+            assert_eq!(find(&HostRoot::default(), "n", "c", &summary), None, "{summary}");
         }
     }
 }

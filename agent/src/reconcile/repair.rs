@@ -84,7 +84,7 @@ impl Tools {
     ) -> Result<Outcome, RepairError> {
         let Some(network) = network else { return Ok(Outcome::PodEnded) };
         let Some(netns) = network.netns.as_ref().and_then(|path| path.to_str()) else { return Ok(Outcome::PodEnded) };
-        let found = prev_result::find(&self.plugin.host, &self.entry.network, sandbox, &network.details);
+        let found = prev_result::find(&self.plugin.host, &self.entry.network, sandbox, &network.cni_result);
         let result = found.ok_or(RepairError::NoResult)?;
         let facts = PodFacts {
             container_id: sandbox,

@@ -2,6 +2,7 @@
 //! and devices say.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_cni_plugin::instance_status::Status;
@@ -35,7 +36,7 @@ pub struct Sandbox {
     pub netns: Option<PathBuf>,
     /// The namespace that is there now.
     pub netns_id: Option<NetnsId>,
-    /// Whether the operator enrolled the pod.
+    /// Whether the operator enrolled the pod. Not decided for one that does not run or has a record, which counts more.
     pub enrolment: Enrolment,
 }
 
@@ -96,7 +97,7 @@ pub struct CrashLoop {
 #[derive(Debug, Clone)]
 pub enum Instance {
     /// It answered.
-    Answers(Box<Status>),
+    Answers(Arc<Status>),
     /// It did not, for this reason.
     Silent(String),
 }

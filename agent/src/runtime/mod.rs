@@ -79,8 +79,8 @@ pub struct SandboxStatus {
     pub netns: Option<PathBuf>,
     /// Process id of the sandbox's process, in the node's process namespace.
     pub pid: Option<u32>,
-    /// All that the runtime tells (JSON); containerd has the CNI result under `cniResult`.
-    pub details: Value,
+    /// What the CNI plugins said when the pod started, as containerd sums it up (JSON); null if the runtime does not tell.
+    pub cni_result: Value,
 }
 
 /// Why the runtime did not answer.
@@ -187,14 +187,15 @@ impl Client {
         let network = status.network.unwrap_or_default();
         let addresses = [network.ip].into_iter().chain(network.additional_ips.into_iter().map(|more| more.ip));
         let options = status.linux.and_then(|linux| linux.namespaces).and_then(|namespaces| namespaces.options);
-        let details = answer.info.get("info").and_then(|text| serde_json::from_str(text).ok()).unwrap_or(Value::Null);
+        let mut details =
+            answer.info.get("info").and_then(|text| serde_json::from_str(text).ok()).unwrap_or(Value::Null);
         Ok(SandboxStatus {
             addresses: addresses.filter_map(|address| address.parse().ok()).collect(),
             has_host_network: options.is_some_and(|options| options.network == HOST_NETWORK),
             netns: netns_path(&details),
             pid: details["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0),
             sandbox: sandbox(status.id, status.metadata, status.state, status.labels, status.annotations),
-            details,
+            cni_result: details.get_mut("cniResult").map(Value::take).unwrap_or_default(),
         })
     }
 

@@ -18,7 +18,7 @@ use world::chaos::{Random, number, seed};
 use world::cluster::{Cluster, LIGHTHOUSE, Node, alive, binary};
 
 const SOON: Duration = Duration::from_secs(30);
-const STATE: &str = "/run/nebula-cni";
+pub(crate) const STATE: &str = "/run/nebula-cni";
 const PROGRAMS: [&str; 2] = ["nebula-cni-instance", "nebula-cni-plugin"];
 
 /// Checks that no network of this machine uses `state_dir`, and removes the queue of starts that an earlier one left.
@@ -30,15 +30,21 @@ fn assert_unused(state_dir: &Path) {
 }
 
 /// A node with a containerd, the primary plugin's configuration, and an agent that may run.
-struct Prepared {
-    cluster: Cluster,
-    node: Node,
-    runtime: Runtime,
+pub(crate) struct Prepared {
+    // Ended before the folder goes in which it keeps its process id.
+    pub(crate) runtime: Runtime,
+    pub(crate) cluster: Cluster,
+    pub(crate) node: Node,
     config: PathBuf,
 }
 
 impl Prepared {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
+        Self::with(json!({}), Runtime::start)
+    }
+
+    /// Like [`Prepared::new`], with more keys in our chain entry.
+    pub(crate) fn with(more: Value, start: impl FnOnce(&world::World, &Node) -> Runtime) -> Self {
         assert_unused(Path::new(STATE));
         let mut cluster = Cluster::new();
         let mut node = cluster.node("n1", "1.0.0");
@@ -47,29 +53,32 @@ impl Prepared {
         for key in ["type", "stateDir", "ca", "instance"] {
             entry.as_object_mut().expect("an entry").remove(key);
         }
+        for (key, value) in more.as_object().expect("keys") {
+            entry[key] = value.clone();
+        }
         for program in PROGRAMS {
             fs::remove_file(node.dir.join("bin").join(program)).expect("a link");
         }
         // Where the node's helpers look for records.
         std::os::unix::fs::symlink(STATE, node.dir.join("state")).expect("a link");
-        let runtime = Runtime::start(&cluster.world, &node);
+        let runtime = start(&cluster.world, &node);
         let config = json!({
             "ca": {"url": cluster.ca_url()},
             "runtimeEndpoint": format!("unix://{}", runtime.dir.join("run/containerd.sock").display()),
             "entry": entry,
         });
         let config = cluster.world.write("agent.json", &config.to_string());
-        Self { cluster, node, runtime, config }
+        Self { runtime, cluster, node, config }
     }
 
-    fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         let (config, token, trust) =
             (self.config(), self.cluster.ca_file("node.token"), self.cluster.ca_file("tls.crt"));
         let arguments = ["run", "--config", &config, "--token-file", &token, "--trust-file", &trust];
         self.cluster.world.start_in("agent", "n1", &binary("nebula-cni-agent"), &arguments);
     }
 
-    fn stop(&mut self, signal: Signal) {
+    pub(crate) fn stop(&mut self, signal: Signal) {
         self.cluster.world.stop("agent", signal);
     }
 
@@ -78,18 +87,18 @@ impl Prepared {
     }
 
     /// The agent's answer, and whether the node is ready.
-    fn status(&self) -> (Value, bool) {
+    pub(crate) fn status(&self) -> (Value, bool) {
         let agent = binary("nebula-cni-agent").display().to_string();
         let said = self.cluster.world.exec("n1", &[&agent, "status", "--json", "--config", &self.config()]);
         (serde_json::from_slice(&said.stdout).unwrap_or_default(), said.status.success())
     }
 
     /// Waits until the node is ready and `is_so`.
-    fn wait(&self, what: &str, is_so: impl Fn() -> bool) {
+    pub(crate) fn wait(&self, what: &str, is_so: impl Fn() -> bool) {
         self.wait_for(what, || is_so() && self.status().1);
     }
 
-    fn wait_for(&self, what: &str, is_so: impl Fn() -> bool) -> Duration {
+    pub(crate) fn wait_for(&self, what: &str, is_so: impl Fn() -> bool) -> Duration {
         let began = Instant::now();
         while !is_so() {
             assert!(began.elapsed() < SOON, "{what}: {:#}\n{}", self.status().0, self.cluster.world.all_logs());
@@ -98,11 +107,11 @@ impl Prepared {
         began.elapsed()
     }
 
-    fn primary(&self) -> PathBuf {
+    pub(crate) fn primary(&self) -> PathBuf {
         self.runtime.dir.join("net.d/10-nebula.conflist")
     }
 
-    fn own_file(&self) -> PathBuf {
+    pub(crate) fn own_file(&self) -> PathBuf {
         self.runtime.dir.join(format!("net.d/00-nebula-{}.conflist", self.node.network))
     }
 
@@ -115,14 +124,14 @@ impl Prepared {
     }
 
     /// Types of the plugins in our file.
-    fn chain(&self) -> Vec<String> {
+    pub(crate) fn chain(&self) -> Vec<String> {
         let list: Value =
             fs::read(self.own_file()).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
         let kinds = list["plugins"].as_array().into_iter().flatten().filter_map(|plugin| plugin["type"].as_str());
         kinds.map(str::to_owned).collect()
     }
 
-    fn uninstall(&self, more: &[&str]) -> std::process::Child {
+    pub(crate) fn uninstall(&self, more: &[&str]) -> std::process::Child {
         Command::new("ip")
             .args(["netns", "exec", &self.cluster.world.namespace_of("n1")])
             .arg(binary("nebula-cni-agent"))
@@ -135,7 +144,7 @@ impl Prepared {
             .expect("the uninstallation starts")
     }
 
-    fn nothing_of_ours_is_left(&self) {
+    pub(crate) fn nothing_of_ours_is_left(&self) {
         let all = ["net.d", "bin"].map(|dir| {
             let dir = if dir == "bin" { self.node.dir.join(dir) } else { self.runtime.dir.join(dir) };
             fs::read_dir(dir)

@@ -13,6 +13,8 @@ mod service_manager;
 mod world;
 
 mod agent;
+mod agent_cost;
+mod agent_orders;
 mod agent_repair;
 mod ca_access;
 mod chains;

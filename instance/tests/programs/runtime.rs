@@ -31,18 +31,17 @@ pub(crate) struct Runtime {
 
 impl Runtime {
     pub(crate) fn start(world: &World, node: &Node) -> Self {
+        Self::with_pause(world, node, "while :; do /bin/busybox sleep 3600 & wait $!; done")
+    }
+
+    /// Like [`Runtime::start`], with a script that every sandbox runs from its first moment on, without quotes.
+    pub(crate) fn with_pause(world: &World, node: &Node, script: &str) -> Self {
+        let entry = json!(["/bin/busybox", "sh", "-c", format!(r#"trap "exit 0" TERM INT; {script}"#)]);
         let dir = node.dir.join("cri");
         std::fs::create_dir_all(dir.join("net.d")).expect("a folder for the configuration");
         std::fs::write(dir.join("net.d/10-nebula.conflist"), node.conf.to_string()).expect("write the chain");
         let images = [
-            image(
-                &dir,
-                "pause",
-                &[
-                    "--entrypoint",
-                    r#"["/bin/busybox","sh","-c","trap \"exit 0\" TERM INT; while :; do /bin/busybox sleep 3600 & wait $!; done"]"#,
-                ],
-            ),
+            image(&dir, "pause", &["--entrypoint", &entry.to_string()]),
             image(
                 &dir,
                 "busybox",

@@ -4,7 +4,10 @@
 
 pub mod capture;
 pub mod chaos;
+pub mod clear;
 pub mod cluster;
+pub mod cost;
+pub mod cri_session;
 pub mod mesh;
 pub mod peers;
 pub mod traffic;
