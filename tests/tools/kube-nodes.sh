@@ -81,7 +81,12 @@ stop)
   "$here/kube-up.sh" stop "$dir/second" || true
   "$here/kube-up.sh" stop "$dir/control" || true
   for n in 1 2; do
-    [ -e "$dir/node$n/cri/pid" ] && { "$here/cri-up.sh" stop "$dir/node$n/cri" || true; }
+    if [ -e "$dir/node$n/cri/pid" ]; then
+      first=$(first_process "$n" || true)
+      "$here/cri-up.sh" stop "$dir/node$n/cri" || true
+      # unshare and nsenter pass no signal on. With its first process all of a node's processes end, the kubelet among them.
+      [ -z "$first" ] || kill -KILL "$first" 2>/dev/null || true
+    fi
     ip netns del "$prefix$n" 2>/dev/null || true
   done ;;
 *) sed -n '2,18s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
