@@ -1,7 +1,8 @@
 //! What the node agent costs beside a real containerd: memory and CPU time at rest, and the time that a pod's ADD takes.
 //!
 //! `COST_PODS` (30) is the number of pods on the node; `ADD_PODS` (30) are started one after the other with the agent and
-//! as many without it, and may take `COST_SLACK` (2) times the bar. Bars are asserted with programs of a release build.
+//! as many without it. Bars are asserted with programs of a release build. What is a time may be `COST_SLACK` (2) times its
+//! bar: on an idle machine a factor of 1 should be enough, but this one may be shared.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -64,7 +65,7 @@ fn the_agent_of_a_full_node_needs_little() {
     }
     if is_release() {
         assert!(resident <= RESIDENT_KIB, "{resident} KiB");
-        assert!(cpu <= CPU, "{cpu} % of a core");
+        assert!(cpu <= CPU * slack(), "{cpu} % of a core");
     }
 }
 
@@ -89,14 +90,13 @@ fn a_pod_starts_as_fast_with_the_agent_as_without_it() {
         p.stop(Signal::SIGTERM);
         without.extend(add_and_delete(&p, &pods));
     }
-    let slack = number("COST_SLACK", 2) as f64;
     println!("| ADD of {} pods, ms | p50 | p99 | bar |\n| --- | ---: | ---: | ---: |", with.len());
     for (what, times) in [("with the agent", &with), ("without it", &without)] {
         println!("| {what} | {:.1} | {:.1} | {ADD_MS:.0} |", quantile(times, 0.5), quantile(times, 0.99));
     }
     let (with, without) = (quantile(&with, 0.5), quantile(&without, 0.5));
     if is_release() {
-        assert!(with <= ADD_MS * slack, "{with} ms");
+        assert!(with <= ADD_MS * slack(), "{with} ms");
     }
     assert!(with <= without * 1.25 + 2.0, "{with} ms with the agent, {without} ms without it");
 }
@@ -114,6 +114,10 @@ fn add_and_delete(p: &Prepared, pods: &[String]) -> Vec<f64> {
     let calls = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
     let ours = calls.filter(|call| call["command"] == json!("ADD") && call["type"] == json!("nebula-cni-plugin"));
     ours.filter_map(|call| call["ms"].as_f64()).collect()
+}
+
+fn slack() -> f64 {
+    number("COST_SLACK", 2) as f64
 }
 
 fn is_release() -> bool {
