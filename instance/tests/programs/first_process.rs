@@ -30,6 +30,8 @@ impl First {
         let output = fs::File::create(&log).expect("a file");
         let unshare = Command::new("unshare")
             .args(["--pid", "--fork", "--kill-child", "--net", "--mount-proc"])
+            // A /run of its own: the agent keeps its files there.
+            .args(["sh", "-c", r#"mount -t tmpfs tmpfs /run && exec "$0" "$@""#])
             .arg(program)
             .args(arguments)
             .stdin(Stdio::null())
