@@ -39,6 +39,7 @@ mod join;
 mod kube_apiserver;
 mod kube_cluster;
 mod kube_labels;
+mod load;
 mod log_fields;
 mod log_flood;
 mod memory;
