@@ -85,7 +85,7 @@ impl Settings {
     pub fn read(tree: &Value, now: UnixTime) -> Result<Self, Refusals> {
         let section = Section::new(tree);
         let pki = Pki::read(&section, now).map(Some);
-        let settings = Self::read_parts(tree, &section, pki).map(|settings| settings.with_console(&section));
+        let settings = Self::with_console(Self::read_parts(tree, &section, pki), &section);
         Self::finish(settings, section)
     }
 
@@ -95,7 +95,7 @@ impl Settings {
     /// As [`Settings::read`].
     pub fn read_without_pki(tree: &Value) -> Result<Self, Refusals> {
         let section = Section::new(tree);
-        let settings = Self::read_without_credentials(tree, &section).map(|settings| settings.with_console(&section));
+        let settings = Self::with_console(Self::read_without_credentials(tree, &section), &section);
         Self::finish(settings, section)
     }
 
@@ -205,15 +205,15 @@ impl Settings {
 
     // Only host daemons have the console, so only they link the parsers of its keys.
     #[cfg(feature = "ssh")]
-    fn with_console(self, section: &Section<'_>) -> Self {
-        Self { sshd: super::Sshd::read(section), ..self }
+    fn with_console(settings: Option<Self>, section: &Section<'_>) -> Option<Self> {
+        settings.map(|settings| Self { sshd: super::Sshd::read(section), ..settings })
     }
 
     #[cfg(not(feature = "ssh"))]
-    fn with_console(self, section: &Section<'_>) -> Self {
+    fn with_console(settings: Option<Self>, section: &Section<'_>) -> Option<Self> {
         let why = "in this build, which has no SSH console (feature ssh); nebula ctl answers the same questions";
         keys::check_without_console(section, why);
-        self
+        settings
     }
 
     fn finish(settings: Option<Self>, section: Section<'_>) -> Result<Self, Refusals> {
