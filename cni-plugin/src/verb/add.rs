@@ -47,7 +47,7 @@ pub(crate) enum Mode {
     /// It runs, and goes on whatever becomes of the attachment: with the key `isolate`, its link is closed before anything
     /// else and stays closed if the attachment fails.
     RunningPod {
-        /// Whether an attachment that looks complete is made anew.
+        /// Whether to replace an attachment that looks complete.
         afresh: bool,
     },
 }
