@@ -28,7 +28,10 @@ impl Lock {
         let failed = |e: io::Error| Error::new(code::IO, format!("cannot lock {}: {e}", path.display()));
         loop {
             let file = match open(files) {
-                Err(e) if has_vanished(&e, files) && !deadline.is_over(clock) => continue,
+                Err(e) if has_vanished(&e, files) && !deadline.is_over(clock) => {
+                    clock.sleep(VANISHED_RETRY_INTERVAL);
+                    continue;
+                }
                 other => other.map_err(failed)?,
             };
             match file.try_lock() {
@@ -76,6 +79,8 @@ fn is_still_there(file: &File, path: &PathBuf) -> bool {
 }
 
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(10);
+// Usually the next try succeeds; a path that stays unusable must not keep a processor busy until the deadline.
+const VANISHED_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
 mod tests {

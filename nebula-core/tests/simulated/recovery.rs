@@ -80,7 +80,7 @@ fn a_peer_that_is_restarted_elsewhere_is_found_again_at_once() {
 }
 
 #[test]
-fn a_host_that_asked_for_another_is_told_when_that_registers() {
+fn a_lighthouse_answers_a_query_for_an_unknown_host_as_soon_as_it_registers() {
     let mut net = SimNet::new(4);
     let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
     let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name).lighthouse(lighthouse)));

@@ -2,13 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, setsockopt, socket, sockopt};
-use nix::sys::time::TimeVal;
+use nix::sys::time::{TimeVal, TimeValLike};
+
+/// A socket for all packets on all links of this thread's namespace, without link headers: each packet starts with the
+/// IP header. A read ends after 100 ms.
+pub fn packet_socket() -> OwnedFd {
+    let any = SockProtocol::EthAll;
+    let packets =
+        socket(AddressFamily::Packet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, any).expect("a packet socket");
+    setsockopt(&packets, sockopt::ReceiveTimeout, &TimeVal::milliseconds(100)).expect("a time-out");
+    setsockopt(&packets, sockopt::RcvBufForce, &(16 << 20)).expect("room for bursts");
+    packets
+}
 
 /// Counts packets until it is dropped.
 pub struct Capture {
@@ -31,12 +42,7 @@ impl Capture {
         let (ready, started) = std::sync::mpsc::channel();
         thread::spawn(move || {
             super::enter(&namespace);
-            let any = SockProtocol::EthAll;
-            // Without link headers: each packet starts with the IP header.
-            let packets = socket(AddressFamily::Packet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, any)
-                .expect("a packet socket");
-            setsockopt(&packets, sockopt::ReceiveTimeout, &TimeVal::new(0, 100_000)).expect("a time-out");
-            setsockopt(&packets, sockopt::RcvBufForce, &(8 << 20)).expect("room for bursts");
+            let packets = packet_socket();
             ready.send(()).expect("the test waits");
             let mut packet = [0; 2048];
             while !stop.load(Ordering::Relaxed) {

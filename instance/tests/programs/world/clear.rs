@@ -15,11 +15,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::sched::{CloneFlags, setns};
-use nix::sys::socket::{
-    AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockProtocol, SockType, recvmsg, setsockopt, socket,
-    sockopt,
-};
-use nix::sys::time::{TimeSpec, TimeVal, TimeValLike};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, setsockopt, sockopt};
+use nix::sys::time::{TimeSpec, TimeValLike};
 
 use super::cluster::{LIGHTHOUSE, answer_at};
 
@@ -66,11 +63,7 @@ impl Listener {
         let (ready, started) = std::sync::mpsc::channel();
         thread::spawn(move || {
             super::enter(&namespace);
-            let any = SockProtocol::EthAll;
-            let packets = socket(AddressFamily::Packet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, any)
-                .expect("a packet socket");
-            setsockopt(&packets, sockopt::ReceiveTimeout, &TimeVal::milliseconds(100)).expect("a time-out");
-            setsockopt(&packets, sockopt::RcvBufForce, &(16 << 20)).expect("room for bursts");
+            let packets = super::capture::packet_socket();
             setsockopt(&packets, sockopt::ReceiveTimestampns, &true).expect("time stamps");
             ready.send(()).expect("the test waits");
             let mut packet = [0; 2048];
