@@ -22,5 +22,6 @@ pub mod run;
 pub mod runtime;
 pub mod self_test;
 pub mod status;
+pub mod table;
 pub mod uninstall;
 pub mod watch;

@@ -24,13 +24,15 @@ pub enum Part {
     Ca,
     /// The first reconciliation of this agent is done.
     Reconciled,
+    /// The cluster table is there and current, if pods are captured.
+    Table,
     /// The Kubernetes API answers. Not required: without it nothing is reported there, but pods are protected.
     Kubernetes,
 }
 
 impl Part {
     /// All parts, in order.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Programs,
         Self::Credentials,
         Self::SelfTest,
@@ -38,6 +40,7 @@ impl Part {
         Self::Runtime,
         Self::Ca,
         Self::Reconciled,
+        Self::Table,
         Self::Kubernetes,
     ];
 
@@ -58,6 +61,7 @@ impl Part {
             Self::Runtime => "runtime",
             Self::Ca => "ca",
             Self::Reconciled => "reconciled",
+            Self::Table => "table",
             Self::Kubernetes => "kubernetes",
         }
     }

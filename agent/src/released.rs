@@ -159,8 +159,12 @@ pub async fn run(mut releaser: Releaser, entry: tokio::sync::watch::Receiver<Opt
 pub fn release(host: &HostRoot, ca: &CaAccess, pod: Released) -> Result<(), ReleaseError> {
     let Released { name, namespace, uid, address } = pod;
     let token = read_token(&host.resolve(&ca.token_file))?;
-    let mut release =
-        Release { proof: Proof::Node { token: token.trim().to_owned(), pod: Pod { namespace, name, uid, address } } };
+    let mut release = Release {
+        proof: Proof::Node {
+            token: token.trim().to_owned(),
+            pod: Pod { namespace, name, uid, address, other_address: None },
+        },
+    };
     let body = serde_json::to_vec(&release).map(Zeroizing::new);
     if let Proof::Node { token, .. } = &mut release.proof {
         token.zeroize();

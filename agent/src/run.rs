@@ -22,6 +22,8 @@ use crate::readiness::{Part, Readiness, Standing};
 use crate::reconcile;
 use crate::retirement::Retirement;
 use crate::self_test;
+use crate::table;
+use crate::table::ranges::{self, Ranges};
 use crate::watch::DirectoryWatch;
 
 /// What the agent needs besides its configuration.
@@ -86,6 +88,7 @@ pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
     let (places_tx, places) = watch::channel(None);
     let (target_tx, target) = watch::channel(None);
     let (entry_tx, entry) = watch::channel(None);
+    let (services_tx, services) = watch::channel(None);
     let metrics = Arc::new(Metrics::new(node.config.pod_metrics));
     let shown = Arc::clone(&metrics);
     let more: MoreMetrics = Arc::new(move || shown.text());
@@ -97,8 +100,10 @@ pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
             ca::watch_health(&node, target.clone()),
             keep_programs(&node, options.programs, places.clone(), DirectoryWatch::new()?),
             keep_credentials(&node, options.volumes, DirectoryWatch::new()?),
-            test_then_publish(&node, places.clone(), target, entry_tx),
+            ranges::follow(&node.config, services_tx),
+            test_then_publish(&node, places.clone(), target.clone(), services, entry_tx),
             Keeper::new(&node).run(entry.clone(), places.clone(), DirectoryWatch::new()?),
+            table::keep(&node, options.node.clone(), target.clone(), Arc::clone(&metrics)),
             reconcile::start::keep(&node, options.node, metrics, entry, places),
         );
         Ok(())
@@ -175,6 +180,7 @@ async fn test_then_publish(
     node: &Node,
     mut places: watch::Receiver<Option<Places>>,
     mut target: watch::Receiver<Option<Target>>,
+    mut services: watch::Receiver<Option<Ranges>>,
     entry: watch::Sender<Option<Map<String, Value>>>,
 ) {
     let Node { config, readiness, retirement } = node;
@@ -194,10 +200,11 @@ async fn test_then_publish(
         }
         let bin_dir = places.borrow_and_update().as_ref().and_then(|places| places.bin.first().cloned());
         let known = target.borrow_and_update().clone();
+        let ranges = services.borrow_and_update().clone();
         changes.mark_unchanged();
         let is_prepared = readiness.is_good(Part::Programs) && readiness.is_good(Part::Credentials);
-        if let (Some(bin_dir), Some(known), true) = (bin_dir, known, is_prepared) {
-            let now = config.chain_entry(&known.url, known.server_name.as_deref());
+        if let (Some(bin_dir), Some(known), Some(Ok(ranges)), true) = (bin_dir, known, &ranges, is_prepared) {
+            let now = ranges::complete(config.chain_entry(&known.url, known.server_name.as_deref()), ranges);
             let is_due = tested.as_ref() != Some(&(now.clone(), bin_dir.clone()))
                 && failed_at.is_none_or(|at| at.elapsed() > TEST_AGAIN);
             if is_due {
@@ -220,13 +227,18 @@ async fn test_then_publish(
                 }
             }
         } else if !readiness.is_good(Part::SelfTest) {
-            let waits = "waits for the programs, the credentials and the address of the CA";
-            readiness.set(Part::SelfTest, Standing::bad(waits));
+            let waits = "waits for the programs, the credentials, the address of the CA and the ranges of Services";
+            let standing = match ranges {
+                Some(Err(problem)) => Standing::bad(problem).advice(ranges::ADVICE),
+                _ => Standing::bad(waits),
+            };
+            readiness.set(Part::SelfTest, standing);
         }
         tokio::select! {
             _ = changes.changed() => {}
             Ok(()) = places.changed() => {}
             Ok(()) = target.changed() => {}
+            Ok(()) = services.changed() => {}
             () = tokio::time::sleep(RETRY) => {}
         }
     }

@@ -5,8 +5,8 @@
 //! instance run on this node and belong together, that the kernel gives tun devices, network namespaces and routes, that a
 //! UDP port and a user id are free, that the tunnel's configuration is accepted, and that everything is removed again. No
 //! pod, no CA and no other node takes part; that the CA answers is a condition of its own. What differs from a pod: the
-//! instance runs under the plugin itself instead of systemd, and `isolate` and `renumber`, which need a pod's link, are
-//! left out.
+//! instance runs under the plugin itself instead of systemd, and `isolate`, `capture` and `renumber`, which need a pod's
+//! link, are left out.
 
 use std::fs;
 use std::io;
@@ -142,7 +142,7 @@ impl Test<'_> {
 /// The operator's entry, changed so that nothing outside of the node takes part.
 fn configuration(entry: &Map<String, Value>) -> Map<String, Value> {
     let mut config = entry.clone();
-    for key in ["isolate", "renumber", "provisional", "deliverKey", "capabilities"] {
+    for key in ["isolate", "capture", "renumber", "provisional", "deliverKey", "capabilities"] {
         config.shift_remove(key);
     }
     if config.get("overlay").and_then(Value::as_array).is_none_or(Vec::is_empty) {
@@ -238,6 +238,7 @@ mod tests {
             json!({"flow": "init", "provisional": true, "deliverKey": true, "overlay": ["10.42.0.0/16"]}),
             json!({"renumber": true, "isolate": {"ranges": ["10.0.0.0/8"]}, "underlay": "pod", "device": "neb7"}),
             json!({"mode": "lazy", "overlay": ["10.42.0.0/16"], "supervisor": "systemd"}),
+            json!({"capture": {"ranges": ["10.244.0.0/16"]}}),
         ] {
             let config = json!({"ca": {"url": "https://ca"}, "entry": entry});
             let config = Config::parse(&config.to_string()).unwrap();

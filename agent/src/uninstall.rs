@@ -15,6 +15,7 @@ use nebula_cni_plugin::attachment::record::{self, Files, Found, Record};
 use nebula_cni_plugin::clock::{Clock, Deadline, SystemClock};
 use nebula_cni_plugin::enrolment::labels::Program;
 use nebula_cni_plugin::host::Host;
+use nebula_cni_plugin::link::capture::SystemCaptures;
 use nebula_cni_plugin::link::guard::SystemGuards;
 use nebula_cni_plugin::link::host_route::SystemRoutes;
 use nebula_cni_plugin::link::pod_link::SystemLinks;
@@ -165,6 +166,7 @@ fn empty_node(
         routes: &SystemRoutes,
         links: &SystemLinks,
         guards: &SystemGuards,
+        captures: &SystemCaptures,
         labels: &Program,
         plugin_dir: None,
     };

@@ -11,8 +11,8 @@ use nebula_core::counters::Direction;
 use nebula_core::firewall::{Cidr, Policy, PortRange, Protocol, Rule};
 use nebula_core::forward::Offload;
 use nebula_core::simulator::Gate;
-use nebula_core::wire::ip::{FlowKey, protocol};
 use nebula_core::{DropReason, Verdict};
+use nebula_core::{FlowKey, protocol};
 
 /// Rules of every kind that do not match, and a last one that matches packets to ports 54 to 999.
 fn rules(count: u32) -> Vec<Rule> {

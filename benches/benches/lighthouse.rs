@@ -9,12 +9,13 @@ use std::time::Duration;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use nebula_benches::{Go, Host, NO_GO, Step, cpu_time, heap, identity, is_smoke_test, note};
 use nebula_cert::{Curve, Version};
+use nebula_core::LocalIndex;
+use nebula_core::MessageType;
 use nebula_core::Punt;
-use nebula_core::lighthouse::{KnownEndpoints, Server};
+use nebula_core::internals::Server;
+use nebula_core::internals::messages::{Meta, MetaKind};
+use nebula_core::lighthouse::KnownEndpoints;
 use nebula_core::simulator::Authority;
-use nebula_core::tunnel::LocalIndex;
-use nebula_core::wire::header::MessageType;
-use nebula_core::wire::messages::{Meta, MetaKind};
 
 struct Served {
     lighthouse: Host,

@@ -2,8 +2,9 @@
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use nebula_benches::{Go, NO_GO, Step};
-use nebula_core::tunnel::cipher::{AeadKey, Cipher};
-use nebula_core::tunnel::{ReplayWindow, Session, SessionKeys};
+use nebula_core::config::Cipher;
+use nebula_core::internals::AeadKey;
+use nebula_core::internals::{ReplayWindow, Session, SessionKeys};
 
 const HEADER: [u8; 16] = [1; 16];
 

@@ -12,10 +12,10 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use nebula_benches::{NO_GO, Stream, identity, is_smoke_test, note, tcp_super_packet, udp};
 use nebula_cert::Curve;
 use nebula_core::Config;
+use nebula_core::config::Cipher;
 use nebula_core::firewall::Rule;
 use nebula_core::io::{Driver, Options, SocketOptions, Tun, UdpSocket};
 use nebula_core::simulator::Authority;
-use nebula_core::tunnel::cipher::Cipher;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair, sockopt};
 
@@ -63,13 +63,9 @@ impl Ends {
             let peer = Ipv4Addr::new(10, 0, 0, 2 - at as u8).into();
             config.static_hosts = BTreeMap::from([(peer, vec![addresses[1 - at as usize]])]);
             let tun = Tun::from_socket(far).expect("a stand-in for a device");
-            Driver::start(
-                config,
-                Some(tun),
-                sockets,
-                Options { advertise_interfaces: false, raise_priority: true, ..Options::default() },
-            )
-            .expect("a driver")
+            let mut options = Options::default();
+            (options.advertise_interfaces, options.raise_priority) = (false, true);
+            Driver::start(config, Some(tun), sockets, options).expect("a driver")
         });
         let devices = devices.try_into().expect("two ends");
         let ends = Self { devices, _drivers: drivers, lost: 0 };

@@ -87,7 +87,7 @@ def variant(name, go, other, extra):
 
 def ours():
     if not OURS.exists():
-        raise Refused("no release build; run: cargo build --release --bins")
+        raise Refused("no release build; run: cargo build --release --bins --features nebula-cert/cli")
     return OURS
 
 

@@ -4,16 +4,16 @@
 
 use std::process::ExitCode;
 
-use nebula_benches::{Host, Stream, identity, network, tcp_super_packet, udp};
+use nebula_benches::{Host, Stream, capture, identity, network, readdress, service, tcp_super_packet, udp};
 use nebula_cert::{Curve, Version};
+use nebula_core::MessageType;
 use nebula_core::counters::Direction;
 use nebula_core::firewall::Policy;
 use nebula_core::forward::{Offload, Received};
+use nebula_core::internals::messages::{Meta, MetaKind};
 use nebula_core::simulator::{Authority, Gate};
-use nebula_core::wire::header::MessageType;
-use nebula_core::wire::ip::{FlowKey, protocol};
-use nebula_core::wire::messages::{Meta, MetaKind};
 use nebula_core::{DropReason, Punt, Verdict};
+use nebula_core::{FlowKey, protocol};
 
 const WARM_UP: usize = 64;
 const ROUNDS: usize = 256;
@@ -93,6 +93,68 @@ fn inbound(each: usize, (mut packet, offload): (Vec<u8>, Offload)) -> usize {
         b.lane.clear();
     };
     repeat(each, sealed, work)
+}
+
+/// Number of Services in the cluster of a captured host.
+const SERVICES: u32 = 1000;
+
+/// Like [`outbound`], to a Service.
+fn captured_out(each: usize, port: u16, (mut packet, offload): (Vec<u8>, Offload)) -> usize {
+    let (mut a, b) = network(|_| {});
+    capture(&mut a, &b, SERVICES, port);
+    readdress(&mut packet, [10, 0, 0, 1], service(0).octets());
+    let work = |packet: &mut Vec<u8>| {
+        assert_eq!(a.send(packet, offload), Verdict::Transmit);
+        a.lane.clear();
+    };
+    repeat(each, || packet.clone(), work)
+}
+
+/// Like [`inbound`], from a Service.
+fn captured_in(each: usize, port: u16, (mut packet, offload): (Vec<u8>, Offload)) -> usize {
+    let (mut a, mut b) = network(|_| {});
+    b.lane.set_coalesce(true, true);
+    capture(&mut b, &a, SERVICES, port);
+    // The client's port is the destination of the packets that are counted.
+    let mut first = packet.clone();
+    let transport = [packet[22..24].to_vec(), port.to_be_bytes().to_vec()].concat();
+    first[20..24].copy_from_slice(&transport);
+    readdress(&mut first, [10, 0, 0, 2], service(0).octets());
+    assert_eq!(b.send(&mut first, offload), Verdict::Transmit);
+    b.lane.clear();
+    // The server answers from the endpoint's port, which is in the packet by now.
+    packet[20..22].copy_from_slice(&first[22..24]);
+    readdress(&mut packet, [10, 0, 0, 1], [10, 0, 0, 2]);
+    let sealed = || {
+        assert_eq!(a.send(&mut packet.clone(), offload), Verdict::Transmit);
+        a.sent()
+    };
+    let work = |(buffer, slots): &mut (Vec<u8>, Vec<Received>)| {
+        b.receive(buffer, slots);
+        assert_eq!(b.lane.deliveries().len(), 1);
+        b.lane.clear();
+    };
+    let packets = repeat(each, sealed, work);
+    assert_eq!(b.forwarder.translated_flows(), 1);
+    packets
+}
+
+/// The first packet of a flow to a Service.
+fn captured_new_flow() -> usize {
+    let (mut a, b) = network(|_| {});
+    capture(&mut a, &b, SERVICES, 53);
+    let mut port = 1_000;
+    let next = || {
+        port += 1;
+        let mut packet = udp(port, 53, 36);
+        readdress(&mut packet, [10, 0, 0, 1], service(0).octets());
+        packet
+    };
+    let work = |packet: &mut Vec<u8>| {
+        assert_eq!(a.send(packet, Offload::default()), Verdict::Transmit);
+        a.lane.clear();
+    };
+    repeat(1, next, work)
 }
 
 /// A packet that no rule allows out.
@@ -237,13 +299,18 @@ fn handshake(steps: &[fn(&mut Pair)]) -> usize {
 
 type Step = (&'static str, fn() -> usize);
 
-const STEPS: [Step; 16] = [
+const STEPS: [Step; 21] = [
     ("super-packet-out", || outbound(SEGMENTS, super_packet())),
     ("super-packet-in", || inbound(SEGMENTS, super_packet())),
     ("64-bytes-out", || outbound(1, small())),
     ("64-bytes-in", || inbound(1, small())),
     ("1228-bytes-out", || outbound(1, large())),
     ("1228-bytes-in", || inbound(1, large())),
+    ("captured-super-out", || captured_out(SEGMENTS, 5201, super_packet())),
+    ("captured-super-in", || captured_in(SEGMENTS, 5201, super_packet())),
+    ("captured-1228-out", || captured_out(1, 53, large())),
+    ("captured-1228-in", || captured_in(1, 53, large())),
+    ("captured-new-flow", captured_new_flow),
     ("refused", refused),
     ("new-flow", new_flow),
     ("conntrack-lane", || conntrack(1)),

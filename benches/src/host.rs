@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use nebula_cert::{CaPool, Curve, Identity, Version};
+use nebula_core::LocalIndex;
 use nebula_core::firewall::Rule;
 use nebula_core::forward::{Offload, Received};
 use nebula_core::simulator::{Authority, Subject};
-use nebula_core::tunnel::LocalIndex;
-use nebula_core::{Config, Forwarder, Lane, Node, Punt, Transmit, Verdict, WallClock};
+use nebula_core::{Config, Forwarder, Lane, Node, Punt, Seed, Transmit, Verdict, WallClock};
 
 /// Control plane, data plane and one lane of a node.
 pub struct Host {
@@ -41,7 +41,7 @@ impl Host {
         let wall = WallClock { at: now, unix: Duration::from_secs(1_800_000_000) };
         let mut seed = [7; 32];
         seed[..4].copy_from_slice(&number.to_be_bytes());
-        let (node, forwarder) = Node::new(config, now, wall, seed);
+        let (node, forwarder) = Node::new(config, now, wall, Seed::predictable(seed));
         let lane = forwarder.lane();
         Self { node, forwarder, lane, now, overlay: overlay(number).into(), underlay: underlay(number) }
     }

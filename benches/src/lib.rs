@@ -1,5 +1,6 @@
 //! Helpers for the benchmarks: simulated hosts, prepared packets and measured steps.
 
+mod cluster;
 pub mod heap;
 mod host;
 mod packet;
@@ -9,8 +10,9 @@ use std::time::Duration;
 
 use criterion::Criterion;
 
+pub use cluster::{capture, service};
 pub use host::{Host, connect, identity, network};
-pub use packet::{Stream, tcp_acknowledgement, tcp_super_packet, udp};
+pub use packet::{Stream, readdress, tcp_acknowledgement, tcp_super_packet, udp};
 pub use step::{Go, NO_GO, Step, cpu_time, note};
 
 /// Criterion set up for short runs: the whole suite takes less than three minutes.

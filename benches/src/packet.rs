@@ -52,6 +52,19 @@ pub fn udp(from: u16, to: u16, payload: usize) -> Vec<u8> {
     packet
 }
 
+/// Gives a packet another source and destination. A datagram without a checksum gets one, though not the right one.
+pub fn readdress(packet: &mut [u8], source: [u8; 4], destination: [u8; 4]) {
+    packet[12..16].copy_from_slice(&source);
+    packet[16..20].copy_from_slice(&destination);
+    packet[10..12].fill(0);
+    let mut sum: u32 = packet[..20].chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum();
+    sum = (sum & 0xffff) + (sum >> 16);
+    packet[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    if packet[9] == 17 {
+        packet[26..28].copy_from_slice(&[0x12, 0x34]);
+    }
+}
+
 fn ipv4(protocol: u8, len: usize) -> Vec<u8> {
     const DONT_FRAGMENT: u8 = 0x40;
     let mut packet = vec![0; len];

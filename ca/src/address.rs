@@ -1,6 +1,9 @@
 //! Address management: how the overlay address of a pod is computed or allotted, and who may hold one.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    borrow::Cow,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use ipnet::IpNet;
 use nebula_cert::UnixTime;
@@ -119,10 +122,16 @@ pub enum Subject {
         uid: String,
         /// Primary address.
         address: IpAddr,
+        /// Its primary address of the other family, if that is in its certificate.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        other_address: Option<IpAddr>,
         /// The node it runs on: its name in Kubernetes, or else the address its proof came from. None in records of
         /// older releases.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         node: Option<String>,
+        /// Its service account, with Kubernetes.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        service_account: Option<String>,
     },
     /// A pod of the lighthouses' StatefulSet.
     Lighthouse {
@@ -136,7 +145,16 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// Whether this is a pod with the same primary address as the pod `earlier`, and so with its overlay address.
+    /// Names the subject among all others: the UID of a pod, or `host NAME`, which is no UID.
+    #[must_use]
+    pub(crate) fn id(&self) -> Cow<'_, str> {
+        match self {
+            Self::Pod { uid, .. } | Self::Lighthouse { uid, .. } => Cow::Borrowed(uid),
+            Self::Host { name } => Cow::Owned(format!("host {name}")),
+        }
+    }
+
+    /// Whether this is a pod with a primary address of the pod `earlier`, and so with its overlay address.
     ///
     /// A primary network reassigns the address of a pod that is gone. The overlay address must go with it, or the new
     /// pod could not start before the old certificate expires. That the first pod *is* gone must be shown separately.
@@ -145,8 +163,16 @@ impl Subject {
     #[must_use]
     pub(crate) fn has_address_of(&self, earlier: &Self, mode: AddressMode) -> bool {
         match (earlier, self) {
-            (Self::Pod { address: earlier, .. }, Self::Pod { address, .. }) => {
-                mode != AddressMode::Pool && earlier == address
+            (
+                Self::Pod { address: earlier, other_address: earlier_other, .. },
+                Self::Pod { address, other_address, .. },
+            ) => {
+                let is_same = |one: &IpAddr| one == address || Some(*one) == *other_address;
+                match mode {
+                    AddressMode::Pool => false,
+                    AddressMode::Derive => earlier == address,
+                    AddressMode::Same => is_same(earlier) || earlier_other.as_ref().is_some_and(is_same),
+                }
             }
             _ => false,
         }
@@ -237,7 +263,15 @@ mod tests {
 
     fn pod(uid: &str, address: &str) -> Subject {
         let address = address.parse().unwrap();
-        Subject::Pod { namespace: "default".into(), name: "web".into(), uid: uid.into(), address, node: None }
+        Subject::Pod {
+            namespace: "default".into(),
+            name: "web".into(),
+            uid: uid.into(),
+            address,
+            other_address: None,
+            node: None,
+            service_account: None,
+        }
     }
 
     #[test]

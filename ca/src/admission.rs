@@ -204,7 +204,7 @@ mod tests {
     const NOW: UnixTime = 1_800_000_000;
 
     fn proof(token: &str) -> Proof {
-        Proof::Pod { token: token.to_owned(), address: SOURCE }
+        Proof::Pod { token: token.to_owned(), address: SOURCE, other_address: None }
     }
 
     fn waits(admission: &Admission, token: &str, now: UnixTime) -> Result<bool, &'static str> {

@@ -294,11 +294,16 @@ impl Operator<'_> {
     fn allot(&self, name: &str, until: UnixTime, now: UnixTime) -> Result<Vec<IpNet>, String> {
         let hosts = &self.policy.hosts;
         let subject = Subject::Host { name: name.to_owned() };
-        let issued = self.store.all_issued().map_err(text)?;
-        let is_own = |record: &&IssuedRecord| record.subject == subject && record.not_after >= now;
-        let own = issued.iter().map(|(_, record)| record).filter(is_own).max_by_key(|record| record.issued);
-        if let Some(own) = own {
-            return Ok(own.networks.clone());
+        let mut newest: Option<IssuedRecord> = None;
+        let visit = &mut |_, record: IssuedRecord| {
+            let is_own = record.subject == subject && record.not_after >= now;
+            if is_own && newest.as_ref().is_none_or(|newest| newest.issued <= record.issued) {
+                newest = Some(record);
+            }
+        };
+        self.store.each_issued(visit).map_err(text)?;
+        if let Some(own) = newest {
+            return Ok(own.networks);
         }
         let mut reserved = hosts.reserved.clone();
         let tokens = self.store.tokens().map_err(text)?;
@@ -357,9 +362,11 @@ impl Operator<'_> {
         let (fingerprints, is_foreign) = match which.parse::<Fingerprint>() {
             Ok(fingerprint) => (vec![fingerprint], self.store.issued(&fingerprint).map_err(text)?.is_none()),
             Err(_) => {
+                let mut meant = Vec::new();
                 let is_meant = |issued: &IssuedRecord| issued.name == which && issued.not_after >= now;
-                let issued = self.store.all_issued().map_err(text)?;
-                (issued.into_iter().filter(|(_, issued)| is_meant(issued)).map(|(id, _)| id).collect(), false)
+                let visit = &mut |fingerprint, issued| meant.extend(is_meant(&issued).then_some(fingerprint));
+                self.store.each_issued(visit).map_err(text)?;
+                (meant, false)
             }
         };
         if fingerprints.is_empty() {

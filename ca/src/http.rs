@@ -1,5 +1,7 @@
 //! The HTTP API: paths, bodies and statuses; every answer to callers except the health line is JSON.
 
+mod directory;
+
 use std::{sync::Arc, time::Duration};
 
 use axum::{
@@ -10,6 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use nebula_cert::directory::DIRECTORY_PATH;
 use nebula_cert::issuance::{self, CERTIFICATE_PATH, MAX_BODY, MAX_WAIT_SECONDS, RELEASE_PATH, TRUST_PATH};
 use serde::de::DeserializeOwned;
 
@@ -24,6 +27,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         .route(CERTIFICATE_PATH, post(certificate))
         .route(RELEASE_PATH, post(release))
         .route(TRUST_PATH, get(trust))
+        .route(DIRECTORY_PATH, get(directory::directory))
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
         .fallback(async || refuse(&Refusal::NotFound))

@@ -25,7 +25,7 @@ use crate::{
     authority::{Authority, Grant},
     cluster::Cluster,
     pod::KubernetesPolicy,
-    pod::PodFacts,
+    pod::{PodAddresses, PodFacts},
     policy::{LighthousePolicy, PodPolicy, Policy},
     proof::{
         self,
@@ -134,8 +134,8 @@ impl Issuer {
                 let facts = self.vouched(&rules, token, pod, source, now)?;
                 self.issue_for_pod(&rules, &facts, Occasion::Provisional, &request.public_key, now)
             }
-            Proof::Pod { token, address } => {
-                let facts = identified(&rules, token, *address, now)?;
+            Proof::Pod { token, address, other_address } => {
+                let facts = identified(&rules, token, *address, *other_address, now)?;
                 self.issue_for_pod(&rules, &facts, Occasion::First, &request.public_key, now)
             }
             Proof::Lighthouse { token, port } => {
@@ -169,8 +169,8 @@ impl Issuer {
                 let facts = PodFacts::described(pod);
                 (format!("pod {}", facts.shown()), self.valid_of_pod(&facts, node.as_deref(), now)?)
             }
-            Proof::Pod { token, address } => {
-                let facts = identified(&rules, token, *address, now)?;
+            Proof::Pod { token, address, other_address } => {
+                let facts = identified(&rules, token, *address, *other_address, now)?;
                 (format!("pod {}", facts.shown()), self.valid_of_pod(&facts, None, now)?)
             }
             // Its certificate is proof enough.
@@ -185,23 +185,25 @@ impl Issuer {
         let rules = self.rules();
         let Some(cluster) = &rules.cluster else { return Ok(Vec::new()) };
         // Read the ledger first: a pod created in the meantime is then missing from it, rather than from the pod list.
-        let issued = self.store.all_issued().map_err(|error| self.failed(&error))?;
+        let mut valid = Vec::new();
+        self.each_valid(now, |fingerprint, record| match record.subject {
+            Subject::Pod { .. } | Subject::Lighthouse { .. } => valid.push((fingerprint, record.subject)),
+            Subject::Host { .. } => {}
+        })?;
         let existing = cluster.all_pods()?;
         let mut gone = Vec::new();
-        for (fingerprint, record) in issued {
-            let (Subject::Pod { namespace, name, uid, .. } | Subject::Lighthouse { namespace, name, uid }) =
-                &record.subject
+        for (fingerprint, subject) in valid {
+            let (Subject::Pod { namespace, name, uid, .. } | Subject::Lighthouse { namespace, name, uid }) = &subject
             else {
                 continue;
             };
-            let is_over = record.revoked.is_some() || record.not_after < now;
-            if is_over || existing.contains(&(namespace.clone(), name.clone(), uid.clone())) {
+            if existing.contains(&(namespace.clone(), name.clone(), uid.clone())) {
                 continue;
             }
             // Lists may be stale; the object itself is not.
             if cluster.pod(namespace, name)?.is_none_or(|pod| !pod.is(uid)) {
                 self.store.revoke(&[fingerprint], now).map_err(|error| self.failed(&error))?;
-                gone.push(GivenBack { subject: record.subject.to_string(), fingerprints: vec![fingerprint] });
+                gone.push(GivenBack { subject: subject.to_string(), fingerprints: vec![fingerprint] });
             }
         }
         Ok(gone)
@@ -253,6 +255,16 @@ impl Issuer {
         self.check_node_token(token)?;
         node::check_pod(pod)?;
         Ok(PodFacts { node: Some(node_at(source)), is_vouched_by_node: true, ..PodFacts::described(pod) })
+    }
+
+    /// The node whose agent presents `token`.
+    pub(crate) fn node(&self, token: &str, source: IpAddr, now: UnixTime) -> Result<String, Refusal> {
+        let rules = self.rules();
+        if let Some((cluster, settings)) = rules.kubernetes() {
+            return node::agent(cluster, settings, token, now);
+        }
+        self.check_node_token(token)?;
+        Ok(node_at(source))
     }
 
     fn check_node_token(&self, token: &str) -> Result<(), Refusal> {
@@ -365,8 +377,8 @@ impl Issuer {
                     Recorded { subject: &record.subject, pod: None, token: None, provisional: false, kept: None };
                 self.sign_and_record(rules, &grant, recorded, public_key, now)
             }
-            Subject::Pod { namespace, name, uid, address, .. } => {
-                let pod = Pod { namespace, name, uid, address };
+            Subject::Pod { namespace, name, uid, address, other_address, .. } => {
+                let pod = Pod { namespace, name, uid, address, other_address };
                 let facts = match rules.kubernetes() {
                     None => PodFacts { node: Some(node_at(source)), ..PodFacts::described(&pod) },
                     Some((cluster, settings)) => match cluster.pod(&pod.namespace, &pod.name)? {
@@ -395,6 +407,7 @@ impl Issuer {
         };
         policy.check_pod(pod)?;
         policy.check_pod_address(pod.address)?;
+        let addresses = PodAddresses { first: pod.address, other: policy.other_address(pod)? };
         // A name stays with its UID for good. The address may change: a recreated sandbox keeps the UID but not the
         // address.
         if let Some(known) = self.store.pod(&pod.uid).map_err(|error| self.failed(&error))?
@@ -410,8 +423,10 @@ impl Issuer {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             uid: pod.uid.clone(),
-            address: pod.address,
+            address: addresses.first,
+            other_address: addresses.other,
             node: pod.node.clone(),
+            service_account: pod.confirmed.as_ref().map(|confirmed| confirmed.service_account.clone()),
         };
         let (name, life) = (policy.name(pod)?, policy.life(pod));
         let kept = policy.stable.and_then(|seconds| Some((pod.kept_name()?, seconds)));
@@ -422,8 +437,9 @@ impl Issuer {
             self.check_quota(pod, now)?;
         }
         let allottee = Allottee { subject: &subject, kept_name: kept.as_ref().map(|(name, _)| name.as_str()) };
-        let networks = self.networks(rules, policy, &allottee, pod.address, now)?;
-        pod.check_address(&networks)?;
+        let networks = self.networks(rules, policy, &allottee, addresses, now)?;
+        // In mode `same` there is no other address by which the API server could know the pod.
+        pod.check_address(if policy.address == AddressMode::Same { &[] } else { &networks })?;
         if let Occasion::Renewal(present) = occasion
             && (present.name() != name || present.networks() != networks)
         {
@@ -457,12 +473,12 @@ impl Issuer {
         rules: &Rules,
         policy: &PodPolicy,
         pod: &Allottee<'_>,
-        address: IpAddr,
+        addresses: PodAddresses,
         now: UnixTime,
     ) -> Result<Vec<ipnet::IpNet>, Refusal> {
         match policy.address {
-            AddressMode::Derive => policy.derive(address),
-            AddressMode::Same => policy.same(address),
+            AddressMode::Derive => policy.derive(addresses.first),
+            AddressMode::Same => policy.same(addresses),
             AddressMode::Pool => {
                 let pool = Pool { prefixes: &policy.overlay, reserved: &policy.reserved };
                 // An address is free again only after the longest possible life, whatever life this certificate gets.
@@ -620,13 +636,15 @@ impl Issuer {
     /// is given, for that node. The caller was authorized by the pod's name, but certificates are found by the UID:
     /// both must mean the same pod.
     fn valid_of_pod(&self, pod: &PodFacts, node: Option<&str>, now: UnixTime) -> Result<Vec<Fingerprint>, Refusal> {
-        let issued = self.store.all_issued().map_err(|error| self.failed(&error))?;
-        let mut valid = Vec::new();
-        for (fingerprint, record) in issued {
-            let Subject::Pod { namespace, name, uid, node: theirs, .. } = &record.subject else { continue };
-            if uid != &pod.uid || record.revoked.is_some() || record.not_after < now {
-                continue;
+        let mut theirs = Vec::new();
+        self.each_valid(now, |fingerprint, record| {
+            if matches!(&record.subject, Subject::Pod { uid, .. } if *uid == pod.uid) {
+                theirs.push((fingerprint, record.subject));
             }
+        })?;
+        let mut valid = Vec::new();
+        for (fingerprint, subject) in theirs {
+            let Subject::Pod { namespace, name, uid, node: theirs, .. } = &subject else { continue };
             if (namespace, name) != (&pod.namespace, &pod.name) {
                 return Err(Refusal::PodUidConflict { uid: uid.clone(), known: format!("{namespace}/{name}") });
             }
@@ -638,6 +656,23 @@ impl Issuer {
             valid.push(fingerprint);
         }
         Ok(valid)
+    }
+
+    /// Visits the certificates that are neither blocked nor expired.
+    fn each_valid(&self, now: UnixTime, mut visit: impl FnMut(Fingerprint, IssuedRecord)) -> Result<(), Refusal> {
+        let visit = &mut |fingerprint, record: IssuedRecord| {
+            if record.revoked.is_none() && record.not_after >= now {
+                visit(fingerprint, record);
+            }
+        };
+        self.store.each_issued(visit).map_err(|error| self.failed(&error))
+    }
+
+    /// How many certificates are neither blocked nor expired.
+    pub(crate) fn count_valid(&self, now: UnixTime) -> Result<usize, Refusal> {
+        let mut count = 0;
+        self.each_valid(now, |_, _| count += 1)?;
+        Ok(count)
     }
 
     fn failed(&self, error: &StoreError) -> Refusal {
@@ -678,9 +713,15 @@ fn is_for_key(record: &IssuedRecord, public_key: &[u8]) -> bool {
 }
 
 /// The pod that proves its own identity.
-fn identified(rules: &Rules, token: &str, address: IpAddr, now: UnixTime) -> Result<PodFacts, Refusal> {
+fn identified(
+    rules: &Rules,
+    token: &str,
+    address: IpAddr,
+    other_address: Option<IpAddr>,
+    now: UnixTime,
+) -> Result<PodFacts, Refusal> {
     let (cluster, settings) = rules.kubernetes().ok_or(Refusal::PodProofDisabled)?;
-    proof::pod::identify(cluster, settings, token, address, now)
+    proof::pod::identify(cluster, settings, token, (address, other_address), now)
 }
 
 /// Whether the pod `holder` is shown to be gone, or no longer to have the address that `pod` wants.
@@ -689,7 +730,7 @@ fn identified(rules: &Rules, token: &str, address: IpAddr, now: UnixTime) -> Res
 /// next pod at the address, since it reassigned that address. Without Kubernetes, only that node can, unless the
 /// holder's certificates are blocked anyway.
 fn has_left(rules: &Rules, holder: &Subject, wanted: IpAddr, is_silent: bool, pod: &PodFacts) -> Result<bool, Refusal> {
-    let Subject::Pod { namespace, name, uid, address, node } = holder else { return Ok(false) };
+    let Subject::Pod { namespace, name, uid, address, other_address, node, .. } = holder else { return Ok(false) };
     let Some((cluster, _)) = rules.kubernetes() else {
         return Ok(is_silent || (pod.is_vouched_by_node && pod.node.is_some() && pod.node == *node));
     };
@@ -698,7 +739,9 @@ fn has_left(rules: &Rules, holder: &Subject, wanted: IpAddr, is_silent: bool, po
         _ => return Ok(true),
     };
     let reported = found.addresses();
-    let has_moved = !reported.is_empty() && !reported.contains(address) && !reported.contains(&wanted);
+    // A pod that still has its address of the other family may have lost this one.
+    let theirs = if *other_address == Some(wanted) { &wanted } else { address };
+    let has_moved = !reported.is_empty() && !reported.contains(theirs) && !reported.contains(&wanted);
     let is_open = reported.is_empty() || found.is_ending();
     let is_own = pod.is_vouched_by_node && pod.node.as_ref() == Some(&found.spec.node_name);
     Ok(has_moved || (is_open && is_own))

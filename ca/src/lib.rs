@@ -14,6 +14,7 @@
 
 mod address;
 mod admission;
+mod agents;
 mod audit;
 mod authority;
 #[cfg_attr(not(feature = "kubernetes"), allow(dead_code, reason = "asked by nobody without the feature"))]
@@ -25,6 +26,7 @@ mod directory;
 mod http;
 mod init;
 mod issuer;
+mod members;
 mod metrics;
 mod page;
 mod pod;

@@ -19,6 +19,7 @@ pub(crate) struct Gauges {
     pub(crate) waiting: usize,
     pub(crate) ready: bool,
     pub(crate) lighthouses: usize,
+    pub(crate) members: usize,
 }
 
 impl Metrics {
@@ -52,7 +53,12 @@ impl Metrics {
         );
         gauge("nebula_ca_certificates_blocked", "Length of the blocklist.", number(gauges.blocked));
         gauge("nebula_ca_expiry_timestamp_seconds", "When the signing CA expires.", gauges.ca_expires);
-        gauge("nebula_ca_trust_waiting", "Callers that wait for a change of the trust.", number(gauges.waiting));
+        gauge(
+            "nebula_ca_trust_waiting",
+            "Callers that wait for a change of the trust or the directory.",
+            number(gauges.waiting),
+        );
+        gauge("nebula_ca_directory_members", "Holders of certificates in the directory.", number(gauges.members));
         gauge("nebula_ca_lighthouses", "Lighthouses that are announced.", number(gauges.lighthouses));
         gauge("nebula_ca_ready", "Whether certificates can be issued.", i64::from(gauges.ready));
         text

@@ -20,12 +20,23 @@ pub struct PodFacts {
     pub uid: String,
     /// Primary address.
     pub address: IpAddr,
+    /// Address of the other family, if there is one.
+    pub other_address: Option<IpAddr>,
     /// The node it runs on: its name in Kubernetes, or else the address its proof came from.
     pub(crate) node: Option<String>,
     /// Whether that node vouches for it.
     pub(crate) is_vouched_by_node: bool,
     /// What the API server reports; `None` without Kubernetes.
     pub(crate) confirmed: Option<Confirmed>,
+}
+
+/// The primary addresses of a pod that count for its certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PodAddresses {
+    /// The first one.
+    pub first: IpAddr,
+    /// The one of the other family.
+    pub other: Option<IpAddr>,
 }
 
 /// What the API server says about a pod.
@@ -51,6 +62,7 @@ impl PodFacts {
             name: pod.name.clone(),
             uid: pod.uid.clone(),
             address: pod.address.to_canonical(),
+            other_address: pod.other_address.map(|other| other.to_canonical()),
             node: None,
             is_vouched_by_node: false,
             confirmed: None,
@@ -74,10 +86,13 @@ impl PodFacts {
         }
         if settings.node_ranges && is_name(&found.spec.node_name) {
             let ranges = cluster.node_ranges(&found.spec.node_name)?;
-            // A dual-stack node has a range per family; if one is not known, addresses of that family are not checked.
-            let mut family = ranges.iter().filter(|range| range.addr().is_ipv4() == facts.address.is_ipv4()).peekable();
-            if family.peek().is_some() && !family.any(|range| range.contains(&facts.address)) {
-                return Err(Refusal::OutsideNodeRanges { address: facts.address, node: found.spec.node_name });
+            for address in [Some(facts.address), facts.other_address].into_iter().flatten() {
+                // A dual-stack node has a range per family; if one is not known, addresses of that family are not
+                // checked.
+                let mut family = ranges.iter().filter(|range| range.addr().is_ipv4() == address.is_ipv4()).peekable();
+                if family.peek().is_some() && !family.any(|range| range.contains(&address)) {
+                    return Err(Refusal::OutsideNodeRanges { address, node: found.spec.node_name });
+                }
             }
         }
         let (addresses, lacks_sandbox) = (found.addresses(), found.lacks_sandbox());
@@ -106,6 +121,18 @@ impl PodFacts {
         } else {
             Err(Refusal::AddressMismatch { address: self.address, pod: self.shown() })
         }
+    }
+
+    /// The address of the other family, unless the API server shows the pod's addresses without it: a cluster of one
+    /// family does not report what its network gives to pods besides. As with the first address, the word of the pod's
+    /// node is enough where the API server cannot know it yet.
+    pub(crate) fn confirmed_other_address(&self) -> Option<IpAddr> {
+        self.other_address.filter(|other| {
+            self.confirmed.as_ref().is_none_or(|confirmed| {
+                let is_next_sandbox = self.is_vouched_by_node && confirmed.lacks_sandbox;
+                confirmed.addresses.is_empty() || is_next_sandbox || confirmed.addresses.contains(other)
+            })
+        })
     }
 
     /// The name for which its address is kept, if it has one.

@@ -35,6 +35,10 @@ pub enum Refusal {
     #[error("the certificate this token was used for has been revoked; make a new token if the host may come back")]
     CertificateRevoked,
 
+    #[error("the directory is for node agents: send the node's token as \"Authorization: Bearer TOKEN\"")]
+    NoNodeToken,
+    #[error("{0} has too many answers open; read those first")]
+    TooManyAnswers(String),
     #[error("the node token is not the one of this CA; copy node.token from the CA's directory to the node again")]
     BadNodeToken,
     #[error("this CA accepts no node proof: its directory has no node.token, or it was started before that was there")]
@@ -172,6 +176,7 @@ impl Refusal {
     pub fn retry_after(&self) -> Option<i64> {
         match self {
             Self::TooManyCertificates { wait, .. } => Some(*wait),
+            Self::TooManyAnswers(_) => Some(1),
             _ => None,
         }
     }
@@ -195,6 +200,8 @@ impl Refusal {
             Self::TokenExpired(_) => ("token_expired", 401),
             Self::TokenUsed => ("token_used", 409),
             Self::CertificateRevoked => ("certificate_revoked", 403),
+            Self::NoNodeToken => ("no_node_token", 401),
+            Self::TooManyAnswers(_) => ("too_many_answers", 429),
             Self::BadNodeToken => ("bad_node_token", 401),
             Self::NodeProofDisabled => ("node_proof_disabled", 403),
             Self::PodsDisabled => ("pods_disabled", 403),

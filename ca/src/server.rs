@@ -9,6 +9,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use nebula_cert::{
+    directory::DIRECTORY_PATH,
     issuance::{MAX_WAIT_SECONDS, TRUST_PATH},
     with_causes,
 };
@@ -77,7 +78,11 @@ impl Server {
         let service = Arc::new(Service::new(issuer, settings, tls));
         {
             let service = Arc::clone(&service);
-            let refreshed = tokio::task::spawn_blocking(move || service.refresh_trust()).await;
+            let refreshed = tokio::task::spawn_blocking(move || {
+                service.refresh_trust();
+                service.follow_members();
+            })
+            .await;
             refreshed.map_err(|error| StoreError::File(io::Error::other(error)))?;
         }
         let connections = Arc::new(Connections::new(connections::raise_descriptor_limit()));
@@ -122,6 +127,7 @@ impl Server {
                 prune_for_ever(&service),
                 refresh_for_ever(&service),
                 block_for_ever(&service),
+                for_ever(&service, FOLLOW_MEMBERS_EVERY, Service::follow_members),
                 for_ever(&service, FOLLOW_LIGHTHOUSES_EVERY, Service::follow_lighthouses),
                 for_ever(&service, PUBLISH_TRUST_EVERY, Service::publish_trust),
                 for_ever(&service, RECOVER_EVERY, Service::recover),
@@ -238,8 +244,8 @@ impl Connection {
         }
         let inner = TowerToHyperService::new(router);
         let bounded = hyper::service::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-            // Clients that follow the trust bundle may be waiting for a change.
-            let waits = request.uri().path() == TRUST_PATH && request.uri().query().is_some();
+            // Clients that follow the trust bundle or the directory may be waiting for a change.
+            let waits = [TRUST_PATH, DIRECTORY_PATH].contains(&request.uri().path()) && request.uri().query().is_some();
             let within = REQUEST_WITHIN + if waits { Duration::from_secs(MAX_WAIT_SECONDS) } else { Duration::ZERO };
             let answer = hyper::service::Service::call(&inner, request);
             async move {
@@ -382,6 +388,8 @@ const MAX_HEADER_BYTES: usize = 16 * 1024;
 const PRUNE_EVERY: Duration = Duration::from_secs(3_600);
 const REFRESH_EVERY: Duration = Duration::from_secs(10);
 const REFRESH_SHARED_EVERY: Duration = Duration::from_secs(1);
+/// Half of what a change at another replica may take to be told.
+const FOLLOW_MEMBERS_EVERY: Duration = Duration::from_millis(500);
 const FOLLOW_LIGHTHOUSES_EVERY: Duration = Duration::from_secs(10);
 const PUBLISH_TRUST_EVERY: Duration = Duration::from_secs(30);
 const LOOK_FOR_DELETED_EVERY: Duration = Duration::from_secs(30);

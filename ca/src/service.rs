@@ -20,11 +20,13 @@ use tokio::sync::{Semaphore, watch};
 use crate::{
     address::Subject,
     admission::{Admission, Turn},
+    agents::Agents,
     audit::{AuditLog, Event},
     connections::Caller,
     control::{Command, CommandOutcome, Operator},
     directory::AUDIT_LOG,
     issuer::{GivenBack, Issued, Issuer},
+    members::Members,
     metrics::{Gauges, Metrics},
     page::{self, Page, RefusalNote, Shown, View},
     proof::token::TokenHash,
@@ -51,6 +53,8 @@ pub(crate) struct Service {
     /// Number of consecutive failed attempts to recover the store.
     lost_attempts: AtomicU32,
     trust: watch::Sender<Option<Arc<Trust>>>,
+    members: Members,
+    agents: Arc<Agents>,
     waiting: Semaphore,
     refreshing: Mutex<()>,
     /// What was wrong with the last attempt to publish the trust in a ConfigMap.
@@ -72,6 +76,8 @@ impl Service {
             last_refusals: Mutex::default(),
             lost_attempts: AtomicU32::new(0),
             trust: watch::Sender::new(None),
+            members: Members::new(),
+            agents: Arc::default(),
             waiting: Semaphore::new(MAX_WAITING),
             refreshing: Mutex::default(),
             unpublished: Mutex::default(),
@@ -93,16 +99,54 @@ impl Service {
         self.trust.subscribe()
     }
 
-    /// Limits how many callers wait for a change of the trust bundle; closed when the service stops.
+    /// Who is in the network. Does not block.
+    pub(crate) fn members(&self) -> &Members {
+        &self.members
+    }
+
+    /// The agents that read the directory. Does not block.
+    pub(crate) fn agents(&self) -> &Arc<Agents> {
+        &self.agents
+    }
+
+    /// The node whose agent was shown to have this token a moment ago. Does not block.
+    pub(crate) fn known_agent(&self, token: &str) -> Option<String> {
+        self.agents.node_of(&TokenHash::of(token), time::now())
+    }
+
+    /// Limits how many callers wait for a change; closed when the service stops.
     pub(crate) fn waiting(&self) -> &Semaphore {
         &self.waiting
     }
 
-    /// Wakes all callers that wait for a change of the trust bundle.
+    /// Wakes all callers that wait for a change.
     pub(crate) fn stop_waiting(&self) {
         self.waiting.close();
         // A waiting caller checks again, and finds the semaphore closed.
         self.trust.send_modify(|_| {});
+        self.members.wake();
+    }
+
+    /// Takes over who joined or left, here or by another service on the same ledger.
+    pub(crate) fn follow_members(&self) {
+        self.members.follow(self.issuer.store.as_ref(), time::now());
+    }
+
+    /// The node whose agent has the token of `proof`, whose turn has come.
+    pub(crate) fn agent(&self, proof: &Proof, token: &str, caller: Caller, _turn: Turn) -> Result<String, Refusal> {
+        let now = time::now();
+        match self.issuer.node(token, caller.0, now) {
+            Ok(node) => {
+                self.admission.was_good(proof, now);
+                self.agents.is_of(TokenHash::of(token), &node, now);
+                self.metrics.count("directory", kind(proof), "admitted");
+                Ok(node)
+            }
+            Err(refusal) => {
+                self.refuse("directory", proof, &refusal, caller, now)?;
+                Err(refusal)
+            }
+        }
     }
 
     /// Rebuilds the trust bundle; wakes waiters if it changed.
@@ -156,6 +200,9 @@ impl Service {
                         );
                     }
                 }
+                if !issued.is_repeat {
+                    self.follow_members();
+                }
                 if !issued.displaced.is_empty() || matches!(issued.record.subject, Subject::Lighthouse { .. }) {
                     self.refresh_trust();
                 }
@@ -175,6 +222,7 @@ impl Service {
                 self.metrics.count("release", kind, "released");
                 self.note_ended("released", &given_back, caller.0.to_string(), Some(describe(&release.proof)), now);
                 self.refresh_trust();
+                self.follow_members();
                 let fingerprints = given_back.fingerprints.iter().map(ToString::to_string).collect();
                 Ok(Released { fingerprints })
             }
@@ -224,6 +272,7 @@ impl Service {
                     self.note_ended("pod_deleted", given_back, "kubernetes".to_owned(), None, now);
                 }
                 self.refresh_trust();
+                self.follow_members();
             }
             Err(refusal) => tracing::warn!(%refusal, "cannot tell which pods were deleted"),
         }
@@ -316,6 +365,7 @@ impl Service {
         let answer = Operator { store, authorities, policy, audit }.obey(command, time::now());
         if let CommandOutcome::Revoked { .. } = answer {
             self.refresh_trust();
+            self.follow_members();
         }
         answer
     }
@@ -338,13 +388,13 @@ impl Service {
     /// Renders the metrics.
     pub(crate) fn metrics(&self) -> Result<String, Refusal> {
         let now = time::now();
-        let issued = self.issuer.store.all_issued().map_err(|_| Refusal::Internal)?;
         let gauges = Gauges {
-            valid: issued.iter().filter(|(_, record)| record.revoked.is_none() && record.not_after >= now).count(),
+            valid: self.issuer.count_valid(now)?,
             blocked: self.issuer.store.blocklist(now).map_err(|_| Refusal::Internal)?.len(),
             ca_expires: self.issuer.rules().authority.certificate().not_after(),
             waiting: MAX_WAITING.saturating_sub(self.waiting.available_permits()),
             ready: self.issuer.health(now).is_ok(),
+            members: self.members.count(),
             lighthouses: self.trust.borrow().as_ref().map_or(0, |trust| trust.body.lighthouses.len()),
         };
         Ok(self.metrics.text(&gauges))

@@ -92,7 +92,7 @@ fn check(document: &Value) -> Vec<String> {
 }
 
 /// Everything that the chart made, and what was written by hand.
-const ALL: [&str; 8] = [NEBULA, REPLICAS, UNINSTALL, EVERY_OPTION, OUTSIDE, NAMESPACE, INJECTION, POD];
+const ALL: [&str; 9] = [NEBULA, REPLICAS, UNINSTALL, EVERY_OPTION, OUTSIDE, CAPTURE, NAMESPACE, INJECTION, POD];
 const NEBULA: &str = "kubernetes/nebula.yaml";
 const REPLICAS: &str = "kubernetes/nebula-replicas.yaml";
 const UNINSTALL: &str = "kubernetes/uninstall.yaml";
@@ -103,6 +103,8 @@ const POD: &str = "kubernetes/pod.yaml";
 const EVERY_OPTION: &str = "../.ci/chart/other.yaml";
 /// Rendered from `.ci/chart/outside-values.yaml`: CA and lighthouses are not part of the installation.
 const OUTSIDE: &str = "../.ci/chart/outside.yaml";
+/// Rendered from `.ci/chart/capture-values.yaml`.
+const CAPTURE: &str = "../.ci/chart/capture.yaml";
 
 /// The object of this kind and name.
 fn object(path: &str, kind: &str, name: &str) -> Option<Value> {
@@ -154,6 +156,15 @@ fn every_field_of_every_manifest_is_known_to_the_api() {
         }
     }
     assert!(count >= 90, "{count} documents");
+}
+
+#[test]
+fn with_capture_certificates_are_for_the_addresses_of_pods() {
+    let policy: Value = serde_json::from_str(&text_of(CAPTURE, "nebula-ca", "policy.jsonc")).expect("JSON");
+    assert_eq!((&policy["pods"]["address"], &policy["pods"]["overlay"]), (&json!("same"), &json!(["10.244.0.0/16"])));
+    let agent: Value = serde_json::from_str(&text_of(CAPTURE, "nebula-cni-agent", "agent.json")).expect("JSON");
+    assert_eq!(agent["entry"]["overlay"], policy["pods"]["overlay"]);
+    assert!(agent["entry"]["capture"].is_object());
 }
 
 #[test]

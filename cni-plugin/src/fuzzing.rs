@@ -2,7 +2,8 @@
 
 use crate::{
     link::{host_route, pod_link},
-    netlink, supervisor,
+    netlink::{self, nftables, policy},
+    supervisor,
 };
 
 /// Decodes a message of the system bus.
@@ -10,11 +11,13 @@ pub fn dbus(data: &[u8]) {
     supervisor::fuzz_dbus(data);
 }
 
-/// Decodes a netlink datagram of the kernel: acknowledgements, links and routes.
+/// Decodes a netlink datagram of the kernel: acknowledgements, links, routes, rules and chains.
 pub fn netlink(data: &[u8]) {
     netlink::answers(data).for_each(drop);
     for body in netlink::messages(data).map(|message| message.body).chain([data]) {
         host_route::fuzz(body);
         pod_link::fuzz(body);
+        policy::fuzz(body);
+        nftables::fuzz(body);
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::clock::Clock;
 use crate::enrolment::labels::LabelSource;
+use crate::link::capture::Captures;
 use crate::link::guard::Guards;
 use crate::link::host_route::Routes;
 use crate::link::pod_link::Links;
@@ -28,6 +29,8 @@ pub struct Host<'a> {
     pub links: &'a dyn Links,
     /// The rules on those links.
     pub guards: &'a dyn Guards,
+    /// What sends captured traffic to the tunnel, and the rules that go with it.
+    pub captures: &'a dyn Captures,
     /// Labels of pods and namespaces.
     pub labels: &'a dyn LabelSource,
     /// The directory of the plugin's own binary.

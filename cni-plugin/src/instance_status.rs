@@ -40,6 +40,20 @@ pub struct Status {
     /// The pod's init container should have shown its token long ago.
     #[serde(default)]
     pub init_overdue: bool,
+    /// The cluster table of a captured pod.
+    pub table: Option<ClusterTable>,
+}
+
+/// A part of what the status document says about the cluster table.
+#[derive(Debug, Clone, Deserialize)]
+pub struct ClusterTable {
+    /// `used`, `kept` (the one that was written last cannot be used) or `missing`.
+    #[serde(default)]
+    pub state: String,
+    /// Version of the table in use.
+    pub version: Option<u64>,
+    /// Why the file that is there is not used.
+    pub problem: Option<String>,
 }
 
 /// A part of what the status document says about the certificate.

@@ -40,6 +40,10 @@ pub struct LaunchSpec {
     /// What the pod may reach besides the overlay; `None` if the pod is not isolated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub isolate: Option<Isolate>,
+    /// Which of the pod's traffic goes through the tunnel although its programs use the addresses of the primary network;
+    /// `None` if there is no capture. See [`Capture`] for what the instance does about it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub capture: Option<Capture>,
     /// Whether the pod's address in Kubernetes is its overlay address; packets for it then also arrive on the pod's own
     /// interface.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -144,6 +148,50 @@ pub struct Isolate {
     /// Addresses the kubelet's probes come from; by default the node's own address on the way to the pod.
     pub probes: Vec<IpAddr>,
 }
+
+/// Capture of a pod's traffic to other pods and to Services, whatever address its programs use.
+///
+/// The plugin makes the routing rule of the pod (`not fwmark MARK/MARK_MASK lookup ROUTE_TABLE`), the routes of that
+/// table that do not need the device, the rule that marks what arrives on the pod's own interface, and the guard on the
+/// node's side. The instance makes the device without an address and routes `ranges` and `services` to it in
+/// [`ROUTE_TABLE`], with `sources` as their preferred source addresses. Packets that it passes through to the primary
+/// network carry [`MARK`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Capture {
+    /// Addresses of pods.
+    pub ranges: Vec<IpNet>,
+    /// Cluster IPs of Services.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub services: Vec<IpNet>,
+    /// The pod's own addresses, at most one of each family.
+    pub sources: Vec<IpAddr>,
+    /// Flows to what is known not to be enrolled.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub clear: Clear,
+    /// The cluster table, which the node agent writes and replaces by rename.
+    pub table: PathBuf,
+}
+
+/// What becomes of a captured pod's flows to what is known not to be enrolled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Clear {
+    /// They are passed through to the primary network.
+    #[default]
+    Allow,
+    /// They are refused.
+    Deny,
+}
+
+/// Mark of packets in a captured pod that stay on the primary network; one bit, under [`MARK_MASK`].
+pub const MARK: u32 = 0x2000_0000;
+/// Mask under which [`MARK`] is set and compared.
+pub const MARK_MASK: u32 = 0x2000_0000;
+/// Routing table of a captured pod, in its own network namespace.
+pub const ROUTE_TABLE: u32 = 20_034;
+/// Default path of the cluster table.
+pub const CLUSTER_TABLE: &str = "/run/nebula-cni/cluster/table";
 
 /// When an instance is ready, in [`Flow::Node`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -294,6 +342,23 @@ mod tests {
         assert!(serde_json::from_str::<LaunchSpec>(&unknown).unwrap_err().to_string().contains("unknown field"));
         let missing = OF_THE_RELEASE_BEFORE.replacen("\"ifname\":\"eth0\",", "", 1);
         assert!(serde_json::from_str::<LaunchSpec>(&missing).is_err());
+    }
+
+    #[test]
+    fn capture_is_written_only_when_it_is_on_and_without_what_is_the_default() {
+        let capture: Capture = serde_json::from_str(
+            r#"{"ranges":["10.244.0.0/16"],"sources":["10.244.1.7"],"table":"/run/nebula-cni/cluster/table"}"#,
+        )
+        .unwrap();
+        assert_eq!(capture.clear, Clear::Allow);
+        let mut spec: LaunchSpec = serde_json::from_str(OF_THE_RELEASE_BEFORE).unwrap();
+        assert_eq!(spec.capture, None);
+        spec.capture = Some(capture);
+        let text = serde_json::to_string(&spec).unwrap();
+        assert!(text.contains(r#""sources":["10.244.1.7"],"table":"#), "{text}");
+        assert_eq!(serde_json::from_str::<LaunchSpec>(&text).unwrap(), spec);
+        let strict = text.replacen(r#""sources""#, r#""clear":"deny","colour":1,"sources""#, 1);
+        assert!(serde_json::from_str::<LaunchSpec>(&strict).unwrap_err().to_string().contains("colour"));
     }
 
     #[test]

@@ -4,9 +4,11 @@
 
 pub mod attachment;
 pub mod clock;
+pub mod cluster_table;
 pub mod enrolment;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod handoff;
 mod hash;
 pub mod host;
 pub mod instance_status;

@@ -65,6 +65,8 @@ pub mod code {
     pub const CA_UNUSABLE: u32 = 116;
     /// The pod cannot be isolated, or is no longer isolated.
     pub const ISOLATION: u32 = 115;
+    /// The pod's traffic cannot be captured, or is no longer captured.
+    pub const CAPTURE: u32 = 118;
     /// The node's route to a renumbered pod is missing.
     pub const HOST_ROUTE: u32 = 113;
     /// The pod's certificate is no longer valid.

@@ -14,10 +14,11 @@ use nebula_cert::{CaPool, Certificate, Identity, VerifiedCertificate};
 use nebula_core::config::Cipher;
 use nebula_core::firewall::{Policy, Rule};
 use nebula_core::forward::Received;
-use nebula_core::tunnel::cipher::AeadKey;
-use nebula_core::tunnel::{LocalIndex, RemoteIndex, SessionKeys};
-use nebula_core::wire::header::{HEADER_LEN, Header, MessageType};
-use nebula_core::{Config, Forwarder, Node, Punt, WallClock};
+use nebula_core::internals::AeadKey;
+use nebula_core::internals::SessionKeys;
+use nebula_core::internals::header::{HEADER_LEN, Header, MessageType};
+use nebula_core::{Config, Forwarder, Node, Punt, Seed, WallClock};
+use nebula_core::{LocalIndex, RemoteIndex};
 use serde_json::Value;
 
 /// The first input byte selects the recording. After that, one byte before each recorded datagram says how many hostile
@@ -95,7 +96,8 @@ impl Replay {
         config.lighthouse.am_lighthouse = true;
         config.firewall = Policy { inbound: vec![Rule::any()], outbound: vec![Rule::any()], ..Policy::default() };
         let now = crate::pair::start();
-        let (node, forwarder) = Node::new(config, now, WallClock { at: now, unix: RECORDED_AT }, [1; 32]);
+        let (node, forwarder) =
+            Node::new(config, now, WallClock { at: now, unix: RECORDED_AT }, Seed::predictable([1; 32]));
         let certificate = Certificate::from_pem(text("initiator_certificate").as_bytes()).expect("a certificate");
         let peer = trust.verify(certificate, RECORDED_AT.as_secs().cast_signed()).expect("it is valid then");
         let initiator_index = number(&recording["initiator_index"]);
@@ -225,7 +227,7 @@ impl Replay {
         let mut plaintext = datagram[HEADER_LEN..].to_vec();
         let in_tunnel = header.index == self.initiator_index;
         let opened = in_tunnel && self.from_node.open(header.counter, &datagram[..HEADER_LEN], &mut plaintext);
-        plaintext.truncate(if opened { plaintext.len() - nebula_core::wire::header::TAG_LEN } else { 0 });
+        plaintext.truncate(if opened { plaintext.len() - nebula_core::internals::header::TAG_LEN } else { 0 });
         Answer { kind: header.kind.numbers(), length: datagram.len(), plaintext }
     }
 }

@@ -1,6 +1,7 @@
 //! The fuzz targets: one function per parser, and some that drive whole nodes. The fuzzer and the corpus replay test
 //! run the same functions.
 
+mod captured;
 mod console;
 mod differential;
 mod network;
@@ -8,12 +9,13 @@ mod pair;
 mod trio;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use base64::Engine as _;
 use nebula_cert::{CaPool, Certificate, Curve, PassphraseCost, PrivateKey, SigningKey, Version};
-use nebula_core::wire::header::Header;
-use nebula_core::wire::ip;
-use nebula_core::wire::messages::{HandshakePayload, Meta};
+use nebula_core::internals::header::Header;
+use nebula_core::internals::ip;
+use nebula_core::internals::messages::{HandshakePayload, Meta};
 // The included source of the console's command parser expects this at the crate root.
 use nebula_instance::go;
 
@@ -30,6 +32,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("lighthouse", lighthouse),
     ("relay_control", trio::relay_control),
     ("overlay_packet", pair::overlay_packet),
+    ("captured_packet", captured::captured_packet),
     ("underlay", pair::underlay),
     ("node", network::node),
     ("config", config),
@@ -38,6 +41,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("launch_spec", launch_spec),
     ("issuance", issuance),
     ("ca_answers", nebula_instance::fuzzing::ca_answer),
+    ("cluster_table", cluster_table),
     ("dbus", nebula_cni_plugin::fuzzing::dbus),
     ("netlink", netlink),
     ("differential", differential::differential),
@@ -193,6 +197,39 @@ fn issuance(data: &[u8]) {
     }
     let _ = serde_json::from_slice::<Reply>(data);
     let _ = serde_json::from_slice::<Refusal>(data);
+}
+
+/// The cluster table that an instance maps. Addresses are looked up that its own bytes contain, from their end
+/// on.
+fn cluster_table(data: &[u8]) {
+    use nebula_cni_plugin::cluster_table::contents::Contents;
+    use nebula_cni_plugin::cluster_table::{Found, Layout};
+    let Ok(layout) = Layout::read(data) else { return };
+    let table = layout.table(data);
+    // As the plugin shows it.
+    let contents = Contents::of(&table);
+    assert!(contents.enrolled.len() + contents.services.len() <= data.len());
+    let _ = contents.to_string();
+    let questions = data.rchunks(19).take(64);
+    let known = [[10, 244, 0, 1], [10, 244, 0, 2], [10, 96, 0, 1]].map(|octets| (IpAddr::from(octets), 80, 6));
+    let asked = questions.filter_map(|bytes| {
+        let (octets, rest) = bytes.split_first_chunk::<16>()?;
+        let [high, low, protocol] = *rest.first_chunk()?;
+        let address = IpAddr::V6((*octets).into()).to_canonical();
+        Some((address, u16::from_be_bytes([high, low]), protocol))
+    });
+    for (address, port, protocol) in known.into_iter().chain(asked) {
+        let _ = table.incarnation(address);
+        let Found::Service(service) = table.find(address, port, protocol) else { continue };
+        assert!(service.ready > 0);
+        for n in [0, 1, service.ready - 1, service.ready, u32::MAX] {
+            let endpoint = table.endpoint(service.id, n);
+            assert!(endpoint.is_none() || n < service.ready);
+            if let Some(endpoint) = endpoint {
+                let _ = table.serves(service.id, endpoint.address, endpoint.port);
+            }
+        }
+    }
 }
 
 /// Messages from the kernel: replies to requests, including those to nf_tables, and route notifications.

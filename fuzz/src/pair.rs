@@ -6,27 +6,27 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nebula_cert::{Curve, Identity, Version};
+use nebula_core::MessageType;
 use nebula_core::config::Cipher;
 use nebula_core::firewall::{Policy, Rule};
 use nebula_core::forward::{Offload, Received, Segment, SegmentKind};
 use nebula_core::simulator::{Authority, Subject};
-use nebula_core::wire::header::MessageType;
-use nebula_core::{Config, Forwarder, Lane, Node, Punt, Transmit, Verdict, WallClock};
+use nebula_core::{Config, Forwarder, Lane, Node, Punt, Seed, Transmit, Verdict, WallClock};
 
 const UNIX: u64 = 1_800_000_000;
 
 pub(crate) struct Side {
     pub(crate) node: Node,
-    forwarder: Arc<Forwarder>,
-    lane: Lane,
+    pub(crate) forwarder: Arc<Forwarder>,
+    pub(crate) lane: Lane,
     passed_on: Vec<Transmit>,
     pub(crate) at: SocketAddr,
 }
 
-struct Pair {
-    now: Instant,
-    a: Side,
-    b: Side,
+pub(crate) struct Pair {
+    pub(crate) now: Instant,
+    pub(crate) a: Side,
+    pub(crate) b: Side,
 }
 
 fn authority() -> &'static (Authority, Identity, Identity) {
@@ -77,7 +77,7 @@ impl Side {
                 .insert(overlay.parse().expect("an address"), vec![endpoint.parse().expect("an endpoint")]);
         }
         let wall = WallClock { at: now, unix: Duration::from_secs(UNIX) };
-        let (node, forwarder) = Node::new(config, now, wall, [seed; 32]);
+        let (node, forwarder) = Node::new(config, now, wall, Seed::predictable([seed; 32]));
         let lane = forwarder.lane();
         Self { node, forwarder, lane, passed_on: Vec::new(), at: at.parse().expect("an endpoint") }
     }
@@ -125,7 +125,7 @@ impl Side {
         transmits
     }
 
-    fn drain(&mut self) -> Vec<Vec<u8>> {
+    pub(crate) fn drain(&mut self) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         while let Some(transmit) = self.node.poll_transmit() {
             out.push(transmit.datagram);
@@ -137,7 +137,7 @@ impl Side {
 
 impl Pair {
     #[allow(clippy::disallowed_methods, reason = "a first instant has to come from somewhere")]
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let now = Instant::now();
         let (_, a, b) = authority();
         let mut a = Side::new(a.clone(), "192.0.2.1:4242", Some(("10.9.0.2", "192.0.2.2:4242")), now, 1);

@@ -5,9 +5,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use nebula_cert::{Identity, Version};
-use nebula_core::config::Relay;
-use nebula_core::wire::header::MessageType;
-use nebula_core::wire::messages::{Control, ControlKind};
+use nebula_core::MessageType;
+use nebula_core::internals::messages::{Control, ControlKind};
 use nebula_core::{Punt, Transmit};
 
 use crate::pair::{Side, start};
@@ -27,7 +26,7 @@ impl Trio {
         let [r, a, b] = IDENTITIES.get_or_init(made).clone();
         let known = Some(("10.9.0.3", "192.0.2.3:4242"));
         let mut relay = Side::new(r, "192.0.2.3:4242", None, now, 3);
-        relay.node.reconfigure(now, |config| config.relay = Relay { am_relay: true, ..Relay::default() });
+        relay.node.reconfigure(now, |config| config.relay.am_relay = true);
         let ends = [Side::new(a, "192.0.2.1:4242", known, now, 1), Side::new(b, "192.0.2.2:4242", known, now, 2)];
         let mut trio = Self { now, relay, ends };
         for end in 0..2 {
@@ -100,8 +99,7 @@ pub(crate) fn relay_control(data: &[u8]) {
                 }
             }
             7 => {
-                let settings = Relay { am_relay: a & 1 == 0, ..Relay::default() };
-                trio.relay.node.reconfigure(trio.now, |config| config.relay = settings);
+                trio.relay.node.reconfigure(trio.now, |config| config.relay.am_relay = a & 1 == 0);
             }
             _ => {
                 let kinds = [ControlKind::CreateRelayRequest, ControlKind::CreateRelayResponse];

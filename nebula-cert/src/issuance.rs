@@ -5,6 +5,7 @@
 //! | `POST` [`CERTIFICATE_PATH`] | [`Request`] | [`Reply`] |
 //! | `POST` [`RELEASE_PATH`] | [`Release`] | [`Released`] |
 //! | `GET` [`TRUST_PATH`] | | [`Trust`], or status 304 if the caller has it |
+//! | `GET` [`DIRECTORY_PATH`](crate::directory::DIRECTORY_PATH) | | [`Directory`](crate::directory::Directory) |
 //!
 //! Every refusal is a [`Refusal`]. A status of 408, 425, 429 or 5xx is temporary and may be retried later; any other
 //! 4xx is final for this proof. The public key is the only key material that is transmitted.
@@ -81,6 +82,9 @@ pub enum Proof {
         token: String,
         /// Primary address of the pod.
         address: IpAddr,
+        /// As [`Pod::other_address`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        other_address: Option<IpAddr>,
     },
     /// A pod of the lighthouses' StatefulSet proves its own identity with its service-account token. Name and overlay
     /// address follow from its ordinal, and its underlay addresses are those that the API server shows for it.
@@ -146,8 +150,12 @@ pub struct Pod {
     pub name: String,
     /// Pod UID.
     pub uid: String,
-    /// Primary address of the pod from the CNI result, for address mode `derive`.
+    /// Primary address of the pod from the CNI result, for the address modes `derive` and `same`.
     pub address: IpAddr,
+    /// The pod's address of the other family, if it has one, for address mode `same`. Services of earlier releases refuse
+    /// a request that has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_address: Option<IpAddr>,
 }
 
 /// Successful reply body.

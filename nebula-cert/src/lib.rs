@@ -62,6 +62,7 @@
 mod ca_pool;
 mod causes;
 mod certificate;
+pub mod directory;
 mod encrypted_key;
 mod error;
 mod go_duration;

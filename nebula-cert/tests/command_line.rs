@@ -330,7 +330,7 @@ fn a_static_build_says_how_to_get_one_that_can_use_tokens() {
     {
         let errors = folder.fails(&format!("{mode} {token}"));
         assert!(errors.starts_with("Error: -pkcs11 is not supported by this static build"), "{mode}: {errors}");
-        assert!(errors.contains("--features pkcs11"), "{errors}");
+        assert!(errors.contains("--features cli,pkcs11"), "{errors}");
     }
     assert!(!folder.path().join("x.crt").exists());
     let errors = folder.fails("print pkcs11:token=x?pin-value=1234");

@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut driver = Driver::start(config, None, sockets, Options::default())?;
     println!("listening on UDP port 4242");
 
-    let events = driver.events();
-    std::thread::spawn(move || events.iter().for_each(|event| println!("{event:?}")));
+    let events = driver.take_events();
+    std::thread::spawn(move || events.into_iter().flatten().for_each(|event| println!("{event:?}")));
     Ok(driver.run()?)
 }

@@ -1,15 +1,19 @@
 //! Everything a node must know before it starts: typed, and valid by construction where a type can express it. Most of
 //! it can be replaced while running, see [`crate::Node::reconfigure`].
 
+mod validation;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::num::{NonZeroU32, NonZeroU64};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use nebula_cert::{CaPool, Certificate, Fingerprint, Identity, Version};
 
+use crate::capture::Directory;
 use crate::lighthouse::Rules;
 pub use crate::lighthouse::{
     AllowList, BadPattern, CalculatedRemotes, Calculation, InterfaceRules, Lighthouse, LocalAllowList, NoDefault,
@@ -17,9 +21,14 @@ pub use crate::lighthouse::{
 };
 pub use crate::tunnel::cipher::Cipher;
 use crate::{firewall, lighthouse};
+pub use validation::{ConfigProblem, InvalidConfig};
+
+/// Peers read only so many relays of a host; see [`Relay::relays`].
+pub const MAX_RELAYS: usize = crate::wire::messages::MAX_ADDRESSES;
 
 /// Configuration of one node.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Config {
     /// Certificates and key of this node.
     pub identity: Identity,
@@ -59,6 +68,9 @@ pub struct Config {
     pub drop_local_broadcast: bool,
     /// Drop multicast packets.
     pub drop_multicast: bool,
+    /// What is known about the cluster that this node is a pod of. Its packets are addressed to pods and Services, and
+    /// each new flow is looked up here; see [`crate::capture`]. `None`: they are addressed to overlay nodes.
+    pub capture: Option<Arc<dyn Directory>>,
 }
 
 impl Config {
@@ -85,6 +97,7 @@ impl Config {
             listen_port: 0,
             drop_local_broadcast: false,
             drop_multicast: false,
+            capture: None,
         }
     }
 }
@@ -205,6 +218,7 @@ impl Config {
             listen_port: _,
             drop_local_broadcast: _,
             drop_multicast: _,
+            capture,
         } = other;
         let parts = [
             (Part::Trust, self.trust != *trust),
@@ -220,6 +234,7 @@ impl Config {
             (Part::Subnets, self.subnets != *subnets),
             (Part::StaticHosts, self.static_hosts != *static_hosts),
             (Part::Lighthouse, self.lighthouse != *lighthouse),
+            (Part::Capture, self.capture.as_ref().map(address_of) != capture.as_ref().map(address_of)),
         ];
         parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
     }
@@ -227,6 +242,7 @@ impl Config {
 
 /// A part of [`Config`] that can change while a node runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Part {
     /// [`Config::trust`]: live tunnels are checked again.
     Trust,
@@ -254,6 +270,14 @@ pub enum Part {
     StaticHosts,
     /// [`Config::lighthouse`]: this node reports to the lighthouses at once.
     Lighthouse,
+    /// [`Config::capture`]: known flows are checked again, packets that wait for it are sent, and tunnels to pods whose
+    /// address another pod has by now are closed.
+    Capture,
+}
+
+/// A directory never changes, so another one is at another place.
+fn address_of(directory: &Arc<dyn Directory>) -> *const () {
+    Arc::as_ptr(directory).cast()
 }
 
 /// The key belongs to its certificates, so their fingerprints tell identities apart.
@@ -263,6 +287,7 @@ fn fingerprints(identity: &Identity) -> [Option<Fingerprint>; 2] {
 
 /// A network that is reached through other nodes, whose certificates must contain it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SubnetRoute {
     /// Destinations; the longest prefix that contains an address wins. Own networks take precedence.
     pub network: IpNet,
@@ -270,8 +295,17 @@ pub struct SubnetRoute {
     pub gateways: Vec<Gateway>,
 }
 
+impl SubnetRoute {
+    /// A network behind these nodes.
+    #[must_use]
+    pub fn new(network: IpNet, gateways: Vec<Gateway>) -> Self {
+        Self { network, gateways }
+    }
+}
+
 /// One gateway of a [`SubnetRoute`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Gateway {
     /// Its overlay address.
     pub address: IpAddr,
@@ -285,10 +319,17 @@ impl Gateway {
     pub fn new(address: IpAddr) -> Self {
         Self { address, weight: NonZeroU32::MIN }
     }
+
+    /// The same gateway with another weight.
+    #[must_use]
+    pub fn weighing(self, weight: NonZeroU32) -> Self {
+        Self { weight, ..self }
+    }
 }
 
 /// Relay settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Relay {
     /// This node forwards datagrams between others. It uses no relays itself.
     pub am_relay: bool,
@@ -306,6 +347,7 @@ impl Default for Relay {
 
 /// Hole punching settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Punchy {
     /// Keep NAT mappings of idle tunnels open.
     pub punch: bool,
@@ -333,6 +375,7 @@ impl Default for Punchy {
 
 /// Handshake settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Handshakes {
     /// Backoff unit: after attempt n, wait n times this.
     pub try_interval: Duration,
@@ -366,6 +409,7 @@ impl Default for Handshakes {
 
 /// Liveness settings, and when to look for a better path for a live tunnel.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Timers {
     /// Time between two checks of a tunnel.
     pub connection_alive_interval: Duration,

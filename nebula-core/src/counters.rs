@@ -15,6 +15,7 @@ pub enum Direction {
 /// Everything that is counted, except drops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum Counter {
     /// Overlay packets delivered to the device, counted before they are joined.
     PacketsIn,
@@ -102,6 +103,14 @@ pub enum Counter {
     HolePunchesOut,
     /// Packets that waited for a tunnel and were then sent.
     WaitingOut,
+    /// Capture: flows of this node whose addresses or ports are translated.
+    TranslatedFlows,
+    /// Capture: packets for the primary network, counted after super-packets are cut.
+    Bypassed,
+    /// Capture: packets from this node to itself by way of a Service, counted after super-packets are cut.
+    LoopedBack,
+    /// Capture: packets kept until there is a newer directory.
+    Held,
 }
 
 /// One set of counters. Only one thread writes and any thread may read, so a relaxed load and store suffice, without a
@@ -122,17 +131,17 @@ impl Default for Counters {
 
 impl Counters {
     /// Adds to a counter. To be called only by the set's one writer.
-    pub fn add(&self, counter: Counter, n: u64) {
+    pub(crate) fn add(&self, counter: Counter, n: u64) {
         add(&self.values[counter as usize], n);
     }
 
     /// Counts a dropped packet. To be called only by the set's one writer.
-    pub fn drop_one(&self, direction: Direction, reason: DropReason) {
+    pub(crate) fn drop_one(&self, direction: Direction, reason: DropReason) {
         self.drop_many(direction, reason, 1);
     }
 
     /// Counts dropped packets. To be called only by the set's one writer.
-    pub fn drop_many(&self, direction: Direction, reason: DropReason, n: u64) {
+    pub(crate) fn drop_many(&self, direction: Direction, reason: DropReason, n: u64) {
         add(&self.dropped[direction as usize][reason as usize], n);
     }
 
@@ -223,6 +232,10 @@ counter_names! {
     KeepalivesOut "keepalives_out",
     HolePunchesOut "hole_punches_out",
     WaitingOut "waiting_out",
+    TranslatedFlows "translated_flows",
+    Bypassed "bypassed",
+    LoopedBack "looped_back",
+    Held "held_for_directory",
 }
 
 macro_rules! drop_names {
@@ -277,11 +290,17 @@ drop_names! {
     AddressNotAllowed "address_not_allowed",
     HandshakeLimit "handshake_limit",
     EndpointRefused "endpoint_refused",
+    UnknownDestination "unknown_destination",
+    Refused "refused",
+    EndpointGone "endpoint_gone",
+    FragmentWithoutFirst "fragment_without_first",
+    HoldFull "hold_full",
 }
 
 /// Why a packet was dropped. Each has its own counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum DropReason {
     /// Underlay: shorter than a header, or than header and tag.
     Truncated,
@@ -336,6 +355,16 @@ pub enum DropReason {
     /// Endpoint in a lighthouse message to which nobody should be sent: loopback, link-local, multicast, broadcast,
     /// inside the overlay, without a port, or excluded by the allow lists.
     EndpointRefused,
+    /// Capture: the directory still knew nothing about the destination when the packet had waited long enough.
+    UnknownDestination,
+    /// Capture: a Service without an endpoint to choose, or a destination that policy excludes.
+    Refused,
+    /// Capture: the endpoint of the connection is gone; the connection was reset.
+    EndpointGone,
+    /// Capture: a later fragment to a Service, whose first fragment was not seen.
+    FragmentWithoutFirst,
+    /// Capture: too many packets to unknown destinations wait already.
+    HoldFull,
 }
 
 #[cfg(test)]

@@ -15,11 +15,17 @@ use crate::wire::offload::Offload;
 /// What became of an overlay packet handed to [`crate::Forwarder::outbound`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
+#[non_exhaustive]
 pub enum Verdict {
     /// Sealed into the lane's arena; send the lane's runs.
     Transmit,
     /// The control plane has to act first; a punt is in the lane.
     Punt,
+    /// Not for the overlay: the caller sends the packet, cut if it is a super-packet, on the primary network. Only under
+    /// [`crate::Config::capture`].
+    Bypass,
+    /// From this node to itself under another address; a delivery is in the lane. Only under [`crate::Config::capture`].
+    Deliver,
     /// Dropped and counted.
     Drop(DropReason),
 }
@@ -83,11 +89,17 @@ impl From<SocketAddr> for Origin {
 
 /// Work that the forwarding plane hands to the control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Punt {
     /// No tunnel to `peer` yet; keep `packet` and start a handshake.
     NoTunnel {
         /// Overlay address of the peer (the gateway for a subnet route).
         peer: IpAddr,
+        /// The packet that has to wait.
+        packet: PacketOwned,
+    },
+    /// The directory knows nothing about the destination; keep `packet` until there is a newer directory.
+    Unknown {
         /// The packet that has to wait.
         packet: PacketOwned,
     },
@@ -289,4 +301,6 @@ pub enum TunnelDownReason {
     Superseded,
     /// It carried nothing for too long.
     Inactive,
+    /// Another pod has the peer's address by now.
+    PeerReplaced,
 }

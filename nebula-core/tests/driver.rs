@@ -11,15 +11,18 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nebula_cert::{CaPool, Certificate, Curve, Identity, PrivateKey, SigningKey, Template};
+use nebula_core::capture::{Directory, Endpoint, Found, Service, Target};
+use nebula_core::config::ConfigProblem;
 use nebula_core::firewall::Rule;
-use nebula_core::io::{Driver, Error, Handle, Idle, Options, SocketOptions, Tun, UdpSocket};
+use nebula_core::io::{Bypass, Driver, Error, Handle, Idle, Options, SocketOptions, Tun, UdpSocket};
 use nebula_core::{Config, Event, TunnelDownReason};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt};
 
 const OVERLAY: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 128, 0, 1), Ipv4Addr::new(10, 128, 0, 2)];
 const UNDERLAY: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
@@ -125,6 +128,8 @@ struct Setup {
     underlay_mtu: u16,
     tun: [bool; 2],
     two_threads: bool,
+    /// The first host is a pod under capture.
+    captured: bool,
 }
 
 const USUAL: Setup = Setup {
@@ -136,7 +141,52 @@ const USUAL: Setup = Setup {
     underlay_mtu: 1500,
     tun: [true, true],
     two_threads: true,
+    captured: false,
 };
+
+/// A Service on port 80 for port 5000 of the second host, and a host that is not enrolled.
+#[derive(Debug)]
+struct Cluster;
+
+const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 7);
+const CLEAR: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 9);
+const MARK: u32 = 0x2000_0000;
+
+impl Directory for Cluster {
+    fn version(&self) -> u64 {
+        1
+    }
+
+    fn find(&self, target: &Target) -> Found {
+        match target.address {
+            IpAddr::V4(SERVICE) if target.port == 80 => Found::Service(Service { id: 0, ready: 1, affinity: None }),
+            IpAddr::V4(CLEAR) => Found::Clear,
+            address if address == OVERLAY[1] => Found::Peer { incarnation: 1 },
+            _ => Found::Unknown,
+        }
+    }
+
+    fn endpoint(&self, _: &Service, _: u32) -> Option<Endpoint> {
+        Some(Endpoint { address: OVERLAY[1].into(), port: 5000, incarnation: 1 })
+    }
+
+    fn serves(&self, _: &Service, _: &Endpoint) -> bool {
+        true
+    }
+
+    fn incarnation(&self, address: IpAddr) -> Option<u64> {
+        (address == OVERLAY[1]).then_some(1)
+    }
+}
+
+/// A raw socket that sends past the overlay.
+fn past_the_overlay() -> Bypass {
+    let (family, kind, flags) = (AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC);
+    let socket = socket(family, kind, flags, SockProtocol::Raw).unwrap();
+    setsockopt(&socket, sockopt::Mark, &MARK).unwrap();
+    setsockopt(&socket, sockopt::BindToDevice, &"under0".into()).unwrap();
+    Bypass { v4: Some(Arc::new(socket)), v6: None }
+}
 
 struct Host {
     namespace: Namespace,
@@ -150,22 +200,28 @@ impl Host {
         let mut config = Config::new(authority.identity(index), authority.trust());
         config.firewall.inbound = vec![Rule::any()];
         config.firewall.outbound = vec![Rule::any()];
+        if setup.captured && index == 0 {
+            config.capture = Some(Arc::new(Cluster));
+        }
         let peer = 1 - index;
         let endpoint = SocketAddr::from((UNDERLAY[peer], PORT));
         config.static_hosts = BTreeMap::from([(IpAddr::from(OVERLAY[peer]), vec![endpoint])]);
         let mut driver = namespace.run(move || {
             let tun = setup.tun[index].then(|| Tun::create("overlay0", setup.routines, setup.tun_offloads).unwrap());
-            let options = SocketOptions { offloads: setup.udp_offloads, ..SocketOptions::default() };
+            let mut options = SocketOptions::default();
+            options.offloads = setup.udp_offloads;
             let address = SocketAddr::new(setup.bind.parse().unwrap(), PORT);
             let sockets = UdpSocket::bind(address, setup.routines, &options).unwrap();
-            let options = Options { two_threads: setup.two_threads, ..Options::default() };
+            let bypass = if setup.captured && index == 0 { past_the_overlay() } else { Bypass::default() };
+            let mut options = Options::default();
+            (options.two_threads, options.bypass) = (setup.two_threads, bypass);
             Driver::start(config, tun, sockets, options).unwrap()
         });
         if setup.tun[index] {
             namespace.ip(format!("addr add {}/24 dev overlay0", OVERLAY[index]));
             namespace.ip(format!("link set overlay0 mtu {} up", setup.overlay_mtu));
         }
-        let (handle, events) = (driver.handle(), driver.events());
+        let (handle, events) = (driver.handle(), driver.take_events().unwrap());
         Self { namespace, handle, events, driver: Some(std::thread::spawn(|| driver.run())) }
     }
 
@@ -214,9 +270,14 @@ fn ping(from: &Host, to: Ipv4Addr) -> bool {
 
 /// Sends `len` bytes over the overlay and compares what arrives.
 fn transfer(hosts: &[Host; 2], from: usize, len: usize) {
+    let to = SocketAddr::from((OVERLAY[1 - from], 5000));
+    transfer_to(hosts, from, len, (to, to));
+}
+
+/// The same, to another address than the one that the other host listens on.
+fn transfer_to(hosts: &[Host; 2], from: usize, len: usize, (address, listens_on): (SocketAddr, SocketAddr)) {
     let to = 1 - from;
-    let address = SocketAddr::from((OVERLAY[to], 5000));
-    let listener = hosts[to].namespace.run(move || TcpListener::bind(address).unwrap());
+    let listener = hosts[to].namespace.run(move || TcpListener::bind(listens_on).unwrap());
     let sent = hosts[from].namespace.start(move || {
         let bytes: Vec<u8> = (0..len).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect();
         let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(10)).unwrap();
@@ -266,6 +327,82 @@ fn hosts_ping_and_stream_over_the_overlay_with_every_combination_of_offloads() {
             "{coalesced} super-packets with offloads {tun_offloads} {udp_offloads}"
         );
     }
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_service_is_reached_through_a_tunnel_with_every_combination_of_offloads() {
+    let _alone = alone();
+    for (tun_offloads, udp_offloads) in [(true, true), (true, false), (false, true), (false, false)] {
+        let hosts = pair(Setup { tun_offloads, udp_offloads, captured: true, ..USUAL });
+        hosts[0].namespace.ip(format!("route add {SERVICE}/32 dev overlay0"));
+        let ends = (SocketAddr::from((SERVICE, 80)), SocketAddr::from((OVERLAY[1], 5000)));
+        transfer_to(&hosts, 0, 8 << 20, ends);
+        // The other way: what the server sends comes back under the Service's address.
+        let listener = hosts[1].namespace.run(move || TcpListener::bind(ends.1).unwrap());
+        let server = std::thread::spawn(move || listener.accept().unwrap().0.write_all(&vec![7; 4 << 20]).unwrap());
+        let received = hosts[0].namespace.run(move || {
+            let mut stream = TcpStream::connect_timeout(&ends.0, Duration::from_secs(10)).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let mut received = Vec::new();
+            stream.read_to_end(&mut received).unwrap();
+            received
+        });
+        server.join().unwrap();
+        assert!(received == vec![7; 4 << 20]);
+        // A datagram too long for one packet.
+        let receiver = hosts[1].namespace.run(|| std::net::UdpSocket::bind((OVERLAY[1], 5000)).unwrap());
+        receiver.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let sender = hosts[0].namespace.run(|| {
+            let socket = std::net::UdpSocket::bind((OVERLAY[0], 0)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            socket.connect((SERVICE, 80)).unwrap();
+            socket.send(&[9; 5000]).unwrap();
+            socket
+        });
+        let mut buffer = [0; 8000];
+        let (len, from) = receiver.recv_from(&mut buffer).unwrap();
+        assert_eq!((&buffer[..len], from.ip()), (&[9; 5000][..], IpAddr::from(OVERLAY[0])));
+        receiver.send_to(&[8; 5000], from).unwrap();
+        // Its socket takes datagrams of the Service only.
+        let len = sender.recv(&mut buffer).unwrap();
+        assert_eq!(buffer[..len], [8; 5000]);
+        assert_eq!(counter(&hosts[0], "translated_flows"), 3);
+        assert_eq!(counter(&hosts[0], "bypassed"), 0);
+    }
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn what_is_known_not_to_be_enrolled_leaves_past_the_overlay_and_nothing_else_does() {
+    let _alone = alone();
+    let hosts = pair(Setup { captured: true, ..USUAL });
+    hosts[1].namespace.ip(format!("addr add {CLEAR}/32 dev lo"));
+    hosts[0].namespace.ip(format!("route add {CLEAR}/32 via {}", UNDERLAY[1]));
+    hosts[0].namespace.ip(format!("rule add not fwmark {MARK:#x}/{MARK:#x} lookup 20034 priority 100"));
+    for address in [CLEAR, Ipv4Addr::new(203, 0, 113, 10)] {
+        hosts[0].namespace.ip(format!("route add {address}/32 dev overlay0 src {} table 20034", UNDERLAY[0]));
+    }
+    let to = SocketAddr::from((CLEAR, 5000));
+    transfer_to(&hosts, 0, 4 << 20, (to, to));
+    assert!(counter(&hosts[0], "bypassed") > 1000);
+    assert_eq!((counter(&hosts[0], "lost_bypass_refused"), hosts[0].handle.tunnels().len()), (0, 0));
+    // There is a way to the other address in clear, but nobody knows what it is.
+    hosts[1].namespace.ip("addr add 203.0.113.10/32 dev lo");
+    hosts[0].namespace.ip(format!("route add 203.0.113.10/32 via {}", UNDERLAY[1]));
+    let listener = hosts[1].namespace.run(|| std::net::UdpSocket::bind(("203.0.113.10", 5000)).unwrap());
+    hosts[0].namespace.run(|| {
+        let socket = std::net::UdpSocket::bind((UNDERLAY[0], 0)).unwrap();
+        socket.send_to(b"to nobody knows whom", ("203.0.113.10", 5000)).unwrap();
+    });
+    let dropped = || counter(&hosts[0], "dropped_out_unknown_destination");
+    assert!((0..100).any(|_| {
+        std::thread::sleep(Duration::from_millis(100));
+        dropped() == 1
+    }));
+    assert_eq!(counter(&hosts[0], "held_for_directory"), 1);
+    listener.set_nonblocking(true).unwrap();
+    assert!(listener.recv(&mut [0; 100]).is_err(), "it left in clear");
 }
 
 #[test]
@@ -485,14 +622,53 @@ fn a_program_that_asks_hears_when_the_control_thread_is_idle() {
         match idle {
             Idle::ControlWorkOver => WORK_OVER.fetch_add(1, Ordering::Relaxed),
             Idle::InterfacesListed => LISTED.fetch_add(1, Ordering::Relaxed),
+            _ => 0,
         };
     };
     let authority = Authority::new();
     let (_driver, address) = loopback_node(&authority, 0, None, Options::default());
-    let (other, _) =
-        loopback_node(&authority, 1, Some(address), Options { on_idle: Some(count), ..Options::default() });
+    let mut options = Options::default();
+    options.on_idle = Some(count);
+    let (other, _) = loopback_node(&authority, 1, Some(address), options);
     other.handle().connect(OVERLAY[0].into());
     let heard = soon(|| WORK_OVER.load(Ordering::Relaxed) > 0 && LISTED.load(Ordering::Relaxed) > 0);
     assert!(heard, "a handshake, and a look at the interfaces");
     assert_eq!(WORK_OVER.load(Ordering::Relaxed), 1, "once, and not after each turn");
+}
+
+#[test]
+fn a_driver_refuses_a_configuration_that_contradicts_itself_unless_told_not_to() {
+    let _alone = alone();
+    let authority = Authority::new();
+    let start = |options: Options| {
+        let mut config = Config::new(authority.identity(0), authority.trust());
+        config.lighthouse.hosts = vec![OVERLAY[1].into()];
+        let sockets = UdpSocket::bind("127.0.0.1:0".parse().unwrap(), 1, &SocketOptions::default()).unwrap();
+        Driver::start(config, None, sockets, options)
+    };
+    let Err(Error::Config(invalid)) = start(Options::default()) else { panic!("a lighthouse without an address") };
+    assert_eq!(invalid.problems(), [ConfigProblem::LighthouseWithoutAddress(OVERLAY[1].into())]);
+    let mut options = Options::default();
+    options.check_config = false;
+    assert!(start(options).is_ok());
+}
+
+#[test]
+fn posted_work_is_done_without_waiting_and_events_are_taken_once() {
+    let _alone = alone();
+    let (mut driver, _) = loopback_node(&Authority::new(), 0, None, Options::default());
+    assert!(driver.take_events().is_some());
+    assert!(driver.take_events().is_none());
+    let handle = driver.handle();
+    let (sender, answer) = channel();
+    // Also from within such work, where waiting for an answer would never end.
+    let again = handle.clone();
+    let posted = handle.post(move |_, _| {
+        let from_here = again.post(move |node, _| sender.send(node.table_sizes()).unwrap());
+        assert!(from_here);
+    });
+    assert!(posted);
+    assert_eq!(answer.recv_timeout(Duration::from_secs(5)).unwrap().tunnels, 0);
+    drop(driver);
+    assert!(!handle.post(|_, _| ()), "the driver has ended");
 }

@@ -7,11 +7,12 @@
 #   kube-nodes.sh stop DIR
 #
 # Environment: KUBE_BIN, PREFIX (of the names of network namespaces; default kn), IMAGES (archives of mkimage.py; the one
-# named localhost/pause:1 is needed).
+# named localhost/pause:1 is needed), PROXY=1 (kube-proxy on both nodes).
 #
 # Each node has a network namespace, a containerd, a kubelet, processes of its own (containerd is process 1) and files of its
 # own where a node agent writes: /etc/cni, /opt/cni, /var/lib/cni and /run. The pods' network is the bridge plugin,
-# 10.244.N.0/24 with routes between the nodes. There is no kube-proxy: `service` below does its job for a ClusterIP of one endpoint.
+# 10.244.N.0/24 with routes between the nodes. Without PROXY there is no kube-proxy: `service` below does its job for a ClusterIP of one
+# endpoint.
 #
 #   kube-nodes.sh service DIR ADDRESS:PORT ENDPOINT:PORT   on both nodes, for their pods and for themselves
 set -eu
@@ -55,6 +56,15 @@ exec nsenter -t $(first_process $n) --mount --pid bash -c 'cd "\$1" && shift && 
 C
     chmod 755 "$node/kube/kubelet"
   done
+  if [ "${PROXY-}" ]; then
+    export PROXY=10.244.0.0/16
+    # Answers of a pod to another one of its node pass the translation, as kubeadm asks of a node; here of the pods' bridge only, because
+    # that of the nodes would not send a translated packet back to the port from which it came.
+    for n in 1 2; do
+      in_network $n sysctl -qw net.bridge.bridge-nf-call-iptables=0
+      in_network $n ip link add cni0 type bridge nf_call_iptables 1
+    done
+  fi
   KUBE_BIN=$dir/node1/kube NODE_NS=${prefix}1 CRI_SOCKET=$dir/node1/cri/run/containerd.sock "$here/kube-up.sh" start "$dir/control" node
   KUBE_BIN=$dir/node2/kube NODE_NS=${prefix}2 CRI_SOCKET=$dir/node2/cri/run/containerd.sock NODE_NAME=node2 NODE_IP=192.0.2.11 \
     "$here/kube-up.sh" join "$dir/second" "$dir/control"
@@ -65,7 +75,18 @@ C
     # What kube-proxy and the host's network do in every cluster.
     in_network $n ip route add default via 192.0.2.1 2>/dev/null || true
   done
-  "$0" service "$dir" 10.96.0.1:443 192.0.2.10:16443 ;;
+  # What the controller of a cloud or --allocate-node-cidrs does.
+  n=0
+  for name in test-node node2; do
+    n=$((n + 1)); range=10.244.$n.0/24
+    "$0" run "$dir" kubectl patch node $name -p "{\"spec\": {\"podCIDR\": \"$range\", \"podCIDRs\": [\"$range\"]}}" >/dev/null
+  done
+  [ "${PROXY-}" ] || { "$0" service "$dir" 10.96.0.1:443 192.0.2.10:16443; exit; }
+  "$0" run "$dir" kubectl apply -f - >/dev/null <<K
+{"apiVersion": "v1", "kind": "Endpoints", "metadata": {"name": "kubernetes", "namespace": "default"},
+ "subsets": [{"addresses": [{"ip": "192.0.2.10"}], "ports": [{"name": "https", "port": 16443}]}]}
+K
+  ;;
 service)
   for n in 1 2; do
     for chain in PREROUTING OUTPUT; do
@@ -89,5 +110,5 @@ stop)
     fi
     ip netns del "$prefix$n" 2>/dev/null || true
   done ;;
-*) sed -n '2,18s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+*) sed -n '2,19s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

@@ -1,14 +1,16 @@
 //! A fake API server for tests, and what the agent's parts do there. It keeps objects by path, checks the tests in JSON
-//! patches, and remembers what it was asked; it knows no permissions, and its watches are silent.
+//! patches, tells watches what changes, and remembers what it was asked; it knows no permissions.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
 use kube::{Client, Config};
 use nebula_cni_plugin::clock::SystemClock;
 use nebula_cni_plugin::enrolment::labels::{Answer, Question};
@@ -24,12 +26,16 @@ use crate::metrics::Metrics;
 use crate::readiness::{Part, Readiness, Standing};
 
 #[derive(Debug, Clone, Default)]
-struct FakeApiServer(Arc<Mutex<Kept>>);
+pub(crate) struct FakeApiServer(Arc<Mutex<Kept>>);
 
 #[derive(Debug, Default)]
 struct Kept {
     objects: BTreeMap<String, Value>,
     version: u64,
+    /// Changes for watches: version, path, kind of change and object.
+    changes: Vec<(u64, String, &'static str, Value)>,
+    /// Whether it answers nothing but errors, and ends its watches.
+    is_away: bool,
     /// Requests that change something: method, path and body.
     asked: Vec<(String, String, Value)>,
     /// Whether it knows only the older version of evictions, as servers before 1.22.
@@ -37,7 +43,7 @@ struct Kept {
 }
 
 impl FakeApiServer {
-    async fn start(self) -> Client {
+    pub(crate) async fn start(self) -> Client {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let app = Router::new().fallback(answer).with_state(self);
@@ -46,9 +52,17 @@ impl FakeApiServer {
         Client::try_from(Config::new(url.parse().unwrap())).unwrap()
     }
 
-    fn put(&self, path: &str, object: Value) {
+    pub(crate) fn put(&self, path: &str, object: Value) {
         let mut kept = self.0.lock().unwrap();
         kept.store(path, object);
+    }
+
+    pub(crate) fn remove(&self, path: &str) {
+        self.0.lock().unwrap().delete(path).unwrap();
+    }
+
+    pub(crate) fn is_away(&self, is_away: bool) {
+        self.0.lock().unwrap().is_away = is_away;
     }
 
     fn get(&self, path: &str) -> Option<Value> {
@@ -71,20 +85,66 @@ impl Kept {
     fn store(&mut self, path: &str, mut object: Value) -> Value {
         self.version += 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let kind = if self.objects.contains_key(path) { "MODIFIED" } else { "ADDED" };
+        self.changes.push((self.version, path.to_owned(), kind, object.clone()));
         self.objects.insert(path.to_owned(), object.clone());
         object
     }
+
+    fn delete(&mut self, path: &str) -> Option<Value> {
+        let object = self.objects.remove(path)?;
+        self.version += 1;
+        self.changes.push((self.version, path.to_owned(), "DELETED", object.clone()));
+        Some(object)
+    }
 }
 
-async fn answer(State(server): State<FakeApiServer>, method: Method, uri: Uri, body: Bytes) -> (StatusCode, String) {
+async fn answer(State(server): State<FakeApiServer>, method: Method, uri: Uri, body: Bytes) -> Response {
+    if server.0.lock().unwrap().is_away {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
     let query = uri.query().unwrap_or_default();
     if query.contains("watch=true") {
-        tokio::time::sleep(Duration::from_secs(60)).await;
+        let since = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion="));
+        return watch(server, uri.path().to_owned(), since.map_or(0, |since| since.parse().unwrap()));
     }
-    let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+    change(&server, &method, &uri, &body).into_response()
+}
+
+/// Whether an object with this path is in the folder, or in the folder of the same name of any namespace.
+fn is_in(folder: &str, path: &str) -> bool {
+    let kind = folder.rsplit('/').next().unwrap();
+    path.rsplit_once(&format!("/{kind}/")).is_some_and(|(_, name)| !name.contains('/'))
+}
+
+fn watch(server: FakeApiServer, folder: String, since: u64) -> Response {
+    let lines = futures_util::stream::unfold((server, folder, since), async |(server, folder, mut last)| {
+        loop {
+            let text: String = {
+                let kept = server.0.lock().unwrap();
+                if kept.is_away {
+                    return None;
+                }
+                let news = kept.changes.iter().filter(|(version, path, _, _)| *version > last && is_in(&folder, path));
+                let text =
+                    news.map(|(_, _, kind, object)| format!("{}\n", json!({"type": kind, "object": object}))).collect();
+                last = kept.version;
+                text
+            };
+            if !text.is_empty() {
+                return Some((Ok::<_, Infallible>(text), (server, folder, last)));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    Body::from_stream(lines).into_response()
+}
+
+fn change(server: &FakeApiServer, method: &Method, uri: &Uri, body: &Bytes) -> (StatusCode, String) {
+    let body: Value = serde_json::from_slice(body).unwrap_or_default();
     let mut kept = server.0.lock().unwrap();
     let path = uri.path().to_owned();
-    if method != Method::GET {
+    if *method != Method::GET {
         kept.asked.push((method.to_string(), path.clone(), body.clone()));
     }
     let failed = |status: u16| {
@@ -94,21 +154,15 @@ async fn answer(State(server): State<FakeApiServer>, method: Method, uri: Uri, b
         (status, body.to_string())
     };
     let good = |value: Value| (StatusCode::OK, value.to_string());
-    match method {
+    match *method {
         Method::GET => match kept.objects.get(&path) {
             Some(object) => good(object.clone()),
             None => match path.rsplit('/').next() {
-                Some(kind @ ("pods" | "namespaces" | "nodes" | "leases")) => {
-                    let folder = format!("/{kind}/");
-                    let items: Vec<&Value> = kept
-                        .objects
-                        .iter()
-                        .filter(|(path, _)| path.rsplit_once(&folder).is_some_and(|(_, name)| !name.contains('/')))
-                        .map(|(_, object)| object)
-                        .collect();
-                    good(
-                        json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items}),
-                    )
+                Some("pods" | "namespaces" | "nodes" | "leases" | "services" | "endpoints" | "endpointslices") => {
+                    let listed = kept.objects.iter().filter(|(object, _)| is_in(&path, object));
+                    let items: Vec<&Value> = listed.map(|(_, object)| object).collect();
+                    let metadata = json!({"resourceVersion": kept.version.to_string()});
+                    good(json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}))
                 }
                 _ => failed(404),
             },
@@ -128,7 +182,7 @@ async fn answer(State(server): State<FakeApiServer>, method: Method, uri: Uri, b
             }
             good(kept.store(&path, body))
         }
-        Method::DELETE => match kept.objects.remove(&path) {
+        Method::DELETE => match kept.delete(&path) {
             Some(object) => good(object),
             None => failed(404),
         },

@@ -4,7 +4,7 @@
 pub mod api;
 pub mod evict;
 #[cfg(test)]
-mod fake_api_server;
+pub(crate) mod fake_api_server;
 pub mod heartbeat;
 pub mod notice;
 pub mod pods;

@@ -6,6 +6,7 @@ use nebula_cni_plugin::launch::Pod;
 use crate::config::Unprotected;
 use crate::readiness::{Part, Standing};
 use crate::reconcile::plan::Stranded;
+use crate::reconcile::repair::RepairError;
 
 /// One thing to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,8 +50,8 @@ impl Notice {
 
     /// A repair failed.
     #[must_use]
-    pub fn repair_failed(pod: &Pod, why: &str) -> Self {
-        let (reason, advice) = if why.contains("refused a certificate") {
+    pub fn repair_failed(pod: &Pod, error: &RepairError) -> Self {
+        let (reason, advice) = if error.is_refused_identity() {
             ("NebulaIdentityRefused", "See the policy of the CA and its audit log.")
         } else {
             (
@@ -58,7 +59,7 @@ impl Notice {
                 "The agent tries again, with growing pauses; if you delete the pod, its controller recreates it with a tunnel.",
             )
         };
-        warning(pod, reason, "Repair", format!("The pod's tunnel cannot be repaired: {why}. {advice}"))
+        warning(pod, reason, "Repair", format!("The pod's tunnel cannot be repaired: {error}. {advice}"))
     }
 
     /// The rules do not decide whether a pod is enrolled.
@@ -95,11 +96,12 @@ impl Notice {
                  that ended, and delete the pod: its controller recreates it."
             }
             Stranded::CertificateLost => {
-                "The pod's tunnel stays closed. Delete the pod: its controller recreates it, with an init container."
+                "The pod's tunnel is closed. The agent shows the instance the token of the pod, if it can; if this stays, \
+                 delete the pod: its controller recreates it, with an init container."
             }
             Stranded::GroupsLost => {
-                "Peers whose rules ask for the groups refuse it. Delete the pod: its controller recreates it, with an init \
-                 container. If its init container still runs, this passes."
+                "Peers whose rules ask for the groups refuse it. The agent shows the instance the token of the pod, if it \
+                 can; if this stays, delete the pod: its controller recreates it, with an init container."
             }
         };
         warning(
@@ -161,6 +163,7 @@ impl Notice {
             Part::Runtime => "NebulaChainNotLoaded",
             Part::Ca => "NebulaCaUnreachable",
             Part::Reconciled => "NebulaNotReconciled",
+            Part::Table => "NebulaTableStale",
             Part::Kubernetes => "NebulaApiServerUnreachable",
         };
         let advice = if standing.advice.is_empty() { String::new() } else { format!(". {}", standing.advice) };
@@ -178,7 +181,10 @@ const EXPIRES_SOON: i64 = 3600;
 
 #[cfg(test)]
 mod tests {
+    use nebula_cni_plugin::reply::code;
+
     use super::*;
+    use crate::reconcile::program::ProgramError;
 
     fn pod() -> Pod {
         Pod { namespace: "shop".into(), name: "web-0".into(), uid: "u1".into() }
@@ -211,8 +217,14 @@ mod tests {
 
     #[test]
     fn a_refused_identity_is_told_apart_from_other_failures() {
-        let refused = "the CA service refused a certificate: pod shop/web-0 is on another node";
-        assert_eq!(Notice::repair_failed(&pod(), refused).reason, "NebulaIdentityRefused");
-        assert_eq!(Notice::repair_failed(&pod(), "no tun").reason, "NebulaRepairFailed");
+        let failed = |code| {
+            let message = "pod shop/web-0: whatever the plugin said".to_owned();
+            Notice::repair_failed(&pod(), &ProgramError::Refused { code, message }.into())
+        };
+        let refused = failed(code::IDENTITY_DENIED);
+        assert_eq!(refused.reason, "NebulaIdentityRefused");
+        assert!(refused.note.contains("whatever the plugin said"), "{}", refused.note);
+        assert_eq!(failed(code::IO).reason, "NebulaRepairFailed");
+        assert_eq!(Notice::repair_failed(&pod(), &RepairError::NoResult).reason, "NebulaRepairFailed");
     }
 }

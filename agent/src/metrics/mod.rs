@@ -1,6 +1,8 @@
 //! The node's metrics, in the text format of Prometheus: how the pods stand, what was repaired, and the numbers of every
 //! instance with the labels of its pod.
 
+mod table;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +11,9 @@ use std::time::Duration;
 use nebula_cni_plugin::clock::{Clock, SystemClock};
 use nebula_cni_plugin::instance_status::Status;
 
+use self::table::TableNumbers;
 use crate::reconcile::plan::{Protection, Stand};
+use crate::table::writer::Written;
 
 /// What is counted and shown. Instances are asked by the reconciliation, not for each scrape: their numbers are at most
 /// half a minute old.
@@ -29,6 +33,7 @@ struct State {
     repairs: BTreeMap<(&'static str, &'static str), u64>,
     events: BTreeMap<&'static str, u64>,
     releases: BTreeMap<&'static str, u64>,
+    table: TableNumbers,
 }
 
 impl Metrics {
@@ -63,6 +68,16 @@ impl Metrics {
     /// Counts a released pod, or a failed attempt to release one.
     pub fn released(&self, is_done: bool) {
         *self.state().releases.entry(result(is_done)).or_default() += 1;
+    }
+
+    /// Takes what became of a table that was to be written, and the numbers of its entries by kind.
+    pub fn table_written(&self, written: &Written, counts: &[(&'static str, usize)]) {
+        self.state().table.written(written, counts, SystemClock.now());
+    }
+
+    /// Takes which inputs of the table are followed.
+    pub fn table_inputs(&self, inputs: impl IntoIterator<Item = (&'static str, bool)>) {
+        self.state().table.inputs = inputs.into_iter().collect();
     }
 
     /// How many enrolled pods run without a tunnel.
@@ -109,6 +124,7 @@ impl Metrics {
             state.failed_looks,
         );
         one(&mut out, "nebula_cni_look_seconds", "gauge", "Time that the last look took.", state.look.as_secs_f64());
+        state.table.write_to(&mut out, SystemClock.now());
         if self.by_pod {
             of_pods(&mut out, &state.pods);
         }

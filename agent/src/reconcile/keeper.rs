@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use nebula_cni_plugin::clock::{Clock, SystemClock};
 use nebula_cni_plugin::launch::Pod;
+use nebula_cni_plugin::netlink::nftables;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -52,7 +53,20 @@ struct Memory {
     /// Containers that were found to stay without a tunnel, whatever is tried.
     labelled: HashSet<String>,
     thorough_at: Instant,
+    rules: Rules,
+    /// How thorough the next look is, unless a thorough one is due.
+    depth: Depth,
     records: Option<SystemTime>,
+}
+
+/// When the rules of nf_tables on this node were last compared with the records: whoever loads another rule set, as
+/// services for firewalls do when they start, takes ours away.
+#[derive(Debug)]
+struct Rules {
+    /// Changes with each change of any rule.
+    generation: u32,
+    /// When they may be compared again.
+    due: Instant,
 }
 
 impl Keeper {
@@ -65,6 +79,8 @@ impl Keeper {
             repairs: JoinSet::new(),
             labelled: HashSet::new(),
             thorough_at: SystemClock.now(),
+            rules: Rules { generation: 0, due: SystemClock.now() },
+            depth: Depth::Thorough,
             records: None,
         };
         let mut tick = tokio::time::interval(QUICK_INTERVAL);
@@ -79,14 +95,14 @@ impl Keeper {
                 continue;
             };
             self.look(&entry, &mut memory).await;
-            self.wait(&entry, &mut memory, &mut tick).await;
+            memory.depth = self.wait(&entry, &mut memory, &mut tick).await;
         }
     }
 
     /// Looks once, and begins the repairs.
     async fn look(&self, entry: &Arc<Entry>, memory: &mut Memory) {
         let began = SystemClock.now();
-        let depth = if began >= memory.thorough_at { Depth::Thorough } else { Depth::Quick };
+        let depth = if began >= memory.thorough_at { Depth::Thorough } else { memory.depth };
         memory.records = records_changed(&self.plugin.host, entry);
         let seen = match memory.observer.look(entry, self.api_queue.labels(), depth).await {
             Ok(seen) => seen,
@@ -106,25 +122,29 @@ impl Keeper {
         self.metrics.looked(&plan.pods, memory.observer.answers(), SystemClock.now().saturating_duration_since(began));
         self.tell(&plan, memory);
         self.begin(entry, &plan, memory);
+        if seen.records.iter().any(|record| record.has_rules) {
+            self.look_after_rules(entry, memory);
+        }
         self.readiness.set(Part::Reconciled, standing(&plan));
     }
 
-    /// Waits for the next look: a tick, the end of a repair, a changed record or pod, another chain.
-    async fn wait(&mut self, entry: &Entry, memory: &mut Memory, tick: &mut tokio::time::Interval) {
+    /// Waits for the next look: a tick, the end of a repair, a changed record or pod, another chain. Returns how thorough
+    /// it has to be.
+    async fn wait(&mut self, entry: &Entry, memory: &mut Memory, tick: &mut tokio::time::Interval) -> Depth {
         let mut records = tokio::time::interval(RECORDS_INTERVAL);
         records.tick().await;
         loop {
             tokio::select! {
-                _ = tick.tick() => return,
-                _ = self.entry.changed() => return,
+                _ = tick.tick() => return Depth::Glance,
+                _ = self.entry.changed() => return Depth::Quick,
                 () = self.api_queue.pods_changed() => {
                     // A change often comes with several others.
                     tokio::time::sleep(SETTLE).await;
-                    return;
+                    return Depth::Quick;
                 }
                 _ = records.tick() => {
                     if records_changed(&self.plugin.host, entry) != memory.records {
-                        return;
+                        return Depth::Quick;
                     }
                 }
                 Some(ended) = memory.repairs.join_next() => {
@@ -133,7 +153,7 @@ impl Keeper {
                     }
                     // There may be more to repair than fits at once.
                     if memory.repairs.len() <= PARALLEL / 2 {
-                        return;
+                        return Depth::Quick;
                     }
                 }
             }
@@ -183,6 +203,19 @@ impl Keeper {
         }
     }
 
+    /// Has the plugin put back the rules that hold pods' traffic, if any rule of the node changed.
+    fn look_after_rules(&self, entry: &Arc<Entry>, memory: &mut Memory) {
+        let now = SystemClock.now();
+        // Without nf_tables there are no such rules.
+        let Ok(generation) = nftables::generation() else { return };
+        if generation == memory.rules.generation || now < memory.rules.due {
+            return;
+        }
+        memory.rules = Rules { generation, due: now + RULES_INTERVAL };
+        let tools = Tools { plugin: self.plugin.clone(), entry: Arc::clone(entry), runtime: self.runtime.clone() };
+        memory.repairs.spawn(async move { (Vec::new(), tools.mend().await.map(|()| Outcome::Done)) });
+    }
+
     /// Does with an unprotected pod what the operator chose instead of an attachment.
     fn leave_to_operator(&self, repair: &Repair, memory: &mut Memory, now: Instant) {
         match self.policy {
@@ -203,7 +236,9 @@ impl Keeper {
     }
 
     fn ended(&self, repairs: &[Repair], outcome: &Result<Outcome, RepairError>, memory: &mut Memory) {
-        // What was done changed the records, so the instances are to be asked.
+        if let ([], Err(error)) = (repairs, outcome) {
+            tracing::warn!(%error, "cannot compare the rules of the node with the records");
+        }
         for repair in repairs {
             let container = repair.action.container();
             memory.busy.remove(container);
@@ -211,6 +246,7 @@ impl Keeper {
             match outcome {
                 Ok(outcome) => {
                     memory.backoff.succeeded(container);
+                    memory.observer.forget(container);
                     if *outcome == Outcome::Done
                         && matches!(repair.action, Action::Attach { .. } | Action::Reattach { .. })
                     {
@@ -225,7 +261,7 @@ impl Keeper {
                     let count = memory.backoff.failed(container, SystemClock.now());
                     tracing::warn!(pod = %name(&repair.pod), action = repair.action.name(), %error, count, "repair failed");
                     if !repair.pod.name.is_empty() {
-                        self.api_queue.report(Notice::repair_failed(&repair.pod, &error.to_string()));
+                        self.api_queue.report(Notice::repair_failed(&repair.pod, error));
                     }
                 }
             }
@@ -277,8 +313,8 @@ fn standing(plan: &Plan) -> Standing {
     let count = pods.len();
     pods.truncate(SHOWN);
     let more = if count > SHOWN { ", and others" } else { "" };
-    Standing::good(format!("{text}; {count} pod(s) need to be recreated: {}{more}", pods.join(", ")))
-        .advice("delete these pods: no init container will show their tokens again")
+    Standing::good(format!("{text}; {count} pod(s) wait for a token: {}{more}", pods.join(", ")))
+        .advice("delete the pods that stay so: no init container will show their tokens again")
 }
 
 fn name(pod: &Pod) -> String {
@@ -287,6 +323,8 @@ fn name(pod: &Pod) -> String {
 
 const QUICK_INTERVAL: Duration = Duration::from_secs(2);
 const THOROUGH_INTERVAL: Duration = Duration::from_secs(30);
+/// What others do to the rules of a node all the time, such as kube-proxy, must not cost more than a part of this.
+const RULES_INTERVAL: Duration = Duration::from_secs(30);
 const RECORDS_INTERVAL: Duration = Duration::from_millis(500);
 const SETTLE: Duration = Duration::from_millis(100);
 /// Repairs at a time. Each starts a process and asks the CA.

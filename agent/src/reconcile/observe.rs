@@ -2,9 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nebula_cni_plugin::attachment::record::{self, Found, Record, State};
 use nebula_cni_plugin::clock::{Clock, SystemClock};
@@ -14,6 +15,8 @@ use nebula_cni_plugin::launch::Pod;
 use nebula_cni_plugin::netns::{Namespaces, Netns, SystemNamespaces};
 use nebula_cni_plugin::request::{Key, is_ifname, is_name};
 use nebula_cni_plugin::supervisor::{LAUNCH_OPTION, process};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
 
 use super::entry::{Entry, PodFacts};
@@ -24,6 +27,8 @@ use crate::runtime::{self, Client, RuntimeError};
 /// How thorough a look is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Depth {
+    /// The last look still holds if runtime, records, namespaces and the processes of instances are as they were.
+    Glance,
     /// Instances that answered before and whose process is still there are not asked again.
     Quick,
     /// Every instance is asked, and every device looked for.
@@ -41,6 +46,19 @@ pub struct Observer {
     answers: HashMap<String, Arc<Status>>,
     /// Since when an instance has not answered, by container.
     silent: HashMap<String, Instant>,
+    last: Option<Arc<Look>>,
+}
+
+/// A look, and what it was based on.
+#[derive(Debug)]
+struct Look {
+    entry: Arc<Entry>,
+    listed: Vec<runtime::Sandbox>,
+    /// When the records had last changed.
+    records: Option<SystemTime>,
+    /// The process of each instance. A descriptor costs less than a look into `/proc`, and means no later process.
+    processes: Vec<OwnedFd>,
+    seen: Arc<Seen>,
 }
 
 /// The network of a sandbox, as the runtime tells it. It never changes.
@@ -60,7 +78,7 @@ impl Observer {
     /// An observer that has not looked yet.
     #[must_use]
     pub fn new(runtime: Client, host: HostRoot) -> Self {
-        Self { runtime, host, networks: HashMap::new(), answers: HashMap::new(), silent: HashMap::new() }
+        Self { runtime, host, networks: HashMap::new(), answers: HashMap::new(), silent: HashMap::new(), last: None }
     }
 
     /// What the runtime told about the network of a sandbox.
@@ -75,6 +93,11 @@ impl Observer {
         &self.answers
     }
 
+    /// Asks the instance of this container again at the next look.
+    pub fn forget(&mut self, container: &str) {
+        self.answers.remove(container);
+    }
+
     /// Looks at everything.
     ///
     /// # Errors
@@ -84,8 +107,24 @@ impl Observer {
         entry: &Arc<Entry>,
         labels: Arc<dyn LabelSource + Send + Sync>,
         depth: Depth,
-    ) -> Result<Seen, RuntimeError> {
-        let listed = self.runtime.sandboxes().await?;
+    ) -> Result<Arc<Seen>, RuntimeError> {
+        let records = records_changed(&self.host, entry);
+        let began = UNIX_EPOCH + Duration::from_secs(SystemClock.unix_seconds().try_into().unwrap_or_default());
+        let mut listed = self.runtime.sandboxes().await?;
+        // Some runtimes list them in random order.
+        listed.sort_by(|a, b| a.id.cmp(&b.id));
+        if depth == Depth::Glance
+            && let Some(last) = self.last.clone()
+            && Arc::ptr_eq(&last.entry, entry)
+            && last.records == records
+            && last.listed == listed
+            && listed.iter().all(|sandbox| !sandbox.is_ready || self.networks.contains_key(&sandbox.id))
+        {
+            let (host, look) = (self.host.clone(), Arc::clone(&last));
+            if matches!(tokio::task::spawn_blocking(move || look.holds(&host)).await, Ok(true)) {
+                return Ok(Arc::clone(&last.seen));
+            }
+        }
         self.networks.retain(|id, _| listed.iter().any(|sandbox| sandbox.id == *id));
         for sandbox in listed.iter().filter(|sandbox| sandbox.is_ready) {
             if !self.networks.contains_key(&sandbox.id)
@@ -101,14 +140,15 @@ impl Observer {
                 self.networks.insert(sandbox.id.clone(), Arc::new(network));
             }
         }
-        let (host, entry, networks) = (self.host.clone(), Arc::clone(entry), self.networks.clone());
+        let (host, of_entry, networks) = (self.host.clone(), Arc::clone(entry), self.networks.clone());
         let answers = std::mem::take(&mut self.answers);
         // Files, sockets and namespaces block.
         let looked = tokio::task::spawn_blocking(move || {
             let labels: &dyn LabelSource = &*labels;
-            look_at(&host, &entry, listed, &networks, &answers, labels, depth)
+            let seen = look_at(&host, &of_entry, &listed, &networks, &answers, labels, depth);
+            (listed, seen)
         });
-        let mut seen = looked.await.map_err(|error| RuntimeError::Call {
+        let (listed, mut seen) = looked.await.map_err(|error| RuntimeError::Call {
             socket: self.runtime.socket().to_owned(),
             call: "ListPodSandbox",
             cause: format!("the look at the node failed: {error}"),
@@ -125,14 +165,46 @@ impl Observer {
             Instance::Silent(_) => None,
         };
         self.answers = seen.records.iter().filter_map(answer).collect();
+        let seen = Arc::new(seen);
+        // A record that changed a moment ago can change again without another time stamp.
+        let is_settled = records.is_none_or(|at| began.duration_since(at).is_ok_and(|age| age >= MIN_AGE));
+        self.last = is_settled
+            .then(|| seen.records.iter().map(process).collect::<Option<_>>())
+            .flatten()
+            .map(|processes| Look { entry: Arc::clone(entry), listed, records, processes, seen: Arc::clone(&seen) })
+            .map(Arc::new);
         Ok(seen)
     }
+}
+
+impl Look {
+    /// Whether nothing changed of what the runtime's list and the records do not show: every instance runs, and every
+    /// namespace is the one that it was.
+    fn holds(&self, host: &HostRoot) -> bool {
+        // Readable once the process has ended.
+        let mut ended: Vec<_> =
+            self.processes.iter().map(|process| PollFd::new(process.as_fd(), PollFlags::POLLIN)).collect();
+        if poll(&mut ended, PollTimeout::ZERO) != Ok(0) {
+            return false;
+        }
+        let sandbox = |sandbox: &Sandbox| {
+            let netns_id = sandbox.netns.as_ref().and_then(|path| open(host, path)).map(|netns| netns.id);
+            netns_id == sandbox.netns_id && !matches!(sandbox.enrolment, Enrolment::Undecided(_))
+        };
+        self.seen.records.iter().all(|record| record.has_netns) && self.seen.sandboxes.iter().all(sandbox)
+    }
+}
+
+/// The process of an instance that answered; `None` if it did not, or has ended.
+fn process(record: &Attachment) -> Option<OwnedFd> {
+    let Instance::Answers(status) = &record.instance else { return None };
+    pidfd_open(Pid::from_raw(status.pid?)?, PidfdFlags::empty()).ok()
 }
 
 fn look_at(
     host: &HostRoot,
     entry: &Entry,
-    listed: Vec<runtime::Sandbox>,
+    listed: &[runtime::Sandbox],
     networks: &HashMap<String, Arc<Network>>,
     answers: &HashMap<String, Arc<Status>>,
     labels: &dyn LabelSource,
@@ -144,7 +216,8 @@ fn look_at(
     let paths = record::list(&state_dir, &entry.network).unwrap_or_default();
     let (mut records, mut silent) = (Vec::new(), Vec::new());
     for record in paths.iter().filter_map(|path| load(path)) {
-        let known = answers.get(&record.target.container_id).filter(|status| depth == Depth::Quick && is_there(status));
+        let known =
+            answers.get(&record.target.container_id).filter(|status| depth != Depth::Thorough && is_there(status));
         match known {
             Some(status) => records.push(attachment(host, *record, Ok(Arc::clone(status)), depth)),
             None => silent.push(record),
@@ -244,6 +317,7 @@ fn attachment(host: &HostRoot, record: Record, instance: io::Result<Arc<Status>>
     Attachment {
         key: record.key(),
         is_complete: record.state == State::Running,
+        has_rules: record.guard.is_some() || record.capture.is_some(),
         netns_id: record.target.netns_id,
         has_netns: netns.is_some(),
         instance: match instance {
@@ -284,3 +358,5 @@ pub fn records_changed(host: &HostRoot, entry: &Entry) -> Option<SystemTime> {
 }
 
 const PARALLEL: usize = 16;
+/// Longer than the time between two time stamps of a file system, and than the error of a clock that is read in seconds.
+const MIN_AGE: Duration = Duration::from_secs(1);

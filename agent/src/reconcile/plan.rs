@@ -43,8 +43,8 @@ pub enum Protection {
     Waiting(String),
     /// Its tunnel was closed, for example since its certificate was revoked. Nothing leaves in clear.
     Closed(String),
-    /// Its tunnel stays closed, or without its groups, until the pod is recreated: only an init container could show the
-    /// pod's token, and none will. Nothing leaves in clear.
+    /// Its tunnel is closed, or without its groups, until somebody shows the pod's token: no init container will. If
+    /// this node cannot, the pod must be recreated. Nothing leaves in clear.
     Stranded(Stranded),
     /// It is enrolled and runs without a tunnel.
     Unprotected(Reason),
@@ -138,6 +138,11 @@ pub enum Action {
         /// The attachment.
         key: Key,
     },
+    /// Show the instance the pod's token, as the pod's init container would.
+    Present {
+        /// The attachment.
+        key: Key,
+    },
     /// Remove the attachment.
     Detach {
         /// The attachment.
@@ -151,7 +156,9 @@ impl Action {
     pub fn container(&self) -> &str {
         match self {
             Self::Attach { sandbox } => sandbox,
-            Self::Reattach { key } | Self::Mend { key } | Self::Detach { key } => &key.container_id,
+            Self::Reattach { key } | Self::Mend { key } | Self::Present { key } | Self::Detach { key } => {
+                &key.container_id
+            }
         }
     }
 
@@ -162,6 +169,7 @@ impl Action {
             Self::Attach { .. } => "attach",
             Self::Reattach { .. } => "reattach",
             Self::Mend { .. } => "restart",
+            Self::Present { .. } => "present",
             Self::Detach { .. } => "detach",
         }
     }
@@ -182,6 +190,8 @@ pub enum Reason {
     OtherInstance,
     /// The pod's device is gone.
     NoDevice,
+    /// The instance waits for the pod's token, and no init container will show it.
+    NoToken,
     /// The pod's sandbox is gone.
     NoSandbox,
     /// An instance runs without a record.
@@ -197,6 +207,7 @@ impl fmt::Display for Reason {
             Self::NoInstance => "its instance does not answer",
             Self::OtherInstance => "the instance of another pod answers in place of its own",
             Self::NoDevice => "its tunnel device is gone",
+            Self::NoToken => "its instance waits for the pod's token, and no init container will show it",
             Self::NoSandbox => "its sandbox is gone",
             Self::Orphan => "an instance runs without a record",
         })
@@ -295,7 +306,11 @@ fn judge(sandbox: &Sandbox, record: Option<&Attachment>) -> (Protection, Option<
         "closed" => Protection::Closed(status.closed.clone().unwrap_or_else(why)),
         _ => Protection::Protected,
     };
-    (protection, None)
+    // A restarted instance need not wait until that is certain: the token is the pod's own.
+    let lacks_token =
+        matches!(protection, Protection::Stranded(_)) || has_restarted && matches!(protection, Protection::Waiting(_));
+    let present = lacks_token.then(|| Action::Present { key: record.key.clone() });
+    (protection, present.and_then(|action| repair(action, Reason::NoToken)))
 }
 
 /// Longer than the start of an instance, and than most outages of an overloaded node.
@@ -338,6 +353,7 @@ mod tests {
             key: Key { network: "net".into(), container_id: id.into(), ifname: "eth0".into() },
             pod: pod(id),
             is_complete: true,
+            has_rules: false,
             netns_id: (4, 1),
             has_netns: true,
             instance: status(&format!(r#"{{"uid":"uid-{id}","state":"running"}}"#)),
@@ -408,15 +424,19 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_no_init_container_will_help_is_stranded_and_not_repaired() {
+    fn a_pod_that_no_init_container_will_help_is_stranded_and_shown_its_token() {
         let judged = |state: &str, is_overdue: bool, restarts: u32| {
             let text = format!(r#"{{"uid":"uid-a","state":"{state}","init_overdue":{is_overdue}}}"#);
             let record = Attachment { instance: status(&text), restarts, ..record("a") };
             let plan = plan_of(vec![sandbox("a")], vec![record]);
-            assert!(plan.repairs.is_empty(), "another start would not help");
+            let presented = plan.repairs.iter().any(|repair| matches!(repair.action, Action::Present { .. }));
+            let is_running = state == "running";
+            let waits_for_init = state == "waiting" && !is_overdue && restarts == 0;
+            assert_eq!(presented, !is_running && !waits_for_init, "{state} {is_overdue} {restarts}");
             plan.pods[0].protection.clone()
         };
         assert_eq!(judged("waiting", false, 1), Protection::Waiting(String::new()), "its init container may still run");
+        assert_eq!(judged("waiting", false, 0), Protection::Waiting(String::new()));
         assert_eq!(judged("waiting", true, 1), Protection::Stranded(Stranded::CertificateLost));
         assert_eq!(judged("waiting", true, 0), Protection::Stranded(Stranded::NoInit));
         assert_eq!(judged("provisional", false, 1), Protection::Stranded(Stranded::GroupsLost));
@@ -523,7 +543,9 @@ mod tests {
                 let of_ready = seen.sandboxes.iter().any(|s| s.is_ready && s.id == repair.action.container());
                 match &repair.action {
                     // Nothing is given to a pod that does not run, and nothing is taken from one that does.
-                    Action::Attach { .. } | Action::Reattach { .. } | Action::Mend { .. } => prop_assert!(of_ready),
+                    Action::Attach { .. } | Action::Reattach { .. } | Action::Mend { .. } | Action::Present { .. } => {
+                        prop_assert!(of_ready);
+                    }
                     Action::Detach { .. } => prop_assert!(!of_ready || repair.reason == Reason::Orphan),
                 }
             }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use nebula_cni_plugin::reply::code;
 use nebula_cni_plugin::request::Key;
 use serde_json::Value;
 
@@ -50,6 +51,14 @@ pub enum RepairError {
     Interrupted(String),
 }
 
+impl RepairError {
+    /// Whether the CA service refused a certificate.
+    #[must_use]
+    pub fn is_refused_identity(&self) -> bool {
+        matches!(self, Self::Plugin(ProgramError::Refused { code: code::IDENTITY_DENIED, .. }))
+    }
+}
+
 impl Tools {
     /// Carries out a repair. `network` is that of its sandbox, if it has one.
     ///
@@ -63,6 +72,7 @@ impl Tools {
             Action::Reattach { key } => self.attach(repair, &key.container_id, network, &["attach", "--afresh"]).await,
             Action::Detach { key } => self.detach(key).await.map(|()| Outcome::Done),
             Action::Mend { .. } => self.mend().await.map(|()| Outcome::Done),
+            Action::Present { key } => self.present(key).await.map(|()| Outcome::Done),
         }
     }
 
@@ -73,6 +83,16 @@ impl Tools {
     pub async fn mend(&self) -> Result<(), RepairError> {
         let state_dir = self.entry.state_dir.display().to_string();
         self.run(move |plugin| plugin.run(&["reconcile", &state_dir], None, TIMEOUT)).await.map(drop)
+    }
+
+    /// Shows an instance its pod's token.
+    async fn present(&self, key: &Key) -> Result<(), RepairError> {
+        let state_dir = self.entry.state_dir.display().to_string();
+        let Key { network, container_id, ifname } = key.clone();
+        let run = move |plugin: &Plugin| {
+            plugin.run(&["present", &state_dir, &network, &container_id, &ifname], None, TIMEOUT)
+        };
+        self.run(run).await.map(drop)
     }
 
     async fn attach(

@@ -60,6 +60,8 @@ pub struct Attachment {
     pub pod: Pod,
     /// Whether the attachment was completed.
     pub is_complete: bool,
+    /// Whether rules on the node hold its traffic: those of isolation or of capture.
+    pub has_rules: bool,
     /// The namespace that it was made in.
     pub netns_id: NetnsId,
     /// Whether that namespace is still at its path.

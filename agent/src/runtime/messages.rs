@@ -4,20 +4,6 @@
 use std::collections::HashMap;
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct VersionRequest {
-    #[prost(string, tag = "1")]
-    pub(super) version: String,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct VersionResponse {
-    #[prost(string, tag = "2")]
-    pub(super) runtime_name: String,
-    #[prost(string, tag = "3")]
-    pub(super) runtime_version: String,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct StatusRequest {
     #[prost(bool, tag = "1")]
     pub(super) verbose: bool,
@@ -109,28 +95,12 @@ pub(super) struct PodSandboxStatus {
     pub(super) metadata: Option<PodSandboxMetadata>,
     #[prost(int32, tag = "3")]
     pub(super) state: i32,
-    #[prost(message, optional, tag = "5")]
-    pub(super) network: Option<PodSandboxNetworkStatus>,
     #[prost(message, optional, tag = "6")]
     pub(super) linux: Option<LinuxPodSandboxStatus>,
     #[prost(map = "string, string", tag = "7")]
     pub(super) labels: HashMap<String, String>,
     #[prost(map = "string, string", tag = "8")]
     pub(super) annotations: HashMap<String, String>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct PodSandboxNetworkStatus {
-    #[prost(string, tag = "1")]
-    pub(super) ip: String,
-    #[prost(message, repeated, tag = "2")]
-    pub(super) additional_ips: Vec<PodIp>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct PodIp {
-    #[prost(string, tag = "1")]
-    pub(super) ip: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -5,7 +5,6 @@ pub mod loaded;
 mod messages;
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,15 +24,6 @@ pub struct Client {
     socket: PathBuf,
     channel: Channel,
     within: Duration,
-}
-
-/// Name and version of a runtime.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Version {
-    /// For example `containerd`.
-    pub name: String,
-    /// For example `v2.1.4`.
-    pub version: String,
 }
 
 /// What a runtime says about itself.
@@ -71,14 +61,10 @@ pub struct Sandbox {
 pub struct SandboxStatus {
     /// Which sandbox.
     pub sandbox: Sandbox,
-    /// The pod's addresses.
-    pub addresses: Vec<IpAddr>,
     /// Whether the pod uses the node's own network.
     pub has_host_network: bool,
     /// Path of the pod's network namespace, as the node names it.
     pub netns: Option<PathBuf>,
-    /// Process id of the sandbox's process, in the node's process namespace.
-    pub pid: Option<u32>,
     /// What the CNI plugins said when the pod started, as containerd sums it up (JSON); null if the runtime does not tell.
     pub cni_result: Value,
 }
@@ -138,16 +124,6 @@ impl Client {
         &self.socket
     }
 
-    /// Name and version.
-    ///
-    /// # Errors
-    /// Returns an error if it does not answer in time.
-    pub async fn version(&self) -> Result<Version, RuntimeError> {
-        let request = messages::VersionRequest { version: "v1".to_owned() };
-        let answer: messages::VersionResponse = self.call("Version", request).await?;
-        Ok(Version { name: answer.runtime_name, version: answer.runtime_version })
-    }
-
     /// Its state with all details.
     ///
     /// # Errors
@@ -184,16 +160,12 @@ impl Client {
         let request = messages::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: true };
         let answer: messages::PodSandboxStatusResponse = self.call("PodSandboxStatus", request).await?;
         let status = answer.status.unwrap_or_default();
-        let network = status.network.unwrap_or_default();
-        let addresses = [network.ip].into_iter().chain(network.additional_ips.into_iter().map(|more| more.ip));
         let options = status.linux.and_then(|linux| linux.namespaces).and_then(|namespaces| namespaces.options);
         let mut details =
             answer.info.get("info").and_then(|text| serde_json::from_str(text).ok()).unwrap_or(Value::Null);
         Ok(SandboxStatus {
-            addresses: addresses.filter_map(|address| address.parse().ok()).collect(),
             has_host_network: options.is_some_and(|options| options.network == HOST_NETWORK),
             netns: netns_path(&details),
-            pid: details["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0),
             sandbox: sandbox(status.id, status.metadata, status.state, status.labels, status.annotations),
             cni_result: details.get_mut("cniResult").map(Value::take).unwrap_or_default(),
         })
@@ -288,8 +260,8 @@ mod tests {
         let socket = dir.path().join("cri.sock");
         let error = Client::find(Some(&socket), &HostRoot::default()).unwrap_err().to_string();
         assert!(error.contains("cri.sock") && error.contains("runtimeEndpoint"), "{error}");
-        let error = Client::new(&socket).version().await.unwrap_err().to_string();
-        assert!(error.contains("cri.sock") && error.contains("Version"), "{error}");
+        let error = Client::new(&socket).status().await.unwrap_err().to_string();
+        assert!(error.contains("cri.sock") && error.contains("Status"), "{error}");
     }
 
     #[tokio::test]

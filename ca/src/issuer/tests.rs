@@ -104,6 +104,23 @@ fn open_store(at: &Directory) -> Box<dyn Store> {
 const SUITE_DATABASE: &str = "NEBULA_CA_SUITE_DATABASE";
 
 #[test]
+fn a_table_of_several_pages_is_read_whole_and_in_order() {
+    let ca = Fixture::new(DERIVE);
+    let store = ca.issuer.store.as_ref();
+    // One row, and pages that end with the last row and before it.
+    for count in 1..=7u8 {
+        let secret = format!("secret {count}");
+        assert!(matches!(
+            ca.token(&secret, &format!("host{count}"), &format!("10.42.9.{count}/16")),
+            CommandOutcome::TokenCreated(_)
+        ));
+        let tokens = store.tokens().unwrap();
+        assert_eq!(tokens.len(), usize::from(count));
+        assert!(tokens.is_sorted_by(|(one, _), (other, _)| one.as_bytes() < other.as_bytes()));
+    }
+}
+
+#[test]
 #[cfg(feature = "postgres")]
 #[ignore = "needs the Debian package postgresql"]
 fn the_whole_suite_holds_over_postgresql_too() {
@@ -141,7 +158,8 @@ fn key() -> PrivateKey {
 }
 
 fn pod(uid: &str, name: &str, address: &str) -> Pod {
-    Pod { namespace: "shop".into(), name: name.into(), uid: uid.into(), address: address.parse().unwrap() }
+    let address = address.parse().unwrap();
+    Pod { namespace: "shop".into(), name: name.into(), uid: uid.into(), address, other_address: None }
 }
 
 fn revoke(which: &str, keep_out: bool) -> Command {

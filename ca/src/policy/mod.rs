@@ -14,7 +14,7 @@ pub(crate) use self::lighthouse::LighthousePolicy;
 use self::{file::PolicyFile, template::Template};
 use crate::{
     address::{self, AddressMode},
-    pod::{KubernetesPolicy, PodFacts},
+    pod::{KubernetesPolicy, PodAddresses, PodFacts},
     refusal::Refusal,
 };
 
@@ -253,19 +253,43 @@ impl PodPolicy {
         self.overlay.iter().map(derive).collect()
     }
 
-    /// The overlay network of a pod in mode `same`: its own address, with the length of the overlay prefix that
-    /// contains it.
+    /// The pod's address of the other family, if its certificate gets that, too: in mode `same`, with an overlay of that
+    /// family.
     ///
     /// # Errors
-    /// Returns an error if no overlay prefix contains the address, or if it is reserved.
-    pub fn same(&self, address: IpAddr) -> Result<Vec<IpNet>, Refusal> {
+    /// Returns an error if no pod network contains the address.
+    pub(crate) fn other_address(&self, pod: &PodFacts) -> Result<Option<IpAddr>, Refusal> {
+        let counts = |other: &IpAddr| self.address == AddressMode::Same && self.has_family(*other);
+        let other = pod.confirmed_other_address().filter(counts);
+        other.map_or(Ok(()), |other| self.check_pod_address(other)).map(|()| other)
+    }
+
+    /// The overlay networks of a pod in mode `same`: its own addresses, each with the length of the overlay prefix that
+    /// contains it. Without an overlay of its family, one of two addresses is left out.
+    ///
+    /// # Errors
+    /// Returns an error if no overlay prefix contains an address, or if it is reserved.
+    pub fn same(&self, addresses: PodAddresses) -> Result<Vec<IpNet>, Refusal> {
+        let PodAddresses { first, other } = addresses;
+        let first = Some(first).filter(|first| other.is_none() || self.has_family(*first));
+        let mut networks: Vec<IpNet> =
+            first.into_iter().chain(other).map(|address| self.same_one(address)).collect::<Result<_, _>>()?;
+        // As in the certificate.
+        networks.sort();
+        Ok(networks)
+    }
+
+    fn same_one(&self, address: IpAddr) -> Result<IpNet, Refusal> {
         let overlay = self.overlay.iter().find(|overlay| overlay.contains(&address));
         let overlay = overlay.ok_or(Refusal::OutsideOverlay(address))?;
-        match address::derive(address, *overlay) {
-            _ if self.is_reserved(address) => Err(Refusal::ReservedAddress(address)),
-            Ok(network) => Ok(vec![network]),
-            Err(reason) => Err(Refusal::NoOverlayAddress { address, reason }),
+        if self.is_reserved(address) {
+            return Err(Refusal::ReservedAddress(address));
         }
+        address::derive(address, *overlay).map_err(|reason| Refusal::NoOverlayAddress { address, reason })
+    }
+
+    fn has_family(&self, address: IpAddr) -> bool {
+        self.overlay.iter().any(|overlay| overlay.addr().is_ipv4() == address.is_ipv4())
     }
 
     /// Whether this overlay address is reserved, so that no pod may have it.

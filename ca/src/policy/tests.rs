@@ -15,6 +15,7 @@ fn pod() -> PodFacts {
         name: "web-0".into(),
         uid: "u-1".into(),
         address: "10.244.0.5".parse().unwrap(),
+        other_address: None,
         node: None,
         is_vouched_by_node: false,
         confirmed: None,
@@ -219,12 +220,28 @@ fn facts_of_kubernetes_need_a_kubernetes_section_that_is_valid() {
 #[test]
 fn mode_same_keeps_the_address_and_wants_it_inside_the_overlay() {
     let pods = pods(r#"{"address": "same", "overlay": ["10.244.0.0/16"], "reserved": ["10.244.0.1"]}"#).unwrap();
-    assert_eq!(pods.same("10.244.0.5".parse().unwrap()).unwrap(), ["10.244.0.5/16".parse().unwrap()]);
-    assert!(matches!(pods.same("10.245.0.5".parse().unwrap()), Err(Refusal::OutsideOverlay(_))));
-    assert!(matches!(pods.same("10.244.0.1".parse().unwrap()), Err(Refusal::ReservedAddress(_))));
-    assert!(matches!(pods.same("10.244.255.255".parse().unwrap()), Err(Refusal::NoOverlayAddress { .. })));
+    let same = |address: &str| pods.same(PodAddresses { first: address.parse().unwrap(), other: None });
+    assert_eq!(same("10.244.0.5").unwrap(), ["10.244.0.5/16".parse().unwrap()]);
+    assert!(matches!(same("10.245.0.5"), Err(Refusal::OutsideOverlay(_))));
+    assert!(matches!(same("10.244.0.1"), Err(Refusal::ReservedAddress(_))));
+    assert!(matches!(same("10.244.255.255"), Err(Refusal::NoOverlayAddress { .. })));
     let outside = r#"{"address": "same", "overlay": ["10.42.0.0/16"], "pod_networks": ["10.244.0.0/16"]}"#;
     assert!(refused(outside).contains("in no overlay prefix"));
+}
+
+#[test]
+fn mode_same_keeps_both_addresses_of_a_pod_where_there_is_an_overlay_of_both_families() {
+    let policy = |overlay: &str| pods(&format!(r#"{{"address": "same", "overlay": [{overlay}]}}"#)).unwrap();
+    let same = |overlay: &str, first: &str, other: &str| {
+        let addresses = PodAddresses { first: first.parse().unwrap(), other: Some(other.parse().unwrap()) };
+        let networks = policy(overlay).same(addresses).map_err(|refusal| refusal.code())?;
+        Ok::<_, &str>(networks.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))
+    };
+    let both = r#""fd00:244::/56", "10.244.0.0/16""#;
+    assert_eq!(same(both, "10.244.0.5", "fd00:244::5").unwrap(), "10.244.0.5/16 fd00:244::5/56");
+    assert_eq!(same(both, "fd00:244::5", "10.244.0.5").unwrap(), "10.244.0.5/16 fd00:244::5/56");
+    assert_eq!(same(both, "10.244.0.5", "fd00:245::5"), Err("outside_overlay"), "its packets would leave in clear");
+    assert_eq!(same(r#""10.244.0.0/16""#, "fd00:244::5", "10.244.0.5").unwrap(), "10.244.0.5/16");
 }
 
 #[test]

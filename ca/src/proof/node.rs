@@ -1,6 +1,8 @@
 //! The node proof: a node vouches for a pod that runs on it. With Kubernetes, the API server confirms both; without, a
 //! shared secret stands for the node, and the node's description of the pod is trusted.
 
+use std::net::IpAddr;
+
 use nebula_cert::{UnixTime, issuance::Pod};
 use subtle::ConstantTimeEq;
 
@@ -108,9 +110,15 @@ pub(crate) fn check_pod(pod: &Pod) -> Result<(), Refusal> {
     if pod.uid.is_empty() || pod.uid.len() > 64 || !pod.uid.bytes().all(is_uid_byte) {
         return invalid("uid", "it must be 1 to 64 letters, digits and '-'");
     }
+    let is_unicast = |address: IpAddr| !(address.is_unspecified() || address.is_loopback() || address.is_multicast());
     let address = pod.address.to_canonical();
-    if address.is_unspecified() || address.is_loopback() || address.is_multicast() {
+    if !is_unicast(address) {
         return invalid("address", "it must be the unicast address the primary network gave the pod");
+    }
+    if let Some(other) = pod.other_address.map(|other| other.to_canonical())
+        && (other.is_ipv4() == address.is_ipv4() || !is_unicast(other))
+    {
+        return invalid("other_address", "it must be the pod's unicast address of the other family");
     }
     Ok(())
 }
@@ -127,6 +135,7 @@ mod tests {
             name: "web-5d9f.v2".into(),
             uid: "6b1f1a38-8b1c-4a0e-9b52-0d4f5ad0c0de".into(),
             address: "10.244.0.5".parse().unwrap(),
+            other_address: None,
         }
     }
 
@@ -160,6 +169,11 @@ mod tests {
     fn addresses_no_pod_can_have_are_refused() {
         for bad in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "::", "::1", "ff02::1", "::ffff:127.0.0.1"] {
             assert_eq!(refused_field(&Pod { address: bad.parse().unwrap(), ..pod() }), Some("address"), "{bad}");
+        }
+        check_pod(&Pod { other_address: Some("fd00::5".parse().unwrap()), ..pod() }).unwrap();
+        for bad in ["10.244.0.6", "::ffff:10.244.0.6", "::", "::1", "ff02::1"] {
+            let pod = Pod { other_address: Some(bad.parse().unwrap()), ..pod() };
+            assert_eq!(refused_field(&pod), Some("other_address"), "{bad}");
         }
     }
 

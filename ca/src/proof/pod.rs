@@ -18,13 +18,14 @@ pub(crate) fn identify(
     cluster: &dyn Cluster,
     settings: &KubernetesPolicy,
     token: &str,
-    address: IpAddr,
+    (address, other_address): (IpAddr, Option<IpAddr>),
     now: UnixTime,
 ) -> Result<PodFacts, Refusal> {
     let user = review(cluster, &settings.audience, token, now)?;
     let (namespace, account) = user.service_account().ok_or_else(|| Refusal::NotAServiceAccount(user.shown()))?;
     let (name, uid) = user.bound_pod().ok_or(Refusal::TokenNotBound)?;
-    let pod = Pod { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned(), address };
+    let pod =
+        Pod { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned(), address, other_address };
     check_pod(&pod)?;
     let shown = || format!("{namespace}/{name}");
     let found = cluster.pod(namespace, name)?.ok_or_else(|| Refusal::PodNotFound(shown()))?;

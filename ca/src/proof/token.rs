@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
 /// SHA-256 of a token. A look-up by hash leaks nothing by its timing: nobody can choose the bytes that are compared.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TokenHash([u8; 32]);
 
 impl TokenHash {

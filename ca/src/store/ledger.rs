@@ -3,15 +3,15 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use nebula_cert::{Fingerprint, UnixTime};
+use nebula_cert::{Fingerprint, UnixTime, directory::Member};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     address::{AddressMode, Holder, Kept, Subject},
     proof::token::TokenHash,
     store::{
-        AllotError, Allottee, Displaced, Issue, IssuedRecord, KeptAddresses, KeptOut, LighthouseRecord, PodRecord,
-        Pool, RecordError, Store, StoreError, TokenRecord, TokenUse,
+        AllotError, Allottee, Displaced, Issue, IssuedRecord, KeptAddresses, KeptOut, LighthouseRecord, MemberChange,
+        PodRecord, Pool, Position, RecordError, Store, StoreError, TokenRecord, TokenUse, member_log,
     },
 };
 
@@ -26,12 +26,36 @@ pub(crate) trait Database: Send + Sync {
     /// The row with this key.
     fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError>;
 
-    /// All rows, sorted by key.
-    fn all(&self, table: Table) -> Result<Vec<Row>, StoreError>;
+    /// The rows with these keys, in the order of `keys`.
+    fn get_many(&self, table: Table, keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>, StoreError>;
+
+    /// At most `limit` rows with keys after `key`, sorted by key.
+    fn after(&self, table: Table, key: &[u8], limit: usize) -> Result<Vec<Row>, StoreError>;
 }
 
 /// A key and its record.
 pub(crate) type Row = (Vec<u8>, Vec<u8>);
+
+/// Visits the rows of a table, sorted by key, a page at a time: a ledger of many certificates does not fit into memory
+/// twice. Rows that are written meanwhile may be missing.
+pub(super) fn each_row(
+    database: &impl Database,
+    table: Table,
+    mut visit: impl FnMut(Row) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    let mut last = Vec::new();
+    loop {
+        let page = database.after(table, &last, PAGE)?;
+        let is_last = page.len() < PAGE;
+        if let Some((key, _)) = page.last() {
+            last.clone_from(key);
+        }
+        page.into_iter().try_for_each(&mut visit)?;
+        if is_last {
+            return Ok(());
+        }
+    }
+}
 
 /// The rows within one transaction.
 pub(crate) trait Rows {
@@ -54,10 +78,11 @@ impl<D: Database> Ledger<D> {
         database.write(|rows| {
             let found: Option<u64> = get_in(rows, META, b"format")?;
             match found {
-                None => put(rows, META, b"format", &FORMAT),
-                Some(FORMAT) => Ok(()),
-                Some(found) => Err(StoreError::Format { found, known: FORMAT }),
+                None => put(rows, META, b"format", &FORMAT)?,
+                Some(FORMAT) => {}
+                Some(found) => return Err(StoreError::Format { found, known: FORMAT }),
             }
+            member_log::begin(rows)
         })?;
         Ok(Self(database))
     }
@@ -66,14 +91,23 @@ impl<D: Database> Ledger<D> {
         self.0.get(table, key)?.map(|row| parse(table, key, &row)).transpose()
     }
 
-    fn all<T: DeserializeOwned>(&self, table: Table) -> Result<Vec<([u8; 32], T)>, StoreError> {
-        let mut all = Vec::new();
-        for (key, row) in self.0.all(table)? {
+    fn each<T: DeserializeOwned>(&self, table: Table, mut visit: impl FnMut([u8; 32], T)) -> Result<(), StoreError> {
+        each_row(&self.0, table, |(key, row)| {
             // This program writes no keys of another length. They are skipped: one bad row must not hide the others.
             if let Ok(id) = <[u8; 32]>::try_from(key.as_slice()) {
-                all.push((id, parse(table, &key, &row)?));
+                visit(id, parse(table, &key, &row)?);
             }
-        }
+            Ok(())
+        })
+    }
+
+    /// All rows of a small table whose keys are text.
+    fn named<T: DeserializeOwned>(&self, table: Table) -> Result<Vec<(String, T)>, StoreError> {
+        let mut all = Vec::new();
+        each_row(&self.0, table, |(key, row)| {
+            all.push((String::from_utf8_lossy(&key).into_owned(), parse(table, &key, &row)?));
+            Ok(())
+        })?;
         Ok(all)
     }
 }
@@ -107,7 +141,9 @@ impl<D: Database> Store for Ledger<D> {
     }
 
     fn tokens(&self) -> Result<Vec<(TokenHash, TokenRecord)>, StoreError> {
-        Ok(self.all(TOKENS)?.into_iter().map(|(id, token)| (TokenHash::from_bytes(id), token)).collect())
+        let mut tokens = Vec::new();
+        self.each(TOKENS, |id, token| tokens.push((TokenHash::from_bytes(id), token)))?;
+        Ok(tokens)
     }
 
     fn pod(&self, uid: &str) -> Result<Option<PodRecord>, StoreError> {
@@ -166,20 +202,23 @@ impl<D: Database> Store for Ledger<D> {
             for network in certificate.networks() {
                 displaced.extend(hold(rows, network.addr(), &claim, now)?);
             }
-            if let Subject::Pod { namespace, name, uid, .. } | Subject::Lighthouse { namespace, name, uid } =
-                issue.subject
-            {
-                let record = PodRecord {
-                    namespace: namespace.clone(),
-                    name: name.clone(),
-                    networks: certificate.networks().to_vec(),
-                    until: certificate.not_after(),
-                    newest: Some(fingerprint.to_string()),
-                };
-                put(rows, PODS, uid.as_bytes(), &record)?;
-                if let Some(kept) = issue.kept {
-                    keep(rows, kept, record.networks, uid)?;
+            let uid = issue.subject.id();
+            let (namespace, name) = match issue.subject {
+                Subject::Pod { namespace, name, .. } | Subject::Lighthouse { namespace, name, .. } => {
+                    (namespace.clone(), name.clone())
                 }
+                Subject::Host { name } => (String::new(), name.clone()),
+            };
+            let record = PodRecord {
+                namespace,
+                name,
+                networks: certificate.networks().to_vec(),
+                until: certificate.not_after(),
+                newest: Some(fingerprint.to_string()),
+            };
+            put(rows, PODS, uid.as_bytes(), &record)?;
+            if let Some(kept) = issue.kept {
+                keep(rows, kept, record.networks, &uid)?;
             }
             let record = IssuedRecord {
                 name: certificate.name().to_owned(),
@@ -193,6 +232,7 @@ impl<D: Database> Store for Ledger<D> {
                 provisional: issue.provisional,
             };
             put(rows, ISSUED, &fingerprint.0, &record)?;
+            member_log::append(rows, &uid, record.member(now))?;
             Ok(displaced)
         })
     }
@@ -201,8 +241,8 @@ impl<D: Database> Store for Ledger<D> {
         self.get(ISSUED, &fingerprint.0)
     }
 
-    fn all_issued(&self) -> Result<Vec<(Fingerprint, IssuedRecord)>, StoreError> {
-        Ok(self.all(ISSUED)?.into_iter().map(|(id, issued)| (Fingerprint(id), issued)).collect())
+    fn each_issued(&self, visit: &mut dyn FnMut(Fingerprint, IssuedRecord)) -> Result<(), StoreError> {
+        self.each(ISSUED, |id, issued| visit(Fingerprint(id), issued))
     }
 
     fn revoke(&self, certificates: &[Fingerprint], now: UnixTime) -> Result<(), StoreError> {
@@ -213,8 +253,9 @@ impl<D: Database> Store for Ledger<D> {
     }
 
     fn blocklist(&self, now: UnixTime) -> Result<Vec<Fingerprint>, StoreError> {
-        let revoked = self.all::<UnixTime>(REVOKED)?;
-        Ok(revoked.into_iter().filter(|(_, until)| *until >= now).map(|(id, _)| Fingerprint(id)).collect())
+        let mut blocked = Vec::new();
+        self.each(REVOKED, |id, until: UnixTime| blocked.extend((until >= now).then_some(Fingerprint(id))))?;
+        Ok(blocked)
     }
 
     fn keep_out(&self, uid: &str, pod: &KeptOut) -> Result<(), StoreError> {
@@ -226,8 +267,7 @@ impl<D: Database> Store for Ledger<D> {
     }
 
     fn all_kept_out(&self) -> Result<Vec<(String, KeptOut)>, StoreError> {
-        let read = |(key, row): Row| Ok((String::from_utf8_lossy(&key).into_owned(), parse(KEPT_OUT, &key, &row)?));
-        self.0.all(KEPT_OUT)?.into_iter().map(read).collect()
+        self.named(KEPT_OUT)
     }
 
     fn readmit(&self, uid: &str) -> Result<(), StoreError> {
@@ -235,8 +275,7 @@ impl<D: Database> Store for Ledger<D> {
     }
 
     fn kept_addresses(&self) -> Result<Vec<(String, KeptAddresses)>, StoreError> {
-        let read = |(key, row): Row| Ok((String::from_utf8_lossy(&key).into_owned(), parse(KEPT, &key, &row)?));
-        self.0.all(KEPT)?.into_iter().map(read).collect()
+        self.named(KEPT)
     }
 
     fn release_kept(&self, name: &str) -> Result<Option<KeptAddresses>, StoreError> {
@@ -251,9 +290,7 @@ impl<D: Database> Store for Ledger<D> {
     }
 
     fn lighthouses(&self) -> Result<Vec<LighthouseRecord>, StoreError> {
-        let read = |(key, row): Row| parse(LIGHTHOUSES, &key, &row);
-        let mut all: Vec<LighthouseRecord> =
-            self.0.all(LIGHTHOUSES)?.into_iter().map(read).collect::<Result<_, _>>()?;
+        let mut all: Vec<LighthouseRecord> = self.named(LIGHTHOUSES)?.into_iter().map(|(_, known)| known).collect();
         all.sort_by_key(|lighthouse| lighthouse.address);
         Ok(all)
     }
@@ -276,8 +313,25 @@ impl<D: Database> Store for Ledger<D> {
         })
     }
 
+    fn position(&self) -> Result<Position, StoreError> {
+        member_log::position(&self.0)
+    }
+
+    fn member_changes(&self, after: u64, limit: usize) -> Result<Vec<MemberChange>, StoreError> {
+        member_log::after(&self.0, after, limit)
+    }
+
+    fn members(&self, now: UnixTime) -> Result<Vec<Member>, StoreError> {
+        member_log::all(&self.0, now)
+    }
+
+    fn review_members(&self, uids: &[String], now: UnixTime) -> Result<(), StoreError> {
+        self.0.write(|rows| member_log::review(rows, uids, now))
+    }
+
     fn prune(&self, before: UnixTime) -> Result<(), StoreError> {
         self.0.write(|rows| {
+            member_log::prune(rows)?;
             prune::<KeptOut>(rows, KEPT_OUT, |pod| pod.until < before)?;
             prune::<TokenRecord>(rows, TOKENS, |token| token.expires < before)?;
             prune::<IssuedRecord>(rows, ISSUED, |issued| issued.not_after < before)?;
@@ -394,11 +448,23 @@ fn hold(
             for fingerprint in &ended {
                 block(rows, fingerprint, now)?;
             }
+            if ended.is_empty() {
+                leave(rows, &holder.subject, address)?;
+            }
             displaced = Some(Displaced { subject: holder.subject, certificates: ended });
         }
     }
     put(rows, ADDRESSES, &key, &Holder { subject: subject.clone(), until, certificates, kept })?;
     Ok(displaced)
+}
+
+/// Notes that a subject without a valid certificate is no member any more, if it was one at `address`: its certificate may
+/// have expired a moment ago, and the next holder of the address is announced now.
+fn leave(rows: &mut dyn Rows, subject: &Subject, address: IpAddr) -> Result<(), StoreError> {
+    let uid = subject.id();
+    let known = get_in::<PodRecord>(rows, PODS, uid.as_bytes())?;
+    let was_there = known.is_some_and(|known| known.networks.iter().any(|network| network.addr() == address));
+    if was_there { member_log::append(rows, &uid, None) } else { Ok(()) }
 }
 
 fn is_one_of(subject: &Subject, uids: &[String]) -> bool {
@@ -419,7 +485,9 @@ fn block(rows: &mut dyn Rows, fingerprint: &Fingerprint, now: UnixTime) -> Resul
     let until = issued.as_ref().map_or(UnixTime::MAX, |issued| issued.not_after);
     put(rows, REVOKED, &fingerprint.0, &until)?;
     if let Some(mut issued) = issued {
-        issued.revoked.get_or_insert(now);
+        if issued.revoked.replace(issued.revoked.unwrap_or(now)).is_none() {
+            member_log::lost(rows, &issued.subject, fingerprint)?;
+        }
         put(rows, ISSUED, &fingerprint.0, &issued)?;
     }
     Ok(())
@@ -469,12 +537,16 @@ fn address_key(address: IpAddr) -> Vec<u8> {
     }
 }
 
-fn get_in<T: DeserializeOwned>(rows: &mut dyn Rows, table: Table, key: &[u8]) -> Result<Option<T>, StoreError> {
+pub(super) fn get_in<T: DeserializeOwned>(
+    rows: &mut dyn Rows,
+    table: Table,
+    key: &[u8],
+) -> Result<Option<T>, StoreError> {
     let row = rows.get(table, &[key.to_vec()])?.pop().flatten();
     row.map(|row| parse(table, key, &row)).transpose()
 }
 
-fn put<T: Serialize>(rows: &mut dyn Rows, table: Table, key: &[u8], record: &T) -> Result<(), StoreError> {
+pub(super) fn put<T: Serialize>(rows: &mut dyn Rows, table: Table, key: &[u8], record: &T) -> Result<(), StoreError> {
     rows.put(table, key, &serde_json::to_vec(record).map_err(|error| damaged(table, key, error))?)
 }
 
@@ -487,7 +559,7 @@ fn prune<T: DeserializeOwned>(
     rows.remove_if(table, &|row| serde_json::from_slice(row).is_ok_and(|record| is_over(&record)))
 }
 
-fn parse<T: DeserializeOwned>(table: Table, key: &[u8], row: &[u8]) -> Result<T, StoreError> {
+pub(super) fn parse<T: DeserializeOwned>(table: Table, key: &[u8], row: &[u8]) -> Result<T, StoreError> {
     serde_json::from_slice(row).map_err(|error| damaged(table, key, error))
 }
 
@@ -500,17 +572,18 @@ fn damaged(table: Table, key: &[u8], error: serde_json::Error) -> StoreError {
 pub(crate) struct Table(pub(crate) &'static str);
 
 /// All tables.
-pub(crate) const TABLES: [Table; 9] = [META, TOKENS, ISSUED, PODS, ADDRESSES, REVOKED, KEPT_OUT, KEPT, LIGHTHOUSES];
+pub(crate) const TABLES: [Table; 10] =
+    [META, TOKENS, ISSUED, PODS, ADDRESSES, REVOKED, KEPT_OUT, KEPT, LIGHTHOUSES, CHANGES];
 
-const META: Table = Table("meta");
+pub(super) const META: Table = Table("meta");
 /// Keyed by token hash.
 const TOKENS: Table = Table("tokens");
 /// Keyed by fingerprint.
-const ISSUED: Table = Table("issued");
-/// Keyed by pod UID.
-const PODS: Table = Table("pods");
+pub(super) const ISSUED: Table = Table("issued");
+/// Keyed by pod UID, or `host NAME`.
+pub(super) const PODS: Table = Table("pods");
 /// Keyed by the bytes of the overlay address.
-const ADDRESSES: Table = Table("addresses");
+pub(super) const ADDRESSES: Table = Table("addresses");
 /// Keyed by fingerprint: the last second for which the certificate must stay blocked.
 const REVOKED: Table = Table("revoked");
 /// By pod UID.
@@ -520,9 +593,13 @@ const KEPT_OUT: Table = Table("kept_out");
 const KEPT: Table = Table("kept");
 /// Keyed by the bytes of the overlay address.
 const LIGHTHOUSES: Table = Table("lighthouses");
+/// Keyed by the number of the change, eight bytes, highest first.
+pub(super) const CHANGES: Table = Table("changes");
 
 const FORMAT: u64 = 1;
 /// Seconds for which the address of a blocked certificate stays unused: peers must have heard of the block before another
 /// pod speaks from it. `/v1/trust` announces a block at once; this allows for a peer that has to reconnect first.
 const COOL_DOWN: i64 = 60;
 const LOOK_AT_ONCE: usize = 256;
+/// So few in tests that they need several.
+const PAGE: usize = if cfg!(test) { 3 } else { 512 };

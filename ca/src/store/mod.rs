@@ -5,6 +5,7 @@
 //! share one store.
 
 mod ledger;
+mod member_log;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "postgres")]
@@ -14,9 +15,10 @@ mod redb;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use nebula_cert::{Certificate, Fingerprint, UnixTime};
+use nebula_cert::{Certificate, Fingerprint, UnixTime, directory::Member};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::member_log::{KEPT_CHANGES, MemberChange, Position};
 #[cfg(feature = "postgres")]
 pub(crate) use self::postgres::PostgresStore;
 pub(crate) use self::redb::RedbStore;
@@ -80,8 +82,14 @@ pub(crate) trait Store: Send + Sync {
     fn record(&self, issue: &Issue<'_>, now: UnixTime) -> Result<Vec<Displaced>, RecordError>;
     /// The certificate with this fingerprint.
     fn issued(&self, fingerprint: &Fingerprint) -> Result<Option<IssuedRecord>, StoreError>;
-    /// All certificates, until they are pruned.
-    fn all_issued(&self) -> Result<Vec<(Fingerprint, IssuedRecord)>, StoreError>;
+    /// Visits all certificates, until they are pruned. One that is recorded meanwhile may be missing.
+    fn each_issued(&self, visit: &mut dyn FnMut(Fingerprint, IssuedRecord)) -> Result<(), StoreError>;
+    /// All certificates, for a list of them; everything else visits them one by one.
+    fn all_issued(&self) -> Result<Vec<(Fingerprint, IssuedRecord)>, StoreError> {
+        let mut all = Vec::new();
+        self.each_issued(&mut |fingerprint, issued| all.push((fingerprint, issued)))?;
+        Ok(all)
+    }
     /// Blocks certificates until they expire.
     fn revoke(&self, certificates: &[Fingerprint], now: UnixTime) -> Result<(), StoreError>;
     /// Blocked certificates that have not expired, sorted.
@@ -104,6 +112,15 @@ pub(crate) trait Store: Send + Sync {
     fn put_lighthouse(&self, lighthouse: &LighthouseRecord) -> Result<(), StoreError>;
     /// Replaces a lighthouse, or removes it (`None`), unless it is another one by now; returns whether it did.
     fn change_lighthouse(&self, known: &LighthouseRecord, next: Option<&LighthouseRecord>) -> Result<bool, StoreError>;
+    /// The end of the log of members.
+    fn position(&self) -> Result<Position, StoreError>;
+    /// At most `limit` changes of members after number `after`, oldest first.
+    fn member_changes(&self, after: u64, limit: usize) -> Result<Vec<MemberChange>, StoreError>;
+    /// All holders of certificates that are valid at `now`, each with its newest one.
+    fn members(&self, now: UnixTime) -> Result<Vec<Member>, StoreError>;
+    /// Logs what is known of these members now: they are over, or the log lacks something that a service of an earlier
+    /// release did.
+    fn review_members(&self, uids: &[String], now: UnixTime) -> Result<(), StoreError>;
     /// Removes records that expired before `before`.
     fn prune(&self, before: UnixTime) -> Result<(), StoreError>;
 }
@@ -140,7 +157,7 @@ pub struct TokenUse {
     pub certificate: String,
 }
 
-/// The record of a pod.
+/// The record of a pod, a lighthouse or, with an empty namespace, a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PodRecord {
     pub(crate) namespace: String,

@@ -2,11 +2,12 @@
 //! that all services share, so that they act as a single writer.
 
 use std::{
+    collections::HashMap,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
-use ::postgres::{Client, Config, Transaction};
+use ::postgres::{Client, Config, Row as Found, Transaction};
 
 use crate::store::{
     StoreError,
@@ -93,9 +94,18 @@ impl Database for Postgres {
         Ok(row.map(|row| row.get::<_, String>(0).into_bytes()))
     }
 
-    fn all(&self, table: Table) -> Result<Vec<Row>, StoreError> {
+    fn get_many(&self, table: Table, keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        let found = self.with(|client| {
+            client.query("select key, record from nebula_ca where kind = $1 and key = any($2)", &[&table.0, &keys])
+        })?;
+        Ok(in_order(&found, keys))
+    }
+
+    fn after(&self, table: Table, key: &[u8], limit: usize) -> Result<Vec<Row>, StoreError> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let rows = self.with(|client| {
-            client.query("select key, record from nebula_ca where kind = $1 order by key", &[&table.0])
+            let query = "select key, record from nebula_ca where kind = $1 and key > $2 order by key limit $3";
+            client.query(query, &[&table.0, &key, &limit])
         })?;
         Ok(rows.iter().map(|row| (row.get(0), row.get::<_, String>(1).into_bytes())).collect())
     }
@@ -114,9 +124,7 @@ impl Rows for Transaction<'_> {
         let found = self
             .query("select key, record from nebula_ca where kind = $1 and key = any($2)", &[&table.0, &keys])
             .map_err(|error| failed(&error))?;
-        let mut found: std::collections::HashMap<Vec<u8>, Vec<u8>> =
-            found.iter().map(|row| (row.get(0), row.get::<_, String>(1).into_bytes())).collect();
-        Ok(keys.iter().map(|key| found.remove(key)).collect())
+        Ok(in_order(&found, keys))
     }
 
     fn put(&mut self, table: Table, key: &[u8], row: &[u8]) -> Result<(), StoreError> {
@@ -143,6 +151,13 @@ impl Rows for Transaction<'_> {
             .map_err(|error| failed(&error))?;
         Ok(())
     }
+}
+
+/// Rows of key and record, in the order of `keys`.
+fn in_order(found: &[Found], keys: &[Vec<u8>]) -> Vec<Option<Vec<u8>>> {
+    let mut found: HashMap<Vec<u8>, Vec<u8>> =
+        found.iter().map(|row| (row.get(0), row.get::<_, String>(1).into_bytes())).collect();
+    keys.iter().map(|key| found.remove(key)).collect()
 }
 
 /// Takes the lock of all writers, which is held until the transaction ends in any way.

@@ -1,6 +1,7 @@
 //! Rows in a single file that one process has open: redb, with one durable transaction per step.
 
 use std::{
+    collections::Bound,
     fs::{File, OpenOptions},
     io,
     os::unix::fs::OpenOptionsExt,
@@ -120,15 +121,24 @@ impl Database for RedbFile {
         })
     }
 
-    fn all(&self, table: Table) -> Result<Vec<Row>, StoreError> {
+    fn get_many(&self, table: Table, keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         self.read(|database| {
             let rows = database.begin_read().map_err(failed)?.open_table(definition(table)).map_err(failed)?;
-            let mut all = Vec::new();
-            for row in rows.iter().map_err(failed)? {
+            keys.iter()
+                .map(|key| Ok(rows.get(key.as_slice()).map_err(failed)?.map(|row| row.value().to_vec())))
+                .collect()
+        })
+    }
+
+    fn after(&self, table: Table, key: &[u8], limit: usize) -> Result<Vec<Row>, StoreError> {
+        self.read(|database| {
+            let rows = database.begin_read().map_err(failed)?.open_table(definition(table)).map_err(failed)?;
+            let mut found = Vec::new();
+            for row in rows.range::<&[u8]>((Bound::Excluded(key), Bound::Unbounded)).map_err(failed)?.take(limit) {
                 let (key, value) = row.map_err(failed)?;
-                all.push((key.value().to_vec(), value.value().to_vec()));
+                found.push((key.value().to_vec(), value.value().to_vec()));
             }
-            Ok(all)
+            Ok(found)
         })
     }
 }

@@ -14,6 +14,7 @@ use nebula_cert::{
 use serde_json::{Value, json};
 
 use crate::{
+    directory::Reader,
     fake_cluster::{AUDIENCE, FakeCluster, Mood, RELEASES},
     running::{Ca, Service, key, refused, verified},
 };
@@ -67,12 +68,13 @@ impl Confirmed {
 }
 
 fn web() -> Pod {
-    Pod { namespace: "shop".into(), name: "web-1".into(), uid: UID.into(), address: "10.244.0.5".parse().unwrap() }
+    let (namespace, name, uid) = ("shop".into(), "web-1".into(), UID.into());
+    Pod { namespace, name, uid, address: "10.244.0.5".parse().unwrap(), other_address: None }
 }
 
 fn by_pod(service: &Service, token: &str, address: &str) -> Result<Reply, (u16, String)> {
     let address: IpAddr = address.parse().unwrap();
-    let proof = Proof::Pod { token: token.to_owned(), address };
+    let proof = Proof::Pod { token: token.to_owned(), address, other_address: None };
     service.caller.request(&Request { public_key: key().public_pem(), proof })
 }
 
@@ -132,6 +134,35 @@ fn a_pod_without_a_sandbox_does_not_speak_for_itself_from_another_address() {
     let ask = |address: &str| by_pod(&service, &token, address).map(|reply| reply.certificate);
     assert_eq!(ask("10.244.0.8"), refused(403, "address_mismatch"));
     assert!(ask("10.244.0.7").is_ok());
+}
+
+#[test]
+fn only_agents_of_nodes_read_the_directory_and_a_token_is_reviewed_once_a_minute() {
+    for release in RELEASES {
+        let confirmed = Confirmed::new(release);
+        let (cluster, service) = (&confirmed.cluster, confirmed.ca.serve());
+        let agent = Reader::new(&service.caller, &cluster.agent_token());
+        let empty = agent.ask("").unwrap();
+        confirmed.ask(&service, web()).unwrap();
+        let told = agent.wait(&empty.version);
+        let pod = &told.pods[0];
+        assert_eq!((pod.uid.as_str(), pod.service_account.as_str(), pod.node.as_str()), (UID, "app", "test-node"));
+        // What is known goes on while the API server is away.
+        std::thread::sleep(Duration::from_millis(500));
+        let asked = cluster.asked();
+        cluster.be(Mood::Failing);
+        (0..5).for_each(|_| assert_eq!(agent.ask("").unwrap().pods.len(), 1));
+        assert_eq!(cluster.asked(), asked, "{release}");
+        let read = |token: &str| Reader::new(&service.caller, token).ask("").map(|_| String::new());
+        assert_eq!(read("another"), refused(503, "kubernetes_unavailable"), "{release}");
+        cluster.be(Mood::Well);
+        assert_eq!(read("another"), refused(401, "token_rejected"), "{release}");
+        confirmed.set_policy(&json!({"node_account": "nebula-system/agent"}), &json!({}));
+        confirmed.ca.output("reload", &[]);
+        // The same account under another token is no agent any more.
+        cluster.add_token("renewed", &[]);
+        assert_eq!(read("renewed"), refused(403, "wrong_account"), "{release}");
+    }
 }
 
 #[test]
@@ -484,7 +515,11 @@ fn whoever_fails_too_often_costs_the_api_server_little() {
         .map(|number| {
             let caller = service.caller.clone();
             std::thread::spawn(move || {
-                let proof = Proof::Pod { token: format!("more junk {number}"), address: "10.244.0.5".parse().unwrap() };
+                let proof = Proof::Pod {
+                    token: format!("more junk {number}"),
+                    address: "10.244.0.5".parse().unwrap(),
+                    other_address: None,
+                };
                 caller.request(&Request { public_key: key().public_pem(), proof }).unwrap_err().1
             })
         })
@@ -515,7 +550,7 @@ fn twelve_connections_of_bogus_proofs_do_not_lock_out_the_node_behind_whose_addr
                         return;
                     }
                     let (token, address) = (format!("bogus {attacker} {number}"), "10.244.0.5".parse().unwrap());
-                    let proof = Proof::Pod { token, address };
+                    let proof = Proof::Pod { token, address, other_address: None };
                     let answer = caller.request(&Request { public_key: key().public_pem(), proof });
                     if answer.is_err_and(|(_, code)| code == "too_many_failures") {
                         refused.fetch_add(1, Ordering::Relaxed);

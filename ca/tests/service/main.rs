@@ -6,6 +6,7 @@
 mod bad_input;
 mod commands;
 mod crash;
+mod directory;
 mod exhaustion;
 #[cfg(feature = "kubernetes")]
 mod fake_cluster;

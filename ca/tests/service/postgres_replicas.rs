@@ -17,6 +17,7 @@ use nebula_cert::issuance::{CERTIFICATE_PATH, Proof, Request, Trust};
 use serde_json::Value;
 
 use crate::{
+    directory::{Reader, uids},
     postgres_server::PostgresServer,
     postgres_tls::Authority,
     running::{Ca, key, pod, refused, verified},
@@ -199,6 +200,43 @@ fn what_one_service_does_the_other_knows() {
     let trust: Trust = serde_json::from_str(&body).unwrap();
     assert_eq!((status, trust.blocklist), (200, vec![present.fingerprint().to_string()]));
     assert!(heard.duration_since(revoked) < Duration::from_secs(4));
+}
+
+#[test]
+#[ignore = "needs the Debian package postgresql"]
+fn the_directory_is_one_whatever_replica_is_asked() {
+    let server = PostgresServer::start();
+    let [one, two] = replicas(&server, r#"{"pods": {"overlay": ["10.42.0.0/16"]}}"#);
+    let (first, second) = (one.serve(), two.serve());
+    let token = one.text("node.token");
+    let [at_first, at_second] = [&first, &second].map(|service| Reader::new(&service.caller, &token));
+    let empty = at_first.ask("").unwrap();
+    assert_eq!(at_second.ask("").unwrap().version, empty.version);
+    let tell = |reader: &Reader, version: &str, change: &dyn Fn()| {
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| (reader.wait(version), Instant::now()));
+            thread::sleep(Duration::from_millis(300));
+            change();
+            let changed = Instant::now();
+            let (answer, heard) = waiting.join().unwrap();
+            let late = heard.saturating_duration_since(changed);
+            assert!(late < Duration::from_secs(1), "{late:?}");
+            answer
+        })
+    };
+    let joined = tell(&at_second, &empty.version, &|| drop(first.caller.pod(&token, pod(7), &key()).unwrap()));
+    assert_eq!(uids(&joined), [pod(7).uid]);
+    // The version of one replica goes on at the other.
+    let proof = || Proof::Node { token: token.clone(), pod: pod(7) };
+    let gone = tell(&at_first, &joined.version, &|| drop(second.caller.release(proof()).unwrap()));
+    assert_eq!((gone.full, gone.gone), (false, vec![pod(7).uid]));
+    // A replica that was away follows, and has the same versions.
+    first.kill();
+    second.caller.pod(&token, pod(8), &key()).unwrap();
+    let again = one.serve();
+    let delta = Reader::new(&again.caller, &token).since(&joined.version);
+    assert_eq!((delta.full, uids(&delta), delta.gone.clone()), (false, vec![pod(8).uid.as_str()], vec![pod(7).uid]));
+    assert_eq!(delta.version, at_second.since(&joined.version).version);
 }
 
 #[test]

@@ -233,6 +233,13 @@ impl Caller {
     }
 
     /// Returns status and body.
+    pub(crate) fn get_with_token(&self, path: &str, token: &str) -> (u16, String) {
+        let request = self.agent.get(format!("{}{path}", self.url)).header("authorization", format!("Bearer {token}"));
+        let mut reply = request.call().unwrap();
+        (reply.status().as_u16(), reply.body_mut().read_to_string().unwrap())
+    }
+
+    /// Returns status and body.
     pub(crate) fn post(&self, path: &str, body: &[u8]) -> Result<(u16, String), ureq::Error> {
         let mut reply = self.agent.post(format!("{}{path}", self.url)).send(body)?;
         let mut text = String::new();
@@ -300,6 +307,7 @@ pub(crate) fn pod(number: u16) -> Pod {
         name: format!("web-{number}"),
         uid: format!("00000000-0000-0000-0000-{number:012}"),
         address: [10, 244, high, low].into(),
+        other_address: None,
     }
 }
 

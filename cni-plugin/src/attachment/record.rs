@@ -4,18 +4,22 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::net::IpAddr;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::attachment::restarts::Restarts;
 use crate::hash::fnv1a;
 use crate::launch::Target;
+use crate::link::capture::PodCapture;
 use crate::link::guard::{self, Guard};
 use crate::link::host_route::HostRoute;
 use crate::request::{Key, is_name};
+use crate::settings::capturing::CLUSTER_FOLDER;
 use crate::supervisor::kind::Kind;
 use crate::supervisor::process::Process;
 
@@ -40,6 +44,9 @@ pub struct Record {
     /// The node's route to the overlay address that ADD reported as the pod's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_route: Option<HostRoute>,
+    /// Overlay networks that the node must not send to in clear, because its programs know the pod's overlay address.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<IpNet>,
     /// User and group that the instance runs as; absent if the plugin is not root and cannot choose one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<u32>,
@@ -52,6 +59,9 @@ pub struct Record {
     /// Rules on the node's end of the pod's link, if the pod is isolated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<Guard>,
+    /// What captures the pod's traffic, if it is captured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capture: Option<PodCapture>,
     /// Socket on which the instance reports its status.
     pub status_socket: PathBuf,
 }
@@ -171,6 +181,12 @@ impl Files {
         guard::table_prefix(self.hash())
     }
 
+    /// Part of the names of what captures the attachment's traffic.
+    #[must_use]
+    pub fn capture(&self) -> String {
+        format!("{:016x}", self.hash())
+    }
+
     /// Log file with what the instance writes to stderr.
     #[must_use]
     pub fn log(&self) -> PathBuf {
@@ -281,14 +297,68 @@ pub fn list(state_dir: &Path, network: &str) -> io::Result<Vec<PathBuf>> {
 /// Collects the routes named in the records of all networks.
 #[must_use]
 pub fn host_routes(state_dir: &Path) -> Vec<HostRoute> {
+    all(state_dir).filter_map(|record| record.host_route).collect()
+}
+
+/// Collects the networks that the records of all networks but this one refuse.
+#[must_use]
+pub fn refused_by_others(state_dir: &Path, key: &Key) -> Vec<IpNet> {
+    all(state_dir).filter(|record| record.key() != *key).flat_map(|record| record.refused).collect()
+}
+
+/// Keeps others from changing what records of the state directory share, until it is dropped.
+///
+/// # Errors
+/// Returns the file system's error.
+pub fn lock_shared(state_dir: &Path) -> io::Result<File> {
+    let lock = File::open(state_dir)?;
+    lock.lock()?;
+    Ok(lock)
+}
+
+/// Makes the folder of the cluster table: an instance can watch and read only a folder that is there when it starts.
+///
+/// # Errors
+/// Returns the file system's error.
+pub fn make_cluster_folder(state_dir: &Path) -> io::Result<()> {
+    let _lock = lock_shared(state_dir)?;
+    let folder = state_dir.join(CLUSTER_FOLDER);
+    fs::DirBuilder::new().recursive(true).create(&folder)?;
+    // Whatever the umask of the runtime is: an instance looks into it as a user of its own.
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))
+}
+
+/// Removes that folder if no captured pod needs it and no agent has written a table.
+///
+/// # Errors
+/// Returns the file system's error.
+pub fn remove_cluster_folder(state_dir: &Path) -> io::Result<()> {
+    let _lock = lock_shared(state_dir)?;
+    if all(state_dir).any(|record| record.capture.is_some()) {
+        return Ok(());
+    }
+    match fs::remove_dir(state_dir.join(CLUSTER_FOLDER)) {
+        Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Collects the addresses of the captured pods of all networks, except those of the attachment `key`.
+#[must_use]
+pub fn captured_by_others(state_dir: &Path, key: &Key) -> Vec<IpAddr> {
+    let captures = all(state_dir).filter(|record| record.key() != *key).filter_map(|record| record.capture);
+    captures.flat_map(|capture| capture.guard.addresses().to_vec()).collect()
+}
+
+/// The records of all networks that can be read.
+fn all(state_dir: &Path) -> impl Iterator<Item = Record> {
     let networks = fs::read_dir(state_dir).into_iter().flatten().flatten();
     let names = networks.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| is_name(name));
-    let paths = names.flat_map(|network| list(state_dir, &network).unwrap_or_default());
-    let record = |path: PathBuf| match Record::load(&path) {
-        Ok(Found::Record(record)) => record.host_route,
+    let paths: Vec<PathBuf> = names.flat_map(|network| list(state_dir, &network).unwrap_or_default()).collect();
+    paths.into_iter().filter_map(|path| match Record::load(&path) {
+        Ok(Found::Record(record)) => Some(*record),
         _ => None,
-    };
-    paths.filter_map(record).collect()
+    })
 }
 
 /// Removes stale files that a killed verb left behind: those next to a lock that nobody holds and that has no record.
@@ -322,8 +392,17 @@ fn with_suffix(lock: &Path, suffix: &str) -> PathBuf {
 /// # Errors
 /// Returns the file system's error.
 pub fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace_durably(path, bytes, 0o600)
+}
+
+/// Like [`write_durably`], for a file with these permissions, whatever the umask is.
+///
+/// # Errors
+/// Returns the file system's error.
+pub fn replace_durably(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let temporary = temporary(path);
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&temporary)?;
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(&temporary, path)?;
@@ -372,10 +451,12 @@ mod tests {
                 next_hop: "10.0.0.1".parse().unwrap(),
                 interface: 3,
             }),
+            refused: vec!["10.42.0.0/16".parse().unwrap()],
             user: Some(2_130_706_433),
             memory_limit: Some(32 << 20),
             restarts: None,
             guard: None,
+            capture: None,
             status_socket: "/x".into(),
         }
     }

@@ -2,12 +2,12 @@
 //! the files or the memory of another. The user id stays taken for as long as the room exists.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::path::Path;
 
-use crate::attachment::record::Files;
+use crate::attachment::record::{self, Files};
 use crate::hash::fnv1a;
 
 /// Range of user ids for instances, inclusive. Each is used as a group id as well.
@@ -32,9 +32,8 @@ impl Users {
 /// Returns the file system's error, or an error if all user ids are taken.
 pub fn make(files: &Files, users: Users) -> io::Result<Option<u32>> {
     let state_dir = files.state_dir();
-    // Two plugins that search at the same time would pick the same id. The lock is released when the file is closed.
-    let lock = File::open(&state_dir)?;
-    lock.lock()?;
+    // Two plugins that search at the same time would pick the same id.
+    let _lock = record::lock_shared(&state_dir)?;
     let room = files.room();
     let user = if nix::unistd::geteuid().is_root() {
         let taken = owners(&state_dir)?;

@@ -7,20 +7,23 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use nebula_cni_plugin::attachment::record::Files;
 use nebula_cni_plugin::clock::SystemClock;
 use nebula_cni_plugin::enrolment::labels::Program;
 use nebula_cni_plugin::host::Host;
+use nebula_cni_plugin::link::capture::SystemCaptures;
 use nebula_cni_plugin::link::guard::SystemGuards;
 use nebula_cni_plugin::link::host_route::SystemRoutes;
 use nebula_cni_plugin::link::pod_link::SystemLinks;
 use nebula_cni_plugin::netns::SystemNamespaces;
 use nebula_cni_plugin::reply::{self, Error, code};
-use nebula_cni_plugin::request::{self, Env, Request};
+use nebula_cni_plugin::request::{self, Env, Key, Request, is_ifname, is_name};
 use nebula_cni_plugin::settings::{STATE_DIR, Settings};
 use nebula_cni_plugin::supervisor::{Direct, Systemd, heir, launcher};
 use nebula_cni_plugin::verb::attach::{self, Outcome};
+use nebula_cni_plugin::verb::present::{self, Tokens};
 use nebula_cni_plugin::verb::reconcile::{self, Depth};
-use nebula_cni_plugin::verb::{self, add};
+use nebula_cni_plugin::verb::{self, add, table};
 
 fn main() -> ExitCode {
     close_inherited_files();
@@ -33,6 +36,8 @@ fn main() -> ExitCode {
                 ExitCode::SUCCESS
             }
             Some("attach") => attach(rest.first().is_some_and(|word| word == "--afresh")),
+            Some("present") => present(rest),
+            Some("table") => table(rest),
             Some("reconcile") => reconcile(rest.first().map_or_else(|| Path::new(STATE_DIR), Path::new)),
             _ => about(),
         };
@@ -67,6 +72,7 @@ fn this_host(direct: &Direct) -> Host<'_> {
         routes: &SystemRoutes,
         links: &SystemLinks,
         guards: &SystemGuards,
+        captures: &SystemCaptures,
         labels: &Program,
         plugin_dir: env::current_exe().ok().and_then(|exe| exe.parent().map(Into::into)),
     }
@@ -92,12 +98,56 @@ fn attach(afresh: bool) -> ExitCode {
     }
 }
 
+/// Shows an instance its pod's token.
+fn present(arguments: &[OsString]) -> ExitCode {
+    let words: Option<Vec<&str>> = arguments.iter().map(|word| word.to_str()).collect();
+    let (key, state_dir, rest) = match words.as_deref() {
+        Some([state_dir, network, container_id, ifname, rest @ ..])
+            if is_name(network) && is_name(container_id) && is_ifname(ifname) && rest.len() <= 2 =>
+        {
+            let [network, container_id, ifname] = [network, container_id, ifname].map(|word| (*word).to_owned());
+            (Key { network, container_id, ifname }, Path::new(*state_dir), rest)
+        }
+        _ => {
+            let usage = "present needs STATE_DIR NETWORK CONTAINER_ID IFNAME [KUBELET_DIR [AUDIENCE]]";
+            return refuse(&Error::new(code::ENVIRONMENT, usage), reply::NEWEST);
+        }
+    };
+    let usual = KUBELET_DIRS.map(Path::new);
+    let named = rest.first().map(|kubelet| [Path::new(*kubelet)]);
+    let tokens = Tokens {
+        kubelet: named.as_ref().map_or(&usual, |named| named.as_slice()),
+        audience: rest.get(1).copied().unwrap_or(AUDIENCE),
+    };
+    let direct = Direct::new();
+    match present::run(&Files::new(state_dir, &key), tokens, &this_host(&direct)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => refuse(&error, reply::NEWEST),
+    }
+}
+
 fn reconcile(state_dir: &Path) -> ExitCode {
     let direct = Direct::new();
     match reconcile::all(state_dir, &this_host(&direct)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(problems) => {
             problems.iter().for_each(|problem| eprintln!("nebula-cni-plugin: {problem}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Shows or writes a cluster table.
+fn table(arguments: &[OsString]) -> ExitCode {
+    let words: Option<Vec<&str>> = arguments.iter().map(|word| word.to_str()).collect();
+    let done = words.ok_or(table::Error::Usage).and_then(|words| table::run(&words, io::stdin().lock()));
+    match done {
+        Ok(text) => match print(&text) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        },
+        Err(error) => {
+            eprintln!("nebula-cni-plugin: {error}");
             ExitCode::FAILURE
         }
     }
@@ -161,6 +211,14 @@ fn about() -> ExitCode {
     eprintln!("\"nebula-cni-plugin reconcile [STATE_DIR]\" starts instances that died and forgets pods that are gone.");
     eprintln!("\"nebula-cni-plugin attach\" gives a running pod what ADD would have given it, and is asked like ADD;");
     eprintln!("with --afresh also one whose attachment looks complete.");
+    eprintln!(
+        "\"nebula-cni-plugin present STATE_DIR NETWORK CONTAINER_ID IFNAME [KUBELET_DIR [AUDIENCE]]\" shows a pod's"
+    );
+    eprintln!("instance the pod's own token, when the init container that did so has ended.");
+    eprintln!(
+        "\"nebula-cni-plugin table show [--json] [FILE]\" shows what the instances of captured pods know of the cluster;"
+    );
+    eprintln!("\"table write FILE\" makes such a file from JSON on standard input, where no node agent writes it.");
     eprintln!("Put it into a network configuration list behind the plugin that gives pods their address.");
     eprintln!("CNI versions: {}", reply::SUPPORTED.join(", "));
     ExitCode::SUCCESS
@@ -175,3 +233,9 @@ fn close_inherited_files() {
         let _ = nix::unistd::close(file);
     }
 }
+
+/// Where kubelets keep the volumes of pods: by default, k0s, MicroK8s.
+const KUBELET_DIRS: [&str; 3] =
+    ["/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet"];
+/// The audience that the CA expects, unless its policy names another.
+const AUDIENCE: &str = "nebula-ca";

@@ -254,7 +254,8 @@ fn is_uid(text: &str) -> bool {
 
 // The longest uid that CA services accept; container ids usually have just as many hex digits.
 const MAX_UID_BYTES: usize = 64;
-const ANNOTATION: &str = "nebula-cni/enrol";
+/// Annotation of a pod that decides whether it is enrolled.
+pub const ANNOTATION: &str = "nebula-cni/enrol";
 
 #[cfg(test)]
 mod tests {

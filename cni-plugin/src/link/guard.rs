@@ -95,9 +95,9 @@ impl Guard {
             }
             rules.push(Rule::drop(vec![ip.is(), ip.is_fragment()]));
             // Replies to the node's own sockets, and the later packets of a connection.
-            let flow = Match::In(ip.flows, ip.flow(Side::Source));
+            let flow = Match::In(ip.flows.into(), ip.flow(Side::Source));
             rules.push(Rule::accept([vec![ip.is()], self.to_node(), vec![flow]].concat()));
-            let echo = Match::In(ip.flows, ip.echo(Side::Source));
+            let echo = Match::In(ip.flows.into(), ip.echo(Side::Source));
             rules.push(Rule::accept([vec![ip.is()], self.to_node(), ip.icmp(ip.echo_reply), vec![echo]].concat()));
             let own = self.own(ip);
             let foreign = own.iter().map(|address| bytes(Header::Network, ip.source, Is::Not, &octets(*address)));
@@ -105,7 +105,7 @@ impl Guard {
         }
         let ask = |server: IpAddr, protocol: u8, port: u16| {
             let ip = Ip::of(&server);
-            let remember = Match::Remember(ip.flows, ip.flow(Side::Source), ANSWERED_WITHIN);
+            let remember = Match::Remember(ip.flows.into(), ip.flow(Side::Source), ANSWERED_WITHIN);
             let asks = vec![Match::Protocol(protocol), Match::DestinationPort(port), remember];
             self.ways_to(server.into()).into_iter().map(move |way| Rule::accept([way, asks.clone()].concat()))
         };
@@ -128,17 +128,17 @@ impl Guard {
             let part = |range| Rule::accept(vec![ip.is(), ip.is_fragment(), ip.within(ip.source, range)]);
             rules.extend(self.ranges(ip).map(part));
             rules.push(Rule::drop(vec![ip.is(), ip.is_fragment()]));
-            rules.push(Rule::accept(vec![ip.is(), Match::In(ip.flows, ip.flow(Side::Destination))]));
+            rules.push(Rule::accept(vec![ip.is(), Match::In(ip.flows.into(), ip.flow(Side::Destination))]));
         }
         for probe in &self.allowed.probes {
             let ip = Ip::of(probe);
             // Others on the bridge can forge the node's address, but their frames do not come from a socket of the
             // node.
             let from_node = vec![ip.is(), ip.within(ip.source, (*probe).into()), Match::OfLocalSocket];
-            let echo = Match::Remember(ip.flows, ip.echo(Side::Destination), ANSWERED_WITHIN);
+            let echo = Match::Remember(ip.flows.into(), ip.echo(Side::Destination), ANSWERED_WITHIN);
             rules.push(Rule::accept([from_node.clone(), ip.icmp(ip.echo_request), vec![echo]].concat()));
             for protocol in [TCP, UDP, SCTP] {
-                let flow = Match::Remember(ip.flows, ip.flow(Side::Destination), CONNECTION_IDLE);
+                let flow = Match::Remember(ip.flows.into(), ip.flow(Side::Destination), CONNECTION_IDLE);
                 rules.push(Rule::accept([from_node.clone(), vec![Match::Protocol(protocol), flow]].concat()));
             }
         }
@@ -169,7 +169,7 @@ impl Guard {
             rules.extend(self.peers(V4).map(|peer| Rule::accept([question.clone(), vec![about(peer)]].concat())));
             // A reply must go to the neighbour that asked, both in the Ethernet header and in the ARP message.
             let asked = [(Header::Link, 0), (Header::Network, 18)].map(|(header, offset)| {
-                Match::In(V4.askers, vec![field(header, offset, 6), field(Header::Network, 24, 4)])
+                Match::In(V4.askers.into(), vec![field(header, offset, 6), field(Header::Network, 24, 4)])
             });
             rules.push(Rule::accept([from(REPLY), asked.to_vec()].concat()));
         }
@@ -187,7 +187,7 @@ impl Guard {
                     [arp(operation), vec![short.clone(), sender, for_us.clone()]].concat()
                 };
                 let asker = vec![field(Header::Network, 8, 6), field(Header::Network, 14, 4)];
-                let remember = Match::Remember(V4.askers, asker, ANSWERED_WITHIN);
+                let remember = Match::Remember(V4.askers.into(), asker, ANSWERED_WITHIN);
                 // In requests as kernels send them, the target hardware address is zero.
                 let empty = bytes(Header::Network, 18, Is::Equal, &[0; 6]);
                 rules.push(Rule::accept([from(REQUEST), vec![empty, remember]].concat()));
@@ -212,7 +212,8 @@ impl Guard {
         let asker = vec![field(Header::Link, 0, 6), field(Header::Network, V6.destination, 16)];
         for own in self.own(V6) {
             let target = within(Header::Transport, 8, own.into());
-            let answer = vec![Match::In(V6.askers, asker.clone()), empty_flags([0x1f, 0xff, 0xff, 0xff]), target];
+            let answer =
+                vec![Match::In(V6.askers.into(), asker.clone()), empty_flags([0x1f, 0xff, 0xff, 0xff]), target];
             let with_address = vec![Match::Length(Is::Equal, DISCOVERY), option(2)];
             let without = vec![Match::Length(Is::Equal, DISCOVERY - 8)];
             for length in [with_address, without] {
@@ -225,7 +226,7 @@ impl Guard {
     fn incoming_discovery(&self) -> Vec<Rule> {
         let short = Match::Length(Is::AtMost, ETHERNET + DISCOVERY);
         let asker = vec![field(Header::Link, 6, 6), field(Header::Network, V6.source, 16)];
-        let remember = Match::Remember(V6.askers, asker, ANSWERED_WITHIN);
+        let remember = Match::Remember(V6.askers.into(), asker, ANSWERED_WITHIN);
         let mut rules = Vec::new();
         // Neighbour unreachability detection uses link-local source addresses.
         for peer in self.peers(V6).chain([link_locals()]) {
@@ -425,11 +426,11 @@ fn empty_flags(mask: [u8; 4]) -> Match {
     Match::Bytes(Header::Transport, 4, Is::Equal, vec![0; 4], Some(mask.to_vec()))
 }
 
-fn bytes(header: Header, offset: u32, is: Is, value: &[u8]) -> Match {
+pub(super) fn bytes(header: Header, offset: u32, is: Is, value: &[u8]) -> Match {
     Match::Bytes(header, offset, is, value.to_vec(), None)
 }
 
-fn within(header: Header, offset: u32, network: IpNet) -> Match {
+pub(super) fn within(header: Header, offset: u32, network: IpNet) -> Match {
     let (address, mask) = (octets(network.network()), octets(network.netmask()));
     Match::Bytes(header, offset, Is::Equal, address, Some(mask))
 }

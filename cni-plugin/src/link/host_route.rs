@@ -4,9 +4,11 @@
 use std::io;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use nix::libc;
 use serde::{Deserialize, Serialize};
 
+use crate::netlink::policy::{DeadEnd, Fate, LAST_METRIC};
 use crate::netlink::{self, octets, push_attribute};
 
 /// A route to one address.
@@ -45,6 +47,19 @@ pub trait Routes {
 
     /// Whether packets to the destination take this route.
     fn is_used(&self, route: &HostRoute) -> bool;
+
+    /// Refuses what the node would send to an overlay network in clear, where no better route leads there; does nothing if
+    /// that is so already.
+    ///
+    /// # Errors
+    /// Returns the kernel's error.
+    fn refuse(&self, network: IpNet) -> io::Result<()>;
+
+    /// Ends [`Routes::refuse`].
+    ///
+    /// # Errors
+    /// Returns the kernel's error.
+    fn end_refusal(&self, network: IpNet) -> io::Result<()>;
 }
 
 /// The kernel's routes, in the plugin's own network namespace.
@@ -79,6 +94,18 @@ impl Routes for SystemRoutes {
         way_to(route.destination, 0)
             .is_ok_and(|way| (way.interface, way.gateway) == (route.interface, Some(route.next_hop)))
     }
+
+    fn refuse(&self, network: IpNet) -> io::Result<()> {
+        refusal(network).add()
+    }
+
+    fn end_refusal(&self, network: IpNet) -> io::Result<()> {
+        refusal(network).remove()
+    }
+}
+
+fn refusal(network: IpNet) -> DeadEnd {
+    DeadEnd { network, table: libc::RT_TABLE_MAIN.into(), fate: Fate::Unreachable, metric: LAST_METRIC }
 }
 
 /// Lets packets to the node's address `node` leave from `source`, along the path that they take now, in the network

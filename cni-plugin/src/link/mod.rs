@@ -1,5 +1,8 @@
 //! A pod's own interface as seen from the node: the node's end of it, and the rules and routes there.
 
+pub mod capture;
+pub mod capture_guard;
+pub mod capture_rules;
 pub mod guard;
 pub mod host_route;
 pub mod pod_link;

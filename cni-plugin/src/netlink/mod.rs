@@ -1,6 +1,7 @@
 //! The parts that all netlink protocols share: header, attributes and the kernel's acknowledgements (netlink(7)).
 
 pub mod nftables;
+pub mod policy;
 
 use std::io;
 use std::net::IpAddr;

@@ -1,6 +1,7 @@
 //! The plugin's entry in the network configuration list, checked as a whole before anything is changed. Keys that are
 //! not ours are ignored; a wrong value is refused with an error that names key and value.
 
+pub mod capturing;
 pub mod isolation;
 
 use std::net::IpAddr;
@@ -16,6 +17,7 @@ use crate::launch::{CaAccess, Flow, Mode, Underlay};
 use crate::reply::{Error, code};
 use crate::request::checked::{prefixes, refuse_other_keys, refused};
 use crate::request::{self, NetworkConfig};
+use crate::settings::capturing::Capturing;
 use crate::settings::isolation::Isolation;
 use crate::supervisor::kind::Kind;
 
@@ -40,6 +42,8 @@ pub struct Settings {
     pub underlay: Underlay,
     /// What a pod may reach besides the overlay; `None` if pods are not isolated.
     pub isolate: Option<Isolation>,
+    /// Which traffic goes through the tunnel although programs use addresses of the primary network; `None` if none does.
+    pub capture: Option<Capturing>,
     /// Whether the result of ADD reports the overlay address as the pod's.
     pub renumber: bool,
     /// Overlay prefixes, traffic for which must not leave in the clear before there is a certificate.
@@ -69,7 +73,8 @@ impl Settings {
     /// Code 7, naming key and value.
     pub fn read(config: &NetworkConfig) -> Result<Self, Error> {
         let keys = Keys { config };
-        Ok(Self {
+        let overlay = keys.overlay()?;
+        let settings = Self {
             supervisor: keys.supervisor()?,
             instance: keys.path("instance")?,
             device: keys.device()?,
@@ -79,8 +84,9 @@ impl Settings {
             mode: keys.mode()?,
             underlay: keys.underlay()?,
             isolate: keys.config.value("isolate")?.map_or(Ok(None), |value| Isolation::read(&value))?,
+            capture: keys.config.value("capture")?.map_or(Ok(None), |value| Capturing::read(&value, &overlay))?,
             renumber: keys.renumber()?,
-            overlay: keys.overlay()?,
+            overlay,
             port_range: keys.port_range()?,
             state_dir: keys.state_dir()?,
             timeout: keys.timeout()?,
@@ -89,7 +95,9 @@ impl Settings {
             ca: keys.ca()?,
             enrolment: Enrolment::read(config)?,
             nebula: keys.nebula()?,
-        })
+        };
+        Capturing::check(&settings)?;
+        Ok(settings)
     }
 
     /// Only the state directory, regardless of errors in other keys. DEL and GC need nothing else.
@@ -206,7 +214,9 @@ impl Keys<'_> {
     fn overlay(&self) -> Result<Vec<IpNet>, Error> {
         let value = self.config.value("overlay")?.unwrap_or_else(|| Value::Array(Vec::new()));
         let prefixes = prefixes("overlay", &value)?;
-        if prefixes.is_empty() && (self.mode()? == Mode::Lazy || self.flow()? == Flow::Init) {
+        // What is captured is closed without this key.
+        let is_captured = self.config.value("capture")?.is_some_and(|value| value != Value::Bool(false));
+        if prefixes.is_empty() && !is_captured && (self.mode()? == Mode::Lazy || self.flow()? == Flow::Init) {
             let msg = "network configuration: mode \"lazy\" and flow \"init\" need the key \"overlay\"";
             return Err(Error::new(code::CONFIG, msg).details(
                 "list the overlay's prefixes: until the pod has its certificate, they are routed to its closed device, so that \
@@ -418,6 +428,7 @@ pub(crate) mod tests {
             "mode",
             "underlay",
             "isolate",
+            "capture",
             "renumber",
             "overlay",
             "timeoutSeconds",
@@ -462,6 +473,8 @@ pub(crate) mod tests {
             ("renumber", json!("yes")),
             ("provisional", json!("yes")),
             ("deliverKey", json!(1)),
+            ("capture", json!("yes")),
+            ("capture", json!({"ranges": ["10.244.0.0"]})),
             ("isolate", json!("yes")),
             ("isolate", json!({"range": []})),
             ("isolate", json!({"ranges": ["10.0.0.1"]})),
@@ -546,6 +559,25 @@ pub(crate) mod tests {
             entry[key] = json!(value);
             assert!(Settings::read(&config(&entry)).unwrap_err().msg.contains("renumber"));
         }
+    }
+
+    #[test]
+    fn capture_goes_together_with_neither_of_its_alternatives() {
+        let mut entry = good();
+        entry["overlay"] = json!(["10.244.0.0/16"]);
+        entry["capture"] = json!({"services": ["10.96.0.0/12"]});
+        assert_eq!(Settings::read(&config(&entry)).unwrap().capture.unwrap().ranges.len(), 1);
+        for (key, value) in [("renumber", json!(true)), ("underlay", json!("pod")), ("isolate", json!(true))] {
+            let mut entry = entry.clone();
+            entry[key] = value;
+            let error = Settings::read(&config(&entry)).unwrap_err();
+            assert!(error.code == 7 && error.msg.contains(key) && error.details.contains("leave"), "{error}");
+        }
+        entry["capture"] = json!({"ranges": ["10.0.0.0/10"]});
+        assert!(Settings::read(&config(&entry)).unwrap_err().msg.contains("\"overlay\""));
+        entry["overlay"] = json!([]);
+        entry["mode"] = json!("lazy");
+        assert!(Settings::read(&config(&entry)).is_ok(), "what is captured is closed until there is a certificate");
     }
 
     #[test]

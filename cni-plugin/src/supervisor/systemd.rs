@@ -253,6 +253,7 @@ const BOUNDING_SET: u64 = 1 << DAC_OVERRIDE
     | 1 << SETPCAP
     | 1 << NET_BIND_SERVICE
     | 1 << NET_ADMIN
+    | 1 << NET_RAW
     | 1 << SYS_ADMIN;
 const DAC_OVERRIDE: u64 = 1;
 const SETGID: u64 = 6;
@@ -260,6 +261,8 @@ const SETUID: u64 = 7;
 const SETPCAP: u64 = 8;
 const NET_BIND_SERVICE: u64 = 10;
 const NET_ADMIN: u64 = 12;
+// For captured pods only; the instance of another one gives it up first of all.
+const NET_RAW: u64 = 13;
 const SYS_ADMIN: u64 = 21;
 const CLONE_NEWNET: u64 = 0x4000_0000;
 

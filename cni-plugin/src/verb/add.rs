@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 use crate::attachment::lock::Lock;
 use crate::attachment::queue::Turn;
 use crate::attachment::record::{self, Files, Found, Record, State};
@@ -13,13 +15,17 @@ use crate::clock::Deadline;
 use crate::enrolment::Knowledge;
 use crate::host::Host;
 use crate::instance_status::Status;
-use crate::launch::{Isolate, LaunchSpec, Pod, StartError, Target, Underlay};
+use crate::launch::{Capture, Isolate, LaunchSpec, Pod, StartError, Target, Underlay};
+use crate::link::capture::PodCapture;
+use crate::link::capture_guard::CaptureGuard;
 use crate::link::guard::{self, Guard, Tunnel};
 use crate::netns::Netns;
 use crate::reply::{Error, code};
+use crate::request::checked::prefix;
 use crate::request::prev_result::PrevResult;
 use crate::request::{Attach, Key, NetworkConfig};
 use crate::settings::Settings;
+use crate::settings::capturing::Capturing;
 use crate::settings::isolation::source_towards;
 use crate::supervisor::kind::Kind;
 use crate::supervisor::{Launch, StartFailure, Systemd};
@@ -44,8 +50,8 @@ pub fn run(request: &Attach, host: &Host<'_>) -> Result<String, Error> {
 pub(crate) enum Mode {
     /// None of its processes runs yet; if it gets no tunnel, the runtime removes it.
     NewPod,
-    /// It runs, and goes on whatever becomes of the attachment: with the key `isolate`, its link is closed before anything
-    /// else and stays closed if the attachment fails.
+    /// It runs, and goes on whatever becomes of the attachment: with the key `isolate` or `capture`, its link is closed
+    /// before anything else and stays closed if the attachment fails.
     RunningPod {
         /// Whether to replace an attachment that looks complete.
         afresh: bool,
@@ -145,6 +151,8 @@ struct Attachment<'a> {
     device: &'a str,
     /// What the pod may reach besides the overlay, and the rules on its link that enforce it.
     isolated: Option<(Isolate, Guard)>,
+    /// Which traffic goes through the tunnel whatever address it has, and what makes it go there.
+    captured: Option<(Capture, PodCapture)>,
 }
 
 impl<'a> Attachment<'a> {
@@ -164,11 +172,15 @@ impl<'a> Attachment<'a> {
         let instance = settings.instance_binary(host.plugin_dir.as_deref())?;
         let netns = open_netns(request, host)?;
         let files = Files::new(&settings.state_dir, &request.key);
-        let mut attachment = Self { request, files, netns, pod, pod_address, instance, device, isolated: None };
+        let mut attachment =
+            Self { request, files, netns, pod, pod_address, instance, device, isolated: None, captured: None };
         if let Some(isolation) = &settings.isolate {
             let allowed = isolation.of_pod(pod_address, &request.config, prev_result);
             let guard = attachment.guard(settings, &allowed, prev_result, host)?;
             attachment.isolated = Some((allowed, guard));
+        }
+        if let Some(capturing) = &settings.capture {
+            attachment.captured = Some(attachment.capture(capturing, prev_result, host)?);
         }
         Ok(attachment)
     }
@@ -195,17 +207,50 @@ impl<'a> Attachment<'a> {
         Ok(Guard::new(table, link, prev_result.gateways(), allowed.clone(), tunnel))
     }
 
+    fn capture(
+        &self,
+        capturing: &Capturing,
+        prev_result: &PrevResult,
+        host: &Host<'_>,
+    ) -> Result<(Capture, PodCapture), Error> {
+        let ifname = &self.request.key.ifname;
+        let link = host.links.of_pod(&self.netns, ifname, self.pod_address).map_err(|why| {
+            Error::new(code::CAPTURE, format!("cannot capture the pod's traffic: {why}")).details(
+                "the key \"capture\" needs rules on the node's end of the pod's link, since a raw socket in the pod passes all \
+                 others by; leave it out for pods with such links",
+            )
+        })?;
+        let addresses = [vec![self.pod_address], prev_result.addresses(ifname)].concat();
+        let capture = capturing.of_pod(&addresses, &self.files.state_dir());
+        let sources = capture.sources.iter().filter_map(|source| source_towards(*source));
+        let mut node: Vec<IpAddr> = prev_result.gateways().into_iter().chain(link.node_addresses.clone()).collect();
+        node.extend(sources);
+        node.retain(|address| !address.is_unspecified() && !capture.sources.contains(address));
+        node.sort();
+        node.dedup();
+        let open = [&capturing.services[..], &capturing.exclude].concat();
+        let guard = CaptureGuard::new(self.files.capture(), link, capturing.ranges.clone(), node.clone(), open);
+        let captured = [&capturing.ranges[..], &capturing.services].concat();
+        let made = PodCapture::new(ifname.clone(), captured, &capturing.exclude, &node, guard);
+        Ok((capture, made))
+    }
+
     /// Returns the record of an earlier ADD if everything that this ADD would set up is already in place.
     fn in_place(&self, renumber: bool, host: &Host<'_>) -> Option<Record> {
         let Ok(Found::Record(record)) = Record::load(&self.files.record()) else { return None };
         let (supervisor, process, host_route) = (record.supervisor, record.process, record.host_route);
         let (user, memory_limit, guard) = (record.user, record.memory_limit, record.guard.clone());
-        let restarts = record.restarts;
+        let (restarts, refused) = (record.restarts, record.refused.clone());
         let is_guarded = |guard: &Guard| host.guards.is_in_force(guard).unwrap_or(false);
         if guard.is_some() != self.isolated.is_some() || guard.as_ref().is_some_and(|guard| !is_guarded(guard)) {
             return None;
         }
-        let made = Record { user, memory_limit, guard, restarts, ..self.record(supervisor) };
+        let is_captured =
+            |capture: &PodCapture| host.captures.missing(&self.netns, capture).is_ok_and(|missing| missing.is_empty());
+        if record.capture.as_ref().is_some_and(|capture| !is_captured(capture)) {
+            return None;
+        }
+        let made = Record { user, memory_limit, guard, restarts, refused, ..self.record(supervisor) };
         let expected = Record { state: State::Running, process, host_route, ..made };
         let is_there = *record == expected
             && host_route.is_some() == renumber
@@ -216,8 +261,8 @@ impl<'a> Attachment<'a> {
 
     fn attach(&self, settings: &Settings, host: &Host<'_>, deadline: Deadline, mode: Mode) -> Result<Record, Error> {
         let stays_closed = self.stays_closed(mode);
-        if let Some(guard) = stays_closed {
-            self.close_link(guard, host)?;
+        if stays_closed {
+            self.close(host)?;
         }
         match Record::load(&self.files.record()).map_err(|e| self.io("read the record", &e))? {
             Found::Record(other) if other.key() != self.request.key => {
@@ -226,7 +271,7 @@ impl<'a> Attachment<'a> {
                 return Err(Error::new(code::CONFIG, msg));
             }
             // Also if there is no record, because an instance may have outlived it.
-            _ if stays_closed.is_some() => detach_closed(&self.files, host)?,
+            _ if stays_closed => detach_closed(&self.files, host)?,
             _ => detach(&self.files, host)?,
         }
         self.fence(settings, host)?;
@@ -239,9 +284,7 @@ impl<'a> Attachment<'a> {
         };
         let mut record = Record { memory_limit: settings.memory_limit, ..self.record(supervisor) };
         record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
-        if let Some((_, guard)) = &self.isolated {
-            self.close_link(guard, host)?;
-        }
+        self.close(host)?;
         record.user = room::make(&self.files, settings.users).map_err(|e| self.io("make the instance's folder", &e))?;
         let spec = LaunchSpec { user: record.user, ..self.launch_spec(settings) };
         let bytes = serde_json::to_vec(&spec).map_err(|e| self.io("encode the launch contract", &e.into()))?;
@@ -262,22 +305,31 @@ impl<'a> Attachment<'a> {
         let outcome = host.supervisor(supervisor).start(&launch, host.clock, deadline, &mut started);
         outcome.map_err(|failure| explain(&failure, settings))?;
         if settings.renumber {
-            self.renumber(&mut record, host)?;
+            self.renumber(&mut record, settings, host)?;
         }
         record.state = State::Running;
         record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
         Ok(record)
     }
 
-    /// The rules that a failed attachment leaves in force.
-    fn stays_closed(&self, mode: Mode) -> Option<&Guard> {
-        self.isolated.as_ref().filter(|_| mode != Mode::NewPod).map(|(_, guard)| guard)
+    /// Whether a failed attachment leaves the pod closed.
+    fn stays_closed(&self, mode: Mode) -> bool {
+        mode != Mode::NewPod && (self.isolated.is_some() || self.captured.is_some())
+    }
+
+    /// Whether the rules on the pod's link are in force.
+    fn is_closed(&self, host: &Host<'_>) -> bool {
+        let isolated = self.isolated.as_ref().map(|(_, guard)| host.guards.is_in_force(guard).unwrap_or(false));
+        let captured = self
+            .captured
+            .as_ref()
+            .map(|(_, capture)| host.captures.unguarded(capture).is_ok_and(|missing| missing.is_empty()));
+        isolated != Some(false) && captured != Some(false)
     }
 
     /// Undoes a failed attachment.
     fn undo(&self, host: &Host<'_>, mode: Mode) -> Result<Undone, Error> {
-        let is_closed = |guard: &&Guard| host.guards.is_in_force(guard).unwrap_or(false);
-        if self.stays_closed(mode).filter(is_closed).is_none() {
+        if !self.stays_closed(mode) || !self.is_closed(host) {
             return detach(&self.files, host).map(|()| Undone::Completely);
         }
         detach_closed(&self.files, host)?;
@@ -287,7 +339,26 @@ impl<'a> Attachment<'a> {
         Ok(Undone::ButClosed)
     }
 
-    /// Installs the isolation rules before any of the pod's processes run.
+    /// Installs the rules on the pod's link, of isolation or of capture, and what sends captured traffic to the device.
+    /// For a new pod that is before any of its processes run.
+    fn close(&self, host: &Host<'_>) -> Result<(), Error> {
+        if let Some((_, guard)) = &self.isolated {
+            self.close_link(guard, host)?;
+        }
+        let Some((_, capture)) = &self.captured else { return Ok(()) };
+        record::make_cluster_folder(&self.files.state_dir())
+            .map_err(|e| self.io("make the folder of the cluster table", &e))?;
+        host.captures.install(&self.netns, capture).map_err(|e| {
+            let msg =
+                format!("cannot capture the pod's traffic: rules, routes or settings for {}: {e}", capture.guard.link);
+            Error::new(code::CAPTURE, msg).details(
+                "the kernel must have policy routing, and nf_tables for single links in both directions (Linux 5.16, \
+                 NETFILTER_EGRESS)",
+            )
+        })
+    }
+
+    /// Installs the isolation rules.
     fn close_link(&self, guard: &Guard, host: &Host<'_>) -> Result<(), Error> {
         host.guards.install(guard).map_err(|e| {
             let msg = format!("cannot isolate the pod: rules for its link {}: {e}", guard.link);
@@ -300,7 +371,7 @@ impl<'a> Attachment<'a> {
     }
 
     /// Lets the node reach the overlay address, which becomes the pod's address in Kubernetes, without a tunnel.
-    fn renumber(&self, record: &mut Record, host: &Host<'_>) -> Result<(), Error> {
+    fn renumber(&self, record: &mut Record, settings: &Settings, host: &Host<'_>) -> Result<(), Error> {
         let status = Status::ask(&self.files.status_socket()).map_err(|e| {
             Error::new(code::INSTANCE_UNREACHABLE, format!("the instance does not tell the overlay address: {e}"))
         })?;
@@ -308,12 +379,28 @@ impl<'a> Attachment<'a> {
             let msg = format!("cannot renumber {}: the certificate has {:?}", self.pod_address, status.overlay);
             Error::new(code::ADDRESS, msg).details("the overlay address must be of the same family as the pod's")
         })?;
+        self.refuse(record, settings, &status, host).map_err(|e| {
+            Error::new(code::IO, format!("cannot keep the node from sending to the overlay in clear: {e}"))
+        })?;
         let failed = |e| Error::new(code::IO, format!("cannot make the node's route to {address}: {e}"));
         let route = host.routes.like(self.pod_address, address).map_err(failed)?;
         // Recorded before the route is added, so that the record always names everything to be removed.
         record.host_route = Some(route);
         record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
         host.routes.add(&route).map_err(failed)
+    }
+
+    /// Makes the overlay unreachable from the node, except where a better route leads: kube-proxy may choose a renumbered pod
+    /// of another node, to which this node has only its default route.
+    fn refuse(&self, record: &mut Record, settings: &Settings, status: &Status, host: &Host<'_>) -> io::Result<()> {
+        let own = status.overlay.iter().filter_map(|text| prefix(text)).map(|network| network.trunc());
+        let mut networks: Vec<IpNet> = settings.overlay.iter().copied().chain(own).collect();
+        networks.sort();
+        networks.dedup();
+        let _lock = record::lock_shared(&settings.state_dir)?;
+        record.refused = networks;
+        record.save(&self.files)?;
+        record.refused.iter().try_for_each(|network| host.routes.refuse(*network))
     }
 
     /// Stops instances of earlier sandboxes of the same pod: two instances of one pod would compete for its overlay
@@ -360,10 +447,12 @@ impl<'a> Attachment<'a> {
             instance: self.instance.clone(),
             process: None,
             host_route: None,
+            refused: Vec::new(),
             user: None,
             memory_limit: None,
             restarts: None,
             guard: self.isolated.as_ref().map(|(_, guard)| guard.clone()),
+            capture: self.captured.as_ref().map(|(_, capture)| capture.clone()),
             status_socket: self.files.status_socket(),
         }
     }
@@ -378,9 +467,11 @@ impl<'a> Attachment<'a> {
             mode: settings.mode,
             underlay: settings.underlay,
             isolate: self.isolated.as_ref().map(|(allowed, _)| allowed.clone()),
+            capture: self.captured.as_ref().map(|(capture, _)| capture.clone()),
             renumber: settings.renumber,
             node_address: settings.renumber.then(|| source_towards(self.pod_address)).flatten(),
-            overlay: settings.overlay.clone(),
+            // What is captured has a routing table of its own; the device is in no other.
+            overlay: if self.captured.is_some() { Vec::new() } else { settings.overlay.clone() },
             budget_seconds: settings.timeout.as_secs().saturating_sub(UNDO_SECONDS).max(1),
             port_range: settings.port_range,
             ca: settings.ca.clone(),

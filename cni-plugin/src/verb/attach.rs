@@ -2,8 +2,8 @@
 //! for pods that were started before the installation, or whose attachment was lost. A later DEL of the runtime removes
 //! the attachment like any other.
 //!
-//! The pod runs and goes on running if this fails. With the key `isolate` its link is therefore closed first, and stays
-//! closed after a failure: the operator wants no clear traffic of enrolled pods, and with a CA that is away for an hour
+//! The pod runs and goes on running if this fails. With the key `isolate` or `capture` its link is therefore closed first
+//! (with `capture` towards other pods), and stays closed after a failure: the operator wants no clear traffic of enrolled pods, and with a CA that is away for an hour
 //! each of the agent's attempts would open the pod again. DEL opens the link, as does the next attempt that finds the pod
 //! no longer enrolled.
 
@@ -85,6 +85,7 @@ mod tests {
     use super::*;
     use crate::clock::{Clock, SystemClock};
     use crate::enrolment::labels::Program;
+    use crate::link::capture::{Captures, PodCapture};
     use crate::link::guard::{Guard, Guards};
     use crate::link::host_route::SystemRoutes;
     use crate::link::pod_link::{Links, PodLink};
@@ -167,6 +168,37 @@ mod tests {
         }
     }
 
+    // The same switch: one of the two keys is set.
+    impl Captures for Node {
+        fn install(&self, _: &Netns, _: &PodCapture) -> io::Result<()> {
+            self.has_rules.set(true);
+            self.note("rules installed");
+            Ok(())
+        }
+
+        fn missing(&self, _: &Netns, capture: &PodCapture) -> io::Result<Vec<String>> {
+            self.unguarded(capture)
+        }
+
+        fn unguarded(&self, _: &PodCapture) -> io::Result<Vec<String>> {
+            Ok(if self.has_rules.get() { vec![] } else { vec!["rules".into()] })
+        }
+
+        fn remove(&self, _: Option<&Netns>, _: &PodCapture, _: &[IpAddr]) -> io::Result<()> {
+            self.has_rules.set(false);
+            self.note("rules removed");
+            Ok(())
+        }
+
+        fn remove_lost(&self, _: &str, _: &[IpAddr]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn sweep(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
     impl Supervisor for Node {
         fn start(
             &self,
@@ -217,7 +249,7 @@ mod tests {
 
     fn request(state: &Path, entry: &Value) -> Attach {
         let mut config = json!({"cniVersion": "1.0.0", "name": "net", "type": "nebula-cni-plugin", "supervisor": "direct",
-            "instance": "/bin/sh", "stateDir": state, "enrol": {"namespaces": ["shop"]},
+            "instance": "/bin/sh", "stateDir": state, "overlay": ["10.244.0.0/16"], "enrol": {"namespaces": ["shop"]},
             "ca": {"url": "https://ca:8443", "tlsCaFile": "/x", "tokenFile": "/y"},
             "prevResult": {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/run/netns/x"}],
                 "ips": [{"address": "10.244.1.2/24", "interface": 0}]}});
@@ -248,10 +280,14 @@ mod tests {
             routes: &SystemRoutes,
             links: node,
             guards: node,
+            captures: node,
             labels: &Program,
             plugin_dir: None,
         }
     }
+
+    /// The keys that close a pod's link.
+    const CLOSING: [&str; 2] = ["isolate", "capture"];
 
     fn record(state: &Path) -> Option<Record> {
         let key = crate::request::Key { network: "net".into(), container_id: "c1".into(), ifname: "eth0".into() };
@@ -262,15 +298,22 @@ mod tests {
     }
 
     #[test]
-    fn an_isolated_pod_is_closed_first_and_stays_closed_until_it_has_a_tunnel() {
+    fn a_pod_is_closed_first_and_stays_closed_until_it_has_a_tunnel() {
+        for key in CLOSING {
+            is_closed_first(key);
+        }
+    }
+
+    fn is_closed_first(key: &str) {
         let (state, node) = (tempfile::tempdir().unwrap(), Node::default());
-        let request = request(state.path(), &json!({"isolate": true}));
+        let request = request(state.path(), &json!({key: true}));
         for _ in 0..2 {
             let error = run(&request, false, &host(&node)).unwrap_err();
             assert!(error.to_string().contains("no CA"), "{error}");
             assert!(node.has_rules.get(), "{:?}", node.log);
             let left = record(state.path()).unwrap();
-            assert!(left.state == State::Intent && left.guard.is_some() && left.process.is_none());
+            assert!(left.state == State::Intent && left.process.is_none());
+            assert!(left.guard.is_some() || left.capture.is_some());
         }
         // Somebody removes all rules of the node.
         node.has_rules.set(false);
@@ -285,8 +328,14 @@ mod tests {
 
     #[test]
     fn an_attachment_that_is_replaced_leaves_no_gap_even_if_that_fails() {
+        for key in CLOSING {
+            leaves_no_gap(key);
+        }
+    }
+
+    fn leaves_no_gap(key: &str) {
         let (state, node) = (tempfile::tempdir().unwrap(), Node::default());
-        let request = request(state.path(), &json!({"isolate": true}));
+        let request = request(state.path(), &json!({key: true}));
         node.works.set(true);
         run(&request, false, &host(&node)).unwrap();
         let starts = |node: &Node| node.log.borrow().iter().filter(|what| **what == "start").count();
@@ -306,11 +355,13 @@ mod tests {
 
     #[test]
     fn a_pod_that_is_no_longer_enrolled_is_opened_again() {
-        let (state, node) = (tempfile::tempdir().unwrap(), Node::default());
-        run(&request(state.path(), &json!({"isolate": true})), false, &host(&node)).unwrap_err();
-        let other = json!({"isolate": true, "enrol": {"namespaces": ["pay"]}});
-        assert_eq!(run(&request(state.path(), &other), false, &host(&node)).unwrap(), Outcome::NotEnrolled);
-        assert!(!node.has_rules.get() && record(state.path()).is_none());
+        for key in CLOSING {
+            let (state, node) = (tempfile::tempdir().unwrap(), Node::default());
+            run(&request(state.path(), &json!({key: true})), false, &host(&node)).unwrap_err();
+            let other = json!({key: true, "enrol": {"namespaces": ["pay"]}});
+            assert_eq!(run(&request(state.path(), &other), false, &host(&node)).unwrap(), Outcome::NotEnrolled);
+            assert!(!node.has_rules.get() && record(state.path()).is_none());
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::attachment::record::{Files, Found, Record, State};
 use crate::clock::Deadline;
 use crate::host::Host;
 use crate::instance_status::{Status, parse_network};
+use crate::link::capture::PodCapture;
 use crate::link::guard::Guard;
 use crate::netns::{Link, Netns};
 use crate::reply::{Error, code};
@@ -15,7 +16,7 @@ use crate::settings::Settings;
 use crate::supervisor::process::Process;
 use crate::verb::add::{enrolled, open_netns, required_prev_result};
 
-/// Checks record, namespace, instance, certificate, host route, isolation rules and device.
+/// Checks record, namespace, instance, certificate, host route, rules of isolation and capture, and device.
 ///
 /// # Errors
 /// Returns the first problem found.
@@ -81,6 +82,9 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
     if let Some(guard) = &record.guard {
         check_guard(guard, host)?;
     }
+    if let Some(capture) = &record.capture {
+        check_capture(capture, netns, host)?;
+    }
     let device = &record.target.device;
     let link = host
         .namespaces
@@ -89,7 +93,20 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
         .ok_or_else(|| Error::new(code::DEVICE, format!("device {device} is gone")))?;
     // Without a certificate there is no address yet, and the device may be down on purpose, to keep the data path
     // closed.
-    if status.state == "waiting" { Ok(()) } else { check_link(&link, device, &status.overlay) }
+    // With capture the address is on the pod's own interface.
+    let addresses = if record.capture.is_some() { &[][..] } else { &status.overlay };
+    if status.state == "waiting" { Ok(()) } else { check_link(&link, device, addresses) }
+}
+
+fn check_capture(capture: &PodCapture, netns: &Netns, host: &Host<'_>) -> Result<(), Error> {
+    let bad = |why: String| Error::new(code::CAPTURE, format!("the pod's traffic is not captured any more: {why}"));
+    let link = &capture.guard.link;
+    if !host.links.is_there(link, capture.guard.index).map_err(bad)? {
+        return Err(bad(format!("its link {link} is gone")));
+    }
+    let missing =
+        host.captures.missing(netns, capture).map_err(|e| bad(format!("what is there cannot be read: {e}")))?;
+    if missing.is_empty() { Ok(()) } else { Err(bad(format!("missing: {}", missing.join("; "))).details(CAPTURE_HELP)) }
 }
 
 fn check_guard(guard: &Guard, host: &Host<'_>) -> Result<(), Error> {
@@ -116,6 +133,7 @@ fn check_link(link: &Link, device: &str, overlay: &[String]) -> Result<(), Error
 }
 
 const GUARD_HELP: &str = "\"nebula-cni-plugin reconcile\" and the next ADD of any pod make them again";
+const CAPTURE_HELP: &str = "\"nebula-cni-plugin reconcile\" and the node agent make it again";
 const RESTART_HELP: &str = "it is started again within a moment; if this repeats, see its log, or delete the pod";
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! DEL: removes an attachment. It is idempotent: whatever is already gone is not an error.
 
+use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -65,6 +66,7 @@ enum Rules {
 /// Like [`detach`]. `reported` returns the pod's addresses as ADD reported them; it is used only if there is no record.
 fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>, rules: Rules) -> Result<(), Error> {
     let mut routes = Vec::new();
+    let mut lost = Vec::new();
     let mut removed = None;
     let (kinds, known) = match Record::load(&files.record()) {
         // Container ids and interface names may contain '-', so two attachments can share a file name.
@@ -77,7 +79,8 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>, rule
             known
         }
         Ok(Found::Nothing | Found::Garbage(_)) | Err(_) => {
-            routes = lost_routes(files, host, reported());
+            lost = reported();
+            routes = lost_routes(files, host, lost.clone());
             (vec![Kind::Direct, Kind::Systemd], Known::Nothing)
         }
     };
@@ -94,15 +97,27 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>, rule
         let failed = |e| Error::new(code::IO, format!("{name}: cannot remove the route to {}: {e}", route.destination));
         outcomes.push(host.routes.remove(route).map_err(failed));
     }
+    if let Some(record) = removed.as_deref().filter(|record| !record.refused.is_empty()) {
+        let failed = |e| Error::new(code::IO, format!("{name}: cannot remove unreachable routes of the overlay: {e}"));
+        outcomes.push(end_refusals(files, record, host).map_err(failed));
+    }
     let failed = |e| Error::new(code::IO, format!("{name}: cannot remove the rules of the pod's link: {e}"));
     if rules == Rules::Removed {
         outcomes.push(host.guards.remove(&files.guard_tables()).map_err(failed));
+        let failed = |e| Error::new(code::IO, format!("{name}: cannot end the capture of the pod's traffic: {e}"));
+        outcomes.push(end_capture(files, removed.as_deref(), lost, host).map_err(failed));
     }
     outcomes.into_iter().collect::<Result<(), Error>>()?;
     kinds.iter().for_each(|kind| host.supervisor(*kind).clean_up(files, host.clock));
     files.remove().map_err(|problems| {
         Error::new(code::IO, format!("{name}: state is left behind")).details(problems.join("; "))
     })?;
+    if removed.as_deref().is_none_or(|record| record.capture.is_some())
+        && let Err(error) = record::remove_cluster_folder(&files.state_dir())
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        eprintln!("nebula-cni-plugin: {name}: cannot remove the folder of the cluster table: {error}");
+    }
     if let Some(record) = removed
         && let Err(error) = released::note(&files.state_dir(), &record)
     {
@@ -110,6 +125,31 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>, rule
         eprintln!("nebula-cni-plugin: {name}: cannot note that its certificate is to be released: {error}");
     }
     Ok(())
+}
+
+/// Ends what the record keeps the node from, unless another pod needs it.
+fn end_refusals(files: &Files, record: &Record, host: &Host<'_>) -> io::Result<()> {
+    let _lock = record::lock_shared(&files.state_dir())?;
+    let kept = record::refused_by_others(&files.state_dir(), files.key());
+    let ended = record.refused.iter().filter(|network| !kept.contains(network));
+    ended.copied().try_for_each(|network| host.routes.end_refusal(network))
+}
+
+/// Ends the capture that the record names. Without a record, `lost` are the addresses that the pod may have had. Another
+/// pod may have one of the addresses by now: a primary plugin can reassign the address of a pod whose DEL comes late.
+fn end_capture(files: &Files, record: Option<&Record>, lost: Vec<IpAddr>, host: &Host<'_>) -> io::Result<()> {
+    let unused = |mut addresses: Vec<IpAddr>| {
+        let used = record::captured_by_others(&files.state_dir(), files.key());
+        addresses.retain(|address| !used.contains(address));
+        addresses
+    };
+    let Some(record) = record else {
+        return host.captures.remove_lost(&files.capture(), &unused(lost));
+    };
+    let Some(capture) = &record.capture else { return Ok(()) };
+    // A namespace that is gone took its part along.
+    let netns = host.namespaces.open(&record.target.netns).ok().filter(|netns| netns.id == record.target.netns_id);
+    host.captures.remove(netns.as_ref(), capture, &unused(capture.guard.addresses().to_vec()))
 }
 
 /// Finds the routes that this plugin added for a pod whose record is lost: to the addresses in `addresses` and to those
@@ -131,11 +171,11 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 #[cfg(test)]
 mod tests {
     use std::cell::{Cell, RefCell};
-    use std::io;
 
     use super::*;
     use crate::clock::SystemClock;
     use crate::enrolment::labels::Program;
+    use crate::link::capture::SystemCaptures;
     use crate::link::guard::{Guard, Guards};
     use crate::link::host_route::Routes;
     use crate::link::pod_link::SystemLinks;
@@ -146,6 +186,8 @@ mod tests {
     /// Removes no route while `is_broken`.
     struct FakeRoutes {
         is_broken: Cell<bool>,
+        /// Networks that are no longer refused.
+        ended: RefCell<Vec<String>>,
     }
 
     impl Routes for FakeRoutes {
@@ -167,6 +209,15 @@ mod tests {
 
         fn is_used(&self, _: &HostRoute) -> bool {
             false
+        }
+
+        fn refuse(&self, _: ipnet::IpNet) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn end_refusal(&self, network: ipnet::IpNet) -> io::Result<()> {
+            self.ended.borrow_mut().push(network.to_string());
+            Ok(())
         }
     }
 
@@ -193,6 +244,21 @@ mod tests {
         }
     }
 
+    fn host<'a>(direct: &'a Direct, routes: &'a FakeRoutes, guards: &'a FakeGuards) -> Host<'a> {
+        Host {
+            clock: &SystemClock,
+            namespaces: &SystemNamespaces,
+            direct,
+            systemd: direct,
+            routes,
+            links: &SystemLinks,
+            guards,
+            captures: &SystemCaptures,
+            labels: &Program,
+            plugin_dir: None,
+        }
+    }
+
     #[test]
     fn a_route_that_stays_keeps_neither_the_rules_nor_the_next_call_from_being_tried() {
         let dir = tempfile::tempdir().unwrap();
@@ -205,19 +271,12 @@ mod tests {
             "pod_address": "10.0.0.1", "device": "nebula0", "supervisor": "direct", "instance": "/i", "process": null,
             "host_route": {"destination": "10.42.0.1", "next_hop": "10.0.0.1", "interface": 3}, "status_socket": "/x"}"#;
         serde_json::from_str::<Record>(text).unwrap().save(&files).unwrap();
-        let (direct, routes, guards) =
-            (Direct::new(), FakeRoutes { is_broken: Cell::new(true) }, FakeGuards::default());
-        let host = Host {
-            clock: &SystemClock,
-            namespaces: &SystemNamespaces,
-            direct: &direct,
-            systemd: &direct,
-            routes: &routes,
-            links: &SystemLinks,
-            guards: &guards,
-            labels: &Program,
-            plugin_dir: None,
-        };
+        let (direct, routes, guards) = (
+            Direct::new(),
+            FakeRoutes { is_broken: Cell::new(true), ended: RefCell::default() },
+            FakeGuards::default(),
+        );
+        let host = host(&direct, &routes, &guards);
         let failed = detach(&files, &host).unwrap_err();
         assert!(failed.code == code::IO && failed.msg.contains("the route to 10.42.0.1"), "{failed:?}");
         assert_eq!(*guards.0.borrow(), [files.guard_tables()]);
@@ -226,5 +285,32 @@ mod tests {
         detach(&files, &host).unwrap();
         assert!(!files.record().exists());
         assert!(released::dir(dir.path(), "net").join("c.json").exists());
+    }
+
+    #[test]
+    fn the_node_may_send_to_an_overlay_network_again_once_no_record_refuses_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = |id: &str| Key { network: "net".into(), container_id: id.into(), ifname: "eth0".into() };
+        let save = |id: &str, refused: &str| {
+            let files = Files::new(dir.path(), &key(id));
+            files.create_dir().unwrap();
+            let text = format!(
+                r#"{{"version": 1, "state": "running", "network": "net", "container_id": "{id}", "ifname": "eth0",
+                "netns": "/run/netns/x", "netns_id": [4, 9], "pod": {{"namespace": "a", "name": "b", "uid": "{id}"}},
+                "pod_address": "10.0.0.1", "device": "nebula0", "supervisor": "direct", "instance": "/i", "process": null,
+                "refused": {refused}, "status_socket": "/x"}}"#
+            );
+            serde_json::from_str::<Record>(&text).unwrap().save(&files).unwrap();
+            files
+        };
+        let one = save("c", r#"["10.42.0.0/16", "10.43.0.0/16"]"#);
+        let two = save("d", r#"["10.42.0.0/16"]"#);
+        let (direct, guards) = (Direct::new(), FakeGuards::default());
+        let routes = FakeRoutes { is_broken: Cell::new(false), ended: RefCell::default() };
+        let host = host(&direct, &routes, &guards);
+        detach(&one, &host).unwrap();
+        assert_eq!(*routes.ended.borrow(), ["10.43.0.0/16"]);
+        detach(&two, &host).unwrap();
+        assert_eq!(*routes.ended.borrow(), ["10.43.0.0/16", "10.42.0.0/16"]);
     }
 }

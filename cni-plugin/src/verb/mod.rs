@@ -5,8 +5,10 @@ pub mod attach;
 pub mod check;
 pub mod del;
 pub mod gc;
+pub mod present;
 pub mod reconcile;
 pub mod status;
+pub mod table;
 
 use crate::host::Host;
 use crate::reply::{self, Error};

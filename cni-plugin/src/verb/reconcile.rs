@@ -10,8 +10,10 @@ use crate::attachment::record::{self, Files, Found, Record, State};
 use crate::attachment::released;
 use crate::clock::Deadline;
 use crate::host::Host;
+use crate::link::capture::PodCapture;
 use crate::link::guard::Guard;
 use crate::request::is_name;
+use crate::settings::capturing::CLUSTER_FOLDER;
 use crate::supervisor::Launch;
 use crate::verb::del::detach;
 
@@ -37,7 +39,7 @@ pub fn all(state_dir: &Path, host: &Host<'_>) -> Result<(), Vec<String>> {
     };
     let names = entries
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| is_name(name) && name != AGENT);
+        .filter(|name| is_name(name) && name != AGENT && name != CLUSTER_FOLDER);
     joined(names.map(|name| network(state_dir, &name, Depth::Thorough, host)))
 }
 
@@ -55,6 +57,7 @@ pub fn network(state_dir: &Path, network: &str, depth: Depth, host: &Host<'_>) -
         record::sweep(state_dir, network);
         // What could not be removed is retried by the next run.
         let _ = host.guards.sweep();
+        let _ = host.captures.sweep();
     }
     done
 }
@@ -77,10 +80,21 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
         lock.remove();
         return Ok(());
     }
+    for network in &record.refused {
+        let refused = host.routes.refuse(*network);
+        refused.map_err(|e| named(format!("the node can send to {network} in clear: {e}")))?;
+    }
     if let Some(guard) = &record.guard
         && !is_guarded(guard, host)
     {
         host.guards.install(guard).map_err(|e| named(format!("cannot isolate it: {e}")))?;
+    }
+    if let Some(capture) = &record.capture
+        && !is_captured(capture, &record, depth, host)
+    {
+        let installed =
+            host.namespaces.open(&record.target.netns).and_then(|netns| host.captures.install(&netns, capture));
+        installed.map_err(|e| named(format!("cannot capture its traffic: {e}")))?;
     }
     if record.state == State::Intent || is_well(&record, &files, depth, host) {
         return Ok(());
@@ -117,6 +131,9 @@ fn is_well(record: &Record, files: &Files, depth: Depth, host: &Host<'_>) -> boo
     if record.guard.as_ref().is_some_and(|guard| !is_guarded(guard, host)) {
         return false;
     }
+    if record.capture.as_ref().is_some_and(|capture| !is_captured(capture, record, depth, host)) {
+        return false;
+    }
     if record.state == State::Intent {
         // Partly set up: either its ADD is still running, or a DEL will follow as long as the pod exists. A running pod
         // that could not be attached stays closed.
@@ -131,6 +148,18 @@ fn is_well(record: &Record, files: &Files, depth: Depth, host: &Host<'_>) -> boo
 /// A link that is gone needs no rules: without it the pod is cut off.
 fn is_guarded(guard: &Guard, host: &Host<'_>) -> bool {
     host.links.is_there(&guard.link, guard.index) == Ok(false) || host.guards.is_in_force(guard).unwrap_or(false)
+}
+
+/// A quick look is at the rules on the node only: they are what nothing passes by. A link that is gone needs none.
+fn is_captured(capture: &PodCapture, record: &Record, depth: Depth, host: &Host<'_>) -> bool {
+    let missing = match depth {
+        Depth::Quick => host.captures.unguarded(capture),
+        Depth::Thorough => {
+            host.namespaces.open(&record.target.netns).and_then(|netns| host.captures.missing(&netns, capture))
+        }
+    };
+    missing.is_ok_and(|missing| missing.is_empty())
+        || host.links.is_there(&capture.guard.link, capture.guard.index) == Ok(false)
 }
 
 fn has_namespace(record: &Record, host: &Host<'_>) -> bool {

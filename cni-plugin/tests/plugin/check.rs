@@ -10,6 +10,7 @@ use std::process::Command;
 use nebula_cni_plugin::clock::SystemClock;
 use nebula_cni_plugin::enrolment::labels::Program;
 use nebula_cni_plugin::host::Host;
+use nebula_cni_plugin::link::capture::SystemCaptures;
 use nebula_cni_plugin::link::guard::SystemGuards;
 use nebula_cni_plugin::link::host_route::SystemRoutes;
 use nebula_cni_plugin::link::pod_link::SystemLinks;
@@ -52,6 +53,7 @@ fn check(node: &Node, namespaces: &dyn Namespaces) -> Result<String, Error> {
         routes: &SystemRoutes,
         links: &SystemLinks,
         guards: &SystemGuards,
+        captures: &SystemCaptures,
         labels: &Program,
         plugin_dir: None,
     };

@@ -4,6 +4,7 @@
 
 mod add;
 mod bad_input;
+mod capture;
 mod check;
 mod del;
 mod fake_instance;

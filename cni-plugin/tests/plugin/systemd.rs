@@ -46,8 +46,8 @@ fn a_unit_is_confined_to_what_its_set_up_needs() {
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().to_owned()
     };
-    // CAP_DAC_OVERRIDE, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, NET_ADMIN and SYS_ADMIN.
-    let expected = 1 << 1 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 12 | 1 << 21;
+    // CAP_DAC_OVERRIDE, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, NET_ADMIN, NET_RAW and SYS_ADMIN.
+    let expected = 1 << 1 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 12 | 1 << 13 | 1 << 21;
     assert_eq!(field("CapBnd:"), format!("{expected:016x}"));
     assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), ("1".into(), "2".into()));
     let unit = node.files().unit();

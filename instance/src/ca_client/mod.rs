@@ -59,6 +59,8 @@ pub enum Prover {
         token: Zeroizing<String>,
         /// Its primary address.
         address: IpAddr,
+        /// Its address of the other family, if it has one.
+        other_address: Option<IpAddr>,
     },
     /// The lighthouse pod whose service-account token is in the token file.
     Lighthouse {
@@ -279,7 +281,10 @@ impl CaClient {
         let proof = match prover {
             Prover::Node(pod) => Proof::Node { token: self.token()?, pod: pod.clone() },
             Prover::Provisional(pod) => Proof::Provisional { token: self.token()?, pod: pod.clone() },
-            Prover::Pod { token, address } => Proof::Pod { token: token.trim().to_owned(), address: *address },
+            Prover::Pod { token, address, other_address } => {
+                let token = token.trim().to_owned();
+                Proof::Pod { token, address: *address, other_address: *other_address }
+            }
             Prover::Lighthouse { port } => Proof::Lighthouse { token: self.token()?, port: *port },
             Prover::Host => Proof::Token { token: self.token()? },
             Prover::Invited(token) => Proof::Token { token: token.to_string() },
@@ -363,6 +368,19 @@ fn unreadable(what: &str, path: &Path, error: &std::io::Error) -> Error {
         "cannot read ca.{what} {}: {error}; put the file there, or correct its path in the chain's entry",
         path.display()
     ))
+}
+
+impl Prover {
+    /// Leaves out the pod's address of the other family.
+    #[must_use]
+    pub fn with_one_address(mut self) -> Self {
+        match &mut self {
+            Self::Node(pod) | Self::Provisional(pod) => pod.other_address = None,
+            Self::Pod { other_address, .. } => *other_address = None,
+            Self::Lighthouse { .. } | Self::Host | Self::Invited(_) | Self::Holder { .. } => {}
+        }
+        self
+    }
 }
 
 impl std::fmt::Debug for Prover {

@@ -57,12 +57,11 @@ impl Listen {
     /// Settings of the sockets that are bound to this address.
     #[must_use]
     pub fn socket_options(&self) -> SocketOptions {
-        let defaults = SocketOptions::default();
-        SocketOptions {
-            read_buffer: self.read_buffer.unwrap_or(defaults.read_buffer),
-            write_buffer: self.write_buffer.unwrap_or(defaults.write_buffer),
-            offloads: self.offloads,
-        }
+        let mut options = SocketOptions::default();
+        options.read_buffer = self.read_buffer.unwrap_or(options.read_buffer);
+        options.write_buffer = self.write_buffer.unwrap_or(options.write_buffer);
+        options.offloads = self.offloads;
+        options
     }
 }
 

@@ -160,7 +160,7 @@ fn unsafe_route(entry: &Entry<'_>, networks: &[IpNet]) -> Result<UnsafeRoute, Re
         let what = format!("is contained within the configured vpn networks; route: {network}, network: {own}");
         return Err(entry.fail("route", what));
     }
-    Ok(UnsafeRoute { route: SubnetRoute { network, gateways }, mtu, metric, install })
+    Ok(UnsafeRoute { route: SubnetRoute::new(network, gateways), mtu, metric, install })
 }
 
 fn gateways(entry: &Entry<'_>) -> Result<Vec<Gateway>, Refused> {
@@ -206,7 +206,7 @@ fn gateway(route: usize, number: usize, item: &Value) -> Result<Gateway, Refused
                 .ok_or_else(|| fail("weight", format!("is not in range (1-{MAX_NUMBER}) : {weight}")))?
         }
     };
-    Ok(Gateway { address, weight })
+    Ok(Gateway::new(address).weighing(weight))
 }
 
 fn parse_address(text: &str) -> Result<IpAddr, Invalid> {

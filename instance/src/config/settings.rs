@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use nebula_cert::{CaPool, Identity, UnixTime, Version};
 use nebula_core::config::{
-    CalculatedRemotes, Cipher, Handshakes, Lighthouse, LocalAllowList, Punchy, Relay, RemoteAllowList, Timers,
+    CalculatedRemotes, Cipher, Handshakes, Lighthouse, LocalAllowList, MAX_RELAYS, Punchy, Relay, RemoteAllowList,
+    Timers,
 };
 use nebula_core::{Config, firewall::Policy};
 
@@ -252,15 +253,15 @@ impl Settings {
     /// The core's lighthouse settings. `advertise` is `lighthouse.advertise_addrs` with its names looked up.
     #[must_use]
     pub fn lighthouse(&self, advertise: Vec<SocketAddr>) -> Lighthouse {
-        Lighthouse {
-            am_lighthouse: self.am_lighthouse,
-            hosts: self.lighthouses.clone(),
-            interval: self.lighthouse_interval,
-            advertise,
-            calculated_remotes: self.calculated_remotes.clone(),
-            remote_allow: self.remote_allow.clone(),
-            local_allow: self.local_allow.clone(),
-        }
+        let mut lighthouse = Lighthouse::default();
+        lighthouse.am_lighthouse = self.am_lighthouse;
+        lighthouse.hosts = self.lighthouses.clone();
+        lighthouse.interval = self.lighthouse_interval;
+        lighthouse.advertise = advertise;
+        lighthouse.calculated_remotes = self.calculated_remotes.clone();
+        lighthouse.remote_allow = self.remote_allow.clone();
+        lighthouse.local_allow = self.local_allow.clone();
+        lighthouse
     }
 }
 
@@ -292,19 +293,22 @@ fn relay(section: &Section<'_>) -> Relay {
     if am_relay && !relays.is_empty() {
         section.warn("relay.relays", "Ignoring relays from config because am_relay is true");
     }
-    Relay { am_relay, use_relays: section.boolean("relay.use_relays", true), relays }
+    let mut relay = Relay::default();
+    relay.am_relay = am_relay;
+    relay.use_relays = section.boolean("relay.use_relays", true);
+    relay.relays = relays;
+    relay
 }
 
 fn punchy(section: &Section<'_>) -> Punchy {
-    let defaults = Punchy::default();
+    let mut punchy = Punchy::default();
     let scalar = section.get("punchy").is_some_and(|value| !matches!(value, Value::Map(_)));
-    Punchy {
-        punch: section.boolean(if scalar { "punchy" } else { "punchy.punch" }, defaults.punch),
-        target_all_remotes: section.boolean("punchy.target_all_remotes", defaults.target_all_remotes),
-        respond: section.boolean("punchy.respond", section.boolean("punch_back", defaults.respond)),
-        delay: section.duration("punchy.delay", defaults.delay),
-        respond_delay: section.duration("punchy.respond_delay", defaults.respond_delay),
-    }
+    punchy.punch = section.boolean(if scalar { "punchy" } else { "punchy.punch" }, punchy.punch);
+    punchy.target_all_remotes = section.boolean("punchy.target_all_remotes", punchy.target_all_remotes);
+    punchy.respond = section.boolean("punchy.respond", section.boolean("punch_back", punchy.respond));
+    punchy.delay = section.duration("punchy.delay", punchy.delay);
+    punchy.respond_delay = section.duration("punchy.respond_delay", punchy.respond_delay);
+    punchy
 }
 
 const MAX_PENDING: &str = "handshakes.max_pending";
@@ -319,38 +323,35 @@ const POD_MAX_WAITING_BYTES: usize = 2 << 20;
 const POD_MAX_FLOWS: usize = 1 << 15;
 
 fn handshakes(section: &Section<'_>) -> Result<Handshakes, Refused> {
-    let defaults = Handshakes::default();
-    let try_interval = section.duration("handshakes.try_interval", defaults.try_interval);
-    if try_interval.is_zero() {
+    let mut handshakes = Handshakes::default();
+    handshakes.try_interval = section.duration("handshakes.try_interval", handshakes.try_interval);
+    if handshakes.try_interval.is_zero() {
         return Err(Refused::new("Unsupported configuration", "handshakes.try_interval must be above zero"));
     }
     let retries = section.int("handshakes.retries", 1..=1000).and_then(|n| u32::try_from(n).ok());
     let cap = section.int("handshakes.max_new_per_second", 0..=i64::from(u32::MAX)).and_then(|n| u32::try_from(n).ok());
     let size = |key, range| section.int(key, range).and_then(|n| usize::try_from(n).ok());
-    Ok(Handshakes {
-        try_interval,
-        retries: retries.unwrap_or(defaults.retries),
-        max_new_per_second: cap.map_or(defaults.max_new_per_second, NonZeroU32::new),
-        max_pending: size(MAX_PENDING, 1..=1 << 20).unwrap_or(defaults.max_pending),
-        max_waiting_bytes: size(MAX_WAITING, 1..=1 << 30).unwrap_or(defaults.max_waiting_bytes),
-    })
+    handshakes.retries = retries.unwrap_or(handshakes.retries);
+    handshakes.max_new_per_second = cap.map_or(handshakes.max_new_per_second, NonZeroU32::new);
+    handshakes.max_pending = size(MAX_PENDING, 1..=1 << 20).unwrap_or(handshakes.max_pending);
+    handshakes.max_waiting_bytes = size(MAX_WAITING, 1..=1 << 30).unwrap_or(handshakes.max_waiting_bytes);
+    Ok(handshakes)
 }
 
 fn timers(section: &Section<'_>) -> Timers {
-    let defaults = Timers::default();
+    let mut timers = Timers::default();
     let inactivity = section.duration("tunnels.inactivity_timeout", Duration::from_secs(600));
     let every = |path: &str, default: Option<NonZeroU64>| match section.int(path, 0..=i64::from(u32::MAX)) {
         Some(packets) => NonZeroU64::new(packets.unsigned_abs()),
         None => default,
     };
-    Timers {
-        connection_alive_interval: seconds(section, "timers.connection_alive_interval", 5),
-        pending_deletion_interval: seconds(section, "timers.pending_deletion_interval", 10),
-        inactivity_timeout: section.boolean("tunnels.drop_inactive", false).then_some(inactivity),
-        try_promote: every("counters.try_promote", defaults.try_promote),
-        requery_every: every("counters.requery_every_packets", defaults.requery_every),
-        requery_wait: section.duration("timers.requery_wait_duration", defaults.requery_wait),
-    }
+    timers.connection_alive_interval = seconds(section, "timers.connection_alive_interval", 5);
+    timers.pending_deletion_interval = seconds(section, "timers.pending_deletion_interval", 10);
+    timers.inactivity_timeout = section.boolean("tunnels.drop_inactive", false).then_some(inactivity);
+    timers.try_promote = every("counters.try_promote", timers.try_promote);
+    timers.requery_every = every("counters.requery_every_packets", timers.requery_every);
+    timers.requery_wait = section.duration("timers.requery_wait_duration", timers.requery_wait);
+    timers
 }
 
 fn seconds(section: &Section<'_>, path: &str, default: u64) -> Duration {
@@ -382,6 +383,5 @@ fn routines(section: &Section<'_>) -> usize {
 }
 
 /// Number of a node's relays that its peers accept.
-const MAX_RELAYS: usize = nebula_core::wire::messages::MAX_ADDRESSES;
 // Each routine costs two threads and their buffers; a larger number is a typo.
 const MAX_ROUTINES: i64 = 256;

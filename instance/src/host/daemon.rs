@@ -219,12 +219,12 @@ type Outcome = Result<(), String>;
 
 fn run_attended(mut driver: Driver, housekeeping: Housekeeping, handshakes: &Handshakes) -> Result<Outcome, Error> {
     let thread = |error: std::io::Error| Error::Start { message: "Failed to start a thread", cause: error.to_string() };
-    let received = driver.events();
+    let received = driver.take_events();
     let attending =
         std::thread::Builder::new().name("housekeeping".to_owned()).spawn(|| housekeeping.run()).map_err(thread)?;
     notify::ready();
     // Returns when the node's own thread ends, which it does first.
-    events::log(&received, handshakes);
+    events::log(received, handshakes);
     let outcome = driver.run();
     if let Err(error) = outcome {
         return Ok(Err(with_causes(&error)));
@@ -304,12 +304,12 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>) -> Resu
     }
     let advertise = names::resolve_once(&settings.advertise);
     let config = settings.to_config(pki.identity.clone(), pki.trust.clone(), bound.port(), advertise);
-    let options = Options {
-        raise_priority: settings.operation.raise_priority,
-        processors: usable(&settings.tun.processors),
-        on_idle: Some(memory::release),
-        ..Options::default()
-    };
+    let mut options = Options::default();
+    options.raise_priority = settings.operation.raise_priority;
+    options.processors = usable(&settings.tun.processors);
+    options.on_idle = Some(memory::release);
+    // The file was checked when it was read, and names in it are looked up later.
+    options.check_config = false;
     let driver = Driver::start(config, tun, sockets, options).map_err(|error| Error::Running(with_causes(&error)))?;
     Ok(Opened { driver, device, link, repair, controls, control, file, udp: bound })
 }

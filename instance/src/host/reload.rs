@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_cert::{UnixTime, Version};
+use nebula_core::Part;
 use nebula_core::config::Timers;
 use nebula_core::io::{Handle, SocketControl};
-use nebula_core::{Config, Part};
 
 use crate::config::{self, Listen, Settings, TunSettings, Value};
 use crate::go::firewall_hash;
@@ -253,10 +253,11 @@ impl Reloader {
             let known = self.names.as_ref().map(|watch| watch.endpoints(hosts));
             known.unwrap_or_else(|| hosts.endpoints(&Default::default()))
         });
-        let wanted = new.to_config(pki.identity, pki.trust, new.listen.port, Vec::new());
+        let mut wanted = new.to_config(pki.identity, pki.trust, new.listen.port, Vec::new());
         let changed = self.link.subnets.configure(new.tun.routes.subnet_routes(), |subnets| {
             self.handle.reconfigure(move |config| {
-                let old = std::mem::replace(config, Config { subnets, ..wanted });
+                wanted.subnets = subnets;
+                let old = std::mem::replace(config, wanted);
                 // Names are resolved in the background, and their addresses are already in force.
                 config.static_hosts = endpoints.unwrap_or(old.static_hosts);
                 config.lighthouse.advertise = advertise.unwrap_or(old.lighthouse.advertise);
@@ -379,8 +380,11 @@ fn report_reloaded(part: Part, old: &Settings, new: &Settings) {
         Part::Lighthouse => tracing::info!("lighthouse settings have been reloaded"),
         // Logged when the file changes: resolved names and kernel routes change these parts at other times too.
         Part::StaticHosts | Part::Subnets => {}
+        // The cluster table has versions of its own, many of them.
+        Part::Capture => {}
         // Logged at each reload, as in Go.
         Part::Trust | Part::Identity => {}
+        other => tracing::info!(part = ?other, "settings have been reloaded"),
     }
 }
 

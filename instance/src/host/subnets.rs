@@ -68,7 +68,7 @@ impl Table {
     fn all(&self) -> Vec<SubnetRoute> {
         let configured = self.configured.iter().filter(|route| !self.learnt.contains_key(&route.network.trunc()));
         let learnt = self.learnt.iter();
-        let learnt = learnt.map(|(network, gateways)| SubnetRoute { network: *network, gateways: gateways.clone() });
+        let learnt = learnt.map(|(network, gateways)| SubnetRoute::new(*network, gateways.clone()));
         configured.cloned().chain(learnt).collect()
     }
 }
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     fn route(network: &str, gateway: &str) -> SubnetRoute {
-        SubnetRoute { network: network.parse().unwrap(), gateways: vec![Gateway::new(gateway.parse().unwrap())] }
+        SubnetRoute::new(network.parse().unwrap(), vec![Gateway::new(gateway.parse().unwrap())])
     }
 
     #[test]

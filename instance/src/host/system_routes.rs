@@ -143,7 +143,7 @@ impl NextHop {
     fn gateway_in(&self, overlay: &Overlay) -> Option<Gateway> {
         let address = self.gateway.filter(|_| self.device == overlay.device)?;
         let is_inside = overlay.networks.iter().any(|network| network.contains(&address));
-        is_inside.then_some(Gateway { address, weight: NonZeroU32::MIN.saturating_add(self.weight) })
+        is_inside.then_some(Gateway::new(address).weighing(NonZeroU32::MIN.saturating_add(self.weight)))
     }
 }
 
@@ -188,7 +188,7 @@ mod tests {
     }
 
     fn gateway(address: &str, weight: u32) -> Gateway {
-        Gateway { address: address.parse().unwrap(), weight: NonZeroU32::new(weight).unwrap() }
+        Gateway::new(address.parse().unwrap()).weighing(NonZeroU32::new(weight).unwrap())
     }
 
     const NEW: u16 = libc::RTM_NEWROUTE;

@@ -36,6 +36,14 @@ pub(crate) fn hold(set: CapabilitySet) -> io::Result<()> {
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
+/// Gives these capabilities up for this thread, and threads that it starts later.
+pub(crate) fn give_up(set: CapabilitySet) -> io::Result<()> {
+    hold(rustix::thread::capabilities(None)?.permitted.difference(set))
+}
+
+/// What the instance of a captured pod needs besides [`FOR_SET_UP`]: it opens raw sockets in the pod's namespace.
+pub(crate) const FOR_CAPTURE: CapabilitySet = CapabilitySet::NET_RAW;
+
 /// What a pod's instance needs for its set-up: it enters namespaces (and looks at a process that names one), creates
 /// the device and its routes, binds a low port, and creates a socket in the folder of the user that it switches to.
 pub(crate) const FOR_SET_UP: CapabilitySet = CapabilitySet::NET_BIND_SERVICE

@@ -38,8 +38,8 @@ pub struct Confinement {
     user: Option<u32>,
     /// Folder with the sockets of the instance, which removes them on exit.
     room: PathBuf,
-    /// Folders with files that may be replaced at runtime: the CA service's root certificates, and the resolver's
-    /// configuration.
+    /// Folders with files that may be replaced at runtime: the CA service's root certificates, the resolver's
+    /// configuration, and the cluster table of a captured pod.
     readable: Vec<PathBuf>,
 }
 
@@ -58,7 +58,8 @@ impl Confinement {
     pub fn of(spec: &LaunchSpec) -> Self {
         // A symlink to a file that another program keeps up to date.
         let resolver = std::fs::canonicalize("/etc/resolv.conf").ok();
-        let folders = [Some(Path::new("/etc/resolv.conf")), resolver.as_deref(), Some(&spec.ca.tls_ca_file)];
+        let table = spec.capture.as_ref().map(|capture| capture.table.as_path());
+        let folders = [Some(Path::new("/etc/resolv.conf")), resolver.as_deref(), Some(&spec.ca.tls_ca_file), table];
         let folder_of = |file: Option<&Path>| Some(file?.parent()?.to_owned());
         let room = spec.status_socket.parent().unwrap_or_else(|| Path::new("/")).to_owned();
         Self { user: spec.user, room, readable: folders.into_iter().filter_map(folder_of).collect() }

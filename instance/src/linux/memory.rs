@@ -61,6 +61,7 @@ pub(crate) fn release(idle: Idle) {
         }
         // On a host with a hundred pods, the list takes hundreds of KiB for a moment.
         Idle::InterfacesListed => release_free_heap(),
+        _ => {}
     }
 }
 

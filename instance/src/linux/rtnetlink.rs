@@ -19,9 +19,14 @@ pub struct LinkRoute {
     pub mtu: Option<u32>,
     /// Metric; 0 uses the kernel's default.
     pub metric: u32,
-    /// Source address, set for the route to an overlay network that the kernel usually adds by itself.
+    /// Source address. In the main table only for the route to an overlay network that the kernel usually adds by itself.
     pub source: Option<IpAddr>,
+    /// Routing table.
+    pub table: u32,
 }
+
+/// The main routing table.
+pub(crate) const MAIN_TABLE: u32 = libc::RT_TABLE_MAIN as u32;
 
 /// Sends one change at a time to the kernel and waits for the acknowledgement. The messages are encoded here, because a
 /// complete netlink library would make up a tenth of the program.
@@ -176,11 +181,16 @@ fn route_body(index: u32, route: &LinkRoute, device_mtu: u32) -> Vec<u8> {
         IpNet::V4(_) => (libc::AF_INET, libc::RT_SCOPE_LINK, 40),
         IpNet::V6(_) => (libc::AF_INET6, libc::RT_SCOPE_UNIVERSE, 60),
     };
-    let protocol = if route.source.is_some() { libc::RTPROT_KERNEL } else { libc::RTPROT_STATIC };
-    let (table, kind) = (libc::RT_TABLE_MAIN, libc::RTN_UNICAST);
+    let by_kernel = route.source.is_some() && route.table == MAIN_TABLE;
+    let protocol = if by_kernel { libc::RTPROT_KERNEL } else { libc::RTPROT_STATIC };
+    // The header has one byte for the table; a larger number is an attribute.
+    let (table, kind) = (u8::try_from(route.table).unwrap_or(libc::RT_TABLE_UNSPEC), libc::RTN_UNICAST);
     let mut body = vec![family as u8, route.network.prefix_len(), 0, 0, table, protocol, scope, kind, 0, 0, 0, 0];
     push_attribute(&mut body, libc::RTA_DST, &octets(route.network.network()));
     push_attribute(&mut body, libc::RTA_OIF, &index.to_ne_bytes());
+    if table == libc::RT_TABLE_UNSPEC {
+        push_attribute(&mut body, libc::RTA_TABLE, &route.table.to_ne_bytes());
+    }
     if route.metric > 0 {
         push_attribute(&mut body, libc::RTA_PRIORITY, &route.metric.to_ne_bytes());
     }
@@ -269,7 +279,13 @@ mod tests {
 
     #[test]
     fn routes_are_written_as_the_kernel_reads_them() {
-        let route = |network: &str| LinkRoute { network: network.parse().unwrap(), mtu: None, metric: 0, source: None };
+        let route = |network: &str| LinkRoute {
+            network: network.parse().unwrap(),
+            mtu: None,
+            metric: 0,
+            source: None,
+            table: MAIN_TABLE,
+        };
         let v4 = route_body(3, &route("10.1.2.3/16"), 1300);
         assert_eq!(v4[..8], [2, 16, 0, 0, 254, 4, 253, 1]);
         assert_eq!(v4[12..20], [8, 0, 1, 0, 10, 1, 0, 0]);
@@ -281,6 +297,10 @@ mod tests {
         assert_eq!(full[28..36], [8, 0, 6, 0, 7, 0, 0, 0]);
         assert_eq!(full[36..44], [8, 0, 7, 0, 10, 1, 0, 9]);
         assert_eq!(full[44..], [20, 0, 8, 0, 8, 0, 2, 0, 232, 3, 0, 0, 8, 0, 8, 0, 192, 3, 0, 0]);
+        let source = Some([10, 244, 1, 7].into());
+        let own_table = route_body(3, &LinkRoute { table: 20_034, source, ..route("10.96.0.0/12") }, 1300);
+        assert_eq!(own_table[4..6], [0, 4], "its table is an attribute, and no kernel would have made it");
+        assert_eq!(own_table[28..36], [8, 0, 15, 0, 66, 78, 0, 0]);
     }
 
     #[test]

@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn every_counter_behind_a_name_of_go_exists() {
         let mut counters = std::collections::BTreeMap::new();
-        nebula_core::counters::Counters::default().add_to(&mut counters);
+        nebula_core::internals::Counters::default().add_to(&mut counters);
         for (name, own) in GO_COUNTERS {
             assert!(counters.contains_key(own), "{name} is read from {own}");
         }

@@ -13,7 +13,8 @@ use crate::metrics::Handshakes;
 use crate::overlay::cause;
 
 /// Logs events until the driver ends. Others can cause all of them, so the lines are rate limited.
-pub(crate) fn log(events: &Receiver<Event>, handshakes: &Handshakes) {
+pub(crate) fn log(events: Option<Receiver<Event>>, handshakes: &Handshakes) {
+    let Some(events) = events else { return };
     loop {
         let received = match log::summarize() {
             Some(due) => events.recv_timeout(due),

@@ -9,7 +9,7 @@ use nix::libc;
 use crate::config::TunSettings;
 use crate::linux::netns::Namespace;
 pub use crate::linux::rtnetlink::LinkRoute;
-use crate::linux::rtnetlink::{Kernel, LinkState};
+use crate::linux::rtnetlink::{Kernel, LinkState, MAIN_TABLE};
 
 /// The wanted state of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,18 +86,21 @@ impl OverlayLink {
             mtu: Some(settings.mtu),
             metric: if address.addr().is_ipv6() { KERNEL_METRIC_V6 } else { 0 },
             source: Some(address.addr()),
+            table: MAIN_TABLE,
         });
         let own = settings.routes.own.iter().map(|route| LinkRoute {
             network: route.network,
             mtu: Some(route.mtu),
             metric: 0,
             source: None,
+            table: MAIN_TABLE,
         });
         let subnets = settings.routes.subnets.iter().filter(|subnet| subnet.install).map(|subnet| LinkRoute {
             network: subnet.route.network,
             mtu: Some(subnet.mtu.unwrap_or(settings.mtu)),
             metric: subnet.metric,
             source: None,
+            table: MAIN_TABLE,
         });
         Self {
             device: device.to_owned(),
@@ -150,7 +153,13 @@ impl OverlayLink {
         }
         kernel.bring_up(index).map_err(|source| self.refused("bring the link up".into(), source))?;
         for route in self.routes.iter().filter(|route| !self.is_made_by_kernel(route)) {
-            let added = kernel.add_route(index, route, self.mtu);
+            let added = kernel.add_route(index, route, self.mtu).or_else(|error| {
+                let sourceless = LinkRoute { source: None, ..route.clone() };
+                // While the kernel still looks for duplicates of an address, it takes no route that names it. Without one it
+                // finds the address itself, later.
+                let is_tentative = error.raw_os_error() == Some(libc::EINVAL) && may_be_tentative(route);
+                if is_tentative { kernel.add_route(index, &sourceless, self.mtu) } else { Err(error) }
+            });
             added.map_err(|source| self.refused(format!("add the route {}", route.network), source))?;
         }
         Ok(())
@@ -170,7 +179,8 @@ impl OverlayLink {
                 Err(error) => tracing::error!(mtu = self.mtu, %error, "Failed to set tun mtu"),
             }
         }
-        let is_same = |a: &LinkRoute, b: &LinkRoute| (a.network.trunc(), a.metric) == (b.network.trunc(), b.metric);
+        let key = |route: &LinkRoute| (route.table, route.network.trunc(), route.metric);
+        let is_same = |a: &LinkRoute, b: &LinkRoute| key(a) == key(b);
         for gone in old.routes.iter().filter(|route| !self.routes.iter().any(|new| is_same(route, new))) {
             match kernel.remove_route(index, gone) {
                 Ok(()) => tracing::info!(route = %gone.network, "Removed route"),
@@ -230,7 +240,7 @@ impl OverlayLink {
 
     /// Whether the kernel adds this very route with the address.
     fn is_made_by_kernel(&self, route: &LinkRoute) -> bool {
-        route.source.is_some() && route.mtu.is_none_or(|mtu| mtu == self.mtu)
+        route.table == MAIN_TABLE && route.source.is_some() && route.mtu.is_none_or(|mtu| mtu == self.mtu)
     }
 
     /// Best effort: without IPv6 in the kernel there is nothing to forbid, and with a read-only /proc no way to do so.
@@ -264,6 +274,11 @@ pub fn guard_here(networks: &[IpNet]) -> Result<(), Error> {
     networks.iter().try_for_each(|network| {
         kernel.refuse(network.trunc()).map_err(|source| Error::Unguarded { network: network.trunc(), source })
     })
+}
+
+/// Whether the route names an IPv6 address that is on another device.
+fn may_be_tentative(route: &LinkRoute) -> bool {
+    route.table != MAIN_TABLE && route.source.is_some_and(|source| source.is_ipv6())
 }
 
 pub(crate) fn interface_index(device: &str) -> Result<u32, Error> {

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -14,18 +15,19 @@ use nebula_cert::{CaPool, Identity};
 use nebula_cni_plugin::launch::LaunchSpec;
 use nebula_cni_plugin::link::host_route::answer_from;
 use nebula_core::firewall::Policy;
-use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
+use nebula_core::io::{Bypass, Driver, Handle, Options, Tun, UdpSocket};
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
 use crate::config::{Settings, StaticHosts};
 use crate::linux::errno;
 use crate::linux::memory;
 use crate::linux::netns::{Namespace, NamespaceExecutor};
-use crate::linux::rtnetlink::Kernel;
+use crate::linux::rtnetlink::{Kernel, MAIN_TABLE};
 use crate::metrics::Handshakes;
 use crate::names::{self, NameWatch};
 use crate::overlay::events;
 use crate::overlay::link::{self, LinkRoute, OverlayLink, interface_index};
+use crate::pod::capture::{self, ClusterDirectory};
 use crate::pod::error::Error;
 
 /// Owns the device, the sockets and the driver of a pod.
@@ -34,6 +36,7 @@ pub(crate) struct DataPath {
     port: u16,
     /// The node's address, to which a renumbered pod answers from its overlay address.
     node_address: Option<IpAddr>,
+    captured: Option<Captured>,
     state: State,
     /// `None` once it has been removed.
     device: Option<PodDevice>,
@@ -49,6 +52,16 @@ pub(crate) struct Place {
     pub(crate) hand: Option<NamespaceExecutor>,
     /// Where the sockets are.
     pub(crate) underlay: NamespaceExecutor,
+}
+
+/// What the path of a captured pod has besides.
+struct Captured {
+    /// Routes to the device, which has no address.
+    routes: Vec<LinkRoute>,
+    /// For the driver; `None` once it has them.
+    bypass: Option<Bypass>,
+    /// What the cluster table says now.
+    directory: Arc<ClusterDirectory>,
 }
 
 enum State {
@@ -68,18 +81,33 @@ impl DataPath {
         spec: &LaunchSpec,
         settings: &Settings,
         underlay: (Vec<UdpSocket>, u16),
+        directory: Option<Arc<ClusterDirectory>>,
     ) -> Result<Self, Error> {
-        link::guard(&place.pod, &spec.overlay).map_err(link_failed)?;
+        let captured = directory.map(|directory| {
+            let bypass = Some(capture::bypass::open(spec, &place.pod)?);
+            Ok(Captured { routes: capture::routes(spec), bypass, directory })
+        });
+        let captured: Option<Captured> = captured.transpose()?;
+        if captured.is_none() {
+            // A captured pod reaches the same addresses on its primary network, too; the plugin has made unreachable
+            // routes of another table.
+            link::guard(&place.pod, &spec.overlay).map_err(link_failed)?;
+        }
         // By its bare name: its directory is the current one.
         let heir = spec.device_socket().file_name().map(PathBuf::from).unwrap_or_default();
         let (tun, device) = place.create_tun(settings, heir)?;
-        let to_device = |network: &IpNet| LinkRoute { network: *network, mtu: None, metric: 0, source: None };
-        let routes = spec.overlay.iter().map(to_device).collect();
+        let to_device =
+            |network: &IpNet| LinkRoute { network: *network, mtu: None, metric: 0, source: None, table: MAIN_TABLE };
+        let routes = match &captured {
+            Some(captured) => captured.routes.clone(),
+            None => spec.overlay.iter().map(to_device).collect(),
+        };
         let link = OverlayLink { routes, ..OverlayLink::new(&place.device, &settings.tun, Vec::new()) };
         link.configure(&place.pod).map_err(link_failed)?;
         let (sockets, port) = underlay;
         let node_address = spec.node_address.filter(|_| spec.renumber);
-        Ok(Self { place, port, node_address, state: State::Unopened { tun, sockets }, device: Some(device) })
+        let state = State::Unopened { tun, sockets };
+        Ok(Self { place, port, node_address, captured, state, device: Some(device) })
     }
 
     /// The networks of the certificate that the path was opened with.
@@ -111,13 +139,15 @@ impl DataPath {
         };
         let networks = identity.networks().to_vec();
         let hand = self.place.hand.take().ok_or_else(|| Error::Broken("it was opened before".into()))?;
-        let link = OverlayLink::new(&self.place.device, &settings.tun, networks.clone());
+        // Of a captured pod the address stays on its primary interface, and the networks are reached there, too.
+        let on_device = if self.captured.is_some() { Vec::new() } else { networks.clone() };
+        let mut link = OverlayLink::new(&self.place.device, &settings.tun, on_device.clone());
+        link.routes.extend(self.captured.iter().flat_map(|captured| captured.routes.iter().cloned()));
         let node = self.node_address;
         let configured = hand.run("overlay-link", {
-            let networks = networks.clone();
             move || {
-                link::guard_here(&networks).and_then(|()| link.configure_here())?;
-                answer_the_node(node, &networks);
+                link::guard_here(&on_device).and_then(|()| link.configure_here())?;
+                answer_the_node(node, &on_device);
                 Ok(())
             }
         });
@@ -125,11 +155,19 @@ impl DataPath {
         // From here on no thread has any capability.
         drop(hand);
         let advertise = names::resolve_once(&settings.advertise);
-        let config = settings.to_config(identity.clone(), trust.clone(), self.port, advertise);
+        let mut config = settings.to_config(identity.clone(), trust.clone(), self.port, advertise);
         let what = "cannot start the tunnel";
         // The node's threads list the interfaces of the namespace in which they are started. All pods of a node have an
         // equal claim to its processors, so no priority is raised.
-        let options = Options { on_idle: Some(memory::release), ..Options::default() };
+        let mut options = Options::default();
+        options.on_idle = Some(memory::release);
+        // The file was checked when it was read, and names in it are looked up later.
+        options.check_config = false;
+        if let Some(captured) = &mut self.captured
+            && let Some(bypass) = captured.bypass.take()
+        {
+            capture::equip(&mut config, &mut options, Arc::clone(&captured.directory), bypass);
+        }
         let start = move || Driver::start(config, Some(tun), sockets, options);
         // Starting needs a deep stack, which is freed when its thread ends.
         let start = move || Namespace::Own.run("driver-start", start);
@@ -137,10 +175,10 @@ impl DataPath {
         let started = started.map_err(|error| Error::set_up(what, error))?;
         let mut driver = started.map_err(|error| Error::set_up(what, error))?;
         let handle = driver.handle();
-        let received = driver.events();
+        let received = driver.take_events();
         spawn("driver", move || {
             // Returns when the node's own thread ends, which is the first to do so.
-            events::log(&received, &Handshakes::default());
+            events::log(received, &Handshakes::default());
             ended(driver.run());
         })?;
         let names = settings.static_hosts.has_names().then(|| watch_names(&settings.static_hosts, &handle));
@@ -163,6 +201,15 @@ impl DataPath {
     pub(crate) fn set_trust(&self, trust: CaPool) {
         if let Some(handle) = self.handle() {
             handle.reconfigure(move |config| config.trust = trust);
+        }
+    }
+
+    /// Switches to another version of the cluster table, at once or when the path opens.
+    pub(crate) fn set_directory(&mut self, directory: Arc<ClusterDirectory>) {
+        let Some(captured) = &mut self.captured else { return };
+        captured.directory = Arc::clone(&directory);
+        if let Some(handle) = self.handle() {
+            handle.reconfigure(move |config| capture::replace(config, directory));
         }
     }
 

@@ -1,5 +1,6 @@
 //! Requests one pod's certificates: with the node's proof, with the pod's own token, or with the current certificate.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use nebula_cert::{Identity, UnixTime, issuance};
@@ -49,6 +50,7 @@ impl Enrolment {
             name: spec.target.pod.name.clone(),
             uid: spec.target.pod.uid.clone(),
             address: spec.target.pod_address,
+            other_address: other_address(spec),
         };
         Self {
             client,
@@ -94,7 +96,10 @@ impl Enrolment {
             // The init container has exited once its pod has a certificate.
             Some(_) if !provers.is_empty() => {}
             Some(init) => match init.token(round) {
-                Ok(token) => provers.push(Prover::Pod { token, address: self.pod.address }),
+                Ok(token) => {
+                    let issuance::Pod { address, other_address, .. } = self.pod;
+                    provers.push(Prover::Pod { token, address, other_address });
+                }
                 Err(Nobody) if self.wants_provisional && round.is_empty() => {
                     provers.push(Prover::Provisional(self.pod.clone()));
                     is_provisional = true;
@@ -102,7 +107,17 @@ impl Enrolment {
                 Err(Nobody) => return Outcome::NotYet(Nobody.to_string()),
             },
         }
-        match self.client.request(&provers, within, now) {
+        let asked = match self.client.request(&provers, within, now) {
+            // A service of an earlier release knows of one address only.
+            Err(ca_client::Error::Denied { code, .. })
+                if code == "malformed_request" && self.pod.other_address.is_some() =>
+            {
+                let provers: Vec<Prover> = provers.into_iter().map(Prover::with_one_address).collect();
+                self.client.request(&provers, within, now)
+            }
+            asked => asked,
+        };
+        match asked {
             Ok(issued) if is_provisional => Outcome::Provisional(Box::new(issued)),
             Ok(issued) => Outcome::Issued(Box::new(issued)),
             Err(error) if is_provisional && error.is_denied() => Outcome::NoProvisional(error.to_string()),
@@ -144,6 +159,12 @@ impl Enrolment {
     pub(crate) fn renew_with(&mut self, renewal_key: String) {
         self.renewal_key = Some(renewal_key);
     }
+}
+
+/// The pod's address of the other family, if its traffic is captured: the certificate must be for both, then.
+fn other_address(spec: &LaunchSpec) -> Option<IpAddr> {
+    let sources = &spec.capture.as_ref()?.sources;
+    sources.iter().copied().find(|source| source.is_ipv4() != spec.target.pod_address.is_ipv4())
 }
 
 // As many as can wait at once (`MAX_CONNECTIONS` of the hand-off).

@@ -12,6 +12,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 
 use crate::ca_client::{self, TrustAnswer};
+use crate::linux::folder_watch::FolderWatch;
 use crate::linux::rtnetlink::LinkWatch;
 use crate::linux::signals::{Arrived, Signal, Signals};
 use crate::pod::enrolment::Outcome;
@@ -21,12 +22,17 @@ use crate::pod::status_socket::StatusSocket;
 pub(crate) enum Event {
     Signal(Signal),
     LinksChanged,
+    /// In the folder of the cluster table.
+    TableChanged,
     Enrolment(Box<Outcome>),
-    Trust { asked: Duration, answer: Box<Result<TrustAnswer, ca_client::Error>> },
+    Trust {
+        asked: Duration,
+        answer: Box<Result<TrustAnswer, ca_client::Error>>,
+    },
     DriverEnded(Result<(), nebula_core::io::Error>),
 }
 
-/// Receives events of other threads, and polls signals, links and status clients itself.
+/// Receives events of other threads, and polls signals, links, the folder of the cluster table and status clients itself.
 pub(crate) struct EventQueue {
     events: Receiver<Event>,
     /// Semaphore whose value is the number of queued events.
@@ -34,6 +40,8 @@ pub(crate) struct EventQueue {
     signals: Arrived,
     /// `None` after a failure; the owner also polls at intervals.
     links: Option<LinkWatch>,
+    /// Of a captured pod; `None` if it cannot be watched.
+    table: Option<FolderWatch>,
     clients: StatusSocket,
     /// The last attempt to accept a client failed; the next one waits for [`ACCEPT_RETRY_INTERVAL`].
     accept_failed: bool,
@@ -47,15 +55,18 @@ pub(crate) struct EventSender {
 }
 
 impl EventQueue {
-    pub(crate) fn new(signals: Signals, links: LinkWatch, clients: StatusSocket) -> io::Result<(Self, EventSender)> {
+    pub(crate) fn new(
+        signals: Signals,
+        links: LinkWatch,
+        table: Option<FolderWatch>,
+        clients: StatusSocket,
+    ) -> io::Result<(Self, EventSender)> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_SEMAPHORE;
         let waiting = Arc::new(EventFd::from_flags(flags)?);
         let (sender, events) = channel();
         let out = EventSender { sender, waiting: Arc::clone(&waiting) };
-        Ok((
-            Self { events, waiting, signals: Arrived::of(signals)?, links: Some(links), clients, accept_failed: false },
-            out,
-        ))
+        let (signals, links) = (Arrived::of(signals)?, Some(links));
+        Ok((Self { events, waiting, signals, links, table, clients, accept_failed: false }, out))
     }
 
     /// The next event within `timeout`. Accepts clients of the status socket while it waits.
@@ -71,6 +82,9 @@ impl EventQueue {
         self.accept_failed = admitted.is_err();
         if let Err(error) = admitted {
             tracing::warn!(%error, "Status socket cannot accept a connection");
+        }
+        if self.table.as_ref().is_some_and(FolderWatch::changed) {
+            return Some(Event::TableChanged);
         }
         match self.links.as_ref()?.changed() {
             Ok(changed) => changed.then_some(Event::LinksChanged),
@@ -92,6 +106,7 @@ impl EventQueue {
         let mut fds = vec![self.signals.as_fd(), self.waiting.as_fd()];
         fds.extend((!self.accept_failed).then(|| self.clients.as_fd()));
         fds.extend(self.links.iter().map(AsFd::as_fd));
+        fds.extend(self.table.iter().map(AsFd::as_fd));
         let mut fds: Vec<_> = fds.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         // The caller checks every source, also after an interrupt.
         let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(timeout)), None);
@@ -124,7 +139,8 @@ mod tests {
 
     fn queue(folder: &tempfile::TempDir) -> (EventQueue, EventSender) {
         let clients = StatusSocket::open(&folder.path().join("status.sock"), waiting()).unwrap();
-        EventQueue::new(Signals::block().unwrap(), LinkWatch::new().unwrap(), clients).unwrap()
+        let table = FolderWatch::new(folder.path(), None).unwrap();
+        EventQueue::new(Signals::block().unwrap(), LinkWatch::new().unwrap(), Some(table), clients).unwrap()
     }
 
     #[test]
@@ -139,6 +155,20 @@ mod tests {
         assert!(matches!(queue.next(LONG), Some(Event::LinksChanged)));
         assert!(matches!(queue.next(LONG), Some(Event::DriverEnded(Ok(())))));
         assert!(queue.next_sent(Duration::ZERO).is_none());
+    }
+
+    #[test]
+    fn a_table_that_is_replaced_wakes_whoever_waits() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut queue, _sender) = queue(&folder);
+        let renamed = folder.path().join("table");
+        std::thread::spawn(move || {
+            std::fs::write(renamed.with_extension("new"), "").unwrap();
+            std::fs::rename(renamed.with_extension("new"), renamed).unwrap();
+        });
+        // The machine's links may change meanwhile.
+        let news = std::iter::from_fn(|| queue.next(LONG)).find(|event| !matches!(event, Event::LinksChanged));
+        assert!(matches!(news, Some(Event::TableChanged)));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! One pod's instance: enrolment, tunnel, isolation, status and renewals.
 
+mod capture;
 mod data_path;
 mod enrolment;
 pub mod error;

@@ -15,6 +15,7 @@ use nebula_core::io::Handle;
 use serde_json::{Value, json};
 
 use crate::overlay::cause;
+use crate::pod::capture::TableReport;
 
 /// The state to report; the owner of the tunnel keeps it up to date.
 #[derive(Debug)]
@@ -45,6 +46,8 @@ pub struct Status {
     pub failed: u64,
     /// When the CA last sent the trust or confirmed it (since the Unix epoch).
     pub trust_confirmed: Option<Duration>,
+    /// The cluster table of a captured pod.
+    pub table: Option<TableReport>,
 }
 
 /// Status shared with the threads that answer clients.
@@ -68,6 +71,7 @@ impl Status {
             issued: 0,
             failed: 0,
             trust_confirmed: None,
+            table: None,
         }
     }
 
@@ -117,6 +121,8 @@ pub(crate) struct Snapshot {
     issued: u64,
     failed: u64,
     trust_age: Option<u64>,
+    table: Option<TableReport>,
+    table_age: Option<u64>,
     tunnels: Vec<TunnelStatus>,
     /// What went wrong lately, and the moment of it.
     diagnosis: Option<(Instant, Diagnosis)>,
@@ -133,6 +139,7 @@ impl Snapshot {
             (None, Some(error)) => format!("no certificate yet: {error}"),
             (None, None) => "no certificate yet".to_owned(),
         };
+        let age = |at: Duration| now.saturating_sub(at).as_secs();
         let mut snapshot = Self {
             fixed: fixed_part(&status),
             open: status.is_open(),
@@ -140,7 +147,9 @@ impl Snapshot {
             seconds_left: status.seconds_left(now),
             issued: status.issued,
             failed: status.failed,
-            trust_age: status.trust_confirmed.map(|at| now.saturating_sub(at).as_secs()),
+            trust_age: status.trust_confirmed.map(age),
+            table: status.table.clone(),
+            table_age: status.table.as_ref().and_then(|table| table.written).map(age),
             tunnels: Vec::new(),
             diagnosis: None,
             counters: BTreeMap::new(),
@@ -174,6 +183,9 @@ impl Snapshot {
         if let Some((now, diagnosis)) = &self.diagnosis {
             self.fixed["trouble"] = trouble(*now, diagnosis);
         }
+        if let Some(table) = &self.table {
+            self.fixed["table"] = table_part(table, self.table_age);
+        }
         self.fixed["counters"] = json!(self.counters);
         self.fixed["pid"] = std::process::id().into();
         self.fixed
@@ -199,6 +211,33 @@ impl Snapshot {
         add("certificates_issued_total", "counter", "Certificates that arrived.", number(self.issued));
         add("certificate_failures_total", "counter", "Requests for one that failed.", number(self.failed));
         add("trust_age_seconds", "gauge", "Since the CA last said whom to trust.", self.trust_age.and_then(number));
+        if let Some(table) = &self.table {
+            let is_there = Some(table.version.is_some().into());
+            add(
+                "cluster_table",
+                "gauge",
+                "Whether there is a cluster table; without one captured traffic is dropped.",
+                is_there,
+            );
+            add(
+                "cluster_table_problem",
+                "gauge",
+                "Whether the newest table cannot be used.",
+                Some(table.problem.is_some().into()),
+            );
+            add(
+                "cluster_table_version",
+                "gauge",
+                "Version of the cluster table in use.",
+                table.version.and_then(number),
+            );
+            add(
+                "cluster_table_age_seconds",
+                "gauge",
+                "Since the table in use was written.",
+                self.table_age.and_then(number),
+            );
+        }
         add("tunnels", "gauge", "Live tunnels.", number(self.tunnels.len() as u64));
         for (name, value) in self.counters.iter().filter(|(name, _)| !name.starts_with("dropped_")) {
             let _ = writeln!(out, "# TYPE {PREFIX}{name}_total counter\n{PREFIX}{name}_total {value}");
@@ -238,6 +277,26 @@ fn trouble(now: Instant, diagnosis: &Diagnosis) -> Value {
             "nearest_rule": dropped.nearest.as_ref().map(|near| near.rule),
             "seconds_ago": ago(dropped.last),
         })).collect::<Value>(),
+    })
+}
+
+/// The cluster table: `used`, `kept` (it cannot be replaced by the one that was written last) or `missing`.
+fn table_part(table: &TableReport, age: Option<u64>) -> Value {
+    let [pods, clear, services, endpoints] = table.counts;
+    let state = match (table.version, &table.problem) {
+        (Some(_), None) => "used",
+        (Some(_), Some(_)) => "kept",
+        (None, _) => "missing",
+    };
+    json!({
+        "state": state,
+        "version": table.version,
+        "age_seconds": age,
+        "pods": pods,
+        "clear": clear,
+        "services": services,
+        "endpoints": endpoints,
+        "problem": table.problem,
     })
 }
 
@@ -316,6 +375,27 @@ pub(crate) mod tests {
         let lost = &told["lost_peers"][0];
         assert_eq!((&lost["peer"], &lost["seconds_ago"]), (&"10.42.0.9".into(), &7.into()));
         assert!(lost["cause"].as_str().is_some_and(|cause| cause.contains("no lighthouse knows it")), "{told}");
+    }
+
+    #[test]
+    fn a_captured_pod_tells_which_table_it_uses_and_that_there_is_none() {
+        let status = waiting();
+        let at = Duration::from_secs(100);
+        assert_eq!(Snapshot::take(&status, at).document()["table"], Value::Null);
+        let table = |version: Option<u64>, problem: Option<&str>| {
+            let problem = problem.map(str::to_owned);
+            let written = version.map(|_| Duration::from_secs(60));
+            status.lock().unwrap().table = Some(TableReport { version, written, counts: [1, 2, 3, 4], problem });
+            let snapshot = Snapshot::take(&status, at);
+            (snapshot.metrics(), snapshot.document()["table"].clone())
+        };
+        let (metrics, told) = table(Some(7), None);
+        assert!(metrics.contains("nebula_pod_cluster_table_age_seconds 40\n"), "{metrics}");
+        assert_eq!((&told["state"], &told["version"], &told["services"]), (&"used".into(), &7.into(), &3.into()));
+        assert_eq!(table(Some(7), Some("it is truncated")).1["state"], "kept");
+        let (metrics, told) = table(None, Some("no such file"));
+        assert!(metrics.contains("nebula_pod_cluster_table 0\n") && !metrics.contains("table_age"), "{metrics}");
+        assert_eq!((&told["state"], &told["problem"]), (&"missing".into(), &"no such file".into()));
     }
 
     #[test]

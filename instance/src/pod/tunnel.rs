@@ -26,6 +26,7 @@ use crate::linux::notify;
 use crate::linux::rtnetlink::LinkWatch;
 use crate::linux::signals::{Signal, Signals, go_name};
 use crate::log;
+use crate::pod::capture::{Capture, LOOK_INTERVAL};
 use crate::pod::data_path::{DataPath, Place, spawn};
 use crate::pod::enrolment::{Enrolment, Outcome};
 use crate::pod::error::Error;
@@ -45,7 +46,8 @@ use crate::pod::underlay;
 /// from leaving in the clear.
 pub fn serve(launch: &Path) -> Result<(), Error> {
     confinement::hide_memory().map_err(set_up("cannot hide the memory of this process"))?;
-    capabilities::keep(capabilities::FOR_SET_UP).map_err(set_up("cannot give up capabilities"))?;
+    let wanted = capabilities::FOR_SET_UP | capabilities::FOR_CAPTURE;
+    capabilities::keep(wanted).map_err(set_up("cannot give up capabilities"))?;
     if let Err(error) = notify::connect() {
         eprintln!("nobody hears that this instance is ready: {error}");
     }
@@ -55,6 +57,9 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
     // Set-up needs a deep stack; on a thread of its own, that memory is freed when the thread ends.
     let started = Namespace::Own.run("start", || {
         let Launch { spec, lock: only_one } = Launch::claim(launch)?;
+        if spec.capture.is_none() {
+            capabilities::give_up(capabilities::FOR_CAPTURE).map_err(set_up("cannot give up a capability"))?;
+        }
         let settings = Settings::read_for_pod(&Value::from(&spec.nebula))
             .map_err(|error| Error::set_up("tunnel configuration", error))?;
         log::start(settings.logging, log::Output::Stderr);
@@ -116,11 +121,16 @@ fn start(
     let place = Place { device: spec.target.device.clone(), pod: namespace.clone(), hand, underlay: place_of_sockets };
     let port = sockets.1;
     isolation::isolate(&spec, &namespace, port)?;
-    let path = DataPath::new(place, &spec, &settings, sockets)?;
-    let status = Arc::new(Mutex::new(Status::new(&spec, port)));
+    let capture = spec.capture.as_ref().map(Capture::open);
+    let path = DataPath::new(place, &spec, &settings, sockets, capture.as_ref().map(Capture::directory))?;
+    let mut status = Status::new(&spec, port);
+    status.table = capture.as_ref().map(Capture::report);
+    let status = Arc::new(Mutex::new(status));
     let clients = StatusSocket::open(in_room(&spec.status_socket), Arc::clone(&status))
         .map_err(set_up(&format!("cannot make the status socket {}", spec.status_socket.display())))?;
-    let events = EventQueue::new(signals, watch_links(&namespace)?, clients);
+    let table = capture.as_ref().and_then(|capture| capture.watch(spec.user));
+    let polls_table = capture.is_some() && table.is_none();
+    let events = EventQueue::new(signals, watch_links(&namespace)?, table, clients);
     let (events, reports) = events.map_err(set_up("cannot wait for signals"))?;
     let is_awaited = spec.flow == Flow::Node && spec.mode == Mode::Strict;
     let start = if is_awaited { Start::Within(Duration::from_secs(spec.budget_seconds)) } else { Start::Whenever };
@@ -133,6 +143,8 @@ fn start(
         is_awaited,
         clock,
         path,
+        capture,
+        polls_table,
         configured: Configured::of(&settings),
         settings,
         presence,
@@ -162,6 +174,10 @@ struct PodTunnel {
     /// ETag of the latest trust.
     etag: Option<String>,
     path: DataPath,
+    /// Of a captured pod.
+    capture: Option<Capture>,
+    /// Whether nothing tells that the cluster table was replaced.
+    polls_table: bool,
     /// Where the next instance of this pod finds the certificate.
     kept: Option<Kept>,
 }
@@ -187,10 +203,13 @@ impl PodTunnel {
         // A namespace loses its links before it disappears, so a change of links makes the checks more frequent.
         let mut fast_checks_until = Duration::ZERO;
         let now = unix_seconds(self.clock.now().wall);
-        if let Some(issued) = self.kept.as_mut().and_then(|kept| kept.take(now)) {
+        let kept = self.kept.as_mut().and_then(|kept| kept.take(now));
+        if let Some(issued) = kept.filter(|issued| self.contradiction(issued.identity.networks()).is_none()) {
             tracing::info!("Going on with the certificate of the instance before this one");
             self.install(issued, false)?;
         }
+        // It may have been replaced before its folder was watched.
+        self.look_at_table();
         loop {
             let now = self.clock.now();
             while let Some(step) = self.life.poll(now) {
@@ -212,7 +231,8 @@ impl PodTunnel {
             let look = if now.uptime < fast_checks_until { FAST_CHECK_INTERVAL } else { NETNS_CHECK_INTERVAL };
             let [trust, tidy] =
                 [self.trust.deadline(), release_memory_at].map(|at| Some(at?.saturating_sub(now.uptime)));
-            let wait = [self.life.idle(now), trust, tidy].into_iter().flatten().fold(look, Duration::min);
+            let table = self.polls_table.then_some(LOOK_INTERVAL);
+            let wait = [self.life.idle(now), trust, tidy, table].into_iter().flatten().fold(look, Duration::min);
             match events.next(wait) {
                 Some(Event::Signal(Signal::SIGHUP)) => {
                     tracing::info!("Caught HUP; a pod's configuration does not change")
@@ -222,6 +242,7 @@ impl PodTunnel {
                     self.stop(events);
                     return Ok(());
                 }
+                Some(Event::TableChanged) => self.look_at_table(),
                 Some(Event::LinksChanged) => fast_checks_until = self.clock.now().uptime + FAST_CHECKS_FOR,
                 Some(Event::Enrolment(answer)) => {
                     self.answered(*answer)?;
@@ -234,6 +255,7 @@ impl PodTunnel {
                 Some(Event::DriverEnded(result)) => {
                     return Err(Error::Broken(result.err().map_or_else(|| "it ended by itself".into(), Into::into)));
                 }
+                None if self.polls_table => self.look_at_table(),
                 None => {}
             }
             let now = self.clock.now().uptime;
@@ -318,8 +340,25 @@ impl PodTunnel {
                 let message = format!("the CA changed the overlay address from {networks:?} to {given:?}");
                 Err(Refusal { code: None, message })
             }
-            _ => Ok(issued),
+            _ => match self.contradiction(issued.identity.networks()) {
+                Some(message) => Err(Refusal { code: None, message }),
+                None => Ok(issued),
+            },
         }
+    }
+
+    /// Why a certificate for these networks is none for a captured pod.
+    fn contradiction(&self, networks: &[IpNet]) -> Option<String> {
+        self.capture.as_ref()?.contradiction(networks)
+    }
+
+    fn look_at_table(&mut self) {
+        let Some(capture) = &mut self.capture else { return };
+        if let Some(directory) = capture.refresh() {
+            self.path.set_directory(directory);
+        }
+        let report = capture.report();
+        self.update(|status| status.table = Some(report));
     }
 
     fn install(&mut self, issued: Issued, provisional: bool) -> Result<(), Error> {

@@ -236,6 +236,34 @@ fn what_a_pod_loses_it_gets_back() {
 
 #[test]
 #[ignore = "needs root, containerd, the shared CRI tools and a build"]
+fn rules_that_somebody_flushed_are_put_back() {
+    let mut site = Site::new();
+    site.node.conf["plugins"][1]["isolate"] = true.into();
+    site.install();
+    let (pod, ..) = site.runtime.pod("web");
+    site.start_agent();
+    site.until("the first look", || site.metric("nebula_cni_pods{state=\"protected\"} ") == Some(1.0));
+    let rules = || {
+        let shown = site.cluster.world.exec("n1", &["nft", "list", "tables", "netdev"]);
+        String::from_utf8_lossy(&shown.stdout).into_owned()
+    };
+    let before = rules();
+    assert!(before.contains("nebula"), "{before}");
+    // As `systemctl restart nftables` does. The first comparison may be just over.
+    assert!(site.cluster.world.exec("n1", &["nft", "flush", "ruleset"]).status.success());
+    let began = Instant::now();
+    while rules() != before {
+        assert!(began.elapsed() < Duration::from_secs(45), "{}\n{}", rules(), site.logs());
+        thread::sleep(Duration::from_millis(100));
+    }
+    println!("flushed rules were back after {:?}", began.elapsed());
+    drop(site.agent.take());
+    site.remove(&pod);
+    nothing_is_left(&site.cluster, &site.node);
+}
+
+#[test]
+#[ignore = "needs root, containerd, the shared CRI tools and a build"]
 fn an_instance_that_keeps_dying_is_restarted_ever_more_slowly_and_shown() {
     let mut site = Site::new();
     site.install();

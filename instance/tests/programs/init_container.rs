@@ -7,13 +7,15 @@ use crate::world;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
-use world::cluster::{Cluster, LIGHTHOUSE, Node, binary};
+use world::cluster::{Cluster, LIGHTHOUSE, Node, answer_at, binary};
 
 const SOON: Duration = Duration::from_secs(15);
 
@@ -142,9 +144,7 @@ fn another_program_of_the_pod_gets_no_token_no_key_and_gives_no_certificate_befo
 fn whoever_takes_the_name_of_an_instance_that_died_gets_no_token_unless_it_is_root() {
     let (mut cluster, node) = cluster(&[("web", "10.244.1.2")]);
     node.add_pods(&mut cluster.world, &["web"]);
-    let pid = i32::try_from(node.status("web")["pid"].as_u64().expect("a process id")).expect("a process id");
-    let pid = nix::unistd::Pid::from_raw(pid);
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("it is there");
+    kill(&node);
     let attacker = attacker(&cluster, &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
     thread::sleep(Duration::from_secs(2));
     let init = init_container(&cluster, &node, "web", "4");
@@ -153,6 +153,77 @@ fn whoever_takes_the_name_of_an_instance_that_died_gets_no_token_unless_it_is_ro
     let output = attacker.wait_with_output().expect("it ends");
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), r#"["name taken"]"#);
     node.chain_ok(&cluster.world, "del", "web");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn an_instance_that_was_restarted_is_shown_the_token_of_its_pod_by_the_node() {
+    let (mut cluster, node) = cluster(&[("web", "10.244.1.2")]);
+    node.add_pods(&mut cluster.world, &["web"]);
+    assert!(init_container(&cluster, &node, "web", "30").status.success());
+    let first = node.status("web")["certificate"]["fingerprint"].clone();
+    kill(&node);
+    // A program of the pod that takes the name meanwhile gets nothing.
+    let attacker = attacker(&cluster, CONTAINER_ROOT);
+    thread::sleep(Duration::from_secs(1));
+    let kubelet = cluster.world.dir().join("kubelet");
+    keep_token(&kubelet, "uid-web", "nebula-ca");
+    let said = present(&cluster, &node, &kubelet).expect_err("there is no instance");
+    assert!(said.contains("cannot reach its instance"), "{said}");
+    let output = attacker.wait_with_output().expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), r#"["name taken"]"#);
+
+    let plugin = binary("nebula-cni-plugin").display().to_string();
+    let state = node.dir.join("state").display().to_string();
+    assert!(cluster.world.exec("n1", &[&plugin, "reconcile", &state]).status.success(), "{}", node.instance_logs());
+    let until = Instant::now() + SOON;
+    while answer_at(&node.status_socket("web")).is_err() {
+        assert!(Instant::now() < until, "not restarted\n{}", node.instance_logs());
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(node.status("web")["state"], "waiting");
+    let empty = cluster.world.dir().join("empty");
+    let said = present(&cluster, &node, &empty).expect_err("no token");
+    assert!(said.contains("shop/web") && said.contains("nebula-ca") && said.contains("delete the pod"), "{said}");
+    keep_token(&empty, "uid-web", "https://kubernetes.default.svc");
+    assert!(present(&cluster, &node, &empty).is_err(), "a token for the API server is not for the CA");
+    assert_eq!(node.status("web")["state"], "waiting");
+
+    present(&cluster, &node, &kubelet).expect("a certificate");
+    let after = node.status("web");
+    assert_eq!((&after["state"], &after["groups"]), (&json!("running"), &json!(["ns:shop"])));
+    assert_ne!(after["certificate"]["fingerprint"], first);
+    cluster.world.ping("web", LIGHTHOUSE, SOON);
+    node.chain_ok(&cluster.world, "del", "web");
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
+}
+
+/// Kills the instance of the pod `web`.
+fn kill(node: &Node) {
+    let pid = i32::try_from(node.status("web")["pid"].as_u64().expect("a process id")).expect("a process id");
+    let pid = nix::unistd::Pid::from_raw(pid);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("it is there");
+}
+
+/// Leaves a token of the pod `web` where a kubelet keeps it.
+fn keep_token(kubelet: &Path, uid: &str, audience: &str) {
+    let volume = kubelet.join("pods/uid-web/volumes/kubernetes.io~projected/nebula-token");
+    std::fs::create_dir_all(&volume).expect("a volume");
+    let claims = json!({"aud": [audience], "kubernetes.io": {"pod": {"uid": uid}}}).to_string();
+    let token = format!("e30.{}.token-of-web", BASE64_URL_SAFE_NO_PAD.encode(claims));
+    std::fs::write(volume.join("token"), token).expect("a token");
+}
+
+/// Shows the instance of the pod `web` its token.
+fn present(cluster: &Cluster, node: &Node, kubelet: &Path) -> Result<(), String> {
+    let plugin = binary("nebula-cni-plugin").display().to_string();
+    let launch = node.launch("web").expect("a launch contract");
+    let word = |key: &str| launch[key].as_str().unwrap_or_default().to_owned();
+    let state = node.dir.join("state").display().to_string();
+    let (network, container, kubelet) = (word("network"), word("container_id"), kubelet.display().to_string());
+    let words = [&plugin, "present", &state, &network, &container, &word("ifname"), &kubelet];
+    let output = cluster.world.exec("n1", &words);
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stdout).into_owned()) }
 }
 
 const CONTAINER_ROOT: &[&str] =
@@ -257,7 +328,8 @@ fn answer(path: &str, body: &[u8], pods: &[(String, String)]) -> (u16, Value) {
     };
     if path.ends_with("/tokenreviews") {
         let review: Value = serde_json::from_slice(body).expect("a review");
-        let name = review["spec"]["token"].as_str().and_then(|token| token.strip_prefix("token-of-"));
+        let name =
+            review["spec"]["token"].as_str().and_then(|token| token.rsplit('.').next()?.strip_prefix("token-of-"));
         let status = name.map_or(json!({"authenticated": false}), |name| {
             let extra = json!({"authentication.kubernetes.io/pod-name": [name],
                                "authentication.kubernetes.io/pod-uid": [format!("uid-{name}")]});
@@ -274,6 +346,6 @@ fn answer(path: &str, body: &[u8], pods: &[(String, String)]) -> (u16, Value) {
     found.map_or((404, json!({"kind": "Status", "status": "Failure", "code": 404})), |found| (200, pod(found)))
 }
 
-fn name(path: &std::path::Path) -> String {
+fn name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }

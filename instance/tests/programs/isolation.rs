@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use world::cluster::{Cluster, LIGHTHOUSE, Node, alive, binary, gone_within};
 
 const SOON: Duration = Duration::from_secs(15);
-const RAW_FRAMES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/world/raw_frames.py");
+const FRAMES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/tools/frames.py");
 
 #[test]
 #[ignore = "needs root, network namespaces, nftables and a release build"]
@@ -311,7 +311,7 @@ impl Town {
 
     fn send(&self, from: &str, rights: &[&str], which: &str, parameters: &Value) -> Vec<String> {
         let parameters = parameters.to_string();
-        let send = ["/usr/bin/python3", RAW_FRAMES, "send", "eth0", which, &parameters];
+        let send = ["/usr/bin/python3", FRAMES, "send", "eth0", which, &parameters];
         let output = self.cluster.world.exec(from, &[rights, &send].concat());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("names of frames")
@@ -361,14 +361,15 @@ fn pod(name: &str, result: &Value) -> Pod {
     }
 }
 
-/// Watches every link of a namespace for frames of `raw_frames.py`.
+/// Watches every link of a namespace for frames of `frames.py`.
 struct Listener(Child);
 
 impl Listener {
     fn start(namespace: &str, excluded: &[&str]) -> Self {
         let mut child = Command::new("ip")
-            .args(["netns", "exec", namespace, "/usr/bin/python3", RAW_FRAMES, "listen", "2"])
+            .args(["netns", "exec", namespace, "/usr/bin/python3", FRAMES, "listen"])
             .args(excluded)
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .expect("python3 runs");
@@ -380,10 +381,16 @@ impl Listener {
         Self(child)
     }
 
+    /// Names of the frames that arrived.
     fn heard(mut self) -> Vec<String> {
+        // It ends with its input.
+        drop(self.0.stdin.take());
         let mut text = String::new();
         self.0.stdout.take().expect("its output").read_to_string(&mut text).expect("what it heard");
         assert!(self.0.wait().expect("it ends").success());
-        serde_json::from_str(&text).expect("names of frames")
+        let heard: Vec<(String, String)> = serde_json::from_str(&text).expect("names of frames and interfaces");
+        let mut names: Vec<String> = heard.into_iter().map(|(name, _)| name).collect();
+        names.dedup();
+        names
     }
 }

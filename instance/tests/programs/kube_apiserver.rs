@@ -152,7 +152,8 @@ impl Asker {
     }
 
     fn by_pod(&self, token: &str, address: &str) -> Result<Issued, Error> {
-        self.ask(Prover::Pod { token: token.to_owned().into(), address: address.parse().expect("an address") })
+        let address = address.parse().expect("an address");
+        self.ask(Prover::Pod { token: token.to_owned().into(), address, other_address: None })
     }
 
     fn trust(&self) -> CaPool {
@@ -226,6 +227,7 @@ fn a_real_api_server_confirms_pods_and_their_nodes_and_tells_labels() {
         name: "web".to_owned(),
         uid: web_uid.clone(),
         address: "10.244.0.5".parse().expect("an address"),
+        other_address: None,
     };
 
     // The node's proof: a TokenReview of a token that is bound to the agent's pod. Release 1.20 reveals the node only

@@ -7,173 +7,13 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::world::cluster::{binary, tool};
-
-const NAMESPACE: &str = "nebula-system";
-
-/// Two nodes; removed on drop.
-struct Nodes {
-    folder: tempfile::TempDir,
-    prefix: String,
-}
-
-impl Nodes {
-    fn start() -> Self {
-        let nodes =
-            Self { folder: tempfile::tempdir().expect("a folder"), prefix: format!("kn{}-", std::process::id()) };
-        let pause = r#"["/bin/busybox","sh","-c","trap \"exit 0\" TERM INT; while :; do /bin/busybox sleep 3600 & wait $!; done"]"#;
-        let busybox = ["--file", "/bin/busybox=/bin/busybox"];
-        let images = [
-            nodes.image("localhost/pause:1", &[&busybox[..], &["--entrypoint", pause]].concat()),
-            nodes.image("localhost/busybox:1", &[&busybox[..], &["--busybox", "--dir", "/tmp"]].concat()),
-            nodes.program("nebula-ca", &["nebula-ca"]),
-            nodes.program("nebula", &["nebula", "nebula-enrol", "nebula-ctl"]),
-            nodes.program("nebula-cni-agent", &["nebula-cni-agent", "nebula-cni-plugin", "nebula-cni-instance"]),
-        ];
-        let started =
-            nodes.tool("start").env("IMAGES", images.map(|image| image.display().to_string()).join(" ")).output();
-        let started = started.expect("kube-nodes.sh runs");
-        assert!(started.status.success(), "the nodes do not start: {}", text(&started));
-        nodes
-    }
-
-    /// An image of these programs; the first is what it starts.
-    fn program(&self, name: &str, programs: &[&str]) -> PathBuf {
-        let files = programs
-            .iter()
-            .flat_map(|program| ["--file".to_owned(), format!("{}=/{program}", binary(program).display())]);
-        let files: Vec<String> = files.collect();
-        let entry = json!([format!("/{}", programs[0])]).to_string();
-        let mut words: Vec<&str> = files.iter().map(String::as_str).collect();
-        words.extend(["--entrypoint", &entry]);
-        self.image(&format!("docker.io/library/{name}:{}", env!("CARGO_PKG_VERSION")), &words)
-    }
-
-    fn image(&self, name: &str, words: &[&str]) -> PathBuf {
-        let file = self.folder.path().join(name.replace(['/', ':'], "-") + ".tar");
-        let mut made = Command::new("/usr/bin/python3");
-        made.arg(tool("mkimage.py")).arg("-o").arg(&file).args(["-n", name]).args(words);
-        let made = made.output().expect("mkimage.py runs");
-        assert!(made.status.success(), "{name}: {}", text(&made));
-        file
-    }
-
-    fn tool(&self, verb: &str) -> Command {
-        let mut command = Command::new(tool("kube-nodes.sh"));
-        command.arg(verb).arg(self.folder.path()).env("PREFIX", &self.prefix);
-        command
-    }
-
-    fn try_kubectl(&self, words: &[&str]) -> Output {
-        self.tool("run").arg("kubectl").args(words).output().expect("kubectl runs")
-    }
-
-    fn kubectl(&self, words: &[&str]) -> String {
-        let output = self.try_kubectl(words);
-        assert!(output.status.success(), "kubectl {words:?}: {}\n{}", text(&output), self.state());
-        String::from_utf8_lossy(&output.stdout).trim().to_owned()
-    }
-
-    fn apply(&self, name: &str, manifest: &str) {
-        let file = self.folder.path().join(name);
-        std::fs::write(&file, manifest).expect("write the manifest");
-        self.kubectl(&["apply", "-f", &file.display().to_string()]);
-    }
-
-    fn on(&self, node: u8, words: &[&str]) -> Output {
-        self.tool("node").arg(node.to_string()).args(words).output().expect("a command on a node runs")
-    }
-
-    /// Waits until `done` holds, at most `limit`; returns how long it took.
-    fn until(&self, what: &str, limit: Duration, mut done: impl FnMut() -> bool) -> Duration {
-        let start = Instant::now();
-        while !done() {
-            assert!(start.elapsed() < limit, "{what} within {limit:?}: no\n{}", self.state());
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        start.elapsed()
-    }
-
-    /// What to read when something does not come.
-    fn state(&self) -> String {
-        let ask = |words: &[&str]| text(&self.try_kubectl(words));
-        let logs = |name: &str| {
-            ask(&[
-                "logs",
-                "-n",
-                NAMESPACE,
-                "-l",
-                &format!("app.kubernetes.io/name={name}"),
-                "--all-containers",
-                "--tail=15",
-                "--prefix",
-            ])
-        };
-        [
-            ask(&["get", "pods", "-A", "-o", "wide"]),
-            ask(&["get", "events", "-A", "--sort-by=.lastTimestamp"])
-                .lines()
-                .rev()
-                .take(25)
-                .collect::<Vec<_>>()
-                .join("\n"),
-            logs("nebula-ca"),
-            logs("nebula-lighthouse"),
-            logs("nebula-cni-agent"),
-            logs("nebula-cni-uninstall"),
-        ]
-        .join("\n---\n")
-    }
-
-    /// A pod that sleeps, on a node.
-    fn pod(&self, namespace: &str, name: &str, node: &str) {
-        let pod = json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": namespace, "name": name},
-            "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false,
-                     "containers": [{"name": "c", "image": "localhost/busybox:1", "imagePullPolicy": "IfNotPresent",
-                                     "command": ["sleep", "3600"]}]},
-        });
-        self.apply(&format!("{name}.json"), &pod.to_string());
-    }
-
-    fn status(&self, namespace: &str, name: &str) -> Value {
-        let said = self.kubectl(&["get", "pod", "-n", namespace, name, "-o", "json"]);
-        serde_json::from_str::<Value>(&said).expect("JSON")["status"].take()
-    }
-
-    fn wait_for_pod(&self, namespace: &str, name: &str) -> Duration {
-        self.until(name, Duration::from_secs(60), || self.status(namespace, name)["phase"] == "Running")
-    }
-
-    /// The pod's overlay address, once it has one.
-    fn overlay(&self, namespace: &str, name: &str) -> Option<String> {
-        let said =
-            self.try_kubectl(&["exec", "-n", namespace, name, "--", "ip", "-4", "-o", "addr", "show", "nebula0"]);
-        let said = String::from_utf8_lossy(&said.stdout).into_owned();
-        let (_, rest) = said.split_once("inet ")?;
-        Some(rest.split('/').next()?.to_owned())
-    }
-
-    fn ping(&self, namespace: &str, name: &str, address: &str) -> bool {
-        self.try_kubectl(&["exec", "-n", namespace, name, "--", "ping", "-c", "1", "-W", "5", address]).status.success()
-    }
-}
-
-impl Drop for Nodes {
-    fn drop(&mut self) {
-        let _ = self.tool("stop").output();
-    }
-}
-
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
+use crate::world::kube::{NAMESPACE, Nodes, text};
 
 /// The manifests as `kubectl apply -k deploy/kubernetes` has them, for release 1.20 and with the namespace `shop` enrolled.
 fn manifests() -> String {
@@ -203,17 +43,7 @@ fn one_command_installs_a_cluster_whose_pods_old_and_new_have_tunnels_and_anothe
     nodes.wait_for_pod("other", "plain");
 
     // What a cluster has and this one has not: a volume, DNS, kube-proxy.
-    let volume = nodes.folder.path().join("volume");
-    std::fs::create_dir(&volume).expect("a folder");
-    std::os::unix::fs::chown(&volume, Some(65532), Some(65532)).expect("chown");
-    nodes.apply(
-        "volume.json",
-        &json!({
-            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "ca"},
-            "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": volume}},
-        })
-        .to_string(),
-    );
+    nodes.volume();
 
     let start = Instant::now();
     nodes.apply("nebula.yaml", &manifests());
@@ -239,20 +69,7 @@ fn one_command_installs_a_cluster_whose_pods_old_and_new_have_tunnels_and_anothe
         nodes.tool("service").args([format!("{service}:8443"), format!("{endpoint}:8443")]).output().expect("it runs");
     assert!(proxied.status.success(), "{}", text(&proxied));
 
-    for (kind, name) in
-        [("deployment", "nebula-ca"), ("statefulset", "nebula-lighthouse"), ("daemonset", "nebula-cni-agent")]
-    {
-        let (object, left) = (format!("{kind}/{name}"), Duration::from_secs(120).saturating_sub(start.elapsed()));
-        let said = nodes.try_kubectl(&[
-            "rollout",
-            "status",
-            "-n",
-            NAMESPACE,
-            &object,
-            &format!("--timeout={}s", left.as_secs()),
-        ]);
-        assert!(said.status.success(), "{object}: {}\n{}", text(&said), nodes.state());
-    }
+    nodes.wait_for_parts(start + Duration::from_secs(120));
     println!("from the command to all ready: {:.1} s", start.elapsed().as_secs_f64());
 
     // Attached in place: the same container goes on.

@@ -5,6 +5,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
+use crate::runtime::Runtime;
 use crate::world;
 
 use std::process::{Command, Stdio};
@@ -20,9 +21,7 @@ use world::cost::{cpu_ticks, memory_kib, quantile};
 fn a_pod_starts_in_time_and_many_cost_little() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "1.0.0");
-    // As with the plugin's default folder for its records, this one is in memory. The CA's ledger is on disk.
-    let memory_only = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
-    std::os::unix::fs::symlink(memory_only.path(), node.dir.join("state")).expect("a link to it");
+    let _memory = keep_records_in_memory(&node);
     let pods: Vec<String> = (0..number("LATENCY_PODS", 30)).map(|n| format!("p{n}")).collect();
     for pod in &pods {
         cluster.world.namespace(pod);
@@ -70,8 +69,7 @@ fn a_pod_starts_in_time_and_many_cost_little() {
 fn all_pods_of_a_node_that_starts_at_once_come_up() {
     let mut cluster = Cluster::new();
     let mut node = cluster.node("n1", "1.0.0");
-    let memory_only = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
-    std::os::unix::fs::symlink(memory_only.path(), node.dir.join("state")).expect("a link to it");
+    let _memory = keep_records_in_memory(&node);
     let pods: Vec<String> = (0..number("STORM_PODS", 120)).map(|n| format!("p{n}")).collect();
     for pod in &pods {
         cluster.world.namespace(pod);
@@ -104,6 +102,60 @@ fn all_pods_of_a_node_that_starts_at_once_come_up() {
     let removed = all_at_once(&node, "del");
     println!("DEL of all: {removed:.1?}");
     nothing_is_left(&cluster, &node);
+}
+
+/// As a kubelet does that starts: `STORM_PODS` (120) with a container each, `STORM_ROUNDS` (1) times without us and with us.
+#[test]
+#[ignore = "needs root, containerd, the shared CRI tools and a release build; prints figures"]
+fn pods_of_containerd_that_start_at_once_take_little_longer_than_without_us() {
+    let mut cluster = Cluster::new();
+    let node = cluster.node("n1", "1.0.0");
+    let _memory = keep_records_in_memory(&node);
+    let runtime = Runtime::start(&cluster.world, &node);
+    let pods = number("STORM_PODS", 120);
+    let mut alone = node.conf.clone();
+    alone["plugins"].as_array_mut().expect("plugins").truncate(1);
+    let run = |round: u64, conf: &serde_json::Value| {
+        let file = runtime.dir.join("net.d/10-nebula.conflist");
+        std::fs::write(&file, conf.to_string()).expect("write the chain");
+        // containerd follows its folder, and says nothing when it has read a file.
+        thread::sleep(Duration::from_secs(2));
+        let (prefix, count) = (format!("shop/r{round}-"), pods.to_string());
+        let began = Instant::now();
+        let said = runtime
+            .cri(&["run-pods", &prefix, &count, "localhost/busybox:1", "--", "/bin/sleep", "3600"])
+            .unwrap_or_else(|error| panic!("{error}"));
+        let took = began.elapsed();
+        let ids: Vec<String> = said.lines().map(id).collect();
+        let is_ours = ids.iter().filter(|id| node.launch(id).is_some()).count();
+        runtime.cri(&["purge"]).unwrap_or_else(|error| panic!("{error}"));
+        (took, is_ours as u64)
+    };
+    let mut ratios = Vec::new();
+    for round in 0..number("STORM_ROUNDS", 1) {
+        let (without, none) = run(2 * round, &alone);
+        let (with, all) = run(2 * round + 1, &node.conf);
+        assert_eq!((none, all), (0, pods), "pods with a tunnel");
+        let ratio = with.as_secs_f64() / without.as_secs_f64();
+        println!("{pods} pods of containerd at once: {without:.1?} without us, {with:.1?} with us, {ratio:.2} times");
+        ratios.push(ratio);
+    }
+    let slack = number("LATENCY_SLACK", 2) as f64;
+    assert!(quantile(&ratios, 0.5) <= 1.0 + (STORM_RATIO - 1.0) * slack, "{ratios:?}");
+}
+
+const STORM_RATIO: f64 = 1.3;
+
+/// As with the plugin's default folder for its records. The CA's ledger is on disk.
+fn keep_records_in_memory(node: &Node) -> tempfile::TempDir {
+    let memory = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    std::os::unix::fs::symlink(memory.path(), node.dir.join("state")).expect("a link to it");
+    memory
+}
+
+fn id(pod: &str) -> String {
+    let pod: serde_json::Value = serde_json::from_str(pod).expect("JSON");
+    pod["id"].as_str().expect("an id").to_owned()
 }
 
 // Private memory of one idle instance; a busy machine is no reason for more.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use loopback::{Daemon, Network, free_udp_port, ours};
 use nebula_cert::{CaPool, Certificate, Identity, PrivateKey};
 use nebula_core::forward::Received;
-use nebula_core::{Config, Event, Forwarder, Node, WallClock};
+use nebula_core::{Config, Event, Forwarder, Node, Seed, WallClock};
 
 struct Attacked {
     network: Network,
@@ -180,7 +180,7 @@ impl Mallory {
         let mut config = Config::new(identity, trust);
         config.static_hosts.insert(VICTIM, vec![attacked.at]);
         let (now, unix) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap());
-        let (node, forwarder) = Node::new(config, now, WallClock { at: now, unix }, [7; 32]);
+        let (node, forwarder) = Node::new(config, now, WallClock { at: now, unix }, Seed::from_os().unwrap());
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         Self { node, forwarder, socket }

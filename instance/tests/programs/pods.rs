@@ -84,6 +84,9 @@ fn a_renumbered_pod_is_reported_probed_and_reached_by_its_overlay_address() {
     cluster.world.ping("db", "10.42.1.2", SOON);
     let routes = || String::from_utf8_lossy(&cluster.world.exec("n1", &["ip", "route"]).stdout).into_owned();
     assert!(routes().contains("10.42.1.2 via 10.244.1.2 dev cni0"), "{}", routes());
+    // What kube-proxy sends to such a pod of another node must not leave by the default route.
+    assert!(routes().contains("unreachable 10.42.0.0/16"), "{}", routes());
+    assert!(!cluster.world.exec("n1", &["ip", "route", "get", "10.42.2.2"]).status.success());
     udp_answers_come_from(&cluster, "web", "n1", "10.42.1.2");
     // Also after a restart, with which the device and what names its address go.
     let killed = pid(&one.status("web"));

@@ -45,6 +45,7 @@ const MAX_ADDRESSES: usize = 4;
 
 /// Why a handshake message was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum RefusalReason {
     /// The certificate has expired.
     Expired,

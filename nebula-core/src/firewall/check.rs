@@ -1,6 +1,6 @@
 //! Decides whether a packet may pass: by the lane's cache, by connection tracking, or by the rules.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
@@ -59,16 +59,43 @@ impl Firewall<'_> {
         route: impl FnOnce(&FlowKey) -> Option<IpNet>,
     ) -> Result<(), DropReason> {
         let hash = self.conntrack.hash(flow);
-        let now = self.conntrack.millis(now);
-        let passed =
-            Passed { flow: *flow, direction, tunnel: tunnel.local_index, generation: self.filter.generation() };
-        if cache.contains(hash, &passed, now) {
-            return Ok(());
-        }
-        self.check_again(cache, hash, now, passed, Peer::new(tunnel, route(flow)))
+        self.check_until(cache, (self.conntrack.millis(now), hash), direction, flow, tunnel, route).map(|_| ())
     }
 
-    /// Like [`Self::check`], for a flow that is not cached. Not inlined, so that cached flows do not pay for it.
+    /// Like [`Self::check`], for a caller that remembers the verdict: returns until when it may. `hash` is the flow's.
+    pub(crate) fn check_for_a_while(
+        &self,
+        cache: &mut FlowCache,
+        (now, hash): (Instant, u64),
+        direction: Direction,
+        flow: &FlowKey,
+        tunnel: &Tunnel,
+        route: impl FnOnce(&FlowKey) -> Option<IpNet>,
+    ) -> Result<Instant, DropReason> {
+        let millis = self.conntrack.millis(now);
+        let until = self.check_until(cache, (millis, hash), direction, flow, tunnel, route)?;
+        Ok(now + Duration::from_millis(until - millis))
+    }
+
+    #[inline(always)]
+    fn check_until(
+        &self,
+        cache: &mut FlowCache,
+        (now, hash): (u64, u64),
+        direction: Direction,
+        flow: &FlowKey,
+        tunnel: &Tunnel,
+        route: impl FnOnce(&FlowKey) -> Option<IpNet>,
+    ) -> Result<u64, DropReason> {
+        let passed =
+            Passed { flow: *flow, direction, tunnel: tunnel.local_index, generation: self.filter.generation() };
+        match cache.until(hash, &passed) {
+            Some(until) if now < until => Ok(until),
+            _ => self.check_again(cache, hash, now, passed, Peer::new(tunnel, route(flow))),
+        }
+    }
+
+    /// For a flow that is not cached. Not inlined, so that cached flows do not pay for it.
     #[inline(never)]
     fn check_again(
         &self,
@@ -77,12 +104,12 @@ impl Firewall<'_> {
         now: u64,
         passed: Passed,
         peer: Peer<'_>,
-    ) -> Result<(), DropReason> {
+    ) -> Result<u64, DropReason> {
         self.decide(hash, now, passed.direction, &passed.flow, peer)?;
         // With a short timeout, the flow must be refreshed in the shared table more often.
-        let cache_for = MAX_CACHED_MS.min(self.filter.timeouts().of(&passed.flow) / 4);
-        cache.insert(hash, passed, now, now + cache_for);
-        Ok(())
+        let until = now + MAX_CACHED_MS.min(self.filter.timeouts().of(&passed.flow) / 4);
+        cache.insert(hash, passed, now, until);
+        Ok(until)
     }
 
     /// Whether an ICMP error of `flow` about a packet of `quoted` may pass: because a rule allows it, or because the
@@ -136,6 +163,11 @@ impl Firewall<'_> {
     fn known(&self, now: u64, flow: &FlowKey, peer: Peer<'_>) -> Option<KnownFlow> {
         let (known, stands) = self.conntrack.find(flow, &peer, now, self.filter)?;
         (stands || self.filter.allows(known.direction, flow, peer)).then_some(known)
+    }
+
+    /// Whether a flow with this peer is tracked.
+    pub(crate) fn tracks(&self, now: Instant, flow: &FlowKey, peer: Peer<'_>) -> bool {
+        self.conntrack.find(flow, &peer, self.conntrack.millis(now), self.filter).is_some()
     }
 
     /// Explains the verdict on a flow with this peer. `policy` is the policy that the filter was built from.

@@ -87,13 +87,23 @@ impl Conntrack {
         }
     }
 
+    /// Forgets all flows with a peer.
+    pub(crate) fn forget(&self, peer: IpAddr) {
+        for shard in &self.shards {
+            let mut table = lock(shard);
+            while let Some(at) = table.oldest_of(peer).into_iter().flatten().next() {
+                table.remove(at);
+            }
+        }
+    }
+
     /// Milliseconds since the start of the table, the time base of flows.
     pub(super) fn millis(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.start).as_millis() as u64
     }
 
     /// Keyed hash of a flow, for this table and the caches in front of it.
-    pub(super) fn hash(&self, flow: &FlowKey) -> u64 {
+    pub(crate) fn hash(&self, flow: &FlowKey) -> u64 {
         let [a, b, c, d] = self.keys;
         let (local, remote) = (words(flow.local), words(flow.remote));
         let rest = u64::from(flow.local_port) << 32

@@ -32,10 +32,11 @@ struct Entry {
 }
 
 impl FlowCache {
-    /// Whether exactly this passed and need not be looked up again yet.
-    pub(super) fn contains(&self, hash: u64, passed: &Passed, now: u64) -> bool {
-        let entry = self.entries.get(self.place(hash, passed.direction)).and_then(Option::as_ref);
-        entry.is_some_and(|entry| entry.passed == *passed && now < entry.until)
+    /// Until when exactly this need not be looked up again, which may be over; `None` if it is not cached.
+    #[inline]
+    pub(super) fn until(&self, hash: u64, passed: &Passed) -> Option<u64> {
+        let entry = self.entries.get(self.place(hash, passed.direction))?.as_ref()?;
+        (entry.passed == *passed).then_some(entry.until)
     }
 
     /// Caches what passed at `now`, until `until`.
@@ -71,6 +72,10 @@ mod tests {
         Passed { flow, direction: Direction::Inbound, tunnel: LocalIndex(1), generation: 1 }
     }
 
+    fn contains(cache: &FlowCache, port: u16, passed: &Passed, now: u64) -> bool {
+        cache.until(hash(port), passed).is_some_and(|until| now < until)
+    }
+
     fn hash(port: u16) -> u64 {
         u64::from(port).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
@@ -80,7 +85,7 @@ mod tests {
         let mut asked = 0;
         for now in 0..rounds {
             for port in 0..flows {
-                if !cache.contains(hash(port), &passed(port), now) {
+                if !contains(cache, port, &passed(port), now) {
                     asked += 1;
                     cache.insert(hash(port), passed(port), now, now + 1000);
                 }
@@ -93,10 +98,10 @@ mod tests {
     fn a_flow_asks_once_until_its_time_is_over() {
         let mut cache = FlowCache::default();
         assert_eq!(asked(&mut cache, 1, 1000), 1);
-        assert!(!cache.contains(hash(0), &passed(0), 1000));
-        assert!(!cache.contains(hash(0), &Passed { generation: 2, ..passed(0) }, 1));
-        assert!(!cache.contains(hash(0), &Passed { direction: Direction::Outbound, ..passed(0) }, 1));
-        assert!(!cache.contains(hash(0), &Passed { tunnel: LocalIndex(2), ..passed(0) }, 1));
+        assert!(!contains(&cache, 0, &passed(0), 1000));
+        assert!(!contains(&cache, 0, &Passed { generation: 2, ..passed(0) }, 1));
+        assert!(!contains(&cache, 0, &Passed { direction: Direction::Outbound, ..passed(0) }, 1));
+        assert!(!contains(&cache, 0, &Passed { tunnel: LocalIndex(2), ..passed(0) }, 1));
     }
 
     #[test]

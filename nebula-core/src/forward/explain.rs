@@ -5,8 +5,10 @@ use std::time::Instant;
 
 use ipnet::IpNet;
 
+use super::reject::is_for_many;
 use super::{Forwarder, outbound};
 use crate::DropReason;
+use crate::capture::{Course, NoCourse};
 use crate::counters::Direction;
 use crate::firewall::{Explanation, Firewall, Peer, Policy};
 use crate::tunnel::Tunnel;
@@ -23,7 +25,45 @@ pub struct Route {
     pub others: Vec<IpAddr>,
 }
 
+/// What capture does with a flow of this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Capture {
+    /// The destination is an enrolled pod; the flow goes on as it is.
+    Peer,
+    /// The flow goes on with these addresses and ports: to the endpoint of a Service that it has or would get, or to an
+    /// enrolled pod from another port.
+    Translated(FlowKey),
+    /// The endpoint that it has or would get is this node itself.
+    ToSelf,
+    /// It leaves on the primary network: the destination is known not to be enrolled.
+    Clear,
+    /// Nothing is known about the destination: packets wait for a moment and are then dropped.
+    Unknown,
+    /// It is answered like a closed port: a Service without an endpoint to choose, or a destination that policy excludes.
+    Refused,
+}
+
 impl Forwarder {
+    /// What capture does with a flow of this node; `None` if this node captures nothing.
+    pub(crate) fn explain_capture(&self, now: Instant, flow: &FlowKey) -> Option<Capture> {
+        let snapshot = self.snapshot.load();
+        let directory = &snapshot.capture.as_ref().filter(|_| !is_for_many(flow.remote))?.directory;
+        Some(match self.translations.preview(&**directory, flow, now) {
+            Ok(Course::Direct) => Capture::Peer,
+            Ok(Course::Translated(translation)) => Capture::Translated(translation.wire),
+            Ok(Course::ToSelf(_) | Course::BackToSelf(_)) => Capture::ToSelf,
+            Ok(Course::Bypass) => Capture::Clear,
+            Err(NoCourse::Unknown) => Capture::Unknown,
+            Err(NoCourse::Refused | NoCourse::EndpointGone | NoCourse::Full) => Capture::Refused,
+        })
+    }
+
+    /// The flow as this node's programs see it, if packets of an inbound flow are translated back.
+    pub(crate) fn explain_back(&self, flow: &FlowKey) -> Option<FlowKey> {
+        self.snapshot.load().capture.as_ref()?;
+        self.translations.of_wire(flow).map(|translation| translation.original)
+    }
+
     /// The route of packets to the remote end of a flow.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
 //! The tables that all lanes share, as the control plane publishes them.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -10,11 +12,12 @@ use ipnet::IpNet;
 use super::Lane;
 use super::route::Routes;
 use crate::Config;
+use crate::capture::{Current, Directory, Pass, Translations};
 use crate::config::SubnetRoute;
 use crate::counters::Counters;
 use crate::firewall::{self, Conntrack, Filter};
 use crate::relay::RelayTable;
-use crate::tunnel::TunnelTable;
+use crate::tunnel::{Tunnel, TunnelTable};
 
 /// This node's addresses, routes and firewall policy, as published by the control plane.
 #[derive(Debug, Clone)]
@@ -47,13 +50,15 @@ impl From<&Config> for LocalPolicy {
     }
 }
 
-/// A [`LocalPolicy`] compiled for lanes; replaced as a whole.
-#[derive(Debug)]
+/// A [`LocalPolicy`] compiled for lanes, and the directory in force; replaced as a whole.
+#[derive(Debug, Clone)]
 pub(super) struct Snapshot {
-    pub(super) routes: Routes,
+    pub(super) routes: Arc<Routes>,
     pub(super) filter: Arc<Filter>,
     pub(super) drop_local_broadcast: bool,
     pub(super) drop_multicast: bool,
+    /// `None`: all packets are addressed to overlay nodes.
+    pub(super) capture: Option<Current>,
 }
 
 /// The tables that all lanes share. Every method takes `&self`; only [`crate::Node`] publishes changes.
@@ -63,6 +68,9 @@ pub struct Forwarder {
     pub(super) relays: RelayTable,
     pub(super) snapshot: ArcSwap<Snapshot>,
     pub(super) conntrack: Conntrack,
+    pub(super) translations: Translations,
+    /// Packets that wait in the control plane for a newer directory are as many as it takes.
+    is_hold_full: AtomicBool,
     counters: Mutex<Vec<Arc<Counters>>>,
 }
 
@@ -72,11 +80,14 @@ impl Forwarder {
     #[must_use]
     pub(crate) fn new(local: LocalPolicy, now: Instant, key: [u64; 2]) -> Self {
         let conntrack = Conntrack::new(now, key[1], local.firewall.max_flows);
+        let translations = Translations::new(now, local.firewall.max_flows);
         Self {
             tunnels: TunnelTable::new(key[0]),
             relays: RelayTable::default(),
-            snapshot: ArcSwap::from_pointee(Snapshot::new(local, 1)),
+            snapshot: ArcSwap::from_pointee(Snapshot::new(local, None, 1)),
             conntrack,
+            translations,
+            is_hold_full: AtomicBool::new(false),
             counters: Mutex::default(),
         }
     }
@@ -96,19 +107,23 @@ impl Forwarder {
     /// Replaces addresses, rules and flags. Flows that are already allowed are checked again with their next packet.
     pub(crate) fn set_policy(&self, local: LocalPolicy) {
         self.conntrack.set_max_flows(local.firewall.max_flows);
-        let generation = self.snapshot.load().filter.generation().wrapping_add(1);
-        self.snapshot.store(Arc::new(Snapshot::new(local, generation)));
+        self.translations.set_max_flows(local.firewall.max_flows);
+        let old = self.snapshot.load();
+        let generation = old.filter.generation().wrapping_add(1);
+        self.snapshot.store(Arc::new(Snapshot::new(local, old.capture.clone(), generation)));
+    }
+
+    /// Replaces what is known about the cluster. Known flows are checked again with their next packet.
+    pub(crate) fn set_directory(&self, directory: Option<Arc<dyn Directory>>) {
+        let old = self.snapshot.load();
+        self.snapshot.store(Arc::new(Snapshot { capture: directory.map(Current::new), ..Snapshot::clone(&old) }));
     }
 
     /// Replaces the networks behind other nodes. Keeps rules and known flows, so it is cheap enough to be called often.
     pub(crate) fn set_subnets(&self, networks: &[IpNet], subnets: &[SubnetRoute]) {
         let old = self.snapshot.load();
-        self.snapshot.store(Arc::new(Snapshot {
-            routes: Routes::new(networks, subnets),
-            filter: Arc::clone(&old.filter),
-            drop_local_broadcast: old.drop_local_broadcast,
-            drop_multicast: old.drop_multicast,
-        }));
+        self.snapshot
+            .store(Arc::new(Snapshot { routes: Arc::new(Routes::new(networks, subnets)), ..Snapshot::clone(&old) }));
     }
 
     /// A lane for one thread.
@@ -135,6 +150,31 @@ impl Forwarder {
         self.conntrack.expire(now, &self.snapshot.load().filter);
     }
 
+    /// Expires translated flows that were idle for too long. Slower than [`Forwarder::expire_flows`].
+    pub(crate) fn expire_translations(&self, now: Instant) {
+        self.translations.expire(now);
+    }
+
+    /// Forgets the firewall's flows with a peer, named by the first address of its certificate.
+    pub(crate) fn forget_flows(&self, peer: IpAddr) {
+        self.conntrack.forget(peer);
+    }
+
+    /// Number of flows under translated addresses.
+    #[must_use]
+    pub fn translated_flows(&self) -> usize {
+        self.translations.len()
+    }
+
+    /// Whether the control plane holds as many packets as it takes. Lanes then drop such packets themselves.
+    pub(crate) fn set_hold_full(&self, is_full: bool) {
+        self.is_hold_full.store(is_full, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_hold_full(&self) -> bool {
+        self.is_hold_full.load(Ordering::Relaxed)
+    }
+
     /// Number of flows that the firewall tracks.
     #[must_use]
     pub fn flows(&self) -> usize {
@@ -143,12 +183,19 @@ impl Forwarder {
 }
 
 impl Snapshot {
-    fn new(local: LocalPolicy, generation: u32) -> Self {
+    fn new(local: LocalPolicy, capture: Option<Current>, generation: u32) -> Self {
         Self {
+            capture,
             drop_local_broadcast: local.drop_local_broadcast,
             drop_multicast: local.drop_multicast,
-            routes: Routes::new(&local.networks, &local.subnets),
+            routes: Arc::new(Routes::new(&local.networks, &local.subnets)),
             filter: Arc::new(Filter::new(&local.firewall, &local.networks, &local.unsafe_networks, generation)),
         }
+    }
+
+    /// What a flow needs to pass through this tunnel again. Routes and rules change together.
+    #[inline]
+    pub(super) fn pass(&self, tunnel: &Tunnel) -> Pass {
+        Pass { tunnel: tunnel.local_index, generation: self.filter.generation() }
     }
 }

@@ -4,14 +4,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::captured;
 use super::early::EarlyRun;
 use super::piece::{Batch, Piece};
-use super::reject::{self, MAX_ANSWERS};
+use super::reject::{self, MAX_ANSWERS, Meaning};
 use super::seal::seal;
 use super::segment::Cut;
 use super::sort::{MAX_MESSAGE_LEN, MAX_UNAUTHENTICATED, sort};
 use super::stage::Stage;
 use super::{Forwarder, Lane, Offload, Received};
+use crate::capture::Translation;
 use crate::counters::{Counter, Direction};
 use crate::firewall::Firewall;
 use crate::index::{LocalIndex, RelayIndex};
@@ -77,6 +79,14 @@ fn finish(lane: &mut Lane, mut batch: Batch, buffer: &[u8]) {
     lane.counters.add(Counter::Coalesced, super_packets);
     batch.confirmed.clear();
     lane.batch = Batch { unknown: 0, recv_errors: 0, answers: 0, ..batch };
+}
+
+/// The previous flow of a run.
+struct Last {
+    flow: FlowKey,
+    verdict: Result<(), DropReason>,
+    /// Under capture: how its packets are translated back.
+    back: Option<Translation>,
 }
 
 impl Stage<'_> {
@@ -151,39 +161,66 @@ impl Stage<'_> {
                 || tunnels.look_up(index).tunnel().is_some())
     }
 
-    /// Handles an overlay packet. `last` is the previous flow of the run with its verdict.
+    /// Handles an overlay packet. `last` is the previous flow of the run.
     fn data(
         &mut self,
-        buffer: &[u8],
+        buffer: &mut [u8],
         plaintext: Range<usize>,
         tunnel: &Tunnel,
-        last: &mut Option<(FlowKey, Result<(), DropReason>)>,
+        last: &mut Option<Last>,
     ) -> Result<(), DropReason> {
         let packet = Packet::inbound(&buffer[plaintext.clone()])?;
         if icmp::is_error(&buffer[plaintext.clone()], &packet) {
-            let quoted = icmp::quoted_outbound(&buffer[plaintext.clone()], &packet);
-            let snapshot = self.snapshot;
-            let firewall = Firewall { filter: &snapshot.filter, conntrack: &self.forwarder.conntrack };
-            let route = |flow: &FlowKey| snapshot.routes.shared(flow, tunnel);
-            firewall.check_error(self.now, Direction::Inbound, &packet.flow, quoted.as_ref(), tunnel, route)?;
-            self.deliver(buffer, plaintext, &packet);
-            return Ok(());
+            return self.error(buffer, plaintext, packet, tunnel);
         }
-        let verdict = match last {
-            Some((flow, verdict)) if *flow == packet.flow => *verdict,
+        let last = match last {
+            Some(last) if last.flow == packet.flow => last,
             _ => {
                 let (snapshot, now, flow) = (self.snapshot, self.now, &packet.flow);
-                let firewall = Firewall { filter: &snapshot.filter, conntrack: &self.forwarder.conntrack };
-                let route = |flow: &FlowKey| snapshot.routes.shared(flow, tunnel);
-                let verdict = firewall.check(&mut self.lane.flows, now, Direction::Inbound, flow, tunnel, route);
-                *last = Some((packet.flow, verdict));
-                verdict
+                let (verdict, back) = match &snapshot.capture {
+                    None => {
+                        let firewall = Firewall { filter: &snapshot.filter, conntrack: &self.forwarder.conntrack };
+                        let route = |flow: &FlowKey| snapshot.routes.shared(flow, tunnel);
+                        let cache = &mut self.lane.flows;
+                        (firewall.check(cache, now, Direction::Inbound, flow, tunnel, route), None)
+                    }
+                    Some(current) => captured::admit(self.forwarder, snapshot, current, self.lane, now, (flow, tunnel)),
+                };
+                last.insert(Last { flow: packet.flow, verdict, back })
             }
         };
-        if verdict == Err(DropReason::NoRule) && self.snapshot.filter.rejects(Direction::Inbound) {
+        if last.verdict == Err(DropReason::NoRule) && self.snapshot.filter.rejects(Direction::Inbound) {
             self.answer(&buffer[plaintext.clone()], &packet, tunnel);
         }
-        verdict?;
+        last.verdict?;
+        // The flow on the wire stands for the translated one in what follows.
+        if last.back.is_some() || packet.fragmented && self.snapshot.capture.is_some() {
+            let bytes = &mut buffer[plaintext.clone()];
+            captured::translate_back(self.forwarder, self.now, bytes, &packet, last.back.as_ref())?;
+        }
+        self.deliver(buffer, plaintext, &packet);
+        Ok(())
+    }
+
+    /// Handles an ICMP error.
+    #[cold]
+    fn error(
+        &mut self,
+        buffer: &mut [u8],
+        plaintext: Range<usize>,
+        packet: Packet,
+        tunnel: &Tunnel,
+    ) -> Result<(), DropReason> {
+        let quoted = icmp::quoted_outbound(&buffer[plaintext.clone()], &packet);
+        let snapshot = self.snapshot;
+        let firewall = Firewall { filter: &snapshot.filter, conntrack: &self.forwarder.conntrack };
+        let route = |flow: &FlowKey| snapshot.routes.shared(flow, tunnel);
+        firewall.check_error(self.now, Direction::Inbound, &packet.flow, quoted.as_ref(), tunnel, route)?;
+        if snapshot.capture.is_some()
+            && let Some(quoted) = quoted
+        {
+            captured::translate_error_back(self.forwarder, &mut buffer[plaintext.clone()], &packet, &quoted)?;
+        }
         self.deliver(buffer, plaintext, &packet);
         Ok(())
     }
@@ -200,7 +237,7 @@ impl Stage<'_> {
         if self.batch.answers >= MAX_ANSWERS {
             return;
         }
-        let Some(answer) = reject::answer(packet, parsed) else { return };
+        let Some(answer) = reject::answer(packet, parsed, Meaning::Prohibited) else { return };
         let Some(carrier) = self.forwarder.carrier(tunnel) else { return };
         let cut = Packet::outbound(&answer).and_then(|parsed| Cut::new(&answer, &parsed, Offload::default()));
         if cut.and_then(|cut| seal(self.lane, tunnel, &cut, &carrier)).is_ok() {

@@ -11,6 +11,7 @@ use super::piece::Batch;
 use super::throttle::Throttle;
 use super::{Delivery, Offload, Run};
 use crate::Punt;
+use crate::capture::{InboundCourses, OutboundCourses};
 use crate::counters::{Counters, Direction, DropReason};
 use crate::firewall::FlowCache;
 use crate::index::LocalIndex;
@@ -51,6 +52,10 @@ pub struct Lane {
     /// When the next one may be.
     sample_after: Option<Instant>,
     pub(super) flows: FlowCache,
+    /// Under capture: what becomes of each flow of this node.
+    pub(super) outbound_courses: OutboundCourses,
+    /// Under capture: which flows to this node are translated back.
+    pub(super) inbound_courses: InboundCourses,
     pub(super) counters: Arc<Counters>,
 }
 
@@ -73,6 +78,8 @@ impl Lane {
             samples: Throttle::default(),
             sample_after: None,
             flows: FlowCache::default(),
+            outbound_courses: OutboundCourses::default(),
+            inbound_courses: InboundCourses::default(),
             counters,
         }
     }
@@ -93,25 +100,28 @@ impl Lane {
         &self.counters
     }
 
-    /// Sealed runs of [`crate::Forwarder::outbound`] since the last [`Lane::clear`].
+    /// Sealed datagrams to send, since the last [`Lane::clear`]. [`crate::Forwarder::outbound`] is not the only one that
+    /// fills them: [`crate::Forwarder::inbound`] adds the datagrams that this node relays and the answers to packets that
+    /// its firewall rejects. So send them after every call of either.
     #[must_use]
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }
 
-    /// Memory the runs point into.
+    /// Memory that the runs point into.
     #[must_use]
     pub fn arena(&self) -> &[u8] {
         &self.arena[..self.used]
     }
 
-    /// Packets of [`crate::Forwarder::inbound`] since the last [`Lane::clear`], in order per flow.
+    /// Packets for the overlay device since the last [`Lane::clear`], in order per flow: those of
+    /// [`crate::Forwarder::inbound`], and from [`crate::Forwarder::outbound`] the answers to packets that were rejected.
     #[must_use]
     pub fn deliveries(&self) -> &[Delivery] {
         &self.deliveries
     }
 
-    /// Memory the headers of deliveries point into.
+    /// Memory that the headers of deliveries point into.
     #[must_use]
     pub fn headers(&self) -> &[u8] {
         &self.headers
@@ -121,6 +131,16 @@ impl Lane {
     #[must_use]
     pub fn pieces(&self) -> &[Range<usize>] {
         &self.pieces
+    }
+
+    /// Appends the packet of a delivery to `packet`, as it stands: not cut, and its checksum as [`Delivery::offload`] says.
+    /// `memory` is the buffer that was passed to [`crate::Forwarder::inbound`], or returned by
+    /// [`crate::Forwarder::inbound_early`]; after [`crate::Forwarder::outbound`] it is not needed and may be empty.
+    pub fn copy_delivery(&self, delivery: &Delivery, memory: &[u8], packet: &mut Vec<u8>) {
+        packet.extend_from_slice(&self.headers[delivery.header.clone()]);
+        for piece in &self.pieces[delivery.pieces.clone()] {
+            packet.extend_from_slice(&memory[piece.clone()]);
+        }
     }
 
     /// Whether [`Lane::sample`] may take another packet. In a flood of drops, most of them cost only this comparison.
@@ -142,7 +162,13 @@ impl Lane {
     ) {
         let is_policy = matches!(
             reason,
-            DropReason::NoRule | DropReason::NoRoute | DropReason::RemoteAddress | DropReason::LocalAddress
+            DropReason::NoRule
+                | DropReason::NoRoute
+                | DropReason::RemoteAddress
+                | DropReason::LocalAddress
+                | DropReason::UnknownDestination
+                | DropReason::Refused
+                | DropReason::EndpointGone
         );
         if !is_policy {
             return;
@@ -167,10 +193,12 @@ impl Lane {
         self.early.due()
     }
 
-    /// Whether the arena and the punt queue have room for another super-packet before a flush.
+    /// Whether the arena, the punt queue and the deliveries have room for another super-packet before a flush.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.used + SUPER_PACKET_BYTES <= MAX_ARENA_BYTES && self.punts.len() < MAX_PUNTS
+        self.used + SUPER_PACKET_BYTES <= MAX_ARENA_BYTES
+            && self.punts.len() < MAX_PUNTS
+            && self.headers.len() + SUPER_PACKET_BYTES <= MAX_ARENA_BYTES
     }
 
     /// Clears runs and deliveries; keeps memory, punts that were not taken, and datagrams that wait for their tunnel.
@@ -195,6 +223,8 @@ impl Lane {
         self.coalescer.release_memory();
         self.batch = Batch::default();
         self.flows = FlowCache::default();
+        self.outbound_courses = OutboundCourses::default();
+        self.inbound_courses = InboundCourses::default();
         self.last_tunnel = TunnelHint::default();
     }
 
@@ -209,11 +239,17 @@ impl Lane {
 
     /// Queues a packet generated here for delivery to the device.
     pub(super) fn deliver_built(&mut self, packet: &[u8]) {
+        self.deliver_whole(packet, Offload::default(), 0);
+    }
+
+    /// Queues a (super-)packet for delivery to the device. `header_len` is the length of its IP and transport header, or
+    /// 0 if it is not a super-packet.
+    pub(super) fn deliver_whole(&mut self, packet: &[u8], offload: Offload, header_len: u16) {
         let start = self.headers.len();
         self.headers.extend_from_slice(packet);
         let pieces = self.pieces.len()..self.pieces.len();
         let header = start..self.headers.len();
-        self.deliveries.push(Delivery { header, pieces, offload: Offload::default(), header_len: 0 });
+        self.deliveries.push(Delivery { header, pieces, offload, header_len });
     }
 
     /// Queues a punt; returns `false` if the queue is full.

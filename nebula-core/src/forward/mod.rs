@@ -1,6 +1,7 @@
 //! The forwarding plane: shared tables that lanes read without waiting, and one lane of scratch per thread.
 
 mod buffers;
+mod captured;
 mod carrier;
 mod checksum;
 mod coalesce;
@@ -13,8 +14,11 @@ mod lane;
 mod layout;
 mod outbound;
 mod piece;
+#[cfg(test)]
+mod recipe;
 mod reject;
 mod relayed;
+mod rewrite;
 mod route;
 mod seal;
 mod segment;
@@ -29,11 +33,12 @@ mod throttle;
 pub use buffers::{Delivery, Received, Run};
 pub(crate) use carrier::Carrier;
 pub use echo::echo_reply;
-pub use explain::Route;
+pub use explain::{Capture, Route};
 pub use forwarder::Forwarder;
 pub(crate) use forwarder::LocalPolicy;
 pub use lane::Lane;
 #[cfg(feature = "io")]
 pub(crate) use segment::cut_delivery;
+pub use segment::cut_packet;
 
 pub use crate::wire::offload::{Offload, Segment, SegmentKind};

@@ -6,28 +6,42 @@ use super::checksum::{self, Sum};
 use crate::wire::icmp;
 use crate::wire::ip::{Packet, protocol};
 
+/// What an ICMP error says. A reset says the same for both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// An administrator forbids it.
+    Prohibited,
+    /// Nobody listens there.
+    PortClosed,
+}
+
 /// Builds the answer to `packet`. Returns `None` if it is truncated or must never be answered (ICMP errors, TCP resets,
 /// later fragments, packets from or to more than one host).
-pub(super) fn answer(packet: &[u8], parsed: &Packet) -> Option<Vec<u8>> {
+pub(super) fn answer(packet: &[u8], parsed: &Packet, meaning: Meaning) -> Option<Vec<u8>> {
     let flow = &parsed.flow;
     if flow.fragment || is_for_many(flow.local) || is_for_many(flow.remote) || icmp::is_error(packet, parsed) {
         return None;
     }
     let v6 = packet.first()? >> 4 == 6;
+    let codes = match meaning {
+        Meaning::Prohibited => [[3, 13], [1, 1]],
+        Meaning::PortClosed => [[3, 3], [1, 4]],
+    };
     match (flow.protocol, v6) {
         (protocol::TCP, _) => Some(ip(packet, protocol::TCP, &reset(packet, parsed)?)),
         (_, false) => {
             let quoted = packet.get(..packet.len().min(parsed.transport_offset + 8))?;
-            Some(ip(packet, protocol::ICMP, &error([3, 13], quoted)))
+            Some(ip(packet, protocol::ICMP, &error(codes[0], quoted)))
         }
         (_, true) => {
             let quoted = packet.get(..packet.len().min(MAX_QUOTED_V6))?;
-            Some(ip(packet, protocol::ICMPV6, &error([1, 1], quoted)))
+            Some(ip(packet, protocol::ICMPV6, &error(codes[1], quoted)))
         }
     }
 }
 
-fn is_for_many(address: IpAddr) -> bool {
+/// Whether an address is not that of one host.
+pub(super) fn is_for_many(address: IpAddr) -> bool {
     let is_limited_broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
     address.is_multicast() || address.is_unspecified() || is_limited_broadcast
 }
@@ -135,7 +149,7 @@ mod tests {
     }
 
     fn answered(packet: &[u8]) -> Option<Vec<u8>> {
-        answer(packet, &Packet::inbound(packet).unwrap())
+        answer(packet, &Packet::inbound(packet).unwrap(), Meaning::Prohibited)
     }
 
     #[test]
@@ -216,14 +230,15 @@ mod tests {
             first in prop_oneof![Just(0x45_u8), Just(0x4f), Just(0x60)],
             protocol in prop_oneof![Just(1_u8), Just(6), Just(17), Just(44), Just(58), Just(60), any::<u8>()],
             mut bytes in proptest::collection::vec(any::<u8>(), 20..1500),
+            meaning in prop_oneof![Just(Meaning::Prohibited), Just(Meaning::PortClosed)],
         ) {
             bytes[0] = first;
             bytes[if first == 0x60 { 6 } else { 9 }] = protocol;
             let parsed = Packet::inbound(&bytes);
-            if let Some(reply) = parsed.ok().and_then(|parsed| answer(&bytes, &parsed)) {
+            if let Some(reply) = parsed.ok().and_then(|parsed| answer(&bytes, &parsed, meaning)) {
                 prop_assert!(reply.len() <= 48 + MAX_QUOTED_V6);
                 let parsed = Packet::inbound(&reply).unwrap();
-                prop_assert_eq!(answer(&reply, &parsed), None);
+                prop_assert_eq!(answer(&reply, &parsed, meaning), None);
                 let swapped = if first == 0x60 { (8..24, 24..40) } else { (12..16, 16..20) };
                 prop_assert_eq!(&reply[swapped.0.clone()], &bytes[swapped.1.clone()]);
                 prop_assert_eq!(&reply[swapped.1], &bytes[swapped.0]);

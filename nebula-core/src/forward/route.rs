@@ -94,6 +94,11 @@ impl Routes {
 }
 
 impl NextHop<'_> {
+    /// Whether the peer is the destination itself.
+    pub(super) fn is_final(&self) -> bool {
+        self.gateways.is_empty()
+    }
+
     /// Fallback peers for when the chosen one is unreachable, in the order of the configuration.
     pub(super) fn others(&self) -> impl Iterator<Item = IpAddr> {
         self.gateways.iter().map(|gateway| gateway.address).filter(|address| *address != self.peer)

@@ -11,19 +11,43 @@ use crate::wire::ip::Packet;
 /// Splits a coalesced packet of `lane` into the packets it was joined from, and calls `each` with every one of them,
 /// checksum completed. `memory` is the buffer that the lane's pieces point into.
 #[cfg(feature = "io")]
-pub(crate) fn cut_delivery(lane: &Lane, memory: &[u8], delivery: &Delivery, mut each: impl FnMut(&[u8])) {
-    let mut whole = lane.headers()[delivery.header.clone()].to_vec();
-    for piece in &lane.pieces()[delivery.pieces.clone()] {
-        whole.extend_from_slice(&memory[piece.clone()]);
-    }
-    let Ok(parsed) = Packet::inbound(&whole) else { return };
-    let Ok(cut) = Cut::new(&whole, &parsed, delivery.offload) else { return };
+pub(crate) fn cut_delivery(lane: &Lane, memory: &[u8], delivery: &Delivery, each: impl FnMut(&[u8])) {
+    let mut whole = Vec::new();
+    lane.copy_delivery(delivery, memory, &mut whole);
+    cut_packet(&whole, delivery.offload, each);
+}
+
+/// Cuts a (super-)packet into the packets that it stands for, as a network card does: calls `each` with every one, its
+/// lengths, identification, sequence number, flags and checksum completed. A packet that needs no cutting is passed on
+/// with its checksum completed.
+///
+/// Returns the number of packets; 0 if the description contradicts the packet.
+///
+/// ```
+/// use nebula_core::forward::{Offload, Segment, SegmentKind, cut_packet};
+///
+/// // UDP over IPv4 with 2500 bytes of payload, to be sent in datagrams of 1000 bytes.
+/// let mut packet = vec![0x45, 0, 0x09, 0xe0, 0, 7, 0x40, 0, 64, 17, 0, 0, 10, 42, 0, 1, 10, 42, 0, 2];
+/// packet.extend([0x30, 0x39, 0, 53, 0x09, 0xcc, 0, 0]);
+/// packet.resize(28 + 2500, b'x');
+/// let segment = Some(Segment { kind: SegmentKind::Udp, size: 1000 });
+/// // Where the UDP header begins, and where its checksum is in it.
+/// let offload = Offload { segment, checksum: Some((20, 6)) };
+///
+/// let mut lengths = Vec::new();
+/// assert_eq!(cut_packet(&packet, offload, |packet| lengths.push(packet.len())), 3);
+/// assert_eq!(lengths, [1028, 1028, 528]);
+/// ```
+pub fn cut_packet(whole: &[u8], offload: Offload, mut each: impl FnMut(&[u8])) -> usize {
+    let Ok(parsed) = Packet::inbound(whole) else { return 0 };
+    let Ok(cut) = Cut::new(whole, &parsed, offload) else { return 0 };
     let mut packet = Vec::new();
     for index in 0..cut.count() {
         packet.resize(cut.len(index), 0);
         cut.write(index, &mut packet);
         each(&packet);
     }
+    cut.count()
 }
 
 /// The kernel makes at most about 1400 segments (64 KiB in segments of 48 bytes); a description with more is bogus.
@@ -36,12 +60,42 @@ pub(super) struct Cut<'a> {
     shape: Shape,
 }
 
+/// How a (super-)packet is to be split, whatever its bytes are by then.
+#[derive(Debug)]
+pub(super) struct Plan(Shape);
+
+impl Plan {
+    /// Checks `offload` against the packet.
+    pub(super) fn new(packet: &[u8], parsed: &Packet, offload: Offload) -> Result<Self, DropReason> {
+        Cut::shape(packet, parsed, offload).map(Self).ok_or(DropReason::BadOffload)
+    }
+
+    /// Number of packets that it is split into.
+    pub(super) fn count(&self) -> usize {
+        self.0.count()
+    }
+
+    /// For the same packet, whose headers still have the same lengths.
+    pub(super) fn of(self, packet: &[u8]) -> Cut<'_> {
+        Cut { packet, shape: self.0 }
+    }
+}
+
 #[derive(Debug)]
 enum Shape {
     /// Sent as it is, except for a checksum to complete: (start, offset).
     Whole { checksum: Option<(u16, u16)> },
     /// Split into `count` packets with `size` bytes of payload; the last carries the remainder.
     Segments { layout: Layout, size: usize, count: usize },
+}
+
+impl Shape {
+    fn count(&self) -> usize {
+        match self {
+            Self::Whole { .. } => 1,
+            Self::Segments { count, .. } => *count,
+        }
+    }
 }
 
 impl<'a> Cut<'a> {
@@ -74,10 +128,7 @@ impl<'a> Cut<'a> {
 
     /// Number of packets it is split into.
     pub(super) fn count(&self) -> usize {
-        match self.shape {
-            Shape::Whole { .. } => 1,
-            Shape::Segments { count, .. } => count,
-        }
+        self.shape.count()
     }
 
     /// Length of all packets together.

@@ -15,8 +15,8 @@ pub(super) fn now() -> Instant {
 }
 
 pub(super) fn wall() -> WallClock {
-    let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    WallClock { at: Instant::now(), unix }
+    let time = SystemTime::now();
+    WallClock::new(Instant::now(), time)
 }
 
 /// How long the host has slept since it was booted.

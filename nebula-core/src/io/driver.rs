@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use nebula_cert::VerifiedCertificate;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
-use zeroize::Zeroizing;
 
+use crate::config::InvalidConfig;
 use crate::counters::Direction;
 use crate::diagnosis::Diagnosis;
 use crate::io::control::mailbox::Work;
@@ -23,10 +23,12 @@ use crate::io::threads::outbound::Outbound;
 use crate::io::threads::pacing::Duty;
 use crate::io::threads::{QueueThread, SocketThread};
 use crate::io::tun::Queue;
-use crate::io::{Tun, TunOffloads, UdpSocket, clock};
+use crate::io::{Bypass, Tun, TunOffloads, UdpSocket, clock};
 use crate::tunnel::LocalIndex;
 use crate::wire::ip::FlowKey;
-use crate::{Config, Event, FlowTrace, Node, Part, RelayStatus, TableSizes, TunnelStatus, Whereabouts};
+use crate::{
+    Config, Event, FlowTrace, NoRandomness, Node, Part, RelayStatus, Seed, TableSizes, TunnelStatus, Whereabouts,
+};
 
 // Address space only: just the pages that are used cost memory.
 const DATA_STACK: usize = 256 << 10;
@@ -48,6 +50,12 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// The configuration contradicts itself.
+    #[error(transparent)]
+    Config(#[from] InvalidConfig),
+    /// The operating system gave no random bytes.
+    #[error(transparent)]
+    NoRandomness(#[from] NoRandomness),
     /// There was no underlay socket to use.
     #[error("a driver needs at least one UDP socket")]
     NoSocket,
@@ -66,6 +74,7 @@ impl Error {
 /// concerns the whole process (signals, the allocator, pages of the program) is left to the program, and the threads
 /// are scheduled as usual.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Options {
     /// Read interface addresses and advertise them to lighthouses.
     pub advertise_interfaces: bool,
@@ -81,6 +90,12 @@ pub struct Options {
     /// can release some (with `malloc_trim`, for example). It must be quick, since handshakes wait while it runs.
     /// `None`: nothing is called.
     pub on_idle: Option<fn(Idle)>,
+    /// Refuse a configuration that [`Config::validate`] finds problems in. Switch it off to complete the configuration
+    /// later with [`Handle::reconfigure`]: to look up the names of lighthouses while the node runs, for example.
+    pub check_config: bool,
+    /// Where packets go that do not belong to the overlay, see [`crate::Config::capture`]. Without that, nothing goes
+    /// there.
+    pub bypass: Bypass,
 }
 
 impl Default for Options {
@@ -94,6 +109,8 @@ impl Default for Options {
             raise_priority: false,
             processors: Vec::new(),
             on_idle: None,
+            check_config: true,
+            bypass: Bypass::default(),
         }
     }
 }
@@ -111,6 +128,10 @@ pub struct Driver {
 }
 
 /// Controls a running driver. Cheap to clone; usable from any thread.
+///
+/// Methods with a result wait for the control thread, which answers between two packets: within microseconds as a rule,
+/// later while it works on a flood of handshakes. A thread that must not wait, such as one of an async runtime, uses
+/// [`Handle::post`] and is answered through a channel of its own.
 #[derive(Debug, Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
@@ -121,13 +142,17 @@ impl Driver {
     /// this node's overlay addresses are counted and dropped.
     ///
     /// # Errors
-    /// Returns an error if there is no socket, or if a thread or descriptor could not be created.
+    /// Returns an error if the configuration contradicts itself, if there is no socket, or if a thread or descriptor could
+    /// not be created.
     pub fn start(
         mut config: Config,
         tun: Option<Tun>,
         sockets: Vec<UdpSocket>,
         options: Options,
     ) -> Result<Self, Error> {
+        if options.check_config {
+            config.validate()?;
+        }
         let first = sockets.first().ok_or(Error::NoSocket)?;
         if config.listen_port == 0 {
             let address = first.local_addr();
@@ -139,15 +164,9 @@ impl Driver {
         let name = tun.as_ref().map(|tun| tun.name().to_owned());
         let interfaces = advertises.then(|| InterfaceWatch::new(name, interval));
 
-        let mut seed = Zeroizing::new([0; 32]);
-        // Read the seed from the system: the generator of the cryptographic library gathers entropy of its own first,
-        // which takes longer than the rest of the start and leaves memory behind.
-        getrandom::fill(&mut *seed).map_err(|error| Error::Io {
-            what: "cannot get random bytes",
-            source: std::io::Error::other(error.to_string()),
-        })?;
+        let seed = Seed::from_os()?;
         let wall = clock::wall();
-        let (node, forwarder) = Node::new(config, wall.at, wall, *seed);
+        let (node, forwarder) = Node::new(config, wall.at, wall, seed);
         // Boxed because it is large: each move of it would grow a stack for good.
         let node = Box::new(node);
         let shared = Arc::new(Shared::new(forwarder)?);
@@ -170,6 +189,7 @@ impl Driver {
             rare_work: RareWork::default(),
             flows: TablePeak::default(),
             on_idle: options.on_idle,
+            bypass: options.bypass.clone(),
         };
         driver.spawn("nebula-control".into(), CONTROL_STACK, move || {
             let _end = end;
@@ -191,7 +211,7 @@ impl Driver {
         let mut duties = Vec::with_capacity(queues.len());
         for (index, queue) in queues.iter().enumerate() {
             let socket = Arc::clone(&sockets[index % sockets.len()]);
-            let outbound = Outbound::new(Arc::clone(&self.shared), Arc::clone(queue), socket)?;
+            let outbound = Outbound::new(Arc::clone(&self.shared), Arc::clone(queue), socket, options.bypass.clone())?;
             let duty = Arc::new(Duty::new(outbound)?);
             let relieved = index < sockets.len();
             if two_threads || !relieved {
@@ -244,11 +264,11 @@ impl Driver {
         Handle { shared: Arc::clone(&self.shared) }
     }
 
-    /// Events from now on. The channel is bounded: while nobody reads, new events are dropped and counted. There is one
-    /// reader: a second call returns a receiver that has ended.
+    /// Takes the receiver of the events, of which there is one: `None` if it was taken before. The channel is bounded:
+    /// while nobody reads, new events are dropped and counted.
     #[must_use]
-    pub fn events(&mut self) -> Receiver<Event> {
-        self.events.take().unwrap_or_else(|| sync_channel(0).1)
+    pub fn take_events(&mut self) -> Option<Receiver<Event>> {
+        self.events.take()
     }
 
     /// Waits until [`Handle::stop`] or a fatal error; closes every tunnel before it returns.
@@ -384,6 +404,13 @@ impl Handle {
         // The caller may have given up.
         self.shared.mailbox.command(Work::new(move |node, now| drop(reply.try_send(work(node, now)))));
         answer.recv().ok()
+    }
+
+    /// Has the control thread run `work` with the node, and never waits: `work` sends its result wherever the caller
+    /// wants it, for example into a oneshot channel of an async runtime. Returns `false`, and drops `work`, if the driver
+    /// has ended or too much work waits already.
+    pub fn post(&self, work: impl FnOnce(&mut Node, Instant) + Send + 'static) -> bool {
+        self.shared.mailbox.try_command(Work::new(work))
     }
 
     /// Certificate of the peer of a live tunnel.

@@ -3,6 +3,7 @@
 //! Data threads run to completion on the batch they read and wait only when there is nothing to read; one control
 //! thread owns the [`crate::Node`]. [`Driver`] starts and ends them all.
 
+mod bypass;
 mod clock;
 mod control;
 mod driver;
@@ -14,6 +15,7 @@ mod threads;
 mod tun;
 mod udp;
 
+pub use bypass::Bypass;
 pub use control::Idle;
 pub use driver::{Driver, Error, Handle, Options, register_barriers};
 pub use tun::{Tun, TunOffloads};

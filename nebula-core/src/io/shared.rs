@@ -75,6 +75,11 @@ pub(super) struct IoCounters {
     pub(super) send_full: IoCounter,
     /// Datagrams that the system refused: no route, a filter, an address family the socket does not have.
     pub(super) send_refused: IoCounter,
+    /// Packets for the primary network dropped because the socket's send buffer or the device's queue was full.
+    pub(super) bypass_full: IoCounter,
+    /// Packets for the primary network that the system refused (longer than its MTU, no route, a filter), or for whose
+    /// family there is no socket.
+    pub(super) bypass_refused: IoCounter,
     /// Events dropped because nobody read them in time.
     pub(super) events: IoCounter,
 }
@@ -86,6 +91,8 @@ impl IoCounters {
             ("lost_tun_write", &self.tun_write),
             ("lost_send_full", &self.send_full),
             ("lost_send_refused", &self.send_refused),
+            ("lost_bypass_full", &self.bypass_full),
+            ("lost_bypass_refused", &self.bypass_refused),
             ("lost_events", &self.events),
         ] {
             sum.insert(name, counter.get());

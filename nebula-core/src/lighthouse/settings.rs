@@ -7,6 +7,7 @@ use super::{CalculatedRemotes, LocalAllowList, RemoteAllowList};
 
 /// Rendezvous settings.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Lighthouse {
     /// This node answers the queries of others.
     pub am_lighthouse: bool,

@@ -287,6 +287,14 @@ impl Node {
         self.flush(now, peer, waiting);
     }
 
+    /// Starts a handshake from the beginning, to wherever the peer is by now: what was sent so far went to another. Keeps
+    /// what waits for it.
+    pub(super) fn restart_handshake(&mut self, now: Instant, peer: IpAddr) {
+        let Some((_, waiting)) = self.take_pending(peer) else { return };
+        self.lighthouse.forget(peer);
+        self.start_handshake_with(now, peer, None, waiting);
+    }
+
     /// Another host answered at `wrong`: restarts the handshake with the other endpoints and keeps what waits for it.
     fn restart_elsewhere(&mut self, now: Instant, peer: IpAddr, wrong: Origin) {
         let Some((old, waiting)) = self.take_pending(peer) else { return };

@@ -12,7 +12,7 @@ use super::tunnels::Live;
 use crate::counters::Direction;
 use crate::diagnosis::{Diagnosis, PeerClock};
 use crate::firewall::{Explanation, Rule};
-use crate::forward::Route;
+use crate::forward::{Capture, Route};
 use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
 use crate::lighthouse::KnownEndpoints;
 use crate::relay::{Entry, Kind, State};
@@ -22,6 +22,7 @@ use crate::{DropReason, Forwarder};
 
 /// A live tunnel, as reported to operators and programs.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct TunnelStatus {
     /// Peer's overlay addresses.
     pub peer: Vec<IpAddr>,
@@ -62,6 +63,7 @@ pub struct PendingStatus {
 
 /// One hop through a relay, or one that this node forwards as a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RelayStatus {
     /// First overlay address of the node at the other end of the hop.
     pub neighbour: IpAddr,
@@ -111,9 +113,15 @@ pub struct Whereabouts {
 
 /// What would happen to a packet.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct FlowTrace {
     /// Which way the packet goes.
     pub direction: Direction,
+    /// What capture does with a packet of this node. Everything below is about what then goes into the tunnel. `None` if
+    /// this node captures nothing, and for an inbound packet.
+    pub capture: Option<Capture>,
+    /// The flow as this node's programs see it, if capture translates an inbound packet.
+    pub back: Option<FlowKey>,
     /// Where packets to the remote end go; for an inbound packet, where its replies go.
     pub route: Result<Route, DropReason>,
     /// The tunnel that carries it.
@@ -133,12 +141,19 @@ pub enum Outcome {
     Passes,
     /// It waits for a handshake with the peer; the firewall checks it afterwards.
     WaitsForTunnel,
+    /// It leaves on the primary network.
+    Bypasses,
+    /// It comes back to this node under another address.
+    ComesBack,
+    /// It waits for a newer directory, and is dropped if that knows nothing about the destination either.
+    WaitsForDirectory,
     /// It is dropped.
     Dropped(DropReason),
 }
 
 /// Number of entries in each table of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct TableSizes {
     /// Live tunnels.
     pub tunnels: usize,
@@ -166,6 +181,8 @@ pub struct TableSizes {
     pub deadlines: usize,
     /// Flows the firewall remembers.
     pub flows: usize,
+    /// Flows under translated addresses.
+    pub translated: usize,
 }
 
 impl TunnelStatus {
@@ -343,21 +360,33 @@ impl Node {
             relay_hops: self.forwarder.relays().len(),
             deadlines: self.timer.len(),
             flows: self.forwarder.flows(),
+            translated: self.forwarder.translated_flows(),
         }
     }
 
     /// What would happen to a packet of `flow` in `direction`. Nothing is sent, and no state changes.
     #[must_use]
     pub fn trace(&self, now: Instant, direction: Direction, flow: &FlowKey) -> FlowTrace {
+        let is_outbound = direction == Direction::Outbound;
+        let capture = if is_outbound { self.forwarder.explain_capture(now, flow) } else { None };
+        let back = if is_outbound { None } else { self.forwarder.explain_back(flow) };
+        let flow = match &capture {
+            Some(Capture::Translated(wire)) => wire,
+            _ => flow,
+        };
         let route = self.forwarder.explain_route(flow);
         let tunnel = self.carrier_of(direction, flow, route.as_ref().ok());
         let firewall = tunnel
             .as_ref()
             .map(|tunnel| self.forwarder.explain_firewall(now, direction, flow, tunnel, &self.config.firewall));
-        let outcome = match (&route, &firewall) {
-            (Err(reason), _) if direction == Direction::Outbound => Outcome::Dropped(*reason),
-            (_, Some(firewall)) => firewall.verdict().map_or_else(Outcome::Dropped, |()| Outcome::Passes),
-            (_, None) => Outcome::WaitsForTunnel,
+        let outcome = match (&capture, &route, &firewall) {
+            (Some(Capture::ToSelf), ..) => Outcome::ComesBack,
+            (Some(Capture::Clear), ..) => Outcome::Bypasses,
+            (Some(Capture::Unknown), ..) => Outcome::WaitsForDirectory,
+            (Some(Capture::Refused), ..) => Outcome::Dropped(DropReason::Refused),
+            (_, Err(reason), _) if is_outbound => Outcome::Dropped(*reason),
+            (_, _, Some(firewall)) => firewall.verdict().map_or_else(Outcome::Dropped, |()| Outcome::Passes),
+            (_, _, None) => Outcome::WaitsForTunnel,
         };
         let rules = match direction {
             Direction::Inbound => &self.config.firewall.inbound,
@@ -367,6 +396,8 @@ impl Node {
         let live = tunnel.and_then(|tunnel| self.tunnels.get(tunnel.local_index));
         FlowTrace {
             direction,
+            capture,
+            back,
             route,
             tunnel: live.map(|live| TunnelStatus::new(live, &self.forwarder)),
             firewall,

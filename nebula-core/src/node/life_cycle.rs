@@ -37,7 +37,11 @@ impl Node {
             initiator: tunnel.initiator,
             took: established.took.unwrap_or_default(),
         });
-        self.tunnels.insert(Live::new(now, established));
+        let mut live = Live::new(now, established);
+        if let Some(directory) = &self.config.capture {
+            live.incarnations.update(&tunnel.peer_addresses, &**directory);
+        }
+        self.tunnels.insert(live);
         if self.tunnels.is_newest(&tunnel, self.forwarder.tunnels()) {
             self.forwarder.tunnels().set_primary(&tunnel);
         }

@@ -1,6 +1,7 @@
 //! The control plane of one node: it owns every control table and connects the parts.
 //!
-//! - Tables with their rules, which know nothing of each other's owner: `timer`, `tunnels`, `hops`, `outbox`.
+//! - Tables with their rules, which know nothing of each other's owner: `timer`, `tunnels`, `hops`, `outbox`, and under
+//!   capture `held`, `incarnations`.
 //! - What needs several tables borrows them from [`Node`] for one call: `confirmation` (`Callers`), `paths` (`Paths`),
 //!   `relaying` (`Relaying`), `rendezvous` (`Rendezvous`). These send messages, but start no handshake and end no tunnel.
 //! - What starts handshakes or ends tunnels is a method of [`Node`]: `handshakes`, `life_cycle`, and the first block of
@@ -10,7 +11,9 @@
 
 mod confirmation;
 mod handshakes;
+mod held;
 mod hops;
+mod incarnations;
 mod inspect;
 mod life_cycle;
 mod outbox;
@@ -23,12 +26,13 @@ mod tunnels;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nebula_cert::UnixTime;
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
+use self::held::Held;
 use self::hops::Hops;
 pub use self::inspect::{
     FlowTrace, Outcome, PendingStatus, RelayState, RelayStatus, TableSizes, TunnelStatus, Whereabouts,
@@ -47,9 +51,10 @@ use crate::index::LocalIndex;
 use crate::lighthouse::{self, LocalAddress};
 use crate::tunnel::ReservedIndex;
 use crate::wire::header::MessageType;
-use crate::{Config, DropReason, Event, Forwarder, Origin, PacketOwned, Part, Punt, Transmit, TunnelDownReason};
+use crate::{Config, DropReason, Event, Forwarder, Origin, PacketOwned, Part, Punt, Seed, Transmit, TunnelDownReason};
 
-/// Maps the monotonic clock to the wall clock, for certificates and the handshake's Time field.
+/// Maps the monotonic clock to the wall clock, for certificates and the handshake's Time field. It is the only place where
+/// wall-clock time enters a node: everything else is an [`Instant`] of the caller's clock.
 #[derive(Debug, Clone, Copy)]
 pub struct WallClock {
     /// Monotonic time of the reading.
@@ -59,6 +64,13 @@ pub struct WallClock {
 }
 
 impl WallClock {
+    /// The two clocks, read at the same moment: `WallClock::new(Instant::now(), SystemTime::now())`. A time before the Unix
+    /// epoch counts as the epoch.
+    #[must_use]
+    pub fn new(at: Instant, time: SystemTime) -> Self {
+        Self { at, unix: time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() }
+    }
+
     /// Returns the wall-clock time at `now`, since the Unix epoch.
     #[must_use]
     pub fn unix_at(&self, now: Instant) -> Duration {
@@ -76,8 +88,8 @@ impl WallClock {
 
 /// The control plane of one node. It has no locks, reads no clock and owns no sockets; callers pass the time in.
 ///
-/// After any `handle_*` call, setter or [`Node::reconfigure`], drain [`Node::poll_transmit`], [`Node::poll_packet`] and
-/// [`Node::poll_event`], then read [`Node::poll_timeout`]. The times passed in must never go backwards.
+/// After any `handle_*` call, setter or [`Node::reconfigure`], drain [`Node::poll_transmit`], [`Node::poll_packet`],
+/// [`Node::poll_bypass`] and [`Node::poll_event`], then read [`Node::poll_timeout`]. The times passed in must never go backwards.
 #[derive(Debug)]
 pub struct Node {
     config: Config,
@@ -96,14 +108,16 @@ pub struct Node {
     hops: Hops,
     journal: Journal,
     outbox: Outbox,
+    held: Held,
     forwarder: Arc<Forwarder>,
 }
 
 impl Node {
-    /// Creates a node and its forwarding plane. `seed` seeds its only random generator.
+    /// Creates a node and its forwarding plane. All its randomness derives from `seed`, the ephemeral keys of handshakes
+    /// included.
     #[must_use]
-    pub fn new(config: Config, now: Instant, wall: WallClock, seed: [u8; 32]) -> (Self, Arc<Forwarder>) {
-        let mut rng = ChaCha20Rng::from_seed(seed);
+    pub fn new(config: Config, now: Instant, wall: WallClock, seed: Seed) -> (Self, Arc<Forwarder>) {
+        let mut rng = ChaCha20Rng::from_seed(*seed.bytes());
         let key = [rng.next_u64(), rng.next_u64()];
         let admission = Admission::new(config.handshakes.max_new_per_second, now, rng.next_u64());
         let half_open = HalfOpenTable::new(config.handshakes.max_new_per_second);
@@ -129,8 +143,10 @@ impl Node {
             hops: Hops::new(Arc::clone(&forwarder), am_relay),
             journal: Journal::default(),
             outbox: Outbox::new(Arc::clone(&forwarder)),
+            held: Held::default(),
             forwarder: Arc::clone(&forwarder),
         };
+        node.forwarder.set_directory(node.config.capture.clone());
         node.housekeeping(now);
         (node, forwarder)
     }
@@ -140,6 +156,7 @@ impl Node {
         self.now = now;
         match punt {
             Punt::NoTunnel { peer, packet } => self.handle_no_tunnel(now, peer, packet),
+            Punt::Unknown { packet } => self.handle_unknown(now, packet),
             Punt::Connect { peer } => self.connect(now, peer),
             Punt::Handshake { from, datagram } => self.handle_handshake(now, from, &datagram),
             Punt::RecvError { from, index } => self.handle_recv_error(now, from, index),
@@ -177,6 +194,13 @@ impl Node {
     #[must_use]
     pub fn poll_packet(&mut self) -> Option<Vec<u8>> {
         self.outbox.next_packet()
+    }
+
+    /// Next packet to send on the primary network: one that waited before it was known to belong there. See
+    /// [`Verdict::Bypass`](crate::Verdict::Bypass).
+    #[must_use]
+    pub fn poll_bypass(&mut self) -> Option<PacketOwned> {
+        self.outbox.next_bypass()
     }
 
     /// Next event.
@@ -254,6 +278,11 @@ impl Node {
                 Part::StaticHosts => self.retry_where_endpoints_changed(&old.static_hosts),
                 Part::Relay => self.apply_relay_settings(now),
                 Part::Lighthouse => self.apply_lighthouse_settings(now),
+                Part::Capture => {
+                    self.end_former_pods(now, old.capture.as_deref());
+                    self.forwarder.set_directory(self.config.capture.clone());
+                    self.release_held(now);
+                }
                 // Read from the configuration whenever they are needed.
                 Part::InitiatingVersion | Part::RecvError | Part::Punchy | Part::Timers | Part::PreferredRanges => {}
             }
@@ -319,6 +348,7 @@ impl Node {
             Due::HalfOpen(index) => self.callers(now).due(index),
             Due::LighthouseUpdate => self.update_lighthouses(now),
             Due::HolePunch => self.punch_due(now),
+            Due::Held => self.held_due(now),
             Due::Housekeeping => self.housekeeping(now),
         }
     }
@@ -326,6 +356,7 @@ impl Node {
     /// Expires flows and stale entries, and releases memory.
     fn housekeeping(&mut self, now: Instant) {
         self.forwarder.expire_flows(now);
+        self.forwarder.expire_translations(now);
         self.outbox.release_memory();
         self.server.wanted().expire(now);
         // The endpoints of a peer that is expected back outlive its tunnel, but not forever.

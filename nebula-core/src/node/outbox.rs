@@ -1,4 +1,4 @@
-//! What the control plane sends: datagrams, packets for the own device, and events, each in order.
+//! What the control plane sends: datagrams, packets for the own device and the primary network, and events, each in order.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use super::hops::Hops;
 use crate::counters::{Counter, Counters, Direction};
-use crate::forward::Carrier;
+use crate::forward::{Carrier, cut_packet};
 use crate::tunnel::Tunnel;
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
-use crate::{DropReason, Event, Forwarder, Lane, Origin, PacketOwned, Transmit, Verdict};
+use crate::{DropReason, Event, Forwarder, Lane, Origin, PacketOwned, Punt, Transmit, Verdict};
 
 /// Output queues of the control plane, and the lane that seals and counts what goes into them.
 #[derive(Debug)]
@@ -19,13 +19,16 @@ pub(super) struct Outbox {
     lane: Lane,
     transmits: VecDeque<Transmit>,
     packets: VecDeque<Vec<u8>>,
+    bypasses: VecDeque<PacketOwned>,
     events: VecDeque<Event>,
 }
 
 impl Outbox {
     pub(super) fn new(forwarder: Arc<Forwarder>) -> Self {
         let lane = forwarder.lane();
-        Self { forwarder, lane, transmits: VecDeque::new(), packets: VecDeque::new(), events: VecDeque::new() }
+        let (transmits, packets, bypasses, events) =
+            (VecDeque::new(), VecDeque::new(), VecDeque::new(), VecDeque::new());
+        Self { forwarder, lane, transmits, packets, bypasses, events }
     }
 
     pub(super) fn datagram(&mut self, to: SocketAddr, datagram: Vec<u8>) {
@@ -71,23 +74,34 @@ impl Outbox {
     }
 
     /// Sends an overlay packet through the forwarding plane, as a data lane would.
-    pub(super) fn overlay_packet(&mut self, now: Instant, mut packet: PacketOwned) {
+    pub(super) fn overlay_packet(&mut self, now: Instant, packet: PacketOwned) {
+        // Punting the packet a second time would loop.
+        drop(self.try_overlay_packet(now, packet));
+    }
+
+    /// Like [`Outbox::overlay_packet`]. Returns the packet's punt, if it cannot be sent yet.
+    pub(super) fn try_overlay_packet(&mut self, now: Instant, mut packet: PacketOwned) -> Option<Punt> {
         self.lane.clear();
-        let verdict = self.forwarder.outbound(&mut self.lane, now, &mut packet.bytes, packet.offload);
-        if verdict == Verdict::Transmit {
-            self.lane.counters().add(Counter::WaitingOut, 1);
-            for run in self.lane.runs() {
-                for datagram in self.lane.arena()[run.range.clone()].chunks(run.segment_size.max(1)) {
-                    self.transmits.push_back(Transmit { to: run.to, datagram: datagram.to_vec() });
+        match self.forwarder.outbound(&mut self.lane, now, &mut packet.bytes, packet.offload) {
+            Verdict::Transmit => {
+                self.lane.counters().add(Counter::WaitingOut, 1);
+                for run in self.lane.runs() {
+                    for datagram in self.lane.arena()[run.range.clone()].chunks(run.segment_size.max(1)) {
+                        self.transmits.push_back(Transmit { to: run.to, datagram: datagram.to_vec() });
+                    }
                 }
             }
+            Verdict::Bypass => self.bypasses.push_back(packet),
+            Verdict::Deliver | Verdict::Punt | Verdict::Drop(_) => {}
         }
-        for answer in self.lane.deliveries() {
-            self.packets.push_back(self.lane.headers()[answer.header.clone()].to_vec());
+        for delivery in self.lane.deliveries() {
+            let whole = &self.lane.headers()[delivery.header.clone()];
+            cut_packet(whole, delivery.offload, |packet| self.packets.push_back(packet.to_vec()));
         }
-        // Punting the packet a second time would loop.
-        self.lane.take_punts().for_each(drop);
+        let is_packets = |punt: &Punt| matches!(punt, Punt::NoTunnel { .. } | Punt::Unknown { .. });
+        let punt = self.lane.take_punts().find(is_packets);
         self.lane.clear();
+        punt
     }
 
     pub(super) fn event(&mut self, event: Event) {
@@ -105,6 +119,10 @@ impl Outbox {
 
     pub(super) fn next_packet(&mut self) -> Option<Vec<u8>> {
         self.packets.pop_front()
+    }
+
+    pub(super) fn next_bypass(&mut self) -> Option<PacketOwned> {
+        self.bypasses.pop_front()
     }
 
     pub(super) fn next_event(&mut self) -> Option<Event> {

@@ -19,6 +19,8 @@ pub(super) enum Due {
     HolePunch,
     /// Test the caller of this half-open tunnel again, or give it up.
     HalfOpen(LocalIndex),
+    /// Packets to an unknown destination have waited long enough.
+    Held,
     /// Expire idle flows and stale entries, and release memory that bursts took.
     Housekeeping,
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::{Fingerprint, UnixTime, Version};
 
+use super::incarnations::Incarnations;
 use crate::config::Timers;
 use crate::index::{LocalIndex, RemoteIndex};
 use crate::relay::RateLimit;
@@ -44,6 +45,8 @@ pub(super) struct Live {
     pub(super) challenge_after: Instant,
     /// Rate limit of the handshakes that this node starts as a relay on behalf of this peer.
     pub(super) introductions: RateLimit,
+    /// Which pods have the peer's addresses.
+    pub(super) incarnations: Incarnations,
 }
 
 impl Live {
@@ -64,6 +67,7 @@ impl Live {
             ask_after: now,
             challenge_after: now,
             introductions: RateLimit::default(),
+            incarnations: Incarnations::default(),
         }
     }
 
@@ -262,6 +266,10 @@ impl Tunnels {
     /// Iterates in order of the local indexes.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Live> {
         self.live.values()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Live> {
+        self.live.values_mut()
     }
 
     pub(super) fn indexes(&self) -> Vec<LocalIndex> {

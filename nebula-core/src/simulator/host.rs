@@ -1,16 +1,15 @@
-//! One simulated host: control plane, forwarding plane, one lane, and a tiny IP stack that answers pings.
+//! One simulated host: an engine, and a tiny IP stack that answers pings.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Instant;
 
 use nebula_cert::Identity;
 
 use super::packet::{self, Contents};
-use crate::forward::{Delivery, Offload, Received};
+use crate::forward::Offload;
 use crate::lighthouse::LocalAddress;
-use crate::{Config, Event, Forwarder, Lane, Node, Transmit, Verdict, WallClock};
+use crate::{Config, Engine, Event, Node, Output, Seed, Transmit, Verdict, WallClock};
 
 /// A host as the network sees it.
 pub(super) struct Host {
@@ -20,14 +19,14 @@ pub(super) struct Host {
     pub(super) underlay: SocketAddr,
     pub(super) nat: Option<usize>,
     pub(super) is_up: bool,
-    pub(super) node: Node,
-    pub(super) forwarder: Arc<Forwarder>,
-    lane: Lane,
+    pub(super) engine: Engine,
     /// Configuration for the next start.
     config: Config,
     pub(super) events: Vec<Event>,
     /// Packets delivered to the host.
     pub(super) received: Vec<Vec<u8>>,
+    /// Packets that the host sent on its primary network.
+    pub(super) bypassed: Vec<Vec<u8>>,
     outgoing: VecDeque<Transmit>,
 }
 
@@ -39,22 +38,31 @@ impl Host {
         config: Config,
         now: Instant,
         wall: WallClock,
-        seed: [u8; 32],
+        seed: Seed,
     ) -> Self {
         let overlay = config.identity.networks().iter().map(ipnet::IpNet::addr).collect();
-        let (node, forwarder) = Node::new(config.clone(), now, wall, seed);
-        let lane = forwarder.lane();
-        let (events, received, outgoing) = (Vec::new(), Vec::new(), VecDeque::new());
-        let is_up = true;
-        let mut host =
-            Self { name, overlay, underlay, nat, is_up, node, forwarder, lane, config, events, received, outgoing };
-        host.node.set_local_addresses(vec![LocalAddress { address: underlay.ip(), interface: "eth0".to_owned() }]);
-        host.collect();
+        // Some scenarios begin with a configuration that is completed later.
+        let engine = Engine::unchecked(config.clone(), WallClock { at: now, unix: wall.unix_at(now) }, seed);
+        let mut host = Self {
+            name,
+            overlay,
+            underlay,
+            nat,
+            is_up: true,
+            engine,
+            config,
+            events: Vec::new(),
+            received: Vec::new(),
+            bypassed: Vec::new(),
+            outgoing: VecDeque::new(),
+        };
+        let addresses = vec![LocalAddress { address: underlay.ip(), interface: "eth0".to_owned() }];
+        host.control(now, |node| node.set_local_addresses(addresses));
         host
     }
 
     /// Loses all state, as after a crash.
-    pub(super) fn restart(&mut self, now: Instant, wall: WallClock, seed: [u8; 32]) {
+    pub(super) fn restart(&mut self, now: Instant, wall: WallClock, seed: Seed) {
         let (name, config) = (self.name.clone(), self.config.clone());
         *self = Self::new(name, self.underlay, self.nat, config, now, wall, seed);
     }
@@ -68,7 +76,7 @@ impl Host {
     pub(super) fn add_static_hosts(&mut self, now: Instant, hosts: Vec<(IpAddr, Vec<SocketAddr>)>) {
         self.config.static_hosts.extend(hosts);
         let hosts = self.config.static_hosts.clone();
-        self.control(|node| node.reconfigure(now, |config| config.static_hosts = hosts));
+        self.control(now, |node| node.reconfigure(now, |config| config.static_hosts = hosts));
     }
 
     /// Changes its configuration for the next start.
@@ -77,71 +85,50 @@ impl Host {
     }
 
     /// Calls the node and collects its output.
-    pub(super) fn control<T>(&mut self, change: impl FnOnce(&mut Node) -> T) -> T {
-        let result = change(&mut self.node);
-        self.collect();
+    pub(super) fn control<T>(&mut self, now: Instant, change: impl FnOnce(&mut Node) -> T) -> T {
+        let (result, output) = self.engine.control(now, change);
+        let collected = Collected::from(output);
+        self.collect(now, collected);
         result
     }
 
     /// When [`Host::timeout`] is due.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        [self.node.poll_timeout(), self.lane.early_due()].into_iter().flatten().min().filter(|_| self.is_up)
+        self.engine.poll_timeout().filter(|_| self.is_up)
     }
 
     pub(super) fn timeout(&mut self, now: Instant) {
-        self.node.handle_timeout(now);
-        self.collect();
-        self.serve_early(now);
+        let collected = Collected::from(self.engine.timeout(now));
+        self.collect(now, collected);
     }
 
     /// Handles a datagram from the underlay.
     pub(super) fn receive(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
-        let mut buffer = datagram.to_vec();
-        let slot = Received { from, range: 0..buffer.len(), segment_size: buffer.len() };
-        self.forwarder.inbound(&mut self.lane, now, &mut buffer, &[slot]);
-        self.pass_on(now, &buffer);
-        self.serve_early(now);
-    }
-
-    /// Handles datagrams that waited for a tunnel that exists by now.
-    fn serve_early(&mut self, now: Instant) {
-        while let Some(memory) = self.forwarder.inbound_early(&mut self.lane, now) {
-            self.pass_on(now, &memory);
-        }
-    }
-
-    /// Empties the lane, whose pieces point into `buffer`.
-    fn pass_on(&mut self, now: Instant, buffer: &[u8]) {
-        let packets: Vec<_> = self.lane.deliveries().iter().map(|delivery| self.assemble(delivery, buffer)).collect();
-        self.transmit_runs();
-        self.punt(now);
-        for packet in packets {
-            self.deliver(now, packet);
-        }
+        let collected = Collected::from(self.engine.receive(now, from, &mut datagram.to_vec()));
+        self.collect(now, collected);
     }
 
     /// Sends a packet as a program on the host would.
     pub(super) fn send(&mut self, now: Instant, packet: &[u8]) -> Verdict {
-        let mut packet = packet.to_vec();
-        let verdict = self.forwarder.outbound(&mut self.lane, now, &mut packet, Offload::default());
-        self.transmit_runs();
-        let answers: Vec<_> = self.lane.deliveries().iter().map(|delivery| self.assemble(delivery, &[])).collect();
-        self.received.extend(answers);
-        self.punt(now);
+        let output = self.engine.send(now, &mut packet.to_vec(), Offload::default());
+        let verdict = output.verdict().expect("the packet was taken");
+        let collected = Collected::from(output);
+        self.collect(now, collected);
         verdict
-    }
-
-    fn transmit_runs(&mut self) {
-        for run in self.lane.runs() {
-            for datagram in self.lane.arena()[run.range.clone()].chunks(run.segment_size.max(1)) {
-                self.outgoing.push_back(Transmit { to: run.to, datagram: datagram.to_vec() });
-            }
-        }
     }
 
     /// Next datagram for the underlay.
     pub(super) fn next_datagram(&mut self) -> Option<Transmit> {
         self.outgoing.pop_front()
+    }
+
+    fn collect(&mut self, now: Instant, collected: Collected) {
+        self.outgoing.extend(collected.datagrams);
+        self.bypassed.extend(collected.bypassed);
+        self.events.extend(collected.events);
+        for packet in collected.packets {
+            self.deliver(now, packet);
+        }
     }
 
     fn deliver(&mut self, now: Instant, packet: Vec<u8>) {
@@ -150,27 +137,25 @@ impl Host {
         }
         self.received.push(packet);
     }
+}
 
-    fn assemble(&self, delivery: &Delivery, buffer: &[u8]) -> Vec<u8> {
-        let mut packet = self.lane.headers()[delivery.header.clone()].to_vec();
-        for piece in &self.lane.pieces()[delivery.pieces.clone()] {
-            packet.extend(&buffer[piece.clone()]);
+/// An output that borrows nothing.
+struct Collected {
+    datagrams: Vec<Transmit>,
+    packets: Vec<Vec<u8>>,
+    bypassed: Vec<Vec<u8>>,
+    events: Vec<Event>,
+}
+
+impl From<Output<'_>> for Collected {
+    fn from(output: Output<'_>) -> Self {
+        let datagrams =
+            output.datagrams().map(|datagram| Transmit { to: datagram.to, datagram: datagram.bytes.to_vec() });
+        Self {
+            datagrams: datagrams.collect(),
+            packets: output.packets().map(|packet| packet.to_vec()).collect(),
+            bypassed: output.bypassed().iter().map(|packet| packet.bytes.clone()).collect(),
+            events: output.events().to_vec(),
         }
-        packet
-    }
-
-    /// Hands the lane's punts to the control plane.
-    fn punt(&mut self, now: Instant) {
-        for punt in self.lane.take_punts().collect::<Vec<_>>() {
-            self.node.handle_punt(now, punt);
-        }
-        self.lane.clear();
-        self.collect();
-    }
-
-    fn collect(&mut self) {
-        self.outgoing.extend(std::iter::from_fn(|| self.node.poll_transmit()));
-        self.received.extend(std::iter::from_fn(|| self.node.poll_packet()));
-        self.events.extend(std::iter::from_fn(|| self.node.poll_event()));
     }
 }

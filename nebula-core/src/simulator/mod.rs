@@ -5,6 +5,7 @@
 
 mod adopt;
 mod authority;
+mod cluster;
 mod exercise;
 mod flow;
 mod host;
@@ -25,6 +26,7 @@ use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
 pub use authority::{Authority, Subject};
+pub use cluster::Cluster;
 pub use exercise::{Exercise, REACHABLE_AGAIN_WITHIN};
 pub use flow::Step;
 pub use host_spec::HostSpec;
@@ -40,7 +42,7 @@ use self::nat::Nat;
 use self::packet::Contents;
 use crate::firewall::Rule;
 use crate::lighthouse::LocalAddress;
-use crate::{Config, Event, Node, TableSizes, TunnelStatus, Verdict, WallClock};
+use crate::{Config, Event, Node, Seed, TableSizes, TunnelStatus, Verdict, WallClock};
 
 /// A host of a [`SimNet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -129,10 +131,12 @@ impl SimNet {
     /// Adds a host and starts it.
     pub fn add(&mut self, spec: HostSpec) -> HostId {
         let id = HostId(self.hosts.len());
-        let number = u8::try_from(id.0 + 1).expect("a small network");
-        let default_network = IpNet::new(Ipv4Addr::new(10, 42, 0, number).into(), 16).expect("16 is a prefix length");
+        let [high, low] = number_of(id);
+        let default_network = IpNet::new(Ipv4Addr::new(10, 42, high, low).into(), 16).expect("16 is a prefix length");
         let default_underlay = match spec.nat {
-            None => SocketAddr::from(([198, 51, 100, number], PORT)),
+            // The first hosts are in a network for documentation (RFC 5737), all others in one for benchmarks (RFC 2544).
+            None if high == 0 => SocketAddr::from(([198, 51, 100, low], PORT)),
+            None => SocketAddr::from(([198, 18, high, low], PORT)),
             Some(nat) => private_endpoint(nat, id),
         };
         let subject = Subject {
@@ -301,7 +305,7 @@ impl SimNet {
     /// Calls a method of the node's control plane.
     pub fn control<T>(&mut self, host: HostId, verb: impl FnOnce(&mut Node, Instant) -> T) -> T {
         let now = self.now;
-        let result = self.hosts[host.0].control(|node| verb(node, now));
+        let result = self.hosts[host.0].control(now, |node| verb(node, now));
         self.dispatch(host);
         result
     }
@@ -321,7 +325,7 @@ impl SimNet {
     /// Live tunnels of the host.
     #[must_use]
     pub fn tunnels(&self, host: HostId) -> Vec<TunnelStatus> {
-        self.hosts[host.0].node.tunnels()
+        self.hosts[host.0].engine.node.tunnels()
     }
 
     /// Tunnels of `host` to `peer`.
@@ -333,7 +337,7 @@ impl SimNet {
 
     /// Uses up send counters of the primary tunnel from `host` to `peer`, as `count` datagrams would.
     pub fn spend_counters(&mut self, host: HostId, peer: HostId, count: u64) {
-        let tunnel = self.hosts[host.0].forwarder.tunnels().by_address(self.overlay(peer)).expect("a tunnel");
+        let tunnel = self.hosts[host.0].engine.forwarder.tunnels().by_address(self.overlay(peer)).expect("a tunnel");
         let _first = tunnel.session.reserve(count).expect("counters that are left");
     }
 
@@ -346,7 +350,7 @@ impl SimNet {
     /// Sizes of the host's tables.
     #[must_use]
     pub fn table_sizes(&self, host: HostId) -> TableSizes {
-        self.hosts[host.0].node.table_sizes()
+        self.hosts[host.0].engine.node.table_sizes()
     }
 
     /// Everything that happened at a host.
@@ -358,7 +362,7 @@ impl SimNet {
     /// A counter of a host, summed over its lanes.
     #[must_use]
     pub fn counter(&self, host: HostId, name: &str) -> u64 {
-        *self.hosts[host.0].forwarder.counters().get(name).unwrap_or_else(|| panic!("no counter named {name}"))
+        *self.hosts[host.0].engine.counters().get(name).unwrap_or_else(|| panic!("no counter named {name}"))
     }
 
     /// Payloads of the UDP packets a host received on an overlay port.
@@ -382,6 +386,18 @@ impl SimNet {
     #[must_use]
     pub fn packets(&self, host: HostId) -> &[Vec<u8>] {
         &self.hosts[host.0].received
+    }
+
+    /// IP packets that a host sent on its primary network, past the overlay, oldest first.
+    #[must_use]
+    pub fn bypassed(&self, host: HostId) -> &[Vec<u8>] {
+        &self.hosts[host.0].bypassed
+    }
+
+    /// Gives a host this directory of its cluster.
+    pub fn set_directory(&mut self, host: HostId, cluster: &Cluster) {
+        let directory = std::sync::Arc::new(cluster.clone());
+        self.control(host, |node, now| node.reconfigure(now, |config| config.capture = Some(directory)));
     }
 
     /// Datagrams that went over the underlay, oldest first.
@@ -572,17 +588,26 @@ impl SimNet {
         WallClock { at: self.now, unix: start + self.elapsed() }
     }
 
-    fn random_seed(&mut self) -> [u8; 32] {
+    fn random_seed(&mut self) -> Seed {
         let mut seed = [0; 32];
         self.rng.fill_bytes(&mut seed);
-        seed
+        Seed::predictable(seed)
     }
 }
 
 /// Endpoint of the n-th host behind a NAT.
 fn private_endpoint(nat: NatId, host: HostId) -> SocketAddr {
-    let [nat, host] = [nat.0, host.0 + 1].map(|number| u8::try_from(number).expect("a small network"));
-    SocketAddr::from(([192, 168, nat, host], PORT))
+    let nat = u8::try_from(nat.0).expect("few NATs");
+    match number_of(host) {
+        [0, low] => SocketAddr::from(([192, 168, nat, low], PORT)),
+        [high, low] => SocketAddr::from(([100, nat, high, low], PORT)),
+    }
+}
+
+/// The last two bytes of the addresses of a host.
+fn number_of(host: HostId) -> [u8; 2] {
+    let number = u16::try_from(host.0 + 1).ok().filter(|number| *number < u16::MAX);
+    number.expect("at most 65,534 hosts: the next address is for broadcast").to_be_bytes()
 }
 
 const PORT: u16 = 4242;

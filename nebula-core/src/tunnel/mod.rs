@@ -1,6 +1,6 @@
 //! A tunnel: a verified peer, its endpoint and the session keys (a security association).
 
-pub mod cipher;
+pub(crate) mod cipher;
 mod half_open;
 mod hint;
 mod identity;
@@ -25,16 +25,16 @@ pub use replay_window::ReplayWindow;
 pub(crate) use session::Negotiated;
 pub use session::{Session, SessionKeys};
 pub(crate) use table::Lookup;
-pub use table::TunnelTable;
+pub(crate) use table::TunnelTable;
 pub(crate) use vacancies::ReservedIndex;
 
 use crate::index::Hop;
-pub use crate::index::{LocalIndex, RemoteIndex};
+pub(crate) use crate::index::{LocalIndex, RemoteIndex};
 
 /// One live tunnel. Keys are immutable; the send counter, the replay window, the endpoint and the traffic marks are the
 /// only mutable state, each safe to touch from any lane.
 #[derive(Debug)]
-pub struct Tunnel {
+pub(crate) struct Tunnel {
     /// Own index.
     pub local_index: LocalIndex,
     /// Peer's index.
@@ -64,7 +64,7 @@ pub struct Tunnel {
 
 /// What a tunnel carried since the last check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Traffic {
+pub(crate) struct Traffic {
     /// Authenticated traffic came from the peer's endpoint.
     pub direct: bool,
     /// Authenticated traffic came through a relay.
@@ -104,12 +104,12 @@ impl Tunnel {
 
     /// Current underlay endpoint.
     #[must_use]
-    pub fn endpoint(&self) -> Option<SocketAddr> {
+    pub(crate) fn endpoint(&self) -> Option<SocketAddr> {
         self.endpoint.load().as_deref().copied()
     }
 
     /// Changes the underlay endpoint.
-    pub fn set_endpoint(&self, endpoint: Option<SocketAddr>) {
+    pub(crate) fn set_endpoint(&self, endpoint: Option<SocketAddr>) {
         self.endpoint.store(endpoint.map(Arc::new));
     }
 
@@ -129,7 +129,7 @@ impl Tunnel {
 
     /// Whether the peer has proved that it has the keys of this tunnel (key confirmation).
     #[must_use]
-    pub fn is_confirmed(&self) -> bool {
+    pub(crate) fn is_confirmed(&self) -> bool {
         self.confirmed.load(Ordering::Relaxed)
     }
 
@@ -139,28 +139,28 @@ impl Tunnel {
     }
 
     /// Records authenticated traffic from the peer's endpoint.
-    pub fn mark_received(&self) {
+    pub(crate) fn mark_received(&self) {
         if !self.received.load(Ordering::Relaxed) {
             self.received.store(true, Ordering::Relaxed);
         }
     }
 
     /// Records authenticated traffic from the peer through a relay.
-    pub fn mark_relayed(&self) {
+    pub(crate) fn mark_relayed(&self) {
         if !self.relayed.load(Ordering::Relaxed) {
             self.relayed.store(true, Ordering::Relaxed);
         }
     }
 
     /// Records traffic to the peer.
-    pub fn mark_sent(&self) {
+    pub(crate) fn mark_sent(&self) {
         if !self.sent.load(Ordering::Relaxed) {
             self.sent.store(true, Ordering::Relaxed);
         }
     }
 
     /// Traffic since the last call.
-    pub fn take_traffic(&self) -> Traffic {
+    pub(crate) fn take_traffic(&self) -> Traffic {
         let take = |mark: &AtomicBool| mark.swap(false, Ordering::Relaxed);
         Traffic { direct: take(&self.received), relayed: take(&self.relayed), sent: take(&self.sent) }
     }
@@ -169,7 +169,7 @@ impl Tunnel {
 impl Traffic {
     /// Whether the peer was heard.
     #[must_use]
-    pub fn received(self) -> bool {
+    pub(crate) fn received(self) -> bool {
         self.direct || self.relayed
     }
 }

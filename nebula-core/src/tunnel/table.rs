@@ -15,7 +15,7 @@ type Slot = ArcSwapOption<Tunnel>;
 /// An index is a slot number and a generation, scrambled with a key: the slot is found without hashing, and somebody
 /// who does not see the traffic cannot guess which indexes are in use.
 #[derive(Debug)]
-pub struct TunnelTable {
+pub(crate) struct TunnelTable {
     chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
     /// Indexes, not tunnels: a map frees its entries late, but the keys of a retired tunnel must be erased at once.
     by_address: HashMap<IpAddr, LocalIndex>,
@@ -35,7 +35,7 @@ impl Default for TunnelTable {
 impl TunnelTable {
     /// An empty table; `key` makes its indexes unpredictable.
     #[must_use]
-    pub fn new(key: u64) -> Self {
+    pub(crate) fn new(key: u64) -> Self {
         Self {
             chunks: Default::default(),
             by_address: HashMap::new(),
@@ -81,7 +81,7 @@ impl TunnelTable {
     }
 
     /// Makes `tunnel` reachable by its (reserved) index.
-    pub fn publish(&self, tunnel: Arc<Tunnel>) {
+    pub(crate) fn publish(&self, tunnel: Arc<Tunnel>) {
         let index = tunnel.local_index;
         let (slot, _) = self.scramble.parts(index);
         let Some((chunk, offset)) = locate(slot) else {
@@ -95,7 +95,7 @@ impl TunnelTable {
     }
 
     /// Makes `tunnel` the one that carries packets to all of its peer's addresses.
-    pub fn set_primary(&self, tunnel: &Arc<Tunnel>) {
+    pub(crate) fn set_primary(&self, tunnel: &Arc<Tunnel>) {
         let by_address = self.by_address.pin();
         for address in &tunnel.peer_addresses {
             by_address.insert(*address, tunnel.local_index);
@@ -104,7 +104,7 @@ impl TunnelTable {
     }
 
     /// Removes a tunnel; addresses that pointed to it then have no primary tunnel.
-    pub fn retire(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
+    pub(crate) fn retire(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
         let slot = self.slot(index)?;
         let tunnel = slot.load_full().filter(|tunnel| tunnel.local_index == index)?;
         slot.store(None);
@@ -120,13 +120,13 @@ impl TunnelTable {
 
     /// The tunnel with this own index.
     #[must_use]
-    pub fn by_index(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
+    pub(crate) fn by_index(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
         self.slot(index)?.load_full().filter(|tunnel| tunnel.local_index == index)
     }
 
     /// Primary tunnel to a peer.
     #[must_use]
-    pub fn by_address(&self, address: IpAddr) -> Option<Arc<Tunnel>> {
+    pub(crate) fn by_address(&self, address: IpAddr) -> Option<Arc<Tunnel>> {
         self.by_index(self.primary(address)?)
     }
 

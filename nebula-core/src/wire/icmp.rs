@@ -5,7 +5,7 @@ use super::ip::{FlowKey, Packet, protocol};
 /// Whether a packet is an ICMP or ICMPv6 error: it must never be answered, and it belongs to the flow of the packet
 /// that it quotes.
 #[must_use]
-pub fn is_error(packet: &[u8], parsed: &Packet) -> bool {
+pub(crate) fn is_error(packet: &[u8], parsed: &Packet) -> bool {
     let flow = &parsed.flow;
     let Some(&kind) = packet.get(parsed.transport_offset) else { return false };
     match flow.protocol {
@@ -18,14 +18,14 @@ pub fn is_error(packet: &[u8], parsed: &Packet) -> bool {
 
 /// The flow that an error from a peer is about: this node sent the quoted packet.
 #[must_use]
-pub fn quoted_outbound(packet: &[u8], error: &Packet) -> Option<FlowKey> {
+pub(crate) fn quoted_outbound(packet: &[u8], error: &Packet) -> Option<FlowKey> {
     let quoted = Packet::outbound(quoted(packet, error)?).ok()?;
     (quoted.flow.local == error.flow.local).then_some(quoted.flow)
 }
 
 /// The flow that an error to a peer is about: the peer sent the quoted packet.
 #[must_use]
-pub fn quoted_inbound(packet: &[u8], error: &Packet) -> Option<FlowKey> {
+pub(crate) fn quoted_inbound(packet: &[u8], error: &Packet) -> Option<FlowKey> {
     let quoted = Packet::inbound(quoted(packet, error)?).ok()?;
     (quoted.flow.remote == error.flow.remote).then_some(quoted.flow)
 }

@@ -1,7 +1,7 @@
 //! Parsers for everything that comes off the wire. They never panic, and never allocate by a length they read.
 
 pub mod header;
-pub mod icmp;
+pub(crate) mod icmp;
 pub mod ip;
 pub mod messages;
-pub mod offload;
+pub(crate) mod offload;

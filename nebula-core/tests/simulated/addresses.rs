@@ -89,3 +89,21 @@ fn a_peer_may_not_use_an_address_of_its_certificate_outside_the_own_networks() {
     net.run_for(Duration::from_secs(1));
     assert_eq!(net.counter(a, "dropped_in_remote_address"), 1, "{}", net.diagram());
 }
+
+#[test]
+fn a_network_has_room_for_more_hosts_than_a_byte_can_count() {
+    let mut net = SimNet::new(1);
+    let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
+    let home = net.add_nat(nebula_core::simulator::NatBehaviour::home());
+    let mut hosts: Vec<_> =
+        (0..300).map(|n| net.add(HostSpec::new(&format!("host-{n}")).lighthouse(lighthouse))).collect();
+    hosts.push(net.add(HostSpec::new("at home").lighthouse(lighthouse).behind(home)));
+    net.run_for(Duration::from_secs(1));
+    for (from, to) in [(0, 254), (255, 256), (299, 1), (300, 298)] {
+        net.ping(hosts[from], hosts[to]).until_delivered();
+    }
+    let mut endpoints: Vec<_> = hosts.iter().map(|host| (net.overlay(*host), net.underlay(*host))).collect();
+    endpoints.sort();
+    endpoints.dedup();
+    assert_eq!(endpoints.len(), hosts.len());
+}

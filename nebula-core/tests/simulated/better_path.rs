@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use nebula_core::internals::header::{Header, MessageType};
 use nebula_core::simulator::{HostId, HostSpec, SimNet};
-use nebula_core::wire::header::{Header, MessageType};
 use nebula_core::{Config, Event, TunnelDownReason};
 
 fn send_many(net: &mut SimNet, from: HostId, to: HostId, count: usize) {

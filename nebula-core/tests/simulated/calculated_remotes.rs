@@ -87,9 +87,8 @@ fn handshakes_in_progress_try_endpoints_calculated_after_a_reload() {
     let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name)));
     let _verdict = net.send_udp(a, b, (1, 2), b"waits");
     net.run_for(Duration::from_millis(750));
-    let settings =
-        config::Lighthouse { calculated_remotes: by_number("198.51.100.0/24"), ..config::Lighthouse::default() };
-    net.control(a, |node, now| node.reconfigure(now, |config| config.lighthouse = settings));
+    let settings = by_number("198.51.100.0/24");
+    net.control(a, |node, now| node.reconfigure(now, |config| config.lighthouse.calculated_remotes = settings));
     net.run_for(Duration::from_millis(100));
     assert_eq!(net.payloads(b, 2), [b"waits"], "{}", net.diagram());
 }

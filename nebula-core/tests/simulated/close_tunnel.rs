@@ -45,7 +45,7 @@ fn closing_a_spare_tunnel_leaves_the_other_one() {
     assert_eq!((net.tunnels(a).len(), net.tunnels(b).len()), (2, 2));
     let spare = net.tunnels(b).into_iter().find(|tunnel| !tunnel.primary).unwrap().local_index;
     // Has the same effect as an authenticated close message from `a`.
-    let (from, kind) = (net.underlay(a).into(), nebula_core::wire::header::MessageType::CloseTunnel);
+    let (from, kind) = (net.underlay(a).into(), nebula_core::MessageType::CloseTunnel);
     let close = nebula_core::Punt::Message { tunnel: spare, from, kind, plaintext: Vec::new() };
     net.control(b, |node, now| node.handle_punt(now, close));
     assert_eq!(net.tunnels(b).len(), 1);

@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use nebula_core::LocalIndex;
 use nebula_core::config::RecvErrorPolicy;
+use nebula_core::internals::header::{Header, MessageType};
 use nebula_core::simulator::{HostId, HostSpec, Link, SimNet, Step};
-use nebula_core::tunnel::LocalIndex;
-use nebula_core::wire::header::{Header, MessageType};
 use nebula_core::{Punt, WallClock};
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -243,7 +243,7 @@ fn packets_for_a_network_that_the_gateway_does_not_have_are_reported() {
     let at_gateway = net.overlay(gateway);
     let a = net.add(HostSpec::new("a").knows(gateway).config(move |config| {
         let gateways = vec![Gateway::new(at_gateway)];
-        config.subnets = vec![SubnetRoute { network: "192.168.7.0/24".parse().expect("a network"), gateways }];
+        config.subnets = vec![SubnetRoute::new("192.168.7.0/24".parse().expect("a network"), gateways)];
     }));
     net.ping(a, gateway).until_delivered();
     let own = net.overlay(a).to_string();

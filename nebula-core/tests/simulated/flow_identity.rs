@@ -167,7 +167,7 @@ fn gateway(name: &str) -> HostSpec {
 /// A client that may only start flows, with a route through these gateways.
 fn client(net: &mut SimNet, gateways: &'static [&'static str], knows: &[HostId]) -> HostId {
     let gateways = gateways.iter().map(|address| Gateway::new(at(address))).collect();
-    let route = SubnetRoute { network: BEHIND.parse().expect("a network"), gateways };
+    let route = SubnetRoute::new(BEHIND.parse().expect("a network"), gateways);
     let spec = HostSpec::new("client").config(move |config| {
         config.subnets = vec![route];
         config.firewall = Policy { outbound: vec![Rule::any()], ..Policy::default() };

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use nebula_core::internals::header::{HEADER_LEN, Header, MessageType};
 use nebula_core::simulator::{HostId, HostSpec, Link, SimNet, Step};
-use nebula_core::wire::header::{HEADER_LEN, Header, MessageType};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// A round trip takes 60 ms.

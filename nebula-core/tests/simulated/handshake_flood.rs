@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use nebula_core::Event;
+use nebula_core::internals::header::{HEADER_LEN, Header, MessageType};
 use nebula_core::simulator::{HostSpec, SimNet};
-use nebula_core::wire::header::{HEADER_LEN, Header, MessageType};
 
 /// A host that answers a few new handshakes per second, one host that has a tunnel with it and one that has none; and
 /// the first message of the one with a tunnel, which anybody on the path could see.

@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use nebula_core::FlowKey;
 use nebula_core::config::{Gateway, SubnetRoute};
 use nebula_core::counters::Direction;
 use nebula_core::firewall::{Cidr, PortRange, Protocol, Rule};
 use nebula_core::simulator::{HostId, HostSpec, SimNet};
-use nebula_core::wire::ip::FlowKey;
 use nebula_core::{DropReason, FlowTrace, Outcome};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -74,7 +74,7 @@ fn a_trace_follows_subnet_routes_and_names_what_has_no_route() {
     let at_gateway = net.overlay(gateway);
     let client = net.add(HostSpec::new("client").knows(gateway).config(move |config| {
         let gateways = vec![Gateway::new(at_gateway)];
-        config.subnets = vec![SubnetRoute { network: behind.parse().expect("a network"), gateways }];
+        config.subnets = vec![SubnetRoute::new(behind.parse().expect("a network"), gateways)];
     }));
     net.ping(client, gateway).until_delivered();
     let (own, far) = (net.overlay(client), IpAddr::from([192, 168, 7, 9]));

@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use nebula_cert::Version;
+use nebula_core::MessageType;
 use nebula_core::Punt;
 use nebula_core::simulator::{HostId, HostSpec, NatBehaviour, SimNet};
-use nebula_core::wire::header::MessageType;
 
 fn with_lighthouse(seed: u64) -> (SimNet, HostId) {
     let mut net = SimNet::new(seed);

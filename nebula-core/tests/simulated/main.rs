@@ -6,6 +6,7 @@ mod addresses;
 mod allow_lists;
 mod better_path;
 mod calculated_remotes;
+mod capture;
 mod close_tunnel;
 mod confirmation;
 mod dead_peer;

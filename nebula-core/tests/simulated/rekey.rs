@@ -84,7 +84,7 @@ fn a_tunnel_whose_counters_ran_out_sends_nothing_and_is_replaced() {
     let [a, b] = net.nodes(["a", "b"]);
     net.ping(a, b).until_delivered();
     let old = net.tunnels(a)[0].local_index;
-    let left = nebula_core::tunnel::Session::REJECT_AFTER - net.tunnels(a)[0].message_counter;
+    let left = nebula_core::internals::Session::REJECT_AFTER - net.tunnels(a)[0].message_counter;
     net.spend_counters(a, b, left);
     assert!(!net.ping(a, b).is_answered_within(Duration::from_secs(1)), "no counter is used twice");
     assert_eq!(net.counter(a, "dropped_out_counter_exhausted"), 1);

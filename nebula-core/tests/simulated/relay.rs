@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use nebula_cert::Version;
+use nebula_core::internals::header::{Header, MessageType};
 use nebula_core::simulator::{HostId, HostSpec, NatBehaviour, SimNet, Step};
-use nebula_core::wire::header::{Header, MessageType};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -326,11 +326,9 @@ fn a_relay_is_not_reached_through_a_relay() {
 fn relaying_ends_when_the_relay_is_told_so_and_begins_again() {
     let Relayed { mut net, a, b, relay, .. } = relayed(23);
     net.ping(a, b).until_delivered();
-    let mut settings = nebula_core::config::Relay { am_relay: false, ..nebula_core::config::Relay::default() };
-    net.control(relay, |node, now| node.reconfigure(now, |config| config.relay = settings.clone()));
+    net.control(relay, |node, now| node.reconfigure(now, |config| config.relay.am_relay = false));
     assert_eq!(net.ping(a, b).train(5, SECOND), 0);
-    settings.am_relay = true;
-    net.control(relay, |node, now| node.reconfigure(now, |config| config.relay = settings));
+    net.control(relay, |node, now| node.reconfigure(now, |config| config.relay.am_relay = true));
     net.ping(a, b).until_delivered();
 }
 
@@ -338,8 +336,8 @@ fn relaying_ends_when_the_relay_is_told_so_and_begins_again() {
 fn a_host_that_names_another_relay_is_reached_through_it() {
     let Relayed { mut net, lighthouse, a, b, relay } = relayed(24);
     let other = net.add(relay_spec("other", lighthouse));
-    let settings = nebula_core::config::Relay { relays: vec![net.overlay(other)], ..Default::default() };
-    net.control(b, |node, now| node.reconfigure(now, |config| config.relay = settings));
+    let relays = vec![net.overlay(other)];
+    net.control(b, |node, now| node.reconfigure(now, |config| config.relay.relays = relays));
     net.run_for(SECOND);
     net.ping(a, b).until_delivered();
     assert_eq!(relay_of(&net, a, b), Some(net.overlay(other)));

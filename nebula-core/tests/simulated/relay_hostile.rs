@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use nebula_cert::Version;
 use nebula_core::Punt;
+use nebula_core::internals::header::{Header, MessageType};
+use nebula_core::internals::messages::{Control, ControlKind};
 use nebula_core::simulator::{HostId, HostSpec, SimNet};
-use nebula_core::wire::header::{Header, MessageType};
-use nebula_core::wire::messages::{Control, ControlKind};
 
 /// A relay, an untrustworthy peer, and a victim; both have tunnels with the relay.
 fn relay_with_peers(seed: u64) -> (SimNet, [HostId; 3]) {

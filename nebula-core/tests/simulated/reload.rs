@@ -5,16 +5,15 @@ use std::time::Duration;
 use nebula_cert::Version;
 use nebula_core::Part;
 use nebula_core::config::{self, AllowList, RemoteAllowList};
+use nebula_core::internals::header::{Header, MessageType};
 use nebula_core::simulator::{HostId, HostSpec, SimNet};
-use nebula_core::wire::header::{Header, MessageType};
 
 fn uses(net: &mut SimNet, host: HostId, lighthouses: &[HostId]) {
     let hosts = lighthouses.iter().map(|lighthouse| net.overlay(*lighthouse)).collect();
     for &lighthouse in lighthouses {
         net.introduce(host, lighthouse);
     }
-    let settings = config::Lighthouse { hosts, ..config::Lighthouse::default() };
-    net.control(host, |node, now| node.reconfigure(now, |config| config.lighthouse = settings));
+    net.control(host, |node, now| node.reconfigure(now, |config| config.lighthouse.hosts = hosts));
 }
 
 #[test]
@@ -50,8 +49,7 @@ fn a_host_without_lighthouses_tells_nobody_where_it_is() {
 fn a_node_never_becomes_a_lighthouse_while_it_runs() {
     let mut net = SimNet::new(3);
     let host = net.add(HostSpec::new("host"));
-    let settings = config::Lighthouse { am_lighthouse: true, ..config::Lighthouse::default() };
-    net.control(host, |node, now| node.reconfigure(now, |config| config.lighthouse = settings));
+    net.control(host, |node, now| node.reconfigure(now, |config| config.lighthouse.am_lighthouse = true));
     let [a, b] = ["a", "b"].map(|name| net.add(HostSpec::new(name).lighthouse(host)));
     net.run_for(Duration::from_secs(1));
     assert!(!net.ping(a, b).is_answered_within(Duration::from_secs(6)));
@@ -65,8 +63,8 @@ fn a_node_learns_while_it_runs_to_close_tunnels_that_are_not_used() {
     net.ping(a, b).until_delivered();
     net.run_for(Duration::from_secs(300));
     assert_eq!(net.tunnels_to(a, b).len(), 1, "by default a tunnel stays");
-    let timers = config::Timers { inactivity_timeout: Some(Duration::from_secs(60)), ..config::Timers::default() };
-    net.control(a, |node, now| node.reconfigure(now, |config| config.timers = timers));
+    let timeout = Some(Duration::from_secs(60));
+    net.control(a, |node, now| node.reconfigure(now, |config| config.timers.inactivity_timeout = timeout));
     net.run_for(Duration::from_secs(90));
     assert_eq!(net.tunnels_to(a, b).len(), 0, "{}", net.diagram());
 }
@@ -76,9 +74,8 @@ fn a_new_allow_list_applies_to_the_next_handshake() {
     let mut net = SimNet::new(4);
     let [a, b] = net.nodes(["a", "b"]);
     let refuse = AllowList::new([("198.51.100.0/24".parse().unwrap(), false)]).unwrap();
-    let settings =
-        config::Lighthouse { remote_allow: RemoteAllowList::new(refuse, []), ..config::Lighthouse::default() };
-    net.control(b, |node, now| node.reconfigure(now, |config| config.lighthouse = settings));
+    let list = RemoteAllowList::new(refuse, []);
+    net.control(b, |node, now| node.reconfigure(now, |config| config.lighthouse.remote_allow = list));
     assert!(!net.ping(a, b).is_answered_within(Duration::from_secs(6)));
     net.control(b, |node, now| node.reconfigure(now, |config| config.lighthouse = config::Lighthouse::default()));
     net.ping(a, b).until_delivered();
@@ -105,9 +102,7 @@ fn keepalive_punches_start_when_they_are_switched_on() {
     net.run_for(Duration::from_secs(60));
     let punches = |net: &SimNet| net.flow().filter(|step| step.datagram == [1]).count();
     assert_eq!(punches(&net), 0);
-    net.control(a, |node, now| {
-        node.reconfigure(now, |config| config.punchy = config::Punchy { punch: true, ..config::Punchy::default() })
-    });
+    net.control(a, |node, now| node.reconfigure(now, |config| config.punchy.punch = true));
     net.run_for(Duration::from_secs(60));
     assert!(punches(&net) >= 10, "{}", net.diagram());
 }
@@ -120,8 +115,9 @@ fn advertised_endpoints_of_a_reload_are_reported_at_once() {
     net.run_for(Duration::from_secs(1));
     let hosts = vec![net.overlay(lighthouse)];
     let advertise = vec!["203.0.113.77:777".parse().unwrap()];
-    let settings = config::Lighthouse { hosts, advertise, ..config::Lighthouse::default() };
-    net.control(b, |node, now| node.reconfigure(now, |config| config.lighthouse = settings));
+    net.control(b, |node, now| {
+        node.reconfigure(now, |config| (config.lighthouse.hosts, config.lighthouse.advertise) = (hosts, advertise))
+    });
     net.run_for(Duration::from_millis(100));
     net.ping(a, b).until_delivered();
     let tried = net.flow().any(|step| step.sender == "a" && step.to == "203.0.113.77:777".parse().unwrap());
@@ -141,13 +137,11 @@ fn two_peers_that_reload_everything_at_the_same_instant_never_lose_the_tunnel() 
             let trust = net.authority().trust();
             let calculated = config::Calculation { mask: "198.51.100.0/24".parse().unwrap(), port: 4242 };
             let calculated = config::CalculatedRemotes::new([("10.42.0.0/16".parse().unwrap(), vec![calculated])]);
-            let settings = config::Lighthouse {
-                advertise: vec![std::net::SocketAddr::from(([203, 0, 113, round], 4242))],
-                calculated_remotes: calculated.unwrap(),
-                ..config::Lighthouse::default()
-            };
+            let mut settings = config::Lighthouse::default();
+            settings.advertise = vec![std::net::SocketAddr::from(([203, 0, 113, round], 4242))];
+            settings.calculated_remotes = calculated.unwrap();
             let lighthouse = if round % 2 == 0 { new } else { old };
-            let hosts = vec![net.overlay(lighthouse)];
+            settings.hosts = vec![net.overlay(lighthouse)];
             let endpoints = [(net.overlay(lighthouse), vec![net.underlay(lighthouse)])].into();
             net.control(host, |node, now| {
                 node.reconfigure(now, |config| {
@@ -159,7 +153,7 @@ fn two_peers_that_reload_everything_at_the_same_instant_never_lose_the_tunnel() 
                         ..nebula_core::firewall::Policy::default()
                     };
                     config.static_hosts = endpoints;
-                    config.lighthouse = config::Lighthouse { hosts, ..settings };
+                    config.lighthouse = settings;
                 })
             });
         }

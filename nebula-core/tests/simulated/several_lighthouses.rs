@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use nebula_core::internals::header::{Header, MessageType};
 use nebula_core::simulator::{HostId, HostSpec, SimNet};
-use nebula_core::wire::header::{Header, MessageType};
 
 fn lighthouses<const N: usize>(net: &mut SimNet) -> [HostId; N] {
     std::array::from_fn(|n| net.add(HostSpec::new(&format!("lighthouse{n}")).am_lighthouse()))

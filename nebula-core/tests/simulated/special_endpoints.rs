@@ -4,10 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use nebula_cert::Version;
+use nebula_core::MessageType;
 use nebula_core::config::{AllowList, RemoteAllowList};
+use nebula_core::internals::messages::{Meta, MetaKind};
 use nebula_core::simulator::{HostId, HostSpec, SimNet};
-use nebula_core::wire::header::MessageType;
-use nebula_core::wire::messages::{Meta, MetaKind};
 use nebula_core::{Config, Punt};
 
 const SECOND: Duration = Duration::from_secs(1);

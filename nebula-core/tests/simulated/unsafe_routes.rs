@@ -27,11 +27,10 @@ fn gateway(name: &str) -> HostSpec {
 }
 
 fn route(network: &str, gateways: &[(&str, u32)]) -> SubnetRoute {
-    let gateway = |(address, weight): &(&str, u32)| Gateway {
-        address: at(address),
-        weight: NonZeroU32::new(*weight).expect("a weight"),
+    let gateway = |(address, weight): &(&str, u32)| {
+        Gateway::new(at(address)).weighing(NonZeroU32::new(*weight).expect("a weight"))
     };
-    SubnetRoute { network: network.parse().expect("a network"), gateways: gateways.iter().map(gateway).collect() }
+    SubnetRoute::new(network.parse().expect("a network"), gateways.iter().map(gateway).collect())
 }
 
 fn client(gateways: &'static [(&'static str, u32)], knows: &[HostId]) -> HostSpec {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use nebula_cert::{Curve, Version};
 use nebula_core::config::Cipher;
+use nebula_core::internals::header::{Header, MessageType};
 use nebula_core::simulator::{HostId, HostSpec, SimNet};
-use nebula_core::wire::header::{Header, MessageType};
 
 #[test]
 fn both_curves_work_with_both_ciphers() {

@@ -236,3 +236,49 @@ fn a_lighthouse_that_is_gone_for_long_is_announced_no_more() {
     assert!(it.ca.issuer.follow_lighthouses(NOW + 9_000).is_err());
     assert_eq!(it.announced(NOW + 9_000), ["192.0.2.9:4242"]);
 }
+
+const SAME: &str = r#"{"kubernetes": {"node_account": "shop/agent"},
+    "pods": {"overlay": ["10.244.0.0/16", "fd00:244::/56"], "address": "same", "life": "1h"}}"#;
+
+fn dual(uid: &str, name: &str, address: &str, other: &str) -> Pod {
+    Pod { other_address: Some(other.parse().unwrap()), ..pod(uid, name, address) }
+}
+
+#[test]
+fn both_addresses_are_confirmed_as_the_one_is() {
+    let it = Confirmed::new(SAME);
+    it.cluster.add("web", "u-1", None);
+    let by_node = |pod| it.issue(Proof::Node { token: "agent n1".into(), pod }, NOW).map(|found| network(&found));
+    let mine = || dual("u-1", "web", "10.244.0.5", "fd00:244::5");
+    assert_eq!(by_node(mine()).unwrap(), "10.244.0.5/16,fd00:244::5/56", "its node knows before the API server does");
+    it.cluster.change("web", |pod| pod["status"] = json!({"podIPs": [{"ip": "10.244.0.5"}, {"ip": "fd00:244::5"}]}));
+    assert_eq!(by_node(mine()).unwrap(), "10.244.0.5/16,fd00:244::5/56");
+    let other = dual("u-1", "web", "10.244.0.5", "fd00:244::66");
+    assert_eq!(by_node(other).unwrap(), "10.244.0.5/16", "an address that is not the pod's is not in its certificate");
+    assert_eq!(code(by_node(dual("u-1", "web", "10.244.0.66", "fd00:244::5"))), "address_mismatch");
+    let by_pod = |other: &str| {
+        let (address, other_address) = ("10.244.0.5".parse().unwrap(), Some(other.parse().unwrap()));
+        it.issue(Proof::Pod { token: "app web u-1".into(), address, other_address }, NOW).map(|found| network(&found))
+    };
+    assert_eq!(by_pod("fd00:244::5").unwrap(), "10.244.0.5/16,fd00:244::5/56");
+    assert_eq!(by_pod("fd00:244::66").unwrap(), "10.244.0.5/16");
+    let member = &it.ca.issuer.store.members(NOW).unwrap()[0];
+    assert_eq!((member.service_account.as_str(), member.node.as_str()), ("app", "n1"));
+}
+
+#[test]
+fn one_of_two_addresses_goes_to_another_pod_only_when_the_first_has_left_it() {
+    let it = Confirmed::new(SAME);
+    it.cluster.add("web", "u-1", None);
+    it.cluster.add("db", "u-2", None);
+    let ask = |pod| it.issue(Proof::Node { token: "agent n1".into(), pod }, NOW);
+    let first = ask(dual("u-1", "web", "10.244.0.5", "fd00:244::5")).unwrap();
+    it.cluster.change("web", |pod| pod["status"] = json!({"podIPs": [{"ip": "10.244.0.5"}, {"ip": "fd00:244::5"}]}));
+    let thief = || dual("u-2", "db", "10.244.0.6", "fd00:244::5");
+    assert_eq!(code(ask(thief())), "address_conflict");
+    it.cluster.change("web", |pod| pod["status"] = json!({"podIPs": [{"ip": "10.244.0.5"}, {"ip": "fd00:244::9"}]}));
+    assert_eq!(network(&ask(thief()).unwrap()), "10.244.0.6/16,fd00:244::5/56");
+    assert!(it.blocked(&first, NOW));
+    let members = it.ca.issuer.store.members(NOW).unwrap();
+    assert_eq!(members.iter().map(|member| member.uid.as_str()).collect::<Vec<_>>(), ["u-2"]);
+}

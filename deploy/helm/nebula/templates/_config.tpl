@@ -18,7 +18,10 @@
 {{- end }}
 {{- $pods := dict "overlay" .Values.network.overlay "reserved" $reserved }}
 {{- $kubernetes := dict "node_account" (printf "%s/nebula-cni-agent" $namespace) "audience" "nebula-ca" "trust_config_map" (printf "%s/nebula-trust" $namespace) }}
-{{- mergeOverwrite (dict "kubernetes" $kubernetes "pods" $pods) $policy | toPrettyJson }}
+{{- $policy = mergeOverwrite (dict "kubernetes" $kubernetes "pods" $pods) $policy }}
+{{- /* Whatever ca.policy says: "pool" is there by default. */ -}}
+{{- if .Values.capture.enabled }}{{ $_ := set $policy.pods "address" "same" }}{{ end }}
+{{- $policy | toPrettyJson }}
 {{- end }}
 
 {{- /* How nodes reach the CA: a URL, or its Service, whose address the agent looks up. */ -}}
@@ -88,6 +91,16 @@ that address if it is one. */ -}}
   "supervisor" .Values.agent.supervisor
   "capabilities" (dict "io.kubernetes.cri.pod-annotations" true "dns" true)
   "nebula" $nebula }}
+{{- if .Values.capture.enabled }}
+  {{- if eq (join "," .Values.network.overlay) "10.77.0.0/16" }}
+    {{- fail "with capture.enabled, network.overlay must be the ranges of the cluster's pods, for example [10.244.0.0/16]" }}
+  {{- end }}
+  {{- $capture := dict "clear" .Values.capture.clear }}
+  {{- range $key := list "services" "exclude" }}
+    {{- with index $.Values.capture $key }}{{ $_ := set $capture $key . }}{{ end }}
+  {{- end }}
+  {{- $_ := set $entry "capture" $capture }}
+{{- end }}
 {{- /* Selectors in agent.entry stand alone: together with an empty list of namespaces they would select nothing. */ -}}
 {{- $enrol := include "nebula.enrol" . | fromJson }}
 {{- if not (hasKey .Values.agent.entry "enrol") }}{{ $_ := set $entry "enrol" $enrol }}{{ end }}

@@ -112,7 +112,10 @@ impl Command {
     /// Whether a script should hear of it by the exit code.
     pub(crate) fn is_bad_news(&self, answer: &Value, findings: &[Finding]) -> bool {
         match self {
-            Self::Trace { .. } => answer["outcome"] != "passes",
+            Self::Trace { .. } => {
+                let arrives = ["passes", "leaves on the primary network", "comes back to this host"];
+                !arrives.iter().any(|outcome| answer["outcome"] == *outcome)
+            }
             Self::Why { .. } => doctor::is_bad(findings) || answer["peers"][0]["connected"] != true,
             _ => doctor::is_bad(findings),
         }

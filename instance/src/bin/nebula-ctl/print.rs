@@ -206,7 +206,21 @@ fn trace(answer: &Value) -> String {
         rule => format!("{} #{} {}", show(&rule["list"]), show(&rule["index"]), show(&rule["text"])),
     };
     let reason = answer["reason"].as_str().map(|reason| format!(": {reason}")).unwrap_or_default();
-    let mut lines = vec![("direction", show(&answer["direction"])), ("route", route), ("tunnel", tunnel)];
+    let mut lines = vec![("direction", show(&answer["direction"]))];
+    let capture = &answer["capture"];
+    if !capture.is_null() {
+        let becomes = &capture["becomes"];
+        let to = match becomes.is_null() {
+            true => String::new(),
+            false => format!(": {} -> {}", show(&becomes["local"]), show(&becomes["remote"])),
+        };
+        lines.push(("capture", format!("{}{to}", show(&capture["found"]))));
+    }
+    if !answer["back"].is_null() {
+        let back = &answer["back"];
+        lines.push(("delivered as", format!("{} -> {}", show(&back["remote"]), show(&back["local"]))));
+    }
+    lines.extend([("route", route), ("tunnel", tunnel)]);
     if !firewall.is_null() {
         lines.extend([("addresses", show(&firewall["addresses"])), ("known flow", conntrack), ("rule", rule)]);
         let near = &firewall["nearest"];

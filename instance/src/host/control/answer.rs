@@ -3,10 +3,12 @@
 use std::net::{IpAddr, SocketAddr};
 
 use nebula_cert::{Certificate, UnixTime};
+use nebula_core::FlowKey;
 use nebula_core::counters::Direction;
 use nebula_core::firewall::{Cidr, NearMiss, Policy, PortRange, Protocol, Rule};
+use nebula_core::forward::Capture;
 use nebula_core::lighthouse::KnownEndpoints;
-use nebula_core::{FlowTrace, Outcome, TunnelStatus, Whereabouts};
+use nebula_core::{DropReason, FlowTrace, Outcome, TunnelStatus, Whereabouts};
 use serde_json::{Value, json};
 
 pub(super) fn texts<T: ToString>(items: impl IntoIterator<Item = T>) -> Value {
@@ -99,16 +101,35 @@ pub(super) fn trace(trace: &FlowTrace, policy: &Policy) -> Value {
     let (outcome, reason) = match trace.outcome {
         Outcome::Passes => ("passes", None),
         Outcome::WaitsForTunnel => ("waits for a tunnel", None),
+        Outcome::Bypasses => ("leaves on the primary network", None),
+        Outcome::ComesBack => ("comes back to this host", None),
+        Outcome::WaitsForDirectory => ("waits for the cluster table", Some(DropReason::UnknownDestination.name())),
         Outcome::Dropped(reason) => ("dropped", Some(reason.name())),
     };
+    let capture = trace.capture.map(|capture| match capture {
+        Capture::Peer => json!({"found": "an enrolled pod"}),
+        Capture::Translated(wire) => json!({"found": "a Service or a taken port", "becomes": ends(&wire)}),
+        Capture::ToSelf => json!({"found": "a Service, for which this pod is the endpoint"}),
+        Capture::Clear => json!({"found": "known not to be enrolled"}),
+        Capture::Unknown => json!({"found": "nothing"}),
+        Capture::Refused => json!({"found": "refused"}),
+    });
     json!({
         "direction": direction(trace.direction),
+        "capture": capture,
+        "back": trace.back.as_ref().map(ends),
         "route": route,
         "tunnel": trace.tunnel.as_ref().map(tunnel),
         "firewall": firewall,
         "outcome": outcome,
         "reason": reason,
     })
+}
+
+/// The ends of a flow.
+fn ends(flow: &FlowKey) -> Value {
+    let end = |address, port| SocketAddr::new(address, port).to_string();
+    json!({ "local": end(flow.local, flow.local_port), "remote": end(flow.remote, flow.remote_port) })
 }
 
 /// Describes the rule that came closest to allowing a flow, and the fields in which they differ.

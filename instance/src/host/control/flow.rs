@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use nebula_core::counters::Direction;
-use nebula_core::wire::ip::{FlowKey, protocol};
+use nebula_core::{FlowKey, protocol};
 
 use super::refusal::Refusal;
 

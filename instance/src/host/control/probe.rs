@@ -9,7 +9,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use nebula_core::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
+use nebula_core::internals::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::linux::clock::now;

@@ -173,11 +173,7 @@ fn rows(service: &ControlService, wanted: impl Fn(&TunnelStatus) -> bool + Send 
     rows.into_iter().map(|(row, _)| row).collect()
 }
 
-fn row(
-    tunnel: TunnelStatus,
-    endpoints: Vec<SocketAddr>,
-    relays: &[RelayStatus],
-) -> (Row, nebula_core::tunnel::LocalIndex) {
+fn row(tunnel: TunnelStatus, endpoints: Vec<SocketAddr>, relays: &[RelayStatus]) -> (Row, nebula_core::LocalIndex) {
     let to_it = |relay: &&RelayStatus| {
         !relay.forwarding && relay.state == RelayState::Established && tunnel.peer.contains(&relay.far)
     };

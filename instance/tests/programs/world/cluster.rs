@@ -112,7 +112,8 @@ impl Cluster {
         self.start_lighthouse(port);
     }
 
-    fn start_lighthouse(&mut self, port: u16) {
+    /// Starts the lighthouse, which must have been stopped.
+    pub fn start_lighthouse(&mut self, port: u16) {
         let pki = self.world.dir().join("lighthouse").display().to_string();
         let config = format!(
             "pki: {{ca: {pki}/ca.crt, cert: {pki}/host.crt, key: {pki}/host.key}}
@@ -169,6 +170,7 @@ firewall:
 }
 
 /// A node and its CNI chain.
+#[derive(Debug, Clone)]
 pub struct Node {
     pub name: String,
     /// CNI network name.

@@ -8,8 +8,10 @@ pub mod clear;
 pub mod cluster;
 pub mod cost;
 pub mod cri_session;
+pub mod kube;
 pub mod mesh;
 pub mod peers;
+pub mod pod_traffic;
 pub mod traffic;
 
 use std::fs::File;
@@ -121,6 +123,11 @@ impl World {
         end(&mut child, signal);
     }
 
+    /// Whether the daemon of `host` was started and not stopped.
+    pub fn has_daemon(&self, host: &str) -> bool {
+        self.daemons.iter().any(|(name, _)| name == host)
+    }
+
     /// Waits for the daemon of `host` to exit; returns its exit code, or `None` after a signal or if it is still
     /// running.
     pub fn ended(&mut self, host: &str, within: Duration) -> Option<i32> {
@@ -163,6 +170,20 @@ impl World {
             .args(command)
             .output()
             .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"))
+    }
+
+    /// Runs a command in the namespace of `host` that must succeed; returns its standard output.
+    pub fn run(&self, host: &str, command: &[&str]) -> String {
+        let output = self.exec(host, command);
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The underlay address of `host`, which [`World::host`] gave it.
+    pub fn underlay(&self, host: &str) -> String {
+        let shown = self.run(host, &["ip", "-4", "-o", "addr", "show", "dev", "eth0"]);
+        let address = shown.split_whitespace().nth(3).and_then(|network| network.split('/').next());
+        address.expect("an address").to_owned()
     }
 
     /// Pings until one reply arrives, for at most `within`. Panics with all logs if none does.
@@ -290,7 +311,12 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
 
 /// Moves the calling thread into a named namespace.
 pub fn enter(namespace: &str) {
-    let file = File::open(format!("/run/netns/{namespace}")).expect("the namespace exists");
+    enter_network(Path::new(&format!("/run/netns/{namespace}")));
+}
+
+/// Moves the calling thread into the network namespace of a file.
+pub fn enter_network(network: &Path) {
+    let file = File::open(network).unwrap_or_else(|error| panic!("{}: {error}", network.display()));
     setns(file, CloneFlags::CLONE_NEWNET).expect("enter the namespace (needs root)");
 }
 

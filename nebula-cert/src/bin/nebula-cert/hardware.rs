@@ -50,7 +50,7 @@ pub(crate) fn shown(word: &str) -> String {
 const CAN_LOAD_MODULES: bool = cfg!(all(feature = "pkcs11", not(target_feature = "crt-static")));
 const WITHOUT: &str = "-pkcs11 is not supported by this static build, which cannot load the module of a token; the build \
                        that can is made from the source with: RUSTFLAGS=-Ctarget-feature=-crt-static cargo build \
-                       --release -p nebula-cert --features pkcs11 --target-dir target/dynamic";
+                       --release -p nebula-cert --features cli,pkcs11 --target-dir target/dynamic";
 
 #[cfg(test)]
 mod tests {

@@ -115,6 +115,18 @@ impl Mailbox {
         }
     }
 
+    /// Adds a command. Returns `false` if there is no room, or the control thread has ended.
+    #[must_use]
+    pub(in crate::io) fn try_command(&self, command: Work) -> bool {
+        let mut content = self.content();
+        let fits = content.commands.len() < MAX_COMMANDS && !content.closed;
+        if fits {
+            content.commands.push_back(command);
+            self.wake.raise();
+        }
+        fits
+    }
+
     /// Asks the control thread to end.
     pub(in crate::io) fn stop(&self) {
         self.content().stop = true;
@@ -168,7 +180,7 @@ impl AsFd for Mailbox {
 /// Bytes on the heap that a punt owns.
 fn weight(punt: &Punt) -> usize {
     match punt {
-        Punt::NoTunnel { packet, .. } => packet.bytes.len(),
+        Punt::NoTunnel { packet, .. } | Punt::Unknown { packet } => packet.bytes.len(),
         Punt::Handshake { datagram, .. } => datagram.len(),
         Punt::Message { plaintext, .. } => plaintext.len(),
         Punt::Connect { .. }

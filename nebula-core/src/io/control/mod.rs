@@ -13,7 +13,7 @@ use crate::io::poll::readable;
 use crate::io::shared::Shared;
 use crate::io::tun::Queue;
 use crate::io::udp::UdpSocket;
-use crate::io::{Error, clock};
+use crate::io::{Bypass, Error, clock};
 use crate::{Event, Node, WallClock};
 
 /// Far fewer than the channel of events holds.
@@ -35,6 +35,7 @@ pub(super) struct Control {
     pub(super) rare_work: RareWork,
     pub(super) flows: TablePeak,
     pub(super) on_idle: Option<fn(Idle)>,
+    pub(super) bypass: Bypass,
 }
 
 impl Control {
@@ -139,6 +140,9 @@ impl Control {
                 self.shared.counters.tun_write.add(1);
             }
         }
+        while let Some(packet) = self.node.poll_bypass() {
+            self.bypass.send(&packet.bytes, packet.offload, &self.shared.counters);
+        }
     }
 
     /// Passes events on. This wakes a thread, which costs a tenth of a handshake.
@@ -176,6 +180,7 @@ const MIN_PEAK_ENTRIES: usize = 1000;
 
 /// The work after which the control thread became idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Idle {
     /// Handshakes, or the expiry of many flows. Reported a second after they began, and at most every ten seconds.
     ControlWorkOver,

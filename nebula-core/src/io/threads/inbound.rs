@@ -114,7 +114,8 @@ impl Inbound {
         self.shared.counters.no_device.add((deliveries.len() - replies.len()) as u64);
         for mut reply in replies {
             match self.shared.forwarder.outbound(&mut self.lane, now, &mut reply, Offload::default()) {
-                Verdict::Transmit | Verdict::Punt | Verdict::Drop(_) => {}
+                // A node without a device captures nothing.
+                Verdict::Transmit | Verdict::Bypass | Verdict::Deliver | Verdict::Punt | Verdict::Drop(_) => {}
             }
         }
     }

@@ -11,11 +11,13 @@ use crate::io::threads::pacing::{Load, Warmth, Weight};
 use crate::io::tun::{Queue, Read, ReadBuffer};
 use crate::io::udp::UdpSocket;
 use crate::io::udp::send::Sender;
-use crate::io::{Error, clock};
+use crate::io::{Bypass, Error, clock};
 use crate::{DropReason, Lane, Verdict};
 
 // A super-packet is sent at once, so that its transmission overlaps with the next read; small packets are batched.
 const FLUSH_BYTES: usize = 32 << 10;
+// Packets that were sealed before them should not wait longer.
+const MAX_BYPASSED: usize = 16;
 // Smaller than joined packets, and than those of a link with jumbo frames.
 const SMALL_PACKET_BYTES: usize = 2 << 10;
 
@@ -29,29 +31,39 @@ pub(in crate::io) struct Outbound {
     buffer: ReadBuffer,
     sender: Sender,
     warmth: Warmth,
+    bypass: Bypass,
 }
 
 impl Outbound {
-    pub(in crate::io) fn new(shared: Arc<Shared>, queue: Arc<Queue>, socket: Arc<UdpSocket>) -> Result<Self, Error> {
+    pub(in crate::io) fn new(
+        shared: Arc<Shared>,
+        queue: Arc<Queue>,
+        socket: Arc<UdpSocket>,
+        bypass: Bypass,
+    ) -> Result<Self, Error> {
         let mut lane = shared.forwarder.lane();
         let buffer = ReadBuffer::new().map_err(|source| Error::Io { what: "cannot reserve a read buffer", source })?;
         let (sender, warmth) = (Sender::new(), Warmth::default());
         lane.set_max_segments(sender.segments(&socket));
-        Ok(Self { shared, queue, socket, lane, buffer, sender, warmth })
+        Ok(Self { shared, queue, socket, lane, buffer, sender, warmth, bypass })
     }
 
     /// Moves what is there, up to a flush. Returns `true` if the device is dry.
     pub(in crate::io) fn turn(&mut self, load: &mut Load) -> Result<bool, Error> {
         let now = clock::now();
-        let (mut dry, mut small) = (false, 0);
-        while !dry && self.lane.has_room() && self.lane.arena().len() < FLUSH_BYTES {
+        let (mut dry, mut small, mut bypassed) = (false, 0, 0);
+        while !dry && bypassed < MAX_BYPASSED && self.lane.has_room() && self.lane.arena().len() < FLUSH_BYTES {
             let read = self.queue.read(&mut self.buffer);
             match read.map_err(|source| Error::Io { what: "cannot read from the tun device", source })? {
                 Read::Packet(packet, offload) => {
                     // Bulk traffic should not wait here in addition to the wait at its receiver.
                     small += usize::from(packet.len() < SMALL_PACKET_BYTES);
                     match self.shared.forwarder.outbound(&mut self.lane, now, packet, offload) {
-                        Verdict::Transmit | Verdict::Punt | Verdict::Drop(_) => {}
+                        Verdict::Transmit | Verdict::Deliver | Verdict::Punt | Verdict::Drop(_) => {}
+                        Verdict::Bypass => {
+                            self.bypass.send(packet, offload, &self.shared.counters);
+                            bypassed += 1;
+                        }
                     }
                 }
                 Read::Contradictory => self.lane.counters().drop_many(Direction::Outbound, DropReason::BadOffload, 1),
@@ -67,7 +79,7 @@ impl Outbound {
         Ok(dry)
     }
 
-    /// Delivers the replies to rejected packets.
+    /// Delivers the replies to rejected packets, and packets of this node to itself.
     fn deliver(&self) {
         for delivery in self.lane.deliveries() {
             if write(&self.queue, &self.lane, &[], delivery).is_err() {

@@ -14,6 +14,7 @@ use nix::sys::socket::{
 
 /// Settings of the underlay sockets.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct SocketOptions {
     /// Receive buffer in bytes (forced); 0: system default.
     pub read_buffer: usize,

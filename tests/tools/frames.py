@@ -1,11 +1,12 @@
 #!/usr/bin/python3
 """Frames as a program with CAP_NET_RAW makes them, each with its name in it, and a listener that says which names arrived.
 
-raw_frames.py send INTERFACE FRAMES PARAMETERS    (FRAMES: out or in; PARAMETERS: JSON)
-raw_frames.py listen SECONDS [EXCLUDED INTERFACE]...
+frames.py send INTERFACE FRAMES PARAMETERS    FRAMES: out or in (of an isolated pod), captured; PARAMETERS: JSON. Prints the names
+frames.py listen [EXCLUDED INTERFACE]...      prints "ready" and, once its input ends, pairs of names and interfaces
 """
 import ipaddress
 import json
+import select
 import socket
 import struct
 import sys
@@ -176,10 +177,75 @@ def incoming(p):
     yield "in-router", v6(ip6("fe80::1", p["pod6"], 58, icmp6(134, bytes(12) + mark("in-router")), hops=255))
 
 
+def datagram(payload):
+    return udp(999, 7000, payload)
+
+
+def both_ways(p):
+    """Packets for the peer, by the gateway and, on a bridge, straight to the peer."""
+    own, peer, outside = p["own4"], p["peer4"], "203.0.113.9"
+    v4 = lambda name, protocol, payload, **more: (name, 0x800, ip4(more.pop("source", own), more.pop("to", peer), protocol, payload, **more))
+    yield v4("udp", 17, datagram(mark("udp")))
+    yield v4("tcp", 6, tcp(999, 7000, ACK, mark("tcp")))
+    yield v4("echo", 1, echo(8, mark("echo")))
+    yield v4("sctp", 132, bytes(12) + mark("sctp"))
+    yield v4("esp", 50, bytes(8) + mark("esp"))
+    yield v4("any-protocol", 253, mark("any-protocol"))
+    yield v4("first-fragment", 17, datagram(mark("first-fragment")), fragment=0x2000)
+    yield v4("last-fragment", 17, mark("last-fragment"), fragment=0x0003)
+    yield v4("in-ip", 4, ip4(own, peer, 17, datagram(mark("in-ip"))))
+    route = b"\x83\x07\x04" + ipaddress.IPv4Address(peer).packed + b"\0"
+    yield v4("source-route", 17, datagram(mark("source-route")), to=p["node4"], options=route)
+    yield v4("other-source", 17, datagram(mark("other-source")), source=outside)
+    yield v4("source-of-a-pod", 17, datagram(mark("source-of-a-pod")), source="10.244.9.9")
+    yield v4("source-of-the-node", 17, datagram(mark("source-of-the-node")), source=p["node4"])
+    yield v4("to-service", 17, datagram(mark("to-service")), to=p["service4"])
+    yield v4("to-service-other-source", 17, datagram(mark("to-service-other-source")), to=p["service4"], source=outside)
+    yield v4("to-remote", 17, datagram(mark("to-remote")), to=p["remote4"])
+    yield v4("to-remote-service", 17, datagram(mark("to-remote-service")), to=p["remote_service4"])
+    own6, peer6 = p["own6"], p["peer6"]
+    v6 = lambda name, following, payload, source=own6, to=peer6: (name, 0x86DD, ip6(source, to, following, payload))
+    yield v6("udp6", 17, datagram(mark("udp6")))
+    yield v6("fragment6", 44, b"\x11\0\0\x01\0\0\0\7" + datagram(mark("fragment6")))
+    yield v6("hop-by-hop6", 0, b"\x11\0\1\4\0\0\0\0" + datagram(mark("hop-by-hop6")))
+    yield v6("other-source6", 17, datagram(mark("other-source6")), source="2001:db8::9")
+    for name, tags in [("vlan-0", [0x81000000]), ("vlan-5", [0x81000005]), ("vlan-twice", [0x88A80005, 0x81000006])]:
+        rest = b"".join(struct.pack("!I", tag) for tag in tags)[2:]
+        yield name, struct.unpack("!I", struct.pack("!I", tags[0]))[0] >> 16, rest + b"\x08\0" + ip4(own, peer, 17, datagram(mark(name)))
+    yield "mpls", 0x8847, b"\0\0\x11\x40" + ip4(own, peer, 17, datagram(mark("mpls")))
+    yield "local-ethertype", 0x88B5, mark("local-ethertype")
+    yield "802.3", 60, b"\xaa\xaa\x03\0\0\0\x08\0" + mark("802.3")
+    yield "cut-short", 0x800, b"\x45" + mark("cut-short")[:18].split(b";")[0] + b";"
+
+
+def captured(p):
+    ways = [("", p["gateway_mac"])] + ([("@peer", p["peer_mac"])] if p["peer_mac"] else [])
+    for suffix, to in ways:
+        for name, kind, packet in both_ways(p):
+            yield name + suffix, ether(to, p["mac"], kind, packet)
+    if not p["peer_mac"]:
+        return
+    own, outside = p["own4"], "203.0.113.9"
+    yield "outside@peer", ether(p["peer_mac"], p["mac"], 0x800, ip4(own, outside, 17, datagram(mark("outside@peer"))))
+    yield "foreign@peer", ether(p["peer_mac"], p["mac"], 0x800, ip4(outside, "198.51.100.1", 17, datagram(mark("foreign@peer"))))
+    yield "broadcast", ether(BROADCAST, p["mac"], 0x800, ip4(own, "255.255.255.255", 17, datagram(mark("broadcast"))))
+    yield "no-source", ether(BROADCAST, p["mac"], 0x800, ip4("0.0.0.0", "255.255.255.255", 17, datagram(mark("no-source"))))
+    yield "multicast", ether("01:00:5e:00:00:fb", p["mac"], 0x800, ip4(own, "224.0.0.251", 17, datagram(mark("multicast"))))
+    yield "link-local6", ether(p["peer_mac"], p["mac"], 0x86DD, ip6(p["local6"], p["peer_local6"], 17, datagram(mark("link-local6"))))
+    solicitation = struct.pack("!BBHI", 135, 0, 0, 0) + ipaddress.IPv6Address(p["peer6"]).packed + b"\1\1" + mac(p["mac"]) + mark("solicitation6")
+    yield "solicitation6", ether(p["peer_mac"], p["mac"], 0x86DD, ip6(p["local6"], p["peer_local6"], 58, solicitation, hops=255))
+    yield "multicast6", ether("33:33:00:00:00:01", p["mac"], 0x86DD, ip6(p["local6"], "ff02::1", 17, datagram(mark("multicast6"))))
+    arp = struct.pack("!HHBBH", 1, 0x800, 6, 4, 1) + mac(p["mac"]) + bytes(20)
+    yield "arp", ether(BROADCAST, p["mac"], 0x806, arp + mark("arp"))
+
+
+SETS = {"out": outgoing, "in": incoming, "captured": captured}
+
+
 def send(interface, which, p):
     link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
     link.bind((interface, 0))
-    frames = list(outgoing(p) if which == "out" else incoming(p))
+    frames = list(SETS[which](p))
     for _ in range(3):
         for _, frame in frames:
             link.send(frame)
@@ -187,14 +253,16 @@ def send(interface, which, p):
     print(json.dumps(sorted(name for name, _ in frames)))
 
 
-def listen(seconds, excluded):
+def listen(excluded):
     link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
     link.settimeout(0.1)
     print("ready", flush=True)
-    until = time.monotonic() + seconds
+    until = None
     seen = set()
-    while time.monotonic() < until:
+    while until is None or time.monotonic() < until:
+        if until is None and select.select([sys.stdin], [], [], 0)[0]:
+            until = time.monotonic() + 0.5
         try:
             frame, address = link.recvfrom(4096)
         except TimeoutError:
@@ -204,12 +272,12 @@ def listen(seconds, excluded):
             continue
         at = frame.find(MARK)
         if at >= 0:
-            name = frame[at + len(MARK):].split(b";")[0]
-            seen.add(name.decode(errors="replace") if b";" in frame[at:] else "6 bytes in a frame of type %s" % frame[12:14].hex())
+            name = frame[at + len(MARK):].split(b";")[0].decode(errors="replace")
+            seen.add((name if b";" in frame[at:] else "6 bytes in a frame of type " + frame[12:14].hex(), address[0]))
     print(json.dumps(sorted(seen)))
 
 
 if sys.argv[1] == "send":
     send(sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
 else:
-    listen(float(sys.argv[2]), sys.argv[3:])
+    listen(sys.argv[2:])

@@ -1,0 +1,128 @@
+//! Writes the table whenever the facts change, and says how it stands.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nebula_cni_plugin::launch::CLUSTER_TABLE;
+
+use super::Shared;
+use super::clear_sets::ClearSets;
+use super::facts::Input;
+use super::writer::{WriteError, Writer};
+use crate::metrics::Metrics;
+use crate::readiness::{Part, Readiness, Standing};
+
+/// Writes the table whenever the facts change.
+pub(super) struct Keeper {
+    pub(super) shared: Arc<Shared>,
+    /// Name of the node.
+    pub(super) node: String,
+    pub(super) writer: Writer,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) readiness: Readiness,
+    pub(super) clear_sets: ClearSets,
+    /// Why the table could not be written last.
+    pub(super) failure: Option<WriteError>,
+}
+
+impl Keeper {
+    /// Works until the task is cancelled.
+    pub(super) async fn run(mut self) {
+        loop {
+            let is_due = tokio::select! {
+                () = self.shared.changed.notified() => true,
+                () = tokio::time::sleep(LOOK_EVERY) => false,
+            };
+            let missing = self.shared.facts().missing();
+            if missing.is_empty() && (is_due || !self.writer.is_there()) {
+                // The first change is written at once; what comes close behind it is gathered.
+                let Some(took) = self.write().await else { return };
+                self.report(&missing);
+                tokio::time::sleep((took * SHARE).clamp(WRITE_EVERY, MAX_GATHER)).await;
+            } else {
+                if missing.is_empty() && self.clear_sets.are_outdated() {
+                    let clear = self.shared.facts().clear();
+                    self.clear_sets.replace(&clear);
+                }
+                self.report(&missing);
+            }
+        }
+    }
+
+    /// `None` if the process ends.
+    async fn write(&mut self) -> Option<Duration> {
+        let (shared, node) = (Arc::clone(&self.shared), self.node.clone());
+        let (mut writer, mut clear_sets) = (std::mem::take(&mut self.writer), std::mem::take(&mut self.clear_sets));
+        let (writer, clear_sets, outcome, counts) = tokio::task::spawn_blocking(move || {
+            let facts = shared.facts();
+            // First, so that what has become enrolled is closed before anybody sends to it through its tunnel.
+            clear_sets.replace(&facts.clear());
+            let outcome = writer.write(&facts, &node);
+            let counts = facts.counts();
+            drop(facts);
+            (writer, clear_sets, outcome, counts)
+        })
+        .await
+        .ok()?;
+        (self.writer, self.clear_sets) = (writer, clear_sets);
+        match outcome {
+            Ok(written) => {
+                self.metrics.table_written(&written, &counts);
+                self.failure = None;
+                Some(written.took)
+            }
+            Err(error) => {
+                self.failure = Some(error);
+                self.shared.changed.notify_one();
+                // Again soon, at the longest distance.
+                Some(MAX_GATHER)
+            }
+        }
+    }
+
+    /// Says how the table stands, also when nothing was to be written.
+    fn report(&self, missing: &[Input]) {
+        let problems = self.shared.problems();
+        self.metrics.table_inputs(
+            Input::ALL.map(|input| (input.name(), !missing.contains(&input) && !problems.contains_key(input.name()))),
+        );
+        if let Some(failure) = &self.failure {
+            let advice = "the agent must run as root, with the node's /run mounted writable";
+            return self.readiness.set(Part::Table, Standing::bad(failure.to_string()).advice(advice));
+        }
+        let why = |input: &Input| match problems.get(input.name()) {
+            Some((why, _)) => format!("{} ({why})", input.name()),
+            None => input.name().to_owned(),
+        };
+        if !missing.is_empty() {
+            let missing: Vec<String> = missing.iter().map(why).collect();
+            let waits = format!("waits for {}", missing.join(", "));
+            // Instances work on with the table of an earlier agent.
+            let standing = match self.writer.version() {
+                0 => Standing::bad(waits).advice("captured pods reach nothing until then; see docs/cluster.md"),
+                version => Standing::good(format!("version {version} of an earlier agent; {waits}")),
+            };
+            return self.readiness.set(Part::Table, standing);
+        }
+        let directory = problems.get(Input::Directory.name()).filter(|(_, since)| *since > STILL_GOOD);
+        if let Some((why, _)) = directory {
+            let standing = Standing::bad(format!("learns no more who is enrolled: {why}"));
+            return self.readiness.set(Part::Table, standing.advice("new pods are not reached from here until then"));
+        }
+        if let Some((input, (why, _))) = problems.iter().next() {
+            self.readiness.set(Part::Table, Standing::good(format!("works on with what it has: {input}: {why}")));
+        } else if self.writer.is_there() {
+            self.readiness.set(Part::Table, Standing::good(format!("is current in {CLUSTER_TABLE}")));
+        }
+    }
+}
+
+/// How often the table's file and the kernel's sets are looked at: so long the first captured pod of a node may wait until
+/// it reaches pods that are not enrolled.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const WRITE_EVERY: Duration = Duration::from_millis(200);
+/// So many times as long as a write takes nothing is written after it: a busy cluster costs a sixth of a processor.
+const SHARE: u32 = 5;
+pub(super) const MAX_GATHER: Duration = Duration::from_millis(600);
+/// As for the CA itself.
+const STILL_GOOD: Duration = Duration::from_secs(5 * 60);

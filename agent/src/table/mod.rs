@@ -1,0 +1,216 @@
+//! The cluster table of this node: what the CA's directory and the API server say, in one file that all instances map.
+//! Written while pods are captured, and by nobody else.
+//!
+//! Each input is followed on its own; one that fails holds up no other. Nothing is written before all of them have said what
+//! they know, so that a restart of the agent never makes the table poorer; after that, what was known is kept while the CA or
+//! the API server is away.
+
+pub mod clear_sets;
+pub mod directory;
+pub mod endpoints;
+pub mod facts;
+mod keeper;
+pub mod nodes;
+pub mod outside;
+pub mod ranges;
+pub mod services;
+mod watches;
+pub mod writer;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nebula_cni_plugin::launch::CLUSTER_TABLE;
+use serde_json::{Map, Value, json};
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use self::clear_sets::ClearSets;
+use self::directory::DirectoryClient;
+use self::facts::{Facts, Input};
+use self::keeper::Keeper;
+use self::outside::{Namespaces, Rules};
+use self::writer::Writer;
+use crate::ca::Target;
+use crate::cluster::api;
+use crate::config::Config;
+use crate::host_root::HostRoot;
+use crate::metrics::Metrics;
+use crate::readiness::{Part, Standing};
+use crate::reconcile::entry::{Entry, EntryError};
+use crate::run::Node;
+
+/// What the followers tell and the writer reads.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    facts: Mutex<Facts>,
+    changed: Notify,
+    /// What is wrong with an input, and since when.
+    problems: Mutex<BTreeMap<&'static str, (String, Instant)>>,
+}
+
+/// Keeps the table for ever, if pods are captured. `name` is the node's name in Kubernetes.
+pub async fn keep(node: &Node, name: Option<String>, target: watch::Receiver<Option<Target>>, metrics: Arc<Metrics>) {
+    let Node { config, readiness, .. } = node;
+    if !is_wanted(&config.entry) {
+        return readiness.set(Part::Table, Standing::good("is not needed: the chain entry captures nothing"));
+    }
+    let unusable = |why: String, advice: &str| readiness.set(Part::Table, Standing::bad(why).advice(advice));
+    let Some(name) = name else {
+        return unusable("the name of the node is not known".to_owned(), "set --node or NODE_NAME");
+    };
+    let rules = match rules(config) {
+        Ok(rules) => rules,
+        Err(error) => return unusable(error.to_string(), "correct \"entry\" in agent.json"),
+    };
+    let client = loop {
+        match api::open(None).await {
+            Ok(client) => break client,
+            Err(error) => unusable(error.to_string(), "the agent's pod needs its service account's token"),
+        }
+        tokio::time::sleep(RETRY).await;
+    };
+    let shared = Arc::new(Shared::default());
+    // Dropped with this task, and all of them with it.
+    let mut followers = JoinSet::new();
+    follow_cluster(&mut followers, &shared, &client, rules, asks_for_namespaces(config));
+    followers.spawn(follow_directory(Arc::clone(&shared), config.host_root.clone(), target));
+    let path = config.host_root.resolve(Path::new(CLUSTER_TABLE));
+    let (writer, readiness) = (Writer::open(&path), readiness.clone());
+    let clear_sets = ClearSets::default();
+    Keeper { shared, node: name, writer, metrics, readiness, clear_sets, failure: None }.run().await;
+}
+
+/// Starts to follow everything that the API server knows.
+fn follow_cluster(
+    followers: &mut JoinSet<()>,
+    shared: &Arc<Shared>,
+    client: &kube::Client,
+    rules: Rules,
+    asks_for_namespaces: bool,
+) {
+    let (known, namespaces) = watch::channel((!asks_for_namespaces).then(|| Arc::new(Namespaces::new())));
+    let (own, api) = (|| Arc::clone(shared), || client.clone());
+    followers.spawn(watches::services(own(), api()));
+    followers.spawn(watches::endpoints(own(), api()));
+    followers.spawn(watches::nodes(own(), api()));
+    followers.spawn(watches::pods(own(), api(), rules, namespaces));
+    if asks_for_namespaces {
+        followers.spawn(watches::namespaces(own(), api(), known));
+    }
+}
+
+/// Whether the chain entry captures.
+#[must_use]
+pub fn is_wanted(entry: &Map<String, Value>) -> bool {
+    entry.get("capture").is_some_and(|capture| *capture != Value::Bool(false))
+}
+
+fn rules(config: &Config) -> Result<Rules, EntryError> {
+    // Where the CA is makes no difference to who is enrolled.
+    let entry = config.chain_entry("https://ca.invalid", None);
+    let list = json!({"name": "cluster-table", "cniVersion": "1.0.0", "plugins": [entry]});
+    Ok(Rules::new(Entry::of_list(&list)?, has_selector(config, "podSelector")))
+}
+
+fn asks_for_namespaces(config: &Config) -> bool {
+    has_selector(config, "namespaceSelector")
+}
+
+fn has_selector(config: &Config, key: &str) -> bool {
+    config.entry.get("enrol").is_some_and(|enrol| enrol.get(key).is_some())
+}
+
+impl Shared {
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        // Each change is complete before the lock is given back.
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the facts; the table is written again if `change` returns `true`.
+    fn change(&self, change: impl FnOnce(&mut Facts) -> bool) {
+        let mut facts = self.facts();
+        if change(&mut facts) {
+            facts.changes += 1;
+            self.changed.notify_one();
+        }
+    }
+
+    fn has_problem(&self, input: Input, why: String) {
+        let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = problems.get(input.name()).map_or_else(Instant::now, |(_, since)| *since);
+        let before = problems.insert(input.name(), (why.clone(), since));
+        if before.is_none_or(|(before, _)| before != why) {
+            tracing::warn!(input = input.name(), error = why, "cannot follow an input of the cluster table");
+        }
+    }
+
+    fn is_well(&self, input: Input) {
+        let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        if problems.remove(input.name()).is_some() {
+            tracing::info!(input = input.name(), "an input of the cluster table is followed again");
+        }
+    }
+
+    fn problems(&self) -> BTreeMap<&'static str, (String, Duration)> {
+        let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        problems.iter().map(|(input, (why, since))| (*input, (why.clone(), since.elapsed()))).collect()
+    }
+}
+
+/// Follows the directory for ever.
+async fn follow_directory(shared: Arc<Shared>, host: HostRoot, mut target: watch::Receiver<Option<Target>>) {
+    let mut known: Option<(Target, DirectoryClient)> = None;
+    let (mut failures, mut read_all) = (0u32, Instant::now());
+    loop {
+        let Ok(now) = target.wait_for(Option::is_some).await.map(|target| target.clone()) else { return };
+        let Some(now) = now else { continue };
+        let mut client = match known.take().filter(|(before, _)| *before == now) {
+            Some((_, client)) => client,
+            None => DirectoryClient::new(now.clone(), &host),
+        };
+        if read_all.elapsed() > READ_ALL_EVERY {
+            read_all = Instant::now();
+            client.forget();
+        }
+        // A thread of its own: a long poll must not hold up the end of the process.
+        let (sender, outcome) = oneshot::channel();
+        let asked = std::thread::Builder::new().name("directory".to_owned()).spawn(move || {
+            let outcome = client.ask();
+            let _ = sender.send((client, outcome));
+        });
+        let pause = match (asked, outcome.await) {
+            (Ok(_), Ok((mut client, Ok(answer)))) => {
+                failures = 0;
+                shared.is_well(Input::Directory);
+                let pause = answer.retry_after.unwrap_or_default().clamp(ASK_EVERY, MAX_PAUSE);
+                shared.change(|facts| client.take(answer, facts));
+                let pause = if client.is_reading() { Duration::ZERO } else { pause };
+                known = Some((now, client));
+                pause
+            }
+            (Ok(_), Ok((mut client, Err(error)))) => {
+                shared.has_problem(Input::Directory, format!("{error}; {}", error.advice()));
+                client.failed();
+                known = Some((now, client));
+                failures += 1;
+                RETRY.saturating_mul(1 << failures.min(5)).min(MAX_PAUSE)
+            }
+            _ => MAX_PAUSE,
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+const RETRY: Duration = Duration::from_secs(1);
+/// Between a change and the next question; the CA gathers changes, too.
+const ASK_EVERY: Duration = Duration::from_millis(200);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// Against a directory that is wrong in a way that nobody thought of.
+const READ_ALL_EVERY: Duration = Duration::from_secs(3_600);
+
+#[cfg(test)]
+mod tests;

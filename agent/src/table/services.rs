@@ -1,0 +1,145 @@
+//! Services, as far as kube-proxy would translate them for a pod: cluster IPs, ports, affinity and traffic policy.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1 as core;
+use nebula_cni_plugin::cluster_table::{Builder, ServiceEndpoint, ServicePort};
+
+use super::endpoints::Slice;
+
+/// A Service with cluster IPs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    addresses: Box<[IpAddr]>,
+    ports: Box<[Port]>,
+    affinity: Option<Duration>,
+    this_node_only: bool,
+}
+
+/// A named port. Its name is empty if the Service has only one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Port {
+    pub(super) name: Box<str>,
+    pub(super) port: u16,
+    pub(super) protocol: u8,
+}
+
+impl Service {
+    /// `None` for what is not translated: headless Services, whose names lead to the pods' own addresses, and those that
+    /// stand for a name elsewhere.
+    #[must_use]
+    pub fn of(service: &core::Service) -> Option<Self> {
+        let spec = service.spec.as_ref().filter(|spec| spec.type_.as_deref() != Some("ExternalName"))?;
+        let listed = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
+        let mut addresses: Vec<IpAddr> = listed.filter_map(|address| address.parse().ok()).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let port = |port: &core::ServicePort| {
+            Some(Port {
+                name: port.name.as_deref().unwrap_or_default().into(),
+                port: u16::try_from(port.port).ok().filter(|port| *port > 0)?,
+                protocol: protocol(port.protocol.as_deref())?,
+            })
+        };
+        let ports = spec.ports.iter().flatten().filter_map(port).collect();
+        let timeout = || {
+            let client_ip = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+            let seconds = client_ip.and_then(|client_ip| client_ip.timeout_seconds);
+            Duration::from_secs(seconds.and_then(|seconds| seconds.try_into().ok()).unwrap_or(DEFAULT_AFFINITY))
+        };
+        let has_affinity = spec.session_affinity.as_deref() == Some("ClientIP");
+        (!addresses.is_empty()).then(|| Self {
+            addresses: addresses.into_boxed_slice(),
+            ports,
+            affinity: has_affinity.then(timeout),
+            this_node_only: spec.internal_traffic_policy.as_deref() == Some("Local"),
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn new(address: IpAddr, port: u16) -> Self {
+        let ports = Box::new([Port { name: "".into(), port, protocol: 6 }]);
+        Self { addresses: Box::new([address]), ports, affinity: None, this_node_only: false }
+    }
+
+    /// Adds its ports with their endpoints, those of the same family and port name.
+    pub(super) fn add_to(&self, builder: &mut Builder, slices: &[&Slice], node: &str) {
+        for address in &self.addresses {
+            let of_family = |slice: &&&Slice| slice.is_ipv4 == address.is_ipv4();
+            for port in &self.ports {
+                let endpoints = slices.iter().filter(of_family).flat_map(|slice| {
+                    let target = slice.target(port);
+                    target.into_iter().flat_map(|target| {
+                        slice.endpoints.iter().map(move |endpoint| ServiceEndpoint {
+                            address: endpoint.address,
+                            port: target,
+                            state: endpoint.state,
+                            is_on_this_node: endpoint.node.as_deref() == Some(node),
+                        })
+                    })
+                });
+                let key = ServicePort {
+                    address: *address,
+                    port: port.port,
+                    protocol: port.protocol,
+                    affinity: self.affinity,
+                    this_node_only: self.this_node_only,
+                };
+                builder.service(key, endpoints);
+            }
+        }
+    }
+}
+
+/// Number of a protocol by its name in the API; TCP if there is none.
+pub(super) fn protocol(name: Option<&str>) -> Option<u8> {
+    match name.unwrap_or("TCP") {
+        "TCP" => Some(6),
+        "UDP" => Some(17),
+        "SCTP" => Some(132),
+        _ => None,
+    }
+}
+
+/// Seconds that the API server fills in.
+const DEFAULT_AFFINITY: u64 = 10_800;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn service(spec: Value) -> Option<Service> {
+        Service::of(&serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap())
+    }
+
+    #[test]
+    fn what_is_not_translated_is_left_out() {
+        let port = json!([{"port": 80}]);
+        assert!(service(json!({"clusterIP": "None", "clusterIPs": ["None"], "ports": port})).is_none(), "headless");
+        assert!(service(json!({"type": "ExternalName", "externalName": "example.org"})).is_none());
+        assert!(service(json!({"type": "ExternalName", "clusterIP": "10.96.0.9", "ports": port})).is_none());
+        assert!(service(json!({"ports": port})).is_none());
+        let odd =
+            json!([{"port": 80, "protocol": "QUIC"}, {"port": 0}, {"port": 70_000}, {"port": 53, "protocol": "UDP"}]);
+        assert_eq!(service(json!({"clusterIP": "10.96.0.9", "ports": odd})).unwrap().ports.len(), 1);
+    }
+
+    #[test]
+    fn addresses_of_both_families_affinity_and_policy_are_read() {
+        let found = service(json!({
+            "clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9", "fd00:96::9"], "ports": [{"port": 80, "name": "web"}],
+            "sessionAffinity": "ClientIP", "internalTrafficPolicy": "Local",
+        }))
+        .unwrap();
+        assert_eq!((found.addresses.len(), found.this_node_only), (2, true));
+        assert_eq!(found.affinity, Some(Duration::from_secs(10_800)));
+        let timed = json!({"clusterIP": "10.96.0.9", "sessionAffinity": "ClientIP",
+            "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 7}}});
+        assert_eq!(service(timed).unwrap().affinity, Some(Duration::from_secs(7)));
+        let plain = service(json!({"clusterIP": "10.96.0.9", "sessionAffinity": "None"})).unwrap();
+        assert_eq!((plain.affinity, plain.this_node_only), (None, false));
+    }
+}

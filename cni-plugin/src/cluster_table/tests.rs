@@ -1,0 +1,391 @@
+//! The answers of a table are those of plain maps, and no bytes do harm.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+
+use super::*;
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+/// Few enough to meet often.
+const ADDRESSES: [&str; 12] = [
+    "10.0.0.1",
+    "10.0.0.2",
+    "10.0.0.3",
+    "10.0.1.1",
+    "10.0.1.2",
+    "10.96.0.1",
+    "10.96.0.2",
+    "0.0.0.0",
+    "fd00::1",
+    "fd00::2",
+    "fd00:96::1",
+    "::a00:1",
+];
+const PREFIXES: [&str; 8] =
+    ["10.0.0.0/30", "10.0.0.2/31", "10.0.1.0/24", "0.0.0.0/0", "10.0.1.2/32", "fd00::/64", "::/0", "fd00::2/128"];
+const PORTS: [u16; 3] = [0, 53, 80];
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// Facts about a cluster, which the builder and the reference are given alike.
+#[derive(Debug, Clone)]
+enum Fact {
+    Pod(IpAddr, u64),
+    Clear(IpAddr),
+    ClearPrefix(IpNet),
+    SealedPrefix(IpNet),
+    Service(ServicePort, Vec<ServiceEndpoint>),
+}
+
+/// Answers from plain maps, in the words of the documentation.
+#[derive(Debug, Default)]
+struct Reference {
+    pods: BTreeMap<IpAddr, u64>,
+    clear: BTreeSet<IpAddr>,
+    clear_prefixes: Vec<IpNet>,
+    sealed_prefixes: Vec<IpNet>,
+    services: BTreeMap<(IpAddr, u16, u8), (ServicePort, Vec<ServiceEndpoint>)>,
+}
+
+/// What is found, without the index.
+#[derive(Debug, PartialEq)]
+enum Answer {
+    Enrolled(u64),
+    Service { choice: BTreeSet<(IpAddr, u16, u64)>, affinity: Option<Duration> },
+    NoEndpoint,
+    Clear,
+    Unknown,
+}
+
+impl Reference {
+    fn learn(&mut self, fact: Fact) {
+        match fact {
+            Fact::Pod(address, incarnation) => drop(self.pods.insert(address, incarnation)),
+            Fact::Clear(address) => drop(self.clear.insert(address)),
+            Fact::ClearPrefix(prefix) => self.clear_prefixes.push(prefix),
+            Fact::SealedPrefix(prefix) => self.sealed_prefixes.push(prefix),
+            Fact::Service(port, endpoints) => {
+                self.services.insert((port.address, port.port, port.protocol), (port, endpoints));
+            }
+        }
+    }
+
+    fn find(&self, address: IpAddr, port: u16, protocol: u8) -> Answer {
+        let is_in = |prefixes: &[IpNet]| prefixes.iter().any(|prefix| prefix.contains(&address));
+        if let Some(incarnation) = self.pods.get(&address) {
+            return Answer::Enrolled(*incarnation);
+        }
+        if let Some((port, endpoints)) = self.services.get(&(address, port, protocol)) {
+            let choice = self.choice(port, endpoints);
+            return match endpoints.iter().any(|endpoint| self.pods.contains_key(&endpoint.address)) {
+                true if !choice.is_empty() => Answer::Service { choice, affinity: port.affinity },
+                false if !endpoints.is_empty() => Answer::Clear,
+                _ => Answer::NoEndpoint,
+            };
+        }
+        if self.services.keys().any(|(service, ..)| *service == address) {
+            Answer::NoEndpoint
+        } else if self.clear.contains(&address) {
+            Answer::Clear
+        } else if is_in(&self.sealed_prefixes) {
+            Answer::Enrolled(0)
+        } else if is_in(&self.clear_prefixes) {
+            Answer::Clear
+        } else {
+            Answer::Unknown
+        }
+    }
+
+    fn of_state(
+        &self,
+        port: &ServicePort,
+        endpoints: &[ServiceEndpoint],
+        state: EndpointState,
+    ) -> BTreeSet<(IpAddr, u16, u64)> {
+        let listed = endpoints.iter().filter(|endpoint| endpoint.state == state);
+        let near = listed.filter(|endpoint| endpoint.is_on_this_node || !port.this_node_only);
+        near.filter_map(|at| Some((at.address, at.port, *self.pods.get(&at.address)?))).collect()
+    }
+
+    fn choice(&self, port: &ServicePort, endpoints: &[ServiceEndpoint]) -> BTreeSet<(IpAddr, u16, u64)> {
+        let ready = self.of_state(port, endpoints, EndpointState::Ready);
+        if ready.is_empty() { self.of_state(port, endpoints, EndpointState::Terminating) } else { ready }
+    }
+
+    fn serves(&self, service: (IpAddr, u16, u8), address: IpAddr, number: u16) -> bool {
+        self.services.get(&service).is_some_and(|(port, endpoints)| {
+            [EndpointState::Ready, EndpointState::Terminating]
+                .map(|state| self.of_state(port, endpoints, state))
+                .iter()
+                .flatten()
+                .any(|(at, port, _)| (*at, *port) == (address, number))
+        })
+    }
+}
+
+fn some_address() -> impl Strategy<Value = IpAddr> {
+    select(&ADDRESSES[..]).prop_map(address)
+}
+
+fn some_prefix() -> impl Strategy<Value = IpNet> {
+    select(&PREFIXES[..]).prop_map(|text| text.parse().unwrap())
+}
+
+fn some_endpoint() -> impl Strategy<Value = ServiceEndpoint> {
+    let state = select(vec![EndpointState::Ready, EndpointState::Terminating, EndpointState::NotReady]);
+    let fields = (some_address(), select(&PORTS[..]), state, any::<bool>());
+    fields.prop_map(|(address, port, state, is_on_this_node)| ServiceEndpoint { address, port, state, is_on_this_node })
+}
+
+fn some_service() -> impl Strategy<Value = Fact> {
+    let affinity = proptest::option::of((1_u64..20_000).prop_map(Duration::from_secs));
+    // Port and protocol 0 are those of a Service's address as such.
+    let port = (some_address(), 1_u16..3, select(vec![TCP, UDP]), affinity, any::<bool>());
+    (port, vec(some_endpoint(), 0..6)).prop_map(|((address, port, protocol, affinity, this_node_only), endpoints)| {
+        Fact::Service(ServicePort { address, port, protocol, affinity, this_node_only }, endpoints)
+    })
+}
+
+fn some_facts() -> impl Strategy<Value = Vec<Fact>> {
+    let fact = prop_oneof![
+        4 => (some_address(), 1_u64..5).prop_map(|(address, incarnation)| Fact::Pod(address, incarnation)),
+        2 => some_address().prop_map(Fact::Clear),
+        1 => some_prefix().prop_map(Fact::ClearPrefix),
+        1 => some_prefix().prop_map(Fact::SealedPrefix),
+        4 => some_service(),
+    ];
+    vec(fact, 0..25)
+}
+
+fn build(facts: &[Fact], version: u64) -> Vec<u8> {
+    let mut builder = Builder::new();
+    for fact in facts.iter().cloned() {
+        match fact {
+            Fact::Pod(address, incarnation) => builder.pod(address, incarnation),
+            Fact::Clear(address) => builder.clear(address),
+            Fact::ClearPrefix(prefix) => builder.clear_prefix(prefix),
+            Fact::SealedPrefix(prefix) => builder.sealed_prefix(prefix),
+            Fact::Service(port, endpoints) => builder.service(port, endpoints),
+        }
+    }
+    builder.finish(version)
+}
+
+fn answer(table: &Table<'_>, address: IpAddr, port: u16, protocol: u8) -> Answer {
+    match table.find(address, port, protocol) {
+        Found::Enrolled { incarnation } => Answer::Enrolled(incarnation),
+        Found::Service(Service { id, ready, affinity }) => {
+            let choice = (0..ready).map(|n| table.endpoint(id, n).expect("one of those to choose from"));
+            let choice: BTreeSet<_> = choice.map(|at| (at.address, at.port, at.incarnation)).collect();
+            assert_eq!((choice.len(), table.endpoint(id, ready)), (ready as usize, None));
+            Answer::Service { choice, affinity }
+        }
+        Found::NoEndpoint => Answer::NoEndpoint,
+        Found::Clear => Answer::Clear,
+        Found::Unknown => Answer::Unknown,
+    }
+}
+
+/// Asks everything there is to ask; whatever the bytes are, there must be an end to it.
+fn ask_everything(bytes: &[u8]) {
+    let Ok(layout) = Layout::read(bytes) else { return };
+    let table = layout.table(bytes);
+    for address in ADDRESSES.map(address) {
+        let _ = table.incarnation(address);
+        for (port, protocol) in [(0, 0), (1, TCP), (2, UDP), (53, UDP)] {
+            let _ = table.find(address, port, protocol);
+        }
+        for service in [0, 1, 2, 7, u32::MAX] {
+            let _ = table.serves(service, address, 80);
+            let _ = [0, 1, u32::MAX].map(|n| table.endpoint(service, n));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn a_table_answers_like_plain_maps(facts in some_facts(), version in 1_u64..) {
+        let bytes = build(&facts, version);
+        let layout = Layout::read(&bytes).unwrap();
+        let table = layout.table(&bytes);
+        prop_assert_eq!(table.version(), version);
+        let mut reference = Reference::default();
+        facts.into_iter().for_each(|fact| reference.learn(fact));
+        for asked in ADDRESSES.map(address) {
+            let expected = match reference.find(asked, 0, 0) {
+                Answer::Enrolled(incarnation) => Some(incarnation),
+                _ => None,
+            };
+            let is_service = reference.services.keys().any(|(service, ..)| *service == asked);
+            prop_assert!(is_service || table.incarnation(asked) == expected, "{}", asked);
+            for (port, protocol) in [(0, 0), (0, 1), (1, TCP), (1, UDP), (2, TCP), (2, UDP), (3, TCP)] {
+                let expected = reference.find(asked, port, protocol);
+                prop_assert_eq!(answer(&table, asked, port, protocol), expected, "{} {}/{}", asked, port, protocol);
+                let Found::Service(service) = table.find(asked, port, protocol) else { continue };
+                for (at, number) in ADDRESSES.iter().flat_map(|at| PORTS.map(|port| (address(at), port))) {
+                    let expected = reference.serves((asked, port, protocol), at, number);
+                    prop_assert_eq!(table.serves(service.id, at, number), expected, "{}:{}", at, number);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_bytes_do_no_harm(
+        facts in some_facts(),
+        cut in any::<Index>(),
+        damage in vec((any::<Index>(), any::<u8>()), 1..8),
+        numbers in vec((any::<Index>(), select(vec![0, 1, 1 << 31, u32::MAX])), 0..4),
+    ) {
+        let mut bytes = build(&facts, 1);
+        prop_assert!(Layout::read(&bytes[..cut.index(bytes.len())]).is_err(), "whatever is cut off is missed");
+        for (at, value) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        ask_everything(&bytes);
+        for (at, number) in numbers {
+            let at = at.index(bytes.len() / 4) * 4;
+            bytes[at..at + 4].copy_from_slice(&u32::to_le_bytes(number));
+        }
+        ask_everything(&bytes);
+    }
+}
+
+#[test]
+fn a_table_begins_with_what_tells_its_format() {
+    let bytes = Builder::new().finish(7);
+    assert_eq!(bytes[..16], *b"nebcltbl\0\0\x01\0\x09\0\0\0");
+    let changed = |at: usize, value| {
+        let mut bytes = bytes.clone();
+        bytes[at] = value;
+        Layout::read(&bytes).map(|layout| layout.version())
+    };
+    assert_eq!(changed(8, 5), Ok(7), "a later minor version");
+    assert_eq!(changed(10, 2), Err(Error::OtherFormat { found: 2 }));
+    assert_eq!(changed(0, b'N'), Err(Error::NotATable));
+    assert_eq!(changed(12, 8), Err(Error::Malformed(8)), "a section is missing");
+    assert_eq!(changed(40 + 16 + 12, 23), Err(Error::Malformed(1)), "records of pods are too short");
+    assert_eq!(changed(40 + 8, 0), Err(Error::Malformed(0)), "no buckets");
+    let (expected, found) = (bytes.len() as u64 + 256, bytes.len() as u64);
+    assert_eq!(changed(17, bytes[17] + 1), Err(Error::Truncated { expected, found }));
+    assert_eq!(Layout::read(&[]), Err(Error::NotATable));
+}
+
+/// Bytes of a table of version 1.0, made by another program from the description in [`mod@super::format`].
+const GOLDEN: &[&str] = &[
+    "6e6562636c74626c0000010009000000c402000000000000070000000000000014df177b2330ae12b80000000000000003000000040000",
+    "00c40000000000000003000000180000000c01000000000000030000000400000018010000000000000200000010000000380100000000",
+    "0000010000002000000058010000000000000100000020000000780100000000000005000000040000008c010000000000000700000028",
+    "000000a402000000000000040000000800000000000000020000000300000000000000000000000000ffff0af400010b00000000000000",
+    "00000000000000000000ffff0af400020c00000000000000fd0002440000000000000000000000010d0000000000000000000000010000",
+    "000200000000000000000000000000ffff0af40009fd00024400000000000000000000000900000000000000000000ffff0a0000000000",
+    "0000000000000000ffff0a0000ff00000000000000000000ffff0a09000000000000000000000000ffff0a09ffff000000000000000003",
+    "000000060000000700000000000000000000000000ffff0a60000100000003000000000000000000000000000000000000000000000000",
+    "000000000000ffff0a60000200000003000000000000000000000000000000000000000000000000000000000000ffff0a600003000000",
+    "03000000000000000000000000000000000000000000000000000000000000ffff0a60000150000600000000000200000002000000302a",
+    "00000000000000000000000000000000ffff0a600002bb0106010200000000000000000000000000000000000000000000000000000000",
+    "00ffff0a600003bb010602020000000000000000000000000000000000000000000000000000000000ffff0a6000013500110002000000",
+    "0100000002000000000000000000000000000000901f000001000000901f000002000000e914000001000000e9140000",
+];
+
+#[test]
+fn a_table_has_the_bytes_that_its_format_describes() {
+    let mut builder = Builder::new();
+    for (pod, incarnation) in [("10.244.0.1", 11), ("10.244.0.2", 12), ("fd00:244::1", 13)] {
+        builder.pod(address(pod), incarnation);
+    }
+    builder.clear(address("fd00:244::9"));
+    builder.clear(address("10.244.0.9"));
+    builder.clear_prefix("10.0.0.0/25".parse().unwrap());
+    builder.clear_prefix("10.0.0.128/25".parse().unwrap());
+    builder.sealed_prefix("10.9.0.0/16".parse().unwrap());
+    let endpoint = |text, port, state| ServiceEndpoint { address: address(text), port, state, is_on_this_node: true };
+    let mut service = |text, port, protocol, affinity: Option<u64>, endpoints: &[ServiceEndpoint]| {
+        let affinity = affinity.map(Duration::from_secs);
+        let port = ServicePort { address: address(text), port, protocol, affinity, this_node_only: false };
+        builder.service(port, endpoints.iter().copied());
+    };
+    let ready = EndpointState::Ready;
+    let two = [endpoint("10.244.0.2", 8080, ready), endpoint("10.244.0.1", 8080, ready)];
+    service("10.96.0.1", 80, TCP, Some(10_800), &two);
+    let other = [endpoint("10.244.0.2", 5353, EndpointState::Terminating), endpoint("fd00:244::1", 5353, ready)];
+    service("10.96.0.1", 53, UDP, None, &other);
+    service("10.96.0.2", 443, TCP, None, &[endpoint("192.0.2.1", 6443, ready)]);
+    service("10.96.0.3", 443, TCP, None, &[]);
+    let hex: String = builder.finish(7).iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(hex, GOLDEN.concat());
+}
+
+#[test]
+fn a_table_of_a_later_minor_version_has_longer_records_and_more_sections() {
+    let mut builder = Builder::new();
+    builder.pod(address("10.0.0.1"), 11);
+    builder.pod(address("10.0.0.2"), 12);
+    let old = builder.finish(7);
+    let layout = Layout::read(&old).unwrap();
+    // Two pods of 24 bytes each become two of 32, and the file ends with a section that this release does not know.
+    let pods = u64::from_le_bytes(old[56..64].try_into().unwrap()) as usize;
+    let mut new = old.clone();
+    let at = new.len() as u64;
+    for pod in 0..2 {
+        let start = pods + pod * 24;
+        new.extend([&old[start..start + 24], &[0xff; 8]].concat());
+    }
+    new[56..64].copy_from_slice(&at.to_le_bytes());
+    new[68..72].copy_from_slice(&32_u32.to_le_bytes());
+    new[12] += 1;
+    let len = new.len() as u64;
+    new[16..24].copy_from_slice(&len.to_le_bytes());
+    let longer = Layout::read(&new).unwrap();
+    for last in 0..4 {
+        let address = address(&format!("10.0.0.{last}"));
+        assert_eq!(longer.table(&new).find(address, 80, TCP), layout.table(&old).find(address, 80, TCP));
+    }
+}
+
+#[test]
+fn thousands_of_addresses_are_found_and_their_neighbours_are_not() {
+    let mut builder = Builder::new();
+    let number = |n: u32| IpAddr::from(std::net::Ipv4Addr::from_bits(0x0af4_0000 + n));
+    for n in (0..20_000).step_by(2) {
+        builder.pod(number(n), u64::from(n) + 1);
+        builder.clear(number(30_000 + n));
+    }
+    let bytes = builder.finish(3);
+    let layout = Layout::read(&bytes).unwrap();
+    for n in 0..60_000 {
+        let expected = match n {
+            0..20_000 if n % 2 == 0 => Found::Enrolled { incarnation: u64::from(n) + 1 },
+            30_000..50_000 if n % 2 == 0 => Found::Clear,
+            _ => Found::Unknown,
+        };
+        assert_eq!(layout.table(&bytes).find(number(n), 80, TCP), expected, "{n}");
+    }
+    assert_eq!(layout.table(&bytes).counts(), [10_000, 10_000, 0, 0]);
+}
+
+#[test]
+fn a_prefix_of_ipv6_does_not_mean_addresses_of_ipv4() {
+    let mut builder = Builder::new();
+    builder.clear_prefix("::/0".parse().unwrap());
+    let bytes = builder.finish(1);
+    let layout = Layout::read(&bytes).unwrap();
+    let found = |text| layout.table(&bytes).find(address(text), 80, TCP);
+    assert_eq!(
+        ["fd00::1", "::1", "10.0.0.1", "255.255.255.255"].map(found),
+        [Found::Clear, Found::Clear, Found::Unknown, Found::Unknown]
+    );
+}

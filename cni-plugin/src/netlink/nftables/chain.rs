@@ -1,0 +1,101 @@
+//! Base chains: where the rules of a table see packets.
+
+use crate::netlink::nftables::attribute;
+use crate::netlink::nftables::rule::{Rule, Verdict};
+use crate::netlink::nftables::transaction::{attributes, push_nested, push_number, push_text};
+
+/// Where a chain sees packets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hook {
+    /// Packets addressed to this network namespace.
+    Input,
+    /// Packets forwarded by this network namespace.
+    Forward,
+    /// Packets sent by this network namespace.
+    Output,
+    /// Frames received from a link.
+    FromLink(String),
+    /// Frames sent to a link.
+    ToLink(String),
+}
+
+/// A chain of rules. The first rule that decides about a packet ends its evaluation.
+#[derive(Debug, Clone)]
+pub struct Chain {
+    pub(super) name: String,
+    hook: Hook,
+    policy: Verdict,
+    pub(super) rules: Vec<Rule>,
+}
+
+impl Hook {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Input => "input",
+            Self::Forward => "forward",
+            Self::Output => "output",
+            Self::FromLink(_) => "from-link",
+            Self::ToLink(_) => "to-link",
+        }
+    }
+
+    fn number(&self) -> u32 {
+        match self {
+            // NF_NETDEV_INGRESS, NF_NETDEV_EGRESS.
+            Self::FromLink(_) => 0,
+            Self::ToLink(_) | Self::Input => 1,
+            Self::Forward => 2,
+            Self::Output => 3,
+        }
+    }
+}
+
+impl Chain {
+    /// A chain that drops every packet about which no rule decides, named after its hook.
+    #[must_use]
+    pub fn new(hook: Hook, rules: Vec<Rule>) -> Self {
+        Self { name: hook.name().to_owned(), hook, policy: Verdict::Drop, rules }
+    }
+
+    /// Names the chain.
+    #[must_use]
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Sets what becomes of packets about which no rule decides.
+    #[must_use]
+    pub fn otherwise(mut self, verdict: Verdict) -> Self {
+        self.policy = verdict;
+        self
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The number of its rules.
+    #[must_use]
+    pub fn rules(&self) -> u32 {
+        self.rules.len() as u32
+    }
+
+    pub(super) fn attributes(&self, table: &str) -> Vec<u8> {
+        attributes(|out| {
+            push_text(out, attribute::CHAIN_TABLE, table);
+            push_text(out, attribute::CHAIN_NAME, &self.name);
+            push_nested(out, attribute::CHAIN_HOOK, |out| {
+                push_number(out, attribute::HOOK_NUMBER, self.hook.number());
+                push_number(out, attribute::HOOK_PRIORITY, 0);
+                if let Hook::FromLink(link) | Hook::ToLink(link) = &self.hook {
+                    push_text(out, attribute::HOOK_DEVICE, link);
+                }
+            });
+            push_number(out, attribute::CHAIN_POLICY, self.policy as u32);
+            push_text(out, attribute::CHAIN_TYPE, "filter");
+        })
+    }
+}

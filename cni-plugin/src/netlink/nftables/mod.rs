@@ -1,0 +1,17 @@
+//! The few nf_tables messages that tables of filter rules need, sent as atomic transactions.
+
+mod attribute;
+mod chain;
+mod listing;
+mod rule;
+mod set;
+mod table;
+mod transaction;
+
+pub use chain::{Chain, Hook};
+pub(crate) use listing::fuzz;
+pub use listing::{Existing, chain, chains, chains_on_link, contains, counts, generation, table_handle, tables};
+pub use rule::{Field, Header, Is, Match, Rule, Verdict};
+pub use set::{AddressSet, Set};
+pub use table::{Family, Table, remove};
+pub use transaction::Transaction;

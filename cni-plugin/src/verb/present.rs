@@ -1,0 +1,203 @@
+//! Shows an instance the token of its own pod, in place of an init container that has ended: an instance that was started
+//! again would wait for one forever. The kubelet keeps the pod's projected volumes, and renews the tokens in them, for as
+//! long as the pod is there.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use nix::sys::socket::{getsockopt, sockopt};
+use serde::Deserialize;
+use zeroize::Zeroizing;
+
+use crate::attachment::record::{Files, Found, Record};
+use crate::handoff::{self, Hello, MAX_MESSAGE_BYTES, MAX_TOKEN_BYTES, NAME, Receipt, Word};
+use crate::host::Host;
+use crate::instance_status::Status;
+use crate::launch::{Flow, LaunchSpec};
+use crate::netns::in_namespace;
+use crate::reply::{Error, code};
+
+/// Where this node's pods have their tokens, and which token is for the CA.
+#[derive(Debug, Clone, Copy)]
+pub struct Tokens<'a> {
+    /// Directories that may be the kubelet's.
+    pub kubelet: &'a [&'a Path],
+    /// Audience of the CA's tokens.
+    pub audience: &'a str,
+}
+
+/// Shows the instance of an attachment the token of its pod, and waits until it has the certificate.
+///
+/// # Errors
+/// Code 3 if there is no such attachment; code 117 if the pod's token cannot help it; code 101 if another process
+/// listens in place of the instance; code 102 with the CA's reason if it got no certificate in time.
+pub fn run(files: &Files, tokens: Tokens<'_>, host: &Host<'_>) -> Result<(), Error> {
+    let record = load(files)?;
+    let pod = &record.target.pod;
+    let named = |code, why: String| Error::new(code, format!("pod {}/{}: {why}", pod.namespace, pod.name));
+    let launch = File::open(files.launch()).and_then(|file| Ok(serde_json::from_reader::<_, LaunchSpec>(file)?));
+    let launch = launch.map_err(|error| named(code::IO, format!("cannot read its launch contract: {error}")))?;
+    if launch.flow != Flow::Init {
+        return Err(named(code::INIT_OVERDUE, "its instance waits for no token of the pod".to_owned()));
+    }
+    if launch.deliver_key {
+        let why = "its containers hold the key of the certificate that was lost, and only an init container can bring them \
+                   another: delete the pod";
+        return Err(named(code::INIT_OVERDUE, why.to_owned()));
+    }
+    let volumes = |kubelet: &&Path| kubelet.join("pods").join(&pod.uid).join("volumes/kubernetes.io~projected");
+    let mut folders = tokens.kubelet.iter().map(volumes);
+    let token = folders.find_map(|folder| find_token(&folder, tokens.audience, &pod.uid)).ok_or_else(|| {
+        let why = format!(
+            "none of its projected volumes has a token for the audience {:?} (looked for pods in {:?}): delete the pod",
+            tokens.audience, tokens.kubelet
+        );
+        named(code::INIT_OVERDUE, why)
+    })?;
+    let unreachable =
+        |error: io::Error| named(code::INSTANCE_UNREACHABLE, format!("cannot reach its instance: {error}"));
+    let instance = Status::ask(&record.status_socket).map_err(unreachable)?.pid;
+    let netns = host.namespaces.open(&record.target.netns).map_err(unreachable)?;
+    if netns.id != record.target.netns_id {
+        return Err(named(code::NETNS, "it has another network namespace than its tunnel".to_owned()));
+    }
+    let stream =
+        in_namespace(&netns.file, || UnixStream::connect_addr(&handoff::address(NAME)?)).map_err(unreachable)?;
+    // The kernel recorded the listener's credentials at listen(2). A program of the pod could listen there since the
+    // instance before this one ended.
+    let listener = getsockopt(&stream, sockopt::PeerCredentials).map_err(|errno| unreachable(errno.into()))?;
+    if instance != Some(listener.pid()) {
+        let why = format!("process {} listens in place of its instance", listener.pid());
+        return Err(named(code::INSTANCE_UNREACHABLE, why));
+    }
+    match converse(stream, &token) {
+        Ok(None) => Ok(()),
+        Ok(Some(reason)) => Err(named(code::IDENTITY_DENIED, reason)),
+        Err(error) => Err(unreachable(error)),
+    }
+}
+
+fn load(files: &Files) -> Result<Box<Record>, Error> {
+    match Record::load(&files.record()) {
+        Ok(Found::Record(record)) => Ok(record),
+        Ok(Found::Nothing) => {
+            Err(Error::new(code::UNKNOWN_CONTAINER, format!("no record {}", files.record().display())))
+        }
+        Ok(Found::Garbage(why)) => Err(Error::new(code::IO, format!("record {}: {why}", files.record().display()))),
+        Err(error) => Err(Error::new(code::IO, format!("cannot read {}: {error}", files.record().display()))),
+    }
+}
+
+/// Returns why there is no certificate, or `None` if there is one.
+fn converse(mut stream: UnixStream, token: &Zeroizing<String>) -> io::Result<Option<String>> {
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+    stream.write_all(&handoff::line(&Hello { token: String::clone(token) })?)?;
+    let mut reader = BufReader::new(&stream);
+    let mut reason = "the instance gave no reason".to_owned();
+    for _ in 0..MAX_REASONS {
+        match handoff::read(&mut reader, MAX_MESSAGE_BYTES) {
+            Ok(Some(Word::Delivery(_))) => {
+                // Certificate and CAs are no secrets, and nobody here needs them.
+                let receipt = handoff::line(&Receipt { refused: None })?;
+                let _ = (&stream).write_all(&receipt);
+                return Ok(None);
+            }
+            Ok(Some(Word::Reason(told))) => reason = told,
+            Ok(None) => break,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Some(reason))
+}
+
+/// The pod's token for this audience, out of its projected volumes.
+fn find_token(folder: &Path, audience: &str, uid: &str) -> Option<Zeroizing<String>> {
+    let files_of = |folder: PathBuf| {
+        let entries = fs::read_dir(folder).into_iter().flatten().take(MAX_FILES);
+        entries.filter_map(|entry| Some(entry.ok()?.path()))
+    };
+    files_of(folder.to_owned()).flat_map(files_of).filter_map(|path| read_token(&path)).find(|token| {
+        let claims = claims(token);
+        claims.is_some_and(|claims| claims.aud.iter().any(|of| of == audience) && claims.kubernetes.pod.uid == uid)
+    })
+}
+
+fn read_token(path: &Path) -> Option<Zeroizing<String>> {
+    if !fs::metadata(path).ok()?.is_file() {
+        return None;
+    }
+    let mut text = Zeroizing::new(String::with_capacity(MAX_TOKEN_BYTES + 1));
+    File::open(path).ok()?.take(MAX_TOKEN_BYTES as u64 + 1).read_to_string(&mut text).ok()?;
+    let token = Zeroizing::new(text.trim().to_owned());
+    handoff::is_token(&token).then_some(token)
+}
+
+/// What a service-account token says about itself (RFC 7519). Only the API server can tell whether it is true.
+#[derive(Deserialize)]
+struct Claims {
+    #[serde(default)]
+    aud: Vec<String>,
+    #[serde(rename = "kubernetes.io")]
+    kubernetes: Kubernetes,
+}
+
+#[derive(Deserialize)]
+struct Kubernetes {
+    pod: Bound,
+}
+
+#[derive(Deserialize)]
+struct Bound {
+    uid: String,
+}
+
+fn claims(token: &str) -> Option<Claims> {
+    let payload = token.split('.').nth(1)?;
+    serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
+}
+
+// The instance asks the CA at once when somebody shows a token, and again after at most this time.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+const MAX_REASONS: usize = 8;
+const MAX_FILES: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(aud: &str, uid: &str) -> String {
+        let payload =
+            format!(r#"{{"aud":["{aud}"],"kubernetes.io":{{"namespace":"shop","pod":{{"name":"p","uid":"{uid}"}}}}}}"#);
+        format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(payload))
+    }
+
+    #[test]
+    fn only_the_pod_s_own_token_for_the_ca_is_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let [api, other, ours] = ["kube-api-access-x", "other", "nebula"].map(|name| dir.path().join(name));
+        for volume in [&api, &other, &ours] {
+            fs::create_dir_all(volume.join("..data")).unwrap();
+        }
+        let put = |volume: &Path, text: &str| {
+            fs::write(volume.join("..data/token"), text).unwrap();
+            let _ = std::os::unix::fs::symlink("..data/token", volume.join("token"));
+        };
+        put(&api, &token("https://kubernetes.default.svc", "u1"));
+        put(&other, &token("nebula-ca", "u2"));
+        assert!(find_token(dir.path(), "nebula-ca", "u1").is_none());
+        assert!(find_token(&dir.path().join("none"), "nebula-ca", "u1").is_none());
+        for bad in ["", "no token", &"x".repeat(MAX_TOKEN_BYTES + 1), "a.b.c", "e30.e30.e30"] {
+            put(&ours, bad);
+            assert!(find_token(dir.path(), "nebula-ca", "u1").is_none(), "{bad}");
+        }
+        put(&ours, &format!("{}\n", token("nebula-ca", "u1")));
+        assert_eq!(find_token(dir.path(), "nebula-ca", "u1").unwrap().as_str(), token("nebula-ca", "u1"));
+    }
+}

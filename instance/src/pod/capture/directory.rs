@@ -1,0 +1,201 @@
+//! Answers the forwarding plane's question where a flow goes: looks the destination up in the cluster table and applies
+//! the pod's policy (`clear` of the chain entry).
+//!
+//! There is no policy that lets out what nothing is known about. Such an address may be that of an enrolled pod that the
+//! agent has not heard of yet, so the rules on the node drop what is sent there in clear anyway.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nebula_cni_plugin::cluster_table::{self, Table};
+use nebula_cni_plugin::launch::{Capture, Clear};
+use nebula_core::capture::{Directory, Endpoint, Found, Service, Target};
+
+use super::table_file::MappedTable;
+
+/// One version of the cluster table, or none, and the policy of the pod.
+#[derive(Debug)]
+pub(crate) struct ClusterDirectory {
+    spec: Arc<Capture>,
+    table: Option<MappedTable>,
+}
+
+impl ClusterDirectory {
+    pub(crate) fn new(spec: Arc<Capture>, table: MappedTable) -> Self {
+        Self { spec, table: Some(table) }
+    }
+
+    /// Of a cluster of which nothing is known.
+    pub(crate) fn unknown(spec: Arc<Capture>) -> Self {
+        Self { spec, table: None }
+    }
+
+    pub(crate) fn table(&self) -> Option<&MappedTable> {
+        self.table.as_ref()
+    }
+
+    pub(crate) fn table_version(&self) -> Option<u64> {
+        Some(self.table()?.version())
+    }
+
+    fn contents(&self) -> Option<Table<'_>> {
+        Some(self.table()?.contents())
+    }
+
+    fn is_captured(&self, address: IpAddr) -> bool {
+        self.spec.ranges.iter().chain(&self.spec.services).any(|range| range.contains(&address))
+    }
+}
+
+impl Directory for ClusterDirectory {
+    /// 0 without a table; tables have greater ones.
+    fn version(&self) -> u64 {
+        self.table_version().unwrap_or(0)
+    }
+
+    fn find(&self, target: &Target) -> Found {
+        let Target { address, port, protocol } = *target;
+        let found = self.contents().map_or(cluster_table::Found::Unknown, |table| table.find(address, port, protocol));
+        match found {
+            cluster_table::Found::Enrolled { incarnation } => Found::Peer { incarnation },
+            // The checksum of SCTP covers all of a packet, so translating it would cost too much; nobody answers rather
+            // than in clear.
+            cluster_table::Found::Service(_) if protocol == SCTP => Found::Refused,
+            cluster_table::Found::Service(cluster_table::Service { id, ready, affinity }) => {
+                Found::Service(Service { id, ready, affinity })
+            }
+            cluster_table::Found::NoEndpoint => Found::Refused,
+            cluster_table::Found::Clear => match self.spec.clear {
+                Clear::Allow => Found::Clear,
+                Clear::Deny => Found::Refused,
+            },
+            // Elsewhere in the overlay there is nothing but hosts of the overlay.
+            cluster_table::Found::Unknown if !self.is_captured(address) => Found::Peer { incarnation: 0 },
+            cluster_table::Found::Unknown => Found::Unknown,
+        }
+    }
+
+    fn endpoint(&self, service: &Service, n: u32) -> Option<Endpoint> {
+        let cluster_table::Endpoint { address, port, incarnation } = self.contents()?.endpoint(service.id, n)?;
+        Some(Endpoint { address, port, incarnation })
+    }
+
+    fn serves(&self, service: &Service, endpoint: &Endpoint) -> bool {
+        self.incarnation(endpoint.address) == Some(endpoint.incarnation)
+            && self.contents().is_some_and(|table| table.serves(service.id, endpoint.address, endpoint.port))
+    }
+
+    fn incarnation(&self, address: IpAddr) -> Option<u64> {
+        let known = self.contents().and_then(|table| table.incarnation(address));
+        known.or_else(|| (!self.is_captured(address)).then_some(0))
+    }
+}
+
+const SCTP: u8 = 132;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use nebula_cni_plugin::cluster_table::{Builder, EndpointState, ServiceEndpoint, ServicePort};
+
+    use super::*;
+    use crate::pod::capture::table_file::TableFile;
+    use crate::pod::capture::table_file::tests::{spec, write};
+
+    const TCP: u8 = 6;
+    const ICMP: u8 = 1;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn target(text: &str, port: u16, protocol: u8) -> Target {
+        Target { address: address(text), port, protocol }
+    }
+
+    fn cluster() -> Builder {
+        let mut builder = Builder::new();
+        builder.pod(address("10.244.1.1"), 11);
+        builder.pod(address("fd00:244::1"), 12);
+        builder.clear(address("10.244.1.2"));
+        for (service, endpoint, protocol) in [
+            ("10.96.0.1", "10.244.1.1", TCP),
+            ("10.96.0.1", "10.244.1.1", SCTP),
+            ("10.96.0.2", "10.244.1.2", TCP),
+            ("10.96.0.2", "10.244.1.2", SCTP),
+        ] {
+            let affinity = Some(Duration::from_secs(9));
+            builder.service(
+                ServicePort { address: address(service), port: 80, protocol, affinity, this_node_only: false },
+                [ServiceEndpoint {
+                    address: address(endpoint),
+                    port: 8080,
+                    state: EndpointState::Ready,
+                    is_on_this_node: true,
+                }],
+            );
+        }
+        builder
+    }
+
+    fn directory(change: impl FnOnce(&mut Capture)) -> (tempfile::TempDir, ClusterDirectory) {
+        let folder = tempfile::tempdir().unwrap();
+        write(&folder, &cluster().finish(5));
+        let mut spec = spec(&folder);
+        change(&mut spec);
+        let table = TableFile::new(&spec.table).read_newer(None).unwrap();
+        (folder, ClusterDirectory::new(Arc::new(spec), table))
+    }
+
+    #[test]
+    fn the_policy_of_the_pod_decides_what_becomes_of_flows_to_who_is_not_enrolled() {
+        let (_folder, plain) = directory(|_| ());
+        let (_folder, strict) = directory(|spec| spec.clear = Clear::Deny);
+        for (to, expected) in [
+            (target("10.244.1.1", 80, TCP), [Found::Peer { incarnation: 11 }; 2]),
+            (target("fd00:244::1", 80, TCP), [Found::Peer { incarnation: 12 }; 2]),
+            (target("10.244.1.2", 80, TCP), [Found::Clear, Found::Refused]),
+            (target("10.96.0.2", 80, TCP), [Found::Clear, Found::Refused]),
+            (target("10.96.0.2", 80, SCTP), [Found::Clear, Found::Refused]),
+            (target("10.244.9.9", 80, TCP), [Found::Unknown; 2]),
+            (target("10.96.9.9", 80, TCP), [Found::Unknown; 2]),
+            (target("fd00:244::9", 80, TCP), [Found::Unknown; 2]),
+            (target("10.96.0.1", 81, TCP), [Found::Refused; 2]),
+            (target("10.96.0.1", 0, ICMP), [Found::Refused; 2]),
+            (target("10.96.0.1", 80, SCTP), [Found::Refused; 2]),
+            (target("10.99.0.1", 80, TCP), [Found::Peer { incarnation: 0 }; 2]),
+        ] {
+            assert_eq!([&plain, &strict].map(|directory| directory.find(&to)), expected, "{to:?}");
+        }
+        assert_eq!(plain.version(), 5);
+        assert_eq!(plain.incarnation(address("10.99.0.1")), Some(0), "a host elsewhere in the overlay");
+        assert_eq!(plain.incarnation(address("10.244.1.2")), None);
+    }
+
+    #[test]
+    fn an_endpoint_serves_as_long_as_the_same_pod_has_its_address() {
+        let (_folder, directory) = directory(|_| ());
+        let Found::Service(service) = directory.find(&target("10.96.0.1", 80, TCP)) else { panic!("a Service") };
+        assert_eq!((service.ready, service.affinity), (1, Some(Duration::from_secs(9))));
+        let endpoint = directory.endpoint(&service, 0).unwrap();
+        assert_eq!((endpoint.address, endpoint.port, endpoint.incarnation), (address("10.244.1.1"), 8080, 11));
+        assert_eq!(directory.endpoint(&service, 1), None);
+        assert!(directory.serves(&service, &endpoint));
+        assert!(!directory.serves(&service, &Endpoint { incarnation: 10, ..endpoint }), "of the pod before it");
+        assert!(!directory.serves(&service, &Endpoint { port: 8081, ..endpoint }));
+    }
+
+    #[test]
+    fn without_a_table_nothing_in_the_ranges_is_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = ClusterDirectory::unknown(Arc::new(spec(&folder)));
+        for to in ["10.244.1.1", "10.96.0.1", "fd00:244::1"] {
+            assert_eq!(directory.find(&target(to, 80, TCP)), Found::Unknown);
+            assert_eq!(directory.incarnation(address(to)), None);
+        }
+        assert_eq!(directory.find(&target("10.99.0.1", 80, TCP)), Found::Peer { incarnation: 0 });
+        assert_eq!(directory.version(), 0);
+        assert_eq!(directory.endpoint(&Service { id: 0, ready: 1, affinity: None }, 0), None);
+    }
+}

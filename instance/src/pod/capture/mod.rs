@@ -1,0 +1,117 @@
+//! Capture of a pod's traffic to other pods and to Services, whatever address its programs use
+//! ([`nebula_cni_plugin::launch::Capture`]): the routes to the device, the sockets for what is passed through to the
+//! primary network, and the cluster table, which says what an address is.
+
+pub(crate) mod bypass;
+mod directory;
+mod routes;
+mod table_file;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use nebula_cni_plugin::launch;
+use nebula_core::Config;
+use nebula_core::io::{Bypass, Options};
+
+use crate::linux::folder_watch::FolderWatch;
+pub(crate) use directory::ClusterDirectory;
+pub(crate) use routes::routes;
+use table_file::TableFile;
+
+/// What an instance knows about its pod's cluster, and from where.
+pub(crate) struct Capture {
+    spec: Arc<launch::Capture>,
+    file: TableFile,
+    directory: Arc<ClusterDirectory>,
+}
+
+/// The cluster table as the status document reports it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TableReport {
+    /// Version of the table in use; `None`: there is no table.
+    pub version: Option<u64>,
+    /// When it was written (since the Unix epoch).
+    pub written: Option<Duration>,
+    /// Enrolled pods, addresses known not to be enrolled, ports of Services, and endpoints in it.
+    pub counts: [u32; 4],
+    /// Why there is no table, or not the one that was written last.
+    pub problem: Option<String>,
+}
+
+impl Capture {
+    /// Opens the folder of the table and reads the table if there is one. Later nothing outside that folder can be opened.
+    pub(crate) fn open(spec: &launch::Capture) -> Self {
+        let spec = Arc::new(spec.clone());
+        let directory = Arc::new(ClusterDirectory::unknown(Arc::clone(&spec)));
+        let mut capture = Self { file: TableFile::new(&spec.table), directory, spec };
+        capture.refresh();
+        if let TableReport { version: None, problem, .. } = capture.report() {
+            tracing::warn!(table = %capture.spec.table.display(), error = problem,
+                "No cluster table: all captured traffic waits and is dropped until the node agent has written one");
+        }
+        capture
+    }
+
+    /// Watches the table's folder, at the expense of `user`. `None`: it must be looked at from time to time.
+    pub(crate) fn watch(&self, user: Option<u32>) -> Option<FolderWatch> {
+        let watch = FolderWatch::new(self.file.folder(), user);
+        watch
+            .inspect_err(|error| tracing::warn!(%error, "The cluster table is looked at every {LOOK_INTERVAL:?} instead of being watched"))
+            .ok()
+    }
+
+    /// What the table says now.
+    pub(crate) fn directory(&self) -> Arc<ClusterDirectory> {
+        Arc::clone(&self.directory)
+    }
+
+    /// Uses the table that is there now, if it is a newer one; `None` if not.
+    pub(crate) fn refresh(&mut self) -> Option<Arc<ClusterDirectory>> {
+        let table = self.file.read_newer(self.directory.table_version())?;
+        tracing::debug!(version = table.version(), counts = ?table.counts(), "Cluster table");
+        self.directory = Arc::new(ClusterDirectory::new(Arc::clone(&self.spec), table));
+        Some(self.directory())
+    }
+
+    pub(crate) fn report(&self) -> TableReport {
+        let problem = self.file.problem().map(str::to_owned);
+        match self.directory.table() {
+            Some(table) => TableReport {
+                version: Some(table.version()),
+                written: table.written(),
+                counts: table.counts(),
+                problem,
+            },
+            None => TableReport { problem, ..TableReport::default() },
+        }
+    }
+
+    /// What is wrong with a certificate for `networks`, if the pod's own addresses are not what it is for.
+    pub(crate) fn contradiction(&self, networks: &[IpNet]) -> Option<String> {
+        let own = &self.spec.sources;
+        let other: Vec<IpAddr> = networks.iter().map(IpNet::addr).filter(|address| !own.contains(address)).collect();
+        (!other.is_empty()).then(|| {
+            format!(
+                "the certificate is for {other:?}, and capture needs one for the pod's own address {own:?}: set \
+                 \"address\": \"same\" in the policy of the CA"
+            )
+        })
+    }
+}
+
+/// Gives a starting node its directory, and the sockets for what it passes through.
+pub(crate) fn equip(config: &mut Config, options: &mut Options, directory: Arc<ClusterDirectory>, bypass: Bypass) {
+    config.capture = Some(directory);
+    options.bypass = bypass;
+}
+
+/// Switches a running node to another directory.
+pub(crate) fn replace(config: &mut Config, directory: Arc<ClusterDirectory>) {
+    config.capture = Some(directory);
+}
+
+/// How often to look for another table where its folder cannot be watched.
+pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(500);

@@ -1,0 +1,174 @@
+//! Pods whose traffic is captured: whatever address a program uses, packets between two enrolled pods are in the tunnel.
+//! Real plugin, instances, CA and lighthouse; the test writes the cluster table as the node agent does, and translates
+//! Services on the nodes as kube-proxy does.
+
+#![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
+
+mod faults;
+mod town;
+mod traffic;
+mod wiretap;
+
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use faults::{Fault, Faults};
+use town::{API, DB, ENDPOINTS, FAMILIES, OTHER_PLAIN, PLAIN, Pod, Primary, SOON, Town, WEB};
+use traffic::Speaker;
+use wiretap::{PUBLIC, SECRET};
+
+use crate::world::chaos::{Random, number};
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn on_a_bridge_enrolled_pods_speak_through_the_tunnel_and_others_as_before() {
+    everybody_is_reached(&Town::new(Primary::Bridge, |_| ()));
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn on_links_to_the_node_alone_enrolled_pods_speak_through_the_tunnel_and_others_as_before() {
+    // Two threads share the flows of a pod.
+    everybody_is_reached(&Town::new(Primary::Links, |entry| entry["nebula"]["routines"] = 2.into()));
+}
+
+fn everybody_is_reached(town: &Town) {
+    let wires = town.wiretaps();
+    let name = |pods: &[Pod], said: &str| pods.iter().any(|pod| pod.name == said);
+    for family in FAMILIES {
+        let web = WEB.address(family);
+        // A pod of another node and of the same node, and a Service with endpoints on both nodes.
+        for (target, whose) in [(DB.at(family), &[DB][..]), (API.at(family), &[API]), (family.service(), &ENDPOINTS)] {
+            for answer in [town.converse(SECRET, "web", target), town.exchange(SECRET, "web", target)] {
+                assert!(name(whose, &answer.0) && answer.1 == web, "{target} is answered by {answer:?}");
+            }
+        }
+        let answered: Vec<String> = (0..24).map(|_| town.converse(SECRET, "web", family.service()).0).collect();
+        assert!(ENDPOINTS.iter().all(|pod| answered.iter().any(|by| by == pod.name)), "both: {answered:?}");
+        wires.heard_nothing_in_clear();
+
+        // What is not enrolled is reached as before, in both directions.
+        let before = wires.public();
+        for (target, whose) in
+            [(PLAIN.at(family), PLAIN), (OTHER_PLAIN.at(family), OTHER_PLAIN), (family.public_service(), OTHER_PLAIN)]
+        {
+            for answer in [town.converse(PUBLIC, "web", target), town.exchange(PUBLIC, "web", target)] {
+                assert_eq!(answer, (whose.name.to_owned(), web), "{target}");
+            }
+        }
+        for client in [PLAIN, OTHER_PLAIN] {
+            let (target, expected) = (WEB.at(family), ("web".to_owned(), client.address(family)));
+            assert_eq!(town.converse(PUBLIC, client.name, target), expected);
+            assert_eq!(town.exchange(PUBLIC, client.name, target), expected);
+        }
+        // A probe of the kubelet.
+        assert_eq!(town.converse(PUBLIC, "n1", WEB.at(family)).0, "web");
+        town.world().ping("n1", &web.to_string(), SOON);
+        wires.heard_nothing_in_clear();
+        let heard = wires.public();
+        assert!(heard.iter().zip(before).all(|(now, before)| *now > before), "a deaf wiretap: {before:?} {heard:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn an_endpoint_that_is_gone_gets_no_new_flow_and_an_unknown_pod_gets_nothing() {
+    let mut town = Town::new(Primary::Links, |_| ());
+    let wires = town.wiretaps();
+    for family in FAMILIES {
+        town.write_table(&[DB]);
+        let took = town.wait_for_table(WEB);
+        assert!(took < Duration::from_secs(1), "a table is in use after {took:?}");
+        for _ in 0..8 {
+            assert_eq!(town.converse(SECRET, "web", family.service()).0, "db", "an endpoint that is gone is chosen");
+        }
+        // No endpoint: refused at once, as kube-proxy does.
+        town.write_table(&[]);
+        town.wait_for_table(WEB);
+        let began = Instant::now();
+        let refused = town.try_converse("web", family.service()).expect_err("nobody can answer");
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+        assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    }
+    town.write_only(&[WEB, API, DB]);
+    town.wait_for_table(WEB);
+    for family in FAMILIES {
+        let error = town.try_converse("web", OTHER_PLAIN.at(family)).expect_err("nothing is known of it");
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+    }
+    wires.heard_nothing_in_clear();
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn a_super_packet_that_waited_for_the_table_is_cut_and_arrives_whole() {
+    let mut town = Town::new(Primary::Bridge, |_| ());
+    let wires = town.wiretaps();
+    for family in FAMILIES {
+        for (words, target) in [(SECRET, DB.at(family)), (PUBLIC, OTHER_PLAIN.at(family))] {
+            town.write_only(&[WEB]);
+            town.wait_for_table(WEB);
+            let namespace = town.world().namespace_of("web");
+            let answered = std::thread::spawn(move || traffic::burst(namespace, words, target, BURST));
+            std::thread::sleep(Duration::from_millis(300));
+            town.write_table(&ENDPOINTS);
+            assert_eq!(answered.join().expect("the visit ends").expect("it is sent"), BURST, "{target}");
+        }
+    }
+    wires.heard_nothing_in_clear();
+    assert!(wires.public().iter().all(|heard| *heard > 0), "a deaf wiretap: {:?}", wires.public());
+}
+
+/// Datagrams in a super-packet.
+const BURST: usize = 20;
+
+/// `CAPTURE_KILLS` says how many, `CAPTURE_SEED` repeats a run.
+#[test]
+#[ignore = "needs root, network namespaces and a release build; prints figures"]
+fn nothing_between_enrolled_pods_is_in_clear_whatever_is_killed() {
+    let (seed, wanted) = (number("CAPTURE_SEED", std::process::id().into()), number("CAPTURE_KILLS", 12) as usize);
+    println!("CAPTURE_SEED={seed} CAPTURE_KILLS={wanted}");
+    let (mut random, mut faults) = (Random::new(seed), Faults::default());
+    let (mut sent, mut replies, mut public) = (0, 0, 0);
+    while faults.count() < wanted {
+        let primary = [Primary::Bridge, Primary::Links][random.below(2)];
+        let mut town = Town::new(primary, |_| ());
+        let wires = town.wiretaps();
+        let speak = |pod: Pod, words, target| Speaker::start(town.world(), pod.name, words, target);
+        let speakers: Vec<Speaker> = FAMILIES
+            .iter()
+            .flat_map(|family| [DB.at(*family), API.at(*family), family.service()])
+            .map(|target| speak(WEB, SECRET, target))
+            .chain(FAMILIES.map(|family| speak(DB, SECRET, WEB.at(family))))
+            .collect();
+        let control = FAMILIES.map(|family| speak(PLAIN, PUBLIC, OTHER_PLAIN.at(family)));
+        let until = wanted.min(faults.count() + FAULTS_OF_A_TOWN);
+        while faults.count() < until {
+            let fault = Fault::random(&mut random);
+            faults.happen(fault, &mut town, &mut random);
+            std::thread::sleep(Duration::from_millis(random.below(250) as u64));
+            // Often one thing fails before another is repaired.
+            if !random.one_in(3) {
+                faults.repair(&mut town);
+            }
+        }
+        faults.repair(&mut town);
+        for family in FAMILIES {
+            assert_eq!(town.converse(SECRET, "web", DB.at(family)).0, "db", "everything works again");
+            assert_eq!(town.converse(SECRET, "db", API.at(family)).0, "api", "everything works again");
+            assert!(["db", "api"].contains(&town.converse(SECRET, "web", family.service()).0.as_str()));
+        }
+        let control_sent: usize = control.iter().map(Speaker::sent).sum();
+        wires.heard_nothing_in_clear();
+        let heard = wires.public();
+        assert!(heard.iter().all(|heard| *heard >= control_sent * 9 / 10), "of {control_sent} heard {heard:?}");
+        assert!(speakers.iter().all(|speaker| speaker.replies() > 0), "somebody was never answered");
+        public += control_sent;
+        sent += speakers.iter().map(Speaker::sent).sum::<usize>();
+        replies += speakers.iter().map(Speaker::replies).sum::<usize>();
+    }
+    println!("{faults:?}: {sent} packets sent, {replies} answered, 0 in clear; {public} of the control");
+}
+
+/// A CA gives a pod 30 certificates in ten minutes.
+const FAULTS_OF_A_TOWN: usize = 45;

@@ -1,0 +1,405 @@
+//! Two nodes with captured pods and others, on one of two primary networks, with IPv4 and IPv6.
+
+use std::net::{IpAddr, SocketAddr};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use nebula_cni_plugin::cluster_table::{Builder, EndpointState, ServiceEndpoint, ServicePort};
+use nebula_cni_plugin::link::capture_rules::replace_clear;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::traffic::{self, Answer, PORT, Server};
+use super::wiretap::{SECRET, Wiretaps};
+use crate::world::cluster::{Cluster, Node, answer_at, binary, gone_within, tool};
+use crate::world::{self, World};
+
+pub(super) const SOON: Duration = Duration::from_secs(10);
+
+/// How pods are connected to their node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Primary {
+    /// Ports of one bridge, which has the gateway's address: pods of a node are on one link.
+    Bridge,
+    /// A link to the node alone, addresses of one host, and a gateway that only answers ARP; like Calico.
+    Links,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    V4,
+    V6,
+}
+
+pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+impl Family {
+    fn pods(self) -> &'static str {
+        match self {
+            Self::V4 => "10.42.0.0/16",
+            Self::V6 => "fd00:42::/48",
+        }
+    }
+
+    fn services(self) -> &'static str {
+        match self {
+            Self::V4 => "10.96.0.0/24",
+            Self::V6 => "fd00:96::/112",
+        }
+    }
+
+    fn pods_of_node(self, node: u16) -> String {
+        match self {
+            Self::V4 => format!("10.42.{node}.0/24"),
+            Self::V6 => format!("fd00:42:0:{node}::/64"),
+        }
+    }
+
+    /// A Service with the captured pods `db` and `api` as endpoints.
+    pub(super) fn service(self) -> SocketAddr {
+        let address = match self {
+            Self::V4 => IpAddr::from([10, 96, 0, 10]),
+            Self::V6 => IpAddr::from([0xfd00, 0x96, 0, 0, 0, 0, 0, 0x10]),
+        };
+        SocketAddr::new(address, 80)
+    }
+
+    /// A Service whose endpoint is not enrolled.
+    pub(super) fn public_service(self) -> SocketAddr {
+        let address = match self {
+            Self::V4 => IpAddr::from([10, 96, 0, 53]),
+            Self::V6 => IpAddr::from([0xfd00, 0x96, 0, 0, 0, 0, 0, 0x53]),
+        };
+        SocketAddr::new(address, 80)
+    }
+}
+
+/// A pod, with its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pod {
+    pub(super) name: &'static str,
+    /// Number of its node.
+    pub(super) node: u8,
+    /// Last byte of its addresses: `host-local` gives them in order.
+    number: u8,
+    is_captured: bool,
+}
+
+impl Pod {
+    const fn new(name: &'static str, node: u8, number: u8, is_captured: bool) -> Self {
+        Self { name, node, number, is_captured }
+    }
+
+    pub(super) fn address(&self, family: Family) -> IpAddr {
+        match family {
+            Family::V4 => IpAddr::from([10, 42, self.node, self.number]),
+            Family::V6 => IpAddr::from([0xfd00, 0x42, 0, self.node.into(), 0, 0, 0, self.number.into()]),
+        }
+    }
+
+    /// Where its server listens.
+    pub(super) fn at(&self, family: Family) -> SocketAddr {
+        SocketAddr::new(self.address(family), PORT)
+    }
+}
+
+pub(super) const WEB: Pod = Pod::new("web", 1, 2, true);
+pub(super) const API: Pod = Pod::new("api", 1, 3, true);
+pub(super) const PLAIN: Pod = Pod::new("plain", 1, 4, false);
+pub(super) const DB: Pod = Pod::new("db", 2, 2, true);
+pub(super) const OTHER_PLAIN: Pod = Pod::new("plain2", 2, 3, false);
+const PODS: [Pod; 5] = [WEB, API, PLAIN, DB, OTHER_PLAIN];
+pub(super) const CAPTURED: [Pod; 3] = [WEB, API, DB];
+/// The endpoints of [`Family::service`].
+pub(super) const ENDPOINTS: [Pod; 2] = [DB, API];
+
+/// The nodes with all pods, each with a server.
+pub(super) struct Town {
+    pub(super) cluster: Cluster,
+    nodes: [Node; 2],
+    version: u64,
+    _servers: Vec<Server>,
+}
+
+impl Town {
+    /// With a cluster table, as the node agent writes it, and Services that the nodes translate, as kube-proxy does.
+    /// `change` may change the chain entry of both nodes.
+    pub(super) fn new(primary: Primary, change: impl Fn(&mut Value)) -> Self {
+        let mut cluster = Cluster::new();
+        cluster.set_policy(&[("address", "same".into()), ("overlay", json!(FAMILIES.map(Family::pods)))]);
+        let nodes = [1, 2].map(|number| node(&mut cluster, number, primary, &change));
+        let mut town = Self { cluster, nodes, version: 0, _servers: Vec::new() };
+        town.write_table(&ENDPOINTS);
+        for pod in PODS {
+            town.cluster.world.namespace(pod.name);
+        }
+        town.add_pods();
+        town.connect([1, 2]);
+        town.connect([2, 1]);
+        town.translate_services("n1");
+        town.translate_services("n2");
+        town.open_guards(&[PLAIN, OTHER_PLAIN]);
+        town._servers = PODS.iter().map(|pod| Server::start(town.world(), pod.name)).collect();
+        town
+    }
+
+    /// Those of each node in order, because their addresses follow from it.
+    fn add_pods(&self) {
+        thread::scope(|scope| {
+            for (node, number) in self.nodes.iter().zip(1..) {
+                scope.spawn(move || {
+                    let mut plain = node.clone();
+                    plain.conf["plugins"].as_array_mut().expect("plugins").truncate(1);
+                    for pod in PODS.iter().filter(|pod| pod.node == number) {
+                        let node = if pod.is_captured { node } else { &plain };
+                        let result = node.chain_ok(self.world(), "add", pod.name);
+                        let address = result["ips"][0]["address"].as_str().unwrap_or_default();
+                        assert!(address.starts_with(&pod.address(Family::V4).to_string()), "{pod:?} has {address}");
+                    }
+                });
+            }
+        });
+    }
+
+    pub(super) fn world(&self) -> &World {
+        &self.cluster.world
+    }
+
+    /// Routes the pods of the other node to that node, in both families, and everything else to the control host: a node
+    /// without a default route answers no ARP for the gateway of [`Primary::Links`].
+    fn connect(&self, [own, other]: [u16; 2]) {
+        let host = format!("n{own}");
+        let gateways = [self.world().underlay(&format!("n{other}")), format!("2001:db8::{other}")];
+        self.world().run(&host, &["ip", "route", "add", "default", "via", "192.0.2.1"]);
+        self.world().run(&host, &["ip", "addr", "add", &format!("2001:db8::{own}/64"), "dev", "eth0", "nodad"]);
+        for (family, gateway) in FAMILIES.into_iter().zip(&gateways) {
+            self.world().run(&host, &["ip", "route", "add", &family.pods_of_node(other), "via", gateway]);
+        }
+    }
+
+    /// As kube-proxy does: every other new connection goes to the other endpoint.
+    fn translate_services(&self, host: &str) {
+        let mut rules = String::new();
+        for (family, word) in FAMILIES.into_iter().zip(["ip", "ip6"]) {
+            let to = |pod: Pod| format!("dnat to {}", pod.at(family));
+            let of =
+                |service: SocketAddr| format!("{word} daddr {} meta l4proto {{ tcp, udp }} th dport 80", service.ip());
+            let (service, public) = (of(family.service()), of(family.public_service()));
+            rules += &format!(
+                "table {word} kube {{ chain prerouting {{ type nat hook prerouting priority dstnat
+                 {service} numgen inc mod 2 0 {}
+                 {service} {}
+                 {public} {}
+                 }}\n }}\n",
+                to(DB),
+                to(API),
+                to(OTHER_PLAIN)
+            );
+        }
+        let file = self.world().write(&format!("{host}.nft"), &rules);
+        self.world().run(host, &["nft", "-f", &file.display().to_string()]);
+    }
+
+    /// The table of a cluster in which these are enrolled.
+    fn builder(enrolled: &[Pod]) -> Builder {
+        let mut builder = Builder::new();
+        for pod in enrolled {
+            for family in FAMILIES {
+                builder.pod(pod.address(family), u64::from(pod.node) << 8 | u64::from(pod.number));
+            }
+        }
+        builder
+    }
+
+    /// Writes a table in which the Service has these endpoints.
+    pub(super) fn write_table(&mut self, endpoints: &[Pod]) {
+        let mut builder = Self::builder(&CAPTURED);
+        for family in FAMILIES {
+            for pod in [PLAIN, OTHER_PLAIN] {
+                builder.clear(pod.address(family));
+            }
+            service(&mut builder, family.service(), endpoints, family);
+            service(&mut builder, family.public_service(), &[OTHER_PLAIN], family);
+        }
+        self.publish(builder);
+    }
+
+    /// Writes a table that knows these enrolled pods and nobody else.
+    pub(super) fn write_only(&mut self, enrolled: &[Pod]) {
+        self.publish(Self::builder(enrolled));
+    }
+
+    fn publish(&mut self, builder: Builder) {
+        self.version += 1;
+        self.put_table(&builder.finish(self.version));
+    }
+
+    /// Puts a file where the table is expected.
+    pub(super) fn put_table(&self, bytes: &[u8]) {
+        for node in &self.nodes {
+            let folder = node.dir.join("state/cluster");
+            std::fs::create_dir_all(&folder).expect("a folder");
+            std::fs::write(folder.join("table.new"), bytes).expect("a table");
+            std::fs::rename(folder.join("table.new"), folder.join("table")).expect("a table");
+        }
+    }
+
+    pub(super) fn remove_table(&self) {
+        for node in &self.nodes {
+            let _ = std::fs::remove_file(node.dir.join("state/cluster/table"));
+        }
+    }
+
+    /// Waits until the instance of a pod uses the table that was written last; returns how long that took.
+    pub(super) fn wait_for_table(&self, pod: Pod) -> Duration {
+        let began = Instant::now();
+        while self.node(pod).status(pod.name)["table"]["version"] != self.version {
+            assert!(began.elapsed() < SOON, "{}", self.node(pod).status(pod.name));
+            thread::sleep(Duration::from_millis(5));
+        }
+        began.elapsed()
+    }
+
+    /// Tells the guards on the nodes who is not enrolled, as the agent does.
+    fn open_guards(&self, clear: &[Pod]) {
+        let clear: Vec<IpNet> =
+            clear.iter().flat_map(|pod| FAMILIES.map(|family| IpNet::from(pod.address(family)))).collect();
+        for node in &self.nodes {
+            let (namespace, clear) = (self.world().namespace_of(&node.name), clear.clone());
+            let visit = thread::spawn(move || {
+                world::enter(&namespace);
+                replace_clear(&clear)
+            });
+            let is_done = visit.join().expect("the visit ends").expect("the rules are there");
+            assert!(is_done, "no captured pod on {}", node.name);
+        }
+    }
+
+    pub(super) fn node(&self, pod: Pod) -> &Node {
+        &self.nodes[usize::from(pod.node) - 1]
+    }
+
+    /// Ends the instance of a pod, if it runs.
+    pub(super) fn kill_instance(&self, pod: Pod) -> bool {
+        let Ok(status) = answer_at(&self.node(pod).status_socket(pod.name)) else { return false };
+        let Some(id) = status["pid"].as_u64() else { return false };
+        let number = Pid::from_raw(i32::try_from(id).expect("a process id"));
+        let is_killed = kill(number, Signal::SIGKILL).is_ok();
+        assert!(gone_within(id, SOON), "it outlives SIGKILL");
+        is_killed
+    }
+
+    /// Restarts dead instances, as the node agent does. The backoff of instances that keep dying is forgotten.
+    pub(super) fn restart_instances(&self) {
+        let until = Instant::now() + SOON;
+        for number in 1..=2 {
+            self.forget_restarts(number);
+            while !self.reconcile(number).status().expect("it runs").success() {
+                assert!(Instant::now() < until, "not restarted\n{}", self.nodes[number - 1].instance_logs());
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+
+    /// The plugin's own repair on a node.
+    pub(super) fn reconcile(&self, number: usize) -> std::process::Command {
+        let node = &self.nodes[number - 1];
+        let mut command = std::process::Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", self.world().namespace_of(&node.name)));
+        command.arg(binary("nebula-cni-plugin")).arg("reconcile").arg(node.dir.join("state"));
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+        command
+    }
+
+    /// As if the instances had lived for a minute.
+    fn forget_restarts(&self, number: usize) {
+        for pod in CAPTURED.iter().filter(|pod| usize::from(pod.node) == number) {
+            let path = self.node(*pod).records().join(format!("{}-eth0.json", pod.name));
+            let mut record: Value = serde_json::from_slice(&std::fs::read(&path).expect("a record")).expect("JSON");
+            record["restarts"] = Value::Null;
+            std::fs::write(&path, record.to_string()).expect("a record");
+        }
+    }
+
+    /// Says `words` over TCP; asks until somebody answers.
+    pub(super) fn converse(&self, words: &'static [u8], from: &str, target: SocketAddr) -> Answer {
+        let until = Instant::now() + SOON;
+        loop {
+            match traffic::converse(self.world().namespace_of(from), words, target) {
+                Ok(answer) => return answer,
+                Err(error) if Instant::now() > until => panic!("{from} -> {target}: {error}\n{}", self.details()),
+                Err(_) => thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    }
+
+    /// Like [`Town::converse`], once.
+    pub(super) fn try_converse(&self, from: &str, target: SocketAddr) -> std::io::Result<Answer> {
+        traffic::converse(self.world().namespace_of(from), SECRET, target)
+    }
+
+    /// Like [`Town::converse`], with a datagram and its answer.
+    pub(super) fn exchange(&self, words: &'static [u8], from: &str, target: SocketAddr) -> Answer {
+        traffic::exchange(self.world().namespace_of(from), words, target)
+            .unwrap_or_else(|error| panic!("{from} -> {target} by UDP: {error}\n{}", self.details()))
+    }
+
+    pub(super) fn wiretaps(&self) -> Wiretaps {
+        Wiretaps::start(self.world())
+    }
+
+    fn details(&self) -> String {
+        let shown = |host: &str, command: &str| {
+            let words: Vec<&str> = command.split(' ').collect();
+            let output = self.world().exec(host, &words);
+            format!("{host}$ {command}\n{}", String::from_utf8_lossy(&output.stdout))
+        };
+        let mut text = String::new();
+        for pod in [WEB, DB] {
+            for command in
+                ["ip rule", "ip route show table 20034", "ip -6 route show table 20034", "ip route", "ip addr"]
+            {
+                text += &shown(pod.name, command);
+            }
+            text += &format!("{}\n", answer_at(&self.node(pod).status_socket(pod.name)).unwrap_or_default());
+        }
+        format!("{text}{}{}", shown("n1", "nft list ruleset"), self.nodes[0].instance_logs())
+    }
+}
+
+/// A node whose chain has this primary plugin and ours.
+fn node(cluster: &mut Cluster, number: u16, primary: Primary, change: impl Fn(&mut Value)) -> Node {
+    let mut node = cluster.node(&format!("n{number}"), "1.0.0");
+    let ipam = json!({
+        "type": "host-local", "dataDir": node.dir.join("ipam"),
+        "ranges": FAMILIES.map(|family| [json!({ "subnet": family.pods_of_node(number) })]),
+        "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }],
+    });
+    match primary {
+        Primary::Bridge => node.conf["plugins"][0]["ipam"] = ipam,
+        Primary::Links => {
+            std::os::unix::fs::symlink(tool("cni-links.py"), node.dir.join("bin/links")).expect("a plugin");
+            node.conf["plugins"][0] = json!({ "type": "links", "ipam": ipam });
+        }
+    }
+    let entry = &mut node.conf["plugins"][1];
+    entry["capture"] = json!({ "ranges": FAMILIES.map(Family::pods), "services": FAMILIES.map(Family::services) });
+    change(entry);
+    node
+}
+
+/// Adds a Service for TCP and UDP.
+fn service(builder: &mut Builder, at: SocketAddr, endpoints: &[Pod], family: Family) {
+    let endpoint = |pod: &Pod| ServiceEndpoint {
+        address: pod.address(family),
+        port: PORT,
+        state: EndpointState::Ready,
+        is_on_this_node: false,
+    };
+    for protocol in [6, 17] {
+        let port = ServicePort { address: at.ip(), port: at.port(), protocol, affinity: None, this_node_only: false };
+        builder.service(port, endpoints.iter().map(endpoint));
+    }
+}

@@ -1,0 +1,260 @@
+//! A real two-node cluster: API server, controllers, scheduler, kubelets and containerd, with kube-proxy on request.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::cluster::{binary, tool};
+
+/// The namespace of the chart.
+pub const NAMESPACE: &str = "nebula-system";
+
+/// Two nodes, `test-node` (1, 192.0.2.10) and `node2` (2, 192.0.2.11); removed on drop.
+pub struct Nodes {
+    pub folder: tempfile::TempDir,
+    prefix: String,
+}
+
+impl Nodes {
+    /// Without kube-proxy: `service` of `kube-nodes.sh` stands for it.
+    pub fn start() -> Self {
+        Self::begin(false, &[])
+    }
+
+    /// With kube-proxy; `files` are in the image of busybox, as SOURCE=DESTINATION.
+    pub fn with_proxy(files: &[String]) -> Self {
+        Self::begin(true, files)
+    }
+
+    fn begin(has_proxy: bool, files: &[String]) -> Self {
+        let prefix = format!("kn{}-{}-", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
+        let nodes = Self { folder: tempfile::tempdir().expect("a folder"), prefix };
+        let pause = r#"["/bin/busybox","sh","-c","trap \"exit 0\" TERM INT; while :; do /bin/busybox sleep 3600 & wait $!; done"]"#;
+        let busybox = ["--file", "/bin/busybox=/bin/busybox"];
+        let further: Vec<&str> = files.iter().flat_map(|file| ["--file", file]).collect();
+        let images = [
+            nodes.image("localhost/pause:1", &[&busybox[..], &["--entrypoint", pause]].concat()),
+            nodes.image("localhost/busybox:1", &[&busybox[..], &["--busybox", "--dir", "/tmp"], &further[..]].concat()),
+            nodes.program("nebula-ca", &["nebula-ca"]),
+            nodes.program("nebula", &["nebula", "nebula-enrol", "nebula-ctl"]),
+            nodes.program("nebula-cni-agent", &["nebula-cni-agent", "nebula-cni-plugin", "nebula-cni-instance"]),
+        ];
+        let mut start = nodes.tool("start");
+        start.env("IMAGES", images.map(|image| image.display().to_string()).join(" "));
+        if has_proxy {
+            start.env("PROXY", "1");
+        }
+        let started = start.output().expect("kube-nodes.sh runs");
+        assert!(started.status.success(), "the nodes do not start: {}", text(&started));
+        nodes
+    }
+
+    /// An image of these programs; the first is what it starts.
+    fn program(&self, name: &str, programs: &[&str]) -> PathBuf {
+        let files = programs
+            .iter()
+            .flat_map(|program| ["--file".to_owned(), format!("{}=/{program}", binary(program).display())]);
+        let files: Vec<String> = files.collect();
+        let entry = json!([format!("/{}", programs[0])]).to_string();
+        let mut words: Vec<&str> = files.iter().map(String::as_str).collect();
+        words.extend(["--entrypoint", &entry]);
+        self.image(&format!("docker.io/library/{name}:{}", env!("CARGO_PKG_VERSION")), &words)
+    }
+
+    fn image(&self, name: &str, words: &[&str]) -> PathBuf {
+        let file = self.folder.path().join(name.replace(['/', ':'], "-") + ".tar");
+        let mut made = Command::new("/usr/bin/python3");
+        made.arg(tool("mkimage.py")).arg("-o").arg(&file).args(["-n", name]).args(words);
+        let made = made.output().expect("mkimage.py runs");
+        assert!(made.status.success(), "{name}: {}", text(&made));
+        file
+    }
+
+    pub fn tool(&self, verb: &str) -> Command {
+        let mut command = Command::new(tool("kube-nodes.sh"));
+        command.arg(verb).arg(self.folder.path()).env("PREFIX", &self.prefix);
+        command
+    }
+
+    pub fn try_kubectl(&self, words: &[&str]) -> Output {
+        self.tool("run").arg("kubectl").args(words).output().expect("kubectl runs")
+    }
+
+    pub fn kubectl(&self, words: &[&str]) -> String {
+        let output = self.try_kubectl(words);
+        assert!(output.status.success(), "kubectl {words:?}: {}\n{}", text(&output), self.state());
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    pub fn apply(&self, name: &str, manifest: &str) {
+        let file = self.folder.path().join(name);
+        std::fs::write(&file, manifest).expect("write the manifest");
+        self.kubectl(&["apply", "-f", &file.display().to_string()]);
+    }
+
+    pub fn on(&self, node: u8, words: &[&str]) -> Output {
+        self.tool("node").arg(node.to_string()).args(words).output().expect("a command on a node runs")
+    }
+
+    /// Waits until `done` holds, at most `limit`; returns how long it took.
+    pub fn until(&self, what: &str, limit: Duration, mut done: impl FnMut() -> bool) -> Duration {
+        let start = Instant::now();
+        while !done() {
+            assert!(start.elapsed() < limit, "{what} within {limit:?}: no\n{}", self.state());
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        start.elapsed()
+    }
+
+    /// What to read when something does not come.
+    pub fn state(&self) -> String {
+        let ask = |words: &[&str]| text(&self.try_kubectl(words));
+        let logs = |name: &str| {
+            ask(&[
+                "logs",
+                "-n",
+                NAMESPACE,
+                "-l",
+                &format!("app.kubernetes.io/name={name}"),
+                "--all-containers",
+                "--tail=15",
+                "--prefix",
+            ])
+        };
+        [
+            ask(&["get", "pods", "-A", "-o", "wide"]),
+            ask(&["get", "events", "-A", "--sort-by=.lastTimestamp"])
+                .lines()
+                .rev()
+                .take(25)
+                .collect::<Vec<_>>()
+                .join("\n"),
+            logs("nebula-ca"),
+            logs("nebula-lighthouse"),
+            logs("nebula-cni-agent"),
+            logs("nebula-cni-uninstall"),
+        ]
+        .join("\n---\n")
+    }
+
+    /// A pod that sleeps, on a node.
+    pub fn pod(&self, namespace: &str, name: &str, node: &str) {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": namespace, "name": name},
+            "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false,
+                     "containers": [{"name": "c", "image": "localhost/busybox:1", "imagePullPolicy": "IfNotPresent",
+                                     "command": ["sleep", "3600"]}]},
+        });
+        self.apply(&format!("{name}.json"), &pod.to_string());
+    }
+
+    pub fn status(&self, namespace: &str, name: &str) -> Value {
+        let said = self.kubectl(&["get", "pod", "-n", namespace, name, "-o", "json"]);
+        serde_json::from_str::<Value>(&said).expect("JSON")["status"].take()
+    }
+
+    pub fn wait_for_pod(&self, namespace: &str, name: &str) -> Duration {
+        self.until(name, Duration::from_secs(60), || self.status(namespace, name)["phase"] == "Running")
+    }
+
+    /// The pod's overlay address, once it has one.
+    pub fn overlay(&self, namespace: &str, name: &str) -> Option<String> {
+        let said =
+            self.try_kubectl(&["exec", "-n", namespace, name, "--", "ip", "-4", "-o", "addr", "show", "nebula0"]);
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        let (_, rest) = said.split_once("inet ")?;
+        Some(rest.split('/').next()?.to_owned())
+    }
+
+    /// The volume of the CA, which a cluster has a provisioner for.
+    pub fn volume(&self) {
+        let volume = self.folder.path().join("volume");
+        std::fs::create_dir(&volume).expect("a folder");
+        std::os::unix::fs::chown(&volume, Some(65532), Some(65532)).expect("chown");
+        self.apply(
+            "volume.json",
+            &json!({
+                "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "ca"},
+                "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": volume}},
+            })
+            .to_string(),
+        );
+    }
+
+    /// Waits until everything that the chart makes is ready.
+    pub fn wait_for_parts(&self, until: Instant) {
+        for object in ["deployment/nebula-ca", "statefulset/nebula-lighthouse", "daemonset/nebula-cni-agent"] {
+            self.wait_for_rollout(NAMESPACE, object, until.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    pub fn wait_for_rollout(&self, namespace: &str, object: &str, within: Duration) {
+        let timeout = format!("--timeout={}s", within.as_secs().max(1));
+        let said = self.try_kubectl(&["rollout", "status", "-n", namespace, object, &timeout]);
+        assert!(said.status.success(), "{object}: {}\n{}", text(&said), self.state());
+    }
+
+    /// The network namespace of a node, as `ip netns` calls it.
+    pub fn namespace_of(&self, node: u8) -> String {
+        format!("{}{node}", self.prefix)
+    }
+
+    /// The first process of a node, in whose mounts the paths of its files and namespaces are.
+    fn first_process(&self, node: u8) -> String {
+        let file = self.folder.path().join(format!("node{node}/cri/pid"));
+        let outer = std::fs::read_to_string(file).expect("the node runs");
+        let found = Command::new("pgrep").args(["-P", outer.trim()]).output().expect("pgrep runs");
+        String::from_utf8_lossy(&found.stdout).trim().to_owned()
+    }
+
+    /// Where the files of a node are for this process.
+    pub fn root_of(&self, node: u8) -> PathBuf {
+        format!("/proc/{}/root", self.first_process(node)).into()
+    }
+
+    /// The network namespaces of the pods of both nodes, by NAMESPACE/NAME.
+    pub fn pod_networks(&self) -> BTreeMap<String, PathBuf> {
+        let mut found = BTreeMap::new();
+        for node in [1, 2] {
+            let socket = self.folder.path().join(format!("node{node}/cri/run/containerd.sock")).display().to_string();
+            let ask = |words: &[&str]| -> Vec<Value> {
+                let said =
+                    Command::new("/usr/bin/python3").arg(tool("cri.py")).args(["-s", &socket]).args(words).output();
+                let said = said.expect("cri.py runs").stdout;
+                String::from_utf8_lossy(&said).lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+            };
+            let root = self.root_of(node).display().to_string();
+            for sandbox in ask(&["pods"]).iter().filter(|sandbox| sandbox.get("state").is_none()) {
+                let Some(id) = sandbox["id"].as_str() else { continue };
+                for pod in ask(&["pod", id]) {
+                    let Some(netns) = pod["netns"].as_str() else { continue };
+                    let of = |key: &str| pod["metadata"][key].as_str().unwrap_or_default().to_owned();
+                    let path = format!("{root}{}", netns.replace("/var/run/", "/run/"));
+                    found.insert(format!("{}/{}", of("namespace"), of("name")), path.into());
+                }
+            }
+        }
+        found
+    }
+
+    pub fn ping(&self, namespace: &str, name: &str, address: &str) -> bool {
+        self.try_kubectl(&["exec", "-n", namespace, name, "--", "ping", "-c", "1", "-W", "5", address]).status.success()
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        let _ = self.tool("stop").output();
+    }
+}
+
+/// What a command said.
+pub fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+static STARTED: AtomicU32 = AtomicU32::new(0);

@@ -1,0 +1,326 @@
+//! Decides what becomes of each flow of the pod, and remembers those that are translated, for all lanes together.
+
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use super::entry::State;
+use super::fragments::Fragments;
+use super::table::Table;
+use super::translation::Translation;
+use super::{Current, Directory, Endpoint, Found, Service, Target};
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{CachePadded, Mutex, MutexGuard};
+use crate::wire::ip::FlowKey;
+
+/// What becomes of the packets of a flow of the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// To an enrolled pod, as they are.
+    Direct,
+    /// To an endpoint, translated.
+    Translated(Translation),
+    /// From this pod, as a client, to itself, as the endpoint.
+    ToSelf(Translation),
+    /// From this pod, as the endpoint, to itself, as a client.
+    BackToSelf(Translation),
+    /// To the primary network, as they are.
+    Bypass,
+}
+
+/// Why a packet has no course.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoCourse {
+    /// Nothing is known about the destination.
+    Unknown,
+    /// Nobody may or can answer there.
+    Refused,
+    /// The endpoint of a connection is gone.
+    EndpointGone,
+    /// All flows in the table are in use, or all ports of this one are.
+    Full,
+}
+
+/// The first packet of a flow that a lane does not know, or one that changes its state.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct First<'a> {
+    pub(crate) flow: &'a FlowKey,
+    /// It opens a TCP connection.
+    pub(crate) opens: bool,
+    pub(crate) now: Instant,
+}
+
+/// Translated flows, shared by all lanes. Lanes come here with the first packet of a flow, about once a second for each
+/// flow in use, and when the directory changes; everything else is answered by their own [`super::OutboundCourses`] and
+/// [`super::InboundCourses`].
+#[derive(Debug)]
+pub(crate) struct Translations {
+    start: Instant,
+    /// Rises with each new flow, so that a lane may remember that an inbound flow is not translated.
+    added: CachePadded<AtomicU64>,
+    max_flows: AtomicUsize,
+    table: Mutex<Table>,
+    pub(crate) fragments: Fragments,
+}
+
+impl Translations {
+    /// `start` is the earliest time that will ever be passed in.
+    pub(crate) fn new(start: Instant, max_flows: usize) -> Self {
+        Self {
+            start,
+            added: CachePadded::new(AtomicU64::new(0)),
+            max_flows: AtomicUsize::new(max_flows.max(1)),
+            table: Mutex::new(Table::default()),
+            fragments: Fragments::default(),
+        }
+    }
+
+    pub(crate) fn set_max_flows(&self, max_flows: usize) {
+        self.max_flows.store(max_flows.max(1), Ordering::Relaxed);
+    }
+
+    /// Number of translated flows, including idle ones that were not removed yet.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Changes with each new flow. 0 until there was one.
+    #[inline]
+    pub(crate) fn added(&self) -> u64 {
+        self.added.load(Ordering::Acquire)
+    }
+
+    /// Removes idle flows.
+    pub(crate) fn expire(&self, now: Instant) {
+        if self.added() > 0 {
+            let now = self.millis(now);
+            self.lock().expire(now);
+        }
+    }
+
+    /// The course of a flow. `is_tracked` tells whether the firewall knows a flow with these addresses in the tunnel,
+    /// which then must not get a second meaning. Returns whether the flow is a new one, too.
+    pub(crate) fn course(
+        &self,
+        current: &Current,
+        first: First<'_>,
+        is_tracked: impl FnMut(&FlowKey) -> bool,
+    ) -> Result<(Course, bool), NoCourse> {
+        let mut table = self.lock();
+        let choice = Choice { translations: self, current, first, now: self.millis(first.now), former: None };
+        choice.make(&mut table, is_tracked)
+    }
+
+    /// The course that [`Translations::course`] would return, as far as that can be told without making it so.
+    pub(crate) fn preview(&self, directory: &dyn Directory, flow: &FlowKey, now: Instant) -> Result<Course, NoCourse> {
+        let now = self.millis(now);
+        let mut table = self.lock();
+        if let Some(entry) = table.of_original(flow)
+            && entry.is_live(now)
+            && entry.stands(directory)
+        {
+            return Ok(course_of(entry.translation));
+        }
+        if let Some(entry) = table.of_wire(flow).filter(|entry| entry.is_live(now) && entry.translation.is_own) {
+            return Ok(Course::BackToSelf(entry.translation));
+        }
+        let target = Target::from(flow);
+        match directory.find(&target) {
+            Found::Peer { .. } => Ok(Course::Direct),
+            Found::Service(service) => {
+                let kept = table.affinities.of(directory, &target, &service, now);
+                let (_, endpoint) = kept.or_else(|| choose(directory, &service, flow)).ok_or(NoCourse::Refused)?;
+                Ok(course_of(translation(flow, &endpoint, flow.local_port)))
+            }
+            Found::Clear => Ok(Course::Bypass),
+            Found::Unknown => Err(NoCourse::Unknown),
+            Found::Refused => Err(NoCourse::Refused),
+        }
+    }
+
+    /// How packets of an inbound flow are translated back; `None` if the flow is not a translated one.
+    pub(crate) fn back(&self, current: &Current, wire: &FlowKey, now: Instant) -> Option<Translation> {
+        let now = self.millis(now);
+        let mut table = self.lock();
+        let entry = table.of_wire(wire).filter(|entry| entry.is_live(now) && !entry.translation.is_own)?;
+        let translation = entry.translation;
+        if entry.version != current.version {
+            if !entry.stands(&*current.directory) {
+                table.remove(&translation.original);
+                return None;
+            }
+            entry.version = current.version;
+        }
+        entry.last_used = now;
+        if entry.state == State::New {
+            table.change(&translation.original, |entry| entry.state = State::Answered);
+        }
+        Some(translation)
+    }
+
+    /// The flow that an ICMP error of the pod is about.
+    pub(crate) fn of_original(&self, original: &FlowKey) -> Option<Translation> {
+        Some(self.lock().of_original(original)?.translation)
+    }
+
+    /// The flow that an ICMP error to the pod is about.
+    pub(crate) fn of_wire(&self, wire: &FlowKey) -> Option<Translation> {
+        Some(self.lock().of_wire(wire)?.translation)
+    }
+
+    /// Notes flags of a TCP packet in either direction of a translated flow.
+    pub(crate) fn note(&self, original: &FlowKey, flags: u8) {
+        self.lock().change(original, |entry| entry.note(flags));
+    }
+
+    fn millis(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.start).as_millis() as u64
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One decision about a flow.
+struct Choice<'a> {
+    translations: &'a Translations,
+    current: &'a Current,
+    first: First<'a>,
+    now: u64,
+    /// The wire form of the flow of the same pod, addresses and ports that ended before this one.
+    former: Option<FlowKey>,
+}
+
+impl Choice<'_> {
+    fn make(
+        mut self,
+        table: &mut Table,
+        mut is_tracked: impl FnMut(&FlowKey) -> bool,
+    ) -> Result<(Course, bool), NoCourse> {
+        let flow = self.first.flow;
+        if let Some(course) = self.known(table)? {
+            return Ok((course, false));
+        }
+        let is_taken = match table.of_wire(flow) {
+            Some(entry) if !entry.is_live(self.now) => {
+                let original = entry.translation.original;
+                table.remove(&original);
+                false
+            }
+            // The pod answers itself.
+            Some(entry) if entry.translation.is_own => {
+                entry.last_used = self.now;
+                let translation = entry.translation;
+                table.change(&translation.original, |entry| entry.state = State::Answered);
+                return Ok((Course::BackToSelf(translation), false));
+            }
+            Some(_) => true,
+            None => false,
+        };
+        let directory = &*self.current.directory;
+        let target = Target::from(flow);
+        let endpoint = match directory.find(&target) {
+            Found::Peer { .. } if !is_taken => return Ok((Course::Direct, false)),
+            // Answers could not be told from those of the other flow, so this one gets another port.
+            Found::Peer { incarnation } => Endpoint { address: flow.remote, port: flow.remote_port, incarnation },
+            Found::Service(service) => {
+                let kept = table.affinities.of(directory, &target, &service, self.now);
+                let chosen = kept.or_else(|| choose(directory, &service, flow)).ok_or(NoCourse::Refused)?;
+                table.affinities.note(target, &service, chosen, self.now);
+                chosen.1
+            }
+            Found::Clear => return Ok((Course::Bypass, false)),
+            Found::Unknown => return Err(NoCourse::Unknown),
+            Found::Refused => return Err(NoCourse::Refused),
+        };
+        let free = |wire: &FlowKey| !table.has(wire) && (self.former == Some(*wire) || !is_tracked(wire));
+        let translation = with_free_port(flow, &endpoint, free).ok_or(NoCourse::Full)?;
+        let most = self.translations.max_flows.load(Ordering::Relaxed);
+        if !table.insert(translation, (endpoint.incarnation, self.current.version), self.now, most) {
+            return Err(NoCourse::Full);
+        }
+        self.translations.added.fetch_add(1, Ordering::Release);
+        Ok((course_of(translation), true))
+    }
+
+    /// The course of a flow that is known and may go on. A flow that may not is removed.
+    fn known(&mut self, table: &mut Table) -> Result<Option<Course>, NoCourse> {
+        let First { flow, opens, .. } = self.first;
+        let Some(entry) = table.of_original(flow) else { return Ok(None) };
+        let translation = entry.translation;
+        if !entry.is_live(self.now) || opens && entry.is_over() {
+            self.former = Some(translation.wire);
+            table.remove(flow);
+            return Ok(None);
+        }
+        if entry.version != self.current.version && !entry.stands(&*self.current.directory) {
+            let is_tcp = entry.is_tcp();
+            table.remove(flow);
+            // The reset ends the connection; the program opens another one, to another endpoint.
+            return if is_tcp && !opens { Err(NoCourse::EndpointGone) } else { Ok(None) };
+        }
+        (entry.version, entry.last_used) = (self.current.version, self.now);
+        Ok(Some(course_of(translation)))
+    }
+}
+
+fn course_of(translation: Translation) -> Course {
+    if translation.is_own { Course::ToSelf(translation) } else { Course::Translated(translation) }
+}
+
+/// Chooses among the ready endpoints at random, but the same one for the same flow: after a restart of this program,
+/// connections find their endpoints again unless these changed.
+fn choose(directory: &dyn Directory, service: &Service, flow: &FlowKey) -> Option<(u32, Endpoint)> {
+    let random = scramble(flow);
+    let first = ((u64::from(service.ready) * (random >> 32)) >> 32) as u32;
+    let same_family = |endpoint: &Endpoint| endpoint.address.is_ipv4() == flow.remote.is_ipv4();
+    let nth = |n: u32| Some((n, directory.endpoint(service, n).filter(same_family)?));
+    // A directory that names an endpoint it does not have is broken, but one bad entry need not break the Service.
+    (0..service.ready.min(MAX_TRIED)).find_map(|further| nth((first + further) % service.ready))
+}
+
+/// The translation of a flow to an endpoint. `port` stands for the port of the pod.
+fn translation(flow: &FlowKey, endpoint: &Endpoint, port: u16) -> Translation {
+    let is_own = endpoint.address == flow.local;
+    let wire = if is_own {
+        FlowKey { local_port: endpoint.port, remote_port: port, ..*flow }
+    } else {
+        FlowKey { local_port: port, remote: endpoint.address, remote_port: endpoint.port, ..*flow }
+    };
+    Translation::new(*flow, wire, is_own)
+}
+
+/// The pod's own port, unless another flow to the endpoint has that; then any port that is free.
+fn with_free_port(flow: &FlowKey, endpoint: &Endpoint, mut free: impl FnMut(&FlowKey) -> bool) -> Option<Translation> {
+    let mut with = |port| Some(translation(flow, endpoint, port)).filter(|made| free(&made.wire));
+    if let Some(own) = with(flow.local_port) {
+        return Some(own);
+    }
+    // An endpoint may tell a privileged port from another.
+    let (from, to) = if flow.local_port < 1024 { (512, 1023) } else { (32_768, u16::MAX) };
+    let (count, start) = (u32::from(to - from) + 1, scramble(flow) as u32);
+    (0..MAX_PORTS_TRIED).map(|n| from + (start.wrapping_add(n) % count) as u16).find_map(with)
+}
+
+/// A well-mixed number that depends on the whole flow, and on nothing else.
+fn scramble(flow: &FlowKey) -> u64 {
+    let mut x = u64::from(flow.local_port) << 32 | u64::from(flow.remote_port) << 16 | u64::from(flow.protocol);
+    for address in [flow.local, flow.remote] {
+        let bits = match address {
+            std::net::IpAddr::V4(v4) => v4.to_bits().into(),
+            std::net::IpAddr::V6(v6) => v6.to_bits(),
+        };
+        x = mix(mix(x ^ bits as u64) ^ (bits >> 64) as u64);
+    }
+    x
+}
+
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+const MAX_TRIED: u32 = 8;
+const MAX_PORTS_TRIED: u32 = 128;
