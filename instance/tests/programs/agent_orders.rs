@@ -27,20 +27,21 @@ const QUIET_WITHIN: Duration = Duration::from_secs(40);
 /// The least time in which pods speak once all is quiet.
 const LISTENED: Duration = Duration::from_millis(500);
 
-/// What happens in each order. What cannot happen at its turn, such as the end of a process that does not run, is left out.
+/// What happens in each order, and the first order itself: its first pod starts before the runtime has our entry, and is
+/// attached in place. What cannot happen at its turn, such as the end of a process that does not run, is left out.
 const STEPS: [Step; 13] = [
     Step::PrimaryWrites,
-    Step::PrimaryRewrites,
-    Step::PrimaryRemovesOurs,
-    Step::AgentStarts,
-    Step::AgentKilled,
-    Step::AgentStarts,
     Step::ContainerdRestarts,
     Step::PodStarts,
+    Step::AgentStarts,
+    Step::PrimaryRewrites,
     Step::PodStarts,
+    Step::AgentKilled,
+    Step::PrimaryRemovesOurs,
+    Step::AgentStarts,
+    Step::CaGoes,
     Step::PodStarts,
     Step::PodEnds,
-    Step::CaGoes,
     Step::CaReturns,
 ];
 
@@ -108,7 +109,7 @@ fn in_whatever_order_a_node_starts_no_enrolled_pod_sends_in_clear() {
     fs::remove_file(site.p.primary()).expect("remove the primary");
     for order in 1..=orders {
         let mut steps = STEPS;
-        for last in (1..steps.len()).rev() {
+        for last in (1..steps.len()).rev().filter(|_| order > 1) {
             steps.swap(last, site.random.below(last + 1));
         }
         println!("order {order}: {steps:?}");
@@ -123,7 +124,8 @@ fn in_whatever_order_a_node_starts_no_enrolled_pod_sends_in_clear() {
         println!("  {:.1} s", order_began.elapsed().as_secs_f64());
     }
     println!("{orders} orders in {:.0} s: {:?}", began.elapsed().as_secs_f64(), site.counts);
-    assert!(site.counts.chained > 0 && (orders < 8 || site.counts.attached_in_place > 0), "the seed is too kind");
+    assert!(site.counts.attached_in_place > 0, "the pod of the first order was not attached in place");
+    assert!(site.counts.chained > 0, "no pod started beside an entry of ours");
     // The runtime tears it down with the result that it kept.
     fs::write(site.p.primary(), site.primary.to_string()).expect("write the primary");
     site.cri.remove(control["id"].as_str().expect("an id")).unwrap_or_else(|error| panic!("{error}"));
